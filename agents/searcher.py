@@ -1,0 +1,120 @@
+"""Searcher, Budget, Progress, SearchResult, and `search`, the one way in.
+
+One evaluation is one complete plan priced. A searcher is anytime, and deterministic for a budget in evaluations on
+one machine and version. Knows nothing of HTTP, queues or files. Units: seconds, evaluations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from automap.errors import ProblemError
+from automap.plan import Plan
+from automap.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """When to stop: after some seconds or some evaluations, whichever is named."""
+
+    seconds: float | None = None
+    evaluations: int | None = None
+
+    @staticmethod
+    def parse(text: str | int) -> Budget:
+        """`30s`, `2m` or a number of evaluations.
+
+        Raises:
+            ProblemError: not a budget.
+        """
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", str(text).strip())
+        amount = float(match[1]) if match else 0.0
+        if match is None or amount <= 0 or (match[2] is None and not amount.is_integer()):
+            raise ProblemError(
+                "not a budget",
+                field="budget",
+                value=str(text),
+                repair="Give seconds as in 30s, minutes as in 2m, or a whole number of evaluations as in 2000.",
+            )
+        if match[2] is None:
+            return Budget(evaluations=int(amount))
+        return Budget(seconds=amount * {"s": 1, "m": 60, "h": 3600}[match[2]])
+
+    def __str__(self) -> str:
+        return f"{self.seconds:g}s" if self.seconds is not None else str(self.evaluations)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a search is."""
+
+    searcher: str
+    evaluations: int
+    seconds: float
+    best_step_time_s: float | None
+    """None until a plan fits."""
+    lower_bound_s: float
+    fraction: float
+    """Share of the budget that is spent, 0..1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchResult:
+    """The best plan found and what it took."""
+
+    plan: Plan
+    """With `estimate`, `search` and `why` filled in."""
+    evaluations: int
+    seconds: float
+
+
+OnProgress = Callable[[Progress], None]
+ShouldStop = Callable[[], bool]
+
+SEARCHERS = ("portfolio", "dqn", "expert", "random", "exhaustive")
+
+
+class Searcher(Protocol):
+    """The shape of every agent."""
+
+    def __call__(
+        self,
+        problem: Problem,
+        budget: Budget,
+        *,
+        seed: int,
+        on_progress: OnProgress,
+        should_stop: ShouldStop,
+        start: Sequence[Plan] = (),
+    ) -> SearchResult: ...
+
+
+def search(
+    problem: Problem,
+    budget: Budget,
+    *,
+    searcher: str = "portfolio",
+    seed: int = 0,
+    on_progress: OnProgress = lambda progress: None,
+    should_stop: ShouldStop = lambda: False,
+    start: Sequence[Plan] = (),
+) -> SearchResult:
+    """The fastest plan that fits in memory, found within `budget`.
+
+    Args:
+        problem: what is searched.
+        budget: seconds or evaluations.
+        searcher: one of `SEARCHERS`.
+        seed: of every random choice.
+        on_progress: called a few times a second.
+        should_stop: asked often; once true, the best plan so far is returned.
+        start: plans to begin from.
+
+    Raises:
+        NothingFits: no plan of the space fits into memory; names the nearest and what would make it fit.
+        ProblemError: unknown searcher, or the space is too large for an exhaustive search.
+    """
+    raise AssertionError("wired once the agents are in place")

@@ -1,0 +1,339 @@
+"""Cluster: devices of one or several kinds in nodes, and the links between them.
+
+Read from a preset (`4x8xA100-80GB`, `2x8xV100-16GB@25Gbit`, `8xV100-32GB+8xP100`), a JSON file, or the data files
+of `automap/data`. Devices are numbered node by node. Knows nothing of models or plans.
+Units: seconds, bytes, bytes/s, FLOP/s (converted once from the units named in the data keys).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from automap.errors import ClusterError
+from automap.records import from_json, to_json
+
+GIB = 1 << 30
+
+PRESETS = (
+    "8xV100-16GB",
+    "2x8xV100-16GB@25Gbit",
+    "16x1xV100-16GB@10Gbit",
+    "8xV100-32GB+8xP100",
+    "8xA100-80GB",
+    "4x8xA100-80GB",
+    "8xH100",
+    "64x8xH100",
+    "8xH200",
+    "8xB200",
+)
+"""Examples that `automap clusters` and `GET /v1/clusters` show; any `[NODESx]GPUSxDEVICE[@LINK]` is understood."""
+
+MAX_DEVICES = 65536
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """One kind of accelerator, as its data file states it."""
+
+    name: str
+    peak_TFLOPs: Mapping[str, float]  # noqa: N815
+    """Dense peak by precision."""
+    hbm_bandwidth_GBps: float  # noqa: N815
+    memory_GiB: float  # noqa: N815
+    gemm_efficiency: float
+    """Share of peak that large matrix products reach."""
+    memory_efficiency: float
+    """Share of the memory bandwidth that streaming kernels reach."""
+    kernel_launch_us: float
+    """Gap that one kernel adds when the device is the bottleneck."""
+    intra_node_link: str
+    inter_node_link: str
+    nics_per_node: int
+    aliases: tuple[str, ...] = ()
+    schema: str = "automap.device/1"
+    source: Mapping[str, str] | None = None
+    """Where each number comes from: datasheet, fitted or assumed."""
+
+    @property
+    def memory_bytes(self) -> float:
+        """Device memory."""
+        return self.memory_GiB * GIB
+
+    def flops(self, precision: str) -> float:
+        """Dense peak FLOP/s at `precision`.
+
+        Raises:
+            ClusterError: the device has no such precision.
+        """
+        if precision not in self.peak_TFLOPs:
+            known = ", ".join(self.peak_TFLOPs)
+            raise ClusterError(
+                f"{self.name} has no {precision} arithmetic",
+                field="training.precision",
+                value=precision,
+                repair=f"Use one of {known}.",
+            )
+        return self.peak_TFLOPs[precision] * 1e12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """One kind of link, one direction."""
+
+    name: str
+    scope: str
+    """`intra` (inside a node, per device) or `inter` (between nodes, per NIC)."""
+    bandwidth_GBps: float  # noqa: N815
+    efficiency: float
+    """Share of the line rate that collectives reach."""
+    latency_us: float
+    """One hop."""
+    aliases: tuple[str, ...] = ()
+    schema: str = "automap.link/1"
+    source: Mapping[str, str] | None = None
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Achieved bandwidth."""
+        return self.bandwidth_GBps * 1e9 * self.efficiency
+
+    @property
+    def latency_s(self) -> float:
+        """One hop."""
+        return self.latency_us * 1e-6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A row of equal hosts, each with devices of one kind."""
+
+    device: str
+    num_devices: int
+    intra_node_link: str
+    inter_node_link: str
+    nics: int
+    """Network interfaces of each host."""
+    count: int = 1
+    """How many such hosts stand in a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Nodes and what connects them."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    devices: Mapping[str, Device]
+    links: Mapping[str, Link]
+    bandwidth_GBps: tuple[tuple[float, ...], ...] | None = None  # noqa: N815
+    """Achieved bandwidth between every two devices; overrides the links' where given."""
+    schema: str = "automap.cluster/1"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.num_devices <= MAX_DEVICES:
+            raise ClusterError(
+                "a cluster needs at least one device" if self.num_devices <= 0 else "too many devices",
+                field="cluster",
+                value=self.name,
+                repair=f"Name between 1 and {MAX_DEVICES} devices, as in 2x8xA100-80GB.",
+            )
+        matrix = self.bandwidth_GBps
+        if matrix is not None and any(len(row) != self.num_devices for row in (matrix, *matrix)):
+            raise ClusterError(
+                "the bandwidth matrix has the wrong size",
+                field="cluster.bandwidth_GBps",
+                value=f"{len(matrix)} rows",
+                repair=f"Give {self.num_devices} rows of {self.num_devices} numbers.",
+            )
+        for node in self.nodes:
+            for key, table in ((node.device, self.devices), (node.intra_node_link, self.links)):
+                if key not in table:
+                    raise ClusterError(
+                        "not described", field="cluster.nodes", value=key, repair=f"Describe {key!r} in the file."
+                    )
+
+    @functools.cached_property
+    def hosts(self) -> tuple[Node, ...]:
+        """Every host, in the order of the device numbers."""
+        return tuple(node for node in self.nodes for _ in range(node.count))
+
+    @functools.cached_property
+    def node_of(self) -> tuple[int, ...]:
+        """Number of the host of each device."""
+        return tuple(i for i, node in enumerate(self.hosts) for _ in range(node.num_devices))
+
+    @functools.cached_property
+    def num_devices(self) -> int:
+        """All devices."""
+        return sum(max(0, node.num_devices) * max(0, node.count) for node in self.nodes)
+
+    def device(self, index: int) -> Device:
+        """Kind of device number `index`."""
+        return self.devices[self.hosts[self.node_of[index]].device]
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all hosts are alike."""
+        return len(self.nodes) == 1 and self.bandwidth_GBps is None
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that `parse_cluster` reads back."""
+        document: dict[str, Any] = to_json(self)
+        return document
+
+
+@functools.cache
+def _library(folder: str) -> Mapping[str, Any]:
+    kind = {"devices": Device, "links": Link}[folder]
+    found: dict[str, Any] = {}
+    for entry in sorted(resources.files("automap").joinpath("data", folder).iterdir(), key=lambda e: e.name):
+        item: Any = from_json(kind, json.loads(entry.read_text()), path=entry.name, error=ClusterError)
+        for name in (item.name, *item.aliases):
+            found[name.lower()] = item
+    return found
+
+
+def known_devices() -> tuple[Device, ...]:
+    """Every device kind that has a data file, by name."""
+    return tuple({d.name: d for d in _library("devices").values()}.values())
+
+
+def _lookup(folder: str, text: str, field: str) -> Any:
+    table = _library(folder)
+    if text.lower() not in table:
+        names = sorted({item.name for item in table.values()})
+        raise ClusterError("unknown name", field=field, value=text, repair="Use one of " + ", ".join(names) + ".")
+    return table[text.lower()]
+
+
+_PART = re.compile(r"^(?:(?P<nodes>\d+)x)?(?P<gpus>\d+)x(?P<device>[A-Za-z][\w.-]*)$")
+
+
+def parse_cluster(spec: str | Mapping[str, Any]) -> Cluster:
+    """A cluster from a preset text, a parsed JSON document, or the path of a JSON file.
+
+    `[NODESx]GPUSxDEVICE`, parts joined by `+`, then `@LINK` for the link between nodes (one NIC a node when named
+    this way; without it, the link and the NICs of that device's usual server).
+
+    Raises:
+        ClusterError: names what is not understood and what to write instead.
+    """
+    if isinstance(spec, Mapping):
+        return from_json(Cluster, dict(spec), path="cluster", error=ClusterError)
+    if spec.endswith(".json"):
+        return parse_cluster(_read_file(spec))
+    text, _, link_name = spec.strip().partition("@")
+    nodes: list[Node] = []
+    devices: dict[str, Device] = {}
+    links: dict[str, Link] = {}
+    for part in text.split("+"):
+        match = _PART.match(part.strip())
+        if match is None:
+            raise ClusterError(
+                "not understood",
+                field="cluster",
+                value=spec,
+                repair="Write [NODESx]GPUSxDEVICE[@LINK], as in 4x8xA100-80GB, or name a .json file; "
+                "`automap clusters` lists devices and links.",
+            )
+        device: Device = _lookup("devices", match["device"], "cluster")
+        count, per_node = int(match["nodes"] or 1), int(match["gpus"])
+        if count < 1 or per_node < 1 or count * per_node > MAX_DEVICES:
+            raise ClusterError(
+                "a cluster needs at least one device" if count * per_node == 0 else "too many devices",
+                field="cluster",
+                value=spec,
+                repair=f"Name between 1 and {MAX_DEVICES} devices.",
+            )
+        intra: Link = _lookup("links", device.intra_node_link, "cluster")
+        inter: Link = _lookup("links", link_name or device.inter_node_link, "cluster")
+        if inter.scope != "inter":
+            raise ClusterError(
+                "this link does not connect nodes",
+                field="cluster",
+                value=link_name,
+                repair="Name an Ethernet or InfiniBand link, as in @25Gbit.",
+            )
+        devices[device.name], links[intra.name], links[inter.name] = device, intra, inter
+        nics = 1 if link_name else device.nics_per_node
+        nodes += [
+            Node(
+                device=device.name,
+                num_devices=per_node,
+                intra_node_link=intra.name,
+                inter_node_link=inter.name,
+                nics=nics,
+                count=count,
+            )
+        ]
+    return Cluster(name=spec.strip(), nodes=tuple(nodes), devices=devices, links=links)
+
+
+def _read_file(path: str) -> Mapping[str, Any]:
+    try:
+        document = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as fault:
+        raise ClusterError(
+            f"cannot be read ({fault})", field="cluster", value=path, repair="Name a readable JSON file."
+        ) from None
+    if not isinstance(document, dict):
+        raise ClusterError("not an object", field="cluster", value=path, repair="See docs/plan-format.md.")
+    return document
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupLink:
+    """What a collective over one group of devices costs: `latency_s + factor * bytes / bytes_per_s`."""
+
+    size: int
+    latency_s: float
+    bytes_per_s: float
+
+
+def group_link(cluster: Cluster, ranks: Sequence[int], *, sharing: int = 1) -> GroupLink:
+    """The link that collectives over `ranks` see while `sharing - 1` equal groups of the same nodes run too.
+
+    Inside a node every device has its own link. Between nodes a ring with r ranks on a node gets at most
+    r / sharing-of-the-node of its NICs: groups that run at the same time divide them evenly.
+
+    Args:
+        cluster: where.
+        ranks: devices of the group.
+        sharing: groups that use the same NICs at the same time.
+    """
+    size = len(ranks)
+    if size <= 1:
+        return GroupLink(size=1, latency_s=0.0, bytes_per_s=float("inf"))
+    matrix = cluster.bandwidth_GBps
+    by_node: dict[int, int] = {}
+    for rank in ranks:
+        node = cluster.node_of[rank]
+        by_node[node] = by_node.get(node, 0) + 1
+    bandwidth, latency = float("inf"), 0.0
+    for node, here in by_node.items():
+        intra = cluster.links[cluster.hosts[node].intra_node_link]
+        if here > 1:
+            bandwidth = min(bandwidth, intra.bytes_per_s)
+            latency = max(latency, intra.latency_s * _hops(here))
+    if len(by_node) > 1:
+        between = 0.0
+        for node in by_node:
+            inter = cluster.links[cluster.hosts[node].inter_node_link]
+            bandwidth = min(bandwidth, inter.bytes_per_s * cluster.hosts[node].nics / sharing)
+            between = max(between, inter.latency_s * _hops(len(by_node)))
+        latency += between
+    if matrix is not None:
+        bandwidth = min(matrix[a][b] for a in ranks for b in ranks if a != b) * 1e9
+    return GroupLink(size=size, latency_s=latency, bytes_per_s=bandwidth)
+
+
+def _hops(size: int) -> float:
+    # A tree of depth log2: latency grows slower than the ring's n - 1 steps, as measured on NVSwitch machines.
+    return float(max(1, (size - 1).bit_length()))

@@ -1,0 +1,80 @@
+"""Hints: what the user already knows or insists on. They narrow the space of plans; every searcher obeys them.
+
+Units: seconds, FLOPs, bytes. Scopes and operators are named by globs over operator names (`layers.*.mlp.*`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from automap.errors import ProblemError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """A measured or known cost of an operator, in place of the model's, for one sample on one device."""
+
+    forward_s: float | None = None
+    flops: float | None = None
+    bytes: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constraint:
+    """What the operators of a scope must or must not do (Whale's annotations)."""
+
+    scope: str
+    """Glob over operator names."""
+    replicate: bool | None = None
+    """True: whole on every device of the stage, or split by batch only."""
+    sharding: Mapping[str, str] | None = None
+    """Mesh axis -> placement of the first output, as in {"tp": "S(2)"}."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fix:
+    """Decisions that the user has already made; None = free."""
+
+    dp: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    num_micro_batches: int | None = None
+    virtual_stages: int | None = None
+    zero: int | None = None
+    recompute: str | None = None
+    schedule: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hints:
+    """All hints of a problem."""
+
+    parameters: tuple[str, ...] = ()
+    """Globs over graph inputs that are parameters (weight-free files without exporter metadata)."""
+    costs: Mapping[str, Cost] = field(default_factory=dict)
+    """Operator glob -> cost."""
+    constraints: tuple[Constraint, ...] = ()
+    fix: Fix = Fix()
+    baseline: Mapping[str, Any] | None = None
+    """The plan that the user runs today, priced beside the winner."""
+    memory_reserve_bytes: float = 0.0
+    """Device memory that the plan must leave free."""
+
+    def __post_init__(self) -> None:
+        for name in ("dp", "tp", "pp", "num_micro_batches", "virtual_stages"):
+            value = getattr(self.fix, name)
+            if value is not None and value < 1:
+                raise ProblemError(
+                    "must be positive", field=f"hints.fix.{name}", value=value, repair="Give 1 or more, or leave it out."
+                )
+        if self.fix.zero is not None and not 0 <= self.fix.zero <= 3:
+            raise ProblemError("no such ZeRO stage", field="hints.fix.zero", value=self.fix.zero, repair="Give 0 to 3.")
+        if self.memory_reserve_bytes < 0:
+            raise ProblemError(
+                "negative",
+                field="hints.memory_reserve_bytes",
+                value=self.memory_reserve_bytes,
+                repair="Give 0 or more bytes.",
+            )

@@ -1,0 +1,244 @@
+"""Plan: how one training step is spread over a cluster; the JSON document that users and trainers read.
+
+`from_json` reads strictly, `Plan.check` validates a plan against a problem, `plan_schema` is the published JSON
+Schema. Names, never numbers, refer to operators. An operator without an entry in `shardings` splits its batch over
+the stage's batch axes and is whole on the others. Units: seconds, bytes, samples.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from automap.errors import PlanError
+from automap.problem import Problem, Training
+from automap.records import from_json, json_schema, to_json
+from ir.graph import Graph
+
+ScheduleKind = Literal["1f1b", "gpipe", "interleaved", "explicit"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelRef:
+    """Which model the plan is for."""
+
+    name: str
+    sha256: str
+    """Of the model file; of the canonical graph when it was built without a file."""
+    num_parameters: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """Order of micro-batches in the pipeline."""
+
+    kind: ScheduleKind = "1f1b"
+    order: tuple[tuple[str, ...], ...] | None = None
+    """For `explicit`: per pipeline rank its actions in torch's words (0F3, 1I2, 1W2, 1B0)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Zero:
+    """Sharding of optimizer state (1), gradients (2) and parameters (3) over mesh axes."""
+
+    stage: int = 0
+    axes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AxisSharding:
+    """Placements of an operator's operands on one mesh axis: S(i), B or P."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """A run of operators on a mesh of devices."""
+
+    operators: tuple[str, str]
+    """First and last operator, in the graph's order."""
+    devices: str
+    """Device numbers, as in 0-7 or 0,2,4."""
+    mesh: tuple[tuple[str, int], ...]
+    """Axes and sizes; the last axis runs over consecutive devices."""
+    batch_axes: tuple[str, ...]
+    batch_shares: tuple[int, ...] | None = None
+    """Samples of a micro-batch for each index of the batch axes; null = as even as possible."""
+    zero: Zero = Zero()
+    shardings: Mapping[str, Mapping[str, AxisSharding]] = field(default_factory=dict)
+    """Operator or glob -> axis -> placements; the most specific glob wins."""
+    recompute: tuple[str, ...] = ()
+    """Operators or globs: regions whose inputs are kept and whose inside is computed again in the backward pass."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sync:
+    """How replicas stay together."""
+
+    kind: Literal["synchronous", "local_sgd", "dasgd"] = "synchronous"
+    period: int | None = None
+    delay: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceMemory:
+    """Peak memory of each device of a stage by class, bytes."""
+
+    devices: str
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    buffers: float
+    """Communication and gather buffers, temporaries and what the framework holds."""
+    capacity: float
+
+    @property
+    def total(self) -> float:
+        """All classes together."""
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What a plan is predicted to cost."""
+
+    step_time_s: float
+    error_band_s: tuple[float, float]
+    samples_per_s: float
+    tokens_per_s_per_device: float | None
+    """Null where the model has no sequence."""
+    mfu: float
+    """Model FLOP/s over peak FLOP/s, recomputation not counted."""
+    memory_bytes: tuple[DeviceMemory, ...]
+    breakdown_s: Mapping[str, Any]
+    """compute, exposed_communication {kind: s}, bubble, optimizer: they add up to the step time."""
+    lower_bound_s: float
+    """No plan of the problem can be faster under this price."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device has room."""
+        return all(m.total <= m.capacity for m in self.memory_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchRecord:
+    """Where the plan came from."""
+
+    found_by: str
+    seed: int
+    evaluations: int
+    """Complete plans priced by all searchers together."""
+    baselines: Mapping[str, float | None]
+    """Step times in seconds: dp = pure data parallelism, expert = best template, yours = hints.baseline."""
+    searchers: Mapping[str, float | None] = field(default_factory=dict)
+    """Best step time of each searcher that ran, seconds; null if it found nothing that fits."""
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The whole decision, with what is predicted and measured of it."""
+
+    model: ModelRef
+    cluster: Mapping[str, Any]
+    training: Training
+    num_micro_batches: int
+    samples_per_micro_batch: int
+    """Over all replicas of a stage."""
+    schedule: Schedule
+    stages: tuple[Stage, ...]
+    """Chunks of the graph in dataflow order; a device may serve several (virtual stages)."""
+    sync: Sync = Sync()
+    estimate: Estimate | None = None
+    measured: Mapping[str, Any] | None = None
+    launch: str | None = None
+    why: tuple[str, ...] = ()
+    search: SearchRecord | None = None
+    warnings: tuple[str, ...] = ()
+    schema: Literal["automap.plan/1"] = "automap.plan/1"
+
+    def to_json(self) -> dict[str, Any]:
+        """The document, `schema` first."""
+        document = to_json(self)
+        return {"schema": document.pop("schema"), **document}
+
+    @staticmethod
+    def from_json(document: object) -> Plan:
+        """Reads a plan document.
+
+        Raises:
+            PlanError: names the path of the fault.
+        """
+        return from_json(Plan, document, path="plan", error=PlanError)
+
+
+def plan_schema() -> dict[str, Any]:
+    """The published JSON Schema of plan documents."""
+    return json_schema(Plan, title="AutoMAP plan, version 1")
+
+
+def model_ref(graph: Graph) -> ModelRef:
+    """How plans name `graph`."""
+    return ModelRef(name=graph.name, sha256=graph.sha256 or graph.digest(), num_parameters=graph.num_parameters)
+
+
+def parse_devices(text: str) -> tuple[int, ...]:
+    """Device numbers of `0-3,8`.
+
+    Raises:
+        PlanError: not such a list.
+    """
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise PlanError("not a list of devices", field="devices", value=text, repair="Write it as in 0-7 or 0,2,4.")
+        numbers += range(int(first), int(last if dash else first) + 1)
+    return tuple(numbers)
+
+
+def format_devices(numbers: tuple[int, ...]) -> str:
+    """Inverse of `parse_devices`, with runs as ranges."""
+    parts: list[str] = []
+    start = previous = numbers[0]
+    for number in (*numbers[1:], -1):
+        if number == previous + 1:
+            previous = number
+            continue
+        parts.append(str(start) if start == previous else f"{start}-{previous}")
+        start = previous = number
+    return ",".join(parts)
+
+
+def most_specific(globs: Mapping[str, Any], name: str) -> str | None:
+    """The key of `globs` that matches `name` with the most literal characters; ties go to the first."""
+    if name in globs:
+        return name
+    best, best_length = None, -1
+    for glob in globs:
+        length = len(glob) - glob.count("*") - glob.count("?")
+        if length > best_length and fnmatch.fnmatchcase(name, glob):
+            best, best_length = glob, length
+    return best
+
+
+def check_model(plan: Plan, problem: Problem) -> None:
+    """Refuses a plan that was made for another model.
+
+    Raises:
+        PlanError: the model's hash differs.
+    """
+    expected = model_ref(problem.graph)
+    if plan.model.sha256 != expected.sha256:
+        raise PlanError(
+            f"the plan is for {plan.model.name!r}, not for {expected.name!r}",
+            field="plan.model.sha256",
+            value=plan.model.sha256[:12],
+            repair="Give the model that the plan was made for.",
+        )

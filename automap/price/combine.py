@@ -1,0 +1,283 @@
+"""From the costs of units to the time and memory of a step: one compiled function for plans and for prefixes.
+
+A rank's time is that of its chunks in the schedule, then the part of its gradient reduction that the backward pass
+does not hide, then its optimizer; the step ends with the slowest rank. Units: seconds, bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import boolean, float64, int64, njit, void
+
+from automap.collectives import KIND_COUNT, collective_s
+from automap.price.kernels import (
+    C_BACKWARD,
+    C_BACKWARD_COMM,
+    C_BOUNDARY,
+    C_FORWARD,
+    C_FORWARD_COMM,
+    C_LIVE,
+    C_PARAMETERS,
+    C_RECOMPUTE,
+    C_RECOMPUTE_COMM,
+    C_REDUCE,
+    C_SAVED,
+    C_WORKSPACE,
+    C_ZERO,
+)
+from automap.price.schedule import run_schedule
+from automap.price.tables import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+
+# Slots of the settings vector.
+P_PARAMETER, P_GRADIENT, P_OPTIMIZER, P_ZERO, P_GRADIENT_OVERLAP, P_GATHER_OVERLAP, P_TENSOR_OVERLAP, P_RESERVED = range(8)
+P_COUNT = 8
+# Columns of the result, one row a rank.
+(
+    R_END,
+    R_COMPUTE,
+    R_BUBBLE,
+    R_OPTIMIZER,
+    R_SYNC,
+    R_PARAMETERS,
+    R_GRADIENTS,
+    R_STATE,
+    R_ACTIVATIONS,
+    R_BUFFERS,
+    R_CAPACITY,
+) = range(11)
+R_COMM = 11
+R_COUNT = R_COMM + KIND_COUNT
+
+
+@njit(
+    void(
+        float64[:, ::1],
+        int64[:, ::1],
+        boolean[::1],
+        int64,
+        int64,
+        int64,
+        float64[:, ::1],
+        float64[:, ::1],
+        float64[:, ::1],
+        float64[:, ::1],
+        boolean[::1],
+        float64[::1],
+        float64[::1],
+        float64[::1],
+        float64[:, ::1],
+        float64[::1],
+        boolean,
+        float64[:, ::1],
+    ),
+    cache=True,
+)
+def combine(  # type: ignore[no-untyped-def]
+    costs,
+    parts,
+    recomputes,
+    kind,
+    num_ranks,
+    num_micro_batches,
+    axes,
+    latency_s,
+    bytes_per_s,
+    hardware,
+    zero_axes,
+    send_latency_s,
+    send_bytes_per_s,
+    capacity,
+    tied,
+    settings,
+    exact,
+    result,
+):
+    """Time and memory of every rank.
+
+    Args:
+        costs: [rows, C_COUNT] of `unit_cost`.
+        parts: [n, 3] of (chunk, row, how often the row occurs in the chunk), by chunk.
+        recomputes: [n] whether the unit is recomputed as a whole.
+        kind: of the schedule.
+        num_ranks: pipeline ranks.
+        num_micro_batches: of one step.
+        axes: [ranks, axes] mesh sizes.
+        latency_s: [ranks, axes].
+        bytes_per_s: [ranks, axes].
+        hardware: [ranks, 4].
+        zero_axes: [axes] whether ZeRO shards over the axis.
+        send_latency_s: [ranks] to the next rank.
+        send_bytes_per_s: [ranks] to the next rank.
+        capacity: [ranks] bytes.
+        tied: [n, 4] parameters used by two units: rank, rank, local elements at the one, at the other.
+        settings: see the P_ constants.
+        exact: simulate the schedule; otherwise bound it from below in closed form.
+        result: [ranks, R_COUNT], written.
+    """
+    num_chunks = 0
+    for i in range(parts.shape[0]):
+        num_chunks = max(num_chunks, parts[i, 0] + 1)
+    num_axes = axes.shape[1]
+    forward = np.zeros(num_chunks)
+    backward = np.zeros(num_chunks)
+    send = np.zeros(num_chunks)
+    kept = np.zeros(num_chunks)
+    live = np.zeros(num_ranks)
+    workspace = np.zeros(num_ranks)
+    gathered = np.zeros(num_ranks)
+    reduce = np.zeros((num_ranks, num_axes))
+    zero_stage = settings[P_ZERO]
+    exposed = 1.0 - settings[P_TENSOR_OVERLAP]
+    parameters = np.zeros(num_ranks)
+    sharded = np.zeros(num_ranks)
+    last_backward = np.zeros(num_ranks)
+    result[:] = 0.0
+    for i in range(parts.shape[0]):
+        chunk = parts[i, 0]
+        row = parts[i, 1]
+        times = float64(parts[i, 2])
+        rank = chunk % num_ranks
+        spent_forward = costs[row, C_FORWARD]
+        spent_backward = costs[row, C_BACKWARD] + costs[row, C_RECOMPUTE]
+        result[rank, R_COMPUTE] += times * num_micro_batches * (spent_forward + spent_backward)
+        for c in range(KIND_COUNT):
+            first = exposed * costs[row, C_FORWARD_COMM + c]
+            second = exposed * (costs[row, C_BACKWARD_COMM + c] + costs[row, C_RECOMPUTE_COMM + c])
+            spent_forward += first
+            spent_backward += second
+            result[rank, R_COMM + c] += times * num_micro_batches * (first + second)
+        forward[chunk] += times * spent_forward
+        backward[chunk] += times * spent_backward
+        kept[chunk] += times * costs[row, C_SAVED]
+        if recomputes[i]:
+            live[rank] = max(live[rank], costs[row, C_LIVE])
+        workspace[rank] = max(workspace[rank], costs[row, C_WORKSPACE])
+        gathered[rank] = max(gathered[rank], costs[row, C_PARAMETERS])
+        parameters[rank] += times * costs[row, C_PARAMETERS]
+        sharded[rank] += times * costs[row, C_ZERO]
+        for a in range(num_axes):
+            reduce[rank, a] += times * costs[row, C_REDUCE + a]
+        if chunk < num_chunks - 1 and (i == parts.shape[0] - 1 or parts[i + 1, 0] != chunk):
+            send[chunk] = send_latency_s[rank] + costs[row, C_BOUNDARY] / send_bytes_per_s[rank]
+    for t in range(tied.shape[0]):
+        one = int64(tied[t, 0])
+        other = int64(tied[t, 1])
+        if one == other:
+            parameters[one] -= tied[t, 3]
+            sharded[one] -= tied[t, 3] * (sharded[one] / max(parameters[one] + tied[t, 3], 1.0))
+
+    # ZeRO's traffic, per chunk and micro-batch where parameters or gradients are sharded.
+    for rank in range(num_ranks):
+        for chunk in range(rank, num_chunks, num_ranks):
+            last_backward[rank] += backward[chunk]
+        zero_size = 1.0
+        zero_latency = 0.0
+        zero_rate = np.inf
+        for a in range(num_axes):
+            if zero_axes[a] and axes[rank, a] > 1.0:
+                zero_size *= axes[rank, a]
+                zero_latency += latency_s[rank, a]
+                zero_rate = min(zero_rate, bytes_per_s[rank, a])
+        per_chunk = float64(num_chunks // num_ranks)
+        if zero_stage >= 3.0 and zero_size > 1.0:
+            data = parameters[rank] * settings[P_PARAMETER] / per_chunk
+            gather = collective_s(ALL_GATHER, zero_size, zero_latency, zero_rate, data)
+            for chunk in range(rank, num_chunks, num_ranks):
+                hidden = settings[P_GATHER_OVERLAP]
+                one = gather * (1.0 - hidden) + max(0.0, gather * hidden - forward[chunk])
+                two = gather * (1.0 - hidden) + max(0.0, gather * hidden - backward[chunk])
+                forward[chunk] += one
+                backward[chunk] += two
+                result[rank, R_COMM + ALL_GATHER] += num_micro_batches * (one + two)
+        if zero_stage >= 2.0 and zero_size > 1.0 and num_micro_batches > 1:
+            data = parameters[rank] * settings[P_GRADIENT] / per_chunk
+            scatter = collective_s(REDUCE_SCATTER, zero_size, zero_latency, zero_rate, data)
+            for chunk in range(rank, num_chunks, num_ranks):
+                hidden = settings[P_GRADIENT_OVERLAP]
+                one = scatter * (1.0 - hidden) + max(0.0, scatter * hidden - backward[chunk])
+                backward[chunk] += one
+                result[rank, R_COMM + REDUCE_SCATTER] += num_micro_batches * one
+
+    ends = np.zeros(num_ranks)
+    busy = np.zeros(num_ranks)
+    peak = np.zeros(num_ranks)
+    if exact:
+        run_schedule(kind, num_ranks, num_micro_batches, forward, backward, send, kept, ends, busy, peak)
+    else:
+        # A rank works through all its chunks, after the first micro-batch has come to it and before the last
+        # gradient has gone back through the chunks before it.
+        fill = 0.0
+        for rank in range(num_ranks):
+            for chunk in range(rank, num_chunks, num_ranks):
+                busy[rank] += num_micro_batches * (forward[chunk] + backward[chunk])
+                peak[rank] += kept[chunk]
+            in_flight = min(num_ranks - rank, num_micro_batches) if num_chunks == num_ranks else 1
+            peak[rank] *= in_flight
+            ends[rank] = busy[rank] + fill
+            fill += forward[rank] + backward[rank] + 2.0 * send[rank]
+
+    for rank in range(num_ranks):
+        sync = 0.0
+        for a in range(num_axes):
+            data = reduce[rank, a] * settings[P_GRADIENT]
+            if data <= 0.0:
+                continue
+            if zero_axes[a] and zero_stage >= 1.0:
+                if zero_stage < 2.0 or num_micro_batches == 1:
+                    sync += collective_s(REDUCE_SCATTER, axes[rank, a], latency_s[rank, a], bytes_per_s[rank, a], data)
+                if zero_stage < 3.0:
+                    data = reduce[rank, a] * settings[P_PARAMETER]
+                    sync += collective_s(ALL_GATHER, axes[rank, a], latency_s[rank, a], bytes_per_s[rank, a], data)
+            else:
+                sync += collective_s(ALL_REDUCE, axes[rank, a], latency_s[rank, a], bytes_per_s[rank, a], data)
+        hidden = settings[P_GRADIENT_OVERLAP]
+        # Only the backward pass of the last micro-batch can hide the reduction.
+        sync = sync * (1.0 - hidden) + max(0.0, sync * hidden - last_backward[rank])
+        for t in range(tied.shape[0]):
+            one = int64(tied[t, 0])
+            other = int64(tied[t, 1])
+            if one != other and (rank == one or rank == other):
+                slow = min(send_bytes_per_s[one], send_bytes_per_s[other])
+                wait = max(send_latency_s[one], send_latency_s[other])
+                sync += collective_s(ALL_REDUCE, 2.0, wait, slow, max(tied[t, 2], tied[t, 3]) * settings[P_GRADIENT])
+        mine = parameters[rank]
+        shard = sharded[rank]
+        state = shard if zero_stage >= 1.0 else mine
+        # The optimizer reads and writes its state and the parameters and reads the gradients once.
+        touched = state * (2.0 * settings[P_OPTIMIZER] + settings[P_GRADIENT] + 2.0 * settings[P_PARAMETER])
+        update = touched / hardware[rank, 1]
+        result[rank, R_BUBBLE] = ends[rank] - busy[rank]
+        result[rank, R_SYNC] = sync
+        result[rank, R_OPTIMIZER] = update
+        result[rank, R_END] = ends[rank] + sync + update
+        result[rank, R_PARAMETERS] = (shard if zero_stage >= 3.0 else mine) * settings[P_PARAMETER]
+        result[rank, R_GRADIENTS] = (shard if zero_stage >= 2.0 else mine) * settings[P_GRADIENT]
+        result[rank, R_STATE] = state * settings[P_OPTIMIZER]
+        result[rank, R_ACTIVATIONS] = peak[rank] + live[rank]
+        result[rank, R_BUFFERS] = 2.0 * workspace[rank] + settings[P_RESERVED]
+        if zero_stage >= 3.0:
+            result[rank, R_BUFFERS] += 2.0 * gathered[rank] * settings[P_PARAMETER]
+        if zero_stage >= 2.0:
+            result[rank, R_BUFFERS] += gathered[rank] * settings[P_GRADIENT]
+        result[rank, R_CAPACITY] = capacity[rank]
+
+
+@njit(float64(float64[:, ::1]), cache=True)
+def step_time_s(result: np.ndarray) -> float:
+    """The step ends with the slowest rank."""
+    slowest = 0.0
+    for rank in range(result.shape[0]):
+        slowest = max(slowest, result[rank, R_END])
+    return slowest
+
+
+@njit(float64(float64[:, ::1]), cache=True)
+def overflow(result: np.ndarray) -> float:
+    """Largest share of its memory by which a rank overflows; 0 or less when everything fits."""
+    worst = -1.0
+    for rank in range(result.shape[0]):
+        used = 0.0
+        for column in range(R_PARAMETERS, R_CAPACITY):
+            used += result[rank, column]
+        worst = max(worst, used / max(result[rank, R_CAPACITY], 1.0) - 1.0)
+    return worst

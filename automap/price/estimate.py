@@ -1,0 +1,144 @@
+"""price(problem, plan) -> Estimate: one plan through the Evaluator, with breakdown, band and reasons.
+
+No cost is computed here: the figures are those of the compiled Evaluator. Units: seconds, bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from automap.plan import DeviceMemory, Estimate, Plan, format_devices
+from automap.price.combine import (
+    R_ACTIVATIONS,
+    R_BUBBLE,
+    R_BUFFERS,
+    R_CAPACITY,
+    R_COMM,
+    R_COMPUTE,
+    R_END,
+    R_GRADIENTS,
+    R_OPTIMIZER,
+    R_PARAMETERS,
+    R_STATE,
+    R_SYNC,
+)
+from automap.price.evaluator import Choice, Evaluator
+from automap.price.tables import COLLECTIVES
+from automap.problem import Problem
+from automap.translate import to_choice
+from ir.graph import Graph
+
+
+def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None) -> Estimate:
+    """What `plan` is predicted to cost.
+
+    Args:
+        problem: model, cluster and training.
+        plan: of this model.
+        evaluator: of `problem`, to save compiling its tables again.
+
+    Raises:
+        PlanError: the plan is malformed, illegal, or for another model.
+    """
+    evaluator = evaluator or Evaluator(problem)
+    return estimate_choice(to_choice(plan, evaluator), evaluator)
+
+
+def estimate_choice(choice: Choice, evaluator: Evaluator) -> Estimate:
+    """The estimate of a choice."""
+    problem = evaluator.problem
+    outcome = evaluator.evaluate(choice)
+    step = outcome.step_time_s
+    ranks = outcome.ranks
+    slowest = max(range(len(ranks)), key=lambda r: (float(ranks[r, R_END]), -r))
+    row = [float(x) for x in ranks[slowest]]
+    exposed = {name: row[R_COMM + i] for i, name in enumerate(COLLECTIVES) if row[R_COMM + i] > 0.0}
+    if row[R_SYNC] > 0.0:
+        exposed["gradient_sync"] = row[R_SYNC]
+    batch = problem.training.global_batch
+    devices = problem.cluster.num_devices
+    flops = sum(op.forward_flops.at(1) + op.backward_flops.at(1) for op in problem.graph.operators) * batch
+    peak = sum(problem.cluster.device(d).flops(problem.precision) for d in range(devices))
+    tokens = sequence_length(problem.graph)
+    band = problem.trainer.error_band
+    memory = tuple(
+        DeviceMemory(
+            devices=format_devices(choice.layout.stages[r].devices),
+            parameters=float(ranks[r, R_PARAMETERS]),
+            gradients=float(ranks[r, R_GRADIENTS]),
+            optimizer=float(ranks[r, R_STATE]),
+            activations=float(ranks[r, R_ACTIVATIONS]),
+            buffers=float(ranks[r, R_BUFFERS]),
+            capacity=float(ranks[r, R_CAPACITY]),
+        )
+        for r in range(len(ranks))
+    )
+    return Estimate(
+        step_time_s=step,
+        error_band_s=(step * (1.0 - band), step * (1.0 + band)),
+        samples_per_s=batch / step,
+        tokens_per_s_per_device=None if tokens is None else batch * tokens / step / devices,
+        mfu=flops / (step * peak),
+        memory_bytes=memory,
+        breakdown_s={
+            "compute": row[R_COMPUTE],
+            "exposed_communication": exposed,
+            "bubble": row[R_BUBBLE],
+            "optimizer": row[R_OPTIMIZER],
+        },
+        lower_bound_s=lower_bound_s(problem),
+    )
+
+
+def lower_bound_s(problem: Problem) -> float:
+    """No plan is faster: all FLOPs on all devices at the efficiency of their large matrix products."""
+    flops = sum(op.forward_flops.at(1) + op.backward_flops.at(1) for op in problem.graph.operators)
+    rates = [problem.cluster.device(d) for d in range(problem.cluster.num_devices)]
+    return flops * problem.training.global_batch / sum(d.flops(problem.precision) * d.gemm_efficiency for d in rates)
+
+
+def sequence_length(graph: Graph) -> int | None:
+    """Tokens of a sample: the second dim of the first integer data input, or None without one."""
+    for tensor in graph.tensors.values():
+        if tensor.role == "input" and tensor.dtype.startswith("int") and len(tensor.shape) == 2:
+            if tensor.batch_dim == 0 and tensor.name != "labels":
+                return tensor.shape[1]
+    return None
+
+
+def annotate(plan: Plan, estimate: Estimate, problem: Problem) -> Plan:
+    """`plan` with its estimate, a launch line and the reasons for its three largest costs."""
+    return replace(plan, estimate=estimate, launch=launch_line(problem), why=reasons(estimate))
+
+
+def launch_line(problem: Problem) -> str:
+    """How to start one process a device."""
+    hosts = problem.cluster.hosts
+    per_host = max(host.num_devices for host in hosts)
+    where = "--standalone" if len(hosts) == 1 else f"--nnodes={len(hosts)} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
+    return f"torchrun {where} --nproc-per-node={per_host} TRAIN.py --plan plan.json"
+
+
+def reasons(estimate: Estimate) -> tuple[str, ...]:
+    """The three largest parts of the step, in words."""
+    parts: dict[str, float] = {}
+    words = {
+        "all_reduce": "all-reduces inside the stages",
+        "all_gather": "all-gathers",
+        "reduce_scatter": "reduce-scatters",
+        "all_to_all": "all-to-alls",
+        "send_recv": "halo exchanges",
+        "gradient_sync": "gradient reduction that the backward pass does not hide",
+    }
+    breakdown = estimate.breakdown_s
+    parts["arithmetic and memory traffic"] = breakdown["compute"]
+    parts["waiting in the pipeline"] = breakdown["bubble"]
+    parts["the optimizer"] = breakdown["optimizer"]
+    for kind, seconds in breakdown["exposed_communication"].items():
+        parts[words[kind]] = seconds
+    largest = sorted(parts.items(), key=lambda item: -item[1])[:3]
+    return tuple(
+        f"{100 * seconds / estimate.step_time_s:.0f} % of the step ({seconds:.4g} s) is {name}"
+        for name, seconds in largest
+        if seconds > 0.0
+    )

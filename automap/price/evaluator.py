@@ -1,0 +1,404 @@
+"""Evaluator: prices choices of one problem, whole or partial, through the compiled kernels.
+
+A `Choice` is a plan in numbers: where the stages stand, which unit goes to which chunk, and the signature of every
+operator of every unit type. Undecided signatures (-1) are priced at their best, so the result is then a lower bound.
+Everything kept between calls belongs to the problem. Units: seconds, bytes, samples.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.price.combine import (
+    P_COUNT,
+    P_GATHER_OVERLAP,
+    P_GRADIENT,
+    P_GRADIENT_OVERLAP,
+    P_OPTIMIZER,
+    P_PARAMETER,
+    P_RESERVED,
+    P_TENSOR_OVERLAP,
+    P_ZERO,
+    R_COUNT,
+    combine,
+    overflow,
+    step_time_s,
+)
+from automap.price.kernels import C_COUNT, unit_cost
+from automap.price.layout import Layout, build_layout
+from automap.price.schedule import KINDS
+from automap.price.tables import D_TENSOR, OP_INPUTS, OP_OPERANDS, OP_SIGNATURES, S_PLACES, T_PRODUCER, T_SLOT, Tables
+from automap.price.tables import build_tables as build_tables
+from automap.problem import Problem
+from ir.factors import BROADCAST, PARTIAL
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+RECOMPUTE_MODES = ("none", "selective", "full")
+
+CHUNK, ROW, TIMES = range(3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Operators of one unit in one chunk."""
+
+    unit: int
+    """Number of the unit."""
+    first: int
+    """First operator row of its type."""
+    last: int
+    """One past the last operator row."""
+    chosen: Ints
+    """[last - first, axes] signatures."""
+    recomputed: Mask
+    """[last - first]"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A plan in numbers."""
+
+    layout: Layout
+    num_micro_batches: int
+    samples: int
+    """Of a micro-batch, over all replicas of a stage."""
+    kind: str
+    chunks: tuple[tuple[Segment, ...], ...]
+    """Of each chunk in dataflow order; chunk c runs on rank c mod ranks."""
+    zero: int
+    zero_axes: Mask
+    """[axes]"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a choice costs."""
+
+    step_time_s: float
+    overflow: float
+    """Largest share of its memory by which a device overflows; at most 0 when the choice fits."""
+    ranks: Floats = field(repr=False)
+    """[ranks, R_COUNT], see `combine`."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device has room."""
+        return self.overflow <= 0.0
+
+
+class Evaluator:
+    """Prices choices of `problem`."""
+
+    def __init__(self, problem: Problem, tables: Tables | None = None) -> None:
+        self.problem = problem
+        self.tables = tables or build_tables(problem)
+        self.blocks = self.tables.linkage.blocks
+        parameter, gradient, optimizer = problem.state_bytes
+        trainer = problem.trainer
+        self._settings = np.zeros(P_COUNT)
+        self._settings[P_PARAMETER] = parameter
+        self._settings[P_GRADIENT] = gradient
+        self._settings[P_OPTIMIZER] = optimizer
+        self._settings[P_GRADIENT_OVERLAP] = trainer.gradient_overlap
+        self._settings[P_GATHER_OVERLAP] = trainer.parameter_gather_overlap
+        self._settings[P_TENSOR_OVERLAP] = trainer.tensor_overlap
+        self._settings[P_RESERVED] = trainer.reserved_GiB * (1 << 30)
+
+    @functools.cached_property
+    def tied(self) -> tuple[tuple[str, int, int], ...]:
+        """Parameters that two units read: name, first unit, other unit."""
+        graph, readers = self.problem.graph, {}
+        unit_of = {}
+        for number, unit in enumerate(self.blocks.units):
+            for index in range(unit.start, unit.stop):
+                unit_of[index] = number
+        found = []
+        for tensor in graph.parameters:
+            readers = dict.fromkeys(unit_of[i] for i in graph.consumers[tensor.name] if i in unit_of)
+            units = list(readers)
+            found += [(tensor.name, units[0], other) for other in units[1:]]
+        return tuple(found)
+
+    def layout(self, mesh: Sequence[int], num_ranks: int) -> Layout:
+        """Equal meshes over consecutive devices, one a pipeline rank."""
+        key = (tuple(mesh), num_ranks)
+        if key not in self._layouts:
+            per_rank = int(np.prod(mesh))
+            stages = [(range(r * per_rank, (r + 1) * per_rank), mesh) for r in range(num_ranks)]
+            self._layouts[key] = build_layout(self.problem, stages)
+        return self._layouts[key]
+
+    @functools.cached_property
+    def _layouts(self) -> dict[tuple[tuple[int, ...], int], Layout]:
+        return {}
+
+    def output_placement(self, unit_type: int, chosen: Ints, axes: int) -> Ints:
+        """Placement of the tensor that crosses out of a unit; -3 where undecided, B where nothing crosses."""
+        row = int(self.tables.boundary_out[unit_type])
+        placement = np.full(axes, BROADCAST, dtype=np.int64)
+        if row < 0:
+            return placement
+        tables = self.tables
+        tensor = tables.operands[row, D_TENSOR]
+        maker = int(tables.tensors[tensor, T_PRODUCER])
+        slot = int(tables.operators[maker, OP_INPUTS] + tables.tensors[tensor, T_SLOT])
+        for a in range(axes):
+            signature = int(chosen[maker - int(tables.spans[unit_type]), a])
+            if signature < 0:
+                placement[a] = -3
+            else:
+                at = tables.signatures[tables.operators[maker, OP_SIGNATURES] + signature, S_PLACES] + slot
+                placement[a] = tables.places[at, 0]
+        return placement
+
+    def unit_row(
+        self,
+        segment: Segment,
+        rank: int,
+        layout: Layout,
+        incoming: Ints,
+        samples: int,
+        zero_axes: Mask,
+        boundary_row: int,
+    ) -> Floats:
+        """[C_COUNT] cost of one unit on one rank for one micro-batch."""
+        stage = layout.stages[rank]
+        out = np.empty(C_COUNT)
+        unit_cost(
+            *self.tables.arrays,
+            segment.first,
+            segment.last,
+            segment.chosen,
+            segment.recomputed,
+            incoming,
+            stage.axes,
+            stage.latency_s,
+            stage.bytes_per_s,
+            zero_axes,
+            stage.hardware,
+            float(samples),
+            boundary_row,
+            out,
+        )
+        return out
+
+    def evaluate(self, choice: Choice, *, exact: bool = True) -> Outcome:
+        """Time and memory of a step.
+
+        Args:
+            choice: what is priced.
+            exact: simulate the schedule; otherwise bound it from below in closed form.
+        """
+        rows, parts, whole = self._rows(choice)
+        tied = self.tied_rows(self.tied_homes(choice), choice.layout)
+        return self.combine(choice, np.array(rows), np.array(parts, dtype=np.int64), np.array(whole), tied, exact=exact)
+
+    def combine(
+        self, choice: Choice, costs: Floats, parts: Ints, whole: Mask, tied: Floats, *, exact: bool = True
+    ) -> Outcome:
+        """The outcome from unit costs; see `automap.price.combine`."""
+        layout = choice.layout
+        ranks = len(layout.stages)
+        settings = self._settings.copy()
+        settings[P_ZERO] = choice.zero
+        result = np.empty((ranks, R_COUNT))
+        arrays = self._stage_arrays(layout)
+        combine(
+            costs,
+            parts,
+            whole,
+            KINDS[choice.kind],
+            ranks,
+            choice.num_micro_batches,
+            *arrays[:4],
+            choice.zero_axes,
+            layout.send_latency_s,
+            layout.send_bytes_per_s,
+            arrays[4],
+            tied,
+            settings,
+            exact,
+            result,
+        )
+        return Outcome(step_time_s=step_time_s(result), overflow=overflow(result), ranks=result)
+
+    def _stage_arrays(self, layout: Layout) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+        key = id(layout)
+        if key not in self._stacked:
+            stages = layout.stages
+            self._stacked[key] = (
+                np.array([s.axes for s in stages]),
+                np.array([s.latency_s for s in stages]),
+                np.array([s.bytes_per_s for s in stages]),
+                np.array([s.hardware for s in stages]),
+                np.array([s.capacity for s in stages]),
+            )
+            self._alive.append(layout)
+        return self._stacked[key]
+
+    @functools.cached_property
+    def _stacked(self) -> dict[int, tuple[Floats, Floats, Floats, Floats, Floats]]:
+        return {}
+
+    @functools.cached_property
+    def _alive(self) -> list[Layout]:
+        # Keeps the ids of `_stacked` from being used again.
+        return []
+
+    def _rows(self, choice: Choice) -> tuple[list[Floats], list[tuple[int, int, int]], list[bool]]:
+        """Unit costs, each computed once for equal units in equal surroundings."""
+        axes = len(choice.zero_axes)
+        incoming = np.full(axes, BROADCAST, dtype=np.int64)
+        before = -1
+        seen: dict[tuple[object, ...], int] = {}
+        rows: list[Floats] = []
+        parts: list[tuple[int, int, int]] = []
+        whole: list[bool] = []
+        num_ranks = len(choice.layout.stages)
+        for number, segments in enumerate(choice.chunks):
+            rank = number % num_ranks
+            place = 0 if choice.layout.uniform else rank
+            for position, segment in enumerate(segments):
+                unit_type = self.blocks.units[segment.unit].type
+                boundary_row = int(self.tables.boundary_out[unit_type])
+                # The unit type before and the place in the chunk are part of the key only so that equal plans add up
+                # in the same order here and in `Skeleton`, to the last bit.
+                key = (
+                    before,
+                    position == 0,
+                    segment.first,
+                    segment.last,
+                    segment.chosen.tobytes(),
+                    segment.recomputed.tobytes(),
+                    incoming.tobytes(),
+                    place,
+                )
+                if key not in seen:
+                    seen[key] = len(rows)
+                    rows.append(
+                        self.unit_row(
+                            segment, rank, choice.layout, incoming, choice.samples, choice.zero_axes, boundary_row
+                        )
+                    )
+                row = seen[key]
+                if parts and parts[-1][CHUNK] == number and parts[-1][ROW] == row:
+                    parts[-1] = (number, row, parts[-1][TIMES] + 1)
+                else:
+                    parts.append((number, row, 1))
+                    whole.append(bool(segment.recomputed.all()))
+                is_last = position == len(segments) - 1
+                incoming = self.output_placement(unit_type, segment.chosen, axes)
+                before = unit_type
+                if is_last:
+                    # A partial tensor is never sent: it is reduced before it leaves the stage.
+                    incoming[incoming == PARTIAL] = BROADCAST
+        return rows, parts, whole
+
+    def tied_homes(self, choice: Choice) -> list[tuple[str, int, Segment, int, Segment]]:
+        """Parameters read by two units of the choice: name, rank and segment of the one, of the other."""
+        wanted = {unit for _, one, other in self.tied for unit in (one, other)}
+        home: dict[int, tuple[int, Segment]] = {}
+        num_ranks = len(choice.layout.stages)
+        for number, segments in enumerate(choice.chunks if wanted else ()):
+            for segment in segments:
+                if segment.unit in wanted:
+                    home.setdefault(segment.unit, (number % num_ranks, segment))
+        return [(name, *home[one], *home[other]) for name, one, other in self.tied if one in home and other in home]
+
+    def tied_rows(
+        self,
+        homes: Sequence[tuple[str, int, Segment, int, Segment]],
+        layout: Layout,
+        chosen: Sequence[Ints] | None = None,
+    ) -> Floats:
+        """What `combine` needs of tied parameters; `chosen` by unit type replaces the segments' signatures."""
+        rows = []
+        for name, one, first, other, second in homes:
+            elements = float(self.problem.graph.tensors[name].num_elements)
+            sizes = []
+            for rank, segment in ((one, first), (other, second)):
+                signatures = segment.chosen if chosen is None else chosen[self.blocks.units[segment.unit].type]
+                sizes.append(elements / self._shard(name, segment, signatures, layout.stages[rank].axes))
+            rows.append([float(one), float(other), *sizes])
+        return np.array(rows, dtype=np.float64).reshape(-1, 4)
+
+    def _shard(self, name: str, segment: Segment, chosen: Ints, axes: Floats) -> float:
+        """Over how many ranks a parameter is split in a unit."""
+        tables = self.tables
+        operator, slot = self._reader(name, segment.unit)
+        ranks = 1.0
+        for a in range(len(axes)):
+            signature = int(chosen[operator - segment.first, a])
+            if signature < 0:
+                # Undecided: as if split, so that memory is bounded from below only.
+                ranks *= float(axes[a])
+                continue
+            at = tables.signatures[tables.operators[operator, OP_SIGNATURES] + signature, S_PLACES] + slot
+            if tables.places[at, 0] >= 0:
+                ranks *= float(axes[a])
+        return ranks
+
+    def _reader(self, name: str, unit: int) -> tuple[int, int]:
+        """Operator row and input slot that read parameter `name` in `unit`."""
+        key = (name, unit)
+        if key not in self._readers:
+            where = self.blocks.units[unit]
+            for offset in range(where.stop - where.start):
+                op = self.problem.graph.operators[where.start + offset]
+                if name in op.inputs:
+                    self._readers[key] = (int(self.tables.spans[where.type]) + offset, op.inputs.index(name))
+                    break
+        return self._readers[key]
+
+    @functools.cached_property
+    def _readers(self) -> dict[tuple[str, int], tuple[int, int]]:
+        return {}
+
+    def masks(self, unit_type: int) -> Mapping[str, Mask]:
+        """The recompute mode's operators of a unit type."""
+        if unit_type not in self._masks:
+            rows = self.tables.rows(unit_type)
+            core = self.tables.core[rows.start : rows.stop]
+            self._masks[unit_type] = {
+                "none": np.zeros(len(rows), dtype=np.bool_),
+                "selective": core.copy(),
+                "full": np.ones(len(rows), dtype=np.bool_),
+            }
+        return self._masks[unit_type]
+
+    @functools.cached_property
+    def _masks(self) -> dict[int, Mapping[str, Mask]]:
+        return {}
+
+    @functools.cached_property
+    def has_core(self) -> bool:
+        """Whether selective recomputation differs from none."""
+        return bool(self.tables.core.any())
+
+    @functools.cached_property
+    def unit_weights(self) -> Floats:
+        """[units] forward and backward FLOPs of one sample plus bytes on the same scale: how heavy units are."""
+        graph = self.problem.graph
+        device = self.problem.cluster.device(0)
+        flops_rate = device.flops(self.problem.precision) * device.gemm_efficiency
+        bytes_rate = device.hbm_bandwidth_GBps * 1e9 * device.memory_efficiency
+        weights = []
+        for unit in self.blocks.units:
+            total = 0.0
+            for op in graph.operators[unit.start : unit.stop]:
+                if op.is_view:
+                    continue
+                elements = sum(graph.tensors[n].elements.at(1) for n in (*op.inputs, *op.outputs))
+                moved = elements * self.problem.activation_bytes * sum(op.traffic)
+                flops = op.forward_flops.at(1) + op.backward_flops.at(1)
+                total += max(flops / flops_rate, moved / bytes_rate)
+            weights.append(total)
+        return np.array(weights)

@@ -1,0 +1,412 @@
+"""Compiled kernels: the cost of one unit under a sharding, and the pipeline schedule.
+
+`unit_cost` is the one place where shardings become seconds and bytes; it also prices prefixes of a plan, in which
+undecided signatures (-1) are taken at their best, so that its results are lower bounds. `run_schedule` times a
+pipeline: every rank serves its actions in a fixed order (max-plus, hence monotone). No fast-math, no reductions that
+depend on a batch. Units: seconds, bytes, samples.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import boolean, float64, int64, njit, void
+
+from automap.collectives import KIND_COUNT, UNKNOWN, collective_s, convert
+from automap.price.tables import (
+    B_FIXED,
+    B_KERNELS,
+    B_SAMPLE,
+    BOUNDARY,
+    D_EARLIER,
+    D_OWNER,
+    D_SAVED,
+    D_TENSOR,
+    E_BYTES,
+    E_FIXED,
+    E_SAMPLE,
+    F_BYTES,
+    F_FIXED,
+    F_MEASURED,
+    F_SAMPLE,
+    OP_DIVISIBLE,
+    OP_FREE,
+    OP_INPUTS,
+    OP_OPERANDS,
+    OP_OUTPUTS,
+    OP_SIGNATURES,
+    PARAMETER,
+    S_DIVIDES,
+    S_KIND,
+    S_PLACES,
+    T_BACKWARD,
+    T_BATCH_DIM,
+    T_DIMS,
+    T_FORWARD,
+    T_GRAD,
+    T_NDIM,
+    T_PRODUCER,
+    T_ROLE,
+    T_ROOT,
+    T_SLOT,
+)
+from ir.factors import BROADCAST, PARTIAL
+
+# Slots of the result of unit_cost.
+C_FORWARD, C_BACKWARD, C_RECOMPUTE, C_PARAMETERS, C_ZERO, C_SAVED, C_LIVE, C_WORKSPACE, C_BOUNDARY = range(9)
+C_FORWARD_COMM = 9
+C_BACKWARD_COMM = C_FORWARD_COMM + KIND_COUNT
+C_RECOMPUTE_COMM = C_BACKWARD_COMM + KIND_COUNT
+C_REDUCE = C_RECOMPUTE_COMM + KIND_COUNT
+MAX_AXES = 4
+C_COUNT = C_REDUCE + MAX_AXES
+"""C_REDUCE + axis: local elements of parameter gradients that are reduced over that axis once a step."""
+
+# Slots of the hardware vector.
+H_FLOPS, H_BANDWIDTH, H_LAUNCH, H_ELEMENTWISE = range(4)
+
+_TABLES = (
+    int64[:, ::1],
+    float64[:, ::1],
+    int64[:, ::1],
+    int64[:, ::1],
+    float64[:, ::1],
+    int64[:, ::1],
+    float64[:, ::1],
+    int64[:, ::1],
+)
+
+
+@njit(int64(int64[:, ::1], int64[:, ::1], int64[:, ::1], int64, int64, int64), cache=True)
+def _placement(operators, signatures, places, op, slot, signature):  # type: ignore[no-untyped-def]
+    """Placement of operand `slot` of `op` under `signature` on one axis; UNKNOWN where undecided."""
+    if signature < 0:
+        return UNKNOWN
+    return places[signatures[operators[op, OP_SIGNATURES] + signature, S_PLACES] + slot, 0]
+
+
+@njit(float64(float64[:, ::1], int64[:, ::1], int64, int64[:], float64[:], float64), cache=True)
+def _local_bytes(sizes, tensors, tensor, placement, axes, samples):  # type: ignore[no-untyped-def]
+    """Bytes of a tensor that one rank holds."""
+    amount = (sizes[tensor, E_FIXED] + sizes[tensor, E_SAMPLE] * samples) * sizes[tensor, E_BYTES]
+    for a in range(axes.shape[0]):
+        if placement[a] >= 0 or placement[a] == UNKNOWN:
+            amount /= axes[a]
+    return amount
+
+
+@njit(
+    void(
+        *_TABLES,
+        int64,
+        int64,
+        int64[:, ::1],
+        boolean[::1],
+        int64[::1],
+        float64[::1],
+        float64[::1],
+        float64[::1],
+        boolean[::1],
+        float64[::1],
+        float64,
+        int64,
+        float64[::1],
+    ),
+    cache=True,
+)
+def unit_cost(  # type: ignore[no-untyped-def]
+    operators,
+    costs,
+    operands,
+    tensors,
+    sizes,
+    signatures,
+    exchanges,
+    places,
+    first,
+    last,
+    chosen,
+    recomputed,
+    incoming,
+    axes,
+    latency_s,
+    bytes_per_s,
+    zero_axes,
+    hardware,
+    samples,
+    boundary_row,
+    out,
+):
+    """Cost of operators [first, last) of one unit for one micro-batch on one rank.
+
+    Args:
+        operators..places: see `Tables.arrays`.
+        first: first operator row.
+        last: one past the last operator row.
+        chosen: [last - first, axes] signature of each operator on each axis; -1 = undecided.
+        recomputed: [last - first] whether the operator runs again in the backward pass.
+        incoming: [axes] placement of the tensor that crosses into the unit.
+        axes: [axes] ranks of each mesh axis.
+        latency_s: [axes] of a collective over the axis.
+        bytes_per_s: [axes] of a collective over the axis.
+        zero_axes: [axes] whether ZeRO shards over the axis.
+        hardware: FLOP/s, bytes/s, seconds a kernel, share of elementwise traffic.
+        samples: of the micro-batch, over all ranks of the mesh.
+        boundary_row: row of `operands` whose tensor crosses out of the unit, or -1.
+        out: [C_COUNT] result, overwritten. Seconds, bytes, and elements for C_PARAMETERS, C_ZERO and C_REDUCE.
+    """
+    num_axes = axes.shape[0]
+    out[:] = 0.0
+    source = np.empty(num_axes, np.int64)
+    target = np.empty(num_axes, np.int64)
+    wanted = np.empty(num_axes, np.int64)
+    given = np.empty(num_axes, np.int64)
+    comm = np.zeros(KIND_COUNT)
+    whole = True
+    for k in range(last - first):
+        if not recomputed[k]:
+            whole = False
+    saved_root = np.empty(2 * (operands.shape[0] if last == first else last - first) * 8 + 64, np.int64)
+    saved_size = np.empty(saved_root.shape[0])
+    live_root = np.empty(saved_root.shape[0], np.int64)
+    live_size = np.empty(saved_root.shape[0])
+    num_saved = 0
+    num_live = 0
+
+    for op in range(first, last):
+        k = op - first
+        begin = operators[op, OP_OPERANDS]
+        num_inputs = operators[op, OP_INPUTS]
+        count = num_inputs + operators[op, OP_OUTPUTS]
+        free = operators[op, OP_FREE] == 1
+        divisor = 1.0
+        for a in range(num_axes):
+            if chosen[k, a] < 0:
+                if operators[op, OP_DIVISIBLE] == 1:
+                    divisor *= axes[a]
+            elif signatures[operators[op, OP_SIGNATURES] + chosen[k, a], S_DIVIDES] == 1:
+                divisor *= axes[a]
+
+        moved = 0.0
+        produced = 0.0
+        for slot in range(count):
+            row = begin + slot
+            tensor = operands[row, D_TENSOR]
+            is_output = slot >= num_inputs
+            for a in range(num_axes):
+                target[a] = _placement(operators, signatures, places, op, slot, chosen[k, a])
+            local = _local_bytes(sizes, tensors, tensor, target, axes, samples)
+            moved += local
+            if is_output:
+                produced += local
+            role = tensors[tensor, T_ROLE]
+            earlier = operands[row, D_EARLIER]
+            producer = tensors[tensor, T_PRODUCER]
+            makes_free = producer >= 0 and operators[producer, OP_FREE] == 1
+
+            if role == PARAMETER and earlier < 0:
+                elements = sizes[tensor, E_FIXED]
+                for a in range(num_axes):
+                    if target[a] >= 0 or target[a] == UNKNOWN:
+                        elements /= axes[a]
+                sharded = elements
+                for a in range(num_axes):
+                    if zero_axes[a] and target[a] == BROADCAST:
+                        sharded /= axes[a]
+                out[C_PARAMETERS] += elements
+                out[C_ZERO] += sharded
+                if tensors[tensor, T_GRAD] == 1:
+                    _reduce_axes(
+                        operators, operands, tensors, signatures, places, op, slot, chosen, first, last, axes, elements, out
+                    )
+
+            is_boundary = role == BOUNDARY
+            if not is_output and (is_boundary or (producer >= first and not makes_free)):
+                for a in range(num_axes):
+                    if is_boundary:
+                        source[a] = incoming[a]
+                    else:
+                        source[a] = _placement(
+                            operators,
+                            signatures,
+                            places,
+                            producer,
+                            operators[producer, OP_INPUTS] + tensors[tensor, T_SLOT],
+                            chosen[producer - first, a],
+                        )
+                    given[a] = (
+                        UNKNOWN
+                        if chosen[k, a] < 0
+                        else places[signatures[operators[op, OP_SIGNATURES] + chosen[k, a], S_PLACES] + slot, 1]
+                    )
+                # A conversion that an earlier consumer of the tensor already asked for is shared.
+                shared = False
+                while earlier >= first and not shared and operands[earlier, D_OWNER] >= first:
+                    other = operands[earlier, D_OWNER]
+                    same = True
+                    for a in range(num_axes):
+                        signature = chosen[other - first, a]
+                        place = earlier - operators[other, OP_OPERANDS]
+                        if signature < 0:
+                            same = same and chosen[k, a] < 0
+                        else:
+                            at = signatures[operators[other, OP_SIGNATURES] + signature, S_PLACES] + place
+                            same = same and places[at, 0] == target[a] and places[at, 1] == given[a]
+                    shared = same
+                    earlier = operands[earlier, D_EARLIER]
+                if not shared:
+                    data = (sizes[tensor, E_FIXED] + sizes[tensor, E_SAMPLE] * samples) * sizes[tensor, E_BYTES]
+                    comm[:] = 0.0
+                    convert(data, source, target, axes, latency_s, bytes_per_s, comm)
+                    again = recomputed[k] and (is_boundary or recomputed[producer - first])
+                    for kind in range(KIND_COUNT):
+                        out[C_FORWARD_COMM + kind] += comm[kind]
+                        if again:
+                            out[C_RECOMPUTE_COMM + kind] += comm[kind]
+                    if tensors[tensor, T_GRAD] == 1:
+                        for a in range(num_axes):
+                            wanted[a] = source[a]
+                            if source[a] == PARTIAL:
+                                wanted[a] = BROADCAST
+                        comm[:] = 0.0
+                        convert(data, given, wanted, axes, latency_s, bytes_per_s, comm)
+                        for kind in range(KIND_COUNT):
+                            out[C_BACKWARD_COMM + kind] += comm[kind]
+
+            if operands[row, D_SAVED] == 1 and role != PARAMETER and not makes_free:
+                root = tensors[tensor, T_ROOT]
+                keeper = tensors[root, T_PRODUCER]
+                amount = local
+                inside = recomputed[k] and keeper >= first and recomputed[keeper - first]
+                if is_boundary and whole:
+                    for a in range(num_axes):
+                        source[a] = incoming[a]
+                    amount = _local_bytes(sizes, tensors, tensor, source, axes, samples)
+                num_live = _keep(live_root, live_size, num_live, root, local)
+                if not inside:
+                    num_saved = _keep(saved_root, saved_size, num_saved, root, amount)
+            if is_boundary and whole and not is_output:
+                for a in range(num_axes):
+                    source[a] = incoming[a]
+                amount = _local_bytes(sizes, tensors, tensor, source, axes, samples)
+                num_saved = _keep(saved_root, saved_size, num_saved, tensor, amount)
+            if row == boundary_row:
+                out[C_BOUNDARY] = local
+
+        if produced > out[C_WORKSPACE]:
+            out[C_WORKSPACE] = produced
+        if free:
+            continue
+
+        # Roofline: the slower of arithmetic and memory traffic, plus the gap a kernel adds.
+        flops = costs[op, F_FIXED] + costs[op, F_SAMPLE] * samples
+        traffic = hardware[H_ELEMENTWISE] if flops == 0.0 else 1.0
+        if costs[op, F_BYTES] >= 0.0:
+            moved = costs[op, F_BYTES] * samples / divisor
+        forward_bytes = moved * costs[op, T_FORWARD] * traffic
+        forward = max(flops / divisor / hardware[H_FLOPS], forward_bytes / hardware[H_BANDWIDTH])
+        if forward > 0.0:
+            forward += hardware[H_LAUNCH]
+        back_flops = costs[op, B_FIXED] + costs[op, B_SAMPLE] * samples
+        back_bytes = moved * costs[op, T_BACKWARD] * traffic
+        backward = max(back_flops / divisor / hardware[H_FLOPS], back_bytes / hardware[H_BANDWIDTH])
+        if backward > 0.0:
+            backward += hardware[H_LAUNCH] * costs[op, B_KERNELS]
+        if costs[op, F_MEASURED] >= 0.0:
+            forward = costs[op, F_MEASURED] * samples / divisor
+            backward = 2.0 * forward
+        out[C_FORWARD] += forward
+        out[C_BACKWARD] += backward
+        if recomputed[k]:
+            out[C_RECOMPUTE] += forward
+
+        for a in range(num_axes):
+            if chosen[k, a] >= 0:
+                row = operators[op, OP_SIGNATURES] + chosen[k, a]
+                kind = signatures[row, S_KIND]
+                if kind >= 0:
+                    # The other axes shard what is exchanged.
+                    shard = divisor / axes[a]
+                    data = (exchanges[row, 0] + exchanges[row, 1] * samples) / shard
+                    spent = collective_s(kind, axes[a], latency_s[a], bytes_per_s[a], data)
+                    out[C_FORWARD_COMM + kind] += spent
+                    if recomputed[k]:
+                        out[C_RECOMPUTE_COMM + kind] += spent
+                    data = (exchanges[row, 2] + exchanges[row, 3] * samples) / shard
+                    out[C_BACKWARD_COMM + kind] += collective_s(kind, axes[a], latency_s[a], bytes_per_s[a], data)
+
+    for i in range(num_saved):
+        out[C_SAVED] += saved_size[i]
+    for i in range(num_live):
+        out[C_LIVE] += live_size[i]
+
+
+@njit(int64(int64[::1], float64[::1], int64, int64, float64), cache=True)
+def _keep(roots, amounts, count, root, amount):  # type: ignore[no-untyped-def]
+    """Adds a kept tensor unless the same memory is kept already; returns the new count."""
+    for i in range(count):
+        if roots[i] == root and amounts[i] == amount:
+            return count
+    if count < roots.shape[0]:
+        roots[count] = root
+        amounts[count] = amount
+        count += 1
+    return count
+
+
+@njit(cache=True)
+def _reduce_axes(  # type: ignore[no-untyped-def]
+    operators, operands, tensors, signatures, places, op, slot, chosen, first, last, axes, elements, out
+):
+    """Adds a parameter's local gradient elements to every axis on which the gradient is partial.
+
+    A parameter view hands the question on to its consumer.
+    """
+    reader, place = op, slot
+    while operators[reader, OP_FREE] == 1:
+        made = operands[operators[reader, OP_OPERANDS] + operators[reader, OP_INPUTS], D_TENSOR]
+        found = -1
+        for other in range(reader + 1, last):
+            for s in range(operators[other, OP_INPUTS]):
+                if found < 0 and operands[operators[other, OP_OPERANDS] + s, D_TENSOR] == made:
+                    found = other
+                    place = s
+        if found < 0:
+            return
+        reader = found
+    for a in range(axes.shape[0]):
+        if axes[a] > 1.0 and chosen[reader - first, a] >= 0:
+            at = signatures[operators[reader, OP_SIGNATURES] + chosen[reader - first, a], S_PLACES] + place
+            if places[at, 0] == BROADCAST and places[at, 1] == PARTIAL:
+                out[C_REDUCE + a] += elements
+
+
+@njit(
+    boolean(int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[:, ::1], int64, int64[::1], float64[::1], int64),
+    cache=True,
+)
+def divides(operators, operands, tensors, signatures, places, op, chosen, axes, samples):  # type: ignore[no-untyped-def]
+    """Whether every split dim of `op` divides evenly on all axes that are decided.
+
+    Args:
+        operators..places: see `Tables.arrays`.
+        op: operator row.
+        chosen: [axes] its signature on each axis; -1 = undecided.
+        axes: [axes] ranks of each axis.
+        samples: of the micro-batch.
+    """
+    begin = operators[op, OP_OPERANDS]
+    for slot in range(operators[op, OP_INPUTS] + operators[op, OP_OUTPUTS]):
+        tensor = operands[begin + slot, D_TENSOR]
+        for dim in range(tensors[tensor, T_NDIM]):
+            ranks = 1
+            for a in range(axes.shape[0]):
+                if _placement(operators, signatures, places, op, slot, chosen[a]) == dim:
+                    ranks *= int64(axes[a])
+            if ranks > 1:
+                extent = tensors[tensor, T_DIMS + dim]
+                if tensors[tensor, T_BATCH_DIM] == dim:
+                    # The batch is the major factor of its dim: whole samples go to each rank.
+                    extent = samples
+                if extent % ranks != 0:
+                    return False
+    return True

@@ -1,0 +1,246 @@
+"""Tables: a problem's graph as flat arrays, one row an operator of each unit type, for the compiled kernels.
+
+Everything here belongs to the problem and to no plan. Columns are named by the constants below; `kernels.py` reads
+them. Units: elements, bytes, FLOPs, seconds.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.problem import Problem
+from ir.factors import BROADCAST, Signature
+from ir.graph import DTYPE_BYTES, Graph, Operator, Tensor
+from ir.linkage import Linkage, link
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+# Columns of Tables.operators (integers).
+OP_OPERANDS, OP_INPUTS, OP_OUTPUTS, OP_SIGNATURES, OP_COUNT, OP_FREE, OP_DIVISIBLE = range(7)
+# Columns of Tables.costs.
+F_FIXED, F_SAMPLE, B_FIXED, B_SAMPLE, T_FORWARD, T_BACKWARD, B_KERNELS, F_MEASURED, F_BYTES = range(9)
+# Columns of Tables.operands.
+D_TENSOR, D_SAVED, D_EARLIER, D_OWNER = range(4)
+# Columns of Tables.tensors (integers); the dims follow.
+T_ROLE, T_PRODUCER, T_SLOT, T_GRAD, T_ROOT, T_BATCH_DIM, T_NDIM, T_DIMS = range(8)
+MAX_DIMS = 8
+# Columns of Tables.sizes.
+E_FIXED, E_SAMPLE, E_BYTES = range(3)
+# Columns of Tables.signatures.
+S_PLACES, S_DIVIDES, S_KIND, S_BATCH = range(4)
+
+ACTIVATION, PARAMETER, OTHER, BOUNDARY = range(4)
+"""Roles in a unit; BOUNDARY is the tensor that crosses into it, OTHER is data, buffers and constants."""
+
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SEND_RECV = range(5)
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """Flat arrays over the operators of all unit types; unit type t owns rows spans[t]..spans[t+1]."""
+
+    linkage: Linkage
+    graph: Graph
+    spans: Ints
+    operators: Ints
+    costs: Floats
+    operands: Ints
+    tensors: Ints
+    sizes: Floats
+    signatures: Ints
+    exchanges: Floats
+    """Internal collective of each signature: forward fixed, per sample, backward fixed, per sample; bytes."""
+    places: Ints
+    """(placement, gradient placement) of each operand of each signature."""
+    boundary_out: Ints
+    """unit type -> row of `operands` whose tensor crosses out of the unit, or -1."""
+    core: npt.NDArray[np.bool_]
+    """operator row -> whether it belongs to an attention core."""
+    names: tuple[tuple[str, ...], ...]
+    """unit type -> tensor names by local number (the representative unit's)."""
+
+    @property
+    def arrays(self) -> tuple[Ints, Floats, Ints, Ints, Floats, Ints, Floats, Ints]:
+        """What every kernel takes first."""
+        return (
+            self.operators,
+            self.costs,
+            self.operands,
+            self.tensors,
+            self.sizes,
+            self.signatures,
+            self.exchanges,
+            self.places,
+        )
+
+    def rows(self, unit_type: int) -> range:
+        """Operator rows of a unit type."""
+        return range(int(self.spans[unit_type]), int(self.spans[unit_type + 1]))
+
+
+class _Builder:
+    def __init__(self, problem: Problem, linkage: Linkage) -> None:
+        self.problem = problem
+        self.graph = problem.graph
+        self.linkage = linkage
+        self.operators: list[list[int]] = []
+        self.costs: list[list[float]] = []
+        self.operands: list[list[int]] = []
+        self.tensors: list[list[int]] = []
+        self.sizes: list[list[float]] = []
+        self.signatures: list[list[int]] = []
+        self.exchanges: list[list[float]] = []
+        self.places: list[list[int]] = []
+        self.boundary_out: list[int] = []
+        self.core: list[bool] = []
+        self.names: list[tuple[str, ...]] = []
+        self.spans = [0]
+
+    def add_type(self, unit_type: int) -> None:
+        unit = self.linkage.blocks.representative(unit_type)
+        linked = self.linkage.types[unit_type]
+        ops = [self.graph.operators[i] for i in range(unit.start, unit.stop)]
+        local: dict[str, int] = {}
+        maker = {name: (k, slot) for k, op in enumerate(ops) for slot, name in enumerate(op.outputs)}
+        roots: dict[str, int] = {}
+        first = len(self.operators)
+        out_row = -1
+        for k, op in enumerate(ops):
+            begin = len(self.operands)
+            earlier: dict[str, int] = {}
+            for slot, name in enumerate((*op.inputs, *op.outputs)):
+                if name not in local:
+                    local[name] = self._add_tensor(self.graph.tensors[name], maker.get(name), first, linked.boundary_in)
+                    roots[name] = local[name]
+                is_output = slot >= len(op.inputs)
+                if is_output and _is_alias(op):
+                    roots[name] = roots[op.inputs[0]]
+                    self.tensors[local[name]][T_ROOT] = roots[name]
+                if is_output and name == linked.boundary_out:
+                    out_row = len(self.operands)
+                before = earlier.get(name, self._last_use(ops[:k], name, first))
+                if not is_output:
+                    earlier[name] = len(self.operands)
+                self.operands.append([local[name], int(name in op.saved), before, first + k])
+            self._add_operator(op, linked.signatures[k], begin)
+            self.core.append(k in linked.core)
+        self.boundary_out.append(out_row)
+        self.names.append(tuple(local))
+        self.spans.append(len(self.operators))
+
+    def _last_use(self, ops: list[Operator], name: str, first: int) -> int:
+        for k in range(len(ops) - 1, -1, -1):
+            if name in ops[k].inputs:
+                return self.operators[first + k][OP_OPERANDS] + ops[k].inputs.index(name)
+        return -1
+
+    def _add_tensor(self, tensor: Tensor, made: tuple[int, int] | None, first: int, incoming: str | None) -> int:
+        if tensor.name == incoming:
+            role = BOUNDARY
+        elif tensor.role == "parameter":
+            role = PARAMETER
+        elif made is not None:
+            role = ACTIVATION
+        else:
+            role = OTHER
+        producer, slot = (first + made[0], made[1]) if made else (-1, 0)
+        index = len(self.tensors)
+        needs_gradient = tensor.is_float and (role == PARAMETER or (role != OTHER and self._depends(tensor.name)))
+        dims = list(tensor.shape[:MAX_DIMS]) + [1] * (MAX_DIMS - len(tensor.shape[:MAX_DIMS]))
+        batch = -1 if tensor.batch_dim is None else tensor.batch_dim
+        self.tensors.append(
+            [role, producer, slot, int(needs_gradient), index, batch, min(len(tensor.shape), MAX_DIMS), *dims]
+        )
+        size = self.problem.activation_bytes if tensor.is_float else DTYPE_BYTES.get(tensor.dtype, 4.0)
+        self.sizes.append([tensor.elements.fixed, tensor.elements.per_sample, size])
+        return index
+
+    def _depends(self, name: str) -> bool:
+        return name in self._trained
+
+    @property
+    def _trained(self) -> set[str]:
+        if not hasattr(self, "_trained_names"):
+            found = {t.name for t in self.graph.tensors.values() if t.role == "parameter"}
+            for op in self.graph.operators:
+                if any(name in found for name in op.inputs):
+                    found.update(name for name in op.outputs if self.graph.tensors[name].is_float)
+            self._trained_names = found
+        return self._trained_names
+
+    def _add_operator(self, op: Operator, table: tuple[Signature, ...], operands: int) -> None:
+        begin = len(self.signatures)
+        for signature in table:
+            factor = None if signature.factor is None else op.rule.factors[signature.factor]
+            exchange = factor.collective if factor else None
+            if exchange is not None and exchange.name == "batch_norm" and self.problem.training.batch_norm == "local":
+                exchange = None
+            kind = -1 if exchange is None else COLLECTIVES.index(exchange.kind)
+            self.signatures.append(
+                [len(self.places), int(signature.divides_work), kind, int(factor is not None and factor.is_batch)]
+            )
+            self.exchanges.append([*exchange.forward_bytes, *exchange.backward_bytes] if exchange else [0.0] * 4)
+            gradients = (*signature.input_gradients, *([BROADCAST] * len(signature.outputs)))
+            placements = (*signature.inputs, *signature.outputs)
+            self.places += [[p, g] for p, g in zip(placements, gradients, strict=True)]
+        free = op.is_view or op.is_constant
+        divisible = any(s.divides_work for s in table)
+        self.operators.append(
+            [operands, len(op.inputs), len(op.outputs), begin, len(table), int(free), int(divisible)]
+        )
+        trained_inputs = sum(self._depends(name) for name in op.inputs)
+        cost = next((c for g, c in self.problem.hints.costs.items() if fnmatch.fnmatchcase(op.name, g)), None)
+        self.costs.append(
+            [
+                op.forward_flops.fixed,
+                op.forward_flops.per_sample,
+                op.backward_flops.fixed,
+                op.backward_flops.per_sample,
+                *((0.0, 0.0) if free else op.traffic),
+                float(max(1, trained_inputs)) if op.forward_flops.at(1) > 0 else 1.0,
+                cost.forward_s if cost is not None and cost.forward_s is not None else -1.0,
+                cost.bytes if cost is not None and cost.bytes is not None else -1.0,
+            ]
+        )
+
+
+def _is_alias(op: Operator) -> bool:
+    """Whether the output shares the input's memory."""
+    return op.traffic[0] == 0.0 and len(op.outputs) == 1 and len(op.inputs) >= 1
+
+
+def build_tables(problem: Problem, linkage: Linkage | None = None) -> Tables:
+    """Compiles the graph of `problem`."""
+    linkage = linkage or link(problem.graph)
+    builder = _Builder(problem, linkage)
+    for unit_type in range(linkage.blocks.num_types):
+        builder.add_type(unit_type)
+
+    def ints(rows: list[list[int]], width: int) -> Ints:
+        return np.array(rows, dtype=np.int64).reshape(-1, width)
+
+    def floats(rows: list[list[float]], width: int) -> Floats:
+        return np.array(rows, dtype=np.float64).reshape(-1, width)
+
+    return Tables(
+        linkage=linkage,
+        graph=problem.graph,
+        spans=np.array(builder.spans, dtype=np.int64),
+        operators=ints(builder.operators, 7),
+        costs=floats(builder.costs, 9),
+        operands=ints(builder.operands, 4),
+        tensors=ints(builder.tensors, T_DIMS + MAX_DIMS),
+        sizes=floats(builder.sizes, 3),
+        signatures=ints(builder.signatures, 4),
+        exchanges=floats(builder.exchanges, 4),
+        places=ints(builder.places, 2),
+        boundary_out=np.array(builder.boundary_out, dtype=np.int64),
+        core=np.array(builder.core, dtype=np.bool_),
+        names=tuple(builder.names),
+    )

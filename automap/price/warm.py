@@ -1,0 +1,16 @@
+"""Compiles every numba kernel into its cache; run once by `make setup`."""
+
+from automap.collectives import convert
+from automap.price.combine import combine
+from automap.price.kernels import divides, unit_cost
+from automap.price.schedule import run_schedule
+
+
+def main() -> None:
+    """Importing the kernels compiles them: their signatures are eager."""
+    for kernel in (convert, unit_cost, divides, run_schedule, combine):
+        assert kernel.signatures, kernel
+
+
+if __name__ == "__main__":
+    main()

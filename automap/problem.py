@@ -1,0 +1,210 @@
+"""Problem: a graph, a cluster, training settings and hints; what a search is about.
+
+Construction checks that the four fit each other, so that everything behind it may rely on it.
+Units: samples (one sequence, one image), bytes.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any, Literal
+
+from automap.cluster import Cluster
+from automap.errors import ProblemError
+from automap.hints import Hints
+from automap.records import from_json
+from ir.graph import Amount, Graph, Operator
+
+Precision = Literal["bf16", "fp16", "tf32", "fp32"]
+SyncKind = Literal["synchronous", "local_sgd", "dasgd"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """How the model is trained."""
+
+    global_batch: int
+    """Samples of one optimizer step, over all devices."""
+    precision: Precision | None = None
+    """Of the arithmetic; None = bf16 where every device has it, else fp16."""
+    optimizer: Literal["adam", "momentum", "sgd"] = "adam"
+    loss: Literal["cross_entropy", "mse"] | None = None
+    """Appended when the graph has no scalar output; None = cross-entropy of the first output."""
+    trainer: str = "generic"
+    """A file of `automap/data/trainers`: what the training software overlaps, fuses and reserves."""
+    batch_norm: Literal["local", "synchronized"] = "local"
+    sync_modes: tuple[SyncKind, ...] = ("synchronous",)
+    """What the user allows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trainer:
+    """What the price must know of the training software (a file of `automap/data/trainers`)."""
+
+    name: str
+    about: str
+    gradient_overlap: float
+    """Share of the gradient reduction that hides under the backward pass, 0..1."""
+    parameter_gather_overlap: float
+    """Share of ZeRO's parameter gathers that hides under compute, 0..1."""
+    tensor_overlap: float
+    """Share of the collectives inside a stage that hides under compute, 0..1."""
+    bytes_per_parameter: Mapping[str, float]
+    """Of `parameter`, `gradient` and `optimizer` (master weights and Adam's moments) in mixed precision."""
+    reserved_GiB: float  # noqa: N815
+    """Memory that the framework holds on every device."""
+    elementwise_traffic: float
+    """Bytes that memory-bound operators really move over those of operator-by-operator execution."""
+    error_band: float
+    """Half-width of the band around an estimate, as a share of it."""
+    schema: str = "automap.trainer/1"
+    source: Mapping[str, str] | None = None
+
+
+@functools.cache
+def trainers() -> Mapping[str, Trainer]:
+    """Every trainer that has a data file, by name."""
+    found = {}
+    for entry in sorted(resources.files("automap").joinpath("data", "trainers").iterdir(), key=lambda e: e.name):
+        trainer = from_json(Trainer, json.loads(entry.read_text()), path=entry.name, error=ProblemError)
+        found[trainer.name] = trainer
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What is searched. Build it with `Problem.build`."""
+
+    graph: Graph
+    cluster: Cluster
+    training: Training
+    hints: Hints
+
+    @staticmethod
+    def build(
+        graph: Graph,
+        cluster: Cluster,
+        training: Training | Mapping[str, Any],
+        hints: Hints | Mapping[str, Any] | None = None,
+    ) -> Problem:
+        """Reads what is still JSON, resolves defaults and checks that everything fits.
+
+        Raises:
+            ProblemError: names the field, the value and the repair.
+            ClusterError: the devices lack the precision.
+        """
+        if isinstance(training, Mapping):
+            training = from_json(Training, dict(training), path="training", error=ProblemError)
+        if hints is None:
+            hints = Hints()
+        elif isinstance(hints, Mapping):
+            hints = from_json(Hints, dict(hints), path="hints", error=ProblemError)
+        if training.global_batch < 1:
+            raise ProblemError(
+                "must be positive",
+                field="training.global_batch",
+                value=training.global_batch,
+                repair="Give the number of samples in one optimizer step.",
+            )
+        if training.trainer not in trainers():
+            raise ProblemError(
+                "unknown trainer",
+                field="training.trainer",
+                value=training.trainer,
+                repair="Use one of " + ", ".join(trainers()) + ".",
+            )
+        kinds = list(cluster.devices.values())
+        precision = training.precision or ("bf16" if all("bf16" in d.peak_TFLOPs for d in kinds) else "fp16")
+        for device in kinds:
+            device.flops(precision)
+        if "synchronous" not in training.sync_modes:
+            raise ProblemError(
+                "synchronous training cannot be excluded",
+                field="training.sync_modes",
+                value=training.sync_modes,
+                repair='Add "synchronous".',
+            )
+        if not any(t.batch_dim is not None for t in graph.tensors.values()):
+            raise ProblemError(
+                "no input of the model carries the batch",
+                field="model",
+                value=graph.name,
+                repair="Give the model a data input whose leading dim is the batch, or set training.batch_dims.",
+            )
+        training = replace(training, precision=precision)
+        problem = Problem(graph=_with_costs(graph, hints), cluster=cluster, training=training, hints=hints)
+        problem._check_names()
+        return problem
+
+    @property
+    def trainer(self) -> Trainer:
+        """The training software that the plan is for."""
+        return trainers()[self.training.trainer]
+
+    @property
+    def precision(self) -> str:
+        """Resolved arithmetic precision."""
+        assert self.training.precision is not None  # Problem.build resolves it
+        return self.training.precision
+
+    @property
+    def activation_bytes(self) -> float:
+        """Bytes of one element of a floating-point activation."""
+        return 2.0 if self.precision in ("bf16", "fp16") else 4.0
+
+    @property
+    def state_bytes(self) -> tuple[float, float, float]:
+        """Bytes a trainable element takes as (parameter, gradient, optimizer state).
+
+        Mixed precision as the trainer states it for Adam; an optimizer with fewer moments drops 4 bytes each.
+        """
+        moments = {"adam": 2, "momentum": 1, "sgd": 0}[self.training.optimizer]
+        table = self.trainer.bytes_per_parameter
+        if self.activation_bytes == 4.0:
+            return 4.0, 4.0, 4.0 * moments
+        return table["parameter"], table["gradient"], table["optimizer"] - 4.0 * (2 - moments)
+
+    def _check_names(self) -> None:
+        names = [op.name for op in self.graph.operators]
+        for index, constraint in enumerate(self.hints.constraints):
+            if not fnmatch.filter(names, constraint.scope):
+                raise ProblemError(
+                    "no operator has such a name",
+                    field=f"hints.constraints[{index}].scope",
+                    value=constraint.scope,
+                    repair=f"Name operators of the model by a glob, such as {names[-1]!r}; `automap inspect` lists them.",
+                )
+
+
+def _with_costs(graph: Graph, hints: Hints) -> Graph:
+    """The graph with the user's operator costs in place of the modelled ones."""
+    if not hints.costs:
+        return graph
+    used = set()
+    operators: list[Operator] = []
+    for op in graph.operators:
+        match = next((g for g in hints.costs if fnmatch.fnmatchcase(op.name, g)), None)
+        if match is None:
+            operators.append(op)
+            continue
+        used.add(match)
+        cost = hints.costs[match]
+        if cost.flops is not None:
+            op = replace(  # noqa: PLW2901
+                op, forward_flops=Amount(per_sample=cost.flops), backward_flops=Amount(per_sample=2 * cost.flops)
+            )
+        operators.append(op)
+    for glob in hints.costs:
+        if glob not in used:
+            raise ProblemError(
+                "no operator has such a name",
+                field=f"hints.costs.{glob}",
+                value=glob,
+                repair="Name operators of the model by a glob; `automap inspect` lists them.",
+            )
+    return replace(graph, operators=tuple(operators))

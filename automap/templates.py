@@ -1,0 +1,154 @@
+"""Expert plans: what a patient Megatron user would find.
+
+A template spreads batch over dp, weights over tp in the Megatron-LM manner (arXiv 1909.08053: columns, then rows;
+heads of attention; vocabulary; optionally the sequence between them, arXiv 2205.05198), cuts the pipeline evenly, and
+is tuned over the full grid dp x tp x pp x micro-batch x ZeRO x recompute. Shardings follow from the graph alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from automap.price.evaluator import RECOMPUTE_MODES
+from automap.space import AXES, PlanSpace, Shape, Values
+from ir.factors import BROADCAST, PARTIAL, Placement, Signature
+from ir.linkage import UnitLinkage
+
+
+def megatron_signatures(space: PlanSpace, shape: Shape, prefix: Values, *, sequence_parallel: bool) -> Values:
+    """Completes `prefix` (all but the signatures) with batch splits on dp and Megatron's pattern on tp.
+
+    Args:
+        space: of the problem.
+        shape: what `prefix` decided.
+        prefix: values of the slots before the first signature.
+        sequence_parallel: split the sequence where tensors would be whole on tp.
+    """
+    values = list(prefix)
+    incoming: Placement = BROADCAST
+    for unit_type, unit in enumerate(space.linkage.types):
+        placed: dict[str, Placement] = {}
+        if unit.boundary_in is not None:
+            placed[unit.boundary_in] = incoming
+        for group_number, group in enumerate(unit.groups):
+            legal = space.legal(values)
+            batch = _batch(space, unit_type, group.leader, unit.signatures[group.leader])
+            values.append(batch if batch is not None and legal[batch] else int(legal.argmax()))
+            legal = space.legal(values)
+            value = _megatron(space, unit, unit_type, group_number, legal, placed, sequence_parallel)
+            values.append(value)
+            _place(space, unit_type, unit, group_number, value, placed)
+        if unit.boundary_out is not None:
+            incoming = placed.get(unit.boundary_out, BROADCAST)
+            incoming = BROADCAST if incoming == PARTIAL else incoming
+    return tuple(values)
+
+
+def _batch(space: PlanSpace, unit_type: int, offset: int, table: tuple[Signature, ...]) -> int | None:
+    rule = space.operator(unit_type, offset).rule
+    for index, signature in enumerate(table):
+        if signature.factor is not None and rule.factors[signature.factor].is_batch:
+            return index
+    return None
+
+
+def _place(
+    space: PlanSpace, unit_type: int, unit: UnitLinkage, group_number: int, value: int, placed: dict[str, Placement]
+) -> None:
+    group = unit.groups[group_number]
+    for member, index in zip(group.members, group.assignment[value], strict=True):
+        op = space.operator(unit_type, member)
+        for name, placement in zip(op.outputs, unit.signatures[member][index].outputs, strict=True):
+            placed[name] = placement
+
+
+def _megatron(
+    space: PlanSpace,
+    unit: UnitLinkage,
+    unit_type: int,
+    group_number: int,
+    legal: object,
+    placed: dict[str, Placement],
+    sequence_parallel: bool,
+) -> int:
+    """Megatron's choice for one group on the tp axis.
+
+    Scores: taking split inputs as they are (rows after columns, heads) beats everything; else a parameter is split
+    where its output is split too (columns) or summed (vocabulary of an embedding); else the tensor stays whole, or is
+    split along the sequence.
+    """
+    group = unit.groups[group_number]
+    op = space.operator(unit_type, group.leader)
+    table = unit.signatures[group.leader]
+    tensors = space.problem.graph.tensors
+    has_parameter = any(tensors[n].role == "parameter" or space.is_view(n) for n in op.inputs)
+    heavy = op.forward_flops.at(1) > 0 or op.kind in ("Gather", "SoftmaxCrossEntropyLoss")
+    best, best_score = None, None
+    for index, signature in enumerate(table):
+        if not legal[index]:  # type: ignore[index]
+            continue
+        score = 0.0
+        batch_split = signature.factor is not None and op.rule.factors[signature.factor].is_batch
+        for slot, name in enumerate(op.inputs):
+            have = placed.get(name)
+            if have is None:
+                continue
+            if signature.inputs[slot] == have and have >= 0:
+                score += 8.0
+            elif signature.inputs[slot] != have and signature.inputs[slot] != BROADCAST and not sequence_parallel:
+                score -= 4.0
+        if heavy and has_parameter and signature.divides_work and not batch_split:
+            outputs_split = any(p >= 0 for p in signature.outputs)
+            keeps_inputs = all(
+                signature.inputs[slot] == BROADCAST for slot, name in enumerate(op.inputs) if placed.get(name) is not None
+            )
+            parameter_split = any(
+                signature.inputs[slot] >= 0
+                for slot, name in enumerate(op.inputs)
+                if tensors[name].role == "parameter" or space.is_view(name)
+            )
+            if parameter_split and keeps_inputs and (outputs_split or op.kind == "Gather"):
+                score += 4.0 + (1.0 if op.kind == "Gather" and PARTIAL in signature.outputs else 0.0)
+        if not heavy and sequence_parallel and signature.outputs[0] == 1 and not batch_split:
+            score += 16.0 if tensors[op.outputs[0]].batch_dim == 0 and len(tensors[op.outputs[0]].shape) == 3 else 0.0
+        if not signature.divides_work and all(p == BROADCAST for p in signature.inputs):
+            score += 1.0
+            if not heavy:
+                score += 12.0 if not sequence_parallel else 2.0
+        if batch_split:
+            score -= 6.0
+        if best_score is None or score > best_score:
+            best, best_score = index, score
+    assert best is not None  # the whole signature is always legal
+    return best
+
+
+def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
+    """Every template of the tuned grid, as values of `space`; virtual stages only where the user fixed them."""
+    fixed = space.problem.hints.fix
+    core = space.evaluator.has_core
+    modes = [m for m in RECOMPUTE_MODES if fixed.recompute in (None, m) and (m != "selective" or core)]
+    known: dict[tuple[int, int, int, bool], Values] = {}
+    for shape in space.shapes:
+        if shape.virtual > 1 and fixed.virtual_stages is None:
+            continue
+        zeros = [0] if shape.dp == 1 else [fixed.zero] if fixed.zero is not None else [0, 1, 2, 3]
+        for sequence_parallel in (False, True) if shape.tp > 1 else (False,):
+            for mode in modes:
+                for zero in zeros:
+                    prefix = space.even_values(shape, recompute=mode, zero=zero)
+                    key = (shape.dp, shape.tp, shape.samples, sequence_parallel)
+                    if key not in known:
+                        full = megatron_signatures(space, shape, prefix, sequence_parallel=sequence_parallel)
+                        known[key] = full[len(prefix) :]
+                    yield shape, (*prefix, *known[key])
+
+
+def data_parallel(space: PlanSpace) -> Iterator[Values]:
+    """Pure data parallelism: dp over all devices, tuned over micro-batches, ZeRO and recompute."""
+    for shape, values in templates(space):
+        if shape.pp == 1 and shape.tp == 1:
+            yield values
+
+
+assert AXES == ("dp", "tp")  # the order in which signatures are appended above

@@ -1,0 +1,439 @@
+"""Between plans as documents and choices as numbers.
+
+`to_choice` reads any legal plan, of the space or not, and refuses the others by name; `to_plan` writes a choice with
+the fewest keys: globs where equal units allow, nothing where an operator does what it would do by default.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.errors import PlanError
+from automap.plan import (
+    AxisSharding,
+    Plan,
+    Schedule,
+    Stage,
+    Zero,
+    check_model,
+    format_devices,
+    model_ref,
+    most_specific,
+    parse_devices,
+)
+from automap.price.evaluator import Choice, Evaluator, Segment
+from automap.price.kernels import divides
+from automap.price.layout import Layout, build_layout
+from automap.price.tables import S_BATCH
+from ir.factors import parse_placement, placement_text
+
+Ints = npt.NDArray[np.int64]
+
+
+def default_signature(evaluator: Evaluator, unit_type: int, offset: int, *, batch: bool) -> int:
+    """What an operator does on an axis when the plan says nothing: split its batch on batch axes, else be whole."""
+    table = evaluator.tables.linkage.types[unit_type].signatures[offset]
+    whole = next(i for i, s in enumerate(table) if not s.divides_work and max((*s.inputs, *s.outputs)) < 0)
+    if not batch:
+        return whole
+    tables = evaluator.tables
+    row = int(tables.spans[unit_type]) + offset
+    begin = int(tables.operators[row, 3])
+    for index in range(len(table)):
+        if tables.signatures[begin + index, S_BATCH]:
+            return index
+    return whole
+
+
+def same_choice(one: Choice, other: Choice) -> bool:
+    """Whether two choices are the same plan."""
+    if (one.num_micro_batches, one.kind, one.zero, len(one.chunks)) != (
+        other.num_micro_batches,
+        other.kind,
+        other.zero,
+        len(other.chunks),
+    ):
+        return False
+    if [s.devices for s in one.layout.stages] != [s.devices for s in other.layout.stages]:
+        return False
+    for a, b in zip(one.chunks, other.chunks, strict=True):
+        if len(a) != len(b):
+            return False
+        for x, y in zip(a, b, strict=True):
+            if (x.unit, x.first, x.last) != (y.unit, y.first, y.last):
+                return False
+            if not np.array_equal(x.chosen, y.chosen) or not np.array_equal(x.recomputed, y.recomputed):
+                return False
+    return True
+
+
+# -- writing ------------------------------------------------------------------------------------------------------
+
+
+def to_plan(choice: Choice, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp")) -> Plan:
+    """The plan document of `choice`, without estimate."""
+    problem = evaluator.problem
+    num_ranks = len(choice.layout.stages)
+    stages = []
+    for number, segments in enumerate(choice.chunks):
+        layout = choice.layout.stages[number % num_ranks]
+        sizes = [int(s) for s in layout.axes]
+        mesh = tuple((name, size) for name, size in zip(axes, sizes, strict=True) if size > 1) or ((axes[0], 1),)
+        names = [op.name for op in _operators(evaluator, segments)]
+        stages.append(
+            Stage(
+                operators=(names[0], names[-1]),
+                devices=format_devices(layout.devices),
+                mesh=mesh,
+                batch_axes=(axes[0],) if sizes[0] > 1 or mesh[0] == (axes[0], 1) else (),
+                zero=Zero(stage=choice.zero, axes=(axes[0],) if choice.zero else ()),
+                shardings=_shardings(evaluator, segments, names, [a for a, s in enumerate(sizes) if s > 1], axes),
+                recompute=_recompute(evaluator, segments, names),
+            )
+        )
+    return Plan(
+        model=model_ref(problem.graph),
+        cluster=problem.cluster.to_json(),
+        training=problem.training,
+        num_micro_batches=choice.num_micro_batches,
+        samples_per_micro_batch=choice.samples,
+        schedule=Schedule(kind=choice.kind),  # type: ignore[arg-type]
+        stages=tuple(stages),
+        warnings=problem.graph.warnings,
+    )
+
+
+def _operators(evaluator: Evaluator, segments: Iterable[Segment]) -> list[object]:
+    return [op for segment in segments for op in _segment_operators(evaluator, segment)]
+
+
+def _segment_operators(evaluator: Evaluator, segment: Segment) -> Sequence[object]:
+    unit = evaluator.blocks.units[segment.unit]
+    base = int(evaluator.tables.spans[unit.type])
+    operators = evaluator.problem.graph.operators
+    return operators[unit.start + segment.first - base : unit.start + segment.last - base]
+
+
+def _shardings(
+    evaluator: Evaluator, segments: Sequence[Segment], names: Sequence[str], active: Sequence[int], axes: Sequence[str]
+) -> Mapping[str, Mapping[str, AxisSharding]]:
+    entries: dict[str, dict[str, AxisSharding]] = {}
+    groups: dict[tuple[int, int], list[str]] = {}
+    for segment in segments:
+        unit_type = evaluator.blocks.units[segment.unit].type
+        base = int(evaluator.tables.spans[unit_type])
+        for k, op in enumerate(_segment_operators(evaluator, segment)):
+            offset = segment.first - base + k
+            table = evaluator.tables.linkage.types[unit_type].signatures[offset]
+            entry = {}
+            for a in active:
+                value = int(segment.chosen[k, a])
+                if value != default_signature(evaluator, unit_type, offset, batch=a == 0):
+                    signature = table[value]
+                    entry[axes[a]] = AxisSharding(
+                        inputs=tuple(placement_text(p) for p in signature.inputs),
+                        outputs=tuple(placement_text(p) for p in signature.outputs),
+                    )
+            entries[op.name] = entry
+            groups.setdefault((unit_type, offset), []).append(op.name)
+    return _compress(entries, groups.values(), names)
+
+
+def _compress(
+    entries: Mapping[str, Mapping[str, AxisSharding]], groups: Iterable[list[str]], names: Sequence[str]
+) -> dict[str, Mapping[str, AxisSharding]]:
+    found: dict[str, Mapping[str, AxisSharding]] = {}
+    for group in groups:
+        entry = entries[group[0]]
+        if not entry:
+            continue
+        glob = _glob(group)
+        if all(entries[n] == entry for n in group) and set(fnmatch.filter(names, glob)) == set(group):
+            found[glob] = entry
+        else:
+            found.update({n: entries[n] for n in group if entries[n]})
+    return found
+
+
+def _glob(names: Sequence[str]) -> str:
+    """The glob with one star that spans what differs; the name itself if there is one."""
+    first, last = min(names), max(names)
+    if first == last:
+        return first
+    start = 0
+    while start < min(len(first), len(last)) and first[start] == last[start]:
+        start += 1
+    # A number is replaced whole, lest h.1 and h.12 share a prefix inside it.
+    while start and first[start - 1].isdigit():
+        start -= 1
+    ends = [name[start:][::-1] for name in names]
+    low, high = min(ends), max(ends)
+    stop = 0
+    while stop < min(len(low), len(high)) and low[stop] == high[stop]:
+        stop += 1
+    return first[:start] + "*" + low[:stop][::-1]
+
+
+def _recompute(evaluator: Evaluator, segments: Sequence[Segment], names: Sequence[str]) -> tuple[str, ...]:
+    if all(segment.recomputed.all() for segment in segments):
+        return ("*",)
+    groups: dict[tuple[int, int], list[str]] = {}
+    inside = set()
+    for segment in segments:
+        unit_type = evaluator.blocks.units[segment.unit].type
+        for k, op in enumerate(_segment_operators(evaluator, segment)):
+            if segment.recomputed[k]:
+                inside.add(op.name)
+                groups.setdefault((unit_type, k), []).append(op.name)
+    found: list[str] = []
+    for group in groups.values():
+        glob = _glob(group)
+        found += [glob] if set(fnmatch.filter(names, glob)) <= inside else group
+    return tuple(dict.fromkeys(found))
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+
+
+def to_choice(plan: Plan, evaluator: Evaluator) -> Choice:
+    """The choice that `plan` states.
+
+    Raises:
+        PlanError: the plan is malformed, illegal, or for another problem; names the path.
+    """
+    problem = evaluator.problem
+    check_model(plan, problem)
+    if plan.sync.kind != "synchronous":
+        raise _refuse("sync.kind", plan.sync.kind, "only synchronous training is priced", "Use synchronous.")
+    if plan.schedule.kind == "explicit" or plan.schedule.order is not None:
+        raise _refuse("schedule", plan.schedule.kind, "explicit orders are not priced", "Use 1f1b, gpipe or interleaved.")
+    batch = problem.training.global_batch
+    if plan.num_micro_batches < 1 or plan.num_micro_batches * plan.samples_per_micro_batch != batch:
+        raise _refuse(
+            "num_micro_batches",
+            plan.num_micro_batches,
+            f"micro-batches do not add up to the global batch of {batch}",
+            "Make num_micro_batches * samples_per_micro_batch equal to it.",
+        )
+    axes = _axis_names(plan)
+    ranks = _ranks(plan, problem.cluster.num_devices)
+    layout = _layout(plan, evaluator, axes, ranks)
+    if plan.schedule.kind != "interleaved" and len(plan.stages) != ranks:
+        raise _refuse(
+            "schedule.kind", plan.schedule.kind, "devices serve several stages", "Use the interleaved schedule."
+        )
+    if plan.schedule.kind == "interleaved" and plan.num_micro_batches % ranks:
+        raise _refuse(
+            "num_micro_batches",
+            plan.num_micro_batches,
+            f"the interleaved schedule needs a multiple of {ranks} pipeline ranks",
+            "Change the number of micro-batches.",
+        )
+    zero = plan.stages[0].zero
+    for number, stage in enumerate(plan.stages):
+        if stage.zero != zero:
+            raise _refuse(f"stages[{number}].zero", stage.zero.stage, "stages differ", "Give every stage the same.")
+        if not 0 <= stage.zero.stage <= 3 or any(a not in dict(stage.mesh) for a in stage.zero.axes):
+            raise _refuse(f"stages[{number}].zero", stage.zero.stage, "no such ZeRO", "Stage 0 to 3 over mesh axes.")
+        if stage.batch_shares is not None and len(set(stage.batch_shares)) > 1:
+            raise _refuse(
+                f"stages[{number}].batch_shares", stage.batch_shares, "uneven shares are not priced", "Use null."
+            )
+    chunks, cursor = [], 0
+    order = _cuttable(evaluator)
+    position = {name: i for i, (name, _, _) in enumerate(order)}
+    for number, stage in enumerate(plan.stages):
+        first, last = (position.get(name, -1) for name in stage.operators)
+        if first != cursor or last < first:
+            expected = order[cursor][0] if cursor < len(order) else "nothing"
+            raise _refuse(
+                f"stages[{number}].operators",
+                list(stage.operators),
+                "stages do not cover the operators once and in order",
+                f"Begin this stage at {expected!r}.",
+            )
+        chunks.append(_segments(stage, evaluator, order[first : last + 1], axes, plan.samples_per_micro_batch, number))
+        cursor = last + 1
+    if cursor != len(order):
+        raise _refuse("stages", order[cursor][0], "operators are left over", "Extend the last stage to the end.")
+    return Choice(
+        layout=layout,
+        num_micro_batches=plan.num_micro_batches,
+        samples=plan.samples_per_micro_batch,
+        kind=plan.schedule.kind,
+        chunks=tuple(chunks),
+        zero=zero.stage,
+        zero_axes=np.array([a in zero.axes or (zero.stage == 0 and a == axes[0]) for a in axes])
+        & np.array([any(dict(s.mesh).get(a, 1) > 1 for s in plan.stages) for a in axes]),
+    )
+
+
+def _refuse(field: str, value: object, message: str, repair: str) -> PlanError:
+    return PlanError(message, field=f"plan.{field}", value=value, repair=repair)
+
+
+def _axis_names(plan: Plan) -> list[str]:
+    names = [name for stage in plan.stages for name, _ in stage.mesh]
+    # dp and tp always stand, in this order, so that plans of the space share their layouts.
+    found = ["dp", "tp"]
+    found += [name for name in dict.fromkeys(names) if name not in found]
+    for number, stage in enumerate(plan.stages):
+        mine = [name for name, _ in stage.mesh]
+        if [n for n in found if n in mine] != mine:
+            raise _refuse(
+                f"stages[{number}].mesh", mine, "axes come in another order", "Order them as " + ", ".join(found) + "."
+            )
+    return found
+
+
+def _ranks(plan: Plan, num_devices: int) -> int:
+    """Pipeline ranks: chunk c must stand where chunk c - ranks stands."""
+    devices = [parse_devices(stage.devices) for stage in plan.stages]
+    if not devices:
+        raise _refuse("stages", "[]", "no stages", "Give at least one.")
+    ranks = next((r for r in range(1, len(devices)) if devices[r] == devices[0]), len(devices))
+    used: set[int] = set()
+    for number, mine in enumerate(devices):
+        if mine != devices[number % ranks] or len(devices) % ranks:
+            raise _refuse(
+                f"stages[{number}].devices",
+                plan.stages[number].devices,
+                "virtual stages must go round the pipeline ranks in order",
+                "Give chunk c the devices of chunk c - ranks.",
+            )
+        if any(d >= num_devices for d in mine):
+            raise _refuse(
+                f"stages[{number}].devices",
+                plan.stages[number].devices,
+                f"the cluster has devices 0 to {num_devices - 1}",
+                "Name devices of the cluster.",
+            )
+        if number < ranks:
+            if used & set(mine) or len(set(mine)) != len(mine):
+                raise _refuse(
+                    f"stages[{number}].devices",
+                    plan.stages[number].devices,
+                    "a device is named twice",
+                    "Give each device to one pipeline rank.",
+                )
+            used |= set(mine)
+    return ranks
+
+
+def _layout(plan: Plan, evaluator: Evaluator, axes: Sequence[str], ranks: int) -> Layout:
+    stages = []
+    for number, stage in enumerate(plan.stages[:ranks]):
+        mesh = dict(stage.mesh)
+        sizes = [mesh.get(axis, 1) for axis in axes]
+        devices = parse_devices(stage.devices)
+        if min(sizes) < 1 or int(np.prod(sizes)) != len(devices):
+            raise _refuse(
+                f"stages[{number}].mesh",
+                [list(m) for m in stage.mesh],
+                f"does not have {len(devices)} places",
+                "Make the product of the axes the number of devices.",
+            )
+        if plan.stages[number].mesh != stage.mesh:
+            raise _refuse(f"stages[{number}].mesh", stage.mesh, "differs", "Virtual stages share their mesh.")
+        stages.append((devices, sizes))
+    meshes = {tuple(sizes) for _, sizes in stages}
+    run = [d for devices, _ in stages for d in devices]
+    if len(meshes) == 1 and run == list(range(len(run))):
+        return evaluator.layout(stages[0][1], ranks)
+    return build_layout(evaluator.problem, stages)
+
+
+def _cuttable(evaluator: Evaluator) -> list[tuple[str, int, int]]:
+    """(name, unit, offset in the unit) of every operator that belongs to a stage, in order."""
+    operators = evaluator.problem.graph.operators
+    return [
+        (operators[index].name, number, index - unit.start)
+        for number, unit in enumerate(evaluator.blocks.units)
+        for index in range(unit.start, unit.stop)
+    ]
+
+
+def _segments(
+    stage: Stage,
+    evaluator: Evaluator,
+    operators: Sequence[tuple[str, int, int]],
+    axes: Sequence[str],
+    samples: int,
+    number: int,
+) -> tuple[Segment, ...]:
+    by_unit: dict[int, list[tuple[str, int]]] = {}
+    for name, unit, offset in operators:
+        by_unit.setdefault(unit, []).append((name, offset))
+    used: set[str] = set()
+    segments = []
+    mesh = dict(stage.mesh)
+    sizes = np.array([mesh.get(axis, 1) for axis in axes], dtype=np.float64)
+    for unit, members in by_unit.items():
+        unit_type = evaluator.blocks.units[unit].type
+        base = int(evaluator.tables.spans[unit_type])
+        chosen = np.zeros((len(members), len(axes)), dtype=np.int64)
+        for k, (name, offset) in enumerate(members):
+            key = most_specific(stage.shardings, name)
+            if key is not None:
+                used.add(key)
+            entry = stage.shardings[key] if key is not None else {}
+            for a, axis in enumerate(axes):
+                batch = axis in stage.batch_axes
+                if axis in entry:
+                    chosen[k, a] = _signature(evaluator, unit_type, offset, entry[axis], f"stages[{number}].{key}.{axis}")
+                else:
+                    chosen[k, a] = default_signature(
+                        evaluator, unit_type, offset, batch=batch and mesh.get(axis, 1) > 1
+                    )
+            _check_divides(evaluator, base + offset, chosen[k], sizes, samples, f"stages[{number}].shardings.{name}")
+        recomputed = np.array(
+            [any(fnmatch.fnmatchcase(name, glob) for glob in stage.recompute) for name, _ in members], dtype=np.bool_
+        )
+        segments.append(
+            Segment(
+                unit=unit,
+                first=base + members[0][1],
+                last=base + members[-1][1] + 1,
+                chosen=chosen,
+                recomputed=recomputed,
+            )
+        )
+    for key in stage.shardings:
+        if key not in used:
+            raise _refuse(
+                f"stages[{number}].shardings", key, "matches no operator of the stage", "Remove or correct the key."
+            )
+    return tuple(segments)
+
+
+def _check_divides(evaluator: Evaluator, row: int, chosen: Ints, sizes: np.ndarray, samples: int, path: str) -> None:
+    tables = evaluator.tables
+    arrays = (tables.operators, tables.operands, tables.tensors, tables.signatures, tables.places)
+    if not divides(*arrays, row, np.ascontiguousarray(chosen), sizes, samples):
+        raise _refuse(
+            path,
+            [int(s) for s in sizes],
+            "a dim does not divide evenly over the mesh",
+            "Split another dim, or change the mesh or the micro-batch.",
+        )
+
+
+def _signature(evaluator: Evaluator, unit_type: int, offset: int, entry: AxisSharding, path: str) -> int:
+    table = evaluator.tables.linkage.types[unit_type].signatures[offset]
+    try:
+        wanted = tuple(parse_placement(p) for p in entry.inputs), tuple(parse_placement(p) for p in entry.outputs)
+    except ValueError as fault:
+        raise _refuse(path, [*entry.inputs, *entry.outputs], str(fault), "Write B, P or S(dim).") from None
+    for index, signature in enumerate(table):
+        if (signature.inputs, signature.outputs) == wanted:
+            return index
+    legal = "; ".join(
+        f"{','.join(map(placement_text, s.inputs))} -> {','.join(map(placement_text, s.outputs))}" for s in table
+    )
+    raise _refuse(
+        path, f"{list(entry.inputs)} -> {list(entry.outputs)}", "not a legal signature", f"Use one of: {legal}."
+    )

@@ -1,0 +1,284 @@
+"""What all environments share: one decision of the PlanSpace a step, masks, features, the telescoping reward.
+
+The observation has a fixed size that does not depend on the model: what is decided now, what each legal value does to
+the lower bounds on time and memory, the shape so far, and a hashed history of the choices. The reward of a step is how
+much it tightens the lower bound (in logs, times `REWARD_SCALE`); the last one goes to the price. The sum over an
+episode is therefore REWARD_SCALE * log(first bound / step time), whatever the order: the best plan has the best return.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from automap.prefix import Bound, BoundTable, Prefix
+from automap.price.evaluator import Outcome
+from automap.space import AXES, PlanSpace, Slot, Values
+
+MAX_ACTIONS = 64
+"""Actions of every environment; of a slot with more values the first 64 are offered (cuts: the 64 most even ones)."""
+REWARD_SCALE = 10.0
+"""Good plans differ by per cents, 0.01 in logs: scaled so that the differences outweigh Adam's noise."""
+MAX_LOG_RATIO = 3.0
+"""Bounds and prices further than a factor e^3 from the best are all equally bad."""
+INFEASIBLE_PENALTY = 1.0
+"""In logs: a plan that does not fit is worth less than one e times slower than the reference."""
+NUM_FEATURES = 48
+HISTORY = 64
+
+_KINDS = ("pp", "tp", "micro_batches", "virtual", "cut", "recompute", "zero", "signature")
+_ACTION_FEATURES = 3
+
+Observation = dict[str, npt.NDArray[Any]]
+
+
+def bound_slice() -> slice:
+    """Where an observation holds, for each action, the (capped) log growth of the time bound."""
+    return slice(NUM_FEATURES + HISTORY, NUM_FEATURES + HISTORY + MAX_ACTIONS)
+
+
+class PlanEnv(gymnasium.Env[Observation, np.int64], abc.ABC):
+    """Walks the decisions of a PlanSpace; subclasses say which slots the agent decides.
+
+    An action that the mask forbids is taken as the legal one nearest to it, so that any sampled action is harmless.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(self, space: PlanSpace, table: BoundTable | None = None, *, reference_s: float | None = None) -> None:
+        """Builds an environment.
+
+        Args:
+            space: of the problem.
+            table: bounds of the space, to share between environments.
+            reference_s: step time of a good feasible plan, seconds; infeasible plans are rated against it.
+        """
+        self.space = space
+        self.table = table or BoundTable(space)
+        self.first_bound_s = self.table.of_prefix[()].time_s
+        self.reference_s = reference_s or self.first_bound_s * math.exp(MAX_LOG_RATIO)
+        size = NUM_FEATURES + HISTORY + _ACTION_FEATURES * MAX_ACTIONS
+        self.observation_space = spaces.Dict(
+            {
+                "observation": spaces.Box(-10.0, 10.0, (size,), np.float32),
+                "action_mask": spaces.Box(0, 1, (MAX_ACTIONS,), np.int8),
+            }
+        )
+        self.action_space = spaces.Discrete(MAX_ACTIONS)
+        self.num_decisions = 0
+        self.num_operator_decisions = 0
+        self._weights = space.evaluator.unit_weights
+        self._group_features = _group_features(space)
+        self._prefix: Prefix | None = None
+
+    # -- what subclasses decide ----------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def decides(self, slot: Slot) -> bool:
+        """Whether the agent decides `slot`; the others take `default`."""
+
+    @abc.abstractmethod
+    def default(self, prefix: Prefix) -> int:
+        """The value of a slot that the agent does not decide."""
+
+    # -- gymnasium ----------------------------------------------------------------------------------------------
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        """Begins a plan."""
+        super().reset(seed=seed, options=options)
+        self._prefix = Prefix(self.space, self.table)
+        self.num_decisions = self.num_operator_decisions = 0
+        self._advance()
+        return self._observe(), {}
+
+    def step(self, action: np.int64 | int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Decides one slot.
+
+        Returns:
+            observation, reward, whether the plan is complete, False, and at the end {"values", "outcome"}.
+        """
+        prefix = self._prefix
+        assert prefix is not None, "reset first"
+        legal = prefix.legal()[:MAX_ACTIONS]
+        offered = np.flatnonzero(legal < MAX_ACTIONS)
+        legal = legal[offered]
+        value = int(legal[np.abs(legal - int(action)).argmin()])
+        before = prefix.bound.time_s
+        self.num_decisions += 1
+        self.num_operator_decisions += self.space.slots[prefix.position].kind == "signature"
+        prefix.decide(value)
+        self._advance()
+        if not prefix.done:
+            return self._observe(), self._gain(before, prefix.bound.time_s), False, False, {}
+        outcome = prefix.outcome()
+        info = {
+            "values": tuple(prefix.values),
+            "outcome": outcome,
+            "num_decisions": self.num_decisions,
+            "num_operator_decisions": self.num_operator_decisions,
+        }
+        return self._observe(), self._gain(before, self.worth_s(outcome)), True, False, info
+
+    def worth_s(self, outcome: Outcome) -> float:
+        """The step time that a plan is rewarded as: its own, or worse than any feasible one if it does not fit."""
+        if outcome.fits:
+            return outcome.step_time_s
+        penalty = INFEASIBLE_PENALTY + min(2.0 * outcome.overflow, 2.0)
+        return max(outcome.step_time_s, self.reference_s) * math.exp(penalty)
+
+    def _gain(self, before: float, after: float) -> float:
+        return REWARD_SCALE * math.log(before / after)
+
+    def _advance(self) -> None:
+        prefix = self._prefix
+        assert prefix is not None
+        while not prefix.done and not self.decides(self.space.slots[prefix.position]):
+            prefix.decide(self.default(prefix))
+
+    # -- observation ---------------------------------------------------------------------------------------------
+
+    def _observe(self) -> Observation:
+        prefix = self._prefix
+        assert prefix is not None
+        features = np.zeros(NUM_FEATURES, dtype=np.float32)
+        growth = np.zeros(MAX_ACTIONS, dtype=np.float32)
+        memory = np.zeros(MAX_ACTIONS, dtype=np.float32)
+        mask = np.zeros(MAX_ACTIONS, dtype=np.int8)
+        if prefix.done:
+            mask[:] = 1
+        else:
+            legal = prefix.legal()
+            bounds = prefix.bounds()
+            for value, bound in zip(legal, bounds, strict=True):
+                if value < MAX_ACTIONS:
+                    mask[value] = 1
+                    growth[value] = min(math.log(bound.time_s / prefix.bound.time_s), MAX_LOG_RATIO)
+                    memory[value] = min(max(bound.overflow, -1.0), 2.0)
+            self._mask_memory(legal, bounds, mask)
+            self._describe(prefix, features)
+        observation = np.concatenate(
+            [features, self._history(prefix.values), growth, memory, mask.astype(np.float32)], dtype=np.float32
+        )
+        return {"observation": np.clip(observation, -10.0, 10.0), "action_mask": mask}
+
+    def _mask_memory(self, legal: npt.NDArray[np.int64], bounds: Sequence[Bound], mask: npt.NDArray[np.int8]) -> None:
+        """Masks what provably cannot fit, unless nothing can."""
+        feasible = [int(v) for v, b in zip(legal, bounds, strict=True) if b.overflow <= 0.0 and v < MAX_ACTIONS]
+        if feasible and len(feasible) < len(legal):
+            mask[:] = 0
+            mask[feasible] = 1
+
+    def _describe(self, prefix: Prefix, out: npt.NDArray[np.float32]) -> None:
+        slot = self.space.slots[prefix.position]
+        out[_KINDS.index(slot.kind)] = 1.0
+        at = len(_KINDS)
+        out[at] = prefix.position / len(self.space.slots)
+        out[at + 1] = math.log(prefix.bound.time_s / self.first_bound_s)
+        out[at + 2] = prefix.bound.overflow
+        out[at + 3] = math.log(self.reference_s / prefix.bound.time_s)
+        out[at + 4] = slot.index / 8.0
+        out[at + 5 : at + 5 + len(AXES)] = [slot.kind == "signature" and slot.index == a for a in range(len(AXES))]
+        at += 5 + len(AXES)
+        shape = prefix.shape
+        if shape is not None:
+            numbers = (shape.pp, shape.tp, shape.dp, shape.num_micro_batches, shape.samples, shape.virtual)
+            out[at : at + 6] = [math.log2(n) / 4.0 for n in numbers]
+            modes = prefix.values[self.space.first_recompute : self.space.zero_slot]
+            out[at + 6 : at + 9] = [modes.count(m) / max(1, len(modes)) for m in range(3)]
+            if prefix.position > self.space.zero_slot:
+                out[at + 9 + prefix.values[self.space.zero_slot]] = 1.0
+        at += 13
+        if slot.kind == "signature":
+            group = self._group_features[slot.unit_type, slot.group]
+            out[at : at + len(group)] = group
+            at += len(group)
+            out[at : at + 2] = self._inputs(prefix, slot)
+
+    def _inputs(self, prefix: Prefix, slot: Slot) -> tuple[float, float]:
+        """How the leader's input arrives on the axis: (split?, partial?)."""
+        unit = self.space.linkage.types[slot.unit_type]
+        group = unit.groups[slot.group]
+        op = self.space.operator(slot.unit_type, group.leader)
+        for offset in range(group.leader - 1, -1, -1):
+            maker = self.space.operator(slot.unit_type, offset)
+            shared = [i for i, name in enumerate(maker.outputs) if name in op.inputs]
+            signature = int(prefix.chosen[slot.unit_type][offset, slot.index])
+            if shared and signature >= 0 and not maker.is_view:
+                placement = unit.signatures[offset][signature].outputs[shared[0]]
+                return float(placement >= 0), float(placement == -2)
+        return 0.0, 0.0
+
+    def _history(self, values: Sequence[int]) -> npt.NDArray[np.float32]:
+        """The choices so far as a sum of fixed random signs, one vector for each (slot, value)."""
+        total = np.zeros(HISTORY, dtype=np.float32)
+        for position, value in enumerate(values):
+            total += _signs(position, value)
+        return total / 8.0
+
+
+_SIGNS: dict[tuple[int, int], npt.NDArray[np.float32]] = {}
+
+
+def _signs(position: int, value: int) -> npt.NDArray[np.float32]:
+    key = (position, value)
+    if key not in _SIGNS:
+        rng = np.random.default_rng([position, value])
+        _SIGNS[key] = rng.integers(0, 2, HISTORY).astype(np.float32) * 2.0 - 1.0
+    return _SIGNS[key]
+
+
+def _group_features(space: PlanSpace) -> dict[tuple[int, int], npt.NDArray[np.float32]]:
+    """Of each linkage group: shares of FLOPs, parameters and activations, of the units, and what its leader is."""
+    graph, found = space.problem.graph, {}
+    units = space.linkage.blocks.units
+    flops = max(graph.forward_flops, 1.0)
+    parameters = max(graph.num_parameters, 1)
+    for unit_type, unit in enumerate(space.linkage.types):
+        times = sum(u.type == unit_type for u in units)
+        for number, group in enumerate(unit.groups):
+            ops = [space.operator(unit_type, m) for m in group.members]
+            leader = space.operator(unit_type, group.leader)
+            mine = sum(op.forward_flops.at(1) for op in ops) * times / flops
+            weights = sum(
+                graph.tensors[n].num_elements for op in ops for n in op.inputs if graph.tensors[n].role == "parameter"
+            )
+            size = graph.tensors[leader.outputs[0]].elements.at(1)
+            found[unit_type, number] = np.array(
+                [
+                    mine,
+                    weights * times / parameters,
+                    math.log10(max(size, 1.0)) / 8.0,
+                    times / len(units),
+                    len(group.members) / 16.0,
+                    float(leader.forward_flops.at(1) > 0),
+                    float(weights > 0),
+                    len(unit.signatures[group.leader]) / 8.0,
+                ],
+                dtype=np.float32,
+            )
+    return found
+
+
+class HybridEnv(PlanEnv):
+    """Every decision of the space in one episode: shape, cuts, recompute, ZeRO, then each linkage group."""
+
+    def decides(self, slot: Slot) -> bool:
+        """The agent decides everything."""
+        return True
+
+    def default(self, prefix: Prefix) -> int:
+        """Never asked."""
+        raise AssertionError(prefix.position)
+
+
+def plan_values(info: dict[str, Any]) -> Values:
+    """The values in the info of a finished episode."""
+    values: Values = info["values"]
+    return values

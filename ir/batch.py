@@ -1,0 +1,136 @@
+"""Tracing the batch through constants of a file that was exported at some batch size.
+
+Shapes are kept at one sample. A constant of the file (the target of a Reshape, of an Expand, a bound of a Slice) is
+in units of the export, `export_batch` samples; here it is resolved and brought to one sample. The batch is always a
+major position: a dim `(a b)` that merges a larger loop in front of the batch cannot be represented and is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ir.graph import Tensor
+
+
+@dataclass(frozen=True)
+class Target:
+    """A resolved shape."""
+
+    shape: tuple[int, ...]
+    """At one sample."""
+    batch_dim: int | None
+    is_traced: bool = True
+    """False where the place of the batch was guessed or is not the major part of its dim."""
+
+
+def resolve(shape: Sequence[int], target: Sequence[int], *, allow_zero: bool = False) -> tuple[int, ...] | None:
+    """Replaces 0 (copy) and -1 (infer) in the target of a Reshape; None where the sizes do not fit."""
+    sizes = [shape[i] if t == 0 and not allow_zero and i < len(shape) else t for i, t in enumerate(target)]
+    total = prod(shape)
+    if sizes.count(-1) > 1 or any(s < -1 for s in sizes):
+        return None
+    if -1 in sizes:
+        rest = prod(s for s in sizes if s != -1)
+        if rest == 0 or total % rest:
+            return None
+        sizes[sizes.index(-1)] = total // rest
+    return tuple(sizes) if prod(sizes) == total else None
+
+
+def reshape_target(
+    tensor: Tensor, target: Sequence[int], *, export_batch: int, allow_zero: bool = False
+) -> Target | None:
+    """Where the batch goes in a Reshape.
+
+    The batch stands in the input after `before` elements; in the output it must stand in the dim where the running
+    product of sizes reaches `before`.
+
+    Args:
+        tensor: input at one sample.
+        target: the constant, in units of the export or at one sample, with 0 and -1 unresolved.
+        export_batch: samples of the export.
+        allow_zero: 0 means an empty dim instead of a copy.
+
+    Returns:
+        None where the sizes fit in neither unit.
+    """
+    for batch in dict.fromkeys((export_batch, 1)):
+        shape = resolve(tensor.shape_at(batch), target, allow_zero=allow_zero)
+        if shape is not None:
+            return _place(tensor, shape, batch)
+    return None
+
+
+def _place(tensor: Tensor, shape: tuple[int, ...], batch: int) -> Target:
+    if tensor.batch_dim is None:
+        return Target(shape, None)
+    before = prod(tensor.shape[: tensor.batch_dim])
+    found: list[tuple[bool, int]] = []
+    reached = 1
+    for dim, size in enumerate(shape):
+        if reached == before and size % batch == 0:
+            same = size == tensor.shape[tensor.batch_dim] * batch
+            found.append((not same and before > 1, dim))
+        reached *= size
+        if reached > before and not found:
+            break
+    if found:
+        dim = min(found)[1]
+        return Target(tuple(s // batch if i == dim else s for i, s in enumerate(shape)), dim)
+    guess = next((i for i, s in enumerate(shape) if s % batch == 0), None)
+    if guess is None:
+        return Target(shape, None, is_traced=False)
+    return Target(tuple(s // batch if i == guess else s for i, s in enumerate(shape)), guess, is_traced=False)
+
+
+def align(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int], list[int], list[int]]]:
+    """Groups the dims of two shapes with equal products into shared factors.
+
+    Returns:
+        triples (input dims, output dims, sizes): the dims of a group have the same product, and its factors, major
+        first, refine both sides; `sizes` is empty where no common refinement exists. Dims of size 1 are in no group.
+    """
+    groups: list[tuple[list[int], list[int], list[int]]] = []
+    left = [i for i, s in enumerate(source) if s != 1]
+    right = [i for i, s in enumerate(target) if s != 1]
+    i = j = 0
+    while i < len(left) and j < len(right):
+        a, b = [left[i]], [right[j]]
+        pa, pb = source[left[i]], target[right[j]]
+        i, j = i + 1, j + 1
+        while pa != pb:
+            if pa < pb and i < len(left):
+                a.append(left[i])
+                pa *= source[left[i]]
+                i += 1
+            elif pb < pa and j < len(right):
+                b.append(right[j])
+                pb *= target[right[j]]
+                j += 1
+            else:
+                a += left[i:]
+                b += right[j:]
+                return [*groups, (a, b, [])]
+        groups.append((a, b, _refine([source[d] for d in a], [target[d] for d in b])))
+    if i < len(left) or j < len(right):
+        groups.append((left[i:], right[j:], []))
+    return groups
+
+
+def _refine(left: Sequence[int], right: Sequence[int]) -> list[int]:
+    """Common factors of two factorisations of one number, major first; empty if there are none."""
+    marks: set[int] = {1}
+    for sizes in (left, right):
+        reached = 1
+        for size in reversed(sizes):
+            reached *= size
+            marks.add(reached)
+    ordered = sorted(marks)
+    sizes = []
+    for low, high in zip(ordered, ordered[1:], strict=False):
+        if high % low:
+            return []
+        sizes.append(high // low)
+    return sizes[::-1]

@@ -1,0 +1,209 @@
+"""Units: the pieces of a graph between legal cuts, with repeated structure recognised.
+
+A cut after an operator is legal where exactly one tensor that depends on the samples crosses it; what depends on
+parameters only (views), buffers, constants and data inputs are had anywhere and do not count. Cheap pieces join a
+neighbour with heavy work; then repeats of one to twelve pieces are fused, so that a transformer layer is one unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ir.graph import Graph, Operator
+
+MAX_PERIOD = 12
+"""Pieces between legal cuts in one repeat."""
+NORMALISATIONS = {
+    "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "GroupNormalization", "ReduceMean",
+}  # fmt: skip
+"""A cheap piece that begins like this belongs to what follows: pre-norm, or the final norm and the head."""
+LOSSES = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", "MeanSquaredErrorLoss"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """A run of operators."""
+
+    start: int
+    stop: int
+    """Operators [start, stop) of the graph."""
+    type: int
+    """Units of equal type are isomorphic operator by operator."""
+    boundary: str | None
+    """The one tensor that crosses the cut behind the unit; None for the last."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blocks:
+    """All units in order; together they cover every operator that is not constant."""
+
+    units: tuple[Unit, ...]
+    num_types: int
+
+    def representative(self, type: int) -> Unit:  # noqa: A002
+        """The first unit of a type."""
+        return next(u for u in self.units if u.type == type)
+
+    @property
+    def num_blocks(self) -> int:
+        """Units whose type occurs at least twice."""
+        counts = [0] * self.num_types
+        for unit in self.units:
+            counts[unit.type] += 1
+        return sum(c for c in counts if c > 1)
+
+
+def legal_cuts(graph: Graph, ignored: frozenset[str] = frozenset()) -> dict[int, str]:
+    """Operator index -> tensor that alone crosses the cut after it; `ignored` tensors do not count."""
+    num = len(graph.operators)
+    change = [0] * (num + 1)
+    total = [0] * (num + 1)
+    names: list[str] = []
+    for i, op in enumerate(graph.operators):
+        if op.is_view or op.is_constant:
+            continue
+        for name in op.outputs:
+            readers = graph.consumers[name]
+            if not readers or name in ignored:
+                continue
+            names.append(name)
+            change[i] += 1
+            change[readers[-1]] -= 1
+            total[i] += len(names)
+            total[readers[-1]] -= len(names)
+    cuts: dict[int, str] = {}
+    count = number = 0
+    for i in range(num):
+        count += change[i]
+        number += total[i]
+        # Views stand before their first consumer: cut behind the consumer before them, not between.
+        if count == 1 and not graph.operators[i].is_view:
+            name = names[number - 1]
+            if graph.tensors[name].batch_dim is not None:
+                cuts[i] = name
+    return cuts
+
+
+def is_heavy(graph: Graph, op: Operator) -> bool:
+    """Whether an operator is worth a unit: it multiplies, looks up an embedding, or is the loss."""
+    if op.forward_flops.fixed or op.forward_flops.per_sample or op.kind in LOSSES:
+        return not op.is_constant
+    # A look-up of positions is the same for all samples: it belongs to the unit where it is added.
+    depends = graph.tensors[op.outputs[0]].batch_dim is not None
+    return op.kind == "Gather" and len(op.inputs) > 1 and depends and graph.tensors[op.inputs[0]].role == "parameter"
+
+
+def find_units(graph: Graph) -> Blocks:
+    """Units of a graph in canonical order; see the module. Linear but for the search of repeats."""
+    ops = graph.operators
+    first = next((i for i, op in enumerate(ops) if not op.is_constant), len(ops))
+    if first == len(ops):
+        return Blocks(units=(), num_types=0)
+    cuts = legal_cuts(graph)
+    ends = [i + 1 for i in sorted(cuts) if first <= i < len(ops) - 1] + [len(ops)]
+    segments = _merge(graph, list(zip([first, *ends[:-1]], ends, strict=True)))
+    hasher = _Hasher(graph)
+    kinds = [hasher.segment(start, stop) for start, stop in segments]
+    groups = _repeats(kinds, 0, len(kinds))
+    types: dict[tuple[int, ...], int] = {}
+    units = []
+    for low, high in groups:
+        start, stop = segments[low][0], segments[high - 1][1]
+        kind = types.setdefault(tuple(kinds[low:high]), len(types))
+        units.append(Unit(start=start, stop=stop, type=kind, boundary=cuts.get(stop - 1) if stop < len(ops) else None))
+    return Blocks(units=tuple(units), num_types=len(types))
+
+
+def _merge(graph: Graph, segments: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Joins segments without heavy work to a neighbour."""
+    heavy = [any(is_heavy(graph, graph.operators[i]) for i in range(a, b)) for a, b in segments]
+    if not any(heavy):
+        return [(segments[0][0], segments[-1][1])]
+    last = max(i for i, h in enumerate(heavy) if h)
+    merged: list[tuple[int, int]] = []
+    pending: int | None = None
+    for i, (start, stop) in enumerate(segments):
+        if heavy[i]:
+            merged.append((start if pending is None else pending, stop))
+            pending = None
+        elif pending is not None:
+            continue
+        elif i < last and (not merged or _opens(graph, start, stop)):
+            pending = start
+        else:
+            merged[-1] = (merged[-1][0], stop)
+    return merged
+
+
+def _opens(graph: Graph, start: int, stop: int) -> bool:
+    op = next((o for o in graph.operators[start:stop] if not o.is_view), None)
+    if op is None or op.kind in NORMALISATIONS:
+        return True
+    return any(o.kind in NORMALISATIONS for o in graph.operators[start:stop])
+
+
+class _Hasher:
+    """Structure of a segment as a number: kinds, attributes, shapes, rules, wiring and roles, never names."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.rules: dict[int, int] = {}
+        self.known: dict[Any, int] = {}
+        self.segments: dict[tuple[int, ...], int] = {}
+
+    def segment(self, start: int, stop: int) -> int:
+        local: dict[str, tuple[int, int]] = {}
+        outside: dict[str, int] = {}
+        keys = []
+        for offset, op in enumerate(self.graph.operators[start:stop]):
+            keys.append(self._operator(op, local, outside))
+            for j, name in enumerate(op.outputs):
+                local[name] = (offset, j)
+        return self.segments.setdefault(tuple(keys), len(self.segments))
+
+    def _operator(self, op: Operator, local: dict[str, tuple[int, int]], outside: dict[str, int]) -> int:
+        tensors = self.graph.tensors
+        wires = []
+        for name in op.inputs:
+            tensor = tensors[name]
+            where: Any = local.get(name)
+            if where is None:
+                where = (tensor.role, outside.setdefault(name, len(outside)) if tensor.role == "activation" else -1)
+            wires.append((where, tensor.shape, tensor.dtype, tensor.batch_dim))
+        results = tuple((tensors[n].shape, tensors[n].dtype, tensors[n].batch_dim) for n in op.outputs)
+        key = (op.kind, op.attributes, op.rule, op.traffic, op.forward_flops, op.backward_flops, op.is_view,
+               tuple(wires), results)  # fmt: skip
+        return self.known.setdefault(key, len(self.known))
+
+
+def _repeats(kinds: Sequence[int], low: int, high: int) -> list[tuple[int, int]]:
+    """Cuts [low, high) into groups: the repeats that cover most, then the stretches left and right of them."""
+    done: list[tuple[int, int]] = []
+    stretches = [(low, high)]
+    while stretches:
+        a, b = stretches.pop()
+        best = (0, 0, 0, 0)
+        for period in range(1, min(MAX_PERIOD, (b - a) // 2) + 1):
+            i = a
+            while i + period < b:
+                if kinds[i] != kinds[i + period]:
+                    i += 1
+                    continue
+                stop = i
+                while stop + period < b and kinds[stop] == kinds[stop + period]:
+                    stop += 1
+                repeats = (stop - i) // period + 1
+                covered = repeats * period
+                if repeats >= 2 and covered > best[0]:
+                    best = (covered, -period, i, repeats)
+                i = max(stop, i + 1)
+        covered, period, i, repeats = best
+        if not covered:
+            done += [(k, k + 1) for k in range(a, b)]
+            continue
+        period = -period
+        done += [(i + r * period, i + (r + 1) * period) for r in range(repeats)]
+        stretches += [(a, i), (i + covered, b)]
+    return sorted(d for d in done if d[0] < d[1])

@@ -1,0 +1,260 @@
+"""GraphBuilder: operators one after the other, from tensors and kinds, to a finished Graph.
+
+Used by the importer, by the rewriting passes and by builders without a file. It keeps the roles (parameter, view of
+parameters, constant), which tensors need a gradient, and known small values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ir.errors import ModelError
+from ir.graph import Graph, Operator, Tensor
+from ir.operators import VIEW_KINDS, BakedBatch, MissingBatch, Unsupported, Value, make_operator
+
+MAX_VALUE_ELEMENTS = 4096
+"""Larger constants are never read: they stay operators, or tensors without a value."""
+
+
+def numpy_dtype(value: Value) -> str:
+    """Name of a numpy type as `ir.graph.DTYPE_BYTES` has it."""
+    return str(value.dtype)
+
+
+def is_view_kind(kind: str, attributes: Mapping[str, Any]) -> bool:
+    """Whether an operator only re-arranges its operand."""
+    return kind in VIEW_KINDS or (kind == "Gather" and "indices" in attributes)
+
+
+@dataclass
+class GraphBuilder:
+    """Collects tensors and operators."""
+
+    export_batch: int = 1
+    """Samples that constants of the source were written for."""
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    operators: list[Operator] = field(default_factory=list)
+    values: dict[str, Value] = field(default_factory=dict)
+    """Known constants by tensor name, at `export_batch` samples; emitted as `Constant` at their first use."""
+    warnings: list[str] = field(default_factory=list)
+    _names: dict[str, int] = field(default_factory=dict)
+    _views: set[str] = field(default_factory=set)
+    _gradients: set[str] = field(default_factory=set)
+    _sampled: dict[tuple[str, int, int], str] = field(default_factory=dict)
+
+    def add_tensor(self, tensor: Tensor) -> str:
+        """Declares a graph input, parameter, buffer or constant without producer."""
+        self.tensors[tensor.name] = tensor
+        if tensor.role == "parameter":
+            self._views.add(tensor.name)
+            if tensor.is_float:
+                self._gradients.add(tensor.name)
+        return tensor.name
+
+    def input(self, name: str, shape: Sequence[int], dtype: str = "float32", batch_dim: int | None = 0) -> str:
+        """Declares data, shape at one sample."""
+        return self.add_tensor(Tensor(name=name, shape=tuple(shape), dtype=dtype, role="input", batch_dim=batch_dim))
+
+    def parameter(self, name: str, shape: Sequence[int], dtype: str = "float32") -> str:
+        """Declares a trainable tensor."""
+        return self.add_tensor(Tensor(name=name, shape=tuple(shape), dtype=dtype, role="parameter"))
+
+    def constant(self, name: str, value: Value) -> str:
+        """Declares a small known constant."""
+        self.values[name] = value
+        return name
+
+    def unique(self, base: str) -> str:
+        """`base`, with `_1`, `_2` ... where it was used before."""
+        name = base
+        while name in self._names:
+            number = self._names[base]
+            self._names[base] = number + 1
+            name = f"{base}_{number}"
+        self._names[name] = 1
+        return name
+
+    def needs_gradient(self, name: str) -> bool:
+        """Whether a float parameter is behind the tensor."""
+        return name in self._gradients
+
+    def _operand(self, name: str) -> Tensor:
+        if name in self.tensors:
+            return self.tensors[name]
+        value = self.values[name]
+        return Tensor(name=name, shape=value.shape, dtype=numpy_dtype(value), role="constant")
+
+    def _emit_constant(self, name: str) -> None:
+        value = self.values[name]
+        flat = value.reshape(-1)
+        plain: Any = flat.tolist()
+        if flat.size and (flat == flat[0]).all():
+            plain = plain[0]
+        attributes = {"shape": value.shape, "dtype": numpy_dtype(value), "value": plain}
+        built = make_operator("Constant", name=self.unique(name), inputs=(), outputs=(name,), attributes=attributes,
+                              is_constant=True)  # fmt: skip
+        self._append(built.operator, built.outputs)
+
+    def _append(self, operator: Operator, outputs: Iterable[Tensor]) -> None:
+        self.operators.append(operator)
+        for tensor in outputs:
+            self.tensors[tensor.name] = tensor
+        if operator.is_view:
+            self._views.update(operator.outputs)
+        if any(n in self._gradients for n in operator.inputs):
+            self._gradients.update(n for n in operator.outputs if self.tensors[n].is_float)
+
+    def _one_sample(self, name: str, dim: int, size: int) -> str:
+        """The first `size` of `dim`: what each of the exported samples holds."""
+        key = (name, dim, size)
+        if key in self._sampled:
+            return self._sampled[key]
+        if name in self.values:
+            # A constant that was not emitted yet keeps its name, so that exports at other batch sizes agree.
+            value = np.ascontiguousarray(np.take(self.values[name], range(size), axis=dim))
+            fresh = name if name not in self.tensors else f"{name}#sample"
+            self.values[fresh] = value
+        else:
+            (fresh,) = self.add("Slice", [name], [f"{name}#sample"], scope="", name=f"{name}#sample", attributes={
+                "axes": (dim,), "starts": (0,), "ends": (size,), "steps": (1,)})  # fmt: skip
+        self._sampled[key] = fresh
+        return fresh
+
+    def _repeated(self, name: str, dim: int) -> str:
+        """`name` with the batch in `dim`."""
+        fresh = f"{name}#batch"
+        if fresh not in self.tensors:
+            shape = self._operand(name).shape
+            self.add("Expand", [name], [fresh], name=fresh, attributes={"shape": shape, "batch_dim": dim})
+        return fresh
+
+    def add(
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        name: str = "",
+        scope: str = "",
+        attributes: Mapping[str, Any] | None = None,
+        opset: int = 0,
+        hints: Sequence[tuple[tuple[int, ...], str] | None] = (),
+    ) -> tuple[str, ...]:
+        """Appends an operator; absent operands are "".
+
+        Returns:
+            the names of its results.
+
+        Raises:
+            ModelError: the table cannot express this use.
+        """
+        names = list(inputs)
+        base = f"{scope}/{kind}" if scope else name or outputs[0]
+        for _ in range(2 * len(names) + 2):
+            tensors = [self._operand(n) if n else None for n in names]
+            values = [self.values.get(n) if n else None for n in names]
+            roles = {t.role for t in tensors if t is not None}
+            is_constant = roles <= {"constant", "buffer"} and not kind.startswith("Random")
+            is_view = (
+                any(n in self._views for n in names)
+                and all(n in self._views or not n or n in self.values for n in names)
+                and is_view_kind(kind, attributes or {})
+            )
+            try:
+                built = make_operator(
+                    kind, name=base, inputs=tensors, outputs=outputs, attributes=attributes, values=values,
+                    needs_gradient=[n in self._gradients for n in names], opset=opset, scope=scope,
+                    export_batch=self.export_batch, hints=hints, is_view=is_view, is_constant=is_constant,
+                )  # fmt: skip
+            except BakedBatch as found:
+                names[found.index] = self._one_sample(names[found.index], found.dim, found.size)
+                continue
+            except MissingBatch as found:
+                names[found.index] = self._repeated(names[found.index], found.dim)
+                continue
+            except Unsupported as why:
+                shapes = ", ".join(str(t.shape) if t else "-" for t in tensors)
+                raise ModelError(
+                    f"operator {base} ({kind}) cannot be read: {why}", field="model", value=f"{kind}({shapes})",
+                    repair="Export the model with static shapes and standard operators, or leave this operator out.",
+                ) from None  # fmt: skip
+            break
+        else:
+            raise ModelError(f"the batch of operator {base} ({kind}) cannot be traced", field="model", value=kind,
+                             repair="Export the model with a symbolic batch dimension.")  # fmt: skip
+        unique = self.unique(base)
+        operator = built.operator if unique == base else replace(built.operator, name=unique)
+        for used in operator.inputs:
+            if used not in self.tensors:
+                self._emit_constant(used)
+        self._append(operator, built.outputs)
+        if built.is_opaque:
+            known = "its batch cannot be traced" if kind in VIEW_KINDS else "kind is not in the table"
+            self.warnings.append(f"{unique}: {kind} is replicated: {known}")
+        return operator.outputs
+
+    def finish(self, outputs: Sequence[str], *, name: str = "", sha256: str = "") -> Graph:
+        """The Graph: dead operators dropped, constants first, parameter views before their first consumer."""
+        for result in outputs:
+            if result not in self.tensors and result in self.values:
+                self._emit_constant(result)
+        operators = arrange(self.operators, outputs)
+        return make_graph(operators, self.tensors, outputs, name=name, warnings=self.warnings, sha256=sha256)
+
+
+def make_graph(
+    operators: Sequence[Operator],
+    tensors: Mapping[str, Tensor],
+    outputs: Sequence[str],
+    *,
+    name: str,
+    warnings: Sequence[str] = (),
+    pieces: Mapping[str, tuple[str, int, int, int]] | None = None,
+    sha256: str = "",
+) -> Graph:
+    """A Graph with just the tensors that its operators touch, in order of first touch."""
+    used: dict[str, Tensor] = {}
+    for op in operators:
+        for tensor in (*op.inputs, *op.outputs):
+            used.setdefault(tensor, tensors[tensor])
+    for result in outputs:
+        used.setdefault(result, tensors[result])
+    return Graph(name=name, operators=tuple(operators), tensors=used, outputs=tuple(outputs),
+                 warnings=tuple(warnings), pieces=dict(pieces or {}), sha256=sha256)  # fmt: skip
+
+
+def arrange(operators: Sequence[Operator], outputs: Iterable[str]) -> list[Operator]:
+    """Canonical order: live operators only, constants first, parameter views directly before their first consumer."""
+    producer = {name: i for i, op in enumerate(operators) for name in op.outputs}
+    live: set[int] = set()
+    stack = [producer[n] for n in outputs if n in producer]
+    while stack:
+        index = stack.pop()
+        if index in live:
+            continue
+        live.add(index)
+        stack.extend(producer[n] for n in operators[index].inputs if n in producer)
+    order = [operators[i] for i in sorted(live) if operators[i].is_constant]
+    placed: set[int] = set()
+
+    def place(index: int) -> None:
+        if index in placed:
+            return
+        placed.add(index)
+        for tensor in operators[index].inputs:
+            source = producer.get(tensor)
+            if source is not None and operators[source].is_view:
+                place(source)
+        order.append(operators[index])
+
+    ordinary = [i for i in sorted(live) if not operators[i].is_constant]
+    for index in ordinary:
+        if not operators[index].is_view:
+            place(index)
+    for index in ordinary:
+        place(index)
+    return order

@@ -1,0 +1,206 @@
+"""Rewrites that make equal things look equal, whoever exported them.
+
+1. `Reshape [b,h,s,d] -> [(b h),s,d]; Transpose; Reshape back` is a Transpose of the whole: in `(b h)` the heads are
+   minor and could not be split.
+2. `Reshape [b,s,k] -> [(b s),k]; product; bias; Reshape -> [b,s,n]` is a product and a bias on `[b,s,k]`: `(b s)` could
+   be split by samples only, `[b,s,k]` by samples and by positions.
+3. A bias behind a product costs no traffic of its own: it is added where the product is written (GEMM epilogue).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ir.build import arrange, make_graph
+from ir.graph import Graph, Operator, Tensor
+from ir.operators import make_operator
+
+BIAS_TRAFFIC = (0.0, 0.5)
+"""Forward in the epilogue of the product; backward the output gradient is read once more and summed."""
+
+
+def canonical(graph: Graph) -> Graph:
+    """The rewritten graph; unchanged where nothing matches. See the module."""
+    for rewrite in (_transposes, _compose, _products, _biases):
+        graph = rewrite(graph)
+    return graph
+
+
+@dataclass
+class _Rewrite:
+    """Replacements at operator indices, applied together."""
+
+    graph: Graph
+    replaced: dict[int, list[Operator]] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tensors = dict(self.graph.tensors)
+
+    def make(self, at: int, kind: str, name: str, inputs: Sequence[str], output: str, attributes: Mapping[str, object],
+             *, needs_gradient: Sequence[bool] | None = None, is_view: bool = False) -> None:  # fmt: skip
+        """Puts one operator at the place of operator `at`, whose scope and version it takes."""
+        like = self.graph.operators[at]
+        built = make_operator(
+            kind, name=name, inputs=[self.tensors[n] for n in inputs], outputs=(output,), attributes=attributes,
+            opset=like.opset, scope=like.scope, needs_gradient=needs_gradient, is_view=is_view,
+        )  # fmt: skip
+        self.tensors[output] = built.outputs[0]
+        self.replaced.setdefault(at, []).append(built.operator)
+
+    def finish(self) -> Graph:
+        graph = self.graph
+        if not self.replaced and not self.renamed:
+            return graph
+
+        def final(name: str) -> str:
+            while name in self.renamed:
+                name = self.renamed[name]
+            return name
+
+        operators: list[Operator] = []
+        for i, op in enumerate(graph.operators):
+            for new in self.replaced.get(i, [op]):
+                names = (*new.inputs, *new.saved)
+                if any(n in self.renamed for n in names):
+                    new = replace(new, inputs=tuple(final(n) for n in new.inputs),  # noqa: PLW2901
+                                  saved=tuple(final(n) for n in new.saved))  # fmt: skip
+                operators.append(new)
+        outputs = tuple(final(n) for n in graph.outputs)
+        return make_graph(arrange(operators, outputs), self.tensors, outputs, name=graph.name,
+                          warnings=graph.warnings, pieces=graph.pieces, sha256=graph.sha256)  # fmt: skip
+
+
+def _reader(graph: Graph, name: str, kind: str) -> int | None:
+    """The only operator that reads `name`, if it is of `kind`."""
+    readers = graph.consumers[name]
+    if len(readers) != 1 or name in graph.outputs or graph.operators[readers[0]].kind != kind:
+        return None
+    return readers[0]
+
+
+def _transposes(graph: Graph) -> Graph:
+    rewrite = _Rewrite(graph)
+    for i, op in enumerate(graph.operators):
+        if op.kind != "Reshape" or op.is_view or op.is_constant:
+            continue
+        source, merged = graph.tensors[op.inputs[0]], graph.tensors[op.outputs[0]]
+        extra = len(source.shape) - len(merged.shape)
+        if extra < 1 or source.shape[extra + 1 :] != merged.shape[1:] or source.batch_dim != 0:
+            continue
+        middle = _reader(graph, op.outputs[0], "Transpose")
+        if middle is None:
+            continue
+        perm = dict(graph.operators[middle].attributes)["perm"]
+        last = _reader(graph, graph.operators[middle].outputs[0], "Reshape")
+        if last is None or perm[0] != 0:
+            continue
+        whole = (*range(extra + 1), *(p + extra for p in perm[1:]))
+        result = graph.tensors[graph.operators[last].outputs[0]]
+        if result.shape != tuple(source.shape[p] for p in whole) or result.batch_dim != 0:
+            continue
+        rewrite.make(last, "Transpose", graph.operators[middle].name, op.inputs, result.name, {"perm": whole})
+    return rewrite.finish()
+
+
+def _compose(graph: Graph) -> Graph:
+    """Two transposes in a row are one."""
+    rewrite = _Rewrite(graph)
+    for i, op in enumerate(graph.operators):
+        if op.kind != "Transpose" or op.is_view or op.is_constant:
+            continue
+        before = graph.producer.get(op.inputs[0])
+        if before is None or _reader(graph, op.inputs[0], "Transpose") != i:
+            continue
+        first = graph.operators[before]
+        if first.kind != "Transpose" or first.is_view or before in rewrite.replaced:
+            continue
+        inner = dict(first.attributes)["perm"]
+        perm = tuple(inner[p] for p in dict(op.attributes)["perm"])
+        rewrite.make(i, "Transpose", op.name, first.inputs, op.outputs[0], {"perm": perm})
+    return rewrite.finish()
+
+
+def _products(graph: Graph) -> Graph:
+    rewrite = _Rewrite(graph)
+    for i, op in enumerate(graph.operators):
+        if op.kind not in ("Gemm", "MatMul") or len(op.inputs) != 2 or not set(dict(op.attributes)) <= {"transB"}:
+            continue
+        first = graph.producer.get(op.inputs[0])
+        weight, merged = graph.tensors[op.inputs[1]], graph.tensors[op.inputs[0]]
+        if first is None or len(merged.shape) != 2 or len(weight.shape) != 2 or weight.batch_dim is not None:
+            continue
+        reshape = graph.operators[first]
+        if reshape.kind != "Reshape" or reshape.is_view or merged.batch_dim != 0 or merged.shape[0] == 1:
+            continue
+        _product(graph, rewrite, i, reshape)
+    return rewrite.finish()
+
+
+def _product(graph: Graph, rewrite: _Rewrite, at: int, reshape: Operator) -> None:
+    op = graph.operators[at]
+    source, weight = graph.tensors[reshape.inputs[0]], graph.tensors[op.inputs[1]]
+    merged = graph.tensors[op.inputs[0]]
+    chain, last = [at], op.outputs[0]
+    reader = _reader(graph, last, "Add")
+    if reader is not None:
+        add = graph.operators[reader]
+        side = next((n for n in add.inputs if n != last), last)
+        # Only a bias, one number a column, broadcasts to more leading dims.
+        if side != last and len(graph.tensors[side].shape) == 1 and graph.tensors[side].batch_dim is None:
+            chain.append(reader)
+            last = add.outputs[0]
+    readers = graph.consumers[last]
+    if last in graph.outputs or not readers or any(graph.operators[r].kind != "Reshape" for r in readers):
+        return
+    backs = [graph.tensors[graph.operators[r].outputs[0]] for r in readers]
+    leads = {t.shape[:-1] for t in backs if t.shape[-1] == graph.tensors[last].shape[1] and t.batch_dim == 0}
+    if source.batch_dim == 0 and source.shape[-1] == merged.shape[1]:
+        lead = source.shape[:-1]
+    elif source.batch_dim == 0 and len(leads) == 1:
+        lead = next(iter(leads))
+    else:
+        return
+    if len(lead) < 2 or len(lead) + 1 > len(source.shape):
+        return
+    entry = source.name
+    if source.shape != (*lead, merged.shape[1]):
+        entry = f"{merged.name}#unmerged"
+        rewrite.make(at, "Reshape", reshape.name, [source.name], entry, {"shape": (*lead, merged.shape[1])})
+    transposed = op.inputs[1]
+    if dict(op.attributes).get("transB"):
+        transposed = f"{op.name}#transposed"
+        is_view = weight.role == "parameter" or _is_view(graph, weight.name)
+        rewrite.make(at, "Transpose", f"{op.name}#transpose", [weight.name], transposed, {"perm": (1, 0)},
+                     is_view=is_view)  # fmt: skip
+    needs = op.backward_flops.at(1) > op.forward_flops.at(1)
+    rewrite.make(at, "MatMul", op.name, [entry, transposed], op.outputs[0], {}, needs_gradient=[needs, True])
+    for index in chain[1:]:
+        add = graph.operators[index]
+        rewrite.make(index, "Add", add.name, add.inputs, add.outputs[0], {})
+    whole = rewrite.tensors[last]
+    for r, back in zip(readers, backs, strict=True):
+        if back.shape == whole.shape and back.batch_dim == whole.batch_dim:
+            rewrite.renamed[back.name] = last
+        else:
+            rewrite.make(r, "Reshape", graph.operators[r].name, [last], back.name, {"shape": back.shape})
+
+
+def _is_view(graph: Graph, name: str) -> bool:
+    index = graph.producer.get(name)
+    return index is not None and graph.operators[index].is_view
+
+
+def _biases(graph: Graph) -> Graph:
+    rewrite = _Rewrite(graph)
+    for i, op in enumerate(graph.operators):
+        if op.kind != "Add" or len(op.inputs) != 2:
+            continue
+        makers = [graph.producer.get(n) for n in op.inputs]
+        after = any(m is not None and graph.operators[m].kind in ("MatMul", "Gemm") for m in makers)
+        bias = any(graph.tensors[n].role == "parameter" and len(graph.tensors[n].shape) == 1 for n in op.inputs)
+        if after and bias:
+            rewrite.replaced[i] = [replace(op, traffic=BIAS_TRAFFIC)]
+    return rewrite.finish()

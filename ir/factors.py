@@ -1,0 +1,162 @@
+"""Factor rules and the signatures (S / B / P placements) that follow from them.
+
+A factor is one loop of an operator (einsum style): `MatMul: b m k+, k n -> b m n` has factors b, m, k, n.
+Splitting a factor over a mesh axis splits every operand dim of which it is the *major* factor, leaves operands
+without it whole, and, when it is summed (`+`), makes the outputs partial. OneFlow's SBP and PyTorch's DTensor
+placements name the same three things: S(i) = Shard(i), B = Replicate(), P = Partial().
+
+Gradients follow from the rule too: the gradient of an operand that lacks the split factor is a sum over it, hence
+partial; the gradient of a split operand is split alike; the gradient of a partial value is whole. An operand that is
+whole where the output is partial (a bias) is added on the first rank of the axis only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Placement = int
+"""`BROADCAST`, `PARTIAL`, or a dim number i >= 0 for S(i)."""
+
+BROADCAST: Placement = -1
+PARTIAL: Placement = -2
+
+Passing = Literal["none", "joint", "multi"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InternalCollective:
+    """What a split of a factor costs inside the operator (`@name` marks)."""
+
+    name: str
+    """A name of the closed table: softmax, norm, cross_entropy, batch_norm, halo, ..."""
+    kind: Literal["all_reduce", "all_gather", "all_to_all", "send_recv"]
+    forward_bytes: tuple[float, float] = (0.0, 0.0)
+    """(fixed, per sample) bytes of the full tensor that is exchanged forward, before other axes shard it."""
+    backward_bytes: tuple[float, float] = (0.0, 0.0)
+    """Likewise backward."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Factor:
+    """One loop of an operator."""
+
+    name: str
+    size: int
+    """Extent at one sample; the batch factor has size 1."""
+    is_batch: bool = False
+    summed: bool = False
+    """`+`: contracted, so that a split makes the outputs partial."""
+    fixed: bool = False
+    """`!`: never split."""
+    collective: InternalCollective | None = None
+    """`@`: splittable at the price of this exchange."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FactorRule:
+    """Which factors make up each dim of each operand, major first."""
+
+    factors: tuple[Factor, ...]
+    inputs: tuple[tuple[tuple[int, ...], ...], ...]
+    """operand -> dim -> indices into `factors`, major to minor; a dim of size 1 that is broadcast has none."""
+    outputs: tuple[tuple[tuple[int, ...], ...], ...]
+    passing: Passing = "none"
+    """How partial inputs pass: `joint` = all inputs partial (Add); `multi` = exactly one (MatMul, Mul)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signature:
+    """One legal way to place an operator's operands on one mesh axis."""
+
+    factor: int | None
+    """Index of the split factor; None for the replicated and the partial-passing signatures."""
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+    input_gradients: tuple[Placement, ...]
+    """Placement in which the backward pass of this operator yields each input's gradient."""
+
+    @property
+    def divides_work(self) -> bool:
+        """Whether each rank of the axis does an equal share of the operator."""
+        return self.factor is not None
+
+
+def placement_text(placement: Placement) -> str:
+    """`B`, `P` or `S(i)`."""
+    return {BROADCAST: "B", PARTIAL: "P"}.get(placement, f"S({placement})")
+
+
+def parse_placement(text: str) -> Placement:
+    """Inverse of `placement_text`.
+
+    Raises:
+        ValueError: not a placement.
+    """
+    if text in ("B", "P"):
+        return BROADCAST if text == "B" else PARTIAL
+    if text.startswith("S(") and text.endswith(")") and text[2:-1].isdigit():
+        return int(text[2:-1])
+    raise ValueError(f"{text!r} is no placement; use B, P or S(dim)")
+
+
+def gradient_placement(placement: Placement) -> Placement:
+    """Placement in which a producer wants the gradient of an output that it wrote with `placement`."""
+    return placement if placement >= 0 else BROADCAST
+
+
+def _split(rule: FactorRule, index: int) -> Signature | None:
+    """The signature that splits factor `index`, or None where some operand holds it as a minor factor only."""
+    placed: list[list[Placement]] = []
+    for side in (rule.inputs, rule.outputs):
+        placements: list[Placement] = []
+        for dims in side:
+            placement = BROADCAST
+            for dim, factors in enumerate(dims):
+                if index in factors:
+                    if factors[0] != index or placement != BROADCAST:
+                        return None
+                    placement = dim
+            placements.append(placement)
+        placed.append(placements)
+    inputs, outputs = placed
+    if rule.factors[index].summed:
+        outputs = [PARTIAL if p == BROADCAST else p for p in outputs]
+    # An input without the split factor sums its gradient over it, unless the factor is contracted: then the output
+    # is partial, its gradient is whole on every rank, and so is that of an added operand (a bias).
+    missing = BROADCAST if rule.factors[index].summed else PARTIAL
+    gradients = [missing if p == BROADCAST else p for p in inputs]
+    return Signature(factor=index, inputs=tuple(inputs), outputs=tuple(outputs), input_gradients=tuple(gradients))
+
+
+def signatures(rule: FactorRule) -> tuple[Signature, ...]:
+    """All signatures of `rule` on one mesh axis: the batch split first, then other splits, then replicated, then P.
+
+    Divisibility is not looked at: it depends on the size of the axis.
+    """
+    found: list[Signature] = []
+    order = sorted(range(len(rule.factors)), key=lambda i: not rule.factors[i].is_batch)
+    for index in order:
+        factor = rule.factors[index]
+        if factor.fixed or (factor.size == 1 and not factor.is_batch):
+            continue
+        signature = _split(rule, index)
+        if signature is not None and any(p >= 0 for p in signature.inputs + signature.outputs):
+            found.append(signature)
+    num_inputs, num_outputs = len(rule.inputs), len(rule.outputs)
+    whole = (BROADCAST,) * num_inputs
+    found.append(Signature(factor=None, inputs=whole, outputs=(BROADCAST,) * num_outputs, input_gradients=whole))
+    partial_out = (PARTIAL,) * num_outputs
+    if rule.passing == "joint" and num_inputs:
+        found.append(
+            Signature(factor=None, inputs=(PARTIAL,) * num_inputs, outputs=partial_out, input_gradients=whole)
+        )
+    if rule.passing == "multi":
+        for index in range(num_inputs):
+            inputs = tuple(PARTIAL if i == index else BROADCAST for i in range(num_inputs))
+            gradients = tuple(BROADCAST if i == index else PARTIAL for i in range(num_inputs))
+            found.append(Signature(factor=None, inputs=inputs, outputs=partial_out, input_gradients=gradients))
+    unique: dict[tuple[tuple[Placement, ...], tuple[Placement, ...]], Signature] = {}
+    for signature in found:
+        unique.setdefault((signature.inputs, signature.outputs), signature)
+    return tuple(unique.values())

@@ -1,0 +1,198 @@
+"""Graph, Operator, Tensor: a model's training graph (forward part), kept for one sample.
+
+Every size is `fixed + per_sample * n` for a batch of `n` samples (`Amount`). A tensor that carries the
+batch does so in exactly one dim (`batch_dim`), whose size at `n` samples is `n` times the one kept here.
+The module knows nothing of files, devices or plans. Units: elements, bytes, floating-point operations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from ir.factors import FactorRule
+
+TensorRole = Literal["input", "parameter", "buffer", "constant", "activation"]
+
+DTYPE_BYTES: Mapping[str, float] = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
+    "bool": 1, "complex64": 8, "string": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Amount:
+    """A quantity that is affine in the number of samples."""
+
+    fixed: float = 0.0
+    per_sample: float = 0.0
+
+    def at(self, num_samples: float) -> float:
+        """The quantity for `num_samples` samples."""
+        return self.fixed + self.per_sample * num_samples
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(fixed=self.fixed + other.fixed, per_sample=self.per_sample + other.per_sample)
+
+    def scaled(self, factor: float) -> Amount:
+        """The quantity times `factor`."""
+        return Amount(fixed=self.fixed * factor, per_sample=self.per_sample * factor)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    """A value of the graph, at one sample."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Dims for one sample."""
+    dtype: str
+    """A key of `DTYPE_BYTES`, as the file states it (training precision is the problem's)."""
+    role: TensorRole
+    """`buffer` = state without gradient (running statistics); `constant` = known without data or parameters."""
+    batch_dim: int | None = None
+    """The dim that grows with the number of samples, or None."""
+
+    @property
+    def num_elements(self) -> int:
+        """Elements at one sample."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def elements(self) -> Amount:
+        """Elements as a function of the number of samples."""
+        count = float(self.num_elements)
+        return Amount(fixed=count) if self.batch_dim is None else Amount(per_sample=count)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the tensor can carry a gradient."""
+        return self.dtype.startswith(("float", "bfloat"))
+
+    def shape_at(self, num_samples: int) -> tuple[int, ...]:
+        """Dims for `num_samples` samples."""
+        return tuple(s * num_samples if i == self.batch_dim else s for i, s in enumerate(self.shape))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operator:
+    """One operator: what it reads and writes, what it costs, how it may be sharded."""
+
+    name: str
+    """Unique; `scope/Kind` when the exporter said which module it came from."""
+    kind: str
+    """ONNX operator type."""
+    inputs: tuple[str, ...]
+    """Tensor operands only: shape-like constants of the file have become `attributes`."""
+    outputs: tuple[str, ...]
+    rule: FactorRule
+    forward_flops: Amount = Amount()
+    """2 per multiply-add of matmul, convolution, attention and recurrent operators; 0 otherwise."""
+    backward_flops: Amount = Amount()
+    """Input and weight gradients together, counted likewise."""
+    traffic: tuple[float, float] = (1.0, 2.0)
+    """Bytes moved in (forward, backward), in multiples of the bytes of all inputs and outputs; 0 for pure views."""
+    saved: tuple[str, ...] = ()
+    """Tensors that the backward pass needs (inputs or outputs of this operator)."""
+    scope: str = ""
+    """Dotted module path in the source program, empty when unknown."""
+    is_view: bool = False
+    """Depends on parameters only and re-arranges them: costs nothing a micro-batch."""
+    is_constant: bool = False
+    """Depends on neither data nor parameters (masks, positions): duplicated wherever it is needed, never cut."""
+    attributes: tuple[tuple[str, Any], ...] = ()
+    """ONNX attributes and folded constant operands, sorted by name; numbers, strings and tuples of them."""
+    opset: int = 0
+    """Version of the operator set of its domain that the file declares."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """A model's forward graph with its loss, in canonical order (Kahn, ties by file position).
+
+    Operators with `is_constant` come first. Parameter views stand directly before their first consumer.
+    """
+
+    name: str
+    operators: tuple[Operator, ...]
+    tensors: Mapping[str, Tensor]
+    outputs: tuple[str, ...]
+    """Names of the results; the last one is the scalar loss once `ir.loss.with_loss` has run."""
+    warnings: tuple[str, ...] = ()
+    """What was assumed or replicated, by operator name, for the user to read."""
+    pieces: Mapping[str, tuple[str, int, int, int]] = field(default_factory=dict)
+    """Parameter that is a piece of a fused one of the file -> (fused parameter, dim, start, stop)."""
+    sha256: str = field(default="", compare=False)
+    """Of the file the graph came from; empty for built graphs."""
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Operator]:
+        """Operators by name."""
+        return {op.name: op for op in self.operators}
+
+    @cached_property
+    def producer(self) -> Mapping[str, int]:
+        """Index of the operator that writes each tensor; inputs and parameters are absent."""
+        return {name: i for i, op in enumerate(self.operators) for name in op.outputs}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[int, ...]]:
+        """Indices of the operators that read each tensor, ascending, without repeats."""
+        found: dict[str, list[int]] = {name: [] for name in self.tensors}
+        for i, op in enumerate(self.operators):
+            for name in dict.fromkeys(op.inputs):
+                found[name].append(i)
+        return {name: tuple(indices) for name, indices in found.items()}
+
+    @cached_property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """Trainable tensors, in order of first use."""
+        seen: dict[str, Tensor] = {}
+        for op in self.operators:
+            for name in op.inputs:
+                tensor = self.tensors[name]
+                if tensor.role == "parameter":
+                    seen.setdefault(name, tensor)
+        return tuple(seen.values())
+
+    @property
+    def num_parameters(self) -> int:
+        """Trainable elements; a tied parameter counts once."""
+        return sum(t.num_elements for t in self.parameters)
+
+    @property
+    def forward_flops(self) -> float:
+        """Floating-point operations of one sample's forward pass (2 a multiply-add)."""
+        return sum(op.forward_flops.at(1) for op in self.operators)
+
+    def digest(self) -> str:
+        """sha256 of the canonical content; equal graphs have equal digests whatever file they came from."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """The graph as canonical JSON (no pickle)."""
+        from ir.serialize import graph_to_json
+
+        return json.dumps(graph_to_json(self), separators=(",", ":"), sort_keys=True).encode()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Graph:
+        """Inverse of `to_bytes`.
+
+        Raises:
+            ValueError: `data` is not such a document.
+        """
+        from ir.serialize import graph_from_json
+
+        return graph_from_json(json.loads(data))
+
+    def __iter__(self) -> Iterator[Operator]:
+        return iter(self.operators)

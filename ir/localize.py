@@ -1,0 +1,128 @@
+"""Cheap values that many layers share (masks, rotary tables, position biases) are computed where they are used.
+
+A mask that is made once from a data input and read by every layer would cross every cut between layers. Instead the
+few small operators that make it are repeated in each stretch between legal cuts; parameters among their operands are
+then shared, as a tied parameter is. Nothing is repeated where only one stretch needs it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ir.blocks import legal_cuts
+from ir.build import arrange, make_graph
+from ir.graph import Graph, Operator, Tensor
+
+MAX_COPIES = 20_000
+"""Operators that may be added; a graph that would need more is left as it is."""
+MAX_FLOPS_SHARE = 1e-3
+"""Of the graph's forward FLOPs, for all copies together."""
+
+
+def _is_local(graph: Graph, op: Operator, local: Mapping[str, int], gradients: set[str]) -> bool:
+    """Whether an operator depends on data inputs, parameters and constants only, and not on samples by a gradient."""
+    if op.is_view or op.is_constant or not op.outputs:
+        return False
+    for name in op.inputs:
+        tensor = graph.tensors[name]
+        if tensor.role == "activation" and name not in local:
+            maker = graph.producer.get(name)
+            if maker is None or not graph.operators[maker].is_view:
+                return False
+    trains = any(n in gradients for n in op.inputs)
+    return not (trains and any(graph.tensors[n].batch_dim is not None for n in op.outputs))
+
+
+def localize(graph: Graph) -> Graph:
+    """The graph with shared cheap values made in each stretch that reads them; see the module."""
+    gradients: set[str] = {t.name for t in graph.tensors.values() if t.role == "parameter" and t.is_float}
+    local: dict[str, int] = {}
+    chain: set[int] = set()
+    for i, op in enumerate(graph.operators):
+        is_local = _is_local(graph, op, local, gradients)
+        if any(n in gradients for n in op.inputs):
+            gradients.update(n for n in op.outputs if graph.tensors[n].is_float)
+        if is_local:
+            chain.add(i)
+            local.update(dict.fromkeys(op.outputs, i))
+    if not chain:
+        return graph
+    cuts = sorted(legal_cuts(graph, frozenset(local)))
+    readers = _readers(graph, chain, local, cuts)
+    copies = sum(len(need) for need in readers.values()) - len(set().union(*readers.values(), set()))
+    flops = sum(graph.operators[i].forward_flops.at(1) for need in readers.values() for i in need)
+    if len(readers) < 2 or not copies or copies > MAX_COPIES or flops > MAX_FLOPS_SHARE * graph.forward_flops:
+        return graph
+    return _repeat(graph, chain, local, cuts, readers)
+
+
+def _stretch(cuts: list[int], index: int) -> int:
+    return bisect_left(cuts, index)
+
+
+def _readers(graph: Graph, chain: set[int], local: dict[str, int], cuts: list[int]) -> dict[int, set[int]]:
+    """Stretch -> the operators of the chain that it needs."""
+    found: dict[int, set[int]] = {}
+    for i, op in enumerate(graph.operators):
+        if i in chain:
+            continue
+        needed = [local[n] for n in op.inputs if n in local]
+        if not needed:
+            continue
+        have = found.setdefault(_stretch(cuts, i), set())
+        while needed:
+            index = needed.pop()
+            if index not in have:
+                have.add(index)
+                needed += [local[n] for n in graph.operators[index].inputs if n in local]
+    return found
+
+
+def _repeat(graph: Graph, chain: set[int], local: dict[str, int], cuts: list[int],
+            readers: dict[int, set[int]]) -> Graph:  # fmt: skip
+    kept_for_outputs = {local[n] for n in graph.outputs if n in local}
+    tensors: dict[str, Tensor] = dict(graph.tensors)
+    operators: list[Operator] = []
+    seen: dict[int, int] = {}
+    opened: dict[int, dict[str, str]] = {}
+    unread = chain - set().union(*readers.values(), set())
+    for i, op in enumerate(graph.operators):
+        if i in chain:
+            if i in unread or (i in kept_for_outputs and i not in seen):
+                operators.append(op)
+                seen[i] = 1
+            continue
+        if not any(n in local for n in op.inputs):
+            operators.append(op)
+            continue
+        stretch = _stretch(cuts, i)
+        if stretch not in opened:
+            opened[stretch] = names = {}
+            for index in sorted(readers[stretch]):
+                operators.append(_copy(graph.operators[index], seen, index, names, tensors))
+        names = opened[stretch]
+        operators.append(_renamed(op, names))
+    return make_graph(arrange(operators, graph.outputs), tensors, graph.outputs, name=graph.name,
+                      warnings=graph.warnings, pieces=graph.pieces, sha256=graph.sha256)  # fmt: skip
+
+
+def _copy(op: Operator, seen: dict[int, int], index: int, names: dict[str, str], tensors: dict[str, Tensor]) -> Operator:
+    number = seen.get(index, 0)
+    seen[index] = number + 1
+    if number == 0:
+        return _renamed(op, names)
+    for name in op.outputs:
+        names[name] = f"{name}@{number}"
+        tensors[names[name]] = replace(tensors[name], name=names[name])
+    return replace(_renamed(op, names), name=f"{op.name}@{number}")
+
+
+def _renamed(op: Operator, names: dict[str, str]) -> Operator:
+    if not any(n in names for n in (*op.inputs, *op.outputs)):
+        return op
+    return replace(
+        op, inputs=tuple(names.get(n, n) for n in op.inputs), outputs=tuple(names.get(n, n) for n in op.outputs),
+        saved=tuple(names.get(n, n) for n in op.saved),
+    )  # fmt: skip

@@ -1,0 +1,123 @@
+"""The training loss: found in the graph, or appended, so that price, memory and runtime all see it."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Literal
+
+from ir.build import arrange, make_graph
+from ir.errors import ModelError
+from ir.graph import Graph, Operator, Tensor
+from ir.operators import make_operator
+
+VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
+
+
+def has_loss(graph: Graph) -> bool:
+    """Whether the last output is a scalar float computed by the graph."""
+    if not graph.outputs or graph.outputs[-1] not in graph.producer:
+        return False
+    tensor = graph.tensors[graph.outputs[-1]]
+    return tensor.is_float and tensor.batch_dim is None and tensor.num_elements == 1
+
+
+def class_dim(tensor: Tensor) -> int:
+    """The dim of the classes: 1 for images of scores (rank 4 and more), else the last."""
+    return 1 if len(tensor.shape) >= 4 else len(tensor.shape) - 1
+
+
+def _scores(graph: Graph, name: str) -> str:
+    """`name` without a trailing Softmax that is followed at most by views; the views go with it."""
+    walked = name
+    while True:
+        index = graph.producer.get(walked)
+        if index is None:
+            return name
+        op = graph.operators[index]
+        if op.kind in ("Softmax", "LogSoftmax"):
+            # A softmax over rows of [n, c, 1, 1] (before version 13) covers exactly the classes as well.
+            return op.inputs[0]
+        if op.kind not in VIEWS:
+            return name
+        walked = op.inputs[0]
+
+
+def _free(graph: Graph, base: str) -> str:
+    name = base
+    while name in graph.tensors or name in graph.by_name:
+        name += "_"
+    return name
+
+
+def with_loss(graph: Graph, loss: str | None = None) -> Graph:
+    """The graph with a scalar loss as its last output.
+
+    Args:
+        graph: any imported or built graph.
+        loss: `cross_entropy` (default) of the first output over its class dim, against an int64 input `labels`; or
+            `mse` of the first output against a float input `target`. Both are summed over samples.
+
+    Raises:
+        ModelError: an unknown loss, or an output that has no sample or no class.
+    """
+    if loss not in (None, "cross_entropy", "mse"):
+        raise ModelError("unknown loss", field="training.loss", value=loss, repair="Use `cross_entropy` or `mse`.")
+    for position, name in enumerate(graph.outputs):
+        tensor = graph.tensors[name]
+        if name in graph.producer and tensor.is_float and tensor.batch_dim is None and tensor.num_elements == 1:
+            outputs = (*graph.outputs[:position], *graph.outputs[position + 1 :], name)
+            return graph if outputs == graph.outputs else make_graph(
+                graph.operators, graph.tensors, outputs, name=graph.name, warnings=graph.warnings,
+                pieces=graph.pieces, sha256=graph.sha256)  # fmt: skip
+    scores = graph.tensors[graph.outputs[0]]
+    if loss != "mse":
+        scores = graph.tensors[_scores(graph, scores.name)]
+    if not scores.is_float or not scores.shape or scores.batch_dim is None:
+        raise ModelError(
+            "the first output is no float tensor with a batch", field="model", value=f"{scores.name} {scores.shape}",
+            repair="Export the model so that its first output holds the scores of each sample, or its loss.",
+        )  # fmt: skip
+    return _append(graph, scores, "mse" if loss == "mse" else "cross_entropy")
+
+
+def _append(graph: Graph, scores: Tensor, loss: Literal["cross_entropy", "mse"]) -> Graph:
+    tensors = dict(graph.tensors)
+    operators = list(graph.operators)
+    if loss == "mse":
+        target = Tensor(name=_free(graph, "target"), shape=scores.shape, dtype=scores.dtype, role="input",
+                        batch_dim=scores.batch_dim)  # fmt: skip
+        kind, attributes = "MeanSquaredErrorLoss", {}
+    else:
+        scores = _squeezed(graph, scores, operators, tensors)
+        dim = class_dim(scores)
+        if dim == scores.batch_dim:
+            raise ModelError("the output has no class dim", field="model", value=f"{scores.name} {scores.shape}",
+                             repair="Use `training.loss` = `mse`, or export the loss.")  # fmt: skip
+        shape = tuple(s for i, s in enumerate(scores.shape) if i != dim)
+        batch = scores.batch_dim if scores.batch_dim is None or scores.batch_dim < dim else scores.batch_dim - 1
+        target = Tensor(name=_free(graph, "labels"), shape=shape, dtype="int64", role="input", batch_dim=batch)
+        kind = "SoftmaxCrossEntropyLoss"
+        attributes = {"class_dim": dim, "reduction": "sum"}
+    tensors[target.name] = target
+    name = _free(graph, "loss")
+    built = make_operator(kind, name=name, inputs=[scores, target], outputs=(name,), attributes=attributes)
+    tensors[name] = built.outputs[0]
+    operators.append(built.operator)
+    outputs = tuple(o for o in graph.outputs[1:] if o in tensors) + (name,)
+    if loss == "mse" or scores.name == graph.outputs[0]:
+        outputs = (graph.outputs[0], *outputs)
+    else:
+        outputs = (scores.name, *outputs)
+    return make_graph(arrange(operators, outputs), tensors, outputs, name=graph.name, warnings=graph.warnings,
+                      pieces=graph.pieces, sha256=graph.sha256)  # fmt: skip
+
+
+def _squeezed(graph: Graph, scores: Tensor, operators: list[Operator], tensors: dict[str, Tensor]) -> Tensor:
+    """Image classifiers without a final Flatten give `[n, c, 1, 1]`: the loss wants `[n, c]`."""
+    if len(scores.shape) < 4 or prod(scores.shape[2:]) != 1:
+        return scores
+    name = _free(graph, "scores")
+    built = make_operator("Flatten", name=name, inputs=[scores], outputs=(name,), attributes={"axis": 1})
+    operators.append(built.operator)
+    tensors[name] = built.outputs[0]
+    return built.outputs[0]

@@ -1,0 +1,1 @@
+"""The rim: the only modules that read ONNX protobuf. Weights are never read."""

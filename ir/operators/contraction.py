@@ -1,0 +1,270 @@
+"""Kinds that multiply and add: matrix products, convolutions, Einsum.
+
+FLOPs are 2 per multiply-add; the gradient of each operand costs as much as the forward pass.
+"""
+
+from __future__ import annotations
+
+from math import gcd, prod
+
+from ir.factors import InternalCollective
+from ir.graph import Tensor
+from ir.operators.base import Context, Dims, Result, Unsupported, bytes_of, kind
+from ir.operators.elementwise import broadcast
+
+
+def _product(ctx: Context, operands: list[tuple[int, Dims]], output: Dims, *, passing: str) -> Result:
+    """A contraction of operands 0 and 1 whose loops are all factors of the rule."""
+    flops = 2.0 * prod(f.size for f in ctx.rule.factors)
+    saved = [i for i in (0, 1) if ctx.needs_gradient[1 - i]]
+    return Result(
+        operands,
+        [output],
+        passing=passing,  # type: ignore[arg-type]
+        forward_flops=flops,
+        gradient_flops={0: flops, 1: flops},
+        traffic=(1.0, 2.0),
+        saved_inputs=saved,
+    )
+
+
+def _check(left: int, right: int) -> None:
+    if left != right:
+        raise Unsupported(f"contracted sizes {left} and {right} differ")
+
+
+def _cut(tensor: Tensor, stop: int) -> Tensor:
+    """The leading `stop` dims."""
+    batch = tensor.batch_dim if tensor.batch_dim is not None and tensor.batch_dim < stop else None
+    return Tensor(name=tensor.name, shape=tensor.shape[:stop], dtype=tensor.dtype, role=tensor.role, batch_dim=batch)
+
+
+@kind("MatMul")
+def matmul(ctx: Context) -> Result:
+    """`... m k+, ... k n -> ... m n`."""
+    a, b = ctx.tensor(0), ctx.tensor(1)
+    if not a.shape or not b.shape:
+        raise Unsupported("a scalar operand")
+    rule = ctx.rule
+    lead_a, lead_b = max(len(a.shape) - 2, 0), max(len(b.shape) - 2, 0)
+    k_dim = 0 if len(b.shape) == 1 else len(b.shape) - 2
+    _check(a.shape[-1], b.shape[k_dim])
+    if a.batch_dim == len(a.shape) - 1 or b.batch_dim == k_dim:
+        raise Unsupported("a product over samples")
+    if lead_a or lead_b:
+        (dims_a, dims_b), out = broadcast(ctx, [(0, _cut(a, lead_a)), (1, _cut(b, lead_b))])
+    else:
+        dims_a, dims_b, out = [], [], []
+    k = (rule.factor(a.shape[-1], name="k", summed=True),) if a.shape[-1] != 1 else ()
+    out = list(out)
+    if len(a.shape) > 1:
+        m = rule.dim(a, len(a.shape) - 2, name="m")
+        dims_a.append(m)
+        out.append(m)
+    dims_a.append(k)
+    dims_b.append(k)
+    if len(b.shape) > 1:
+        n = rule.dim(b, len(b.shape) - 1, name="n")
+        dims_b.append(n)
+        out.append(n)
+    return _product(ctx, [(0, dims_a), (1, dims_b)], out, passing="multi")
+
+
+@kind("Gemm")
+def gemm(ctx: Context) -> Result:
+    """`m k+, k n -> m n`, transposed as asked. With a bias the contraction stays whole: the sum would add it twice.
+
+    The importer therefore splits the bias off.
+    """
+    a, b = ctx.tensor(0), ctx.tensor(1)
+    if len(a.shape) != 2 or len(b.shape) != 2:
+        raise Unsupported("Gemm takes matrices")
+    ta, tb = bool(ctx.int_attribute("transA", 0)), bool(ctx.int_attribute("transB", 0))
+    m_dim, ka = (1, 0) if ta else (0, 1)
+    n_dim, kb = (0, 1) if tb else (1, 0)
+    _check(a.shape[ka], b.shape[kb])
+    if a.batch_dim == ka or b.batch_dim == kb:
+        raise Unsupported("a product over samples")
+    rule = ctx.rule
+    m, n = rule.dim(a, m_dim, name="m"), rule.dim(b, n_dim, name="n")
+    has_bias = ctx.has(2)
+    k = (rule.factor(a.shape[ka], name="k", summed=not has_bias, fixed=has_bias),) if a.shape[ka] != 1 else ()
+    operands: list[tuple[int, Dims]] = [(0, [k, m] if ta else [m, k]), (1, [n, k] if tb else [k, n])]
+    if has_bias:
+        bias = ctx.tensor(2)
+        sizes = (rule.size(m), rule.size(n))
+        dims: Dims = []
+        for d in range(len(bias.shape)):
+            target = d - len(bias.shape) + 2
+            if bias.shape[d] == 1:
+                dims.append(())
+            elif bias.shape[d] == sizes[target]:
+                dims.append((m, n)[target])
+            else:
+                raise Unsupported("the bias does not broadcast")
+        operands.append((2, dims))
+    result = _product(ctx, operands, [m, n], passing="none" if has_bias else "multi")
+    return result
+
+
+def _halo(x: Tensor, dim: int, kernel: int, stride: int) -> InternalCollective | None:
+    """The rows of the neighbour that a split of spatial dim `dim` needs: `kernel - stride`, at least 0."""
+    rows = max(kernel - stride, 0)
+    if rows == 0:
+        return None
+    amount = rows * (x.num_elements / x.shape[dim]) * bytes_of(x.dtype)
+    pair = (0.0, amount) if x.batch_dim is not None else (amount, 0.0)
+    return InternalCollective(name="halo", kind="send_recv", forward_bytes=pair, backward_bytes=pair)
+
+
+def spatial_sizes(ctx: Context, sizes: tuple[int, ...], kernel: tuple[int, ...]) -> list[int]:
+    """Output sizes of a sliding window (ONNX convolution arithmetic, `auto_pad` and `ceil_mode` included)."""
+    rank = len(sizes)
+    strides = ctx.ints("strides") or (1,) * rank
+    dilations = ctx.ints("dilations") or (1,) * rank
+    pads = ctx.ints("pads") or (0,) * (2 * rank)
+    mode = str(ctx.attributes.get("auto_pad", "NOTSET"))
+    ceil_mode = bool(ctx.int_attribute("ceil_mode", 0))
+    found = []
+    for i, size in enumerate(sizes):
+        window = dilations[i] * (kernel[i] - 1) + 1
+        if mode in ("SAME_UPPER", "SAME_LOWER"):
+            found.append(-(-size // strides[i]))
+            continue
+        padded = size if mode == "VALID" else size + pads[i] + pads[i + rank]
+        span = padded - window
+        steps = -(-span // strides[i]) if ceil_mode else span // strides[i]
+        # A window that would start in the padding on the right is dropped (ONNX and PyTorch agree).
+        if ceil_mode and steps * strides[i] >= size + (0 if mode == "VALID" else pads[i]):
+            steps -= 1
+        found.append(steps + 1)
+    if min(found, default=1) <= 0:
+        raise Unsupported(f"window {kernel} is larger than the input {sizes}")
+    return found
+
+
+@kind("Conv")
+def conv(ctx: Context) -> Result:
+    """`n (g c+) h w, (g m) c+ i j -> n (g m) h' w'`; spatial dims split at the price of a halo exchange."""
+    x, w = ctx.tensor(0), ctx.tensor(1)
+    rank = len(x.shape) - 2
+    if rank < 1 or len(w.shape) != rank + 2 or x.batch_dim not in (None, 0):
+        raise Unsupported("operands are not [batch, channels, ...]")
+    rule = ctx.rule
+    groups = ctx.int_attribute("group", 1)
+    if groups < 1 or w.shape[0] % groups or x.shape[1] != w.shape[1] * groups:
+        raise Unsupported(f"{x.shape[1]} channels, weight {w.shape}, {groups} groups")
+    kernel = w.shape[2:]
+    sizes = spatial_sizes(ctx, x.shape[2:], kernel)
+    strides = ctx.ints("strides") or (1,) * rank
+    has_bias = ctx.has(2)
+    n = rule.dim(x, 0, name="n")
+    g = (rule.factor(groups, name="g"),) if groups > 1 else ()
+    c = (rule.factor(w.shape[1], name="c", summed=not has_bias, fixed=has_bias),) if w.shape[1] > 1 else ()
+    per_group = w.shape[0] // groups
+    m = (rule.factor(per_group, name="m"),) if per_group > 1 else ()
+    dims_x: Dims = [n, (*g, *c)]
+    dims_w: Dims = [(*g, *m), c]
+    out: Dims = [n, (*g, *m)]
+    for i, (size_in, size_out) in enumerate(zip(x.shape[2:], sizes, strict=True)):
+        dims_w.append((rule.factor(kernel[i], fixed=True),) if kernel[i] > 1 else ())
+        shared = gcd(size_in, size_out)
+        aligned = shared == size_out and size_in == size_out * strides[i] and size_out > 1
+        if not aligned:
+            dims_x.append((rule.factor(size_in, fixed=True),) if size_in > 1 else ())
+            out.append((rule.factor(size_out, fixed=True),) if size_out > 1 else ())
+            continue
+        h = rule.factor(size_out, name="hwd"[i] if i < 3 else "", collective=_halo(x, 2 + i, kernel[i], strides[i]))
+        dims_x.append((h, rule.factor(strides[i], fixed=True)) if strides[i] > 1 else (h,))
+        out.append((h,))
+    operands: list[tuple[int, Dims]] = [(0, dims_x), (1, dims_w)]
+    if has_bias:
+        operands.append((2, [(*g, *m)]))
+    flops = 2.0 * x.shape[0] * w.num_elements * prod(sizes)
+    saved = [i for i in (0, 1) if ctx.needs_gradient[1 - i]]
+    return Result(
+        operands, [out], passing="none" if has_bias else "multi", forward_flops=flops,
+        gradient_flops={0: flops, 1: flops}, saved_inputs=saved,
+    )  # fmt: skip
+
+
+@kind("ConvTranspose")
+def conv_transpose(ctx: Context) -> Result:
+    """`n (g c+) h w, (g c+) m i j -> n (g m) h' w'`; spatial dims stay whole."""
+    x, w = ctx.tensor(0), ctx.tensor(1)
+    rank = len(x.shape) - 2
+    groups = ctx.int_attribute("group", 1)
+    if rank < 1 or x.shape[1] != w.shape[0] or w.shape[0] % groups:
+        raise Unsupported(f"{x.shape[1]} channels, weight {w.shape}, {groups} groups")
+    strides = ctx.ints("strides") or (1,) * rank
+    dilations = ctx.ints("dilations") or (1,) * rank
+    pads = ctx.ints("pads") or (0,) * (2 * rank)
+    extra = ctx.ints("output_padding") or (0,) * rank
+    given = ctx.ints("output_shape")
+    mode = str(ctx.attributes.get("auto_pad", "NOTSET"))
+    kernel = w.shape[2:]
+    rule = ctx.rule
+    has_bias = ctx.has(2)
+    n = rule.dim(x, 0, name="n")
+    g = (rule.factor(groups, name="g"),) if groups > 1 else ()
+    inner = w.shape[0] // groups
+    c = (rule.factor(inner, name="c", summed=not has_bias, fixed=has_bias),) if inner > 1 else ()
+    m = (rule.factor(w.shape[1], name="m"),) if w.shape[1] > 1 else ()
+    dims_x: Dims = [n, (*g, *c)]
+    dims_w: Dims = [(*g, *c), m]
+    out: Dims = [n, (*g, *m)]
+    for i in range(rank):
+        window = dilations[i] * (kernel[i] - 1) + 1
+        size = strides[i] * (x.shape[2 + i] - 1) + extra[i] + window - pads[i] - pads[i + rank]
+        if mode in ("SAME_UPPER", "SAME_LOWER"):
+            size = x.shape[2 + i] * strides[i]
+        if given is not None:
+            size = given[i - rank]
+        dims_x.append((rule.factor(x.shape[2 + i], fixed=True),))
+        dims_w.append((rule.factor(kernel[i], fixed=True),))
+        out.append((rule.factor(size, fixed=True),))
+    operands: list[tuple[int, Dims]] = [(0, dims_x), (1, dims_w)]
+    if has_bias:
+        operands.append((2, [(*g, *m)]))
+    flops = 2.0 * x.num_elements * (w.num_elements // w.shape[0])
+    saved = [i for i in (0, 1) if ctx.needs_gradient[1 - i]]
+    return Result(
+        operands, [out], passing="none" if has_bias else "multi", forward_flops=flops,
+        gradient_flops={0: flops, 1: flops}, saved_inputs=saved,
+    )  # fmt: skip
+
+
+@kind("Einsum")
+def einsum(ctx: Context) -> Result:
+    """The equation is the rule; factors that are not in the result are summed."""
+    equation = str(ctx.attributes["equation"]).replace(" ", "")
+    if "." in equation:
+        raise Unsupported("an ellipsis in the equation")
+    left, _, right = equation.partition("->")
+    terms = left.split(",")
+    if "->" not in equation:
+        letters = left.replace(",", "")
+        right = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    rule = ctx.rule
+    found: dict[str, tuple[int, ...]] = {}
+    operands: list[tuple[int, Dims]] = []
+    for i, term in enumerate(terms):
+        tensor = ctx.tensor(i)
+        if len(term) != len(tensor.shape) or len(set(term)) != len(term):
+            raise Unsupported(f"term {term} for shape {tensor.shape}")
+        dims: Dims = []
+        for d, letter in enumerate(term):
+            if letter not in found or not found[letter]:
+                found[letter] = rule.dim(tensor, d, name=letter, summed=letter not in right)
+            elif rule.size(found[letter]) != tensor.shape[d]:
+                raise Unsupported(f"sizes of {letter} differ")
+            if letter not in right and tensor.batch_dim == d:
+                raise Unsupported("a sum over samples")
+            dims.append(found[letter])
+        operands.append((i, dims))
+    out = [found[letter] for letter in right]
+    if len(terms) == 2:
+        return _product(ctx, operands, out, passing="multi")
+    flops = 2.0 * prod(f.size for f in rule.factors) if len(terms) > 1 else 0.0
+    return Result(operands, [out], passing="multi", forward_flops=flops, saved_inputs=range(len(terms)),
+                  gradient_flops=dict.fromkeys(range(len(terms)), flops) if flops else {})  # fmt: skip

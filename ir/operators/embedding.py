@@ -1,0 +1,126 @@
+"""Look-ups by index: Gather and its relatives, one-hot, scatter."""
+
+from __future__ import annotations
+
+from ir.operators.base import Context, Dims, Result, Unsupported, kind
+
+
+def _lookup_traffic(ctx: Context, output_elements: int) -> tuple[float, float]:
+    """Only the rows that are looked up are read; the gradient of the table is dense, hence written whole.
+
+    Sources: `torch.nn.Embedding(sparse=False)`, whose backward fills a table of zeros and adds rows.
+    """
+    table, rows = ctx.tensor(0), float(output_elements)
+    total = table.num_elements + rows
+    return (min(2.0 * rows / total, 1.0) if total else 0.0, 1.0)
+
+
+@kind("Gather")
+def gather(ctx: Context) -> Result:
+    """`data[indices]` along `axis`. Rows of a parameter split with a masked look-up, which yields partial sums."""
+    data = ctx.tensor(0)
+    rule = ctx.rule
+    axis = ctx.axis("axis", 0, len(data.shape))
+    dims = rule.dims(data)
+    if data.batch_dim == axis:
+        raise Unsupported("a look-up among samples")
+    if ctx.needs_gradient[0] and data.batch_dim is None and data.is_float and data.role == "parameter" and axis == 0:
+        for index in dims[axis]:
+            rule.mark(index, summed=True)
+    else:
+        rule.fix(dims[axis])
+    if "indices" in ctx.attributes:
+        out = dims[:axis] + dims[axis + 1 :]
+        return Result([(0, dims)], [out], traffic=(0.0, 1.0))
+    value = ctx.value(1)
+    if value is not None and value.ndim == 0:
+        out = dims[:axis] + dims[axis + 1 :]
+        index = int(value) % data.shape[axis] if data.shape[axis] else 0
+        return Result([(0, dims)], [out], traffic=(0.0, 1.0), attributes={"indices": index, "axis": axis})
+    indices = ctx.tensor(1)
+    if indices.batch_dim is not None and data.batch_dim is not None:
+        raise Unsupported("data and indices both depend on the sample")
+    own = rule.dims(indices)
+    out = [*dims[:axis], *own, *dims[axis + 1 :]]
+    elements = 1
+    for factors in out:
+        elements *= rule.size(factors)
+    return Result([(0, dims), (1, own)], [out], traffic=_lookup_traffic(ctx, elements), saved_inputs=(1,),
+                  attributes={"axis": axis})  # fmt: skip
+
+
+@kind("GatherElements")
+def gather_elements(ctx: Context) -> Result:
+    """One look-up for each position; the axis stays whole."""
+    data, indices = ctx.tensor(0), ctx.tensor(1)
+    rule = ctx.rule
+    axis = ctx.axis("axis", 0, len(data.shape))
+    if len(indices.shape) != len(data.shape):
+        raise Unsupported("ranks differ")
+    source: Dims = []
+    target: Dims = []
+    for d, size in enumerate(data.shape):
+        if d != axis and indices.shape[d] == size and (data.batch_dim == d) == (indices.batch_dim == d):
+            factors = rule.dim(data, d)
+            source.append(factors)
+            target.append(factors)
+        else:
+            source.append(rule.dim(data, d, fixed=True))
+            target.append(rule.dim(indices, d, fixed=True))
+    return Result([(0, source), (1, target)], [target], traffic=(1.0, 1.5), saved_inputs=(1,))
+
+
+@kind("GatherND")
+def gather_nd(ctx: Context) -> Result:
+    """Leading dims of the indices are free, dims of the data that are looked into stay whole."""
+    data, indices = ctx.tensor(0), ctx.tensor(1)
+    rule = ctx.rule
+    shared = ctx.int_attribute("batch_dims", 0)
+    depth = indices.shape[-1]
+    if shared + depth > len(data.shape) or indices.batch_dim == len(indices.shape) - 1:
+        raise Unsupported("indices do not fit the data")
+    dims = rule.dims(data)
+    for factors in dims[shared : shared + depth]:
+        rule.fix(factors)
+    own: Dims = []
+    for d in range(len(indices.shape) - 1):
+        if d < shared and indices.shape[d] == data.shape[d]:
+            own.append(dims[d])
+        else:
+            own.append(rule.dim(indices, d))
+    own.append((rule.factor(depth, fixed=True),) if depth != 1 else ())
+    if data.batch_dim is not None and not data.batch_dim < shared and indices.batch_dim is not None:
+        raise Unsupported("data and indices both depend on the sample")
+    out = [*own[:-1], *dims[shared + depth :]]
+    return Result([(0, dims), (1, own)], [out], traffic=(1.0, 1.5), saved_inputs=(1,))
+
+
+@kind("ScatterElements", "ScatterND", "Scatter")
+def scatter(ctx: Context) -> Result:
+    """Replicated, but for the batch where data, indices and updates all carry it in the same dim."""
+    data, indices, updates = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
+    rule = ctx.rule
+    axis = ctx.axis("axis", 0, len(data.shape)) if ctx.kind != "ScatterND" else 0
+    same = data.batch_dim is not None and indices.batch_dim == updates.batch_dim == data.batch_dim != axis
+    operands: list[tuple[int, Dims]] = [(i, rule.dims(t, fixed=True)) for i, t in enumerate((data, indices, updates))]
+    if not (same and ctx.kind != "ScatterND") and any(t.batch_dim is not None for t in (data, indices, updates)):
+        rule.mark(rule.batch(), fixed=True)
+    return Result(operands, [operands[0][1]], traffic=(1.0, 1.5), saved_inputs=(1,))
+
+
+@kind("OneHot")
+def one_hot(ctx: Context) -> Result:
+    """A new dim of size `depth`."""
+    indices = ctx.tensor(0)
+    depth = ctx.ints("depth", 1)
+    if not depth:
+        raise Unsupported("no depth")
+    rank = len(indices.shape) + 1
+    axis = ctx.axis("axis", -1, rank)
+    dims = ctx.rule.dims(indices)
+    out = list(dims)
+    out.insert(axis, (ctx.rule.factor(depth[0], fixed=True),) if depth[0] != 1 else ())
+    dtype = ctx.tensor(2).dtype if ctx.has(2) else str(ctx.attributes.get("dtype", "float32"))
+    values = ctx.floats("values", 2) or (0.0, 1.0)
+    return Result([(0, dims)], [out], [dtype], traffic=(1.0, 0.0),
+                  attributes={"depth": depth[0], "values": values, "dtype": dtype})  # fmt: skip

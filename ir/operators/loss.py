@@ -1,0 +1,54 @@
+"""Training losses, summed over samples: the trainer divides once by the global count."""
+
+from __future__ import annotations
+
+from ir.operators.base import Context, Dims, Result, Unsupported, all_reduce, kind
+
+
+@kind("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+def cross_entropy(ctx: Context) -> Result:
+    """Scores `[n, c, ...]` (or the class dim that `class_dim` names) and integer labels without that dim.
+
+    Splitting the classes exchanges the row maximum, the sum of exponentials and the picked score.
+    """
+    scores, labels = ctx.tensor(0), ctx.tensor(1)
+    rank = len(scores.shape)
+    dim = ctx.axis("class_dim", 1 if rank > 1 else 0, rank)
+    rule = ctx.rule
+    reduction = str(ctx.attributes.get("reduction", "mean"))
+    dims = rule.dims(scores)
+    rows = [s for i, s in enumerate(scores.shape) if i != dim]
+    for index in dims[dim]:
+        rule.mark(index, collective=all_reduce("cross_entropy", rule, rows, 3.0, has_batch=scores.batch_dim is not None,
+                                               backward=0.0))  # fmt: skip
+    rest: Dims = [f for d, f in enumerate(dims) if d != dim]
+    if tuple(rows) != labels.shape or (labels.batch_dim is None) != (scores.batch_dim is None):
+        raise Unsupported(f"labels {labels.shape} for scores {scores.shape}")
+    operands: list[tuple[int, Dims]] = [(0, dims), (1, rest)]
+    if ctx.has(2):
+        operands.append((2, [dims[dim]]))
+    if reduction == "none":
+        out = rest
+    else:
+        out = []
+        for factors in rest:
+            for index in factors:
+                if reduction == "sum":
+                    rule.mark(index, summed=True)
+                else:
+                    rule.mark(index, collective=all_reduce("norm", rule, [], 2.0, has_batch=False, backward=0.0))
+    return Result(operands, [out, dims], [scores.dtype, scores.dtype], traffic=(1.0, 1.0), saved_inputs=(0, 1))
+
+
+@kind("MeanSquaredErrorLoss")
+def mean_squared_error(ctx: Context) -> Result:
+    """Mean of the squared difference over the dims of a sample, summed over samples (not an ONNX operator)."""
+    scores, target = ctx.tensor(0), ctx.tensor(1)
+    if scores.shape != target.shape or scores.batch_dim != target.batch_dim:
+        raise Unsupported("operands differ in shape")
+    dims = ctx.rule.dims(scores)
+    for factors in dims:
+        for index in factors:
+            ctx.rule.mark(index, summed=True)
+    out: Dims = []
+    return Result([(0, dims), (1, dims)], [out], traffic=(1.0, 1.0), saved_inputs=(0, 1))

@@ -1,0 +1,98 @@
+"""Pooling and resizing: samples and channels are free, space stays whole."""
+
+from __future__ import annotations
+
+from ir.operators.base import Context, Dims, Result, Unsupported, kind
+from ir.operators.contraction import spatial_sizes
+
+
+def _spatial(ctx: Context, sizes: list[int]) -> tuple[Dims, Dims]:
+    """Input and output factors for new spatial sizes."""
+    tensor = ctx.tensor(0)
+    rule = ctx.rule
+    if tensor.batch_dim is not None and tensor.batch_dim >= len(tensor.shape) - len(sizes):
+        raise Unsupported("a window over samples")
+    lead = len(tensor.shape) - len(sizes)
+    head = [rule.dim(tensor, d) for d in range(lead)]
+    source: Dims = [(rule.factor(s, fixed=True),) if s != 1 else () for s in tensor.shape[lead:]]
+    target: Dims = [(rule.factor(s, fixed=True),) if s != 1 else () for s in sizes]
+    return head + source, head + target
+
+
+@kind("MaxPool", "AveragePool", "LpPool")
+def pool(ctx: Context) -> Result:
+    """Sliding window. Max keeps its input and the positions, average nothing."""
+    kernel = ctx.ints("kernel_shape")
+    if kernel is None:
+        raise Unsupported("no kernel_shape")
+    source, target = _spatial(ctx, spatial_sizes(ctx, ctx.tensor(0).shape[2:], kernel))
+    linear = ctx.kind == "AveragePool"
+    return Result([(0, source)], [target, target], [ctx.tensor(0).dtype, "int64"], passing="joint" if linear else "none",
+                  traffic=(1.0, 1.0 if linear else 1.5), saved_inputs=() if linear else (0,))  # fmt: skip
+
+
+@kind("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+def global_pool(ctx: Context) -> Result:
+    """One value a channel."""
+    rank = len(ctx.tensor(0).shape) - 2
+    source, target = _spatial(ctx, [1] * rank)
+    linear = ctx.kind == "GlobalAveragePool"
+    return Result([(0, source)], [target], passing="joint" if linear else "none", traffic=(1.0, 1.0),
+                  saved_inputs=() if linear else (0,))  # fmt: skip
+
+
+@kind("Resize", "Upsample")
+def resize(ctx: Context) -> Result:
+    """New spatial sizes from `sizes` or `scales`."""
+    tensor = ctx.tensor(0)
+    rank = len(tensor.shape)
+    is_old = ctx.kind == "Upsample" or 0 < ctx.opset < 11
+    scales = ctx.floats("scales", 1 if is_old else 2)
+    sizes = None if is_old else ctx.ints("sizes", 3)
+    if "target" in ctx.attributes:
+        full = list(ctx.ints("target") or ())
+    elif sizes:
+        full = [s // ctx.export_batch if tensor.batch_dim == d else s for d, s in enumerate(sizes)]
+    elif scales:
+        full = [int(s * f) for s, f in zip(tensor.shape, scales, strict=True)]
+    else:
+        raise Unsupported("neither scales nor sizes")
+    if len(full) != rank:
+        raise Unsupported("sizes for some of the axes only")
+    lead = next((d for d in range(rank) if full[d] != tensor.shape[d]), rank)
+    source, target = _spatial(ctx, full[max(lead, 1 if tensor.batch_dim == 0 else 0) :])
+    return Result([(0, source)], [target], traffic=(1.0, 1.0),
+                  attributes={"target": tuple(full), "scales": None, "sizes": None})  # fmt: skip
+
+
+@kind("Pad")
+def pad(ctx: Context) -> Result:
+    """Padded dims stay whole."""
+    tensor = ctx.tensor(0)
+    rank = len(tensor.shape)
+    pads = ctx.ints("pads", 1)
+    if pads is None:
+        raise Unsupported("no pads")
+    axes = ctx.ints("axes", 3) or tuple(range(rank))
+    begin, end = [0] * rank, [0] * rank
+    for i, axis in enumerate(axes):
+        begin[axis % rank], end[axis % rank] = pads[i], pads[i + len(axes)]
+    rule = ctx.rule
+    source: Dims = []
+    target: Dims = []
+    for d in range(rank):
+        grown = tensor.shape[d] + begin[d] + end[d]
+        if begin[d] == end[d] == 0:
+            factors = rule.dim(tensor, d)
+            source.append(factors)
+            target.append(factors)
+            continue
+        if tensor.batch_dim == d:
+            raise Unsupported("padding of samples")
+        source.append((rule.factor(tensor.shape[d], fixed=True),) if tensor.shape[d] != 1 else ())
+        target.append((rule.factor(grown, fixed=True),) if grown != 1 else ())
+    attributes = {"pads": (*begin, *end), "axes": None}
+    value = ctx.floats("value", 2) if "value" not in ctx.attributes else None
+    if value:
+        attributes["value"] = value[0]  # type: ignore[assignment]
+    return Result([(0, source)], [target], traffic=(1.0, 1.0), attributes=attributes)

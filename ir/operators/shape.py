@@ -1,0 +1,323 @@
+"""Kinds that re-arrange elements. Shape-like operands become attributes, at one sample.
+
+Traffic: pure views move nothing forward or backward; Slice and Split are views forward, their gradients are copies
+into a larger tensor; Concat copies forward and its gradients are views; Expand sums in backward.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from ir.batch import align, reshape_target
+from ir.operators.base import BakedBatch, Context, Dims, MissingBatch, Result, Unsupported, kind
+
+MAX_INT = 2**31 - 1
+
+
+def _reshaped(ctx: Context, shape: tuple[int, ...], batch_dim: int | None, *, traced: bool = True) -> tuple[Dims, Dims]:
+    """Factors of a re-view to `shape` (one sample)."""
+    tensor = ctx.tensor(0)
+    rule = ctx.rule
+    source: list[list[int]] = [[] for _ in tensor.shape]
+    target: list[list[int]] = [[] for _ in shape]
+    for ins, outs, sizes in align(tensor.shape, shape):
+        if not sizes:
+            for dims, side, own in ((ins, source, tensor.shape), (outs, target, shape)):
+                for d in dims:
+                    side[d].append(rule.factor(own[d], fixed=True))
+            continue
+        factors = [rule.factor(s) for s in sizes]
+        for dims, side, own in ((ins, source, tensor.shape), (outs, target, shape)):
+            position = 0
+            for d in dims:
+                reached = 1
+                while reached < own[d]:
+                    side[d].append(factors[position])
+                    reached *= rule.factors[factors[position]].size
+                    position += 1
+    if tensor.batch_dim is not None:
+        source[tensor.batch_dim].insert(0, rule.batch())
+        if batch_dim is not None:
+            target[batch_dim].insert(0, rule.batch())
+        if not traced or batch_dim is None:
+            rule.mark(rule.batch(), fixed=True)
+    return [tuple(d) for d in source], [tuple(d) for d in target]
+
+
+def _view(ctx: Context, shape: tuple[int, ...], batch_dim: int | None, attributes: dict[str, object], *, traced: bool = True) -> Result:  # noqa: E501
+    source, target = _reshaped(ctx, shape, batch_dim, traced=traced)
+    result = Result([(0, source)], [target], passing="joint", traffic=(0.0, 0.0), attributes=attributes)
+    result.is_opaque = not traced
+    return result
+
+
+@kind("Reshape", is_view=True)
+def reshape(ctx: Context) -> Result:
+    """Dims that keep their product share factors: `b s (h d) -> b s h d`."""
+    tensor = ctx.tensor(0)
+    given = ctx.ints("shape", 1)
+    if given is None:
+        raise Unsupported("no shape")
+    allow_zero = bool(ctx.int_attribute("allowzero", 0))
+    target = reshape_target(tensor, given, export_batch=ctx.export_batch, allow_zero=allow_zero)
+    if target is None:
+        raise Unsupported(f"shape {tensor.shape_at(ctx.export_batch)} does not fit {given}")
+    return _view(ctx, target.shape, target.batch_dim, {"shape": target.shape, "allowzero": None}, traced=target.is_traced)
+
+
+@kind("Flatten", is_view=True)
+def flatten(ctx: Context) -> Result:
+    """Two dims: those before `axis`, those from it on."""
+    tensor = ctx.tensor(0)
+    axis = ctx.int_attribute("axis", 1)
+    axis = axis + len(tensor.shape) if axis < 0 else axis
+    shape = (prod(tensor.shape[:axis]), prod(tensor.shape[axis:]))
+    batch = tensor.batch_dim
+    if batch is None:
+        return _view(ctx, shape, None, {"axis": axis})
+    lead = prod(tensor.shape[:batch]) if batch < axis else prod(tensor.shape[axis:batch])
+    return _view(ctx, shape, 0 if batch < axis else 1, {"axis": axis}, traced=lead == 1)
+
+
+@kind("Squeeze", is_view=True)
+def squeeze(ctx: Context) -> Result:
+    """Removes dims of size 1; one that carries the batch stays unless it is named."""
+    tensor = ctx.tensor(0)
+    rank = len(tensor.shape)
+    axes = ctx.ints("axes", 1)
+    if axes is None:
+        axes = tuple(i for i, s in enumerate(tensor.shape) if s == 1 and tensor.batch_dim != i)
+    gone = {a % rank for a in axes} if rank else set()
+    if tensor.batch_dim in gone or any(tensor.shape[a] != 1 for a in gone):
+        raise Unsupported(f"dims {sorted(gone)} of {tensor.shape} are not of size 1 for every batch")
+    keep = [i for i in range(rank) if i not in gone]
+    batch = keep.index(tensor.batch_dim) if tensor.batch_dim is not None else None
+    return _view(ctx, tuple(tensor.shape[i] for i in keep), batch, {"axes": tuple(sorted(gone))})
+
+
+@kind("Unsqueeze", is_view=True)
+def unsqueeze(ctx: Context) -> Result:
+    """Inserts dims of size 1."""
+    tensor = ctx.tensor(0)
+    axes = ctx.ints("axes", 1)
+    if axes is None:
+        raise Unsupported("no axes")
+    rank = len(tensor.shape) + len(axes)
+    new = {a % rank for a in axes}
+    shape: list[int] = []
+    batch = None
+    old = iter(range(len(tensor.shape)))
+    for i in range(rank):
+        if i in new:
+            shape.append(1)
+            continue
+        d = next(old)
+        if d == tensor.batch_dim:
+            batch = i
+        shape.append(tensor.shape[d])
+    return _view(ctx, tuple(shape), batch, {"axes": tuple(sorted(new))})
+
+
+@kind("Transpose", is_view=True)
+def transpose(ctx: Context) -> Result:
+    """A permutation; on activations the consumer needs a copy, so it is priced as one."""
+    tensor = ctx.tensor(0)
+    rank = len(tensor.shape)
+    perm = ctx.ints("perm") or tuple(reversed(range(rank)))
+    dims = ctx.rule.dims(tensor)
+    return Result([(0, dims)], [[dims[p] for p in perm]], passing="joint", traffic=(1.0, 1.0), attributes={"perm": perm})
+
+
+def _bounds(ctx: Context) -> list[tuple[int, int, int, int]]:
+    """(axis, start, stop, step) of a Slice, at one sample, clipped."""
+    tensor = ctx.tensor(0)
+    rank = len(tensor.shape)
+    starts, ends = ctx.ints("starts", 1), ctx.ints("ends", 2)
+    if starts is None or ends is None:
+        raise Unsupported("no bounds")
+    axes = ctx.ints("axes", 3) or tuple(range(len(starts)))
+    steps = ctx.ints("steps", 4) or (1,) * len(starts)
+    found = []
+    for start, stop, axis, step in zip(starts, ends, axes, steps, strict=True):
+        d = axis % rank
+        size = tensor.shape[d] * (ctx.export_batch if tensor.batch_dim == d else 1)
+        if step == 0:
+            raise Unsupported("a step of 0")
+        if tensor.batch_dim == d:
+            whole = step == 1 and slice(start, stop).indices(size)[:2] == (0, size)
+            if not whole:
+                raise Unsupported("a slice of samples")
+            continue
+        first, last, stride = slice(start, stop if stop > -MAX_INT or step > 0 else None, step).indices(size)
+        found.append((d, first, last, stride))
+    return found
+
+
+@kind("Slice", is_view=True)
+def slice_(ctx: Context) -> Result:
+    """Dims that are cut stay whole, dims taken in full are free."""
+    tensor = ctx.tensor(0)
+    rule = ctx.rule
+    cuts = {}
+    for axis, start, stop, step in _bounds(ctx):
+        size = len(range(start, stop, step))
+        if size != tensor.shape[axis] or step != 1:
+            cuts[axis] = (start, stop, step, size)
+    source: Dims = []
+    target: Dims = []
+    for d in range(len(tensor.shape)):
+        if d in cuts:
+            source.append(rule.dim(tensor, d, fixed=True))
+            target.append((rule.factor(cuts[d][3], fixed=True),) if cuts[d][3] != 1 else ())
+        else:
+            factors = rule.dim(tensor, d)
+            source.append(factors)
+            target.append(factors)
+    axes = tuple(sorted(cuts))
+    attributes = {
+        "axes": axes,
+        "starts": tuple(cuts[a][0] for a in axes),
+        "ends": tuple(cuts[a][1] for a in axes),
+        "steps": tuple(cuts[a][2] for a in axes),
+    }
+    return Result([(0, source)], [target], passing="joint", traffic=(0.0, 1.0), attributes=attributes)
+
+
+@kind("Split", is_view=True)
+def split(ctx: Context) -> Result:
+    """The axis stays whole."""
+    tensor = ctx.tensor(0)
+    axis = ctx.axis("axis", 0, len(tensor.shape))
+    size = tensor.shape[axis]
+    sizes = ctx.ints("split", 1)
+    if tensor.batch_dim == axis:
+        raise Unsupported("a split of samples")
+    if sizes is None:
+        parts = ctx.int_attribute("num_outputs", ctx.num_outputs)
+        chunk = -(-size // parts)
+        sizes = tuple(max(min(chunk, size - chunk * i), 0) for i in range(parts))
+    if sum(sizes) != size:
+        raise Unsupported(f"pieces {sizes} of {size}")
+    dims = ctx.rule.dims(tensor)
+    ctx.rule.fix(dims[axis])
+    outputs: list[Dims] = []
+    for piece in sizes:
+        out = list(dims)
+        out[axis] = (ctx.rule.factor(piece, fixed=True),) if piece != 1 else ()
+        outputs.append(out)
+    return Result([(0, dims)], outputs, [tensor.dtype] * len(sizes), passing="joint", traffic=(0.0, 1.0),
+                  attributes={"axis": axis, "split": sizes, "num_outputs": None})  # fmt: skip
+
+
+@kind("Concat", is_view=True)
+def concat(ctx: Context) -> Result:
+    """The axis stays whole; an operand without the batch that others carry must first be repeated."""
+    tensors = [(i, t) for i, t in enumerate(ctx.inputs) if t is not None]
+    rank = len(tensors[0][1].shape)
+    axis = ctx.axis("axis", 0, rank)
+    rule = ctx.rule
+    operands: list[tuple[int, Dims]] = [(i, []) for i, _ in tensors]
+    out: Dims = []
+    for d in range(rank):
+        carrier = next((t for _, t in tensors if t.batch_dim == d), None)
+        if d == axis:
+            if carrier is not None:
+                raise Unsupported("samples are joined")
+            for (_, dims), (_, t) in zip(operands, tensors, strict=True):
+                dims.append(rule.dim(t, d, fixed=True))
+            total = sum(t.shape[d] for _, t in tensors)
+            out.append((rule.factor(total, fixed=True),) if total != 1 else ())
+            continue
+        shared = rule.dim(carrier or tensors[0][1], d)
+        size = rule.size(shared)
+        for (i, dims), (_, t) in zip(operands, tensors, strict=True):
+            if carrier is not None and t.batch_dim != d:
+                if t.shape[d] == size * ctx.export_batch and ctx.export_batch > 1:
+                    raise BakedBatch(i, d, size)
+                raise MissingBatch(i, d)
+            if t.shape[d] != size:
+                raise Unsupported(f"sizes {t.shape[d]} and {size} differ in dim {d}")
+            dims.append(shared)
+        out.append(shared)
+    return Result(operands, [out], passing="joint", traffic=(1.0, 0.0), attributes={"axis": axis})
+
+
+@kind("Expand")
+def expand(ctx: Context) -> Result:
+    """Broadcasts; attribute `shape` is the whole output shape, `batch_dim` says where samples are new."""
+    tensor = ctx.tensor(0)
+    rule = ctx.rule
+    given = ctx.ints("shape", 1)
+    if given is None:
+        raise Unsupported("no shape")
+    new_batch = ctx.attributes.get("batch_dim")
+    rank = max(len(given), len(tensor.shape))
+    wanted = (1,) * (rank - len(given)) + tuple(given)
+    offset = rank - len(tensor.shape)
+    source: Dims = []
+    target: Dims = []
+    for out in range(rank):
+        d = out - offset
+        size = tensor.shape[d] if d >= 0 else 1
+        carries = d >= 0 and tensor.batch_dim == d
+        want = wanted[out]
+        if carries:
+            if want in (1, size, size * ctx.export_batch):
+                factors = rule.dim(tensor, d)
+                source.append(factors)
+                target.append(factors)
+                continue
+            raise Unsupported(f"size {want} for a dim of {size} for each sample")
+        if new_batch == out:
+            if d >= 0:
+                source.append(())
+            target.append((rule.batch(), rule.factor(want)) if want != 1 else (rule.batch(),))
+            continue
+        if size == 1 or want in (1, size):
+            full = (rule.factor(max(size, want)),) if max(size, want) != 1 else ()
+            if d >= 0:
+                source.append(full if size != 1 else ())
+            target.append(full)
+            continue
+        raise Unsupported(f"sizes {size} and {want} do not broadcast")
+    shape = tuple(rule.size(f) for f in target)
+    return Result([(0, source)], [target], passing="joint", traffic=(0.0, 1.0), attributes={"shape": shape})
+
+
+@kind("Tile")
+def tile(ctx: Context) -> Result:
+    """Repeated dims stay whole."""
+    tensor = ctx.tensor(0)
+    repeats = ctx.ints("repeats", 1)
+    if repeats is None or len(repeats) != len(tensor.shape):
+        raise Unsupported("repeats do not fit")
+    rule = ctx.rule
+    source: Dims = []
+    target: Dims = []
+    for d, times in enumerate(repeats):
+        if times == 1:
+            factors = rule.dim(tensor, d)
+            source.append(factors)
+            target.append(factors)
+            continue
+        if tensor.batch_dim == d:
+            raise Unsupported("samples are repeated")
+        source.append(rule.dim(tensor, d, fixed=True))
+        total = tensor.shape[d] * times
+        target.append((rule.factor(total, fixed=True),) if total != 1 else ())
+    return Result([(0, source)], [target], passing="joint", traffic=(1.0, 1.0), attributes={"repeats": repeats})
+
+
+@kind("DepthToSpace", "SpaceToDepth")
+def depth_space(ctx: Context) -> Result:
+    """Samples are free, the rest stays whole."""
+    tensor = ctx.tensor(0)
+    block = ctx.int_attribute("blocksize", 1)
+    n, c, h, w = tensor.shape
+    sizes = (c // block**2, h * block, w * block) if ctx.kind == "DepthToSpace" else (c * block**2, h // block, w // block)
+    rule = ctx.rule
+    lead = rule.dim(tensor, 0)
+    source: Dims = [lead, *[(rule.factor(s, fixed=True),) if s != 1 else () for s in (c, h, w)]]
+    target: Dims = [lead, *[(rule.factor(s, fixed=True),) if s != 1 else () for s in sizes]]
+    del n
+    return Result([(0, source)], [target], passing="joint", traffic=(1.0, 1.0))

@@ -1,0 +1,278 @@
+"""What is a parameter, and fused parameters in named pieces.
+
+A Split (or sibling Slices, or look-ups of one index each) directly behind a linear operator is pushed up through it:
+the weight and bias become pieces `W#q`, `W#k`, `W#v`, each with a sharding of its own. A contiguous split of
+`[q|k|v]` would not split heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING
+
+from ir.batch import align
+from ir.build import arrange, make_graph
+from ir.graph import Graph, Operator, Tensor, TensorRole
+from ir.operators import make_operator
+
+if TYPE_CHECKING:
+    from ir.onnx.nodes import Source
+
+WEIGHT_POSITIONS: Mapping[str, Sequence[int]] = {
+    "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "BatchNormalization": (1, 2),
+    "InstanceNormalization": (1, 2), "LayerNormalization": (1, 2), "GroupNormalization": (1, 2),
+    "RMSNormalization": (1,), "SkipLayerNormalization": (2, 3, 4), "PRelu": (1,), "Gather": (0,), "LSTM": (1, 2, 3),
+    "GRU": (1, 2, 3), "RNN": (1, 2, 3), "Mul": (0, 1), "Add": (0, 1), "Sub": (0, 1), "Div": (0, 1),
+    "Unsqueeze": (0,), "Reshape": (0,), "Transpose": (0,), "Identity": (0,), "Concat": tuple(range(64)), "Cast": (0,),
+    "Expand": (0,), "Slice": (0,), "Split": (0,), "Einsum": (0, 1),
+}  # fmt: skip
+"""Where a float tensor of the file is taken for a trainable one."""
+RUNNING_STATISTICS = (3, 4)
+LINEAR = ("MatMul", "Gemm")
+
+
+def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
+    """Roles of tensors that stand in the file, and of filled ones, where the exporter said nothing.
+
+    A float tensor of two or more elements in a weight position is a parameter; running statistics are buffers.
+    Files stripped of their weights hold them as `ConstantOfShape` of a stored shape (the ONNX light models do).
+    """
+    filled = {
+        node.outputs[0]
+        for node in source.nodes
+        if node.kind == "ConstantOfShape"
+        and node.inputs[0] in source.stored
+        and ("value" not in node.attributes or node.attributes["value"].data_type in (1, 10, 11, 16))
+    }
+    roles: dict[str, TensorRole] = {}
+    for node in source.nodes:
+        for i, name in enumerate(node.inputs):
+            stored = source.stored.get(name)
+            is_float = name in filled or (stored is not None and stored.dtype.startswith(("float", "bfloat")))
+            if not is_float:
+                continue
+            if node.kind == "BatchNormalization" and i in RUNNING_STATISTICS:
+                roles[name] = "buffer"
+            elif i in WEIGHT_POSITIONS.get(node.kind, ()) and (stored is None or prod(stored.shape) > 1):
+                roles.setdefault(name, "parameter")
+    return roles
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """One piece of a tensor along a dim."""
+
+    start: int
+    stop: int
+    output: str
+    """Name under which the piece is used."""
+    drops_dim: bool
+    """A look-up of one index removes the dim."""
+
+
+@dataclass
+class _Push:
+    """One fused tensor being taken apart."""
+
+    graph: Graph
+    labels: list[str]
+    removed: set[int] = field(default_factory=set)
+    made: dict[int, list[tuple[str, Operator | None]]] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    pieces: dict[str, tuple[str, int, int, int]] = field(default_factory=dict)
+
+    def tensor(self, name: str) -> Tensor:
+        return self.tensors.get(name) or self.graph.tensors[name]
+
+    def piece(self, name: str, dim: int, bounds: Sequence[tuple[int, int]], reader: int) -> list[str] | None:
+        """Names of the pieces of tensor `name` along `dim`, or None where they cannot be had without a cut."""
+        graph = self.graph
+        tensor = graph.tensors[name]
+        if any(i != reader and i not in self.removed for i in graph.consumers[name]) or name in graph.outputs:
+            return None
+        if tensor.role == "parameter":
+            found = []
+            for label, (start, stop) in zip(self.labels, bounds, strict=True):
+                shape = tuple(stop - start if i == dim else s for i, s in enumerate(tensor.shape))
+                fresh = f"{name}#{label}"
+                self.tensors[fresh] = Tensor(name=fresh, shape=shape, dtype=tensor.dtype, role="parameter")
+                self.pieces[fresh] = (name, dim, start, stop)
+                found.append(fresh)
+            return found
+        index = graph.producer.get(name)
+        if index is None:
+            return None
+        op = graph.operators[index]
+        self.removed.add(index)
+        operands = self._operands(op, dim, bounds, index)
+        if operands is None:
+            return None
+        outputs = []
+        for number, label in enumerate(self.labels):
+            out = f"{name}#{label}"
+            attributes = dict(op.attributes)
+            if op.kind == "Reshape":
+                start, stop = bounds[number]
+                attributes["shape"] = tuple(stop - start if i == dim else s for i, s in enumerate(tensor.shape))
+            self.make(index, op, f"{op.name}#{label}", [o[number] for o in operands], out, attributes)
+            outputs.append(out)
+        return outputs
+
+    def make(self, index: int, like: Operator, name: str, inputs: Sequence[str], output: str,
+             attributes: Mapping[str, object], kind: str = "") -> None:  # fmt: skip
+        """Makes one operator at the place of operator `index`."""
+        built = make_operator(
+            kind or like.kind, name=name, inputs=[self.tensor(n) for n in inputs], outputs=(output,),
+            attributes=attributes, opset=like.opset, scope=like.scope, is_view=like.is_view,
+        )  # fmt: skip
+        self.tensors[output] = built.outputs[0]
+        self.made.setdefault(index, []).append((output, built.operator))
+
+    def _operands(self, op: Operator, dim: int, bounds: Sequence[tuple[int, int]], index: int) -> list[list[str]] | None:
+        """For each operand of `op` its name for each piece."""
+        graph = self.graph
+        rank = len(graph.tensors[op.outputs[0]].shape)
+        same = [[n] * len(bounds) for n in op.inputs]
+        if op.kind == "MatMul" or (op.kind == "Gemm" and len(op.inputs) == 2):
+            weight = graph.tensors[op.inputs[1]]
+            if dim != rank - 1 or len(weight.shape) != 2 or not self._is_weight(op.inputs[1]):
+                return None
+            side = 0 if dict(op.attributes).get("transB") else 1
+            parts = self.piece(op.inputs[1], side, bounds, index)
+            return None if parts is None else [same[0], parts]
+        if op.kind == "Add":
+            found = []
+            for position, name in enumerate(op.inputs):
+                tensor = graph.tensors[name]
+                own = dim - rank + len(tensor.shape)
+                if own < 0 or tensor.shape[own] == 1:
+                    found.append(same[position])
+                    continue
+                pieces = self.piece(name, own, bounds, index)
+                if pieces is None:
+                    return None
+                found.append(pieces)
+            return found
+        if op.kind == "Transpose":
+            pieces = self.piece(op.inputs[0], dict(op.attributes)["perm"][dim], bounds, index)
+            return None if pieces is None else [pieces]
+        if op.kind == "Reshape":
+            return self._through_reshape(op, dim, bounds, index)
+        return None
+
+    def _through_reshape(self, op: Operator, dim: int, bounds: Sequence[tuple[int, int]], index: int) -> list[list[str]] | None:  # noqa: E501
+        source, target = self.graph.tensors[op.inputs[0]], self.graph.tensors[op.outputs[0]]
+        for ins, outs, _ in align(source.shape, target.shape):
+            if dim not in outs:
+                continue
+            if len(ins) != 1 or outs[0] != dim or source.batch_dim == ins[0] or target.batch_dim == dim:
+                return None
+            scale = prod(target.shape[d] for d in outs[1:])
+            scaled = [(a * scale, b * scale) for a, b in bounds]
+            pieces = self.piece(op.inputs[0], ins[0], scaled, index)
+            return None if pieces is None else [pieces]
+        return None
+
+    def _is_weight(self, name: str) -> bool:
+        if self.graph.tensors[name].role == "parameter":
+            return True
+        index = self.graph.producer.get(name)
+        return index is not None and self.graph.operators[index].is_view
+
+
+def _cuts(graph: Graph, name: str) -> tuple[int, list[_Cut], list[int]] | None:
+    """How a tensor is taken apart: (dim, pieces in order, operators that do it); None if it is used otherwise."""
+    readers = graph.consumers.get(name, ())
+    if not readers or name in graph.outputs or graph.tensors[name].role != "activation":
+        return None
+    ops = [graph.operators[i] for i in readers]
+    shape = graph.tensors[name].shape
+    if len(ops) == 1 and ops[0].kind == "Split":
+        attributes = dict(ops[0].attributes)
+        start, cuts = 0, []
+        for size, out in zip(attributes["split"], ops[0].outputs, strict=True):
+            cuts.append(_Cut(start, start + size, out, False))
+            start += size
+        return int(attributes["axis"]) % len(shape), cuts, list(readers)
+    if len(ops) < 2 or any(op.inputs != (name,) for op in ops):
+        return None
+    found: list[tuple[int, _Cut]] = []
+    for op in ops:
+        attributes = dict(op.attributes)
+        if op.kind == "Slice" and len(attributes["axes"]) == 1 and attributes["steps"] == (1,):
+            cut = _Cut(attributes["starts"][0], attributes["ends"][0], op.outputs[0], False)
+            found.append((attributes["axes"][0], cut))
+        elif op.kind == "Gather" and "indices" in attributes:
+            index = attributes["indices"]
+            found.append((attributes["axis"], _Cut(index, index + 1, op.outputs[0], True)))
+        else:
+            return None
+    dims = {d for d, _ in found}
+    cuts = sorted((c for _, c in found), key=lambda c: c.start)
+    dim = found[0][0]
+    covers = cuts[0].start == 0 and cuts[-1].stop == shape[dim]
+    meets = all(a.stop == b.start for a, b in zip(cuts, cuts[1:], strict=False))
+    return (dim, cuts, list(readers)) if len(dims) == 1 and covers and meets else None
+
+
+def _labels(cuts: Sequence[_Cut]) -> list[str]:
+    sizes = {c.stop - c.start for c in cuts}
+    return ["q", "k", "v"] if len(cuts) == 3 and len(sizes) == 1 else [str(i) for i in range(len(cuts))]
+
+
+def split_fused(graph: Graph) -> Graph:
+    """Pushes every Split, group of Slices or of look-ups behind a linear operator up into its parameters.
+
+    The number of parameters stays the same; `Graph.pieces` says where each piece comes from.
+    """
+    removed: set[int] = set()
+    made: dict[int, list[Operator]] = {}
+    tensors = dict(graph.tensors)
+    pieces = dict(graph.pieces)
+    for name in list(graph.tensors):
+        if name not in graph.producer:
+            continue
+        taken = _cuts(graph, name)
+        if taken is None:
+            continue
+        dim, cuts, readers = taken
+        push = _Push(graph, _labels(cuts))
+        push.removed.update(readers)
+        parts = push.piece(name, dim, [(c.start, c.stop) for c in cuts], readers[0])
+        if parts is None or not push.pieces or push.removed & removed:
+            continue
+        renamed: dict[str, str] = {}
+        for part, cut in zip(parts, cuts, strict=True):
+            if cut.drops_dim:
+                reader = graph.operators[graph.producer[cut.output]]
+                push.make(readers[0], reader, reader.name, [part], cut.output, {"axes": (dim,)}, kind="Squeeze")
+            else:
+                renamed[part] = cut.output
+        for index, entries in push.made.items():
+            for _, op in entries:
+                if op is not None:
+                    made.setdefault(index, []).append(_rename(op, renamed))
+        for fresh, tensor in push.tensors.items():
+            new = renamed.get(fresh, fresh)
+            tensors[new] = Tensor(name=new, shape=tensor.shape, dtype=tensor.dtype, role=tensor.role,
+                                  batch_dim=tensor.batch_dim)  # fmt: skip
+        removed |= push.removed
+        pieces.update(push.pieces)
+    if not removed:
+        return graph
+    operators: list[Operator] = []
+    for i, op in enumerate(graph.operators):
+        operators.extend(made.get(i, ()))
+        if i not in removed:
+            operators.append(op)
+    return make_graph(arrange(operators, graph.outputs), tensors, graph.outputs, name=graph.name,
+                      warnings=graph.warnings, pieces=pieces, sha256=graph.sha256)  # fmt: skip
+
+
+def _rename(op: Operator, names: Mapping[str, str]) -> Operator:
+    from dataclasses import replace
+
+    return replace(op, inputs=tuple(names.get(n, n) for n in op.inputs), outputs=tuple(names.get(n, n) for n in op.outputs),
+                   saved=tuple(names.get(n, n) for n in op.saved))  # fmt: skip

@@ -1,0 +1,151 @@
+"""Graph to and from JSON. Defaults are left out; the round trip is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from ir.factors import Factor, FactorRule, InternalCollective, Passing
+from ir.graph import Amount, Graph, Operator, Tensor, TensorRole
+
+SCHEMA = "automap.graph/1"
+
+
+def _amount(amount: Amount) -> list[float]:
+    return [amount.fixed, amount.per_sample]
+
+
+def _number(value: Any) -> Any:
+    """JSON has no infinities and would turn tuples into lists: lists are read back as tuples."""
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return {"float": str(value)}
+    if isinstance(value, tuple):
+        return [_number(v) for v in value]
+    return value
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return float(value["float"])
+    if isinstance(value, list):
+        return tuple(_value(v) for v in value)
+    return value
+
+
+def _factor(factor: Factor) -> list[Any]:
+    """[name, size, marks, collective]; marks are `b`atch, `+` summed, `!` fixed."""
+    marks = ("b" if factor.is_batch else "") + ("+" if factor.summed else "") + ("!" if factor.fixed else "")
+    c = factor.collective
+    return [factor.name, factor.size, marks] + (
+        [[c.name, c.kind, list(c.forward_bytes), list(c.backward_bytes)]] if c else []
+    )
+
+
+def _rule(rule: FactorRule) -> dict[str, Any]:
+    return {
+        "factors": [_factor(f) for f in rule.factors],
+        "inputs": [[list(d) for d in dims] for dims in rule.inputs],
+        "outputs": [[list(d) for d in dims] for dims in rule.outputs],
+        "passing": rule.passing,
+    }
+
+
+def graph_to_json(graph: Graph) -> dict[str, Any]:
+    """The graph as plain JSON values.
+
+    Equal rules are written once (`rules`), operators refer to them by number.
+    """
+    rules: dict[FactorRule, int] = {}
+    operators = []
+    for op in graph.operators:
+        number = rules.setdefault(op.rule, len(rules))
+        entry: dict[str, Any] = {
+            "name": op.name, "kind": op.kind, "inputs": list(op.inputs), "outputs": list(op.outputs), "rule": number,
+            "traffic": list(op.traffic),
+        }  # fmt: skip
+        if op.forward_flops != Amount() or op.backward_flops != Amount():
+            entry["flops"] = [_amount(op.forward_flops), _amount(op.backward_flops)]
+        for key, value in (("saved", list(op.saved)), ("scope", op.scope), ("is_view", op.is_view),
+                           ("is_constant", op.is_constant), ("opset", op.opset)):  # fmt: skip
+            if value:
+                entry[key] = value
+        if op.attributes:
+            entry["attributes"] = [[k, _number(v)] for k, v in op.attributes]
+        operators.append(entry)
+    return {
+        "schema": SCHEMA,
+        "name": graph.name,
+        "sha256": graph.sha256,
+        "tensors": [[t.name, list(t.shape), t.dtype, t.role, t.batch_dim] for t in graph.tensors.values()],
+        "rules": [_rule(r) for r in rules],
+        "operators": operators,
+        "outputs": list(graph.outputs),
+        "warnings": list(graph.warnings),
+        "pieces": {k: list(v) for k, v in graph.pieces.items()},
+    }
+
+
+def _read_factor(data: list[Any]) -> Factor:
+    name, size, marks, *rest = data
+    collective = None
+    if rest:
+        label, kind, forward, backward = rest[0]
+        collective = InternalCollective(
+            name=label, kind=kind, forward_bytes=(forward[0], forward[1]), backward_bytes=(backward[0], backward[1])
+        )
+    return Factor(name=name, size=size, is_batch="b" in marks, summed="+" in marks, fixed="!" in marks,
+                  collective=collective)  # fmt: skip
+
+
+def _read_rule(data: Mapping[str, Any]) -> FactorRule:
+    return FactorRule(
+        factors=tuple(_read_factor(f) for f in data["factors"]),
+        inputs=tuple(tuple(tuple(d) for d in dims) for dims in data["inputs"]),
+        outputs=tuple(tuple(tuple(d) for d in dims) for dims in data["outputs"]),
+        passing=cast(Passing, data["passing"]),
+    )
+
+
+def _read_amount(data: list[float]) -> Amount:
+    return Amount(fixed=data[0], per_sample=data[1])
+
+
+def graph_from_json(data: Mapping[str, Any]) -> Graph:
+    """Inverse of `graph_to_json`.
+
+    Raises:
+        ValueError: `data` is not such a document.
+    """
+    if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
+        raise ValueError(f"not a {SCHEMA} document")
+    try:
+        return _read_graph(data)
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a valid {SCHEMA} document: {error!r}") from error
+
+
+def _read_graph(data: Mapping[str, Any]) -> Graph:
+    rules = [_read_rule(r) for r in data["rules"]]
+    zero = [0.0, 0.0]
+    operators = []
+    for entry in data["operators"]:
+        forward, backward = entry.get("flops", (zero, zero))
+        operators.append(
+            Operator(
+                name=entry["name"], kind=entry["kind"], inputs=tuple(entry["inputs"]), outputs=tuple(entry["outputs"]),
+                rule=rules[entry["rule"]], forward_flops=_read_amount(forward), backward_flops=_read_amount(backward),
+                traffic=(entry["traffic"][0], entry["traffic"][1]), saved=tuple(entry.get("saved", ())),
+                scope=entry.get("scope", ""), is_view=entry.get("is_view", False),
+                is_constant=entry.get("is_constant", False), opset=entry.get("opset", 0),
+                attributes=tuple((k, _value(v)) for k, v in entry.get("attributes", ())),
+            )  # fmt: skip
+        )
+    tensors = {
+        name: Tensor(name=name, shape=tuple(shape), dtype=dtype, role=cast(TensorRole, role), batch_dim=batch_dim)
+        for name, shape, dtype, role, batch_dim in data["tensors"]
+    }
+    return Graph(
+        name=data["name"], operators=tuple(operators), tensors=tensors, outputs=tuple(data["outputs"]),
+        warnings=tuple(data["warnings"]), sha256=data["sha256"],
+        pieces={k: (v[0], v[1], v[2], v[3]) for k, v in data["pieces"].items()},
+    )  # fmt: skip

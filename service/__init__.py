@@ -1,0 +1,1 @@
+"""Ways in: REST, queue, worker, Python client, command line, demo."""

@@ -1,0 +1,472 @@
+"""The command line.
+
+Exit codes: 0 ok, 1 failed, 2 bad input, 3 nothing fits. With `--json` one JSON document goes to stdout (a problem
+document when the command fails) and all else to stderr. Start-up imports no torch, numba or onnx: each verb imports
+what it needs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from automap.errors import ModelError, NothingFits, PlanError, ProblemError, UserError
+from service.problems import RemoteError, problem_of
+from service.run_job import JobRequest, ModelOptions
+
+if TYPE_CHECKING:
+    from automap.plan import Plan
+    from service.client import AutomapClient
+
+app = typer.Typer(
+    name="automap",
+    help="Finds the fastest way to spread the training of a model over a cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file.")]
+ClusterOption = Annotated[str, typer.Option("--cluster", help="[NODESx]GPUSxDEVICE[@LINK], or a .json file.")]
+BatchOption = Annotated[int, typer.Option("--global-batch", help="Samples of one optimizer step.")]
+PrecisionOption = Annotated[str | None, typer.Option(help="bf16, fp16, tf32 or fp32; default: bf16 where possible.")]
+OptimizerOption = Annotated[str, typer.Option(help="adam, momentum or sgd.")]
+LossOption = Annotated[str | None, typer.Option(help="cross_entropy or mse, if the model returns no loss.")]
+TrainerOption = Annotated[str, typer.Option(help="The training software.")]
+SearcherOption = Annotated[str, typer.Option(help="portfolio, dqn, expert, random or exhaustive.")]
+BudgetOption = Annotated[str, typer.Option(help="30s, 2m, or a number of evaluations.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Of every random choice.")]
+HintsOption = Annotated[Path | None, typer.Option(help="JSON file: what you know or insist on.")]
+DimOption = Annotated[list[str] | None, typer.Option("--dim", metavar="NAME=SIZE", help="Size of a symbolic dim.")]
+ParametersOption = Annotated[
+    list[str] | None, typer.Option("--parameters", metavar="GLOB", help="Inputs that are parameters.")
+]
+OutputOption = Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the plan.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+UrlOption = Annotated[str, typer.Option(envvar="AUTOMAP_URL", help="Of the service.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
+
+URL = "http://127.0.0.1:8080"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit code."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        app(words, standalone_mode=True)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    except UserError as fault:
+        _complain(str(fault), problem_of(fault), as_json="--json" in words)
+        return 3 if isinstance(fault, NothingFits) else 2
+    except RemoteError as fault:
+        _complain(str(fault), dict(fault.document), as_json="--json" in words)
+        return 1
+    return 0
+
+
+# Verbs that need no server
+
+
+@app.command()
+def search(
+    model: ModelArgument,
+    cluster: ClusterOption,
+    global_batch: BatchOption,
+    precision: PrecisionOption = None,
+    optimizer: OptimizerOption = "adam",
+    loss: LossOption = None,
+    trainer: TrainerOption = "generic",
+    searcher: SearcherOption = "portfolio",
+    budget: BudgetOption = "30s",
+    seed: SeedOption = 0,
+    hints: HintsOption = None,
+    dim: DimOption = None,
+    parameters: ParametersOption = None,
+    output: OutputOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Finds a plan on this machine."""
+    from service.run_job import import_graph, run_job
+    from service.terminal import interruptible, progress_line
+
+    _one_thread()
+    data, options = _model(model, dim, parameters)
+    request = JobRequest(
+        cluster=cluster,
+        training=_training(global_batch, precision, optimizer, loss, trainer),
+        hints=_read_hints(hints),
+        model=options,
+        budget=budget,
+        searcher=searcher,
+        seed=seed,
+    )
+    with progress_line() as show, interruptible() as interrupted:
+        plan = run_job(
+            request,
+            lambda: import_graph(data, request),
+            on_progress=lambda progress: show(
+                progress.searcher, progress.fraction, progress.evaluations, progress.best_step_time_s
+            ),
+            should_stop=interrupted,
+        )
+    _show_plan(plan, output, as_json=as_json)
+
+
+@app.command()
+def inspect(
+    model: ModelArgument, dim: DimOption = None, parameters: ParametersOption = None, as_json: JsonOption = False
+) -> None:
+    """Shows what a model is made of."""
+    from ir.summary import summarize
+    from service.run_job import import_graph
+
+    data, options = _model(model, dim, parameters)
+    document = dict(summarize(import_graph(data, JobRequest(cluster="", training={}, model=options))))
+    if as_json:
+        _print_json(document)
+        return
+    for key, value in document.items():
+        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, Mapping) else _plain(value)
+        typer.echo(f"{key.replace('_', ' '):22} {text}")
+
+
+@app.command()
+def clusters(as_json: JsonOption = False) -> None:
+    """Lists cluster presets and devices."""
+    from service.clusters import describe_clusters
+
+    document = describe_clusters()
+    if as_json:
+        _print_json(document)
+        return
+    typer.echo("A cluster is " + document["form"] + ", or a JSON file. Examples:")
+    for preset in document["presets"]:
+        typer.echo(f"  {preset}")
+    typer.echo("Devices:")
+    for device in document["devices"]:
+        peaks = ", ".join(f"{kind} {peak:g}" for kind, peak in device["peak_TFLOPs"].items())
+        typer.echo(f"  {device['name']:14} {device['memory_GiB']:g} GiB, TFLOP/s: {peaks}")
+
+
+@app.command()
+def schema() -> None:
+    """Prints the JSON Schema of plans."""
+    from automap.plan import plan_schema
+
+    _print_json(plan_schema())
+
+
+@app.command("export-onnx")
+def export_onnx(
+    source: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="Returns a module and example inputs.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the ONNX file.")],
+    opset: Annotated[int, typer.Option(min=13, help="Version of the operator set.")] = 20,
+    name: Annotated[str, typer.Option(help="Of the graph.")] = "",
+) -> None:
+    """Exports a PyTorch module without its weights. Runs FILE.py, so name only files that you trust."""
+    from service.loading import load_function
+
+    _one_thread()
+    build = load_function(source)
+    from automap.runtime import torch_export
+
+    data = torch_export.export_onnx(build, output, opset=opset, name=name)
+    typer.echo(f"{output}: {len(data):,} bytes, no weights", err=True)
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the plans.")] = Path("demo"),
+    budget: BudgetOption = "25s",
+    seed: SeedOption = 0,
+) -> None:
+    """Runs the main job: three real models through the service."""
+    from service.demo import run_demo
+
+    raise typer.Exit(run_demo(output, budget=budget, seed=seed))
+
+
+# The service
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 = any free port.")] = 8080,
+    workers: Annotated[int | None, typer.Option(min=0, help="Worker processes; default: AUTOMAP_NUM_WORKERS.")] = None,
+    insecure: Annotated[bool, typer.Option(help="Allow an address that others can reach.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Runs the service: store, workers and REST, until Ctrl-C."""
+    from service import serve as server
+
+    settings = _settings()
+    if workers is not None:
+        settings = settings.model_copy(update={"num_workers": workers})
+    _log(settings.log_level)
+
+    def ready(url: str) -> None:
+        typer.echo(json.dumps({"url": url}) if as_json else f"AutoMAP serves {url}/v1 (Ctrl-C ends it)")
+        sys.stdout.flush()
+
+    server.serve(settings, host=host, port=port, insecure=insecure, on_ready=ready)
+
+
+@app.command()
+def worker(parent: Annotated[int | None, typer.Option(hidden=True)] = None) -> None:
+    """Runs jobs of the service whose Redis AUTOMAP_REDIS_URL names; any number, on any machine."""
+    settings = _settings()
+    _log(settings.log_level)
+    if settings.redis_url is None:
+        raise UserError(
+            "a worker needs the service's Redis",
+            field="redis_url",
+            value="unset",
+            repair="Set AUTOMAP_REDIS_URL; `automap serve` on its own starts its workers itself.",
+        )
+    import redis
+
+    from service.worker import main as work
+
+    try:
+        work(settings.redis_url, parent=parent)
+    except redis.ConnectionError as fault:
+        from service.problems import problem
+
+        raise RemoteError(problem(503, "Redis does not answer", str(fault))) from None
+
+
+# Verbs against a server
+
+
+@app.command()
+def submit(
+    model: ModelArgument,
+    cluster: ClusterOption,
+    global_batch: BatchOption,
+    precision: PrecisionOption = None,
+    optimizer: OptimizerOption = "adam",
+    loss: LossOption = None,
+    trainer: TrainerOption = "generic",
+    searcher: SearcherOption = "portfolio",
+    budget: BudgetOption = "30s",
+    seed: SeedOption = 0,
+    hints: HintsOption = None,
+    dim: DimOption = None,
+    parameters: ParametersOption = None,
+    url: UrlOption = URL,
+    as_json: JsonOption = False,
+) -> None:
+    """Sends a model to the service and starts a search; prints the job's id."""
+    from automap.cluster import parse_cluster
+
+    data, options = _model(model, dim, parameters)
+    place: str | dict[str, Any] = parse_cluster(cluster).to_json() if cluster.endswith(".json") else cluster
+    with _client(url) as client:
+        about: Mapping[str, Any] = {
+            "name": options.name,
+            "dims": options.dims,
+            "parameters": options.parameters,
+        }
+        uploaded = client.upload_model(data, **about)
+        job = client.submit(
+            uploaded["id"],
+            place,
+            _training(global_batch, precision, optimizer, loss, trainer),
+            budget=budget,
+            searcher=searcher,
+            seed=seed,
+            hints=_read_hints(hints),
+            **about,
+        )
+    _print_json(job) if as_json else typer.echo(job["id"])
+
+
+@app.command()
+def status(
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="The job's id; without it, the latest.")] = None,
+    url: UrlOption = URL,
+    as_json: JsonOption = False,
+) -> None:
+    """Shows a job, or the latest ones."""
+    with _client(url) as client:
+        documents = [client.job(job)] if job is not None else client.jobs(limit=20)
+    if as_json:
+        _print_json(documents[0] if job is not None else {"jobs": documents})
+        return
+    for document in documents:
+        typer.echo(_job_line(document))
+
+
+@app.command()
+def watch(job: JobArgument, url: UrlOption = URL, output: OutputOption = None, as_json: JsonOption = False) -> None:
+    """Follows a job to its end and shows its plan."""
+    from service.terminal import progress_line
+
+    with _client(url) as client:
+        with progress_line() as show:
+            client.wait(job, on_progress=lambda document: _show_job(show, document))
+        plan = client.plan(job)
+    _show_plan(plan, output, as_json=as_json)
+
+
+@app.command()
+def cancel(job: JobArgument, url: UrlOption = URL, as_json: JsonOption = False) -> None:
+    """Cancels a job."""
+    with _client(url) as client:
+        document = client.cancel(job)
+    _print_json(document) if as_json else typer.echo(_job_line(document))
+
+
+@app.command()
+def plan(job: JobArgument, url: UrlOption = URL, output: OutputOption = None, as_json: JsonOption = False) -> None:
+    """Fetches the plan of a job that succeeded."""
+    with _client(url) as client:
+        found = client.plan(job)
+    _show_plan(found, output, as_json=as_json)
+
+
+# What the verbs share
+
+
+def _model(path: str, dims: list[str] | None, parameters: list[str] | None) -> tuple[bytes, ModelOptions]:
+    from service.dims import parse_dims
+
+    if path.startswith("zoo:"):
+        raise ModelError(
+            "named models come with a later version", field="model", value=path, repair="Give the path of an ONNX file."
+        )
+    try:
+        data = Path(path).read_bytes()
+    except OSError as fault:
+        raise ModelError(
+            f"cannot be read ({fault.strerror})", field="model", value=path, repair="Give the path of an ONNX file."
+        ) from None
+    options = ModelOptions(name=Path(path).stem, dims=parse_dims(dims or []), parameters=tuple(parameters or ()))
+    return data, options
+
+
+def _training(
+    global_batch: int, precision: str | None, optimizer: str, loss: str | None, trainer: str
+) -> dict[str, Any]:
+    given = {
+        "global_batch": global_batch,
+        "precision": precision,
+        "optimizer": optimizer,
+        "loss": loss,
+        "trainer": trainer,
+    }
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _read_hints(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as fault:
+        raise ProblemError(
+            f"cannot be read ({fault})", field="hints", value=str(path), repair="Name a readable JSON file."
+        ) from None
+    if not isinstance(document, dict):
+        raise ProblemError("not an object", field="hints", value=str(path), repair="Write a JSON object.")
+    return document
+
+
+def _show_plan(plan: Plan, output: Path | None, *, as_json: bool) -> None:
+    from service.report import summary
+
+    document = plan.to_json()
+    if output is not None:
+        try:
+            output.write_text(json.dumps(document, indent=1) + "\n")
+        except OSError as fault:
+            raise PlanError(
+                f"cannot be written ({fault.strerror})", field="output", value=str(output), repair="Name another file."
+            ) from None
+    if as_json:
+        _print_json(document)
+        return
+    for label, text in summary(plan):
+        typer.echo(f"{label:9} {text}")
+    for line in plan.why:
+        typer.echo(f"{'why':9} {line}")
+    for line in plan.warnings:
+        typer.echo(f"{'warning':9} {line}", err=True)
+    if output is not None:
+        typer.echo(f"{'plan':9} {output}")
+
+
+def _show_job(show: Any, job: Mapping[str, Any]) -> None:
+    progress = job["progress"] or {}
+    fraction = 1.0 if job["state"] not in ("queued", "running") else progress.get("fraction", 0.0)
+    label = progress.get("searcher", job["state"])
+    show(label, fraction, progress.get("evaluations", 0), progress.get("best_step_time_s"))
+
+
+def _job_line(job: Mapping[str, Any]) -> str:
+    request = job["request"]
+    place = request["cluster"] if isinstance(request["cluster"], str) else request["cluster"].get("name", "")
+    text = f"{job['id']}  {job['state']:9}  {request['model']['name'] or job['model_id'][:12]} on {place}"
+    return text + (f"  {job['problem']['detail']}" if job["problem"] else "")
+
+
+def _client(url: str) -> AutomapClient:
+    from service.client import AutomapClient
+
+    return AutomapClient(url)
+
+
+def _settings() -> Any:
+    from pydantic import ValidationError
+
+    from service.settings import Settings
+
+    try:
+        return Settings()
+    except ValidationError as fault:
+        first = fault.errors()[0]
+        name = "AUTOMAP_" + str(first["loc"][0]).upper()
+        raise UserError(
+            first["msg"], field=name, value=first.get("input"), repair=f"Set {name} to another value."
+        ) from None
+
+
+def _log(level: str) -> None:
+    logging.basicConfig(
+        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+
+def _one_thread() -> None:
+    # Searches are many small computations: a second thread only slows them (measured), and results stay the same.
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:,.10g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def _print_json(document: object) -> None:
+    typer.echo(json.dumps(document, indent=1))
+
+
+def _complain(text: str, document: dict[str, Any], *, as_json: bool) -> None:
+    typer.echo(f"automap: {text}", err=True)
+    if as_json:
+        _print_json(document)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

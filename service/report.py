@@ -1,0 +1,102 @@
+"""A plan in words, for the command line and the demo. Knows nothing of terminals."""
+
+from __future__ import annotations
+
+import math
+
+from automap.plan import DeviceMemory, Plan, Stage, parse_devices
+
+GIB = 1 << 30
+
+
+def strategy(plan: Plan) -> str:
+    """The plan's strategy in one line: `pp 2 × dp 4 × tp 8 · 16 micro-batches of 32 · ZeRO 1 · recompute full`."""
+    stages = plan.stages
+    groups = list(dict.fromkeys(stage.devices for stage in stages))
+    parts = []
+    if len(groups) > 1:
+        chunks = len(stages) // len(groups)
+        parts.append(f"pp {len(groups)}" + (f" ({chunks} chunks each)" if chunks > 1 else ""))
+    meshes = list(dict.fromkeys(_mesh(stage) for stage in stages))
+    if len(meshes) == 1:
+        parts += [f"{axis} {size}" for axis, size in meshes[0]]
+    else:
+        parts.append("stages of " + " / ".join(" × ".join(f"{a} {n}" for a, n in mesh) or "1" for mesh in meshes))
+    words = [" × ".join(parts) or "one device"]
+    count = plan.num_micro_batches
+    words.append(
+        f"{count} micro-batches of {plan.samples_per_micro_batch}"
+        if count > 1
+        else f"{plan.samples_per_micro_batch} at once"
+    )
+    zero = sorted({stage.zero.stage for stage in stages})
+    if zero != [0]:
+        words.append("ZeRO " + "/".join(map(str, zero)))
+    recompute = [_recompute(stage) for stage in stages]
+    if any(recompute):
+        kinds = [kind or "nothing" for kind in dict.fromkeys(recompute)]
+        words.append("recompute " + " / ".join(kinds))
+    if plan.schedule.kind != "1f1b" and len(groups) > 1:
+        words.append(plan.schedule.kind)
+    if plan.sync.kind != "synchronous":
+        words.append(plan.sync.kind)
+    return " · ".join(words)
+
+
+def fullest(plan: Plan) -> DeviceMemory:
+    """The devices with the least room left."""
+    assert plan.estimate is not None
+    return max(plan.estimate.memory_bytes, key=lambda memory: memory.total / memory.capacity)
+
+
+def summary(plan: Plan) -> list[tuple[str, str]]:
+    """Label and text of every line that a user reads first."""
+    estimate, search = plan.estimate, plan.search
+    lines = [("strategy", strategy(plan))]
+    if estimate is not None:
+        low, high = estimate.error_band_s
+        lines.append(("step", f"{seconds(estimate.step_time_s)} (between {seconds(low)} and {seconds(high)})"))
+        speed = f"{estimate.samples_per_s:,.0f} samples/s"
+        if estimate.tokens_per_s_per_device is not None:
+            num_devices = len({d for stage in plan.stages for d in parse_devices(stage.devices)})
+            speed += f", {estimate.tokens_per_s_per_device * num_devices:,.0f} tokens/s"
+        lines.append(("speed", f"{speed}, {estimate.mfu:.0%} of peak"))
+        memory = fullest(plan)
+        share = memory.total / memory.capacity
+        text = f"{memory.total / GIB:.1f} of {memory.capacity / GIB:.1f} GiB ({share:.0%}) on devices {memory.devices}"
+        lines.append(("memory", text))
+    if estimate is not None and search is not None:
+        lines.append(("against", against(plan)))
+        lines.append(("found by", f"{search.found_by} in {search.evaluations:,} evaluations, seed {search.seed}"))
+    return lines
+
+
+def against(plan: Plan) -> str:
+    """How much faster the plan is than what others would run."""
+    assert plan.estimate is not None and plan.search is not None
+    texts = []
+    names = {"dp": "pure data parallelism", "expert": "the best expert template", "yours": "your plan"}
+    for key, name in names.items():
+        baseline_s = plan.search.baselines.get(key)
+        if baseline_s is not None:
+            texts.append(f"{baseline_s / plan.estimate.step_time_s:.2f}x {name}")
+        elif key != "yours":
+            texts.append(f"{name} does not fit")
+    return ", ".join(texts)
+
+
+def seconds(value: float) -> str:
+    """A time with three significant digits."""
+    if not math.isfinite(value) or value >= 1:
+        return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
+    return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
+
+
+def _mesh(stage: Stage) -> tuple[tuple[str, int], ...]:
+    return tuple((axis, size) for axis, size in stage.mesh if size > 1)
+
+
+def _recompute(stage: Stage) -> str:
+    if not stage.recompute:
+        return ""
+    return "full" if "*" in stage.recompute else "selective"

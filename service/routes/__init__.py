@@ -1,0 +1,1 @@
+"""The routes of the REST service, one module a resource."""

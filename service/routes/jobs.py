@@ -1,0 +1,118 @@
+"""Jobs: submit, watch, cancel, and fetch the plan.
+
+A request is checked as far as it can be without searching before it is accepted; an accepted job is in the store and
+in the queue, or in neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, HTTPException, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from automap.errors import ClusterError, ModelError, ProblemError
+from service import graphs, job_queue
+from service.problems import problem
+from service.routes.common import settings_of, store_of
+from service.run_job import JobRequest, build_problem, check_search
+from service.schemas import JobBody, JobList, JobView
+from service.settings import Settings
+from service.store import ACTIVE, Job, Store
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 0.5  # a long poll looks often at first, then less
+
+
+@router.post("", status_code=202)
+def submit(request: Request, response: Response, body: JobBody) -> JobView:
+    """Accepts a job."""
+    job = _submit(body.model_id, body.request(), store_of(request), settings_of(request))
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    return JobView.of(job)
+
+
+@router.get("")
+def latest(request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> JobList:
+    """The latest jobs, newest first."""
+    return JobList(jobs=[JobView.of(job) for job in store_of(request).jobs(limit)])
+
+
+@router.get("/{job_id}")
+async def show(
+    request: Request,
+    job_id: str,
+    wait: Annotated[float, Query(ge=0, description="seconds to wait for the end of the job")] = 0,
+) -> JobView:
+    """A job; with `wait`, as soon as it has ended or after that many seconds."""
+    store = store_of(request)
+    deadline, pause = time.monotonic() + min(wait, settings_of(request).max_wait_s), _FIRST_LOOK_S
+    while True:
+        job = await run_in_threadpool(_find, store, job_id)
+        left = deadline - time.monotonic()
+        if job.state not in ACTIVE or left <= 0 or await request.is_disconnected():
+            return JobView.of(job)
+        await asyncio.sleep(min(pause, left))
+        pause = min(2 * pause, _LAST_LOOK_S)
+
+
+@router.post("/{job_id}/cancel")
+def cancel(request: Request, job_id: str) -> JobView:
+    """Ends a job that is queued or running; one that has ended stays as it is."""
+    store = store_of(request)
+    _find(store, job_id)
+    if store.cancel(job_id):
+        job_queue.stop(store.client, job_id)
+    return JobView.of(_find(store, job_id))
+
+
+@router.get("/{job_id}/plan")
+def plan(request: Request, job_id: str) -> dict[str, Any]:
+    """The plan of a job that succeeded."""
+    store = store_of(request)
+    job = _find(store, job_id)
+    document = store.plan(job_id)
+    if document is None:
+        repair = "Wait for it: GET the job with ?wait=30." if job.state in ACTIVE else "See the job's problem."
+        raise HTTPException(
+            409, problem(409, f"The job has no plan: it is {job.state}", field="state", value=job.state, repair=repair)
+        )
+    return document
+
+
+def _find(store: Store, job_id: str) -> Job:
+    job = store.job(job_id)
+    if job is None:
+        raise HTTPException(404, problem(404, "No such job", field="job_id", value=job_id[:80]))
+    return job
+
+
+def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings) -> Job:
+    budget = check_search(request)
+    if (budget.seconds or 0) > settings.max_budget_s:
+        raise ProblemError(
+            "too long",
+            field="budget",
+            value=request.budget,
+            repair=f"Give at most {settings.max_budget_s:g}s, or ask the operator to raise AUTOMAP_MAX_BUDGET_S.",
+        )
+    if isinstance(request.cluster, str) and request.cluster.endswith(".json"):
+        # Only the command line reads files: the service must not open paths that a request names.
+        raise ClusterError(
+            "files are not read here",
+            field="cluster",
+            value=request.cluster,
+            repair="Send the document itself as an object.",
+        )
+    if store.model(model_id) is None:
+        raise ModelError(
+            "no such model", field="model_id", value=model_id, repair="Upload the file first: POST /v1/models."
+        )
+    build_problem(graphs.load(store, model_id, request), request)
+    if len(job_queue.queue(store.client)) >= settings.max_queued_jobs:
+        raise HTTPException(429, problem(429, "Too many jobs are waiting", "Try again later."), {"Retry-After": "30"})
+    limit_s = job_queue.time_limit_s(budget, settings.max_budget_s)
+    return store.create(model_id, request, job_queue.enqueuer(store.client, limit_s))

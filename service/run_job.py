@@ -1,0 +1,162 @@
+"""One job: import → search → plan. The worker and `automap search` run the same function.
+
+A pure function of a request and callbacks: it knows nothing of HTTP, queues, files or terminals. `automap` and `agents`
+are imported when a job runs, so that parsing requests stays quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from automap.records import from_json, to_json
+
+if TYPE_CHECKING:
+    from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
+    from automap.plan import Plan
+    from automap.problem import Problem
+    from ir.graph import Graph
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelOptions:
+    """What the user says about a model file, beside its bytes."""
+
+    name: str = ""
+    """For people; empty = the graph's own."""
+    dims: Mapping[str, int] = field(default_factory=dict)
+    """Symbolic dim -> size."""
+    parameters: tuple[str, ...] = ()
+    """Globs over graph inputs that are parameters."""
+    batch_dims: Mapping[str, int | None] = field(default_factory=dict)
+    """Data input -> its batch dim; null = it has none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobRequest:
+    """What is searched, for how long and by whom; the model's bytes travel apart."""
+
+    cluster: Any
+    """Preset text or cluster document."""
+    training: Mapping[str, Any]
+    hints: Mapping[str, Any] = field(default_factory=dict)
+    model: ModelOptions = ModelOptions()
+    budget: str = "30s"
+    searcher: str = "portfolio"
+    seed: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The request as JSON types."""
+        document: dict[str, Any] = to_json(self)
+        return document
+
+    @staticmethod
+    def from_json(document: object) -> JobRequest:
+        """Inverse of `to_json`."""
+        return from_json(JobRequest, document, path="job")
+
+
+class Search(Protocol):
+    """The shape of `agents.search`."""
+
+    def __call__(
+        self,
+        problem: Problem,
+        budget: Budget,
+        *,
+        searcher: str,
+        seed: int,
+        on_progress: OnProgress,
+        should_stop: ShouldStop,
+    ) -> SearchResult:
+        """Searches."""
+        ...
+
+
+def import_graph(data: bytes, request: JobRequest) -> Graph:
+    """Reads the model in a child process with limits.
+
+    Raises:
+        ModelError: the file or what the request says about it.
+    """
+    from ir.onnx.sandbox import import_model
+
+    options, given = request.model, request.hints.get("parameters", ())
+    parameters = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
+    loss = request.training.get("loss")
+    return import_model(
+        data,
+        name=options.name,
+        dims=options.dims,
+        parameters=(*options.parameters, *(str(glob) for glob in parameters)),
+        batch_dims=options.batch_dims,
+        loss=loss if isinstance(loss, str) else None,
+    )
+
+
+def build_problem(graph: Graph, request: JobRequest) -> Problem:
+    """Checks that model, cluster, training and hints fit each other.
+
+    Raises:
+        UserError: names what does not.
+    """
+    from automap.cluster import parse_cluster
+    from automap.problem import Problem
+
+    return Problem.build(graph, parse_cluster(request.cluster), request.training, request.hints)
+
+
+def check_search(request: JobRequest) -> Budget:
+    """Checks budget and searcher.
+
+    Raises:
+        ProblemError: one of them is not known.
+    """
+    from agents.searcher import SEARCHERS, Budget
+    from automap.errors import ProblemError
+
+    if request.searcher not in SEARCHERS:
+        raise ProblemError(
+            "unknown searcher",
+            field="searcher",
+            value=request.searcher,
+            repair="Use one of " + ", ".join(SEARCHERS) + ".",
+        )
+    return Budget.parse(request.budget)
+
+
+def run_job(
+    request: JobRequest,
+    load_graph: Callable[[], Graph],
+    *,
+    on_progress: OnProgress,
+    should_stop: ShouldStop,
+    search: Search | None = None,
+) -> Plan:
+    """The fastest plan that fits.
+
+    Args:
+        request: what is asked.
+        load_graph: returns the imported model; called once the rest of the request is known to be good.
+        on_progress: called a few times a second.
+        should_stop: asked often; once true, the best plan so far is returned.
+        search: in place of `agents.search`.
+
+    Raises:
+        UserError: the request, the model, or that nothing fits.
+    """
+    budget = check_search(request)
+    problem = build_problem(load_graph(), request)
+    if search is None:
+        from agents import search as searching
+
+        search = searching
+    return search(
+        problem,
+        budget,
+        searcher=request.searcher,
+        seed=request.seed,
+        on_progress=on_progress,
+        should_stop=should_stop,
+    ).plan

@@ -1,0 +1,110 @@
+"""The bodies of REST requests and responses.
+
+pydantic lives only here: everything behind works with the records of `automap` and `service.run_job`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from service.run_job import JobRequest, ModelOptions
+from service.store import Job, Model, State
+
+Text = Annotated[str, StringConstraints(max_length=500)]
+
+
+class JobBody(BaseModel):
+    """`POST /v1/jobs`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model_id: Text = Field(description="Of an uploaded model.")
+    name: Text = Field(default="", description="Of the model, for people.")
+    dims: dict[str, int] = Field(default={}, description="Symbolic dim -> size.")
+    parameters: list[Text] = Field(default=[], description="Globs over graph inputs that are parameters.")
+    batch_dims: dict[str, int | None] = Field(default={}, description="Data input -> its batch dim; null = none.")
+    cluster: Text | dict[str, Any] = Field(description="A preset such as 4x8xA100-80GB, or a cluster document.")
+    training: dict[str, Any] = Field(description="global_batch, precision, optimizer, loss, trainer ...")
+    budget: Annotated[int, Field(ge=1)] | Text = Field(default="30s", description="30s, 2m, or evaluations.")
+    searcher: Text = Field(default="portfolio")
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    hints: dict[str, Any] = Field(default={}, description="What you know or insist on.")
+
+    def request(self) -> JobRequest:
+        """The same as a record."""
+        return JobRequest(
+            cluster=self.cluster,
+            training=self.training,
+            hints=self.hints,
+            model=ModelOptions(
+                name=self.name,
+                dims=self.dims,
+                parameters=tuple(self.parameters),
+                batch_dims=self.batch_dims,
+            ),
+            budget=str(self.budget),
+            searcher=self.searcher,
+            seed=self.seed,
+        )
+
+
+class ModelView(BaseModel):
+    """A stored model."""
+
+    id: str
+    name: str
+    num_bytes: int
+    summary: dict[str, Any]
+
+    @staticmethod
+    def of(model: Model) -> ModelView:
+        """What clients see of `model`."""
+        return ModelView(id=model.id, name=model.name, num_bytes=model.num_bytes, summary=dict(model.summary))
+
+
+class JobView(BaseModel):
+    """A job; its plan is a resource of its own."""
+
+    id: str
+    state: State
+    model_id: str
+    request: dict[str, Any]
+    attempt: int
+    progress: dict[str, Any] | None
+    problem: dict[str, Any] | None
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    links: dict[str, str]
+
+    @staticmethod
+    def of(job: Job) -> JobView:
+        """What clients see of `job`."""
+        here = f"/v1/jobs/{job.id}"
+        return JobView(
+            id=job.id,
+            state=job.state,
+            model_id=job.model_id,
+            request=job.request.to_json(),
+            attempt=job.attempt,
+            progress=None if job.progress is None else dict(job.progress),
+            problem=None if job.problem is None else dict(job.problem),
+            created_at=job.created_at,
+            started_at=job.started_at,
+            finished_at=job.finished_at,
+            links={"self": here, "plan": f"{here}/plan", "cancel": f"{here}/cancel"},
+        )
+
+
+class JobList(BaseModel):
+    """The latest jobs."""
+
+    jobs: list[JobView]
+
+
+class Health(BaseModel):
+    """Whether the service and its store answer."""
+
+    status: Literal["ok"]

@@ -1,0 +1,160 @@
+"""`automap serve`: the store, the workers and the REST service, started and stopped together.
+
+Supervises what it starts: a worker or private Redis that dies is started again. Leaves no process behind, also when it
+is killed. Knows nothing of jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from automap.errors import UserError
+from service import job_queue, processes
+from service.api import create_app
+from service.embedded_redis import EmbeddedRedis
+from service.settings import Settings
+from service.store import Store, connect
+
+LOG = logging.getLogger("automap.serve")
+_LOOK_S = 0.25
+_GRACE_S = 5
+
+
+def serve(
+    settings: Settings,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    insecure: bool = False,
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Runs the service until SIGTERM or Ctrl-C.
+
+    Args:
+        settings: see `Settings`.
+        host: address to bind.
+        port: 0 = any free one.
+        insecure: allow an address that others can reach, although there is no authentication yet.
+        on_ready: told the URL once the port is bound.
+
+    Raises:
+        UserError: the address is refused or taken, or the store cannot be used.
+    """
+    if not insecure and not _is_loopback(host):
+        raise UserError(
+            "anybody who reaches this address could use the service: it has no authentication yet",
+            field="host",
+            value=host,
+            repair="Bind 127.0.0.1, or say --insecure if something in front of it decides who may come in.",
+        )
+    with contextlib.ExitStack() as stack:
+        signal.signal(signal.SIGTERM, _raise_exit)  # so that what follows is undone also before uvicorn listens
+        bound = stack.enter_context(contextlib.closing(_bind(host, port)))
+        embedded = None
+        if settings.redis_url is None:
+            embedded = stack.enter_context(EmbeddedRedis(settings.data_dir))
+        url = settings.redis_url or (embedded.url if embedded else "")
+        client = connect(url)
+        stack.callback(client.close)
+        if embedded is not None:
+            store = Store(client)
+            store.forget_graphs()
+            job_queue.recover(client, store, settings.max_budget_s)
+        stack.enter_context(_supervised(url, settings.num_workers, embedded))
+        app = create_app(settings, client)
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_GRACE_S,
+            h11_max_incomplete_event_size=64 * 1024,
+        )
+        on_ready(f"http://{_in_url(host)}:{bound.getsockname()[1]}")
+        # After its own shutdown uvicorn raises the signal again; ours then unwinds the stack.
+        with contextlib.suppress(KeyboardInterrupt, SystemExit):
+            uvicorn.Server(config).run(sockets=[bound])
+
+
+def _raise_exit(number: int, frame: object) -> None:
+    raise SystemExit(0)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.listen(2048)
+    except OSError as fault:
+        raise UserError(
+            f"cannot be bound ({fault.strerror})",
+            field="port",
+            value=f"{host}:{port}",
+            repair="Name another address or port; --port 0 takes any free one.",
+        ) from None
+    return bound
+
+
+@contextlib.contextmanager
+def _supervised(redis_url: str, num_workers: int, embedded: EmbeddedRedis | None) -> Iterator[None]:
+    """Keeps `num_workers` workers, and the private Redis, alive until the end of the block."""
+    workers = [_start_worker(redis_url) for _ in range(num_workers)]
+    ending = threading.Event()
+
+    def watch() -> None:
+        while not ending.wait(_LOOK_S):
+            if embedded is not None and not embedded.is_alive():
+                LOG.error("the private redis-server died; starting it again")
+                with contextlib.suppress(UserError):
+                    embedded.start()
+            for index, worker in enumerate(workers):
+                if worker.poll() is not None:
+                    LOG.error("worker %d died (%d); starting another", worker.pid, worker.returncode)
+                    workers[index] = _start_worker(redis_url)
+        # Here, not in the main thread: the kernel ends a worker when the thread that started it ends.
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            processes.stop(worker)
+
+    watcher = threading.Thread(target=watch, name="supervisor", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        watcher.join()
+
+
+def _start_worker(redis_url: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "service.cli", "worker", "--parent", str(os.getpid())],
+        env={**os.environ, "AUTOMAP_REDIS_URL": redis_url},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        process_group=0,
+    )

@@ -1,0 +1,58 @@
+"""Live output on stderr, and Ctrl-C. Silent where stderr is no terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from service.report import seconds
+
+
+class Show(Protocol):
+    """Updates the line: who searches, share of the budget spent, plans priced, best step time so far."""
+
+    def __call__(self, label: str, fraction: float, evaluations: int, best_s: float | None) -> None:
+        """Shows them."""
+
+
+@contextlib.contextmanager
+def progress_line(title: str = "") -> Iterator[Show]:
+    """A progress bar that goes away at the end."""
+    if not sys.stderr.isatty():
+        yield lambda label, fraction, evaluations, best_s: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+    more = (TextColumn("{task.fields[found]}"), TimeElapsedColumn())
+    with Progress(*columns, *more, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title or "reading", total=1.0, found="")
+
+        def show(label: str, fraction: float, evaluations: int, best_s: float | None) -> None:
+            best = "nothing fits yet" if best_s is None else f"best {seconds(best_s)}"
+            found = f"{evaluations:,} plans · {best}" if evaluations else ""
+            bar.update(task, completed=fraction, description=f"{title} {label}".strip(), found=found)
+
+        yield show
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C asks for the best so far, the second ends the program."""
+    pressed = False
+
+    def press(number: int, frame: object) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,62 @@
+"""Exports of small PyTorch models, made once a session, and the light models of the onnx package."""
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+LIGHT_NAMES = sorted(p.stem.removeprefix("light_") for p in LIGHT.glob("light_*.onnx"))
+
+
+def _models():
+    """The sibling module `models`, which `--import-mode=importlib` does not put on the path."""
+    name = "automap_test_models"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("models.py"))
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+@functools.cache
+def _export(name: str, batch: int, opset: int) -> bytes:
+    import torch
+
+    from automap.runtime.torch_export import export_onnx
+
+    torch.set_num_threads(1)
+    return export_onnx(lambda: _models().build(name, batch), opset=opset, name=name)
+
+
+@pytest.fixture(scope="session")
+def export() -> Callable[..., bytes]:
+    """`export(name, batch=1, opset=20)`: bytes of a weight-free ONNX file."""
+    return lambda name, batch=1, opset=20: _export(name, batch, opset)
+
+
+@pytest.fixture(scope="session")
+def build() -> Callable:
+    """`build(name, batch=1)`: (module, inputs) of the same models."""
+    return _models().build
+
+
+@functools.cache
+def _light(name: str) -> bytes:
+    return (LIGHT / f"light_{name}.onnx").read_bytes()
+
+
+@pytest.fixture(scope="session")
+def light() -> Callable[[str], bytes]:
+    """`light(name)`: bytes of one of the nine light models."""
+    return _light
+
+
+@pytest.fixture(params=LIGHT_NAMES)
+def light_name(request: pytest.FixtureRequest) -> str:
+    return request.param
