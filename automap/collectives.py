@@ -68,10 +68,7 @@ def convert(
     """
     local = data
     for a in range(sizes.shape[0]):
-        if source[a] == UNKNOWN or target[a] == UNKNOWN:
-            if source[a] >= 0 or target[a] >= 0 or source[a] == target[a]:
-                local /= sizes[a]
-        elif source[a] >= 0:
+        if source[a] == UNKNOWN or target[a] == UNKNOWN or source[a] >= 0:
             local /= sizes[a]
     for a in range(sizes.shape[0]):
         if target[a] >= 0 and source[a] < 0 and source[a] != UNKNOWN:

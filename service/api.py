@@ -11,7 +11,6 @@ import re
 import uuid
 from collections.abc import Sequence
 from http import HTTPStatus
-from importlib.metadata import version
 from typing import Any
 
 import redis
@@ -22,6 +21,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from automap.errors import UserError
+from service.about import version
 from service.problems import MEDIA_TYPE, problem, problem_of
 from service.routes import jobs, meta, models
 from service.settings import Settings
@@ -37,7 +37,7 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
         settings: limits and allowed hosts.
         client: the service's Redis.
     """
-    app = FastAPI(title="AutoMAP", version=version("automap"), redoc_url=None)
+    app = FastAPI(title="AutoMAP", version=version(), redoc_url=None)
     app.state.settings = settings
     app.state.store = Store(client)
     for module in (models, jobs, meta):

@@ -167,6 +167,7 @@ class Store:
                 "attempt": "0",
                 "created_at": repr(now),
             }
+            pipe.multi()  # RQ opens the transaction itself unless it is open
             pipe.hset(_key(job_id), mapping=fields)
             pipe.zadd(_JOBS, {job_id: now})
             pipe.sadd(_ACTIVE, job_id)

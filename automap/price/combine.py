@@ -204,17 +204,20 @@ def combine(  # type: ignore[no-untyped-def]
     if exact:
         run_schedule(kind, num_ranks, num_micro_batches, forward, backward, send, kept, ends, busy, peak)
     else:
-        # A rank works through all its chunks, after the first micro-batch has come to it and before the last
-        # gradient has gone back through the chunks before it.
+        # A rank works through all its chunks after the first micro-batch has come to it; the first rank is done once
+        # the last gradient has come back through all chunks before.
         fill = 0.0
+        drain = 0.0
         for rank in range(num_ranks):
             for chunk in range(rank, num_chunks, num_ranks):
                 busy[rank] += num_micro_batches * (forward[chunk] + backward[chunk])
                 peak[rank] += kept[chunk]
             in_flight = min(num_ranks - rank, num_micro_batches) if num_chunks == num_ranks else 1
             peak[rank] *= in_flight
-            ends[rank] = busy[rank] + fill
-            fill += forward[rank] + backward[rank] + 2.0 * send[rank]
+            ends[rank] = fill + busy[rank]
+            ends[0] = max(ends[0], ends[rank] + drain)
+            fill += forward[rank] + send[rank]
+            drain += backward[rank] + send[rank]
 
     for rank in range(num_ranks):
         sync = 0.0

@@ -94,6 +94,69 @@ def _local_bytes(sizes, tensors, tensor, placement, axes, samples):  # type: ign
     return amount
 
 
+@njit(int64(int64[::1], float64[::1], boolean[::1], int64, int64, float64, boolean), cache=True)
+def _keep(roots, amounts, loose, count, root, amount, undecided):  # type: ignore[no-untyped-def]
+    """Adds a kept tensor unless the same memory is kept already; returns the new count.
+
+    Where a placement is undecided it may turn out the same as another one: the larger is counted, once.
+    """
+    for i in range(count):
+        if roots[i] == root and (amounts[i] == amount or loose[i] or undecided):
+            loose[i] = loose[i] and undecided
+            amounts[i] = max(amounts[i], amount)
+            return count
+    if count < roots.shape[0]:
+        roots[count] = root
+        amounts[count] = amount
+        loose[count] = undecided
+        count += 1
+    return count
+
+
+@njit(
+    void(
+        int64[:, ::1],
+        int64[:, ::1],
+        int64[:, ::1],
+        int64[:, ::1],
+        int64[:, ::1],
+        int64,
+        int64,
+        int64[:, ::1],
+        int64,
+        int64,
+        float64[::1],
+        float64,
+        float64[::1],
+    ),
+    cache=True,
+)
+def _reduce_axes(  # type: ignore[no-untyped-def]
+    operators, operands, tensors, signatures, places, op, slot, chosen, first, last, axes, elements, out
+):
+    """Adds a parameter's local gradient elements to every axis on which the gradient is partial.
+
+    A parameter view hands the question on to its consumer.
+    """
+    reader, place = op, slot
+    while operators[reader, OP_FREE] == 1:
+        made = operands[operators[reader, OP_OPERANDS] + operators[reader, OP_INPUTS], D_TENSOR]
+        found = -1
+        for other in range(reader + 1, last):
+            for s in range(operators[other, OP_INPUTS]):
+                if found < 0 and operands[operators[other, OP_OPERANDS] + s, D_TENSOR] == made:
+                    found = other
+                    place = s
+        if found < 0:
+            return
+        reader = found
+    for a in range(axes.shape[0]):
+        if axes[a] > 1.0 and chosen[reader - first, a] >= 0:
+            at = signatures[operators[reader, OP_SIGNATURES] + chosen[reader - first, a], S_PLACES] + place
+            if places[at, 0] == BROADCAST and places[at, 1] == PARTIAL:
+                out[C_REDUCE + a] += elements
+
+
 @njit(
     void(
         *_TABLES,
@@ -169,6 +232,8 @@ def unit_cost(  # type: ignore[no-untyped-def]
     saved_size = np.empty(saved_root.shape[0])
     live_root = np.empty(saved_root.shape[0], np.int64)
     live_size = np.empty(saved_root.shape[0])
+    saved_loose = np.empty(saved_root.shape[0], np.bool_)
+    live_loose = np.empty(saved_root.shape[0], np.bool_)
     num_saved = 0
     num_live = 0
 
@@ -179,8 +244,10 @@ def unit_cost(  # type: ignore[no-untyped-def]
         count = num_inputs + operators[op, OP_OUTPUTS]
         free = operators[op, OP_FREE] == 1
         divisor = 1.0
+        undecided = False
         for a in range(num_axes):
             if chosen[k, a] < 0:
+                undecided = True
                 if operators[op, OP_DIVISIBLE] == 1:
                     divisor *= axes[a]
             elif signatures[operators[op, OP_SIGNATURES] + chosen[k, a], S_DIVIDES] == 1:
@@ -238,20 +305,22 @@ def unit_cost(  # type: ignore[no-untyped-def]
                         if chosen[k, a] < 0
                         else places[signatures[operators[op, OP_SIGNATURES] + chosen[k, a], S_PLACES] + slot, 1]
                     )
-                # A conversion that an earlier consumer of the tensor already asked for is shared.
+                # A conversion that an earlier consumer of the tensor asks for, or may turn out to ask for, is shared;
+                # an earlier consumer that is wholly undecided has not been charged with it.
                 shared = False
-                while earlier >= first and not shared and operands[earlier, D_OWNER] >= first:
+                while earlier >= 0 and not shared and operands[earlier, D_OWNER] >= first:
                     other = operands[earlier, D_OWNER]
+                    place = earlier - operands[other, OP_OPERANDS]
                     same = True
+                    charged = False
                     for a in range(num_axes):
                         signature = chosen[other - first, a]
-                        place = earlier - operators[other, OP_OPERANDS]
-                        if signature < 0:
-                            same = same and chosen[k, a] < 0
-                        else:
+                        if signature >= 0 and axes[a] > 1.0:
+                            charged = True
+                        if signature >= 0 and chosen[k, a] >= 0:
                             at = signatures[operators[other, OP_SIGNATURES] + signature, S_PLACES] + place
                             same = same and places[at, 0] == target[a] and places[at, 1] == given[a]
-                    shared = same
+                    shared = same and charged
                     earlier = operands[earlier, D_EARLIER]
                 if not shared:
                     data = (sizes[tensor, E_FIXED] + sizes[tensor, E_SAMPLE] * samples) * sizes[tensor, E_BYTES]
@@ -281,14 +350,14 @@ def unit_cost(  # type: ignore[no-untyped-def]
                     for a in range(num_axes):
                         source[a] = incoming[a]
                     amount = _local_bytes(sizes, tensors, tensor, source, axes, samples)
-                num_live = _keep(live_root, live_size, num_live, root, local)
+                num_live = _keep(live_root, live_size, live_loose, num_live, root, local, undecided)
                 if not inside:
-                    num_saved = _keep(saved_root, saved_size, num_saved, root, amount)
+                    num_saved = _keep(saved_root, saved_size, saved_loose, num_saved, root, amount, undecided)
             if is_boundary and whole and not is_output:
                 for a in range(num_axes):
                     source[a] = incoming[a]
                 amount = _local_bytes(sizes, tensors, tensor, source, axes, samples)
-                num_saved = _keep(saved_root, saved_size, num_saved, tensor, amount)
+                num_saved = _keep(saved_root, saved_size, saved_loose, num_saved, tensor, amount, False)
             if row == boundary_row:
                 out[C_BOUNDARY] = local
 
@@ -338,46 +407,6 @@ def unit_cost(  # type: ignore[no-untyped-def]
         out[C_SAVED] += saved_size[i]
     for i in range(num_live):
         out[C_LIVE] += live_size[i]
-
-
-@njit(int64(int64[::1], float64[::1], int64, int64, float64), cache=True)
-def _keep(roots, amounts, count, root, amount):  # type: ignore[no-untyped-def]
-    """Adds a kept tensor unless the same memory is kept already; returns the new count."""
-    for i in range(count):
-        if roots[i] == root and amounts[i] == amount:
-            return count
-    if count < roots.shape[0]:
-        roots[count] = root
-        amounts[count] = amount
-        count += 1
-    return count
-
-
-@njit(cache=True)
-def _reduce_axes(  # type: ignore[no-untyped-def]
-    operators, operands, tensors, signatures, places, op, slot, chosen, first, last, axes, elements, out
-):
-    """Adds a parameter's local gradient elements to every axis on which the gradient is partial.
-
-    A parameter view hands the question on to its consumer.
-    """
-    reader, place = op, slot
-    while operators[reader, OP_FREE] == 1:
-        made = operands[operators[reader, OP_OPERANDS] + operators[reader, OP_INPUTS], D_TENSOR]
-        found = -1
-        for other in range(reader + 1, last):
-            for s in range(operators[other, OP_INPUTS]):
-                if found < 0 and operands[operators[other, OP_OPERANDS] + s, D_TENSOR] == made:
-                    found = other
-                    place = s
-        if found < 0:
-            return
-        reader = found
-    for a in range(axes.shape[0]):
-        if axes[a] > 1.0 and chosen[reader - first, a] >= 0:
-            at = signatures[operators[reader, OP_SIGNATURES] + chosen[reader - first, a], S_PLACES] + place
-            if places[at, 0] == BROADCAST and places[at, 1] == PARTIAL:
-                out[C_REDUCE + a] += elements
 
 
 @njit(

@@ -24,6 +24,8 @@ DTYPES: Mapping[int, str] = {
 
 KIND_KEY = "pkg.torch.export.graph_signature.InputSpec.kind"
 SCOPE_KEY = "pkg.torch.onnx.name_scopes"
+FOLDED_KEY = "pkg.onnxscript.optimizer.folded_from"
+"""On a value that the exporter's optimiser computed: the names of what it was computed from."""
 
 
 @dataclass
@@ -92,15 +94,24 @@ def _metadata(proto: Any) -> dict[str, str]:
 
 def scope_of(text: str) -> str:
     """Module path from the exporter's list of name scopes; its last entry is the node itself."""
+    names = _names(text)
+    return names[-2] if len(names) > 1 else ""
+
+
+def _names(text: str) -> list[str]:
+    """A list of strings written as Python writes it; empty if it is none."""
     if not text or len(text) > 20_000:
-        return ""
+        return []
     try:
         names = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return ""
-    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-        return ""
-    return names[-2] if len(names) > 1 else ""
+        return []
+    return names if isinstance(names, list) and all(isinstance(n, str) for n in names) else []
+
+
+def path_scope(name: str) -> str:
+    """Module path from a node name of PyTorch's older exporter: `/h.0/attn/c_attn/MatMul`."""
+    return ".".join(name.split("/")[1:-1]) if name.startswith("/") else ""
 
 
 def small_value(tensor: Any) -> Value | None:
@@ -167,7 +178,7 @@ class _Reader:
             attributes = {k: v for k, v in attributes.items() if v is not None}
             inputs = [renamed(n) for n in proto.input]
             outputs = [renamed(n) for n in proto.output]
-            own_scope = scope_of(_metadata(proto).get(SCOPE_KEY, "")) or scope
+            own_scope = scope_of(_metadata(proto).get(SCOPE_KEY, "")) or scope or path_scope(proto.name)
             key = (proto.domain, proto.op_type, proto.overload)
             function = self.functions.get(key)
             if function is not None:
@@ -245,6 +256,29 @@ def _declared(value: Any) -> Declared:
     return Declared(shape, dtype, _metadata(value).get(KIND_KEY, ""))
 
 
+def _folded_parameters(values: Iterable[Any], stored: dict[str, Stored]) -> list[Node]:
+    """Weights that the exporter's optimiser transposed or looked up at export lost their mark: gives it back.
+
+    Returns:
+        Transposes of parameters that are stored as well (a tied head), so that they count once.
+    """
+    nodes = []
+    for value in values:
+        given = stored.get(value.name)
+        names = _names(_metadata(value).get(FOLDED_KEY, "")) if given is not None else []
+        # Parameters have dotted names, the exporter's own values have not.
+        sources = [n for n in names if "." in n]
+        if given is None or given.kind or not sources or not given.dtype.startswith(("float", "bfloat")):
+            continue
+        source = stored.get(sources[0])
+        if len(names) == 1 and source is not None and source.shape == given.shape[::-1] and len(given.shape) == 2:
+            nodes.append(Node("Transpose", [sources[0]], [value.name], {"perm": (1, 0)}))
+            del stored[value.name]
+            continue
+        given.kind, given.value = "PARAMETER", None
+    return nodes
+
+
 def read_model(model: onnx.ModelProto) -> Source:
     """The records of a checked model.
 
@@ -260,6 +294,7 @@ def read_model(model: onnx.ModelProto) -> Source:
         kind = _metadata(tensor).get(KIND_KEY, "") or (declared[tensor.name].kind if tensor.name in declared else "")
         value = None if kind in ("PARAMETER", "BUFFER") else small_value(tensor)
         stored[tensor.name] = Stored(tuple(tensor.dims), dtype_name(tensor.data_type), value, kind)
+    made = _folded_parameters(graph.value_info, stored)
     for sparse in graph.sparse_initializer:
         stored[sparse.values.name] = Stored(tuple(sparse.dims), dtype_name(sparse.values.data_type))
     inputs: dict[str, Declared] = {}
@@ -274,7 +309,7 @@ def read_model(model: onnx.ModelProto) -> Source:
     )
     return Source(
         name=graph.name,
-        nodes=in_order(reader.nodes, set(stored) | set(inputs)),
+        nodes=made + in_order(reader.nodes, {n for node in made for n in node.outputs} | set(stored) | set(inputs)),
         inputs=inputs,
         stored=stored,
         outputs={v.name: _declared(v) for v in graph.output},

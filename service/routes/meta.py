@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, Request
 
 from automap.plan import plan_schema
+from service.about import version
 from service.clusters import describe_clusters
 from service.routes.common import store_of
 from service.schemas import Health
@@ -37,4 +37,4 @@ def health(request: Request) -> Health:
 @router.get("/version")
 def about() -> dict[str, str]:
     """Of the package."""
-    return {"version": version("automap")}
+    return {"version": version()}

@@ -1,0 +1,287 @@
+"""The importer against known figures, other libraries and other exports of the same model."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, shape_inference
+
+from ir.blocks import find_units
+from ir.errors import ModelError
+from ir.graph import Graph
+from ir.onnx.load import load_model
+from ir.summary import summarize
+
+NAMES = ("gpt", "gpt_linear", "llama", "bert", "vit", "resnet", "mlp")
+# Trainable elements; VGG-19, ResNet-50, SqueezeNet 1.1 and Inception v1 as the papers' models (torchvision's
+# vgg19 143,667,240, resnet50 25,557,032, squeezenet1_1 1,235,496, alexnet with groups 60,965,224).
+PARAMETERS = {"vgg19": 143_667_240, "resnet50": 25_557_032, "squeezenet": 1_235_496, "bvlc_alexnet": 60_965_224}
+# 2 a multiply-add: ResNet-50 4.09, VGG-19 19.6, AlexNet (grouped) 0.65 G multiply-adds.
+FLOPS = {"resnet50": 8.2e9, "vgg19": 39.2e9, "bvlc_alexnet": 1.31e9}
+
+
+def trainable_elements(data: bytes) -> int:
+    """Independent count: shapes behind ConstantOfShape and float initializers, running statistics left out."""
+    graph = onnx.load_from_string(data).graph
+    shapes = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer if t.data_type == TensorProto.INT64}
+    sizes = {t.name: int(np.prod(t.dims)) for t in graph.initializer if t.data_type == TensorProto.FLOAT}
+    for node in graph.node:
+        if node.op_type == "ConstantOfShape":
+            sizes[node.output[0]] = int(np.prod(shapes[node.input[0]]))
+    statistics = {n for node in graph.node if node.op_type == "BatchNormalization" for n in node.input[3:5]}
+    used = {n for node in graph.node for n in node.input}
+    return sum(size for name, size in sizes.items() if name in used and name not in statistics)
+
+
+def test_light_model_parameters(light, light_name):
+    data = light(light_name)
+    graph = load_model(data)
+    assert graph.num_parameters == trainable_elements(data)
+    assert graph.num_parameters == PARAMETERS.get(light_name, graph.num_parameters)
+    assert graph.forward_flops == pytest.approx(FLOPS.get(light_name, graph.forward_flops), rel=0.02)
+    assert not graph.warnings
+
+
+def test_light_model_shapes(light, light_name):
+    data = light(light_name)
+    graph = load_model(data)
+    inferred = shape_inference.infer_shapes(onnx.load_from_string(data)).graph
+    checked = 0
+    for value in (*inferred.value_info, *inferred.output):
+        if value.name in graph.tensors:
+            shape = tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
+            assert graph.tensors[value.name].shape == shape, value.name
+            checked += 1
+    assert checked > 0.7 * sum(not op.is_view for op in graph.operators)
+
+
+def test_light_models_keep_the_batch(light, light_name):
+    graph = load_model(light(light_name))
+    for op in graph.operators:
+        if not op.is_view and not op.is_constant:
+            assert all(graph.tensors[n].batch_dim == 0 for n in op.outputs), op.name
+
+
+def test_light_model_round_trip(light, light_name):
+    graph = load_model(light(light_name))
+    again = Graph.from_bytes(graph.to_bytes())
+    assert again == graph and again.digest() == graph.digest() and again.sha256 == graph.sha256
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exported_parameters_and_shapes(name, export, build):
+    data = export(name)
+    graph = load_model(data)
+    module, _ = build(name)
+    assert graph.num_parameters == sum(p.numel() for p in module.parameters())
+    assert not graph.warnings
+    inferred = shape_inference.infer_shapes(onnx.load_from_string(data), data_prop=True).graph
+    pushed = {source for source, *_ in graph.pieces.values()}
+    checked = 0
+    for value in (*inferred.value_info, *inferred.output):
+        if value.name in graph.tensors and value.name not in pushed:
+            shape = tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
+            mine = graph.tensors[value.name].shape
+            # A product on merged dims is rewritten to one on the dims apart.
+            assert mine == shape or int(np.prod(mine)) == int(np.prod(shape)), value.name
+            checked += 1
+    assert checked > 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exported_flops(name, export, build):
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    module, inputs = build(name)
+    module.eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        module(*inputs)
+    graph = load_model(export(name))
+    tables = sum(op.forward_flops.fixed for op in graph.operators if op.is_constant)
+    # `inv_freq @ positions` is folded here and counted there: a few hundred operations.
+    assert graph.forward_flops - tables == pytest.approx(counter.get_total_flops(), rel=2e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exports_at_other_batch_sizes_are_equal(name, export):
+    assert load_model(export(name, 1)) == load_model(export(name, 4))
+
+
+def toy(batch: int | str, merged: int | str) -> bytes:
+    """Gather, merge (batch, position), Gemm, un-merge, with constants as an exporter bakes them."""
+    size = batch if isinstance(batch, int) else 1
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["x"]),
+        helper.make_node("Reshape", ["x", "flat"], ["y"]),
+        helper.make_node("Gemm", ["y", "w", "bias"], ["z"], transB=1),
+        helper.make_node("Relu", ["z"], ["r"]),
+        helper.make_node("Reshape", ["r", "whole"], ["out"]),
+        helper.make_node("Slice", ["out", "zero", "end", "zero"], ["cut"]),
+        helper.make_node("Softmax", ["cut"], ["p"], axis=-1),
+    ]
+    if isinstance(batch, str):
+        nodes[4:5] = [
+            helper.make_node("Shape", ["ids"], ["s"], start=0, end=1),
+            helper.make_node("Concat", ["s", "tail"], ["whole"], axis=0),
+            nodes[4],
+        ]
+    ints = {"flat": [merged, 8] if isinstance(merged, int) else [-1, 8], "zero": [0], "end": [size * 1000]}
+    ints |= {"tail": [6, 12]} if isinstance(batch, str) else {"whole": [size, 6, 12]}
+    initializers = [helper.make_tensor(k, TensorProto.INT64, [len(v)], v) for k, v in ints.items()]
+    floats = {"table": (20, 8), "w": (12, 8), "bias": (12,)}
+    initializers += [
+        helper.make_tensor(k, TensorProto.FLOAT, s, np.zeros(s, np.float32).tobytes(), raw=True) for k, s in floats.items()
+    ]
+    graph = helper.make_graph(
+        nodes, "toy", [helper.make_tensor_value_info("ids", TensorProto.INT64, [batch, 6])],
+        [helper.make_tensor_value_info("p", TensorProto.FLOAT, None)], initializers,
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]).SerializeToString()
+
+
+def test_batch_one_four_symbolic_are_equal():
+    graphs = [load_model(toy(*a)) for a in ((1, 6), (4, 24), (4, -1), ("n", -1))]
+    assert all(g == graphs[0] for g in graphs)
+    assert graphs[0].tensors["p"].shape_at(7) == (7, 6, 12)
+    assert all(graphs[0].tensors[n].batch_dim == 0 for op in graphs[0] for n in op.outputs)
+    assert graphs[0].num_parameters == 20 * 8 + 12 * 8 + 12
+
+
+def test_symbolic_batch_of_the_exporter(build):
+    import torch
+
+    from automap.runtime.torch_export import _quiet
+
+    module, inputs = build("gpt_linear", 2)
+    with _quiet():
+        program = torch.onnx.export(module.eval(), inputs, dynamo=True, verbose=False,
+                                    dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},))  # fmt: skip
+    graph = load_model(program.model_proto.SerializeToString())
+    assert not graph.warnings
+    assert graph.num_parameters == sum(p.numel() for p in module.parameters())
+    assert graph.tensors[graph.outputs[0]].shape_at(3) == (3, 16, 96)
+    assert find_units(graph).num_blocks == 2
+
+
+def test_unbound_dim_says_how_to_bind_it():
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "seq", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [helper.make_tensor("w", TensorProto.FLOAT, [4, 4], [0.0] * 16)],
+    )  # fmt: skip
+    data = helper.make_model(graph).SerializeToString()
+    with pytest.raises(ModelError) as error:
+        load_model(data)
+    assert error.value.field == "dims.seq" and "--dim seq=" in error.value.repair
+    assert load_model(data, dims={"seq": 7}).tensors["y"].shape == (1, 7, 4)
+
+
+def plain(names: dict[str, list]) -> bytes:
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "g",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in names.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    return helper.make_model(graph).SerializeToString()
+
+
+def test_parameters_by_glob_and_batch_dims():
+    data = plain({"x": [5, 8, 4], "w": [4, 4]})
+    with pytest.raises(ModelError) as error:
+        load_model(data)
+    assert "parameter" in error.value.message
+    graph = load_model(data, parameters=["w*"], batch_dims={"x": 1})
+    assert graph.num_parameters == 16 and graph.tensors["y"].shape == (5, 1, 4) and graph.tensors["y"].batch_dim == 1
+    with pytest.raises(ModelError) as error:
+        load_model(data, parameters=["w*"], batch_dims={"nothing": 1})
+    assert error.value.field == "training.batch_dims.nothing"
+
+
+def test_fused_weights_become_pieces(export):
+    graph = load_model(export("gpt"))
+    assert graph.pieces["h.0.attn.c_attn.weight#k"] == ("h.0.attn.c_attn.weight", 1, 32, 64)
+    assert graph.pieces["h.1.attn.c_attn.bias#v"] == ("h.1.attn.c_attn.bias", 0, 64, 96)
+    linear = load_model(export("gpt_linear"))
+    assert linear.pieces["h.0.attn.c_attn.weight#q"] == ("h.0.attn.c_attn.weight", 0, 0, 32)
+    llama = load_model(export("llama"))
+    assert llama.pieces["layers.0.gate_up_proj.weight#1"] == ("layers.0.gate_up_proj.weight", 0, 64, 128)
+    vit = load_model(export("vit"))
+    assert vit.pieces["blocks.1.attn.qkv.weight#v"] == ("blocks.1.attn.qkv.weight", 0, 64, 96)
+    for each in (graph, linear, llama, vit):
+        assert not any(op.kind == "Split" for op in each)
+        assert not {s for s, *_ in each.pieces.values()} & set(each.tensors)
+
+
+def test_tied_embedding_is_one_parameter(export):
+    graph = load_model(export("gpt"))
+    assert sum(t.shape == (96, 32) for t in graph.parameters) == 1
+    readers = [graph.operators[i].kind for i in graph.consumers["lm_head.weight"]]
+    assert readers == ["Gather", "Transpose"]
+
+
+def test_names_are_scoped_and_unique(export):
+    graph = load_model(export("llama"))
+    names = [op.name for op in graph]
+    assert len(set(names)) == len(names)
+    assert "layers.0.q_proj/MatMul" in names and "layers.1.down_proj/MatMul" in names
+    assert graph.by_name["layers.0.q_proj/MatMul"].scope == "layers.0.q_proj"
+
+
+def test_unknown_kinds_are_kept_and_named():
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Odd", ["y"], ["z"], domain="me", name="odd")],
+        "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4])],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, [2, 4])],
+        [helper.make_tensor("w", TensorProto.FLOAT, [4, 4], [0.0] * 16)],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("me", 1)]
+    loaded = load_model(helper.make_model(graph, opset_imports=opsets).SerializeToString())
+    assert loaded.operators[-1].kind == "me.Odd" and loaded.tensors["z"].batch_dim == 0
+    assert any("odd" in w for w in loaded.warnings)
+    assert summarize(loaded)["coverage"] == {"modelled": 0.5, "opaque": 0.5}
+    del graph.output[0].type.tensor_type.shape.dim[:]
+    graph.output[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(ModelError, match="odd"):
+        load_model(helper.make_model(graph, opset_imports=opsets).SerializeToString())
+
+
+def test_local_functions_are_expanded():
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("f", 1)]
+    twice = helper.make_function(
+        "f", "Twice", ["a", "b"], ["c"],
+        [helper.make_node("MatMul", ["a", "b"], ["h"]), helper.make_node("MatMul", ["h", "b"], ["c"])], opsets,
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("Twice", ["x", "w"], ["y"], domain="f"), helper.make_node("Twice", ["y", "w"], ["z"], domain="f")],
+        "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
+        [helper.make_tensor("w", TensorProto.FLOAT, [4, 4], [0.0] * 16)],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=opsets, functions=[twice])
+    loaded = load_model(model.SerializeToString())
+    assert [op.kind for op in loaded] == ["MatMul"] * 4 and loaded.num_parameters == 16
+
+
+def test_nodes_out_of_order_are_sorted():
+    nodes = [helper.make_node("Relu", ["y"], ["z"]), helper.make_node("MatMul", ["x", "w"], ["y"])]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
+        [helper.make_tensor("w", TensorProto.FLOAT, [4, 4], [0.0] * 16)],
+    )  # fmt: skip
+    assert [op.kind for op in load_model(helper.make_model(graph).SerializeToString())] == ["MatMul", "Relu"]
+
+
+def test_backward_flops_need_no_input_gradient(export):
+    graph = load_model(export("mlp"))
+    first, *rest = [op for op in graph if op.forward_flops.per_sample]
+    assert first.backward_flops == first.forward_flops
+    assert all(op.backward_flops == op.forward_flops.scaled(2) for op in rest)
+
+
+def test_summary(export):
+    found = summarize(load_model(export("gpt"), loss="cross_entropy"))
+    assert found["num_blocks"] == 2 and found["coverage"]["opaque"] == 0
+    assert found["operators"]["MatMul"] == 17 and found["num_operators"] == sum(found["operators"].values())

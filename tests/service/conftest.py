@@ -1,0 +1,253 @@
+"""A real private Redis, a real service, and a search that takes no time."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import redis
+import uvicorn
+
+from agents.searcher import Progress, SearchResult
+from automap.plan import DeviceMemory, Estimate, Plan, Schedule, SearchRecord, Stage, model_ref
+from automap.problem import Problem
+from service.api import create_app
+from service.client import AutomapClient
+from service.embedded_redis import EmbeddedRedis
+from service.settings import Settings
+from service.store import Store, connect
+
+DEADLINE_S = 90.0
+
+
+def light_model(name: str) -> bytes:
+    """A model from the onnx wheel."""
+    spec = importlib.util.find_spec("onnx")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    path = Path(spec.submodule_search_locations[0]) / "backend/test/data/light" / f"light_{name}.onnx"
+    return path.read_bytes()
+
+
+def until(done: Callable[[], Any], *, deadline_s: float = DEADLINE_S) -> Any:
+    """Polls `done` until it returns something true, and returns that."""
+    end = time.monotonic() + deadline_s
+    while not (found := done()):
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.01)
+    return found
+
+
+def made_up_plan(problem: Problem) -> Plan:
+    """A plan of the right form; its figures mean nothing."""
+    count = problem.cluster.num_devices
+    devices = f"0-{count - 1}"
+    operators = problem.graph.operators
+    memory = DeviceMemory(
+        devices=devices, parameters=1e9, gradients=1e9, optimizer=1e9, activations=1e9, buffers=1e9, capacity=16e9
+    )
+    return Plan(
+        model=model_ref(problem.graph),
+        cluster=problem.cluster.to_json(),
+        training=problem.training,
+        num_micro_batches=1,
+        samples_per_micro_batch=problem.training.global_batch,
+        schedule=Schedule(),
+        stages=(
+            Stage(
+                operators=(operators[0].name, operators[-1].name),
+                devices=devices,
+                mesh=(("dp", count),),
+                batch_axes=("dp",),
+            ),
+        ),
+        estimate=Estimate(
+            step_time_s=0.5,
+            error_band_s=(0.4, 0.6),
+            samples_per_s=128.0,
+            tokens_per_s_per_device=None,
+            mfu=0.3,
+            memory_bytes=(memory,),
+            breakdown_s={"compute": 0.5},
+            lower_bound_s=0.1,
+        ),
+        search=SearchRecord(found_by="fake", seed=0, evaluations=7, baselines={"dp": 1.0, "expert": 0.6}),
+    )
+
+
+def instant_search(problem: Problem, budget: Any, *, on_progress: Any, **rest: Any) -> SearchResult:
+    """In place of `agents.search`."""
+    for fraction in (0.5, 1.0):
+        on_progress(
+            Progress(
+                searcher="fake",
+                evaluations=7,
+                seconds=0.0,
+                best_step_time_s=0.5,
+                lower_bound_s=0.1,
+                fraction=fraction,
+            )
+        )
+    return SearchResult(plan=made_up_plan(problem), evaluations=7, seconds=0.0)
+
+
+@pytest.fixture(scope="session")
+def light() -> Callable[[str], bytes]:
+    return light_model
+
+
+@pytest.fixture(scope="session", name="until")
+def _until() -> Callable[..., Any]:
+    return until
+
+
+@pytest.fixture(scope="session")
+def search() -> Callable[..., SearchResult]:
+    return instant_search
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with EmbeddedRedis(tmp_path_factory.mktemp("data")) as server:
+        yield server.url
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    with connect(redis_url) as connection:
+        connection.flushall()
+        yield connection
+
+
+@pytest.fixture
+def store(client: redis.Redis) -> Store:
+    return Store(client)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data_dir=tmp_path)
+
+
+@contextlib.contextmanager
+def listening(settings: Settings, connection: redis.Redis) -> Iterator[httpx.Client]:
+    """The application on a free port, served by a thread of this process."""
+    config = uvicorn.Config(create_app(settings, connection), log_config=None, lifespan="off", ws="none")
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread.start()
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{bound.getsockname()[1]}", timeout=60) as found:
+                until(lambda: server.started)
+                yield found
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture
+def serve_app() -> Callable[..., Any]:
+    return listening
+
+
+@pytest.fixture(scope="module")
+def _shared_api(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    with connect(redis_url) as connection:
+        with listening(Settings(data_dir=tmp_path_factory.mktemp("api")), connection) as found:
+            yield found
+
+
+@pytest.fixture
+def api(_shared_api: httpx.Client, client: redis.Redis) -> httpx.Client:
+    """The application with an empty store."""
+    return _shared_api
+
+
+class Service:
+    """`automap serve` as a process, with its children."""
+
+    def __init__(self, data_dir: Path, *words: str, **environment: str) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "service.cli", "serve", "--port", "0", "--json", *words],
+            env={**os.environ, "AUTOMAP_DATA_DIR": str(data_dir), "AUTOMAP_LOG_LEVEL": "INFO", **environment},
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        self.process.stdout.close()
+        assert line, self.log()
+        self.url = json.loads(line)["url"]
+        self.client = AutomapClient(self.url)
+
+    def log(self) -> str:
+        """What it wrote."""
+        self._log.seek(0)
+        return self._log.read().decode()
+
+    def children(self) -> list[psutil.Process]:
+        """All processes below it."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def worker(self) -> psutil.Process:
+        """The worker process."""
+        found = [p for p in psutil.Process(self.process.pid).children() if "worker" in p.cmdline()]
+        return found[0]
+
+    def stop(self, sig: signal.Signals = signal.SIGTERM) -> None:
+        """Ends it and checks that nothing of it is left."""
+        family = self.children() if self.process.poll() is None else []
+        self.client.close()
+        if self.process.poll() is None:
+            self.process.send_signal(sig)
+        try:
+            self.process.wait(30)
+            until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family), deadline_s=10)
+        finally:
+            for left in family:
+                if left.is_running():
+                    left.kill()
+            self.process.kill()
+            self.process.wait()
+            self._log.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Service]]:
+    """Starts services that end with the test."""
+    started: list[Service] = []
+
+    def begin(*words: str, data_dir: Path | None = None, **environment: str) -> Service:
+        service = Service(data_dir or tmp_path, *words, **environment)
+        started.append(service)
+        return service
+
+    yield begin
+    for service in started:
+        if service.process.poll() is None:
+            service.stop()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One service for the tests that leave it as they found it."""
+    service = Service(tmp_path_factory.mktemp("running"))
+    yield service
+    service.stop()

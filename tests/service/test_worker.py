@@ -1,0 +1,120 @@
+"""What a run writes, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from rq.serializers import JSONSerializer
+
+from automap.errors import NothingFits
+from service import job_queue, worker
+from service.run_job import JobRequest, ModelOptions
+from service.store import Store
+
+REQUEST = JobRequest(cluster="8xV100-16GB", training={"global_batch": 64}, model=ModelOptions(name="net"), budget="1s")
+
+
+@pytest.fixture
+def submit(store: Store, client: redis.Redis, light: Callable[[str], bytes]) -> Callable[[], str]:
+    def begin() -> str:
+        model = store.add_model(light("squeezenet"), name="net", summary={}, capacity=1 << 30)
+        return store.create(model.id, REQUEST, job_queue.enqueuer(client, 100)).id
+
+    return begin
+
+
+def test_a_run(store: Store, client: redis.Redis, submit: Callable[[], str], search: Any) -> None:
+    job_id = submit()
+    worker.run(job_id, client, search=search)
+    plan = store.plan(job_id)
+    assert plan is not None
+    assert plan["search"]["found_by"] == "fake"
+    worker.run(job_id, client, search=None)  # a second delivery of a job that has ended does nothing
+    job = store.job(job_id)
+    assert job is not None
+    assert job.attempt == 1
+
+
+def test_what_the_user_can_repair(store: Store, client: redis.Redis, submit: Callable[[], str]) -> None:
+    def nothing(*given: object, **rest: object) -> None:
+        raise NothingFits("too big", field="cluster", value="8xV100-16GB", repair="Take more devices.")
+
+    job_id = submit()
+    worker.run(job_id, client, search=nothing)
+    job = store.job(job_id)
+    assert job is not None
+    assert job.state == "failed"
+    assert job.problem is not None
+    assert job.problem["type"].endswith("nothing-fits")
+    assert job.problem["repair"] == "Take more devices."
+
+
+def test_what_nobody_expected(
+    store: Store, client: redis.Redis, submit: Callable[[], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def explode(*given: object, **rest: object) -> None:
+        raise RuntimeError("secret detail")
+
+    job_id = submit()
+    worker.run(job_id, client, search=explode)
+    job = store.job(job_id)
+    assert job is not None
+    assert job.state == "failed"
+    assert "secret" not in str(job.problem)
+    assert "secret detail" in caplog.text
+
+
+def test_a_superseded_run_stops_and_writes_nothing(
+    store: Store, client: redis.Redis, submit: Callable[[], str], search: Any
+) -> None:
+    job_id = submit()
+    stopped = []
+
+    def slow(problem: Any, budget: Any, *, should_stop: Any, **rest: Any) -> Any:
+        store.requeue(job_id)
+        assert store.begin(job_id) == 2
+        stopped.append(should_stop())
+        return search(problem, budget, should_stop=should_stop, **rest)
+
+    worker.run(job_id, client, search=slow)
+    assert stopped == [True]
+    assert store.state(job_id) == "running"
+    assert store.plan(job_id) is None
+
+
+def test_dead_runs_are_repeated_and_then_given_up(store: Store, client: redis.Redis, submit: Callable[[], str]) -> None:
+    job_id = submit()
+    queued = job_queue.queue(client).fetch_job(job_id)
+    assert queued.retries_left == job_queue.NUM_RETRIES
+    assert queued.serializer is JSONSerializer
+    store.begin(job_id)
+    worker._run_died(queued)
+    assert store.state(job_id) == "queued"
+    queued.retries_left = 0
+    store.begin(job_id)
+    worker._run_died(queued)
+    job = store.job(job_id)
+    assert job is not None
+    assert job.state == "failed"
+    assert "died 3 times" in str(job.problem)
+    worker._run_died(queued)  # the end is final
+
+
+def test_recovery_queues_what_has_not_ended(store: Store, client: redis.Redis, submit: Callable[[], str]) -> None:
+    first, second, third = submit(), submit(), submit()
+    store.begin(first)
+    store.cancel(second)
+    client.delete("rq:queue:automap")
+    assert job_queue.recover(client, store, 3600) == 2
+    assert job_queue.queue(client).get_job_ids() == [first, third]
+    assert store.state(first) == "queued"
+
+
+def test_time_limits() -> None:
+    from agents.searcher import Budget
+
+    assert job_queue.time_limit_s(Budget.parse("30s"), 3600) == 150
+    assert job_queue.time_limit_s(Budget.parse(2000), 3600) == 3720
