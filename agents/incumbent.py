@@ -29,6 +29,7 @@ class Incumbent:
         evaluations: plans priced so far.
         best: values of the best plan that fits, or None.
         best_s: its step time, or infinity.
+        own_best_s: best step time of a feasible plan since `watch` was called.
         nearest: values of the plan that overflows least while none fits.
     """
 
@@ -48,6 +49,7 @@ class Incumbent:
         self.evaluations = 0
         self.best: Values | None = None
         self.best_s = float("inf")
+        self.own_best_s = float("inf")
         self.nearest: Values | None = None
         self.least_overflow = float("inf")
         self._on_progress = on_progress
@@ -92,12 +94,17 @@ class Incumbent:
         """Takes note of a plan that has been priced."""
         self.evaluations += 1
         if outcome.fits:
+            self.own_best_s = min(self.own_best_s, outcome.step_time_s)
             if outcome.step_time_s < self.best_s:
                 self.best, self.best_s = values, outcome.step_time_s
         elif self.best is None and outcome.overflow < self.least_overflow:
             self.nearest, self.least_overflow = values, outcome.overflow
         if self.seconds - self._reported >= REPORT_EVERY_S:
             self.report()
+
+    def watch(self) -> None:
+        """Begins `own_best_s` anew, for the next member of a portfolio."""
+        self.own_best_s = float("inf")
 
     def report(self) -> None:
         """Tells how far the search is."""

@@ -117,4 +117,33 @@ def search(
         NothingFits: no plan of the space fits into memory; names the nearest and what would make it fit.
         ProblemError: unknown searcher, or the space is too large for an exhaustive search.
     """
-    raise AssertionError("wired once the agents are in place")
+    if searcher not in SEARCHERS:
+        raise ProblemError(
+            "unknown searcher", field="searcher", value=searcher, repair="Use one of " + ", ".join(SEARCHERS) + "."
+        )
+    return _agent(searcher)(
+        problem, budget, seed=seed, on_progress=on_progress, should_stop=should_stop, start=start
+    )
+
+
+def _agent(name: str) -> Searcher:
+    # Imported when asked for: the DQN brings torch, which nobody else needs.
+    if name == "expert":
+        from agents.expert import search_expert
+
+        return search_expert
+    if name == "random":
+        from agents.random_plans import search_random
+
+        return search_random
+    if name == "exhaustive":
+        from agents.exhaustive import search_exhaustive
+
+        return search_exhaustive
+    if name == "dqn":
+        from agents.dqn import search_dqn
+
+        return search_dqn
+    from agents.portfolio import search_portfolio
+
+    return search_portfolio

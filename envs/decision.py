@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 from automap.prefix import Bound, BoundTable, Prefix
 from automap.price.evaluator import Outcome
-from automap.space import AXES, PlanSpace, Slot, Values
+from automap.space import AXES, PlanSpace, Slot
 
 MAX_ACTIONS = 64
 """Actions of every environment; of a slot with more values the first 64 are offered (cuts: the 64 most even ones)."""
@@ -121,10 +121,16 @@ class PlanEnv(gymnasium.Env[Observation, np.int64], abc.ABC):
         info = {
             "values": tuple(prefix.values),
             "outcome": outcome,
+            "worth_s": self.worth_s(outcome),
             "num_decisions": self.num_decisions,
             "num_operator_decisions": self.num_operator_decisions,
         }
         return self._observe(), self._gain(before, self.worth_s(outcome)), True, False, info
+
+    def suggest(self, values: Sequence[int]) -> int:
+        """The action that follows a known plan from here."""
+        assert self._prefix is not None, "reset first"
+        return int(values[self._prefix.position])
 
     def worth_s(self, outcome: Outcome) -> float:
         """The step time that a plan is rewarded as: its own, or worse than any feasible one if it does not fit."""
@@ -276,9 +282,3 @@ class HybridEnv(PlanEnv):
     def default(self, prefix: Prefix) -> int:
         """Never asked."""
         raise AssertionError(prefix.position)
-
-
-def plan_values(info: dict[str, Any]) -> Values:
-    """The values in the info of a finished episode."""
-    values: Values = info["values"]
-    return values

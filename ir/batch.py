@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 from ir.graph import Tensor
@@ -129,7 +130,7 @@ def _refine(left: Sequence[int], right: Sequence[int]) -> list[int]:
             marks.add(reached)
     ordered = sorted(marks)
     sizes = []
-    for low, high in zip(ordered, ordered[1:], strict=False):
+    for low, high in pairwise(ordered):
         if high % low:
             return []
         sizes.append(high // low)

@@ -173,8 +173,17 @@ class _Hasher:
                 where = (tensor.role, outside.setdefault(name, len(outside)) if tensor.role == "activation" else -1)
             wires.append((where, tensor.shape, tensor.dtype, tensor.batch_dim))
         results = tuple((tensors[n].shape, tensors[n].dtype, tensors[n].batch_dim) for n in op.outputs)
-        key = (op.kind, op.attributes, op.rule, op.traffic, op.forward_flops, op.backward_flops, op.is_view,
-               tuple(wires), results)  # fmt: skip
+        key = (
+            op.kind,
+            op.attributes,
+            op.rule,
+            op.traffic,
+            op.forward_flops,
+            op.backward_flops,
+            op.is_view,
+            tuple(wires),
+            results,
+        )
         return self.known.setdefault(key, len(self.known))
 
 

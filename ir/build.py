@@ -95,8 +95,9 @@ class GraphBuilder:
         if flat.size and (flat == flat[0]).all():
             plain = plain[0]
         attributes = {"shape": value.shape, "dtype": numpy_dtype(value), "value": plain}
-        built = make_operator("Constant", name=self.unique(name), inputs=(), outputs=(name,), attributes=attributes,
-                              is_constant=True)  # fmt: skip
+        built = make_operator(
+            "Constant", name=self.unique(name), inputs=(), outputs=(name,), attributes=attributes, is_constant=True
+        )
         self._append(built.operator, built.outputs)
 
     def _append(self, operator: Operator, outputs: Iterable[Tensor]) -> None:
@@ -119,8 +120,14 @@ class GraphBuilder:
             fresh = name if name not in self.tensors else f"{name}#sample"
             self.values[fresh] = value
         else:
-            (fresh,) = self.add("Slice", [name], [f"{name}#sample"], scope="", name=f"{name}#sample", attributes={
-                "axes": (dim,), "starts": (0,), "ends": (size,), "steps": (1,)})  # fmt: skip
+            (fresh,) = self.add(
+                "Slice",
+                [name],
+                [f"{name}#sample"],
+                scope="",
+                name=f"{name}#sample",
+                attributes={"axes": (dim,), "starts": (0,), "ends": (size,), "steps": (1,)},
+            )
         self._sampled[key] = fresh
         return fresh
 
@@ -166,10 +173,20 @@ class GraphBuilder:
             )
             try:
                 built = make_operator(
-                    kind, name=base, inputs=tensors, outputs=outputs, attributes=attributes, values=values,
-                    needs_gradient=[n in self._gradients for n in names], opset=opset, scope=scope,
-                    export_batch=self.export_batch, hints=hints, is_view=is_view, is_constant=is_constant,
-                )  # fmt: skip
+                    kind,
+                    name=base,
+                    inputs=tensors,
+                    outputs=outputs,
+                    attributes=attributes,
+                    values=values,
+                    needs_gradient=[n in self._gradients for n in names],
+                    opset=opset,
+                    scope=scope,
+                    export_batch=self.export_batch,
+                    hints=hints,
+                    is_view=is_view,
+                    is_constant=is_constant,
+                )
             except BakedBatch as found:
                 names[found.index] = self._one_sample(names[found.index], found.dim, found.size)
                 continue
@@ -179,13 +196,19 @@ class GraphBuilder:
             except Unsupported as why:
                 shapes = ", ".join(str(t.shape) if t else "-" for t in tensors)
                 raise ModelError(
-                    f"operator {base} ({kind}) cannot be read: {why}", field="model", value=f"{kind}({shapes})",
+                    f"operator {base} ({kind}) cannot be read: {why}",
+                    field="model",
+                    value=f"{kind}({shapes})",
                     repair="Export the model with static shapes and standard operators, or leave this operator out.",
-                ) from None  # fmt: skip
+                ) from None
             break
         else:
-            raise ModelError(f"the batch of operator {base} ({kind}) cannot be traced", field="model", value=kind,
-                             repair="Export the model with a symbolic batch dimension.")  # fmt: skip
+            raise ModelError(
+                f"the batch of operator {base} ({kind}) cannot be traced",
+                field="model",
+                value=kind,
+                repair="Export the model with a symbolic batch dimension.",
+            )
         unique = self.unique(base)
         operator = built.operator if unique == base else replace(built.operator, name=unique)
         for used in operator.inputs:
@@ -223,8 +246,15 @@ def make_graph(
             used.setdefault(tensor, tensors[tensor])
     for result in outputs:
         used.setdefault(result, tensors[result])
-    return Graph(name=name, operators=tuple(operators), tensors=used, outputs=tuple(outputs),
-                 warnings=tuple(warnings), pieces=dict(pieces or {}), sha256=sha256)  # fmt: skip
+    return Graph(
+        name=name,
+        operators=tuple(operators),
+        tensors=used,
+        outputs=tuple(outputs),
+        warnings=tuple(warnings),
+        pieces=dict(pieces or {}),
+        sha256=sha256,
+    )
 
 
 def arrange(operators: Sequence[Operator], outputs: Iterable[str]) -> list[Operator]:

@@ -39,14 +39,31 @@ class _Rewrite:
     def __post_init__(self) -> None:
         self.tensors = dict(self.graph.tensors)
 
-    def make(self, at: int, kind: str, name: str, inputs: Sequence[str], output: str, attributes: Mapping[str, object],
-             *, needs_gradient: Sequence[bool] | None = None, is_view: bool = False) -> None:  # fmt: skip
+    def make(
+        self,
+        at: int,
+        kind: str,
+        name: str,
+        inputs: Sequence[str],
+        output: str,
+        attributes: Mapping[str, object],
+        *,
+        needs_gradient: Sequence[bool] | None = None,
+        is_view: bool = False,
+    ) -> None:
         """Puts one operator at the place of operator `at`, whose scope and version it takes."""
         like = self.graph.operators[at]
         built = make_operator(
-            kind, name=name, inputs=[self.tensors[n] for n in inputs], outputs=(output,), attributes=attributes,
-            opset=like.opset, scope=like.scope, needs_gradient=needs_gradient, is_view=is_view,
-        )  # fmt: skip
+            kind,
+            name=name,
+            inputs=[self.tensors[n] for n in inputs],
+            outputs=(output,),
+            attributes=attributes,
+            opset=like.opset,
+            scope=like.scope,
+            needs_gradient=needs_gradient,
+            is_view=is_view,
+        )
         self.tensors[output] = built.outputs[0]
         self.replaced.setdefault(at, []).append(built.operator)
 
@@ -65,12 +82,22 @@ class _Rewrite:
             for new in self.replaced.get(i, [op]):
                 names = (*new.inputs, *new.saved)
                 if any(n in self.renamed for n in names):
-                    new = replace(new, inputs=tuple(final(n) for n in new.inputs),  # noqa: PLW2901
-                                  saved=tuple(final(n) for n in new.saved))  # fmt: skip
+                    new = replace(
+                        new,
+                        inputs=tuple(final(n) for n in new.inputs),
+                        saved=tuple(final(n) for n in new.saved),
+                    )
                 operators.append(new)
         outputs = tuple(final(n) for n in graph.outputs)
-        return make_graph(arrange(operators, outputs), self.tensors, outputs, name=graph.name,
-                          warnings=graph.warnings, pieces=graph.pieces, sha256=graph.sha256)  # fmt: skip
+        return make_graph(
+            arrange(operators, outputs),
+            self.tensors,
+            outputs,
+            name=graph.name,
+            warnings=graph.warnings,
+            pieces=graph.pieces,
+            sha256=graph.sha256,
+        )
 
 
 def _reader(graph: Graph, name: str, kind: str) -> int | None:
@@ -83,7 +110,7 @@ def _reader(graph: Graph, name: str, kind: str) -> int | None:
 
 def _transposes(graph: Graph) -> Graph:
     rewrite = _Rewrite(graph)
-    for i, op in enumerate(graph.operators):
+    for op in graph.operators:
         if op.kind != "Reshape" or op.is_view or op.is_constant:
             continue
         source, merged = graph.tensors[op.inputs[0]], graph.tensors[op.outputs[0]]
@@ -173,8 +200,9 @@ def _product(graph: Graph, rewrite: _Rewrite, at: int, reshape: Operator) -> Non
     if dict(op.attributes).get("transB"):
         transposed = f"{op.name}#transposed"
         is_view = weight.role == "parameter" or _is_view(graph, weight.name)
-        rewrite.make(at, "Transpose", f"{op.name}#transpose", [weight.name], transposed, {"perm": (1, 0)},
-                     is_view=is_view)  # fmt: skip
+        rewrite.make(
+            at, "Transpose", f"{op.name}#transpose", [weight.name], transposed, {"perm": (1, 0)}, is_view=is_view
+        )
     needs = op.backward_flops.at(1) > op.forward_flops.at(1)
     rewrite.make(at, "MatMul", op.name, [entry, transposed], op.outputs[0], {}, needs_gradient=[needs, True])
     for index in chain[1:]:

@@ -148,9 +148,7 @@ def signatures(rule: FactorRule) -> tuple[Signature, ...]:
     found.append(Signature(factor=None, inputs=whole, outputs=(BROADCAST,) * num_outputs, input_gradients=whole))
     partial_out = (PARTIAL,) * num_outputs
     if rule.passing == "joint" and num_inputs:
-        found.append(
-            Signature(factor=None, inputs=(PARTIAL,) * num_inputs, outputs=partial_out, input_gradients=whole)
-        )
+        found.append(Signature(factor=None, inputs=(PARTIAL,) * num_inputs, outputs=partial_out, input_gradients=whole))
     if rule.passing == "multi":
         for index in range(num_inputs):
             inputs = tuple(PARTIAL if i == index else BROADCAST for i in range(num_inputs))

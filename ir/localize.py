@@ -80,8 +80,9 @@ def _readers(graph: Graph, chain: set[int], local: dict[str, int], cuts: list[in
     return found
 
 
-def _repeat(graph: Graph, chain: set[int], local: dict[str, int], cuts: list[int],
-            readers: dict[int, set[int]]) -> Graph:  # fmt: skip
+def _repeat(
+    graph: Graph, chain: set[int], local: dict[str, int], cuts: list[int], readers: dict[int, set[int]]
+) -> Graph:
     kept_for_outputs = {local[n] for n in graph.outputs if n in local}
     tensors: dict[str, Tensor] = dict(graph.tensors)
     operators: list[Operator] = []
@@ -99,16 +100,26 @@ def _repeat(graph: Graph, chain: set[int], local: dict[str, int], cuts: list[int
             continue
         stretch = _stretch(cuts, i)
         if stretch not in opened:
-            opened[stretch] = names = {}
+            names: dict[str, str] = {}
+            opened[stretch] = names
             for index in sorted(readers[stretch]):
                 operators.append(_copy(graph.operators[index], seen, index, names, tensors))
         names = opened[stretch]
         operators.append(_renamed(op, names))
-    return make_graph(arrange(operators, graph.outputs), tensors, graph.outputs, name=graph.name,
-                      warnings=graph.warnings, pieces=graph.pieces, sha256=graph.sha256)  # fmt: skip
+    return make_graph(
+        arrange(operators, graph.outputs),
+        tensors,
+        graph.outputs,
+        name=graph.name,
+        warnings=graph.warnings,
+        pieces=graph.pieces,
+        sha256=graph.sha256,
+    )
 
 
-def _copy(op: Operator, seen: dict[int, int], index: int, names: dict[str, str], tensors: dict[str, Tensor]) -> Operator:
+def _copy(
+    op: Operator, seen: dict[int, int], index: int, names: dict[str, str], tensors: dict[str, Tensor]
+) -> Operator:
     number = seen.get(index, 0)
     seen[index] = number + 1
     if number == 0:
@@ -123,6 +134,8 @@ def _renamed(op: Operator, names: dict[str, str]) -> Operator:
     if not any(n in names for n in (*op.inputs, *op.outputs)):
         return op
     return replace(
-        op, inputs=tuple(names.get(n, n) for n in op.inputs), outputs=tuple(names.get(n, n) for n in op.outputs),
+        op,
+        inputs=tuple(names.get(n, n) for n in op.inputs),
+        outputs=tuple(names.get(n, n) for n in op.outputs),
         saved=tuple(names.get(n, n) for n in op.saved),
-    )  # fmt: skip
+    )

@@ -66,17 +66,29 @@ def with_loss(graph: Graph, loss: str | None = None) -> Graph:
         tensor = graph.tensors[name]
         if name in graph.producer and tensor.is_float and tensor.batch_dim is None and tensor.num_elements == 1:
             outputs = (*graph.outputs[:position], *graph.outputs[position + 1 :], name)
-            return graph if outputs == graph.outputs else make_graph(
-                graph.operators, graph.tensors, outputs, name=graph.name, warnings=graph.warnings,
-                pieces=graph.pieces, sha256=graph.sha256)  # fmt: skip
+            return (
+                graph
+                if outputs == graph.outputs
+                else make_graph(
+                    graph.operators,
+                    graph.tensors,
+                    outputs,
+                    name=graph.name,
+                    warnings=graph.warnings,
+                    pieces=graph.pieces,
+                    sha256=graph.sha256,
+                )
+            )
     scores = graph.tensors[graph.outputs[0]]
     if loss != "mse":
         scores = graph.tensors[_scores(graph, scores.name)]
     if not scores.is_float or not scores.shape or scores.batch_dim is None:
         raise ModelError(
-            "the first output is no float tensor with a batch", field="model", value=f"{scores.name} {scores.shape}",
+            "the first output is no float tensor with a batch",
+            field="model",
+            value=f"{scores.name} {scores.shape}",
             repair="Export the model so that its first output holds the scores of each sample, or its loss.",
-        )  # fmt: skip
+        )
     return _append(graph, scores, "mse" if loss == "mse" else "cross_entropy")
 
 
@@ -84,15 +96,24 @@ def _append(graph: Graph, scores: Tensor, loss: Literal["cross_entropy", "mse"])
     tensors = dict(graph.tensors)
     operators = list(graph.operators)
     if loss == "mse":
-        target = Tensor(name=_free(graph, "target"), shape=scores.shape, dtype=scores.dtype, role="input",
-                        batch_dim=scores.batch_dim)  # fmt: skip
+        target = Tensor(
+            name=_free(graph, "target"),
+            shape=scores.shape,
+            dtype=scores.dtype,
+            role="input",
+            batch_dim=scores.batch_dim,
+        )
         kind, attributes = "MeanSquaredErrorLoss", {}
     else:
         scores = _squeezed(graph, scores, operators, tensors)
         dim = class_dim(scores)
         if dim == scores.batch_dim:
-            raise ModelError("the output has no class dim", field="model", value=f"{scores.name} {scores.shape}",
-                             repair="Use `training.loss` = `mse`, or export the loss.")  # fmt: skip
+            raise ModelError(
+                "the output has no class dim",
+                field="model",
+                value=f"{scores.name} {scores.shape}",
+                repair="Use `training.loss` = `mse`, or export the loss.",
+            )
         shape = tuple(s for i, s in enumerate(scores.shape) if i != dim)
         batch = scores.batch_dim if scores.batch_dim is None or scores.batch_dim < dim else scores.batch_dim - 1
         target = Tensor(name=_free(graph, "labels"), shape=shape, dtype="int64", role="input", batch_dim=batch)
@@ -103,13 +124,20 @@ def _append(graph: Graph, scores: Tensor, loss: Literal["cross_entropy", "mse"])
     built = make_operator(kind, name=name, inputs=[scores, target], outputs=(name,), attributes=attributes)
     tensors[name] = built.outputs[0]
     operators.append(built.operator)
-    outputs = tuple(o for o in graph.outputs[1:] if o in tensors) + (name,)
+    outputs = (*(o for o in graph.outputs[1:] if o in tensors), name)
     if loss == "mse" or scores.name == graph.outputs[0]:
         outputs = (graph.outputs[0], *outputs)
     else:
         outputs = (scores.name, *outputs)
-    return make_graph(arrange(operators, outputs), tensors, outputs, name=graph.name, warnings=graph.warnings,
-                      pieces=graph.pieces, sha256=graph.sha256)  # fmt: skip
+    return make_graph(
+        arrange(operators, outputs),
+        tensors,
+        outputs,
+        name=graph.name,
+        warnings=graph.warnings,
+        pieces=graph.pieces,
+        sha256=graph.sha256,
+    )
 
 
 def _squeezed(graph: Graph, scores: Tensor, operators: list[Operator], tensors: dict[str, Tensor]) -> Tensor:

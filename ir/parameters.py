@@ -8,7 +8,8 @@ the weight and bias become pieces `W#q`, `W#k`, `W#v`, each with a sharding of i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -120,17 +121,33 @@ class _Push:
             outputs.append(out)
         return outputs
 
-    def make(self, index: int, like: Operator, name: str, inputs: Sequence[str], output: str,
-             attributes: Mapping[str, object], kind: str = "") -> None:  # fmt: skip
+    def make(
+        self,
+        index: int,
+        like: Operator,
+        name: str,
+        inputs: Sequence[str],
+        output: str,
+        attributes: Mapping[str, object],
+        kind: str = "",
+    ) -> None:
         """Makes one operator at the place of operator `index`."""
         built = make_operator(
-            kind or like.kind, name=name, inputs=[self.tensor(n) for n in inputs], outputs=(output,),
-            attributes=attributes, opset=like.opset, scope=like.scope, is_view=like.is_view,
-        )  # fmt: skip
+            kind or like.kind,
+            name=name,
+            inputs=[self.tensor(n) for n in inputs],
+            outputs=(output,),
+            attributes=attributes,
+            opset=like.opset,
+            scope=like.scope,
+            is_view=like.is_view,
+        )
         self.tensors[output] = built.outputs[0]
         self.made.setdefault(index, []).append((output, built.operator))
 
-    def _operands(self, op: Operator, dim: int, bounds: Sequence[tuple[int, int]], index: int) -> list[list[str]] | None:
+    def _operands(
+        self, op: Operator, dim: int, bounds: Sequence[tuple[int, int]], index: int
+    ) -> list[list[str]] | None:
         """For each operand of `op` its name for each piece."""
         graph = self.graph
         rank = len(graph.tensors[op.outputs[0]].shape)
@@ -162,7 +179,9 @@ class _Push:
             return self._through_reshape(op, dim, bounds, index)
         return None
 
-    def _through_reshape(self, op: Operator, dim: int, bounds: Sequence[tuple[int, int]], index: int) -> list[list[str]] | None:  # noqa: E501
+    def _through_reshape(
+        self, op: Operator, dim: int, bounds: Sequence[tuple[int, int]], index: int
+    ) -> list[list[str]] | None:
         source, target = self.graph.tensors[op.inputs[0]], self.graph.tensors[op.outputs[0]]
         for ins, outs, _ in align(source.shape, target.shape):
             if dim not in outs:
@@ -213,7 +232,7 @@ def _cuts(graph: Graph, name: str) -> tuple[int, list[_Cut], list[int]] | None:
     cuts = sorted((c for _, c in found), key=lambda c: c.start)
     dim = found[0][0]
     covers = cuts[0].start == 0 and cuts[-1].stop == shape[dim]
-    meets = all(a.stop == b.start for a, b in zip(cuts, cuts[1:], strict=False))
+    meets = all(a.stop == b.start for a, b in pairwise(cuts))
     return (dim, cuts, list(readers)) if len(dims) == 1 and covers and meets else None
 
 
@@ -256,8 +275,9 @@ def split_fused(graph: Graph) -> Graph:
                     made.setdefault(index, []).append(_rename(op, renamed))
         for fresh, tensor in push.tensors.items():
             new = renamed.get(fresh, fresh)
-            tensors[new] = Tensor(name=new, shape=tensor.shape, dtype=tensor.dtype, role=tensor.role,
-                                  batch_dim=tensor.batch_dim)  # fmt: skip
+            tensors[new] = Tensor(
+                name=new, shape=tensor.shape, dtype=tensor.dtype, role=tensor.role, batch_dim=tensor.batch_dim
+            )
         removed |= push.removed
         pieces.update(push.pieces)
     if not removed:
@@ -267,12 +287,21 @@ def split_fused(graph: Graph) -> Graph:
         operators.extend(made.get(i, ()))
         if i not in removed:
             operators.append(op)
-    return make_graph(arrange(operators, graph.outputs), tensors, graph.outputs, name=graph.name,
-                      warnings=graph.warnings, pieces=pieces, sha256=graph.sha256)  # fmt: skip
+    return make_graph(
+        arrange(operators, graph.outputs),
+        tensors,
+        graph.outputs,
+        name=graph.name,
+        warnings=graph.warnings,
+        pieces=pieces,
+        sha256=graph.sha256,
+    )
 
 
 def _rename(op: Operator, names: Mapping[str, str]) -> Operator:
-    from dataclasses import replace
-
-    return replace(op, inputs=tuple(names.get(n, n) for n in op.inputs), outputs=tuple(names.get(n, n) for n in op.outputs),
-                   saved=tuple(names.get(n, n) for n in op.saved))  # fmt: skip
+    return replace(
+        op,
+        inputs=tuple(names.get(n, n) for n in op.inputs),
+        outputs=tuple(names.get(n, n) for n in op.outputs),
+        saved=tuple(names.get(n, n) for n in op.saved),
+    )

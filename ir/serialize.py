@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any, cast
 
 from ir.factors import Factor, FactorRule, InternalCollective, Passing
@@ -17,7 +18,7 @@ def _amount(amount: Amount) -> list[float]:
 
 def _number(value: Any) -> Any:
     """JSON has no infinities and would turn tuples into lists: lists are read back as tuples."""
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+    if isinstance(value, float) and not isfinite(value):
         return {"float": str(value)}
     if isinstance(value, tuple):
         return [_number(v) for v in value]
@@ -60,13 +61,22 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
     for op in graph.operators:
         number = rules.setdefault(op.rule, len(rules))
         entry: dict[str, Any] = {
-            "name": op.name, "kind": op.kind, "inputs": list(op.inputs), "outputs": list(op.outputs), "rule": number,
+            "name": op.name,
+            "kind": op.kind,
+            "inputs": list(op.inputs),
+            "outputs": list(op.outputs),
+            "rule": number,
             "traffic": list(op.traffic),
-        }  # fmt: skip
+        }
         if op.forward_flops != Amount() or op.backward_flops != Amount():
             entry["flops"] = [_amount(op.forward_flops), _amount(op.backward_flops)]
-        for key, value in (("saved", list(op.saved)), ("scope", op.scope), ("is_view", op.is_view),
-                           ("is_constant", op.is_constant), ("opset", op.opset)):  # fmt: skip
+        for key, value in (
+            ("saved", list(op.saved)),
+            ("scope", op.scope),
+            ("is_view", op.is_view),
+            ("is_constant", op.is_constant),
+            ("opset", op.opset),
+        ):
             if value:
                 entry[key] = value
         if op.attributes:
@@ -93,8 +103,9 @@ def _read_factor(data: list[Any]) -> Factor:
         collective = InternalCollective(
             name=label, kind=kind, forward_bytes=(forward[0], forward[1]), backward_bytes=(backward[0], backward[1])
         )
-    return Factor(name=name, size=size, is_batch="b" in marks, summed="+" in marks, fixed="!" in marks,
-                  collective=collective)  # fmt: skip
+    return Factor(
+        name=name, size=size, is_batch="b" in marks, summed="+" in marks, fixed="!" in marks, collective=collective
+    )
 
 
 def _read_rule(data: Mapping[str, Any]) -> FactorRule:
@@ -132,20 +143,32 @@ def _read_graph(data: Mapping[str, Any]) -> Graph:
         forward, backward = entry.get("flops", (zero, zero))
         operators.append(
             Operator(
-                name=entry["name"], kind=entry["kind"], inputs=tuple(entry["inputs"]), outputs=tuple(entry["outputs"]),
-                rule=rules[entry["rule"]], forward_flops=_read_amount(forward), backward_flops=_read_amount(backward),
-                traffic=(entry["traffic"][0], entry["traffic"][1]), saved=tuple(entry.get("saved", ())),
-                scope=entry.get("scope", ""), is_view=entry.get("is_view", False),
-                is_constant=entry.get("is_constant", False), opset=entry.get("opset", 0),
+                name=entry["name"],
+                kind=entry["kind"],
+                inputs=tuple(entry["inputs"]),
+                outputs=tuple(entry["outputs"]),
+                rule=rules[entry["rule"]],
+                forward_flops=_read_amount(forward),
+                backward_flops=_read_amount(backward),
+                traffic=(entry["traffic"][0], entry["traffic"][1]),
+                saved=tuple(entry.get("saved", ())),
+                scope=entry.get("scope", ""),
+                is_view=entry.get("is_view", False),
+                is_constant=entry.get("is_constant", False),
+                opset=entry.get("opset", 0),
                 attributes=tuple((k, _value(v)) for k, v in entry.get("attributes", ())),
-            )  # fmt: skip
+            )
         )
     tensors = {
         name: Tensor(name=name, shape=tuple(shape), dtype=dtype, role=cast(TensorRole, role), batch_dim=batch_dim)
         for name, shape, dtype, role, batch_dim in data["tensors"]
     }
     return Graph(
-        name=data["name"], operators=tuple(operators), tensors=tensors, outputs=tuple(data["outputs"]),
-        warnings=tuple(data["warnings"]), sha256=data["sha256"],
+        name=data["name"],
+        operators=tuple(operators),
+        tensors=tensors,
+        outputs=tuple(data["outputs"]),
+        warnings=tuple(data["warnings"]),
+        sha256=data["sha256"],
         pieces={k: (v[0], v[1], v[2], v[3]) for k, v in data["pieces"].items()},
-    )  # fmt: skip
+    )

@@ -28,6 +28,7 @@ from service.settings import Settings
 from service.store import Store
 
 LOG = logging.getLogger("automap.api")
+_BRANCH = re.compile(r"constrained-|dict\[|str$|int$")  # how pydantic names the branch of a union
 
 
 def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
@@ -173,7 +174,7 @@ def _on_invalid(request: Request, fault: Exception) -> Response:
 
 def _path(location: Sequence[int | str]) -> str:
     # ("body", "training", "global_batch") -> training.global_batch; a branch of a union adds its type: drop it.
-    parts = [part for part in location[1:] if not (isinstance(part, str) and ("[" in part or part in ("str", "int")))]
+    parts = [part for part in location[1:] if not (isinstance(part, str) and _BRANCH.match(part))]
     if location and location[0] == "body" and not all(isinstance(part, str) for part in parts[:1]):
         return "body"
     text = ""

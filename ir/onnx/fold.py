@@ -74,8 +74,12 @@ def _constant(node: Node, _values: Sequence[Value | None]) -> Sequence[Value] | 
     if "value" in attributes:
         value = small_value(attributes["value"])
         return None if value is None else [value]
-    for name, dtype in (("value_int", "int64"), ("value_ints", "int64"), ("value_float", "float32"),
-                        ("value_floats", "float32")):  # fmt: skip
+    for name, dtype in (
+        ("value_int", "int64"),
+        ("value_ints", "int64"),
+        ("value_float", "float32"),
+        ("value_floats", "float32"),
+    ):
         if name in attributes:
             return [np.asarray(attributes[name], dtype=dtype)]
     return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from ir.errors import ModelError, ModelTooExpensive
 
@@ -62,8 +62,12 @@ def refuse(message: str, value: object, repair: str) -> ModelError:
 
 def too_large(message: str, value: object) -> ModelTooExpensive:
     """A refusal for size."""
-    return ModelTooExpensive(f"the model has {message}", field="model", value=value,
-                             repair="Submit a smaller graph, or ask the operator of the service to raise the limit.")  # fmt: skip
+    return ModelTooExpensive(
+        f"the model has {message}",
+        field="model",
+        value=value,
+        repair="Submit a smaller graph, or ask the operator of the service to raise the limit.",
+    )
 
 
 def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
@@ -78,18 +82,24 @@ def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
         raise refuse("the file is empty", "0 bytes", "Send the bytes of an ONNX file.")
     if len(data) > limits.max_bytes:
         raise ModelTooExpensive(
-            f"the file is larger than {limits.max_bytes // MIB} MiB", field="model", value=f"{len(data)} bytes",
+            f"the file is larger than {limits.max_bytes // MIB} MiB",
+            field="model",
+            value=f"{len(data)} bytes",
             repair="Strip the weights first: only shapes are needed (`automap strip model.onnx`).",
-        )  # fmt: skip
+        )
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
     except (DecodeError, ValueError, RuntimeError) as error:
-        raise refuse("the file is not an ONNX model or is truncated", f"{len(data)} bytes, {str(error)[:80]}",
-                     "Send the complete file as the exporter wrote it.") from None  # fmt: skip
+        raise refuse(
+            "the file is not an ONNX model or is truncated",
+            f"{len(data)} bytes, {str(error)[:80]}",
+            "Send the complete file as the exporter wrote it.",
+        ) from None
     if not model.HasField("graph") or not (model.ir_version or len(model.opset_import)):
-        raise refuse("the file is not an ONNX model", f"{len(data)} bytes without a graph",
-                     "Send the bytes of an ONNX file.")  # fmt: skip
+        raise refuse(
+            "the file is not an ONNX model", f"{len(data)} bytes without a graph", "Send the bytes of an ONNX file."
+        )
     check(model, limits)
     return model
 
@@ -97,8 +107,11 @@ def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
 def check(model: onnx.ModelProto, limits: Limits) -> None:
     """The walk itself; see `parse`."""
     if len(model.training_info):
-        raise refuse("the file holds training graphs", f"{len(model.training_info)} training_info",
-                     "Export the forward graph only.")  # fmt: skip
+        raise refuse(
+            "the file holds training graphs",
+            f"{len(model.training_info)} training_info",
+            "Export the forward graph only.",
+        )
     counter = _Counter(limits)
     _walk_graph(model.graph, counter, limits)
     for function in model.functions:
@@ -166,8 +179,11 @@ def _check_sparse(sparse: Any, limits: Limits) -> None:
 
 def _check_tensor(tensor: Any, limits: Limits) -> None:
     if tensor.data_location == onnx.TensorProto.EXTERNAL or len(tensor.external_data):
-        raise refuse("the file refers to external data", tensor.name or "a tensor",
-                     "Send the graph without weights (`automap strip model.onnx`); they are never needed.")  # fmt: skip
+        raise refuse(
+            "the file refers to external data",
+            tensor.name or "a tensor",
+            "Send the graph without weights (`automap strip model.onnx`); they are never needed.",
+        )
     _check_dims(tensor.dims, tensor.name, limits)
 
 
@@ -179,8 +195,11 @@ def _check_dims(dims: Sequence[int], name: str, limits: Limits) -> None:
         # An unknown dim is stored as 0; it must not hide the others.
         count *= size or 1
         if count > limits.max_elements:
-            raise refuse("a tensor is absurdly large", f"{name}: {list(dims)[:8]}",
-                         "Check the exporter: no real tensor is that large.")  # fmt: skip
+            raise refuse(
+                "a tensor is absurdly large",
+                f"{name}: {list(dims)[:8]}",
+                "Check the exporter: no real tensor is that large.",
+            )
 
 
 def _subgraph_nodes(nodes: Any) -> Iterator[Any]:
@@ -237,8 +256,11 @@ def _check_names(graph: Any) -> None:
     for node in graph.node:
         for name in node.input:
             if name and name not in defined:
-                raise refuse("a node reads a tensor that nothing defines", name,
-                             "Send the complete graph, with every input and initializer declared.")  # fmt: skip
+                raise refuse(
+                    "a node reads a tensor that nothing defines",
+                    name,
+                    "Send the complete graph, with every input and initializer declared.",
+                )
     for value in graph.output:
         if value.name not in defined:
             raise refuse("an output is computed by nothing", value.name, "Send the complete graph.")

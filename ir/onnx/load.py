@@ -24,8 +24,15 @@ from ir.parameters import roles_without_metadata, split_fused
 
 Dim = int | str
 ELIDED = {"Identity", "Dropout"}
-DTYPE_ATTRIBUTES = {"Cast": "to", "EyeLike": "dtype", "RandomNormal": "dtype", "RandomUniform": "dtype",
-                    "RandomNormalLike": "dtype", "RandomUniformLike": "dtype", "Bernoulli": "dtype"}  # fmt: skip
+DTYPE_ATTRIBUTES = {
+    "Cast": "to",
+    "EyeLike": "dtype",
+    "RandomNormal": "dtype",
+    "RandomUniform": "dtype",
+    "RandomNormalLike": "dtype",
+    "RandomUniformLike": "dtype",
+    "Bernoulli": "dtype",
+}
 DEFAULTS = {"Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}}
 
 
@@ -61,8 +68,12 @@ def load_model(
         )
         graph = localize(split_fused(canonical(graph)))
     except RecursionError:
-        raise ModelTooExpensive("the model is nested too deeply", field="model", value="functions or views",
-                                repair="Export without nested functions.") from None  # fmt: skip
+        raise ModelTooExpensive(
+            "the model is nested too deeply",
+            field="model",
+            value="functions or views",
+            repair="Export without nested functions.",
+        ) from None
     return with_loss(graph, loss) if loss is not None else graph
 
 
@@ -89,9 +100,11 @@ class _Importer:
         graph = self.builder.finish(outputs, name=name, sha256=sha256)
         if not graph.parameters:
             raise ModelError(
-                "no trainable parameter was found", field="hints.parameters", value=list(self.source.inputs)[:8],
+                "no trainable parameter was found",
+                field="hints.parameters",
+                value=list(self.source.inputs)[:8],
                 repair="Name the graph inputs that are parameters by globs, for instance `--parameters '*weight*'`.",
-            )  # fmt: skip
+            )
         return graph
 
     # Inputs and stored tensors
@@ -111,9 +124,7 @@ class _Importer:
             if declared.shape is None:
                 raise refuse("an input has no declared shape", name, "Export with shapes.")
             place = places.get(name)
-            shape = [
-                self._bind(name, i, size, is_batch=i == place) for i, size in enumerate(declared.shape)
-            ]
+            shape = [self._bind(name, i, size, is_batch=i == place) for i, size in enumerate(declared.shape)]
             if place is not None:
                 shape[place] //= self.builder.export_batch
             self.builder.add_tensor(
@@ -126,29 +137,43 @@ class _Importer:
                 return self.builder.export_batch
             if size not in self.dims:
                 raise ModelError(
-                    f"dim {index} of input {name} is symbolic and has no size", field=f"dims.{size}", value="unbound",
-                    repair=f"Bind it: `--dim {size}=128`, or in a request the field `dims`: {{\"{size}\": 128}}.",
-                )  # fmt: skip
+                    f"dim {index} of input {name} is symbolic and has no size",
+                    field=f"dims.{size}",
+                    value="unbound",
+                    repair=f'Bind it: `--dim {size}=128`, or in a request the field `dims`: {{"{size}": 128}}.',
+                )
             size = self.dims[size]
         if size <= 0:
-            raise ModelError(f"dim {index} of input {name} has no size", field="model", value=size,
-                             repair="Export with positive sizes.")  # fmt: skip
+            raise ModelError(
+                f"dim {index} of input {name} has no size",
+                field="model",
+                value=size,
+                repair="Export with positive sizes.",
+            )
         return size
 
     def _batch_places(self, data: Mapping[str, Declared]) -> dict[str, int | None]:
         """The batch dim of each data input, and the exported batch size (1 when symbolic)."""
         for name in self.batch_dims:
             if name not in data:
-                raise ModelError("no data input has this name", field=f"training.batch_dims.{name}", value=name,
-                                 repair=f"Data inputs are: {', '.join(data) or 'none'}.")  # fmt: skip
+                raise ModelError(
+                    "no data input has this name",
+                    field=f"training.batch_dims.{name}",
+                    value=name,
+                    repair=f"Data inputs are: {', '.join(data) or 'none'}.",
+                )
         places: dict[str, int | None] = {}
         sizes: dict[str, Dim] = {}
         for name, declared in data.items():
             rank = len(declared.shape or ())
             place = self.batch_dims.get(name, 0 if rank else None)
             if place is not None and not 0 <= place < rank:
-                raise ModelError("the batch dim is outside the input's rank", field=f"training.batch_dims.{name}",
-                                 value=place, repair=f"Give a dim from 0 to {rank - 1}, or null.")  # fmt: skip
+                raise ModelError(
+                    "the batch dim is outside the input's rank",
+                    field=f"training.batch_dims.{name}",
+                    value=place,
+                    repair=f"Give a dim from 0 to {rank - 1}, or null.",
+                )
             places[name] = place
             if place is not None and declared.shape is not None:
                 size = declared.shape[place]
@@ -162,7 +187,9 @@ class _Importer:
             agrees = name in symbolic if symbolic else size == batch
             if not agrees and name not in self.batch_dims:
                 places[name] = None
-                self.builder.warnings.append(f"{name}: leading dim {size} is not the batch, taken as the same for all samples")
+                self.builder.warnings.append(
+                    f"{name}: leading dim {size} is not the batch, taken as the same for all samples"
+                )
         if batch <= 0:
             raise refuse("the batch dim has no size", batch, "Export at a batch of 1 or more.")
         self.builder.export_batch = batch
@@ -210,8 +237,9 @@ class _Importer:
                 fill = small_value(node.attributes["value"]) if "value" in node.attributes else None
                 dtype = str(fill.dtype) if fill is not None else "float32"
                 role = self._roles[node.outputs[0]]
-                builder.add_tensor(Tensor(name=node.outputs[0], shape=tuple(int(v) for v in shape.reshape(-1)),
-                                          dtype=dtype, role=role))  # type: ignore[arg-type]  # fmt: skip
+                builder.add_tensor(
+                    Tensor(name=node.outputs[0], shape=tuple(int(v) for v in shape.reshape(-1)), dtype=dtype, role=role)
+                )  # type: ignore[arg-type]
                 return
         if self._fold(node, inputs):
             return
@@ -225,21 +253,39 @@ class _Importer:
             tensor = node.attributes.get("value")
             if tensor is None:
                 raise refuse("a Constant has an unsupported value", node.outputs[0], "Export with numeric constants.")
-            builder.add_tensor(Tensor(name=node.outputs[0], shape=tuple(tensor.dims),
-                                      dtype=dtype_name(tensor.data_type), role="constant"))  # fmt: skip
+            builder.add_tensor(
+                Tensor(
+                    name=node.outputs[0], shape=tuple(tensor.dims), dtype=dtype_name(tensor.data_type), role="constant"
+                )
+            )
             return
         if node.kind == "Gemm" and len(inputs) > 2 and self._is_plain_gemm(node):
             product = f"{node.outputs[0]}#product"
-            builder.add("Gemm", inputs[:2], [product], name=node.name, scope=node.scope, attributes=attributes,
-                        opset=node.opset)  # fmt: skip
-            builder.add("Add", [product, inputs[2]], outputs, name=f"{node.name}#bias" if node.name else "",
-                        scope=node.scope, opset=node.opset)  # fmt: skip
+            builder.add(
+                "Gemm", inputs[:2], [product], name=node.name, scope=node.scope, attributes=attributes, opset=node.opset
+            )
+            builder.add(
+                "Add",
+                [product, inputs[2]],
+                outputs,
+                name=f"{node.name}#bias" if node.name else "",
+                scope=node.scope,
+                opset=node.opset,
+            )
             return
         # Numbers in node names depend on details of the export; the kind alone does not.
         label = node.kind if self.source.has_metadata and not node.scope else node.name
         hints = self._hints(node) if node.kind not in KINDS else ()
-        builder.add(node.kind, inputs, outputs, name=label, scope=node.scope, attributes=attributes,
-                    opset=node.opset, hints=hints)  # fmt: skip
+        builder.add(
+            node.kind,
+            inputs,
+            outputs,
+            name=label,
+            scope=node.scope,
+            attributes=attributes,
+            opset=node.opset,
+            hints=hints,
+        )
 
     def _trains(self, node: Node, inputs: list[str]) -> bool:
         """A Dropout that says it is in training mode stays; the ratio alone is for inference."""

@@ -152,8 +152,11 @@ def _attribute(proto: Any, given: Mapping[str, Any]) -> Any:
     if kind == onnx.AttributeProto.TENSOR:
         return proto.t
     if kind in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
-        raise refuse("control flow (If, Loop, Scan) is not supported", proto.name,
-                     "Export with the branch or loop resolved: a training graph is a straight line.")  # fmt: skip
+        raise refuse(
+            "control flow (If, Loop, Scan) is not supported",
+            proto.name,
+            "Export with the branch or loop resolved: a training graph is a straight line.",
+        )
     raise refuse("an attribute has an unsupported type", proto.name, "Export with standard operators.")
 
 
@@ -163,8 +166,15 @@ class _Reader:
         self.nodes: list[Node] = []
         self.fresh = 0
 
-    def read(self, protos: Iterable[Any], opsets: Mapping[str, int], names: Mapping[str, str] | None,
-             given: Mapping[str, Any], prefix: str, scope: str) -> None:  # fmt: skip
+    def read(
+        self,
+        protos: Iterable[Any],
+        opsets: Mapping[str, int],
+        names: Mapping[str, str] | None,
+        given: Mapping[str, Any],
+        prefix: str,
+        scope: str,
+    ) -> None:
         """Appends nodes; inside a function `names` maps formal to actual names and `given` holds attributes."""
         local = dict(names or {})
 
@@ -188,14 +198,18 @@ class _Reader:
             self.nodes.append(
                 Node(
                     kind=proto.op_type if standard else f"{proto.domain}.{proto.op_type}",
-                    inputs=inputs, outputs=outputs, attributes=attributes,
-                    name=(prefix + proto.name) if proto.name else "", scope=own_scope,
+                    inputs=inputs,
+                    outputs=outputs,
+                    attributes=attributes,
+                    name=(prefix + proto.name) if proto.name else "",
+                    scope=own_scope,
                     opset=opsets.get("" if standard else proto.domain, 0),
-                )  # fmt: skip
+                )
             )
 
-    def _expand(self, function: Any, inputs: list[str], outputs: list[str], attributes: dict[str, Any],
-                scope: str) -> None:  # fmt: skip
+    def _expand(
+        self, function: Any, inputs: list[str], outputs: list[str], attributes: dict[str, Any], scope: str
+    ) -> None:
         given = {a.name: _attribute(a, {}) for a in function.attribute_proto}
         given.update(attributes)
         actual = inputs + [""] * (len(function.input) - len(inputs))
@@ -235,8 +249,11 @@ def in_order(nodes: list[Node], known: set[str]) -> list[Node]:
                 heapq.heappush(ready, reader)
     if len(order) < len(nodes):
         stuck = next(node for i, node in enumerate(nodes) if waiting[i] > 0)
-        raise refuse("the graph has a cycle", stuck.name or stuck.outputs[0] if stuck.outputs else stuck.kind,
-                     "Export again: a forward graph has no cycle.")  # fmt: skip
+        raise refuse(
+            "the graph has a cycle",
+            stuck.name or stuck.outputs[0] if stuck.outputs else stuck.kind,
+            "Export again: a forward graph has no cycle.",
+        )
     return order
 
 

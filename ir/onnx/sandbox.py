@@ -58,22 +58,43 @@ def import_model(
         ModelTooExpensive: the child was ended by a limit or died.
     """
     options = {
-        "name": name, "dims": dict(dims or {}), "parameters": list(parameters), "batch_dims": dict(batch_dims or {}),
-        "loss": loss, "max_bytes": max_bytes, "memory_bytes": memory_bytes, "cpu_s": cpu_s, "size": len(data),
-    }  # fmt: skip
+        "name": name,
+        "dims": dict(dims or {}),
+        "parameters": list(parameters),
+        "batch_dims": dict(batch_dims or {}),
+        "loss": loss,
+        "max_bytes": max_bytes,
+        "memory_bytes": memory_bytes,
+        "cpu_s": cpu_s,
+        "size": len(data),
+    }
     # Checked here too: an oversized upload need not be copied to a child.
     if max_bytes is not None and len(data) > max_bytes:
-        raise ModelTooExpensive(f"the file is larger than {max_bytes} bytes", field="model", value=f"{len(data)} bytes",
-                                repair="Strip the weights first: only shapes are needed.")  # fmt: skip
+        raise ModelTooExpensive(
+            f"the file is larger than {max_bytes} bytes",
+            field="model",
+            value=f"{len(data)} bytes",
+            repair="Strip the weights first: only shapes are needed.",
+        )
     root = str(Path(__file__).resolve().parents[2])
-    environment = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")}
-    environment |= {"PYTHONPATH": root, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "upb", "OMP_NUM_THREADS": "1",
-                    "OPENBLAS_NUM_THREADS": "1"}  # fmt: skip
+    environment = {
+        k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+    }
+    environment |= {
+        "PYTHONPATH": root,
+        "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "upb",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
     child = subprocess.Popen(
         [sys.executable, "-P", "-m", "ir.onnx.sandbox"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        env=environment, start_new_session=True, close_fds=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,
+        close_fds=True,
+    )
     try:
         out, _ = child.communicate(json.dumps(options).encode() + b"\n" + data, timeout=wall_s)
     except subprocess.TimeoutExpired:
@@ -102,14 +123,18 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _why(status: int, cpu_s: int, memory_bytes: int) -> str:
-    if status == -signal.SIGXCPU or status == -signal.SIGKILL:
+    if status in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"used more than {cpu_s} s of processor time or was ended"
     return f"needed more than {memory_bytes / GIB:g} GiB of memory or failed"
 
 
 def _expensive(what: str, value: str) -> ModelTooExpensive:
-    return ModelTooExpensive(f"reading the model {what}", field="model", value=value,
-                             repair="Strip the weights and simplify the graph, or raise the import limits.")  # fmt: skip
+    return ModelTooExpensive(
+        f"reading the model {what}",
+        field="model",
+        value=value,
+        repair="Strip the weights and simplify the graph, or raise the import limits.",
+    )
 
 
 def _limit(memory_bytes: int, cpu_s: int) -> None:
@@ -134,10 +159,16 @@ def main() -> int:
 
         limits = Limits() if max_bytes is None else Limits(max_bytes=max_bytes)
         graph = load_model(data, limits=limits, **options)
-        answer, body = {"ok": True}, graph.to_bytes()
+        answer: dict[str, str] = {"ok": "graph"}
+        body = graph.to_bytes()
     except ModelError as error:
-        answer = {"error": type(error).__name__, "message": error.message, "field": error.field,  # type: ignore[dict-item]
-                  "value": error.value, "repair": error.repair}  # fmt: skip
+        answer = {
+            "error": type(error).__name__,
+            "message": error.message,
+            "field": error.field,
+            "value": error.value,
+            "repair": error.repair,
+        }
         body = b""
     except MemoryError:
         return 3

@@ -50,10 +50,16 @@ def attention(ctx: Context) -> Result:
         return [lead, head, length, depth] if len(tensor.shape) == 4 else [lead, length, (*head, *depth)]
 
     operands: list[tuple[int, Dims]] = [
-        (0, operand(q, s, (*h, *g), d)), (1, operand(k, t, h, d)), (2, operand(v, t, h, e)),
-    ]  # fmt: skip
-    out = operand(Tensor(name="", shape=(*q.shape[:-1], 0), dtype=q.dtype, role="activation", batch_dim=q.batch_dim), s,
-                  (*h, *g), e)  # fmt: skip
+        (0, operand(q, s, (*h, *g), d)),
+        (1, operand(k, t, h, d)),
+        (2, operand(v, t, h, e)),
+    ]
+    out = operand(
+        Tensor(name="", shape=(*q.shape[:-1], 0), dtype=q.dtype, role="activation", batch_dim=q.batch_dim),
+        s,
+        (*h, *g),
+        e,
+    )
     if ctx.has(3):
         mask = ctx.tensor(3)
         loops = [b, (*h, *g), s, t][4 - len(mask.shape) :]
@@ -62,8 +68,16 @@ def attention(ctx: Context) -> Result:
     num_b = q.shape[0]
     qk = 2.0 * num_b * heads * num_q * num_k * size
     av = 2.0 * num_b * heads * num_q * num_k * size_v
-    return Result(operands, [out], [q.dtype], forward_flops=qk + av, gradient_flops={0: qk, 1: qk, 2: 2 * av},
-                  traffic=(1.0, 2.0), saved_inputs=tuple(i for i, _ in operands), saved_outputs=(0,))  # fmt: skip
+    return Result(
+        operands,
+        [out],
+        [q.dtype],
+        forward_flops=qk + av,
+        gradient_flops={0: qk, 1: qk, 2: 2 * av},
+        traffic=(1.0, 2.0),
+        saved_inputs=tuple(i for i, _ in operands),
+        saved_outputs=(0,),
+    )
 
 
 @kind("RotaryEmbedding")
@@ -128,6 +142,13 @@ def recurrent(ctx: Context) -> Result:
     y: Dims = [batch, time, d, h] if layout else [time, d, batch, h]
     steps = x.shape[t_dim] * x.shape[b_dim]
     flops_x, flops_r = 2.0 * steps * w.num_elements, 2.0 * steps * r.num_elements
-    return Result(operands, [y, state, state], [x.dtype] * 3, forward_flops=flops_x + flops_r,
-                  gradient_flops={0: flops_x + flops_r, 1: flops_x, 2: flops_r}, traffic=(1.0, 2.0),
-                  saved_inputs=(0, 1, 2), saved_outputs=(0,))  # fmt: skip
+    return Result(
+        operands,
+        [y, state, state],
+        [x.dtype] * 3,
+        forward_flops=flops_x + flops_r,
+        gradient_flops={0: flops_x + flops_r, 1: flops_x, 2: flops_r},
+        traffic=(1.0, 2.0),
+        saved_inputs=(0, 1, 2),
+        saved_outputs=(0,),
+    )

@@ -69,6 +69,11 @@ class Rule:
         self.factors.append(Factor(name=label, size=size, summed=summed, fixed=fixed, collective=collective))
         return index
 
+    @property
+    def has_batch(self) -> bool:
+        """Whether some operand carries the batch."""
+        return self._batch is not None
+
     def batch(self) -> int:
         """Index of the batch factor, added at first use."""
         if self._batch is None:
@@ -252,7 +257,9 @@ def bytes_of(dtype: str) -> float:
     return DTYPE_BYTES.get(dtype, 4)
 
 
-def all_reduce(name: str, rule: Rule, shape: Sequence[int], floats: float, *, has_batch: bool, backward: float = 1.0) -> InternalCollective:  # noqa: E501
+def all_reduce(
+    name: str, shape: Sequence[int], floats: float, *, has_batch: bool, backward: float = 1.0
+) -> InternalCollective:
     """An all-reduce of `floats` 4-byte statistics for each row of `shape` (statistics are kept in float32)."""
     amount = 4.0 * floats * prod(shape)
     pair = (0.0, amount) if has_batch else (amount, 0.0)
@@ -281,7 +288,7 @@ def opaque(ctx: Context) -> Result:
             dims.append((*head, rule.factor(rest, fixed=True)) if rest != 1 else head)
         outputs.append(dims)
         dtypes.append(dtype)
-    if rule._batch is not None:
+    if rule.has_batch:
         rule.mark(rule.batch(), fixed=True)
     everything = [i for i, t in enumerate(ctx.inputs) if t is not None]
     return Result(operands, outputs, dtypes, saved_inputs=everything, is_opaque=True)
@@ -362,20 +369,25 @@ def make_operator(
     if needs_gradient is None:
         needs_gradient = [t is not None and t.is_float and t.role in ("parameter", "activation") for t in inputs]
     ctx = Context(
-        kind=kind, inputs=inputs, num_outputs=len(outputs), attributes=attrs, values=values,
-        needs_gradient=needs_gradient, opset=opset, export_batch=export_batch, hints=hints,
-    )  # fmt: skip
+        kind=kind,
+        inputs=inputs,
+        num_outputs=len(outputs),
+        attributes=attrs,
+        values=values,
+        needs_gradient=needs_gradient,
+        opset=opset,
+        export_batch=export_batch,
+        hints=hints,
+    )
     result = KINDS.get(kind, opaque)(ctx)
     kept = [i for i, _ in result.operands]
     tensors = [ctx.tensor(i) for i in kept]
     wanted = [i for i, out in enumerate(outputs) if out]
     if len(result.outputs) < len(outputs):
         raise Unsupported(f"{len(outputs)} outputs, {len(result.outputs)} are modelled")
-    rule = ctx.rule.build(
-        [d for _, d in result.operands], [result.outputs[i] for i in wanted], result.passing
-    )
+    rule = ctx.rule.build([d for _, d in result.operands], [result.outputs[i] for i in wanted], result.passing)
     role = "constant" if is_constant else "activation"
-    batch = ctx.rule._batch
+    batch = ctx.rule.batch() if ctx.rule.has_batch else None
     made: list[Tensor] = []
     for i in wanted:
         dims = result.outputs[i]
@@ -397,14 +409,24 @@ def make_operator(
     saved: list[str] = []
     if differentiable and not is_constant:
         saved += [ctx.tensor(i).name for i in result.saved_inputs]
-        saved += [outputs[i] for i in result.saved_outputs if outputs[i]]
+        saved += [outputs[i] for i in result.saved_outputs if i < len(outputs) and outputs[i]]
     traffic = (0.0, 0.0) if is_view else result.traffic
     if not differentiable:
         traffic = (traffic[0], 0.0)
     operator = Operator(
-        name=name, kind=kind, inputs=tuple(t.name for t in tensors), outputs=tuple(outputs[i] for i in wanted),
-        rule=rule, forward_flops=amount(result.forward_flops), backward_flops=amount(backward), traffic=traffic,
-        saved=tuple(dict.fromkeys(saved)), scope=scope, is_view=is_view, is_constant=is_constant,
-        attributes=tuple(sorted((k, _plain(v)) for k, v in attrs.items() if v is not None)), opset=opset,
-    )  # fmt: skip
+        name=name,
+        kind=kind,
+        inputs=tuple(t.name for t in tensors),
+        outputs=tuple(outputs[i] for i in wanted),
+        rule=rule,
+        forward_flops=amount(result.forward_flops),
+        backward_flops=amount(backward),
+        traffic=traffic,
+        saved=tuple(dict.fromkeys(saved)),
+        scope=scope,
+        is_view=is_view,
+        is_constant=is_constant,
+        attributes=tuple(sorted((k, _plain(v)) for k, v in attrs.items() if v is not None)),
+        opset=opset,
+    )
     return Built(operator, tuple(made), result.is_opaque)

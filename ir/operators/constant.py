@@ -26,8 +26,13 @@ def constant_of_shape(ctx: Context) -> Result:
         raise Unsupported("no shape")
     value = ctx.attributes.get("value", 0.0)
     dtype = str(ctx.attributes.get("dtype", "float32"))
-    return Result([], [_filled(ctx, shape)], [dtype], traffic=(1.0, 0.0),
-                  attributes={"shape": shape, "dtype": dtype, "value": value})  # fmt: skip
+    return Result(
+        [],
+        [_filled(ctx, shape)],
+        [dtype],
+        traffic=(1.0, 0.0),
+        attributes={"shape": shape, "dtype": dtype, "value": value},
+    )
 
 
 @kind("Range")
@@ -41,15 +46,21 @@ def arange(ctx: Context) -> Result:
         raise Unsupported("a step of 0")
     size = max(ceil((limit - start) / delta), 0)
     dtype = str(ctx.attributes.get("dtype") or (ctx.tensor(0).dtype if ctx.has(0) else "int64"))
-    return Result([], [_filled(ctx, (size,))], [dtype], traffic=(1.0, 0.0),
-                  attributes={"start": start, "limit": limit, "delta": delta, "dtype": dtype})  # fmt: skip
+    return Result(
+        [],
+        [_filled(ctx, (size,))],
+        [dtype],
+        traffic=(1.0, 0.0),
+        attributes={"start": start, "limit": limit, "delta": delta, "dtype": dtype},
+    )
 
 
 @kind("RandomNormal", "RandomUniform")
 def random(ctx: Context) -> Result:
     """Shape is an attribute."""
-    return Result([], [_filled(ctx, ctx.ints("shape") or ())], [str(ctx.attributes.get("dtype", "float32"))],
-                  traffic=(1.0, 0.0))  # fmt: skip
+    return Result(
+        [], [_filled(ctx, ctx.ints("shape") or ())], [str(ctx.attributes.get("dtype", "float32"))], traffic=(1.0, 0.0)
+    )
 
 
 @kind("RandomNormalLike", "RandomUniformLike", "Bernoulli")

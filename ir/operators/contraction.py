@@ -103,8 +103,7 @@ def gemm(ctx: Context) -> Result:
             else:
                 raise Unsupported("the bias does not broadcast")
         operands.append((2, dims))
-    result = _product(ctx, operands, [m, n], passing="none" if has_bias else "multi")
-    return result
+    return _product(ctx, operands, [m, n], passing="none" if has_bias else "multi")
 
 
 def _halo(x: Tensor, dim: int, kernel: int, stride: int) -> InternalCollective | None:
@@ -183,9 +182,13 @@ def conv(ctx: Context) -> Result:
     flops = 2.0 * x.shape[0] * w.num_elements * prod(sizes)
     saved = [i for i in (0, 1) if ctx.needs_gradient[1 - i]]
     return Result(
-        operands, [out], passing="none" if has_bias else "multi", forward_flops=flops,
-        gradient_flops={0: flops, 1: flops}, saved_inputs=saved,
-    )  # fmt: skip
+        operands,
+        [out],
+        passing="none" if has_bias else "multi",
+        forward_flops=flops,
+        gradient_flops={0: flops, 1: flops},
+        saved_inputs=saved,
+    )
 
 
 @kind("ConvTranspose")
@@ -229,9 +232,13 @@ def conv_transpose(ctx: Context) -> Result:
     flops = 2.0 * x.num_elements * (w.num_elements // w.shape[0])
     saved = [i for i in (0, 1) if ctx.needs_gradient[1 - i]]
     return Result(
-        operands, [out], passing="none" if has_bias else "multi", forward_flops=flops,
-        gradient_flops={0: flops, 1: flops}, saved_inputs=saved,
-    )  # fmt: skip
+        operands,
+        [out],
+        passing="none" if has_bias else "multi",
+        forward_flops=flops,
+        gradient_flops={0: flops, 1: flops},
+        saved_inputs=saved,
+    )
 
 
 @kind("Einsum")
@@ -266,5 +273,11 @@ def einsum(ctx: Context) -> Result:
     if len(terms) == 2:
         return _product(ctx, operands, out, passing="multi")
     flops = 2.0 * prod(f.size for f in rule.factors) if len(terms) > 1 else 0.0
-    return Result(operands, [out], passing="multi", forward_flops=flops, saved_inputs=range(len(terms)),
-                  gradient_flops=dict.fromkeys(range(len(terms)), flops) if flops else {})  # fmt: skip
+    return Result(
+        operands,
+        [out],
+        passing="multi",
+        forward_flops=flops,
+        saved_inputs=range(len(terms)),
+        gradient_flops=dict.fromkeys(range(len(terms)), flops) if flops else {},
+    )

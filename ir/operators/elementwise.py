@@ -14,7 +14,9 @@ from ir.graph import Tensor
 from ir.operators.base import BakedBatch, Context, Dims, MissingBatch, Result, Rule, Unsupported, kind
 
 
-def broadcast(ctx: Context, operands: Sequence[tuple[int, Tensor]], rule: Rule | None = None) -> tuple[list[Dims], Dims]:
+def broadcast(
+    ctx: Context, operands: Sequence[tuple[int, Tensor]], rule: Rule | None = None
+) -> tuple[list[Dims], Dims]:
     """Numpy broadcasting of operands.
 
     Args:
@@ -46,7 +48,7 @@ def broadcast(ctx: Context, operands: Sequence[tuple[int, Tensor]], rule: Rule |
         for k, t, d in present:
             size = t.shape[d]
             if t.batch_dim == d:
-                if size != rest and size != 1:
+                if size not in (rest, 1):
                     raise Unsupported(f"sizes {size} and {rest} do not broadcast")
                 sides[k].append(head if size == rest else (rule.batch(),))
             elif size == 1:
@@ -93,8 +95,31 @@ def saves_output(ctx: Context) -> Result:
     return _elementwise(ctx, saved_outputs=(0,))
 
 
-@kind("Gelu", "Erf", "Cos", "Sin", "Log", "Abs", "HardSwish", "Swish", "Mish", "Celu", "ThresholdedRelu", "Shrink",
-      "Softsign", "Tan", "Acos", "Asin", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "BitCast")  # fmt: skip
+@kind(
+    "Gelu",
+    "Erf",
+    "Cos",
+    "Sin",
+    "Log",
+    "Abs",
+    "HardSwish",
+    "Swish",
+    "Mish",
+    "Celu",
+    "ThresholdedRelu",
+    "Shrink",
+    "Softsign",
+    "Tan",
+    "Acos",
+    "Asin",
+    "Atan",
+    "Sinh",
+    "Cosh",
+    "Asinh",
+    "Acosh",
+    "Atanh",
+    "BitCast",
+)
 def saves_input(ctx: Context) -> Result:
     """Unary kinds whose derivative is a function of the operand."""
     return _elementwise(ctx, saved_inputs=(0,))
@@ -231,7 +256,9 @@ def quantization(ctx: Context) -> Result:
             side = ctx.tensor(i)
             if len(side.shape) > 1:
                 raise Unsupported("blocked quantization")
-            operands.append((i, [dims[axis]] if side.shape and side.shape[0] == tensor.shape[axis] else [()] * len(side.shape)))
+            operands.append(
+                (i, [dims[axis]] if side.shape and side.shape[0] == tensor.shape[axis] else [()] * len(side.shape))
+            )
     dtype = "float32" if ctx.kind == "DequantizeLinear" else (ctx.tensor(2).dtype if ctx.has(2) else "uint8")
     return Result(operands, [dims], [dtype], traffic=(1.0, 1.0))
 

@@ -45,8 +45,13 @@ def gather(ctx: Context) -> Result:
     elements = 1
     for factors in out:
         elements *= rule.size(factors)
-    return Result([(0, dims), (1, own)], [out], traffic=_lookup_traffic(ctx, elements), saved_inputs=(1,),
-                  attributes={"axis": axis})  # fmt: skip
+    return Result(
+        [(0, dims), (1, own)],
+        [out],
+        traffic=_lookup_traffic(ctx, elements),
+        saved_inputs=(1,),
+        attributes={"axis": axis},
+    )
 
 
 @kind("GatherElements")
@@ -122,5 +127,10 @@ def one_hot(ctx: Context) -> Result:
     out.insert(axis, (ctx.rule.factor(depth[0], fixed=True),) if depth[0] != 1 else ())
     dtype = ctx.tensor(2).dtype if ctx.has(2) else str(ctx.attributes.get("dtype", "float32"))
     values = ctx.floats("values", 2) or (0.0, 1.0)
-    return Result([(0, dims)], [out], [dtype], traffic=(1.0, 0.0),
-                  attributes={"depth": depth[0], "values": values, "dtype": dtype})  # fmt: skip
+    return Result(
+        [(0, dims)],
+        [out],
+        [dtype],
+        traffic=(1.0, 0.0),
+        attributes={"depth": depth[0], "values": values, "dtype": dtype},
+    )

@@ -19,8 +19,10 @@ def cross_entropy(ctx: Context) -> Result:
     dims = rule.dims(scores)
     rows = [s for i, s in enumerate(scores.shape) if i != dim]
     for index in dims[dim]:
-        rule.mark(index, collective=all_reduce("cross_entropy", rule, rows, 3.0, has_batch=scores.batch_dim is not None,
-                                               backward=0.0))  # fmt: skip
+        rule.mark(
+            index,
+            collective=all_reduce("cross_entropy", rows, 3.0, has_batch=scores.batch_dim is not None, backward=0.0),
+        )
     rest: Dims = [f for d, f in enumerate(dims) if d != dim]
     if tuple(rows) != labels.shape or (labels.batch_dim is None) != (scores.batch_dim is None):
         raise Unsupported(f"labels {labels.shape} for scores {scores.shape}")
@@ -36,7 +38,7 @@ def cross_entropy(ctx: Context) -> Result:
                 if reduction == "sum":
                     rule.mark(index, summed=True)
                 else:
-                    rule.mark(index, collective=all_reduce("norm", rule, [], 2.0, has_batch=False, backward=0.0))
+                    rule.mark(index, collective=all_reduce("norm", [], 2.0, has_batch=False, backward=0.0))
     return Result(operands, [out, dims], [scores.dtype, scores.dtype], traffic=(1.0, 1.0), saved_inputs=(0, 1))
 
 

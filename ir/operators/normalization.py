@@ -15,7 +15,7 @@ from ir.operators.base import Context, Dims, Result, Unsupported, all_reduce, ki
 
 def _statistics(ctx: Context, tensor: Tensor, axes: Sequence[int], name: str, floats: float) -> InternalCollective:
     rows = [s for i, s in enumerate(tensor.shape) if i not in axes]
-    return all_reduce(name, ctx.rule, rows, floats, has_batch=tensor.batch_dim is not None)
+    return all_reduce(name, rows, floats, has_batch=tensor.batch_dim is not None)
 
 
 def _over(ctx: Context, tensor: Tensor, axes: Sequence[int], name: str, floats: float) -> Dims:
@@ -70,8 +70,13 @@ def layer_norm(ctx: Context) -> Result:
     dims = _over(ctx, tensor, axes, "norm", 2.0 if ctx.kind == "LayerNormalization" else 1.0)
     operands = [(0, dims), *_affine(ctx, dims, tensor, (1, 2))]
     rows: Dims = [d if i not in axes else () for i, d in enumerate(dims)]
-    return Result(operands, [dims, rows, rows], [tensor.dtype, "float32", "float32"], traffic=(1.0, 2.0),
-                  saved_inputs=(0, 1) if ctx.has(1) else (0,))  # fmt: skip
+    return Result(
+        operands,
+        [dims, rows, rows],
+        [tensor.dtype, "float32", "float32"],
+        traffic=(1.0, 2.0),
+        saved_inputs=(0, 1) if ctx.has(1) else (0,),
+    )
 
 
 @kind("BatchNormalization")
@@ -81,15 +86,20 @@ def batch_norm(ctx: Context) -> Result:
     rule = ctx.rule
     dims = rule.dims(tensor)
     channels = tensor.shape[1] if len(tensor.shape) > 1 else 1
-    collective = all_reduce("batch_norm", rule, [channels], 2.0, has_batch=False)
+    collective = all_reduce("batch_norm", [channels], 2.0, has_batch=False)
     for d, factors in enumerate(dims):
         if d != 1:
             rule.collect(factors, collective)
     channel: Dims = [dims[1]] if len(dims) > 1 else [()]
     operands: list[tuple[int, Dims]] = [(0, dims)]
     operands += [(i, channel) for i in (1, 2, 3, 4) if ctx.has(i)]
-    return Result(operands, [dims, channel, channel, channel, channel], [tensor.dtype] + ["float32"] * 4,
-                  traffic=(1.0, 2.0), saved_inputs=(0, 1))  # fmt: skip
+    return Result(
+        operands,
+        [dims, channel, channel, channel, channel],
+        [tensor.dtype] + ["float32"] * 4,
+        traffic=(1.0, 2.0),
+        saved_inputs=(0, 1),
+    )
 
 
 @kind("InstanceNormalization")
@@ -111,7 +121,7 @@ def group_norm(ctx: Context) -> Result:
         raise Unsupported(f"{channels} channels in {groups} groups")
     rule = ctx.rule
     rows = [tensor.shape[0], groups]
-    collective = all_reduce("norm", rule, rows, 2.0, has_batch=tensor.batch_dim is not None)
+    collective = all_reduce("norm", rows, 2.0, has_batch=tensor.batch_dim is not None)
     g = (rule.factor(groups, name="g"),) if groups > 1 else ()
     inner = (rule.factor(channels // groups, name="c", fixed=True),) if channels > groups else ()
     dims: Dims = [rule.dim(tensor, 0), (*g, *inner)]
@@ -140,5 +150,3 @@ def other_norm(ctx: Context) -> Result:
         axes = (ctx.axis("axis", -1, rank),)
     dims = _over(ctx, tensor, [a % rank for a in axes], "norm", 2.0)
     return Result([(0, dims)], [dims], traffic=(1.0, 1.5), saved_inputs=(0,))
-
-

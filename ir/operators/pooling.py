@@ -27,8 +27,14 @@ def pool(ctx: Context) -> Result:
         raise Unsupported("no kernel_shape")
     source, target = _spatial(ctx, spatial_sizes(ctx, ctx.tensor(0).shape[2:], kernel))
     linear = ctx.kind == "AveragePool"
-    return Result([(0, source)], [target, target], [ctx.tensor(0).dtype, "int64"], passing="joint" if linear else "none",
-                  traffic=(1.0, 1.0 if linear else 1.5), saved_inputs=() if linear else (0,))  # fmt: skip
+    return Result(
+        [(0, source)],
+        [target, target],
+        [ctx.tensor(0).dtype, "int64"],
+        passing="joint" if linear else "none",
+        traffic=(1.0, 1.0 if linear else 1.5),
+        saved_inputs=() if linear else (0,),
+    )
 
 
 @kind("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
@@ -37,8 +43,13 @@ def global_pool(ctx: Context) -> Result:
     rank = len(ctx.tensor(0).shape) - 2
     source, target = _spatial(ctx, [1] * rank)
     linear = ctx.kind == "GlobalAveragePool"
-    return Result([(0, source)], [target], passing="joint" if linear else "none", traffic=(1.0, 1.0),
-                  saved_inputs=() if linear else (0,))  # fmt: skip
+    return Result(
+        [(0, source)],
+        [target],
+        passing="joint" if linear else "none",
+        traffic=(1.0, 1.0),
+        saved_inputs=() if linear else (0,),
+    )
 
 
 @kind("Resize", "Upsample")
@@ -61,8 +72,9 @@ def resize(ctx: Context) -> Result:
         raise Unsupported("sizes for some of the axes only")
     lead = next((d for d in range(rank) if full[d] != tensor.shape[d]), rank)
     source, target = _spatial(ctx, full[max(lead, 1 if tensor.batch_dim == 0 else 0) :])
-    return Result([(0, source)], [target], traffic=(1.0, 1.0),
-                  attributes={"target": tuple(full), "scales": None, "sizes": None})  # fmt: skip
+    return Result(
+        [(0, source)], [target], traffic=(1.0, 1.0), attributes={"target": tuple(full), "scales": None, "sizes": None}
+    )
 
 
 @kind("Pad")

@@ -15,8 +15,18 @@ def _axes(ctx: Context) -> tuple[int, ...]:
     return tuple(sorted({a % rank for a in axes}))
 
 
-@kind("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum",
-      "ReduceLogSumExp", "ReduceSumSquare")  # fmt: skip
+@kind(
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceSumSquare",
+)
 def reduce(ctx: Context) -> Result:
     """Sums split into partial sums; other reductions split at the price of an all-reduce of the result."""
     tensor = ctx.tensor(0)
@@ -26,7 +36,7 @@ def reduce(ctx: Context) -> Result:
     is_sum = ctx.kind == "ReduceSum"
     rows = [s for i, s in enumerate(tensor.shape) if i not in axes]
     has_batch = tensor.batch_dim is not None and tensor.batch_dim not in axes
-    collective = all_reduce("norm", ctx.rule, rows, 1.0, has_batch=has_batch, backward=0.0)
+    collective = all_reduce("norm", rows, 1.0, has_batch=has_batch, backward=0.0)
     out: Dims = []
     for d, factors in enumerate(dims):
         if d not in axes:
@@ -36,13 +46,27 @@ def reduce(ctx: Context) -> Result:
             ctx.rule.mark(index, summed=is_sum, collective=None if is_sum else collective)
         if keep:
             out.append(())
-    saved = {"ReduceMax": (0,), "ReduceMin": (0,), "ReduceProd": (0,), "ReduceL1": (0,), "ReduceL2": (0,),
-             "ReduceLogSum": (0,), "ReduceLogSumExp": (0,), "ReduceSumSquare": (0,)}.get(ctx.kind, ())  # fmt: skip
+    saved = {
+        "ReduceMax": (0,),
+        "ReduceMin": (0,),
+        "ReduceProd": (0,),
+        "ReduceL1": (0,),
+        "ReduceL2": (0,),
+        "ReduceLogSum": (0,),
+        "ReduceLogSumExp": (0,),
+        "ReduceSumSquare": (0,),
+    }.get(ctx.kind, ())
     linear = ctx.kind in ("ReduceSum", "ReduceMean")
     attributes = {"axes": axes, "keepdims": int(keep)}
-    return Result([(0, dims)], [out], passing="joint" if linear else "none", traffic=(1.0, 1.0), saved_inputs=saved,
-                  saved_outputs=(0,) if ctx.kind in ("ReduceL2", "ReduceLogSumExp") else (),
-                  attributes=attributes)  # fmt: skip
+    return Result(
+        [(0, dims)],
+        [out],
+        passing="joint" if linear else "none",
+        traffic=(1.0, 1.0),
+        saved_inputs=saved,
+        saved_outputs=(0,) if ctx.kind in ("ReduceL2", "ReduceLogSumExp") else (),
+        attributes=attributes,
+    )
 
 
 @kind("ArgMax", "ArgMin")
@@ -66,8 +90,13 @@ def scan(ctx: Context) -> Result:
         raise Unsupported("no axis")
     dims = ctx.rule.dims(tensor)
     ctx.rule.fix(dims[axes[0] % len(tensor.shape)])
-    return Result([(0, dims)], [dims], traffic=(1.0, 1.0), attributes={"axis": axes[0]},
-                  passing="joint" if ctx.kind == "CumSum" else "none")  # fmt: skip
+    return Result(
+        [(0, dims)],
+        [dims],
+        traffic=(1.0, 1.0),
+        attributes={"axis": axes[0]},
+        passing="joint" if ctx.kind == "CumSum" else "none",
+    )
 
 
 @kind("TopK")
@@ -84,8 +113,9 @@ def top_k(ctx: Context) -> Result:
     ctx.rule.fix(dims[axis])
     out = list(dims)
     out[axis] = (ctx.rule.factor(k[0], fixed=True),) if k[0] != 1 else ()
-    return Result([(0, dims)], [out, out], [tensor.dtype, "int64"], traffic=(1.0, 1.0), saved_outputs=(1,),
-                  attributes={"k": k[0]})  # fmt: skip
+    return Result(
+        [(0, dims)], [out, out], [tensor.dtype, "int64"], traffic=(1.0, 1.0), saved_outputs=(1,), attributes={"k": k[0]}
+    )
 
 
 @kind("Trilu")

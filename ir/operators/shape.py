@@ -44,7 +44,9 @@ def _reshaped(ctx: Context, shape: tuple[int, ...], batch_dim: int | None, *, tr
     return [tuple(d) for d in source], [tuple(d) for d in target]
 
 
-def _view(ctx: Context, shape: tuple[int, ...], batch_dim: int | None, attributes: dict[str, object], *, traced: bool = True) -> Result:  # noqa: E501
+def _view(
+    ctx: Context, shape: tuple[int, ...], batch_dim: int | None, attributes: dict[str, object], *, traced: bool = True
+) -> Result:
     source, target = _reshaped(ctx, shape, batch_dim, traced=traced)
     result = Result([(0, source)], [target], passing="joint", traffic=(0.0, 0.0), attributes=attributes)
     result.is_opaque = not traced
@@ -62,7 +64,9 @@ def reshape(ctx: Context) -> Result:
     target = reshape_target(tensor, given, export_batch=ctx.export_batch, allow_zero=allow_zero)
     if target is None:
         raise Unsupported(f"shape {tensor.shape_at(ctx.export_batch)} does not fit {given}")
-    return _view(ctx, target.shape, target.batch_dim, {"shape": target.shape, "allowzero": None}, traced=target.is_traced)
+    return _view(
+        ctx, target.shape, target.batch_dim, {"shape": target.shape, "allowzero": None}, traced=target.is_traced
+    )
 
 
 @kind("Flatten", is_view=True)
@@ -125,7 +129,9 @@ def transpose(ctx: Context) -> Result:
     rank = len(tensor.shape)
     perm = ctx.ints("perm") or tuple(reversed(range(rank)))
     dims = ctx.rule.dims(tensor)
-    return Result([(0, dims)], [[dims[p] for p in perm]], passing="joint", traffic=(1.0, 1.0), attributes={"perm": perm})
+    return Result(
+        [(0, dims)], [[dims[p] for p in perm]], passing="joint", traffic=(1.0, 1.0), attributes={"perm": perm}
+    )
 
 
 def _bounds(ctx: Context) -> list[tuple[int, int, int, int]]:
@@ -205,8 +211,14 @@ def split(ctx: Context) -> Result:
         out = list(dims)
         out[axis] = (ctx.rule.factor(piece, fixed=True),) if piece != 1 else ()
         outputs.append(out)
-    return Result([(0, dims)], outputs, [tensor.dtype] * len(sizes), passing="joint", traffic=(0.0, 1.0),
-                  attributes={"axis": axis, "split": sizes, "num_outputs": None})  # fmt: skip
+    return Result(
+        [(0, dims)],
+        outputs,
+        [tensor.dtype] * len(sizes),
+        passing="joint",
+        traffic=(0.0, 1.0),
+        attributes={"axis": axis, "split": sizes, "num_outputs": None},
+    )
 
 
 @kind("Concat", is_view=True)
@@ -314,7 +326,9 @@ def depth_space(ctx: Context) -> Result:
     tensor = ctx.tensor(0)
     block = ctx.int_attribute("blocksize", 1)
     n, c, h, w = tensor.shape
-    sizes = (c // block**2, h * block, w * block) if ctx.kind == "DepthToSpace" else (c * block**2, h // block, w // block)
+    sizes = (
+        (c // block**2, h * block, w * block) if ctx.kind == "DepthToSpace" else (c * block**2, h // block, w // block)
+    )
     rule = ctx.rule
     lead = rule.dim(tensor, 0)
     source: Dims = [lead, *[(rule.factor(s, fixed=True),) if s != 1 else () for s in (c, h, w)]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
@@ -107,10 +108,13 @@ def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings
             value=request.cluster,
             repair="Send the document itself as an object.",
         )
-    if store.model(model_id) is None:
+    model = store.model(model_id)
+    if model is None:
         raise ModelError(
             "no such model", field="model_id", value=model_id, repair="Upload the file first: POST /v1/models."
         )
+    if not request.model.name:
+        request = replace(request, model=replace(request.model, name=model.name))
     build_problem(graphs.load(store, model_id, request), request)
     if len(job_queue.queue(store.client)) >= settings.max_queued_jobs:
         raise HTTPException(429, problem(429, "Too many jobs are waiting", "Try again later."), {"Retry-After": "30"})

@@ -60,8 +60,16 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    def __init__(self, linear: type, *, layers: int = LAYERS, vocabulary: int = VOCABULARY, length: int = LENGTH,
-                 width: int = WIDTH, heads: int = HEADS) -> None:  # fmt: skip
+    def __init__(
+        self,
+        linear: type,
+        *,
+        layers: int = LAYERS,
+        vocabulary: int = VOCABULARY,
+        length: int = LENGTH,
+        width: int = WIDTH,
+        heads: int = HEADS,
+    ) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.h = nn.ModuleList([Block(width, heads, linear) for _ in range(layers)])

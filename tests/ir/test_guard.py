@@ -15,10 +15,12 @@ def model(nodes=None, initializers=None, functions=(), **graph):
     nodes = nodes if nodes is not None else [helper.make_node("MatMul", ["x", "w"], ["y"])]
     weights = [helper.make_tensor("w", TensorProto.FLOAT, [4, 4], [0.0] * 16)]
     made = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, graph.get("shape", [1, 4]))],
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, graph.get("shape", [1, 4]))],
         [helper.make_tensor_value_info(graph.get("output", "y"), TensorProto.FLOAT, None)],
         weights if initializers is None else initializers,
-    )  # fmt: skip
+    )
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("f", 1)]
     return helper.make_model(made, opset_imports=opsets, functions=list(functions))
 
@@ -114,8 +116,21 @@ def test_bad_files_are_refused(name):
     assert error.value.field in ("model", "hints.parameters") and error.value.value and error.value.repair
 
 
-@pytest.mark.parametrize("kind", ["initializer", "no location", "constant", "sparse", "sparse constant", "subgraph",
-                                  "deep subgraph", "function", "tensors", "training"])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "initializer",
+        "no location",
+        "constant",
+        "sparse",
+        "sparse constant",
+        "subgraph",
+        "deep subgraph",
+        "function",
+        "tensors",
+        "training",
+    ],
+)
 def test_external_data_is_refused_anywhere(kind):
     with pytest.raises(ModelError) as error:
         parse(hidden(kind))

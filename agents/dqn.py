@@ -1,0 +1,377 @@
+"""The masked DQN, top to bottom: network, replay, learner, search.
+
+stable-baselines3's DQN with what pays on plan search and nothing else:
+
+- The action mask lies in the observation, so acting and the target maximum see legal values only.
+- The immediate reward of a decision is known before it is taken (the growth of the lower bound), so the network adds
+  to it only what is lost later: Q(s, a) = -scale * growth(s, a) + f(s, a). An untrained network is greedy on the bound.
+- Targets are clipped from below by the return really obtained (an episode is deterministic, so it is reachable) and
+  from above by the admissible bound: nothing better than no further loss exists.
+- A quarter of every batch comes from the best distinct plans found so far.
+- Exploration comes in cycles and is measured in decisions an episode, half of them drawn by the bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import spaces
+from stable_baselines3 import DQN
+from stable_baselines3.common.buffers import DictReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
+
+from agents.incumbent import Incumbent
+from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
+from automap.plan import Plan
+from automap.prefix import BoundTable
+from automap.problem import Problem
+from automap.space import PlanSpace, Values
+from envs.decision import REWARD_SCALE, HybridEnv, Observation, PlanEnv, bound_slice
+
+FORBIDDEN = -1e9
+"""Q of a masked action."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hyperparameters:
+    """Everything that can be tuned, with its reason."""
+
+    num_envs: int = 8
+    """Acting is batched; more environments do not learn faster, since updates bound the speed."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Twice as wide is twice as slow and found no better plans."""
+    learning_rate: float = 5e-4
+    batch_size: int = 64
+    updates_per_step: int = 4
+    """Of all environments together: one update for two decisions."""
+    buffer_size: int = 50_000
+    learning_starts: int = 200
+    """Decisions."""
+    target_update: int = 400
+    """Decisions between two copies into the target network."""
+    elite_plans: int = 16
+    elite_share: float = 0.25
+    cycle_plans: int = 400
+    """Plans of one exploration cycle: the schedule does not depend on the budget, so the search is anytime."""
+    explored_first: float = 0.3
+    """Share of random decisions at the start of a cycle."""
+    explored_last: float = 1.5
+    """Random decisions an episode in the second half of a cycle; fewer and episodes repeat the greedy plan."""
+
+
+class MaskedQNetwork(QNetwork):
+    """Q values with the known loss added and illegal actions at `FORBIDDEN`."""
+
+    def forward(self, obs: Any) -> torch.Tensor:
+        """[batch, actions]"""
+        flat = obs["observation"]
+        later: torch.Tensor = self.q_net(flat)
+        q = later - REWARD_SCALE * flat[:, bound_slice()]
+        return q.masked_fill(obs["action_mask"] < 0.5, FORBIDDEN)
+
+
+class _ObservationOnly(torch.nn.Module):
+    """Hands the `observation` part through; the network masks and reads the rest itself."""
+
+    def __init__(self, observation_space: spaces.Dict) -> None:
+        super().__init__()
+        shape = observation_space["observation"].shape
+        assert shape is not None
+        self.features_dim = int(shape[0])
+
+
+class MaskedPolicy(DQNPolicy):
+    """DQNPolicy over `MaskedQNetwork`."""
+
+    def make_q_net(self) -> QNetwork:
+        """One network; SB3 asks twice, for the online and the target one."""
+        arguments = self._update_features_extractor(self.net_args, features_extractor=None)
+        return MaskedQNetwork(**arguments).to(self.device)
+
+
+class Batch(NamedTuple):
+    """A sample of the replay."""
+
+    observations: dict[str, torch.Tensor]
+    actions: torch.Tensor
+    next_observations: dict[str, torch.Tensor]
+    rewards: torch.Tensor
+    dones: torch.Tensor
+    floors: torch.Tensor
+    """Return really obtained from here on; -inf while the episode goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Episode:
+    worth_s: float
+    key: bytes
+    rows: dict[str, npt.NDArray[Any]]
+
+
+class PlanReplay(DictReplayBuffer):
+    """Replay that backfills returns when an episode ends and keeps the best distinct episodes."""
+
+    def __init__(self, *args: Any, elite_plans: int, elite_share: float, seed: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.floors = np.full((self.buffer_size, self.n_envs), -np.inf, dtype=np.float32)
+        self.elite_plans = elite_plans
+        self.elite_share = elite_share
+        self.rng = np.random.default_rng(seed)
+        self._open: list[list[int]] = [[] for _ in range(self.n_envs)]
+        self._elite: list[_Episode] = []
+        self._stacked: dict[str, npt.NDArray[Any]] = {}
+
+    def add(
+        self,
+        obs: Observation,
+        next_obs: Observation,
+        action: npt.NDArray[Any],
+        reward: npt.NDArray[Any],
+        done: npt.NDArray[Any],
+        infos: list[dict[str, Any]],
+    ) -> None:
+        """Adds one step of every environment."""
+        at = self.pos
+        self.floors[at] = -np.inf
+        super().add(obs, next_obs, action, reward, done, infos)
+        for e in range(self.n_envs):
+            self._open[e].append(at)
+            if done[e]:
+                self._close(e, infos[e]["worth_s"])
+
+    def _close(self, env: int, worth_s: float) -> None:
+        steps, self._open[env] = self._open[env], []
+        back = self.rewards[steps, env][::-1].cumsum()[::-1]
+        self.floors[steps, env] = back
+        rows = {f"obs.{k}": v[steps, env] for k, v in self.observations.items()}
+        rows |= {f"next.{k}": v[steps, env] for k, v in self.next_observations.items()}
+        rows |= {
+            "actions": self.actions[steps, env],
+            "rewards": self.rewards[steps, env],
+            "dones": self.dones[steps, env],
+            "floors": back,
+        }
+        self.remember(worth_s, rows)
+
+    def remember(self, worth_s: float, rows: dict[str, npt.NDArray[Any]]) -> None:
+        """Keeps an episode if it is among the best distinct ones.
+
+        Args:
+            worth_s: step time that the plan is rewarded as, seconds.
+            rows: its transitions, one array a field.
+        """
+        key = rows["actions"].tobytes()
+        if any(e.key == key for e in self._elite):
+            return
+        if len(self._elite) == self.elite_plans and worth_s >= self._elite[-1].worth_s:
+            return
+        self._elite.append(_Episode(worth_s=worth_s, key=key, rows={k: v.copy() for k, v in rows.items()}))
+        self._elite.sort(key=lambda e: e.worth_s)
+        del self._elite[self.elite_plans :]
+        self._stacked = {k: np.concatenate([e.rows[k] for e in self._elite]) for k in rows}
+
+    def sample_plans(self, batch_size: int) -> Batch:
+        """A batch: `elite_share` of it from the best episodes, the rest uniform."""
+        num_elite = int(batch_size * self.elite_share) if self._elite else 0
+        count = batch_size - num_elite
+        rows = self.rng.integers(0, self.buffer_size if self.full else self.pos, count)
+        envs = self.rng.integers(0, self.n_envs, count)
+        parts = {f"obs.{k}": v[rows, envs] for k, v in self.observations.items()}
+        parts |= {f"next.{k}": v[rows, envs] for k, v in self.next_observations.items()}
+        parts |= {
+            "actions": self.actions[rows, envs],
+            "rewards": self.rewards[rows, envs],
+            "dones": self.dones[rows, envs],
+            "floors": self.floors[rows, envs],
+        }
+        if num_elite:
+            chosen = self.rng.integers(0, len(self._stacked["rewards"]), num_elite)
+            parts = {k: np.concatenate([v, self._stacked[k][chosen]]) for k, v in parts.items()}
+        tensors = {k: torch.as_tensor(v) for k, v in parts.items()}
+        return Batch(
+            observations={k: tensors[f"obs.{k}"] for k in self.observations},
+            actions=tensors["actions"].long(),
+            next_observations={k: tensors[f"next.{k}"] for k in self.next_observations},
+            rewards=tensors["rewards"].reshape(-1, 1),
+            dones=tensors["dones"].reshape(-1, 1).float(),
+            floors=tensors["floors"].reshape(-1, 1),
+        )
+
+
+class MaskedDQN(DQN):
+    """SB3's DQN with masked exploration and clipped targets."""
+
+    replay_buffer: PlanReplay
+
+    def __init__(self, env: DummyVecEnv, parameters: Hyperparameters, seed: int) -> None:
+        self.parameters = parameters
+        self.rng = np.random.default_rng(seed)
+        self.explored = parameters.explored_first
+        super().__init__(
+            MaskedPolicy,
+            env,
+            learning_rate=parameters.learning_rate,
+            buffer_size=parameters.buffer_size,
+            learning_starts=parameters.learning_starts,
+            batch_size=parameters.batch_size,
+            gamma=1.0,
+            train_freq=1,
+            gradient_steps=parameters.updates_per_step,
+            target_update_interval=parameters.target_update,
+            replay_buffer_class=PlanReplay,
+            replay_buffer_kwargs={
+                "elite_plans": parameters.elite_plans,
+                "elite_share": parameters.elite_share,
+                "seed": seed,
+            },
+            policy_kwargs={
+                "net_arch": list(parameters.hidden),
+                "features_extractor_class": _ObservationOnly,
+                "optimizer_kwargs": {"fused": True},
+            },
+            seed=seed,
+            device="cpu",
+        )
+
+    def _sample_action(
+        self, learning_starts: int, action_noise: Any = None, n_envs: int = 1
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        observation = self._last_obs
+        assert isinstance(observation, dict)
+        actions = self.act(observation)
+        return actions, actions
+
+    def act(self, observation: Observation) -> npt.NDArray[Any]:
+        """One action an environment: greedy, or with probability `explored` a legal random one."""
+        with torch.no_grad():
+            actions = self.q_net({k: torch.as_tensor(v) for k, v in observation.items()}).argmax(dim=1).numpy()
+        for e in range(len(actions)):
+            if self.rng.random() < self.explored:
+                legal = np.flatnonzero(observation["action_mask"][e])
+                weights = np.ones(len(legal))
+                if self.rng.random() < 0.5:
+                    growth = observation["observation"][e][bound_slice()][legal]
+                    weights = np.exp(-REWARD_SCALE * (growth - growth.min()).astype(np.float64))
+                actions[e] = self.rng.choice(legal, p=weights / weights.sum())
+        return actions
+
+    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+        """Huber steps on clipped one-step targets."""
+        for _ in range(gradient_steps):
+            batch = self.replay_buffer.sample_plans(batch_size)
+            with torch.no_grad():
+                following = self.q_net_target(batch.next_observations).max(dim=1, keepdim=True).values
+                target = batch.rewards + (1.0 - batch.dones) * following
+                ceiling = -REWARD_SCALE * batch.observations["observation"][:, bound_slice()].gather(1, batch.actions)
+                target = torch.minimum(torch.maximum(target, batch.floors), ceiling)
+            q = self.q_net(batch.observations).gather(1, batch.actions)
+            loss = torch.nn.functional.smooth_l1_loss(q, target)
+            self.policy.optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.q_net.parameters(), self.max_grad_norm)
+            self.policy.optimizer.step()
+        self._n_updates += gradient_steps
+
+    def demonstrate(self, env: PlanEnv, plans: Sequence[Values]) -> None:
+        """Walks known plans through `env` and keeps them as elite episodes; nothing is priced anew."""
+        for values in plans:
+            observation, _ = env.reset()
+            rows: dict[str, list[Any]] = {}
+            done = False
+            while not done:
+                action = env.suggest(values)
+                following, reward, done, _, info = env.step(action)
+                step = {f"obs.{k}": v for k, v in observation.items()} | {f"next.{k}": v for k, v in following.items()}
+                step |= {"actions": np.array([action]), "rewards": reward, "dones": float(done)}
+                for k, v in step.items():
+                    rows.setdefault(k, []).append(v)
+                observation = following
+            arrays = {k: np.asarray(v) for k, v in rows.items()}
+            arrays["rewards"] = arrays["rewards"].astype(np.float32)
+            arrays["floors"] = arrays["rewards"][::-1].cumsum()[::-1].astype(np.float32)
+            self.replay_buffer.remember(info["worth_s"], arrays)
+
+
+class _Watch(BaseCallback):
+    """Hands finished plans to the incumbent, moves the exploration schedule, ends the search."""
+
+    def __init__(self, incumbent: Incumbent) -> None:
+        super().__init__()
+        self.incumbent = incumbent
+        self.plans = 0
+        self.decisions = 0
+
+    def _on_step(self) -> bool:
+        agent = self.model
+        assert isinstance(agent, MaskedDQN)
+        for info in self.locals["infos"]:
+            if "outcome" in info and not self.incumbent.finished:
+                self.incumbent.offer(info["values"], info["outcome"])
+                self.plans += 1
+                self.decisions = info["num_decisions"]
+        parameters = agent.parameters
+        phase = min(1.0, 2.0 * (self.plans % parameters.cycle_plans) / parameters.cycle_plans)
+        last = min(parameters.explored_first, parameters.explored_last / max(1, self.decisions))
+        agent.explored = parameters.explored_first + phase * (last - parameters.explored_first)
+        return not self.incumbent.finished
+
+
+def run_dqn(
+    space: PlanSpace,
+    incumbent: Incumbent,
+    *,
+    seed: int,
+    reference_s: float | None,
+    demonstrations: Sequence[Values] = (),
+    parameters: Hyperparameters | None = None,
+    make_env: Callable[[PlanSpace, BoundTable], PlanEnv] | None = None,
+) -> None:
+    """Searches with one DQN until the incumbent's budget ends.
+
+    Args:
+        space: of the problem.
+        incumbent: takes every plan.
+        seed: of network, replay and exploration.
+        reference_s: step time of a good plan, seconds, against which infeasible ones are rated.
+        demonstrations: plans to learn from; they are not credited to the DQN.
+        parameters: hyperparameters.
+        make_env: another environment than `HybridEnv`.
+    """
+    torch.set_num_threads(1)
+    parameters = parameters or Hyperparameters()
+    table = BoundTable(space)
+
+    def build() -> PlanEnv:
+        if make_env is not None:
+            return make_env(space, table)
+        return HybridEnv(space, table, reference_s=reference_s)
+
+    agent = MaskedDQN(DummyVecEnv([build] * parameters.num_envs), parameters, seed)
+    agent.demonstrate(build(), demonstrations)
+    agent.learn(total_timesteps=10**12, callback=_Watch(incumbent), log_interval=10**12)
+
+
+def search_dqn(
+    problem: Problem,
+    budget: Budget,
+    *,
+    seed: int,
+    on_progress: OnProgress,
+    should_stop: ShouldStop,
+    start: Sequence[Plan] = (),
+) -> SearchResult:
+    """The best plan of one DQN; with `start=()` it learns from its own plans only. See `Searcher`."""
+    space = PlanSpace(problem)
+    incumbent = Incumbent(space, budget, searcher="dqn", on_progress=on_progress, should_stop=should_stop)
+    known = [values for values in map(space.encode, start) if values is not None]
+    for values in known:
+        incumbent.price(values)
+    run_dqn(space, incumbent, seed=seed, reference_s=None, demonstrations=known)
+    return incumbent.result(seed=seed)

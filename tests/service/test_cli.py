@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import agents
+from automap.errors import NothingFits
+from automap.plan import Plan, plan_schema
+from service.cli import main
+
+HEAVY = ("torch", "numba", "stable_baselines3", "gymnasium", "onnx", "fastapi", "rq", "redis", "numpy")
+
+
+@pytest.fixture
+def model(tmp_path: Path, light: Callable[[str], bytes]) -> str:
+    path = tmp_path / "squeezenet.onnx"
+    path.write_bytes(light("squeezenet"))
+    return str(path)
+
+
+@pytest.fixture
+def searching(monkeypatch: pytest.MonkeyPatch, search: Any) -> None:
+    monkeypatch.setattr(agents, "search", search)
+
+
+def test_start_up_is_light() -> None:
+    code = f"import sys, service.cli; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.usefixtures("searching")
+def test_search_for_people(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    assert main(["search", model, "--cluster", "8xV100-16GB", "--global-batch", "64", "-o", str(path)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("strategy  dp 8")
+    assert "1.20x the best expert template" in shown.out
+    plan = Plan.from_json(json.loads(path.read_text()))
+    assert plan.model.name == "squeezenet"
+
+
+@pytest.mark.usefixtures("searching")
+def test_search_for_programs(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--cluster", "8xV100-16GB", "--global-batch", "64", "--precision", "fp16", "--json", "--seed", "3"]
+    assert main(["search", model, *words]) == 0
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.Draft202012Validator(plan_schema()).validate(document)
+    assert document["training"]["precision"] == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (["nowhere.onnx"], "model"),
+        (["zoo:gpt2"], "model"),
+        ([__file__], "model"),
+        (["MODEL", "--cluster", "8xZ9000"], "cluster"),
+        (["MODEL", "--cluster", "nowhere.json"], "cluster"),
+        (["MODEL", "--global-batch", "0"], "training.global_batch"),
+        (["MODEL", "--precision", "int3"], "training.precision"),
+        (["MODEL", "--searcher", "oracle"], "searcher"),
+        (["MODEL", "--budget", "soon"], "budget"),
+        (["MODEL", "--hints", "nowhere.json"], "hints"),
+        (["MODEL", "--dim", "x"], "dims"),
+        (["MODEL", "-o", "/nowhere/plan.json"], "output"),
+    ],
+)
+@pytest.mark.usefixtures("searching")
+def test_bad_input(model: str, words: list[str], field: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [model if word == "MODEL" else word for word in words]
+    for option, value in (("--cluster", "8xV100-16GB"), ("--global-batch", "64")):
+        words += [] if option in words else [option, value]
+    assert main(["search", *words, "--json"]) == 2
+    shown = capsys.readouterr()
+    document = json.loads(shown.out)
+    assert document["field"] == field
+    assert document["repair"] in shown.err
+    assert "Traceback" not in shown.err
+
+
+@pytest.mark.parametrize("words", [["search"], ["nonsense"], ["search", "m", "--cluster", "c", "--global-batch", "x"]])
+def test_bad_usage(words: list[str]) -> None:
+    assert main(words) == 2
+
+
+def test_nothing_fits(model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def nothing(*given: object, **rest: object) -> None:
+        raise NothingFits("too big", field="cluster", value="8xV100-16GB", repair="Take more devices.")
+
+    monkeypatch.setattr(agents, "search", nothing)
+    assert main(["search", model, "--cluster", "8xV100-16GB", "--global-batch", "64"]) == 3
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "Take more devices." in shown.err
+
+
+def test_inspect(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", model, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_parameters"] == 1235496
+    assert main(["inspect", model]) == 0
+    assert "1,235,496" in capsys.readouterr().out
+
+
+def test_clusters_and_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["clusters", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["devices"]
+    assert main(["clusters"]) == 0
+    assert "4x8xA100-80GB" in capsys.readouterr().out
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == plan_schema()
+
+
+@pytest.mark.parametrize("verb", ["status", "watch", "cancel", "plan"])
+def test_no_server(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [verb, "--url", "http://127.0.0.1:9"] + ([] if verb == "status" else ["x"])
+    assert main(words) == 1
+    assert "automap serve" in capsys.readouterr().err
+
+
+def test_serve_refuses_to_be_reached_by_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--host", "0.0.0.0", "--port", "0"]) == 2
+    assert "--insecure" in capsys.readouterr().err
+
+
+def test_a_worker_needs_redis(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("AUTOMAP_REDIS_URL", raising=False)
+    assert main(["worker"]) == 2
+    assert "AUTOMAP_REDIS_URL" in capsys.readouterr().err
+    monkeypatch.setenv("AUTOMAP_NUM_WORKERS", "many")
+    assert main(["worker"]) == 2
+    assert "AUTOMAP_NUM_WORKERS" in capsys.readouterr().err
+
+
+def test_export_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "net.py"
+    source.write_text("def net():\n    pass\n")
+    assert main(["export-onnx", f"{source}:other", "-o", str(tmp_path / "x")]) == 2
+    assert "net" in capsys.readouterr().err
+    assert main(["export-onnx", "nowhere.py:net", "-o", str(tmp_path / "x")]) == 2

@@ -1,0 +1,172 @@
+"""The whole service as real processes: server, private Redis, worker, work horse."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from automap.errors import NothingFits, UserError
+from service.cli import main
+from service.problems import RemoteError
+
+pytestmark = pytest.mark.slow
+
+TRAINING = {"global_batch": 64}
+CLUSTER = "8xV100-16GB"
+
+
+@pytest.fixture(scope="module")
+def squeezenet(light: Callable[[str], bytes]) -> bytes:
+    return light("squeezenet")
+
+
+def submit(service: Any, model: bytes, budget: str) -> str:
+    uploaded = service.client.upload_model(model, name="squeezenet")
+    return str(service.client.submit(uploaded["id"], CLUSTER, TRAINING, budget=budget)["id"])
+
+
+def horse(service: Any, until: Any) -> psutil.Process:
+    """The process that runs the job."""
+    found: psutil.Process = until(lambda: service.worker().children())[0]
+    return found
+
+
+def is_running(service: Any, job_id: str, until: Any) -> None:
+    until(lambda: service.client.job(job_id)["progress"])
+    assert service.client.job(job_id)["state"] == "running"
+
+
+def test_submit_poll_plan(running: Any, squeezenet: bytes, until: Any) -> None:
+    seen: list[float] = []
+    job_id = submit(running, squeezenet, "1s")
+    job = running.client.wait(job_id, on_progress=lambda j: seen.append((j["progress"] or {}).get("fraction", 0)))
+    assert job["attempt"] == 1
+    assert seen == sorted(seen)
+    plan = running.client.plan(job_id)
+    assert plan.model.name == "squeezenet"
+    assert plan.estimate is not None
+    assert plan.estimate.fits
+
+
+def test_the_command_line_against_a_service(
+    running: Any, squeezenet: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(squeezenet)
+    at = ["--url", running.url]
+    words = ["--cluster", CLUSTER, "--global-batch", "64", "--budget", "1s"]
+    assert main(["submit", str(path), *words, *at]) == 0
+    job_id = capsys.readouterr().out.strip()
+    assert main(["watch", job_id, "-o", str(tmp_path / "plan.json"), *at]) == 0
+    assert capsys.readouterr().out.startswith("strategy")
+    assert (tmp_path / "plan.json").exists()
+    assert main(["plan", job_id, "--json", *at]) == 0
+    assert main(["status", job_id, *at]) == 0
+    assert main(["status", *at]) == 0
+    assert "succeeded" in capsys.readouterr().out
+    assert main(["cancel", job_id, *at]) == 0  # has ended: stays as it is
+    assert "succeeded" in capsys.readouterr().out
+    assert main(["status", "unknown", *at]) == 1
+
+
+def test_a_running_job_is_cancelled_at_once(running: Any, squeezenet: bytes, until: Any) -> None:
+    job_id = submit(running, squeezenet, "60s")
+    is_running(running, job_id, until)
+    child = horse(running, until)
+    began = time.monotonic()
+    assert running.client.cancel(job_id)["state"] == "cancelled"
+    until(lambda: not child.is_running(), deadline_s=1)
+    assert time.monotonic() - began < 1
+    with pytest.raises(RemoteError, match="cancelled"):
+        running.client.wait(job_id)
+    job_id = submit(running, squeezenet, "1s")
+    assert running.client.wait(job_id)["state"] == "succeeded"
+
+
+def test_a_job_that_cannot_be_solved_fails_with_its_reason(running: Any, light: Callable[[str], bytes]) -> None:
+    model = running.client.upload_model(light("vgg19"))
+    hints = {"memory_reserve_bytes": 15.9 * 2**30}
+    job = running.client.submit(model["id"], CLUSTER, TRAINING, budget="1s", hints=hints)
+    with pytest.raises(NothingFits):
+        running.client.wait(job["id"])
+    assert running.client.job(job["id"])["state"] == "failed"
+
+
+def test_a_batch_that_no_plan_divides(running: Any, squeezenet: bytes) -> None:
+    model = running.client.upload_model(squeezenet)
+    with pytest.raises(UserError) as fault:
+        job = running.client.submit(model["id"], CLUSTER, {"global_batch": 7}, budget="1s", hints={"fix": {"dp": 8}})
+        running.client.wait(job["id"])
+    assert fault.value.repair
+
+
+def test_a_killed_work_horse_is_replaced(running: Any, squeezenet: bytes, until: Any) -> None:
+    job_id = submit(running, squeezenet, "4s")
+    is_running(running, job_id, until)
+    horse(running, until).kill()
+    job = running.client.wait(job_id, timeout_s=60)
+    assert (job["state"], job["attempt"]) == ("succeeded", 2)
+
+
+def test_a_killed_worker_is_replaced_and_its_job_runs_again(running: Any, squeezenet: bytes, until: Any) -> None:
+    job_id = submit(running, squeezenet, "4s")
+    is_running(running, job_id, until)
+    child, worker = horse(running, until), running.worker()
+    worker.kill()
+    until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, deadline_s=5)
+    job = running.client.wait(job_id, timeout_s=90)
+    assert (job["state"], job["attempt"]) == ("succeeded", 2)
+    assert running.worker().pid != worker.pid
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL])
+def test_accepted_jobs_survive_a_restart(
+    sig: signal.Signals, start: Callable[..., Any], squeezenet: bytes, until: Any, tmp_path: Path
+) -> None:
+    service = start()
+    first = submit(service, squeezenet, "3s")
+    second = submit(service, squeezenet, "1s")
+    is_running(service, first, until)
+    service.stop(sig)  # checks that no process is left
+    service = start()
+    job = service.client.wait(first, timeout_s=60)
+    assert (job["state"], job["attempt"]) == ("succeeded", 2)
+    assert service.client.wait(second, timeout_s=60)["state"] == "succeeded"
+
+
+def test_a_killed_redis_is_started_again(start: Callable[..., Any], squeezenet: bytes, until: Any) -> None:
+    service = start("--workers", "0")
+    job_id = submit(service, squeezenet, "1s")
+    server = next(p for p in service.children() if "redis-server" in p.name())
+    server.kill()
+
+    def state() -> Any:
+        try:
+            return service.client.job(job_id)["state"]
+        except RemoteError as fault:
+            assert fault.status == 503
+            return None
+
+    assert until(state) == "queued"
+
+
+def test_ctrl_c_leaves_nothing(start: Callable[..., Any]) -> None:
+    service = start()
+    service.stop(signal.SIGINT)
+    assert service.process.returncode == 0
+
+
+def test_workers_elsewhere_share_a_redis(
+    start: Callable[..., Any], redis_url: str, squeezenet: bytes, until: Any, tmp_path: Path
+) -> None:
+    # Two services on one Redis stand for two machines: one takes jobs, the other runs them.
+    front = start("--workers", "0", data_dir=tmp_path / "a", AUTOMAP_REDIS_URL=redis_url)
+    job_id = submit(front, squeezenet, "1s")
+    start("--workers", "1", data_dir=tmp_path / "b", AUTOMAP_REDIS_URL=redis_url)
+    assert front.client.wait(job_id, timeout_s=60)["state"] == "succeeded"
