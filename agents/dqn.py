@@ -43,14 +43,14 @@ FORBIDDEN = -1e9
 class Hyperparameters:
     """Everything that can be tuned, with its reason."""
 
-    num_envs: int = 8
+    num_envs: int = 16
     """Acting is batched; more environments do not learn faster, since updates bound the speed."""
     hidden: tuple[int, ...] = (64, 64)
     """Twice as wide is twice as slow and found no better plans."""
     learning_rate: float = 5e-4
     batch_size: int = 64
-    updates_per_step: int = 4
-    """Of all environments together: one update for two decisions."""
+    updates_per_step: int = 2
+    """Of all environments together: one update for eight decisions."""
     buffer_size: int = 50_000
     learning_starts: int = 200
     """Decisions."""

@@ -51,9 +51,9 @@ def search_exhaustive(
             incumbent.offer(tuple(prefix.values), prefix.outcome())
             continue
         branches = [
-            (bound.time_s, (*prefix.values, int(value)))
-            for value, bound in zip(prefix.legal(), prefix.bounds(), strict=True)
-            if bound.time_s < incumbent.best_s and (bound.overflow <= 0.0 or incumbent.best is None)
+            (float(seconds), (*prefix.values, int(value)))
+            for value, (seconds, over) in zip(prefix.legal(), prefix.bounds(), strict=True)
+            if seconds < incumbent.best_s and (over <= 0.0 or incumbent.best is None)
         ]
         # The most promising branch is visited first: it lies last on the stack.
         pending += [values for _, values in sorted(branches, reverse=True)]

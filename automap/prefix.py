@@ -25,9 +25,12 @@ from automap.price.kernels import (
     C_ZERO,
 )
 from automap.price.skeleton import Skeleton
-from automap.space import AXES, PlanSpace, Shape, Values
+from automap.space import AXES, PlanSpace, Shape, Slot, Values
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_SHAPE_KINDS = ("pp", "tp", "micro_batches", "virtual")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +143,9 @@ class Prefix:
         self.chosen = space.signatures(())
         self.skeleton: Skeleton | None = None
         self.costs: Floats = np.zeros((0, 0))
+        self._stale: set[int] = set()
         self._shape: Shape | None = None
-        self._ahead: tuple[npt.NDArray[np.int64], list[Bound], list[Floats | None]] | None = None
+        self._ahead: tuple[Ints, Floats, Floats | None] | None = None
         self._fill()
 
     @property
@@ -159,12 +163,12 @@ class Prefix:
         """The shape once it is decided."""
         return self._shape
 
-    def legal(self) -> npt.NDArray[np.int64]:
+    def legal(self) -> Ints:
         """Legal values of the slot to decide."""
-        return self._look_ahead()[0]
+        return self._legal
 
-    def bounds(self) -> list[Bound]:
-        """The bound after each legal value, in the order of `legal()`."""
+    def bounds(self) -> Floats:
+        """[values, 2] seconds and overflow behind each legal value, in the order of `legal()`."""
         return self._look_ahead()[1]
 
     def decide(self, value: int) -> None:
@@ -174,82 +178,94 @@ class Prefix:
             value: one of `legal()`.
         """
         legal, bounds, costs = self._look_ahead()
-        at = int(np.searchsorted(legal, value)) if len(legal) else 0
+        at = int(np.searchsorted(legal, value))
         assert legal[at] == value, (self.space.slots[self.position], value)
-        self._accept(value, bounds[at], costs[at])
+        self._accept(value)
+        self._tighten(float(bounds[at, 0]), float(bounds[at, 1]))
+        if costs is not None:
+            self.costs = costs[at]
+            self._stale.clear()
         self._fill()
+
+    def force(self, value: int) -> None:
+        """Like `decide`, without looking ahead: the bound catches up with the next look.
+
+        Args:
+            value: one of `legal()`.
+        """
+        self._accept(value)
+        self._fill()
+
+    def refresh(self) -> None:
+        """Brings the bound up to date after `force`."""
+        if self.skeleton is not None and self._stale:
+            for unit_type in sorted(self._stale):
+                self.skeleton.update(self.costs, self.chosen, unit_type)
+            self._stale.clear()
+            outcome = self.skeleton.outcome(self.costs, self.chosen, exact=False)
+            self._tighten(outcome.step_time_s, outcome.overflow)
 
     def outcome(self) -> Outcome:
         """The price of a complete prefix."""
         assert self.done and self.skeleton is not None
+        self.refresh()
         return self.skeleton.outcome(self.costs, self.chosen, exact=True)
 
     def _fill(self) -> None:
         while not self.done:
-            legal = np.flatnonzero(self.space.legal(self.values))
-            if len(legal) > 1:
+            self._legal = np.flatnonzero(self.space.legal(self.values))
+            if len(self._legal) > 1:
                 return
-            value = int(legal[0])
-            slot = self.space.slots[self.position]
-            if slot.kind in ("pp", "tp", "micro_batches", "virtual"):
-                self._accept(value, self._bound_of_shape(value), None)
-            elif slot.kind == "signature" and self.skeleton is not None:
-                self.space.assign(self.chosen[slot.unit_type], slot, value)
-                self.costs = self.skeleton.update(self.costs, self.chosen, slot.unit_type)
-                self.values.append(value)
-            else:
-                self._accept(value, self.bound, None)
-        if self.skeleton is not None:
-            self.bound = self._signature_bound(self.costs, self.chosen)
+            value = int(self._legal[0])
+            if self.space.slots[self.position].kind in _SHAPE_KINDS:
+                bound = self._bound_of_shape(value)
+                self._tighten(bound.time_s, bound.overflow)
+            self._accept(value)
 
-    def _accept(self, value: int, bound: Bound, costs: Floats | None) -> None:
+    def _tighten(self, time_s: float, overflow: float) -> None:
+        # A later, sharper family of bounds never loosens what is known already.
+        self.bound = Bound(max(time_s, self.bound.time_s), max(overflow, self.bound.overflow))
+
+    def _accept(self, value: int) -> None:
         slot = self.space.slots[self.position]
         self.values.append(value)
         self._ahead = None
-        # A later, sharper family of bounds never loosens what is known already.
-        self.bound = Bound(max(bound.time_s, self.bound.time_s), max(bound.overflow, self.bound.overflow))
         if slot.kind == "virtual":
             self._shape = self.space.shape(self.values)
         if slot.kind == "signature":
-            self.space.assign(self.chosen[slot.unit_type], slot, value)
-            assert costs is not None
-            self.costs = costs
+            self.space.assign(self.chosen, slot, value)
+            self._stale.add(slot.unit_type)
         if len(self.values) == self.space.first_signature:
             self.skeleton = Skeleton(self.space.evaluator, self.space.choice_of(self.values, self.chosen))
             self.costs = self.skeleton.costs(self.chosen)
 
-    def _look_ahead(self) -> tuple[npt.NDArray[np.int64], list[Bound], list[Floats | None]]:
+    def _look_ahead(self) -> tuple[Ints, Floats, Floats | None]:
         if self._ahead is None:
-            legal = np.flatnonzero(self.space.legal(self.values))
+            self.refresh()
+            legal = self._legal
             slot = self.space.slots[self.position]
-            costs: list[Floats | None] = [None] * len(legal)
-            if slot.kind in ("pp", "tp", "micro_batches", "virtual"):
-                bounds = [self._bound_of_shape(int(v)) for v in legal]
-            elif slot.kind == "cut":
-                bounds = self._cut_bounds(len(legal))
-            elif slot.kind == "recompute":
-                bounds = [self._recompute_bound(slot.index, int(v)) for v in legal]
-            elif slot.kind == "zero":
-                bounds = [self._zero_bound(int(v)) for v in legal]
+            costs: Floats | None = None
+            if slot.kind == "signature":
+                assert self.skeleton is not None
+                members, assignment = self.space.group_rows[slot.unit_type, slot.group]
+                bounds, costs = self.skeleton.look_ahead(
+                    self.costs, self.chosen, slot.unit_type, members, assignment[legal], slot.index
+                )
             else:
-                bounds = []
-                for i, value in enumerate(legal):
-                    trial = list(self.chosen)
-                    trial[slot.unit_type] = self.chosen[slot.unit_type].copy()
-                    self.space.assign(trial[slot.unit_type], slot, int(value))
-                    assert self.skeleton is not None
-                    fresh = self.skeleton.update(self.costs, trial, slot.unit_type)
-                    costs[i] = fresh
-                    bounds.append(self._signature_bound(fresh, trial))
-            floor = self.bound
-            bounds = [Bound(max(b.time_s, floor.time_s), max(b.overflow, floor.overflow)) for b in bounds]
+                bounds = np.array([[b.time_s, b.overflow] for b in self._coarse(slot, legal)])
+            np.maximum(bounds, [self.bound.time_s, self.bound.overflow], out=bounds)
             self._ahead = (legal, bounds, costs)
         return self._ahead
 
-    def _signature_bound(self, costs: Floats, chosen: Sequence[npt.NDArray[np.int64]]) -> Bound:
-        assert self.skeleton is not None
-        outcome = self.skeleton.outcome(costs, chosen, exact=False)
-        return Bound(max(outcome.step_time_s, self.bound.time_s), max(outcome.overflow, self.bound.overflow))
+    def _coarse(self, slot: Slot, legal: Ints) -> list[Bound]:
+        """Bounds behind each value of a slot that comes before the signatures."""
+        if slot.kind in _SHAPE_KINDS:
+            return [self._bound_of_shape(int(v)) for v in legal]
+        if slot.kind == "cut":
+            return self._cut_bounds(len(legal))
+        if slot.kind == "recompute":
+            return [self._recompute_bound(slot.index, int(v)) for v in legal]
+        return [self._zero_bound(int(v)) for v in legal]
 
     def _bound_of_shape(self, value: int) -> Bound:
         return self.table.of_prefix[(*self.values, value)]

@@ -21,11 +21,11 @@ from automap.errors import ProblemError
 from automap.plan import Plan
 from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, Segment
 from automap.price.kernels import divides
+from automap.price.skeleton import blank, by_type
 from automap.problem import Problem
 from automap.translate import same_choice, to_choice, to_plan
 from ir.factors import parse_placement
 from ir.graph import Operator
-from ir.linkage import Group
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -404,28 +404,38 @@ class PlanSpace:
                 values.append(0)
         return tuple(values)
 
-    def signatures(self, values: Sequence[int]) -> list[Ints]:
-        """unit type -> [operators, axes] signature of every operator; -1 where `values` has not decided yet."""
-        chosen = [
-            np.full((len(unit.signatures), len(AXES)), -1, dtype=np.int64) for unit in self.linkage.types
-        ]
+    def signatures(self, values: Sequence[int]) -> Ints:
+        """[operator rows, axes] signature of every operator; -1 where `values` has not decided yet."""
+        chosen = blank(self.evaluator, len(AXES))
         for position in range(self.first_signature, len(values)):
-            slot = self.slots[position]
-            self.assign(chosen[slot.unit_type], slot, values[position])
+            self.assign(chosen, self.slots[position], values[position])
         return chosen
 
     def assign(self, chosen: Ints, slot: Slot, value: int) -> None:
         """Writes the signatures of a whole group."""
-        group: Group = self.linkage.types[slot.unit_type].groups[slot.group]
-        for member, signature in zip(group.members, group.assignment[value], strict=True):
-            chosen[member, slot.index] = signature
+        members, assignment = self.group_rows[slot.unit_type, slot.group]
+        chosen[members, slot.index] = assignment[value]
+
+    @functools.cached_property
+    def group_rows(self) -> dict[tuple[int, int], tuple[Ints, Ints]]:
+        """(unit type, group) -> operator rows of its members, and [values, members] their signatures."""
+        spans = self.evaluator.tables.spans
+        return {
+            (unit_type, number): (
+                np.array(group.members, dtype=np.int64) + int(spans[unit_type]),
+                np.array(group.assignment, dtype=np.int64),
+            )
+            for unit_type, unit in enumerate(self.linkage.types)
+            for number, group in enumerate(unit.groups)
+        }
 
     def choice(self, values: Sequence[int]) -> Choice:
         """What `values` decide, all but the signatures complete."""
         return self.choice_of(values, self.signatures(values))
 
-    def choice_of(self, values: Sequence[int], chosen: Sequence[Ints]) -> Choice:
-        """The choice with the given signatures of each unit type."""
+    def choice_of(self, values: Sequence[int], signatures: Ints) -> Choice:
+        """The choice with the given signatures, [operator rows, axes]."""
+        chosen = by_type(self.evaluator, signatures)
         shape = self.shape(values)
         ends = [0, *self.cuts(values, shape.num_chunks - 1), self.num_units]
         units = self.linkage.blocks.units

@@ -33,7 +33,7 @@ def megatron_signatures(space: PlanSpace, shape: Shape, prefix: Values, *, seque
         for group_number, group in enumerate(unit.groups):
             legal = space.legal(values)
             batch = _batch(space, unit_type, group.leader, unit.signatures[group.leader])
-            values.append(batch if batch is not None and legal[batch] else int(legal.argmax()))
+            values.append(batch if batch is not None and legal[batch] else _whole(unit.signatures[group.leader]))
             legal = space.legal(values)
             value = _megatron(space, unit, unit_type, group_number, legal, placed, sequence_parallel)
             values.append(value)
@@ -50,6 +50,10 @@ def _batch(space: PlanSpace, unit_type: int, offset: int, table: tuple[Signature
         if signature.factor is not None and rule.factors[signature.factor].is_batch:
             return index
     return None
+
+
+def _whole(table: tuple[Signature, ...]) -> int:
+    return next(i for i, s in enumerate(table) if all(p == BROADCAST for p in (*s.inputs, *s.outputs)))
 
 
 def _place(

@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from automap.prefix import Bound, BoundTable, Prefix
+from automap.prefix import BoundTable, Prefix
 from automap.price.evaluator import Outcome
 from automap.space import AXES, PlanSpace, Slot
+from envs.pruning import batch_split, influential_groups
 
 MAX_ACTIONS = 64
 """Actions of every environment; of a slot with more values the first 64 are offered (cuts: the 64 most even ones)."""
@@ -32,6 +33,8 @@ INFEASIBLE_PENALTY = 1.0
 """In logs: a plan that does not fit is worth less than one e times slower than the reference."""
 NUM_FEATURES = 48
 HISTORY = 64
+MAX_GROUPS = 64
+"""Linkage groups that an episode decides; with two mesh axes an episode stays below 200 decisions."""
 
 _KINDS = ("pp", "tp", "micro_batches", "virtual", "cut", "recompute", "zero", "signature")
 _ACTION_FEATURES = 3
@@ -77,6 +80,8 @@ class PlanEnv(gymnasium.Env[Observation, np.int64], abc.ABC):
         self._weights = space.evaluator.unit_weights
         self._group_features = _group_features(space)
         self._prefix: Prefix | None = None
+        self._history = np.zeros(HISTORY, dtype=np.float32)
+        self._remembered = 0
 
     # -- what subclasses decide ----------------------------------------------------------------------------------
 
@@ -94,6 +99,8 @@ class PlanEnv(gymnasium.Env[Observation, np.int64], abc.ABC):
         """Begins a plan."""
         super().reset(seed=seed, options=options)
         self._prefix = Prefix(self.space, self.table)
+        self._history = np.zeros(HISTORY, dtype=np.float32)
+        self._remembered = 0
         self.num_decisions = self.num_operator_decisions = 0
         self._advance()
         return self._observe(), {}
@@ -106,9 +113,8 @@ class PlanEnv(gymnasium.Env[Observation, np.int64], abc.ABC):
         """
         prefix = self._prefix
         assert prefix is not None, "reset first"
-        legal = prefix.legal()[:MAX_ACTIONS]
-        offered = np.flatnonzero(legal < MAX_ACTIONS)
-        legal = legal[offered]
+        legal = prefix.legal()
+        legal = legal[legal < MAX_ACTIONS]
         value = int(legal[np.abs(legal - int(action)).argmin()])
         before = prefix.bound.time_s
         self.num_decisions += 1
@@ -146,7 +152,8 @@ class PlanEnv(gymnasium.Env[Observation, np.int64], abc.ABC):
         prefix = self._prefix
         assert prefix is not None
         while not prefix.done and not self.decides(self.space.slots[prefix.position]):
-            prefix.decide(self.default(prefix))
+            prefix.force(self.default(prefix))
+        prefix.refresh()
 
     # -- observation ---------------------------------------------------------------------------------------------
 
@@ -160,26 +167,19 @@ class PlanEnv(gymnasium.Env[Observation, np.int64], abc.ABC):
         if prefix.done:
             mask[:] = 1
         else:
-            legal = prefix.legal()
-            bounds = prefix.bounds()
-            for value, bound in zip(legal, bounds, strict=True):
-                if value < MAX_ACTIONS:
-                    mask[value] = 1
-                    growth[value] = min(math.log(bound.time_s / prefix.bound.time_s), MAX_LOG_RATIO)
-                    memory[value] = min(max(bound.overflow, -1.0), 2.0)
-            self._mask_memory(legal, bounds, mask)
+            offered = prefix.legal() < MAX_ACTIONS
+            legal = prefix.legal()[offered]
+            bounds = prefix.bounds()[offered]
+            growth[legal] = np.minimum(np.log(bounds[:, 0] / prefix.bound.time_s), MAX_LOG_RATIO)
+            memory[legal] = np.clip(bounds[:, 1], -1.0, 2.0)
+            # What provably cannot fit is masked, unless nothing can.
+            fits = bounds[:, 1] <= 0.0
+            mask[legal[fits] if fits.any() else legal] = 1
             self._describe(prefix, features)
         observation = np.concatenate(
-            [features, self._history(prefix.values), growth, memory, mask.astype(np.float32)], dtype=np.float32
+            [features, self._remember(prefix.values), growth, memory, mask.astype(np.float32)], dtype=np.float32
         )
         return {"observation": np.clip(observation, -10.0, 10.0), "action_mask": mask}
-
-    def _mask_memory(self, legal: npt.NDArray[np.int64], bounds: Sequence[Bound], mask: npt.NDArray[np.int8]) -> None:
-        """Masks what provably cannot fit, unless nothing can."""
-        feasible = [int(v) for v, b in zip(legal, bounds, strict=True) if b.overflow <= 0.0 and v < MAX_ACTIONS]
-        if feasible and len(feasible) < len(legal):
-            mask[:] = 0
-            mask[feasible] = 1
 
     def _describe(self, prefix: Prefix, out: npt.NDArray[np.float32]) -> None:
         slot = self.space.slots[prefix.position]
@@ -212,21 +212,22 @@ class PlanEnv(gymnasium.Env[Observation, np.int64], abc.ABC):
         unit = self.space.linkage.types[slot.unit_type]
         group = unit.groups[slot.group]
         op = self.space.operator(slot.unit_type, group.leader)
+        first = int(self.space.evaluator.tables.spans[slot.unit_type])
         for offset in range(group.leader - 1, -1, -1):
             maker = self.space.operator(slot.unit_type, offset)
             shared = [i for i, name in enumerate(maker.outputs) if name in op.inputs]
-            signature = int(prefix.chosen[slot.unit_type][offset, slot.index])
+            signature = int(prefix.chosen[first + offset, slot.index])
             if shared and signature >= 0 and not maker.is_view:
                 placement = unit.signatures[offset][signature].outputs[shared[0]]
                 return float(placement >= 0), float(placement == -2)
         return 0.0, 0.0
 
-    def _history(self, values: Sequence[int]) -> npt.NDArray[np.float32]:
+    def _remember(self, values: Sequence[int]) -> npt.NDArray[np.float32]:
         """The choices so far as a sum of fixed random signs, one vector for each (slot, value)."""
-        total = np.zeros(HISTORY, dtype=np.float32)
-        for position, value in enumerate(values):
-            total += _signs(position, value)
-        return total / 8.0
+        for position in range(self._remembered, len(values)):
+            self._history += _signs(position, values[position])
+        self._remembered = len(values)
+        return self._history / 8.0
 
 
 _SIGNS: dict[tuple[int, int], npt.NDArray[np.float32]] = {}
@@ -273,12 +274,20 @@ def _group_features(space: PlanSpace) -> dict[tuple[int, int], npt.NDArray[np.fl
 
 
 class HybridEnv(PlanEnv):
-    """Every decision of the space in one episode: shape, cuts, recompute, ZeRO, then each linkage group."""
+    """The whole plan in one episode: shape, cuts, recompute, ZeRO, then each influential linkage group.
+
+    Of a model with more than `MAX_GROUPS` groups the most influential ones are decided; the others split the batch
+    (`envs.pruning.influential_groups`).
+    """
+
+    def __init__(self, space: PlanSpace, table: BoundTable | None = None, *, reference_s: float | None = None) -> None:
+        super().__init__(space, table, reference_s=reference_s)
+        self.groups = influential_groups(space, MAX_GROUPS)
 
     def decides(self, slot: Slot) -> bool:
-        """The agent decides everything."""
-        return True
+        """All but the groups of little influence."""
+        return slot.kind != "signature" or (slot.unit_type, slot.group) in self.groups
 
     def default(self, prefix: Prefix) -> int:
-        """Never asked."""
-        raise AssertionError(prefix.position)
+        """Split the batch where that is legal."""
+        return batch_split(self.space, prefix)

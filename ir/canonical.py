@@ -79,7 +79,8 @@ class _Rewrite:
 
         operators: list[Operator] = []
         for i, op in enumerate(graph.operators):
-            for new in self.replaced.get(i, [op]):
+            for made in self.replaced.get(i, [op]):
+                new = made
                 names = (*new.inputs, *new.saved)
                 if any(n in self.renamed for n in names):
                     new = replace(

@@ -51,6 +51,8 @@ def localize(graph: Graph) -> Graph:
         return graph
     cuts = sorted(legal_cuts(graph, frozenset(local)))
     readers = _readers(graph, chain, local, cuts)
+    if readers is None:
+        return graph
     copies = sum(len(need) for need in readers.values()) - len(set().union(*readers.values(), set()))
     flops = sum(graph.operators[i].forward_flops.at(1) for need in readers.values() for i in need)
     if len(readers) < 2 or not copies or copies > MAX_COPIES or flops > MAX_FLOPS_SHARE * graph.forward_flops:
@@ -62,9 +64,10 @@ def _stretch(cuts: list[int], index: int) -> int:
     return bisect_left(cuts, index)
 
 
-def _readers(graph: Graph, chain: set[int], local: dict[str, int], cuts: list[int]) -> dict[int, set[int]]:
-    """Stretch -> the operators of the chain that it needs."""
+def _readers(graph: Graph, chain: set[int], local: dict[str, int], cuts: list[int]) -> dict[int, set[int]] | None:
+    """Stretch -> the operators of the chain that it needs; None where that is too many."""
     found: dict[int, set[int]] = {}
+    total = 0
     for i, op in enumerate(graph.operators):
         if i in chain:
             continue
@@ -76,6 +79,9 @@ def _readers(graph: Graph, chain: set[int], local: dict[str, int], cuts: list[in
             index = needed.pop()
             if index not in have:
                 have.add(index)
+                total += 1
+                if total > MAX_COPIES + len(chain):
+                    return None
                 needed += [local[n] for n in graph.operators[index].inputs if n in local]
     return found
 

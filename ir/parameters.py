@@ -44,6 +44,7 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
         node.outputs[0]
         for node in source.nodes
         if node.kind == "ConstantOfShape"
+        and node.inputs
         and node.inputs[0] in source.stored
         and ("value" not in node.attributes or node.attributes["value"].data_type in (1, 10, 11, 16))
     }
@@ -83,12 +84,20 @@ class _Push:
     made: dict[int, list[tuple[str, Operator | None]]] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     pieces: dict[str, tuple[str, int, int, int]] = field(default_factory=dict)
+    known: dict[tuple[str, int, tuple[tuple[int, int], ...]], list[str] | None] = field(default_factory=dict)
+    """Pieces by tensor, dim and bounds: an operand may be read twice by one operator."""
 
     def tensor(self, name: str) -> Tensor:
         return self.tensors.get(name) or self.graph.tensors[name]
 
     def piece(self, name: str, dim: int, bounds: Sequence[tuple[int, int]], reader: int) -> list[str] | None:
         """Names of the pieces of tensor `name` along `dim`, or None where they cannot be had without a cut."""
+        key = (name, dim, tuple(bounds))
+        if key not in self.known:
+            self.known[key] = self._piece(name, dim, bounds, reader)
+        return self.known[key]
+
+    def _piece(self, name: str, dim: int, bounds: Sequence[tuple[int, int]], reader: int) -> list[str] | None:
         graph = self.graph
         tensor = graph.tensors[name]
         if any(i != reader and i not in self.removed for i in graph.consumers[name]) or name in graph.outputs:
@@ -208,6 +217,8 @@ def _cuts(graph: Graph, name: str) -> tuple[int, list[_Cut], list[int]] | None:
         return None
     ops = [graph.operators[i] for i in readers]
     shape = graph.tensors[name].shape
+    if any(not graph.consumers[n] and n not in graph.outputs for op in ops for n in op.outputs):
+        return None  # an unused piece would vanish, and with it parameters that the user counts
     if len(ops) == 1 and ops[0].kind == "Split":
         attributes = dict(ops[0].attributes)
         start, cuts = 0, []

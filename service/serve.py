@@ -28,6 +28,7 @@ from service.store import Store, connect
 
 LOG = logging.getLogger("automap.serve")
 _LOOK_S = 0.25
+_MAX_PAUSE_S = 10.0
 _GRACE_S = 5
 
 
@@ -126,7 +127,9 @@ def _supervised(redis_url: str, num_workers: int, embedded: EmbeddedRedis | None
     ending = threading.Event()
 
     def watch() -> None:
-        while not ending.wait(_LOOK_S):
+        pause_s = _LOOK_S
+        while not ending.wait(pause_s):
+            pause_s = max(_LOOK_S, pause_s / 2)
             if embedded is not None and not embedded.is_alive():
                 LOG.error("the private redis-server died; starting it again")
                 with contextlib.suppress(UserError):
@@ -135,6 +138,7 @@ def _supervised(redis_url: str, num_workers: int, embedded: EmbeddedRedis | None
                 if worker.poll() is not None:
                     LOG.error("worker %d died (%d); starting another", worker.pid, worker.returncode)
                     workers[index] = _start_worker(redis_url)
+                    pause_s = min(4 * pause_s, _MAX_PAUSE_S)  # one that dies at once is not started in a circle
         # Here, not in the main thread: the kernel ends a worker when the thread that started it ends.
         for worker in workers:
             worker.terminate()

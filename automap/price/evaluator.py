@@ -32,8 +32,16 @@ from automap.price.combine import (
 from automap.price.kernels import C_COUNT, unit_cost
 from automap.price.layout import Layout, build_layout
 from automap.price.schedule import KINDS
-from automap.price.tables import D_TENSOR, OP_INPUTS, OP_OPERANDS, OP_SIGNATURES, S_PLACES, T_PRODUCER, T_SLOT, Tables
-from automap.price.tables import build_tables as build_tables
+from automap.price.tables import (
+    D_TENSOR,
+    OP_INPUTS,
+    OP_SIGNATURES,
+    S_PLACES,
+    T_PRODUCER,
+    T_SLOT,
+    Tables,
+    build_tables,
+)
 from automap.problem import Problem
 from ir.factors import BROADCAST, PARTIAL
 
@@ -140,23 +148,18 @@ class Evaluator:
     def _layouts(self) -> dict[tuple[tuple[int, ...], int], Layout]:
         return {}
 
-    def output_placement(self, unit_type: int, chosen: Ints, axes: int) -> Ints:
-        """Placement of the tensor that crosses out of a unit; -3 where undecided, B where nothing crosses."""
-        row = int(self.tables.boundary_out[unit_type])
+    def output_placement(self, segment: Segment, unit_type: int, axes: int) -> Ints:
+        """Placement of the tensor that crosses out of a unit; B where nothing crosses."""
         placement = np.full(axes, BROADCAST, dtype=np.int64)
-        if row < 0:
-            return placement
+        maker, slot = (int(x) for x in self.makers[unit_type])
         tables = self.tables
-        tensor = tables.operands[row, D_TENSOR]
-        maker = int(tables.tensors[tensor, T_PRODUCER])
-        slot = int(tables.operators[maker, OP_INPUTS] + tables.tensors[tensor, T_SLOT])
-        for a in range(axes):
-            signature = int(chosen[maker - int(tables.spans[unit_type]), a])
-            if signature < 0:
-                placement[a] = -3
-            else:
-                at = tables.signatures[tables.operators[maker, OP_SIGNATURES] + signature, S_PLACES] + slot
-                placement[a] = tables.places[at, 0]
+        if segment.first <= maker < segment.last:
+            for a in range(axes):
+                signature = int(segment.chosen[maker - segment.first, a])
+                row = tables.operators[maker, OP_SIGNATURES] + signature
+                placement[a] = tables.places[
+                    tables.signatures[row, S_PLACES] + tables.operators[maker, OP_INPUTS] + slot, 0
+                ]
         return placement
 
     def unit_row(
@@ -207,10 +210,8 @@ class Evaluator:
         """The outcome from unit costs; see `automap.price.combine`."""
         layout = choice.layout
         ranks = len(layout.stages)
-        settings = self._settings.copy()
-        settings[P_ZERO] = choice.zero
         result = np.empty((ranks, R_COUNT))
-        arrays = self._stage_arrays(layout)
+        arrays = self.stage_arrays(layout)
         combine(
             costs,
             parts,
@@ -224,13 +225,31 @@ class Evaluator:
             layout.send_bytes_per_s,
             arrays[4],
             tied,
-            settings,
+            self.settings(choice.zero),
             exact,
             result,
         )
         return Outcome(step_time_s=step_time_s(result), overflow=overflow(result), ranks=result)
 
-    def _stage_arrays(self, layout: Layout) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    def settings(self, zero: int) -> Floats:
+        """What `combine` must know of trainer, precision and ZeRO stage."""
+        settings = self._settings.copy()
+        settings[P_ZERO] = zero
+        return settings
+
+    @functools.cached_property
+    def makers(self) -> Ints:
+        """[types, 2] operator row and output slot of the tensor that crosses out of each unit type, or -1."""
+        tables = self.tables
+        found = np.full((self.blocks.num_types, 2), -1, dtype=np.int64)
+        for unit_type, row in enumerate(tables.boundary_out):
+            if row >= 0:
+                tensor = tables.operands[row, D_TENSOR]
+                found[unit_type] = tables.tensors[tensor, T_PRODUCER], tables.tensors[tensor, T_SLOT]
+        return found
+
+    def stage_arrays(self, layout: Layout) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+        """Axes, latencies, bandwidths and hardware of all ranks, [ranks, ...], and their capacities."""
         key = id(layout)
         if key not in self._stacked:
             stages = layout.stages
@@ -295,7 +314,7 @@ class Evaluator:
                     parts.append((number, row, 1))
                     whole.append(bool(segment.recomputed.all()))
                 is_last = position == len(segments) - 1
-                incoming = self.output_placement(unit_type, segment.chosen, axes)
+                incoming = self.output_placement(segment, unit_type, axes)
                 before = unit_type
                 if is_last:
                     # A partial tensor is never sent: it is reduced before it leaves the stage.
@@ -317,15 +336,15 @@ class Evaluator:
         self,
         homes: Sequence[tuple[str, int, Segment, int, Segment]],
         layout: Layout,
-        chosen: Sequence[Ints] | None = None,
+        chosen: Ints | None = None,
     ) -> Floats:
-        """What `combine` needs of tied parameters; `chosen` by unit type replaces the segments' signatures."""
+        """What `combine` needs of tied parameters; `chosen` [operator rows, axes] replaces the segments' signatures."""
         rows = []
         for name, one, first, other, second in homes:
             elements = float(self.problem.graph.tensors[name].num_elements)
             sizes = []
             for rank, segment in ((one, first), (other, second)):
-                signatures = segment.chosen if chosen is None else chosen[self.blocks.units[segment.unit].type]
+                signatures = segment.chosen if chosen is None else chosen[segment.first : segment.last]
                 sizes.append(elements / self._shard(name, segment, signatures, layout.stages[rank].axes))
             rows.append([float(one), float(other), *sizes])
         return np.array(rows, dtype=np.float64).reshape(-1, 4)

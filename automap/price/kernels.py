@@ -64,7 +64,7 @@ C_COUNT = C_REDUCE + MAX_AXES
 # Slots of the hardware vector.
 H_FLOPS, H_BANDWIDTH, H_LAUNCH, H_ELEMENTWISE = range(4)
 
-_TABLES = (
+TABLE_TYPES = (
     int64[:, ::1],
     float64[:, ::1],
     int64[:, ::1],
@@ -159,7 +159,7 @@ def _reduce_axes(  # type: ignore[no-untyped-def]
 
 @njit(
     void(
-        *_TABLES,
+        *TABLE_TYPES,
         int64,
         int64,
         int64[:, ::1],

@@ -23,7 +23,7 @@ class Limits:
     """Bounds on an upload; the defaults admit a 70-billion-parameter transformer (10 MB, 5,699 nodes) with room."""
 
     max_bytes: int = 64 * MIB
-    max_nodes: int = 200_000
+    max_nodes: int = 100_000
     """After expansion of functions."""
     max_tensors: int = 400_000
     max_attributes: int = 2_000_000
@@ -144,7 +144,9 @@ def _walk_graph(graph: Any, counter: _Counter, limits: Limits, depth: int = 0) -
 
 def _walk_node(node: Any, counter: _Counter, limits: Limits, depth: int) -> None:
     counter.add(attributes=len(node.attribute), tensors=len(node.output))
-    for name in (*node.input, *node.output, node.name):
+    for name in (*node.input, *node.output, node.name, node.op_type, node.domain):
+        if not isinstance(name, str):  # protobuf hands out bytes where a string is no UTF-8
+            raise refuse("a name is not text", repr(name)[:40], "Export again.")
         if len(name) > limits.max_name_bytes:
             raise too_large(f"a name longer than {limits.max_name_bytes} characters", name[:40])
     for attribute in node.attribute:

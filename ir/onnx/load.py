@@ -33,6 +33,7 @@ DTYPE_ATTRIBUTES = {
     "RandomUniformLike": "dtype",
     "Bernoulli": "dtype",
 }
+MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError)
 DEFAULTS = {"Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}}
 
 
@@ -67,6 +68,9 @@ def load_model(
             name or source.name, hashlib.sha256(data).hexdigest()
         )
         graph = localize(split_fused(canonical(graph)))
+    except MALFORMED as error:
+        # The last net: bytes that parse as protobuf may still break any rule of ONNX.
+        raise refuse("the file is malformed", f"{type(error).__name__}: {error}", "Export the model again.") from error
     except RecursionError:
         raise ModelTooExpensive(
             "the model is nested too deeply",
@@ -237,9 +241,8 @@ class _Importer:
                 fill = small_value(node.attributes["value"]) if "value" in node.attributes else None
                 dtype = str(fill.dtype) if fill is not None else "float32"
                 role = self._roles[node.outputs[0]]
-                builder.add_tensor(
-                    Tensor(name=node.outputs[0], shape=tuple(int(v) for v in shape.reshape(-1)), dtype=dtype, role=role)
-                )  # type: ignore[arg-type]
+                sizes = tuple(int(v) for v in shape.reshape(-1))
+                builder.add_tensor(Tensor(name=node.outputs[0], shape=sizes, dtype=dtype, role=role))
                 return
         if self._fold(node, inputs):
             return
@@ -389,7 +392,7 @@ class _Importer:
             try:
                 inferred = shape_inference.infer_shapes(self.model)
                 self._inferred_values = {v.name: _declared(v) for v in inferred.graph.value_info}
-            except (RuntimeError, ValueError, ModelError):
+            except (shape_inference.InferenceError, RuntimeError, ValueError, ModelError):
                 self._inferred_values = {}
         return self._inferred_values
 

@@ -379,7 +379,10 @@ def make_operator(
         export_batch=export_batch,
         hints=hints,
     )
-    result = KINDS.get(kind, opaque)(ctx)
+    try:
+        result = KINDS.get(kind, opaque)(ctx)
+    except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
+        raise Unsupported(f"its attributes do not fit its operands ({type(error).__name__}: {error})") from error
     kept = [i for i, _ in result.operands]
     tensors = [ctx.tensor(i) for i in kept]
     wanted = [i for i, out in enumerate(outputs) if out]

@@ -93,16 +93,23 @@ BAD = {
     "self loop": model([helper.make_node("Relu", ["y"], ["y"])]).SerializeToString(),
     "undefined input": model([helper.make_node("Relu", ["nowhere"], ["y"])]).SerializeToString(),
     "undefined output": model(output="nothing").SerializeToString(),
-    "written twice": model([helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["y"])]).SerializeToString(),
+    "written twice": model(
+        [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["y"])]
+    ).SerializeToString(),
     "huge input": model(shape=[1, 1 << 62]).SerializeToString(),
     "huge product": model(shape=[1 << 30, 1 << 30]).SerializeToString(),
     "negative dim": model(shape=[1, -4]).SerializeToString(),
-    "huge weight": model(initializers=[TensorProto(name="w", data_type=1, dims=[1 << 39, 1 << 39])]).SerializeToString(),
+    "huge weight": model(
+        initializers=[TensorProto(name="w", data_type=1, dims=[1 << 39, 1 << 39])]
+    ).SerializeToString(),
     "no data": model(initializers=[TensorProto(name="w", data_type=7, dims=[4, 4])]).SerializeToString(),
     "recursive function": recursive(),
     "rank mismatch": model(shape=[1, 5]).SerializeToString(),
-    "control flow": model([helper.make_node("If", ["x"], ["y"], then_branch=helper.make_graph([], "i", [], []))]).SerializeToString(),
-    "huge constant": model([helper.make_node("ConstantOfShape", ["s"], ["c"]), helper.make_node("Add", ["x", "c"], ["y"])],
+    "control flow": model(
+        [helper.make_node("If", ["x"], ["y"], then_branch=helper.make_graph([], "i", [], []))]
+    ).SerializeToString(),
+    "huge constant": model([helper.make_node("ConstantOfShape", ["s"], ["c"]),
+                            helper.make_node("Add", ["x", "c"], ["y"])],
                            [helper.make_tensor("s", TensorProto.INT64, [2], [1 << 33, 1 << 33])]).SerializeToString(),
 }  # fmt: skip
 
@@ -144,6 +151,15 @@ def test_function_laughs_are_refused(depth):
     with pytest.raises(ModelTooExpensive):
         load_model(data)
     assert time.perf_counter() - started < 0.5
+
+
+def test_an_operand_read_twice_does_not_double_the_work():
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["t0"])]
+    nodes += [helper.make_node("Add", [f"t{i}", f"t{i}"], [f"t{i + 1}"]) for i in range(100)]
+    nodes.append(helper.make_node("Split", ["t100"], ["y", "z"], axis=1, num_outputs=2))
+    nodes.append(helper.make_node("Add", ["y", "z"], ["sum"]))
+    graph = load_model(model(nodes, output="sum").SerializeToString())
+    assert graph.num_parameters == 16 and len(graph.pieces) == 2
 
 
 def test_shallow_functions_are_fine():

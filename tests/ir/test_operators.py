@@ -18,7 +18,8 @@ OPSET = 23
 AS_INPUTS = {
     "Reshape": ["shape"], "Expand": ["shape"], "Slice": ["starts", "ends", "axes", "steps"], "Squeeze": ["axes"],
     "Unsqueeze": ["axes"], "Split": ["split"], "Tile": ["repeats"], "Pad": ["pads"], "Trilu": ["k"], "TopK": ["k"],
-    "CumSum": ["axis"], "Clip": ["min", "max"], "ReduceSum": ["axes"], "ReduceMax": ["axes"], "OneHot": ["depth", "values"],
+    "CumSum": ["axis"], "Clip": ["min", "max"], "ReduceSum": ["axes"], "ReduceMax": ["axes"],
+    "OneHot": ["depth", "values"],
 }  # fmt: skip
 """Attributes of ours that are operands in ONNX."""
 SCALARS = {"k", "min", "max", "depth", "axis"}
@@ -43,7 +44,8 @@ def same(kind, *, rank=3, n=1, **attributes):
 
 
 CASES = [
-    *[same(k) for k in ("Relu", "Sigmoid", "Tanh", "Exp", "Gelu", "Erf", "Cos", "Sin", "Neg", "Abs", "Floor", "Identity",
+    *[same(k) for k in ("Relu", "Sigmoid", "Tanh", "Exp", "Gelu", "Erf", "Cos", "Sin", "Neg", "Abs", "Floor",
+                        "Identity",
                         "Softplus", "LeakyRelu", "Elu", "HardSwish", "Mish", "Sign", "Ceil", "HardSigmoid")],
     *[same(k, n=2) for k in ("Add", "Sub", "Mul", "Div", "Max", "Min", "Less", "Greater", "Equal", "LessOrEqual")],
     same("Sum", n=3), same("Mean", n=2), same("IsNaN"), same("Clip", min=-0.5, max=0.5),
@@ -61,7 +63,8 @@ CASES = [
     Case("Einsum", [(1, 4, 6), (6, 2, 8)], [0, None], {"equation": "bsk,khd->bshd"}, id="projection"),
     Case("Conv", [(1, 4, 6, 6), (8, 4, 3, 3)], [0, None], {"pads": (1, 1, 1, 1)}),
     Case("Conv", [(1, 4, 6, 6), (8, 4, 1, 1), (8,)], [0, None, None], id="pointwise bias"),
-    Case("Conv", [(1, 4, 8, 8), (8, 2, 3, 3)], [0, None], {"group": 2, "strides": (2, 2), "pads": (1, 1, 1, 1)}, id="group"),
+    Case("Conv", [(1, 4, 8, 8), (8, 2, 3, 3)], [0, None], {"group": 2, "strides": (2, 2), "pads": (1, 1, 1, 1)},
+         id="group"),
     Case("Conv", [(1, 4, 8, 8), (4, 1, 3, 3)], [0, None], {"group": 4}, id="depthwise"),
     Case("Conv", [(1, 4, 8, 8), (6, 4, 2, 2)], [0, None], {"strides": (2, 2)}, id="patch"),
     Case("ConvTranspose", [(1, 4, 4, 4), (4, 6, 2, 2)], [0, None], {"strides": (2, 2)}),

@@ -26,6 +26,7 @@ import uvicorn
 from agents.searcher import Progress, SearchResult
 from automap.plan import DeviceMemory, Estimate, Plan, Schedule, SearchRecord, Stage, model_ref
 from automap.problem import Problem
+from service import processes
 from service.api import create_app
 from service.client import AutomapClient
 from service.embedded_redis import EmbeddedRedis
@@ -189,6 +190,7 @@ class Service:
             env={**os.environ, "AUTOMAP_DATA_DIR": str(data_dir), "AUTOMAP_LOG_LEVEL": "INFO", **environment},
             stdout=subprocess.PIPE,
             stderr=self._log,
+            preexec_fn=processes.dying_with_parent(signal.SIGTERM),  # should the tests be killed
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

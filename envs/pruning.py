@@ -1,0 +1,46 @@
+"""Pruning: which decisions an agent is asked. Every rule says what it can lose.
+
+- `influential_groups` (lossy): groups that carry little of the model's work and parameters split the batch.
+- Legality, forced slots and memory bounds (lossless) are those of `PlanSpace` and `Prefix`.
+"""
+
+from __future__ import annotations
+
+from automap.prefix import Prefix
+from automap.space import PlanSpace
+
+
+def influential_groups(space: PlanSpace, limit: int) -> frozenset[tuple[int, int]]:
+    """The `limit` linkage groups with the largest share of FLOPs and parameters, as (unit type, group).
+
+    Can lose the optimum only where a group outside the list gains from anything but a batch split.
+    """
+    graph = space.problem.graph
+    units = space.linkage.blocks.units
+    influence: dict[tuple[int, int], float] = {}
+    for unit_type, unit in enumerate(space.linkage.types):
+        times = sum(u.type == unit_type for u in units)
+        for number, group in enumerate(unit.groups):
+            ops = [space.operator(unit_type, m) for m in group.members]
+            flops = sum(op.forward_flops.at(1) for op in ops) / max(graph.forward_flops, 1.0)
+            weights = sum(
+                graph.tensors[n].num_elements for op in ops for n in op.inputs if graph.tensors[n].role == "parameter"
+            ) / max(graph.num_parameters, 1)
+            influence[unit_type, number] = times * (flops + weights)
+    ranked = sorted(influence, key=lambda key: (-influence[key], key))
+    return frozenset(ranked[:limit])
+
+
+def batch_split(space: PlanSpace, prefix: Prefix) -> int:
+    """The legal value that splits the batch, else the first that keeps operators whole, else the first."""
+    slot = space.slots[prefix.position]
+    unit = space.linkage.types[slot.unit_type]
+    leader = unit.groups[slot.group].leader
+    rule = space.operator(slot.unit_type, leader).rule
+    table = unit.signatures[leader]
+    legal = prefix.legal()
+    for value in legal:
+        factor = table[value].factor
+        if factor is not None and rule.factors[factor].is_batch:
+            return int(value)
+    return int(next((v for v in legal if not table[v].divides_work), legal[0]))

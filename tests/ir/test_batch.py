@@ -1,0 +1,79 @@
+"""Where the batch goes in a Reshape, and common factors of shapes."""
+
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ir.batch import align, reshape_target, resolve
+from ir.graph import Tensor
+
+
+def tensor(shape, batch=0):
+    return Tensor(name="x", shape=shape, dtype="float32", role="activation", batch_dim=batch)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize(
+    ("shape", "place", "target", "at_one", "where"),
+    [
+        ((1, 128, 768), 0, lambda n: (128 * n, 768), (128, 768), 0),
+        ((128, 768), 0, lambda n: (n, 128, 768), (1, 128, 768), 0),
+        ((1, 128, 768), 0, lambda n: (n, 128, 12, 64), (1, 128, 12, 64), 0),
+        ((1, 12, 128, 64), 0, lambda n: (12 * n, 128, 64), (12, 128, 64), 0),
+        ((1, 128, 768), 0, lambda n: (-1, 768), (128, 768), 0),
+        ((1, 128, 768), 0, lambda n: (0, 0, 12, -1), (1, 128, 12, 64), 0),
+        ((1, 512, 7, 7), 0, lambda n: (n, -1), (1, 25088), 0),
+        ((7, 1, 32), 1, lambda n: (7, n, 4, 8), (7, 1, 4, 8), 1),
+        ((7, 1, 32), 1, lambda n: (7, 32 * n) if n > 1 else (7, 32), (7, 32), 1),
+    ],
+)
+def test_batch_is_found_at_any_export_size(shape, place, target, at_one, where, batch):
+    found = reshape_target(tensor(shape, place), target(batch), export_batch=batch)
+    assert found is not None
+    assert (found.shape, found.batch_dim, found.is_traced) == (at_one, where, True)
+
+
+def test_a_minor_batch_is_reported():
+    found = reshape_target(tensor((7, 1, 32), 1), (28, 32), export_batch=4)
+    assert found is not None and not found.is_traced and found.shape == (7, 32)
+
+
+def test_sizes_that_do_not_fit():
+    assert reshape_target(tensor((1, 6)), (4,), export_batch=1) is None
+    assert resolve((2, 3), (-1, -1)) is None and resolve((2, 3), (0, 3)) == (2, 3)
+    assert resolve((2, 0), (0, 2), allow_zero=True) == (0, 2)
+
+
+def shapes(size: int):
+    """Factorisations of `size` with ones strewn in."""
+
+    def draw(data):
+        rest, found = size, []
+        while rest > 1:
+            step = data.draw(st.sampled_from([d for d in range(2, rest + 1) if rest % d == 0]))
+            found.append(step)
+            rest //= step
+        return [*found, *([1] * data.draw(st.integers(0, 2)))]
+
+    return draw
+
+
+@given(st.data(), st.sampled_from([1, 12, 24, 36, 64, 120]))
+def test_aligned_factors_multiply_to_both_sides(data, size):
+    source, target = shapes(size)(data), shapes(size)(data)
+    groups = align(source, target)
+    for ins, outs, factors in groups:
+        assert prod(source[d] for d in ins) == prod(target[d] for d in outs)
+        if factors:
+            assert prod(factors) == prod(source[d] for d in ins)
+            for dims, side in ((ins, source), (outs, target)):
+                position = 0
+                for d in dims:
+                    reached = 1
+                    while reached < side[d]:
+                        reached *= factors[position]
+                        position += 1
+                    assert reached == side[d]
+    assert sorted(d for ins, _, _ in groups for d in ins) == [d for d, s in enumerate(source) if s != 1]

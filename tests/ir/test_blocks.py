@@ -1,0 +1,124 @@
+"""Units: cover, isomorphism, repeats, speed."""
+
+import time
+
+import pytest
+
+from ir.blocks import Blocks, Unit, _repeats, find_units, legal_cuts
+from ir.build import GraphBuilder
+from ir.graph import Graph
+from ir.localize import localize
+from ir.loss import with_loss
+from ir.onnx.load import load_model
+
+
+def check(graph: Graph, blocks: Blocks) -> None:
+    first = next(i for i, op in enumerate(graph.operators) if not op.is_constant)
+    assert blocks.units[0].start == first and blocks.units[-1].stop == len(graph.operators)
+    assert all(a.stop == b.start for a, b in zip(blocks.units, blocks.units[1:], strict=False))
+    cuts = legal_cuts(graph)
+    for unit in blocks.units[:-1]:
+        assert unit.boundary == cuts[unit.stop - 1]
+    assert blocks.units[-1].boundary is None
+    for unit in blocks.units:
+        model = blocks.representative(unit.type)
+        mine, other = graph.operators[unit.start : unit.stop], graph.operators[model.start : model.stop]
+        assert [o.kind for o in mine] == [o.kind for o in other]
+        assert [o.rule for o in mine] == [o.rule for o in other]
+    assert {u.type for u in blocks.units} == set(range(blocks.num_types))
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt_linear", "llama", "bert", "vit"])
+@pytest.mark.parametrize("opset", [18, 23])
+def test_transformers_are_embed_layers_head_loss(name, opset, export):
+    graph = load_model(export(name, 1, opset), loss="cross_entropy")
+    blocks = find_units(graph)
+    check(graph, blocks)
+    assert [u.type for u in blocks.units] == [0, 1, 1, 2, 3] and blocks.num_blocks == 2
+
+
+# Units of the loss included: one a bottleneck, a convolution, an inception module, a dense layer, a fire module.
+LIGHT_UNITS = {
+    "resnet50": 19, "vgg19": 20, "inception_v1": 14, "inception_v2": 15, "densenet121": 64, "squeezenet": 18,
+    "shufflenet": 19, "bvlc_alexnet": 9, "zfnet512": 9,
+}  # fmt: skip
+
+
+def test_light_models(light, light_name):
+    graph = load_model(light(light_name), loss="cross_entropy")
+    blocks = find_units(graph)
+    check(graph, blocks)
+    assert abs(len(blocks.units) - LIGHT_UNITS[light_name]) <= 1
+    largest = max(u.stop - u.start for u in blocks.units)
+    assert largest < 0.25 * len(graph.operators)
+
+
+def test_resnet_bottlenecks_repeat(light):
+    blocks = find_units(load_model(light("resnet50")))
+    assert blocks.num_blocks == 10
+
+
+def stack(layers: int) -> Graph:
+    """A pre-norm stack with a shared mask made from data."""
+    builder = GraphBuilder()
+    builder.input("ids", (1, 8), "int64")
+    builder.input("keep", (1, 8), "int64")
+    builder.parameter("table", (32, 16))
+    (x,) = builder.add("Gather", ["table", "ids"], ["x"], attributes={"axis": 0})
+    (mask,) = builder.add("Cast", ["keep"], ["mask"], attributes={"to": "float32"})
+    (mask,) = builder.add("Unsqueeze", [mask], ["wide"], attributes={"axes": (2,)})
+    for i in range(layers):
+        builder.parameter(f"scale{i}", (16,))
+        builder.parameter(f"up{i}", (16, 64))
+        builder.parameter(f"down{i}", (64, 16))
+        (y,) = builder.add("RMSNormalization", [x, f"scale{i}"], [f"n{i}"], attributes={"axis": -1}, opset=23)
+        (y,) = builder.add("MatMul", [y, f"up{i}"], [f"u{i}"])
+        (y,) = builder.add("Relu", [y], [f"r{i}"])
+        (y,) = builder.add("MatMul", [y, f"down{i}"], [f"d{i}"])
+        (y,) = builder.add("Mul", [y, mask], [f"m{i}"])
+        (x,) = builder.add("Add", [x, y], [f"x{i}"])
+    builder.parameter("head", (16, 32))
+    (x,) = builder.add("MatMul", [x, "head"], ["logits"])
+    return builder.finish([x], name="stack")
+
+
+def test_a_shared_mask_does_not_tie_layers_together():
+    graph = stack(5)
+    assert find_units(graph).num_blocks == 0
+    local = localize(graph)
+    blocks = find_units(local)
+    check(local, blocks)
+    assert blocks.num_blocks == 5 and len(blocks.units) == 7
+    assert sum(op.kind == "Cast" for op in local) == 5
+    assert local.num_parameters == graph.num_parameters and local.forward_flops == graph.forward_flops
+    assert localize(stack(1)) == stack(1)
+
+
+def test_six_thousand_operators_take_a_second():
+    graph = localize(stack(700))
+    assert len(graph.operators) > 5000
+    started = time.perf_counter()
+    blocks = find_units(with_loss(graph))
+    assert time.perf_counter() - started < 1
+    assert blocks.num_blocks == 700
+
+
+@pytest.mark.parametrize(
+    ("kinds", "groups"),
+    [
+        ([0, 1, 1, 1, 2], [1, 1, 1, 1, 1]),
+        ([0, 1, 2, 1, 2, 1, 2, 3], [1, 2, 2, 2, 1]),
+        ([5, 1, 2, 1, 2, 7, 8, 8, 8, 9], [1, 2, 2, 1, 1, 1, 1, 1]),
+        ([1, 2, 3], [1, 1, 1]),
+        ([], []),
+    ],
+)
+def test_repeats(kinds, groups):
+    found = _repeats(kinds, 0, len(kinds))
+    assert [b - a for a, b in found] == groups
+
+
+def test_units_are_plain_data():
+    unit = Unit(start=0, stop=1, type=0, boundary=None)
+    assert Blocks(units=(unit,), num_types=1).representative(0) == unit
+    assert find_units(Graph(name="", operators=(), tensors={}, outputs=())) == Blocks(units=(), num_types=0)
