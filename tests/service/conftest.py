@@ -252,4 +252,5 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """One service for the tests that leave it as they found it."""
     service = Service(tmp_path_factory.mktemp("running"))
     yield service
+    print(service.log())  # shown when a test failed
     service.stop()

@@ -28,7 +28,8 @@ def squeezenet(light: Callable[[str], bytes]) -> bytes:
 
 def submit(service: Any, model: bytes, budget: str) -> str:
     uploaded = service.client.upload_model(model, name="squeezenet")
-    return str(service.client.submit(uploaded["id"], CLUSTER, TRAINING, budget=budget)["id"])
+    job = service.client.submit(uploaded["id"], CLUSTER, TRAINING, budget=budget, searcher="random")
+    return str(job["id"])
 
 
 def horse(service: Any, until: Any) -> psutil.Process:
@@ -92,7 +93,7 @@ def test_a_running_job_is_cancelled_at_once(running: Any, squeezenet: bytes, unt
 def test_a_job_that_cannot_be_solved_fails_with_its_reason(running: Any, light: Callable[[str], bytes]) -> None:
     model = running.client.upload_model(light("vgg19"))
     hints = {"memory_reserve_bytes": 15.9 * 2**30}
-    job = running.client.submit(model["id"], CLUSTER, TRAINING, budget="1s", hints=hints)
+    job = running.client.submit(model["id"], CLUSTER, TRAINING, budget="1s", searcher="random", hints=hints)
     with pytest.raises(NothingFits):
         running.client.wait(job["id"])
     assert running.client.job(job["id"])["state"] == "failed"

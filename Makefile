@@ -1,0 +1,64 @@
+# Everything runs in .venv, which `make setup` makes; demo, test, unit, check and bench make it first when needed.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+STAMP := .venv/.complete
+TORCH := torch==2.13.0
+
+export OMP_NUM_THREADS := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test unit check bench clean
+
+help:
+	@echo "make demo    set up, then find plans for three real models"
+	@echo "make test    set up, then run every test"
+	@echo "make unit    only the quick tests"
+	@echo "make check   formatting, lint, types, import rules"
+	@echo "make bench   the benchmarks"
+	@echo "make setup   make .venv and nothing else"
+	@echo "make clean   remove what these made"
+
+setup: $(STAMP)
+
+# A stamp, not the folder: an installation that was interrupted is done again. torch comes first, at the exact version,
+# so that nothing else decides which torch is taken.
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: sudo apt-get install python3 python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed, and $(PYTHON) is older; name another: make setup PYTHON=..."; exit 1; }
+	@rm -f $(STAMP)
+	@if $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
+		$(PYTHON) -m venv --clear .venv; \
+	elif command -v virtualenv >/dev/null; then \
+		virtualenv --quiet --clear --python $(PYTHON) .venv; \
+	else \
+		echo "$(PYTHON) cannot make virtual environments: sudo apt-get install python3-venv"; exit 1; \
+	fi
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(BIN)/python -m automap.price.warm
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/automap demo
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest
+
+unit: $(STAMP)
+	@$(BIN)/python -m pytest -m "not slow"
+
+check: $(STAMP)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(STAMP)
+	@for script in benchmarks/*.py; do [ ! -e "$$script" ] || $(BIN)/python "$$script" || exit 1; done
+
+clean:
+	rm -rf .venv build dist demo *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
