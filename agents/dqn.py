@@ -74,7 +74,8 @@ class MaskedQNetwork(QNetwork):
         flat = obs["observation"]
         later: torch.Tensor = self.q_net(flat)
         q = later - REWARD_SCALE * flat[:, bound_slice()]
-        return q.masked_fill(obs["action_mask"] < 0.5, FORBIDDEN)
+        masked: torch.Tensor = q.masked_fill(obs["action_mask"] < 0.5, FORBIDDEN)
+        return masked
 
 
 class _ObservationOnly(torch.nn.Module):
@@ -128,7 +129,7 @@ class PlanReplay(DictReplayBuffer):
         self._elite: list[_Episode] = []
         self._stacked: dict[str, npt.NDArray[Any]] = {}
 
-    def add(
+    def add(  # type: ignore[override]  # DictReplayBuffer narrows its parent's parameters in the same way
         self,
         obs: Observation,
         next_obs: Observation,
@@ -251,7 +252,8 @@ class MaskedDQN(DQN):
     def act(self, observation: Observation) -> npt.NDArray[Any]:
         """One action an environment: greedy, or with probability `explored` a legal random one."""
         with torch.no_grad():
-            actions = self.q_net({k: torch.as_tensor(v) for k, v in observation.items()}).argmax(dim=1).numpy()
+            q = self.q_net({k: torch.as_tensor(v) for k, v in observation.items()})
+        actions: npt.NDArray[Any] = q.argmax(dim=1).numpy()
         for e in range(len(actions)):
             if self.rng.random() < self.explored:
                 legal = np.flatnonzero(observation["action_mask"][e])
@@ -274,7 +276,7 @@ class MaskedDQN(DQN):
             q = self.q_net(batch.observations).gather(1, batch.actions)
             loss = torch.nn.functional.smooth_l1_loss(q, target)
             self.policy.optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(self.q_net.parameters(), self.max_grad_norm)
             self.policy.optimizer.step()
         self._n_updates += gradient_steps
@@ -288,7 +290,9 @@ class MaskedDQN(DQN):
             while not done:
                 action = env.suggest(values)
                 following, reward, done, _, info = env.step(action)
-                step = {f"obs.{k}": v for k, v in observation.items()} | {f"next.{k}": v for k, v in following.items()}
+                step: dict[str, Any] = {f"obs.{k}": v for k, v in observation.items()} | {
+                    f"next.{k}": v for k, v in following.items()
+                }
                 step |= {"actions": np.array([action]), "rewards": reward, "dones": float(done)}
                 for k, v in step.items():
                     rows.setdefault(k, []).append(v)

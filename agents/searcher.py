@@ -89,7 +89,9 @@ class Searcher(Protocol):
         on_progress: OnProgress,
         should_stop: ShouldStop,
         start: Sequence[Plan] = (),
-    ) -> SearchResult: ...
+    ) -> SearchResult:
+        """See `search`."""
+        ...
 
 
 def search(
@@ -121,9 +123,7 @@ def search(
         raise ProblemError(
             "unknown searcher", field="searcher", value=searcher, repair="Use one of " + ", ".join(SEARCHERS) + "."
         )
-    return _agent(searcher)(
-        problem, budget, seed=seed, on_progress=on_progress, should_stop=should_stop, start=start
-    )
+    return _agent(searcher)(problem, budget, seed=seed, on_progress=on_progress, should_stop=should_stop, start=start)
 
 
 def _agent(name: str) -> Searcher:

@@ -1,86 +1,88 @@
-"""The collectives that placements call for: conversions between placements and their cost.
+"""The list of collectives that a plan calls for, forward and backward.
 
-`convert` is the one place that says which collectives turn a tensor from one placement into another on an n-D mesh,
-and in which order: first what shrinks the local part (slices, reduce-scatters), then what keeps its size
-(all-to-alls, all-reduces), then what grows it (all-gathers). The price adds its times up; `list_collectives` returns
-them as a list, forward and backward, for the runtime and for readers. Costs are latency + bytes over bandwidth;
-ring volumes. Units: seconds, bytes.
+The list is written down by the very kernel that prices the plan, so that what runs can be checked against what was
+priced. Units: bytes, seconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
-from numba import float64, int64, njit, void
 
-from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, SEND_RECV
-from ir.factors import BROADCAST, PARTIAL
-
-UNKNOWN = -3
-"""A placement that has not been decided yet: converting from or to it is free, and it is split wherever it may be."""
-
-KIND_COUNT = 5
-
-
-@njit(float64(int64, float64, float64, float64, float64), cache=True)
-def collective_s(kind: int, size: float, latency_s: float, bytes_per_s: float, data: float) -> float:
-    """Time of one collective.
-
-    Args:
-        kind: ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL or SEND_RECV.
-        size: ranks of the group.
-        latency_s: of the group.
-        bytes_per_s: of the group.
-        data: bytes of the larger of what a rank holds before and after (the nccl-tests convention).
-    """
-    if size <= 1.0 or data <= 0.0:
-        return 0.0
-    share = (size - 1.0) / size
-    if kind == ALL_REDUCE:
-        share *= 2.0
-    if kind == SEND_RECV:
-        share = 1.0
-    return latency_s + share * data / bytes_per_s
-
-
-@njit(
-    void(float64, int64[:], int64[:], float64[:], float64[:], float64[:], float64[:]),
-    cache=True,
+from automap.price.communication import (
+    L_AXIS,
+    L_BACKWARD,
+    L_BYTES,
+    L_COUNT,
+    L_KIND,
+    L_OPERATOR,
+    L_SECONDS,
+    L_TENSOR,
 )
-def convert(
-    data: float,
-    source: np.ndarray,
-    target: np.ndarray,
-    sizes: np.ndarray,
-    latency_s: np.ndarray,
-    bytes_per_s: np.ndarray,
-    times: np.ndarray,
-) -> None:
-    """Adds the time of each kind of collective that turns `source` into `target` to `times`.
+from automap.price.evaluator import Choice, Evaluator
+from automap.price.tables import COLLECTIVES
+from automap.space import AXES
 
-    Args:
-        data: bytes of the whole tensor.
-        source: placement on each mesh axis.
-        target: wanted placement on each mesh axis.
-        sizes: ranks of each axis.
-        latency_s: of each axis.
-        bytes_per_s: of each axis.
-        times: [KIND_COUNT], seconds, added to.
+_BUFFER_PER_OPERATOR = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collective:
+    """One collective of one micro-batch."""
+
+    kind: str
+    """all_reduce, all_gather, reduce_scatter, all_to_all or send_recv."""
+    axis: str
+    """Mesh axis over whose groups it runs."""
+    bytes: float
+    """Of the larger of what a rank holds before and after."""
+    seconds: float
+    stage: int
+    operator: str
+    """The consumer that asks for the conversion, or the operator that exchanges inside."""
+    tensor: str
+    direction: Literal["forward", "backward"]
+
+
+def list_collectives(choice: Choice, evaluator: Evaluator) -> Iterator[Collective]:
+    """Every collective inside the stages of one micro-batch, in the order of the operators.
+
+    Recomputed operators repeat their forward collectives; gradient reductions (once a step) and ZeRO's gathers are
+    not listed here.
     """
-    local = data
-    for a in range(sizes.shape[0]):
-        if source[a] == UNKNOWN or target[a] == UNKNOWN or source[a] >= 0:
-            local /= sizes[a]
-    for a in range(sizes.shape[0]):
-        if target[a] >= 0 and source[a] < 0 and source[a] != UNKNOWN:
-            if source[a] == PARTIAL:
-                times[REDUCE_SCATTER] += collective_s(REDUCE_SCATTER, sizes[a], latency_s[a], bytes_per_s[a], local)
-            local /= sizes[a]
-    for a in range(sizes.shape[0]):
-        if source[a] >= 0 and target[a] >= 0 and source[a] != target[a]:
-            times[ALL_TO_ALL] += collective_s(ALL_TO_ALL, sizes[a], latency_s[a], bytes_per_s[a], local)
-        elif source[a] == PARTIAL and target[a] == BROADCAST:
-            times[ALL_REDUCE] += collective_s(ALL_REDUCE, sizes[a], latency_s[a], bytes_per_s[a], local)
-    for a in range(sizes.shape[0] - 1, -1, -1):
-        if source[a] >= 0 and (target[a] == BROADCAST or target[a] == PARTIAL):
-            local *= sizes[a]
-            times[ALL_GATHER] += collective_s(ALL_GATHER, sizes[a], latency_s[a], bytes_per_s[a], local)
+    tables, graph = evaluator.tables, evaluator.problem.graph
+    num_ranks = len(choice.layout.stages)
+    for number, segment, incoming in evaluator.surroundings(choice):
+        unit = evaluator.blocks.units[segment.unit]
+        representative = evaluator.blocks.representative(unit.type)
+        records = np.full((_BUFFER_PER_OPERATOR * (segment.last - segment.first), L_COUNT), -1.0)
+        evaluator.unit_row(
+            segment,
+            number % num_ranks,
+            choice.layout,
+            incoming,
+            choice.samples,
+            choice.zero_axes,
+            int(tables.boundary_out[unit.type]),
+            records,
+        )
+        base = int(tables.spans[unit.type])
+        for record in records[records[:, L_KIND] >= 0.0]:
+            offset = int(record[L_OPERATOR]) - base
+            op = graph.operators[unit.start + offset]
+            model = graph.operators[representative.start + offset]
+            wanted = tables.tensor_name(int(record[L_TENSOR]))
+            slot = (*model.inputs, *model.outputs).index(wanted)
+            yield Collective(
+                kind=COLLECTIVES[int(record[L_KIND])],
+                axis=AXES[int(record[L_AXIS])],
+                bytes=float(record[L_BYTES]),
+                seconds=float(record[L_SECONDS]),
+                stage=number,
+                operator=op.name,
+                tensor=(*op.inputs, *op.outputs)[slot],
+                direction="backward" if record[L_BACKWARD] else "forward",
+            )

@@ -1,12 +1,12 @@
 """The tree of errors.
 
-    UserError                     names the field, the value and the repair            (exit 2, HTTP 422)
-    ├── ModelError                the model file, or what the request says about it
-    │   └── ModelTooExpensive     reading it ran into a limit
-    ├── ClusterError              the cluster text or file
-    ├── ProblemError              training or hints, or their fit to the model
-    ├── PlanError                 a plan that is malformed or for another problem
-    └── NothingFits               every plan overflows memory: the nearest and by how much  (exit 3)
+UserError                     names the field, the value and the repair            (exit 2, HTTP 422)
+├── ModelError                the model file, or what the request says about it
+│   └── ModelTooExpensive     reading it ran into a limit
+├── ClusterError              the cluster text or file
+├── ProblemError              training or hints, or their fit to the model
+├── PlanError                 a plan that is malformed or for another problem
+└── NothingFits               every plan overflows memory: the nearest and by how much  (exit 3)
 """
 
 from __future__ import annotations

@@ -67,7 +67,10 @@ class Hints:
             value = getattr(self.fix, name)
             if value is not None and value < 1:
                 raise ProblemError(
-                    "must be positive", field=f"hints.fix.{name}", value=value, repair="Give 1 or more, or leave it out."
+                    "must be positive",
+                    field=f"hints.fix.{name}",
+                    value=value,
+                    repair="Give 1 or more, or leave it out.",
                 )
         if self.fix.zero is not None and not 0 <= self.fix.zero <= 3:
             raise ProblemError("no such ZeRO stage", field="hints.fix.zero", value=self.fix.zero, repair="Give 0 to 3.")

@@ -7,7 +7,6 @@ the stage's batch axes and is whole on the others. Units: seconds, bytes, sample
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -70,7 +69,7 @@ class Stage:
     """Samples of a micro-batch for each index of the batch axes; null = as even as possible."""
     zero: Zero = Zero()
     shardings: Mapping[str, Mapping[str, AxisSharding]] = field(default_factory=dict)
-    """Operator or glob -> axis -> placements; the most specific glob wins."""
+    """Operator or glob (see `automap.names`) -> axis -> placements; the most specific glob wins."""
     recompute: tuple[str, ...] = ()
     """Operators or globs: regions whose inputs are kept and whose inside is computed again in the backward pass."""
 
@@ -214,18 +213,6 @@ def format_devices(numbers: tuple[int, ...]) -> str:
         parts.append(str(start) if start == previous else f"{start}-{previous}")
         start = previous = number
     return ",".join(parts)
-
-
-def most_specific(globs: Mapping[str, Any], name: str) -> str | None:
-    """The key of `globs` that matches `name` with the most literal characters; ties go to the first."""
-    if name in globs:
-        return name
-    best, best_length = None, -1
-    for glob in globs:
-        length = len(glob) - glob.count("*") - glob.count("?")
-        if length > best_length and fnmatch.fnmatchcase(name, glob):
-            best, best_length = glob, length
-    return best
 
 
 def check_model(plan: Plan, problem: Problem) -> None:

@@ -14,11 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from automap.price.combine import P_GRADIENT, P_OPTIMIZER, P_PARAMETER
 from automap.price.evaluator import RECOMPUTE_MODES, Outcome, Segment
 from automap.price.kernels import (
     C_BACKWARD,
-    C_BACKWARD_COMM,
     C_FORWARD,
     C_FORWARD_COMM,
     C_RECOMPUTE_COMM,
@@ -82,15 +80,10 @@ class BoundTable:
                 chosen=np.full((len(unit.signatures), len(AXES)), -1, dtype=np.int64),
                 recomputed=evaluator.masks(kind)["none"],
             )
-            rows = [
-                evaluator.unit_row(segment, rank, layout, incoming, shape.samples, zero, -1) for rank in ranks
-            ]
+            rows = [evaluator.unit_row(segment, rank, layout, incoming, shape.samples, zero, -1) for rank in ranks]
             exposed = 1.0 - problem.trainer.tensor_overlap
             seconds_of.append(
-                min(
-                    r[C_FORWARD] + r[C_BACKWARD] + exposed * (r[C_FORWARD_COMM:C_RECOMPUTE_COMM].sum())
-                    for r in rows
-                )
+                min(r[C_FORWARD] + r[C_BACKWARD] + exposed * (r[C_FORWARD_COMM:C_RECOMPUTE_COMM].sum()) for r in rows)
             )
             forward_of.append(min(r[C_FORWARD] for r in rows))
             bytes_of.append(min(r[C_ZERO] for r in rows) * state / shape.dp)
@@ -125,9 +118,7 @@ class BoundTable:
             for depth in range(len(row) + 1):
                 old = found.get(row[:depth])
                 found[row[:depth]] = (
-                    bound
-                    if old is None
-                    else Bound(min(old.time_s, bound.time_s), min(old.overflow, bound.overflow))
+                    bound if old is None else Bound(min(old.time_s, bound.time_s), min(old.overflow, bound.overflow))
                 )
         return found
 

@@ -6,7 +6,6 @@ Units: samples (one sequence, one image), bytes.
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import json
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any, Literal
 from automap.cluster import Cluster
 from automap.errors import ProblemError
 from automap.hints import Hints
+from automap.names import matches, select
 from automap.records import from_json
 from ir.graph import Amount, Graph, Operator
 
@@ -172,12 +172,12 @@ class Problem:
     def _check_names(self) -> None:
         names = [op.name for op in self.graph.operators]
         for index, constraint in enumerate(self.hints.constraints):
-            if not fnmatch.filter(names, constraint.scope):
+            if not select(constraint.scope, names):
                 raise ProblemError(
                     "no operator has such a name",
                     field=f"hints.constraints[{index}].scope",
                     value=constraint.scope,
-                    repair=f"Name operators of the model by a glob, such as {names[-1]!r}; `automap inspect` lists them.",
+                    repair=f"Name operators of the model by a glob, such as {names[-1]!r}.",
                 )
 
 
@@ -188,7 +188,7 @@ def _with_costs(graph: Graph, hints: Hints) -> Graph:
     used = set()
     operators: list[Operator] = []
     for op in graph.operators:
-        match = next((g for g in hints.costs if fnmatch.fnmatchcase(op.name, g)), None)
+        match = next((g for g in hints.costs if matches(g, op.name)), None)
         if match is None:
             operators.append(op)
             continue
@@ -205,6 +205,6 @@ def _with_costs(graph: Graph, hints: Hints) -> Graph:
                 "no operator has such a name",
                 field=f"hints.costs.{glob}",
                 value=glob,
-                repair="Name operators of the model by a glob; `automap inspect` lists them.",
+                repair=f"Name operators of the model by a glob, such as {graph.operators[-1].name!r}.",
             )
     return replace(graph, operators=tuple(operators))

@@ -150,9 +150,7 @@ def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
             hints = typing.get_type_hints(kind)
             fields = dataclasses.fields(kind)
             required = [
-                f.name
-                for f in fields
-                if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+                f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
             ]
             definitions[name] = {
                 "type": "object",

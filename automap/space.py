@@ -8,7 +8,6 @@ once. `values` is a tuple with one number a slot; a slot with a single legal val
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import math
 from collections.abc import Sequence
@@ -18,13 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.errors import ProblemError
+from automap.names import matches
 from automap.plan import Plan
 from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, Segment
 from automap.price.kernels import divides
 from automap.price.skeleton import blank, by_type
 from automap.problem import Problem
 from automap.translate import same_choice, to_choice, to_plan
-from ir.factors import parse_placement
+from ir.factors import parse_placement, whole_signature
 from ir.graph import Operator
 
 Ints = npt.NDArray[np.int64]
@@ -158,7 +158,10 @@ class PlanSpace:
         modes = RECOMPUTE_MODES
         if fix.recompute is not None and fix.recompute not in modes:
             raise ProblemError(
-                "no such mode", field="hints.fix.recompute", value=fix.recompute, repair=f"Use one of {', '.join(modes)}."
+                "no such mode",
+                field="hints.fix.recompute",
+                value=fix.recompute,
+                repair=f"Use one of {', '.join(modes)}.",
             )
 
     def _shapes(self, devices: int) -> tuple[Shape, ...]:
@@ -179,9 +182,7 @@ class PlanSpace:
                         continue
                     for virtual in self._virtuals(pp, count):
                         found.append(
-                            Shape(
-                                pp=pp, tp=tp, dp=dp, num_micro_batches=count, samples=batch // count, virtual=virtual
-                            )
+                            Shape(pp=pp, tp=tp, dp=dp, num_micro_batches=count, samples=batch // count, virtual=virtual)
                         )
         return tuple(found)
 
@@ -294,9 +295,8 @@ class PlanSpace:
         group = unit.groups[slot.group]
         table = unit.signatures[group.leader]
         mask = np.zeros(slot.num_values, dtype=np.bool_)
-        whole = next(i for i, s in enumerate(table) if not s.divides_work and max(s.inputs, default=-1) < 0)
         if sizes[slot.index] == 1:
-            mask[whole] = True
+            mask[whole_signature(table)] = True
             return mask
         tables = self.evaluator.tables
         first = int(tables.spans[slot.unit_type])
@@ -334,7 +334,7 @@ class PlanSpace:
         rule = self.operator(slot.unit_type, group.leader).rule
         allowed = mask.copy()
         for constraint in self.problem.hints.constraints:
-            if not fnmatch.fnmatchcase(name, constraint.scope):
+            if not matches(constraint.scope, name):
                 continue
             for value, signature in enumerate(table):
                 factor = None if signature.factor is None else rule.factors[signature.factor]
@@ -534,11 +534,12 @@ class PlanSpace:
         return found if found == tuple(values) and same_choice(self.choice(found), choice) else None
 
     def _mode(self, choice: Choice, rank: int) -> int:
-        chunk = choice.chunks[rank]
+        """The first recompute mode that all chunks of a rank follow; 0 where none does."""
+        segments = [s for chunk in choice.chunks[rank :: len(choice.layout.stages)] for s in chunk]
+        types = [self.linkage.blocks.units[s.unit].type for s in segments]
         for mode, name in enumerate(RECOMPUTE_MODES):
             if all(
-                np.array_equal(s.recomputed, self.evaluator.masks(self.linkage.blocks.units[s.unit].type)[name])
-                for s in chunk
+                np.array_equal(s.recomputed, self.evaluator.masks(t)[name]) for s, t in zip(segments, types, strict=True)
             ):
                 return mode
         return 0

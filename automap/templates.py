@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
+
 from automap.price.evaluator import RECOMPUTE_MODES
 from automap.space import AXES, PlanSpace, Shape, Values
-from ir.factors import BROADCAST, PARTIAL, Placement, Signature
+from ir.factors import BROADCAST, PARTIAL, Placement, Signature, whole_signature
 from ir.linkage import UnitLinkage
 
 
@@ -33,7 +36,9 @@ def megatron_signatures(space: PlanSpace, shape: Shape, prefix: Values, *, seque
         for group_number, group in enumerate(unit.groups):
             legal = space.legal(values)
             batch = _batch(space, unit_type, group.leader, unit.signatures[group.leader])
-            values.append(batch if batch is not None and legal[batch] else _whole(unit.signatures[group.leader]))
+            values.append(
+                batch if batch is not None and legal[batch] else whole_signature(unit.signatures[group.leader])
+            )
             legal = space.legal(values)
             value = _megatron(space, unit, unit_type, group_number, legal, placed, sequence_parallel)
             values.append(value)
@@ -52,10 +57,6 @@ def _batch(space: PlanSpace, unit_type: int, offset: int, table: tuple[Signature
     return None
 
 
-def _whole(table: tuple[Signature, ...]) -> int:
-    return next(i for i, s in enumerate(table) if all(p == BROADCAST for p in (*s.inputs, *s.outputs)))
-
-
 def _place(
     space: PlanSpace, unit_type: int, unit: UnitLinkage, group_number: int, value: int, placed: dict[str, Placement]
 ) -> None:
@@ -71,59 +72,49 @@ def _megatron(
     unit: UnitLinkage,
     unit_type: int,
     group_number: int,
-    legal: object,
+    legal: npt.NDArray[np.bool_],
     placed: dict[str, Placement],
     sequence_parallel: bool,
 ) -> int:
-    """Megatron's choice for one group on the tp axis.
+    """Megatron's choice for one group on the tp axis; falls back to whole tensors where it is not legal.
 
-    Scores: taking split inputs as they are (rows after columns, heads) beats everything; else a parameter is split
-    where its output is split too (columns) or summed (vocabulary of an embedding); else the tensor stays whole, or is
-    split along the sequence.
+    Products with a weight take an input split along the summed dim as it is (rows), else split the weight and the
+    output (columns). An embedding splits its vocabulary. Products of activations and losses follow split inputs
+    (heads, classes). Everything between stays whole, or is split along the sequence.
     """
     group = unit.groups[group_number]
     op = space.operator(unit_type, group.leader)
     table = unit.signatures[group.leader]
     tensors = space.problem.graph.tensors
-    has_parameter = any(tensors[n].role == "parameter" or space.is_view(n) for n in op.inputs)
-    heavy = op.forward_flops.at(1) > 0 or op.kind in ("Gather", "SoftmaxCrossEntropyLoss")
-    best, best_score = None, None
+    weights = [tensors[n].role == "parameter" or space.is_view(n) for n in op.inputs]
+    have = [placed.get(n, BROADCAST) for n in op.inputs]
+
+    def usable(signature: Signature, index: int) -> bool:
+        batch = signature.factor is not None and op.rule.factors[signature.factor].is_batch
+        return bool(legal[index]) and signature.divides_work and not batch
+
+    best, best_rank = whole_signature(table), 0
     for index, signature in enumerate(table):
-        if not legal[index]:  # type: ignore[index]
+        if not usable(signature, index):
             continue
-        score = 0.0
-        batch_split = signature.factor is not None and op.rule.factors[signature.factor].is_batch
-        for slot, name in enumerate(op.inputs):
-            have = placed.get(name)
-            if have is None:
-                continue
-            if signature.inputs[slot] == have and have >= 0:
-                score += 8.0
-            elif signature.inputs[slot] != have and signature.inputs[slot] != BROADCAST and not sequence_parallel:
-                score -= 4.0
-        if heavy and has_parameter and signature.divides_work and not batch_split:
-            outputs_split = any(p >= 0 for p in signature.outputs)
-            keeps_inputs = all(
-                signature.inputs[slot] == BROADCAST for slot, name in enumerate(op.inputs) if placed.get(name) is not None
-            )
-            parameter_split = any(
-                signature.inputs[slot] >= 0
-                for slot, name in enumerate(op.inputs)
-                if tensors[name].role == "parameter" or space.is_view(name)
-            )
-            if parameter_split and keeps_inputs and (outputs_split or op.kind == "Gather"):
-                score += 4.0 + (1.0 if op.kind == "Gather" and PARTIAL in signature.outputs else 0.0)
-        if not heavy and sequence_parallel and signature.outputs[0] == 1 and not batch_split:
-            score += 16.0 if tensors[op.outputs[0]].batch_dim == 0 and len(tensors[op.outputs[0]].shape) == 3 else 0.0
-        if not signature.divides_work and all(p == BROADCAST for p in signature.inputs):
-            score += 1.0
-            if not heavy:
-                score += 12.0 if not sequence_parallel else 2.0
-        if batch_split:
-            score -= 6.0
-        if best_score is None or score > best_score:
-            best, best_score = index, score
-    assert best is not None  # the whole signature is always legal
+        splits_weight = any(w and p >= 0 for w, p in zip(weights, signature.inputs, strict=True))
+        follows = any(
+            p >= 0 and p == h for p, h, w in zip(signature.inputs, have, weights, strict=True) if not w
+        ) and all(p in (h, BROADCAST) for p, h, w in zip(signature.inputs, have, weights, strict=True) if not w)
+        whole_inputs = all(p == BROADCAST for p, w in zip(signature.inputs, weights, strict=True) if not w)
+        output = signature.outputs[0]
+        batched = tensors[op.outputs[0]].batch_dim is not None
+        if op.kind == "Gather" and any(weights):
+            rank = 2 if batched and splits_weight and output == PARTIAL else 0
+        elif op.forward_flops.at(1) > 0 and any(weights):
+            rank = 3 if splits_weight and follows else 2 if splits_weight and whole_inputs and output >= 0 else 0
+        elif op.forward_flops.at(1) > 0 or op.kind == "SoftmaxCrossEntropyLoss":
+            rank = 2 if follows else 0
+        else:
+            along = tensors[op.outputs[0]]
+            rank = 2 if sequence_parallel and output == 1 and along.batch_dim == 0 and len(along.shape) == 3 else 0
+        if rank > best_rank:
+            best, best_rank = index, rank
     return best
 
 

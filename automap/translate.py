@@ -6,13 +6,13 @@ the fewest keys: globs where equal units allow, nothing where an operator does w
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from automap.errors import PlanError
+from automap.names import matches, most_specific, select
 from automap.plan import (
     AxisSharding,
     Plan,
@@ -22,14 +22,14 @@ from automap.plan import (
     check_model,
     format_devices,
     model_ref,
-    most_specific,
     parse_devices,
 )
 from automap.price.evaluator import Choice, Evaluator, Segment
 from automap.price.kernels import divides
 from automap.price.layout import Layout, build_layout
 from automap.price.tables import S_BATCH
-from ir.factors import parse_placement, placement_text
+from ir.factors import parse_placement, placement_text, whole_signature
+from ir.graph import Operator
 
 Ints = npt.NDArray[np.int64]
 
@@ -37,7 +37,7 @@ Ints = npt.NDArray[np.int64]
 def default_signature(evaluator: Evaluator, unit_type: int, offset: int, *, batch: bool) -> int:
     """What an operator does on an axis when the plan says nothing: split its batch on batch axes, else be whole."""
     table = evaluator.tables.linkage.types[unit_type].signatures[offset]
-    whole = next(i for i, s in enumerate(table) if not s.divides_work and max((*s.inputs, *s.outputs)) < 0)
+    whole = whole_signature(table)
     if not batch:
         return whole
     tables = evaluator.tables
@@ -107,11 +107,11 @@ def to_plan(choice: Choice, evaluator: Evaluator, axes: Sequence[str] = ("dp", "
     )
 
 
-def _operators(evaluator: Evaluator, segments: Iterable[Segment]) -> list[object]:
+def _operators(evaluator: Evaluator, segments: Iterable[Segment]) -> list[Operator]:
     return [op for segment in segments for op in _segment_operators(evaluator, segment)]
 
 
-def _segment_operators(evaluator: Evaluator, segment: Segment) -> Sequence[object]:
+def _segment_operators(evaluator: Evaluator, segment: Segment) -> Sequence[Operator]:
     unit = evaluator.blocks.units[segment.unit]
     base = int(evaluator.tables.spans[unit.type])
     operators = evaluator.problem.graph.operators
@@ -152,7 +152,7 @@ def _compress(
         if not entry:
             continue
         glob = _glob(group)
-        if all(entries[n] == entry for n in group) and set(fnmatch.filter(names, glob)) == set(group):
+        if all(entries[n] == entry for n in group) and set(select(glob, names)) == set(group):
             found[glob] = entry
         else:
             found.update({n: entries[n] for n in group if entries[n]})
@@ -180,7 +180,7 @@ def _glob(names: Sequence[str]) -> str:
 
 def _recompute(evaluator: Evaluator, segments: Sequence[Segment], names: Sequence[str]) -> tuple[str, ...]:
     if all(segment.recomputed.all() for segment in segments):
-        return ("*",)
+        return ("**",)
     groups: dict[tuple[int, int], list[str]] = {}
     inside = set()
     for segment in segments:
@@ -192,7 +192,7 @@ def _recompute(evaluator: Evaluator, segments: Sequence[Segment], names: Sequenc
     found: list[str] = []
     for group in groups.values():
         glob = _glob(group)
-        found += [glob] if set(fnmatch.filter(names, glob)) <= inside else group
+        found += [glob] if set(select(glob, names)) <= inside else group
     return tuple(dict.fromkeys(found))
 
 
@@ -210,7 +210,9 @@ def to_choice(plan: Plan, evaluator: Evaluator) -> Choice:
     if plan.sync.kind != "synchronous":
         raise _refuse("sync.kind", plan.sync.kind, "only synchronous training is priced", "Use synchronous.")
     if plan.schedule.kind == "explicit" or plan.schedule.order is not None:
-        raise _refuse("schedule", plan.schedule.kind, "explicit orders are not priced", "Use 1f1b, gpipe or interleaved.")
+        raise _refuse(
+            "schedule", plan.schedule.kind, "explicit orders are not priced", "Use 1f1b, gpipe or interleaved."
+        )
     batch = problem.training.global_batch
     if plan.num_micro_batches < 1 or plan.num_micro_batches * plan.samples_per_micro_batch != batch:
         raise _refuse(
@@ -384,14 +386,16 @@ def _segments(
             for a, axis in enumerate(axes):
                 batch = axis in stage.batch_axes
                 if axis in entry:
-                    chosen[k, a] = _signature(evaluator, unit_type, offset, entry[axis], f"stages[{number}].{key}.{axis}")
+                    chosen[k, a] = _signature(
+                        evaluator, unit_type, offset, entry[axis], f"stages[{number}].{key}.{axis}"
+                    )
                 else:
                     chosen[k, a] = default_signature(
                         evaluator, unit_type, offset, batch=batch and mesh.get(axis, 1) > 1
                     )
             _check_divides(evaluator, base + offset, chosen[k], sizes, samples, f"stages[{number}].shardings.{name}")
         recomputed = np.array(
-            [any(fnmatch.fnmatchcase(name, glob) for glob in stage.recompute) for name, _ in members], dtype=np.bool_
+            [any(matches(glob, name) for glob in stage.recompute) for name, _ in members], dtype=np.bool_
         )
         segments.append(
             Segment(

@@ -68,12 +68,13 @@ class PlanEnv(gymnasium.Env[Observation, np.int64], abc.ABC):
         self.first_bound_s = self.table.of_prefix[()].time_s
         self.reference_s = reference_s or self.first_bound_s * math.exp(MAX_LOG_RATIO)
         size = NUM_FEATURES + HISTORY + _ACTION_FEATURES * MAX_ACTIONS
-        self.observation_space = spaces.Dict(
+        observation_space: Any = spaces.Dict(
             {
                 "observation": spaces.Box(-10.0, 10.0, (size,), np.float32),
                 "action_mask": spaces.Box(0, 1, (MAX_ACTIONS,), np.int8),
             }
         )
+        self.observation_space = observation_space
         self.action_space = spaces.Discrete(MAX_ACTIONS)
         self.num_decisions = 0
         self.num_operator_decisions = 0
@@ -95,7 +96,9 @@ class PlanEnv(gymnasium.Env[Observation, np.int64], abc.ABC):
 
     # -- gymnasium ----------------------------------------------------------------------------------------------
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
         """Begins a plan."""
         super().reset(seed=seed, options=options)
         self._prefix = Prefix(self.space, self.table)

@@ -158,3 +158,8 @@ def signatures(rule: FactorRule) -> tuple[Signature, ...]:
     for signature in found:
         unique.setdefault((signature.inputs, signature.outputs), signature)
     return tuple(unique.values())
+
+
+def whole_signature(table: tuple[Signature, ...]) -> int:
+    """Index of the signature in which every operand is whole."""
+    return next(i for i, s in enumerate(table) if all(p == BROADCAST for p in s.inputs + s.outputs))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ir.blocks import Blocks, find_units
-from ir.factors import BROADCAST, PARTIAL, Placement, Signature, signatures
+from ir.factors import BROADCAST, PARTIAL, Placement, Signature, signatures, whole_signature
 from ir.graph import Graph, Operator
 
 
@@ -90,7 +90,7 @@ def link(graph: Graph, blocks: Blocks | None = None) -> Linkage:
     """Groups of every unit type of `graph`."""
     blocks = blocks or find_units(graph)
     types: list[UnitLinkage] = []
-    order = {}
+    order: dict[int, int] = {}
     for position, unit in enumerate(blocks.units):
         order.setdefault(unit.type, position)
     for kind in range(blocks.num_types):
@@ -122,7 +122,9 @@ def _link_unit(graph: Graph, span: range, incoming: str | None, outgoing: str | 
             users = [j for j in range(k + 1, len(ops)) if ops[k].outputs[0] in ops[j].inputs and j in group_of]
             group_of[k] = group_of[users[0]] if users else k
             members.setdefault(group_of[k], []).append(k)
-    groups = tuple(_assign(ops, tables, sorted(members[leader]), leader, parents, producer) for leader in sorted(members))
+    groups = tuple(
+        _assign(ops, tables, sorted(members[leader]), leader, parents, producer) for leader in sorted(members)
+    )
     return UnitLinkage(
         signatures=tuple(tables),
         groups=groups,
@@ -173,15 +175,16 @@ def _follow(
         return tables[maker][picked[maker]].outputs[ops[maker].outputs.index(name)]
 
     wanted = [(ops[k].inputs.index(name), given(name)) for name in inputs]
-    best, best_score = None, (-1, -1)
+    best, best_score = None, (-1, False, -1)
     for index, signature in enumerate(tables[k]):
         if signature.inputs[wanted[0][0]] != wanted[0][1]:
             continue
         matches = sum(signature.inputs[slot] == placement for slot, placement in wanted)
-        score = (matches, -index)
+        # Behind a whole or partial input nothing new is split.
+        score = (matches, not signature.divides_work or wanted[0][1] >= 0, -index)
         if score > best_score:
             best, best_score = index, score
-    return _whole(tables[k]) if best is None else best
+    return whole_signature(tables[k]) if best is None else best
 
 
 def _follow_consumer(
@@ -198,11 +201,7 @@ def _follow_consumer(
             for index, signature in enumerate(tables[k]):
                 if signature.outputs[0] == placement:
                     return index
-    return _whole(tables[k])
-
-
-def _whole(table: tuple[Signature, ...]) -> int:
-    return next(i for i, s in enumerate(table) if all(p == BROADCAST for p in s.inputs + s.outputs))
+    return whole_signature(tables[k])
 
 
 def _core(
@@ -210,8 +209,7 @@ def _core(
 ) -> tuple[int, ...]:
     """Operators on paths between two products of activations (attention scores and context), both ends included."""
     products = [
-        op.forward_flops.at(1) > 0
-        and sum(graph.tensors[name].role == "activation" for name in parents[k]) >= 2
+        op.forward_flops.at(1) > 0 and sum(graph.tensors[name].role == "activation" for name in parents[k]) >= 2
         for k, op in enumerate(ops)
     ]
     behind = [False] * len(ops)

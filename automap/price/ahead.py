@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numba import boolean, float64, int64, njit, void
 
-from automap.collectives import UNKNOWN
 from automap.price.combine import R_COUNT, combine, overflow, step_time_s
+from automap.price.communication import L_COUNT, UNKNOWN
 from automap.price.kernels import TABLE_TYPES, unit_cost
 from automap.price.tables import OP_INPUTS, OP_SIGNATURES, S_PLACES
 from ir.factors import BROADCAST, PARTIAL
@@ -20,7 +20,7 @@ W_FIRST, W_LAST, W_TYPE, W_BEFORE, W_RANK, W_FIRST_OF_CHUNK, W_BOUNDARY, W_MASK 
 
 
 @njit(void(*TABLE_TYPES, int64[:, ::1], int64, int64[:, ::1], int64[::1]), cache=True)
-def outgoing(  # type: ignore[no-untyped-def]
+def outgoing(
     operators, costs, operands, tensors, sizes, signatures, exchanges, places, makers, unit_type, chosen, placement
 ):
     """Writes the placement in which a unit's crossing tensor leaves it; UNKNOWN where undecided.
@@ -61,7 +61,7 @@ def outgoing(  # type: ignore[no-untyped-def]
     ),
     cache=True,
 )
-def row_costs(  # type: ignore[no-untyped-def]
+def row_costs(
     operators,
     costs,
     operands,
@@ -98,6 +98,8 @@ def row_costs(  # type: ignore[no-untyped-def]
         out: [rows, C_COUNT], the rows `which` are written.
     """
     incoming = np.empty(axes.shape[1], np.int64)
+    records = np.empty((0, L_COUNT))
+    cursor = np.zeros(1, np.int64)
     for i in range(which.shape[0]):
         row = which[i]
         first = rows[row, W_FIRST]
@@ -143,6 +145,8 @@ def row_costs(  # type: ignore[no-untyped-def]
             hardware[rank],
             samples,
             rows[row, W_BOUNDARY],
+            records,
+            cursor,
             out[row],
         )
 
@@ -179,7 +183,7 @@ def row_costs(  # type: ignore[no-untyped-def]
     ),
     cache=True,
 )
-def look_ahead(  # type: ignore[no-untyped-def]
+def look_ahead(
     operators,
     costs,
     operands,
@@ -279,4 +283,3 @@ def look_ahead(  # type: ignore[no-untyped-def]
         )
         bounds[v, 0] = step_time_s(result)
         bounds[v, 1] = overflow(result)
-

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import boolean, float64, int64, njit, void
 
-from automap.collectives import KIND_COUNT, collective_s
+from automap.price.communication import KIND_COUNT, collective_s
 from automap.price.kernels import (
     C_BACKWARD,
     C_BACKWARD_COMM,
@@ -29,7 +29,9 @@ from automap.price.schedule import run_schedule
 from automap.price.tables import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
 # Slots of the settings vector.
-P_PARAMETER, P_GRADIENT, P_OPTIMIZER, P_ZERO, P_GRADIENT_OVERLAP, P_GATHER_OVERLAP, P_TENSOR_OVERLAP, P_RESERVED = range(8)
+P_PARAMETER, P_GRADIENT, P_OPTIMIZER, P_ZERO, P_GRADIENT_OVERLAP, P_GATHER_OVERLAP, P_TENSOR_OVERLAP, P_RESERVED = (
+    range(8)
+)
 P_COUNT = 8
 # Columns of the result, one row a rank.
 (
@@ -72,7 +74,7 @@ R_COUNT = R_COMM + KIND_COUNT
     ),
     cache=True,
 )
-def combine(  # type: ignore[no-untyped-def]
+def combine(
     costs,
     parts,
     recomputes,
@@ -109,7 +111,8 @@ def combine(  # type: ignore[no-untyped-def]
         send_latency_s: [ranks] to the next rank.
         send_bytes_per_s: [ranks] to the next rank.
         capacity: [ranks] bytes.
-        tied: [n, 4] parameters used by two units: rank, rank, local elements at the one, at the other.
+        tied: [n, 5] parameters used by two units: rank, rank, local elements at the one, at the other, and there
+            under ZeRO.
         settings: see the P_ constants.
         exact: simulate the schedule; otherwise bound it from below in closed form.
         result: [ranks, R_COUNT], written.
@@ -164,7 +167,7 @@ def combine(  # type: ignore[no-untyped-def]
         other = int64(tied[t, 1])
         if one == other:
             parameters[one] -= tied[t, 3]
-            sharded[one] -= tied[t, 3] * (sharded[one] / max(parameters[one] + tied[t, 3], 1.0))
+            sharded[one] -= tied[t, 4]
 
     # ZeRO's traffic, per chunk and micro-batch where parameters or gradients are sharded.
     for rank in range(num_ranks):
@@ -239,7 +242,7 @@ def combine(  # type: ignore[no-untyped-def]
         for t in range(tied.shape[0]):
             one = int64(tied[t, 0])
             other = int64(tied[t, 1])
-            if one != other and (rank == one or rank == other):
+            if one != other and rank in (one, other):
                 slow = min(send_bytes_per_s[one], send_bytes_per_s[other])
                 wait = max(send_latency_s[one], send_latency_s[other])
                 sync += collective_s(ALL_REDUCE, 2.0, wait, slow, max(tied[t, 2], tied[t, 3]) * settings[P_GRADIENT])

@@ -100,9 +100,9 @@ def lower_bound_s(problem: Problem) -> float:
 def sequence_length(graph: Graph) -> int | None:
     """Tokens of a sample: the second dim of the first integer data input, or None without one."""
     for tensor in graph.tensors.values():
-        if tensor.role == "input" and tensor.dtype.startswith("int") and len(tensor.shape) == 2:
-            if tensor.batch_dim == 0 and tensor.name != "labels":
-                return tensor.shape[1]
+        is_tokens = tensor.role == "input" and tensor.dtype.startswith("int") and tensor.name != "labels"
+        if is_tokens and len(tensor.shape) == 2 and tensor.batch_dim == 0:
+            return tensor.shape[1]
     return None
 
 
@@ -115,7 +115,9 @@ def launch_line(problem: Problem) -> str:
     """How to start one process a device."""
     hosts = problem.cluster.hosts
     per_host = max(host.num_devices for host in hosts)
-    where = "--standalone" if len(hosts) == 1 else f"--nnodes={len(hosts)} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
+    where = (
+        "--standalone" if len(hosts) == 1 else f"--nnodes={len(hosts)} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
+    )
     return f"torchrun {where} --nproc-per-node={per_host} TRAIN.py --plan plan.json"
 
 

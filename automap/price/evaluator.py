@@ -8,7 +8,7 @@ Everything kept between calls belongs to the problem. Units: seconds, bytes, sam
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +29,7 @@ from automap.price.combine import (
     overflow,
     step_time_s,
 )
+from automap.price.communication import NO_RECORDS
 from automap.price.kernels import C_COUNT, unit_cost
 from automap.price.layout import Layout, build_layout
 from automap.price.schedule import KINDS
@@ -171,8 +172,9 @@ class Evaluator:
         samples: int,
         zero_axes: Mask,
         boundary_row: int,
+        records: Floats = NO_RECORDS,
     ) -> Floats:
-        """[C_COUNT] cost of one unit on one rank for one micro-batch."""
+        """[C_COUNT] cost of one unit on one rank for one micro-batch; its collectives are listed in `records`."""
         stage = layout.stages[rank]
         out = np.empty(C_COUNT)
         unit_cost(
@@ -189,6 +191,8 @@ class Evaluator:
             stage.hardware,
             float(samples),
             boundary_row,
+            records,
+            np.zeros(1, dtype=np.int64),
             out,
         )
         return out
@@ -201,7 +205,7 @@ class Evaluator:
             exact: simulate the schedule; otherwise bound it from below in closed form.
         """
         rows, parts, whole = self._rows(choice)
-        tied = self.tied_rows(self.tied_homes(choice), choice.layout)
+        tied = self.tied_rows(self.tied_homes(choice), choice.layout, choice.zero_axes)
         return self.combine(choice, np.array(rows), np.array(parts, dtype=np.int64), np.array(whole), tied, exact=exact)
 
     def combine(
@@ -272,53 +276,55 @@ class Evaluator:
         # Keeps the ids of `_stacked` from being used again.
         return []
 
-    def _rows(self, choice: Choice) -> tuple[list[Floats], list[tuple[int, int, int]], list[bool]]:
-        """Unit costs, each computed once for equal units in equal surroundings."""
+    def surroundings(self, choice: Choice) -> Iterator[tuple[int, Segment, Ints]]:
+        """Every segment with its chunk and the placement of what crosses into it."""
         axes = len(choice.zero_axes)
         incoming = np.full(axes, BROADCAST, dtype=np.int64)
-        before = -1
+        for number, segments in enumerate(choice.chunks):
+            # A partial tensor is never sent: it is reduced before it leaves the stage.
+            incoming[incoming == PARTIAL] = BROADCAST
+            for segment in segments:
+                yield number, segment, incoming
+                incoming = self.output_placement(segment, self.blocks.units[segment.unit].type, axes)
+
+    def _rows(self, choice: Choice) -> tuple[list[Floats], list[tuple[int, int, int]], list[bool]]:
+        """Unit costs, each computed once for equal units in equal surroundings."""
+        before, previous = -1, -1
         seen: dict[tuple[object, ...], int] = {}
         rows: list[Floats] = []
         parts: list[tuple[int, int, int]] = []
         whole: list[bool] = []
         num_ranks = len(choice.layout.stages)
-        for number, segments in enumerate(choice.chunks):
+        for number, segment, incoming in self.surroundings(choice):
             rank = number % num_ranks
-            place = 0 if choice.layout.uniform else rank
-            for position, segment in enumerate(segments):
-                unit_type = self.blocks.units[segment.unit].type
-                boundary_row = int(self.tables.boundary_out[unit_type])
-                # The unit type before and the place in the chunk are part of the key only so that equal plans add up
-                # in the same order here and in `Skeleton`, to the last bit.
-                key = (
-                    before,
-                    position == 0,
-                    segment.first,
-                    segment.last,
-                    segment.chosen.tobytes(),
-                    segment.recomputed.tobytes(),
-                    incoming.tobytes(),
-                    place,
-                )
-                if key not in seen:
-                    seen[key] = len(rows)
-                    rows.append(
-                        self.unit_row(
-                            segment, rank, choice.layout, incoming, choice.samples, choice.zero_axes, boundary_row
-                        )
+            unit_type = self.blocks.units[segment.unit].type
+            boundary_row = int(self.tables.boundary_out[unit_type])
+            # The unit type before and the place in the chunk are part of the key only so that equal plans add up in
+            # the same order here and in `Skeleton`, to the last bit.
+            key = (
+                before,
+                number != previous,
+                segment.first,
+                segment.last,
+                segment.chosen.tobytes(),
+                segment.recomputed.tobytes(),
+                incoming.tobytes(),
+                0 if choice.layout.uniform else rank,
+            )
+            if key not in seen:
+                seen[key] = len(rows)
+                rows.append(
+                    self.unit_row(
+                        segment, rank, choice.layout, incoming, choice.samples, choice.zero_axes, boundary_row
                     )
-                row = seen[key]
-                if parts and parts[-1][CHUNK] == number and parts[-1][ROW] == row:
-                    parts[-1] = (number, row, parts[-1][TIMES] + 1)
-                else:
-                    parts.append((number, row, 1))
-                    whole.append(bool(segment.recomputed.all()))
-                is_last = position == len(segments) - 1
-                incoming = self.output_placement(segment, unit_type, axes)
-                before = unit_type
-                if is_last:
-                    # A partial tensor is never sent: it is reduced before it leaves the stage.
-                    incoming[incoming == PARTIAL] = BROADCAST
+                )
+            row = seen[key]
+            if parts and parts[-1][CHUNK] == number and parts[-1][ROW] == row:
+                parts[-1] = (number, row, parts[-1][TIMES] + 1)
+            else:
+                parts.append((number, row, 1))
+                whole.append(bool(segment.recomputed.all()))
+            before, previous = unit_type, number
         return rows, parts, whole
 
     def tied_homes(self, choice: Choice) -> list[tuple[str, int, Segment, int, Segment]]:
@@ -336,34 +342,35 @@ class Evaluator:
         self,
         homes: Sequence[tuple[str, int, Segment, int, Segment]],
         layout: Layout,
+        zero_axes: Mask,
         chosen: Ints | None = None,
     ) -> Floats:
         """What `combine` needs of tied parameters; `chosen` [operator rows, axes] replaces the segments' signatures."""
         rows = []
         for name, one, first, other, second in homes:
             elements = float(self.problem.graph.tensors[name].num_elements)
-            sizes = []
+            row = [float(one), float(other)]
             for rank, segment in ((one, first), (other, second)):
                 signatures = segment.chosen if chosen is None else chosen[segment.first : segment.last]
-                sizes.append(elements / self._shard(name, segment, signatures, layout.stages[rank].axes))
-            rows.append([float(one), float(other), *sizes])
-        return np.array(rows, dtype=np.float64).reshape(-1, 4)
+                split, zero = self._shard(name, segment, signatures, layout.stages[rank].axes, zero_axes)
+                row.append(elements / split)
+            rows.append([*row, elements / split / zero])
+        return np.array(rows, dtype=np.float64).reshape(-1, 5)
 
-    def _shard(self, name: str, segment: Segment, chosen: Ints, axes: Floats) -> float:
-        """Over how many ranks a parameter is split in a unit."""
+    def _shard(self, name: str, segment: Segment, chosen: Ints, axes: Floats, zero_axes: Mask) -> tuple[float, float]:
+        """Over how many ranks a parameter is split in a unit, and over how many more ZeRO shards it."""
         tables = self.tables
         operator, slot = self._reader(name, segment.unit)
-        ranks = 1.0
+        split = zero = 1.0
         for a in range(len(axes)):
             signature = int(chosen[operator - segment.first, a])
-            if signature < 0:
-                # Undecided: as if split, so that memory is bounded from below only.
-                ranks *= float(axes[a])
-                continue
-            at = tables.signatures[tables.operators[operator, OP_SIGNATURES] + signature, S_PLACES] + slot
-            if tables.places[at, 0] >= 0:
-                ranks *= float(axes[a])
-        return ranks
+            row = tables.signatures[tables.operators[operator, OP_SIGNATURES] + signature, S_PLACES] + slot
+            # Undecided counts as split, as in the kernel.
+            if signature < 0 or tables.places[row, 0] >= 0:
+                split *= float(axes[a])
+            elif zero_axes[a]:
+                zero *= float(axes[a])
+        return split, zero
 
     def _reader(self, name: str, unit: int) -> tuple[int, int]:
         """Operator row and input slot that read parameter `name` in `unit`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import boolean, float64, int64, njit, void
 
-from automap.collectives import KIND_COUNT, UNKNOWN, collective_s, convert
+from automap.price.communication import KIND_COUNT, UNKNOWN, convert, spend
 from automap.price.tables import (
     B_FIXED,
     B_KERNELS,
@@ -77,7 +77,7 @@ TABLE_TYPES = (
 
 
 @njit(int64(int64[:, ::1], int64[:, ::1], int64[:, ::1], int64, int64, int64), cache=True)
-def _placement(operators, signatures, places, op, slot, signature):  # type: ignore[no-untyped-def]
+def _placement(operators, signatures, places, op, slot, signature):
     """Placement of operand `slot` of `op` under `signature` on one axis; UNKNOWN where undecided."""
     if signature < 0:
         return UNKNOWN
@@ -85,7 +85,7 @@ def _placement(operators, signatures, places, op, slot, signature):  # type: ign
 
 
 @njit(float64(float64[:, ::1], int64[:, ::1], int64, int64[:], float64[:], float64), cache=True)
-def _local_bytes(sizes, tensors, tensor, placement, axes, samples):  # type: ignore[no-untyped-def]
+def _local_bytes(sizes, tensors, tensor, placement, axes, samples):
     """Bytes of a tensor that one rank holds."""
     amount = (sizes[tensor, E_FIXED] + sizes[tensor, E_SAMPLE] * samples) * sizes[tensor, E_BYTES]
     for a in range(axes.shape[0]):
@@ -95,14 +95,10 @@ def _local_bytes(sizes, tensors, tensor, placement, axes, samples):  # type: ign
 
 
 @njit(int64(int64[::1], float64[::1], boolean[::1], int64, int64, float64, boolean), cache=True)
-def _keep(roots, amounts, loose, count, root, amount, undecided):  # type: ignore[no-untyped-def]
-    """Adds a kept tensor unless the same memory is kept already; returns the new count.
-
-    Where a placement is undecided it may turn out the same as another one: the larger is counted, once.
-    """
+def _keep(roots, amounts, loose, count, root, amount, undecided):
+    """Notes a kept tensor unless the same memory is noted already; returns the new count."""
     for i in range(count):
-        if roots[i] == root and (amounts[i] == amount or loose[i] or undecided):
-            loose[i] = loose[i] and undecided
+        if roots[i] == root and loose[i] == undecided and (undecided or amounts[i] == amount):
             amounts[i] = max(amounts[i], amount)
             return count
     if count < roots.shape[0]:
@@ -111,6 +107,23 @@ def _keep(roots, amounts, loose, count, root, amount, undecided):  # type: ignor
         loose[count] = undecided
         count += 1
     return count
+
+
+@njit(float64(int64[::1], float64[::1], boolean[::1], int64), cache=True)
+def _kept_bytes(roots, amounts, loose, count):
+    """Bytes of the kept tensors; an undecided one may turn out to be the same memory as a decided one."""
+    total = 0.0
+    for i in range(count):
+        if not loose[i]:
+            total += amounts[i]
+    for i in range(count):
+        if loose[i]:
+            same = 0.0
+            for j in range(count):
+                if roots[j] == roots[i] and not loose[j]:
+                    same += amounts[j]
+            total += max(0.0, amounts[i] - same)
+    return total
 
 
 @njit(
@@ -131,9 +144,7 @@ def _keep(roots, amounts, loose, count, root, amount, undecided):  # type: ignor
     ),
     cache=True,
 )
-def _reduce_axes(  # type: ignore[no-untyped-def]
-    operators, operands, tensors, signatures, places, op, slot, chosen, first, last, axes, elements, out
-):
+def _reduce_axes(operators, operands, tensors, signatures, places, op, slot, chosen, first, last, axes, elements, out):
     """Adds a parameter's local gradient elements to every axis on which the gradient is partial.
 
     A parameter view hands the question on to its consumer.
@@ -172,11 +183,13 @@ def _reduce_axes(  # type: ignore[no-untyped-def]
         float64[::1],
         float64,
         int64,
+        float64[:, ::1],
+        int64[::1],
         float64[::1],
     ),
     cache=True,
 )
-def unit_cost(  # type: ignore[no-untyped-def]
+def unit_cost(
     operators,
     costs,
     operands,
@@ -197,6 +210,8 @@ def unit_cost(  # type: ignore[no-untyped-def]
     hardware,
     samples,
     boundary_row,
+    records,
+    cursor,
     out,
 ):
     """Cost of operators [first, last) of one unit for one micro-batch on one rank.
@@ -215,6 +230,8 @@ def unit_cost(  # type: ignore[no-untyped-def]
         hardware: FLOP/s, bytes/s, seconds a kernel, share of elementwise traffic.
         samples: of the micro-batch, over all ranks of the mesh.
         boundary_row: row of `operands` whose tensor crosses out of the unit, or -1.
+        records: buffer for a list of the collectives, see `automap.price.communication.spend`; may be empty.
+        cursor: [1] rows of it written.
         out: [C_COUNT] result, overwritten. Seconds, bytes, and elements for C_PARAMETERS, C_ZERO and C_REDUCE.
     """
     num_axes = axes.shape[0]
@@ -224,6 +241,7 @@ def unit_cost(  # type: ignore[no-untyped-def]
     wanted = np.empty(num_axes, np.int64)
     given = np.empty(num_axes, np.int64)
     comm = np.zeros(KIND_COUNT)
+    tag = np.zeros(3, np.int64)
     whole = True
     for k in range(last - first):
         if not recomputed[k]:
@@ -283,7 +301,19 @@ def unit_cost(  # type: ignore[no-untyped-def]
                 out[C_ZERO] += sharded
                 if tensors[tensor, T_GRAD] == 1:
                     _reduce_axes(
-                        operators, operands, tensors, signatures, places, op, slot, chosen, first, last, axes, elements, out
+                        operators,
+                        operands,
+                        tensors,
+                        signatures,
+                        places,
+                        op,
+                        slot,
+                        chosen,
+                        first,
+                        last,
+                        axes,
+                        elements,
+                        out,
                     )
 
             is_boundary = role == BOUNDARY
@@ -310,7 +340,7 @@ def unit_cost(  # type: ignore[no-untyped-def]
                 shared = False
                 while earlier >= 0 and not shared and operands[earlier, D_OWNER] >= first:
                     other = operands[earlier, D_OWNER]
-                    place = earlier - operands[other, OP_OPERANDS]
+                    place = earlier - operators[other, OP_OPERANDS]
                     same = True
                     charged = False
                     for a in range(num_axes):
@@ -325,7 +355,10 @@ def unit_cost(  # type: ignore[no-untyped-def]
                 if not shared:
                     data = (sizes[tensor, E_FIXED] + sizes[tensor, E_SAMPLE] * samples) * sizes[tensor, E_BYTES]
                     comm[:] = 0.0
-                    convert(data, source, target, axes, latency_s, bytes_per_s, comm)
+                    tag[0] = op
+                    tag[1] = tensor
+                    tag[2] = 0
+                    convert(data, source, target, axes, latency_s, bytes_per_s, comm, tag, records, cursor)
                     again = recomputed[k] and (is_boundary or recomputed[producer - first])
                     for kind in range(KIND_COUNT):
                         out[C_FORWARD_COMM + kind] += comm[kind]
@@ -337,7 +370,8 @@ def unit_cost(  # type: ignore[no-untyped-def]
                             if source[a] == PARTIAL:
                                 wanted[a] = BROADCAST
                         comm[:] = 0.0
-                        convert(data, given, wanted, axes, latency_s, bytes_per_s, comm)
+                        tag[2] = 1
+                        convert(data, given, wanted, axes, latency_s, bytes_per_s, comm, tag, records, cursor)
                         for kind in range(KIND_COUNT):
                             out[C_BACKWARD_COMM + kind] += comm[kind]
 
@@ -361,8 +395,7 @@ def unit_cost(  # type: ignore[no-untyped-def]
             if row == boundary_row:
                 out[C_BOUNDARY] = local
 
-        if produced > out[C_WORKSPACE]:
-            out[C_WORKSPACE] = produced
+        out[C_WORKSPACE] = max(out[C_WORKSPACE], produced)
         if free:
             continue
 
@@ -396,24 +429,38 @@ def unit_cost(  # type: ignore[no-untyped-def]
                     # The other axes shard what is exchanged.
                     shard = divisor / axes[a]
                     data = (exchanges[row, 0] + exchanges[row, 1] * samples) / shard
-                    spent = collective_s(kind, axes[a], latency_s[a], bytes_per_s[a], data)
+                    tag[0] = op
+                    tag[1] = operands[begin, D_TENSOR]
+                    tag[2] = 0
+                    spent = spend(kind, a, axes[a], latency_s[a], bytes_per_s[a], data, tag, records, cursor)
                     out[C_FORWARD_COMM + kind] += spent
                     if recomputed[k]:
                         out[C_RECOMPUTE_COMM + kind] += spent
                     data = (exchanges[row, 2] + exchanges[row, 3] * samples) / shard
-                    out[C_BACKWARD_COMM + kind] += collective_s(kind, axes[a], latency_s[a], bytes_per_s[a], data)
+                    tag[2] = 1
+                    out[C_BACKWARD_COMM + kind] += spend(
+                        kind, a, axes[a], latency_s[a], bytes_per_s[a], data, tag, records, cursor
+                    )
 
-    for i in range(num_saved):
-        out[C_SAVED] += saved_size[i]
-    for i in range(num_live):
-        out[C_LIVE] += live_size[i]
+    out[C_SAVED] = _kept_bytes(saved_root, saved_size, saved_loose, num_saved)
+    out[C_LIVE] = _kept_bytes(live_root, live_size, live_loose, num_live)
 
 
 @njit(
-    boolean(int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[:, ::1], int64, int64[::1], float64[::1], int64),
+    boolean(
+        int64[:, ::1],
+        int64[:, ::1],
+        int64[:, ::1],
+        int64[:, ::1],
+        int64[:, ::1],
+        int64,
+        int64[::1],
+        float64[::1],
+        int64,
+    ),
     cache=True,
 )
-def divides(operators, operands, tensors, signatures, places, op, chosen, axes, samples):  # type: ignore[no-untyped-def]
+def divides(operators, operands, tensors, signatures, places, op, chosen, axes, samples):
     """Whether every split dim of `op` divides evenly on all axes that are decided.
 
     Args:

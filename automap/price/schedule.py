@@ -14,7 +14,9 @@ KINDS = {"gpipe": GPIPE, "1f1b": ONE_F_ONE_B, "interleaved": INTERLEAVED}
 
 
 @njit(void(int64, int64, int64, int64, int64, int64[:, ::1]), cache=True)
-def rank_order(kind: int, rank: int, num_ranks: int, num_chunks: int, num_micro_batches: int, order: np.ndarray) -> None:
+def rank_order(
+    kind: int, rank: int, num_ranks: int, num_chunks: int, num_micro_batches: int, order: np.ndarray
+) -> None:
     """Writes the actions of one rank.
 
     GPipe: all forwards, then all backwards in reverse. 1F1B: as many forwards as ranks follow, then forward and
@@ -80,9 +82,7 @@ def rank_order(kind: int, rank: int, num_ranks: int, num_chunks: int, num_micro_
     ),
     cache=True,
 )
-def run_schedule(  # type: ignore[no-untyped-def]
-    kind, num_ranks, num_micro_batches, forward, backward, send, kept, ends, busy, peak
-):
+def run_schedule(kind, num_ranks, num_micro_batches, forward, backward, send, kept, ends, busy, peak):
     """Times one step and finds each rank's peak of kept activations.
 
     Args:

@@ -91,7 +91,7 @@ class Skeleton:
 
     def outcome(self, costs: Floats, chosen: Ints, *, exact: bool) -> Outcome:
         """Time and memory of a step with these unit costs of these signatures."""
-        tied = self.evaluator.tied_rows(self._homes, self.choice.layout, chosen)
+        tied = self.evaluator.tied_rows(self._homes, self.choice.layout, self.choice.zero_axes, chosen)
         return self.evaluator.combine(self.choice, costs, self.parts, self.whole, tied, exact=exact)
 
     def look_ahead(
@@ -140,12 +140,12 @@ class Skeleton:
         return bounds, fresh
 
     def _tied(self, chosen: Ints, members: Ints, candidates: Ints, axis: int) -> Floats:
-        tied = np.zeros((len(candidates), len(self._homes), 4))
+        tied = np.zeros((len(candidates), len(self._homes), 5))
         if self._homes:
             trial = chosen.copy()
             for value, signatures in enumerate(candidates):
                 trial[members, axis] = signatures
-                tied[value] = self.evaluator.tied_rows(self._homes, self.choice.layout, trial)
+                tied[value] = self.evaluator.tied_rows(self._homes, self.choice.layout, self.choice.zero_axes, trial)
         return tied
 
 

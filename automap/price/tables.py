@@ -6,12 +6,12 @@ them. Units: elements, bytes, FLOPs, seconds.
 
 from __future__ import annotations
 
-import fnmatch
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from automap.names import matches
 from automap.problem import Problem
 from ir.factors import BROADCAST, Signature
 from ir.graph import DTYPE_BYTES, Graph, Operator, Tensor
@@ -62,8 +62,8 @@ class Tables:
     """unit type -> row of `operands` whose tensor crosses out of the unit, or -1."""
     core: npt.NDArray[np.bool_]
     """operator row -> whether it belongs to an attention core."""
-    names: tuple[tuple[str, ...], ...]
-    """unit type -> tensor names by local number (the representative unit's)."""
+    names: tuple[str, ...]
+    """tensor row -> name in the representative unit."""
 
     @property
     def arrays(self) -> tuple[Ints, Floats, Ints, Ints, Floats, Ints, Floats, Ints]:
@@ -78,6 +78,10 @@ class Tables:
             self.exchanges,
             self.places,
         )
+
+    def tensor_name(self, row: int) -> str:
+        """Name, in the representative unit, of a row of `tensors`."""
+        return self.names[row]
 
     def rows(self, unit_type: int) -> range:
         """Operator rows of a unit type."""
@@ -99,7 +103,7 @@ class _Builder:
         self.places: list[list[int]] = []
         self.boundary_out: list[int] = []
         self.core: list[bool] = []
-        self.names: list[tuple[str, ...]] = []
+        self.names: list[str] = []
         self.spans = [0]
 
     def add_type(self, unit_type: int) -> None:
@@ -131,7 +135,6 @@ class _Builder:
             self._add_operator(op, linked.signatures[k], begin)
             self.core.append(k in linked.core)
         self.boundary_out.append(out_row)
-        self.names.append(tuple(local))
         self.spans.append(len(self.operators))
 
     def _last_use(self, ops: list[Operator], name: str, first: int) -> int:
@@ -157,6 +160,7 @@ class _Builder:
         self.tensors.append(
             [role, producer, slot, int(needs_gradient), index, batch, min(len(tensor.shape), MAX_DIMS), *dims]
         )
+        self.names.append(tensor.name)
         size = self.problem.activation_bytes if tensor.is_float else DTYPE_BYTES.get(tensor.dtype, 4.0)
         self.sizes.append([tensor.elements.fixed, tensor.elements.per_sample, size])
         return index
@@ -191,11 +195,9 @@ class _Builder:
             self.places += [[p, g] for p, g in zip(placements, gradients, strict=True)]
         free = op.is_view or op.is_constant
         divisible = any(s.divides_work for s in table)
-        self.operators.append(
-            [operands, len(op.inputs), len(op.outputs), begin, len(table), int(free), int(divisible)]
-        )
+        self.operators.append([operands, len(op.inputs), len(op.outputs), begin, len(table), int(free), int(divisible)])
         trained_inputs = sum(self._depends(name) for name in op.inputs)
-        cost = next((c for g, c in self.problem.hints.costs.items() if fnmatch.fnmatchcase(op.name, g)), None)
+        cost = next((c for g, c in self.problem.hints.costs.items() if matches(g, op.name)), None)
         self.costs.append(
             [
                 op.forward_flops.fixed,

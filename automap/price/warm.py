@@ -1,8 +1,8 @@
 """Compiles every numba kernel into its cache; run once by `make setup`."""
 
-from automap.collectives import convert
 from automap.price.ahead import look_ahead
 from automap.price.combine import combine
+from automap.price.communication import convert
 from automap.price.kernels import divides, unit_cost
 from automap.price.schedule import run_schedule
 

@@ -169,9 +169,9 @@ def serve_app() -> Callable[..., Any]:
 
 @pytest.fixture(scope="module")
 def _shared_api(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    with connect(redis_url) as connection:
-        with listening(Settings(data_dir=tmp_path_factory.mktemp("api")), connection) as found:
-            yield found
+    settings = Settings(data_dir=tmp_path_factory.mktemp("api"))
+    with connect(redis_url) as connection, listening(settings, connection) as found:
+        yield found
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ class Service:
             env={**os.environ, "AUTOMAP_DATA_DIR": str(data_dir), "AUTOMAP_LOG_LEVEL": "INFO", **environment},
             stdout=subprocess.PIPE,
             stderr=self._log,
-            preexec_fn=processes.dying_with_parent(signal.SIGTERM),  # should the tests be killed
+            preexec_fn=processes.dying_with_parent(signal.SIGTERM),  # noqa: PLW1509
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

@@ -1,0 +1,156 @@
+"""The collectives that placements call for: conversions between placements and their cost.
+
+`convert` is the one place that says which collectives turn a tensor from one placement into another on an n-D mesh,
+and in which order: first what shrinks the local part (slices, reduce-scatters), then what keeps its size
+(all-to-alls, all-reduces), then what grows it (all-gathers). The price adds its times up; `automap.collectives` asks
+it to write them down. Costs are latency + bytes over bandwidth; ring volumes. Units: seconds, bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import float64, int64, njit, void
+
+from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, SEND_RECV
+from ir.factors import BROADCAST, PARTIAL
+
+UNKNOWN = -3
+"""A placement that has not been decided yet: converting from or to it is free, and it is split wherever it may be."""
+
+KIND_COUNT = 5
+
+
+@njit(float64(int64, float64, float64, float64, float64), cache=True)
+def collective_s(kind: int, size: float, latency_s: float, bytes_per_s: float, data: float) -> float:
+    """Time of one collective.
+
+    Args:
+        kind: ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL or SEND_RECV.
+        size: ranks of the group.
+        latency_s: of the group.
+        bytes_per_s: of the group.
+        data: bytes of the larger of what a rank holds before and after (the nccl-tests convention).
+    """
+    if size <= 1.0 or data <= 0.0:
+        return 0.0
+    share = (size - 1.0) / size
+    if kind == ALL_REDUCE:
+        share *= 2.0
+    if kind == SEND_RECV:
+        share = 1.0
+    return latency_s + share * data / bytes_per_s
+
+
+# Columns of a record of one collective.
+L_KIND, L_AXIS, L_BYTES, L_SECONDS, L_OPERATOR, L_TENSOR, L_BACKWARD = range(7)
+L_COUNT = 7
+NO_RECORDS = np.empty((0, L_COUNT))
+"""Given in place of a buffer where nobody wants a list."""
+
+
+@njit(float64(int64, int64, float64, float64, float64, float64, int64[:], float64[:, ::1], int64[:]), cache=True)
+def spend(
+    kind: int,
+    axis: int,
+    size: float,
+    latency_s: float,
+    bytes_per_s: float,
+    data: float,
+    tag: np.ndarray,
+    records: np.ndarray,
+    cursor: np.ndarray,
+) -> float:
+    """`collective_s`, written down when `records` has room.
+
+    Args:
+        kind: see `collective_s`.
+        axis: mesh axis.
+        size: see `collective_s`.
+        latency_s: see `collective_s`.
+        bytes_per_s: see `collective_s`.
+        data: see `collective_s`.
+        tag: operator row, tensor, 1 in the backward pass.
+        records: [n, L_COUNT] buffer.
+        cursor: [1] rows written.
+    """
+    seconds: float = collective_s(kind, size, latency_s, bytes_per_s, data)
+    if cursor[0] < records.shape[0] and size > 1.0 and data > 0.0:
+        row = records[cursor[0]]
+        row[L_KIND] = kind
+        row[L_AXIS] = axis
+        row[L_BYTES] = data
+        row[L_SECONDS] = seconds
+        row[L_OPERATOR] = tag[0]
+        row[L_TENSOR] = tag[1]
+        row[L_BACKWARD] = tag[2]
+        cursor[0] += 1
+    return seconds
+
+
+@njit(
+    void(
+        float64,
+        int64[:],
+        int64[:],
+        float64[:],
+        float64[:],
+        float64[:],
+        float64[:],
+        int64[:],
+        float64[:, ::1],
+        int64[:],
+    ),
+    cache=True,
+)
+def convert(
+    data: float,
+    source: np.ndarray,
+    target: np.ndarray,
+    sizes: np.ndarray,
+    latency_s: np.ndarray,
+    bytes_per_s: np.ndarray,
+    times: np.ndarray,
+    tag: np.ndarray,
+    records: np.ndarray,
+    cursor: np.ndarray,
+) -> None:
+    """Adds the time of each kind of collective that turns `source` into `target` to `times`.
+
+    Args:
+        data: bytes of the whole tensor.
+        source: placement on each mesh axis.
+        target: wanted placement on each mesh axis.
+        sizes: ranks of each axis.
+        latency_s: of each axis.
+        bytes_per_s: of each axis.
+        times: [KIND_COUNT], seconds, added to.
+        tag: see `spend`.
+        records: see `spend`.
+        cursor: see `spend`.
+    """
+    local = data
+    for a in range(sizes.shape[0]):
+        if source[a] == UNKNOWN or target[a] == UNKNOWN or source[a] >= 0:
+            local /= sizes[a]
+    for a in range(sizes.shape[0]):
+        if target[a] >= 0 and source[a] < 0 and source[a] != UNKNOWN:
+            if source[a] == PARTIAL:
+                times[REDUCE_SCATTER] += spend(
+                    REDUCE_SCATTER, a, sizes[a], latency_s[a], bytes_per_s[a], local, tag, records, cursor
+                )
+            local /= sizes[a]
+    for a in range(sizes.shape[0]):
+        if source[a] >= 0 and target[a] >= 0 and source[a] != target[a]:
+            times[ALL_TO_ALL] += spend(
+                ALL_TO_ALL, a, sizes[a], latency_s[a], bytes_per_s[a], local, tag, records, cursor
+            )
+        elif source[a] == PARTIAL and target[a] == BROADCAST:
+            times[ALL_REDUCE] += spend(
+                ALL_REDUCE, a, sizes[a], latency_s[a], bytes_per_s[a], local, tag, records, cursor
+            )
+    for a in range(sizes.shape[0] - 1, -1, -1):
+        if source[a] >= 0 and (target[a] == BROADCAST or target[a] == PARTIAL):
+            local *= sizes[a]
+            times[ALL_GATHER] += spend(
+                ALL_GATHER, a, sizes[a], latency_s[a], bytes_per_s[a], local, tag, records, cursor
+            )
