@@ -333,12 +333,14 @@ class PlanSpace:
         name = self.operator_name(slot.unit_type, group.leader)
         rule = self.operator(slot.unit_type, group.leader).rule
         allowed = mask.copy()
+        whole = whole_signature(table)
         for constraint in self.problem.hints.constraints:
             if not matches(constraint.scope, name):
                 continue
             for value, signature in enumerate(table):
                 factor = None if signature.factor is None else rule.factors[signature.factor]
-                if constraint.replicate and factor is not None and not factor.is_batch:
+                batch_or_whole = factor.is_batch if factor is not None else value == whole
+                if constraint.replicate and not batch_or_whole:
                     allowed[value] = False
                 wanted = (constraint.sharding or {}).get(AXES[slot.index])
                 if wanted is not None and signature.outputs[0] != parse_placement(wanted):
@@ -539,7 +541,8 @@ class PlanSpace:
         types = [self.linkage.blocks.units[s.unit].type for s in segments]
         for mode, name in enumerate(RECOMPUTE_MODES):
             if all(
-                np.array_equal(s.recomputed, self.evaluator.masks(t)[name]) for s, t in zip(segments, types, strict=True)
+                np.array_equal(s.recomputed, self.evaluator.masks(t)[name])
+                for s, t in zip(segments, types, strict=True)
             ):
                 return mode
         return 0

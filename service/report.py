@@ -29,6 +29,9 @@ def strategy(plan: Plan) -> str:
         if count > 1
         else f"{plan.samples_per_micro_batch} at once"
     )
+    own = list(dict.fromkeys(name for stage in stages for name in _off_batch(stage)))
+    if own:
+        words.append(own[0] + (f" and {len(own) - 1} more" if len(own) > 1 else "") + " not split by batch")
     zero = sorted({stage.zero.stage for stage in stages})
     if zero != [0]:
         words.append("ZeRO " + "/".join(map(str, zero)))
@@ -94,6 +97,11 @@ def seconds(value: float) -> str:
 
 def _mesh(stage: Stage) -> tuple[tuple[str, int], ...]:
     return tuple((axis, size) for axis, size in stage.mesh if size > 1)
+
+
+def _off_batch(stage: Stage) -> list[str]:
+    """Operators that do something else on an axis that splits the batch of all others."""
+    return [name for name, axes in stage.shardings.items() if any(axis in stage.batch_axes for axis in axes)]
 
 
 def _recompute(stage: Stage) -> str:

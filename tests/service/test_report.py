@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from automap.cluster import parse_cluster
-from automap.plan import Plan, Schedule, Zero
+from automap.plan import AxisSharding, Plan, Schedule, Zero
 from automap.problem import Problem
 from ir.onnx.sandbox import import_model
 from service.report import against, seconds, strategy, summary
@@ -32,6 +32,12 @@ def test_strategies(plan: Plan) -> None:
     assert strategy(chunks).endswith("interleaved")
     one = replace(plan, stages=(replace(stage, mesh=(("dp", 1),), devices="0", zero=Zero()),))
     assert strategy(one) == "one device · 64 at once"
+
+
+def test_operators_that_go_their_own_way_are_named(plan: Plan) -> None:
+    own = {name: {"dp": AxisSharding(inputs=("B", "B"), outputs=("B",))} for name in ("fc1", "fc2", "fc3")}
+    split = replace(plan, stages=(replace(plan.stages[0], shardings=own),))
+    assert strategy(split) == "dp 8 · 64 at once · fc1 and 2 more not split by batch"
 
 
 def test_summary(plan: Plan) -> None:

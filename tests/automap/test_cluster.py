@@ -1,0 +1,84 @@
+import dataclasses
+import json
+
+import pytest
+
+from automap.cluster import PRESETS, GroupLink, group_link, known_devices, parse_cluster
+from automap.errors import ClusterError
+
+
+@pytest.mark.parametrize("text", PRESETS)
+def test_presets_survive_json(text):
+    cluster = parse_cluster(text)
+    assert parse_cluster(json.loads(json.dumps(cluster.to_json()))) == cluster
+    assert len(cluster.node_of) == cluster.num_devices
+
+
+def test_file(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(parse_cluster("2x4xA100").to_json()))
+    assert parse_cluster(str(path)).num_devices == 8
+
+
+def test_mixed_cluster_numbers_devices_host_by_host():
+    cluster = parse_cluster("8xV100-32GB+8xP100")
+    assert [cluster.device(i).name for i in (0, 7, 8, 15)] == ["V100-32GB", "V100-32GB", "P100-16GB", "P100-16GB"]
+    assert not cluster.is_uniform
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("0xA100", "at least one"),
+        ("4x0xA100", "at least one"),
+        ("8xFoo", "unknown"),
+        ("", "not understood"),
+        ("8", "not understood"),
+        ("-1xA100", "not understood"),
+        ("8xV100@nvlink2", "does not connect"),
+        ("999999x8xA100", "too many"),
+        ("/nowhere/cluster.json", "cannot be read"),
+    ],
+)
+def test_bad_text_names_field_value_and_repair(text, word):
+    with pytest.raises(ClusterError, match=word) as caught:
+        parse_cluster(text)
+    assert caught.value.field == "cluster"
+    assert caught.value.repair
+
+
+def test_unknown_key_in_file_is_refused():
+    document = parse_cluster("8xA100").to_json() | {"speed": 3}
+    with pytest.raises(ClusterError, match="unknown key") as caught:
+        parse_cluster(document)
+    assert caught.value.field == "cluster.speed"
+
+
+def test_every_number_has_a_source():
+    for device in known_devices():
+        numbers = [
+            f.name
+            for f in dataclasses.fields(device)
+            if isinstance(getattr(device, f.name), int | float) or f.name == "peak_TFLOPs"
+        ]
+        assert set(numbers) <= set(device.source or {}), device.name
+
+
+def test_groups_inside_a_host_see_its_own_link_and_share_the_nic_between_hosts():
+    cluster = parse_cluster("2x8xV100-16GB@25Gbit")
+    inside = group_link(cluster, range(8))
+    across = group_link(cluster, range(16))
+    assert inside.bytes_per_s == pytest.approx(150e9 * 0.85)
+    assert across.bytes_per_s == pytest.approx(25e9 / 8 * 0.8)
+    assert group_link(cluster, (0, 8), sharing=8).bytes_per_s == pytest.approx(across.bytes_per_s / 8)
+    assert group_link(cluster, (3,)) == GroupLink(size=1, latency_s=0.0, bytes_per_s=float("inf"))
+
+
+def test_bandwidth_matrix_overrides_links():
+    document = parse_cluster("4xA100").to_json()
+    document["bandwidth_GBps"] = [[0 if i == j else 1 + min(i, j) for j in range(4)] for i in range(4)]
+    cluster = parse_cluster(document)
+    assert group_link(cluster, (1, 2, 3)).bytes_per_s == 2e9
+    document["bandwidth_GBps"] = [[1.0]]
+    with pytest.raises(ClusterError, match="wrong size"):
+        parse_cluster(document)

@@ -1,0 +1,20 @@
+from automap.names import matches, most_specific, select
+
+
+def test_a_star_stays_inside_a_component():
+    assert matches("h.*/Add", "h.11/Add")
+    assert not matches("h.*/Add", "h.11.attn/Add")
+    assert matches("h.**", "h.11.attn/Add")
+    assert matches("**", "anything.at/all")
+    assert matches("a[0]", "a[0]")
+    assert not matches("a?c", "a.c")
+    assert select("w*", ["w1", "x", "w.2"]) == ["w1"]
+
+
+def test_the_most_specific_glob_wins_and_the_name_beats_all():
+    globs = ["**", "h.*.mlp.**", "h.*.mlp.up/MatMul", "h.3.mlp.up/MatMul"]
+    assert most_specific(globs, "h.3.mlp.up/MatMul") == globs[3]
+    assert most_specific(globs, "h.4.mlp.up/MatMul") == globs[2]
+    assert most_specific(globs, "h.4.mlp.down/MatMul") == globs[1]
+    assert most_specific(globs, "x") == "**"
+    assert most_specific([], "x") is None

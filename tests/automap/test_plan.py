@@ -1,0 +1,114 @@
+import json
+
+import jsonschema
+import numpy as np
+import pytest
+
+from automap.errors import PlanError
+from automap.plan import Plan, format_devices, parse_devices, plan_schema
+from automap.price.estimate import annotate, estimate_choice, price
+from automap.templates import templates
+
+
+@pytest.fixture(scope="module")
+def sample(gpt, space):
+    s = space(gpt(), "2x2xA100", 8)
+    return s, s.decode(s.random(np.random.default_rng(3)))
+
+
+def test_devices_text():
+    assert parse_devices("0-3,8") == (0, 1, 2, 3, 8)
+    assert format_devices((0, 1, 2, 3, 8)) == "0-3,8"
+    assert format_devices((5,)) == "5"
+    with pytest.raises(PlanError):
+        parse_devices("a-b")
+
+
+def test_random_plans_survive_json_and_satisfy_the_schema(gpt, space):
+    s = space(gpt(), "2x4xA100", 16)
+    schema = jsonschema.Draft202012Validator(plan_schema())
+    schema.check_schema(plan_schema())
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        values = s.random(rng)
+        plan = s.decode(values)
+        plan = annotate(plan, estimate_choice(s.choice(values), s.evaluator), s.problem)
+        document = json.loads(json.dumps(plan.to_json()))
+        schema.validate(document)
+        again = Plan.from_json(document)
+        assert again == Plan.from_json(json.loads(json.dumps(again.to_json())))
+        assert again.to_json() == plan.to_json()
+        assert price(s.problem, again, s.evaluator) == plan.estimate
+
+
+def test_encode_is_the_inverse_of_decode(gpt, light_graph, space):
+    rng = np.random.default_rng(1)
+    for s in (space(gpt(), "2x4xA100", 16), space(light_graph("squeezenet"), "2x2xV100", 8)):
+        for _ in range(40):
+            plan = s.decode(s.random(rng))
+            values = s.encode(plan)
+            assert values is not None
+            assert s.decode(values) == plan
+
+
+def test_every_template_encodes(gpt, space):
+    s = space(gpt(), "2x2xA100", 4)
+    for _, values in templates(s):
+        assert s.encode(s.decode(values)) is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda d: d.update(nonsense=1), "plan.nonsense"),
+        (lambda d: d.pop("stages"), "plan.stages"),
+        (lambda d: d.update(num_micro_batches="8"), "plan.num_micro_batches"),
+        (lambda d: d["stages"][0].update(devices=7), "plan.stages[0].devices"),
+        (lambda d: d.update(schema="automap.plan/9"), "plan.schema"),
+        (lambda d: d["stages"][0].update(mesh=[["dp"]]), "plan.stages[0].mesh[0]"),
+    ],
+)
+def test_malformed_documents_name_the_path(sample, change, field):
+    document = json.loads(json.dumps(sample[1].to_json()))
+    change(document)
+    with pytest.raises(PlanError) as caught:
+        Plan.from_json(document)
+    assert caught.value.field == field
+    assert caught.value.repair
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda d: d["model"].update(sha256="0" * 64), "is for"),
+        (lambda d: d.update(num_micro_batches=3), "add up"),
+        (lambda d: d["stages"][0].update(devices="0-99"), "cluster has devices"),
+        (lambda d: d["stages"][0].update(mesh=[["dp", 7]]), "places"),
+        (lambda d: d["stages"][0].update(operators=["wte/Gather"] * 2, shardings={}), "left over"),
+        (lambda d: d["stages"][0].update(shardings={"nobody": {}}), "matches no operator"),
+        (
+            lambda d: d["stages"][0].update(shardings={"wte/Gather": {"dp": {"inputs": ["P", "P"], "outputs": ["P"]}}}),
+            "not a legal signature",
+        ),
+        (
+            lambda d: d["stages"][0].update(shardings={"wte/Gather": {"dp": {"inputs": ["Q", "B"], "outputs": ["B"]}}}),
+            "no placement",
+        ),
+        (lambda d: d.update(sync={"kind": "dasgd", "period": 4, "delay": 1}), "synchronous"),
+        (lambda d: d["schedule"].update(kind="explicit"), "explicit"),
+    ],
+)
+def test_illegal_plans_are_refused_with_a_reason(gpt, space, change, word):
+    s = space(gpt(), "2x2xA100", 8, pp=1)
+    document = json.loads(json.dumps(s.decode(s.random(np.random.default_rng(3))).to_json()))
+    change(document)
+    with pytest.raises(PlanError, match=word):
+        price(s.problem, Plan.from_json(document), s.evaluator)
+
+
+def test_globs_cover_equal_layers(gpt, space):
+    s = space(gpt(layers=12), "4xA100", 8, pp=1, tp=4)
+    _, values = next(t for t in templates(s) if t[0].tp == 4)
+    (stage,) = s.decode(values).stages
+    assert "h.*.mlp.up/MatMul" in stage.shardings
+    assert len(stage.shardings) < 40

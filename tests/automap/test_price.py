@@ -1,0 +1,278 @@
+"""The price against closed forms and independent counts."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from automap.cluster import parse_cluster
+from automap.collectives import list_collectives
+from automap.price import combine as c
+from automap.price.communication import KIND_COUNT, NO_RECORDS, collective_s, convert
+from automap.price.estimate import estimate_choice, lower_bound_s
+from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
+from automap.problem import Problem
+from automap.space import PlanSpace
+from automap.templates import megatron_signatures
+
+B, P = -1, -2
+
+
+def template(space, *, pp=1, tp=1, micro=1, sequence_parallel=False, recompute="none", zero=0, virtual=1):
+    shape = next(s for s in space.shapes if (s.pp, s.tp, s.num_micro_batches, s.virtual) == (pp, tp, micro, virtual))
+    prefix = space.even_values(shape, recompute=recompute, zero=zero)
+    return space.choice(megatron_signatures(space, shape, prefix, sequence_parallel=sequence_parallel))
+
+
+def converted(source, target, sizes, data=8e6, latency=1e-5, rate=1e9):
+    times = np.zeros(KIND_COUNT)
+    n = len(sizes)
+    convert(
+        data,
+        np.array(source),
+        np.array(target),
+        np.array(sizes, float),
+        np.full(n, latency),
+        np.full(n, rate),
+        times,
+        np.zeros(3, np.int64),
+        NO_RECORDS,
+        np.zeros(1, np.int64),
+    )
+    return times
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "kind", "factor"),
+    [
+        (0, B, ALL_GATHER, 3 / 4),
+        (P, B, ALL_REDUCE, 2 * 3 / 4),
+        (P, 0, REDUCE_SCATTER, 3 / 4),
+        (0, 1, ALL_TO_ALL, 3 / 4 / 4),
+        (B, 0, None, 0),
+        (B, P, None, 0),
+        (0, 0, None, 0),
+        (P, P, None, 0),
+        (B, B, None, 0),
+    ],
+)
+def test_one_axis_conversions_move_ring_volumes(source, target, kind, factor):
+    times = converted([source], [target], [4])
+    expected = np.zeros(KIND_COUNT)
+    if kind is not None:
+        expected[kind] = 1e-5 + factor * 8e6 / 1e9
+    assert times == pytest.approx(expected)
+
+
+def test_two_axes_shrink_before_they_grow():
+    # P -> S on the first axis halves what the second axis gathers.
+    times = converted([P, 1], [0, B], [2, 4])
+    assert times[REDUCE_SCATTER] == pytest.approx(1e-5 + 0.5 * (8e6 / 4) / 1e9)
+    assert times[ALL_GATHER] == pytest.approx(1e-5 + 0.75 * (8e6 / 2) / 1e9)
+
+
+def test_conversions_meet_the_volumes_of_dtensor():
+    """torch's redistribute costs, less their latency, on one mesh axis of 8: 0.25 GiB of float32."""
+    seconds = {(0, B): 2505.099, (P, B): 5003.597, (P, 0): 2505.099}
+    for (source, target), reference_us in seconds.items():
+        rate = 87.7 * 2**30
+        mine = converted([source], [target], [8], data=2.0**28, latency=0.0, rate=rate).sum() * 1e6
+        assert mine == pytest.approx(reference_us, rel=0.005)
+
+
+def test_a_collective_over_one_rank_is_free():
+    assert collective_s(ALL_REDUCE, 1.0, 1.0, 1.0, 1e9) == 0.0
+
+
+def test_one_device_is_the_sum_of_its_operators(gpt, space):
+    s = space(gpt(), "1xA100", 4)
+    choice = template(s)
+    outcome = s.evaluator.evaluate(choice)
+    problem, graph = s.problem, s.problem.graph
+    device = problem.cluster.device(0)
+    rate, bandwidth = 312e12 * device.gemm_efficiency, 2039e9 * device.memory_efficiency
+    launch = device.kernel_launch_us * 1e-6
+    trained = {t.name for t in graph.parameters}
+    for op in graph.operators:
+        if trained & set(op.inputs):
+            trained.update(op.outputs)
+    total = 0.0
+    for op in graph.operators:
+        if op.is_view or op.is_constant:
+            continue
+        moved = 0.0
+        for name in (*op.inputs, *op.outputs):
+            t = graph.tensors[name]
+            width = 2 if t.is_float else {"int64": 8, "bool": 1, "int32": 4}[t.dtype]
+            moved += t.elements.at(4) * width
+        heavy = op.forward_flops.at(4) > 0
+        share = 1.0 if heavy else problem.trainer.elementwise_traffic
+        forward = max(op.forward_flops.at(4) / rate, moved * op.traffic[0] * share / bandwidth)
+        backward = max(op.backward_flops.at(4) / rate, moved * op.traffic[1] * share / bandwidth)
+        kernels = max(1, sum(n in trained for n in op.inputs)) if heavy else 1
+        total += forward + launch * (forward > 0) + backward + launch * kernels * (backward > 0)
+    row = outcome.ranks[0]
+    assert row[c.R_COMPUTE] == pytest.approx(total, rel=1e-12)
+    assert outcome.step_time_s == pytest.approx(total + row[c.R_OPTIMIZER], rel=1e-12)
+    parameter, gradient, state = problem.state_bytes
+    assert row[c.R_PARAMETERS] == graph.num_parameters * parameter
+    assert row[c.R_GRADIENTS] == graph.num_parameters * gradient
+    assert row[c.R_STATE] == graph.num_parameters * state
+
+
+def test_megatron_has_two_all_reduces_a_layer_forward_and_two_backward(gpt, space):
+    """Megatron-LM (arXiv 1909.08053): f and g; vocabulary split adds one behind the embedding and one at the head."""
+    s = space(gpt(layers=3), "4xA100", 8, tp=4)
+    found = list(list_collectives(template(s, tp=4), s.evaluator))
+    count = {d: sum(x.kind == "all_reduce" and x.direction == d for x in found) for d in ("forward", "backward")}
+    # The fourth exchange each way is that of the loss over the split classes, inside the operator.
+    inside = sum(x.operator == "loss" for x in found)
+    assert {x.kind for x in found} == {"all_reduce"}
+    assert count["forward"] + count["backward"] == (2 * 3 + 1) * 2 + inside
+    hidden = s.problem.graph.tensors["h.0.x1"]
+    sizes = {x.bytes for x in found if x.operator != "loss"}
+    assert sizes == {hidden.elements.at(8) * 2.0}
+
+
+def test_sequence_parallelism_turns_them_into_gathers_and_scatters(gpt, space):
+    """Korthikanti et al. (arXiv 2205.05198): every all-reduce becomes a reduce-scatter and an all-gather."""
+    s = space(gpt(layers=3), "4xA100", 8, tp=4)
+    found = [
+        x for x in list_collectives(template(s, tp=4, sequence_parallel=True), s.evaluator) if x.operator != "loss"
+    ]
+    assert {x.kind for x in found} == {"all_gather", "reduce_scatter"}
+    for direction in ("forward", "backward"):
+        kinds = [x.kind for x in found if x.direction == direction]
+        assert kinds.count("all_gather") >= 2 * 3
+        assert kinds.count("reduce_scatter") >= 2 * 3
+
+
+def test_the_list_of_collectives_adds_up_to_the_price(gpt, light_graph, space):
+    rng = np.random.default_rng(5)
+    for s in (space(gpt(), "2x2xA100", 8, recompute="none"), space(light_graph("shufflenet"), "4xV100", 8)):
+        for _ in range(10):
+            choice = s.choice(s.random(rng))
+            ranks = len(choice.layout.stages)
+            listed = np.zeros(ranks)
+            for x in list_collectives(choice, s.evaluator):
+                listed[x.stage % ranks] += x.seconds
+            outcome = s.evaluator.evaluate(dataclasses.replace(choice, zero=0, chunks=without_recompute(choice)))
+            priced = outcome.ranks[:, c.R_COMM : c.R_COUNT].sum(axis=1)
+            assert priced == pytest.approx(listed * choice.num_micro_batches, rel=1e-9, abs=1e-15)
+
+
+def without_recompute(choice):
+    return tuple(
+        tuple(dataclasses.replace(x, recomputed=np.zeros_like(x.recomputed)) for x in chunk) for chunk in choice.chunks
+    )
+
+
+def test_data_parallel_gradient_traffic(mlp, space):
+    s = space(mlp(), "4xA100", 64, tp=1, pp=1)
+    row = s.evaluator.evaluate(template(s)).ranks[0]
+    stage = s.evaluator.layout((4, 1), 1).stages[0]
+    data = s.problem.graph.num_parameters * s.problem.state_bytes[1]
+    full = stage.latency_s[0] + 2 * 3 / 4 * data / stage.bytes_per_s[0]
+    assert 0.0 < row[c.R_SYNC] <= full
+    assert row[c.R_SYNC] >= full * (1.0 - s.problem.trainer.gradient_overlap) - 1e-15
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_zero_shards_what_its_stage_says(gpt, space, zero):
+    s = space(gpt(), "4xA100", 8, tp=1, pp=1)
+    row = s.evaluator.evaluate(template(s, zero=zero)).ranks[0]
+    count = s.problem.graph.num_parameters
+    parameter, gradient, state = s.problem.state_bytes
+    assert row[c.R_PARAMETERS] == pytest.approx(count * parameter / (4 if zero >= 3 else 1))
+    assert row[c.R_GRADIENTS] == pytest.approx(count * gradient / (4 if zero >= 2 else 1))
+    assert row[c.R_STATE] == pytest.approx(count * state / (4 if zero >= 1 else 1))
+
+
+def test_1f1b_activations_do_not_grow_with_micro_batches_and_gpipe_ones_do(gpt, space):
+    def peak(schedule, micro):
+        s = space(gpt(layers=4), "4xA100", 4 * micro, pp=4, schedule=schedule)
+        return s.evaluator.evaluate(template(s, pp=4, micro=micro)).ranks[:, c.R_ACTIVATIONS]
+
+    assert peak("1f1b", 8) == pytest.approx(peak("1f1b", 32))
+    assert peak("gpipe", 32)[0] == pytest.approx(4 * peak("gpipe", 8)[0])
+    assert (peak("1f1b", 8) <= peak("gpipe", 8)).all()
+
+
+def test_recomputation_trades_memory_for_time(gpt, space):
+    s = space(gpt(layers=4, seq=256), "1xA100", 8)
+    none, selective, full = (s.evaluator.evaluate(template(s, recompute=m)) for m in ("none", "selective", "full"))
+    memory = [o.ranks[0, c.R_ACTIVATIONS] for o in (none, selective, full)]
+    assert memory[0] > memory[1] > memory[2]
+    assert none.step_time_s < selective.step_time_s < full.step_time_s
+
+
+def test_attention_core_is_what_selective_recomputation_drops(gpt, space):
+    """Without the core, a layer keeps no tensor of size sequence x sequence."""
+    heads, seq, batch, layers = 4, 512, 2, 3
+    s = space(gpt(layers=layers, heads=heads, seq=seq), "1xA100", batch)
+    kept = [s.evaluator.evaluate(template(s, recompute=m)).ranks[0, c.R_ACTIVATIONS] for m in ("none", "selective")]
+    square = batch * heads * seq * seq * 2.0
+    assert kept[0] - kept[1] == pytest.approx(layers * square)  # softmax output; nothing masks it here
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**6), part=st.sampled_from(["peak_TFLOPs", "hbm_bandwidth_GBps", "link", "memory_GiB"]))
+def test_better_hardware_never_makes_a_plan_slower(gpt, mlp, light_graph, seed, part):
+    base = parse_cluster("2x2xV100@25Gbit")
+    document = base.to_json()
+    for device in document["devices"].values():
+        if part == "peak_TFLOPs":
+            device[part] = {k: 1.7 * v for k, v in device[part].items()}
+        elif part != "link":
+            device[part] *= 1.7
+    if part == "link":
+        for link in document["links"].values():
+            link["bandwidth_GBps"] *= 1.7
+    graph = (gpt(), mlp(), light_graph("squeezenet"))[seed % 3]
+    spaces = [
+        PlanSpace(Problem.build(graph, cluster, {"global_batch": 8})) for cluster in (base, parse_cluster(document))
+    ]
+    values = spaces[0].random(np.random.default_rng(seed))
+    plan = spaces[0].decode(values)
+    slow, fast = (s.evaluator.evaluate(s.choice(s.encode(plan) or values)) for s in spaces)
+    assert fast.step_time_s <= slow.step_time_s * (1 + 1e-12)
+    assert fast.overflow <= slow.overflow + 1e-12
+
+
+def test_breakdown_adds_up_and_nothing_beats_the_lower_bound(gpt, light_graph, space):
+    rng = np.random.default_rng(2)
+    for s in (space(gpt(), "2x4xA100", 16), space(light_graph("resnet50"), "2x2xV100@25Gbit", 16)):
+        for _ in range(25):
+            estimate = estimate_choice(s.choice(s.random(rng)), s.evaluator)
+            parts = estimate.breakdown_s
+            total = parts["compute"] + sum(parts["exposed_communication"].values()) + parts["bubble"]
+            assert total + parts["optimizer"] == pytest.approx(estimate.step_time_s, rel=1e-9)
+            assert estimate.step_time_s >= lower_bound_s(s.problem)
+            assert 0.0 < estimate.mfu < 1.0
+
+
+def test_tied_parameters_count_once_on_a_rank_and_on_each_of_two(gpt, space):
+    s = space(gpt(layers=4), "2xA100", 4)
+    tied = s.problem.graph.tensors["wte"].num_elements * s.problem.state_bytes[0]
+    one = space(gpt(layers=4), "1xA100", 4)
+    alone = one.evaluator.evaluate(template(one)).ranks[0, c.R_PARAMETERS]
+    split = s.evaluator.evaluate(template(s, pp=2)).ranks[:, c.R_PARAMETERS]
+    assert split.sum() == pytest.approx(alone + tied)
+
+
+def test_equal_signatures_on_swapped_axes_cost_the_same_inside_one_host(mlp, space):
+    """No axis name is special: a 2 x 2 mesh priced both ways round."""
+    s = space(mlp((64, 64)), "4xA100", 16, pp=1, tp=2)
+    table = s.linkage.types[0].groups
+    times = {}
+    for one, other in itertools.product(range(3), repeat=2):
+        values = list(s.even_values(s.shapes[0], recompute="none", zero=0))
+        for _ in table:
+            for value in (one, other):
+                legal = np.flatnonzero(s.legal(values))
+                values.append(int(legal[min(value, len(legal) - 1)]))
+        times[one, other] = s.evaluator.evaluate(s.choice(values)).ranks[0, c.R_COMM : c.R_COUNT].sum()
+    assert times[0, 2] == pytest.approx(times[2, 0], rel=1e-9)

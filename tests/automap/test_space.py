@@ -1,0 +1,150 @@
+"""The space against brute force: counts, legality, bounds."""
+
+import math
+
+import numpy as np
+import pytest
+
+from automap.prefix import BoundTable, Prefix, walk
+from automap.space import divisors
+
+
+def enumerate_plans(space):
+    pending = [()]
+    while pending:
+        prefix = pending.pop()
+        if len(prefix) == len(space.slots):
+            yield prefix
+        else:
+            pending += [(*prefix, int(v)) for v in np.flatnonzero(space.legal(prefix))]
+
+
+def small(mlp, space):
+    return space(mlp((16, 32, 16)), "2xA100", 4, num_micro_batches=2)
+
+
+def test_divisors():
+    for n in (1, 2, 12, 97, 360):
+        assert divisors(n) == [d for d in range(1, n + 1) if n % d == 0]
+
+
+def test_size_is_the_number_of_plans(mlp, space):
+    s = small(mlp, space)
+    plans = list(enumerate_plans(s))
+    assert len(plans) == len(set(plans))
+    assert 10**s.decades == pytest.approx(len(plans))
+
+
+def test_every_factorisation_and_divisor_is_there(gpt, space):
+    s = space(gpt(layers=8), "2x4xA100", 16)
+    shapes = {(x.dp, x.tp, x.pp) for x in s.shapes}
+    expected = {(d, t, p) for d in divisors(8) for t in divisors(8) for p in divisors(8) if d * t * p == 8}
+    assert shapes == expected
+    for dp, tp, pp in expected:
+        counts = {x.num_micro_batches for x in s.shapes if (x.dp, x.tp, x.pp) == (dp, tp, pp)}
+        assert counts == {m for m in divisors(16) if (16 // m) % dp == 0}
+
+
+def test_every_cut_is_there(mlp, space):
+    s = space(mlp((16,) * 7), "2xA100", 2, pp=2, num_micro_batches=1, recompute="none")
+    shape = next(x for x in s.shapes if x.virtual == 1)
+    ends = {s.cuts((*s.shape_values(shape), k), 1)[0] for k in range(s.num_units - 1)}
+    assert ends == set(range(1, s.num_units))
+
+
+def test_no_completion_beats_its_bound(mlp, space):
+    """Every bound of every prefix of every plan, by brute force."""
+    s = small(mlp, space)
+    table = BoundTable(s)
+    prices = {}
+    for values in enumerate_plans(s):
+        prices[values] = s.evaluator.evaluate(s.choice(values))
+    checked = 0
+    for values, outcome in prices.items():
+        prefix = Prefix(s, table)
+        while True:
+            assert prefix.bound.time_s <= outcome.step_time_s * (1 + 1e-12)
+            assert prefix.bound.overflow <= outcome.overflow + 1e-12
+            checked += 1
+            if prefix.done:
+                break
+            prefix.decide(values[prefix.position])
+    assert checked > len(prices) > 100
+
+
+@pytest.mark.parametrize("name", ["squeezenet", "shufflenet", "inception_v1"])
+def test_bounds_hold_on_real_models(light_graph, space, name):
+    s = space(light_graph(name), "2x2xV100@25Gbit", 8)
+    check_bounds(s, 25)
+
+
+def test_bounds_hold_on_a_transformer(gpt, space):
+    check_bounds(space(gpt(), "2x4xA100", 16), 40)
+
+
+def check_bounds(s, count):
+    table, rng = BoundTable(s), np.random.default_rng(7)
+    for _ in range(count):
+        values = s.random(rng)
+        outcome = s.evaluator.evaluate(s.choice(values))
+        prefix = Prefix(s, table)
+        previous = 0.0
+        while not prefix.done:
+            assert previous <= prefix.bound.time_s <= outcome.step_time_s * (1 + 1e-12)
+            assert prefix.bound.overflow <= outcome.overflow + 1e-12
+            previous = prefix.bound.time_s
+            prefix.decide(values[prefix.position])
+        again = prefix.outcome()
+        assert (again.step_time_s, again.overflow) == (outcome.step_time_s, outcome.overflow)
+
+
+def test_forced_and_decided_prefixes_agree(gpt, space):
+    s = space(gpt(), "2x2xA100", 8)
+    table, rng = BoundTable(s), np.random.default_rng(0)
+    for _ in range(5):
+        values = s.random(rng)
+        forced = Prefix(s, table)
+        while not forced.done:
+            forced.force(values[forced.position])
+        assert forced.outcome().step_time_s == walk(s, table, values).outcome().step_time_s
+
+
+def test_fixed_decisions_and_constraints_are_obeyed(gpt, space):
+    from automap.cluster import parse_cluster
+    from automap.problem import Problem
+    from automap.space import PlanSpace
+
+    hints = {
+        "fix": {"dp": 2, "pp": 1, "zero": 2, "recompute": "full"},
+        "constraints": [{"scope": "h.*.mlp.**", "replicate": True}],
+    }
+    s = PlanSpace(Problem.build(gpt(), parse_cluster("2x2xA100"), {"global_batch": 8}, hints))
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        plan = s.decode(s.random(rng))
+        (stage,) = plan.stages
+        assert dict(stage.mesh)["dp"] == 2
+        assert stage.zero.stage == 2
+        assert stage.recompute == ("**",)
+        for name, axes in stage.shardings.items():
+            if name.startswith("h.*.mlp.up/MatMul"):
+                for sharding in axes.values():
+                    assert sharding.inputs[1] == "B"
+
+
+def test_repair_and_moves_stay_legal(gpt, space):
+    s = space(gpt(), "2x2xA100", 8)
+    rng = np.random.default_rng(0)
+    values = s.random(rng)
+    assert s.repair(values) == values
+    for moved in s.moves(values, rng, 20):
+        assert moved == s.repair(moved)
+
+
+def test_a_prime_batch_is_refused_unless_the_user_insists(mlp, space):
+    from automap.errors import ProblemError
+
+    with pytest.raises(ProblemError, match="divisor"):
+        space(mlp(), "4xA100", 7)
+    assert space(mlp(), "4xA100", 7, dp=1).shapes
+    assert math.isfinite(space(mlp(), "4xA100", 1).decades)

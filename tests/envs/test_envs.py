@@ -1,0 +1,144 @@
+"""The contract of the environments, on small and real models."""
+
+import gymnasium.utils.env_checker
+import numpy as np
+import pytest
+import stable_baselines3.common.env_checker
+
+from automap.templates import templates
+from envs import HybridEnv, PipelineEnv, ShardingEnv
+from envs.decision import MAX_ACTIONS, MAX_GROUPS, REWARD_SCALE, bound_slice
+from envs.pruning import influential_groups
+
+
+def make(kind, space):
+    if kind == "sharding":
+        shape = next(s for s in space.shapes if s.dp > 1 and s.tp > 1 and s.samples % 4 == 0)
+        return ShardingEnv(space, space.even_values(shape, recompute="none", zero=1))
+    return {"pipeline": PipelineEnv, "hybrid": HybridEnv}[kind](space)
+
+
+KINDS = ("sharding", "pipeline", "hybrid")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model", ["gpt", "vgg19", "shufflenet"])
+# Both checkers advise on conventions for control problems that do not apply to masked decisions.
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_both_checkers_accept(kind, model, gpt, light_graph, space):
+    graph = gpt() if model == "gpt" else light_graph(model)
+    env = make(kind, space(graph, "2x4xA100", 16))
+    gymnasium.utils.env_checker.check_env(env, skip_render_check=True)
+    stable_baselines3.common.env_checker.check_env(env)
+
+
+def episode(env, rng):
+    observation, _ = env.reset()
+    rewards, masks, done = [], [], False
+    while not done:
+        legal = np.flatnonzero(observation["action_mask"])
+        assert len(legal) >= 1
+        masks.append(len(legal))
+        observation, reward, done, truncated, info = env.step(int(rng.choice(legal)))
+        assert not truncated
+        rewards.append(reward)
+    return rewards, masks, info
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rewards_telescope_to_the_price(kind, gpt, space):
+    s = space(gpt(), "2x4xA100", 16)
+    env = make(kind, s)
+    rng = np.random.default_rng(0)
+    for _ in range(15):
+        rewards, _, info = episode(env, rng)
+        start = env.first_bound_s
+        if kind == "sharding":
+            # Its first bound is that behind the frame.
+            env.reset()
+            start = env._prefix.bound.time_s
+        assert sum(rewards) == pytest.approx(REWARD_SCALE * np.log(start / env.worth_s(info["outcome"])), rel=1e-6)
+        assert all(r <= 1e-9 for r in rewards)
+        assert info["values"] == s.repair(info["values"])
+        assert info["outcome"].step_time_s == s.evaluator.evaluate(s.choice(info["values"])).step_time_s
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_actions_make_the_same_trajectory(kind, gpt, space):
+    first, second = make(kind, space(gpt(), "2x4xA100", 16)), make(kind, space(gpt(), "2x4xA100", 16))
+    a, _ = first.reset(seed=1)
+    b, _ = second.reset(seed=1)
+    rng, done = np.random.default_rng(3), False
+    while not done:
+        assert all(np.array_equal(a[k], b[k]) for k in a)
+        action = int(rng.choice(np.flatnonzero(a["action_mask"])))
+        a, r, done, _, _ = first.step(action)
+        b, q, _, _, _ = second.step(action)
+        assert r == q
+
+
+def test_a_forbidden_action_becomes_the_nearest_legal_one(gpt, space):
+    env = make("hybrid", space(gpt(), "2x4xA100", 16))
+    env.reset()
+    _, _, done, _, _ = env.step(MAX_ACTIONS - 1)
+    assert not done
+
+
+@pytest.mark.parametrize("name", ["resnet50", "densenet121"])
+def test_most_decisions_are_about_operators_and_episodes_are_short(light_graph, space, name):
+    env = make("hybrid", space(light_graph(name), "2x2xA100", 16, pp=1))
+    _, _, info = episode(env, np.random.default_rng(0))
+    assert info["num_operator_decisions"] >= info["num_decisions"] / 2
+    env = make("hybrid", space(light_graph(name), "2x4xA100", 16))
+    rng = np.random.default_rng(0)
+    assert max(episode(env, rng)[2]["num_decisions"] for _ in range(5)) <= 200
+
+
+def test_infeasible_plans_are_worth_less_than_feasible_ones(gpt, space):
+    s = space(gpt(layers=4, hidden=1024, heads=16, seq=1024, vocab=50000), "2xV100-16GB", 64)
+    outcomes = [s.evaluator.evaluate(s.choice(values)) for _, values in templates(s)]
+    feasible = [o for o in outcomes if o.fits]
+    overflowing = [o for o in outcomes if not o.fits]
+    assert feasible and overflowing
+    env = HybridEnv(s, reference_s=min(o.step_time_s for o in feasible))
+    assert min(env.worth_s(o) for o in overflowing) > min(env.worth_s(o) for o in feasible)
+    worst = max(overflowing, key=lambda o: o.overflow)
+    assert env.worth_s(worst) > worst.step_time_s
+
+
+def test_the_mask_drops_what_provably_cannot_fit(gpt, space):
+    s = space(gpt(layers=12, hidden=4096, heads=32, seq=1024, vocab=50000), "4xV100-16GB", 32)
+    env = make("hybrid", s)
+    rng = np.random.default_rng(0)
+    masked = 0
+    for _ in range(5):
+        observation, _ = env.reset()
+        done = False
+        while not done:
+            legal = np.flatnonzero(observation["action_mask"])
+            masked += len(legal) < len(env._prefix.legal())
+            observation, _, done, _, _ = env.step(int(rng.choice(legal)))
+    assert masked > 0
+
+
+def test_bounds_in_the_observation_are_the_known_loss(gpt, space):
+    env = make("hybrid", space(gpt(), "2x4xA100", 16))
+    observation, _ = env.reset()
+    rng, done = np.random.default_rng(0), False
+    while not done:
+        action = int(rng.choice(np.flatnonzero(observation["action_mask"])))
+        known = -REWARD_SCALE * observation["observation"][bound_slice()][action]
+        observation, reward, done, _, _ = env.step(action)
+        assert reward <= known + 1e-4
+
+
+def test_influence_keeps_the_heaviest_groups(light_graph, space):
+    s = space(light_graph("vgg19"), "2xA100", 8)
+    kept = influential_groups(s, 3)
+    assert len(kept) == 3
+    # The first fully connected layer holds 103 of the 144 million parameters.
+    sizes = [
+        sum(s.problem.graph.tensors[n].num_elements for n in s.operator(t, s.linkage.types[t].groups[g].leader).inputs)
+        for t, g in kept
+    ]
+    assert max(sizes) > 100e6
