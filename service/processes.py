@@ -1,34 +1,16 @@
 """Child processes that never outlive their parent.
 
-Linux tells a process when its parent has died (`prctl(PR_SET_PDEATHSIG)`); elsewhere the calls do nothing.
 Knows nothing of what the processes do.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-
-
-def die_with_parent(sig: signal.Signals, parent: int) -> None:
-    """Has the kernel send `sig` to this process when its parent dies.
-
-    Args:
-        sig: what to send.
-        parent: process id of the parent; when it is gone already, `sig` is raised at once.
-    """
-    if _LIBC is None:
-        return
-    _LIBC.prctl(_PR_SET_PDEATHSIG, int(sig), 0, 0, 0)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), sig)
+from ir.lifetime import die_with_parent
 
 
 def dying_with_parent(sig: signal.Signals) -> Callable[[], None]:

@@ -23,7 +23,8 @@ from rq.timeouts import JobTimeoutException
 
 from automap.errors import UserError
 from automap.records import to_json
-from service import graphs, job_queue, processes
+from ir import lifetime
+from service import graphs, job_queue
 from service.problems import problem, problem_of
 from service.run_job import run_job
 from service.store import Store, Superseded, connect
@@ -48,7 +49,7 @@ def main(redis_url: str, *, parent: int | None = None) -> None:
         parent: process that supervises this one; the worker dies with it.
     """
     if parent is not None:
-        processes.die_with_parent(signal.SIGKILL, parent)
+        lifetime.die_with_parent(signal.SIGKILL, parent)
     client = connect(redis_url)
     client.ping()
     warm()
@@ -85,7 +86,7 @@ class _Worker(rq.Worker):  # type: ignore[misc]
 
     def main_work_horse(self, job: QueuedJob, queue: rq.Queue) -> None:
         """First act of the child."""
-        processes.die_with_parent(signal.SIGKILL, self.pid)
+        lifetime.die_with_parent(signal.SIGKILL, self.pid)
         super().main_work_horse(job, queue)
 
     def kill_horse(self, sig: signal.Signals = signal.SIGKILL) -> None:

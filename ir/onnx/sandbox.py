@@ -18,6 +18,7 @@ from typing import Any
 
 from ir.errors import ModelError, ModelTooExpensive
 from ir.graph import Graph
+from ir.lifetime import die_with_parent
 
 GIB = 1 << 30
 DEFAULT_MEMORY_BYTES = 2 * GIB
@@ -67,6 +68,7 @@ def import_model(
         "memory_bytes": memory_bytes,
         "cpu_s": cpu_s,
         "size": len(data),
+        "parent": os.getpid(),
     }
     # Checked here too: an oversized upload need not be copied to a child.
     if max_bytes is not None and len(data) > max_bytes:
@@ -150,6 +152,7 @@ def main() -> int:
     """The child: options and upload from stdin, the answer to stdout."""
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     options: dict[str, Any] = json.loads(stdin.readline())
+    die_with_parent(signal.SIGKILL, options.pop("parent"))
     _limit(options.pop("memory_bytes"), options.pop("cpu_s"))
     data = stdin.read(options.pop("size"))
     max_bytes = options.pop("max_bytes")

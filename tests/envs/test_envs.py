@@ -7,7 +7,7 @@ import stable_baselines3.common.env_checker
 
 from automap.templates import templates
 from envs import HybridEnv, PipelineEnv, ShardingEnv
-from envs.decision import MAX_ACTIONS, MAX_GROUPS, REWARD_SCALE, bound_slice
+from envs.decision import MAX_ACTIONS, REWARD_SCALE, bound_slice
 from envs.pruning import influential_groups
 
 
