@@ -33,6 +33,8 @@ $(STAMP): pyproject.toml
 		$(PYTHON) -m venv --clear .venv; \
 	elif command -v virtualenv >/dev/null; then \
 		virtualenv --quiet --clear --python $(PYTHON) .venv; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update --quiet && apt-get install --quiet --yes python3-venv && $(PYTHON) -m venv --clear .venv; \
 	else \
 		echo "$(PYTHON) cannot make virtual environments: sudo apt-get install python3-venv"; exit 1; \
 	fi
