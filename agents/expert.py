@@ -13,7 +13,7 @@ from automap.templates import templates
 
 
 def grid(space: PlanSpace, incumbent: Incumbent, *, keep: int = 16) -> tuple[dict[str, float | None], list[Values]]:
-    """Prices the whole grid, whatever the budget says: every search is measured against it.
+    """Prices the whole grid: every search is measured against it. At most half of a budget is charged for it.
 
     Args:
         space: of the problem.
@@ -35,6 +35,8 @@ def grid(space: PlanSpace, incumbent: Incumbent, *, keep: int = 16) -> tuple[dic
                 best_data_parallel = min(best_data_parallel, outcome.step_time_s)
         if incumbent.stopped:
             break
+    if incumbent.budget.evaluations is not None:
+        incumbent.charged = min(incumbent.charged, incumbent.budget.evaluations // 2)
     ranked.sort()
     baselines = {"dp": best_data_parallel, "expert": best}
     return {k: None if v == float("inf") else v for k, v in baselines.items()}, [v for _, v in ranked[:keep]]

@@ -27,6 +27,7 @@ class Incumbent:
 
     Attributes:
         evaluations: plans priced so far.
+        charged: those that count against the budget.
         best: values of the best plan that fits, or None.
         best_s: its step time, or infinity.
         own_best_s: best step time of a feasible plan since `watch` was called.
@@ -47,6 +48,7 @@ class Incumbent:
         self.budget = budget
         self.searcher = searcher
         self.evaluations = 0
+        self.charged = 0
         self.best: Values | None = None
         self.best_s = float("inf")
         self.own_best_s = float("inf")
@@ -71,7 +73,7 @@ class Incumbent:
         if self.budget.seconds is not None:
             spent = self.seconds / self.budget.seconds
         if self.budget.evaluations is not None:
-            spent = max(spent, self.evaluations / self.budget.evaluations)
+            spent = max(spent, self.charged / self.budget.evaluations)
         return min(spent, 1.0)
 
     @property
@@ -93,6 +95,7 @@ class Incumbent:
     def offer(self, values: Values, outcome: Outcome) -> None:
         """Takes note of a plan that has been priced."""
         self.evaluations += 1
+        self.charged += 1
         if outcome.fits:
             self.own_best_s = min(self.own_best_s, outcome.step_time_s)
             if outcome.step_time_s < self.best_s:

@@ -122,14 +122,27 @@ def search(
 
 @app.command()
 def inspect(
-    model: ModelArgument, dim: DimOption = None, parameters: ParametersOption = None, as_json: JsonOption = False
+    model: ModelArgument,
+    dim: DimOption = None,
+    parameters: ParametersOption = None,
+    cluster: Annotated[str | None, typer.Option(help="Also count the plans on this cluster.")] = None,
+    global_batch: Annotated[int, typer.Option(help="Samples of one step, for the count of plans.")] = 512,
+    as_json: JsonOption = False,
 ) -> None:
-    """Shows what a model is made of."""
+    """Shows what a model is made of and, given a cluster, how many plans it has."""
     from ir.summary import summarize
     from service.run_job import import_graph
 
     data, options = _model(model, dim, parameters)
-    document = dict(summarize(import_graph(data, JobRequest(cluster="", training={}, model=options))))
+    graph = import_graph(data, JobRequest(cluster="", training={}, model=options))
+    document = dict(summarize(graph))
+    if cluster is not None:
+        from automap.cluster import parse_cluster
+        from automap.problem import Problem
+        from automap.space import PlanSpace
+
+        space = PlanSpace(Problem.build(graph, parse_cluster(cluster), {"global_batch": global_batch}))
+        document["space"] = {"decades": round(space.decades, 2), "decisions": len(space.slots)}
     if as_json:
         _print_json(document)
         return
