@@ -137,7 +137,7 @@ class Problem:
                 f"shares no divisor with the {devices} devices, so that no two replicas could have equal parts of it",
                 field="training.global_batch",
                 value=batch,
-                repair=f"Use a multiple of {devices}, such as {below or devices} or {below + devices}; or set "
+                repair=f"Use a multiple of {devices}, such as {below or 2 * devices} or {below + devices}; or set "
                 "hints.fix.dp to 1 to go without data parallelism.",
             )
         if not any(t.batch_dim is not None for t in graph.tensors.values()):

@@ -33,7 +33,7 @@ INFEASIBLE_PENALTY = 1.0
 """In logs: a plan that does not fit is worth less than one e times slower than the reference."""
 NUM_FEATURES = 48
 HISTORY = 64
-MAX_GROUPS = 64
+MAX_GROUPS = 48
 """Linkage groups that an episode decides; with two mesh axes an episode stays below 200 decisions."""
 
 _KINDS = ("pp", "tp", "micro_batches", "virtual", "cut", "recompute", "zero", "signature")

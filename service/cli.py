@@ -48,7 +48,20 @@ DimOption = Annotated[list[str] | None, typer.Option("--dim", metavar="NAME=SIZE
 ParametersOption = Annotated[
     list[str] | None, typer.Option("--parameters", metavar="GLOB", help="Inputs that are parameters.")
 ]
-OutputOption = Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the plan.")]
+
+
+def _writable(path: Path | None) -> Path | None:
+    """Refuses an output that could not be written before the work is done, not after it."""
+    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        raise PlanError(
+            "cannot be written", field="output", value=str(path), repair="Name a file in a folder of yours."
+        )
+    return path
+
+
+OutputOption = Annotated[
+    Path | None, typer.Option("-o", "--output", callback=_writable, help="Where to write the plan.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 UrlOption = Annotated[str, typer.Option(envvar="AUTOMAP_URL", help="Of the service.")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]

@@ -66,7 +66,12 @@ class Skeleton:
         self.whole = np.array(whole, dtype=np.bool_)
         self._homes = evaluator.tied_homes(choice)
         self._all = np.arange(len(rows), dtype=np.int64)
-        self._touched = [
+        # A change inside a unit type is seen by its own rows; by those behind it only if what crosses out changes.
+        self._own = [
+            np.array([i for i, row in enumerate(rows) if row[2] == kind], dtype=np.int64)
+            for kind in range(evaluator.blocks.num_types)
+        ]
+        self._seen = [
             np.array([i for i, row in enumerate(rows) if kind in (row[2], row[3])], dtype=np.int64)
             for kind in range(evaluator.blocks.num_types)
         ]
@@ -83,7 +88,7 @@ class Skeleton:
 
     def update(self, costs: Floats, chosen: Ints, unit_type: int) -> None:
         """Brings `costs` up to date after the signatures of one unit type have changed."""
-        self._compute(chosen, self._touched[unit_type], costs)
+        self._compute(chosen, self._seen[unit_type], costs)
 
     def _compute(self, chosen: Ints, which: Ints, out: Floats) -> None:
         choice = self.choice
@@ -112,12 +117,13 @@ class Skeleton:
         """
         choice = self.choice
         count = len(candidates)
+        crosses = bool((members == self.evaluator.makers[unit_type, 0]).any())
         fresh = np.empty((count, *costs.shape))
         bounds = np.empty((count, 2))
         look_ahead(
             *self._fixed,
             chosen,
-            self._touched[unit_type],
+            (self._seen if crosses else self._own)[unit_type],
             *self._stage,
             choice.zero_axes,
             float(choice.samples),
