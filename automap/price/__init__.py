@@ -5,6 +5,8 @@ only at the file of each function and would reuse a kernel whose callee has chan
 """
 
 import hashlib
+import os
+import tempfile
 from pathlib import Path
 
 import numba
@@ -20,4 +22,19 @@ def _digest() -> str:
     return hashlib.sha256(text + numba.__version__.encode()).hexdigest()[:16]
 
 
-numba.config.CACHE_DIR = str(platformdirs.user_cache_path("automap") / f"kernels-{_digest()}")
+def _cache_folder() -> Path:
+    """NUMBA_CACHE_DIR, else the user's cache; a temporary folder where that cannot be written."""
+    name = f"kernels-{_digest()}"
+    roots = [Path(numba.config.CACHE_DIR or platformdirs.user_cache_path("automap")), Path(tempfile.gettempdir())]
+    for root in roots:
+        folder = root / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    return roots[-1] / name
+
+
+numba.config.CACHE_DIR = str(_cache_folder())
