@@ -32,9 +32,10 @@ def _cache_folder() -> Path:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError:
             continue
-        if os.access(folder, os.W_OK):
+        # numba unpickles what lies here: a folder that somebody else made is not trusted.
+        if os.access(folder, os.W_OK) and folder.stat().st_uid in (os.getuid(), 0):
             return folder
-    return roots[-1] / name
+    return Path(tempfile.mkdtemp(prefix="automap-kernels-"))
 
 
 numba.config.CACHE_DIR = str(_cache_folder())
