@@ -168,6 +168,15 @@ def _reduce_axes(operators, operands, tensors, signatures, places, op, slot, cho
                 out[C_REDUCE + a] += elements
 
 
+@njit(boolean(int64[::1], int64[::1], float64[::1]), cache=True)
+def _differs(source, target, axes):
+    """Whether a conversion has anything to do."""
+    for a in range(axes.shape[0]):
+        if source[a] != target[a] and source[a] != UNKNOWN and target[a] != UNKNOWN and axes[a] > 1.0:
+            return True
+    return False
+
+
 @njit(
     void(
         *TABLE_TYPES,
@@ -240,6 +249,7 @@ def unit_cost(
     target = np.empty(num_axes, np.int64)
     wanted = np.empty(num_axes, np.int64)
     given = np.empty(num_axes, np.int64)
+    rows = np.empty(num_axes, np.int64)
     comm = np.zeros(KIND_COUNT)
     tag = np.zeros(3, np.int64)
     whole = True
@@ -264,12 +274,15 @@ def unit_cost(
         divisor = 1.0
         undecided = False
         for a in range(num_axes):
+            rows[a] = -1
             if chosen[k, a] < 0:
                 undecided = True
                 if operators[op, OP_DIVISIBLE] == 1:
                     divisor *= axes[a]
-            elif signatures[operators[op, OP_SIGNATURES] + chosen[k, a], S_DIVIDES] == 1:
-                divisor *= axes[a]
+            else:
+                rows[a] = signatures[operators[op, OP_SIGNATURES] + chosen[k, a], S_PLACES]
+                if signatures[operators[op, OP_SIGNATURES] + chosen[k, a], S_DIVIDES] == 1:
+                    divisor *= axes[a]
 
         moved = 0.0
         produced = 0.0
@@ -278,7 +291,7 @@ def unit_cost(
             tensor = operands[row, D_TENSOR]
             is_output = slot >= num_inputs
             for a in range(num_axes):
-                target[a] = _placement(operators, signatures, places, op, slot, chosen[k, a])
+                target[a] = places[rows[a] + slot, 0] if rows[a] >= 0 else UNKNOWN
             local = _local_bytes(sizes, tensors, tensor, target, axes, samples)
             moved += local
             if is_output:
@@ -330,11 +343,7 @@ def unit_cost(
                             operators[producer, OP_INPUTS] + tensors[tensor, T_SLOT],
                             chosen[producer - first, a],
                         )
-                    given[a] = (
-                        UNKNOWN
-                        if chosen[k, a] < 0
-                        else places[signatures[operators[op, OP_SIGNATURES] + chosen[k, a], S_PLACES] + slot, 1]
-                    )
+                    given[a] = places[rows[a] + slot, 1] if rows[a] >= 0 else UNKNOWN
                 # A conversion that an earlier consumer of the tensor asks for, or may turn out to ask for, is shared;
                 # an earlier consumer that is wholly undecided has not been charged with it.
                 shared = False
@@ -352,11 +361,16 @@ def unit_cost(
                             same = same and places[at, 0] == target[a] and places[at, 1] == given[a]
                     shared = same and charged
                     earlier = operands[earlier, D_EARLIER]
-                if not shared:
+                for a in range(num_axes):
+                    wanted[a] = BROADCAST if source[a] == PARTIAL else source[a]
+                moves = not shared and _differs(source, target, axes)
+                back = not shared and tensors[tensor, T_GRAD] == 1 and _differs(given, wanted, axes)
+                if moves or back:
                     data = (sizes[tensor, E_FIXED] + sizes[tensor, E_SAMPLE] * samples) * sizes[tensor, E_BYTES]
-                    comm[:] = 0.0
                     tag[0] = op
                     tag[1] = tensor
+                if moves:
+                    comm[:] = 0.0
                     tag[2] = 0
                     convert(data, source, target, axes, latency_s, bytes_per_s, comm, tag, records, cursor)
                     again = recomputed[k] and (is_boundary or recomputed[producer - first])
@@ -364,16 +378,12 @@ def unit_cost(
                         out[C_FORWARD_COMM + kind] += comm[kind]
                         if again:
                             out[C_RECOMPUTE_COMM + kind] += comm[kind]
-                    if tensors[tensor, T_GRAD] == 1:
-                        for a in range(num_axes):
-                            wanted[a] = source[a]
-                            if source[a] == PARTIAL:
-                                wanted[a] = BROADCAST
-                        comm[:] = 0.0
-                        tag[2] = 1
-                        convert(data, given, wanted, axes, latency_s, bytes_per_s, comm, tag, records, cursor)
-                        for kind in range(KIND_COUNT):
-                            out[C_BACKWARD_COMM + kind] += comm[kind]
+                if back:
+                    comm[:] = 0.0
+                    tag[2] = 1
+                    convert(data, given, wanted, axes, latency_s, bytes_per_s, comm, tag, records, cursor)
+                    for kind in range(KIND_COUNT):
+                        out[C_BACKWARD_COMM + kind] += comm[kind]
 
             if operands[row, D_SAVED] == 1 and role != PARAMETER and not makes_free:
                 root = tensors[tensor, T_ROOT]

@@ -1,0 +1,137 @@
+"""Known models by name, and their families in any size, built as Graphs in milliseconds without a file.
+
+    build("gpt2-xl")   build("gpt2-xl:seq_len=512")   build("zoo:llama:layers=80,hidden=8192,heads=64,kv_heads=8")
+
+A family is a dataclass: its fields are the keys of the free form and are overridden likewise for a named model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, replace
+
+from ir.errors import ModelError
+from ir.graph import Graph
+from ir.zoo.convolutions import ResNet, Vgg
+from ir.zoo.transformers import T5, Bert, Gpt, Llama, Vit
+
+PREFIX = "zoo:"
+
+Model = Gpt | Llama | Bert | Vit | T5 | ResNet | Vgg
+
+FAMILIES: Mapping[str, type[Model]] = {
+    "gpt": Gpt, "llama": Llama, "bert": Bert, "vit": Vit, "t5": T5, "resnet": ResNet, "vgg": Vgg,
+}  # fmt: skip
+
+# Sources: the configurations published with the models (Hugging Face `config.json`, torchvision, timm).
+NAMED: Mapping[str, Model] = {
+    "gpt2": Gpt(layers=12, hidden=768, heads=12, positions=1024),
+    "gpt2-medium": Gpt(layers=24, hidden=1024, heads=16, positions=1024),
+    "gpt2-large": Gpt(layers=36, hidden=1280, heads=20, positions=1024),
+    "gpt2-xl": Gpt(layers=48, hidden=1600, heads=25, positions=1024),
+    "llama-7b": Llama(layers=32, hidden=4096, heads=32),
+    "llama-13b": Llama(layers=40, hidden=5120, heads=40),
+    "llama-70b": Llama(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672),
+    "mistral-7b": Llama(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336),
+    "bert-base": Bert(layers=12, hidden=768, heads=12, positions=512),
+    "bert-large": Bert(layers=24, hidden=1024, heads=16, positions=512),
+    "vit-b": Vit(layers=12, hidden=768, heads=12),
+    "vit-l": Vit(layers=24, hidden=1024, heads=16),
+    "t5-small": T5(layers=6, hidden=512, heads=8),
+    "t5-11b": T5(layers=24, hidden=1024, heads=128, head_size=128, ffn=65536),
+    "resnet50": ResNet(blocks=(3, 4, 6, 3)),
+    "resnet101": ResNet(blocks=(3, 4, 23, 3)),
+    "vgg16": Vgg(convolutions=(2, 2, 3, 3, 3)),
+    "vgg19": Vgg(convolutions=(2, 2, 4, 4, 4)),
+}
+
+MAX_VALUE = 2**24
+"""Of any key: what is larger is a slip, or meant to exhaust the service."""
+MAX_LAYERS = 2000
+"""Of layers, blocks and convolutions together: each becomes operators."""
+
+_DIVIDED = (("hidden", "heads"), ("heads", "kv_heads"), ("image_size", "patch_size"))
+
+
+def names() -> tuple[str, ...]:
+    """The named models."""
+    return tuple(NAMED)
+
+
+def build(spec: str, *, loss: str | None = None) -> Graph:
+    """The graph of a model, with its loss.
+
+    Args:
+        spec: `[zoo:]NAME[:key=value,...]`, NAME being a named model or a family; lists are written `3-4-6-3`.
+        loss: see `ir.loss.with_loss`.
+
+    Raises:
+        ModelError: unknown name or key, or values that do not fit each other.
+    """
+    text = spec.removeprefix(PREFIX)
+    name, _, rest = text.partition(":")
+    model = _model(name, _pairs(rest))
+    graph = model.build(loss)
+    return replace(graph, name=text)
+
+
+def _refuse(message: str, value: str, repair: str) -> ModelError:
+    return ModelError(message, field="model", value=value, repair=repair)
+
+
+def _pairs(text: str) -> dict[str, str]:
+    pairs = {}
+    for part in text.split(",") if text else ():
+        key, is_pair, value = part.partition("=")
+        if not is_pair or key in pairs:
+            raise _refuse("expected each key once, as key=value", part, "Write it as in gpt2:seq_len=512.")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def _model(name: str, pairs: Mapping[str, str]) -> Model:
+    known = NAMED.get(name)
+    family = type(known) if known is not None else FAMILIES.get(name)
+    if family is None:
+        repair = f"Use one of {', '.join(NAMED)}; or a family with its sizes: {', '.join(FAMILIES)}."
+        raise _refuse("unknown name", name, repair)
+    types = {f.name: "list" if str(f.type).startswith("tuple") else "int" for f in fields(family)}
+    unknown = [key for key in pairs if key not in types]
+    if unknown:
+        raise _refuse(f"{name} has no such key", unknown[0], f"Use {', '.join(types)}.")
+    missing = [f.name for f in fields(family) if f.default is MISSING and f.name not in pairs]
+    if known is None and missing:
+        raise _refuse("sizes are missing", name, f"Give {', '.join(missing)} as in {name}:{missing[0]}=...")
+    values = {key: _value(key, text, is_list=types[key] == "list") for key, text in pairs.items()}
+    model = replace(known, **values) if known is not None else family(**values)
+    _check(model)
+    return model
+
+
+def _value(key: str, text: str, *, is_list: bool) -> int | tuple[int, ...]:
+    parts = text.split("-") if is_list else [text]
+    if not all(part.isascii() and part.isdigit() and len(part) <= 8 and 0 < int(part) <= MAX_VALUE for part in parts):
+        form = "numbers joined by -, as in 3-4-6-3" if is_list else f"a whole number between 1 and {MAX_VALUE}"
+        raise _refuse(f"{key} cannot be {text!r}", f"{key}={text}", f"Give {form}.")
+    return tuple(int(part) for part in parts) if is_list else int(text)
+
+
+def _check(model: Model) -> None:
+    """What no operator would notice, or would only notice in its own words."""
+    values = {f.name: getattr(model, f.name) for f in fields(model)}
+    for whole, part in _DIVIDED:
+        if values.get(part) and values[whole] % values[part]:
+            raise _refuse(
+                f"{part} does not divide {whole}",
+                f"{whole}={values[whole]},{part}={values[part]}",
+                f"Make {whole} a multiple of {part}.",
+            )
+    if isinstance(model, Llama) and model.hidden // model.heads % 2:
+        value = f"hidden={model.hidden},heads={model.heads}"
+        raise _refuse("rotary positions need heads of an even size", value, "Choose another number of heads.")
+    depth = sum(sum(v) if isinstance(v, tuple) else v for k, v in values.items() if k in _DEPTHS)
+    if depth > MAX_LAYERS:
+        raise _refuse("too deep", str(depth), f"Give at most {MAX_LAYERS} layers.")
+
+
+_DEPTHS = ("layers", "blocks", "convolutions")

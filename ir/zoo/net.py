@@ -1,0 +1,155 @@
+"""Net: a GraphBuilder that speaks of modules. Names, operators and their order are those of an exported module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ir.build import GraphBuilder
+from ir.canonical import canonical
+from ir.graph import Graph, Tensor
+from ir.loss import with_loss
+from ir.parameters import split_fused
+
+OPSET = 23
+"""The first operator set with RMSNormalization and RotaryEmbedding."""
+LOWEST = -3.4028234663852886e38
+"""What masks add where nothing may be seen: the least float32."""
+
+
+class Net:
+    """Collects modules; every method takes and returns names of tensors, at one sample."""
+
+    def __init__(self) -> None:
+        self.builder = GraphBuilder()
+
+    def shape(self, x: str) -> tuple[int, ...]:
+        """Dims at one sample."""
+        return self.builder.tensors[x].shape
+
+    def op(self, kind: str, inputs: Sequence[str], scope: str = "", **attributes: Any) -> str:
+        """One operator; its first result."""
+        return self.ops(kind, inputs, scope, 1, **attributes)[0]
+
+    def ops(self, kind: str, inputs: Sequence[str], scope: str, num_outputs: int, **attributes: Any) -> tuple[str, ...]:
+        """One operator; all its results."""
+        base = f"{scope}.{kind.lower()}" if scope else kind.lower()
+        outputs = [self.builder.unique(base) for _ in range(num_outputs)]
+        return self.builder.add(
+            kind, inputs, outputs, scope=scope, name="" if scope else kind, attributes=attributes, opset=OPSET
+        )
+
+    def parameter(self, name: str, *shape: int) -> str:
+        """A trainable tensor, declared at its first use."""
+        return name if name in self.builder.tensors else self.builder.parameter(name, shape)
+
+    def buffer(self, name: str, *shape: int, dtype: str = "float32") -> str:
+        """State without gradient."""
+        if name not in self.builder.tensors:
+            self.builder.add_tensor(Tensor(name=name, shape=shape, dtype=dtype, role="buffer"))
+        return name
+
+    def scalar(self, name: str, value: float) -> str:
+        """A known number."""
+        return self.builder.constant(name, np.array(value, dtype=np.float32))
+
+    def add(self, x: str, y: str, scope: str = "") -> str:
+        """A residual or a bias."""
+        return self.op("Add", [x, y], scope)
+
+    def linear(self, x: str, scope: str, out: int, *, bias: bool = True) -> str:
+        """`torch.nn.Linear`."""
+        width = self.shape(x)[-1]
+        weight = self.parameter(f"{scope}.weight", out, width)
+        x = self.product(x, weight, scope)
+        return self.add(x, self.parameter(f"{scope}.bias", out), scope) if bias else x
+
+    def product(self, x: str, weight: str, scope: str) -> str:
+        """`x @ weight.T`, as it is exported: matrices by Gemm."""
+        if len(self.shape(x)) == 2:
+            return self.op("Gemm", [x, weight], scope, transB=1)
+        return self.op("MatMul", [x, self.op("Transpose", [weight], scope, perm=(1, 0))], scope)
+
+    def embedding(self, ids: str, scope: str, rows: int, width: int) -> str:
+        """`torch.nn.Embedding`."""
+        return self.op("Gather", [self.parameter(f"{scope}.weight", rows, width), ids], scope, axis=0)
+
+    def positions(self, length: int) -> str:
+        """0, 1, 2 ... up to `length`."""
+        return self.op("Range", [], start=0, limit=length, delta=1, dtype="int64")
+
+    def layer_norm(self, x: str, scope: str, epsilon: float = 1e-5) -> str:
+        """`torch.nn.LayerNorm`."""
+        width = self.shape(x)[-1]
+        operands = [x, self.parameter(f"{scope}.weight", width), self.parameter(f"{scope}.bias", width)]
+        return self.op("LayerNormalization", operands, scope, axis=-1, epsilon=epsilon)
+
+    def rms_norm(self, x: str, scope: str, epsilon: float = 1e-6) -> str:
+        """`torch.nn.RMSNorm`."""
+        weight = self.parameter(f"{scope}.weight", self.shape(x)[-1])
+        return self.op("RMSNormalization", [x, weight], scope, axis=-1, epsilon=epsilon)
+
+    def causal_mask(self, length: int) -> str:
+        """What hides the future, to be added to scores."""
+        full = self.op("ConstantOfShape", [], shape=(length, length), value=LOWEST)
+        diagonal = self.builder.constant("diagonal", np.array(1, dtype=np.int64))
+        return self.op("Trilu", [full, diagonal], upper=1)
+
+    def heads(self, x: str, scope: str, heads: int, *, transposed: bool = False) -> str:
+        """`[b, s, (h d)] -> [b, h, s, d]`, or to `[b, h, d, s]`."""
+        _, length, width = self.shape(x)
+        x = self.op("Reshape", [x], scope, shape=(1, length, heads, width // heads))
+        return self.op("Transpose", [x], scope, perm=(0, 2, 3, 1) if transposed else (0, 2, 1, 3))
+
+    def attend(self, q: str, k: str, v: str, scope: str, *, mask: str = "", scale: bool = True) -> str:
+        """Softmax attention of `[b, h, s, d]`, `[b, h, d, t]` and `[b, h, t, d]`, merged to `[b, s, (h d)]`."""
+        size = self.shape(q)[-1]
+        scores = self.op("MatMul", [q, k], scope)
+        if scale:
+            scores = self.op("Mul", [scores, self.scalar("attention_scale", size**-0.5)], scope)
+        if mask:
+            scores = self.add(scores, mask, scope)
+        context = self.op("MatMul", [self.op("Softmax", [scores], scope, axis=-1), v], scope)
+        _, heads, length, size = self.shape(context)
+        joined = self.op("Transpose", [context], scope, perm=(0, 2, 1, 3))
+        return self.op("Reshape", [joined], scope, shape=(1, length, heads * size))
+
+    def fused_attention(self, x: str, scope: str, names: tuple[str, str], heads: int, mask: str = "") -> str:
+        """Self-attention with one linear layer for queries, keys and values; it becomes pieces `#q`, `#k`, `#v`."""
+        width = self.shape(x)[-1]
+        fused = self.linear(x, f"{scope}.{names[0]}", 3 * width)
+        q, k, v = self.ops("Split", [fused], scope, 3, axis=-1, split=(width,) * 3)
+        q, k, v = (self.heads(t, scope, heads, transposed=t == k) for t in (q, k, v))
+        return self.linear(self.attend(q, k, v, scope, mask=mask), f"{scope}.{names[1]}", width)
+
+    def conv(self, x: str, scope: str, out: int, kernel: int, *, stride: int = 1, pad: int = 0, bias: bool) -> str:
+        """`torch.nn.Conv2d`."""
+        operands = [x, self.parameter(f"{scope}.weight", out, self.shape(x)[1], kernel, kernel)]
+        if bias:
+            operands.append(self.parameter(f"{scope}.bias", out))
+        square = {"kernel_shape": (kernel,) * 2, "strides": (stride,) * 2, "dilations": (1, 1), "pads": (pad,) * 4}
+        return self.op("Conv", operands, scope, group=1, **square)
+
+    def batch_norm(self, x: str, scope: str) -> str:
+        """`torch.nn.BatchNorm2d`."""
+        width = self.shape(x)[1]
+        operands = [x, self.parameter(f"{scope}.weight", width), self.parameter(f"{scope}.bias", width)]
+        operands += [self.buffer(f"{scope}.running_{name}", width) for name in ("mean", "var")]
+        return self.op("BatchNormalization", operands, scope, epsilon=1e-5, momentum=0.9)
+
+    def max_pool(self, x: str, scope: str, kernel: int, stride: int, pad: int = 0) -> str:
+        """`torch.nn.MaxPool2d`."""
+        return self.op(
+            "MaxPool", [x], scope, kernel_shape=(kernel,) * 2, strides=(stride,) * 2, pads=(pad,) * 4, ceil_mode=0
+        )
+
+    def flatten(self, x: str) -> str:
+        """One dim for each sample."""
+        return self.op("Reshape", [x], shape=(1, prod(self.shape(x)[1:])))
+
+    def finish(self, scores: str, *, loss: str | None = None) -> Graph:
+        """The graph with its loss, after the passes that an imported file goes through."""
+        return with_loss(split_fused(canonical(self.builder.finish([scores]))), loss)

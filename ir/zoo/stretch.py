@@ -1,0 +1,80 @@
+"""A graph with a few layers made one with many: one layer is copied under other names, which is exact and quick."""
+
+from __future__ import annotations
+
+from ir.build import make_graph
+from ir.graph import Graph, Operator, Tensor
+
+
+def stretch(graph: Graph, prefix: str, last: int, count: int) -> Graph:
+    """Repeats the last layer of a stack.
+
+    Args:
+        graph: whose operators of layer `i` of the stack have a scope that is, or lies below, `{prefix}.{i}`.
+        prefix: scope of the stack.
+        last: index of its last layer, which is like the ones to come and reads of the stack only what its
+            predecessor writes, and parameters.
+        count: layers wanted, at least `last + 1`.
+
+    Returns:
+        the graph with layers `0 ... count - 1`, equal to the one that would be built with so many.
+    """
+    if count <= last + 1:
+        return graph
+    old, before = f"{prefix}.{last}", f"{prefix}.{last - 1}"
+    members = [i for i, op in enumerate(graph.operators) if _within(op.scope, old)]
+    start, stop = members[0], members[-1] + 1
+    layer = graph.operators[start:stop]
+    assert len(layer) == len(members)
+    touched = dict.fromkeys(name for op in layer for name in (*op.inputs, *op.outputs))
+    own = [name for name in touched if _within(name, old)]
+    tails = [name[len(old) :] for name in own]
+    # What crosses from one layer to the next, by its name behind the layer's.
+    crossing = [
+        name[len(before) :] for name in touched if graph.tensors[name].role == "activation" and _within(name, before)
+    ]
+    tensors = dict(graph.tensors)
+    templates = [(op, op.name[len(old) :]) for op in layer]
+    kept = [graph.tensors[name] for name in own]
+    pieces = dict(graph.pieces)
+    fused = [(name, piece) for name, piece in graph.pieces.items() if _within(name, old)]
+    operators = list(graph.operators[:start])
+    renamed: dict[str, str] = {}
+    for i in range(last, count):
+        here, there = f"{prefix}.{i}", f"{prefix}.{i - 1}"
+        renamed = {name: here + tail for name, tail in zip(own, tails, strict=True)}
+        renamed |= {before + tail: there + tail for tail in crossing}
+        for tensor in kept:
+            name = renamed[tensor.name]
+            tensors[name] = Tensor(
+                name=name, shape=tensor.shape, dtype=tensor.dtype, role=tensor.role, batch_dim=tensor.batch_dim
+            )
+        operators += [_copy(op, here + tail, here + op.scope[len(old) :], renamed) for op, tail in templates]
+        for name, (source, *rest) in fused:
+            pieces[here + name[len(old) :]] = (here + source[len(old) :], *rest)  # type: ignore[assignment]
+    operators += [_copy(op, op.name, op.scope, renamed) for op in graph.operators[stop:]]
+    return make_graph(operators, tensors, graph.outputs, name=graph.name, warnings=graph.warnings, pieces=pieces)
+
+
+def _within(name: str, scope: str) -> bool:
+    return name.startswith(scope) and (len(name) == len(scope) or name[len(scope)] in "./")
+
+
+def _copy(op: Operator, name: str, scope: str, renamed: dict[str, str]) -> Operator:
+    get = renamed.get
+    return Operator(
+        name=name,
+        kind=op.kind,
+        inputs=tuple([get(n, n) for n in op.inputs]),
+        outputs=tuple([get(n, n) for n in op.outputs]),
+        rule=op.rule,
+        forward_flops=op.forward_flops,
+        backward_flops=op.backward_flops,
+        traffic=op.traffic,
+        saved=tuple([get(n, n) for n in op.saved]),
+        scope=scope,
+        is_view=op.is_view,
+        is_constant=op.is_constant,
+        attributes=op.attributes,
+        opset=op.opset,
+    )

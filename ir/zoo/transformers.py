@@ -1,0 +1,264 @@
+"""GPT, Llama, BERT, ViT and T5 from a few numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ir.graph import Graph
+from ir.zoo.net import LOWEST, Net
+from ir.zoo.stretch import stretch
+
+
+def _layers(layers: int, first: int = 0) -> range:
+    """What is built operator by operator: the first layer and one like all that follow."""
+    return range(first, min(layers, first + 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpt:
+    """Decoder with learned positions and layer norms before each half layer; the head shares the embedding."""
+
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int = 0
+    """Width of the MLP; 0 = 4 times `hidden`."""
+    seq_len: int = 1024
+    positions: int = 0
+    """Rows of the table of positions; at least `seq_len`."""
+    vocab_size: int = 50257
+
+    def build(self, loss: str | None) -> Graph:
+        """The graph."""
+        net = Net()
+        ids = net.builder.input("ids", (1, self.seq_len), "int64")
+        x = net.embedding(ids, "wte", self.vocab_size, self.hidden)
+        rows = max(self.positions, self.seq_len)
+        x = net.add(x, net.embedding(net.positions(self.seq_len), "wpe", rows, self.hidden))
+        mask = net.causal_mask(self.seq_len)
+        for i in _layers(self.layers):
+            h = f"h.{i}"
+            y = net.layer_norm(x, f"{h}.ln_1")
+            x = net.add(x, net.fused_attention(y, f"{h}.attn", ("c_attn", "c_proj"), self.heads, mask), h)
+            y = net.linear(net.layer_norm(x, f"{h}.ln_2"), f"{h}.mlp.c_fc", self.ffn or 4 * self.hidden)
+            y = net.op("Gelu", [y], f"{h}.mlp", approximate="tanh")
+            x = net.add(x, net.linear(y, f"{h}.mlp.c_proj", self.hidden), h)
+        logits = net.product(net.layer_norm(x, "ln_f"), "wte.weight", "lm_head")
+        return stretch(net.finish(logits, loss=loss), "h", 1, self.layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama:
+    """Decoder with rotary positions, RMS norms, a gated MLP and grouped queries."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int = 0
+    """Heads of keys and values; 0 = as many as `heads`."""
+    ffn: int = 0
+    """Width of the gated MLP; 0 = 8/3 of `hidden`, rounded up to a multiple of 256."""
+    seq_len: int = 4096
+    vocab_size: int = 32000
+
+    def build(self, loss: str | None) -> Graph:
+        """The graph."""
+        net = Net()
+        ids = net.builder.input("ids", (1, self.seq_len), "int64")
+        x = net.embedding(ids, "embed_tokens", self.vocab_size, self.hidden)
+        mask = net.causal_mask(self.seq_len)
+        for i in _layers(self.layers):
+            layer = f"layers.{i}"
+            y = self._attention(net, net.rms_norm(x, f"{layer}.input_layernorm"), f"{layer}.self_attn", mask)
+            x = net.add(x, y, layer)
+            y = self._mlp(net, net.rms_norm(x, f"{layer}.post_attention_layernorm"), f"{layer}.mlp")
+            x = net.add(x, y, layer)
+        logits = net.linear(net.rms_norm(x, "norm"), "lm_head", self.vocab_size, bias=False)
+        return stretch(net.finish(logits, loss=loss), "layers", 1, self.layers)
+
+    def _attention(self, net: Net, x: str, scope: str, mask: str) -> str:
+        size, kv_heads = self.hidden // self.heads, self.kv_heads or self.heads
+        tables = [net.buffer(f"rotary_emb.{name}", 1, self.seq_len, size // 2) for name in ("cos", "sin")]
+        q = net.heads(net.linear(x, f"{scope}.q_proj", self.hidden, bias=False), scope, self.heads)
+        k = net.heads(net.linear(x, f"{scope}.k_proj", kv_heads * size, bias=False), scope, kv_heads)
+        v = net.heads(net.linear(x, f"{scope}.v_proj", kv_heads * size, bias=False), scope, kv_heads)
+        q, k = (net.op("RotaryEmbedding", [t, *tables], scope) for t in (q, k))
+        k, v = (self._repeated(net, t, scope, kv_heads) for t in (k, v))
+        k = net.op("Transpose", [k], scope, perm=(0, 1, 3, 2))
+        return net.linear(net.attend(q, k, v, scope, mask=mask), f"{scope}.o_proj", self.hidden, bias=False)
+
+    def _repeated(self, net: Net, x: str, scope: str, kv_heads: int) -> str:
+        """Each head of keys or values for all queries that share it."""
+        if kv_heads == self.heads:
+            return x
+        _, _, length, size = net.shape(x)
+        x = net.op("Unsqueeze", [x], scope, axes=(2,))
+        x = net.op("Expand", [x], scope, shape=(1, kv_heads, self.heads // kv_heads, length, size))
+        return net.op("Reshape", [x], scope, shape=(1, self.heads, length, size))
+
+    def _mlp(self, net: Net, x: str, scope: str) -> str:
+        width = self.ffn or -(-(8 * self.hidden) // 3 // 256) * 256
+        gate = net.linear(x, f"{scope}.gate_proj", width, bias=False)
+        up = net.linear(x, f"{scope}.up_proj", width, bias=False)
+        gate = net.op("Mul", [gate, net.op("Sigmoid", [gate], f"{scope}.act_fn")], f"{scope}.act_fn")
+        return net.linear(net.op("Mul", [gate, up], scope), f"{scope}.down_proj", self.hidden, bias=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bert:
+    """Encoder with layer norms behind each half layer, for masked words; the head shares the embedding."""
+
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int = 0
+    """Width of the MLP; 0 = 4 times `hidden`."""
+    seq_len: int = 512
+    positions: int = 0
+    """Rows of the table of positions; at least `seq_len`."""
+    vocab_size: int = 30522
+
+    def build(self, loss: str | None) -> Graph:
+        """The graph."""
+        net = Net()
+        shape = (1, self.seq_len)
+        ids, kinds, seen = (
+            net.builder.input(name, shape, "int64") for name in ("ids", "token_type_ids", "attention_mask")
+        )
+        e = "embeddings"
+        x = net.embedding(ids, f"{e}.word_embeddings", self.vocab_size, self.hidden)
+        rows = max(self.positions, self.seq_len)
+        places = net.embedding(net.positions(self.seq_len), f"{e}.position_embeddings", rows, self.hidden)
+        x = net.add(x, net.embedding(kinds, f"{e}.token_type_embeddings", 2, self.hidden), e)
+        x = net.layer_norm(net.add(x, places, e), f"{e}.LayerNorm", 1e-12)
+        for i in _layers(self.layers):
+            x = self._layer(net, x, seen, f"encoder.layer.{i}")
+        head = "cls.predictions.transform"
+        x = net.op("Gelu", [net.linear(x, f"{head}.dense", self.hidden)], head)
+        logits = net.product(
+            net.layer_norm(x, f"{head}.LayerNorm", 1e-12), f"{e}.word_embeddings.weight", "cls.predictions.decoder"
+        )
+        logits = net.add(logits, net.parameter("cls.predictions.bias", self.vocab_size), "cls.predictions.decoder")
+        return stretch(net.finish(logits, loss=loss), "encoder.layer", 1, self.layers)
+
+    def _layer(self, net: Net, x: str, seen: str, layer: str) -> str:
+        scope = f"{layer}.attention.self"
+        q, k, v = (net.linear(x, f"{scope}.{name}", self.hidden) for name in ("query", "key", "value"))
+        q, k, v = (net.heads(t, scope, self.heads, transposed=t == k) for t in (q, k, v))
+        y = net.attend(q, k, v, scope, mask=self._mask(net, seen, scope))
+        y = net.linear(y, f"{layer}.attention.output.dense", self.hidden)
+        x = net.layer_norm(net.add(y, x, f"{layer}.attention.output"), f"{layer}.attention.output.LayerNorm", 1e-12)
+        y = net.linear(x, f"{layer}.intermediate.dense", self.ffn or 4 * self.hidden)
+        y = net.linear(net.op("Gelu", [y], f"{layer}.intermediate"), f"{layer}.output.dense", self.hidden)
+        return net.layer_norm(net.add(y, x, f"{layer}.output"), f"{layer}.output.LayerNorm", 1e-12)
+
+    def _mask(self, net: Net, seen: str, scope: str) -> str:
+        """What hides padding; made in each layer, for one made before all would cross every cut between them."""
+        y = net.op("Cast", [net.op("Unsqueeze", [seen], scope, axes=(1, 2))], scope, to="float32")
+        y = net.op("Sub", [net.scalar("one", 1.0), y], scope)
+        return net.op("Mul", [y, net.scalar("lowest", LOWEST)], scope)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vit:
+    """Encoder of image patches behind a class token, with layer norms before each half layer."""
+
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int = 0
+    """Width of the MLP; 0 = 4 times `hidden`."""
+    image_size: int = 224
+    patch_size: int = 16
+    num_classes: int = 1000
+
+    def build(self, loss: str | None) -> Graph:
+        """The graph."""
+        net = Net()
+        image = net.builder.input("image", (1, 3, self.image_size, self.image_size))
+        x = net.conv(image, "patch_embed.proj", self.hidden, self.patch_size, stride=self.patch_size, bias=True)
+        count = (self.image_size // self.patch_size) ** 2
+        x = net.op("Reshape", [x], "patch_embed", shape=(1, self.hidden, count))
+        x = net.op("Transpose", [x], "patch_embed", perm=(0, 2, 1))
+        x = net.op("Concat", [net.parameter("cls_token", 1, 1, self.hidden), x], axis=1)
+        x = net.add(x, net.parameter("pos_embed", 1, count + 1, self.hidden))
+        for i in _layers(self.layers):
+            block = f"blocks.{i}"
+            y = net.layer_norm(x, f"{block}.norm1", 1e-6)
+            x = net.add(x, net.fused_attention(y, f"{block}.attn", ("qkv", "proj"), self.heads), block)
+            y = net.linear(net.layer_norm(x, f"{block}.norm2", 1e-6), f"{block}.mlp.fc1", self.ffn or 4 * self.hidden)
+            y = net.linear(net.op("Gelu", [y], f"{block}.mlp.act"), f"{block}.mlp.fc2", self.hidden)
+            x = net.add(x, y, block)
+        x = net.op("Gather", [net.layer_norm(x, "norm", 1e-6)], indices=0, axis=1)
+        return stretch(net.finish(net.linear(x, "head", self.num_classes), loss=loss), "blocks", 1, self.layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5:
+    """Encoder and decoder with relative positions; embedding and head are one (T5 1.0)."""
+
+    layers: int
+    """Of the encoder, and of the decoder."""
+    hidden: int
+    heads: int
+    head_size: int = 64
+    ffn: int = 0
+    """Width of the MLP; 0 = 4 times `hidden`."""
+    seq_len: int = 512
+    target_len: int = 0
+    """Length of the decoder's sequence; 0 = `seq_len`."""
+    vocab_size: int = 32128
+    buckets: int = 32
+    """Of distances between positions."""
+
+    def build(self, loss: str | None) -> Graph:
+        """The graph."""
+        net = Net()
+        target_len = self.target_len or self.seq_len
+        ids = net.builder.input("ids", (1, self.seq_len), "int64")
+        decoded = net.builder.input("decoder_ids", (1, target_len), "int64")
+        x = net.embedding(ids, "shared", self.vocab_size, self.hidden)
+        for i in _layers(self.layers):
+            block = f"encoder.block.{i}"
+            x = self._attention(net, x, x, f"{block}.layer.0", "SelfAttention", self._bias(net, "encoder", block, x))
+            x = self._mlp(net, x, f"{block}.layer.1")
+        memory = net.rms_norm(x, "encoder.final_layer_norm")
+        mask = net.causal_mask(target_len)
+        x = net.embedding(decoded, "shared", self.vocab_size, self.hidden)
+        for i in _layers(self.layers):
+            block = f"decoder.block.{i}"
+            bias = self._bias(net, "decoder", block, x)
+            bias = net.add(bias, mask, f"{block}.layer.0.SelfAttention")
+            x = self._attention(net, x, x, f"{block}.layer.0", "SelfAttention", bias)
+            x = self._attention(net, x, memory, f"{block}.layer.1", "EncDecAttention", "")
+            x = self._mlp(net, x, f"{block}.layer.2")
+        x = net.rms_norm(x, "decoder.final_layer_norm")
+        x = net.op("Mul", [x, net.scalar("head_scale", self.hidden**-0.5)])
+        graph = net.finish(net.product(x, "shared.weight", "lm_head"), loss=loss)
+        return stretch(stretch(graph, "encoder.block", 1, self.layers), "decoder.block", 1, self.layers)
+
+    def _bias(self, net: Net, side: str, block: str, x: str) -> str:
+        """What distances add to scores; one table a side, looked up in each layer so that it crosses no cut."""
+        length = net.shape(x)[1]
+        distances = net.buffer(f"{side}.distances", length, length, dtype="int64")
+        first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
+        table = net.parameter(f"{first}.weight", self.buckets, self.heads)
+        scope = f"{block}.layer.0.SelfAttention"
+        y = net.op("Gather", [table, distances], f"{scope}.relative_attention_bias", axis=0)
+        return net.op("Unsqueeze", [net.op("Transpose", [y], scope, perm=(2, 0, 1))], scope, axes=(0,))
+
+    def _attention(self, net: Net, x: str, memory: str, layer: str, name: str, mask: str) -> str:
+        y = net.rms_norm(x, f"{layer}.layer_norm")
+        source = y if memory == x else memory
+        scope, width = f"{layer}.{name}", self.heads * self.head_size
+        q = net.heads(net.linear(y, f"{scope}.q", width, bias=False), scope, self.heads)
+        k = net.heads(net.linear(source, f"{scope}.k", width, bias=False), scope, self.heads, transposed=True)
+        v = net.heads(net.linear(source, f"{scope}.v", width, bias=False), scope, self.heads)
+        y = net.attend(q, k, v, scope, mask=mask, scale=False)
+        return net.add(x, net.linear(y, f"{scope}.o", self.hidden, bias=False), layer)
+
+    def _mlp(self, net: Net, x: str, layer: str) -> str:
+        scope = f"{layer}.DenseReluDense"
+        y = net.linear(net.rms_norm(x, f"{layer}.layer_norm"), f"{scope}.wi", self.ffn or 4 * self.hidden, bias=False)
+        y = net.linear(net.op("Relu", [y], f"{scope}.act"), f"{scope}.wo", self.hidden, bias=False)
+        return net.add(x, y, layer)
