@@ -33,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file.")]
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or zoo:NAME.")]
 ClusterOption = Annotated[str, typer.Option("--cluster", help="[NODESx]GPUSxDEVICE[@LINK], or a .json file.")]
 BatchOption = Annotated[int, typer.Option("--global-batch", help="Samples of one optimizer step.")]
 PrecisionOption = Annotated[str | None, typer.Option(help="bf16, fp16, tf32 or fp32; default: bf16 where possible.")]
@@ -295,6 +295,13 @@ def submit(
     from automap.cluster import parse_cluster
 
     data, options = _model(model, dim, parameters)
+    if options.zoo:
+        raise ModelError(
+            "named models are not sent from here yet",
+            field="model",
+            value=model,
+            repair=f'POST /v1/jobs with "zoo": "{options.zoo}", or search here: automap search {model}.',
+        )
     place: str | dict[str, Any] = parse_cluster(cluster).to_json() if cluster.endswith(".json") else cluster
     with _client(url) as client:
         about: Mapping[str, Any] = {
@@ -366,18 +373,16 @@ def plan(job: JobArgument, url: UrlOption = URL, output: OutputOption = None, as
 def _model(path: str, dims: list[str] | None, parameters: list[str] | None) -> tuple[bytes, ModelOptions]:
     from service.dims import parse_dims
 
+    sizes, globs = parse_dims(dims or []), tuple(parameters or ())
     if path.startswith("zoo:"):
-        raise ModelError(
-            "named models come with a later version", field="model", value=path, repair="Give the path of an ONNX file."
-        )
+        return b"", ModelOptions(zoo=path.removeprefix("zoo:"), dims=sizes, parameters=globs)
     try:
         data = Path(path).read_bytes()
     except OSError as fault:
         raise ModelError(
             f"cannot be read ({fault.strerror})", field="model", value=path, repair="Give the path of an ONNX file."
         ) from None
-    options = ModelOptions(name=Path(path).stem, dims=parse_dims(dims or []), parameters=tuple(parameters or ()))
-    return data, options
+    return data, ModelOptions(name=Path(path).stem, dims=sizes, parameters=globs)
 
 
 def _training(

@@ -7,7 +7,7 @@ are imported when a job runs, so that parsing requests stays quick.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from automap.records import from_json, to_json
@@ -31,6 +31,8 @@ class ModelOptions:
     """Globs over graph inputs that are parameters."""
     batch_dims: Mapping[str, int | None] = field(default_factory=dict)
     """Data input -> its batch dim; null = it has none."""
+    zoo: str = ""
+    """A model of `ir.zoo` in place of a file, without `zoo:`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,24 +77,43 @@ class Search(Protocol):
 
 
 def import_graph(data: bytes, request: JobRequest) -> Graph:
-    """Reads the model in a child process with limits.
+    """Reads the model in a child process with limits, or builds the named one.
 
     Raises:
-        ModelError: the file or what the request says about it.
+        ModelError: the file, the name, or what the request says about it.
     """
-    from ir.onnx.sandbox import import_model
-
     options, given = request.model, request.hints.get("parameters", ())
     parameters = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
     loss = request.training.get("loss")
+    loss = loss if isinstance(loss, str) else None
+    if options.zoo:
+        return _named(options, loss)
+    from ir.onnx.sandbox import import_model
+
     return import_model(
         data,
         name=options.name,
         dims=options.dims,
         parameters=(*options.parameters, *(str(glob) for glob in parameters)),
         batch_dims=options.batch_dims,
-        loss=loss if isinstance(loss, str) else None,
+        loss=loss,
     )
+
+
+def _named(options: ModelOptions, loss: str | None) -> Graph:
+    from automap.errors import ModelError
+    from ir import zoo
+
+    for name in ("dims", "parameters", "batch_dims"):
+        if getattr(options, name):
+            raise ModelError(
+                "named models leave it nothing to say",
+                field=name,
+                value=getattr(options, name),
+                repair=f"Leave {name} out; sizes are part of the name, as in gpt2:seq_len=512.",
+            )
+    graph = zoo.build(options.zoo, loss=loss)
+    return replace(graph, name=options.name) if options.name else graph
 
 
 def build_problem(graph: Graph, request: JobRequest) -> Problem:

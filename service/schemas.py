@@ -20,7 +20,8 @@ class JobBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    model_id: Text = Field(description="Of an uploaded model.")
+    model_id: Text = Field(default="", description="Of an uploaded model.")
+    zoo: Text = Field(default="", description="A named model in place of it, such as gpt2-xl or gpt2:seq_len=512.")
     name: Text = Field(default="", description="Of the model, for people.")
     dims: dict[str, int] = Field(default={}, description="Symbolic dim -> size.")
     parameters: list[Text] = Field(default=[], description="Globs over graph inputs that are parameters.")
@@ -43,6 +44,7 @@ class JobBody(BaseModel):
                 dims=self.dims,
                 parameters=tuple(self.parameters),
                 batch_dims=self.batch_dims,
+                zoo=self.zoo.removeprefix("zoo:"),
             ),
             budget=str(self.budget),
             searcher=self.searcher,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
+from typing import Any
 
 from ir.errors import ModelError
 from ir.graph import Graph
@@ -49,8 +50,11 @@ MAX_VALUE = 2**24
 """Of any key: what is larger is a slip, or meant to exhaust the service."""
 MAX_LAYERS = 2000
 """Of layers, blocks and convolutions together: each becomes operators."""
+MAX_STAGES = 8
+"""Of a convolutional network: each doubles the channels."""
 
 _DIVIDED = (("hidden", "heads"), ("heads", "kv_heads"), ("image_size", "patch_size"))
+_DEPTHS = ("layers", "blocks", "convolutions")
 
 
 def names() -> tuple[str, ...]:
@@ -94,7 +98,7 @@ def _model(name: str, pairs: Mapping[str, str]) -> Model:
     family = type(known) if known is not None else FAMILIES.get(name)
     if family is None:
         repair = f"Use one of {', '.join(NAMED)}; or a family with its sizes: {', '.join(FAMILIES)}."
-        raise _refuse("unknown name", name, repair)
+        raise _refuse("unknown name", name or "nothing", repair)
     types = {f.name: "list" if str(f.type).startswith("tuple") else "int" for f in fields(family)}
     unknown = [key for key in pairs if key not in types]
     if unknown:
@@ -102,7 +106,7 @@ def _model(name: str, pairs: Mapping[str, str]) -> Model:
     missing = [f.name for f in fields(family) if f.default is MISSING and f.name not in pairs]
     if known is None and missing:
         raise _refuse("sizes are missing", name, f"Give {', '.join(missing)} as in {name}:{missing[0]}=...")
-    values = {key: _value(key, text, is_list=types[key] == "list") for key, text in pairs.items()}
+    values: dict[str, Any] = {key: _value(key, text, is_list=types[key] == "list") for key, text in pairs.items()}
     model = replace(known, **values) if known is not None else family(**values)
     _check(model)
     return model
@@ -110,16 +114,22 @@ def _model(name: str, pairs: Mapping[str, str]) -> Model:
 
 def _value(key: str, text: str, *, is_list: bool) -> int | tuple[int, ...]:
     parts = text.split("-") if is_list else [text]
-    if not all(part.isascii() and part.isdigit() and len(part) <= 8 and 0 < int(part) <= MAX_VALUE for part in parts):
-        form = "numbers joined by -, as in 3-4-6-3" if is_list else f"a whole number between 1 and {MAX_VALUE}"
+    if len(parts) > MAX_STAGES or not all(map(_is_size, parts)):
+        form = f"a whole number between 1 and {MAX_VALUE}"
+        if is_list:
+            form = f"at most {MAX_STAGES} numbers joined by -, as in 3-4-6-3"
         raise _refuse(f"{key} cannot be {text!r}", f"{key}={text}", f"Give {form}.")
-    return tuple(int(part) for part in parts) if is_list else int(text)
+    return tuple(map(int, parts)) if is_list else int(text)
+
+
+def _is_size(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 8 and 0 < int(text) <= MAX_VALUE
 
 
 def _check(model: Model) -> None:
     """What no operator would notice, or would only notice in its own words."""
     values = {f.name: getattr(model, f.name) for f in fields(model)}
-    for whole, part in _DIVIDED:
+    for whole, part in _DIVIDED if not isinstance(model, T5) else ():
         if values.get(part) and values[whole] % values[part]:
             raise _refuse(
                 f"{part} does not divide {whole}",
@@ -132,6 +142,3 @@ def _check(model: Model) -> None:
     depth = sum(sum(v) if isinstance(v, tuple) else v for k, v in values.items() if k in _DEPTHS)
     if depth > MAX_LAYERS:
         raise _refuse("too deep", str(depth), f"Give at most {MAX_LAYERS} layers.")
-
-
-_DEPTHS = ("layers", "blocks", "convolutions")

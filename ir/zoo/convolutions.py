@@ -8,6 +8,8 @@ from ir.graph import Graph
 from ir.zoo.net import Net
 from ir.zoo.stretch import stretch
 
+BUILT = 3
+"""Blocks of a stage that are built operator by operator: the first, its successor, and one like all behind it."""
 EXPANSION = 4
 """Channels of a bottleneck's result, in multiples of its width."""
 
@@ -30,13 +32,13 @@ class ResNet:
         x = net.batch_norm(net.conv(x, "conv1", self.width, 7, stride=2, pad=3, bias=False), "bn1")
         x = net.max_pool(net.op("Relu", [x], "relu"), "maxpool", 3, 2, 1)
         for stage, count in enumerate(self.blocks):
-            for i in range(min(count, 3)):
+            for i in range(min(count, BUILT)):
                 stride = 2 if stage and not i else 1
                 x = self._block(net, x, f"layer{stage + 1}.{i}", self.width << stage, stride)
         x = net.flatten(net.op("ReduceMean", [x], "avgpool", axes=(2, 3), keepdims=1))
         graph = net.finish(net.linear(x, "fc", self.num_classes), loss=loss)
         for stage, count in enumerate(self.blocks):
-            graph = stretch(graph, f"layer{stage + 1}", 2, count)
+            graph = stretch(graph, f"layer{stage + 1}", BUILT - 1, count)
         return graph
 
     def _block(self, net: Net, x: str, scope: str, width: int, stride: int) -> str:

@@ -8,10 +8,16 @@ from ir.graph import Graph
 from ir.zoo.net import LOWEST, Net
 from ir.zoo.stretch import stretch
 
+BUILT = 2
+"""Layers of a stack that are built operator by operator: the first, and one that is like all behind it."""
 
-def _layers(layers: int, first: int = 0) -> range:
-    """What is built operator by operator: the first layer and one like all that follow."""
-    return range(first, min(layers, first + 2))
+
+def _layers(layers: int) -> range:
+    return range(min(layers, BUILT))
+
+
+def _stretch(graph: Graph, stack: str, layers: int) -> Graph:
+    return stretch(graph, stack, BUILT - 1, layers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +50,7 @@ class Gpt:
             y = net.op("Gelu", [y], f"{h}.mlp", approximate="tanh")
             x = net.add(x, net.linear(y, f"{h}.mlp.c_proj", self.hidden), h)
         logits = net.product(net.layer_norm(x, "ln_f"), "wte.weight", "lm_head")
-        return stretch(net.finish(logits, loss=loss), "h", 1, self.layers)
+        return _stretch(net.finish(logits, loss=loss), "h", self.layers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +80,7 @@ class Llama:
             y = self._mlp(net, net.rms_norm(x, f"{layer}.post_attention_layernorm"), f"{layer}.mlp")
             x = net.add(x, y, layer)
         logits = net.linear(net.rms_norm(x, "norm"), "lm_head", self.vocab_size, bias=False)
-        return stretch(net.finish(logits, loss=loss), "layers", 1, self.layers)
+        return _stretch(net.finish(logits, loss=loss), "layers", self.layers)
 
     def _attention(self, net: Net, x: str, scope: str, mask: str) -> str:
         size, kv_heads = self.hidden // self.heads, self.kv_heads or self.heads
@@ -139,7 +145,7 @@ class Bert:
             net.layer_norm(x, f"{head}.LayerNorm", 1e-12), f"{e}.word_embeddings.weight", "cls.predictions.decoder"
         )
         logits = net.add(logits, net.parameter("cls.predictions.bias", self.vocab_size), "cls.predictions.decoder")
-        return stretch(net.finish(logits, loss=loss), "encoder.layer", 1, self.layers)
+        return _stretch(net.finish(logits, loss=loss), "encoder.layer", self.layers)
 
     def _layer(self, net: Net, x: str, seen: str, layer: str) -> str:
         scope = f"{layer}.attention.self"
@@ -190,7 +196,7 @@ class Vit:
             y = net.linear(net.op("Gelu", [y], f"{block}.mlp.act"), f"{block}.mlp.fc2", self.hidden)
             x = net.add(x, y, block)
         x = net.op("Gather", [net.layer_norm(x, "norm", 1e-6)], indices=0, axis=1)
-        return stretch(net.finish(net.linear(x, "head", self.num_classes), loss=loss), "blocks", 1, self.layers)
+        return _stretch(net.finish(net.linear(x, "head", self.num_classes), loss=loss), "blocks", self.layers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +241,7 @@ class T5:
         x = net.rms_norm(x, "decoder.final_layer_norm")
         x = net.op("Mul", [x, net.scalar("head_scale", self.hidden**-0.5)])
         graph = net.finish(net.product(x, "shared.weight", "lm_head"), loss=loss)
-        return stretch(stretch(graph, "encoder.block", 1, self.layers), "decoder.block", 1, self.layers)
+        return _stretch(_stretch(graph, "encoder.block", self.layers), "decoder.block", self.layers)
 
     def _bias(self, net: Net, side: str, block: str, x: str) -> str:
         """What distances add to scores; one table a side, looked up in each layer so that it crosses no cut."""

@@ -108,15 +108,31 @@ def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings
             value=request.cluster,
             repair="Send the document itself as an object.",
         )
-    model = store.model(model_id)
-    if model is None:
-        raise ModelError(
-            "no such model", field="model_id", value=model_id, repair="Upload the file first: POST /v1/models."
-        )
+    name = _name(model_id, request, store)
     if not request.model.name:
-        request = replace(request, model=replace(request.model, name=model.name))
+        request = replace(request, model=replace(request.model, name=name))
     build_problem(graphs.load(store, model_id, request), request)
     if len(job_queue.queue(store.client)) >= settings.max_queued_jobs:
         raise HTTPException(429, problem(429, "Too many jobs are waiting", "Try again later."), {"Retry-After": "30"})
     limit_s = job_queue.time_limit_s(budget, settings.max_budget_s)
     return store.create(model_id, request, job_queue.enqueuer(store.client, limit_s))
+
+
+def _name(model_id: str, request: JobRequest, store: Store) -> str:
+    """Of the one model that the request names."""
+    zoo = request.model.zoo
+    if bool(zoo) == bool(model_id):
+        raise ModelError(
+            "exactly one of model_id and zoo is needed",
+            field="model_id",
+            value=model_id or "nothing",
+            repair="Give the id of an uploaded model, or under zoo the name of a known one.",
+        )
+    if zoo:
+        return zoo
+    model = store.model(model_id)
+    if model is None:
+        raise ModelError(
+            "no such model", field="model_id", value=model_id, repair="Upload the file first: POST /v1/models."
+        )
+    return model.name

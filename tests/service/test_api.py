@@ -198,8 +198,37 @@ def test_bad_jobs(api: httpx.Client, model_id: str, change: dict[str, Any], fiel
 
 
 def test_missing_keys(api: httpx.Client) -> None:
-    document = check_problem(api.post("/v1/jobs", json={}), 422, "model_id")
+    document = check_problem(api.post("/v1/jobs", json={}), 422, "cluster")
     assert document["message"] == "missing"
+
+
+def test_a_named_model(api: httpx.Client, client: redis.Redis, search: Any) -> None:
+    answer = api.post("/v1/jobs", json={"zoo": "gpt2:layers=2", **JOB})
+    assert answer.status_code == 202, answer.text
+    job = answer.json()
+    assert (job["model_id"], job["request"]["model"]["name"]) == ("", "gpt2:layers=2")
+    worker.run(job["id"], client, search=search)
+    job = api.get(f"/v1/jobs/{job['id']}").json()
+    assert (job["state"], job["problem"]) == ("succeeded", None)
+    model = api.get(f"/v1/jobs/{job['id']}/plan").json()["model"]
+    assert (model["name"], model["num_parameters"]) == ("gpt2:layers=2", 53_561_088)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({}, "model_id"),
+        ({"zoo": "gpt2", "model_id": "x"}, "model_id"),
+        ({"zoo": "zoo:gpt3"}, "model"),
+        ({"zoo": "gpt2:width=7"}, "model"),
+        ({"zoo": "gpt2:layers=999999999"}, "model"),
+        ({"zoo": "gpt2", "dims": {"n": 2}}, "dims"),
+        ({"zoo": "gpt2", "parameters": ["*"]}, "parameters"),
+    ],
+)
+def test_bad_named_models(api: httpx.Client, given: dict[str, Any], field: str) -> None:
+    check_problem(api.post("/v1/jobs", json={**JOB, **given}), 422, field)
+    assert api.get("/v1/jobs").json()["jobs"] == []
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"7", b"null", b"\xff\xfe", b""])

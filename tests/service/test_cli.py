@@ -60,7 +60,9 @@ def test_search_for_programs(model: str, capsys: pytest.CaptureFixture[str]) -> 
     ("words", "field"),
     [
         (["nowhere.onnx"], "model"),
-        (["zoo:gpt2"], "model"),
+        (["zoo:gpt3"], "model"),
+        (["zoo:"], "model"),
+        (["zoo:gpt2", "--dim", "n=1"], "dims"),
         ([__file__], "model"),
         (["MODEL", "--cluster", "8xZ9000"], "cluster"),
         (["MODEL", "--cluster", "nowhere.json"], "cluster"),
@@ -107,6 +109,17 @@ def test_inspect(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["num_parameters"] == 1235496
     assert main(["inspect", model]) == 0
     assert "1,235,496" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("searching")
+def test_named_models(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "zoo:gpt2:layers=2", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["name"], document["num_blocks"]) == ("gpt2:layers=2", 2)
+    assert main(["search", "zoo:gpt2", "--cluster", "8xV100-16GB", "--global-batch", "64", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["num_parameters"] == 124_439_808
+    assert main(["submit", "zoo:gpt2", "--cluster", "8xV100-16GB", "--global-batch", "64"]) == 2
+    assert "POST /v1/jobs" in capsys.readouterr().err
 
 
 def test_clusters_and_schema(capsys: pytest.CaptureFixture[str]) -> None:

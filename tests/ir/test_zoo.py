@@ -1,0 +1,370 @@
+"""Named models: parameters, FLOPs, blocks; the same as an export of the same PyTorch module; and found plans for."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ir import zoo
+from ir.blocks import find_units
+from ir.errors import ModelError
+from ir.graph import Graph
+from ir.loss import has_loss, with_loss
+from ir.zoo import convolutions, transformers
+
+GPT3 = "gpt:layers=96,hidden=12288,heads=96,seq_len=2048,vocab_size=51200"
+
+# Published with the models, or counted by their authors' code: Hugging Face, torchvision, timm; GPT-2 with tied head,
+# BERT as BertForMaskedLM, Llama 2, T5 1.0.
+PARAMETERS = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "llama-7b": 6_738_415_616,
+    "llama-13b": 13_015_864_320,
+    "llama-70b": 68_976_648_192,
+    "mistral-7b": 7_241_732_096,
+    "bert-base": 109_514_298,
+    "bert-large": 335_174_458,
+    "vit-b": 86_567_656,
+    "vit-l": 304_326_632,
+    "t5-small": 60_506_624,
+    "t5-11b": 11_307_321_344,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "vgg16": 138_357_544,
+    "vgg19": 143_667_240,
+}
+
+SMALL = {
+    "gpt": "gpt:layers={},hidden=32,heads=4,seq_len=16,vocab_size=96",
+    "llama": "llama:layers={},hidden=32,heads=4,kv_heads=2,ffn=64,seq_len=16,vocab_size=96",
+    "bert": "bert:layers={},hidden=32,heads=4,seq_len=16,vocab_size=96",
+    "vit": "vit:layers={},hidden=32,heads=4,image_size=32,patch_size=8,num_classes=10",
+    "t5": "t5:layers={},hidden=32,heads=4,head_size=8,seq_len=16,target_len=8,vocab_size=96",
+    "resnet": "resnet:blocks={}-2-5,width=8,image_size=32,num_classes=10",
+}
+
+
+def matmul_flops(layers: int, hidden: int, ffn_products: int, *, length: int, kv: int, head: int) -> int:
+    """Forward FLOPs of a transformer: projections, attention, MLP, and `head` multiply-adds a sample at the end."""
+    layer = hidden * hidden * 2 + hidden * kv * 2 + ffn_products + 2 * length * hidden
+    return 2 * (length * layers * layer + head)
+
+
+def test_every_name_is_tested() -> None:
+    assert tuple(PARAMETERS) == zoo.names()
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters(name: str) -> None:
+    graph = zoo.build(name)
+    assert graph.num_parameters == PARAMETERS[name]
+    assert graph.name == name
+    assert graph.warnings == ()
+    assert has_loss(graph)
+
+
+def test_gpt3() -> None:
+    graph = zoo.build(GPT3)
+    assert graph.num_parameters == pytest.approx(175e9, rel=0.01)
+    layer = 12 * 12288**2 + 13 * 12288
+    assert graph.num_parameters == 96 * layer + (51200 + 2048 + 2) * 12288
+    blocks = find_units(graph)
+    assert blocks.num_blocks == 96
+    assert blocks.num_types <= 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "flops"),
+    [
+        ("gpt2", matmul_flops(12, 768, 8 * 768**2, length=1024, kv=768, head=1024 * 768 * 50257)),
+        (GPT3, matmul_flops(96, 12288, 8 * 12288**2, length=2048, kv=12288, head=2048 * 12288 * 51200)),
+        ("llama-7b", matmul_flops(32, 4096, 3 * 4096 * 11008, length=4096, kv=4096, head=4096 * 4096 * 32000)),
+        ("llama-70b", matmul_flops(80, 8192, 3 * 8192 * 28672, length=4096, kv=1024, head=4096 * 8192 * 32000)),
+        (
+            "bert-base",
+            matmul_flops(12, 768, 8 * 768**2, length=512, kv=768, head=512 * 768 * (768 + 30522)),
+        ),
+        (
+            "vit-b",
+            matmul_flops(12, 768, 8 * 768**2, length=197, kv=768, head=196 * 768 * 3 * 16**2 + 768 * 1000),
+        ),
+        ("resnet50", 2 * 4_089_184_256),
+        ("resnet101", 2 * 7_801_405_440),
+        ("vgg16", 2 * 15_470_264_320),
+        ("vgg19", 2 * 19_632_062_464),
+    ],
+)
+def test_forward_flops(spec: str, flops: int) -> None:
+    assert zoo.build(spec).forward_flops == flops
+
+
+def test_flops_of_t5() -> None:
+    n, m, hidden, inner, ffn = 16, 8, 32, 32, 128
+    encoder = n * (4 * hidden * inner + 2 * hidden * ffn) + 2 * n * n * inner
+    decoder = m * (6 * hidden * inner + 2 * hidden * ffn) + 2 * n * hidden * inner + 2 * m * (m + n) * inner
+    assert zoo.build(SMALL["t5"].format(3)).forward_flops == 2 * (3 * (encoder + decoder) + m * hidden * 96)
+
+
+@pytest.mark.parametrize("family", SMALL)
+@pytest.mark.parametrize("layers", [1, 2, 3, 5])
+def test_copied_layers_are_exact(family: str, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = SMALL[family].format(layers)
+    graph = zoo.build(spec)
+    monkeypatch.setattr(transformers, "BUILT", 99)
+    monkeypatch.setattr(convolutions, "BUILT", 99)
+    direct = zoo.build(spec)
+    assert graph.operators == direct.operators
+    assert graph == direct
+    assert list(graph.tensors) == list(direct.tensors)
+    assert Graph.from_bytes(graph.to_bytes()) == graph
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        GPT3,
+        "gpt:layers=100,hidden=1024,heads=16",
+        "llama:layers=100,hidden=1024,heads=16,kv_heads=4",
+        "bert:layers=100,hidden=1024,heads=16",
+        "vit:layers=100,hidden=1024,heads=16",
+        "t5:layers=50,hidden=1024,heads=16",
+        "resnet101",
+        "vgg19",
+    ],
+)
+def test_quick(spec: str) -> None:
+    def seconds() -> float:
+        start = time.process_time()
+        zoo.build(spec)
+        return time.process_time() - start
+
+    assert min(seconds() for _ in range(5)) < 0.1  # 0.03 alone on the machine
+
+
+@pytest.mark.parametrize(
+    ("spec", "blocks"),
+    [("gpt2", 12), ("gpt2-xl", 48), ("llama-70b", 80), ("mistral-7b", 32), ("bert-large", 24), ("vit-l", 24)],
+)
+def test_layers_are_blocks(spec: str, blocks: int) -> None:
+    found = find_units(zoo.build(spec))
+    assert found.num_blocks == blocks
+    assert len(Counter(unit.type for unit in found.units)) <= 6
+
+
+def test_names_are_those_of_modules() -> None:
+    graph = zoo.build("gpt2")
+    assert graph.by_name["h.3.mlp.c_fc/MatMul"].scope == "h.3.mlp.c_fc"
+    assert graph.pieces["h.11.attn.c_attn.weight#k"] == ("h.11.attn.c_attn.weight", 0, 768, 1536)
+    assert {op.scope for op in graph if op.kind == "Softmax"} == {f"h.{i}.attn" for i in range(12)}
+    assert len({op.name for op in graph}) == len(graph.operators)
+    readers = [graph.operators[i].scope for i in graph.consumers["wte.weight"]]
+    assert readers == ["wte", "lm_head"]  # tied
+    assert "layers.79.self_attn.k_proj.weight" in zoo.build("llama-70b").tensors
+    assert "encoder.layer.11.attention.self.query.weight" in zoo.build("bert-base").tensors
+
+
+def test_sizes_may_be_changed() -> None:
+    graph = zoo.build("zoo:gpt2-xl:seq_len=512")
+    assert graph.num_parameters == PARAMETERS["gpt2-xl"]  # the table of positions stays
+    assert graph.tensors["ids"].shape == (1, 512)
+    assert zoo.build("gpt2:seq_len=2048").num_parameters == PARAMETERS["gpt2"] + 1024 * 768
+    assert zoo.build("gpt2:layers=24,hidden=1024,heads=16").num_parameters == PARAMETERS["gpt2-medium"]
+    assert zoo.build("resnet:blocks=3-4-6-3").num_parameters == PARAMETERS["resnet50"]
+    t5 = zoo.build("t5-small:heads=6")  # heads of T5 have a size of their own
+    assert t5.num_parameters == PARAMETERS["t5-small"] - 6 * 3 * 4 * 512 * 2 * 64 - 2 * 32 * 2
+    llama = zoo.build("llama:layers=32,hidden=4096,heads=32,ffn=11008,seq_len=128,vocab_size=32000")
+    assert llama.num_parameters == PARAMETERS["llama-7b"]
+
+
+def test_another_loss() -> None:
+    assert zoo.build("vit-b", loss="mse").operators[-1].kind == "MeanSquaredErrorLoss"
+
+
+@pytest.mark.parametrize(
+    ("spec", "repair"),
+    [
+        ("", "gpt2-xl"),
+        ("gpt3", "gpt2-xl"),
+        ("zoo:GPT2", "gpt2-xl"),
+        ("gpt2:sequence=7", "seq_len"),
+        ("gpt2:seq_len", "seq_len=512"),
+        ("gpt2:seq_len=1,seq_len=2", "gpt2:seq_len=512"),
+        ("gpt2:seq_len=0", "whole number"),
+        ("gpt2:seq_len=1e3", "whole number"),
+        ("gpt2:seq_len=99999999999999999999", "whole number"),
+        ("gpt2:seq_len=٣", "whole number"),
+        ("gpt2:layers=100000", "at most"),
+        ("gpt", "layers, hidden, heads"),
+        ("gpt:layers=2,hidden=30,heads=4", "multiple of heads"),
+        ("llama:layers=2,hidden=32,heads=4,kv_heads=3", "multiple of kv_heads"),
+        ("llama:layers=2,hidden=12,heads=4", "heads"),
+        ("vit-b:image_size=225", "multiple of patch_size"),
+        ("resnet:blocks=3-x", "3-4-6-3"),
+        ("resnet:blocks=900-900-900", "at most"),
+        ("resnet:blocks=" + "-".join("1" * 500), "at most 8 numbers"),
+        ("vgg16:image_size=16", ""),
+    ],
+)
+def test_what_is_not_known_is_refused(spec: str, repair: str) -> None:
+    with pytest.raises(ModelError) as fault:
+        zoo.build(spec)
+    assert fault.value.field == "model"
+    assert fault.value.value
+    assert repair in fault.value.repair
+
+
+# The same architectures in PyTorch
+
+
+def torch_models() -> dict[str, Callable[[], Any]]:
+    """What `tests/ir/models.py` has not: BERT with the head it is trained with, and ResNet with bottlenecks."""
+    import torch
+    from torch import Tensor, nn
+    from torch.nn import functional
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value, self.dense = (nn.Linear(32, 32) for _ in range(4))
+            self.norm, self.up, self.down, self.norm_out = (
+                nn.LayerNorm(32),
+                nn.Linear(32, 128),
+                nn.Linear(128, 32),
+                nn.LayerNorm(32),
+            )
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            b, t, c = x.shape
+            q, k, v = (f(x).view(b, t, 4, 8).transpose(1, 2) for f in (self.query, self.key, self.value))
+            p = functional.softmax(q @ k.transpose(2, 3) / 8**0.5 + mask, dim=-1)
+            x = self.norm(x + self.dense((p @ v).transpose(1, 2).reshape(b, t, c)))
+            return self.norm_out(x + self.down(functional.gelu(self.up(x))))
+
+    class Bert(nn.Module):
+        def __init__(self, layers: int) -> None:
+            super().__init__()
+            self.words, self.places, self.kinds = nn.Embedding(96, 32), nn.Embedding(16, 32), nn.Embedding(2, 32)
+            self.norm = nn.LayerNorm(32)
+            self.layers = nn.ModuleList([Layer() for _ in range(layers)])
+            self.dense, self.head_norm, self.decoder = nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 96)
+            self.decoder.weight = self.words.weight
+
+        def forward(self, ids: Tensor, kinds: Tensor, seen: Tensor) -> Tensor:
+            places = torch.arange(ids.shape[1], device=ids.device)
+            x = self.norm(self.words(ids) + self.kinds(kinds) + self.places(places))
+            mask = (1.0 - seen[:, None, None, :].to(x.dtype)) * torch.finfo(x.dtype).min
+            for layer in self.layers:
+                x = layer(x, mask)
+            return self.decoder(self.head_norm(functional.gelu(self.dense(x))))
+
+    class Bottleneck(nn.Module):
+        def __init__(self, width: int, inner: int, stride: int) -> None:
+            super().__init__()
+            sizes = ((width, inner, 1, 1), (inner, inner, 3, stride), (inner, 4 * inner, 1, 1))
+            self.convs = nn.ModuleList([nn.Conv2d(a, b, k, s, k // 2, bias=False) for a, b, k, s in sizes])
+            self.norms = nn.ModuleList([nn.BatchNorm2d(b) for _, b, _, _ in sizes])
+            self.down = nn.Identity()
+            if stride != 1 or width != 4 * inner:
+                conv = nn.Conv2d(width, 4 * inner, 1, stride, bias=False)
+                self.down = nn.Sequential(conv, nn.BatchNorm2d(4 * inner))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x
+            for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+                y = norm(conv(y))
+                y = functional.relu(y) if i < 2 else y
+            return functional.relu(y + self.down(x))
+
+    class ResNet(nn.Module):
+        def __init__(self, blocks: tuple[int, ...]) -> None:
+            super().__init__()
+            self.stem, self.bn = nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8)
+            layers, width = [], 8
+            for stage, count in enumerate(blocks):
+                for i in range(count):
+                    layers.append(Bottleneck(width, 8 << stage, 2 if stage and not i else 1))
+                    width = 32 << stage
+            self.pool, self.layers = nn.MaxPool2d(3, 2, 1), nn.Sequential(*layers)
+            self.average, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(width, 10)
+
+        def forward(self, image: Tensor) -> Tensor:
+            x = self.layers(self.pool(functional.relu(self.bn(self.stem(image)))))
+            return self.fc(self.average(x).flatten(1))
+
+    def ints() -> Tensor:
+        return torch.zeros(1, 16, dtype=torch.long)
+
+    return {
+        "bert": lambda: (Bert(4), (ints(), ints(), ints())),
+        "resnet": lambda: (ResNet((4, 2, 5)), (torch.zeros(1, 3, 32, 32),)),
+    }
+
+
+def module(family: str, models: ModuleType) -> Any:
+    """The module of `SMALL[family]` with four layers, and its inputs."""
+    import torch
+
+    if family == "gpt":
+        return models.Gpt(torch.nn.Linear, layers=4), (models.ids(1),)
+    if family == "llama":
+        return models.Llama(layers=4), (models.ids(1),)
+    if family == "vit":
+        return models.Vit(layers=4), (torch.zeros(1, 3, 32, 32),)
+    return torch_models()[family]()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt", "llama", "bert", "vit", "resnet"])
+def test_agrees_with_an_export(family: str, build: Callable[..., Any]) -> None:
+    import torch
+
+    from automap.runtime.torch_export import export_onnx
+    from ir.onnx.load import load_model
+
+    torch.set_num_threads(1)
+    models = sys.modules[build.__module__]
+    exported = with_loss(load_model(export_onnx(lambda: module(family, models))))
+    graph = zoo.build(SMALL[family].format(4))
+    assert graph.num_parameters == exported.num_parameters
+    assert Counter(t.shape for t in graph.parameters) == Counter(t.shape for t in exported.parameters)
+    assert graph.forward_flops == pytest.approx(exported.forward_flops, rel=0.01)
+    multiplied = [
+        Counter(
+            (op.kind, op.forward_flops, op.backward_flops) for op in g if op.forward_flops.at(1) and not op.is_constant
+        )
+        for g in (graph, exported)
+    ]
+    assert multiplied[0] == multiplied[1]
+    here, there = find_units(graph), find_units(exported)
+    assert here.num_blocks == there.num_blocks > 0
+    assert [unit.type for unit in here.units] == [unit.type for unit in there.units]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spec", "cluster"),
+    [
+        ("gpt2", "8xV100-16GB"),
+        ("llama:layers=16,hidden=2048,heads=16,kv_heads=4,seq_len=1024", "2x8xA100-80GB"),
+    ],
+)
+def test_a_plan_is_found(spec: str, cluster: str) -> None:
+    from agents import Budget, search
+    from automap.cluster import parse_cluster
+    from automap.problem import Problem
+
+    problem = Problem.build(zoo.build(spec), parse_cluster(cluster), {"global_batch": 64})
+    found = search(problem, Budget.parse("50"), searcher="expert")
+    assert found.evaluations > 0
+    assert found.plan.model.name == spec
+    assert found.plan.estimate.step_time_s >= found.plan.estimate.lower_bound_s > 0
+    assert found.plan.estimate.tokens_per_s_per_device
