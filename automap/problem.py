@@ -20,6 +20,7 @@ from automap.hints import Hints
 from automap.names import matches, select
 from automap.records import from_json
 from ir.graph import Amount, Graph, Operator
+from ir.loss import with_loss
 
 Precision = Literal["bf16", "fp16", "tf32", "fp32"]
 SyncKind = Literal["synchronous", "local_sgd", "dasgd"]
@@ -93,11 +94,12 @@ class Problem:
         training: Training | Mapping[str, Any],
         hints: Hints | Mapping[str, Any] | None = None,
     ) -> Problem:
-        """Reads what is still JSON, resolves defaults and checks that everything fits.
+        """Reads what is still JSON, resolves defaults, appends the loss and checks that everything fits.
 
         Raises:
             ProblemError: names the field, the value and the repair.
             ClusterError: the devices lack the precision.
+            ModelError: the model's output fits no loss.
         """
         if isinstance(training, Mapping):
             training = from_json(Training, dict(training), path="training", error=ProblemError)
@@ -148,6 +150,7 @@ class Problem:
                 repair="Give the model a data input whose leading dim is the batch, or set training.batch_dims.",
             )
         training = replace(training, precision=precision)
+        graph = with_loss(graph, training.loss)
         problem = Problem(graph=_with_costs(graph, hints), cluster=cluster, training=training, hints=hints)
         problem._check_names()
         return problem

@@ -295,13 +295,6 @@ def submit(
     from automap.cluster import parse_cluster
 
     data, options = _model(model, dim, parameters)
-    if options.zoo:
-        raise ModelError(
-            "named models are not sent from here yet",
-            field="model",
-            value=model,
-            repair=f'POST /v1/jobs with "zoo": "{options.zoo}", or search here: automap search {model}.',
-        )
     place: str | dict[str, Any] = parse_cluster(cluster).to_json() if cluster.endswith(".json") else cluster
     with _client(url) as client:
         about: Mapping[str, Any] = {
@@ -309,9 +302,8 @@ def submit(
             "dims": options.dims,
             "parameters": options.parameters,
         }
-        uploaded = client.upload_model(data, **about)
         job = client.submit(
-            uploaded["id"],
+            model if options.zoo else client.upload_model(data, **about)["id"],
             place,
             _training(global_batch, precision, optimizer, loss, trainer),
             budget=budget,

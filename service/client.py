@@ -84,7 +84,7 @@ class AutomapClient:
 
     def submit(
         self,
-        model_id: str,
+        model: str,
         cluster: str | Mapping[str, Any],
         training: Mapping[str, Any],
         *,
@@ -98,14 +98,27 @@ class AutomapClient:
     ) -> Document:
         """Submits a job.
 
+        Args:
+            model: id of an uploaded model, or `zoo:NAME`.
+            cluster: text or document.
+            training: at least `global_batch`.
+            budget: `30s` or a number of evaluations.
+            searcher: who searches.
+            seed: of every random choice.
+            hints: see `automap.hints`.
+            name: of the model in the plan.
+            dims: sizes of symbolic dims of an uploaded model.
+            parameters: globs over its inputs that are parameters.
+
         Returns:
             the job; its id is under `id`.
 
         Raises:
             UserError: the request is refused.
         """
+        named = model.startswith("zoo:")
         body = {
-            "model_id": model_id,
+            **({"zoo": model.removeprefix("zoo:")} if named else {"model_id": model}),
             "name": name,
             "dims": dict(dims or {}),
             "parameters": list(parameters),

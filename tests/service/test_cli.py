@@ -118,8 +118,6 @@ def test_named_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert (document["name"], document["num_blocks"]) == ("gpt2:layers=2", 2)
     assert main(["search", "zoo:gpt2", "--cluster", "8xV100-16GB", "--global-batch", "64", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model"]["num_parameters"] == 124_439_808
-    assert main(["submit", "zoo:gpt2", "--cluster", "8xV100-16GB", "--global-batch", "64"]) == 2
-    assert "POST /v1/jobs" in capsys.readouterr().err
 
 
 def test_clusters_and_schema(capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,6 +42,12 @@ def test_from_upload_to_plan(automap: AutomapClient, job: dict[str, Any], client
     assert automap.clusters()["presets"]
 
 
+def test_a_named_model_needs_no_upload(automap: AutomapClient, client: redis.Redis, search: Any) -> None:
+    job = automap.submit("zoo:gpt2:layers=2", "8xV100-16GB", TRAINING, budget=7)
+    worker.run(job["id"], client, search=search)
+    assert automap.wait(job["id"])["state"] == "succeeded"
+
+
 def test_faults_are_raised_as_in_the_library(automap: AutomapClient, job: dict[str, Any], store: Store) -> None:
     with pytest.raises(ModelError) as model:
         automap.upload_model(b"text")
