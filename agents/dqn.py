@@ -24,6 +24,7 @@ from gymnasium import spaces
 from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import DictReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv
 from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 
@@ -358,6 +359,8 @@ def run_dqn(
         return HybridEnv(space, table, reference_s=reference_s)
 
     agent = MaskedDQN(DummyVecEnv([build] * parameters.num_envs), parameters, seed)
+    # Without a logger of its own SB3 leaves a folder behind for every search.
+    agent.set_logger(Logger(folder=None, output_formats=[]))
     agent.demonstrate(build(), demonstrations)
     agent.learn(total_timesteps=10**12, callback=_Watch(incumbent), log_interval=10**12)
 
