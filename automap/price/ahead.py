@@ -11,7 +11,7 @@ from numba import boolean, float64, int64, njit, void
 
 from automap.price.combine import R_COUNT, combine, overflow, step_time_s
 from automap.price.communication import L_COUNT, UNKNOWN
-from automap.price.kernels import TABLE_TYPES, unit_cost
+from automap.price.kernels import TABLES, unit_cost
 from automap.price.tables import OP_INPUTS, OP_SIGNATURES, S_PLACES
 from ir.factors import BROADCAST, PARTIAL
 
@@ -19,14 +19,12 @@ from ir.factors import BROADCAST, PARTIAL
 W_FIRST, W_LAST, W_TYPE, W_BEFORE, W_RANK, W_FIRST_OF_CHUNK, W_BOUNDARY, W_MASK = range(8)
 
 
-@njit(void(*TABLE_TYPES, int64[:, ::1], int64, int64[:, ::1], int64[::1]), cache=True)
-def outgoing(
-    operators, costs, operands, tensors, sizes, signatures, exchanges, places, makers, unit_type, chosen, placement
-):
+@njit(void(TABLES, int64[:, ::1], int64, int64[:, ::1], int64[::1]), cache=True)
+def outgoing(tables, makers, unit_type, chosen, placement):
     """Writes the placement in which a unit's crossing tensor leaves it; UNKNOWN where undecided.
 
     Args:
-        operators..places: see `Tables.arrays`.
+        tables: see `Tables.arrays`.
         makers: [types, 2] operator row and output slot of the crossing tensor, or -1.
         unit_type: of the unit, or -1 before the first.
         chosen: [operator rows, axes].
@@ -39,13 +37,14 @@ def outgoing(
         elif chosen[maker, a] < 0:
             placement[a] = UNKNOWN
         else:
-            row = operators[maker, OP_SIGNATURES] + chosen[maker, a]
-            placement[a] = places[signatures[row, S_PLACES] + operators[maker, OP_INPUTS] + makers[unit_type, 1], 0]
+            row = tables.operators[maker, OP_SIGNATURES] + chosen[maker, a]
+            slot = tables.operators[maker, OP_INPUTS] + makers[unit_type, 1]
+            placement[a] = tables.places[tables.signatures[row, S_PLACES] + slot, 0]
 
 
 @njit(
     void(
-        *TABLE_TYPES,
+        TABLES,
         int64[:, ::1],
         int64[:, ::1],
         boolean[::1],
@@ -62,14 +61,7 @@ def outgoing(
     cache=True,
 )
 def row_costs(
-    operators,
-    costs,
-    operands,
-    tensors,
-    sizes,
-    signatures,
-    exchanges,
-    places,
+    tables,
     makers,
     rows,
     masks,
@@ -86,7 +78,7 @@ def row_costs(
     """Costs of the rows `which` of a skeleton under `chosen`.
 
     Args:
-        operators..places: see `Tables.arrays`.
+        tables: see `Tables.arrays`.
         makers: see `outgoing`.
         rows: [rows, 8] see the W_ columns.
         masks: recomputed operators of all rows, one behind the other.
@@ -106,14 +98,7 @@ def row_costs(
         last = rows[row, W_LAST]
         rank = rows[row, W_RANK]
         outgoing(
-            operators,
-            costs,
-            operands,
-            tensors,
-            sizes,
-            signatures,
-            exchanges,
-            places,
+            tables,
             makers,
             rows[row, W_BEFORE],
             chosen,
@@ -125,14 +110,7 @@ def row_costs(
                 if incoming[a] == PARTIAL:
                     incoming[a] = BROADCAST
         unit_cost(
-            operators,
-            costs,
-            operands,
-            tensors,
-            sizes,
-            signatures,
-            exchanges,
-            places,
+            tables,
             first,
             last,
             chosen[first:last],
@@ -153,7 +131,7 @@ def row_costs(
 
 @njit(
     void(
-        *TABLE_TYPES,
+        TABLES,
         int64[:, ::1],
         int64[:, ::1],
         boolean[::1],
@@ -184,14 +162,7 @@ def row_costs(
     cache=True,
 )
 def look_ahead(
-    operators,
-    costs,
-    operands,
-    tensors,
-    sizes,
-    signatures,
-    exchanges,
-    places,
+    tables,
     makers,
     rows,
     masks,
@@ -222,7 +193,7 @@ def look_ahead(
     """Bounds of every candidate assignment of one group on one axis.
 
     Args:
-        operators..samples: see `row_costs`.
+        tables..samples: see `row_costs`.
         members: operator rows of the group.
         candidates: [values, members] signatures.
         axis: mesh axis that is decided.
@@ -240,14 +211,7 @@ def look_ahead(
             trial[members[k], axis] = candidates[v, k]
         fresh[v] = before
         row_costs(
-            operators,
-            costs,
-            operands,
-            tensors,
-            sizes,
-            signatures,
-            exchanges,
-            places,
+            tables,
             makers,
             rows,
             masks,

@@ -178,7 +178,7 @@ class Evaluator:
         stage = layout.stages[rank]
         out = np.empty(C_COUNT)
         unit_cost(
-            *self.tables.arrays,
+            self.tables.arrays,
             segment.first,
             segment.last,
             segment.chosen,

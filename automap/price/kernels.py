@@ -9,7 +9,7 @@ depend on a batch. Units: seconds, bytes, samples.
 from __future__ import annotations
 
 import numpy as np
-from numba import boolean, float64, int64, njit, void
+from numba import boolean, float64, int64, njit, types, void
 
 from automap.price.communication import KIND_COUNT, UNKNOWN, convert, spend
 from automap.price.tables import (
@@ -48,6 +48,7 @@ from automap.price.tables import (
     T_ROLE,
     T_ROOT,
     T_SLOT,
+    Arrays,
 )
 from ir.factors import BROADCAST, PARTIAL
 
@@ -64,16 +65,20 @@ C_COUNT = C_REDUCE + MAX_AXES
 # Slots of the hardware vector.
 H_FLOPS, H_BANDWIDTH, H_LAUNCH, H_ELEMENTWISE = range(4)
 
-TABLE_TYPES = (
-    int64[:, ::1],
-    float64[:, ::1],
-    int64[:, ::1],
-    int64[:, ::1],
-    float64[:, ::1],
-    int64[:, ::1],
-    float64[:, ::1],
-    int64[:, ::1],
+TABLES = types.NamedTuple(
+    (
+        int64[:, ::1],
+        float64[:, ::1],
+        int64[:, ::1],
+        int64[:, ::1],
+        float64[:, ::1],
+        int64[:, ::1],
+        float64[:, ::1],
+        int64[:, ::1],
+    ),
+    Arrays,
 )
+"""Numba's type of `Tables.arrays`."""
 
 
 @njit(int64(int64[:, ::1], int64[:, ::1], int64[:, ::1], int64, int64, int64), cache=True)
@@ -179,7 +184,7 @@ def _differs(source, target, axes):
 
 @njit(
     void(
-        *TABLE_TYPES,
+        TABLES,
         int64,
         int64,
         int64[:, ::1],
@@ -199,14 +204,7 @@ def _differs(source, target, axes):
     cache=True,
 )
 def unit_cost(
-    operators,
-    costs,
-    operands,
-    tensors,
-    sizes,
-    signatures,
-    exchanges,
-    places,
+    tables,
     first,
     last,
     chosen,
@@ -226,7 +224,7 @@ def unit_cost(
     """Cost of operators [first, last) of one unit for one micro-batch on one rank.
 
     Args:
-        operators..places: see `Tables.arrays`.
+        tables: see `Tables.arrays`.
         first: first operator row.
         last: one past the last operator row.
         chosen: [last - first, axes] signature of each operator on each axis; -1 = undecided.
@@ -243,6 +241,7 @@ def unit_cost(
         cursor: [1] rows of it written.
         out: [C_COUNT] result, overwritten. Seconds, bytes, and elements for C_PARAMETERS, C_ZERO and C_REDUCE.
     """
+    operators, costs, operands, tensors, sizes, signatures, exchanges, places = tables
     num_axes = axes.shape[0]
     out[:] = 0.0
     source = np.empty(num_axes, np.int64)

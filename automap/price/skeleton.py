@@ -78,7 +78,7 @@ class Skeleton:
         layout = choice.layout
         *self._stage, self._capacity = evaluator.stage_arrays(layout)
         self._settings = evaluator.settings(choice.zero)
-        self._fixed = (*evaluator.tables.arrays, evaluator.makers, self.rows, self.masks)
+        self._fixed = (evaluator.tables.arrays, evaluator.makers, self.rows, self.masks)
 
     def costs(self, chosen: Ints) -> Floats:
         """[rows, C_COUNT] under `chosen`."""

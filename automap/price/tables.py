@@ -6,7 +6,9 @@ them. Units: elements, bytes, FLOPs, seconds.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +43,19 @@ ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SEND_RECV = range(5)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 
 
+class Arrays(NamedTuple):
+    """The arrays of `Tables` as one argument of the compiled kernels."""
+
+    operators: Ints
+    costs: Floats
+    operands: Ints
+    tensors: Ints
+    sizes: Floats
+    signatures: Ints
+    exchanges: Floats
+    places: Ints
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tables:
     """Flat arrays over the operators of all unit types; unit type t owns rows spans[t]..spans[t+1]."""
@@ -65,18 +80,18 @@ class Tables:
     names: tuple[str, ...]
     """tensor row -> name in the representative unit."""
 
-    @property
-    def arrays(self) -> tuple[Ints, Floats, Ints, Ints, Floats, Ints, Floats, Ints]:
-        """What every kernel takes first."""
-        return (
-            self.operators,
-            self.costs,
-            self.operands,
-            self.tensors,
-            self.sizes,
-            self.signatures,
-            self.exchanges,
-            self.places,
+    @functools.cached_property
+    def arrays(self) -> Arrays:
+        """What the compiled kernels take first."""
+        return Arrays(
+            operators=self.operators,
+            costs=self.costs,
+            operands=self.operands,
+            tensors=self.tensors,
+            sizes=self.sizes,
+            signatures=self.signatures,
+            exchanges=self.exchanges,
+            places=self.places,
         )
 
     def tensor_name(self, row: int) -> str:
