@@ -60,6 +60,8 @@ class Trainer:
     """Of `parameter`, `gradient` and `optimizer` (master weights and Adam's moments) in mixed precision."""
     reserved_GiB: float  # noqa: N815
     """Memory that the framework holds on every device."""
+    fused_attention: bool
+    """Whether attention runs as one kernel that keeps no scores (FlashAttention and its kin)."""
     elementwise_traffic: float
     """Bytes that memory-bound operators really move over those of operator-by-operator execution."""
     error_band: float

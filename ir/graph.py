@@ -12,9 +12,12 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ir.factors import FactorRule
+
+if TYPE_CHECKING:
+    from ir.groups import FusedGroup
 
 TensorRole = Literal["input", "parameter", "buffer", "constant", "activation"]
 
@@ -151,6 +154,13 @@ class Graph:
             for name in dict.fromkeys(op.inputs):
                 found[name].append(i)
         return {name: tuple(indices) for name, indices in found.items()}
+
+    @cached_property
+    def fused(self) -> tuple[FusedGroup, ...]:
+        """The second view: operators that run as one kernel, see `ir.groups`."""
+        from ir.groups import find_groups
+
+        return find_groups(self)
 
     @cached_property
     def parameters(self) -> tuple[Tensor, ...]:

@@ -18,6 +18,7 @@ from automap.price.tables import (
     B_SAMPLE,
     BOUNDARY,
     D_EARLIER,
+    D_MOVED,
     D_OWNER,
     D_SAVED,
     D_TENSOR,
@@ -26,6 +27,7 @@ from automap.price.tables import (
     E_SAMPLE,
     F_BYTES,
     F_FIXED,
+    F_KERNELS,
     F_MEASURED,
     F_SAMPLE,
     OP_DIVISIBLE,
@@ -292,9 +294,11 @@ def unit_cost(
             for a in range(num_axes):
                 target[a] = places[rows[a] + slot, 0] if rows[a] >= 0 else UNKNOWN
             local = _local_bytes(sizes, tensors, tensor, target, axes, samples)
-            moved += local
-            if is_output:
-                produced += local
+            # Inside a fused kernel tensors stay in registers; what several of its operators read is read once.
+            if operands[row, D_MOVED] == 1:
+                moved += local
+                if is_output:
+                    produced += local
             role = tensors[tensor, T_ROLE]
             earlier = operands[row, D_EARLIER]
             producer = tensors[tensor, T_PRODUCER]
@@ -416,7 +420,7 @@ def unit_cost(
         forward_bytes = moved * costs[op, T_FORWARD] * traffic
         forward = max(flops / divisor / hardware[H_FLOPS], forward_bytes / hardware[H_BANDWIDTH])
         if forward > 0.0:
-            forward += hardware[H_LAUNCH]
+            forward += hardware[H_LAUNCH] * costs[op, F_KERNELS]
         back_flops = costs[op, B_FIXED] + costs[op, B_SAMPLE] * samples
         back_bytes = moved * costs[op, T_BACKWARD] * traffic
         backward = max(back_flops / divisor / hardware[H_FLOPS], back_bytes / hardware[H_BANDWIDTH])

@@ -7,6 +7,7 @@ them. Units: elements, bytes, FLOPs, seconds.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,8 +16,10 @@ import numpy.typing as npt
 
 from automap.names import matches
 from automap.problem import Problem
+from ir.blocks import Unit
 from ir.factors import BROADCAST, Signature
 from ir.graph import DTYPE_BYTES, Graph, Operator, Tensor
+from ir.groups import FusedGroup
 from ir.linkage import Linkage, link
 
 Ints = npt.NDArray[np.int64]
@@ -25,9 +28,9 @@ Floats = npt.NDArray[np.float64]
 # Columns of Tables.operators (integers).
 OP_OPERANDS, OP_INPUTS, OP_OUTPUTS, OP_SIGNATURES, OP_COUNT, OP_FREE, OP_DIVISIBLE = range(7)
 # Columns of Tables.costs.
-F_FIXED, F_SAMPLE, B_FIXED, B_SAMPLE, T_FORWARD, T_BACKWARD, B_KERNELS, F_MEASURED, F_BYTES = range(9)
+F_FIXED, F_SAMPLE, B_FIXED, B_SAMPLE, T_FORWARD, T_BACKWARD, F_KERNELS, B_KERNELS, F_MEASURED, F_BYTES = range(10)
 # Columns of Tables.operands.
-D_TENSOR, D_SAVED, D_EARLIER, D_OWNER = range(4)
+D_TENSOR, D_SAVED, D_EARLIER, D_OWNER, D_MOVED = range(5)
 # Columns of Tables.tensors (integers); the dims follow.
 T_ROLE, T_PRODUCER, T_SLOT, T_GRAD, T_ROOT, T_BATCH_DIM, T_NDIM, T_DIMS = range(8)
 MAX_DIMS = 8
@@ -118,6 +121,7 @@ class _Builder:
         self.places: list[list[int]] = []
         self.boundary_out: list[int] = []
         self.core: list[bool] = []
+        self.fused = {i: group for group in _kernels(problem) for i in group.members}
         self.names: list[str] = []
         self.spans = [0]
 
@@ -129,10 +133,13 @@ class _Builder:
         maker = {name: (k, slot) for k, op in enumerate(ops) for slot, name in enumerate(op.outputs)}
         roots: dict[str, int] = {}
         first = len(self.operators)
+        seen: set[tuple[int, str]] = set()
         out_row = -1
         for k, op in enumerate(ops):
             begin = len(self.operands)
             earlier: dict[str, int] = {}
+            group = self._fused(unit, k)
+            kept = op.saved if group is None else group.saved
             for slot, name in enumerate((*op.inputs, *op.outputs)):
                 if name not in local:
                     local[name] = self._add_tensor(self.graph.tensors[name], maker.get(name), first, linked.boundary_in)
@@ -146,11 +153,21 @@ class _Builder:
                 before = earlier.get(name, self._last_use(ops[:k], name, first))
                 if not is_output:
                     earlier[name] = len(self.operands)
-                self.operands.append([local[name], int(name in op.saved), before, first + k])
-            self._add_operator(op, linked.signatures[k], begin)
-            self.core.append(k in linked.core)
+                moved = True
+                if group is not None:
+                    moved = name not in group.internal and (unit.start + k, name) not in seen
+                    seen.update((i, name) for i in group.members)
+                self.operands.append([local[name], int(name in kept), before, first + k, int(moved)])
+            self._add_operator(op, linked.signatures[k], begin, group, unit.start + k)
+            self.core.append(k in linked.core and (group is None or group.kind != "attention"))
         self.boundary_out.append(out_row)
         self.spans.append(len(self.operators))
+
+    def _fused(self, unit: Unit, offset: int) -> FusedGroup | None:
+        """The group of an operator; one that reaches over the unit's end is run operator by operator."""
+        group = self.fused.get(unit.start + offset)
+        inside = group is not None and unit.start <= group.members[0] and group.members[-1] < unit.stop
+        return group if inside else None
 
     def _last_use(self, ops: list[Operator], name: str, first: int) -> int:
         for k in range(len(ops) - 1, -1, -1):
@@ -193,7 +210,9 @@ class _Builder:
             self._trained_names = found
         return self._trained_names
 
-    def _add_operator(self, op: Operator, table: tuple[Signature, ...], operands: int) -> None:
+    def _add_operator(
+        self, op: Operator, table: tuple[Signature, ...], operands: int, group: FusedGroup | None, index: int
+    ) -> None:
         begin = len(self.signatures)
         for signature in table:
             factor = None if signature.factor is None else op.rule.factors[signature.factor]
@@ -212,6 +231,11 @@ class _Builder:
         divisible = any(s.divides_work for s in table)
         self.operators.append([operands, len(op.inputs), len(op.outputs), begin, len(table), int(free), int(divisible)])
         trained_inputs = sum(self._depends(name) for name in op.inputs)
+        kernels = (1.0, float(max(1, trained_inputs)) if op.forward_flops.at(1) > 0 else 1.0)
+        traffic = op.traffic
+        if group is not None:
+            traffic = (1.0, group.backward_traffic)
+            kernels = (1.0, 1.0) if index == group.members[0] else (0.0, 0.0)
         cost = next((c for g, c in self.problem.hints.costs.items() if matches(g, op.name)), None)
         self.costs.append(
             [
@@ -219,12 +243,21 @@ class _Builder:
                 op.forward_flops.per_sample,
                 op.backward_flops.fixed,
                 op.backward_flops.per_sample,
-                *((0.0, 0.0) if free else op.traffic),
-                float(max(1, trained_inputs)) if op.forward_flops.at(1) > 0 else 1.0,
+                *((0.0, 0.0) if free else traffic),
+                *kernels,
                 cost.forward_s if cost is not None and cost.forward_s is not None else -1.0,
                 cost.bytes if cost is not None and cost.bytes is not None else -1.0,
             ]
         )
+
+
+def _kernels(problem: Problem) -> Iterator[FusedGroup]:
+    """The groups that the problem's trainer runs as one kernel."""
+    for group in problem.graph.fused:
+        if group.kind != "attention" or problem.trainer.fused_attention:
+            yield group
+        elif group.unfused is not None:
+            yield group.unfused
 
 
 def _is_alias(op: Operator) -> bool:
@@ -250,8 +283,8 @@ def build_tables(problem: Problem, linkage: Linkage | None = None) -> Tables:
         graph=problem.graph,
         spans=np.array(builder.spans, dtype=np.int64),
         operators=ints(builder.operators, 7),
-        costs=floats(builder.costs, 9),
-        operands=ints(builder.operands, 4),
+        costs=floats(builder.costs, 10),
+        operands=ints(builder.operands, 5),
         tensors=ints(builder.tensors, T_DIMS + MAX_DIMS),
         sizes=floats(builder.sizes, 3),
         signatures=ints(builder.signatures, 4),

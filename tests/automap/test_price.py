@@ -87,6 +87,12 @@ def test_a_collective_over_one_rank_is_free():
     assert collective_s(ALL_REDUCE, 1.0, 1.0, 1.0, 1e9) == 0.0
 
 
+def _is_attention(op, graph):
+    made = [graph.tensors[n].role == "activation" and not graph.by_name.get(n, op).is_view for n in op.inputs]
+    is_score = op.kind == "MatMul" and op.scope.endswith("attn") and all(made)
+    return is_score or op.kind in ("Softmax", "Reshape") or (op.kind == "Transpose" and not op.is_view)
+
+
 def test_one_device_is_the_sum_of_its_operators(gpt, space):
     s = space(gpt(), "1xA100", 4)
     choice = template(s)
@@ -99,6 +105,8 @@ def test_one_device_is_the_sum_of_its_operators(gpt, space):
     for op in graph.operators:
         if trained & set(op.inputs):
             trained.update(op.outputs)
+    # Attention is one kernel: it reads q, k and v where they are split into heads and writes where heads are merged.
+    inside = {op.name for op in graph.operators if _is_attention(op, graph)}
     total = 0.0
     for op in graph.operators:
         if op.is_view or op.is_constant:
@@ -107,13 +115,18 @@ def test_one_device_is_the_sum_of_its_operators(gpt, space):
         for name in (*op.inputs, *op.outputs):
             t = graph.tensors[name]
             width = 2 if t.is_float else {"int64": 8, "bool": 1, "int32": 4}[t.dtype]
-            moved += t.elements.at(4) * width
+            makers = {o.name for o in graph.operators if name in (*o.inputs, *o.outputs)}
+            moved += 0.0 if op.name in inside and makers <= inside else t.elements.at(4) * width
         heavy = op.forward_flops.at(4) > 0
         share = 1.0 if heavy else problem.trainer.elementwise_traffic
-        forward = max(op.forward_flops.at(4) / rate, moved * op.traffic[0] * share / bandwidth)
-        backward = max(op.backward_flops.at(4) / rate, moved * op.traffic[1] * share / bandwidth)
+        traffic = (1.0, 2.0) if op.name in inside else op.traffic
+        forward = max(op.forward_flops.at(4) / rate, moved * traffic[0] * share / bandwidth)
+        backward = max(op.backward_flops.at(4) / rate, moved * traffic[1] * share / bandwidth)
         kernels = max(1, sum(n in trained for n in op.inputs)) if heavy else 1
-        total += forward + launch * (forward > 0) + backward + launch * kernels * (backward > 0)
+        total += forward + backward
+        if op.name not in inside:
+            total += launch * (forward > 0) + launch * kernels * (backward > 0)
+    total += 2 * launch * sum(op.kind == "Softmax" for op in graph.operators)
     row = outcome.ranks[0]
     assert row[c.R_COMPUTE] == pytest.approx(total, rel=1e-12)
     assert outcome.step_time_s == pytest.approx(total + row[c.R_OPTIMIZER], rel=1e-12)
@@ -202,7 +215,7 @@ def test_1f1b_activations_do_not_grow_with_micro_batches_and_gpipe_ones_do(gpt, 
 
 
 def test_recomputation_trades_memory_for_time(gpt, space):
-    s = space(gpt(layers=4, seq=256), "1xA100", 8)
+    s = space(gpt(layers=4, seq=256), "1xA100", 8, training={"trainer": "ddp"})
     none, selective, full = (s.evaluator.evaluate(template(s, recompute=m)) for m in ("none", "selective", "full"))
     memory = [o.ranks[0, c.R_ACTIVATIONS] for o in (none, selective, full)]
     assert memory[0] > memory[1] > memory[2]
@@ -212,10 +225,14 @@ def test_recomputation_trades_memory_for_time(gpt, space):
 def test_attention_core_is_what_selective_recomputation_drops(gpt, space):
     """Without the core, a layer keeps no tensor of size sequence x sequence."""
     heads, seq, batch, layers = 4, 512, 2, 3
-    s = space(gpt(layers=layers, heads=heads, seq=seq), "1xA100", batch)
+    graph = gpt(layers=layers, heads=heads, seq=seq)
+    s = space(graph, "1xA100", batch, training={"trainer": "ddp"})
     kept = [s.evaluator.evaluate(template(s, recompute=m)).ranks[0, c.R_ACTIVATIONS] for m in ("none", "selective")]
     square = batch * heads * seq * seq * 2.0
     assert kept[0] - kept[1] == pytest.approx(layers * square)  # softmax output; nothing masks it here
+    fused = space(graph, "1xA100", batch)
+    assert not fused.evaluator.has_core
+    assert fused.evaluator.evaluate(template(fused)).ranks[0, c.R_ACTIVATIONS] == pytest.approx(kept[1])
 
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,0 +1,382 @@
+"""Fused groups: operators that every trainer runs as one kernel.
+
+Exporters write attention, norms, gated activations, rotary embedding and cross-entropy as chains of small operators.
+Run one by one they would move every intermediate through memory and keep it for the backward pass; the kernels that
+trainers really run keep them in registers. A group names such a chain: its inner tensors are never written, and only
+`saved` is kept. The operators stay in the graph with their rules, so that both views exist and shardings are chosen
+as before. Recognition goes by structure, never by names.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from ir.graph import Graph, Operator
+
+GroupKind = Literal["attention", "softmax", "norm", "activation", "rotary", "loss"]
+
+MAX_MEMBERS = 48
+"""No fused kernel stands for more operators than this."""
+
+BACKWARD_TRAFFIC: dict[GroupKind, float] = {
+    "attention": 2.0, "softmax": 1.5, "norm": 2.0, "activation": 1.7, "rotary": 1.0, "loss": 1.0,
+}  # fmt: skip
+"""Bytes moved backward, in multiples of the bytes of the group's inputs and outputs. Counted as in `ir.operators`:
+attention reads q, k, v, o and do and writes dq, dk, dv (8 transfers against 4); a gate reads three and writes two."""
+
+PRODUCTS = {"MatMul", "Einsum", "Gemm"}
+SCORES = {
+    "Add", "Sub", "Mul", "Div", "Where", "Cast", "Tanh", "Clip", "Max", "Min", "Identity", "Reshape", "Unsqueeze",
+    "Squeeze", "Dropout", "Neg",
+}  # fmt: skip
+"""What may stand between the scores and their softmax: scale, mask, bias, soft cap, windows."""
+WEIGHTS = {"IsNaN", "Where", "Cast", "Dropout", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Mul", "Expand"}
+"""What may stand between the softmax and the product with the values; `IsNaN`, `Where` guard rows without any key."""
+LAYOUT = {"Transpose", "Expand", "Reshape", "Unsqueeze", "Squeeze", "Identity", "Cast", "Mul", "Div"}
+"""What may stand before an operand of attention: a fused kernel reads strided heads and repeats kv heads itself."""
+POINTWISE = {"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Cast", "Identity", "Neg", "Exp", "Log", "Abs"}
+CURVES = {"Erf", "Tanh", "Sigmoid", "Softplus", "Relu", "Gelu", "Swish", "HardSigmoid", "Clip", "Min", "Max"}
+REDUCTIONS = {"ReduceMean", "ReduceSum", "ReduceL2", "ReduceSumSquare"}
+ROTATIONS = {
+    "Slice", "Split", "Neg", "Concat", "Mul", "Add", "Sub", "Reshape", "Unsqueeze", "Squeeze", "Gather", "Cast",
+    "Transpose", "Identity",
+}  # fmt: skip
+PICKS = {
+    "LogSoftmax", "Softmax", "Log", "NegativeLogLikelihoodLoss", "GatherElements", "Neg", "ReduceMean", "ReduceSum",
+    "Squeeze", "Unsqueeze", "Where", "Cast", "Mul", "Div", "Add", "Reshape", "Sub", "Exp", "ReduceMax", "Identity",
+    "SoftmaxCrossEntropyLoss",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FusedGroup:
+    """Operators that run as one kernel."""
+
+    kind: GroupKind
+    members: tuple[int, ...]
+    """Indices of operators of the graph, ascending."""
+    internal: frozenset[str]
+    """Tensors that only members read: they never reach memory."""
+    saved: frozenset[str]
+    """Tensors that the backward pass of the kernel needs."""
+    unfused: FusedGroup | None = None
+    """Of attention: scale, mask and softmax, which run as one kernel where attention itself is not fused."""
+
+    @property
+    def backward_traffic(self) -> float:
+        """Bytes moved backward, in multiples of those of inputs and outputs."""
+        return BACKWARD_TRAFFIC[self.kind]
+
+
+def find_groups(graph: Graph) -> tuple[FusedGroup, ...]:
+    """All groups of a graph in canonical order, no operator in two of them; ordered by first member."""
+    return _Finder(graph).run()
+
+
+class _Finder:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.taken: set[int] = set()
+        self.found: list[FusedGroup] = []
+        self.trained = {t.name for t in graph.tensors.values() if t.role == "parameter"}
+        for op in graph.operators:
+            if any(n in self.trained for n in op.inputs):
+                self.trained.update(n for n in op.outputs if graph.tensors[n].is_float)
+
+    def run(self) -> tuple[FusedGroup, ...]:
+        passes: tuple[tuple[Callable[[int], None], set[str]], ...] = (
+            (self._attention, {"Softmax", "Attention"}),
+            (self._rotary, {"Neg", "RotaryEmbedding"}),
+            (self._loss, {"LogSoftmax", "Log"}),
+            (self._norm, REDUCTIONS),
+            (self._activation, CURVES),
+        )
+        for find, anchors in passes:
+            for index, op in enumerate(self.graph.operators):
+                if op.kind in anchors and index not in self.taken and self._is_live(op):
+                    find(index)
+        return tuple(sorted(self.found, key=lambda g: g.members[0]))
+
+    # What groups are made of
+
+    def _is_live(self, op: Operator) -> bool:
+        return not op.is_view and not op.is_constant
+
+    def _op(self, index: int) -> Operator:
+        return self.graph.operators[index]
+
+    def _maker(self, name: str) -> int | None:
+        """The live operator that writes a tensor from data."""
+        index = self.graph.producer.get(name)
+        return index if index is not None and self._is_live(self._op(index)) else None
+
+    def _is_constant(self, name: str) -> bool:
+        """Whether a tensor depends on neither data nor parameters."""
+        index = self.graph.producer.get(name)
+        if index is None:
+            return self.graph.tensors[name].role in ("constant", "buffer")
+        return self._op(index).is_constant
+
+    def _is_parameter(self, name: str) -> bool:
+        index = self.graph.producer.get(name)
+        return self.graph.tensors[name].role == "parameter" or (index is not None and self._op(index).is_view)
+
+    def _outputs(self, members: set[int]) -> list[str]:
+        """Tensors that members write and others read."""
+        graph = self.graph
+        return [
+            name
+            for i in sorted(members)
+            for name in self._op(i).outputs
+            if name in graph.outputs or any(r not in members for r in graph.consumers[name])
+        ]
+
+    def _add(self, kind: GroupKind, members: Iterable[int], unfused: FusedGroup | None = None) -> None:
+        chosen = set(members)
+        if 1 < len(chosen) <= MAX_MEMBERS and not chosen & self.taken:
+            self.taken |= chosen
+            self.found.append(self._group(kind, chosen, unfused))
+
+    def _group(self, kind: GroupKind, members: set[int], unfused: FusedGroup | None = None) -> FusedGroup:
+        outputs = set(self._outputs(members))
+        made = {name for i in members for name in self._op(i).outputs}
+        read = {name for i in members for name in self._op(i).inputs} - made
+        operands = {n for n in read if n in self.trained and not self._is_parameter(n)}
+        kept = {"attention": operands | outputs, "softmax": outputs, "rotary": set[str]()}.get(kind, operands)
+        return FusedGroup(
+            kind=kind,
+            members=tuple(sorted(members)),
+            internal=frozenset(made - outputs),
+            saved=frozenset(kept),
+            unfused=unfused,
+        )
+
+    def _region(self, root: str, kinds: set[str], is_side: Callable[[str], bool]) -> list[int]:
+        """Operators of `kinds` that depend on `root` and otherwise on side tensors only, ascending."""
+        inside = {root}
+        members: list[int] = []
+        queue = list(self.graph.consumers[root])
+        heapq.heapify(queue)
+        seen = -1
+        while queue and len(members) < MAX_MEMBERS:
+            index = heapq.heappop(queue)
+            op = self._op(index)
+            if index <= seen:
+                continue
+            seen = index
+            if op.kind not in kinds or index in self.taken or not self._is_live(op):
+                continue
+            if all(n in inside or is_side(n) for n in op.inputs):
+                members.append(index)
+                for name in op.outputs:
+                    inside.add(name)
+                    for reader in self.graph.consumers[name]:
+                        heapq.heappush(queue, reader)
+        return members
+
+    def _closed(self, region: Sequence[int], anchors: set[int], root: str) -> set[int]:
+        """The longest start of a region that holds the anchors and writes one tensor of the size of `root`."""
+        size = self.graph.tensors[root].num_elements
+        for stop in range(len(region), 1, -1):
+            members = set(region[:stop])
+            if not anchors <= members:
+                return set()
+            outputs = self._outputs(members)
+            if len(outputs) == 1 and self.graph.tensors[outputs[0]].num_elements == size:
+                return members
+        return set()
+
+    # Attention
+
+    def _is_product(self, index: int) -> bool:
+        op = self._op(index)
+        made = [n for n in op.inputs if self._maker(n) is not None and not self._is_parameter(n)]
+        return op.kind in PRODUCTS and len(op.inputs) == 2 and len(set(made)) == 2
+
+    def _attention(self, anchor: int) -> None:
+        if self._op(anchor).kind == "Attention":
+            members = {anchor} | self._layout_behind(anchor)
+            for name in self._op(anchor).inputs[:3]:
+                members |= self._layout_before(name, members)
+            self._add("attention", members)
+            return
+        before = self._scores(anchor)
+        after = self._weights(anchor)
+        if before is None or after is None:
+            self._plain_softmax(anchor)
+            return
+        (first, scoring), (second, weighting) = before, after
+        middle = {*scoring, anchor, *weighting}
+        members = {first, second, *middle}
+        if len(self._outputs(members)) != 1:
+            self._plain_softmax(anchor)
+            return
+        for index in (first, second):
+            for name in self._op(index).inputs:
+                members |= self._layout_before(name, members)
+        members |= self._layout_behind(second)
+        self._add("attention", members, self._group("softmax", middle))
+
+    def _scores(self, anchor: int) -> tuple[int, set[int]] | None:
+        """The one product that the operand of a softmax comes from, and what stands between."""
+        products: set[int] = set()
+        leads: dict[int, bool] = {}
+
+        def walk(name: str, depth: int) -> bool:
+            index = self._maker(name)
+            if index is None or depth > MAX_MEMBERS:
+                return False
+            if self._is_product(index):
+                products.add(index)
+                return True
+            if self._op(index).kind not in SCORES:
+                return False
+            if index not in leads:
+                leads[index] = False
+                hits = [walk(n, depth + 1) for n in self._op(index).inputs]
+                leads[index] = any(hits)
+            return leads[index]
+
+        walk(self._op(anchor).inputs[0], 0)
+        return (products.pop(), {i for i, hit in leads.items() if hit}) if len(products) == 1 else None
+
+    def _weights(self, anchor: int) -> tuple[int, set[int]] | None:
+        """The one product that the result of a softmax goes to, and what stands between."""
+        products: set[int] = set()
+        between: set[int] = set()
+        stack = [anchor]
+        while stack:
+            for name in self._op(stack.pop()).outputs:
+                if name in self.graph.outputs:
+                    return None
+                for index in self.graph.consumers[name]:
+                    if self._is_product(index):
+                        products.add(index)
+                    elif self._op(index).kind in WEIGHTS and len(between) < MAX_MEMBERS:
+                        if index not in between:
+                            between.add(index)
+                            stack.append(index)
+                    else:
+                        return None
+        return (products.pop(), between) if len(products) == 1 else None
+
+    def _plain_softmax(self, anchor: int) -> None:
+        """A softmax with the scale and mask before it: one kernel that reads the scores and writes the weights."""
+        members = {anchor}
+        name = self._op(anchor).inputs[0]
+        while True:
+            index = self._maker(name)
+            if index is None or self._op(index).kind not in SCORES or len(self.graph.consumers[name]) != 1:
+                break
+            mains = [n for n in self._op(index).inputs if n in self.trained and not self._is_parameter(n)]
+            if len(mains) != 1:
+                break
+            members.add(index)
+            name = mains[0]
+        self._add("softmax", members)
+
+    def _layout_before(self, name: str, readers: set[int]) -> set[int]:
+        """Transposes, repeats of kv heads and scalings that only attention reads."""
+        chain: set[int] = set()
+        while True:
+            index = self._maker(name)
+            inside = readers | chain
+            if index is None or index in self.taken or not set(self.graph.consumers[name]) <= inside:
+                return chain
+            op = self._op(index)
+            mains = [n for n in op.inputs if not self._is_constant(n)]
+            if op.kind not in LAYOUT or len(mains) != 1 or self._is_parameter(mains[0]):
+                return chain
+            chain.add(index)
+            name = mains[0]
+
+    def _layout_behind(self, index: int) -> set[int]:
+        """The transpose that puts heads side by side again."""
+        readers = self.graph.consumers[self._op(index).outputs[0]]
+        if len(readers) != 1 or self._op(readers[0]).kind not in ("Transpose", "Reshape"):
+            return set()
+        return {readers[0]} | self._layout_behind(readers[0])
+
+    # Chains of small operators
+
+    def _norm(self, anchor: int) -> None:
+        op = self._op(anchor)
+        rank = len(self.graph.tensors[op.inputs[0]].shape)
+        axes = dict(op.attributes).get("axes", ())
+        if not isinstance(axes, tuple) or tuple(axes) != tuple(range(rank - len(axes), rank)) or not axes:
+            return
+        root = self._root(op.inputs[0], POINTWISE)
+        kinds = POINTWISE | REDUCTIONS
+
+        def is_side(name: str) -> bool:
+            return self._is_constant(name) or (
+                self._is_parameter(name) and len(self.graph.tensors[name].shape) <= len(axes)
+            )
+
+        self._add("norm", self._closed(self._region(root, kinds, is_side), {anchor}, root))
+
+    def _activation(self, anchor: int) -> None:
+        root = self._root(self._op(anchor).inputs[0], POINTWISE)
+        members = self._closed(self._region(root, POINTWISE | CURVES, self._is_constant), {anchor}, root) or {anchor}
+        self._add("activation", self._gated(members))
+
+    def _gated(self, members: set[int]) -> set[int]:
+        """With the product by a gate of the same shape, where only that reads the activation."""
+        outputs = self._outputs(members)
+        readers = self.graph.consumers[outputs[0]] if len(outputs) == 1 else ()
+        if len(readers) != 1 or self._op(readers[0]).kind != "Mul" or readers[0] in self.taken:
+            return members
+        shapes = {self.graph.tensors[n].shape for n in self._op(readers[0]).inputs}
+        return members | set(readers) if len(shapes) == 1 else members
+
+    def _root(self, name: str, kinds: set[str]) -> str:
+        """The tensor behind which a chain begins: the farthest one that everything up to `name` depends on alone."""
+        best = name
+        frontier = {name}
+        for _ in range(MAX_MEMBERS):
+            makers = {n: self._maker(n) for n in frontier}
+            latest = max((i for i in makers.values() if i is not None), default=None)
+            if latest is None or latest in self.taken or self._op(latest).kind not in kinds:
+                break
+            if any(self._is_parameter(n) for n in self._op(latest).inputs):
+                break
+            frontier -= set(self._op(latest).outputs)
+            frontier |= {n for n in self._op(latest).inputs if not self._is_constant(n)}
+            if len(frontier) == 1:
+                best = next(iter(frontier))
+            elif len(frontier) > 4:
+                break
+        return best
+
+    def _rotary(self, anchor: int) -> None:
+        name = self._op(anchor).inputs[0]
+        if self._op(anchor).kind == "RotaryEmbedding":
+            self._add("rotary", {anchor} | self._layout_before(name, {anchor}))
+            return
+        for _ in range(8):
+            index = self._maker(name)
+            if index is None or self._op(index).kind not in ("Slice", "Split", "Gather", "Squeeze", "Reshape"):
+                break
+            name = self._op(index).inputs[0]
+
+        def is_side(tensor: str) -> bool:
+            return tensor not in self.trained
+
+        if name != self._op(anchor).inputs[0] and name in self.trained:
+            members = self._closed(self._region(name, ROTATIONS, is_side), {anchor}, name)
+            self._add("rotary", members | self._layout_before(name, members))
+
+    def _loss(self, anchor: int) -> None:
+        root = self._root(self._op(anchor).inputs[0], {"Cast", "Softmax", "Identity", "Reshape"})
+
+        def is_side(tensor: str) -> bool:
+            return tensor not in self.trained
+
+        region = set(self._region(root, PICKS, is_side))
+        outputs = self._outputs(region)
+        if anchor in region and len(outputs) == 1 and self.graph.tensors[outputs[0]].num_elements == 1:
+            self._add("loss", region)

@@ -1,0 +1,177 @@
+"""Fused groups: found in every way of writing, closed, and nothing else taken in."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import ir.zoo
+from ir.build import GraphBuilder
+from ir.graph import Graph
+from ir.loss import with_loss
+from ir.onnx.load import load_model
+
+
+def check(graph: Graph) -> None:
+    """What a kernel keeps to itself nobody else reads, and what it keeps for backward is at its edge."""
+    owner: dict[int, int] = {}
+    for number, group in enumerate(graph.fused):
+        made = {n for i in group.members for n in graph.operators[i].outputs}
+        read = {n for i in group.members for n in graph.operators[i].inputs}
+        for i in group.members:
+            assert owner.setdefault(i, number) == number
+            assert not graph.operators[i].is_view and not graph.operators[i].is_constant
+        for name in group.internal:
+            assert name in made and name not in graph.outputs
+            assert set(graph.consumers[name]) <= set(group.members)
+        assert group.saved <= (made | read) - group.internal
+
+
+def kinds(graph: Graph) -> Counter:
+    check(graph)
+    return Counter(group.kind for group in graph.fused)
+
+
+# Two layers each; from operator set 20 on Gelu and from 23 on Attention are single operators.
+EXPECTED = {
+    ("gpt", 18): {"attention": 2, "activation": 2},
+    ("gpt", 20): {"attention": 2},
+    ("gpt", 23): {"attention": 2},
+    ("gpt_linear", 20): {"attention": 2},
+    ("llama", 20): {"attention": 2, "activation": 2, "rotary": 4, "norm": 5},
+    ("bert", 18): {"attention": 2, "activation": 2},
+    ("vit", 20): {"attention": 2},
+    ("resnet", 20): {},
+    ("mlp", 20): {},
+}
+
+
+@pytest.mark.parametrize(("name", "opset"), EXPECTED)
+def test_exports(name, opset, export):
+    assert kinds(load_model(export(name, 1, opset))) == EXPECTED[name, opset]
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("zoo:gpt2", {"attention": 12}),
+        ("zoo:llama-7b", {"attention": 32, "activation": 32, "rotary": 64}),
+        ("zoo:bert-large", {"attention": 24}),
+        ("zoo:t5-small", {"attention": 18}),
+        ("zoo:vit-b", {"attention": 12}),
+        ("zoo:resnet50", {}),
+    ],
+)
+def test_zoo(spec, expected):
+    assert kinds(ir.zoo.build(spec.removeprefix("zoo:"))) == expected
+
+
+def test_an_attention_kernel_keeps_its_operands_and_its_result(export):
+    graph = load_model(export("gpt", 1, 18))
+    group = next(g for g in graph.fused if g.kind == "attention")
+    square = [n for n in group.internal if graph.tensors[n].shape[-1] == graph.tensors[n].shape[-2]]
+    assert square and len(group.saved) == 4
+    assert {graph.tensors[n].num_elements for n in group.saved} == {16 * 32}
+    inner = group.unfused
+    assert inner is not None and inner.kind == "softmax" and set(inner.members) < set(group.members)
+    assert [graph.tensors[n].shape for n in inner.saved] == [(1, 4, 16, 16)]
+
+
+class Chain:
+    """A small graph around one chain of operators."""
+
+    def __init__(self, shape: tuple[int, ...] = (1, 8, 16)) -> None:
+        self.b = GraphBuilder()
+        self.b.input("x", shape)
+        self.b.parameter("w", (shape[-1], shape[-1]))
+        self.count = 0
+        self.x = self.op("MatMul", "x", "w")
+
+    def op(self, kind: str, *inputs: str, **attributes) -> str:
+        self.count += 1
+        names = [n if isinstance(n, str) else self.b.constant(f"c{self.count}_{i}", n) for i, n in enumerate(inputs)]
+        return self.b.add(kind, names, [f"t{self.count}"], attributes=attributes, opset=18)[0]
+
+    def graph(self, *outputs: str) -> Graph:
+        self.b.parameter("v", (16, 4))
+        return with_loss(self.b.finish([self.op("MatMul", outputs[0], "v"), *outputs[1:]]))
+
+
+def number(value: float) -> np.ndarray:
+    return np.float32(value)
+
+
+def rms_norm(c: Chain, x: str, *, cast: bool) -> str:
+    c.b.parameter("scale", (16,))
+    y = c.op("Cast", x, to="float32") if cast else x
+    mean = c.op("ReduceMean", c.op("Pow", y, number(2)), axes=(-1,), keepdims=1)
+    y = c.op("Div", y, c.op("Sqrt", c.op("Add", mean, number(1e-6))))
+    return c.op("Mul", "scale", c.op("Cast", y, to="float32") if cast else y)
+
+
+def layer_norm(c: Chain, x: str) -> str:
+    c.b.parameter("scale", (16,))
+    c.b.parameter("shift", (16,))
+    y = c.op("Sub", x, c.op("ReduceMean", x, axes=(2,), keepdims=1))
+    var = c.op("ReduceMean", c.op("Mul", y, y), axes=(2,), keepdims=1)
+    y = c.op("Div", y, c.op("Sqrt", c.op("Add", var, number(1e-5))))
+    return c.op("Add", c.op("Mul", y, "scale"), "shift")
+
+
+def gelu(c: Chain, x: str) -> str:
+    y = c.op("Add", c.op("Erf", c.op("Div", x, number(1.4142))), number(1.0))
+    return c.op("Mul", c.op("Mul", x, y), number(0.5))
+
+
+def mish(c: Chain, x: str) -> str:
+    return c.op("Mul", x, c.op("Tanh", c.op("Softplus", x)))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "members", "saved"),
+    [
+        (lambda c: rms_norm(c, c.x, cast=False), "norm", 6, 1),
+        (lambda c: rms_norm(c, c.x, cast=True), "norm", 8, 1),
+        (lambda c: layer_norm(c, c.x), "norm", 9, 1),
+        (lambda c: gelu(c, c.x), "activation", 5, 1),
+        (lambda c: mish(c, c.x), "activation", 3, 1),
+        (lambda c: c.op("Mul", gelu(c, c.x), c.op("MatMul", "x", "w")), "activation", 6, 2),
+    ],
+    ids=["rms", "rms-cast", "layer", "gelu", "mish", "geglu"],
+)
+def test_chains(make, kind, members, saved):
+    chain = Chain()
+    graph = chain.graph(make(chain))
+    check(graph)
+    (group,) = graph.fused
+    assert (group.kind, len(group.members), len(group.saved)) == (kind, members, saved)
+
+
+def test_what_others_read_is_not_swallowed():
+    """An inner tensor that is a result of the model reaches memory, whatever the kernel would like."""
+    chain = Chain()
+    inner = chain.op("Softplus", chain.x)
+    result = chain.op("Mul", chain.x, chain.op("Tanh", inner))
+    graph = chain.graph(result, inner)
+    check(graph)
+    assert all(inner not in group.internal for group in graph.fused)
+
+
+def test_scores_that_are_asked_for_are_not_fused():
+    """`output_attentions=True`: the weights reach memory, and only scale, mask and softmax are one kernel."""
+    c = Chain((1, 8, 16))
+    q, k = c.op("MatMul", "x", "w"), c.op("Transpose", c.op("MatMul", "x", "w"), perm=(0, 2, 1))
+    weights = c.op("Softmax", c.op("Mul", c.op("MatMul", q, k), number(0.25)), axis=-1)
+    graph = c.graph(c.op("MatMul", weights, c.x), weights)
+    assert kinds(graph) == {"softmax": 1}
+
+
+def test_a_loss_of_small_operators_is_one_kernel():
+    c = Chain((1, 16))
+    c.b.input("labels", (1,), "int64")
+    c.b.parameter("v", (16, 4))
+    scores = c.op("LogSoftmax", c.op("MatMul", c.x, "v"), axis=-1)
+    picked = c.op("GatherElements", scores, c.op("Unsqueeze", "labels", axes=(1,)), axis=1)
+    loss = c.op("ReduceSum", c.op("Neg", picked), axes=(0, 1), keepdims=0)
+    graph = c.b.finish([loss])
+    assert kinds(graph) == {"loss": 1}
