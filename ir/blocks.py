@@ -3,16 +3,24 @@
 A cut after an operator is legal where exactly one tensor that depends on the samples crosses it; what depends on
 parameters only (views), buffers, constants and data inputs are had anywhere and do not count. Cheap pieces join a
 neighbour with heavy work; then repeats of one to twelve pieces are fused, so that a transformer layer is one unit.
+
+A tensor that many later pieces read (the memory of an encoder, read by every decoder layer) is *carried*: it may cross
+cuts beside the one tensor.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ir.graph import Graph, Operator
 
+MIN_CARRIED_PIECES = 3
+"""A carried tensor feeds heavy work in so many pieces; a residual does so at most where its branch begins and ends."""
+MAX_CARRIED = 8
+"""Candidates that are tried, those with most readers first."""
 MAX_PERIOD = 12
 """Pieces between legal cuts in one repeat."""
 NORMALISATIONS = {
@@ -32,7 +40,7 @@ class Unit:
     type: int
     """Units of equal type are isomorphic operator by operator."""
     boundary: str | None
-    """The one tensor that crosses the cut behind the unit; None for the last."""
+    """The tensor that crosses the cut behind the unit, alone but for carried ones; None for the last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +94,28 @@ def legal_cuts(graph: Graph, ignored: frozenset[str] = frozenset()) -> dict[int,
     return cuts
 
 
+def carried_tensors(graph: Graph) -> frozenset[str]:
+    """Tensors that may cross cuts beside the boundary; see the module."""
+    producer, consumers = graph.producer, graph.consumers
+    candidates = [
+        name
+        for name, tensor in graph.tensors.items()
+        if len(consumers[name]) >= MIN_CARRIED_PIECES
+        and tensor.is_float
+        and tensor.batch_dim is not None
+        and name in producer
+        and 8 * (consumers[name][-1] - producer[name]) > len(graph.operators)
+    ]
+    candidates.sort(key=lambda n: (-len(consumers[n]), producer[n]))
+    carried: frozenset[str] = frozenset()
+    for name in candidates[:MAX_CARRIED]:
+        cuts = sorted(legal_cuts(graph, carried | {name}))
+        heavy = [reader for reader in consumers[name] if is_heavy(graph, graph.operators[reader])]
+        if len({bisect_left(cuts, reader) for reader in heavy}) >= MIN_CARRIED_PIECES:
+            carried |= {name}
+    return carried
+
+
 def is_heavy(graph: Graph, op: Operator) -> bool:
     """Whether an operator is worth a unit: it multiplies, looks up an embedding, or is the loss."""
     if op.forward_flops.fixed or op.forward_flops.per_sample or op.kind in LOSSES:
@@ -101,7 +131,8 @@ def find_units(graph: Graph) -> Blocks:
     first = next((i for i, op in enumerate(ops) if not op.is_constant), len(ops))
     if first == len(ops):
         return Blocks(units=(), num_types=0)
-    cuts = legal_cuts(graph)
+    carried = carried_tensors(graph)
+    cuts = {**legal_cuts(graph, carried), **legal_cuts(graph)} if carried else legal_cuts(graph)
     ends = [i + 1 for i in sorted(cuts) if first <= i < len(ops) - 1] + [len(ops)]
     segments = _merge(graph, list(zip([first, *ends[:-1]], ends, strict=True)))
     hasher = _Hasher(graph)

@@ -17,6 +17,7 @@ from automap.price.tables import (
     B_KERNELS,
     B_SAMPLE,
     BOUNDARY,
+    CARRIED,
     D_EARLIER,
     D_MOVED,
     D_OWNER,
@@ -250,6 +251,7 @@ def unit_cost(
     target = np.empty(num_axes, np.int64)
     wanted = np.empty(num_axes, np.int64)
     given = np.empty(num_axes, np.int64)
+    arrives = np.empty(num_axes, np.int64)
     rows = np.empty(num_axes, np.int64)
     comm = np.zeros(KIND_COUNT)
     tag = np.zeros(3, np.int64)
@@ -332,11 +334,17 @@ def unit_cost(
                         out,
                     )
 
-            is_boundary = role == BOUNDARY
+            is_boundary = role in (BOUNDARY, CARRIED)
+            if is_boundary:
+                for a in range(num_axes):
+                    arrives[a] = incoming[a]
+                    # A carried tensor is split by samples where the boundary is, and whole otherwise.
+                    if role == CARRIED and incoming[a] not in (UNKNOWN, tensors[tensor, T_BATCH_DIM]):
+                        arrives[a] = BROADCAST
             if not is_output and (is_boundary or (producer >= first and not makes_free)):
                 for a in range(num_axes):
                     if is_boundary:
-                        source[a] = incoming[a]
+                        source[a] = arrives[a]
                     else:
                         source[a] = _placement(
                             operators,
@@ -394,19 +402,18 @@ def unit_cost(
                 amount = local
                 inside = recomputed[k] and keeper >= first and recomputed[keeper - first]
                 if is_boundary and whole:
-                    for a in range(num_axes):
-                        source[a] = incoming[a]
-                    amount = _local_bytes(sizes, tensors, tensor, source, axes, samples)
+                    amount = _local_bytes(sizes, tensors, tensor, arrives, axes, samples)
                 num_live = _keep(live_root, live_size, live_loose, num_live, root, local, undecided)
                 if not inside:
                     num_saved = _keep(saved_root, saved_size, saved_loose, num_saved, root, amount, undecided)
             if is_boundary and whole and not is_output:
-                for a in range(num_axes):
-                    source[a] = incoming[a]
-                amount = _local_bytes(sizes, tensors, tensor, source, axes, samples)
+                amount = _local_bytes(sizes, tensors, tensor, arrives, axes, samples)
                 num_saved = _keep(saved_root, saved_size, saved_loose, num_saved, tensor, amount, False)
             if row == boundary_row:
-                out[C_BOUNDARY] = local
+                out[C_BOUNDARY] += local
+            if role == CARRIED and operands[row, D_EARLIER] < 0:
+                # It goes on to the next stage beside the boundary.
+                out[C_BOUNDARY] += _local_bytes(sizes, tensors, tensor, arrives, axes, samples)
 
         out[C_WORKSPACE] = max(out[C_WORKSPACE], produced)
         if free:

@@ -39,8 +39,9 @@ E_FIXED, E_SAMPLE, E_BYTES = range(3)
 # Columns of Tables.signatures.
 S_PLACES, S_DIVIDES, S_KIND, S_BATCH = range(4)
 
-ACTIVATION, PARAMETER, OTHER, BOUNDARY = range(4)
-"""Roles in a unit; BOUNDARY is the tensor that crosses into it, OTHER is data, buffers and constants."""
+ACTIVATION, PARAMETER, OTHER, BOUNDARY, CARRIED = range(5)
+"""Roles in a unit; BOUNDARY is the tensor that crosses into it, CARRIED one that crosses many units (an encoder's
+memory), OTHER is data, buffers and constants."""
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SEND_RECV = range(5)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
@@ -182,6 +183,8 @@ class _Builder:
             role = PARAMETER
         elif made is not None:
             role = ACTIVATION
+        elif tensor.role == "activation" and not self._is_free(tensor.name):
+            role = CARRIED
         else:
             role = OTHER
         producer, slot = (first + made[0], made[1]) if made else (-1, 0)
@@ -196,6 +199,10 @@ class _Builder:
         size = self.problem.activation_bytes if tensor.is_float else DTYPE_BYTES.get(tensor.dtype, 4.0)
         self.sizes.append([tensor.elements.fixed, tensor.elements.per_sample, size])
         return index
+
+    def _is_free(self, name: str) -> bool:
+        maker = self.graph.operators[self.graph.producer[name]]
+        return maker.is_view or maker.is_constant
 
     def _depends(self, name: str) -> bool:
         return name in self._trained

@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from ir.blocks import Blocks, Unit, _repeats, find_units, legal_cuts
+from ir import zoo
+from ir.blocks import Blocks, Unit, _repeats, carried_tensors, find_units, legal_cuts
 from ir.build import GraphBuilder
 from ir.graph import Graph
 from ir.localize import localize
@@ -122,3 +123,20 @@ def test_units_are_plain_data():
     unit = Unit(start=0, stop=1, type=0, boundary=None)
     assert Blocks(units=(unit,), num_types=1).representative(0) == unit
     assert find_units(Graph(name="", operators=(), tensors={}, outputs=())) == Blocks(units=(), num_types=0)
+
+
+@pytest.mark.parametrize(("spec", "layers"), [("t5-small", 6), ("t5-11b", 24)])
+def test_the_memory_of_an_encoder_does_not_tie_decoder_layers_together(spec, layers):
+    graph = zoo.build(spec)
+    memory = carried_tensors(graph)
+    assert len(memory) == 1
+    blocks = find_units(graph)
+    assert blocks.num_blocks == 2 * layers
+    beside = legal_cuts(graph, memory)
+    for unit in blocks.units[:-1]:
+        assert unit.boundary in (beside.get(unit.stop - 1), *memory)
+
+
+def test_residuals_are_not_carried(export):
+    for name in ("gpt", "llama", "bert", "vit", "resnet"):
+        assert not carried_tensors(load_model(export(name)))
