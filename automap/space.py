@@ -19,6 +19,7 @@ import numpy.typing as npt
 from automap.errors import ProblemError
 from automap.names import matches
 from automap.plan import Plan
+from automap.price.batch import SpaceArrays, compile_space, price_many
 from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, Segment
 from automap.price.kernels import divides
 from automap.price.skeleton import blank, by_type
@@ -363,7 +364,8 @@ class PlanSpace:
     # -- cuts ----------------------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def _cumulative(self) -> npt.NDArray[np.float64]:
+    def cumulative_weight(self) -> npt.NDArray[np.float64]:
+        """[units + 1] weight of all units before each."""
         return np.concatenate([[0.0], np.cumsum(self.evaluator.unit_weights)])
 
     def cut_candidates(self, prefix: Sequence[int], chunk: int, shape: Shape) -> Ints:
@@ -375,7 +377,7 @@ class PlanSpace:
         key = (start, chunks_left)
         if key not in self._targets:
             ends = np.arange(start + 1, self.num_units - chunks_left + 2, dtype=np.int64)
-            total = self._cumulative
+            total = self.cumulative_weight
             target = total[start] + (total[-1] - total[start]) / chunks_left
             order = np.lexsort((ends, np.abs(total[ends] - target)))
             self._targets[key] = ends[order]
@@ -467,6 +469,21 @@ class PlanSpace:
             zero=values[self.zero_slot],
             zero_axes=np.array([shape.dp > 1, False]),
         )
+
+    def price(self, values: Ints) -> npt.NDArray[np.float64]:
+        """Prices complete plans, [n, slots], in one compiled call.
+
+        Returns:
+            [n, 2] seconds of a step, and the largest share of its memory by which a device overflows (at most 0 where
+            the plan fits); the floats of `Evaluator.evaluate`.
+        """
+        out = np.empty((len(values), 2))
+        price_many(self.evaluator.tables.arrays, self._arrays, np.ascontiguousarray(values, dtype=np.int64), out)
+        return out
+
+    @functools.cached_property
+    def _arrays(self) -> SpaceArrays:
+        return compile_space(self)
 
     def random(self, rng: np.random.Generator) -> Values:
         """A plan drawn by uniform choices among the legal values of each slot."""

@@ -18,10 +18,24 @@ from automap.cluster import parse_cluster
 from automap.prefix import BoundTable, Prefix
 from automap.problem import Problem
 from automap.space import PlanSpace
+from ir import zoo
 from ir.onnx.load import load_model
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 CLUSTER, BATCH = "4x8xA100-80GB", 512
+MANY = 1000
+"""Plans of one call."""
+SPEC = (
+    ("zoo:gpt2-xl", "8x8xH100-80GB", {"pp": 1}),
+    ("zoo:gpt2-xl", "8x8xH100-80GB", {"pp": 4}),
+    ("zoo:gpt2-xl", "8x8xH100-80GB", {}),
+    (
+        "zoo:gpt:layers=96,hidden=12288,heads=96,seq_len=2048,vocab_size=51200",
+        "16x8xH100-80GB",
+        {"pp": 16, "num_micro_batches": 128},
+    ),
+)
+"""48 blocks on 64 GPUs, and 96 blocks, 16 stages and 128 micro-batches."""
 
 
 def rate(step, seconds: float) -> float:
@@ -32,9 +46,22 @@ def rate(step, seconds: float) -> float:
     return done / (time.perf_counter() - began)
 
 
+def many(seconds: float) -> None:
+    """Whole plans, many in one call, never the same one twice in a round."""
+    for spec, cluster, fix in SPEC:
+        graph = zoo.build(spec.removeprefix("zoo:"))
+        space = PlanSpace(Problem.build(graph, parse_cluster(cluster), {"global_batch": BATCH}, {"fix": fix}))
+        rng = np.random.default_rng(0)
+        plans = np.array([space.random(rng) for _ in range(MANY)])
+        space.price(plans[:2])
+        speed = rate(lambda plans=plans, space=space: len(space.price(plans)), seconds)
+        print(f"{spec} on {cluster}, {fix or 'all plans'}: {speed:.0f} plans/s")
+
+
 def main(seconds: float) -> None:
-    """Measures four light models."""
+    """Measures plans in one call, then four light models one plan at a time."""
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}")
+    many(seconds)
     for name in ("vgg19", "resnet50", "inception_v2", "densenet121"):
         graph = load_model((LIGHT / f"light_{name}.onnx").read_bytes(), name=name)
         space = PlanSpace(Problem.build(graph, parse_cluster(CLUSTER), {"global_batch": BATCH}))

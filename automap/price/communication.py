@@ -48,7 +48,7 @@ NO_RECORDS = np.empty((0, L_COUNT))
 """Given in place of a buffer where nobody wants a list."""
 
 
-@njit(float64(int64, int64, float64, float64, float64, float64, int64[:], float64[:, ::1], int64[:]), cache=True)
+@njit(float64(int64, int64, float64, float64, float64, float64, int64[::1], float64[:, ::1], int64[::1]), cache=True)
 def spend(
     kind: int,
     axis: int,
@@ -90,15 +90,15 @@ def spend(
 @njit(
     void(
         float64,
-        int64[:],
-        int64[:],
-        float64[:],
-        float64[:],
-        float64[:],
-        float64[:],
-        int64[:],
+        int64[::1],
+        int64[::1],
+        float64[::1],
+        float64[::1],
+        float64[::1],
+        float64[::1],
+        int64[::1],
         float64[:, ::1],
-        int64[:],
+        int64[::1],
     ),
     cache=True,
 )

@@ -360,7 +360,7 @@ class Evaluator:
     def _shard(self, name: str, segment: Segment, chosen: Ints, axes: Floats, zero_axes: Mask) -> tuple[float, float]:
         """Over how many ranks a parameter is split in a unit, and over how many more ZeRO shards it."""
         tables = self.tables
-        operator, slot = self._reader(name, segment.unit)
+        operator, slot = self.reader(name, segment.unit)
         split = zero = 1.0
         for a in range(len(axes)):
             signature = int(chosen[operator - segment.first, a])
@@ -372,7 +372,7 @@ class Evaluator:
                 zero *= float(axes[a])
         return split, zero
 
-    def _reader(self, name: str, unit: int) -> tuple[int, int]:
+    def reader(self, name: str, unit: int) -> tuple[int, int]:
         """Operator row and input slot that read parameter `name` in `unit`."""
         key = (name, unit)
         if key not in self._readers:
@@ -427,4 +427,5 @@ class Evaluator:
                 flops = op.forward_flops.at(1) + op.backward_flops.at(1)
                 total += max(flops / flops_rate, moved / bytes_rate)
             weights.append(total)
-        return np.array(weights)
+        # No unit weighs nothing, so that sums over units rise strictly.
+        return np.maximum(weights, 1e-9 * max(weights))

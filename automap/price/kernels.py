@@ -92,7 +92,7 @@ def _placement(operators, signatures, places, op, slot, signature):
     return places[signatures[operators[op, OP_SIGNATURES] + signature, S_PLACES] + slot, 0]
 
 
-@njit(float64(float64[:, ::1], int64[:, ::1], int64, int64[:], float64[:], float64), cache=True)
+@njit(float64(float64[:, ::1], int64[:, ::1], int64, int64[::1], float64[::1], float64), cache=True)
 def _local_bytes(sizes, tensors, tensor, placement, axes, samples):
     """Bytes of a tensor that one rank holds."""
     amount = (sizes[tensor, E_FIXED] + sizes[tensor, E_SAMPLE] * samples) * sizes[tensor, E_BYTES]

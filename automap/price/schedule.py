@@ -70,6 +70,49 @@ def rank_order(
 @njit(
     void(
         int64,
+        float64[::1],
+        float64[::1],
+        float64[::1],
+        float64[::1],
+        float64[::1],
+        float64[::1],
+        float64[::1],
+    ),
+    cache=True,
+)
+def one_f_one_b(num_micro_batches, forward, backward, send, kept, ends, busy, peak):
+    """`run_schedule` for 1F1B with one chunk a rank, in one sweep without lists of actions.
+
+    In sweep t every rank, in the order of the pipeline, runs the backward of micro-batch t - (ranks behind it) - 1 and
+    then the forward of micro-batch t: what each needs was done in the sweep before, or by the rank before in this one.
+    """
+    num_ranks = forward.shape[0]
+    gradient = np.zeros(num_ranks + 1)
+    ends[:] = 0.0
+    busy[:] = 0.0
+    for rank in range(num_ranks):
+        peak[rank] = 0.0
+        for _ in range(min(num_ranks - rank, num_micro_batches)):
+            peak[rank] += kept[rank]
+    for sweep in range(num_micro_batches + num_ranks):
+        ready = 0.0
+        for rank in range(num_ranks):
+            returning = sweep - (num_ranks - rank)
+            if 0 <= returning < num_micro_batches:
+                arrival = gradient[rank + 1] + send[rank] if rank < num_ranks - 1 else 0.0
+                ends[rank] = max(arrival, ends[rank]) + backward[rank]
+                busy[rank] += backward[rank]
+                gradient[rank] = ends[rank]
+            if sweep < num_micro_batches:
+                arrival = ready + send[rank - 1] if rank > 0 else 0.0
+                ends[rank] = max(arrival, ends[rank]) + forward[rank]
+                busy[rank] += forward[rank]
+                ready = ends[rank]
+
+
+@njit(
+    void(
+        int64,
         int64,
         int64,
         float64[::1],
@@ -98,6 +141,9 @@ def run_schedule(kind, num_ranks, num_micro_batches, forward, backward, send, ke
         peak: [ranks] bytes, written.
     """
     num_chunks = forward.shape[0]
+    if kind == ONE_F_ONE_B and num_chunks == num_ranks:
+        one_f_one_b(num_micro_batches, forward, backward, send, kept, ends, busy, peak)
+        return
     per_rank = 2 * (num_chunks // num_ranks) * num_micro_batches
     orders = np.empty((num_ranks, per_rank, 3), np.int64)
     for rank in range(num_ranks):

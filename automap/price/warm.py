@@ -1,6 +1,7 @@
 """Compiles every numba kernel into its cache; run once by `make setup`."""
 
 from automap.price.ahead import look_ahead
+from automap.price.batch import price_many
 from automap.price.combine import combine
 from automap.price.communication import convert
 from automap.price.kernels import divides, unit_cost
@@ -9,7 +10,7 @@ from automap.price.schedule import run_schedule
 
 def main() -> None:
     """Importing the kernels compiles them: their signatures are eager."""
-    for kernel in (convert, unit_cost, divides, run_schedule, combine, look_ahead):
+    for kernel in (convert, unit_cost, divides, run_schedule, combine, look_ahead, price_many):
         assert kernel.signatures, kernel
 
 

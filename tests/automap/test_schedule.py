@@ -97,3 +97,41 @@ def test_simulation_is_the_longest_path_and_monotone(data):
     slower = list(forward)
     slower[data.draw(st.integers(0, pp * v - 1))] += data.draw(st.floats(0.0, 3.0))
     assert run(kind, pp, m, slower, backward, send)[0].max() >= ends.max() - 1e-12
+
+
+def by_events(kind, pp, m, forward, backward, send):
+    """Serves every rank's list as inputs arrive, one action after the other."""
+    chunks = len(forward)
+    lists = []
+    for rank in range(pp):
+        order = np.empty((2 * chunks // pp * m, 3), dtype=np.int64)
+        rank_order(KINDS[kind], rank, pp, chunks, m, order)
+        lists.append([tuple(int(v) for v in row) for row in order])
+    done: dict[tuple[int, int, int], float] = {}
+    ends, cursor = [0.0] * pp, [0] * pp
+    while any(cursor[r] < len(lists[r]) for r in range(pp)):
+        for rank in range(pp):
+            while cursor[rank] < len(lists[rank]):
+                back, chunk, micro = lists[rank][cursor[rank]]
+                before = (back, chunk + 1 if back else chunk - 1, micro)
+                first = chunk == (chunks - 1 if back else 0)
+                if not first and before not in done:
+                    break
+                ready = 0.0 if first else done[before] + send[chunk if back else chunk - 1]
+                ends[rank] = max(ready, ends[rank]) + (backward if back else forward)[chunk]
+                done[back, chunk, micro] = ends[rank]
+                cursor[rank] += 1
+    return ends
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    kind=st.sampled_from(["1f1b", "gpipe", "interleaved"]), pp=st.integers(1, 6), m=st.integers(1, 9), data=st.data()
+)
+def test_any_stages_meet_the_simulation_by_events(kind, pp, m, data):
+    virtual = data.draw(st.integers(1, 3)) if kind == "interleaved" else 1
+    m = m * pp if kind == "interleaved" else m
+    seconds = st.lists(st.floats(0.0, 3.0), min_size=pp * virtual, max_size=pp * virtual)
+    forward, backward, send = data.draw(seconds), data.draw(seconds), data.draw(seconds)
+    ends, _, _ = run(kind, pp, m, forward, backward, send)
+    assert ends.tolist() == by_events(kind, pp, m, forward, backward, send)

@@ -1,5 +1,6 @@
 """The space against brute force: counts, legality, bounds."""
 
+import itertools
 import math
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from automap.prefix import BoundTable, Prefix, walk
 from automap.space import divisors
+from automap.templates import templates
 
 
 def enumerate_plans(space):
@@ -148,3 +150,23 @@ def test_a_prime_batch_is_refused_unless_the_user_insists(mlp, space):
         space(mlp(), "4xA100", 7)
     assert space(mlp(), "4xA100", 7, dp=1).shapes
     assert math.isfinite(space(mlp(), "4xA100", 1).decades)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "batch", "fix"),
+    [
+        ("2x4xA100", 16, {}),
+        ("4xV100-16GB+4xP100", 8, {}),
+        ("8xA100", 16, {"virtual_stages": 2}),
+        ("8xA100", 16, {"schedule": "gpipe", "pp": 4}),
+    ],
+)
+@pytest.mark.parametrize("name", ["gpt", "squeezenet"])
+def test_many_plans_at_once_cost_what_each_costs_alone(gpt, light_graph, space, name, cluster, batch, fix):
+    graph = gpt(layers=4) if name == "gpt" else light_graph(name)
+    s = space(graph, cluster, batch, **fix)
+    rng = np.random.default_rng(0)
+    plans = [s.random(rng) for _ in range(40)]
+    plans += [values for _, values in itertools.islice(templates(s), 40)]
+    alone = [s.evaluator.evaluate(s.choice(values)) for values in plans]
+    assert s.price(np.array(plans)).tolist() == [[o.step_time_s, o.overflow] for o in alone]
