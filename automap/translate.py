@@ -374,12 +374,16 @@ def _segments(
     segments = []
     mesh = dict(stage.mesh)
     sizes = np.array([mesh.get(axis, 1) for axis in axes], dtype=np.float64)
+    # The full name of an operator names it alone, even if it reads like a module of others.
+    own = {name for name, _, _ in operators}
+    globs = [key for key in stage.shardings if key not in own]
+    regions = [glob for glob in stage.recompute if glob not in own]
     for unit, members in by_unit.items():
         unit_type = evaluator.blocks.units[unit].type
         base = int(evaluator.tables.spans[unit_type])
         chosen = np.zeros((len(members), len(axes)), dtype=np.int64)
         for k, (name, offset) in enumerate(members):
-            key = most_specific(stage.shardings, name)
+            key = name if name in stage.shardings else most_specific(globs, name)
             if key is not None:
                 used.add(key)
             entry = stage.shardings[key] if key is not None else {}
@@ -395,7 +399,8 @@ def _segments(
                     )
             _check_divides(evaluator, base + offset, chosen[k], sizes, samples, f"stages[{number}].shardings.{name}")
         recomputed = np.array(
-            [any(matches(glob, name) for glob in stage.recompute) for name, _ in members], dtype=np.bool_
+            [name in stage.recompute or any(matches(glob, name) for glob in regions) for name, _ in members],
+            dtype=np.bool_,
         )
         segments.append(
             Segment(

@@ -1,4 +1,4 @@
-from automap.names import matches, most_specific, select
+from automap.names import matches, matches_operator, most_specific, select
 
 
 def test_a_star_stays_inside_a_component():
@@ -18,3 +18,17 @@ def test_the_most_specific_glob_wins_and_the_name_beats_all():
     assert most_specific(globs, "h.4.mlp.down/MatMul") == globs[1]
     assert most_specific(globs, "x") == "**"
     assert most_specific([], "x") is None
+
+
+def test_a_module_names_all_that_is_in_it():
+    names = ["h.0.mlp/Add", "h.0.mlp.up/MatMul", "h.0.mlp.up/Add_1", "h.1.mlp.up/MatMul", "h.0.mlp_2/Add", "h.0/Add"]
+    assert select("h.0.mlp", names) == names[:3]
+    assert select("h.*.mlp.up", names) == names[1:4]
+    assert select("h.*", names) == names
+    assert not matches("h.*.ml", names[0])
+    assert not matches_operator("h.*.mlp", names[0])
+    assert matches_operator("h.*.mlp/*", names[0])
+
+
+def test_the_name_of_an_operator_names_it_alone():
+    assert select("fire2", ["fire2", "fire2/relu"]) == ["fire2"]
