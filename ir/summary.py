@@ -23,10 +23,10 @@ def summarize(graph: Graph) -> dict[str, Any]:
     Returns:
         num_parameters; forward_flops (one sample, 2 a multiply-add); num_operators and operators {kind: n}, without
         views of parameters and constants; num_units; num_blocks (units of repeated types); num_linkage_groups (over
-        unit types); coverage and heaviest, see there; warnings.
+        unit types); coverage and heaviest, of the weights of `weights_of`; warnings.
     """
     live = [op for op in graph.operators if not op.is_view and not op.is_constant]
-    weights = _weights(graph, live)
+    weights = weights_of(graph, live)
     blocks = find_units(graph)
     kinds = Counter(op.kind for op in live)
     return {
@@ -46,30 +46,27 @@ def summarize(graph: Graph) -> dict[str, Any]:
 
 
 def coverage(operators: Sequence[Operator], weights: Sequence[float]) -> dict[str, float]:
-    """How well the cost of a forward pass is known: shares that add up to 1.
-
-    Shares of forward FLOPs, in which an operator that moves much and computes little counts the FLOPs that the device
-    could have done meanwhile (`FLOPS_PER_BYTE`): else a kind outside the table, whose FLOPs nobody knows, would count
-    nothing. In a profile, where no FLOPs are known, the shares are those of measured time.
+    """How well the cost of a forward pass is known: shares of `weights` that add up to 1.
 
     Returns:
         measured: measured on a device, or FLOPs given by the user for a kind outside the table;
         modelled: the kind is in the table; opaque: it is not.
     """
     found = {"measured": 0.0, "modelled": 0.0, "opaque": 0.0}
-    total = sum(weights)
+    if not any(weights):
+        weights = [1.0] * len(operators)
     for op, weight in zip(operators, weights, strict=True):
         known = op.kind in KINDS
         if op.measured_s is not None or (not known and op.forward_flops.at(1) > 0):
-            state = "measured"
+            found["measured"] += weight
         else:
-            state = "modelled" if known else "opaque"
-        found[state] += weight / total if total else 1.0 / len(operators)
-    return found
+            found["modelled" if known else "opaque"] += weight
+    total = sum(found.values()) or 1.0
+    return {state: weight / total for state, weight in found.items()}
 
 
 def heaviest(operators: Sequence[Operator], weights: Sequence[float]) -> list[dict[str, Any]]:
-    """The operators with the largest shares of the cost that `coverage` speaks of; numbers in names become `*`.
+    """The operators with the largest shares of `weights`; numbers in names become `*`.
 
     Returns:
         at most `NUM_HEAVIEST` of {name, count, share}, largest first.
@@ -85,13 +82,20 @@ def heaviest(operators: Sequence[Operator], weights: Sequence[float]) -> list[di
     return [{"name": name, "count": counts[name], "share": share} for name, share in ranked if share > 0.0]
 
 
-def _weights(graph: Graph, operators: Sequence[Operator]) -> list[float]:
-    """Forward FLOPs of one sample or their equivalent; in a profile measured seconds."""
+def weights_of(graph: Graph, operators: Sequence[Operator]) -> list[float]:
+    """Forward FLOPs of one sample; in a profile, where nobody knows them, measured forward seconds.
+
+    An operator of a kind outside the table for which the user gave no FLOPs counts what a device could compute while it
+    moves the operator's bytes (`FLOPS_PER_BYTE`): else what is unknown would always weigh nothing.
+    """
     if not graph.forward_flops and any(op.measured_s for op in operators):
         return [op.measured_s[0] if op.measured_s else 0.0 for op in operators]
     weights = []
     for op in operators:
-        tensors = [graph.tensors[name] for name in (*op.inputs, *op.outputs)]
-        moved = op.traffic[0] * sum(t.elements.at(1) * DTYPE_BYTES.get(t.dtype, 4.0) for t in tensors)
-        weights.append(max(op.forward_flops.at(1), FLOPS_PER_BYTE * moved))
+        weight = op.forward_flops.at(1)
+        if not weight and op.kind not in KINDS:
+            tensors = [graph.tensors[name] for name in (*op.inputs, *op.outputs)]
+            moved = op.traffic[0] * sum(t.elements.at(1) * DTYPE_BYTES.get(t.dtype, 4.0) for t in tensors)
+            weight = FLOPS_PER_BYTE * moved
+        weights.append(weight)
     return weights
