@@ -9,12 +9,15 @@ from torch import Tensor, nn
 from agents import search
 from agents.searcher import Budget
 from automap.cluster import parse_cluster
+from automap.errors import PlanError
 from automap.names import matches
 from automap.plan import Plan
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from automap.runtime.torch_export import export_onnx
-from automap.translate import to_choice
+from automap.space import PlanSpace
+from automap.templates import templates
+from automap.translate import same_choice, to_choice
 from ir.onnx.load import load_model
 
 WIDTH = 32
@@ -92,3 +95,30 @@ def test_hints_and_plans_speak_of_modules():
 
 def graph_operators(problem: Problem, unit):
     return problem.graph.operators[unit.start : unit.stop]
+
+
+def build(gpt) -> tuple[PlanSpace, dict]:
+    problem = Problem.build(gpt(), parse_cluster("2xA100"), {"global_batch": 4}, {"fix": {"tp": 2}})
+    space = PlanSpace(problem)
+    _, values = next((s, v) for s, v in templates(space) if s.num_micro_batches == 1)
+    return space, space.decode(values).to_json()
+
+
+def test_a_sharded_module_takes_its_followers_along(gpt):
+    """`h.*.mlp.up` as one key: the product splits its columns, the bias behind it follows."""
+    space, document = build(gpt)
+    whole = to_choice(Plan.from_json(document), space.evaluator)
+    shardings = document["stages"][0]["shardings"]
+    module = shardings["h.*.mlp.up/MatMul"]
+    for key in [key for key in shardings if key.startswith("h.*.mlp.up")]:
+        del shardings[key]
+    shardings["h.*.mlp.up"] = module
+    assert same_choice(to_choice(Plan.from_json(document), space.evaluator), whole)
+
+
+def test_a_module_without_such_a_placement_is_refused(gpt):
+    space, document = build(gpt)
+    document["stages"][0]["shardings"]["h.*.mlp.up"] = {"tp": {"inputs": ["S(7)", "B"], "outputs": ["B"]}}
+    del document["stages"][0]["shardings"]["h.*.mlp.up/MatMul"]
+    with pytest.raises(PlanError, match="matches no operator"):
+        to_choice(Plan.from_json(document), space.evaluator)
