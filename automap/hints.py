@@ -5,11 +5,13 @@ Units: seconds, FLOPs, bytes. Scopes and operators are named by globs over opera
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from automap.errors import ProblemError
+from ir.factors import parse_placement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,9 +28,16 @@ class Constraint:
     """What the operators of a scope must or must not do (Whale's annotations)."""
 
     scope: str
-    """Glob over operator names."""
+    """Glob over operators and modules, see `automap.names`."""
     replicate: bool | None = None
     """True: whole on every device of the stage, or split by batch only."""
+    split: bool | None = None
+    """True: divided over the inner mesh axis by something else than the batch."""
+    stage: int | None = None
+    """Pipeline stage, from 0, that holds the operators; there are then no virtual stages."""
+    recompute: bool | None = None
+    """Whether the backward pass computes the operators again. One mode holds for a whole pipeline rank: where a rank
+    holds operators with True and with False, True wins."""
     sharding: Mapping[str, str] | None = None
     """Mesh axis -> placement of the first output, as in {"tp": "S(2)"}."""
 
@@ -63,6 +72,34 @@ class Hints:
     """Device memory that the plan must leave free."""
 
     def __post_init__(self) -> None:
+        for glob, cost in self.costs.items():
+            for name in ("forward_s", "flops", "bytes"):
+                value = getattr(cost, name)
+                if value is not None and not (math.isfinite(value) and value >= 0):
+                    raise ProblemError(
+                        "must be a finite number, 0 or more",
+                        field=f"hints.costs.{glob}.{name}",
+                        value=value,
+                        repair="Give the cost for one sample, or leave it out.",
+                    )
+        for index, constraint in enumerate(self.constraints):
+            for axis, text in (constraint.sharding or {}).items():
+                try:
+                    parse_placement(text)
+                except ValueError:
+                    raise ProblemError(
+                        "no such placement",
+                        field=f"hints.constraints[{index}].sharding.{axis}",
+                        value=text,
+                        repair="Use B, P or S(dim).",
+                    ) from None
+            if constraint.stage is not None and constraint.stage < 0:
+                raise ProblemError(
+                    "negative",
+                    field=f"hints.constraints[{index}].stage",
+                    value=constraint.stage,
+                    repair="Stages are counted from 0.",
+                )
         for name in ("dp", "tp", "pp", "num_micro_batches", "virtual_stages"):
             value = getattr(self.fix, name)
             if value is not None and value < 1:

@@ -1,6 +1,8 @@
 """Globs over operator names: `*` stands for one dotted component or a part of it, `**` for anything.
 
-`h.*.mlp.up/MatMul` names that operator in every layer; `h.**` names all operators of all layers.
+An operator's name is `scope/Kind`, the scope being the dotted path of its module. `h.*.mlp.up/MatMul` names that
+operator in every layer, `h.*.mlp` (a module) all operators inside that module and its submodules, `h.**` everything
+that begins so. The full name of an operator names it alone.
 """
 
 from __future__ import annotations
@@ -9,21 +11,49 @@ import functools
 import re
 from collections.abc import Iterable
 
+_INSIDE = r"(?:(?:\.[^/]*)?/[^/]*)?"
+"""What may stand behind a module: submodules and, after the slash, a kind."""
+
 
 @functools.lru_cache(maxsize=65536)
-def _pattern(glob: str) -> re.Pattern[str]:
-    parts = re.split(r"(\*\*|\*|\?)", glob)
-    return re.compile("".join({"**": ".*", "*": "[^./]*", "?": "[^./]"}.get(p, re.escape(p)) for p in parts), re.DOTALL)
+def _pattern(glob: str, behind: str) -> re.Pattern[str]:
+    """The expression of a glob.
+
+    What a wildcard takes, together with the text behind it, is never given back (an atomic group): the first place
+    where that text fits is as good as any later one. Only the last wildcard of each sort, which must meet the end, may
+    try further; so no glob takes exponential time.
+    """
+    parts = glob.split("**")
+    first, *others = [_run(part, is_last=i == len(parts) - 1) for i, part in enumerate(parts)]
+    if not others:
+        return re.compile(first + behind, re.DOTALL)
+    atomic = "".join(f"(?>.*?{run})" for run in others[:-1])
+    return re.compile(f"{first}{atomic}.*?{others[-1]}{behind}", re.DOTALL)
+
+
+def _run(glob: str, *, is_last: bool) -> str:
+    """The expression of a glob without `**`."""
+    first, *others = (re.escape(part).replace(r"\?", "[^./]") for part in glob.split("*"))
+    if not others:
+        return first
+    atomic = "".join(f"(?>[^./]*?{part})" for part in others[:-1])
+    return f"{first}{atomic}[^./]*?{others[-1]}" if is_last else f"{first}{atomic}(?>[^./]*?{others[-1]})"
 
 
 def matches(glob: str, name: str) -> bool:
-    """Whether `glob` names the operator `name`."""
-    return glob == name or _pattern(glob).fullmatch(name) is not None
+    """Whether `glob` names the operator `name` or a module that holds it."""
+    return glob == name or _pattern(glob, _INSIDE).fullmatch(name) is not None
+
+
+def matches_operator(glob: str, name: str) -> bool:
+    """Whether `glob` names the operator `name` itself, not only its module."""
+    return glob == name or _pattern(glob, "").fullmatch(name) is not None
 
 
 def select(glob: str, names: Iterable[str]) -> list[str]:
     """The names that `glob` names, in their order."""
-    return [name for name in names if matches(glob, name)]
+    names = list(names)
+    return [glob] if glob in names else [name for name in names if matches(glob, name)]
 
 
 def most_specific(globs: Iterable[str], name: str) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from automap.cluster import Cluster
 from automap.errors import ProblemError
 from automap.hints import Hints
-from automap.names import matches, select
+from automap.names import matches_operator, select
 from automap.records import from_json
 from ir.graph import Amount, Graph, Operator
 from ir.loss import with_loss
@@ -204,7 +204,7 @@ def _with_costs(graph: Graph, hints: Hints) -> Graph:
     used = set()
     operators: list[Operator] = []
     for op in graph.operators:
-        match = next((g for g in hints.costs if matches(g, op.name)), None)
+        match = next((g for g in hints.costs if matches_operator(g, op.name)), None)
         if match is None:
             operators.append(op)
             continue
@@ -214,6 +214,8 @@ def _with_costs(graph: Graph, hints: Hints) -> Graph:
             op = replace(  # noqa: PLW2901
                 op, forward_flops=Amount(per_sample=cost.flops), backward_flops=Amount(per_sample=2 * cost.flops)
             )
+        if cost.forward_s is not None:
+            op = replace(op, measured_forward_s=cost.forward_s, measured_backward_s=None)  # noqa: PLW2901
         operators.append(op)
     for glob in hints.costs:
         if glob not in used:

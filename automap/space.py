@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from automap.constraints import Constrained
 from automap.errors import ProblemError
-from automap.names import matches
 from automap.plan import Plan
 from automap.price.batch import SpaceArrays, compile_space, price_many
 from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, Segment
@@ -25,7 +25,7 @@ from automap.price.kernels import divides
 from automap.price.skeleton import blank, by_type
 from automap.problem import Problem
 from automap.translate import same_choice, to_choice, to_plan
-from ir.factors import parse_placement, whole_signature
+from ir.factors import whole_signature
 from ir.graph import Operator
 
 Ints = npt.NDArray[np.int64]
@@ -94,6 +94,7 @@ class PlanSpace:
         self.evaluator = evaluator or Evaluator(problem)
         self.linkage = self.evaluator.tables.linkage
         self.num_units = len(self.linkage.blocks.units)
+        self.constrained = Constrained(problem, self.evaluator)
         devices = problem.cluster.num_devices
         self.degrees = divisors(devices)
         self.micro_batches = divisors(problem.training.global_batch)
@@ -136,7 +137,8 @@ class PlanSpace:
         self.first_recompute = 4 + chunks - 1
         self.zero_slot = self.first_signature - 1
         self._legal: dict[tuple[int, ...], Mask] = {}
-        self._targets: dict[tuple[int, int], Ints] = {}
+        self._targets: dict[tuple[int, ...], Ints] = {}
+        self._ways: dict[tuple[int, int | None], float] = {}
 
     # -- what is legal ------------------------------------------------------------------------------------------
 
@@ -173,7 +175,7 @@ class PlanSpace:
             if pp > self.num_units or fix.pp not in (None, pp):
                 continue
             for tp in self.degrees:
-                if (devices // pp) % tp or fix.tp not in (None, tp):
+                if (devices // pp) % tp or fix.tp not in (None, tp) or not self.constrained.allows(pp, tp):
                     continue
                 dp = devices // pp // tp
                 if fix.dp not in (None, dp):
@@ -190,12 +192,15 @@ class PlanSpace:
     def _virtuals(self, pp: int, num_micro_batches: int) -> list[int]:
         fix = self.problem.hints.fix
         allowed = [1]
+        if self.constrained.stages:
+            return allowed if fix.virtual_stages in (None, 1) else []
         if pp > 1 and num_micro_batches % pp == 0 and fix.schedule in (None, "interleaved"):
             allowed += [v for v in range(2, MAX_VIRTUAL_STAGES + 1) if pp * v <= self.num_units]
         return [v for v in allowed if fix.virtual_stages in (None, v)]
 
     def _refuse(self, devices: int) -> None:
         batch = self.problem.training.global_batch
+        self.constrained.explain(self.degrees)
         fixed = {k: getattr(self.problem.hints.fix, k) for k in ("dp", "tp", "pp", "num_micro_batches")}
         named = {k: v for k, v in fixed.items() if v is not None}
         if named:
@@ -260,7 +265,7 @@ class PlanSpace:
                 mask[: len(self.cut_candidates(prefix, slot.index, shape))] = True
             return mask
         if slot.kind == "recompute":
-            return self._legal_recompute(slot, shape, mask)
+            return self._legal_recompute(slot, shape, prefix, mask)
         if slot.kind == "zero":
             fixed = self.problem.hints.fix.zero
             mask[:] = shape.dp > 1
@@ -271,7 +276,7 @@ class PlanSpace:
             return mask
         return self._legal_signature(slot, prefix, shape)
 
-    def _legal_recompute(self, slot: Slot, shape: Shape, mask: Mask) -> Mask:
+    def _legal_recompute(self, slot: Slot, shape: Shape, prefix: Sequence[int], mask: Mask) -> Mask:
         if slot.index >= shape.pp:
             mask[0] = True
             return mask
@@ -281,7 +286,11 @@ class PlanSpace:
         if fixed is not None:
             mask[:] = False
             mask[RECOMPUTE_MODES.index(fixed)] = True
-        return mask
+        if not self.constrained.recomputes:
+            return mask
+        ends = [0, *self.cuts(prefix, shape.num_chunks - 1), self.num_units]
+        chunks = range(slot.index, shape.num_chunks, shape.pp)
+        return self.constrained.recompute([u for c in chunks for u in range(ends[c], ends[c + 1])], mask)
 
     def _legal_signature(self, slot: Slot, prefix: Sequence[int], shape: Shape) -> Mask:
         sizes = (shape.dp, shape.tp)
@@ -323,30 +332,8 @@ class PlanSpace:
                     )
                 )
             mask[value] = fits
-        allowed = self._constrained(slot, mask)
+        allowed = self.constrained.signatures(slot.unit_type, group, AXES[slot.index], mask)
         return allowed if allowed.any() else mask
-
-    def _constrained(self, slot: Slot, mask: Mask) -> Mask:
-        """`mask` without what the user's constraints forbid."""
-        unit = self.linkage.types[slot.unit_type]
-        group = unit.groups[slot.group]
-        table = unit.signatures[group.leader]
-        name = self.operator_name(slot.unit_type, group.leader)
-        rule = self.operator(slot.unit_type, group.leader).rule
-        allowed = mask.copy()
-        whole = whole_signature(table)
-        for constraint in self.problem.hints.constraints:
-            if not matches(constraint.scope, name):
-                continue
-            for value, signature in enumerate(table):
-                factor = None if signature.factor is None else rule.factors[signature.factor]
-                batch_or_whole = factor.is_batch if factor is not None else value == whole
-                if constraint.replicate and not batch_or_whole:
-                    allowed[value] = False
-                wanted = (constraint.sharding or {}).get(AXES[slot.index])
-                if wanted is not None and signature.outputs[0] != parse_placement(wanted):
-                    allowed[value] = False
-        return allowed
 
     def operator(self, unit_type: int, offset: int) -> Operator:
         """An operator of the representative unit of a type."""
@@ -371,14 +358,16 @@ class PlanSpace:
     def cut_candidates(self, prefix: Sequence[int], chunk: int, shape: Shape) -> Ints:
         """Ends of `chunk` (units before it), the one nearest to an even share of what is left first."""
         start = self.cuts(prefix, chunk)[-1] if chunk else 0
-        return self._candidates(start, shape.num_chunks - chunk)
+        return self._candidates(start, chunk, shape.num_chunks)
 
-    def _candidates(self, start: int, chunks_left: int) -> Ints:
-        key = (start, chunks_left)
+    def _candidates(self, start: int, chunk: int, num_chunks: int) -> Ints:
+        low, high = self.constrained.window(chunk, num_chunks)
+        low, left = max(low, start + 1), num_chunks - chunk
+        key = (start, low, high, left)
         if key not in self._targets:
-            ends = np.arange(start + 1, self.num_units - chunks_left + 2, dtype=np.int64)
+            ends = np.arange(low, high + 1, dtype=np.int64)
             total = self.cumulative_weight
-            target = total[start] + (total[-1] - total[start]) / chunks_left
+            target = total[start] + (total[-1] - total[start]) / left
             order = np.lexsort((ends, np.abs(total[ends] - target)))
             self._targets[key] = ends[order]
         return self._targets[key]
@@ -389,19 +378,20 @@ class PlanSpace:
         ends: list[int] = []
         start = 0
         for chunk in range(num_cuts):
-            start = int(self._candidates(start, shape.num_chunks - chunk)[values[self.first_cut + chunk]])
+            start = int(self._candidates(start, chunk, shape.num_chunks)[values[self.first_cut + chunk]])
             ends.append(start)
         return ends
 
     # -- from values to choices ----------------------------------------------------------------------------------
 
     def even_values(self, shape: Shape, *, recompute: str, zero: int) -> Values:
-        """The prefix, up to the signatures, of a plan with even cuts and one recompute mode."""
+        """The prefix, up to the signatures, of a plan with even cuts and one recompute mode, as constraints allow."""
         mode = RECOMPUTE_MODES.index(recompute)
         values = [*self.shape_values(shape)]
         for slot in self.slots[4 : self.first_signature]:
             if slot.kind == "recompute" and slot.index < shape.pp:
-                values.append(mode)
+                legal = self.legal(values) if self.constrained.recomputes else None
+                values.append(mode if legal is None or legal[mode] else int(np.flatnonzero(legal)[0]))
             elif slot.kind == "zero":
                 values.append(zero if shape.dp > 1 else 0)
             else:
@@ -532,7 +522,7 @@ class PlanSpace:
         for slot in self.slots[4 : self.first_signature]:
             if slot.kind == "cut" and slot.index < shape.num_chunks - 1:
                 end = start + len(choice.chunks[slot.index])
-                candidates = self._candidates(start, shape.num_chunks - slot.index).tolist()
+                candidates = self._candidates(start, slot.index, shape.num_chunks).tolist()
                 if end not in candidates:
                     return None
                 values.append(candidates.index(end))
@@ -577,23 +567,55 @@ class PlanSpace:
 
     @functools.cached_property
     def decades(self) -> float:
-        """log10 of the number of plans."""
+        """log10 of the number of plans; constraints on recomputation are not counted off."""
+        return self.count_decades()
+
+    def count_decades(self, *, limit: int | None = None, groups: Collection[tuple[int, int]] | None = None) -> float:
+        """log10 of the number of plans with some decisions pruned.
+
+        Args:
+            limit: of every slot only the values below it are counted; None = all.
+            groups: (unit type, group) whose signatures are decided, the others being forced; None = all.
+        """
+        fix = self.problem.hints.fix
+        modes = 1 if fix.recompute is not None else 3 if self.evaluator.has_core else 2
         total = -math.inf
         for shape in self.shapes:
-            modes = 3 if self.evaluator.has_core else 2
-            here = math.log10(math.comb(self.num_units - 1, shape.num_chunks - 1)) + shape.pp * math.log10(modes)
-            here += math.log10(4 if shape.dp > 1 else 1)
+            if limit is not None and max(self.shape_values(shape)) >= limit:
+                continue
+            here = self._cut_decades(shape.num_chunks, limit) + shape.pp * math.log10(modes)
+            here += math.log10(4 if shape.dp > 1 and fix.zero is None else 1)
             for position in range(self.first_signature, len(self.slots), len(AXES)):
-                ways = 0
                 slot, inner = self.slots[position], self.slots[position + 1]
+                if groups is not None and (slot.unit_type, slot.group) not in groups:
+                    continue
                 sizes = (shape.dp, shape.tp)
-                outer = self._cached_mask(slot, -1, sizes, shape.samples)
-                for value in np.flatnonzero(outer):
-                    ways += int(self._cached_mask(inner, int(value), sizes, shape.samples).sum())
-                here += math.log10(ways)
+                outer = np.flatnonzero(self._cached_mask(slot, -1, sizes, shape.samples))
+                here += math.log10(
+                    sum(int(self._cached_mask(inner, int(v), sizes, shape.samples).sum()) for v in outer)
+                )
             high, low = max(total, here), min(total, here)
             total = high + (math.log10(1 + 10 ** (low - high)) if low > -math.inf else 0.0)
         return total
+
+    def _cut_decades(self, num_chunks: int, limit: int | None) -> float:
+        """log10 of the number of ways to cut."""
+        if not self.constrained.stages and (limit is None or limit >= self.num_units):
+            return math.log10(math.comb(self.num_units - 1, num_chunks - 1))
+        key = (num_chunks, limit)
+        if key not in self._ways:
+            scale = 0.0
+            # ways[start]: how the chunks behind may be cut when the next one begins at `start`, times 10^-scale.
+            ways = np.ones(self.num_units + 1)
+            for chunk in range(num_chunks - 2, -1, -1):
+                fewer = np.zeros(self.num_units + 1)
+                starts = range(chunk, self.num_units - (num_chunks - 1 - chunk)) if chunk else [0]
+                for start in starts:
+                    fewer[start] = ways[self._candidates(start, chunk, num_chunks)[:limit]].sum()
+                scale += math.log10(fewer.max())
+                ways = fewer / fewer.max()
+            self._ways[key] = scale + math.log10(ways[0])
+        return self._ways[key]
 
     def _cached_mask(self, slot: Slot, outer: int, sizes: tuple[int, int], samples: int) -> Mask:
         key = (slot.unit_type, slot.group, slot.index, outer, *sizes, samples)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.errors import PlanError
-from automap.names import matches, most_specific, select
+from automap.names import matches, matches_operator, most_specific, select
 from automap.plan import (
     AxisSharding,
     Plan,
@@ -374,28 +374,43 @@ def _segments(
     segments = []
     mesh = dict(stage.mesh)
     sizes = np.array([mesh.get(axis, 1) for axis in axes], dtype=np.float64)
+    # The full name of an operator names it alone, even if it reads like a module of others.
+    own = {name for name, _, _ in operators}
+    globs = [key for key in stage.shardings if key not in own]
+    regions = [glob for glob in stage.recompute if glob not in own]
     for unit, members in by_unit.items():
         unit_type = evaluator.blocks.units[unit].type
         base = int(evaluator.tables.spans[unit_type])
         chosen = np.zeros((len(members), len(axes)), dtype=np.int64)
+        inside: list[tuple[int, int, str]] = []
         for k, (name, offset) in enumerate(members):
-            key = most_specific(stage.shardings, name)
-            if key is not None:
-                used.add(key)
+            key = name if name in stage.shardings else most_specific(globs, name)
             entry = stage.shardings[key] if key is not None else {}
             for a, axis in enumerate(axes):
                 batch = axis in stage.batch_axes
                 if axis in entry:
-                    chosen[k, a] = _signature(
-                        evaluator, unit_type, offset, entry[axis], f"stages[{number}].{key}.{axis}"
-                    )
+                    assert key is not None
+                    found = _find_signature(evaluator, unit_type, offset, entry[axis])
+                    if found is not None:
+                        chosen[k, a] = found
+                        used.add(key)
+                    elif matches_operator(key, name):
+                        raise _no_signature(evaluator, unit_type, offset, entry[axis], f"stages[{number}].{key}.{axis}")
+                    else:
+                        inside.append((k, a, key))
+                        chosen[k, a] = default_signature(evaluator, unit_type, offset, batch=False)
                 else:
+                    if key is not None and matches_operator(key, name):
+                        used.add(key)
                     chosen[k, a] = default_signature(
                         evaluator, unit_type, offset, batch=batch and mesh.get(axis, 1) > 1
                     )
+        _follow(evaluator, unit_type, members, inside, chosen)
+        for k, (name, offset) in enumerate(members):
             _check_divides(evaluator, base + offset, chosen[k], sizes, samples, f"stages[{number}].shardings.{name}")
         recomputed = np.array(
-            [any(matches(glob, name) for glob in stage.recompute) for name, _ in members], dtype=np.bool_
+            [name in stage.recompute or any(matches(glob, name) for glob in regions) for name, _ in members],
+            dtype=np.bool_,
         )
         segments.append(
             Segment(
@@ -409,7 +424,10 @@ def _segments(
     for key in stage.shardings:
         if key not in used:
             raise _refuse(
-                f"stages[{number}].shardings", key, "matches no operator of the stage", "Remove or correct the key."
+                f"stages[{number}].shardings",
+                key,
+                "matches no operator of the stage that can be placed so",
+                "Remove or correct the key.",
             )
     return tuple(segments)
 
@@ -426,18 +444,46 @@ def _check_divides(evaluator: Evaluator, row: int, chosen: Ints, sizes: np.ndarr
         )
 
 
-def _signature(evaluator: Evaluator, unit_type: int, offset: int, entry: AxisSharding, path: str) -> int:
+def _follow(
+    evaluator: Evaluator,
+    unit_type: int,
+    members: Sequence[tuple[str, int]],
+    inside: Iterable[tuple[int, int, str]],
+    chosen: Ints,
+) -> None:
+    """Operators of a sharded module that cannot be placed as its key says follow the leader of their linkage group."""
+    place = {offset: k for k, (_, offset) in enumerate(members)}
+    groups = evaluator.tables.linkage.types[unit_type].groups
+    for k, a, key in inside:
+        offset = members[k][1]
+        group = next((g for g in groups if offset in g.members), None)
+        if group is not None and group.leader in place and matches(key, members[place[group.leader]][0]):
+            chosen[k, a] = group.assignment[chosen[place[group.leader], a]][group.members.index(offset)]
+
+
+def _find_signature(evaluator: Evaluator, unit_type: int, offset: int, entry: AxisSharding) -> int | None:
+    """Number of the signature that `entry` writes, or None."""
+    table = evaluator.tables.linkage.types[unit_type].signatures[offset]
+    for index, signature in enumerate(table):
+        if _texts(signature.inputs) == entry.inputs and _texts(signature.outputs) == entry.outputs:
+            return index
+    return None
+
+
+def _texts(placements: Iterable[int]) -> tuple[str, ...]:
+    return tuple(placement_text(p) for p in placements)
+
+
+def _no_signature(evaluator: Evaluator, unit_type: int, offset: int, entry: AxisSharding, path: str) -> PlanError:
     table = evaluator.tables.linkage.types[unit_type].signatures[offset]
     try:
-        wanted = tuple(parse_placement(p) for p in entry.inputs), tuple(parse_placement(p) for p in entry.outputs)
+        for text in (*entry.inputs, *entry.outputs):
+            parse_placement(text)
     except ValueError as fault:
-        raise _refuse(path, [*entry.inputs, *entry.outputs], str(fault), "Write B, P or S(dim).") from None
-    for index, signature in enumerate(table):
-        if (signature.inputs, signature.outputs) == wanted:
-            return index
+        return _refuse(path, [*entry.inputs, *entry.outputs], str(fault), "Write B, P or S(dim).")
     legal = "; ".join(
         f"{','.join(map(placement_text, s.inputs))} -> {','.join(map(placement_text, s.outputs))}" for s in table
     )
-    raise _refuse(
+    return _refuse(
         path, f"{list(entry.inputs)} -> {list(entry.outputs)}", "not a legal signature", f"Use one of: {legal}."
     )

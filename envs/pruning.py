@@ -44,3 +44,13 @@ def batch_split(space: PlanSpace, prefix: Prefix) -> int:
         if factor is not None and rule.factors[factor].is_batch:
             return int(value)
     return int(next((v for v in legal if not table[v].divides_work), legal[0]))
+
+
+def decades_pruned(space: PlanSpace, *, max_actions: int, max_groups: int) -> float:
+    """log10 of the number of plans that `HybridEnv` can reach.
+
+    Of every decision only the first `max_actions` values are offered, and only the `max_groups` most influential groups
+    are decided; legality, forced decisions and equal units decided once are already part of the space. Decisions that
+    memory bounds mask while a plan is built are still counted.
+    """
+    return space.count_decades(limit=max_actions, groups=influential_groups(space, max_groups))

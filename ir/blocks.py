@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ir.graph import Graph, Operator
+from ir.operators.measured import LAYER
 
 MIN_CARRIED_PIECES = 3
 """A carried tensor feeds heavy work in so many pieces; a residual does so at most where its branch begins and ends."""
@@ -117,7 +118,9 @@ def carried_tensors(graph: Graph) -> frozenset[str]:
 
 
 def is_heavy(graph: Graph, op: Operator) -> bool:
-    """Whether an operator is worth a unit: it multiplies, looks up an embedding, or is the loss."""
+    """Whether an operator is worth a unit: it multiplies, looks up an embedding, is the loss or a trained layer."""
+    if op.kind == LAYER:
+        return any(graph.tensors[name].role == "parameter" for name in op.inputs)
     if op.forward_flops.fixed or op.forward_flops.per_sample or op.kind in LOSSES:
         return not op.is_constant
     # A look-up of positions is the same for all samples: it belongs to the unit where it is added.
@@ -137,7 +140,9 @@ def find_units(graph: Graph) -> Blocks:
     segments = _merge(graph, list(zip([first, *ends[:-1]], ends, strict=True)))
     hasher = _Hasher(graph)
     kinds = [hasher.segment(start, stop) for start, stop in segments]
-    groups = _repeats(kinds, 0, len(kinds))
+    # The layers of a profile are units as they are: two that take turns would otherwise never be cut apart.
+    is_profile = any(op.kind == LAYER for op in ops)
+    groups = [(k, k + 1) for k in range(len(kinds))] if is_profile else _repeats(kinds, 0, len(kinds))
     types: dict[tuple[int, ...], int] = {}
     units = []
     for low, high in groups:
@@ -211,6 +216,7 @@ class _Hasher:
             op.traffic,
             op.forward_flops,
             op.backward_flops,
+            op.measured_s,
             op.is_view,
             tuple(wires),
             results,

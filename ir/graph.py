@@ -115,6 +115,18 @@ class Operator:
     """ONNX attributes and folded constant operands, sorted by name; numbers, strings and tuples of them."""
     opset: int = 0
     """Version of the operator set of its domain that the file declares."""
+    measured_forward_s: float | None = None
+    """Seconds of one sample on the device it was measured on; takes the place of the modelled time."""
+    measured_backward_s: float | None = None
+    """Likewise; None beside a measured forward pass = twice that."""
+
+    @property
+    def measured_s(self) -> tuple[float, float] | None:
+        """Measured seconds of one sample (forward, backward), or None."""
+        if self.measured_forward_s is None:
+            return None
+        backward = self.measured_backward_s
+        return self.measured_forward_s, 2.0 * self.measured_forward_s if backward is None else backward
 
 
 @dataclass(frozen=True, kw_only=True)

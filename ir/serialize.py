@@ -79,6 +79,12 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
         ):
             if value:
                 entry[key] = value
+        for key, seconds in (
+            ("measured_forward_s", op.measured_forward_s),
+            ("measured_backward_s", op.measured_backward_s),
+        ):
+            if seconds is not None:
+                entry[key] = seconds
         if op.attributes:
             entry["attributes"] = [[k, _number(v)] for k, v in op.attributes]
         operators.append(entry)
@@ -156,6 +162,8 @@ def _read_graph(data: Mapping[str, Any]) -> Graph:
                 is_view=entry.get("is_view", False),
                 is_constant=entry.get("is_constant", False),
                 opset=entry.get("opset", 0),
+                measured_forward_s=entry.get("measured_forward_s"),
+                measured_backward_s=entry.get("measured_backward_s"),
                 attributes=tuple((k, _value(v)) for k, v in entry.get("attributes", ())),
             )
         )

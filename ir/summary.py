@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from ir.blocks import find_units
-from ir.graph import Graph
+from ir.graph import DTYPE_BYTES, Graph, Operator
 from ir.linkage import link
 from ir.operators import KINDS
+
+FLOPS_PER_BYTE = 100.0
+"""What a training device computes while it moves one byte: V100 139, A100 153, H100 148-295 (datasheets), rounded."""
+NUM_HEAVIEST = 5
 
 
 def summarize(graph: Graph) -> dict[str, Any]:
@@ -17,13 +23,12 @@ def summarize(graph: Graph) -> dict[str, Any]:
     Returns:
         num_parameters; forward_flops (one sample, 2 a multiply-add); num_operators and operators {kind: n}, without
         views of parameters and constants; num_units; num_blocks (units of repeated types); num_linkage_groups (over
-        unit types); coverage: shares of operators whose kind is in the table (`modelled`) and not (`opaque`); warnings.
+        unit types); coverage and heaviest, of the weights of `weights_of`; warnings.
     """
     live = [op for op in graph.operators if not op.is_view and not op.is_constant]
-    opaque = sum(op.kind not in KINDS for op in live)
+    weights = weights_of(graph, live)
     blocks = find_units(graph)
     kinds = Counter(op.kind for op in live)
-    total = max(len(live), 1)
     return {
         "name": graph.name,
         "sha256": graph.sha256,
@@ -34,6 +39,63 @@ def summarize(graph: Graph) -> dict[str, Any]:
         "num_units": len(blocks.units),
         "num_blocks": blocks.num_blocks,
         "num_linkage_groups": link(graph, blocks).num_groups,
-        "coverage": {"modelled": 1 - opaque / total, "opaque": opaque / total},
+        "coverage": coverage(live, weights),
+        "heaviest": heaviest(live, weights),
         "warnings": list(graph.warnings),
     }
+
+
+def coverage(operators: Sequence[Operator], weights: Sequence[float]) -> dict[str, float]:
+    """How well the cost of a forward pass is known: shares of `weights` that add up to 1.
+
+    Returns:
+        measured: measured on a device, or FLOPs given by the user for a kind outside the table;
+        modelled: the kind is in the table; opaque: it is not.
+    """
+    found = {"measured": 0.0, "modelled": 0.0, "opaque": 0.0}
+    if not any(weights):
+        weights = [1.0] * len(operators)
+    for op, weight in zip(operators, weights, strict=True):
+        known = op.kind in KINDS
+        if op.measured_s is not None or (not known and op.forward_flops.at(1) > 0):
+            found["measured"] += weight
+        else:
+            found["modelled" if known else "opaque"] += weight
+    total = sum(found.values()) or 1.0
+    return {state: weight / total for state, weight in found.items()}
+
+
+def heaviest(operators: Sequence[Operator], weights: Sequence[float]) -> list[dict[str, Any]]:
+    """The operators with the largest shares of `weights`; numbers in names become `*`.
+
+    Returns:
+        at most `NUM_HEAVIEST` of {name, count, share}, largest first.
+    """
+    shares: dict[str, float] = {}
+    counts: Counter[str] = Counter()
+    total = sum(weights) or 1.0
+    for op, weight in zip(operators, weights, strict=True):
+        name = re.sub(r"\d+", "*", op.name)
+        shares[name] = shares.get(name, 0.0) + weight / total
+        counts[name] += 1
+    ranked = sorted(shares.items(), key=lambda item: (-item[1], item[0]))[:NUM_HEAVIEST]
+    return [{"name": name, "count": counts[name], "share": share} for name, share in ranked if share > 0.0]
+
+
+def weights_of(graph: Graph, operators: Sequence[Operator]) -> list[float]:
+    """Forward FLOPs of one sample; in a profile, where nobody knows them, measured forward seconds.
+
+    An operator of a kind outside the table for which the user gave no FLOPs counts what a device could compute while it
+    moves the operator's bytes (`FLOPS_PER_BYTE`): else what is unknown would always weigh nothing.
+    """
+    if not graph.forward_flops and any(op.measured_s for op in operators):
+        return [op.measured_s[0] if op.measured_s else 0.0 for op in operators]
+    weights = []
+    for op in operators:
+        weight = op.forward_flops.at(1)
+        if not weight and op.kind not in KINDS:
+            tensors = [graph.tensors[name] for name in (*op.inputs, *op.outputs)]
+            moved = op.traffic[0] * sum(t.elements.at(1) * DTYPE_BYTES.get(t.dtype, 4.0) for t in tensors)
+            weight = FLOPS_PER_BYTE * moved
+        weights.append(weight)
+    return weights

@@ -33,7 +33,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or zoo:NAME.")]
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="An ONNX file, a layer profile (PipeDream's text), or zoo:NAME.")
+]
 ClusterOption = Annotated[str, typer.Option("--cluster", help="[NODESx]GPUSxDEVICE[@LINK], or a .json file.")]
 BatchOption = Annotated[int, typer.Option("--global-batch", help="Samples of one optimizer step.")]
 PrecisionOption = Annotated[str | None, typer.Option(help="bf16, fp16, tf32 or fp32; default: bf16 where possible.")]
@@ -44,7 +46,9 @@ SearcherOption = Annotated[str, typer.Option(help="portfolio, dqn, expert, rando
 BudgetOption = Annotated[str, typer.Option(help="30s, 2m, or a number of evaluations.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Of every random choice.")]
 HintsOption = Annotated[Path | None, typer.Option(help="JSON file: what you know or insist on.")]
-DimOption = Annotated[list[str] | None, typer.Option("--dim", metavar="NAME=SIZE", help="Size of a symbolic dim.")]
+DimOption = Annotated[
+    list[str] | None, typer.Option("--dim", metavar="NAME=SIZE", help="Size of a symbolic dim; of a profile: batch=N.")
+]
 ParametersOption = Annotated[
     list[str] | None, typer.Option("--parameters", metavar="GLOB", help="Inputs that are parameters.")
 ]
@@ -67,6 +71,8 @@ UrlOption = Annotated[str, typer.Option(envvar="AUTOMAP_URL", help="Of the servi
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 
 URL = "http://127.0.0.1:8080"
+INSPECTED = "8xA100-80GB"
+"""Where `inspect` counts plans if no cluster is named."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -138,30 +144,28 @@ def inspect(
     model: ModelArgument,
     dim: DimOption = None,
     parameters: ParametersOption = None,
-    cluster: Annotated[str | None, typer.Option(help="Also count the plans on this cluster.")] = None,
+    cluster: Annotated[str | None, typer.Option(help=f"Count the plans on it; default: {INSPECTED}.")] = None,
     global_batch: Annotated[int, typer.Option(help="Samples of one step, for the count of plans.")] = 512,
     as_json: JsonOption = False,
 ) -> None:
-    """Shows what a model is made of and, given a cluster, how many plans it has."""
+    """Shows what a model is made of, how well its cost is known, and how many plans it has."""
     from ir.summary import summarize
+    from service.inspection import count_plans, show
     from service.run_job import import_graph
 
+    _one_thread()
     data, options = _model(model, dim, parameters)
     graph = import_graph(data, JobRequest(cluster="", training={}, model=options))
-    document = dict(summarize(graph))
-    if cluster is not None:
-        from automap.cluster import parse_cluster
-        from automap.problem import Problem
-        from automap.space import PlanSpace
-
-        space = PlanSpace(Problem.build(graph, parse_cluster(cluster), {"global_batch": global_batch}))
-        document["space"] = {"decades": round(space.decades, 2), "decisions": len(space.slots)}
-    if as_json:
-        _print_json(document)
-        return
-    for key, value in document.items():
-        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, Mapping) else _plain(value)
-        typer.echo(f"{key.replace('_', ' '):22} {text}")
+    document = summarize(graph)
+    try:
+        document["space"] = count_plans(graph, cluster or INSPECTED, global_batch)
+    except UserError as fault:
+        if cluster is not None:
+            raise
+        # Nobody asked for this cluster: what the model is made of can be shown all the same.
+        document["space"] = None
+        document["warnings"].append(f"plans cannot be counted: {fault}")
+    _print_json(document) if as_json else show(document)
 
 
 @app.command()
@@ -372,7 +376,10 @@ def _model(path: str, dims: list[str] | None, parameters: list[str] | None) -> t
         data = Path(path).read_bytes()
     except OSError as fault:
         raise ModelError(
-            f"cannot be read ({fault.strerror})", field="model", value=path, repair="Give the path of an ONNX file."
+            f"cannot be read ({fault.strerror})",
+            field="model",
+            value=path,
+            repair="Give the path of an ONNX file or a layer profile.",
         ) from None
     return data, ModelOptions(name=Path(path).stem, dims=sizes, parameters=globs)
 
@@ -473,12 +480,6 @@ def _one_thread() -> None:
     # Searches are many small computations: a second thread only slows them (measured), and results stay the same.
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return f"{value:,.10g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def _print_json(document: object) -> None:

@@ -63,7 +63,8 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         if estimate.tokens_per_s_per_device is not None:
             num_devices = len({d for stage in plan.stages for d in parse_devices(stage.devices)})
             speed += f", {estimate.tokens_per_s_per_device * num_devices:,.0f} tokens/s"
-        lines.append(("speed", f"{speed}, {estimate.mfu:.0%} of peak"))
+        # Nobody knows the FLOPs of a measured profile.
+        lines.append(("speed", f"{speed}, {estimate.mfu:.0%} of peak" if estimate.mfu else speed))
         memory = fullest(plan)
         share = memory.total / memory.capacity
         text = f"{memory.total / GIB:.1f} of {memory.capacity / GIB:.1f} GiB ({share:.0%}) on devices {memory.devices}"

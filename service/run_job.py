@@ -88,6 +88,10 @@ def import_graph(data: bytes, request: JobRequest) -> Graph:
     loss = loss if isinstance(loss, str) else None
     if options.zoo:
         return _named(options, loss)
+    from ir.profile_import import is_profile
+
+    if is_profile(data):
+        return _measured(data, options)
     from ir.onnx.sandbox import import_model
 
     return import_model(
@@ -100,18 +104,35 @@ def import_graph(data: bytes, request: JobRequest) -> Graph:
     )
 
 
-def _named(options: ModelOptions, loss: str | None) -> Graph:
+def _measured(data: bytes, options: ModelOptions) -> Graph:
+    """A layer profile; it is small text and read with bounds, so no child process is needed."""
+    from ir.profile_import import read_profile
+
+    _refuse(
+        {"parameters": options.parameters, "batch_dims": options.batch_dims}
+        | {f"dims.{dim}": size for dim, size in options.dims.items() if dim != "batch"},
+        "a layer profile leaves it nothing to say",
+        "Leave it out; of a profile only dims.batch, the samples of its mini-batch, may be given.",
+    )
+    return read_profile(data, name=options.name, batch=options.dims.get("batch"))
+
+
+def _refuse(given: Mapping[str, Any], message: str, repair: str) -> None:
     from automap.errors import ModelError
+
+    for name, value in given.items():
+        if value:
+            raise ModelError(message, field=name, value=value, repair=repair)
+
+
+def _named(options: ModelOptions, loss: str | None) -> Graph:
     from ir import zoo
 
-    for name in ("dims", "parameters", "batch_dims"):
-        if getattr(options, name):
-            raise ModelError(
-                "named models leave it nothing to say",
-                field=name,
-                value=getattr(options, name),
-                repair=f"Leave {name} out; sizes are part of the name, as in gpt2:seq_len=512.",
-            )
+    _refuse(
+        {name: getattr(options, name) for name in ("dims", "parameters", "batch_dims")},
+        "named models leave it nothing to say",
+        "Leave it out; sizes are part of the name, as in gpt2:seq_len=512.",
+    )
     graph = zoo.build(options.zoo, loss=loss)
     return replace(graph, name=options.name) if options.name else graph
 

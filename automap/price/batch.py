@@ -67,6 +67,8 @@ class SpaceArrays(NamedTuple):
     """[types, 2] operator row and output slot of the crossing tensor, or -1."""
     weight: Floats
     """[units + 1] cumulated weight, strictly rising."""
+    windows: Ints
+    """[chunks + 1, chunks, 2] first and last legal end of each chunk, by number of chunks."""
     masks: Mask
     """[modes, operator rows] what each recompute mode runs again."""
     groups: Ints
@@ -93,6 +95,7 @@ SPACE = types.NamedTuple(
         *[int64[::1]] * 6,
         int64[:, ::1],
         float64[::1],
+        int64[:, :, ::1],
         boolean[:, ::1],
         int64[:, ::1],
         int64[::1],
@@ -132,6 +135,10 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
             layouts[at] = len(stages), int(layout.uniform)
             stages += layout.stages
             sends += list(zip(layout.send_latency_s, layout.send_bytes_per_s, strict=True))
+    most = max(shape.num_chunks for shape in space.shapes)
+    windows = np.zeros((most + 1, most, 2), dtype=np.int64)
+    for num_chunks in {shape.num_chunks for shape in space.shapes}:
+        windows[num_chunks, :num_chunks] = [space.constrained.window(c, num_chunks) for c in range(num_chunks)]
     modes = len(evaluator.masks(0))
     masks = np.zeros((modes, len(tables.operators)), dtype=np.bool_)
     for unit_type in range(evaluator.blocks.num_types):
@@ -166,6 +173,7 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         boundary=tables.boundary_out,
         makers=evaluator.makers,
         weight=space.cumulative_weight,
+        windows=windows,
         masks=masks,
         groups=ints(groups).reshape(-1, 4),
         members=ints(members),
@@ -184,17 +192,18 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
     )
 
 
-@njit(int64(float64[::1], int64, int64, int64), cache=True)
-def nth_cut(weight, start, chunks_left, number):
-    """The end that is `number`-th nearest to an even share of what is left behind unit `start`; ties to the left."""
-    last = weight.shape[0] - 1 - (chunks_left - 1)
+@njit(int64(float64[::1], int64, int64, int64, int64, int64), cache=True)
+def nth_cut(weight, start, low, high, chunks_left, number):
+    """The end in [low, high] that is `number`-th nearest to an even share of what is left behind unit `start`.
+
+    Of two that are equally near the left one comes first.
+    """
     target = weight[start] + (weight[weight.shape[0] - 1] - weight[start]) / chunks_left
-    right = start + 1 + np.searchsorted(weight[start + 1 : last + 1], target)
+    right = low + np.searchsorted(weight[low : high + 1], target)
     left = right - 1
-    found = start + 1
+    found = low
     for _ in range(number + 1):
-        takes_left = left > start and (right > last or abs(weight[left] - target) <= abs(weight[right] - target))
-        if takes_left:
+        if left >= low and (right > high or abs(weight[left] - target) <= abs(weight[right] - target)):
             found = left
             left -= 1
         else:
@@ -277,7 +286,9 @@ def price_many(tables, space, values, out):
             mode = value[space.scalars[N_FIRST_RECOMPUTE] + rank]
             end = num_units
             if chunk < num_chunks - 1:
-                end = nth_cut(space.weight, unit, num_chunks - chunk, value[space.scalars[N_FIRST_CUT] + chunk])
+                low, high = space.windows[num_chunks, chunk]
+                picked = value[space.scalars[N_FIRST_CUT] + chunk]
+                end = nth_cut(space.weight, unit, max(low, unit + 1), high, num_chunks - chunk, picked)
             opens = 1 if chunk > 0 or unit == 0 else 0
             while unit < end:
                 kind = space.units[unit]

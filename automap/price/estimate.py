@@ -91,10 +91,13 @@ def estimate_choice(choice: Choice, evaluator: Evaluator) -> Estimate:
 
 
 def lower_bound_s(problem: Problem) -> float:
-    """No plan is faster: all FLOPs on all devices at the efficiency of their large matrix products."""
-    flops = sum(op.forward_flops.at(1) + op.backward_flops.at(1) for op in problem.graph.operators)
-    rates = [problem.cluster.device(d) for d in range(problem.cluster.num_devices)]
-    return flops * problem.training.global_batch / sum(d.flops(problem.precision) * d.gemm_efficiency for d in rates)
+    """No plan is faster: all measured seconds and all other FLOPs, the latter at the efficiency of large products."""
+    operators, devices = problem.graph.operators, problem.cluster.num_devices
+    flops = sum(op.forward_flops.at(1) + op.backward_flops.at(1) for op in operators if op.measured_s is None)
+    measured_s = sum(sum(op.measured_s) for op in operators if op.measured_s is not None)
+    kinds = [problem.cluster.device(d) for d in range(devices)]
+    rate = sum(kind.flops(problem.precision) * kind.gemm_efficiency for kind in kinds)
+    return problem.training.global_batch * (flops / rate + measured_s / devices)
 
 
 def sequence_length(graph: Graph) -> int | None:

@@ -411,7 +411,7 @@ class Evaluator:
 
     @functools.cached_property
     def unit_weights(self) -> Floats:
-        """[units] forward and backward FLOPs of one sample plus bytes on the same scale: how heavy units are."""
+        """[units] seconds of one sample, measured or by FLOPs and bytes: how heavy units are."""
         graph = self.problem.graph
         device = self.problem.cluster.device(0)
         flops_rate = device.flops(self.problem.precision) * device.gemm_efficiency
@@ -421,6 +421,9 @@ class Evaluator:
             total = 0.0
             for op in graph.operators[unit.start : unit.stop]:
                 if op.is_view:
+                    continue
+                if op.measured_s is not None:
+                    total += sum(op.measured_s)
                     continue
                 elements = sum(graph.tensors[n].elements.at(1) for n in (*op.inputs, *op.outputs))
                 moved = elements * self.problem.activation_bytes * sum(op.traffic)

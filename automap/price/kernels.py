@@ -15,6 +15,7 @@ from automap.price.communication import KIND_COUNT, UNKNOWN, convert, spend
 from automap.price.tables import (
     B_FIXED,
     B_KERNELS,
+    B_MEASURED,
     B_SAMPLE,
     BOUNDARY,
     CARRIED,
@@ -435,7 +436,7 @@ def unit_cost(
             backward += hardware[H_LAUNCH] * costs[op, B_KERNELS]
         if costs[op, F_MEASURED] >= 0.0:
             forward = costs[op, F_MEASURED] * samples / divisor
-            backward = 2.0 * forward
+            backward = costs[op, B_MEASURED] * samples / divisor
         out[C_FORWARD] += forward
         out[C_BACKWARD] += backward
         if recomputed[k]:

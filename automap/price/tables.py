@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from automap.names import matches
+from automap.names import matches_operator
 from automap.problem import Problem
 from ir.blocks import Unit
 from ir.factors import BROADCAST, Signature
@@ -28,7 +28,9 @@ Floats = npt.NDArray[np.float64]
 # Columns of Tables.operators (integers).
 OP_OPERANDS, OP_INPUTS, OP_OUTPUTS, OP_SIGNATURES, OP_COUNT, OP_FREE, OP_DIVISIBLE = range(7)
 # Columns of Tables.costs.
-F_FIXED, F_SAMPLE, B_FIXED, B_SAMPLE, T_FORWARD, T_BACKWARD, F_KERNELS, B_KERNELS, F_MEASURED, F_BYTES = range(10)
+F_FIXED, F_SAMPLE, B_FIXED, B_SAMPLE, T_FORWARD, T_BACKWARD, F_KERNELS, B_KERNELS, F_MEASURED, B_MEASURED, F_BYTES = (
+    range(11)
+)
 # Columns of Tables.operands.
 D_TENSOR, D_SAVED, D_EARLIER, D_OWNER, D_MOVED = range(5)
 # Columns of Tables.tensors (integers); the dims follow.
@@ -243,7 +245,7 @@ class _Builder:
         if group is not None:
             traffic = (1.0, group.backward_traffic)
             kernels = (1.0, 1.0) if index == group.members[0] else (0.0, 0.0)
-        cost = next((c for g, c in self.problem.hints.costs.items() if matches(g, op.name)), None)
+        cost = next((c for g, c in self.problem.hints.costs.items() if matches_operator(g, op.name)), None)
         self.costs.append(
             [
                 op.forward_flops.fixed,
@@ -252,7 +254,7 @@ class _Builder:
                 op.backward_flops.per_sample,
                 *((0.0, 0.0) if free else traffic),
                 *kernels,
-                cost.forward_s if cost is not None and cost.forward_s is not None else -1.0,
+                *(op.measured_s or (-1.0, -1.0)),
                 cost.bytes if cost is not None and cost.bytes is not None else -1.0,
             ]
         )
@@ -290,7 +292,7 @@ def build_tables(problem: Problem, linkage: Linkage | None = None) -> Tables:
         graph=problem.graph,
         spans=np.array(builder.spans, dtype=np.int64),
         operators=ints(builder.operators, 7),
-        costs=floats(builder.costs, 10),
+        costs=floats(builder.costs, 11),
         operands=ints(builder.operands, 5),
         tensors=ints(builder.tensors, T_DIMS + MAX_DIMS),
         sizes=floats(builder.sizes, 3),

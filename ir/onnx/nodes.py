@@ -110,8 +110,18 @@ def _names(text: str) -> list[str]:
 
 
 def path_scope(name: str) -> str:
-    """Module path from a node name of PyTorch's older exporter: `/h.0/attn/c_attn/MatMul`."""
-    return ".".join(name.split("/")[1:-1]) if name.startswith("/") else ""
+    """Module path from a node name of PyTorch's older exporter: `/h.0/attn/c_attn/MatMul`.
+
+    Children of an nn.Sequential repeat its name, as in `/features/features.0/features.0.1/Relu`.
+    """
+    if not name.startswith("/"):
+        return ""
+    parts: list[str] = []
+    for part in name.split("/")[1:-1]:
+        if parts and part.startswith(parts[-1] + "."):
+            parts.pop()
+        parts.append(part)
+    return ".".join(parts)
 
 
 def small_value(tensor: Any) -> Value | None:

@@ -7,6 +7,7 @@ from ir.operators import (  # noqa: F401  (each module registers its kinds)
     elementwise,
     embedding,
     loss,
+    measured,
     normalization,
     pooling,
     reduction,

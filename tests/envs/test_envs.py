@@ -8,7 +8,7 @@ import stable_baselines3.common.env_checker
 from automap.templates import templates
 from envs import HybridEnv, PipelineEnv, ShardingEnv
 from envs.decision import MAX_ACTIONS, REWARD_SCALE, bound_slice
-from envs.pruning import influential_groups
+from envs.pruning import decades_pruned, influential_groups
 
 
 def make(kind, space):
@@ -142,3 +142,27 @@ def test_influence_keeps_the_heaviest_groups(light_graph, space):
         for t, g in kept
     ]
     assert max(sizes) > 100e6
+
+
+def test_the_pruned_size_is_the_number_of_plans_that_are_offered(mlp, space):
+    """By brute force: the first two values of every slot, one group decided, the other split by batch."""
+    s = space(mlp((16, 32, 16, 16)), "2xA100", 4, num_micro_batches=2)
+    groups = influential_groups(s, 1)
+    pending, plans = [()], 0
+    while pending:
+        prefix = pending.pop()
+        if len(prefix) == len(s.slots):
+            plans += 1
+            continue
+        slot = s.slots[len(prefix)]
+        legal = np.flatnonzero(s.legal(prefix))
+        if slot.kind == "signature" and (slot.unit_type, slot.group) not in groups:
+            legal = legal[:1]
+        elif slot.kind not in ("signature", "zero", "recompute"):
+            legal = legal[legal < 2]
+        pending += [(*prefix, int(v)) for v in legal]
+    # No table of signatures, and no list of modes, is longer than what environments offer.
+    assert plans > 50
+    assert 10 ** s.count_decades(limit=2, groups=groups) == pytest.approx(plans)
+    assert decades_pruned(s, max_actions=MAX_ACTIONS, max_groups=48) == pytest.approx(s.decades)
+    assert decades_pruned(s, max_actions=MAX_ACTIONS, max_groups=1) < s.decades

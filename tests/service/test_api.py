@@ -65,6 +65,45 @@ def test_upload(api: httpx.Client, light: Callable[[str], bytes]) -> None:
     assert api.post("/v1/models?name=resnet50", content=light("resnet50")).json()["id"] == body["id"]
 
 
+PROFILE = """\
+node1 -- cell_1 -- forward_compute_time=3, backward_compute_time=5, activation_size=1600, parameter_size=4000
+node2 -- cell_2 -- forward_compute_time=3, backward_compute_time=5, activation_size=1600, parameter_size=4000
+node1 -- node2"""
+
+
+def test_a_layer_profile(api: httpx.Client, client: redis.Redis, search: Any) -> None:
+    answer = api.post("/v1/models?name=cells-pbs-4", content=PROFILE)
+    assert answer.status_code == 201, answer.text
+    model = answer.json()
+    assert model["summary"]["num_parameters"] == 2000
+    assert model["summary"]["coverage"]["measured"] == 1.0
+    job = api.post("/v1/jobs", json={**JOB, "model_id": model["id"]}).json()
+    worker.run(job["id"], client, search=search)
+    plan = api.get(f"/v1/jobs/{job['id']}/plan").json()
+    assert plan["model"]["num_parameters"] == 2000
+    # The name under which it was uploaded tells the batch of the profile, to the job too.
+    assert any("at 4 samples" in line for line in model["summary"]["warnings"])
+    assert job["request"]["model"]["name"] == "cells-pbs-4"
+
+
+@pytest.mark.parametrize(
+    ("text", "query", "field"),
+    [
+        (PROFILE.replace("=3", "=nan"), "", "model"),
+        (PROFILE.replace("=3", "=-3"), "", "model"),
+        (PROFILE + "\nnode2 -- node1", "", "model"),
+        (PROFILE + "\nnode2 -- node7", "", "model"),
+        (PROFILE + "\n" + PROFILE, "", "model"),
+        ("node1 -- " + "x" * 100_000, "", "model"),
+        ("node1 -- x\n" * 200_000, "", "model"),
+        (PROFILE, "?dim=batch=0", "dims"),
+        (PROFILE, "?dim=length=2", "dims.length"),
+    ],
+)
+def test_bad_profiles(api: httpx.Client, text: str, query: str, field: str) -> None:
+    check_problem(api.post(f"/v1/models{query}", content=text), 422, field)
+
+
 def test_a_job_to_its_plan(api: httpx.Client, store: Store, model_id: str, search: Any, client: redis.Redis) -> None:
     answer = api.post("/v1/jobs", json={"model_id": model_id, **JOB})
     assert answer.status_code == 202, answer.text

@@ -18,6 +18,16 @@ from service.cli import main
 HEAVY = ("torch", "numba", "stable_baselines3", "gymnasium", "onnx", "fastapi", "rq", "redis", "numpy")
 
 
+PROFILE = """\
+node1 -- Input -- forward_compute_time=0.5, backward_compute_time=0, activation_size=1600, parameter_size=0
+node2 -- cell_1 -- forward_compute_time=3, backward_compute_time=5, activation_size=1600, parameter_size=4000
+node3 -- cell_2 -- forward_compute_time=3, backward_compute_time=5, activation_size=1600, parameter_size=4000
+node4 -- head -- forward_compute_time=3, backward_compute_time=5, activation_size=160, parameter_size=4000
+\tnode1 -- node2
+\tnode2 -- node3
+\tnode3 -- node4"""
+
+
 @pytest.fixture
 def model(tmp_path: Path, light: Callable[[str], bytes]) -> str:
     path = tmp_path / "squeezenet.onnx"
@@ -106,9 +116,69 @@ def test_nothing_fits(model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_inspect(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", model, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["num_parameters"] == 1235496
-    assert main(["inspect", model]) == 0
-    assert "1,235,496" in capsys.readouterr().out
+    document = json.loads(capsys.readouterr().out)
+    assert document["num_parameters"] == 1235496
+    assert document["coverage"] == {"measured": 0.0, "modelled": 1.0, "opaque": 0.0}
+    assert 1.0 < document["space"]["decades_pruned"] <= document["space"]["decades"]
+    assert sum(document["operators"].values()) == document["num_operators"]
+    assert main(["inspect", model, "--cluster", "8xV100-16GB", "--global-batch", "64"]) == 0
+    shown = capsys.readouterr().out
+    assert "1,235,496" in shown
+    assert "8xV100-16GB at a global batch of 64" in " ".join(shown.split())
+    assert "100.0 % modelled" in shown
+
+
+def test_inspect_shows_what_it_can(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", model, "--global-batch", "7", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["space"] is None
+    assert "training.global_batch" in document["warnings"][-1]
+    assert main(["inspect", model, "--cluster", "8xV100-16GB", "--global-batch", "7"]) == 2
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    path = tmp_path / "cells-pbs-4.txt"
+    path.write_text(PROFILE)
+    return str(path)
+
+
+def test_a_profile(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", profile, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["num_parameters"] == 3000
+    assert document["coverage"]["measured"] == 1.0
+    assert document["space"]["decades"] > 1.0
+    assert main(["inspect", profile]) == 0
+    assert "100.0 % measured" in capsys.readouterr().out
+    words = ["--cluster", "2xV100-16GB", "--global-batch", "16", "--budget", "50", "--searcher", "expert", "--json"]
+    assert main(["search", profile, *words]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    jsonschema.Draft202012Validator(plan_schema()).validate(plan)
+    # 16 samples in 4 times the measured 24 ms, shared by two devices; nothing is slower than one device alone.
+    assert 4 * 0.024 / 2 <= plan["estimate"]["step_time_s"] <= 4 * 0.024
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (["--dim", "batch=0"], "dims"),
+        (["--dim", "length=4"], "dims.length"),
+        (["--parameters", "*"], "parameters"),
+    ],
+)
+def test_what_a_profile_leaves_to_say(
+    profile: str, words: list[str], field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", profile, *words, "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["field"] == field
+
+
+def test_a_profile_is_known_by_its_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_text(PROFILE + "\nnode9 -- nonsense")
+    assert main(["inspect", str(path), "--json"]) == 2
+    assert "line 8" in json.loads(capsys.readouterr().out)["message"]
 
 
 @pytest.mark.usefixtures("searching")

@@ -1,0 +1,42 @@
+"""Published layer profiles (PipeDream's text format): how long they take to read, what they hold, where they cut.
+
+    python benchmarks/import_profiles.py [FOLDER]
+
+FOLDER is ../shared/data/profiles where nothing else is said; without it nothing is measured, and the script says so.
+Prints one line a file: seconds to read and to find the units, measured seconds a batch in the file and in the graph
+(equal but for rounding; the data loader's time is no layer), parameters, units.
+"""
+
+import re
+import sys
+import time
+from pathlib import Path
+
+from ir.blocks import find_units
+from ir.profile_import import batch_in_name, load_profile
+
+
+def main(folder: Path) -> None:
+    """Reads every profile below `folder`."""
+    for file in sorted(folder.rglob("*.txt")):
+        text = file.read_text()
+        batch = batch_in_name(file.stem) or 64
+        began = time.perf_counter()
+        graph = load_profile(text, name=file.stem, batch=batch)
+        units = len(find_units(graph).units)
+        spent = time.perf_counter() - began
+        layers = "\n".join(row for row in text.split("\n") if not re.match(r"node\d+ -- input", row, re.IGNORECASE))
+        given = sum(float(v) for v in re.findall(r"(?:forward|backward)_compute_time=([\d.]+)", layers)) / 1e3
+        kept = batch * sum((op.measured_forward_s or 0.0) + (op.measured_backward_s or 0.0) for op in graph.operators)
+        print(
+            f"{file.parent.name + '/' + file.stem:36} {spent:6.3f} s  {given:8.4f} s in the file  {kept:8.4f} s in "
+            f"the graph  {graph.num_parameters / 1e6:8.1f} M parameters  {units:4} units"
+        )
+
+
+if __name__ == "__main__":
+    profiles = Path(sys.argv[1] if len(sys.argv) > 1 else "../shared/data/profiles")
+    if profiles.is_dir():
+        main(profiles)
+    else:
+        print(f"{profiles} is no folder: nothing measured")

@@ -1,0 +1,45 @@
+"""Kinds of measured layer graphs (`ir.profile_import`): a layer known by sizes and times, and packing for cuts.
+
+Tensors are `[1, n]` at one sample, the batch in dim 0. Nothing inside a layer is known, so only the batch is split.
+"""
+
+from __future__ import annotations
+
+from ir.operators.base import Context, Dims, Result, kind
+
+LAYER = "Layer"
+
+
+def _rows(ctx: Context, sizes: tuple[int, ...]) -> list[Dims]:
+    """Dims of outputs `[batch, size]`."""
+    batch = ctx.rule.batch()
+    return [[(batch,), (ctx.rule.factor(size, fixed=True),) if size != 1 else ()] for size in sizes]
+
+
+def _operands(ctx: Context) -> list[tuple[int, Dims]]:
+    return [(i, ctx.rule.dims(t, fixed=True)) for i, t in enumerate(ctx.inputs) if t is not None]
+
+
+@kind(LAYER, "Unbundle")
+def layer(ctx: Context) -> Result:
+    """Outputs of `sizes` elements a sample. A Layer keeps them for the backward pass; an Unbundle only takes apart."""
+    sizes = ctx.ints("sizes") or ()
+    operands, outputs = _operands(ctx), _rows(ctx, sizes)
+    if ctx.kind == LAYER:
+        return Result(operands, outputs, saved_outputs=range(len(outputs)))
+    return Result(operands, outputs, traffic=(0.0, 0.0))
+
+
+@kind("Bundle")
+def bundle(ctx: Context) -> Result:
+    """All inputs side by side as one tensor, so that one tensor crosses a cut; sent as they lie, hence free."""
+    size = sum(t.num_elements for t in ctx.inputs if t is not None)
+    return Result(_operands(ctx), _rows(ctx, (size,)), traffic=(0.0, 0.0))
+
+
+@kind("LayerLoss")
+def layer_loss(ctx: Context) -> Result:
+    """A scalar that depends on every input, summed over samples; its time is part of the last layers'."""
+    operands = _operands(ctx)
+    ctx.rule.mark(ctx.rule.batch(), summed=True)
+    return Result(operands, [[]], traffic=(0.0, 0.0))

@@ -1,0 +1,196 @@
+"""Constraints: whatever plan is drawn, it obeys; what cannot be obeyed is refused by name."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from agents import search
+from agents.searcher import Budget
+from automap.cluster import parse_cluster
+from automap.errors import ProblemError
+from automap.names import select
+from automap.prefix import BoundTable
+from automap.price.evaluator import RECOMPUTE_MODES
+from automap.problem import Problem
+from automap.space import PlanSpace
+from automap.templates import templates
+from envs.decision import HybridEnv
+
+
+def problem(graph, constraints, cluster="8xA100", batch=16, trainer="generic", **fix) -> Problem:
+    hints = {"constraints": constraints, "fix": fix}
+    return Problem.build(graph, parse_cluster(cluster), {"global_batch": batch, "trainer": trainer}, hints)
+
+
+def drawn(space: PlanSpace, count: int = 60) -> list:
+    rng = np.random.default_rng(0)
+    return [space.random(rng) for _ in range(count)]
+
+
+def stage_of(space: PlanSpace, values, name: str) -> int:
+    """Pipeline rank that holds an operator, read off the plan document."""
+    plan = space.decode(values)
+    order = [op.name for op in space.problem.graph.operators]
+    first = [order.index(stage.operators[0]) for stage in plan.stages]
+    number = max(i for i, start in enumerate(first) if start <= order.index(name))
+    return number % len({stage.devices for stage in plan.stages})
+
+
+def test_stages(gpt):
+    graph = gpt(layers=6)
+    space = PlanSpace(problem(graph, [{"scope": "h.1", "stage": 0}, {"scope": "h.2.mlp", "stage": 1}]))
+    # Embedding, six layers and head are eight units, three of which stage 0 holds.
+    assert {s.pp for s in space.shapes} == {2, 4}
+    assert {s.virtual for s in space.shapes} == {1}
+    plans = [*drawn(space, 15), *itertools.islice((v for _, v in templates(space)), 0, None, 97)]
+    for values in plans:
+        assert stage_of(space, values, "h.1.mlp.up/MatMul") == 0
+        assert stage_of(space, values, "h.2.mlp.up/MatMul") == 1
+        assert space.repair(values) == tuple(values)
+        assert space.encode(space.decode(values)) == tuple(values)
+
+
+def test_cuts_under_constraints_are_all_there(mlp):
+    """By brute force over all cuts of eight units into three or fewer stages."""
+    graph = mlp((16,) * 9)
+    wanted = [{"scope": "layers.2", "stage": 0}, {"scope": "layers.4", "stage": 1}]
+    space = PlanSpace(problem(graph, wanted, "4xA100", 4, num_micro_batches=1, recompute="none", zero=0, tp=1))
+    names = [graph.operators[u.start].name for u in space.linkage.blocks.units]
+    two, four = names.index("layers.2/MatMul"), names.index("layers.4/MatMul")
+    total = 0
+    for shape in space.shapes:
+        n = shape.num_chunks
+        expected = {
+            ends
+            for ends in itertools.combinations(range(1, len(names)), n - 1)
+            if two < ends[0] <= four and (n == 2 or four < ends[1])
+        }
+        found, pending = set(), [space.shape_values(shape)]
+        while pending:
+            prefix = pending.pop()
+            if len(prefix) == space.first_recompute:
+                found.add(tuple(space.cuts(prefix, n - 1)))
+            else:
+                pending += [(*prefix, int(v)) for v in np.flatnonzero(space.legal(prefix))]
+        assert found == expected
+        ways = space._cut_decades(n, None)
+        assert 10**ways == pytest.approx(len(expected))
+        total += len(expected)
+    assert total > 0
+
+
+def test_recompute(gpt):
+    graph = gpt(layers=4)
+    space = PlanSpace(problem(graph, [{"scope": "h.0", "recompute": True}, {"scope": "h.3", "recompute": False}]))
+    names = [op.name for op in graph.operators]
+    together = apart = 0
+    for values in [*drawn(space, 20), *itertools.islice((v for _, v in templates(space)), 0, None, 97)]:
+        plan = space.decode(values)
+        again = {n for stage in plan.stages for glob in stage.recompute for n in select(glob, _span(stage, names))}
+        assert "h.0.mlp.up/MatMul" in again
+        if stage_of(space, values, "h.0.mlp.up/MatMul") == stage_of(space, values, "h.3.mlp.up/MatMul"):
+            together += 1
+        else:
+            apart += 1
+            assert not any(n.startswith("h.3.") for n in again)
+    assert together and apart
+
+
+def _span(stage, names):
+    return names[names.index(stage.operators[0]) : names.index(stage.operators[1]) + 1]
+
+
+def test_selective_recomputation_satisfies_attention_scopes(gpt):
+    space = PlanSpace(problem(gpt(), [{"scope": "h.*.attn/Softmax", "recompute": True}], trainer="ddp", pp=1))
+    modes = {RECOMPUTE_MODES[v[space.first_recompute]] for v in drawn(space)}
+    assert modes == {"selective", "full"}
+
+
+def test_modules_are_split_replicated_and_sharded(gpt):
+    graph = gpt(layers=4)
+    for constraint, legal in (
+        ({"scope": "h.*.mlp.up", "split": True}, lambda p: p["tp"] not in ("whole", "batch")),
+        ({"scope": "h.*.mlp.up", "replicate": True}, lambda p: p["tp"] in ("whole", "batch")),
+        ({"scope": "h.*.mlp.up/MatMul", "sharding": {"tp": "S(2)"}}, lambda p: p["tp"] == 2),
+    ):
+        space = PlanSpace(problem(graph, [constraint], pp=1, tp=2))
+        seen = set()
+        for values in drawn(space, 40):
+            seen.add(_placement(space, values, "mlp.up/MatMul"))
+            assert legal({"tp": _placement(space, values, "mlp.up/MatMul")}), constraint
+        assert seen
+    free = PlanSpace(problem(graph, [], pp=1, tp=2))
+    assert len({_placement(free, v, "mlp.up/MatMul") for v in drawn(free, 40)}) > 2
+
+
+def _placement(space: PlanSpace, values, ending: str):
+    """How an operator of a layer is split on tp: `whole`, `batch` or the dim of its output."""
+    tables = space.evaluator.tables
+    for kind, unit in enumerate(space.linkage.types):
+        for offset, table in enumerate(unit.signatures):
+            op = space.operator(kind, offset)
+            if op.name.startswith("h.") and op.name.endswith(ending):
+                signature = table[space.signatures(values)[int(tables.spans[kind]) + offset, 1]]
+                if signature.factor is not None and op.rule.factors[signature.factor].is_batch:
+                    return "batch"
+                return "whole" if signature.outputs[0] == -1 and signature.factor is None else signature.outputs[0]
+    raise AssertionError(ending)
+
+
+def test_a_split_needs_an_inner_axis(gpt):
+    space = PlanSpace(problem(gpt(), [{"scope": "h.*.mlp", "split": True}]))
+    assert min(s.tp for s in space.shapes) == 2
+
+
+def test_environments_obey(gpt):
+    space = PlanSpace(problem(gpt(layers=6), [{"scope": "h.1", "stage": 0}, {"scope": "h.2", "stage": 1}]))
+    env = HybridEnv(space, BoundTable(space))
+    rng = np.random.default_rng(1)
+    observation, _ = env.reset(seed=0)
+    done = False
+    while not done:
+        legal = np.flatnonzero(observation["action_mask"])
+        observation, _, done, _, info = env.step(int(rng.choice(legal)))
+    assert stage_of(space, info["values"], "h.1.mlp.up/MatMul") == 0
+    assert stage_of(space, info["values"], "h.2.mlp.up/MatMul") == 1
+
+
+@pytest.mark.slow
+def test_a_search_obeys(gpt):
+    wanted = [{"scope": "h.2", "stage": 1}, {"scope": "h.1", "stage": 0}, {"scope": "h.0", "recompute": True}]
+    asked = problem(gpt(layers=4), wanted)
+    plan = search(asked, Budget(evaluations=200), searcher="portfolio", seed=0).plan
+    assert len(plan.stages) >= 2
+    assert "h.2" not in plan.stages[0].operators[1]
+    assert "h.1" not in plan.stages[1].operators[0]
+    assert plan.stages[0].recompute == ("**",)
+
+
+@pytest.mark.parametrize(
+    ("constraints", "fix", "field"),
+    [
+        ([{"scope": "h.0", "stage": -1}], {}, "hints.constraints[0].stage"),
+        ([{"scope": "h.0", "stage": 8}], {}, "hints.constraints"),
+        ([{"scope": "h.0", "stage": 1}, {"scope": "h.1", "stage": 0}], {}, "hints.constraints"),
+        ([{"scope": "h.0.attn", "stage": 0}, {"scope": "h.0.mlp", "stage": 1}], {}, "hints.constraints[1].stage"),
+        ([{"scope": "h.0", "split": True}], {"tp": 1}, "hints.fix.tp"),
+        ([{"scope": "h.9", "stage": 1}], {}, "hints.constraints[0].scope"),
+        ([{"scope": "h.*.mlp.up", "sharding": {"tp": "S(x)"}}], {}, "hints.constraints[0].sharding.tp"),
+        ([{"scope": "h.*.mlp.up", "sharding": {"tp": "S(7)"}}], {}, "hints.constraints[0].sharding.tp"),
+        ([{"scope": "h.0", "stages": 1}], {}, "hints.constraints[0].stages"),
+    ],
+)
+def test_what_cannot_be_obeyed_is_refused(gpt, constraints, fix, field):
+    with pytest.raises(ProblemError) as found:
+        PlanSpace(problem(gpt(), constraints, **fix))
+    assert found.value.field == field
+    assert found.value.repair
+
+
+def test_counting_knows_what_is_fixed(mlp):
+    graph = mlp((16, 32, 16))
+    free = PlanSpace(problem(graph, [], "2xA100", 4, pp=1, tp=1, num_micro_batches=2))
+    fixed = PlanSpace(problem(graph, [], "2xA100", 4, pp=1, tp=1, num_micro_batches=2, zero=1, recompute="full"))
+    assert free.decades - fixed.decades == pytest.approx(math.log10(4 * 2))

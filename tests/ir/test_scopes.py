@@ -1,0 +1,132 @@
+"""Operators map back to the modules of PyTorch that they come from, whichever exporter wrote the file."""
+
+import functools
+import io
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from automap.names import select
+from ir.graph import Graph
+from ir.onnx.load import load_model
+from ir.onnx.nodes import path_scope, scope_of
+
+LAYERS, WIDTH = 2, 8
+
+
+class Block(nn.Module):
+    """A residual block with a Sequential inside a Sequential."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ln = nn.LayerNorm(WIDTH)
+        self.mlp = nn.Sequential(nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU()), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(self.ln(x))
+
+
+class Trunk(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(16, WIDTH)
+        self.h = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.ln_f = nn.LayerNorm(WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.wte(ids)
+        for block in self.h:
+            x = block(x)
+        return self.ln_f(x)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.transformer = Trunk()
+        self.lm_head = nn.Linear(WIDTH, 16, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.lm_head(self.transformer(ids))
+
+
+@functools.cache
+def exported(how: str) -> Graph:
+    ids = torch.zeros(1, 4, dtype=torch.long)
+    if how == "weight-free":
+        from automap.runtime.torch_export import export_onnx
+
+        data = export_onnx(lambda: (Net(), (torch.zeros(1, 4, dtype=torch.long),)))
+    else:
+        file = io.BytesIO()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if how == "dynamo":
+                torch.onnx.export(Net().eval(), (ids,), file, dynamo=True, verbose=False)
+            else:
+                torch.onnx.export(Net().eval(), (ids,), file, dynamo=False, opset_version=17)
+        data = file.getvalue()
+    return load_model(data, name="net")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["weight-free", "dynamo", "legacy"])
+def test_every_operator_of_a_module_knows_it(how: str):
+    graph = exported(how)
+    modules = {name: type(module) for name, module in Net().named_modules()}
+    for op in graph:
+        if not op.is_constant:
+            assert op.scope in modules, op.name
+    products = {op.scope for op in graph if op.kind in ("MatMul", "Gemm")}
+    assert products == {name for name, kind in modules.items() if kind is nn.Linear}
+    assert {op.scope for op in graph if op.kind == "Relu"} == {n for n, kind in modules.items() if kind is nn.ReLU}
+    norms = {op.scope for op in graph if op.kind == "LayerNormalization"}
+    assert norms == {name for name, kind in modules.items() if kind is nn.LayerNorm}
+    assert {op.scope for op in graph if op.kind == "Gather"} == {"transformer.wte"}
+    # The residual sum belongs to the block itself.
+    assert {"transformer.h.0", "transformer.h.1"} <= {op.scope for op in graph if op.kind == "Add"}
+
+
+@pytest.mark.slow
+def test_exporters_agree_on_names():
+    named = []
+    for how in ("weight-free", "dynamo", "legacy"):
+        names = [op.name for op in exported(how)]
+        assert len(select("transformer.h.*.mlp.0.0", names)) >= LAYERS
+        named.append({name for name in select("transformer.h.*", names) if not name.endswith("/Transpose")})
+    assert named[0] == named[1] == named[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "scope"),
+    [
+        ("/h.0/attn/c_attn/MatMul", "h.0.attn.c_attn"),
+        ("/features/features.1/conv/conv.0/conv.0.1/BatchNormalization", "features.1.conv.0.1"),
+        ("/layer1/layer1.0/downsample/downsample.0/Conv", "layer1.0.downsample.0"),
+        ("/layer1/layer10.0/Conv", "layer1.layer10.0"),
+        ("/Add", ""),
+        ("MatMul_3", ""),
+        ("a/b/MatMul", ""),
+    ],
+)
+def test_paths_of_the_older_exporter(name: str, scope: str):
+    assert path_scope(name) == scope
+
+
+@pytest.mark.parametrize(
+    ("text", "scope"),
+    [
+        ("['', 'transformer', 'transformer.h.0', 'transformer.h.0.mlp', 'linear']", "transformer.h.0.mlp"),
+        ("['', 'add']", ""),
+        ("['add']", ""),
+        ("", ""),
+        ("__import__('os')", ""),
+        ("[1, 2]", ""),
+        ("[" * 1000, ""),
+        ("'" + "x" * 30_000 + "'", ""),
+    ],
+)
+def test_lists_of_the_newer_exporter(text: str, scope: str):
+    assert scope_of(text) == scope
