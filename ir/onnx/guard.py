@@ -1,12 +1,13 @@
 """Pre-flight on raw bytes, before any ONNX utility sees them.
 
 The ONNX checker is no guard: it accepts cycles, functions that double at every level, and dims of 2^62. This walk is
-linear in the size of the upload and stops at the first bound that is crossed. It knows nothing of operators.
+linear in the size of the upload, counts before it looks, and stops at the first bound that is crossed. Of operators it
+knows nothing; of what their results would weigh, `ir.operators.base` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,43 +17,58 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from ir.errors import ModelError, ModelTooExpensive
 
 MIB = 1 << 20
+MIN_OPSET = 7
+"""Older operators broadcast by an attribute and mean other things by the same names."""
+MAX_OPSET: int = onnx.defs.onnx_opset_version()
+
+FunctionKey = tuple[str, str, str]
+"""Domain, name, overload."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Bounds on an upload; the defaults admit a 70-billion-parameter transformer (10 MB, 5,699 nodes) with room."""
+    """Bounds on an upload; the defaults admit a 70-billion-parameter transformer (10 MB, 5,700 nodes) eight times."""
 
     max_bytes: int = 64 * MIB
-    max_nodes: int = 100_000
-    """After expansion of functions."""
-    max_tensors: int = 400_000
-    max_attributes: int = 2_000_000
+    max_nodes: int = 50_000
+    """Subgraphs included, functions expanded."""
+    max_tensors: int = 200_000
+    """Inputs, initializers, results and declared values."""
+    max_items: int = 1_000_000
+    """Operands, attributes and their numbers, dims and metadata entries, after expansion of functions."""
     max_depth: int = 8
     """Of subgraphs."""
+    max_calls: int = 64
+    """Of functions within functions."""
+    max_operands: int = 4096
+    """Inputs or outputs of one node, and outputs of the graph."""
+    max_values: int = 65_536
+    """Numbers or texts in one attribute."""
+    max_rank: int = 32
     max_elements: int = 1 << 48
     """Of one tensor."""
     max_dim: int = 1 << 40
     max_name_bytes: int = 4096
 
 
+@dataclass
 class _Counter:
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.nodes = 0
-        self.tensors = 0
-        self.attributes = 0
+    limits: Limits
+    nodes: int = 0
+    tensors: int = 0
+    items: int = 0
 
-    def add(self, *, nodes: int = 0, tensors: int = 0, attributes: int = 0) -> None:
+    def add(self, *, nodes: int = 0, tensors: int = 0, items: int = 0) -> None:
         self.nodes += nodes
         self.tensors += tensors
-        self.attributes += attributes
-        for count, bound, what in (
-            (self.nodes, self.limits.max_nodes, "nodes"),
-            (self.tensors, self.limits.max_tensors, "tensors"),
-            (self.attributes, self.limits.max_attributes, "attributes"),
-        ):
-            if count > bound:
-                raise too_large(f"more than {bound} {what}", count)
+        self.items += items
+        limits = self.limits
+        if self.nodes > limits.max_nodes:
+            raise too_large(f"more than {limits.max_nodes} nodes", self.nodes)
+        if self.tensors > limits.max_tensors:
+            raise too_large(f"more than {limits.max_tensors} tensors", self.tensors)
+        if self.items > limits.max_items:
+            raise too_large(f"more than {limits.max_items} operands, attribute values and dims", self.items)
 
 
 def refuse(message: str, value: object, repair: str) -> ModelError:
@@ -74,7 +90,7 @@ def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
     """Parses and checks an upload.
 
     Raises:
-        ModelError: not an ONNX model, external data, cycles, undefined names.
+        ModelError: not an ONNX model, external data, undefined or doubled names, unknown operator sets.
         ModelTooExpensive: a bound is crossed.
     """
     limits = limits or Limits()
@@ -90,7 +106,11 @@ def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
+    except MemoryError:
+        raise _needs_memory(data) from None
     except (DecodeError, ValueError, RuntimeError) as error:
+        if "alloc" in str(error):  # protobuf's own words for memory that it was not given
+            raise _needs_memory(data) from None
         raise refuse(
             "the file is not an ONNX model or is truncated",
             f"{len(data)} bytes, {str(error)[:80]}",
@@ -104,6 +124,15 @@ def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
     return model
 
 
+def _needs_memory(data: bytes) -> ModelTooExpensive:
+    return ModelTooExpensive(
+        "the file unpacks to many times its size",
+        field="model",
+        value=f"{len(data)} bytes",
+        repair="Send the file as the exporter wrote it, without its weights (`automap strip model.onnx`).",
+    )
+
+
 def check(model: onnx.ModelProto, limits: Limits) -> None:
     """The walk itself; see `parse`."""
     if len(model.training_info):
@@ -113,95 +142,209 @@ def check(model: onnx.ModelProto, limits: Limits) -> None:
             "Export the forward graph only.",
         )
     counter = _Counter(limits)
-    _walk_graph(model.graph, counter, limits)
+    counter.add(items=len(model.opset_import) + len(model.metadata_props), nodes=len(model.functions))
+    _check_opsets(model)
+    _walk_graph(model.graph, counter)
     for function in model.functions:
-        counter.add(nodes=len(function.node))
-        for node in function.node:
-            _walk_node(node, counter, limits, 1)
-        for attribute in function.attribute_proto:
-            _walk_attribute(attribute, counter, limits, 1)
+        _walk_function(function, counter)
     if len(model.functions):
         _check_functions(model, limits)
-    _check_names(model.graph)
+    graph = model.graph
+    if len(graph.output) > limits.max_operands:
+        raise too_large(f"more than {limits.max_operands} outputs", len(graph.output))
+    given = [t.name for t in graph.initializer] + [s.values.name for s in graph.sparse_initializer]
+    _check_unique(given, "an initializer")
+    _check_unique([i.name for i in graph.input], "an input")
+    _check_defined({*given, *(i.name for i in graph.input)}, graph.node, [o.name for o in graph.output])
 
 
-def _walk_graph(graph: Any, counter: _Counter, limits: Limits, depth: int = 0) -> None:
-    if depth > limits.max_depth:
-        raise too_large(f"subgraphs nested deeper than {limits.max_depth}", depth)
-    counter.add(nodes=len(graph.node), tensors=len(graph.initializer) + len(graph.input) + len(graph.value_info))
+def _check_opsets(model: onnx.ModelProto) -> None:
+    """Versions of the standard operator set: there, known, and one only."""
+    for holder in (model, *model.functions):
+        versions = {o.version for o in holder.opset_import if o.domain in ("", "ai.onnx")}
+        if len(versions) > 1:
+            raise refuse("the file names two versions of the operator set", sorted(versions), "Export again.")
+        for version in versions:
+            if not MIN_OPSET <= version <= MAX_OPSET:
+                raise refuse(
+                    "the version of the operator set is not known",
+                    f"opset {version}",
+                    f"Export with an opset from {MIN_OPSET} to {MAX_OPSET} "
+                    "(`onnx.version_converter.convert_version`).",
+                )
+    if not any(o.domain in ("", "ai.onnx") for o in model.opset_import):
+        used = next((n for n in model.graph.node if n.domain in ("", "ai.onnx")), None)
+        if used is not None:
+            raise refuse(
+                "the file does not say which version of the operator set it uses",
+                used.op_type or "no opset_import",
+                f"Write opset_import, with a version from {MIN_OPSET} to {MAX_OPSET}.",
+            )
+
+
+def _walk_function(function: Any, counter: _Counter) -> None:
+    counter.add(
+        nodes=len(function.node), items=len(function.input) + len(function.output) + len(function.opset_import)
+    )
+    names = [function.domain, function.name, function.overload, *function.input, *function.output]
+    _check_texts(names, counter.limits)
+    _walk_values(function.value_info, counter)
+    for node in function.node:
+        _walk_node(node, counter, 1)
+    counter.add(items=len(function.attribute_proto))
+    for attribute in function.attribute_proto:
+        _walk_attribute(attribute, counter, 1)
+    _check_unique(function.input, "an input of a function")
+    _check_defined(set(function.input), function.node, function.output)
+
+
+def _walk_graph(graph: Any, counter: _Counter, depth: int = 0) -> None:
+    if depth > counter.limits.max_depth:
+        raise too_large(f"subgraphs nested deeper than {counter.limits.max_depth}", depth)
+    counter.add(
+        nodes=len(graph.node),
+        tensors=len(graph.initializer) + len(graph.sparse_initializer),
+        items=len(graph.quantization_annotation) + len(graph.metadata_props),
+    )
+    _check_texts([graph.name], counter.limits)
     for tensor in graph.initializer:
-        _check_tensor(tensor, limits)
+        _check_tensor(tensor, counter)
     for sparse in graph.sparse_initializer:
-        counter.add(tensors=1)
-        _check_sparse(sparse, limits)
+        _check_sparse(sparse, counter)
     for values in (graph.input, graph.output, graph.value_info):
-        for value in values:
-            if value.type.HasField("tensor_type"):
-                _check_dims([d.dim_value for d in value.type.tensor_type.shape.dim], value.name, limits)
+        _walk_values(values, counter)
     for node in graph.node:
-        _walk_node(node, counter, limits, depth)
+        _walk_node(node, counter, depth)
 
 
-def _walk_node(node: Any, counter: _Counter, limits: Limits, depth: int) -> None:
-    counter.add(attributes=len(node.attribute), tensors=len(node.output))
-    for name in (*node.input, *node.output, node.name, node.op_type, node.domain):
-        if not isinstance(name, str):  # protobuf hands out bytes where a string is no UTF-8
-            raise refuse("a name is not text", repr(name)[:40], "Export again.")
-        if len(name) > limits.max_name_bytes:
-            raise too_large(f"a name longer than {limits.max_name_bytes} characters", name[:40])
+def _walk_values(values: Any, counter: _Counter) -> None:
+    counter.add(tensors=len(values))
+    for value in values:
+        _check_texts([value.name], counter.limits)
+        if value.HasField("type"):
+            _walk_type(value.type, value.name, counter)
+
+
+def _walk_type(declared: Any, name: str, counter: _Counter) -> None:
+    """Shapes of tensors, also within sequences, optionals and maps (their nesting is bounded by protobuf's own)."""
+    kind = declared.WhichOneof("value")
+    if kind in ("tensor_type", "sparse_tensor_type"):
+        dims = getattr(declared, kind).shape.dim
+        counter.add(items=len(dims))
+        _check_texts([d.dim_param for d in dims], counter.limits)
+        _check_dims([d.dim_value for d in dims], name, counter.limits)
+    elif kind in ("sequence_type", "optional_type"):
+        counter.add(items=1)
+        _walk_type(getattr(declared, kind).elem_type, name, counter)
+    elif kind == "map_type":
+        counter.add(items=1)
+        _walk_type(declared.map_type.value_type, name, counter)
+
+
+def _walk_node(node: Any, counter: _Counter, depth: int) -> None:
+    limits = counter.limits
+    operands = max(len(node.input), len(node.output))
+    if operands > limits.max_operands:
+        raise too_large(f"a node of more than {limits.max_operands} operands", operands)
+    counter.add(
+        tensors=len(node.output),
+        items=len(node.input) + len(node.output) + len(node.attribute) + len(node.metadata_props),
+    )
+    _check_texts([*node.input, *node.output, node.name, node.op_type, node.domain, node.overload], limits)
+    if not node.op_type:
+        raise refuse("a node has no operator type", node.name or list(node.output), "Export again.")
+    if len(node.attribute) > 1:
+        _check_unique([a.name for a in node.attribute], "an attribute of a node")
     for attribute in node.attribute:
-        _walk_attribute(attribute, counter, limits, depth)
+        _walk_attribute(attribute, counter, depth)
 
 
-def _walk_attribute(attribute: Any, counter: _Counter, limits: Limits, depth: int) -> None:
-    kind = attribute.type
-    if kind in (onnx.AttributeProto.INT, onnx.AttributeProto.FLOAT, onnx.AttributeProto.STRING):
-        return
-    if attribute.HasField("t"):
-        _check_tensor(attribute.t, limits)
-    for tensor in attribute.tensors:
-        counter.add(tensors=1)
-        _check_tensor(tensor, limits)
-    if attribute.HasField("sparse_tensor"):
-        _check_sparse(attribute.sparse_tensor, limits)
-    for sparse in attribute.sparse_tensors:
-        counter.add(tensors=1)
-        _check_sparse(sparse, limits)
-    if attribute.HasField("g"):
-        _walk_graph(attribute.g, counter, limits, depth + 1)
-    for graph in attribute.graphs:
-        _walk_graph(graph, counter, limits, depth + 1)
+_REPEATED = ("ints", "floats", "strings", "tensors", "sparse_tensors", "graphs", "type_protos")
+_TENSORS = ("tensors", "sparse_tensors", "graphs", "type_protos", "t", "sparse_tensor", "g", "tp")
 
 
-def _check_sparse(sparse: Any, limits: Limits) -> None:
-    _check_tensor(sparse.values, limits)
-    _check_tensor(sparse.indices, limits)
-    _check_dims(sparse.dims, "a sparse tensor", limits)
+def _walk_attribute(attribute: Any, counter: _Counter, depth: int) -> None:
+    """Whatever the attribute holds is looked at, also what its `type` denies."""
+    limits = counter.limits
+    _check_texts([attribute.name, attribute.ref_attr_name], limits)
+    for descriptor, held in attribute.ListFields():
+        name = descriptor.name
+        if name in _REPEATED:
+            if len(held) > limits.max_values:
+                raise too_large(f"an attribute of more than {limits.max_values} values", attribute.name)
+            counter.add(items=len(held))
+        if name not in _TENSORS:
+            continue
+        for one in held if name in _REPEATED else (held,):
+            if name in ("t", "tensors"):
+                counter.add(tensors=1)
+                _check_tensor(one, counter)
+            elif name in ("sparse_tensor", "sparse_tensors"):
+                _check_sparse(one, counter)
+            elif name in ("g", "graphs"):
+                _walk_graph(one, counter, depth + 1)
+            else:
+                _walk_type(one, attribute.name, counter)
 
 
-def _check_tensor(tensor: Any, limits: Limits) -> None:
+def _check_sparse(sparse: Any, counter: _Counter) -> None:
+    counter.add(tensors=2, items=len(sparse.dims))
+    _check_tensor(sparse.values, counter)
+    _check_tensor(sparse.indices, counter)
+    _check_dims(sparse.dims, sparse.values.name or "a sparse tensor", counter.limits)
+
+
+_DATA = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+
+
+def _check_tensor(tensor: Any, counter: _Counter) -> None:
+    counter.add(items=len(tensor.dims))
+    _check_texts([tensor.name], counter.limits)
     if tensor.data_location == onnx.TensorProto.EXTERNAL or len(tensor.external_data):
         raise refuse(
             "the file refers to external data",
             tensor.name or "a tensor",
             "Send the graph without weights (`automap strip model.onnx`); they are never needed.",
         )
-    _check_dims(tensor.dims, tensor.name, limits)
+    count = _check_dims(tensor.dims, tensor.name, counter.limits)
+    for name in _DATA:
+        # Two numbers an element hold complex ones.
+        if len(getattr(tensor, name)) > 2 * count:
+            raise refuse("a stored tensor holds more values than its dims say", tensor.name, "Export again.")
 
 
-def _check_dims(dims: Sequence[int], name: str, limits: Limits) -> None:
+def _check_dims(dims: Sequence[int], name: str, limits: Limits) -> int:
+    """The number of elements, an unknown dim (0) counted as 1: it must not hide the others."""
+    if len(dims) > limits.max_rank:
+        raise refuse("a tensor has an absurd rank", f"{name}: rank {len(dims)}", "Check the exporter.")
     count = 1
     for size in dims:
         if not 0 <= size < limits.max_dim:
             raise refuse("a tensor has an absurd dim", f"{name}: {size}", "Check the exporter: dims must be sizes.")
-        # An unknown dim is stored as 0; it must not hide the others.
         count *= size or 1
-        if count > limits.max_elements:
-            raise refuse(
-                "a tensor is absurdly large",
-                f"{name}: {list(dims)[:8]}",
-                "Check the exporter: no real tensor is that large.",
-            )
+    if count > limits.max_elements:
+        raise refuse(
+            "a tensor is absurdly large",
+            f"{name}: {list(dims)[:8]}",
+            "Check the exporter: no real tensor is that large.",
+        )
+    return count
+
+
+def _check_texts(texts: Sequence[str], limits: Limits) -> None:
+    for text in texts:
+        if not isinstance(text, str):  # protobuf hands out bytes where a string is no UTF-8
+            raise refuse("a name is not text", repr(text)[:40], "Export again, with names in UTF-8.")
+        if len(text) > limits.max_name_bytes:
+            raise too_large(f"a name longer than {limits.max_name_bytes} characters", text[:40])
+
+
+def _check_unique(names: Iterable[str], what: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise refuse(f"{what} is given twice", name, "Check the exporter: names must be unique.")
+        seen.add(name)
 
 
 def _subgraph_nodes(nodes: Any) -> Iterator[Any]:
@@ -214,55 +357,100 @@ def _subgraph_nodes(nodes: Any) -> Iterator[Any]:
                 yield from _subgraph_nodes(graph.node)
 
 
+@dataclass
+class _Expanded:
+    """What a function becomes once every call in it is expanded."""
+
+    nodes: int = 0
+    items: int = 0
+    depth: int = 0
+
+
+def _items(node: Any) -> int:
+    values = sum(len(a.ints) + len(a.floats) + len(a.strings) for a in node.attribute)
+    return len(node.input) + len(node.output) + len(node.attribute) + values
+
+
 def _check_functions(model: onnx.ModelProto, limits: Limits) -> None:
-    """Expanded size by dynamic programming over the calls, each function once, without recursion."""
-    bodies = {(f.domain, f.name, f.overload): f for f in model.functions}
-    calls: dict[tuple[str, str, str], list[tuple[str, str, str]]] = {}
-    own: dict[tuple[str, str, str], int] = {}
-    for key, function in bodies.items():
-        found = [(n.domain, n.op_type, n.overload) for n in _subgraph_nodes(function.node)]
-        own[key] = len(found)
-        calls[key] = [c for c in found if c in bodies]
-    size: dict[tuple[str, str, str], int] = {}
+    """Expanded size by dynamic programming over the calls, each function once, without recursion.
+
+    A function's size is its own nodes plus the sizes of those it calls: linear in the file, whatever it would grow to.
+    """
+    bodies: dict[FunctionKey, Any] = {}
+    for function in model.functions:
+        key = (function.domain, function.name, function.overload)
+        if key in bodies:
+            raise refuse("a function is defined twice", function.name, "Check the exporter: names must be unique.")
+        bodies[key] = function
+    known: dict[FunctionKey, _Expanded] = {}
     for root in bodies:
-        stack = [(root, iter(calls[root]))]
-        open_keys = {root}
-        while stack:
-            key, rest = stack[-1]
-            step = next((c for c in rest if c not in size), None)
-            if step is None:
-                stack.pop()
-                open_keys.discard(key)
-                size[key] = own[key] + sum(size[c] for c in calls[key])
-            elif step in open_keys:
-                raise refuse("a function calls itself", step[1], "Export without recursive functions.")
-            else:
-                open_keys.add(step)
-                stack.append((step, iter(calls[step])))
-    total = 0
-    for node in _subgraph_nodes(model.graph.node):
-        total += 1 + size.get((node.domain, node.op_type, node.overload), 0)
-        if total > limits.max_nodes:
+        for key in _callees_first(root, bodies, known):
+            known[key] = _expand(_subgraph_nodes(bodies[key].node), known, limits)
+    _expand(_subgraph_nodes(model.graph.node), known, limits)
+
+
+def _callees_first(
+    root: FunctionKey, bodies: dict[FunctionKey, Any], known: dict[FunctionKey, _Expanded]
+) -> Iterator[FunctionKey]:
+    """`root` and all that it calls, each after those that it calls itself; `known` ones are left out."""
+
+    def calls(key: FunctionKey) -> Iterator[FunctionKey]:
+        for node in _subgraph_nodes(bodies[key].node):
+            callee = (node.domain, node.op_type, node.overload)
+            if callee in bodies:
+                yield callee
+
+    if root in known:
+        return
+    stack = [(root, calls(root))]
+    is_open = {root}
+    while stack:
+        key, rest = stack[-1]
+        step = next((c for c in rest if c not in known), None)
+        if step is None:
+            stack.pop()
+            is_open.discard(key)
+            yield key
+        elif step in is_open:
+            raise refuse("a function calls itself", step[1], "Export without recursive functions.")
+        else:
+            is_open.add(step)
+            stack.append((step, calls(step)))
+
+
+def _expand(nodes: Iterable[Any], known: dict[FunctionKey, _Expanded], limits: Limits) -> _Expanded:
+    total, nothing = _Expanded(), _Expanded()
+    for node in nodes:
+        callee = known.get((node.domain, node.op_type, node.overload), nothing)
+        total.nodes += 1 + callee.nodes
+        total.items += _items(node) + callee.items
+        total.depth = max(total.depth, 1 + callee.depth)
+        if total.nodes > limits.max_nodes:
             raise too_large(f"more than {limits.max_nodes} nodes once its functions are expanded", "functions")
+        if total.items > limits.max_items:
+            raise too_large(f"more than {limits.max_items} operands once its functions are expanded", "functions")
+        if total.depth > limits.max_calls:
+            raise too_large(f"functions nested deeper than {limits.max_calls}", "functions")
+    return total
 
 
-def _check_names(graph: Any) -> None:
-    """Every name that a node of the main graph reads must be written or given somewhere, once."""
-    defined = {i.name for i in graph.input} | {t.name for t in graph.initializer}
-    defined |= {s.values.name for s in graph.sparse_initializer}
-    for node in graph.node:
+def _check_defined(given: set[str], nodes: Any, outputs: Iterable[str]) -> None:
+    """Every name that a node or the result reads must be written or given, and written once."""
+    defined = given - {""}
+    for node in nodes:
         for name in node.output:
             if name and name in defined:
                 raise refuse("a tensor is written twice", name, "Check the exporter: names must be unique.")
             defined.add(name)
-    for node in graph.node:
+    defined.add("")
+    for node in nodes:
         for name in node.input:
-            if name and name not in defined:
+            if name not in defined:
                 raise refuse(
                     "a node reads a tensor that nothing defines",
                     name,
                     "Send the complete graph, with every input and initializer declared.",
                 )
-    for value in graph.output:
-        if value.name not in defined:
-            raise refuse("an output is computed by nothing", value.name, "Send the complete graph.")
+    for name in outputs:
+        if not name or name not in defined:
+            raise refuse("an output is computed by nothing", name or "an output without name", "Send the whole graph.")
