@@ -61,11 +61,32 @@ def load_model(
     Raises:
         ModelError: the file or what is said about it is wrong; names field, value and repair.
     """
-    model = parse(data, limits)
+    return read_graph(
+        parse(data, limits),
+        sha256=hashlib.sha256(data).hexdigest(),
+        name=name,
+        dims=dims,
+        parameters=parameters,
+        batch_dims=batch_dims,
+        loss=loss,
+    )
+
+
+def read_graph(
+    model: Any,
+    *,
+    sha256: str = "",
+    name: str = "",
+    dims: Mapping[str, int] | None = None,
+    parameters: Sequence[str] = (),
+    batch_dims: Mapping[str, int | None] | None = None,
+    loss: str | None = None,
+) -> Graph:
+    """`load_model` of what `ir.onnx.guard.parse` let through; `sha256` is of the file."""
     try:
         source = read_model(model)
         graph = _Importer(source, dims or {}, tuple(parameters), batch_dims or {}, model).run(
-            name or source.name, hashlib.sha256(data).hexdigest()
+            name or source.name, sha256
         )
         graph = localize(split_fused(canonical(graph)))
     except MALFORMED as error:

@@ -1,18 +1,20 @@
 """Import in a child process with limits: what an upload can do ends with the child.
 
 Parent and child speak JSON over pipes: the upload goes in after one line of options, the Graph (or the error) comes
-back. The child imports `ir` only. Run by `python -m ir.onnx.sandbox`.
+back. The child imports `ir` only; before it parses the upload it gives up opening files, sockets and processes. The
+parent never imports onnx. Run by `python -m ir.onnx.sandbox`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,19 @@ from ir.errors import ModelError, ModelTooExpensive
 from ir.graph import Graph
 from ir.lifetime import die_with_parent
 
+MIB = 1 << 20
 GIB = 1 << 30
+DEFAULT_MAX_BYTES = 64 * MIB
 DEFAULT_MEMORY_BYTES = 2 * GIB
 DEFAULT_CPU_S = 60
 DEFAULT_WALL_S = 90.0
+PARSED_BYTES = 192 * MIB
+"""Upload and parsed messages together; a real file takes about twice its size, tiny messages take 150 times theirs."""
+OUT_OF_MEMORY = 3
+"""Exit status."""
 ERRORS: Mapping[str, type[ModelError]] = {"ModelError": ModelError, "ModelTooExpensive": ModelTooExpensive}
+
+COMMAND = (sys.executable, "-P", "-m", "ir.onnx.sandbox")
 
 
 def import_model(
@@ -35,7 +45,7 @@ def import_model(
     parameters: Sequence[str] = (),
     batch_dims: Mapping[str, int | None] | None = None,
     loss: str | None = None,
-    max_bytes: int | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     cpu_s: int = DEFAULT_CPU_S,
     wall_s: float = DEFAULT_WALL_S,
@@ -49,7 +59,7 @@ def import_model(
         parameters: see there.
         batch_dims: see there.
         loss: see there.
-        max_bytes: cap on the upload, default 64 MiB.
+        max_bytes: cap on the upload.
         memory_bytes: address space of the child.
         cpu_s: its processor time.
         wall_s: its wall-clock time.
@@ -58,6 +68,14 @@ def import_model(
         ModelError: the model is refused, as `load_model` says.
         ModelTooExpensive: the child was ended by a limit or died.
     """
+    # Checked here too: an oversized upload need not be copied to a child.
+    if len(data) > max_bytes:
+        raise ModelTooExpensive(
+            f"the file is larger than {max_bytes} bytes",
+            field="model",
+            value=f"{len(data)} bytes",
+            repair="Strip the weights first: only shapes are needed (`automap strip model.onnx`).",
+        )
     options = {
         "name": name,
         "dims": dict(dims or {}),
@@ -70,30 +88,12 @@ def import_model(
         "size": len(data),
         "parent": os.getpid(),
     }
-    # Checked here too: an oversized upload need not be copied to a child.
-    if max_bytes is not None and len(data) > max_bytes:
-        raise ModelTooExpensive(
-            f"the file is larger than {max_bytes} bytes",
-            field="model",
-            value=f"{len(data)} bytes",
-            repair="Strip the weights first: only shapes are needed.",
-        )
-    root = str(Path(__file__).resolve().parents[2])
-    environment = {
-        k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-    }
-    environment |= {
-        "PYTHONPATH": root,
-        "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "upb",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
     child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "ir.onnx.sandbox"],
+        COMMAND,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=environment,
+        env=environment(),
         start_new_session=True,
         close_fds=True,
     )
@@ -113,6 +113,17 @@ def import_model(
     return Graph.from_bytes(body)
 
 
+def environment() -> dict[str, str]:
+    """Variables of the child: no secrets of the parent's, protobuf's C parser (the pure Python one has no limits)."""
+    kept = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+    return {key: value for key, value in os.environ.items() if key in kept} | {
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "upb",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+
+
 def _end(child: subprocess.Popen[bytes]) -> None:
     if child.poll() is None:
         with contextlib.suppress(ProcessLookupError):
@@ -127,7 +138,9 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def _why(status: int, cpu_s: int, memory_bytes: int) -> str:
     if status in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"used more than {cpu_s} s of processor time or was ended"
-    return f"needed more than {memory_bytes / GIB:g} GiB of memory or failed"
+    if status == OUT_OF_MEMORY:
+        return f"needed more than {memory_bytes / GIB:g} GiB of memory"
+    return f"failed, or needed more than {memory_bytes / GIB:g} GiB of memory"
 
 
 def _expensive(what: str, value: str) -> ModelTooExpensive:
@@ -139,6 +152,9 @@ def _expensive(what: str, value: str) -> ModelTooExpensive:
     )
 
 
+# The child
+
+
 def _limit(memory_bytes: int, cpu_s: int) -> None:
     import resource
 
@@ -148,22 +164,60 @@ def _limit(memory_bytes: int, cpu_s: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
+def _shut() -> None:
+    """From here on nothing can be opened or started: neither a file beside the model nor a connection."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+
+
+def _address_space() -> int:
+    """Bytes mapped now; 0 where the system does not say."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+
+
+@contextlib.contextmanager
+def _parse_budget(mapped: int, size: int) -> Iterator[None]:
+    """Less memory while the upload is parsed: protobuf stops by itself, long before anything could count messages."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if mapped:
+        resource.setrlimit(resource.RLIMIT_AS, (min(soft, mapped + max(PARSED_BYTES - size, size + 64 * MIB)), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _read(size: int, max_bytes: int, options: Mapping[str, Any]) -> bytes:
+    """The answer to the upload on stdin, which nothing refers to any more once it is parsed."""
+    from onnx import shape_inference  # noqa: F401  (whatever is imported later must be here before `_shut`)
+
+    import ir.serialize  # noqa: F401
+    from ir.onnx.guard import Limits, parse
+    from ir.onnx.load import read_graph
+
+    data = sys.stdin.buffer.read(size)
+    mapped = _address_space()
+    _shut()
+    with _parse_budget(mapped, size):
+        model = parse(data, Limits(max_bytes=max_bytes))
+    sha256 = hashlib.sha256(data).hexdigest()
+    del data
+    return read_graph(model, sha256=sha256, **options).to_bytes()
+
+
 def main() -> int:
     """The child: options and upload from stdin, the answer to stdout."""
-    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
-    options: dict[str, Any] = json.loads(stdin.readline())
+    options: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     die_with_parent(signal.SIGKILL, options.pop("parent"))
     _limit(options.pop("memory_bytes"), options.pop("cpu_s"))
-    data = stdin.read(options.pop("size"))
-    max_bytes = options.pop("max_bytes")
+    answer, body = {"ok": "graph"}, b""
     try:
-        from ir.onnx.guard import Limits
-        from ir.onnx.load import load_model
-
-        limits = Limits() if max_bytes is None else Limits(max_bytes=max_bytes)
-        graph = load_model(data, limits=limits, **options)
-        answer: dict[str, str] = {"ok": "graph"}
-        body = graph.to_bytes()
+        body = _read(options.pop("size"), options.pop("max_bytes"), options)
     except ModelError as error:
         answer = {
             "error": type(error).__name__,
@@ -172,11 +226,10 @@ def main() -> int:
             "value": error.value,
             "repair": error.repair,
         }
-        body = b""
     except MemoryError:
-        return 3
-    stdout.write(json.dumps(answer).encode() + b"\n" + body)
-    stdout.flush()
+        return OUT_OF_MEMORY
+    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + body)
+    sys.stdout.flush()
     return 0
 
 
