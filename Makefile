@@ -9,13 +9,14 @@ export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit check bench clean
+.PHONY: help setup demo test unit check fuzz bench clean
 
 help:
 	@echo "make demo    set up, then find plans for three real models"
 	@echo "make test    set up, then run every test"
 	@echo "make unit    only the quick tests"
 	@echo "make check   formatting, lint, types, import rules"
+	@echo "make fuzz    a minute of hostile model files"
 	@echo "make bench   the benchmarks"
 	@echo "make setup   make .venv and nothing else"
 	@echo "make clean   remove what these made"
@@ -58,8 +59,11 @@ check: $(STAMP)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+fuzz: $(STAMP)
+	@$(BIN)/python benchmarks/fuzz_import.py
+
 bench: $(STAMP)
-	@for script in benchmarks/*.py; do [ ! -e "$$script" ] || $(BIN)/python "$$script" || exit 1; done
+	@for script in benchmarks/*_speed.py benchmarks/*_limits.py; do [ ! -e "$$script" ] || $(BIN)/python "$$script" || exit 1; done
 
 clean:
 	rm -rf .venv build dist demo *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

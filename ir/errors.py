@@ -21,17 +21,23 @@ class UserError(Exception):
 
     def __init__(self, message: str, *, field: str, value: object, repair: str) -> None:
         super().__init__(message)
-        self.message = message
-        self.field = field
-        text = value if isinstance(value, str) else repr(value)
-        self.value = text if len(text) <= 200 else text[:197] + "..."
-        self.repair = repair
+        self.message = _shown(message, 1000)
+        self.field = _shown(field, 200)
+        self.value = _shown(value if isinstance(value, str) else repr(value), 200)
+        self.repair = _shown(repair, 1000)
 
     def __str__(self) -> str:
         return f"{self.field}: {self.message} (got {self.value}). {self.repair}"
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.message, self.field, self.value, self.repair))
+
+
+def _shown(text: str, length: int) -> str:
+    """Names of a file may hold anything: no control character of theirs reaches a terminal or a log."""
+    if len(text) > length:
+        text = text[: length - 3] + "..."
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _rebuild(kind: type[UserError], message: str, field: str, value: str, repair: str) -> UserError:

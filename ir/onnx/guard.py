@@ -144,12 +144,14 @@ def check(model: onnx.ModelProto, limits: Limits) -> None:
     counter = _Counter(limits)
     counter.add(items=len(model.opset_import) + len(model.metadata_props), nodes=len(model.functions))
     _check_opsets(model)
-    _walk_graph(model.graph, counter)
-    for function in model.functions:
-        _walk_function(function, counter)
+    graph = model.graph
+    if max(len(graph.node), *(len(f.node) for f in model.functions), 0) > limits.max_nodes:
+        raise too_large(f"more than {limits.max_nodes} nodes", len(graph.node))
     if len(model.functions):
         _check_functions(model, limits)
-    graph = model.graph
+    _walk_graph(graph, counter)
+    for function in model.functions:
+        _walk_function(function, counter)
     if len(graph.output) > limits.max_operands:
         raise too_large(f"more than {limits.max_operands} outputs", len(graph.output))
     given = [t.name for t in graph.initializer] + [s.values.name for s in graph.sparse_initializer]
@@ -169,8 +171,7 @@ def _check_opsets(model: onnx.ModelProto) -> None:
                 raise refuse(
                     "the version of the operator set is not known",
                     f"opset {version}",
-                    f"Export with an opset from {MIN_OPSET} to {MAX_OPSET} "
-                    "(`onnx.version_converter.convert_version`).",
+                    f"Export with an opset from {MIN_OPSET} to {MAX_OPSET} (`onnx.version_converter.convert_version`).",
                 )
     if not any(o.domain in ("", "ai.onnx") for o in model.opset_import):
         used = next((n for n in model.graph.node if n.domain in ("", "ai.onnx")), None)
@@ -183,9 +184,7 @@ def _check_opsets(model: onnx.ModelProto) -> None:
 
 
 def _walk_function(function: Any, counter: _Counter) -> None:
-    counter.add(
-        nodes=len(function.node), items=len(function.input) + len(function.output) + len(function.opset_import)
-    )
+    counter.add(nodes=len(function.node), items=len(function.input) + len(function.output) + len(function.opset_import))
     names = [function.domain, function.name, function.overload, *function.input, *function.output]
     _check_texts(names, counter.limits)
     _walk_values(function.value_info, counter)

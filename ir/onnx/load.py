@@ -18,11 +18,16 @@ from ir.localize import localize
 from ir.loss import with_loss
 from ir.onnx.fold import fold
 from ir.onnx.guard import Limits, parse, refuse
+from ir.onnx.infer import infer
 from ir.onnx.nodes import Declared, Node, Source, dtype_name, read_model, small_value
 from ir.operators import KINDS, Value
 from ir.parameters import roles_without_metadata, split_fused
 
 Dim = int | str
+SMALL_VALUE = 64
+"""Shapes and axes are smaller: they are always computed."""
+MAX_FOLDED = 1 << 21
+"""Elements of all larger computed constants together; beyond it they stay operators."""
 ELIDED = {"Identity", "Dropout"}
 DTYPE_ATTRIBUTES = {
     "Cast": "to",
@@ -85,9 +90,7 @@ def read_graph(
     """`load_model` of what `ir.onnx.guard.parse` let through; `sha256` is of the file."""
     try:
         source = read_model(model)
-        graph = _Importer(source, dims or {}, tuple(parameters), batch_dims or {}, model).run(
-            name or source.name, sha256
-        )
+        graph = _Importer(source, dims or {}, tuple(parameters), batch_dims or {}).run(name or source.name, sha256)
         graph = localize(split_fused(canonical(graph)))
     except MALFORMED as error:
         # The last net: bytes that parse as protobuf may still break any rule of ONNX.
@@ -108,9 +111,10 @@ class _Importer:
     dims: Mapping[str, int]
     parameters: tuple[str, ...]
     batch_dims: Mapping[str, int | None]
-    model: Any
     builder: GraphBuilder = field(default_factory=GraphBuilder)
     alias: dict[str, str] = field(default_factory=dict)
+    folded: int = 0
+    """Elements of the larger constants computed so far."""
 
     def run(self, name: str, sha256: str) -> Graph:
         self._inputs()
@@ -268,7 +272,7 @@ class _Importer:
         if self._fold(node, inputs):
             return
         attributes = self._attributes(node)
-        if node.kind == "Expand" and self._elide_expand(node, inputs):
+        if node.kind == "Expand" and len(inputs) > 1 and self._elide_expand(node, inputs):
             return
         outputs = [n if n and (i == 0 or n in uses or node.kind == "Split") else "" for i, n in enumerate(node.outputs)]
         while len(outputs) > 1 and not outputs[-1]:
@@ -299,7 +303,7 @@ class _Importer:
             return
         # Numbers in node names depend on details of the export; the kind alone does not.
         label = node.kind if self.source.has_metadata and not node.scope else node.name
-        hints = self._hints(node) if node.kind not in KINDS else ()
+        hints = self._hints(node, inputs) if node.kind not in KINDS else ()
         builder.add(
             node.kind,
             inputs,
@@ -340,6 +344,8 @@ class _Importer:
     def _fold(self, node: Node, inputs: Sequence[str]) -> bool:
         """Computes a node of known operands; Shape and Size need no values."""
         builder = self.builder
+        if node.kind in ("Shape", "Size") and not inputs:
+            return False
         if node.kind in ("Shape", "Size") and inputs[0] in builder.tensors:
             shape = builder.tensors[inputs[0]].shape_at(builder.export_batch)
             if node.kind == "Size":
@@ -357,6 +363,10 @@ class _Importer:
         else:
             return False
         if results is None:
+            return False
+        large = sum(r.size for r in results if r.size > SMALL_VALUE)
+        self.folded += large
+        if large and self.folded > MAX_FOLDED:
             return False
         for name, value in zip(node.outputs, results, strict=False):
             if name:
@@ -385,11 +395,15 @@ class _Importer:
         self.alias[node.outputs[0]] = inputs[0]
         return True
 
-    def _hints(self, node: Node) -> list[tuple[tuple[int, ...], str] | None]:
+    def _hints(self, node: Node, inputs: Sequence[str]) -> list[tuple[tuple[int, ...], str] | None]:
         """Exported output shapes of a kind outside the table: as declared, else inferred by onnx."""
         found: list[tuple[tuple[int, ...], str] | None] = []
+        stated = {**self.source.outputs, **self.source.declared}
+        if any(stated.get(name) is None or stated[name].shape is None for name in node.outputs):
+            builder = self.builder
+            stated |= infer(node, inputs, builder.tensors, builder.values, builder.export_batch)
         for name in node.outputs:
-            declared = self.source.declared.get(name) or self.source.outputs.get(name) or self._inferred().get(name)
+            declared = stated.get(name)
             if declared is None or declared.shape is None:
                 found.append(None)
                 continue
@@ -403,19 +417,6 @@ class _Importer:
                 first = False
             found.append((tuple(shape), declared.dtype) if all(s > 0 for s in shape) else None)
         return found
-
-    def _inferred(self) -> Mapping[str, Declared]:
-        if not hasattr(self, "_inferred_values"):
-            from onnx import shape_inference
-
-            from ir.onnx.nodes import _declared
-
-            try:
-                inferred = shape_inference.infer_shapes(self.model)
-                self._inferred_values = {v.name: _declared(v) for v in inferred.graph.value_info}
-            except (shape_inference.InferenceError, RuntimeError, ValueError, ModelError):
-                self._inferred_values = {}
-        return self._inferred_values
 
 
 def data_inputs(graph: Graph) -> Iterable[Tensor]:

@@ -133,7 +133,7 @@ def small_value(tensor: Any) -> Value | None:
     count = 1
     for size in tensor.dims:
         count *= size
-    if count > MAX_VALUE_ELEMENTS or dtype_name(tensor.data_type) in ("string", "float8"):
+    if count > MAX_VALUE_ELEMENTS or dtype_name(tensor.data_type) in ("string", "float8", "complex64"):
         return None
     try:
         value: Value = numpy_helper.to_array(tensor)
@@ -267,7 +267,12 @@ def in_order(nodes: list[Node], known: set[str]) -> list[Node]:
     return order
 
 
-def _declared(value: Any) -> Declared:
+def declared(value: Any) -> Declared:
+    """The type of a value; a dim without size or name is named after its place.
+
+    Raises:
+        ModelError: it is no tensor.
+    """
     if not value.type.HasField("tensor_type"):
         if value.type.WhichOneof("value") is None:
             return Declared(None, "float32")
@@ -315,10 +320,10 @@ def read_model(model: onnx.ModelProto) -> Source:
     graph = model.graph
     reader = _Reader(model)
     reader.read(graph.node, _opsets(model), None, {}, "", "")
-    declared = {v.name: _declared(v) for v in graph.value_info}
+    inner = {v.name: declared(v) for v in graph.value_info}
     stored: dict[str, Stored] = {}
     for tensor in graph.initializer:
-        kind = _metadata(tensor).get(KIND_KEY, "") or (declared[tensor.name].kind if tensor.name in declared else "")
+        kind = _metadata(tensor).get(KIND_KEY, "") or (inner[tensor.name].kind if tensor.name in inner else "")
         value = None if kind in ("PARAMETER", "BUFFER") else small_value(tensor)
         stored[tensor.name] = Stored(tuple(tensor.dims), dtype_name(tensor.data_type), value, kind)
     made = _folded_parameters(graph.value_info, stored)
@@ -326,7 +331,7 @@ def read_model(model: onnx.ModelProto) -> Source:
         stored[sparse.values.name] = Stored(tuple(sparse.dims), dtype_name(sparse.values.data_type))
     inputs: dict[str, Declared] = {}
     for v in graph.input:
-        given = _declared(v)
+        given = declared(v)
         if v.name in stored:
             stored[v.name].kind = stored[v.name].kind or given.kind
             continue
@@ -339,7 +344,7 @@ def read_model(model: onnx.ModelProto) -> Source:
         nodes=made + in_order(reader.nodes, {n for node in made for n in node.outputs} | set(stored) | set(inputs)),
         inputs=inputs,
         stored=stored,
-        outputs={v.name: _declared(v) for v in graph.output},
-        declared=declared,
+        outputs={v.name: declared(v) for v in graph.output},
+        declared=inner,
         has_metadata=marked,
     )

@@ -28,7 +28,7 @@ DEFAULT_MAX_BYTES = 64 * MIB
 DEFAULT_MEMORY_BYTES = 2 * GIB
 DEFAULT_CPU_S = 60
 DEFAULT_WALL_S = 90.0
-PARSED_BYTES = 192 * MIB
+PARSED_BYTES = 160 * MIB
 """Upload and parsed messages together; a real file takes about twice its size, tiny messages take 150 times theirs."""
 OUT_OF_MEMORY = 3
 """Exit status."""
@@ -194,9 +194,7 @@ def _parse_budget(mapped: int, size: int) -> Iterator[None]:
 
 def _read(size: int, max_bytes: int, options: Mapping[str, Any]) -> bytes:
     """The answer to the upload on stdin, which nothing refers to any more once it is parsed."""
-    from onnx import shape_inference  # noqa: F401  (whatever is imported later must be here before `_shut`)
-
-    import ir.serialize  # noqa: F401
+    import ir.serialize  # noqa: F401  (whatever is imported later must be here before `_shut`)
     from ir.onnx.guard import Limits, parse
     from ir.onnx.load import read_graph
 

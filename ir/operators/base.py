@@ -19,6 +19,8 @@ import numpy.typing as npt
 from ir.factors import Factor, FactorRule, InternalCollective, Passing
 from ir.graph import DTYPE_BYTES, Amount, Operator, Tensor
 
+MAX_ELEMENTS = 1 << 48
+"""Of one result: no real tensor is that large, and sizes stay exact as floats."""
 Dims = list[tuple[int, ...]]
 """Factors of each dim of one operand, major first."""
 Value = npt.NDArray[Any]
@@ -397,6 +399,8 @@ def make_operator(
         dtype = result.dtypes[i] if i < len(result.dtypes) else (tensors[0].dtype if tensors else "float32")
         shape = tuple(ctx.rule.size(d) for d in dims)
         batch_dim = next((j for j, d in enumerate(dims) if batch is not None and batch in d), None)
+        if prod(shape) > MAX_ELEMENTS or min(shape, default=1) < (0 if is_constant else 1):
+            raise Unsupported(f"its result would be of shape {shape}")
         made.append(Tensor(name=outputs[i], shape=shape, dtype=dtype, role=role, batch_dim=batch_dim))  # type: ignore[arg-type]
     backward = sum(f for i, f in result.gradient_flops.items() if i < len(needs_gradient) and needs_gradient[i])
     grows = batch is not None

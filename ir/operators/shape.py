@@ -108,6 +108,8 @@ def unsqueeze(ctx: Context) -> Result:
         raise Unsupported("no axes")
     rank = len(tensor.shape) + len(axes)
     new = {a % rank for a in axes}
+    if len(new) < len(axes):
+        raise Unsupported(f"axes {axes} repeat")
     shape: list[int] = []
     batch = None
     old = iter(range(len(tensor.shape)))
@@ -200,6 +202,8 @@ def split(ctx: Context) -> Result:
         raise Unsupported("a split of samples")
     if sizes is None:
         parts = ctx.int_attribute("num_outputs", ctx.num_outputs)
+        if not 0 < parts <= max(size, ctx.num_outputs):
+            raise Unsupported(f"{parts} pieces of {size}")
         chunk = -(-size // parts)
         sizes = tuple(max(min(chunk, size - chunk * i), 0) for i in range(parts))
     if sum(sizes) != size:

@@ -1,0 +1,98 @@
+"""What refusing each bomb costs: seconds and peak memory of the import's child process.
+
+    python benchmarks/import_limits.py
+
+Every bomb of tests/ir/hostile.py goes through the sandbox. Times hold the start of the interpreter and its imports,
+given first. The committed figures are in benchmarks/results/.
+"""
+
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from ir.onnx import sandbox
+
+MIB = 1 << 20
+HOSTILE = Path(__file__).resolve().parents[1] / "tests" / "ir" / "hostile.py"
+
+# A process starts its life with its parent's peak memory: the child is started by a small one.
+MEASURE = """
+import json, os, subprocess, sys, time
+command, upload, options = json.loads(sys.argv[1])
+options["parent"] = os.getpid()
+began = time.perf_counter()
+child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+child.stdin.write(json.dumps(options).encode() + b"\\n")
+with open(upload, "rb") as file:
+    while part := file.read(1 << 16):
+        try:
+            child.stdin.write(part)
+        except BrokenPipeError:
+            break
+try:
+    child.stdin.close()
+except BrokenPipeError:
+    pass
+answer = child.stdout.readline().decode()
+while child.stdout.read(1 << 20):
+    pass
+_, status, usage = os.wait4(child.pid, 0)
+wall, processor = time.perf_counter() - began, usage.ru_utime + usage.ru_stime
+print(json.dumps([wall, processor, usage.ru_maxrss * 1024, status, answer]))
+"""
+
+
+def measure(data: bytes) -> tuple[float, float, float, int, dict]:
+    """Imports `data` in the sandbox's child.
+
+    Returns:
+        wall seconds; of the child: processor seconds, peak resident bytes, exit status, answer.
+    """
+    options = {"name": "", "dims": {}, "parameters": [], "batch_dims": {}, "loss": None}
+    options |= {"max_bytes": sandbox.DEFAULT_MAX_BYTES, "memory_bytes": sandbox.DEFAULT_MEMORY_BYTES}
+    options |= {"cpu_s": sandbox.DEFAULT_CPU_S, "size": len(data)}
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        out = subprocess.run(
+            [sys.executable, "-S", "-c", MEASURE, json.dumps([sandbox.COMMAND, file.name, options])],
+            env=os.environ | sandbox.environment(),
+            stdout=subprocess.PIPE,
+            check=True,
+        ).stdout
+    seconds, cpu, peak, status, answer = json.loads(out)
+    return seconds, cpu, peak, status, json.loads(answer) if answer else {}
+
+
+def hostile():
+    """The module of the hostile files."""
+    spec = importlib.util.spec_from_file_location("automap_hostile", HOSTILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> None:
+    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
+    module = hostile()
+    measure(b"")
+    seconds, cpu, peak, _, _ = measure(b"")
+    print(f"{seconds:5.2f} s wall {cpu:5.2f} s processor {peak / MIB:4.0f} MiB  nothing: start and imports only")
+    worst = (0.0, 0.0, 0.0)
+    for name, build in module.bombs():
+        data = build()
+        seconds, cpu, peak, status, answer = measure(data)
+        worst = (max(worst[0], seconds), max(worst[1], cpu), max(worst[2], peak))
+        said = answer.get("message", answer.get("ok", f"status {status}"))
+        text = f"{seconds:5.2f} s wall {cpu:5.2f} s processor {peak / MIB:4.0f} MiB"
+        print(f"{text}  {name} ({len(data):,} bytes): {said[:70]}", flush=True)
+    print(f"worst: {worst[0]:.2f} s wall, {worst[1]:.2f} s processor, {worst[2] / MIB:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()
