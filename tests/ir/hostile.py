@@ -653,13 +653,15 @@ def bombs() -> Iterator[tuple[str, Callable[[], bytes]]]:
 
 _RANDOM_KINDS = (
     "Add", "Mul", "MatMul", "Gemm", "Conv", "Relu", "Softmax", "Reshape", "Transpose", "Slice", "Concat", "Split",
-    "Gather", "Squeeze", "Unsqueeze", "Expand", "Tile", "Where", "Cast", "Shape", "ReduceMean", "ReduceSum", "LayerNormalization",
-    "BatchNormalization", "MaxPool", "AveragePool", "Pad", "Range", "ConstantOfShape", "Einsum", "LSTM", "TopK",
-    "Flatten", "Resize", "Trilu", "CumSum", "Clip", "Dropout", "Identity", "Attention", "Odd", "GatherElements", "ScatterND",
+    "Gather", "Squeeze", "Unsqueeze", "Expand", "Tile", "Where", "Cast", "Shape", "ReduceMean", "ReduceSum",
+    "LayerNormalization", "BatchNormalization", "MaxPool", "AveragePool", "Pad", "Range", "ConstantOfShape",
+    "Einsum", "LSTM", "TopK", "Flatten", "Resize", "Trilu", "CumSum", "Clip", "Dropout", "Identity", "Attention",
+    "Odd", "GatherElements", "ScatterND",
 )  # fmt: skip
 _RANDOM_ATTRIBUTES = (
-    "axis", "axes", "perm", "to", "kernel_shape", "pads", "strides", "dilations", "group", "num_outputs", "keepdims",
-    "alpha", "transB", "equation", "hidden_size", "direction", "mode", "value", "auto_pad", "ceil_mode", "num_heads", "split",
+    "axis", "axes", "perm", "to", "kernel_shape", "pads", "strides", "dilations", "group", "num_outputs",
+    "keepdims", "alpha", "transB", "equation", "hidden_size", "direction", "mode", "value", "auto_pad", "ceil_mode",
+    "num_heads", "split",
 )  # fmt: skip
 
 
