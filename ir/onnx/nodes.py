@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import heapq
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,15 +98,15 @@ def scope_of(text: str) -> str:
     return names[-2] if len(names) > 1 else ""
 
 
+_TEXTS = re.compile(r"""\[(?:'[^'\\]*'|"[^"\\]*"|, )*\]""")
+_TEXT = re.compile(r"""'([^'\\]*)'|"([^"\\]*)\"""")
+
+
 def _names(text: str) -> list[str]:
-    """A list of strings written as Python writes it; empty if it is none."""
-    if not text or len(text) > 20_000:
+    """A list of plain strings written as Python writes it; empty if it is none."""
+    if not isinstance(text, str) or len(text) > 20_000 or not _TEXTS.fullmatch(text):
         return []
-    try:
-        names = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return []
-    return names if isinstance(names, list) and all(isinstance(n, str) for n in names) else []
+    return [single or double for single, double in _TEXT.findall(text)]
 
 
 def path_scope(name: str) -> str:

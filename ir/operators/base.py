@@ -307,6 +307,8 @@ class Built:
 
 def _plain(value: Any) -> Any:
     """Attribute values as numbers, strings and tuples."""
+    if type(value) in (int, float, str):
+        return value
     if isinstance(value, np.ndarray):
         return tuple(value.reshape(-1).tolist())
     if isinstance(value, np.generic):
