@@ -210,12 +210,14 @@ def _with_costs(graph: Graph, hints: Hints) -> Graph:
             continue
         used.add(match)
         cost = hints.costs[match]
+        # What the user says of an operator takes the place of all that the file says of it.
+        op = replace(  # noqa: PLW2901
+            op, measured_forward_s=cost.forward_s, measured_backward_s=None, stated_bytes=cost.bytes
+        )
         if cost.flops is not None:
             op = replace(  # noqa: PLW2901
                 op, forward_flops=Amount(per_sample=cost.flops), backward_flops=Amount(per_sample=2 * cost.flops)
             )
-        if cost.forward_s is not None:
-            op = replace(op, measured_forward_s=cost.forward_s, measured_backward_s=None)  # noqa: PLW2901
         operators.append(op)
     for glob in hints.costs:
         if glob not in used:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ir.errors import ModelError
-from ir.graph import Graph, Operator, Tensor
-from ir.operators import VIEW_KINDS, BakedBatch, MissingBatch, Unsupported, Value, make_operator
+from ir.graph import Amount, Graph, Operator, Tensor
+from ir.operators import KINDS, VIEW_KINDS, BakedBatch, MissingBatch, Unsupported, Value, make_operator
 
 MAX_VALUE_ELEMENTS = 4096
 """Larger constants are never read: they stay operators, or tensors without a value."""
@@ -150,8 +150,11 @@ class GraphBuilder:
         attributes: Mapping[str, Any] | None = None,
         opset: int = 0,
         hints: Sequence[tuple[tuple[int, ...], str] | None] = (),
+        costs: Mapping[str, float] | None = None,
     ) -> tuple[str, ...]:
         """Appends an operator; absent operands are "".
+
+        `costs` are stated for one sample: forward_s, backward_s, flops, bytes.
 
         Returns:
             the names of its results.
@@ -211,13 +214,16 @@ class GraphBuilder:
             )
         unique = self.unique(base)
         operator = built.operator if unique == base else replace(built.operator, name=unique)
+        if costs:
+            operator = _with_costs(operator, costs)
         for used in operator.inputs:
             if used not in self.tensors:
                 self._emit_constant(used)
         self._append(operator, built.outputs)
         if built.is_opaque:
             known = "its batch cannot be traced" if kind in VIEW_KINDS else "kind is not in the table"
-            self.warnings.append(f"{unique}: {kind} is replicated: {known}")
+            free = "" if costs or kind in KINDS else "; it has no cost but its bytes: give one in hints.costs"
+            self.warnings.append(f"{unique}: {kind} is replicated: {known}{free}")
         return operator.outputs
 
     def finish(self, outputs: Sequence[str], *, name: str = "", sha256: str = "") -> Graph:
@@ -227,6 +233,18 @@ class GraphBuilder:
                 self._emit_constant(result)
         operators = arrange(self.operators, outputs)
         return make_graph(operators, self.tensors, outputs, name=name, warnings=self.warnings, sha256=sha256)
+
+
+def _with_costs(op: Operator, costs: Mapping[str, float]) -> Operator:
+    if "flops" in costs:
+        flops = costs["flops"]
+        op = replace(op, forward_flops=Amount(per_sample=flops), backward_flops=Amount(per_sample=2 * flops))
+    return replace(
+        op,
+        measured_forward_s=costs.get("forward_s"),
+        measured_backward_s=costs.get("backward_s"),
+        stated_bytes=costs.get("bytes"),
+    )
 
 
 def make_graph(

@@ -119,6 +119,8 @@ class Operator:
     """Seconds of one sample on the device it was measured on; takes the place of the modelled time."""
     measured_backward_s: float | None = None
     """Likewise; None beside a measured forward pass = twice that."""
+    stated_bytes: float | None = None
+    """Bytes moved forward for one sample, as the file states them; in place of those of the operands."""
 
     @property
     def measured_s(self) -> tuple[float, float] | None:

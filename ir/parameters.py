@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from ir.graph import Graph, Operator, Tensor, TensorRole
 from ir.operators import make_operator
 
 if TYPE_CHECKING:
-    from ir.onnx.nodes import Source
+    from ir.onnx.nodes import Source, Stored
 
 WEIGHT_POSITIONS: Mapping[str, Sequence[int]] = {
     "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "BatchNormalization": (1, 2),
@@ -60,6 +61,20 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
             elif i in WEIGHT_POSITIONS.get(node.kind, ()) and (stored is None or prod(stored.shape) > 1):
                 roles.setdefault(name, "parameter")
     return roles
+
+
+def stored_role(name: str, stored: Stored, guess: Mapping[str, TensorRole], parameters: Sequence[str]) -> TensorRole:
+    """The role of a tensor that stands in the file.
+
+    Args:
+        name: of the tensor.
+        stored: its record.
+        guess: see `roles_without_metadata`; empty where the exporter said which is which.
+        parameters: globs over parameters, from the user.
+    """
+    if any(fnmatchcase(name, pattern) for pattern in parameters) or stored.kind == "PARAMETER":
+        return "parameter"
+    return "buffer" if stored.kind == "BUFFER" else guess.get(name, "constant")
 
 
 @dataclass(frozen=True)

@@ -79,12 +79,13 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
         ):
             if value:
                 entry[key] = value
-        for key, seconds in (
+        for key, stated in (
             ("measured_forward_s", op.measured_forward_s),
             ("measured_backward_s", op.measured_backward_s),
+            ("stated_bytes", op.stated_bytes),
         ):
-            if seconds is not None:
-                entry[key] = seconds
+            if stated is not None:
+                entry[key] = stated
         if op.attributes:
             entry["attributes"] = [[k, _number(v)] for k, v in op.attributes]
         operators.append(entry)
@@ -164,6 +165,7 @@ def _read_graph(data: Mapping[str, Any]) -> Graph:
                 opset=entry.get("opset", 0),
                 measured_forward_s=entry.get("measured_forward_s"),
                 measured_backward_s=entry.get("measured_backward_s"),
+                stated_bytes=entry.get("stated_bytes"),
                 attributes=tuple((k, _value(v)) for k, v in entry.get("attributes", ())),
             )
         )

@@ -213,6 +213,37 @@ def export_onnx(
 
 
 @app.command()
+def strip(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file of any size.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", callback=_writable, help="Where to write the stripped file.")
+    ],
+    parameters: ParametersOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Writes a model file without weights, paths and stack traces, which imports to the same graph."""
+    from ir.onnx.strip import strip_file
+
+    stripped = strip_file(model, parameters=tuple(parameters or ()))
+    output.write_bytes(stripped.data)
+    if as_json:
+        _print_json(
+            {
+                "bytes_before": stripped.bytes_before,
+                "bytes_after": len(stripped.data),
+                "num_dropped": stripped.num_dropped,
+                "num_kept": stripped.num_kept,
+            }
+        )
+        return
+    typer.echo(
+        f"{output}: {stripped.bytes_before:,} -> {len(stripped.data):,} bytes; {stripped.num_dropped} tensors without "
+        f"their data, {stripped.num_kept} small constants kept",
+        err=True,
+    )
+
+
+@app.command()
 def demo(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the plans.")] = Path("demo"),
     budget: BudgetOption = "25s",

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from automap.names import matches_operator
 from automap.problem import Problem
 from ir.blocks import Unit
 from ir.factors import BROADCAST, Signature
@@ -245,7 +244,6 @@ class _Builder:
         if group is not None:
             traffic = (1.0, group.backward_traffic)
             kernels = (1.0, 1.0) if index == group.members[0] else (0.0, 0.0)
-        cost = next((c for g, c in self.problem.hints.costs.items() if matches_operator(g, op.name)), None)
         self.costs.append(
             [
                 op.forward_flops.fixed,
@@ -255,7 +253,7 @@ class _Builder:
                 *((0.0, 0.0) if free else traffic),
                 *kernels,
                 *(op.measured_s or (-1.0, -1.0)),
-                cost.bytes if cost is not None and cost.bytes is not None else -1.0,
+                -1.0 if op.stated_bytes is None else op.stated_bytes,
             ]
         )
 

@@ -21,7 +21,7 @@ from ir.onnx.guard import Limits, parse, refuse
 from ir.onnx.infer import infer
 from ir.onnx.nodes import Declared, Node, Source, dtype_name, read_model, small_value
 from ir.operators import KINDS, Value
-from ir.parameters import roles_without_metadata, split_fused
+from ir.parameters import roles_without_metadata, split_fused, stored_role
 
 Dim = int | str
 SMALL_VALUE = 64
@@ -230,16 +230,11 @@ class _Importer:
         for name, stored in self.source.stored.items():
             if name not in used:
                 continue
-            if any(fnmatchcase(name, p) for p in self.parameters) or stored.kind == "PARAMETER":
-                role = "parameter"
-            elif stored.kind == "BUFFER":
-                role = "buffer"
-            else:
-                role = guess.get(name, "constant")
+            role = stored_role(name, stored, guess, self.parameters)
             if role == "constant" and stored.value is not None:
                 self.builder.constant(name, stored.value)
                 continue
-            self.builder.add_tensor(Tensor(name=name, shape=stored.shape, dtype=stored.dtype, role=role))  # type: ignore[arg-type]
+            self.builder.add_tensor(Tensor(name=name, shape=stored.shape, dtype=stored.dtype, role=role))
         self._filled = {n for n, role in guess.items() if n not in self.source.stored}
         self._roles = guess
 
@@ -313,6 +308,7 @@ class _Importer:
             attributes=attributes,
             opset=node.opset,
             hints=hints,
+            costs=node.costs,
         )
 
     def _trains(self, node: Node, inputs: list[str]) -> bool:

@@ -12,6 +12,7 @@ import onnx
 from onnx import numpy_helper
 
 from ir.build import MAX_VALUE_ELEMENTS
+from ir.onnx.costs import stated_costs
 from ir.onnx.guard import refuse
 from ir.operators import Value
 
@@ -40,6 +41,8 @@ class Node:
     name: str = ""
     scope: str = ""
     opset: int = 0
+    costs: dict[str, float] = field(default_factory=dict)
+    """What the file states; see `ir.onnx.costs`."""
 
 
 @dataclass
@@ -127,6 +130,8 @@ def path_scope(name: str) -> str:
 def small_value(tensor: Any) -> Value | None:
     """The value of a tensor of at most `MAX_VALUE_ELEMENTS` elements; larger ones are never read.
 
+    A float tensor without any data is a weight that was stripped: it has no value either.
+
     Raises:
         ModelError: the stored bytes do not match the dims.
     """
@@ -135,11 +140,20 @@ def small_value(tensor: Any) -> Value | None:
         count *= size
     if count > MAX_VALUE_ELEMENTS or dtype_name(tensor.data_type) in ("string", "float8", "complex64"):
         return None
+    if count and dtype_name(tensor.data_type).startswith(("float", "bfloat")) and not _has_data(tensor):
+        return None
     try:
         value: Value = numpy_helper.to_array(tensor)
     except (ValueError, TypeError, RuntimeError) as error:
         raise refuse("a stored tensor does not match its dims", f"{tensor.name}: {error}", "Export again.") from None
     return value
+
+
+DATA_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "raw_data", "double_data", "uint64_data")
+
+
+def _has_data(tensor: Any) -> bool:
+    return any(len(getattr(tensor, name)) for name in DATA_FIELDS)
 
 
 def _attribute(proto: Any, given: Mapping[str, Any]) -> Any:
@@ -198,7 +212,8 @@ class _Reader:
             attributes = {k: v for k, v in attributes.items() if v is not None}
             inputs = [renamed(n) for n in proto.input]
             outputs = [renamed(n) for n in proto.output]
-            own_scope = scope_of(_metadata(proto).get(SCOPE_KEY, "")) or scope or path_scope(proto.name)
+            metadata = _metadata(proto)
+            own_scope = scope_of(metadata.get(SCOPE_KEY, "")) or scope or path_scope(proto.name)
             key = (proto.domain, proto.op_type, proto.overload)
             function = self.functions.get(key)
             if function is not None:
@@ -214,6 +229,7 @@ class _Reader:
                     name=(prefix + proto.name) if proto.name else "",
                     scope=own_scope,
                     opset=opsets.get("" if standard else proto.domain, 0),
+                    costs=stated_costs(metadata, proto.name or proto.op_type),
                 )
             )
 
@@ -311,8 +327,8 @@ def _folded_parameters(values: Iterable[Any], stored: dict[str, Stored]) -> list
     return nodes
 
 
-def read_model(model: onnx.ModelProto) -> Source:
-    """The records of a checked model.
+def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
+    """The records of a checked model; without values where only the roles of tensors are asked.
 
     Raises:
         ModelError: control flow, cycles, unsupported types.
@@ -324,7 +340,8 @@ def read_model(model: onnx.ModelProto) -> Source:
     stored: dict[str, Stored] = {}
     for tensor in graph.initializer:
         kind = _metadata(tensor).get(KIND_KEY, "") or (inner[tensor.name].kind if tensor.name in inner else "")
-        value = None if kind in ("PARAMETER", "BUFFER") else small_value(tensor)
+        is_read = needs_values and kind not in ("PARAMETER", "BUFFER")
+        value = small_value(tensor) if is_read else None
         stored[tensor.name] = Stored(tuple(tensor.dims), dtype_name(tensor.data_type), value, kind)
     made = _folded_parameters(graph.value_info, stored)
     for sparse in graph.sparse_initializer:

@@ -1,0 +1,219 @@
+"""A model file without its weights, and without what it says of the machine that wrote it.
+
+The stripped file imports to an equal Graph. Dropped: the data of every tensor whose value the importer does not read
+(parameters, buffers, constants of more than `MAX_VALUE_ELEMENTS` elements), references to external data, training
+graphs, doc strings, the producer, stack traces and all metadata but module names and roles. Kept: names, attributes,
+and small constants (shapes, scales, masks).
+
+Weights are cut out of the bytes before protobuf sees them, so that a file of any size is stripped in little memory;
+external data is never opened.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from ir.build import MAX_VALUE_ELEMENTS
+from ir.onnx.costs import COST_KEYS
+from ir.onnx.guard import Limits, check, refuse
+from ir.onnx.nodes import DATA_FIELDS, FOLDED_KEY, KIND_KEY, SCOPE_KEY, read_model
+from ir.parameters import roles_without_metadata, stored_role
+
+KEPT_METADATA = frozenset({KIND_KEY, SCOPE_KEY, FOLDED_KEY, *COST_KEYS})
+LARGE_BYTES = 16 * MAX_VALUE_ELEMENTS
+"""No value that the importer reads takes more."""
+
+# Message type -> field number -> message type, along every path that leads to a tensor (onnx.proto).
+_PATHS: Mapping[str, Mapping[int, str]] = {
+    "model": {7: "graph", 25: "function"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {},
+}
+_DATA_NUMBERS = frozenset({4, 5, 6, 7, 9, 10, 11})
+_DROPPED: Mapping[str, frozenset[int]] = {"model": frozenset({20})}
+"""training_info."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stripped:
+    """A stripped file."""
+
+    data: bytes
+    bytes_before: int
+    """Of the file itself, without external data."""
+    num_dropped: int
+    """Tensors whose data is gone."""
+    num_kept: int
+    """Small constants whose values remain."""
+
+
+def strip_file(path: Path, *, parameters: Sequence[str] = ()) -> Stripped:
+    """Strips a file of any size.
+
+    Args:
+        path: of the ONNX file.
+        parameters: globs over tensors that are weights, where the exporter did not say.
+
+    Raises:
+        ModelError: it cannot be read, or is no ONNX model that the importer reads.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            view = memoryview(mapped)
+            try:
+                return strip(view, parameters=parameters)
+            finally:
+                view.release()
+    except (OSError, ValueError) as fault:  # an empty file cannot be mapped
+        raise refuse("the file cannot be read", f"{path}: {fault}", "Give the path of an ONNX file.") from None
+
+
+def strip(data: memoryview | bytes, *, parameters: Sequence[str] = ()) -> Stripped:
+    """Strips the bytes of a file; see `strip_file`."""
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(b"".join(_without_large(memoryview(data), "model")))
+    except (DecodeError, IndexError, RuntimeError):
+        raise refuse(
+            "the file is not an ONNX model or is truncated",
+            f"{len(data)} bytes",
+            "Give the complete file as the exporter wrote it.",
+        ) from None
+    outside = {t.name for t in model.graph.initializer if _is_external(t)}
+    _clean(model)
+    check(model, Limits())
+    dropped, kept = _drop_weights(model, outside, parameters)
+    stripped: bytes = model.SerializeToString(deterministic=True)
+    return Stripped(data=stripped, bytes_before=len(data), num_dropped=dropped, num_kept=kept)
+
+
+# Bytes
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = view[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise IndexError
+
+
+def _encoded(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _without_large(view: memoryview, kind: str) -> Iterator[bytes | memoryview]:
+    """The message without large tensor data; what it holds on the way is not copied."""
+    paths, at, copied = _PATHS[kind], 0, 0
+    while at < len(view):
+        start = at
+        key, at = _varint(view, at)
+        number, wire = key >> 3, key & 7
+        if wire == 0:
+            _, at = _varint(view, at)
+            continue
+        if wire in (1, 5):
+            at += 8 if wire == 1 else 4
+            continue
+        if wire != 2:
+            raise IndexError
+        size, at = _varint(view, at)
+        body, at = view[at : at + size], at + size
+        if len(body) < size:
+            raise IndexError
+        drops = number in _DROPPED.get(kind, ()) or (kind == "tensor" and number in _DATA_NUMBERS)
+        if size <= LARGE_BYTES or not (drops or number in paths):
+            continue
+        yield view[copied:start]
+        copied = at
+        if not drops:
+            inner = b"".join(_without_large(body, paths[number]))
+            yield _encoded(key) + _encoded(len(inner)) + inner
+    yield view[copied : len(view)]
+
+
+# Messages
+
+
+def _is_external(tensor: Any) -> bool:
+    return tensor.data_location == onnx.TensorProto.EXTERNAL or len(tensor.external_data) > 0
+
+
+def _clean(model: Any) -> None:
+    """Removes what tells of the machine and the program that wrote the file, and large data that is left."""
+    for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string", "training_info"):
+        model.ClearField(name)
+    for tensor in _walk(model):
+        if _is_external(tensor) or prod(tensor.dims) > MAX_VALUE_ELEMENTS:
+            _clear(tensor)
+
+
+def _clear(tensor: Any) -> None:
+    for name in (*DATA_FIELDS, "external_data", "data_location", "segment"):
+        tensor.ClearField(name)
+
+
+def _walk(holder: Any) -> Iterator[Any]:
+    """Every tensor below a message; doc strings and metadata on the way are removed."""
+    descriptor = holder.DESCRIPTOR
+    if "doc_string" in descriptor.fields_by_name:
+        holder.ClearField("doc_string")
+    if "metadata_props" in descriptor.fields_by_name and len(holder.metadata_props):
+        kept = [entry for entry in holder.metadata_props if entry.key in KEPT_METADATA]
+        holder.ClearField("metadata_props")
+        holder.metadata_props.extend(kept)
+    if descriptor.name == "TensorProto":
+        yield holder
+        return
+    for field, held in holder.ListFields():
+        if field.message_type is not None and field.name != "metadata_props":
+            for one in held if field.is_repeated else (held,):
+                yield from _walk(one)
+
+
+def _drop_weights(model: Any, outside: set[str], parameters: Sequence[str]) -> tuple[int, int]:
+    """Clears small weights: those that the importer takes for parameters or buffers."""
+    source = read_model(model, needs_values=False)
+    guess = {} if source.has_metadata else roles_without_metadata(source)
+    dropped = kept = 0
+    for sparse in model.graph.sparse_initializer:
+        _clear(sparse.values)
+        _clear(sparse.indices)
+        dropped += 1
+    for tensor in model.graph.initializer:
+        # What the reader itself turned into a view of another parameter is a weight as well.
+        stored = source.stored.get(tensor.name)
+        role = stored_role(tensor.name, stored, guess, parameters) if stored is not None else "parameter"
+        if role == "constant" and prod(tensor.dims) <= MAX_VALUE_ELEMENTS:
+            if tensor.name in outside:
+                raise refuse(
+                    "a small constant lies in external data, which is not read",
+                    tensor.name,
+                    "Save the file with small tensors inside it (onnx: size_threshold=1024).",
+                )
+            kept += 1
+        else:
+            _clear(tensor)
+            dropped += 1
+    return dropped, kept

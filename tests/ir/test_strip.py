@@ -1,0 +1,155 @@
+"""Stripped files: no weights, no paths, the same Graph."""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, external_data_helper, helper, numpy_helper
+
+from ir.errors import ModelError
+from ir.onnx.load import load_model
+from ir.onnx.strip import strip, strip_file
+
+NAMES = ("gpt", "gpt_linear", "llama", "bert", "vit", "resnet", "mlp")
+SECRET = "/home/somebody/secret/model.py"
+
+
+def same(data: bytes, stripped: bytes, **options) -> None:
+    before, after = load_model(data, **options), load_model(stripped, **options)
+    assert replace(after, sha256="").digest() == replace(before, sha256="").digest()
+    assert after.parameters == before.parameters
+
+
+def weighty(seed: int = 0) -> onnx.ModelProto:
+    """Weights small and large, in every way that a file holds numbers, and traces of where it was written."""
+    rng = np.random.default_rng(seed)
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 64])
+    nodes = [
+        helper.make_node("MatMul", ["x", "large"], ["a"], name="/net/first/MatMul"),
+        helper.make_node("Add", ["a", "bias"], ["b"]),
+        helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(rng.random((1, 200, 50), np.float32))),
+        helper.make_node("Reshape", ["b", "shape"], ["d"]),
+        helper.make_node("Mul", ["d", "scale"], ["e"]),
+        helper.make_node("Reshape", ["c", "flat"], ["f"]),
+        helper.make_node("Gemm", ["e", "second"], ["y"], transB=1, doc_string=SECRET),
+    ]
+    half = helper.make_tensor("second", TensorProto.FLOAT16, [10, 100], rng.random(1000).astype(np.float16))
+    weights = [
+        numpy_helper.from_array(rng.random((64, 100), np.float32), "large"),
+        helper.make_tensor("bias", TensorProto.FLOAT, [100], rng.random(100)),
+        numpy_helper.from_array(np.asarray([0, -1]), "shape"),
+        numpy_helper.from_array(np.asarray([-1]), "flat"),
+        numpy_helper.from_array(np.asarray(0.5, np.float32), "scale"),
+        half,
+    ]
+    for weight in weights:
+        weight.doc_string = SECRET
+    nodes[0].metadata_props.add(key="pkg.torch.onnx.stack_trace", value=f'File "{SECRET}", line 1')
+    nodes[0].metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'net', 'net.first', 'matmul']")
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "weighty", [x], [y], weights, doc_string=SECRET)
+    made = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 20)], producer_name="somebody", doc_string=SECRET, ir_version=10
+    )
+    made.metadata_props.add(key="source", value=SECRET)
+    return made
+
+
+def test_nothing_of_the_weights_is_left():
+    model = weighty()
+    data = model.SerializeToString()
+    stripped = strip(data)
+    same(data, stripped.data)
+    assert b"secret" not in stripped.data and b"somebody" not in stripped.data
+    left = onnx.load_from_string(stripped.data)
+    held = {t.name for t in left.graph.initializer if t.raw_data or t.float_data or t.int32_data or t.int64_data}
+    assert held == {"shape", "flat", "scale"}
+    assert stripped.num_kept == 3 and stripped.num_dropped == 3
+    assert stripped.bytes_before == len(data) > 30 * len(stripped.data)
+    assert load_model(stripped.data).operators[0].scope == "net.first"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exports(name, export):
+    data = export(name)
+    same(data, strip(data).data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt", "bert", "resnet"])
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_exports_with_weights(name, dynamo, build, tmp_path):
+    """The exporters as users call them: weights inside, stack traces, paths."""
+    import warnings
+
+    import torch
+
+    module, inputs = build(name)
+    path = tmp_path / "model.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module.eval(), inputs, path, dynamo=dynamo, external_data=False, opset_version=18, verbose=False
+        )
+    data = path.read_bytes()
+    stripped = strip_file(path)
+    same(data, stripped.data)
+    assert stripped.bytes_before > 2 * len(stripped.data) and str(torch.__file__).encode() not in stripped.data
+    assert b"stack_trace" not in stripped.data
+
+
+def test_light_models(light, light_name):
+    data = light(light_name)
+    same(data, strip(data).data)
+
+
+def test_stripping_twice_changes_nothing(light):
+    once = strip(light("squeezenet")).data
+    assert strip(once).data == once
+
+
+def test_external_data_is_dropped_and_never_opened(tmp_path):
+    inside = weighty().SerializeToString()
+    outside = weighty()
+    external_data_helper.convert_model_to_external_data(outside, location="weights.bin", size_threshold=64)
+    path = tmp_path / "model.onnx"
+    onnx.save(outside, path)
+    (tmp_path / "weights.bin").unlink()
+    stripped = strip_file(path)
+    same(inside, stripped.data)
+    assert b"weights.bin" not in stripped.data
+
+
+def test_small_constants_in_external_data_are_refused(tmp_path):
+    model = weighty()
+    model.graph.initializer[2].data_location = TensorProto.EXTERNAL
+    with pytest.raises(ModelError, match="small constant") as error:
+        strip(model.SerializeToString())
+    assert error.value.value == "shape"
+
+
+def test_weights_that_only_the_user_knows():
+    """Globs name what the exporter did not say: then a small tensor in an unusual place is a weight too."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("Max", ["a", "floor"], ["y"])]
+    weights = [numpy_helper.from_array(np.ones(s, np.float32), n) for n, s in (("w", (4, 4)), ("floor", (4,)))]
+    data = helper.make_model(helper.make_graph(nodes, "g", [x], [y], weights)).SerializeToString()
+    assert strip(data).num_kept == 1
+    stripped = strip(data, parameters=["floor"])
+    assert stripped.num_kept == 0
+    same(data, stripped.data, parameters=["floor"])
+
+
+@pytest.mark.parametrize("data", [b"text that is no model", b"\x3a\xff\xff\xff\x7f", bytes(100)])
+def test_other_files_are_refused(data, tmp_path):
+    with pytest.raises(ModelError) as error:
+        strip(data)
+    assert error.value.field == "model" and error.value.repair
+    path = tmp_path / "empty.onnx"
+    path.touch()
+    with pytest.raises(ModelError, match="cannot be read"):
+        strip_file(path)
+    with pytest.raises(ModelError, match="cannot be read"):
+        strip_file(tmp_path / "absent.onnx")
