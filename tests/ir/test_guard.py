@@ -170,7 +170,8 @@ def test_shallow_functions_are_fine():
     ("limits", "what"),
     [({"max_bytes": 20}, "larger"),
      ({"max_nodes": 0}, "nodes"), ({"max_tensors": 1}, "tensors"),
-     ({"max_items": 1}, "attribute values"), ({"max_operands": 0}, "operands"), ({"max_values": 0}, "values"), ({"max_name_bytes": 0}, "name")],
+     ({"max_items": 1}, "attribute values"), ({"max_operands": 0}, "operands"),
+     ({"max_values": 0}, "values"), ({"max_name_bytes": 0}, "name")],
 )  # fmt: skip
 def test_every_limit_is_kept(limits, what):
     data = model([helper.make_node("Softmax", ["x"], ["y"], axis=[1])]).SerializeToString()

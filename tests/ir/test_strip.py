@@ -67,7 +67,7 @@ def test_nothing_of_the_weights_is_left():
     assert held == {"shape", "flat", "scale"}
     assert stripped.num_kept == 3 and stripped.num_dropped == 3
     assert stripped.bytes_before == len(data) > 30 * len(stripped.data)
-    assert load_model(stripped.data).operators[0].scope == "net.first"
+    assert "net.first" in {op.scope for op in load_model(stripped.data).operators}
 
 
 @pytest.mark.parametrize("name", NAMES)
