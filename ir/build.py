@@ -14,7 +14,7 @@ import numpy as np
 
 from ir.errors import ModelError
 from ir.graph import Amount, Graph, Operator, Tensor
-from ir.operators import KINDS, VIEW_KINDS, BakedBatch, MissingBatch, Unsupported, Value, make_operator
+from ir.operators import KINDS, VIEW_KINDS, BakedBatch, Built, MissingBatch, Unsupported, Value, make_operator
 
 MAX_VALUE_ELEMENTS = 4096
 """Larger constants are never read: they stay operators, or tensors without a value."""
@@ -45,6 +45,7 @@ class GraphBuilder:
     _views: set[str] = field(default_factory=set)
     _gradients: set[str] = field(default_factory=set)
     _sampled: dict[tuple[str, int, int], str] = field(default_factory=dict)
+    _made: dict[tuple[Any, ...], Built] = field(default_factory=dict)
 
     def add_tensor(self, tensor: Tensor) -> str:
         """Declares a graph input, parameter, buffer or constant without producer."""
@@ -108,6 +109,39 @@ class GraphBuilder:
             self._views.update(operator.outputs)
         if any(n in self._gradients for n in operator.inputs):
             self._gradients.update(n for n in operator.outputs if self.tensors[n].is_float)
+
+    def _alike(
+        self,
+        kind: str,
+        tensors: Sequence[Tensor | None],
+        wanted: Sequence[bool],
+        *,
+        attributes: Mapping[str, Any],
+        values: Sequence[Value | None],
+        **rest: Any,
+    ) -> Built:
+        """The operator with its operands named 0, 1 ... and its results :0, :1 ...; a layer's are made once."""
+        key = (
+            kind,
+            tuple(None if t is None else (t.shape, t.dtype, t.role, t.batch_dim) for t in tensors),
+            tuple(wanted),
+            tuple((k, type(v), v) for k, v in attributes.items()),
+            tuple(None if v is None else (v.shape, v.dtype.str, v.tobytes()) for v in values),
+            *(tuple(v) if isinstance(v, list) else v for v in rest.values()),
+        )
+        built = self._made.get(key)
+        if built is None:
+            built = self._made[key] = make_operator(
+                kind,
+                name="",
+                inputs=[None if t is None else replace(t, name=str(i)) for i, t in enumerate(tensors)],
+                outputs=[f":{i}" if is_wanted else "" for i, is_wanted in enumerate(wanted)],
+                attributes=attributes,
+                values=values,
+                export_batch=self.export_batch,
+                **rest,
+            )
+        return built
 
     def _one_sample(self, name: str, dim: int, size: int) -> str:
         """The first `size` of `dim`: what each of the exported samples holds."""
@@ -175,18 +209,15 @@ class GraphBuilder:
                 and is_view_kind(kind, attributes or {})
             )
             try:
-                built = make_operator(
+                like = self._alike(
                     kind,
-                    name=base,
-                    inputs=tensors,
-                    outputs=outputs,
-                    attributes=attributes,
+                    tensors,
+                    [bool(n) for n in outputs],
+                    attributes=attributes or {},
                     values=values,
                     needs_gradient=[n in self._gradients for n in names],
                     opset=opset,
-                    scope=scope,
-                    export_batch=self.export_batch,
-                    hints=hints,
+                    hints=tuple(hints),
                     is_view=is_view,
                     is_constant=is_constant,
                 )
@@ -213,7 +244,8 @@ class GraphBuilder:
                 repair="Export the model with a symbolic batch dimension.",
             )
         unique = self.unique(base)
-        operator = built.operator if unique == base else replace(built.operator, name=unique)
+        built = _named(like, unique, scope, names, outputs)
+        operator = built.operator
         if costs:
             operator = _with_costs(operator, costs)
         for used in operator.inputs:
@@ -233,6 +265,24 @@ class GraphBuilder:
                 self._emit_constant(result)
         operators = arrange(self.operators, outputs)
         return make_graph(operators, self.tensors, outputs, name=name, warnings=self.warnings, sha256=sha256)
+
+
+def _named(built: Built, name: str, scope: str, inputs: Sequence[str], outputs: Sequence[str]) -> Built:
+    """An operator of `GraphBuilder._alike` with its own names."""
+    names = {str(i): n for i, n in enumerate(inputs)} | {f":{i}": n for i, n in enumerate(outputs)}
+    op = built.operator
+    return Built(
+        replace(
+            op,
+            name=name,
+            scope=scope,
+            inputs=tuple(names[n] for n in op.inputs),
+            outputs=tuple(names[n] for n in op.outputs),
+            saved=tuple(dict.fromkeys(names[n] for n in op.saved)),
+        ),
+        tuple(replace(t, name=names[t.name]) for t in built.outputs),
+        built.is_opaque,
+    )
 
 
 def _with_costs(op: Operator, costs: Mapping[str, float]) -> Operator:
