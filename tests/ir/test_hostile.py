@@ -64,6 +64,7 @@ def outcome(name: str, data: bytes) -> str:
         return "imported"
 
 
+@pytest.mark.slow
 def test_hundreds_of_files():
     assert len(FILES) > 2000
     ends = [outcome(name, data) for name, data in FILES.items()]
