@@ -30,6 +30,8 @@ def attention(ctx: Context) -> Result:
     _, _, size_v = _split_heads(ctx, v, ctx.attributes.get("kv_num_heads"))
     if ctx.has(4) or ctx.has(5):
         raise Unsupported("a key-value cache is not for training")
+    if ctx.has(6):
+        raise Unsupported("lengths of keys that are data are for inference")
     if heads % kv_heads:
         raise Unsupported(f"{heads} heads share {kv_heads} kv heads")
     has_batch = q.batch_dim == 0
@@ -63,6 +65,8 @@ def attention(ctx: Context) -> Result:
     if ctx.has(3):
         mask = ctx.tensor(3)
         loops = [b, (*h, *g), s, t][4 - len(mask.shape) :]
+        if mask.shape[-1] not in (1, num_k):
+            raise Unsupported(f"a mask for {mask.shape[-1]} of {num_k} keys")
         own: Dims = [() if n == 1 and mask.batch_dim != i else loops[i] for i, n in enumerate(mask.shape)]
         operands.append((3, own))
     num_b = q.shape[0]

@@ -359,6 +359,9 @@ def make_operator(
         MissingBatch: an operand must first be repeated over the batch.
     """
     attrs = dict(attributes or {})
+    results = attrs.pop("results", None)
+    if results is not None:
+        outputs = [dict(zip(results, outputs, strict=True)).get(i, "") for i in range(max(results) + 1)]
     positions = attrs.pop("operands", None)
     if positions is not None:
         spread: list[Tensor | None] = [None] * (max(positions, default=-1) + 1)
@@ -414,6 +417,8 @@ def make_operator(
         attrs[key] = value
     if kept != list(range(len(kept))):
         attrs["operands"] = tuple(kept)
+    if wanted != list(range(len(wanted))):
+        attrs["results"] = tuple(wanted)
     differentiable = any(needs_gradient[i] for i in kept if i < len(needs_gradient))
     saved: list[str] = []
     if differentiable and not is_constant:

@@ -241,7 +241,10 @@ def identity(ctx: Context) -> Result:
 def dropout(ctx: Context) -> Result:
     """Kept only where a plan for training with dropout is built; the mask is one byte an element and not listed."""
     dims = ctx.rule.dims(ctx.tensor(0))
-    return Result([(0, dims)], [dims, dims], [ctx.tensor(0).dtype, "bool"], traffic=(1.0, 1.0))
+    ratio = ctx.floats("ratio", 1) or (0.5,)
+    return Result(
+        [(0, dims)], [dims, dims], [ctx.tensor(0).dtype, "bool"], traffic=(1.0, 1.0), attributes={"ratio": ratio[0]}
+    )
 
 
 @kind("QuantizeLinear", "DequantizeLinear")
@@ -250,15 +253,14 @@ def quantization(ctx: Context) -> Result:
     tensor = ctx.tensor(0)
     dims = ctx.rule.dims(tensor)
     operands: list[tuple[int, Dims]] = [(0, dims)]
-    axis = ctx.axis("axis", 1, len(tensor.shape))
     for i in (1, 2):
         if ctx.has(i):
             side = ctx.tensor(i)
             if len(side.shape) > 1:
                 raise Unsupported("blocked quantization")
-            operands.append(
-                (i, [dims[axis]] if side.shape and side.shape[0] == tensor.shape[axis] else [()] * len(side.shape))
-            )
+            whole: Dims = [()] * len(side.shape)
+            is_split = side.num_elements > 1
+            operands.append((i, [dims[ctx.axis("axis", 1, len(tensor.shape))]] if is_split else whole))
     dtype = "float32" if ctx.kind == "DequantizeLinear" else (ctx.tensor(2).dtype if ctx.has(2) else "uint8")
     return Result(operands, [dims], [dtype], traffic=(1.0, 1.0))
 

@@ -53,4 +53,11 @@ def mean_squared_error(ctx: Context) -> Result:
         for index in factors:
             ctx.rule.mark(index, summed=True)
     out: Dims = []
-    return Result([(0, dims), (1, dims)], [out], traffic=(1.0, 1.0), saved_inputs=(0, 1))
+    # A shard divides by the whole sample's size as well.
+    return Result(
+        [(0, dims), (1, dims)],
+        [out],
+        traffic=(1.0, 1.0),
+        saved_inputs=(0, 1),
+        attributes={"elements": ctx.int_attribute("elements", scores.num_elements)},
+    )

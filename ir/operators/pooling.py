@@ -58,22 +58,42 @@ def resize(ctx: Context) -> Result:
     tensor = ctx.tensor(0)
     rank = len(tensor.shape)
     is_old = ctx.kind == "Upsample" or 0 < ctx.opset < 11
+    axes = [a % rank for a in ctx.ints("axes") or range(rank)]
     scales = ctx.floats("scales", 1 if is_old else 2)
     sizes = None if is_old else ctx.ints("sizes", 3)
     if "target" in ctx.attributes:
         full = list(ctx.ints("target") or ())
     elif sizes:
-        full = [s // ctx.export_batch if tensor.batch_dim == d else s for d, s in enumerate(sizes)]
+        full = list(tensor.shape)
+        for axis, size in zip(axes, sizes, strict=True):
+            full[axis] = size // ctx.export_batch if tensor.batch_dim == axis else size
+        policy = str(ctx.attributes.get("keep_aspect_ratio_policy", "stretch"))
+        if policy != "stretch":
+            ratios = [full[a] / tensor.shape[a] for a in axes]
+            ratio = min(ratios) if policy == "not_larger" else max(ratios)
+            scales = tuple(ratio if a in axes else 1.0 for a in range(rank))
+            full = [int(s * f + 0.5) for s, f in zip(tensor.shape, scales, strict=True)]
     elif scales:
+        each = dict(zip(axes, scales, strict=True))
+        scales = tuple(each.get(a, 1.0) for a in range(rank))
         full = [int(s * f) for s, f in zip(tensor.shape, scales, strict=True)]
     else:
         raise Unsupported("neither scales nor sizes")
-    if len(full) != rank:
-        raise Unsupported("sizes for some of the axes only")
     lead = next((d for d in range(rank) if full[d] != tensor.shape[d]), rank)
     source, target = _spatial(ctx, full[max(lead, 1 if tensor.batch_dim == 0 else 0) :])
+    # Where scales are given, positions follow them and not the rounded sizes.
     return Result(
-        [(0, source)], [target], traffic=(1.0, 1.0), attributes={"target": tuple(full), "scales": None, "sizes": None}
+        [(0, source)],
+        [target],
+        passing="joint",
+        traffic=(1.0, 1.0),
+        attributes={
+            "target": tuple(full),
+            "scales": scales or None,
+            "sizes": None,
+            "axes": None,
+            "keep_aspect_ratio_policy": None,
+        },
     )
 
 

@@ -1,0 +1,149 @@
+"""Graph to torch: each operator computed on tensors, differentiable.
+
+Semantics are those of a training step: batch normalisation uses the statistics of its operand and Dropout drops.
+Versions of the operator set matter where their meaning differs (Softmax before 13, Resize before 11). Everything is
+computed in the types of the given tensors; constants are made on their device.
+
+Refused, by a `ModelError`: kinds outside `ir.operators` (their meaning is unknown), types that torch does not compute
+with (float8, strings, unsigned integers but uint8), quantization to floating-point types, Resize with
+`tf_crop_and_resize`. Random kinds draw from torch's generator, not from the seed of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from automap.runtime.operators import FUNCTIONS, Use
+from automap.runtime.operators.base import refuse
+from ir.errors import ModelError
+from ir.factors import Signature
+from ir.graph import Graph, Operator, Tensor
+
+COUNTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "Attention": {"q_num_heads": ("h", "g"), "kv_num_heads": ("h",)},
+    "RotaryEmbedding": {"num_heads": ("h",)},
+    "GroupNormalization": {"num_groups": ("g",)},
+}
+"""Kind -> attribute that counts something -> the factors whose split divides it."""
+
+
+def apply(
+    op: Operator, graph_tensors: Mapping[str, Tensor], operands: Sequence[torch.Tensor], num_samples: int
+) -> tuple[torch.Tensor, ...]:
+    """Computes one whole operator.
+
+    Args:
+        op: of a graph.
+        graph_tensors: the tensors of the graph by name; those that `op` writes give the shapes.
+        operands: in the order of `op.inputs`, batch dims `num_samples` times those of the graph.
+        num_samples: of the batch.
+
+    Returns:
+        In the order of `op.outputs`.
+
+    Raises:
+        ModelError: the operator is not executed, see the module.
+    """
+    return apply_local(op, operands, [graph_tensors[name].shape_at(num_samples) for name in op.outputs])
+
+
+def apply_local(
+    op: Operator, operands: Sequence[torch.Tensor], shapes: Sequence[tuple[int, ...]]
+) -> tuple[torch.Tensor, ...]:
+    """Computes an operator on operands that may be shards.
+
+    Args:
+        op: see `apply`; for a shard that of `local_operator`.
+        operands: see `apply`.
+        shapes: of the results that these operands give.
+
+    Raises:
+        ModelError: see `apply`.
+    """
+    function = FUNCTIONS.get(op.kind)
+    if function is None:
+        raise refuse(f"operator {op.name} is of an unknown kind", op.kind, "Export with standard operators.")
+    attributes = dict(op.attributes)
+    positions = attributes.pop("operands", tuple(range(len(operands))))
+    spread: list[torch.Tensor | None] = [None] * (max(positions, default=-1) + 1)
+    for position, operand in zip(positions, operands, strict=True):
+        spread[position] = operand
+    results = attributes.pop("results", tuple(range(len(op.outputs))))
+    use = Use(
+        name=op.name,
+        kind=op.kind,
+        opset=op.opset,
+        operands=spread,
+        shapes=shapes,
+        attributes=attributes,
+    )
+    try:
+        found = function(use)
+    except NotImplementedError as error:
+        raise refuse(f"operator {op.name} is not computed by torch in this type", f"{op.kind}: {error}") from error
+    made = [found] if isinstance(found, torch.Tensor) else list(found)
+    return tuple(made[position] for position in results)
+
+
+def local_operator(op: Operator, signature: Signature, ranks: int) -> Operator:
+    """`op` as one of `ranks` ranks runs it under `signature`: counts of heads and groups are those of the shard."""
+    if signature.factor is None or op.kind not in COUNTS:
+        return op
+    split = op.rule.factors[signature.factor].name
+    attributes = dict(op.attributes)
+    for name, factors in COUNTS[op.kind].items():
+        if split in factors and attributes.get(name):
+            attributes[name] //= ranks
+    return replace(op, attributes=tuple(sorted(attributes.items())))
+
+
+def run(graph: Graph, tensors: Mapping[str, torch.Tensor], num_samples: int) -> dict[str, torch.Tensor]:
+    """Computes a whole graph.
+
+    Args:
+        graph: any graph.
+        tensors: inputs, parameters, buffers and stored constants of the graph by name; those that require a gradient
+            get one when a result is differentiated.
+        num_samples: of the batch; inputs have the graph's shapes at this number.
+
+    Returns:
+        The results by name.
+
+    Raises:
+        ModelError: a tensor is missing or of another shape, or an operator is not executed (see the module).
+    """
+    values = {name: _checked(graph, name, tensors, num_samples) for name in _wanted(graph)}
+    device = next((t.device for t in values.values()), torch.device("cpu"))
+    last = {name: i for name, readers in graph.consumers.items() for i in readers[-1:]}
+    with device:
+        for i, op in enumerate(graph.operators):
+            results = apply(op, graph.tensors, [values[name] for name in op.inputs], num_samples)
+            values.update(zip(op.outputs, results, strict=True))
+            for name in {*op.inputs, *op.outputs}:
+                if last.get(name, i) == i and name not in graph.outputs:
+                    values.pop(name, None)
+    return {name: values[name] for name in graph.outputs}
+
+
+def _wanted(graph: Graph) -> list[str]:
+    """Tensors that no operator makes."""
+    return [name for name in graph.tensors if name not in graph.producer]
+
+
+def _checked(graph: Graph, name: str, tensors: Mapping[str, torch.Tensor], num_samples: int) -> torch.Tensor:
+    shape = graph.tensors[name].shape_at(num_samples)
+    if name not in tensors:
+        raise ModelError(
+            f"{graph.tensors[name].role} {name} has no value", field="tensors", value=name, repair=f"Give one {shape}."
+        )
+    if tuple(tensors[name].shape) != shape:
+        raise ModelError(
+            f"tensor {name} has another shape than the graph at {num_samples} samples",
+            field="tensors",
+            value=tuple(tensors[name].shape),
+            repair=f"Give one of shape {shape}.",
+        )
+    return tensors[name]

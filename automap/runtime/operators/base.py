@@ -1,0 +1,121 @@
+"""What a torch function of an operator is told, and the table of the functions.
+
+Nothing here knows of ranks: a function computes from the operands that it gets. Where a kind states sizes in its
+attributes (Reshape, Expand ...), the sizes come from `Use.shapes`, so that the same function serves a shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ir.errors import ModelError
+
+Function = Callable[["Use"], "torch.Tensor | Sequence[torch.Tensor]"]
+FUNCTIONS: dict[str, Function] = {}
+"""Kind -> its function."""
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
+    "int64": torch.int64, "int32": torch.int32, "int16": torch.int16, "int8": torch.int8, "uint8": torch.uint8,
+    "uint16": torch.uint16, "uint32": torch.uint32, "uint64": torch.uint64, "bool": torch.bool,
+    "complex64": torch.complex64,
+}  # fmt: skip
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch type of a name of `ir.graph.DTYPE_BYTES`.
+
+    Raises:
+        ModelError: torch computes with no such type (float8, strings).
+    """
+    if name not in DTYPES:
+        raise refuse("cannot be computed with this type", name, "Export in float32 or bfloat16.")
+    return DTYPES[name]
+
+
+def refuse(what: str, value: object, repair: str = "Export the model without it.") -> ModelError:
+    """An error for what is deliberately not executed."""
+    return ModelError(what, field="model", value=value, repair=repair)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Use:
+    """One use of a kind."""
+
+    name: str
+    kind: str
+    opset: int
+    """Version of the operator set; 0 = the newest."""
+    operands: Sequence[torch.Tensor | None]
+    """By ONNX position; None where an optional one is absent."""
+    shapes: Sequence[tuple[int, ...]]
+    """Of the wanted results, in their order: those of the shard where the operands are shards."""
+    attributes: Mapping[str, Any]
+
+    @property
+    def x(self) -> torch.Tensor:
+        """The first operand."""
+        return self.operand(0)
+
+    def operand(self, index: int) -> torch.Tensor:
+        """Operand `index`, which must be there.
+
+        Raises:
+            ModelError: it is absent.
+        """
+        found = self.optional(index)
+        if found is None:
+            raise refuse(f"operator {self.name} ({self.kind}) lacks operand {index}", index, "Send a valid graph.")
+        return found
+
+    def optional(self, index: int) -> torch.Tensor | None:
+        """Operand `index`, or None."""
+        return self.operands[index] if index < len(self.operands) else None
+
+    def given(self) -> list[torch.Tensor]:
+        """All operands that are there."""
+        return [t for t in self.operands if t is not None]
+
+    def integer(self, name: str, default: int = 0) -> int:
+        """An integer attribute."""
+        value = self.attributes.get(name, default)
+        return int(value[0] if isinstance(value, tuple) else value)
+
+    def number(self, name: str, default: float = 0.0) -> float:
+        """A number attribute."""
+        value = self.attributes.get(name, default)
+        return float(value[0] if isinstance(value, tuple) else value)
+
+    def text(self, name: str, default: str = "") -> str:
+        """A string attribute."""
+        return str(self.attributes.get(name, default))
+
+    def ints(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
+        """An attribute of integers."""
+        value = self.attributes.get(name, default)
+        return tuple(int(v) for v in value) if isinstance(value, (tuple, list)) else (int(value),)
+
+    def texts(self, name: str, default: Sequence[str] = ()) -> tuple[str, ...]:
+        """An attribute of strings."""
+        value = self.attributes.get(name, default)
+        return tuple(str(v) for v in value)
+
+    def floats(self, name: str, default: Sequence[float] = ()) -> tuple[float, ...]:
+        """An attribute of numbers."""
+        value = self.attributes.get(name, default)
+        return tuple(float(v) for v in value) if isinstance(value, (tuple, list)) else (float(value),)
+
+
+def function(*kinds: str) -> Callable[[Function], Function]:
+    """Registers a function for `kinds`."""
+
+    def register(made: Function) -> Function:
+        for kind in kinds:
+            FUNCTIONS[kind] = made
+        return made
+
+    return register

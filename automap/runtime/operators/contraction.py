@@ -1,0 +1,107 @@
+"""Kinds that multiply and add."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from automap.runtime.operators.base import Use, function
+
+
+@function("MatMul")
+def matmul(use: Use) -> Tensor:
+    """As numpy's."""
+    return torch.matmul(use.x, use.operand(1))
+
+
+@function("Gemm")
+def gemm(use: Use) -> Tensor:
+    """alpha A B + beta C."""
+    a = use.x.t() if use.integer("transA") else use.x
+    b = use.operand(1).t() if use.integer("transB") else use.operand(1)
+    alpha, beta, bias = use.number("alpha", 1.0), use.number("beta", 1.0), use.optional(2)
+    product = a @ b if alpha == 1.0 else alpha * (a @ b)
+    if bias is None:
+        return product
+    return product + (bias if beta == 1.0 else beta * bias)
+
+
+@function("Einsum")
+def einsum(use: Use) -> Tensor:
+    """By the equation."""
+    return torch.einsum(use.text("equation"), *use.given())
+
+
+def window_pads(
+    use: Use, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """(begin, end) padding of each spatial dim, `auto_pad` resolved."""
+    rank = len(sizes)
+    mode = use.text("auto_pad", "NOTSET")
+    if mode == "VALID":
+        return [0] * rank, [0] * rank
+    if mode in ("SAME_UPPER", "SAME_LOWER"):
+        begin, end = [], []
+        for i, size in enumerate(sizes):
+            window = dilations[i] * (kernel[i] - 1) + 1
+            total = max((-(-size // strides[i]) - 1) * strides[i] + window - size, 0)
+            small, large = total // 2, total - total // 2
+            begin.append(small if mode == "SAME_UPPER" else large)
+            end.append(large if mode == "SAME_UPPER" else small)
+        return begin, end
+    pads = use.ints("pads", (0,) * (2 * rank))
+    return list(pads[:rank]), list(pads[rank:])
+
+
+def padded(x: Tensor, begin: Sequence[int], end: Sequence[int], value: float = 0.0) -> Tensor:
+    """`x` with its trailing dims padded (cut where negative)."""
+    flat: list[int] = []
+    for low, high in zip(reversed(begin), reversed(end), strict=True):
+        flat += [low, high]
+    return functional.pad(x, flat, value=value) if any(flat) else x
+
+
+@function("Conv")
+def conv(use: Use) -> Tensor:
+    """1 to 3 spatial dims; the groups follow from the operands, so that shards need no attribute."""
+    x, w = use.x, use.operand(1)
+    rank = x.ndim - 2
+    strides, dilations = use.ints("strides", (1,) * rank), use.ints("dilations", (1,) * rank)
+    begin, end = window_pads(use, x.shape[2:], w.shape[2:], strides, dilations)
+    groups = x.shape[1] // w.shape[1]
+    made: Callable[..., Tensor] = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]
+    return made(padded(x, begin, end), w, use.optional(2), strides, 0, dilations, groups)
+
+
+@function("ConvTranspose")
+def conv_transpose(use: Use) -> Tensor:
+    """Without padding, then cut to the size that the shape rule states."""
+    x, w, bias = use.x, use.operand(1), use.optional(2)
+    rank = x.ndim - 2
+    strides, dilations = use.ints("strides", (1,) * rank), use.ints("dilations", (1,) * rank)
+    made: Callable[..., Tensor] = (
+        functional.conv_transpose1d,
+        functional.conv_transpose2d,
+        functional.conv_transpose3d,
+    )[rank - 1]
+    groups = use.shapes[0][1] // w.shape[1]
+    full = made(x, w, None, strides, 0, 0, groups, dilations)
+    wanted = use.shapes[0][2:]
+    pads = use.ints("pads", (0,) * (2 * rank))
+    mode = use.text("auto_pad", "NOTSET")
+    begin: list[int] = []
+    for i in range(rank):
+        extra = use.ints("output_padding", (0,) * rank)[i]
+        total = full.shape[2 + i] + extra - wanted[i]
+        if mode == "NOTSET" and "output_shape" not in use.attributes:
+            begin.append(pads[i])
+        elif mode == "SAME_UPPER":
+            begin.append(total // 2)
+        else:
+            begin.append(total - total // 2)
+    end = [wanted[i] - full.shape[2 + i] + begin[i] for i in range(rank)]
+    found = padded(full, [-b for b in begin], end)
+    return found if bias is None else found + bias.reshape(-1, *[1] * rank)

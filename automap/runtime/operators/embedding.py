@@ -1,0 +1,97 @@
+"""Look-ups by index: Gather and its relatives, one-hot, scatter. Negative indices count from the end."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from automap.runtime.operators.base import Use, function, refuse, torch_dtype
+
+
+def _wrapped(indices: Tensor, size: int) -> Tensor:
+    indices = indices.to(torch.int64)
+    return torch.where(indices < 0, indices + size, indices)
+
+
+@function("Gather")
+def gather(use: Use) -> Tensor:
+    """`data[indices]` along `axis`; a constant scalar index is an attribute."""
+    x = use.x
+    axis = use.integer("axis") % max(x.ndim, 1)
+    if "indices" in use.attributes:
+        return x.select(axis, use.integer("indices"))
+    indices = _wrapped(use.operand(1), x.shape[axis])
+    rows = x.index_select(axis, indices.reshape(-1))
+    return rows.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+
+
+@function("GatherElements")
+def gather_elements(use: Use) -> Tensor:
+    """One look-up for each position."""
+    axis = use.integer("axis") % use.x.ndim
+    return torch.gather(use.x, axis, _wrapped(use.operand(1), use.x.shape[axis]))
+
+
+def _coordinates(indices: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    return tuple(_wrapped(indices[..., i], shape[i]) for i in range(indices.shape[-1]))
+
+
+@function("GatherND")
+def gather_nd(use: Use) -> Tensor:
+    """The last dim of the indices holds coordinates behind `batch_dims` shared dims."""
+    x, indices, shared = use.x, use.operand(1), use.integer("batch_dims")
+    places = _coordinates(indices, tuple(x.shape[shared:]))
+    if not shared:
+        return x[places]
+    lead = [
+        torch.arange(x.shape[d]).reshape([-1 if i == d else 1 for i in range(indices.ndim - 1)]) for d in range(shared)
+    ]
+    return x[(*lead, *places)]
+
+
+@function("ScatterElements", "Scatter")
+def scatter_elements(use: Use) -> Tensor:
+    """Writes, or reduces by sum, product, maximum or minimum."""
+    x, updates = use.x, use.operand(2)
+    axis = use.integer("axis") % x.ndim
+    indices = _wrapped(use.operand(1), x.shape[axis])
+    how = use.text("reduction", "none")
+    if how == "none":
+        return x.scatter(axis, indices, updates)
+    return x.scatter_reduce(axis, indices, updates, _REDUCTIONS[how], include_self=True)
+
+
+_REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+
+
+@function("ScatterND")
+def scatter_nd(use: Use) -> Tensor:
+    """Likewise at coordinates; of several writes to one place any may win."""
+    x, indices, updates = use.x, use.operand(1), use.operand(2)
+    how = use.text("reduction", "none")
+    depth = indices.shape[-1]
+    if how in ("none", "add"):
+        return x.index_put(_coordinates(indices, tuple(x.shape)), updates, accumulate=how == "add")
+    lead, tail = x.shape[:depth], x.shape[depth:]
+    flat = torch.zeros_like(indices[..., 0])
+    for place, size in zip(_coordinates(indices, tuple(x.shape)), lead, strict=True):
+        flat = flat * size + place
+    rows = x.reshape(-1, *tail)
+    index = flat.reshape(-1, *[1] * len(tail)).expand(-1, *tail)
+    merged = rows.scatter_reduce(0, index, updates.reshape(-1, *tail), _REDUCTIONS[how], include_self=True)
+    return merged.reshape(x.shape)
+
+
+@function("OneHot")
+def one_hot(use: Use) -> Tensor:
+    """`values` are (off, on); indices outside the depth give a row of off."""
+    depth = use.integer("depth")
+    values = use.floats("values", (0.0, 1.0))
+    dtype = torch_dtype(use.text("dtype", "float32"))
+    if len(values) != 2:
+        raise refuse("OneHot takes two values", values)
+    axis = use.integer("axis", -1) % (use.x.ndim + 1)
+    hit = _wrapped(use.x, depth).unsqueeze(axis) == torch.arange(depth).reshape(
+        [-1 if d == axis else 1 for d in range(use.x.ndim + 1)]
+    )
+    return torch.where(hit, torch.tensor(values[1], dtype=dtype), torch.tensor(values[0], dtype=dtype))

@@ -1,0 +1,32 @@
+"""Training losses."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from automap.runtime.operators.base import Use, function
+
+
+@function("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+def cross_entropy(use: Use) -> list[Tensor]:
+    """Scores or log-probabilities with the classes in `class_dim` (default 1) and integer labels."""
+    scores, labels, weight = use.x, use.operand(1).to(torch.int64), use.optional(2)
+    dim = use.integer("class_dim", 1 if scores.ndim > 1 else 0)
+    logs = torch.log_softmax(scores, dim) if use.kind == "SoftmaxCrossEntropyLoss" else scores
+    kept = torch.ones_like(labels, dtype=torch.bool)
+    if "ignore_index" in use.attributes:
+        kept = labels != use.integer("ignore_index")
+    labels = torch.where(kept, labels, torch.zeros_like(labels))
+    share = kept.to(scores.dtype) if weight is None else weight[labels] * kept
+    rows = -logs.gather(dim, labels.unsqueeze(dim)).squeeze(dim) * share
+    reduction = use.text("reduction", "mean")
+    if reduction == "none":
+        return [rows, logs]
+    return [rows.sum() / share.sum() if reduction == "mean" else rows.sum(), logs]
+
+
+@function("MeanSquaredErrorLoss")
+def mean_squared_error(use: Use) -> Tensor:
+    """Mean over the `elements` of a sample, summed over samples."""
+    return ((use.x - use.operand(1)) ** 2).sum() / use.integer("elements")

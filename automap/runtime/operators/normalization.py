@@ -1,0 +1,130 @@
+"""Softmax and normalisation. Batch normalisation computes as in training: with the statistics of its operand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from automap.runtime.operators.base import Use, function
+
+
+@function("Softmax", "LogSoftmax", "Hardmax")
+def softmax(use: Use) -> Tensor:
+    """Over `axis`; before version 13 over all dims from `axis` on, taken as one."""
+    x = use.x
+    flattens = 0 < use.opset < 13
+    axis = use.integer("axis", 1 if flattens else -1) % max(x.ndim, 1)
+    flat = x.reshape(prod(x.shape[:axis]), -1) if flattens else x
+    dim = 1 if flattens else axis
+    if use.kind == "Hardmax":
+        top = flat.argmax(dim, keepdim=True)
+        found = torch.zeros_like(flat).scatter(dim, top, 1.0)
+    else:
+        found = torch.softmax(flat, dim) if use.kind == "Softmax" else torch.log_softmax(flat, dim)
+    return found.reshape(x.shape)
+
+
+def _scaled(use: Use, x: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+    """Times operand 1 plus operand 2, where they are given; re-viewed to `shape`."""
+    for index, joined in ((1, torch.mul), (2, torch.add)):
+        side = use.optional(index)
+        if side is not None:
+            x = joined(x, side if shape is None else side.reshape(*shape))
+    return x
+
+
+@function("LayerNormalization")
+def layer_norm(use: Use) -> list[Tensor]:
+    """Over the dims from `axis` on; statistics in float32 as `stash_type` says by default."""
+    x = use.x
+    dims = tuple(range(use.integer("axis", -1) % x.ndim, x.ndim))
+    wide = x if x.dtype == torch.float64 else x.float()
+    mean = wide.mean(dims, keepdim=True)
+    centred = wide - mean
+    inverse = torch.rsqrt((centred**2).mean(dims, keepdim=True) + use.number("epsilon", 1e-5))
+    return [_scaled(use, (centred * inverse).to(x.dtype)), mean, inverse]
+
+
+@function("RMSNormalization", "SimplifiedLayerNormalization")
+def rms_norm(use: Use) -> list[Tensor]:
+    """Without the mean; the second and third result of the simplified kind are one statistic."""
+    x = use.x
+    dims = tuple(range(use.integer("axis", -1) % x.ndim, x.ndim))
+    wide = x if x.dtype == torch.float64 else x.float()
+    inverse = torch.rsqrt((wide**2).mean(dims, keepdim=True) + use.number("epsilon", 1e-5))
+    return [_scaled(use, (wide * inverse).to(x.dtype)), inverse, inverse]
+
+
+@function("BatchNormalization")
+def batch_norm(use: Use) -> list[Tensor]:
+    """Statistics over all dims but the channels; results 1 and 2 are the running ones, 3 and 4 those of the batch."""
+    x = use.x
+    dims = tuple(d for d in range(x.ndim) if d != 1)
+    shape = (-1, *[1] * (x.ndim - 2))
+    mean = x.mean(dims, keepdim=True)
+    variance = ((x - mean) ** 2).mean(dims, keepdim=True)
+    found = _scaled(use, (x - mean) * torch.rsqrt(variance + use.number("epsilon", 1e-5)), shape)
+    mean, variance = mean.flatten(), variance.flatten()
+    kept = use.number("momentum", 0.9)
+    running = [
+        new if old is None else old * kept + new.detach() * (1 - kept)
+        for old, new in ((use.optional(3), mean), (use.optional(4), variance))
+    ]
+    return [found, *running, mean, variance]
+
+
+@function("InstanceNormalization")
+def instance_norm(use: Use) -> Tensor:
+    """Over space, for each sample and channel."""
+    x = use.x
+    shape = (-1, *[1] * (x.ndim - 2))
+    return _scaled(use, _standard(x, tuple(range(2, x.ndim)), use.number("epsilon", 1e-5)), shape)
+
+
+def _standard(x: Tensor, dims: tuple[int, ...], epsilon: float) -> Tensor:
+    mean = x.mean(dims, keepdim=True)
+    return (x - mean) * torch.rsqrt(((x - mean) ** 2).mean(dims, keepdim=True) + epsilon)
+
+
+@function("GroupNormalization")
+def group_norm(use: Use) -> Tensor:
+    """Over space and the channels of a group; scale and bias hold one number a channel, or one a group before 21."""
+    x, groups = use.x, use.integer("num_groups", 1)
+    split = x.reshape(x.shape[0], groups, -1)
+    found = _standard(split, (2,), use.number("epsilon", 1e-5))
+    for index, joined in ((1, torch.mul), (2, torch.add)):
+        side = use.optional(index)
+        if side is None:
+            continue
+        wide = side if side.shape[0] == x.shape[1] else side.repeat_interleave(x.shape[1] // groups)
+        found = joined(found.reshape(x.shape), wide.reshape(-1, *[1] * (x.ndim - 2)))
+    return found.reshape(x.shape)
+
+
+@function("LRN")
+def local_response_norm(use: Use) -> Tensor:
+    """A window of `size` channels, the longer half behind."""
+    x, size = use.x, use.integer("size")
+    before = (size - 1) // 2
+    squares = torch.nn.functional.pad((x**2).movedim(1, -1), (before, size - 1 - before))
+    window = squares.unfold(-1, size, 1).sum(-1).movedim(-1, 1)
+    scale = use.number("bias", 1.0) + use.number("alpha", 1e-4) / size * window
+    return x / scale ** use.number("beta", 0.75)
+
+
+@function("LpNormalization")
+def lp_norm(use: Use) -> Tensor:
+    """Divided by the norm of order 1 or 2; a row of zeros stays."""
+    norm = torch.linalg.vector_norm(use.x, use.integer("p", 2), dim=use.integer("axis", -1), keepdim=True)
+    return use.x / torch.where(norm == 0, torch.ones_like(norm), norm)
+
+
+@function("MeanVarianceNormalization")
+def mean_variance_norm(use: Use) -> Tensor:
+    """Divided by the standard deviation plus 1e-9."""
+    dims = use.ints("axes", (0, 2, 3))
+    centred = use.x - use.x.mean(dims, keepdim=True)
+    return centred / (torch.sqrt((centred**2).mean(dims, keepdim=True)) + 1e-9)

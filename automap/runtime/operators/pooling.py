@@ -1,0 +1,135 @@
+"""Pooling and padding. The output sizes are those of the shape rule, so that all rounding is decided in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf, prod
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from automap.runtime.operators.base import Use, function, refuse
+from automap.runtime.operators.contraction import padded, window_pads
+
+
+class _Window:
+    """A sliding window: its sizes, and the padding that makes exactly the wanted outputs."""
+
+    def __init__(self, use: Use) -> None:
+        sizes = use.x.shape[2:]
+        self.rank = len(sizes)
+        self.kernel = use.ints("kernel_shape")
+        self.strides = use.ints("strides", (1,) * self.rank)
+        self.dilations = use.ints("dilations", (1,) * self.rank)
+        self.begin, self.end = window_pads(use, sizes, self.kernel, self.strides, self.dilations)
+        self.reach = [
+            (use.shapes[0][2 + i] - 1) * self.strides[i] + self.dilations[i] * (self.kernel[i] - 1) + 1
+            for i in range(self.rank)
+        ]
+        """Elements of a padded dim that the windows cover."""
+
+    def cover(self, x: Tensor, value: float) -> Tensor:
+        """`x` with `value` around it, as far as the windows reach."""
+        end = [r - s - b for r, s, b in zip(self.reach, x.shape[2:], self.begin, strict=True)]
+        return padded(x, self.begin, end, value)
+
+    def sum(self, covered: Tensor) -> Tensor:
+        """Of each window of a covered tensor."""
+        if all(d == 1 for d in self.dilations):
+            made: Callable[..., Tensor] = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)[
+                self.rank - 1
+            ]
+            return made(covered, self.kernel, self.strides) * prod(self.kernel)
+        for i in range(self.rank):
+            window = self.dilations[i] * (self.kernel[i] - 1) + 1
+            covered = covered.unfold(2 + i, window, self.strides[i])[..., :: self.dilations[i]].sum(-1)
+        return covered
+
+
+@function("MaxPool")
+def max_pool(use: Use) -> list[Tensor]:
+    """Largest of each window, and its place in the flattened operand."""
+    x, window = use.x, _Window(use)
+    made: Callable[..., tuple[Tensor, Tensor]] = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[
+        window.rank - 1
+    ]
+    covered = window.cover(x, -inf if x.is_floating_point() else torch.iinfo(x.dtype).min)
+    if len(use.shapes) == 1:
+        return [made(covered, window.kernel, window.strides, 0, window.dilations)]  # type: ignore[list-item]
+    found, places = made(covered, window.kernel, window.strides, 0, window.dilations, return_indices=True)
+    coordinates: list[Tensor] = []
+    for i in reversed(range(window.rank)):
+        coordinates.insert(0, places % covered.shape[2 + i] - window.begin[i])
+        places = places // covered.shape[2 + i]
+    order = range(window.rank)
+    flat = torch.zeros_like(places)
+    for i in reversed(order) if use.integer("storage_order") else order:
+        flat = flat * x.shape[2 + i] + coordinates[i]
+    planes = torch.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * window.rank)
+    return [found, flat + planes * prod(x.shape[2:])]
+
+
+@function("AveragePool")
+def average_pool(use: Use) -> Tensor:
+    """Over what the window holds of the operand, or of its declared padding with `count_include_pad`."""
+    window = _Window(use)
+    ones = torch.ones_like(use.x[:1, :1])
+    if not use.integer("count_include_pad"):
+        return window.sum(window.cover(use.x, 0.0)) / window.sum(window.cover(ones, 0.0))
+    framed = padded(ones, window.begin, window.end, 1.0)
+    cut = [r - s for r, s in zip(window.reach, framed.shape[2:], strict=True)]
+    return window.sum(window.cover(use.x, 0.0)) / window.sum(padded(framed, [0] * window.rank, cut))
+
+
+@function("LpPool")
+def lp_pool(use: Use) -> Tensor:
+    """Norm of order p of each window."""
+    window, p = _Window(use), use.integer("p", 2)
+    return window.sum(window.cover(use.x.abs() ** p, 0.0)) ** (1.0 / p)
+
+
+@function("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+def global_pool(use: Use) -> Tensor:
+    """One value a channel."""
+    dims = tuple(range(2, use.x.ndim))
+    if use.kind == "GlobalAveragePool":
+        return use.x.mean(dims, keepdim=True)
+    if use.kind == "GlobalMaxPool":
+        return use.x.amax(dims, keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(use.x, use.integer("p", 2), dim=dims, keepdim=True)
+    return norm
+
+
+@function("Pad")
+def pad(use: Use) -> Tensor:
+    """A constant, or the operand mirrored, continued by its edge or repeated."""
+    x, mode = use.x, use.text("mode", "constant")
+    pads = use.ints("pads")
+    begin, end = pads[: x.ndim], pads[x.ndim :]
+    if mode == "constant":
+        return padded(x, begin, end, use.number("value", 0.0))
+    for d in range(x.ndim):
+        if begin[d] or end[d]:
+            x = x.index_select(d, _mirrored(x.shape[d], begin[d], end[d], mode))
+    return x
+
+
+def _mirrored(size: int, begin: int, end: int, mode: str) -> Tensor:
+    places = torch.arange(-begin, size + end)
+    if mode == "edge":
+        return places.clamp(0, size - 1)
+    if mode == "wrap":
+        return places % size
+    if mode != "reflect":
+        raise refuse("unknown mode of Pad", mode)
+    period = max(2 * (size - 1), 1)
+    folded = places % period
+    return torch.minimum(folded, period - folded) if size > 1 else torch.zeros_like(places)
+
+
+def select_range(x: Tensor, dim: int, places: Sequence[int]) -> Tensor:
+    """The elements of `dim` at `places`; a view where they are consecutive."""
+    if len(places) and list(places) == list(range(places[0], places[0] + len(places))):
+        return x.narrow(dim, places[0], len(places))
+    return x.index_select(dim, torch.tensor(list(places), dtype=torch.int64))

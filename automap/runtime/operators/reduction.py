@@ -1,0 +1,82 @@
+"""Reductions, scans and selections."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from automap.runtime.operators.base import Use, function
+
+
+@function(
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceSumSquare",
+)
+def reduce(use: Use) -> Tensor:
+    """Over `axes`, which are all named; none = nothing is reduced."""
+    x, dims, keep = use.x, use.ints("axes"), bool(use.integer("keepdims", 1))
+    how = use.kind.removeprefix("Reduce")
+    if how == "Prod":
+        for dim in sorted(dims, reverse=True):
+            x = x.prod(dim, keepdim=keep)
+        return x
+    if how in ("L1", "L2", "SumSquare"):
+        x = x.abs() if how == "L1" else x * x
+    if not dims:
+        found = x
+    elif how in ("Max", "Min"):
+        found = (torch.amax if how == "Max" else torch.amin)(x, dims, keepdim=keep)
+    elif how == "Mean":
+        found = x.mean(dims, keepdim=keep)
+    elif how == "LogSumExp":
+        return torch.logsumexp(x, dims, keepdim=keep)
+    else:
+        found = x.sum(dims, keepdim=keep, dtype=x.dtype)
+    if how == "L2":
+        return torch.sqrt(found)
+    return torch.log(found) if how == "LogSum" else found
+
+
+@function("ArgMax", "ArgMin")
+def arg(use: Use) -> Tensor:
+    """The first place of the extreme, or the last."""
+    x, axis, keep = use.x, use.integer("axis") % use.x.ndim, bool(use.integer("keepdims", 1))
+    made = torch.argmax if use.kind == "ArgMax" else torch.argmin
+    if not use.integer("select_last_index"):
+        return made(x, axis, keepdim=keep)
+    return x.shape[axis] - 1 - made(x.flip(axis), axis, keepdim=keep)
+
+
+@function("CumSum", "CumProd")
+def scan(use: Use) -> Tensor:
+    """Running sum or product, from either end, with or without the own element."""
+    axis = use.integer("axis") % use.x.ndim
+    x = use.x.flip(axis) if use.integer("reverse") else use.x
+    if use.integer("exclusive"):
+        first = torch.zeros_like if use.kind == "CumSum" else torch.ones_like
+        x = torch.cat([first(x.narrow(axis, 0, 1)), x.narrow(axis, 0, x.shape[axis] - 1)], axis)
+    found = (x.cumsum if use.kind == "CumSum" else x.cumprod)(axis).to(x.dtype)
+    return found.flip(axis) if use.integer("reverse") else found
+
+
+@function("TopK")
+def top_k(use: Use) -> list[Tensor]:
+    """Values and places, always sorted; of equal values the first."""
+    axis, largest = use.integer("axis", -1), bool(use.integer("largest", 1))
+    _, order = torch.sort(use.x, stable=True, dim=axis, descending=largest)
+    places = order.narrow(axis, 0, use.integer("k"))
+    return [use.x.gather(axis, places), places]
+
+
+@function("Trilu")
+def trilu(use: Use) -> Tensor:
+    """The upper or lower triangle from diagonal `k`."""
+    return (torch.triu if use.integer("upper", 1) else torch.tril)(use.x, use.integer("k"))
