@@ -6,8 +6,8 @@ without it whole, and, when it is summed (`+`), makes the outputs partial. OneFl
 placements name the same three things: S(i) = Shard(i), B = Replicate(), P = Partial().
 
 Gradients follow from the rule too: the gradient of an operand that lacks the split factor is a sum over it, hence
-partial; the gradient of a split operand is split alike; the gradient of a partial value is whole. An operand that is
-whole where the output is partial (a bias) is added on the first rank of the axis only.
+partial; the gradient of a split operand is split alike; the gradient of a partial value is whole. A bias that is added
+to a partial value is added on the first rank of the axis only (`ir.linkage.operator_signatures`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Placement = int
 BROADCAST: Placement = -1
 PARTIAL: Placement = -2
 
-Passing = Literal["none", "joint", "multi"]
+Passing = Literal["none", "joint", "multi", "first", "rest"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,8 @@ class FactorRule:
     """operand -> dim -> indices into `factors`, major to minor; a dim of size 1 that is broadcast has none."""
     outputs: tuple[tuple[tuple[int, ...], ...], ...]
     passing: Passing = "none"
-    """How partial inputs pass: `joint` = all inputs partial (Add); `multi` = exactly one (MatMul, Mul)."""
+    """How partial inputs pass to partial outputs: `joint` = all inputs partial (Add); `multi` = exactly one, any
+    (MatMul, Mul); `first` = the first one (Div); `rest` = all but the first (Where)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,11 +123,18 @@ def _split(rule: FactorRule, index: int) -> Signature | None:
     inputs, outputs = placed
     if rule.factors[index].summed:
         outputs = [PARTIAL if p == BROADCAST else p for p in outputs]
-    # An input without the split factor sums its gradient over it, unless the factor is contracted: then the output
-    # is partial, its gradient is whole on every rank, and so is that of an added operand (a bias).
-    missing = BROADCAST if rule.factors[index].summed else PARTIAL
-    gradients = [missing if p == BROADCAST else p for p in inputs]
+    # An input without the split factor sums its gradient over it.
+    gradients = [PARTIAL if p == BROADCAST else p for p in inputs]
     return Signature(factor=index, inputs=tuple(inputs), outputs=tuple(outputs), input_gradients=tuple(gradients))
+
+
+def _linear_sets(passing: Passing, num_inputs: int) -> list[range]:
+    """Sets of inputs that may be partial together."""
+    if num_inputs == 0 or passing == "none":
+        return []
+    if passing == "multi":
+        return [range(i, i + 1) for i in range(num_inputs)]
+    return [{"joint": range(num_inputs), "first": range(1), "rest": range(1, num_inputs)}[passing]]
 
 
 def signatures(rule: FactorRule) -> tuple[Signature, ...]:
@@ -146,14 +154,13 @@ def signatures(rule: FactorRule) -> tuple[Signature, ...]:
     num_inputs, num_outputs = len(rule.inputs), len(rule.outputs)
     whole = (BROADCAST,) * num_inputs
     found.append(Signature(factor=None, inputs=whole, outputs=(BROADCAST,) * num_outputs, input_gradients=whole))
-    partial_out = (PARTIAL,) * num_outputs
-    if rule.passing == "joint" and num_inputs:
-        found.append(Signature(factor=None, inputs=(PARTIAL,) * num_inputs, outputs=partial_out, input_gradients=whole))
-    if rule.passing == "multi":
-        for index in range(num_inputs):
-            inputs = tuple(PARTIAL if i == index else BROADCAST for i in range(num_inputs))
-            gradients = tuple(BROADCAST if i == index else PARTIAL for i in range(num_inputs))
-            found.append(Signature(factor=None, inputs=inputs, outputs=partial_out, input_gradients=gradients))
+    for linear in _linear_sets(rule.passing, num_inputs):
+        # The result is linear in these operands together: each rank has a part of them and the whole of the others,
+        # whose gradients are then sums over the parts.
+        inputs = tuple(PARTIAL if i in linear else BROADCAST for i in range(num_inputs))
+        gradients = tuple(BROADCAST if i in linear else PARTIAL for i in range(num_inputs))
+        outputs = (PARTIAL,) * num_outputs
+        found.append(Signature(factor=None, inputs=inputs, outputs=outputs, input_gradients=gradients))
     unique: dict[tuple[tuple[Placement, ...], tuple[Placement, ...]], Signature] = {}
     for signature in found:
         unique.setdefault((signature.inputs, signature.outputs), signature)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ir.factors import InternalCollective
 from ir.graph import Tensor
-from ir.operators.base import Context, Dims, Result, Unsupported, bytes_of, kind
+from ir.operators.base import Context, Dims, MissingBatch, Result, Unsupported, bytes_of, kind
 
 
 def _split_heads(ctx: Context, tensor: Tensor, heads: int | None) -> tuple[int, int, int]:
@@ -22,7 +22,12 @@ def _split_heads(ctx: Context, tensor: Tensor, heads: int | None) -> tuple[int, 
 
 @kind("Attention")
 def attention(ctx: Context) -> Result:
-    """Queries, keys, values; the kv heads are a factor, keys and values are gathered to split the kv sequence."""
+    """Queries, keys, values; the kv heads are a factor; a split of the kv sequence combines partial softmaxes.
+
+    Each rank attends to its own keys; the row maximum, the row sum and the result, scaled by them, are all-reduced.
+    Backward needs nothing: the product of result and output gradient that the softmax wants is known on all ranks.
+    Splitting the queries over the same ranks with keys and values gathered is the signature of factor `s`.
+    """
     q, k, v = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
     rule = ctx.rule
     heads, num_q, size = _split_heads(ctx, q, ctx.attributes.get("q_num_heads"))
@@ -39,11 +44,15 @@ def attention(ctx: Context) -> Result:
     def some(n: int, **marks: object) -> tuple[int, ...]:
         return (rule.factor(n, **marks),) if n != 1 else ()  # type: ignore[arg-type]
 
+    carries = any(ctx.has(i) and ctx.tensor(i).batch_dim == 0 and len(ctx.tensor(i).shape) > 2 for i in (1, 2, 3))
+    if carries and not has_batch:
+        raise MissingBatch(0, 0)
     b = rule.dim(q, 0)
     h, g = some(kv_heads, name="h"), some(heads // kv_heads, name="g")
-    amount = float(k.num_elements + v.num_elements) * bytes_of(k.dtype)
+    rows = q.shape[0] * heads * num_q
+    amount = float(rows * size_v) * bytes_of(q.dtype) + 2.0 * rows * bytes_of("float32")
     pair = (0.0, amount) if has_batch else (amount, 0.0)
-    ring = InternalCollective(name="attention", kind="all_gather", forward_bytes=pair, backward_bytes=pair)
+    ring = InternalCollective(name="attention", kind="all_reduce", forward_bytes=pair)
     s, t = some(num_q, name="s"), some(num_k, name="t", collective=ring)
     d, e = some(size, name="d", fixed=True), some(size_v, name="e", fixed=len(v.shape) == 3)
 
@@ -89,6 +98,8 @@ def rotary(ctx: Context) -> Result:
     """Rotates pairs of the head size: that dim stays whole; heads, samples and positions are free."""
     x = ctx.tensor(0)
     rule = ctx.rule
+    if x.batch_dim is None and any(ctx.has(i) and ctx.tensor(i).batch_dim == 0 for i in (1, 2, 3)):
+        raise MissingBatch(0, 0)
     heads = ctx.int_attribute("num_heads", 0)
     rank = len(x.shape)
     if rank == 3:
@@ -112,7 +123,13 @@ def rotary(ctx: Context) -> Result:
     if ctx.has(3):
         positions = ctx.tensor(3)
         operands.append((3, [dims[0] if positions.batch_dim == 0 or positions.shape[0] != 1 else (), s]))
-    return Result(operands, [dims], traffic=(1.0, 1.0), saved_inputs=(1, 2, *((3,) if ctx.has(3) else ())))
+    return Result(
+        operands,
+        [dims],
+        passing="first",
+        traffic=(1.0, 1.0),
+        saved_inputs=(1, 2, *((3,) if ctx.has(3) else ())),
+    )
 
 
 @kind("LSTM", "GRU", "RNN")
@@ -139,6 +156,8 @@ def recurrent(ctx: Context) -> Result:
         tensor = ctx.inputs[i]
         if tensor is None:
             continue
+        if i == 4 and x.batch_dim is not None and tensor.batch_dim is None:
+            raise MissingBatch(4, 0)
         if i in (5, 6):
             operands.append((i, state if tensor.batch_dim is not None else [() for _ in tensor.shape]))
         else:

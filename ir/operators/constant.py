@@ -74,4 +74,6 @@ def random_like(ctx: Context) -> Result:
 def eye_like(ctx: Context) -> Result:
     """Position decides: replicated."""
     dims = ctx.rule.dims(ctx.tensor(0), fixed=True)
+    if ctx.rule.has_batch:
+        ctx.rule.mark(ctx.rule.batch(), fixed=True)
     return Result([(0, dims)], [dims], [str(ctx.attributes.get("dtype", ctx.tensor(0).dtype))], traffic=(1.0, 0.0))

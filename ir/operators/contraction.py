@@ -5,6 +5,7 @@ FLOPs are 2 per multiply-add; the gradient of each operand costs as much as the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import gcd, prod
 
 from ir.factors import InternalCollective
@@ -106,9 +107,9 @@ def gemm(ctx: Context) -> Result:
     return _product(ctx, operands, [m, n], passing="none" if has_bias else "multi")
 
 
-def _halo(x: Tensor, dim: int, kernel: int, stride: int) -> InternalCollective | None:
-    """The rows of the neighbour that a split of spatial dim `dim` needs: `kernel - stride`, at least 0."""
-    rows = max(kernel - stride, 0)
+def _halo(x: Tensor, dim: int, window: int, stride: int, begin: int) -> InternalCollective | None:
+    """The rows of both neighbours that a split of dim `dim` needs: `begin` before, the rest of a window behind."""
+    rows = begin + max(window - stride - begin, 0)
     if rows == 0:
         return None
     amount = rows * (x.num_elements / x.shape[dim]) * bytes_of(x.dtype)
@@ -142,6 +143,18 @@ def spatial_sizes(ctx: Context, sizes: tuple[int, ...], kernel: tuple[int, ...])
     return found
 
 
+def _begin(
+    ctx: Context, sizes: Sequence[int], outputs: Sequence[int], windows: Sequence[int], strides: Sequence[int]
+) -> list[int]:
+    """Padding in front of each spatial dim."""
+    mode = str(ctx.attributes.get("auto_pad", "NOTSET"))
+    if mode not in ("SAME_UPPER", "SAME_LOWER"):
+        given = ctx.ints("pads") or (0,) * len(sizes)
+        return [0 if mode == "VALID" else p for p in given[: len(sizes)]]
+    total = [max((o - 1) * s + w - size, 0) for o, s, w, size in zip(outputs, strides, windows, sizes, strict=True)]
+    return [t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in total]
+
+
 @kind("Conv")
 def conv(ctx: Context) -> Result:
     """`n (g c+) h w, (g m) c+ i j -> n (g m) h' w'`; spatial dims split at the price of a halo exchange."""
@@ -156,6 +169,9 @@ def conv(ctx: Context) -> Result:
     kernel = w.shape[2:]
     sizes = spatial_sizes(ctx, x.shape[2:], kernel)
     strides = ctx.ints("strides") or (1,) * rank
+    dilations = ctx.ints("dilations") or (1,) * rank
+    windows = [d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
+    begin = _begin(ctx, x.shape[2:], sizes, windows, strides)
     has_bias = ctx.has(2)
     n = rule.dim(x, 0, name="n")
     g = (rule.factor(groups, name="g"),) if groups > 1 else ()
@@ -173,7 +189,8 @@ def conv(ctx: Context) -> Result:
             dims_x.append((rule.factor(size_in, fixed=True),) if size_in > 1 else ())
             out.append((rule.factor(size_out, fixed=True),) if size_out > 1 else ())
             continue
-        h = rule.factor(size_out, name="hwd"[i] if i < 3 else "", collective=_halo(x, 2 + i, kernel[i], strides[i]))
+        halo = _halo(x, 2 + i, windows[i], strides[i], begin[i])
+        h = rule.factor(size_out, name="hwd"[i] if i < 3 else "", collective=halo)
         dims_x.append((h, rule.factor(strides[i], fixed=True)) if strides[i] > 1 else (h,))
         out.append((h,))
     operands: list[tuple[int, Dims]] = [(0, dims_x), (1, dims_w)]
@@ -267,7 +284,9 @@ def einsum(ctx: Context) -> Result:
                 raise Unsupported(f"sizes of {letter} differ")
             if letter not in right and tensor.batch_dim == d:
                 raise Unsupported("a sum over samples")
-            dims.append(found[letter])
+            # A size of 1 broadcasts over the samples that another operand brings.
+            brings = tensor.batch_dim == d or tensor.shape[d] != 1
+            dims.append(found[letter] if brings else ())
         operands.append((i, dims))
     out = [found[letter] for letter in right]
     if len(terms) == 2:

@@ -182,11 +182,13 @@ def multiplication(ctx: Context) -> Result:
 
 @kind("Div")
 def division(ctx: Context) -> Result:
-    """Linear in the numerator only, which `multi` cannot say."""
+    """Linear in the numerator; integers are rounded."""
     saved = [1] if ctx.needs_gradient[0] else []
     if ctx.needs_gradient[1]:
         saved = [0, 1]
-    return _elementwise(ctx, traffic=(1.0, 1.7), saved_inputs=saved)
+    return _elementwise(
+        ctx, passing="first" if ctx.tensor(0).is_float else "none", traffic=(1.0, 1.7), saved_inputs=saved
+    )
 
 
 @kind("Pow")
@@ -197,8 +199,8 @@ def power(ctx: Context) -> Result:
 
 @kind("Where")
 def where(ctx: Context) -> Result:
-    """The condition chooses, and is kept for backward."""
-    return _elementwise(ctx, traffic=(1.0, 1.0), saved_inputs=(0,), first_float=1)
+    """The condition chooses, and is kept for backward; linear in what is chosen from."""
+    return _elementwise(ctx, passing="rest", traffic=(1.0, 1.0), saved_inputs=(0,), first_float=1)
 
 
 @kind("Clip")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ir.operators.base import Context, Dims, Result, Unsupported, kind
+from collections.abc import Sequence
+
+from ir.graph import Tensor
+from ir.operators.base import BakedBatch, Context, Dims, MissingBatch, Result, Unsupported, kind
 
 
 def _lookup_traffic(ctx: Context, output_elements: int) -> tuple[float, float]:
@@ -31,12 +34,13 @@ def gather(ctx: Context) -> Result:
         rule.fix(dims[axis])
     if "indices" in ctx.attributes:
         out = dims[:axis] + dims[axis + 1 :]
-        return Result([(0, dims)], [out], traffic=(0.0, 1.0))
+        return Result([(0, dims)], [out], passing="first", traffic=(0.0, 1.0))
     value = ctx.value(1)
     if value is not None and value.ndim == 0:
         out = dims[:axis] + dims[axis + 1 :]
         index = int(value) % data.shape[axis] if data.shape[axis] else 0
-        return Result([(0, dims)], [out], traffic=(0.0, 1.0), attributes={"indices": index, "axis": axis})
+        attributes = {"indices": index, "axis": axis}
+        return Result([(0, dims)], [out], passing="first", traffic=(0.0, 1.0), attributes=attributes)
     indices = ctx.tensor(1)
     if indices.batch_dim is not None and data.batch_dim is not None:
         raise Unsupported("data and indices both depend on the sample")
@@ -48,10 +52,25 @@ def gather(ctx: Context) -> Result:
     return Result(
         [(0, dims), (1, own)],
         [out],
+        passing="first",
         traffic=_lookup_traffic(ctx, elements),
         saved_inputs=(1,),
         attributes={"axis": axis},
     )
+
+
+def _same_batch(ctx: Context, operands: Sequence[tuple[int, Tensor]]) -> None:
+    """Asks for the batch in each operand of equal rank where one carries it."""
+    carrier = next((t for _, t in operands if t.batch_dim is not None), None)
+    if carrier is None or carrier.batch_dim is None:
+        return
+    d = carrier.batch_dim
+    for i, tensor in operands:
+        if tensor.batch_dim is not None:
+            continue
+        if ctx.export_batch > 1 and tensor.shape[d] == carrier.shape[d] * ctx.export_batch:
+            raise BakedBatch(i, d, carrier.shape[d])
+        raise MissingBatch(i, d)
 
 
 @kind("GatherElements")
@@ -62,6 +81,9 @@ def gather_elements(ctx: Context) -> Result:
     axis = ctx.axis("axis", 0, len(data.shape))
     if len(indices.shape) != len(data.shape):
         raise Unsupported("ranks differ")
+    if axis in (data.batch_dim, indices.batch_dim):
+        raise Unsupported("a look-up among samples")
+    _same_batch(ctx, [(0, data), (1, indices)])
     source: Dims = []
     target: Dims = []
     for d, size in enumerate(data.shape):
@@ -72,7 +94,7 @@ def gather_elements(ctx: Context) -> Result:
         else:
             source.append(rule.dim(data, d, fixed=True))
             target.append(rule.dim(indices, d, fixed=True))
-    return Result([(0, source), (1, target)], [target], traffic=(1.0, 1.5), saved_inputs=(1,))
+    return Result([(0, source), (1, target)], [target], passing="first", traffic=(1.0, 1.5), saved_inputs=(1,))
 
 
 @kind("GatherND")
@@ -84,12 +106,18 @@ def gather_nd(ctx: Context) -> Result:
     depth = indices.shape[-1]
     if shared + depth > len(data.shape) or indices.batch_dim == len(indices.shape) - 1:
         raise Unsupported("indices do not fit the data")
+    if data.batch_dim is not None and shared <= data.batch_dim < shared + depth:
+        raise Unsupported("a look-up among samples")
+    if any(t.batch_dim is not None and t.batch_dim < shared for t in (data, indices)):
+        _same_batch(ctx, [(0, data), (1, indices)])
     dims = rule.dims(data)
     for factors in dims[shared : shared + depth]:
         rule.fix(factors)
     own: Dims = []
     for d in range(len(indices.shape) - 1):
-        if d < shared and indices.shape[d] == data.shape[d]:
+        if d < shared:
+            if indices.shape[d] != data.shape[d] or indices.batch_dim != data.batch_dim:
+                raise Unsupported("indices do not fit the data")
             own.append(dims[d])
         else:
             own.append(rule.dim(indices, d))
@@ -97,7 +125,7 @@ def gather_nd(ctx: Context) -> Result:
     if data.batch_dim is not None and not data.batch_dim < shared and indices.batch_dim is not None:
         raise Unsupported("data and indices both depend on the sample")
     out = [*own[:-1], *dims[shared + depth :]]
-    return Result([(0, dims), (1, own)], [out], traffic=(1.0, 1.5), saved_inputs=(1,))
+    return Result([(0, dims), (1, own)], [out], passing="first", traffic=(1.0, 1.5), saved_inputs=(1,))
 
 
 @kind("ScatterElements", "ScatterND", "Scatter")
@@ -106,6 +134,8 @@ def scatter(ctx: Context) -> Result:
     data, indices, updates = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
     rule = ctx.rule
     axis = ctx.axis("axis", 0, len(data.shape)) if ctx.kind != "ScatterND" else 0
+    if ctx.kind != "ScatterND" and all(t.batch_dim != axis for t in (data, indices, updates)):
+        _same_batch(ctx, [(0, data), (1, indices), (2, updates)])
     same = data.batch_dim is not None and indices.batch_dim == updates.batch_dim == data.batch_dim != axis
     operands: list[tuple[int, Dims]] = [(i, rule.dims(t, fixed=True)) for i, t in enumerate((data, indices, updates))]
     if not (same and ctx.kind != "ScatterND") and any(t.batch_dim is not None for t in (data, indices, updates)):

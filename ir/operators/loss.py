@@ -18,10 +18,11 @@ def cross_entropy(ctx: Context) -> Result:
     reduction = str(ctx.attributes.get("reduction", "mean"))
     dims = rule.dims(scores)
     rows = [s for i, s in enumerate(scores.shape) if i != dim]
+    floats = 3.0 if ctx.kind == "SoftmaxCrossEntropyLoss" else 1.0
     for index in dims[dim]:
         rule.mark(
             index,
-            collective=all_reduce("cross_entropy", rows, 3.0, has_batch=scores.batch_dim is not None, backward=0.0),
+            collective=all_reduce("cross_entropy", rows, floats, has_batch=scores.batch_dim is not None, backward=0.0),
         )
     rest: Dims = [f for d, f in enumerate(dims) if d != dim]
     if tuple(rows) != labels.shape or (labels.batch_dim is None) != (scores.batch_dim is None):

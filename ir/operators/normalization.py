@@ -15,7 +15,7 @@ from ir.operators.base import Context, Dims, Result, Unsupported, all_reduce, ki
 
 def _statistics(ctx: Context, tensor: Tensor, axes: Sequence[int], name: str, floats: float) -> InternalCollective:
     rows = [s for i, s in enumerate(tensor.shape) if i not in axes]
-    return all_reduce(name, rows, floats, has_batch=tensor.batch_dim is not None)
+    return all_reduce(name, rows, floats, has_batch=tensor.batch_dim is not None and tensor.batch_dim not in axes)
 
 
 def _over(ctx: Context, tensor: Tensor, axes: Sequence[int], name: str, floats: float) -> Dims:

@@ -26,6 +26,10 @@ def pool(ctx: Context) -> Result:
     if kernel is None:
         raise Unsupported("no kernel_shape")
     source, target = _spatial(ctx, spatial_sizes(ctx, ctx.tensor(0).shape[2:], kernel))
+    if ctx.num_outputs > 1:
+        # The places count through the whole operand, samples and channels included.
+        for factors in source:
+            ctx.rule.fix(factors)
     linear = ctx.kind == "AveragePool"
     return Result(
         [(0, source)],
@@ -127,4 +131,8 @@ def pad(ctx: Context) -> Result:
     value = ctx.floats("value", 2) if "value" not in ctx.attributes else None
     if value:
         attributes["value"] = value[0]  # type: ignore[assignment]
-    return Result([(0, source)], [target], traffic=(1.0, 1.0), attributes=attributes)
+    fill = value[0] if value else float(ctx.attributes.get("value", 0.0))
+    linear = str(ctx.attributes.get("mode", "constant")) != "constant" or fill == 0.0
+    return Result(
+        [(0, source)], [target], passing="joint" if linear else "none", traffic=(1.0, 1.0), attributes=attributes
+    )

@@ -185,7 +185,8 @@ def slice_(ctx: Context) -> Result:
     attributes = {
         "axes": axes,
         "starts": tuple(cuts[a][0] for a in axes),
-        "ends": tuple(cuts[a][1] for a in axes),
+        # Backwards to the first element, Python stops at -1, which ONNX reads as the last.
+        "ends": tuple(cuts[a][1] if cuts[a][1] >= 0 else -tensor.shape[a] - 1 for a in axes),
         "steps": tuple(cuts[a][2] for a in axes),
     }
     return Result([(0, source)], [target], passing="joint", traffic=(0.0, 1.0), attributes=attributes)

@@ -70,7 +70,7 @@ def batch_norm(use: Use) -> list[Tensor]:
     mean, variance = mean.flatten(), variance.flatten()
     kept = use.number("momentum", 0.9)
     running = [
-        new if old is None else old * kept + new.detach() * (1 - kept)
+        new.detach() if old is None else old.detach() * kept + new.detach() * (1 - kept)
         for old, new in ((use.optional(3), mean), (use.optional(4), variance))
     ]
     return [found, *running, mean, variance]

@@ -1,0 +1,93 @@
+"""Ranks of one mesh axis in one process: a tensor is the list of what each rank holds.
+
+`convert` is the one communication: it changes a placement and carries gradients back in the dual placement. Programs of
+the ranks meet nowhere else, so that differentiating all of them together gives each rank's own backward pass.
+"""
+
+import torch
+
+from ir.factors import BROADCAST, PARTIAL, gradient_placement
+
+COLLECTIVES = {("S", "B"): "all_gather", ("P", "B"): "all_reduce", ("P", "S"): "reduce_scatter",
+               ("S", "S"): "all_to_all", ("B", "S"): None, ("B", "P"): None, ("S", "P"): "all_gather"}  # fmt: skip
+"""What turns one placement into another; None = nothing is sent."""
+
+
+def letter(placement):
+    return {BROADCAST: "B", PARTIAL: "P"}.get(placement, "S")
+
+
+def collective(source, target):
+    """Name of the collective of `move`, None where nothing is sent."""
+    return None if source == target else COLLECTIVES[letter(source), letter(target)]
+
+
+def place(whole, placement, ranks, generator):
+    """`whole` in a placement; the parts of a partial tensor are random but for their sum."""
+    if placement >= 0:
+        assert whole.shape[placement] % ranks == 0, (whole.shape, placement, ranks)
+        return [part.clone() for part in whole.chunk(ranks, placement)]
+    if placement == BROADCAST:
+        return [whole.clone() for _ in range(ranks)]
+    parts = [torch.randn(whole.shape, dtype=whole.dtype, generator=generator) for _ in range(ranks - 1)]
+    return [*parts, whole - sum(parts)]
+
+
+def assemble(parts, placement):
+    """The whole of a tensor from what the ranks hold; replicas must agree."""
+    if placement >= 0:
+        return torch.cat(parts, placement)
+    if placement == PARTIAL:
+        return sum(parts)
+    for part in parts[1:]:
+        torch.testing.assert_close(part, parts[0], rtol=1e-9, atol=1e-9, equal_nan=True, msg="replicas differ")
+    return parts[0]
+
+
+def move(parts, source, target):
+    """Another placement of the same tensor."""
+    if source == target:
+        return [part.clone() for part in parts]
+    whole = torch.cat(parts, source) if source >= 0 else sum(parts) if source == PARTIAL else None
+    ranks = len(parts)
+    if target >= 0:
+        return [(parts[r] if whole is None else whole).chunk(ranks, target)[r].clone() for r in range(ranks)]
+    wholes = parts if whole is None else [whole] * ranks
+    if target == BROADCAST:
+        return [part.clone() for part in wholes]
+    return [wholes[0].clone(), *(torch.zeros_like(wholes[0]) for _ in range(ranks - 1))]
+
+
+class _Convert(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, source, target, gradient, *parts):
+        ctx.source, ctx.gradient = source, gradient
+        return tuple(move(parts, source, target))
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return None, None, None, *move(gradients, ctx.gradient, gradient_placement(ctx.source))
+
+
+def convert(parts, source, target, gradient=None):
+    """`move`, differentiable.
+
+    Args:
+        parts: what each rank holds.
+        source: their placement.
+        target: wanted placement.
+        gradient: in which the users of the result hand its gradient back: PARTIAL where each rank uses a whole
+            result for its own share of work; default the dual of `target`.
+    """
+    gradient = gradient_placement(target) if gradient is None else gradient
+    return list(_Convert.apply(source, target, gradient, *parts))
+
+
+def total(parts, gradient):
+    """Sum over the ranks, known to all."""
+    return convert(parts, PARTIAL, BROADCAST, gradient)
+
+
+def largest(parts):
+    """Elementwise maximum over the ranks, without gradient."""
+    return torch.stack([part.detach() for part in parts]).amax(0)
