@@ -47,9 +47,9 @@ def binary(kind, data=None, **attributes):
 
 ELEMENTWISE = [
     *[unary(k) for k in ("Relu", "Sigmoid", "Tanh", "Exp", "Elu", "Selu", "HardSigmoid", "Softplus", "LeakyRelu",
-                         "Gelu", "Erf", "Cos", "Sin", "Abs", "HardSwish", "Swish", "Mish", "Celu", "ThresholdedRelu", "Shrink",
-                         "Softsign", "Tan", "Atan", "Sinh", "Cosh", "Asinh", "Neg", "Floor", "Ceil", "Round", "Sign",
-                         "IsNaN", "IsInf", "Identity")],
+                         "Gelu", "Erf", "Cos", "Sin", "Abs", "HardSwish", "Swish", "Mish", "Celu", "ThresholdedRelu",
+                         "Shrink", "Softsign", "Tan", "Atan", "Sinh", "Cosh", "Asinh", "Neg", "Floor", "Ceil", "Round",
+                         "Sign", "IsNaN", "IsInf", "Identity")],
     *[unary(k, UNIT) for k in ("Acos", "Asin", "Atanh")], unary("Acosh", LARGE),
     *[unary(k, POSITIVE) for k in ("Sqrt", "Reciprocal", "Log")],
     unary("Not", bool), unary("BitwiseNot", 8), unary("BitCast", 8, to="uint64"), unary("Clip", min=-0.5, max=0.5),

@@ -31,7 +31,11 @@ COUNTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def apply(
-    op: Operator, graph_tensors: Mapping[str, Tensor], operands: Sequence[torch.Tensor], num_samples: int
+    op: Operator,
+    graph_tensors: Mapping[str, Tensor],
+    operands: Sequence[torch.Tensor],
+    num_samples: int,
+    device: torch.device | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Computes one whole operator.
 
@@ -40,6 +44,7 @@ def apply(
         graph_tensors: the tensors of the graph by name; those that `op` writes give the shapes.
         operands: in the order of `op.inputs`, batch dims `num_samples` times those of the graph.
         num_samples: of the batch.
+        device: of the results of an operator without operands; default the CPU.
 
     Returns:
         In the order of `op.outputs`.
@@ -47,11 +52,15 @@ def apply(
     Raises:
         ModelError: the operator is not executed, see the module.
     """
-    return apply_local(op, operands, [graph_tensors[name].shape_at(num_samples) for name in op.outputs])
+    shapes = [graph_tensors[name].shape_at(num_samples) for name in op.outputs]
+    return apply_local(op, operands, shapes, device)
 
 
 def apply_local(
-    op: Operator, operands: Sequence[torch.Tensor], shapes: Sequence[tuple[int, ...]]
+    op: Operator,
+    operands: Sequence[torch.Tensor],
+    shapes: Sequence[tuple[int, ...]],
+    device: torch.device | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Computes an operator on operands that may be shards.
 
@@ -59,6 +68,7 @@ def apply_local(
         op: see `apply`; for a shard that of `local_operator`.
         operands: see `apply`.
         shapes: of the results that these operands give.
+        device: see `apply`.
 
     Raises:
         ModelError: see `apply`.
@@ -79,6 +89,7 @@ def apply_local(
         operands=spread,
         shapes=shapes,
         attributes=attributes,
+        device=operands[0].device if operands else device or torch.device("cpu"),
     )
     try:
         found = function(use)
@@ -106,7 +117,7 @@ def run(graph: Graph, tensors: Mapping[str, torch.Tensor], num_samples: int) -> 
     Args:
         graph: any graph.
         tensors: inputs, parameters, buffers and stored constants of the graph by name; those that require a gradient
-            get one when a result is differentiated.
+            get one when a result is differentiated. Pieces of a fused parameter may be given as the whole of it.
         num_samples: of the batch; inputs have the graph's shapes at this number.
 
     Returns:
@@ -118,13 +129,12 @@ def run(graph: Graph, tensors: Mapping[str, torch.Tensor], num_samples: int) -> 
     values = {name: _checked(graph, name, tensors, num_samples) for name in _wanted(graph)}
     device = next((t.device for t in values.values()), torch.device("cpu"))
     last = {name: i for name, readers in graph.consumers.items() for i in readers[-1:]}
-    with device:
-        for i, op in enumerate(graph.operators):
-            results = apply(op, graph.tensors, [values[name] for name in op.inputs], num_samples)
-            values.update(zip(op.outputs, results, strict=True))
-            for name in {*op.inputs, *op.outputs}:
-                if last.get(name, i) == i and name not in graph.outputs:
-                    values.pop(name, None)
+    for i, op in enumerate(graph.operators):
+        results = apply(op, graph.tensors, [values[name] for name in op.inputs], num_samples, device)
+        values.update(zip(op.outputs, results, strict=True))
+        for name in {*op.inputs, *op.outputs}:
+            if last.get(name, i) == i and name not in graph.outputs:
+                values.pop(name, None)
     return {name: values[name] for name in graph.outputs}
 
 
@@ -135,6 +145,10 @@ def _wanted(graph: Graph) -> list[str]:
 
 def _checked(graph: Graph, name: str, tensors: Mapping[str, torch.Tensor], num_samples: int) -> torch.Tensor:
     shape = graph.tensors[name].shape_at(num_samples)
+    if name not in tensors and name in graph.pieces:
+        fused, dim, start, stop = graph.pieces[name]
+        if fused in tensors:
+            return tensors[fused].narrow(dim, start, stop - start)
     if name not in tensors:
         raise ModelError(
             f"{graph.tensors[name].role} {name} has no value", field="tensors", value=name, repair=f"Give one {shape}."

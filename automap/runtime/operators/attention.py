@@ -42,7 +42,9 @@ def masked(use: Use, scores: Tensor) -> Tensor:
     left, right = use.integer("left_window_size", -1), use.integer("right_window_size", -1)
     if use.integer("is_causal"):
         right = 0
-    ahead = torch.arange(scores.shape[-1]) - torch.arange(scores.shape[-2])[:, None]
+    ahead = (
+        torch.arange(scores.shape[-1], device=use.device) - torch.arange(scores.shape[-2], device=use.device)[:, None]
+    )
     if right >= 0:
         scores = scores.masked_fill(ahead > right, -torch.inf)
     return scores.masked_fill(ahead < -left, -torch.inf) if left >= 0 else scores

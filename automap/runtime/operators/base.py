@@ -55,6 +55,8 @@ class Use:
     shapes: Sequence[tuple[int, ...]]
     """Of the wanted results, in their order: those of the shard where the operands are shards."""
     attributes: Mapping[str, Any]
+    device: torch.device
+    """Where new tensors are made."""
 
     @property
     def x(self) -> torch.Tensor:

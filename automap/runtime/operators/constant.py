@@ -14,14 +14,14 @@ def constant(use: Use) -> Tensor:
     value = use.attributes.get("value", 0.0)
     dtype = torch_dtype(use.text("dtype", "float32"))
     if isinstance(value, tuple):
-        return torch.tensor(value, dtype=dtype).reshape(use.shapes[0])
-    return torch.full(use.shapes[0], value, dtype=dtype)
+        return torch.tensor(value, dtype=dtype, device=use.device).reshape(use.shapes[0])
+    return torch.full(use.shapes[0], value, dtype=dtype, device=use.device)
 
 
 @function("Range")
 def arange(use: Use) -> Tensor:
     """start, start + delta, ..."""
-    steps = torch.arange(use.shapes[0][0], dtype=torch.float64)
+    steps = torch.arange(use.shapes[0][0], dtype=torch.float64, device=use.device)
     return (use.number("start") + steps * use.number("delta", 1.0)).to(torch_dtype(use.text("dtype", "int64")))
 
 
@@ -29,7 +29,9 @@ def arange(use: Use) -> Tensor:
 def eye_like(use: Use) -> Tensor:
     """Ones on diagonal `k`."""
     rows, columns = use.shapes[0]
-    found = torch.arange(columns) - torch.arange(rows)[:, None] == use.integer("k")
+    found = torch.arange(columns, device=use.device) - torch.arange(rows, device=use.device)[:, None] == use.integer(
+        "k"
+    )
     return found.to(torch_dtype(use.text("dtype")) if "dtype" in use.attributes else use.x.dtype)
 
 
@@ -40,9 +42,11 @@ def random(use: Use) -> Tensor:
     fallback = torch.float32 if like is None else like.dtype
     dtype = torch_dtype(use.text("dtype")) if "dtype" in use.attributes else fallback
     if "Normal" in use.kind:
-        return use.number("mean", 0.0) + use.number("scale", 1.0) * torch.randn(use.shapes[0], dtype=dtype)
+        return use.number("mean", 0.0) + use.number("scale", 1.0) * torch.randn(
+            use.shapes[0], dtype=dtype, device=use.device
+        )
     low, high = use.number("low", 0.0), use.number("high", 1.0)
-    return low + (high - low) * torch.rand(use.shapes[0], dtype=dtype)
+    return low + (high - low) * torch.rand(use.shapes[0], dtype=dtype, device=use.device)
 
 
 @function("Bernoulli")

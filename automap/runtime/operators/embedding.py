@@ -44,7 +44,8 @@ def gather_nd(use: Use) -> Tensor:
     if not shared:
         return x[places]
     lead = [
-        torch.arange(x.shape[d]).reshape([-1 if i == d else 1 for i in range(indices.ndim - 1)]) for d in range(shared)
+        torch.arange(x.shape[d], device=use.device).reshape([-1 if i == d else 1 for i in range(indices.ndim - 1)])
+        for d in range(shared)
     ]
     return x[(*lead, *places)]
 
@@ -91,7 +92,8 @@ def one_hot(use: Use) -> Tensor:
     if len(values) != 2:
         raise refuse("OneHot takes two values", values)
     axis = use.integer("axis", -1) % (use.x.ndim + 1)
-    hit = _wrapped(use.x, depth).unsqueeze(axis) == torch.arange(depth).reshape(
+    hit = _wrapped(use.x, depth).unsqueeze(axis) == torch.arange(depth, device=use.device).reshape(
         [-1 if d == axis else 1 for d in range(use.x.ndim + 1)]
     )
-    return torch.where(hit, torch.tensor(values[1], dtype=dtype), torch.tensor(values[0], dtype=dtype))
+    off, on = torch.tensor(values, dtype=dtype, device=use.device)
+    return torch.where(hit, on, off)

@@ -66,7 +66,7 @@ def max_pool(use: Use) -> list[Tensor]:
     flat = torch.zeros_like(places)
     for i in reversed(order) if use.integer("storage_order") else order:
         flat = flat * x.shape[2 + i] + coordinates[i]
-    planes = torch.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * window.rank)
+    planes = torch.arange(x.shape[0] * x.shape[1], device=use.device).reshape(*x.shape[:2], *[1] * window.rank)
     return [found, flat + planes * prod(x.shape[2:])]
 
 
@@ -111,12 +111,12 @@ def pad(use: Use) -> Tensor:
         return padded(x, begin, end, use.number("value", 0.0))
     for d in range(x.ndim):
         if begin[d] or end[d]:
-            x = x.index_select(d, _mirrored(x.shape[d], begin[d], end[d], mode))
+            x = x.index_select(d, _mirrored(x.shape[d], begin[d], end[d], mode, use.device))
     return x
 
 
-def _mirrored(size: int, begin: int, end: int, mode: str) -> Tensor:
-    places = torch.arange(-begin, size + end)
+def _mirrored(size: int, begin: int, end: int, mode: str, device: torch.device) -> Tensor:
+    places = torch.arange(-begin, size + end, device=device)
     if mode == "edge":
         return places.clamp(0, size - 1)
     if mode == "wrap":
@@ -132,4 +132,4 @@ def select_range(x: Tensor, dim: int, places: Sequence[int]) -> Tensor:
     """The elements of `dim` at `places`; a view where they are consecutive."""
     if len(places) and list(places) == list(range(places[0], places[0] + len(places))):
         return x.narrow(dim, places[0], len(places))
-    return x.index_select(dim, torch.tensor(list(places), dtype=torch.int64))
+    return x.index_select(dim, torch.tensor(list(places), dtype=torch.int64, device=x.device))

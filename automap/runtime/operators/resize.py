@@ -21,7 +21,7 @@ def resize(use: Use) -> Tensor:
     for d, (size, scale) in enumerate(zip(use.shapes[0], scales, strict=True)):
         if size == x.shape[d] and scale == 1.0:
             continue
-        matrix = _matrix(use, x.shape[d], size, scale).to(x.dtype)
+        matrix = _matrix(use, x.shape[d], size, scale).to(x)
         x = (x.movedim(d, -1) @ matrix.t()).movedim(-1, d)
     return x
 
