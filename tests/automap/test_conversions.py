@@ -15,13 +15,14 @@ from ir.factors import BROADCAST, PARTIAL, gradient_placement
 PLACEMENTS = (0, 1, BROADCAST, PARTIAL)
 SHAPE = (12, 24)
 DUALS = {
-    "S->B": "P->S", "P->S": "S->B", "P->B": "B->B", "B->P": "B->B", "S->S": "S->S", "B->S": "S->B", "B->B": "P->B",
-    "S->P": "B->S", "P->P": "B->B",
+    ("S->B", "P"): "P->S", ("P->S", "S"): "S->B", ("P->B", "B"): "B->B", ("P->B", "P"): "P->B", ("B->P", "B"): "B->B",
+    ("B->B", "P"): "P->B", ("B->B", "B"): "B->B", ("S->S", "S"): "S->S", ("B->S", "S"): "S->B", ("S->B", "B"): "B->S",
+    ("S->P", "B"): "B->S", ("P->P", "B"): "B->B",
 }  # fmt: skip
-"""Forward -> backward, where a whole result is used for a share of the work by each rank; but see P->B.
+"""(forward, placement in which the users hand the gradient back) -> backward.
 
-P->B is followed by work that is the same on all ranks (B) in Megatron's g: the gradient is there already.
-B->B followed by shares of work (gradient P) is Megatron's f.
+A whole result (B) has gradient P where each rank uses it for its own share of the work, and B where all do the same
+with it: so B->B with P is Megatron's f, P->B with B its g.
 """
 
 
@@ -36,25 +37,18 @@ def listed(source, target, ranks):
     return [(COLLECTIVES[int(r[L_KIND])], r[L_BYTES]) for r in records[: cursor[0]]]
 
 
-def loss_of(parts, placement, gradient, weights):
-    """A loss that all ranks together compute from a tensor in `placement`, and the same of the whole tensor.
+def users(placement, gradient, weights, ranks):
+    """What the users of a tensor compute: (loss on each rank of what it holds, loss of the whole tensor)."""
 
-    Returns:
-        (the losses whose gradients are handed back, the loss of the whole tensor as a function)
-    """
-    ranks = len(parts)
+    def loss(x, weight):
+        return (torch.sin(x) * weight).sum()
+
     if placement >= 0:
-        own = [w.chunk(ranks, placement)[r] for r, w in enumerate([weights[0]] * ranks)]
-        return sum((torch.sin(p) * w).sum() for p, w in zip(parts, own, strict=True)), lambda x: (
-            torch.sin(x) * weights[0]
-        ).sum()
-    if placement == BROADCAST and gradient == PARTIAL:
-        return sum((torch.sin(p) * w).sum() for p, w in zip(parts, weights, strict=True)), lambda x: sum(
-            (torch.sin(x) * w).sum() for w in weights
-        )
-    if placement == BROADCAST:
-        return sum((torch.sin(p) * weights[0]).sum() for p in parts), lambda x: (torch.sin(x) * weights[0]).sum()
-    return None, lambda x: (torch.sin(x) * weights[0]).sum()
+        shares = weights[0].chunk(ranks, placement)
+        return [lambda x, w=w: loss(x, w) for w in shares], lambda x: loss(x, weights[0])
+    if gradient == PARTIAL:
+        return [lambda x, w=w: loss(x, w) for w in weights], lambda x: loss(x, sum(weights))
+    return [lambda x: loss(x, weights[0])] * ranks, lambda x: loss(x, weights[0])
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -67,22 +61,19 @@ def test_the_dual_is_the_true_gradient(source, target, ranks):
         leaves = [part.requires_grad_() for part in place(whole, source, ranks, generator)]
         made = convert(leaves, source, target, gradient)
         torch.testing.assert_close(assemble([m.detach() for m in made], target), whole)
-        loss, function = loss_of(made, target, gradient, weights)
+        losses, loss = users(target, gradient, weights, ranks)
         x = whole.clone().requires_grad_()
-        (wanted,) = torch.autograd.grad(function(x), x)
+        (wanted,) = torch.autograd.grad(loss(x), x)
         if target == PARTIAL:
-            # The loss is a function of the sum, whose gradient is the same for every part.
-            found = torch.autograd.grad(made, leaves, [wanted] * ranks)
+            # The loss is a function of the sum of the parts: each part has the gradient of the sum.
+            given = [wanted] * ranks
         else:
-            found = torch.autograd.grad(loss, leaves)
+            given = [torch.autograd.grad(f(m), m, retain_graph=True)[0] for f, m in zip(losses, made, strict=True)]
+        found = torch.autograd.grad(made, leaves, given)
         torch.testing.assert_close(assemble(list(found), gradient_placement(source)), wanted)
-        name = f"{letter(gradient)}->{letter(gradient_placement(source))}"
         forward = f"{letter(source)}->{letter(target)}"
-        if gradient == PARTIAL or target != BROADCAST:
-            expected = "P->B" if forward == "P->B" else DUALS[forward]
-        else:
-            expected = f"B->{letter(gradient_placement(source))}"
-        assert name == expected
+        backward = f"{letter(gradient)}->{letter(gradient_placement(source))}"
+        assert backward == DUALS[forward, letter(gradient)]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

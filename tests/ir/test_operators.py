@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
+from ir.build import GraphBuilder
 from ir.factors import BROADCAST, PARTIAL, signatures
 from ir.graph import Tensor
 from ir.operators import KINDS, Unsupported, make_operator
@@ -320,3 +321,61 @@ def test_impossible_uses_are_refused():
         make_operator("MatMul", name="m", inputs=[tensor((1, 4)), tensor((5, 3), batch=None)], outputs=["y"])
     with pytest.raises(Unsupported):
         make_operator("Reshape", name="m", inputs=[tensor((1, 4))], outputs=["y"], attributes={"shape": (3, 3)})
+
+
+def made_from(kind, inputs, attributes=None, outputs=("y",)):
+    """A graph of one use of `kind`: (operators, result)."""
+    builder = GraphBuilder()
+    for i, (shape, batch, dtype) in enumerate(inputs):
+        builder.input(f"x{i}", shape, dtype, batch_dim=batch)
+    builder.add(kind, [f"x{i}" for i in range(len(inputs))], list(outputs), attributes=attributes)
+    graph = builder.finish([outputs[0]])
+    return [op.kind for op in graph.operators], graph.tensors[outputs[0]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "attributes"),
+    [
+        ("GatherElements", [((1, 4), 0, "float32"), ((1, 2), None, "int64")], {"axis": 1}),
+        ("GatherElements", [((1, 4), None, "float32"), ((1, 2), 0, "int64")], {"axis": 1}),
+        ("GatherND", [((1, 4), 0, "float32"), ((1, 2, 1), None, "int64")], {"batch_dims": 1}),
+        ("ScatterElements", [((1, 4), None, "float32"), ((1, 2), 0, "int64"), ((1, 2), 0, "float32")], {"axis": 1}),
+        ("Attention", [((1, 2, 4, 8), None, "float32"), *[((1, 2, 6, 8), 0, "float32")] * 2], {}),
+        ("RotaryEmbedding", [((1, 2, 4, 8), None, "float32"), *[((1, 4, 4), 0, "float32")] * 2], {}),
+    ],
+)
+def test_an_operand_without_the_batch_of_its_siblings_is_repeated(kind, inputs, attributes):
+    kinds, result = made_from(kind, inputs, attributes)
+    assert kinds == ["Expand", kind]
+    assert result.batch_dim == 0
+
+
+def test_places_of_a_pool_and_look_ups_among_samples_do_not_split():
+    x = tensor((1, 4, 8, 8))
+    op = make_operator(
+        "MaxPool", name="o", inputs=[x], outputs=["y", "p"], attributes={"kernel_shape": (2, 2)}, opset=OPSET
+    ).operator
+    assert all(s.factor is None for s in signatures(op.rule))
+    with pytest.raises(Unsupported, match="among samples"):
+        make_operator("GatherElements", name="o", inputs=[tensor((1, 4)), tensor((1, 4), dtype="int64", name="i")],
+                      outputs=["y"], attributes={"axis": 0})  # fmt: skip
+
+
+def test_unwanted_results_keep_the_places_of_the_others():
+    op = make_operator("TopK", name="o", inputs=[tensor((1, 4))], outputs=["", "places"], attributes={"k": 2}).operator
+    assert dict(op.attributes)["results"] == (1,)
+    again = make_operator("TopK", name="o", inputs=[tensor((1, 4))], outputs=["p"], attributes=dict(op.attributes))
+    assert again.operator.rule == op.rule and again.outputs[0].dtype == "int64"
+    assert again.operator.attributes == op.attributes
+
+
+def test_a_padding_that_shifts_the_windows_needs_a_halo():
+    x, w = tensor((1, 4, 8)), tensor((8, 4, 2), "parameter", None, name="w")
+
+    def height(**attributes):
+        op = make_operator("Conv", name="o", inputs=[x, w], outputs=["y"], attributes=attributes).operator
+        return next(f for f in op.rule.factors if f.name == "h").collective
+
+    assert height(strides=(2,)) is None
+    assert height(strides=(2,), pads=(1, 0)).forward_bytes == (0.0, 4 * 4.0)
+    assert height(auto_pad="SAME_UPPER").forward_bytes == (0.0, 4 * 4.0)

@@ -532,6 +532,38 @@ def test_every_internal_collective_is_exercised():
     assert named <= used == set(FORMS)
 
 
+def wrong_claims(whole, signature):
+    """The signature with one of its B and P swapped."""
+    swap = {BROADCAST: PARTIAL, PARTIAL: BROADCAST}
+    for i, placement in enumerate(signature.outputs):
+        if placement in swap:
+            changed = (*signature.outputs[:i], swap[placement], *signature.outputs[i + 1 :])
+            yield replace(signature, outputs=changed)
+    for i, (placement, gradient) in enumerate(zip(signature.input_gradients, whole.gradients, strict=True)):
+        if placement in swap and gradient is not None and gradient.any():
+            changed = (*signature.input_gradients[:i], swap[placement], *signature.input_gradients[i + 1 :])
+            yield replace(signature, input_gradients=changed)
+
+
+@pytest.mark.slow
+def test_the_oracle_notices_every_wrong_claim():
+    count, missed = 0, []
+    for case in CASES:
+        whole = make(case)
+        for signature in table(whole.op, whole.tensors):
+            is_trivial = signature.factor is None and PARTIAL not in signature.inputs
+            for ranks in [] if is_trivial else rank_counts(whole.op, signature)[:1]:
+                for claim in wrong_claims(whole, signature):
+                    count += 1
+                    try:
+                        check(whole, claim, ranks)
+                    except (AssertionError, RuntimeError):
+                        continue
+                    missed.append(text(whole.op, claim, ranks))
+    assert not missed
+    assert count > 500
+
+
 def test_the_oracle_finds_a_wrong_placement():
     """A rule that claims too much fails."""
     case = next(c for c in CASES if label(c) == "MatMul")
