@@ -4,6 +4,9 @@
 the ranks meet nowhere else, so that differentiating all of them together gives each rank's own backward pass.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 
 from ir.factors import BROADCAST, PARTIAL, gradient_placement
@@ -20,6 +23,25 @@ def letter(placement):
 def collective(source, target):
     """Name of the collective of `move`, None where nothing is sent."""
     return None if source == target else COLLECTIVES[letter(source), letter(target)]
+
+
+_logs: list[list[tuple[str, str, int]]] = []
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[tuple[str, str, int]]]:
+    """Writes down what is sent meanwhile: (collective, forward or backward, elements of the larger side)."""
+    log: list[tuple[str, str, int]] = []
+    _logs.append(log)
+    try:
+        yield log
+    finally:
+        _logs.remove(log)
+
+
+def _record(name, direction, parts, made):
+    for log in _logs if name else []:
+        log.append((name, direction, max(parts[0].numel(), made[0].numel())))
 
 
 def place(whole, placement, ranks, generator):
@@ -62,11 +84,16 @@ class _Convert(torch.autograd.Function):
     @staticmethod
     def forward(ctx, source, target, gradient, *parts):
         ctx.source, ctx.gradient = source, gradient
-        return tuple(move(parts, source, target))
+        made = tuple(move(parts, source, target))
+        _record(collective(source, target), "forward", parts, made)
+        return made
 
     @staticmethod
     def backward(ctx, *gradients):
-        return None, None, None, *move(gradients, ctx.gradient, gradient_placement(ctx.source))
+        dual = gradient_placement(ctx.source)
+        made = move(gradients, ctx.gradient, dual)
+        _record(collective(ctx.gradient, dual), "backward", gradients, made)
+        return None, None, None, *made
 
 
 def convert(parts, source, target, gradient=None):
@@ -88,6 +115,13 @@ def total(parts, gradient):
     return convert(parts, PARTIAL, BROADCAST, gradient)
 
 
+def agree(parts, reduction):
+    """Another reduction than the sum, elementwise over the ranks and without gradient."""
+    found = reduction(torch.stack([part.detach() for part in parts]), 0)
+    _record("all_reduce", "forward", parts, [found])
+    return found
+
+
 def largest(parts):
     """Elementwise maximum over the ranks, without gradient."""
-    return torch.stack([part.detach() for part in parts]).amax(0)
+    return agree(parts, torch.amax)

@@ -25,7 +25,7 @@ def attention(ctx: Context) -> Result:
     """Queries, keys, values; the kv heads are a factor; a split of the kv sequence combines partial softmaxes.
 
     Each rank attends to its own keys; the row maximum, the row sum and the result, scaled by them, are all-reduced.
-    Backward needs nothing: the product of result and output gradient that the softmax wants is known on all ranks.
+    Backward the row sums get their gradient from all ranks.
     Splitting the queries over the same ranks with keys and values gathered is the signature of factor `s`.
     """
     q, k, v = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
@@ -51,8 +51,13 @@ def attention(ctx: Context) -> Result:
     h, g = some(kv_heads, name="h"), some(heads // kv_heads, name="g")
     rows = q.shape[0] * heads * num_q
     amount = float(rows * size_v) * bytes_of(q.dtype) + 2.0 * rows * bytes_of("float32")
-    pair = (0.0, amount) if has_batch else (amount, 0.0)
-    ring = InternalCollective(name="attention", kind="all_reduce", forward_bytes=pair)
+    sums = float(rows) * bytes_of("float32")
+    ring = InternalCollective(
+        name="attention",
+        kind="all_reduce",
+        forward_bytes=(0.0, amount) if has_batch else (amount, 0.0),
+        backward_bytes=(0.0, sums) if has_batch else (sums, 0.0),
+    )
     s, t = some(num_q, name="s"), some(num_k, name="t", collective=ring)
     d, e = some(size, name="d", fixed=True), some(size_v, name="e", fixed=len(v.shape) == 3)
 

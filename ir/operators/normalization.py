@@ -8,20 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ir.factors import InternalCollective
 from ir.graph import Tensor
 from ir.operators.base import Context, Dims, Result, Unsupported, all_reduce, kind
 
 
-def _statistics(ctx: Context, tensor: Tensor, axes: Sequence[int], name: str, floats: float) -> InternalCollective:
-    rows = [s for i, s in enumerate(tensor.shape) if i not in axes]
-    return all_reduce(name, rows, floats, has_batch=tensor.batch_dim is not None and tensor.batch_dim not in axes)
+def _over(
+    ctx: Context, tensor: Tensor, axes: Sequence[int], name: str, floats: float, *, backward: float = 1.0
+) -> Dims:
+    """Factors of `tensor`, those of `axes` splittable by an all-reduce of `floats` numbers a row.
 
-
-def _over(ctx: Context, tensor: Tensor, axes: Sequence[int], name: str, floats: float) -> Dims:
-    """Factors of `tensor`, those of `axes` splittable by an all-reduce of `floats` numbers a row."""
+    Args:
+        ctx: the use.
+        tensor: the operand.
+        axes: dims that the statistics cover.
+        name: of the collective.
+        floats: numbers a row, forward.
+        backward: share of them that the backward pass all-reduces.
+    """
     dims = ctx.rule.dims(tensor)
-    collective = _statistics(ctx, tensor, axes, name, floats)
+    rows = [s for i, s in enumerate(tensor.shape) if i not in axes]
+    has_batch = tensor.batch_dim is not None and tensor.batch_dim not in axes
+    collective = all_reduce(name, rows, floats, has_batch=has_batch, backward=backward)
     for axis in axes:
         ctx.rule.collect(dims[axis], collective)
     return dims
@@ -35,7 +42,7 @@ def softmax(ctx: Context) -> Result:
     flattens = 0 < ctx.opset < 13
     axis = ctx.axis("axis", 1 if flattens else -1, rank)
     axes = range(axis, rank) if flattens else (axis,)
-    dims = _over(ctx, tensor, list(axes), "softmax", 2.0)
+    dims = _over(ctx, tensor, list(axes), "softmax", 2.0, backward=0.5)
     return Result([(0, dims)], [dims], traffic=(1.0, 1.5), saved_outputs=(0,))
 
 
@@ -148,5 +155,6 @@ def other_norm(ctx: Context) -> Result:
     axes = ctx.ints("axes") or (0, 2, 3)
     if ctx.kind == "LpNormalization":
         axes = (ctx.axis("axis", -1, rank),)
-    dims = _over(ctx, tensor, [a % rank for a in axes], "norm", 2.0)
+    floats = 1.0 if ctx.kind == "LpNormalization" else 2.0
+    dims = _over(ctx, tensor, [a % rank for a in axes], "norm", floats)
     return Result([(0, dims)], [dims], traffic=(1.0, 1.5), saved_inputs=(0,))

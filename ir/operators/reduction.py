@@ -36,7 +36,8 @@ def reduce(ctx: Context) -> Result:
     is_sum = ctx.kind == "ReduceSum"
     rows = [s for i, s in enumerate(tensor.shape) if i not in axes]
     has_batch = tensor.batch_dim is not None and tensor.batch_dim not in axes
-    collective = all_reduce("norm", rows, 1.0, has_batch=has_batch, backward=0.0)
+    floats = 2.0 if ctx.kind == "ReduceLogSumExp" else 1.0
+    collective = all_reduce("norm", rows, floats, has_batch=has_batch, backward=0.0)
     out: Dims = []
     for d, factors in enumerate(dims):
         if d not in axes:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from oracle_cases import CASES, NEVER_SPLIT, SAMPLES
-from virtual_ranks import assemble, convert, largest, place, total
+from virtual_ranks import agree, assemble, convert, largest, place, recorded, total
 
 import ir.operators
 from automap.runtime.interpreter import apply, apply_local, local_operator
@@ -141,12 +141,11 @@ def softmax(s):
     top = largest([x.amax(dims, keepdim=True) for x in s.x])
     if s.op.kind == "Hardmax":
         size = s.x[0].shape[axis]
-        places = torch.stack(
-            [
-                torch.where(x.amax(axis, keepdim=True) == top, x.argmax(axis, keepdim=True) + r * size, 10**6)
-                for r, x in enumerate(s.x)
-            ]
-        ).amin(0)
+        first = [
+            torch.where(x.amax(axis, keepdim=True) == top, x.argmax(axis, keepdim=True) + r * size, 10**6)
+            for r, x in enumerate(s.x)
+        ]
+        places = agree(first, torch.amin)
         hot = torch.zeros(s.whole[0], dtype=top.dtype).scatter(axis, places, 1.0)
         return [(part,) for part in hot.chunk(s.ranks, axis)]
     powers = [torch.exp(x - top) for x in s.x]
@@ -226,7 +225,7 @@ def reduction(s):
         local = s.x
         for d in sorted(dims, reverse=True):
             local = [x.prod(d, keepdim=keep) for x in local]
-        product = torch.stack([x.detach() for x in local]).prod(0)
+        product = agree(local, torch.prod)
         return [(x * (product / x.detach()),) for x in local]
     top = 0.0
     if how == "LogSumExp":
@@ -351,24 +350,24 @@ def cross_entropy(s):
     a, labels = s.attributes, s.parts[1]
     dim = a.get("class_dim", 1)
     size = s.x[0].shape[dim]
-    top = largest([x.amax(dim, keepdim=True) for x in s.x])
-    is_softmax = s.op.kind == "SoftmaxCrossEntropyLoss"
-    powers = [torch.exp(x - top) for x in s.x]
 
     def log_sum(gradient):
-        sums = summed(s, powers, (dim,), gradient)
-        return [torch.log(t) + top if is_softmax else 0.0 * t for t in sums]
+        if s.op.kind == "NegativeLogLikelihoodLoss":
+            return [torch.zeros(())] * s.ranks
+        top = largest([x.amax(dim, keepdim=True) for x in s.x])
+        return [torch.log(t) + top for t in summed(s, [torch.exp(x - top) for x in s.x], (dim,), gradient)]
 
     picked, share = [], []
     for r, (x, y) in enumerate(zip(s.x, labels, strict=True)):
         mine = (y >= r * size) & (y < (r + 1) * size)
-        kept = mine & (y != a["ignore_index"]) if "ignore_index" in a else mine
         place_ = torch.where(mine, y - r * size, 0)
-        weight = s.parts[2][r][place_] if len(s.parts) > 2 else torch.ones(y.shape, dtype=x.dtype)
+        kept = (y != a.get("ignore_index", -1)).to(x.dtype)
         picked.append(x.gather(dim, place_.unsqueeze(dim)).squeeze(dim) * mine)
-        share.append(weight * kept)
-    picked, share = total(picked, BROADCAST), total(share, BROADCAST)
-    rows = [(n.squeeze(dim) - p) * w for n, p, w in zip(log_sum(BROADCAST), picked, share, strict=True)]
+        share.append(s.parts[2][r][place_] * mine * kept if len(s.parts) > 2 else kept)
+    picked = total(picked, BROADCAST)
+    share = total(share, BROADCAST) if len(s.parts) > 2 else share
+    norms = [n.squeeze(dim) if n.ndim else n for n in log_sum(BROADCAST)]
+    rows = [(n - p) * w for n, p, w in zip(norms, picked, share, strict=True)]
     reduction = a.get("reduction", "mean")
     losses = rows if reduction == "none" else [row.sum() for row in rows]
     if reduction == "mean":
@@ -574,3 +573,42 @@ def test_the_oracle_finds_a_wrong_placement():
     columns = next(s for s in table(whole.op, whole.tensors) if s.inputs == (BROADCAST, 1))
     with pytest.raises(AssertionError, match="replicas differ"):
         check(whole, replace(columns, input_gradients=(BROADCAST, 1)), 2)
+
+
+@pytest.mark.parametrize("case", CASES, ids=label)
+def test_results_are_made_on_the_device_of_the_operands(case):
+    whole = make(case)
+    held = [x.detach().to("meta") for x in whole.operands]
+    found = apply(whole.op, whole.tensors, held, SAMPLES, torch.device("meta"))
+    for y, wanted in zip(found, whole.outputs, strict=True):
+        assert (y.device.type, y.shape, y.dtype) == ("meta", wanted.shape, wanted.dtype)
+
+
+EXTRA = {"weights", "two dims", "running"}
+"""Cases with operands or results beyond what the rule prices."""
+
+
+def test_internal_collectives_cost_what_the_rules_say():
+    """Elements that the forms all-reduce are the bytes of the rule, 4 each; the halo is counted in test_operators."""
+    wrong, count = [], 0
+    for case in CASES:
+        whole = make(case)
+        for signature in splits(whole.op, whole.tensors):
+            exchange = whole.op.rule.factors[signature.factor].collective
+            if exchange is None or exchange.name == "halo" or case.id in EXTRA:
+                continue
+            for ranks in rank_counts(whole.op, signature)[:1]:
+                with recorded() as log:
+                    check(whole, signature, ranks)
+                sent = {way: sum(n for _, d, n in log if d == way) for way in ("forward", "backward")}
+                names = {name for name, _, _ in log}
+                priced = {way: (pair[0] + pair[1] * SAMPLES) / 4 for way, pair in
+                          (("forward", exchange.forward_bytes), ("backward", exchange.backward_bytes))}  # fmt: skip
+                has_gradient = any(g is not None for g in whole.gradients)
+                count += 1
+                if sent["forward"] != priced["forward"] or (has_gradient and sent["backward"] != priced["backward"]):
+                    wrong.append(f"{case.id} {text(whole.op, signature, ranks)}: sent {sent}, priced {priced}")
+                if names != {exchange.kind}:
+                    wrong.append(f"{text(whole.op, signature, ranks)}: runs {names}, priced {exchange.kind}")
+    assert not wrong, "\n".join(wrong)
+    assert count > 30
