@@ -241,3 +241,9 @@ NEVER_SPLIT = {
     "ScatterND": "any update may write anywhere",
 }
 """Kinds whose rule has no split signature, with the reason."""
+
+NOT_EXECUTED = {
+    "ir.operators.experts": "groups of a graph that is executed operator by operator",
+    "ir.operators.measured": "a layer of which only sizes and times are known",
+}
+"""Modules of kinds that no function computes, with the reason."""

@@ -4,8 +4,8 @@ Semantics are those of a training step: batch normalisation uses the statistics 
 Versions of the operator set matter where their meaning differs (Softmax before 13, Resize before 11). Everything is
 computed in the types of the given tensors; constants are made on their device.
 
-Refused, by a `ModelError`: kinds outside `ir.operators` (their meaning is unknown), types that torch does not compute
-with (float8, strings, unsigned integers but uint8), quantization to floating-point types, Resize with
+Refused, by a `ModelError`: kinds outside `ir.operators` and measured layers (their inside is unknown), types that torch
+does not compute with (float8, strings, unsigned integers but uint8), quantization to floating-point types, Resize with
 `tf_crop_and_resize`. Random kinds draw from torch's generator, not from the seed of the file.
 """
 
