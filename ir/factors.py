@@ -63,6 +63,8 @@ class FactorRule:
     outputs: tuple[tuple[tuple[int, ...], ...], ...]
     passing: Passing = "none"
     """How partial inputs pass: `joint` = all inputs partial (Add); `multi` = exactly one (MatMul, Mul)."""
+    linear: tuple[int, ...] = ()
+    """Inputs that `passing` speaks of where the others (indices) can never be partial; empty = all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,9 +124,10 @@ def _split(rule: FactorRule, index: int) -> Signature | None:
     inputs, outputs = placed
     if rule.factors[index].summed:
         outputs = [PARTIAL if p == BROADCAST else p for p in outputs]
-    # An input without the split factor sums its gradient over it, unless the factor is contracted: then the output
-    # is partial, its gradient is whole on every rank, and so is that of an added operand (a bias).
-    missing = BROADCAST if rule.factors[index].summed else PARTIAL
+    # An input without the split factor sums its gradient over it. Where the factor is contracted the output is
+    # partial and its gradient whole on every rank: so is that of an added operand (a bias), but a multiplied one
+    # gets from each rank what belongs to the rank's part of the sum.
+    missing = BROADCAST if rule.factors[index].summed and rule.passing != "multi" else PARTIAL
     gradients = [missing if p == BROADCAST else p for p in inputs]
     return Signature(factor=index, inputs=tuple(inputs), outputs=tuple(outputs), input_gradients=tuple(gradients))
 
@@ -147,10 +150,12 @@ def signatures(rule: FactorRule) -> tuple[Signature, ...]:
     whole = (BROADCAST,) * num_inputs
     found.append(Signature(factor=None, inputs=whole, outputs=(BROADCAST,) * num_outputs, input_gradients=whole))
     partial_out = (PARTIAL,) * num_outputs
+    linear = rule.linear or tuple(range(num_inputs))
     if rule.passing == "joint" and num_inputs:
-        found.append(Signature(factor=None, inputs=(PARTIAL,) * num_inputs, outputs=partial_out, input_gradients=whole))
+        inputs = tuple(PARTIAL if i in linear else BROADCAST for i in range(num_inputs))
+        found.append(Signature(factor=None, inputs=inputs, outputs=partial_out, input_gradients=whole))
     if rule.passing == "multi":
-        for index in range(num_inputs):
+        for index in linear:
             inputs = tuple(PARTIAL if i == index else BROADCAST for i in range(num_inputs))
             gradients = tuple(BROADCAST if i == index else PARTIAL for i in range(num_inputs))
             found.append(Signature(factor=None, inputs=inputs, outputs=partial_out, input_gradients=gradients))
