@@ -19,6 +19,12 @@ from ir.operators.base import Context, Dims, Result, Unsupported, kind
 
 DISPATCH, PRODUCT, COMBINE = "automap.Dispatch", "automap.GroupedMatMul", "automap.Combine"
 
+BALANCED_LOAD = (
+    "mixture of experts: every expert is assumed to get an equal share of each sample's routed tokens; "
+    "a real router's busiest expert takes longer and holds more"
+)
+"""Warning of every graph with experts: what capacity, times and memory rest on."""
+
 
 def _routing(ctx: Context, x_lead: tuple[int, ...], batch_dim: int | None, index: int) -> Tensor:
     """Operand `index`, `[tokens ..., k]` for tokens of shape `x_lead`."""

@@ -14,14 +14,14 @@ from typing import Any
 from ir.errors import ModelError
 from ir.graph import Graph
 from ir.zoo.convolutions import ResNet, Vgg
-from ir.zoo.transformers import T5, Bert, Gpt, Llama, Vit
+from ir.zoo.transformers import T5, Bert, Gpt, Llama, Moe, Vit
 
 PREFIX = "zoo:"
 
-Model = Gpt | Llama | Bert | Vit | T5 | ResNet | Vgg
+Model = Gpt | Llama | Moe | Bert | Vit | T5 | ResNet | Vgg
 
 FAMILIES: Mapping[str, type[Model]] = {
-    "gpt": Gpt, "llama": Llama, "bert": Bert, "vit": Vit, "t5": T5, "resnet": ResNet, "vgg": Vgg,
+    "gpt": Gpt, "llama": Llama, "moe": Moe, "bert": Bert, "vit": Vit, "t5": T5, "resnet": ResNet, "vgg": Vgg,
 }  # fmt: skip
 
 # Sources: the configurations published with the models (Hugging Face `config.json`, torchvision, timm).
@@ -33,15 +33,24 @@ NAMED: Mapping[str, Model] = {
     "llama-7b": Llama(layers=32, hidden=4096, heads=32),
     "llama-13b": Llama(layers=40, hidden=5120, heads=40),
     "llama-70b": Llama(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672),
+    "llama3-8b": Llama(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, seq_len=8192, vocab_size=128256),
+    "llama3-70b": Llama(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, seq_len=8192, vocab_size=128256),
     "mistral-7b": Llama(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336),
+    "mixtral-8x7b": Moe(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, experts=8),
+    "mixtral-8x22b": Moe(layers=56, hidden=6144, heads=48, kv_heads=8, ffn=16384, experts=8),
     "bert-base": Bert(layers=12, hidden=768, heads=12, positions=512),
     "bert-large": Bert(layers=24, hidden=1024, heads=16, positions=512),
     "vit-b": Vit(layers=12, hidden=768, heads=12),
     "vit-l": Vit(layers=24, hidden=1024, heads=16),
+    "vit-h": Vit(layers=32, hidden=1280, heads=16, patch_size=14),
     "t5-small": T5(layers=6, hidden=512, heads=8),
+    "t5-base": T5(layers=12, hidden=768, heads=12),
+    "t5-large": T5(layers=24, hidden=1024, heads=16),
+    "t5-3b": T5(layers=24, hidden=1024, heads=32, head_size=128, ffn=16384),
     "t5-11b": T5(layers=24, hidden=1024, heads=128, head_size=128, ffn=65536),
     "resnet50": ResNet(blocks=(3, 4, 6, 3)),
     "resnet101": ResNet(blocks=(3, 4, 23, 3)),
+    "resnet152": ResNet(blocks=(3, 8, 36, 3)),
     "vgg16": Vgg(convolutions=(2, 2, 3, 3, 3)),
     "vgg19": Vgg(convolutions=(2, 2, 4, 4, 4)),
 }
