@@ -13,6 +13,7 @@ import numpy as np
 from ir.build import GraphBuilder
 from ir.canonical import canonical
 from ir.errors import ModelError, ModelTooExpensive
+from ir.experts import recognise_experts
 from ir.graph import Graph, Tensor
 from ir.localize import localize
 from ir.loss import with_loss
@@ -67,7 +68,7 @@ def load_model(
         graph = _Importer(source, dims or {}, tuple(parameters), batch_dims or {}, model).run(
             name or source.name, hashlib.sha256(data).hexdigest()
         )
-        graph = localize(split_fused(canonical(graph)))
+        graph = localize(split_fused(canonical(recognise_experts(graph))))
     except MALFORMED as error:
         # The last net: bytes that parse as protobuf may still break any rule of ONNX.
         raise refuse("the file is malformed", f"{type(error).__name__}: {error}", "Export the model again.") from error
