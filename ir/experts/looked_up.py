@@ -1,132 +1,17 @@
-"""Mixtures of experts as exporters write them become dispatch, grouped products and combine.
+"""Experts whose weights are looked up for each routed token, followed forward from the router's TopK.
 
-Two forms are known (the operators they become are in `ir.operators.experts`):
-
-1. *Gathered weights* (transformers' `batched_mm`): for each routed token the weights of its expert are looked up
-   (`[tokens * k, f, h]`, 30 GB for 1,024 tokens of Mixtral) and multiplied in a batched product.
-2. *Dense loop*: every expert runs on every token and the router's weights, zero for most, pick what counts. Trainers
-   run the routed tokens only, and so they are priced: FLOPs are those of `k` experts a token, not of all.
-   Parameters of the experts, alike one by one, become one stacked parameter; `Graph.pieces` says which slice of it
-   each parameter of the file is.
-
-Both are followed forward from the router's TopK: every operator on the way must have a meaning on the slots of
-experts, else the layer is left as it is. The new operators keep names and scopes of those they stand for.
+Every operator on the way must have a meaning on the slots of experts; the sum over a token's choices ends the layer.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
-from ir.build import arrange, make_graph
-from ir.graph import Graph, Operator, Tensor
-from ir.operators import make_operator
-from ir.operators.experts import BALANCED_LOAD, COMBINE, DISPATCH, PRODUCT
-
-VIEWS = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity")
-UNARY = (
-    "Relu", "Sigmoid", "Tanh", "Exp", "Gelu", "Erf", "Softplus", "LeakyRelu", "Elu", "Celu", "Selu", "HardSwish",
-    "HardSigmoid", "Swish", "Mish", "Softsign", "Neg", "Abs", "Sqrt", "Reciprocal", "Clip", "Cast", "ThresholdedRelu",
-)  # fmt: skip
-BINARY = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum")
-
-
-def recognise_experts(graph: Graph) -> Graph:
-    """The graph with its mixtures of experts rewritten; unchanged where there are none. See the module."""
-    rewrite = _Rewrite(graph)
-    for index, op in enumerate(graph.operators):
-        if op.kind == "TopK" and len(op.outputs) == 2 and not op.is_constant:
-            _Gathered(rewrite, index).follow()
-    return rewrite.finish()
-
-
-@dataclass
-class _Rewrite:
-    """New operators at the places of old ones."""
-
-    graph: Graph
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    made: dict[int, list[Operator]] = field(default_factory=dict)
-    names: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.tensors = dict(self.graph.tensors)
-
-    def finish(self) -> Graph:
-        graph = self.graph
-        if not self.made:
-            return graph
-        operators: list[Operator] = []
-        for i, op in enumerate(graph.operators):
-            operators.extend(self.made.get(i, [op]))
-        kept = arrange(operators, graph.outputs)
-        return make_graph(
-            _distinct(kept),
-            self.tensors,
-            graph.outputs,
-            name=graph.name,
-            warnings=(*graph.warnings, BALANCED_LOAD),
-            pieces=graph.pieces,
-            sha256=graph.sha256,
-        )
-
-
-def _distinct(operators: Sequence[Operator]) -> list[Operator]:
-    """Operators whose names repeat are numbered."""
-    seen: dict[str, int] = {}
-    found = []
-    for op in operators:
-        number = seen.get(op.name, 0)
-        seen[op.name] = number + 1
-        found.append(replace(op, name=f"{op.name}_{number}") if number else op)
-    return found
-
-
-@dataclass
-class _Emitter:
-    """Operators of one layer, put at the place of its last one once all of it was understood."""
-
-    rewrite: _Rewrite
-    operators: list[Operator] = field(default_factory=list)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-
-    def tensor(self, name: str) -> Tensor:
-        return self.tensors.get(name) or self.rewrite.tensors[name]
-
-    def make(
-        self,
-        kind: str,
-        like: Operator,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        attributes: Mapping[str, Any] | None = None,
-        *,
-        is_view: bool = False,
-        is_new: bool = False,
-    ) -> tuple[str, ...]:
-        """One operator in the scope of `like`, with its name unless it stands for more than that one."""
-        base = f"{like.scope}/{kind}" if like.scope else f"{outputs[0]}"
-        built = make_operator(
-            kind,
-            name=base if is_new else like.name,
-            inputs=[self.tensor(n) for n in inputs],
-            outputs=outputs,
-            attributes=attributes,
-            opset=like.opset,
-            scope=like.scope,
-            is_view=is_view,
-        )
-        self.operators.append(built.operator)
-        for tensor in built.outputs:
-            self.tensors[tensor.name] = tensor
-        return built.operator.outputs
-
-    def put(self, at: int) -> None:
-        self.rewrite.made[at] = self.operators
-        self.rewrite.tensors.update(self.tensors)
+from ir.experts.emit import BINARY, UNARY, VIEWS, Layer
+from ir.graph import Operator, Tensor
 
 
 @dataclass(frozen=True)
@@ -151,28 +36,17 @@ class _Slots:
     """In the file features stand before the k choices."""
 
 
-class _Gathered:
+class LookedUp:
     """One router followed through looked-up weights."""
 
-    def __init__(self, rewrite: _Rewrite, index: int) -> None:
-        self.rewrite = rewrite
-        self.graph = rewrite.graph
-        self.emit = _Emitter(rewrite)
-        self.start = index
-        self.chosen = self.graph.tensors[self.graph.operators[index].outputs[1]]
-        self.k = self.chosen.shape[-1]
-        self.tokens = prod(self.chosen.shape[:-1])
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self.graph = layer.graph
+        self.chosen, self.k, self.tokens, self.routed = layer.chosen, layer.k, layer.tokens, layer.routed
         self.indices = {self.chosen.name}
         self.values: dict[str, _Stack | _Slots] = {}
-        self.experts = 0
-        self.dispatched: dict[str, str] = {}
 
-    @property
-    def routed(self) -> int:
-        """Routed tokens of one sample."""
-        return self.tokens * self.k
-
-    def follow(self) -> None:
+    def follow(self) -> bool:
         """Rewrites the layer if everything behind the chosen experts is understood up to the sum over them."""
         graph = self.graph
         queue = list(graph.consumers[self.chosen.name])
@@ -182,8 +56,8 @@ class _Gathered:
             index = heapq.heappop(queue)
             op = graph.operators[index]
             if self._sums(op):
-                self.emit.put(index)
-                return
+                self.layer.put(index)
+                return True
             if not self._step(op):
                 continue
             for name in op.outputs:
@@ -191,6 +65,7 @@ class _Gathered:
                     if reader not in seen:
                         seen.add(reader)
                         heapq.heappush(queue, reader)
+        return False
 
     # One operator
 
@@ -230,10 +105,13 @@ class _Gathered:
         stack, indices = graph.tensors[op.inputs[0]], graph.tensors[op.inputs[1]]
         if op.kind == "GatherND" and indices.shape[-1] != 1:
             return False
-        is_weight = stack.role == "parameter" or self._is_view(stack.name)
-        if not is_weight or len(stack.shape) not in (2, 3) or self.experts not in (0, stack.shape[0]):
+        if (
+            not self.layer.is_weight(stack.name)
+            or len(stack.shape) not in (2, 3)
+            or self.layer.experts not in (0, stack.shape[0])
+        ):
             return False
-        self.experts = stack.shape[0]
+        self.layer.experts = stack.shape[0]
         self.values[op.outputs[0]] = _Stack(stack.name)
         return True
 
@@ -306,54 +184,19 @@ class _Gathered:
         return self._multiply(op, stack, op.inputs[1 - place], contracts_last=own[-1] == summed[0])
 
     def _multiply(self, op: Operator, stack: _Stack, operand: str, *, contracts_last: bool) -> bool:
-        shape = self.emit.tensor(stack.name).shape
-        if len(shape) != 3:
-            return False
         given = self.values.get(operand)
         if given is None:
-            tokens = self._dispatch(op, operand)
+            source = self._tokens(operand)
+            tokens = None if source is None else self.layer.dispatch(op, source)
         else:
             tokens = given.name if isinstance(given, _Slots) and not given.weights and not given.by_feature else None
         if tokens is None:
             return False
         # As in the file a weight stands left, [f, h] @ [h, 1], or right, [1, h] @ [h, f], of its token.
-        flipped = contracts_last != stack.transposed
-        width, out = (shape[2], shape[1]) if flipped else (shape[1], shape[2])
-        if self.emit.tensor(tokens).shape[2] != width:
-            return False
-        weight = stack.name
-        if flipped:
-            weight = f"{op.outputs[0]}#weight"
-            self.emit.make("Transpose", op, [stack.name], [weight], {"perm": (0, 2, 1)}, is_view=True, is_new=True)
-        (result,) = self.emit.make(
-            PRODUCT, op, [tokens, weight], [self._name(op.outputs[0])], {"num_tokens": self.routed}, is_new=True
-        )
-        self.values[op.outputs[0]] = _Slots(result, out)
-        return True
-
-    def _dispatch(self, op: Operator, operand: str) -> str | None:
-        """The slots of the tokens behind `operand`, in which each stands once for each of its experts."""
-        source = self._tokens(operand)
-        if source is None:
-            return None
-        if source not in self.dispatched:
-            wanted = (*self.chosen.shape[:-1], self.graph.tensors[source].shape[-1])
-            x = source
-            if self.graph.tensors[source].shape != wanted:
-                x = f"{source}#tokens"
-                self.emit.make("Reshape", op, [source], [x], {"shape": wanted}, is_new=True)
-            if self.emit.tensor(x).batch_dim != self.chosen.batch_dim:
-                return None
-            capacity = -(-self.routed // self.experts)
-            (self.dispatched[source],) = self.emit.make(
-                DISPATCH,
-                op,
-                [x, self.chosen.name],
-                [f"{source}#slots"],
-                {"num_experts": self.experts, "capacity": capacity},
-                is_new=True,
-            )
-        return self.dispatched[source]
+        result = self.layer.product(op, tokens, stack.name, transposed=contracts_last != stack.transposed)
+        if result is not None:
+            self.values[op.outputs[0]] = _Slots(result, self.layer.tensor(result).shape[2])
+        return result is not None
 
     def _tokens(self, name: str) -> str | None:
         """The tensor of tokens, `[..., h]`, that `name` repeats for the choices of each."""
@@ -398,8 +241,8 @@ class _Gathered:
             return False
         attributes |= {"axis": 2} if op.kind == "Split" else {"axes": (2,)}
         names = [self._name(n) for n in op.outputs]
-        for old, new in zip(op.outputs, self.emit.make(op.kind, op, [slots.name], names, attributes), strict=True):
-            self.values[old] = _Slots(new, self.emit.tensor(new).shape[2])
+        for old, new in zip(op.outputs, self.layer.make(op.kind, op, [slots.name], names, attributes), strict=True):
+            self.values[old] = _Slots(new, self.layer.tensor(new).shape[2])
         return True
 
     def _binary(self, op: Operator) -> bool:
@@ -414,7 +257,7 @@ class _Gathered:
         other, value = op.inputs[1 - side], sides[1 - side]
         tensor = self.graph.tensors[other]
         if isinstance(value, _Stack):
-            bias = self._bias(op, value, slots[0])
+            bias = self.layer.bias(op, value.name, slots[0].features)
         elif op.kind == "Mul" and not slots[0].weights and self._is_routed(tensor, ()) and tensor.batch_dim is not None:
             self.values[op.outputs[0]] = replace(slots[0], weights=other)
             return True
@@ -428,14 +271,6 @@ class _Gathered:
         operands = [slots[0].name, bias]
         return self._elementwise(op, operands[::-1] if side else operands, slots[0])
 
-    def _bias(self, op: Operator, stack: _Stack, slots: _Slots) -> str | None:
-        shape = self.emit.tensor(stack.name).shape
-        if len(shape) != 2 or shape[1] != slots.features:
-            return None
-        name = f"{op.outputs[0]}#bias"
-        self.emit.make("Unsqueeze", op, [stack.name], [name], {"axes": (1,)}, is_view=True, is_new=True)
-        return name
-
     def _elementwise(self, op: Operator, operands: Sequence[str], slots: _Slots) -> bool:
         if slots.weights or slots.by_feature:
             # Behind the weights only types may change.
@@ -443,7 +278,7 @@ class _Gathered:
                 self.values[op.outputs[0]] = slots
             return op.kind == "Cast"
         attributes = dict(op.attributes)
-        (result,) = self.emit.make(op.kind, op, operands, [self._name(op.outputs[0])], attributes)
+        (result,) = self.layer.make(op.kind, op, operands, [self._name(op.outputs[0])], attributes)
         self.values[op.outputs[0]] = _Slots(result, slots.features)
         return True
 
@@ -454,21 +289,8 @@ class _Gathered:
         slots = next((s for n in op.inputs if isinstance(s := self.values.get(n), _Slots)), None)
         if slots is None:
             return False
-        result = self.graph.tensors[op.outputs[0]]
         weights = self._reduced(op, slots) or self._contracted(op, slots)
-        if not weights or result.num_elements != self.tokens * slots.features:
-            return False
-        weights = self._weights(op, weights)
-        if self.emit.tensor(weights).batch_dim != self.chosen.batch_dim:
-            return False
-        shape = (*self.chosen.shape[:-1], slots.features)
-        is_whole = result.shape == shape and result.batch_dim == self.chosen.batch_dim
-        name = result.name if is_whole else f"{result.name}#tokens"
-        self.emit.make(COMBINE, op, [slots.name, self.chosen.name, weights], [name], is_new=True)
-        if not is_whole:
-            self.emit.make("Reshape", op, [name], [result.name], {"shape": result.shape}, is_new=True)
-        made = self.emit.tensor(result.name)
-        return made.shape == result.shape and made.batch_dim == result.batch_dim
+        return bool(weights) and self.layer.combine(op, slots.name, weights, self.graph.tensors[op.outputs[0]])
 
     def _reduced(self, op: Operator, slots: _Slots) -> str:
         """Weights of a ReduceSum over the choices."""
@@ -499,21 +321,6 @@ class _Gathered:
 
     # Helpers
 
-    def _weights(self, op: Operator, name: str) -> str:
-        """Routing weights in the shape of the chosen experts."""
-        graph = self.graph
-        root = name
-        while graph.tensors[root].shape != self.chosen.shape:
-            index = graph.producer.get(root)
-            if index is None or graph.operators[index].kind not in VIEWS:
-                break
-            root = graph.operators[index].inputs[0]
-        if graph.tensors[root].shape == self.chosen.shape:
-            return root
-        made = f"{name}#weights"
-        self.emit.make("Reshape", op, [name], [made], {"shape": self.chosen.shape}, is_new=True)
-        return made
-
     def _trailing(self, tensor: Tensor) -> tuple[int, ...] | None:
         """Dims of more than one behind those of routed tokens."""
         for stop in range(len(tensor.shape) + 1):
@@ -524,10 +331,6 @@ class _Gathered:
     def _is_routed(self, tensor: Tensor, features: tuple[int, ...]) -> bool:
         """Whether dims are those of routed tokens, then `features`."""
         return self._trailing(tensor) == tuple(f for f in features if f != 1)
-
-    def _is_view(self, name: str) -> bool:
-        index = self.graph.producer.get(name)
-        return index is not None and self.graph.operators[index].is_view
 
     def _name(self, name: str) -> str:
         return f"{name}#experts"
