@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import prod
 
 from ir.experts.emit import BINARY, UNARY, VIEWS, Layer
@@ -53,6 +54,7 @@ class Dense:
         router = self.graph.operators[layer.router]
         self.experts = layer.experts = self.graph.tensors[router.inputs[0]].shape[-1]
         self.marks: dict[str, _Mark] = {self.chosen.name: _Mark("index")}
+        self.home: Operator | None = None
         self.lifted: dict[tuple[str, ...], str | None] = {}
 
     def follow(self) -> bool:
@@ -237,7 +239,7 @@ class Dense:
             return False
         products = {graph.operators[u.index].outputs[0] for u in uses}
         found = self._sum(max(u.index for u in uses), products)
-        slots = self._lift(tuple(u.value for u in uses)) if found is not None else None
+        slots = self._layer(uses[0], tuple(u.value for u in uses)) if found is not None else None
         if found is None or slots is None:
             return False
         root, extra = found
@@ -306,7 +308,7 @@ class Dense:
             axes = dict(op.attributes)["axes"]
             if len(axes) != 1 or graph.tensors[op.inputs[0]].shape[axes[0]] != self.experts:
                 return False
-        slots = self._lift(self._members(use.value))
+        slots = self._layer(use, self._members(use.value))
         return slots is not None and self._combine(index, slots, use.mark, graph.tensors[op.outputs[0]])
 
     def _members(self, name: str) -> tuple[str, ...]:
@@ -335,6 +337,14 @@ class Dense:
             self.layer.put(at)
         return True
 
+    def _layer(self, use: _Use, results: tuple[str, ...]) -> str | None:
+        """The slots that `results` are; what has no place of its own in the file is put in the scope they share."""
+        makers = [self.graph.operators[i] for i in (self.graph.producer.get(n) for n in results) if i is not None]
+        parts = zip(*(m.scope.split(".") for m in makers), strict=False)
+        shared = [p[0] for p in takewhile(lambda p: len(set(p)) == 1, parts)]
+        self.home = replace(self.graph.operators[use.index], scope=".".join(shared)) if shared else None
+        return self._lift(results)
+
     # From results back to tokens, for all experts at once (or for one tensor of all)
 
     def _lift(self, names: tuple[str, ...]) -> str | None:
@@ -348,10 +358,10 @@ class Dense:
         ops = self._alike(names)
         shared = self._shared(names)
         if shared is not None:
-            return self.layer.dispatch(graph.operators[graph.producer[shared]], shared)
+            return self.layer.dispatch(self.home or graph.operators[graph.producer[shared]], shared)
         if ops is None:
             return None
-        op = ops[0]
+        op = _merged(ops)
         columns = [tuple(o.inputs[i] for o in ops) for i in range(len(op.inputs))]
         result = graph.tensors[names[0]]
         if op.kind in VIEWS or op.kind == "Expand":
@@ -448,7 +458,7 @@ class Dense:
             return None
         perm = (0, *(p + 1 for p in dict(views[0].attributes)["perm"]))
         outputs = [f"{names[0]}#experts"]
-        return self.layer.make("Transpose", views[0], [inner], outputs, {"perm": perm}, is_view=True)[0]
+        return self.layer.make("Transpose", _merged(views), [inner], outputs, {"perm": perm}, is_view=True)[0]
 
     def _whole(self, name: str) -> str | None:
         """A parameter of all experts, or a view of it; a bias without the dim that it is broadcast along."""
@@ -473,3 +483,12 @@ class Dense:
         for number, name in enumerate(names):
             self.layer.pieces[name] = (fresh, 0, number, number + 1)
         return fresh
+
+
+def _merged(ops: Sequence[Operator]) -> Operator:
+    """The first of operators that are alike, in the scope of all: without the number of the expert."""
+    scopes = [op.scope.split(".") for op in ops]
+    if len({len(s) for s in scopes}) != 1:
+        return ops[0]
+    scope = ".".join(parts[0] for parts in zip(*scopes, strict=True) if len(set(parts)) == 1)
+    return replace(ops[0], scope=scope, name=scope + ops[0].name.removeprefix(ops[0].scope))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ir.operators.base import Context, Dims, Result, Unsupported, kind
+from ir.operators.base import BakedBatch, Context, Dims, MissingBatch, Result, Unsupported, kind
 
 
 def _lookup_traffic(ctx: Context, output_elements: int) -> tuple[float, float]:
@@ -106,6 +106,15 @@ def scatter(ctx: Context) -> Result:
     data, indices, updates = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
     rule = ctx.rule
     axis = ctx.axis("axis", 0, len(data.shape)) if ctx.kind != "ScatterND" else 0
+    place = indices.batch_dim
+    if place is not None and place != axis and ctx.kind != "ScatterND":
+        # What is written to, or written, may be a constant (zeros, ones) without the samples of the indices.
+        size = indices.shape[place]
+        for i, tensor in ((0, data), (2, updates)):
+            if tensor.batch_dim is None and tensor.shape[place] == size:
+                raise MissingBatch(i, place)
+            if tensor.batch_dim is None and tensor.shape[place] == size * ctx.export_batch:
+                raise BakedBatch(i, place, size)
     same = data.batch_dim is not None and indices.batch_dim == updates.batch_dim == data.batch_dim != axis
     operands: list[tuple[int, Dims]] = [(i, rule.dims(t, fixed=True)) for i, t in enumerate((data, indices, updates))]
     if not (same and ctx.kind != "ScatterND") and any(t.batch_dim is not None for t in (data, indices, updates)):

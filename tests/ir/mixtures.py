@@ -152,6 +152,16 @@ class StackedLoop(Loop):
         return (results * table.unsqueeze(-1)).sum(-2)
 
 
+class NoisyLoop(Loop):
+    """Scores of experts that were not chosen are minus infinity before the softmax (Shazeer et al. 2017)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        best, chosen = torch.topk(self.router.linear(x), TOP, dim=-1)
+        low = torch.full((*x.shape[:-1], EXPERTS), float("-inf"), device=x.device)
+        table = functional.softmax(low.scatter(-1, chosen, best), dim=-1)
+        return sum(table[..., i].unsqueeze(-1) * expert(x) for i, expert in enumerate(self.experts))
+
+
 class Dense(Stacked):
     """Every expert on every token in one batched product (Llama 4 and gpt-oss write so)."""
 
@@ -177,6 +187,17 @@ class Soft(Loop):
         return y
 
 
+class Odd(LookedUp):
+    """Results are sorted by feature: that has no meaning on slots that the rewrite knows of."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens, weights, chosen = self.flat(x)
+        index = chosen.reshape(-1)
+        y = torch.bmm(self.gate_up[index], tokens.repeat_interleave(TOP, dim=0).unsqueeze(-1)).squeeze(-1)
+        y = torch.bmm(self.down[index], y.topk(FFN, dim=-1).values.unsqueeze(-1)).squeeze(-1)
+        return (y * weights.reshape(-1, 1)).view(-1, TOP, WIDTH).sum(1).reshape(x.shape)
+
+
 LAYERS = {
     "looked_up": LookedUp,
     "looked_up_bias": lambda: LookedUp(bias=True),
@@ -185,9 +206,11 @@ LAYERS = {
     "loop": Loop,
     "masked_loop": MaskedLoop,
     "where_loop": WhereLoop,
+    "noisy_loop": NoisyLoop,
     "stacked_loop": StackedLoop,
     "dense": lambda: Dense(bias=True),
     "soft": Soft,
+    "odd": Odd,
 }
 
 
