@@ -148,6 +148,9 @@ def _check(model: Model) -> None:
     if isinstance(model, Llama) and model.hidden // model.heads % 2:
         value = f"hidden={model.hidden},heads={model.heads}"
         raise _refuse("rotary positions need heads of an even size", value, "Choose another number of heads.")
+    if isinstance(model, Moe) and model.top_k > model.experts:
+        value = f"experts={model.experts},top_k={model.top_k}"
+        raise _refuse("a token cannot have more experts than there are", value, "Make top_k at most experts.")
     depth = sum(sum(v) if isinstance(v, tuple) else v for k, v in values.items() if k in _DEPTHS)
     if depth > MAX_LAYERS:
         raise _refuse("too deep", str(depth), f"Give at most {MAX_LAYERS} layers.")
