@@ -55,6 +55,12 @@ NAMED: Mapping[str, Model] = {
     "vgg19": Vgg(convolutions=(2, 2, 4, 4, 4)),
 }
 
+SPELLINGS: Mapping[str, str] = {
+    "vit-base": "vit-b", "vit-large": "vit-l", "vit-huge": "vit-h", "resnet-50": "resnet50",
+    "resnet-101": "resnet101", "resnet-152": "resnet152", "vgg-16": "vgg16", "vgg-19": "vgg19",
+}  # fmt: skip
+"""The same models as papers spell them; the names above are those of the published code."""
+
 MAX_VALUE = 2**24
 """Of any key: what is larger is a slip, or meant to exhaust the service."""
 MAX_LAYERS = 2000
@@ -103,7 +109,7 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def _model(name: str, pairs: Mapping[str, str]) -> Model:
-    known = NAMED.get(name)
+    known = NAMED.get(SPELLINGS.get(name, name))
     family = type(known) if known is not None else FAMILIES.get(name)
     if family is None:
         repair = f"Use one of {', '.join(NAMED)}; or a family with its sizes: {', '.join(FAMILIES)}."

@@ -201,6 +201,12 @@ def test_sizes_may_be_changed() -> None:
     assert llama.num_parameters == PARAMETERS["llama-7b"]
 
 
+@pytest.mark.parametrize(("spelled", "name"), zoo.SPELLINGS.items())
+def test_spellings(spelled: str, name: str) -> None:
+    assert spelled not in zoo.names() and name in zoo.names()
+    assert zoo.build(f"zoo:{spelled}").operators == zoo.build(name).operators
+
+
 def test_another_loss() -> None:
     assert zoo.build("vit-b", loss="mse").operators[-1].kind == "MeanSquaredErrorLoss"
 
