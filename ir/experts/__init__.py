@@ -19,6 +19,7 @@ from ir.experts.dense import Dense
 from ir.experts.emit import Layer, Rewrite
 from ir.experts.looked_up import LookedUp
 from ir.graph import Graph, Operator
+from ir.operators import BakedBatch, MissingBatch, Unsupported
 
 __all__ = ["recognise_experts"]
 
@@ -27,9 +28,17 @@ def recognise_experts(graph: Graph) -> Graph:
     """The graph with its mixtures of experts rewritten; unchanged where there are none. See the module."""
     rewrite = Rewrite(graph)
     for index, op in enumerate(graph.operators):
-        if _is_router(graph, op) and not LookedUp(Layer(rewrite, index)).follow():
-            Dense(Layer(rewrite, index)).follow()
+        if _is_router(graph, op) and not _follow(LookedUp(Layer(rewrite, index))):
+            _follow(Dense(Layer(rewrite, index)))
     return rewrite.finish()
+
+
+def _follow(form: LookedUp | Dense) -> bool:
+    """Whether the layer was rewritten; one whose sizes do not fit together is left."""
+    try:
+        return form.follow()
+    except (Unsupported, BakedBatch, MissingBatch):
+        return False
 
 
 def _is_router(graph: Graph, op: Operator) -> bool:

@@ -63,6 +63,8 @@ SPELLINGS: Mapping[str, str] = {
 
 MAX_VALUE = 2**24
 """Of any key: what is larger is a slip, or meant to exhaust the service."""
+MAX_PARAMETERS = 10**15
+"""A thousand times the largest models known: more than any cluster holds."""
 MAX_LAYERS = 2000
 """Of layers, blocks and convolutions together: each becomes operators."""
 MAX_STAGES = 8
@@ -91,6 +93,9 @@ def build(spec: str, *, loss: str | None = None) -> Graph:
     name, _, rest = text.partition(":")
     model = _model(name, _pairs(rest))
     graph = model.build(loss)
+    if graph.num_parameters > MAX_PARAMETERS:
+        value = f"{graph.num_parameters:.1e}"
+        raise _refuse("too many parameters", value, f"Give sizes of at most {MAX_PARAMETERS:.0e} parameters together.")
     return replace(graph, name=text)
 
 

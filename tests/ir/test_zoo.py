@@ -234,6 +234,7 @@ def test_another_loss() -> None:
         ("mixtral-8x7b:heads=33", "multiple of heads"),
         ("mixtral-8x7b:experts=0", "whole number"),
         ("mixtral-8x7b:layers=-1", "whole number"),
+        ("moe:layers=2,hidden=16777216,heads=8,experts=16777216,ffn=16777216", "at most 1e+15"),
         ("vit-b:image_size=225", "multiple of patch_size"),
         ("resnet:blocks=3-x", "3-4-6-3"),
         ("resnet:blocks=900-900-900", "at most"),
