@@ -20,6 +20,7 @@ from ir.loss import with_loss
 from ir.onnx.fold import fold
 from ir.onnx.guard import Limits, parse, refuse
 from ir.onnx.nodes import Declared, Node, Source, dtype_name, read_model, small_value
+from ir.onnx.rows import add_rows
 from ir.operators import KINDS, Value
 from ir.parameters import roles_without_metadata, split_fused
 
@@ -249,6 +250,8 @@ class _Importer:
             return
         attributes = self._attributes(node)
         if node.kind == "Expand" and self._elide_expand(node, inputs):
+            return
+        if add_rows(builder, node, inputs, attributes):
             return
         outputs = [n if n and (i == 0 or n in uses or node.kind == "Split") else "" for i, n in enumerate(node.outputs)]
         while len(outputs) > 1 and not outputs[-1]:

@@ -52,6 +52,20 @@ class LookedUp(Stacked):
         return y.view(-1, TOP, WIDTH).sum(1).reshape(x.shape)
 
 
+class Indexed(Stacked):
+    """Tokens looked up by a list of indices, results added to them by the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens, weights, chosen = self.flat(x)
+        rows = torch.arange(len(tokens), device=x.device).unsqueeze(1).expand(-1, TOP).reshape(-1)
+        index = chosen.reshape(-1)
+        y = torch.bmm(self.gate_up[index], tokens[rows].unsqueeze(-1)).squeeze(-1)
+        gate, up = y.chunk(2, dim=-1)
+        y = torch.bmm(self.down[index], (functional.silu(gate) * up).unsqueeze(-1)).squeeze(-1)
+        y = torch.zeros_like(tokens).index_add(0, rows, y * weights.reshape(-1, 1))
+        return y.reshape(x.shape)
+
+
 class LookedUpTransposed(nn.Module):
     """The same with weights `[e, h, f]` to the right of their tokens, and one activation (gpt-oss writes so)."""
 
@@ -201,6 +215,7 @@ class Odd(LookedUp):
 LAYERS = {
     "looked_up": LookedUp,
     "looked_up_bias": lambda: LookedUp(bias=True),
+    "looked_up_indexed": Indexed,
     "looked_up_transposed": LookedUpTransposed,
     "looked_up_einsum": LookedUpEinsum,
     "loop": Loop,

@@ -23,8 +23,8 @@ from ir.graph import Graph, Operator
 from ir.operators.experts import BALANCED_LOAD, COMBINE, DISPATCH, PRODUCT
 
 FORMS = (
-    "looked_up_bias", "looked_up_transposed", "looked_up_einsum", "loop", "masked_loop", "where_loop",
-    "noisy_loop", "stacked_loop", "dense",
+    "looked_up_bias", "looked_up_indexed", "looked_up_transposed", "looked_up_einsum", "loop", "masked_loop",
+    "where_loop", "noisy_loop", "stacked_loop", "dense",
 )  # fmt: skip
 QUICK = ("masked_loop",)
 """Exported by `make unit` too; an export takes more than a second."""
@@ -98,7 +98,7 @@ def test_flops_are_those_of_routed_tokens(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["looked_up_transposed", "loop", "dense"])
+@pytest.mark.parametrize("name", ["looked_up_indexed", "loop", "dense"])
 def test_the_batch_of_the_export_does_not_matter(name: str) -> None:
     assert imported(name, 3).operators == imported(name).operators
 
