@@ -2,12 +2,15 @@
 
 A template spreads batch over dp, weights over tp in the Megatron-LM manner (arXiv 1909.08053: columns, then rows;
 heads of attention; vocabulary; optionally the sequence between them, arXiv 2205.05198), cuts the pipeline evenly, and
-is tuned over the full grid dp x tp x pp x micro-batch x ZeRO x recompute. Shardings follow from the graph alone.
+is tuned over the full grid dp x tp x pp x micro-batch x ZeRO x recompute. The experts of a mixture are sliced like
+any weight, or spread whole over dp (tokens go to them and back by all-to-all, arXiv 2006.16668) or over tp.
+Shardings follow from the graph alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +18,14 @@ import numpy.typing as npt
 from automap.price.evaluator import RECOMPUTE_MODES
 from automap.space import AXES, PlanSpace, Shape, Values
 from ir.factors import BROADCAST, PARTIAL, Placement, Signature, whole_signature
+from ir.graph import Operator
 from ir.linkage import UnitLinkage
+from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
 
 
-def megatron_signatures(space: PlanSpace, shape: Shape, prefix: Values, *, sequence_parallel: bool) -> Values:
+def megatron_signatures(
+    space: PlanSpace, shape: Shape, prefix: Values, *, sequence_parallel: bool, expert_axis: str = ""
+) -> Values:
     """Completes `prefix` (all but the signatures) with batch splits on dp and Megatron's pattern on tp.
 
     Args:
@@ -26,21 +33,29 @@ def megatron_signatures(space: PlanSpace, shape: Shape, prefix: Values, *, seque
         shape: what `prefix` decided.
         prefix: values of the slots before the first signature.
         sequence_parallel: split the sequence where tensors would be whole on tp.
+        expert_axis: the axis that spreads experts, or "".
     """
     values = list(prefix)
     incoming: Placement = BROADCAST
     for unit_type, unit in enumerate(space.linkage.types):
         placed: dict[str, Placement] = {}
+        outer: dict[str, Placement] = {}
         if unit.boundary_in is not None:
             placed[unit.boundary_in] = incoming
         for group_number, group in enumerate(unit.groups):
             legal = space.legal(values)
-            batch = _batch(space, unit_type, group.leader, unit.signatures[group.leader])
-            values.append(
-                batch if batch is not None and legal[batch] else whole_signature(unit.signatures[group.leader])
-            )
+            op, table = space.operator(unit_type, group.leader), unit.signatures[group.leader]
+            experts = _experts(op, table)
+            batch = _batch(op, table)
+            if expert_axis == "dp":
+                inside = experts if op.kind == PRODUCT else _as_given(space, op, table, outer)
+                batch = batch if inside is None or not legal[inside] else inside
+            values.append(batch if batch is not None and legal[batch] else whole_signature(table))
+            _place(space, unit_type, unit, group_number, values[-1], outer)
             legal = space.legal(values)
             value = _megatron(space, unit, unit_type, group_number, legal, placed, sequence_parallel)
+            if op.kind == DISPATCH and expert_axis == "tp" and experts is not None and legal[experts]:
+                value = experts
             values.append(value)
             _place(space, unit_type, unit, group_number, value, placed)
         if unit.boundary_out is not None:
@@ -49,10 +64,27 @@ def megatron_signatures(space: PlanSpace, shape: Shape, prefix: Values, *, seque
     return tuple(values)
 
 
-def _batch(space: PlanSpace, unit_type: int, offset: int, table: tuple[Signature, ...]) -> int | None:
-    rule = space.operator(unit_type, offset).rule
+def _batch(op: Operator, table: tuple[Signature, ...]) -> int | None:
     for index, signature in enumerate(table):
-        if signature.factor is not None and rule.factors[signature.factor].is_batch:
+        if signature.factor is not None and op.rule.factors[signature.factor].is_batch:
+            return index
+    return None
+
+
+def _experts(op: Operator, table: tuple[Signature, ...]) -> int | None:
+    """The signature that spreads experts."""
+    names = [None if s.factor is None else op.rule.factors[s.factor].name for s in table]
+    return names.index("e") if op.kind in (DISPATCH, PRODUCT) and "e" in names else None
+
+
+def _as_given(space: PlanSpace, op: Operator, table: tuple[Signature, ...], placed: dict[str, Placement]) -> int | None:
+    """The signature that takes every activation as it is placed, some of them split."""
+    tensors = space.problem.graph.tensors
+    own = [tensors[n].role == "activation" and not space.is_view(n) for n in op.inputs]
+    have = [placed.get(n, BROADCAST) for n in op.inputs]
+    for index, signature in enumerate(table):
+        taken = [(p, h) for p, h, is_own in zip(signature.inputs, have, own, strict=True) if is_own]
+        if signature.divides_work and all(p == h for p, h in taken) and any(p >= 0 for p, _ in taken):
             return index
     return None
 
@@ -80,7 +112,8 @@ def _megatron(
 
     Products with a weight take an input split along the summed dim as it is (rows), else split the weight and the
     output (columns). An embedding splits its vocabulary. Products of activations and losses follow split inputs
-    (heads, classes). Everything between stays whole, or is split along the sequence.
+    (heads, classes), and so does what joins them (a gate and what it gates). Everything between stays whole, or is
+    split along the sequence.
     """
     group = unit.groups[group_number]
     op = space.operator(unit_type, group.leader)
@@ -93,6 +126,12 @@ def _megatron(
         batch = signature.factor is not None and op.rule.factors[signature.factor].is_batch
         return bool(legal[index]) and signature.divides_work and not batch
 
+    if op.kind == COMBINE:
+        # A sum over experts or over slices of them stays partial: tokens are fewer than the slots of their k experts.
+        for index, signature in enumerate(table):
+            if legal[index] and signature.inputs == (have[0], BROADCAST, BROADCAST) and signature.outputs[0] == PARTIAL:
+                return index
+    given = _as_given(space, op, table, placed)
     best, best_rank = whole_signature(table), 0
     for index, signature in enumerate(table):
         if not usable(signature, index):
@@ -110,6 +149,8 @@ def _megatron(
             rank = 3 if splits_weight and follows else 2 if splits_weight and whole_inputs and output >= 0 else 0
         elif op.forward_flops.at(1) > 0 or op.kind == "SoftmaxCrossEntropyLoss":
             rank = 2 if follows else 0
+        elif index == given:
+            rank = 3
         else:
             along = tensors[op.outputs[0]]
             rank = 2 if sequence_parallel and output == 1 and along.batch_dim == 0 and len(along.shape) == 3 else 0
@@ -123,20 +164,23 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
     fixed = space.problem.hints.fix
     core = space.evaluator.has_core
     modes = [m for m in RECOMPUTE_MODES if fixed.recompute in (None, m) and (m != "selective" or core)]
-    known: dict[tuple[int, int, int, bool], Values] = {}
+    has_experts = any(op.kind == DISPATCH for op in space.problem.graph)
+    known: dict[tuple[int, int, int, bool, str], Values] = {}
     for shape in space.shapes:
         if shape.virtual > 1 and fixed.virtual_stages is None:
             continue
         zeros = [0] if shape.dp == 1 else [fixed.zero] if fixed.zero is not None else [0, 1, 2, 3]
-        for sequence_parallel in (False, True) if shape.tp > 1 else (False,):
-            for mode in modes:
-                for zero in zeros:
-                    prefix = space.even_values(shape, recompute=mode, zero=zero)
-                    key = (shape.dp, shape.tp, shape.samples, sequence_parallel)
-                    if key not in known:
-                        full = megatron_signatures(space, shape, prefix, sequence_parallel=sequence_parallel)
-                        known[key] = full[len(prefix) :]
-                    yield shape, (*prefix, *known[key])
+        spreads = ["", *(a for a, size in zip(AXES, (shape.dp, shape.tp), strict=True) if has_experts and size > 1)]
+        for sequence_parallel, spread in product((False, True) if shape.tp > 1 else (False,), spreads):
+            for mode, zero in product(modes, zeros):
+                prefix = space.even_values(shape, recompute=mode, zero=zero)
+                key = (shape.dp, shape.tp, shape.samples, sequence_parallel, spread)
+                if key not in known:
+                    full = megatron_signatures(
+                        space, shape, prefix, sequence_parallel=sequence_parallel, expert_axis=spread
+                    )
+                    known[key] = full[len(prefix) :]
+                yield shape, (*prefix, *known[key])
 
 
 def data_parallel(space: PlanSpace) -> Iterator[Values]:

@@ -64,6 +64,8 @@ class FactorRule:
     passing: Passing = "none"
     """How partial inputs pass to partial outputs: `joint` = all inputs partial (Add); `multi` = exactly one, any
     (MatMul, Mul); `first` = the first one (Div); `rest` = all but the first (Where)."""
+    linear: tuple[int, ...] = ()
+    """Inputs that `multi` speaks of where the others (indices) can never be partial; empty = all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,13 +130,14 @@ def _split(rule: FactorRule, index: int) -> Signature | None:
     return Signature(factor=index, inputs=tuple(inputs), outputs=tuple(outputs), input_gradients=tuple(gradients))
 
 
-def _linear_sets(passing: Passing, num_inputs: int) -> list[range]:
+def _linear_sets(rule: FactorRule) -> list[tuple[int, ...]]:
     """Sets of inputs that may be partial together."""
-    if num_inputs == 0 or passing == "none":
+    every = tuple(range(len(rule.inputs)))
+    if not every or rule.passing == "none":
         return []
-    if passing == "multi":
-        return [range(i, i + 1) for i in range(num_inputs)]
-    return [{"joint": range(num_inputs), "first": range(1), "rest": range(1, num_inputs)}[passing]]
+    if rule.passing == "multi":
+        return [(i,) for i in rule.linear or every]
+    return [{"joint": every, "first": every[:1], "rest": every[1:]}[rule.passing]]
 
 
 def signatures(rule: FactorRule) -> tuple[Signature, ...]:
@@ -154,7 +157,7 @@ def signatures(rule: FactorRule) -> tuple[Signature, ...]:
     num_inputs, num_outputs = len(rule.inputs), len(rule.outputs)
     whole = (BROADCAST,) * num_inputs
     found.append(Signature(factor=None, inputs=whole, outputs=(BROADCAST,) * num_outputs, input_gradients=whole))
-    for linear in _linear_sets(rule.passing, num_inputs):
+    for linear in _linear_sets(rule):
         # The result is linear in these operands together: each rank has a part of them and the whole of the others,
         # whose gradients are then sums over the parts.
         inputs = tuple(PARTIAL if i in linear else BROADCAST for i in range(num_inputs))

@@ -146,7 +146,8 @@ class Graph:
     warnings: tuple[str, ...] = ()
     """What was assumed or replicated, by operator name, for the user to read."""
     pieces: Mapping[str, tuple[str, int, int, int]] = field(default_factory=dict)
-    """Parameter that is a piece of a fused one of the file -> (fused parameter, dim, start, stop)."""
+    """Parameter that is a piece of a fused one of the file -> (fused parameter, dim, start, stop); the other way
+    round, parameter of one expert in the file -> (the graph's parameter of all experts, 0, number, number + 1)."""
     sha256: str = field(default="", compare=False)
     """Of the file the graph came from; empty for built graphs."""
 

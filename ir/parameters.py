@@ -18,6 +18,7 @@ from ir.batch import align
 from ir.build import arrange, make_graph
 from ir.graph import Graph, Operator, Tensor, TensorRole
 from ir.operators import make_operator
+from ir.operators.experts import PRODUCT
 
 if TYPE_CHECKING:
     from ir.onnx.nodes import Source, Stored
@@ -182,6 +183,9 @@ class _Push:
                 return None
             side = 0 if dict(op.attributes).get("transB") else 1
             parts = self.piece(op.inputs[1], side, bounds, index)
+            return None if parts is None else [same[0], parts]
+        if op.kind == PRODUCT and dim == rank - 1 and self._is_weight(op.inputs[1]):
+            parts = self.piece(op.inputs[1], dim, bounds, index)
             return None if parts is None else [same[0], parts]
         if op.kind == "Add":
             found = []

@@ -48,6 +48,7 @@ def _rule(rule: FactorRule) -> dict[str, Any]:
         "inputs": [[list(d) for d in dims] for dims in rule.inputs],
         "outputs": [[list(d) for d in dims] for dims in rule.outputs],
         "passing": rule.passing,
+        **({"linear": list(rule.linear)} if rule.linear else {}),
     }
 
 
@@ -121,6 +122,7 @@ def _read_rule(data: Mapping[str, Any]) -> FactorRule:
         inputs=tuple(tuple(tuple(d) for d in dims) for dims in data["inputs"]),
         outputs=tuple(tuple(tuple(d) for d in dims) for dims in data["outputs"]),
         passing=cast(Passing, data["passing"]),
+        linear=tuple(data.get("linear", ())),
     )
 
 

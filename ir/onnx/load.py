@@ -13,6 +13,7 @@ import numpy as np
 from ir.build import GraphBuilder
 from ir.canonical import canonical
 from ir.errors import ModelError, ModelTooExpensive
+from ir.experts import recognise_experts
 from ir.graph import Graph, Tensor
 from ir.localize import localize
 from ir.loss import with_loss
@@ -20,6 +21,7 @@ from ir.onnx.fold import fold
 from ir.onnx.guard import Limits, parse, refuse
 from ir.onnx.infer import infer
 from ir.onnx.nodes import Declared, Node, Source, dtype_name, read_model, small_value
+from ir.onnx.rows import add_rows
 from ir.operators import KINDS, Value
 from ir.parameters import roles_without_metadata, split_fused, stored_role
 
@@ -91,7 +93,7 @@ def read_graph(
     try:
         source = read_model(model)
         graph = _Importer(source, dims or {}, tuple(parameters), batch_dims or {}).run(name or source.name, sha256)
-        graph = localize(split_fused(canonical(graph)))
+        graph = localize(split_fused(canonical(recognise_experts(graph))))
     except MALFORMED as error:
         # The last net: bytes that parse as protobuf may still break any rule of ONNX.
         raise refuse("the file is malformed", f"{type(error).__name__}: {error}", "Export the model again.") from error
@@ -268,6 +270,8 @@ class _Importer:
             return
         attributes = self._attributes(node)
         if node.kind == "Expand" and len(inputs) > 1 and self._elide_expand(node, inputs):
+            return
+        if add_rows(builder, node, inputs, attributes):
             return
         outputs = [n if n and (i == 0 or n in uses or node.kind == "Split") else "" for i, n in enumerate(node.outputs)]
         while len(outputs) > 1 and not outputs[-1]:

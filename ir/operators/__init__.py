@@ -6,6 +6,7 @@ from ir.operators import (  # noqa: F401  (each module registers its kinds)
     contraction,
     elementwise,
     embedding,
+    experts,
     loss,
     measured,
     normalization,

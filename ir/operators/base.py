@@ -129,13 +129,16 @@ class Rule:
         for index in dims:
             self.mark(index, collective=collective)
 
-    def build(self, inputs: Sequence[Dims], outputs: Sequence[Dims], passing: Passing) -> FactorRule:
+    def build(
+        self, inputs: Sequence[Dims], outputs: Sequence[Dims], passing: Passing, linear: Sequence[int] = ()
+    ) -> FactorRule:
         """The finished rule."""
         return FactorRule(
             factors=tuple(self.factors),
             inputs=tuple(tuple(d) for d in inputs),
             outputs=tuple(tuple(d) for d in outputs),
             passing=passing,
+            linear=tuple(linear),
         )
 
 
@@ -222,6 +225,8 @@ class Result:
     dtypes: Sequence[str] = ()
     """Of the outputs; missing ones are those of the first operand."""
     passing: Passing = "none"
+    linear: Sequence[int] = ()
+    """Positions of the operands that may be partial under `passing`; empty = all."""
     forward_flops: float = 0.0
     """At one sample."""
     gradient_flops: Mapping[int, float] = field(default_factory=dict)
@@ -395,7 +400,12 @@ def make_operator(
     wanted = [i for i, out in enumerate(outputs) if out]
     if len(result.outputs) < len(outputs):
         raise Unsupported(f"{len(outputs)} outputs, {len(result.outputs)} are modelled")
-    rule = ctx.rule.build([d for _, d in result.operands], [result.outputs[i] for i in wanted], result.passing)
+    rule = ctx.rule.build(
+        [d for _, d in result.operands],
+        [result.outputs[i] for i in wanted],
+        result.passing,
+        [kept.index(i) for i in result.linear],
+    )
     role = "constant" if is_constant else "activation"
     batch = ctx.rule.batch() if ctx.rule.has_batch else None
     made: list[Tensor] = []

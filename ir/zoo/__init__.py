@@ -14,14 +14,14 @@ from typing import Any
 from ir.errors import ModelError
 from ir.graph import Graph
 from ir.zoo.convolutions import ResNet, Vgg
-from ir.zoo.transformers import T5, Bert, Gpt, Llama, Vit
+from ir.zoo.transformers import T5, Bert, Gpt, Llama, Moe, Vit
 
 PREFIX = "zoo:"
 
-Model = Gpt | Llama | Bert | Vit | T5 | ResNet | Vgg
+Model = Gpt | Llama | Moe | Bert | Vit | T5 | ResNet | Vgg
 
 FAMILIES: Mapping[str, type[Model]] = {
-    "gpt": Gpt, "llama": Llama, "bert": Bert, "vit": Vit, "t5": T5, "resnet": ResNet, "vgg": Vgg,
+    "gpt": Gpt, "llama": Llama, "moe": Moe, "bert": Bert, "vit": Vit, "t5": T5, "resnet": ResNet, "vgg": Vgg,
 }  # fmt: skip
 
 # Sources: the configurations published with the models (Hugging Face `config.json`, torchvision, timm).
@@ -33,21 +33,38 @@ NAMED: Mapping[str, Model] = {
     "llama-7b": Llama(layers=32, hidden=4096, heads=32),
     "llama-13b": Llama(layers=40, hidden=5120, heads=40),
     "llama-70b": Llama(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672),
+    "llama3-8b": Llama(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, seq_len=8192, vocab_size=128256),
+    "llama3-70b": Llama(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, seq_len=8192, vocab_size=128256),
     "mistral-7b": Llama(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336),
+    "mixtral-8x7b": Moe(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, experts=8),
+    "mixtral-8x22b": Moe(layers=56, hidden=6144, heads=48, kv_heads=8, ffn=16384, experts=8),
     "bert-base": Bert(layers=12, hidden=768, heads=12, positions=512),
     "bert-large": Bert(layers=24, hidden=1024, heads=16, positions=512),
     "vit-b": Vit(layers=12, hidden=768, heads=12),
     "vit-l": Vit(layers=24, hidden=1024, heads=16),
+    "vit-h": Vit(layers=32, hidden=1280, heads=16, patch_size=14),
     "t5-small": T5(layers=6, hidden=512, heads=8),
+    "t5-base": T5(layers=12, hidden=768, heads=12),
+    "t5-large": T5(layers=24, hidden=1024, heads=16),
+    "t5-3b": T5(layers=24, hidden=1024, heads=32, head_size=128, ffn=16384),
     "t5-11b": T5(layers=24, hidden=1024, heads=128, head_size=128, ffn=65536),
     "resnet50": ResNet(blocks=(3, 4, 6, 3)),
     "resnet101": ResNet(blocks=(3, 4, 23, 3)),
+    "resnet152": ResNet(blocks=(3, 8, 36, 3)),
     "vgg16": Vgg(convolutions=(2, 2, 3, 3, 3)),
     "vgg19": Vgg(convolutions=(2, 2, 4, 4, 4)),
 }
 
+SPELLINGS: Mapping[str, str] = {
+    "vit-base": "vit-b", "vit-large": "vit-l", "vit-huge": "vit-h", "resnet-50": "resnet50",
+    "resnet-101": "resnet101", "resnet-152": "resnet152", "vgg-16": "vgg16", "vgg-19": "vgg19",
+}  # fmt: skip
+"""The same models as papers spell them; the names above are those of the published code."""
+
 MAX_VALUE = 2**24
 """Of any key: what is larger is a slip, or meant to exhaust the service."""
+MAX_PARAMETERS = 10**15
+"""A thousand times the largest models known: more than any cluster holds."""
 MAX_LAYERS = 2000
 """Of layers, blocks and convolutions together: each becomes operators."""
 MAX_STAGES = 8
@@ -76,6 +93,9 @@ def build(spec: str, *, loss: str | None = None) -> Graph:
     name, _, rest = text.partition(":")
     model = _model(name, _pairs(rest))
     graph = model.build(loss)
+    if graph.num_parameters > MAX_PARAMETERS:
+        value = f"{graph.num_parameters:.1e}"
+        raise _refuse("too many parameters", value, f"Give sizes of at most {MAX_PARAMETERS:.0e} parameters together.")
     return replace(graph, name=text)
 
 
@@ -94,7 +114,7 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def _model(name: str, pairs: Mapping[str, str]) -> Model:
-    known = NAMED.get(name)
+    known = NAMED.get(SPELLINGS.get(name, name))
     family = type(known) if known is not None else FAMILIES.get(name)
     if family is None:
         repair = f"Use one of {', '.join(NAMED)}; or a family with its sizes: {', '.join(FAMILIES)}."
@@ -139,6 +159,9 @@ def _check(model: Model) -> None:
     if isinstance(model, Llama) and model.hidden // model.heads % 2:
         value = f"hidden={model.hidden},heads={model.heads}"
         raise _refuse("rotary positions need heads of an even size", value, "Choose another number of heads.")
+    if isinstance(model, Moe) and model.top_k > model.experts:
+        value = f"experts={model.experts},top_k={model.top_k}"
+        raise _refuse("a token cannot have more experts than there are", value, "Make top_k at most experts.")
     depth = sum(sum(v) if isinstance(v, tuple) else v for k, v in values.items() if k in _DEPTHS)
     if depth > MAX_LAYERS:
         raise _refuse("too deep", str(depth), f"Give at most {MAX_LAYERS} layers.")

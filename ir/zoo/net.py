@@ -12,6 +12,7 @@ from ir.build import GraphBuilder
 from ir.canonical import canonical
 from ir.graph import Graph, Tensor
 from ir.loss import with_loss
+from ir.operators.experts import BALANCED_LOAD, COMBINE, DISPATCH, PRODUCT
 from ir.parameters import split_fused
 
 OPSET = 23
@@ -72,6 +73,38 @@ class Net:
         if len(self.shape(x)) == 2:
             return self.op("Gemm", [x, weight], scope, transB=1)
         return self.op("MatMul", [x, self.op("Transpose", [weight], scope, perm=(1, 0))], scope)
+
+    def silu_gate(self, gate: str, up: str, scope: str) -> str:
+        """`silu(gate) * up`."""
+        act = f"{scope}.act_fn"
+        return self.op("Mul", [self.op("Mul", [gate, self.op("Sigmoid", [gate], act)], act), up], scope)
+
+    def experts(self, x: str, scope: str, chosen: str, weights: str, *, num_experts: int, ffn: int) -> str:
+        """Gated MLPs of which each token sees a few: one parameter for all experts' gates and ups, as published.
+
+        Args:
+            x: tokens, [b, s, h].
+            scope: of the parameters.
+            chosen: [b, s, k] indices of experts.
+            weights: [b, s, k] of their results.
+            num_experts: experts.
+            ffn: width of each.
+        """
+        _, length, width = self.shape(x)
+        routed = length * self.shape(chosen)[-1]
+        capacity = -(-routed // num_experts)
+        slots = self.op(DISPATCH, [x, chosen], scope, num_experts=num_experts, capacity=capacity)
+
+        def product(x: str, name: str, out: int) -> str:
+            weight = self.parameter(f"{scope}.{name}", num_experts, out, self.shape(x)[-1])
+            weight = self.op("Transpose", [weight], scope, perm=(0, 2, 1))
+            return self.op(PRODUCT, [x, weight], scope, num_tokens=routed)
+
+        gate, up = self.ops("Split", [product(slots, "gate_up_proj", 2 * ffn)], scope, 2, axis=-1, split=(ffn, ffn))
+        slots = product(self.silu_gate(gate, up, scope), "down_proj", width)
+        if BALANCED_LOAD not in self.builder.warnings:
+            self.builder.warnings.append(BALANCED_LOAD)
+        return self.op(COMBINE, [slots, chosen, weights], scope)
 
     def embedding(self, ids: str, scope: str, rows: int, width: int) -> str:
         """`torch.nn.Embedding`."""

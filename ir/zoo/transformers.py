@@ -1,4 +1,4 @@
-"""GPT, Llama, BERT, ViT and T5 from a few numbers."""
+"""GPT, Llama, mixtures of experts, BERT, ViT and T5 from a few numbers."""
 
 from __future__ import annotations
 
@@ -102,12 +102,38 @@ class Llama:
         x = net.op("Expand", [x], scope, shape=(1, kv_heads, self.heads // kv_heads, length, size))
         return net.op("Reshape", [x], scope, shape=(1, self.heads, length, size))
 
+    @property
+    def _width(self) -> int:
+        return self.ffn or -(-(8 * self.hidden) // 3 // 256) * 256
+
     def _mlp(self, net: Net, x: str, scope: str) -> str:
-        width = self.ffn or -(-(8 * self.hidden) // 3 // 256) * 256
+        return self._gated(net, x, scope, self._width)
+
+    def _gated(self, net: Net, x: str, scope: str, width: int) -> str:
         gate = net.linear(x, f"{scope}.gate_proj", width, bias=False)
         up = net.linear(x, f"{scope}.up_proj", width, bias=False)
-        gate = net.op("Mul", [gate, net.op("Sigmoid", [gate], f"{scope}.act_fn")], f"{scope}.act_fn")
-        return net.linear(net.op("Mul", [gate, up], scope), f"{scope}.down_proj", self.hidden, bias=False)
+        return net.linear(net.silu_gate(gate, up, scope), f"{scope}.down_proj", self.hidden, bias=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moe(Llama):
+    """Llama with experts in place of the MLP; a router picks `top_k` of them for each token (Mixtral, Qwen-MoE)."""
+
+    experts: int
+    top_k: int = 2
+    shared_ffn: int = 0
+    """Width of a gated MLP that every token sees besides its experts; 0 = none."""
+
+    def _mlp(self, net: Net, x: str, scope: str) -> str:
+        scores = net.linear(x, f"{scope}.gate", self.experts, bias=False)
+        scores = net.op("Softmax", [scores], f"{scope}.gate", axis=-1)
+        weights, chosen = net.ops("TopK", [scores], f"{scope}.gate", 2, k=self.top_k, axis=-1, largest=1, sorted=1)
+        total = net.op("ReduceSum", [weights], f"{scope}.gate", axes=(-1,), keepdims=1)
+        weights = net.op("Div", [weights, total], f"{scope}.gate")
+        y = net.experts(x, f"{scope}.experts", chosen, weights, num_experts=self.experts, ffn=self._width)
+        if self.shared_ffn:
+            y = net.add(y, self._gated(net, x, f"{scope}.shared_expert", self.shared_ffn), scope)
+        return y
 
 
 @dataclass(frozen=True, kw_only=True)

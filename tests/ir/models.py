@@ -128,8 +128,11 @@ class LlamaLayer(nn.Module):
         mask = torch.full((t, t), float("-inf"), device=x.device).triu(1)
         probabilities = functional.softmax(scores + mask, dim=-1, dtype=torch.float32).to(q.dtype)
         x = x + self.o_proj((probabilities @ v).transpose(1, 2).reshape(b, t, c))
-        gate, up = self.gate_up_proj(self.post_attention_layernorm(x)).chunk(2, dim=-1)
-        return x + self.down_proj(functional.silu(gate) * up)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+    def mlp(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(functional.silu(gate) * up)
 
 
 class Llama(nn.Module):

@@ -255,7 +255,8 @@ def test_unknown_kinds_are_kept_and_named():
     loaded = load_model(helper.make_model(graph, opset_imports=opsets).SerializeToString())
     assert loaded.operators[-1].kind == "me.Odd" and loaded.tensors["z"].batch_dim == 0
     assert any("odd" in w for w in loaded.warnings)
-    assert summarize(loaded)["coverage"] == {"modelled": 0.5, "opaque": 0.5}
+    coverage = summarize(loaded)["coverage"]
+    assert coverage["opaque"] > 0.9 and sum(coverage.values()) == pytest.approx(1.0)
     del graph.output[0].type.tensor_type.shape.dim[:]
     graph.output[0].type.tensor_type.ClearField("shape")
     with pytest.raises(ModelError, match="odd"):

@@ -1,0 +1,48 @@
+"""Mixtures of experts as exporters write them become dispatch, grouped products and combine.
+
+Two forms are known (the operators they become are in `ir.operators.experts`):
+
+1. *Looked-up weights* (transformers' `batched_mm`): for each routed token the weights of its expert are looked up
+   (`[tokens * k, f, h]`, 30 GB for 1,024 tokens of Mixtral) and multiplied in a batched product.
+2. *Dense loop*: every expert runs on every token and the router's weights, zero for most, pick what counts; or all of
+   them run in one batched product. Trainers run the routed tokens only, and so they are priced: FLOPs are those of `k`
+   experts a token, not of all. Separate parameters of the experts become one that stacks them; `Graph.pieces` then
+   says which slice of it each parameter of the file is.
+
+A layer that is not understood up to the sum over a token's experts is left as it is. New operators keep the scopes of
+those they stand for.
+"""
+
+from __future__ import annotations
+
+from ir.experts.dense import Dense
+from ir.experts.emit import Layer, Rewrite
+from ir.experts.looked_up import LookedUp
+from ir.graph import Graph, Operator
+from ir.operators import BakedBatch, MissingBatch, Unsupported
+
+__all__ = ["recognise_experts"]
+
+
+def recognise_experts(graph: Graph) -> Graph:
+    """The graph with its mixtures of experts rewritten; unchanged where there are none. See the module."""
+    rewrite = Rewrite(graph)
+    for index, op in enumerate(graph.operators):
+        if _is_router(graph, op) and not _follow(LookedUp(Layer(rewrite, index))):
+            _follow(Dense(Layer(rewrite, index)))
+    return rewrite.finish()
+
+
+def _follow(form: LookedUp | Dense) -> bool:
+    """Whether the layer was rewritten; one whose sizes do not fit together is left."""
+    try:
+        return form.follow()
+    except (Unsupported, BakedBatch, MissingBatch):
+        return False
+
+
+def _is_router(graph: Graph, op: Operator) -> bool:
+    """Whether an operator picks some of the last dim and says which."""
+    if op.kind != "TopK" or len(op.outputs) != 2 or op.is_constant:
+        return False
+    return dict(op.attributes).get("axis", -1) in (-1, len(graph.tensors[op.inputs[0]].shape) - 1)

@@ -1,0 +1,213 @@
+"""What both forms of a mixture share: new operators at the places of old ones, and the way in and out of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+from ir.build import arrange, make_graph
+from ir.graph import Graph, Operator, Tensor
+from ir.operators import make_operator
+from ir.operators.experts import BALANCED_LOAD, COMBINE, DISPATCH, PRODUCT
+
+VIEWS = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity")
+UNARY = (
+    "Relu", "Sigmoid", "Tanh", "Exp", "Gelu", "Erf", "Softplus", "LeakyRelu", "Elu", "Celu", "Selu", "HardSwish",
+    "HardSigmoid", "Swish", "Mish", "Softsign", "Neg", "Abs", "Sqrt", "Reciprocal", "Clip", "Cast", "ThresholdedRelu",
+)  # fmt: skip
+BINARY = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum")
+
+
+@dataclass
+class Rewrite:
+    """New operators at the places of old ones."""
+
+    graph: Graph
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    pieces: dict[str, tuple[str, int, int, int]] = field(default_factory=dict)
+    made: dict[int, list[Operator]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tensors = dict(self.graph.tensors)
+        self.pieces = dict(self.graph.pieces)
+
+    def finish(self) -> Graph:
+        """The graph with what was put; unchanged where nothing was."""
+        graph = self.graph
+        if not self.made:
+            return graph
+        operators: list[Operator] = []
+        for i, op in enumerate(graph.operators):
+            operators.extend(self.made.get(i, [op]))
+        kept = arrange(operators, graph.outputs)
+        return make_graph(
+            _distinct(kept),
+            self.tensors,
+            graph.outputs,
+            name=graph.name,
+            warnings=(*graph.warnings, BALANCED_LOAD),
+            pieces=self.pieces,
+            sha256=graph.sha256,
+        )
+
+
+def _distinct(operators: Sequence[Operator]) -> list[Operator]:
+    """Operators whose names repeat are numbered."""
+    seen: dict[str, int] = {}
+    found = []
+    for op in operators:
+        number = seen.get(op.name, 0)
+        seen[op.name] = number + 1
+        found.append(replace(op, name=f"{op.name}_{number}") if number else op)
+    return found
+
+
+@dataclass
+class Layer:
+    """One router and its experts: operators put at the place of the last one once all of it was understood."""
+
+    rewrite: Rewrite
+    router: int
+    """Index of the TopK."""
+    experts: int = 0
+    """Number of experts, once known."""
+    operators: list[Operator] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    pieces: dict[str, tuple[str, int, int, int]] = field(default_factory=dict)
+    dispatched: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph as it was."""
+        return self.rewrite.graph
+
+    @property
+    def chosen(self) -> Tensor:
+        """Indices of experts, `[tokens ..., k]`."""
+        return self.graph.tensors[self.graph.operators[self.router].outputs[1]]
+
+    @property
+    def k(self) -> int:
+        """Experts a token."""
+        return self.chosen.shape[-1]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one sample."""
+        return prod(self.chosen.shape[:-1])
+
+    @property
+    def routed(self) -> int:
+        """Routed tokens of one sample."""
+        return self.tokens * self.k
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor of the layer or of the graph."""
+        return self.tensors.get(name) or self.rewrite.tensors[name]
+
+    def make(
+        self,
+        kind: str,
+        like: Operator,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        is_view: bool = False,
+        is_new: bool = False,
+    ) -> tuple[str, ...]:
+        """One operator in the scope of `like`, with its name unless it stands for more than that one."""
+        base = f"{like.scope}/{kind}" if like.scope else f"{outputs[0]}"
+        built = make_operator(
+            kind,
+            name=base if is_new else like.name,
+            inputs=[self.tensor(n) for n in inputs],
+            outputs=outputs,
+            attributes=attributes,
+            opset=like.opset,
+            scope=like.scope,
+            is_view=is_view,
+        )
+        self.operators.append(built.operator)
+        for tensor in built.outputs:
+            self.tensors[tensor.name] = tensor
+        return built.operator.outputs
+
+    def put(self, at: int) -> None:
+        """Puts the layer's operators in the place of operator `at`."""
+        self.rewrite.made[at] = self.operators
+        self.rewrite.tensors.update(self.tensors)
+        self.rewrite.pieces.update(self.pieces)
+
+    def dispatch(self, like: Operator, source: str) -> str | None:
+        """The slots of tokens `source`, `[..., h]`, in which each stands once for each of its experts."""
+        if source not in self.dispatched:
+            x = self.reshaped(like, source, (*self.chosen.shape[:-1], self.graph.tensors[source].shape[-1]), "tokens")
+            if self.tensor(x).batch_dim != self.chosen.batch_dim:
+                return None
+            (self.dispatched[source],) = self.make(
+                DISPATCH,
+                like,
+                [x, self.chosen.name],
+                [f"{source}#slots"],
+                {"num_experts": self.experts, "capacity": -(-self.routed // self.experts)},
+                is_new=True,
+            )
+        return self.dispatched[source]
+
+    def product(self, like: Operator, tokens: str, weight: str, *, transposed: bool) -> str | None:
+        """Slots times weights `[e, k, n]`, or `[e, n, k]` where `transposed`."""
+        shape = self.tensor(weight).shape
+        if len(shape) != 3 or shape[2 if transposed else 1] != self.tensor(tokens).shape[2]:
+            return None
+        if transposed:
+            source, weight = weight, f"{like.outputs[0]}#weight"
+            self.make("Transpose", like, [source], [weight], {"perm": (0, 2, 1)}, is_view=True, is_new=True)
+        outputs = [f"{like.outputs[0]}#experts"]
+        return self.make(PRODUCT, like, [tokens, weight], outputs, {"num_tokens": self.routed}, is_new=True)[0]
+
+    def bias(self, like: Operator, stack: str, features: int) -> str | None:
+        """`[e, n]` as `[e, 1, n]`."""
+        if self.tensor(stack).shape != (self.experts, features):
+            return None
+        name = f"{like.outputs[0]}#bias"
+        return self.make("Unsqueeze", like, [stack], [name], {"axes": (1,)}, is_view=True, is_new=True)[0]
+
+    def combine(self, like: Operator, slots: str, weights: str, result: Tensor) -> bool:
+        """Writes `result`, the sum over each token's experts; whether its shape came out."""
+        weights = self.reshaped(like, self._root(weights), self.chosen.shape, "weights")
+        if self.tensor(weights).batch_dim != self.chosen.batch_dim:
+            return False
+        shape = (*self.chosen.shape[:-1], self.tensor(slots).shape[2])
+        if prod(shape) != result.num_elements:
+            return False
+        is_whole = result.shape == shape and result.batch_dim == self.chosen.batch_dim
+        name = result.name if is_whole else f"{result.name}#tokens"
+        self.make(COMBINE, like, [slots, self.chosen.name, weights], [name], is_new=True)
+        if not is_whole:
+            self.make("Reshape", like, [name], [result.name], {"shape": result.shape}, is_new=True)
+        made = self.tensor(result.name)
+        return made.shape == result.shape and made.batch_dim == result.batch_dim
+
+    def reshaped(self, like: Operator, name: str, shape: tuple[int, ...], label: str) -> str:
+        """`name` in another shape."""
+        if self.tensor(name).shape == shape:
+            return name
+        return self.make("Reshape", like, [name], [f"{name}#{label}"], {"shape": shape}, is_new=True)[0]
+
+    def _root(self, name: str) -> str:
+        """The tensor in the shape of the chosen experts that `name` is a view of, if there is one."""
+        root = name
+        while self.tensor(root).shape != self.chosen.shape:
+            index = self.graph.producer.get(root)
+            if index is None or self.graph.operators[index].kind not in VIEWS:
+                return name
+            root = self.graph.operators[index].inputs[0]
+        return root
+
+    def is_weight(self, name: str) -> bool:
+        """Whether a tensor is a parameter or a view of one."""
+        index = self.graph.producer.get(name)
+        return self.tensor(name).role == "parameter" or (index is not None and self.graph.operators[index].is_view)

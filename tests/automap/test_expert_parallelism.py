@@ -1,0 +1,109 @@
+"""Experts spread over the axis that splits the batch: all-to-alls, no gradient reduction, less memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from automap.collectives import list_collectives
+from automap.price.combine import R_GRADIENTS, R_PARAMETERS, R_STATE, R_SYNC
+from automap.space import PlanSpace, Values
+from automap.templates import megatron_signatures, templates
+from ir import zoo
+from ir.operators.experts import PRODUCT
+
+SPEC = "moe:layers=2,hidden=256,heads=4,ffn=512,experts=8,seq_len=256,vocab_size=512"
+MakeSpace = Callable[..., PlanSpace]
+
+
+def plan(space: PlanSpace, expert_axis: str, *, dp: int = 8, zero: int = 0) -> Values:
+    """All devices in one stage, one micro-batch."""
+    shape = next(s for s in space.shapes if (s.dp, s.pp, s.num_micro_batches) == (dp, 1, 1))
+    prefix = space.even_values(shape, recompute="none", zero=zero)
+    return megatron_signatures(space, shape, prefix, sequence_parallel=False, expert_axis=expert_axis)
+
+
+def test_tokens_go_to_experts_and_back(space: MakeSpace) -> None:
+    s = space(zoo.build(SPEC), "8xA100-80GB", 16)
+    spread = list(list_collectives(s.choice(plan(s, "dp")), s.evaluator))
+    asked = Counter((c.kind, c.operator, c.direction) for c in spread if c.operator.startswith("layers.1."))
+    to, back = "layers.1.mlp.experts/automap.GroupedMatMul#0", "layers.1.mlp.experts/automap.Combine"
+    assert asked == {("all_to_all", op, way): 1 for op in (to, back) for way in ("forward", "backward")}
+    # Each rank holds the slots of two samples for all experts, or of all samples for one expert.
+    slots = 8 * 64 * 2 * 256 * s.problem.activation_bytes
+    assert {c.bytes for c in spread if c.kind == "all_to_all"} == {slots}
+    assert not list(list_collectives(s.choice(plan(s, "")), s.evaluator))
+
+
+def test_weights_of_spread_experts_are_not_reduced(space: MakeSpace) -> None:
+    graph = zoo.build(SPEC)
+    s = space(graph, "8xA100-80GB", 16)
+    replicated, spread = (s.evaluator.evaluate(s.choice(plan(s, axis))) for axis in ("", "dp"))
+    experts = sum(t.num_elements for t in graph.parameters if ".experts." in t.name)
+    assert experts > 0.7 * graph.num_parameters
+    share = (graph.num_parameters - experts * 7 / 8) / graph.num_parameters
+    for column in (R_PARAMETERS, R_GRADIENTS, R_STATE):
+        assert spread.ranks[0, column] == pytest.approx(share * replicated.ranks[0, column])
+    # A ninth is left to be reduced over dp once a step, and the latency.
+    assert 0 < spread.ranks[0, R_SYNC] < 0.25 * replicated.ranks[0, R_SYNC]
+
+
+def test_a_plan_with_spread_experts_is_one_of_the_space(space: MakeSpace) -> None:
+    s = space(zoo.build(SPEC), "8xA100-80GB", 16)
+    values = plan(s, "dp", zero=1)
+    decoded = s.decode(values)
+    assert s.encode(decoded) == values
+    shardings = decoded.stages[0].shardings
+    product = next(v for k, v in shardings.items() if "GroupedMatMul#0" in k)
+    assert product["dp"].inputs == ("S(0)", "S(0)") and product["dp"].outputs == ("S(0)",)
+    every = {v for _, v in templates(s)}
+    assert values in every
+    rng = np.random.default_rng(0)
+    spread = [value for value in (s.random(rng) for _ in range(200)) if _experts_on_dp(s, value)]
+    assert spread  # it is found by chance too: no template is needed
+
+
+def _experts_on_dp(s: PlanSpace, values: Values) -> bool:
+    for slot, value in zip(s.slots, values, strict=True):
+        if slot.kind != "signature" or slot.index:
+            continue
+        unit = s.linkage.types[slot.unit_type]
+        leader = unit.groups[slot.group].leader
+        if s.operator(slot.unit_type, leader).kind == PRODUCT and unit.signatures[leader][value].inputs == (0, 0):
+            return s.shape(values).dp > 1
+    return False
+
+
+@pytest.mark.parametrize("axis", ["", "tp"])
+def test_over_tp_the_sum_is_left_to_the_tokens(space: MakeSpace, axis: str) -> None:
+    s = space(zoo.build(SPEC), "8xA100-80GB", 16)
+    found = list(list_collectives(s.choice(plan(s, axis, dp=2)), s.evaluator))
+    forward = [c for c in found if "layers.1.mlp.experts" in c.operator and c.direction == "forward"]
+    # Slices of experts, or whole experts, leave partial tokens: k times fewer than their slots.
+    assert not forward
+    adds = [c for c in found if c.operator == "layers.1/Add_1" and c.kind == "all_reduce"]
+    assert {c.axis for c in adds} == {"tp"} and {c.bytes for c in adds} == {8 * 256 * 256 * s.problem.activation_bytes}
+
+
+@pytest.mark.slow
+def test_a_search_finds_a_plan() -> None:
+    from agents import Budget, search
+    from automap.cluster import parse_cluster
+    from automap.problem import Problem
+
+    training = {"global_batch": 64, "precision": "bf16"}
+    spec = "mixtral-8x7b:layers=4,seq_len=1024"
+    problem = Problem.build(zoo.build(spec), parse_cluster("8xH100-80GB"), training)
+    found = search(problem, Budget.parse("3000"), searcher="expert").plan
+    assert found.model.num_parameters == zoo.build(spec).num_parameters
+    assert found.estimate.step_time_s >= found.estimate.lower_bound_s > 0
+    for memory in found.estimate.memory_bytes:
+        states = memory.parameters + memory.gradients + memory.optimizer
+        # 6.1e9 parameters and their states, of 16 bytes each, are more than one device holds.
+        assert states < memory.capacity < 16 * found.model.num_parameters
+        assert states + memory.activations + memory.buffers <= memory.capacity
+    spread = [v for k, v in found.stages[0].shardings.items() if "GroupedMatMul" in k]
+    assert spread and all("S(0)" in v["dp"].inputs for v in spread)
