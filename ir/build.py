@@ -153,6 +153,11 @@ class GraphBuilder:
             value = np.ascontiguousarray(np.take(self.values[name], range(size), axis=dim))
             fresh = name if name not in self.tensors else f"{name}#sample"
             self.values[fresh] = value
+        elif self.tensors[name].role == "parameter" and not any(name in op.inputs for op in self.operators):
+            # The exporter repeated a parameter for each sample and stored the result.
+            shape = tuple(size if d == dim else s for d, s in enumerate(self.tensors[name].shape))
+            self.tensors[name] = replace(self.tensors[name], shape=shape)
+            fresh = name
         else:
             (fresh,) = self.add(
                 "Slice",
@@ -256,6 +261,9 @@ class GraphBuilder:
             known = "its batch cannot be traced" if kind in VIEW_KINDS else "kind is not in the table"
             free = "" if costs or kind in KINDS else "; it has no cost but its bytes: give one in hints.costs"
             self.warnings.append(f"{unique}: {kind} is replicated: {known}{free}")
+        elif built.replicated_because:
+            known = built.replicated_because
+            self.warnings.append(f"{unique}: {kind} is replicated: {known}")
         return operator.outputs
 
     def finish(self, outputs: Sequence[str], *, name: str = "", sha256: str = "") -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Literal
 
@@ -55,7 +56,8 @@ def with_loss(graph: Graph, loss: str | None = None) -> Graph:
     Args:
         graph: any imported or built graph.
         loss: `cross_entropy` (default) of the first output over its class dim, against an int64 input `labels`; or
-            `mse` of the first output against a float input `target`. Both are summed over samples.
+            `mse` (default where there is no class dim) of the first output against a float input `target`.
+            Both are summed over samples.
 
     Raises:
         ModelError: an unknown loss, or an output that has no sample or no class.
@@ -89,6 +91,11 @@ def with_loss(graph: Graph, loss: str | None = None) -> Graph:
             value=f"{scores.name} {scores.shape}",
             repair="Export the model so that its first output holds the scores of each sample, or its loss.",
         )
+    if loss is None and class_dim(scores) == scores.batch_dim:
+        # One number a sample: nothing to classify.
+        warning = f"{graph.outputs[0]}: no class dim, the loss is taken to be the mean squared error"
+        graph = replace(graph, warnings=(*graph.warnings, warning))
+        return _append(graph, graph.tensors[graph.outputs[0]], "mse")
     return _append(graph, scores, "mse" if loss == "mse" else "cross_entropy")
 
 

@@ -30,6 +30,7 @@ WEIGHT_POSITIONS: Mapping[str, Sequence[int]] = {
     "GRU": (1, 2, 3), "RNN": (1, 2, 3), "Mul": (0, 1), "Add": (0, 1), "Sub": (0, 1), "Div": (0, 1),
     "Unsqueeze": (0,), "Reshape": (0,), "Transpose": (0,), "Identity": (0,), "Concat": tuple(range(64)), "Cast": (0,),
     "Expand": (0,), "Slice": (0,), "Split": (0,), "Einsum": (0, 1),
+    "#Bags": (2,),
 }  # fmt: skip
 """Where a float tensor of the file is taken for a trainable one."""
 RUNNING_STATISTICS = (3, 4)
@@ -59,7 +60,9 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
                 continue
             if node.kind == "BatchNormalization" and i in RUNNING_STATISTICS:
                 roles[name] = "buffer"
-            elif i in WEIGHT_POSITIONS.get(node.kind, ()) and (stored is None or prod(stored.shape) > 1):
+            elif i in WEIGHT_POSITIONS.get(node.kind, ()) and (
+                stored is None or prod(stored.shape) > 1 or (source.names_state and not name.startswith("onnx::"))
+            ):
                 roles.setdefault(name, "parameter")
     return roles
 

@@ -180,6 +180,8 @@ def _reduce(function: Callable[..., Any]) -> Evaluate:
         data, axes = values[0], _given(node, "axes", values, 1)
         if data is None:
             return None
+        if not axes and node.attributes.get("noop_with_empty_axes", 0):
+            return [data]
         keep = bool(node.attributes.get("keepdims", 1))
         return [np.asarray(function(data, axis=tuple(axes) if axes else None, keepdims=keep)).astype(data.dtype)]
 
@@ -219,7 +221,140 @@ def _cumsum(_node: Node, values: Sequence[Value | None]) -> Sequence[Value] | No
     return [np.cumsum(values[0], axis=_ints(values[1])[0]).astype(values[0].dtype)]
 
 
+def _remainder(node: Node, values: Sequence[Value | None]) -> Sequence[Value] | None:
+    function = np.fmod if node.attributes.get("fmod", 0) else np.mod
+    return _same_type(function)(node, values)
+
+
+def _softmax(node: Node, values: Sequence[Value | None]) -> Sequence[Value] | None:
+    data = values[0]
+    if data is None or 0 < node.opset < 13:
+        return None
+    axis = int(node.attributes.get("axis", -1))
+    shifted = np.exp(data - data.max(axis=axis, keepdims=True))
+    return [(shifted / shifted.sum(axis=axis, keepdims=True)).astype(data.dtype)]
+
+
+def _matmul(_node: Node, values: Sequence[Value | None]) -> Sequence[Value] | None:
+    a, b = values[0], values[1]
+    if a is None or b is None or not a.ndim or not b.ndim or a.size * b.shape[-1] > 1024 * MAX_VALUE_ELEMENTS:
+        return None
+    product = np.asarray(np.matmul(a, b))
+    return [product] if _fits(product.shape) else None
+
+
+def _clip(node: Node, values: Sequence[Value | None]) -> Sequence[Value] | None:
+    data = values[0]
+    if data is None:
+        return None
+    bounds = [node.attributes.get("min"), node.attributes.get("max")]
+    for i in (1, 2):
+        if i < len(values) and values[i] is not None:
+            bounds[i - 1] = values[i]
+    bounds = [None if b is None else np.asarray(b).astype(data.dtype) for b in bounds]
+    low, high = bounds
+    data = data if low is None else np.maximum(data, low)
+    return [np.asarray(data if high is None else np.minimum(data, high))]
+
+
+def _non_zero(_node: Node, values: Sequence[Value | None]) -> Sequence[Value] | None:
+    if values[0] is None:
+        return None
+    found = np.asarray(np.nonzero(np.atleast_1d(values[0])), dtype=np.int64)
+    return [found] if _fits(found.shape) else None
+
+
+def _arg(function: Callable[..., Any]) -> Evaluate:
+    def run(node: Node, values: Sequence[Value | None]) -> Sequence[Value] | None:
+        if values[0] is None or node.attributes.get("select_last_index"):
+            return None
+        axis, keep = int(node.attributes.get("axis", 0)), bool(node.attributes.get("keepdims", 1))
+        return [np.asarray(function(values[0], axis=axis, keepdims=keep), dtype=np.int64)]
+
+    return run
+
+
+def _gather_elements(node: Node, values: Sequence[Value | None]) -> Sequence[Value] | None:
+    data, indices = values[0], values[1]
+    if data is None or indices is None:
+        return None
+    return [np.take_along_axis(data, indices, axis=int(node.attributes.get("axis", 0)))]
+
+
+def _gather_nd(node: Node, values: Sequence[Value | None]) -> Sequence[Value] | None:
+    data, indices = values[0], values[1]
+    if data is None or indices is None or node.attributes.get("batch_dims", 0):
+        return None
+    depth = indices.shape[-1]
+    if not _fits([*indices.shape[:-1], *data.shape[depth:]]):
+        return None
+    return [np.asarray(data[tuple(np.moveaxis(indices, -1, 0))])]
+
+
+def _scatter_nd(node: Node, values: Sequence[Value | None]) -> Sequence[Value] | None:
+    data, indices, updates = values[:3]
+    if data is None or indices is None or updates is None or node.attributes.get("reduction", "none") != "none":
+        return None
+    result = data.copy()
+    result[tuple(np.moveaxis(indices, -1, 0))] = updates
+    return [result]
+
+
+def _scatter_elements(node: Node, values: Sequence[Value | None]) -> Sequence[Value] | None:
+    data, indices, updates = values[:3]
+    if data is None or indices is None or updates is None or node.attributes.get("reduction", "none") != "none":
+        return None
+    result = data.copy()
+    np.put_along_axis(result, indices, updates, axis=int(node.attributes.get("axis", 0)))
+    return [result]
+
+
+def _flatten(node: Node, values: Sequence[Value | None]) -> Sequence[Value] | None:
+    data = values[0]
+    if data is None:
+        return None
+    axis = int(node.attributes.get("axis", 1))
+    axis = axis + data.ndim if axis < 0 else axis
+    return [data.reshape(prod(data.shape[:axis]), -1)]
+
+
+def _pad(node: Node, values: Sequence[Value | None]) -> Sequence[Value] | None:
+    data, pads = values[0], _given(node, "pads", values, 1)
+    fill = values[2] if len(values) > 2 else None
+    if data is None or pads is None or len(values) > 3 or node.attributes.get("mode", "constant") != "constant":
+        return None
+    pairs = list(zip(pads[: data.ndim], pads[data.ndim :], strict=True))
+    if min(pads, default=0) < 0 or not _fits([s + a + b for s, (a, b) in zip(data.shape, pairs, strict=True)]):
+        return None
+    return [np.pad(data, pairs, constant_values=0 if fill is None else fill.reshape(-1)[0])]
+
+
+def _one_hot(node: Node, values: Sequence[Value | None]) -> Sequence[Value] | None:
+    indices, depth, pair = values[:3]
+    if indices is None or depth is None or pair is None:
+        return None
+    size = int(depth.reshape(-1)[0])
+    if not _fits([*indices.shape, size]):
+        return None
+    axis = int(node.attributes.get("axis", -1))
+    hot = (indices[..., None] % size) == np.arange(size)
+    return [np.moveaxis(np.where(hot, pair[1], pair[0]).astype(pair.dtype), -1, axis)]
+
+
+def _typed(function: Callable[[Any], Any]) -> Evaluate:
+    return _one(lambda a: np.asarray(function(a)).astype(a.dtype))
+
+
 FOLD: dict[str, Evaluate] = {
+    "Mod": _remainder, "Softmax": _softmax, "MatMul": _matmul, "Clip": _clip, "NonZero": _non_zero,
+    "ArgMax": _arg(np.argmax), "ArgMin": _arg(np.argmin), "GatherElements": _gather_elements,
+    "GatherND": _gather_nd, "ScatterND": _scatter_nd, "ScatterElements": _scatter_elements, "Flatten": _flatten,
+    "Pad": _pad, "OneHot": _one_hot,
+    "Log": _typed(np.log), "Tanh": _typed(np.tanh), "Sign": _typed(np.sign), "Round": _typed(np.round),
+    "Sigmoid": _typed(lambda a: 1 / (1 + np.exp(-a))), "Relu": _typed(lambda a: np.maximum(a, 0)),
+    "IsNaN": _one(np.isnan), "IsInf": _one(np.isinf), "BitwiseAnd": _two(np.bitwise_and),
+    "BitwiseOr": _two(np.bitwise_or), "BitwiseXor": _two(np.bitwise_xor), "BitwiseNot": _one(np.bitwise_not),
+    "ReduceMean": _reduce(np.mean),
     "Constant": _constant, "ConstantOfShape": _constant_of_shape, "Gather": _gather, "Slice": _slice, "Range": _range,
     "Reshape": _reshape, "Unsqueeze": _unsqueeze, "Squeeze": _squeeze, "Expand": _expand, "Tile": _tile,
     "Concat": _concat, "Split": _split, "Cast": _cast, "Where": _where, "Trilu": _trilu, "Transpose": _transpose,

@@ -17,10 +17,12 @@ from ir.experts import recognise_experts
 from ir.graph import Graph, Tensor
 from ir.localize import localize
 from ir.loss import with_loss
+from ir.onnx.control import SEQUENCES
 from ir.onnx.fold import fold
 from ir.onnx.guard import Limits, parse, refuse
 from ir.onnx.infer import infer
-from ir.onnx.nodes import Declared, Node, Source, dtype_name, read_model, small_value
+from ir.onnx.merged import MergedViews
+from ir.onnx.nodes import BAGS, Declared, Node, Source, dtype_name, read_model, small_value
 from ir.onnx.rows import add_rows
 from ir.operators import KINDS, Value
 from ir.parameters import roles_without_metadata, split_fused, stored_role
@@ -118,13 +120,18 @@ class _Importer:
     folded: int = 0
     """Elements of the larger constants computed so far."""
 
+    def __post_init__(self) -> None:
+        self._by_output: dict[str, Node] = {}
+        self._sequences: dict[str, list[str]] = {}
+        self.merged = MergedViews(self.builder)
+
     def run(self, name: str, sha256: str) -> Graph:
         self._inputs()
         self._stored()
         uses = {n for node in self.source.nodes for n in node.inputs} | set(self.source.outputs)
         for node in self.source.nodes:
             self._node(node, uses)
-        outputs = [self._resolve(n) for n in self.source.outputs]
+        outputs = [self.merged.make(self._resolve(n)) for n in self.source.outputs]
         missing = [n for n in outputs if n not in self.builder.tensors and n not in self.builder.values]
         if missing:
             raise refuse("an output is computed by nothing", missing[0], "Send the complete graph.")
@@ -141,11 +148,12 @@ class _Importer:
     # Inputs and stored tensors
 
     def _inputs(self) -> None:
-        marked = {"PARAMETER": "parameter", "BUFFER": "buffer"}
+        marked = {"PARAMETER": "parameter", "USER_INPUT": "input", "": "input"}
         roles = {}
         for name, declared in self.source.inputs.items():
             is_named = any(fnmatchcase(name, pattern) for pattern in self.parameters)
-            roles[name] = "parameter" if is_named else marked.get(declared.kind, "input")
+            # Other marks (CONSTANT_TENSOR) are values that the trace made, neither data nor trained.
+            roles[name] = "parameter" if is_named else marked.get(declared.kind, "buffer")
         used = {n for node in self.source.nodes for n in node.inputs}
         data = {n: d for n, d in self.source.inputs.items() if roles[n] == "input" and n in used}
         places = self._batch_places(data)
@@ -227,7 +235,10 @@ class _Importer:
         return places
 
     def _stored(self) -> None:
-        guess = {} if self.source.has_metadata else roles_without_metadata(self.source)
+        guess = roles_without_metadata(self.source)
+        if self.source.has_metadata:
+            # A tensor that the exporter's optimiser made again lost its mark; parameters have dotted names.
+            guess = {n: r for n, r in guess.items() if "." in n and n in self.source.stored}
         used = {n for node in self.source.nodes for n in node.inputs} | set(self.source.outputs)
         for name, stored in self.source.stored.items():
             if name not in used:
@@ -252,6 +263,14 @@ class _Importer:
         inputs = [self._resolve(n) for n in node.inputs]
         while inputs and not inputs[-1]:
             inputs.pop()
+        if node.kind == "If":
+            self._branch(node, inputs[0], uses)
+            return
+        if node.kind == BAGS:
+            self._bags(node, inputs)
+            return
+        if node.kind in SEQUENCES and self._sequence(node, inputs, uses):
+            return
         if node.kind in ELIDED and inputs and not self._trains(node, inputs):
             self.alias[node.outputs[0]] = inputs[0]
             if len(node.outputs) > 1 and node.outputs[1] in uses:
@@ -269,9 +288,19 @@ class _Importer:
         if self._fold(node, inputs):
             return
         attributes = self._attributes(node)
+        if self.merged.put_off(node, inputs, attributes):
+            return
+        for name in inputs:
+            self.merged.make(name)
         if node.kind == "Expand" and len(inputs) > 1 and self._elide_expand(node, inputs):
             return
         if add_rows(builder, node, inputs, attributes):
+            return
+        if node.kind == "Gather" and (self._gather_samples(node, inputs) or self._gather_own(node, inputs)):
+            return
+        if node.kind == "GatherND" and self._gather_own(node, inputs):
+            return
+        if node.kind == "ScatterND" and self._scatter_samples(node, inputs):
             return
         outputs = [n if n and (i == 0 or n in uses or node.kind == "Split") else "" for i, n in enumerate(node.outputs)]
         while len(outputs) > 1 and not outputs[-1]:
@@ -315,6 +344,121 @@ class _Importer:
             costs=node.costs,
         )
 
+    def _branch(self, node: Node, condition: str, uses: set[str]) -> None:
+        """Goes on with the branch that a known condition takes."""
+        value = self.builder.values.get(condition)
+        if value is None:
+            raise refuse(
+                "control flow is not supported: the condition of an If depends on data",
+                node.name or node.outputs[0],
+                "Export with one branch only: a training graph is a straight line.",
+            )
+        branch = node.attributes["then_branch" if bool(value.reshape(-1)[0]) else "else_branch"]
+        nodes, stored = branch.read()
+        for name, given in stored.items():
+            if given.value is not None:
+                self.builder.constant(name, given.value)
+            else:
+                self.builder.add_tensor(Tensor(name=name, shape=given.shape, dtype=given.dtype, role="constant"))
+        inner = uses | {n for each in nodes for n in each.inputs} | set(branch.outputs)
+        for each in nodes:
+            self._node(each, inner)
+        for outer, name in zip(node.outputs, branch.outputs, strict=True):
+            self.alias[outer] = self._resolve(name)
+
+    def _bags(self, node: Node, inputs: Sequence[str]) -> None:
+        """Bags of equal size: `[(b rows), ...]` is viewed as `[b, rows, ...]` and reduced over the rows."""
+        builder = self.builder
+        for name in inputs:
+            self.merged.make(name)
+        rows, offsets = builder.tensors.get(inputs[0]), builder.values.get(inputs[1])
+        starts = [] if offsets is None or rows is None else [int(v) for v in offsets.reshape(-1)]
+        total = rows.shape_at(builder.export_batch)[0] if rows is not None and rows.shape else 0
+        starts = [v for v in starts if v < total]
+        size = total // len(starts) if starts else 0
+        if rows is None or not starts or starts != list(range(0, total, size)) or size * len(starts) != total:
+            raise refuse(
+                "an embedding bag has bags of different or unknown sizes",
+                node.name or node.outputs[0],
+                "Export with bags of equal size: `[batch, places]` without offsets.",
+            )
+        out, scope = node.outputs[0], node.scope
+        entry = f"{out}#bags"
+        builder.constant(f"{out}#shape", np.asarray([len(starts), size, *rows.shape[1:]]))
+        builder.add("Reshape", [inputs[0], f"{out}#shape"], [entry], name=f"{node.name}#bags", scope=scope)
+        if len(inputs) > 2:
+            builder.add("Gather", [inputs[2], entry], [f"{out}#rows"], name=f"{node.name}#rows", scope=scope)
+            entry = f"{out}#rows"
+        attributes = {"axes": (1,), "keepdims": 0}
+        kind = str(node.attributes["reduction"])
+        builder.add(kind, [entry], [out], name=node.name, scope=scope, attributes=attributes, opset=18)
+
+    def _sequence(self, node: Node, inputs: Sequence[str], uses: set[str]) -> bool:
+        """Sequences of known length, as lists of names; False for one that an embedding bag made (a tensor already)."""
+        lists = self._sequences
+        out = node.outputs[0]
+        if node.kind == "SequenceEmpty":
+            lists[out] = []
+        elif node.kind == "SequenceConstruct":
+            lists[out] = list(inputs)
+        elif node.kind == "SplitToSequence":
+            self._split_to_sequence(node, inputs, uses)
+        elif inputs[0] in lists:
+            self._on_sequence(node, inputs, uses)
+        elif node.kind == "ConcatFromSequence" and inputs[0] in self.builder.tensors:
+            self.alias[out] = inputs[0]
+        else:
+            raise _unknown_sequence(node)
+        return True
+
+    def _on_sequence(self, node: Node, inputs: Sequence[str], uses: set[str]) -> None:
+        out, items = node.outputs[0], self._sequences[inputs[0]]
+        at = self.builder.values.get(inputs[-1]) if len(inputs) > 1 else None
+        if node.kind == "SequenceInsert":
+            if len(inputs) > 2 and at is None:
+                raise _unknown_sequence(node)
+            place = int(at.reshape(-1)[0]) if len(inputs) > 2 and at is not None else len(items)
+            self._sequences[out] = [*items[:place], inputs[1], *items[place:]]
+        elif node.kind == "SequenceLength":
+            self.builder.constant(out, np.asarray(len(items), dtype=np.int64))
+        elif node.kind == "SequenceAt":
+            if at is None or not -len(items) <= int(at.reshape(-1)[0]) < len(items):
+                raise _unknown_sequence(node)
+            self.alias[out] = items[int(at.reshape(-1)[0])]
+        else:
+            axis = int(node.attributes.get("axis", 0))
+            if node.attributes.get("new_axis"):
+                self.builder.constant(f"{out}#axis", np.asarray([axis]))
+                fresh = [f"{out}#{i}" for i in range(len(items))]
+                for name, item in zip(fresh, items, strict=True):
+                    self._node(Node("Unsqueeze", [item, f"{out}#axis"], [name], {}, node.name, node.scope, 13), uses)
+                items = fresh
+            self._node(Node("Concat", items, [out], {"axis": axis}, node.name, node.scope, node.opset), uses)
+
+    def _split_to_sequence(self, node: Node, inputs: Sequence[str], uses: set[str]) -> None:
+        for name in inputs:
+            self.merged.make(name)
+        tensor, out = self.builder.tensors.get(inputs[0]), node.outputs[0]
+        given = self.builder.values.get(inputs[1]) if len(inputs) > 1 else np.asarray(1)
+        if tensor is None or given is None:
+            raise _unknown_sequence(node)
+        axis = int(node.attributes.get("axis", 0)) % len(tensor.shape)
+        size = tensor.shape_at(self.builder.export_batch)[axis]
+        sizes = [int(v) for v in given.reshape(-1)]
+        if not given.ndim:
+            sizes = [min(sizes[0], size - at) for at in range(0, size, max(sizes[0], 1))]
+        drops = len(inputs) < 2 and not node.attributes.get("keepdims", 1)
+        names = [f"{out}#{i}" for i in range(len(sizes))]
+        self.builder.constant(f"{out}#sizes", np.asarray(sizes, dtype=np.int64))
+        split = Node("Split", [inputs[0], f"{out}#sizes"], names, {"axis": axis}, node.name, node.scope, 13)
+        self._node(split, uses | set(names))
+        if drops:
+            self.builder.constant(f"{out}#axis", np.asarray([axis]))
+            for name in names:
+                self._node(Node("Squeeze", [name, f"{out}#axis"], [f"{name}s"], {}, node.name, node.scope, 13), uses)
+            names = [f"{name}s" for name in names]
+        self._sequences[out] = names
+
     def _trains(self, node: Node, inputs: list[str]) -> bool:
         """A Dropout that says it is in training mode stays; the ratio alone is for inference."""
         if node.kind != "Dropout" or len(inputs) < 3:
@@ -346,8 +490,9 @@ class _Importer:
         builder = self.builder
         if node.kind in ("Shape", "Size") and not inputs:
             return False
-        if node.kind in ("Shape", "Size") and inputs[0] in builder.tensors:
-            shape = builder.tensors[inputs[0]].shape_at(builder.export_batch)
+        if node.kind in ("Shape", "Size") and (inputs[0] in builder.tensors or inputs[0] in self.merged):
+            view = self.merged.views.get(inputs[0])
+            shape = view.shape if view else builder.tensors[inputs[0]].shape_at(builder.export_batch)
             if node.kind == "Size":
                 results: Sequence[Value] | None = [np.asarray(int(np.prod(shape, dtype=object)), dtype=np.int64)]
             else:
@@ -395,6 +540,134 @@ class _Importer:
         self.alias[node.outputs[0]] = inputs[0]
         return True
 
+    def _gather_samples(self, node: Node, inputs: Sequence[str]) -> bool:
+        """A look-up along `(b s)` by known places that stay within each sample: a look-up along `s` of `[b, s]`.
+
+        Indexing by `[arange(b)[:, None], places]` and `as_strided` are exported like that.
+        """
+        builder = self.builder
+        data, value = builder.tensors.get(inputs[0]), builder.values.get(inputs[1])
+        if data is None or value is None or data.batch_dim is None or not value.ndim:
+            return False
+        axis = int(node.attributes.get("axis", 0)) % len(data.shape)
+        batch, rows = builder.export_batch, data.shape[axis]
+        if axis != data.batch_dim or value.shape[0] != batch:
+            return False
+        value = np.where(value < 0, value + rows * batch, value)
+        own = value[:1]
+        samples = np.arange(batch).reshape(-1, *[1] * (value.ndim - 1))
+        if own.min(initial=0) < 0 or own.max(initial=0) >= rows or not np.array_equal(value, own + samples * rows):
+            return False
+        lead, tail = data.shape[:axis], data.shape[axis + 1 :]
+        kept = own.reshape(-1)
+        entry, made, result = f"{node.outputs[0]}#apart", f"{node.outputs[0]}#rows", node.outputs[0]
+
+        def reshape(source: str, target: str, shape: Sequence[int]) -> None:
+            given = np.asarray([n * batch if d == axis else n for d, n in enumerate(shape)])
+            builder.constant(f"{target}#shape", given)
+            builder.add("Reshape", [source, f"{target}#shape"], [target], scope=node.scope, name=node.name)
+
+        reshape(inputs[0], entry, (*lead, 1, rows, *tail))
+        if not np.array_equal(kept, np.arange(rows)):
+            builder.constant(f"{made}#places", kept)
+            builder.add("Gather", [entry, f"{made}#places"], [made], scope=node.scope, attributes={"axis": axis + 1})
+            entry = made
+        reshape(entry, result, (*lead, *own.shape, *tail))
+        return True
+
+    def _scatter_samples(self, node: Node, inputs: Sequence[str]) -> bool:
+        """`x[arange(b), places] = y` with known places: the batch is moved behind the dims that are looked into."""
+        builder = self.builder
+        value = builder.values.get(inputs[1])
+        if value is None or value.ndim < 2 or value.shape[-1] < 2 or node.attributes.get("reduction", "none") != "none":
+            return False
+        samples = np.arange(builder.export_batch).reshape(-1, *[1] * (value.ndim - 2))
+        whole = value.shape[0] == builder.export_batch and np.array_equal(
+            value[..., 0], np.broadcast_to(samples, value.shape[:-1])
+        )
+        operands = [builder.tensors.get(n) or builder.values.get(n) for n in (inputs[0], inputs[2])]
+        if not whole or not np.array_equal(value[..., 1:], np.broadcast_to(value[:1, ..., 1:], value[..., 1:].shape)):
+            return False
+        if any(o is None for o in operands):
+            return False
+        out, depth, lead = node.outputs[0], value.shape[-1], value.ndim - 1
+        ranks = [len(o.shape) for o in operands if o is not None]
+        names = []
+        for name, rank, place, label in (
+            (inputs[0], ranks[0], depth - 1, "data"),
+            (inputs[2], ranks[1], lead - 1, "new"),
+        ):
+            perm = (*range(1, place + 1), 0, *range(place + 1, rank))
+            turned = Node("Transpose", [name], [f"{out}#{label}"], {"perm": perm}, node.name, node.scope, node.opset)
+            self._node(turned, set())
+            names.append(f"{out}#{label}")
+        builder.constant(f"{out}#places", np.ascontiguousarray(value[0, ..., 1:]))
+        made = Node("ScatterND", [names[0], f"{out}#places", names[1]], [f"{out}#moved"], {}, node.name, node.scope)
+        self._node(made, set())
+        back = (depth - 1, *range(depth - 1), *range(depth, ranks[0]))
+        self._node(Node("Transpose", [f"{out}#moved"], [out], {"perm": back}, node.name, node.scope), set())
+        return True
+
+    def _gather_own(self, node: Node, inputs: Sequence[str]) -> bool:
+        """`x[arange(b), places]`: a look-up by each sample in its own rows.
+
+        The older exporter adds `arange(b) * rows` to the places and looks up in `[(b rows), ...]`, the newer one joins
+        `arange(b)` and the places to pairs.
+        """
+        builder = self.builder
+        data, index = builder.tensors.get(inputs[0]), builder.tensors.get(inputs[1])
+        if data is None or index is None or data.batch_dim != 0 or index.batch_dim != 0:
+            return False
+        maker = self._producers().get(inputs[1])
+        rows, name = data.shape[0], node.outputs[0]
+        if node.kind == "Gather":
+            if int(node.attributes.get("axis", 0)) or maker is None or maker.kind != "Add" or len(index.shape) != 1:
+                return False
+            places = self._other_than_samples(maker, rows)
+            if places is None:
+                return False
+            builder.constant(f"{name}#shape", np.asarray([builder.export_batch, rows, *data.shape[1:]]))
+            builder.add("Reshape", [inputs[0], f"{name}#shape"], [f"{name}#rows"], name=node.name, scope=node.scope)
+            builder.constant(f"{name}#axis", np.asarray([-1]))
+            builder.add("Unsqueeze", [places, f"{name}#axis"], [f"{name}#places"], name=node.name, scope=node.scope)
+            source, places = f"{name}#rows", f"{name}#places"
+        else:
+            if node.attributes.get("batch_dims") or maker is None or maker.kind != "Concat" or len(maker.inputs) != 2:
+                return False
+            rest = self._other_than_samples(maker, 1)
+            if rest is None or rows != 1 or self._resolve(maker.inputs[1]) != rest:
+                return False
+            source, places = inputs[0], rest
+        builder.add(
+            "GatherND",
+            [source, places],
+            [name],
+            name=node.name,
+            scope=node.scope,
+            attributes={"batch_dims": 1},
+            opset=node.opset,
+        )
+        return True
+
+    def _producers(self) -> Mapping[str, Node]:
+        if not self._by_output:
+            self._by_output = {name: node for node in self.source.nodes for name in node.outputs}
+        return self._by_output
+
+    def _other_than_samples(self, maker: Node, rows: int) -> str | None:
+        """The operand of a two-operand node whose other one is `arange(b) * rows`."""
+        names = [self._resolve(n) for n in maker.inputs]
+        for i, name in enumerate(names):
+            value = self.builder.values.get(name)
+            if value is None or names[1 - i] not in self.builder.tensors:
+                continue
+            # Where the sum was made, a constant that held all samples was cut to the first.
+            if value.size in (1, self.builder.export_batch) and np.array_equal(
+                value.reshape(-1), np.arange(value.size) * rows
+            ):
+                return names[1 - i]
+        return None
+
     def _hints(self, node: Node, inputs: Sequence[str]) -> list[tuple[tuple[int, ...], str] | None]:
         """Exported output shapes of a kind outside the table: as declared, else inferred by onnx."""
         found: list[tuple[tuple[int, ...], str] | None] = []
@@ -417,6 +690,14 @@ class _Importer:
                 first = False
             found.append((tuple(shape), declared.dtype) if all(s > 0 for s in shape) else None)
         return found
+
+
+def _unknown_sequence(node: Node) -> ModelError:
+    return refuse(
+        f"a sequence of tensors is not known at import: {node.kind}",
+        node.name or node.outputs[0],
+        "Export with tensors only: stack or split them by constant sizes.",
+    )
 
 
 def data_inputs(graph: Graph) -> Iterable[Tensor]:

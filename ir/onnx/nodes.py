@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import numpy_helper
 
 from ir.build import MAX_VALUE_ELEMENTS
+from ir.onnx.control import Branch, bags, free_names, graphs
 from ir.onnx.costs import stated_costs
 from ir.onnx.guard import refuse
 from ir.operators import Value
+
+BAGS = "#Bags"
+"""Kind of the loop of an embedding bag: rows, offsets and, where the rows are places, the table."""
 
 DTYPES: Mapping[int, str] = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string", 9: "bool",
@@ -25,8 +31,21 @@ DTYPES: Mapping[int, str] = {
 
 KIND_KEY = "pkg.torch.export.graph_signature.InputSpec.kind"
 SCOPE_KEY = "pkg.torch.onnx.name_scopes"
+COMMON_BUFFERS = frozenset(
+    {"inv_freq", "original_inv_freq", "position_ids", "token_type_ids", "relative_position_index",
+     "relative_coords_table", "running_mean", "running_var", "num_batches_tracked"}
+)  # fmt: skip
+"""Names that modules give to tensors that are not trained, where the exporter no longer says so."""
 FOLDED_KEY = "pkg.onnxscript.optimizer.folded_from"
 """On a value that the exporter's optimiser computed: the names of what it was computed from."""
+
+
+STATE_POSITIONS: Mapping[str, tuple[int, ...]] = {
+    "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2), "LayerNormalization": (1, 2), "Gather": (0,),
+    "BatchNormalization": (1, 2, 3, 4), "InstanceNormalization": (1, 2), "GroupNormalization": (1, 2), "PRelu": (1,),
+    "LSTM": (1, 2, 3), "GRU": (1, 2, 3), "RNN": (1, 2, 3), "MatMul": (1,), "Transpose": (0,),
+}  # fmt: skip
+"""Operands that only what a module holds can be, where they are graph inputs with a name of their own."""
 
 
 @dataclass
@@ -43,6 +62,8 @@ class Node:
     opset: int = 0
     costs: dict[str, float] = field(default_factory=dict)
     """What the file states; see `ir.onnx.costs`."""
+    label: str = ""
+    """What the exporter called the node inside its module."""
 
 
 @dataclass
@@ -78,6 +99,9 @@ class Source:
     declared: dict[str, Declared] = field(default_factory=dict)
     has_metadata: bool = False
     """Whether the exporter marked parameters."""
+    names_state: bool = False
+    """Whether stored tensors bear the names of the module's parameters and buffers, all but those called `onnx::`
+    (PyTorch's older exporter)."""
 
 
 def dtype_name(number: int) -> str:
@@ -95,9 +119,8 @@ def _metadata(proto: Any) -> dict[str, str]:
     return {p.key: p.value for p in proto.metadata_props}
 
 
-def scope_of(text: str) -> str:
+def scope_of(names: list[str]) -> str:
     """Module path from the exporter's list of name scopes; its last entry is the node itself."""
-    names = _names(text)
     return names[-2] if len(names) > 1 else ""
 
 
@@ -177,7 +200,7 @@ def _attribute(proto: Any, given: Mapping[str, Any]) -> Any:
         return proto.t
     if kind in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
         raise refuse(
-            "control flow (If, Loop, Scan) is not supported",
+            "a node with a subgraph is not supported",
             proto.name,
             "Export with the branch or loop resolved: a training graph is a straight line.",
         )
@@ -208,12 +231,16 @@ class _Reader:
             return local.setdefault(name, f"{prefix}{name}")
 
         for proto in protos:
-            attributes = {a.name: _attribute(a, given) for a in proto.attribute}
-            attributes = {k: v for k, v in attributes.items() if v is not None}
             inputs = [renamed(n) for n in proto.input]
             outputs = [renamed(n) for n in proto.output]
             metadata = _metadata(proto)
-            own_scope = scope_of(metadata.get(SCOPE_KEY, "")) or scope or path_scope(proto.name)
+            path = _names(metadata.get(SCOPE_KEY, ""))
+            own_scope, label = scope_of(path) or scope or path_scope(proto.name), path[-1] if path else ""
+            if proto.op_type in ("If", "Loop", "Scan") and proto.domain in ("", "ai.onnx"):
+                self._control(proto, inputs, outputs, renamed, (opsets, names, local, given, prefix, own_scope))
+                continue
+            attributes = {a.name: _attribute(a, given) for a in proto.attribute}
+            attributes = {k: v for k, v in attributes.items() if v is not None}
             key = (proto.domain, proto.op_type, proto.overload)
             function = self.functions.get(key)
             if function is not None:
@@ -230,8 +257,50 @@ class _Reader:
                     scope=own_scope,
                     opset=opsets.get("" if standard else proto.domain, 0),
                     costs=stated_costs(metadata, proto.name or proto.op_type),
+                    label=label,
                 )
             )
+
+    def _control(
+        self, proto: Any, inputs: list[str], outputs: list[str], renamed: Callable[[str], str], around: tuple[Any, ...]
+    ) -> None:
+        """An If is kept with its branches, the loop of an embedding bag as what it computes; others are refused."""
+        opsets, *_, prefix, scope = around
+        name = (prefix + proto.name) if proto.name else ""
+        if proto.op_type == "If":
+            captured = [renamed(n) for sub in graphs(proto) for n in free_names(sub)]
+            branches = {a.name: self._branch(a.g, around, renamed) for a in proto.attribute}
+            self.nodes.append(
+                Node("If", [inputs[0], *dict.fromkeys(captured)], outputs, branches, name, scope, opsets.get("", 0))
+            )
+            return
+        found = bags(proto) if proto.op_type == "Loop" else None
+        if found is not None:
+            read = [renamed(found.rows), renamed(found.offsets), renamed(found.table)]
+            attributes = {"reduction": found.reduction, "keepdims": int(found.keeps_dim)}
+            self.nodes.append(Node(BAGS, read, outputs[-1:], attributes, name, scope, opsets.get("", 0)))
+            return
+        raise refuse(
+            f"control flow is not supported: a {proto.op_type} that cannot be resolved",
+            proto.name or (outputs[0] if outputs else proto.op_type),
+            "Export with the loop written out, as torch.export does: a training graph is a straight line.",
+        )
+
+    def _branch(self, graph: Any, around: tuple[Any, ...], renamed: Callable[[str], str]) -> Branch:
+        opsets, names, local, given, prefix, scope = around
+
+        def read() -> tuple[list[Node], dict[str, Stored]]:
+            inner = _Reader.__new__(_Reader)
+            inner.functions, inner.nodes, inner.fresh = self.functions, [], self.fresh
+            inner.read(graph.node, opsets, None if names is None else local, given, prefix, scope)
+            self.fresh = inner.fresh
+            stored = {
+                renamed(t.name): Stored(tuple(t.dims), dtype_name(t.data_type), small_value(t))
+                for t in graph.initializer
+            }
+            return inner.nodes, stored
+
+        return Branch(read, [renamed(v.name) for v in graph.output])
 
     def _expand(
         self, function: Any, inputs: list[str], outputs: list[str], attributes: dict[str, Any], scope: str
@@ -311,11 +380,12 @@ def _folded_parameters(values: Iterable[Any], stored: dict[str, Stored]) -> list
         Transposes of parameters that are stored as well (a tied head), so that they count once.
     """
     nodes = []
+    copies: dict[tuple[str, tuple[int, ...]], str] = {}
     for value in values:
         given = stored.get(value.name)
         names = _names(_metadata(value).get(FOLDED_KEY, "")) if given is not None else []
         # Parameters have dotted names, the exporter's own values have not.
-        sources = [n for n in names if "." in n]
+        sources = [n for n in names if "." in n and n.rpartition(".")[2] not in COMMON_BUFFERS]
         if given is None or given.kind or not sources or not given.dtype.startswith(("float", "bfloat")):
             continue
         source = stored.get(sources[0])
@@ -323,8 +393,235 @@ def _folded_parameters(values: Iterable[Any], stored: dict[str, Stored]) -> list
             nodes.append(Node("Transpose", [sources[0]], [value.name], {"perm": (1, 0)}))
             del stored[value.name]
             continue
+        # A layer that runs several times has its weight transposed once a run.
+        original = copies.setdefault((",".join(names), given.shape), value.name)
+        if original != value.name and len(names) == 1 and len(given.shape) == 2:
+            nodes.append(Node("Identity", [original], [value.name], {}))
+            del stored[value.name]
+            continue
         given.kind, given.value = "PARAMETER", None
     return nodes
+
+
+def _is_sibling(a: str, b: str) -> bool:
+    """Whether two module paths differ by numbers only: copies of one layer, whose fresh weights are equal."""
+    return a != b and re.sub(r"\d+", "#", a) == re.sub(r"\d+", "#", b)
+
+
+def _reader_scopes(nodes: Iterable[Node]) -> dict[str, str]:
+    """The module of the first reader of each tensor."""
+    found: dict[str, str] = {}
+    for node in nodes:
+        for name in node.inputs:
+            found.setdefault(name, node.scope)
+    return found
+
+
+def _unmerged(
+    nodes: list[Node], stored: dict[str, Stored], inputs: dict[str, Declared], tensors: Mapping[str, Any]
+) -> list[Node]:
+    """PyTorch's older exporter stores equal tensors once and reads the others through an Identity of their name.
+
+    A tied parameter has one name only, so that each such Identity is a parameter of its own (two fresh biases of
+    zeros, say).
+
+    Returns:
+        the nodes without those; `stored` and `inputs` hold the parameters again.
+    """
+    kept = []
+    scopes = _reader_scopes(n for n in nodes if not n.name.startswith("Identity_"))
+    for node in nodes:
+        source, name = node.inputs[0] if node.inputs else "", node.outputs[0] if node.outputs else ""
+        # A transposed copy (`onnx::MatMul_7`) that equals another is the same weight again, unless it is fresh.
+        is_copy = (
+            name.startswith("onnx::")
+            and source in tensors
+            and not _is_filled(tensors[source])
+            and not _is_sibling(scopes.get(source, ""), scopes.get(name, ""))
+        )
+        if node.kind != "Identity" or node.scope or not node.name.startswith("Identity_") or is_copy:
+            kept.append(node)
+        elif source in stored:
+            stored[name] = replace(stored[source])
+        elif source in inputs:
+            inputs[name] = replace(inputs[source])
+        else:
+            kept.append(node)
+    return kept
+
+
+def _mark_weights(nodes: Iterable[Node], inputs: dict[str, Declared]) -> None:
+    """Tells weights from data in a file of PyTorch's older exporter without stored parameters.
+
+    It lists the data first, then what the module holds; the first input that is read as a weight ends the data.
+    """
+    read: dict[str, set[tuple[str, int]]] = {}
+    for node in nodes:
+        for i, name in enumerate(node.inputs):
+            if name in inputs:
+                read.setdefault(name, set()).add((node.kind, i))
+    names = list(inputs)
+    first = next(
+        (
+            k
+            for k, name in enumerate(names)
+            if inputs[name].dtype.startswith(("float", "bfloat"))
+            and ("." in name or "::" in name)
+            and any(i in STATE_POSITIONS.get(kind, ()) for kind, i in read.get(name, ()))
+        ),
+        len(names),
+    )
+    for name in names[first:]:
+        is_float = inputs[name].dtype.startswith(("float", "bfloat"))
+        is_statistic = any(kind == "BatchNormalization" and i > 2 for kind, i in read.get(name, ()))
+        inputs[name].kind = "PARAMETER" if is_float and not is_statistic else "BUFFER"
+    if first < len(names):
+        for name in names[:first]:
+            inputs[name].kind = "USER_INPUT"
+
+
+def _is_filled(tensor: Any) -> bool:
+    """Whether all elements are equal (a fresh bias or scale)."""
+    raw = tensor.raw_data
+    if not raw:
+        value = numpy_helper.to_array(tensor).reshape(-1)
+        return bool((value == value[:1]).all())
+    width = len(raw) // max(prod(tensor.dims), 1)
+    return bool(raw == raw[:width] * (len(raw) // max(width, 1)))
+
+
+def _separate(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str, Any]) -> None:
+    """PyTorch's newer exporter stores equal tensors once: fresh scales and biases of several modules are one.
+
+    A filled parameter that several modules read is given back to each of them under its own name, any other to copies
+    of the layer that it belongs to (`layers.0.fc`, `layers.1.fc`): one that is really tied holds random numbers and
+    has readers of different kinds, or is read by one module again.
+    """
+    readers: dict[str, list[tuple[Node, int]]] = {}
+    for node in nodes:
+        for i, name in enumerate(node.inputs):
+            if name in stored and stored[name].kind == "PARAMETER":
+                readers.setdefault(name, []).append((node, i))
+    for name, places in readers.items():
+        if len({node.scope for node, _ in places}) < 2 or name not in tensors:
+            continue
+        is_filled = _is_filled(tensors[name])
+        owner, _, leaf = name.rpartition(".")
+        first = owner if any(node.scope == owner for node, _ in places) else places[0][0].scope
+        for node, i in places:
+            if node.scope != first and (is_filled or _is_sibling(node.scope, first)):
+                own = f"{node.scope}.{leaf}"
+                while own in stored and stored[own].shape != stored[name].shape:
+                    own += "_"
+                stored.setdefault(own, replace(stored[name]))
+                node.inputs[i] = own
+
+
+def _alias_copies(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str, Any]) -> None:
+    """A layer that runs several times has its weight transposed at export once a run: the copies are one."""
+    first: dict[tuple[int, tuple[int, ...], bytes], str] = {}
+    alias: dict[str, str] = {}
+    scopes = _reader_scopes(nodes)
+    for name, given in stored.items():
+        if not name.startswith("onnx::") or len(given.shape) < 2 or name not in tensors or not tensors[name].raw_data:
+            continue
+        key = (tensors[name].data_type, given.shape, tensors[name].raw_data)
+        other = first.setdefault(key, name)
+        siblings = _is_sibling(scopes.get(name, ""), scopes.get(other, ""))
+        if other != name and not siblings and not _is_filled(tensors[name]):
+            alias[name] = first[key]
+    for node in nodes if alias else ():
+        node.inputs[:] = [alias.get(n, n) for n in node.inputs]
+    for name in alias:
+        del stored[name]
+
+
+def _channels(node: Node, weight: tuple[int | str, ...] | None) -> tuple[int | str, ...] | None:
+    """The shape of what has one number an output channel."""
+    if weight is None or len(weight) < 2:
+        return None
+    if node.kind == "ConvTranspose":
+        return (int(weight[1]) * int(node.attributes.get("group", 1)),)
+    return (weight[0] if node.kind == "Conv" or node.attributes.get("transB") else weight[1],)
+
+
+def _unfolded(
+    nodes: list[Node], stored: dict[str, Stored], inputs: Mapping[str, Declared], *, marked: bool
+) -> list[Node]:
+    """Gives back the batch normalisations that PyTorch's exporters fold into convolutions in evaluation mode.
+
+    The older one renames weight and bias to `onnx::Conv_N` (and only then); whether the convolution had a bias of its
+    own cannot be seen: none is assumed. The newer one leaves the name of the normalisation's operator on the node and
+    calls a bias that was not there before `WEIGHT_bias`.
+    """
+    found = []
+    for node in nodes:
+        weight, bias = ([*node.inputs[1:], "", ""])[:2]
+        if marked:
+            is_folded = node.kind in ("Conv", "ConvTranspose", "Gemm") and "batch_norm" in node.label
+            has_bias = bool(bias) and not bias.endswith("weight_bias")
+        else:
+            is_folded = node.kind == "Conv" and all(n.startswith("onnx::Conv_") for n in (weight, bias))
+            has_bias = False
+        # A bias of zeros is dropped: the channels are then those of the weight.
+        known = bias or weight
+        if not is_folded or not all(n in stored or n in inputs for n in (weight, known)):
+            found.append(node)
+            continue
+        norm = node.scope if marked else f"{weight}.norm"
+        held = stored[known] if known in stored else inputs[known]
+        shape = _channels(node, held.shape) if not bias else held.shape
+        if shape is None or any(isinstance(s, str) for s in shape):
+            found.append(node)
+            continue
+        names = [f"{norm}.{leaf}" for leaf in ("weight", "bias", "running_mean", "running_var")]
+        for name in names:
+            kind = "BUFFER" if "running" in name else "PARAMETER"
+            stored[name] = Stored(tuple(int(s) for s in shape), held.dtype, None, kind)
+        for name in (weight, bias) if has_bias else (weight,):
+            if name in stored:
+                stored[name].kind, stored[name].value = "PARAMETER", None
+        before = f"{node.outputs[0]}#folded"
+        scope = weight.rpartition(".")[0] if marked else node.scope
+        found.append(
+            replace(node, inputs=node.inputs[: 3 if has_bias else 2], outputs=[before], scope=scope or node.scope)
+        )
+        found.append(
+            Node(
+                "BatchNormalization",
+                [before, *names],
+                node.outputs[:1],
+                {},
+                f"{node.name}#norm",
+                node.scope,
+                node.opset,
+            )
+        )
+    return found
+
+
+def _tied(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str, Any]) -> list[Node]:
+    """Weights that are stored once more, transposed (a tied head): PyTorch's older exporter does that.
+
+    Returns:
+        Transposes of the weights in place of the copies, which leave `stored`.
+    """
+    _alias_copies(nodes, stored, tensors)
+    matrices = [n for n, s in stored.items() if len(s.shape) == 2 and s.dtype.startswith("float") and n in tensors]
+    copies = {n: stored[n].shape for n in matrices if n.startswith("onnx::")}
+    wanted = set(copies.values())
+    originals: dict[tuple[tuple[int, ...], bytes], str] = {}
+    for name in matrices:
+        if name not in copies and stored[name].shape[::-1] in wanted and not _is_filled(tensors[name]):
+            turned = np.ascontiguousarray(numpy_helper.to_array(tensors[name]).T)
+            originals[(turned.shape, turned.tobytes())] = name
+    made: list[Node] = []
+    for name, shape in copies.items() if originals else ():
+        original = originals.get((shape, numpy_helper.to_array(tensors[name]).tobytes()))
+        if original is not None:
+            made.append(Node("Transpose", [original], [name], {"perm": (1, 0)}))
+            del stored[name]
+    return made
 
 
 def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
@@ -336,7 +633,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     graph = model.graph
     reader = _Reader(model)
     reader.read(graph.node, _opsets(model), None, {}, "", "")
-    inner = {v.name: declared(v) for v in graph.value_info}
+    inner = {v.name: declared(v) for v in graph.value_info if v.type.WhichOneof("value") in (None, "tensor_type")}
     stored: dict[str, Stored] = {}
     for tensor in graph.initializer:
         kind = _metadata(tensor).get(KIND_KEY, "") or (inner[tensor.name].kind if tensor.name in inner else "")
@@ -344,6 +641,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         value = small_value(tensor) if is_read else None
         stored[tensor.name] = Stored(tuple(tensor.dims), dtype_name(tensor.data_type), value, kind)
     made = _folded_parameters(graph.value_info, stored)
+    tensors = {t.name: t for t in graph.initializer}
     for sparse in graph.sparse_initializer:
         stored[sparse.values.name] = Stored(tuple(sparse.dims), dtype_name(sparse.values.data_type))
     inputs: dict[str, Declared] = {}
@@ -356,12 +654,24 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     marked = any(d.kind in ("PARAMETER", "BUFFER", "USER_INPUT") for d in inputs.values()) or any(
         s.kind in ("PARAMETER", "BUFFER") for s in stored.values()
     )
+    nodes = reader.nodes
+    if model.producer_name == "pytorch":
+        if marked:
+            _separate(nodes, stored, tensors)
+        else:
+            nodes = _unmerged(nodes, stored, inputs, tensors)
+            if not any(s.dtype.startswith(("float", "bfloat")) for s in stored.values()):
+                _mark_weights(nodes, inputs)
+        nodes = _unfolded(nodes, stored, inputs, marked=marked)
+        if not marked:
+            made += _tied(nodes, stored, tensors)
     return Source(
         name=graph.name,
-        nodes=made + in_order(reader.nodes, {n for node in made for n in node.outputs} | set(stored) | set(inputs)),
+        nodes=made + in_order(nodes, {n for node in made for n in node.outputs} | set(stored) | set(inputs)),
         inputs=inputs,
         stored=stored,
         outputs={v.name: declared(v) for v in graph.output},
         declared=inner,
         has_metadata=marked,
+        names_state=model.producer_name == "pytorch" and not marked,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ir.factors import InternalCollective
 from ir.graph import Tensor
-from ir.operators.base import Context, Dims, MissingBatch, Result, Unsupported, bytes_of, kind
+from ir.operators.base import BakedBatch, Context, Dims, MissingBatch, Result, Unsupported, bytes_of, kind
 
 
 def _split_heads(ctx: Context, tensor: Tensor, heads: int | None) -> tuple[int, int, int]:
@@ -164,6 +164,9 @@ def recurrent(ctx: Context) -> Result:
         if i == 4 and x.batch_dim is not None and tensor.batch_dim is None:
             raise MissingBatch(4, 0)
         if i in (5, 6):
+            place = 0 if layout else 1
+            if x.batch_dim is not None and tensor.batch_dim is None and tensor.shape[place] != 1:
+                raise BakedBatch(i, place, 1)
             operands.append((i, state if tensor.batch_dim is not None else [() for _ in tensor.shape]))
         else:
             operands.append((i, rule.dims(tensor, fixed=True)))

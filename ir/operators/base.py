@@ -237,6 +237,8 @@ class Result:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     """Replaces the file's attributes of the same name; None removes one."""
     is_opaque: bool = False
+    replicated_because: str = ""
+    """Why the samples stay together, for the user to read; empty where they are free."""
 
 
 Entry = Callable[[Context], Result]
@@ -308,6 +310,7 @@ class Built:
     operator: Operator
     outputs: tuple[Tensor, ...]
     is_opaque: bool
+    replicated_because: str = ""
 
 
 def _plain(value: Any) -> Any:
@@ -453,4 +456,4 @@ def make_operator(
         attributes=tuple(sorted((k, _plain(v)) for k, v in attrs.items() if v is not None)),
         opset=opset,
     )
-    return Built(operator, tuple(made), result.is_opaque)
+    return Built(operator, tuple(made), result.is_opaque, result.replicated_because)

@@ -67,8 +67,18 @@ def matmul(ctx: Context) -> Result:
     if len(b.shape) > 1:
         n = rule.dim(b, len(b.shape) - 1, name="n")
         dims_b.append(n)
+        if b.batch_dim == len(b.shape) - 1 and a.batch_dim is not None:
+            return _among_samples(ctx, dims_a, dims_b, [*out, n[1:]])
         out.append(n)
     return _product(ctx, [(0, dims_a), (1, dims_b)], out, passing="multi")
+
+
+def _among_samples(ctx: Context, dims_a: Dims, dims_b: Dims, out: Dims) -> Result:
+    """Similarities between all samples of a batch: each rank needs them all. One sample is compared with itself."""
+    ctx.rule.fix([ctx.rule.batch()])
+    result = _product(ctx, [(0, dims_a), (1, dims_b)], out, passing="none")
+    result.replicated_because = "it compares the samples of a batch with each other (counted for one sample)"
+    return result
 
 
 @kind("Gemm")
@@ -262,13 +272,24 @@ def conv_transpose(ctx: Context) -> Result:
 def einsum(ctx: Context) -> Result:
     """The equation is the rule; factors that are not in the result are summed."""
     equation = str(ctx.attributes["equation"]).replace(" ", "")
-    if "." in equation:
-        raise Unsupported("an ellipsis in the equation")
     left, _, right = equation.partition("->")
     terms = left.split(",")
     if "->" not in equation:
-        letters = left.replace(",", "")
-        right = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+        letters = left.replace(",", "").replace(".", "")
+        dots = "..." if "..." in left else ""
+        right = dots + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    ranks = [len(ctx.tensor(i).shape) - len(t) + 3 for i, t in enumerate(terms) if "..." in t]
+    if ranks:
+        # Fresh letters for the dims of the ellipsis, aligned to the right.
+        used = set(equation)
+        fresh = [c for c in map(chr, range(ord("A"), ord("A") + 200)) if c.isalpha() and c not in used]
+        dots = "".join(fresh[: max(ranks)])
+        spread = [len(ctx.tensor(i).shape) - len(t) + 3 for i, t in enumerate(terms)]
+        terms = [
+            t.replace("...", dots[len(dots) - n :]) if "..." in t else t for t, n in zip(terms, spread, strict=True)
+        ]
+        right = right.replace("...", dots)
+    equation = f"{','.join(terms)}->{right}"
     rule = ctx.rule
     found: dict[str, tuple[int, ...]] = {}
     operands: list[tuple[int, Dims]] = []
@@ -290,12 +311,15 @@ def einsum(ctx: Context) -> Result:
         operands.append((i, dims))
     out = [found[letter] for letter in right]
     if len(terms) == 2:
-        return _product(ctx, operands, out, passing="multi")
+        result = _product(ctx, operands, out, passing="multi")
+        result.attributes = {"equation": equation}
+        return result
     flops = 2.0 * prod(f.size for f in rule.factors) if len(terms) > 1 else 0.0
     return Result(
         operands,
         [out],
         passing="multi",
+        attributes={"equation": equation},
         forward_flops=flops,
         saved_inputs=range(len(terms)),
         gradient_flops=dict.fromkeys(range(len(terms)), flops) if flops else {},

@@ -96,6 +96,10 @@ def saves_output(ctx: Context) -> Result:
 
 
 @kind(
+    "com.microsoft.Gelu",
+    "com.microsoft.FastGelu",
+    "com.microsoft.QuickGelu",
+    "com.microsoft.BiasGelu",
     "Gelu",
     "Erf",
     "Cos",

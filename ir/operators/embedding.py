@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ir.graph import Tensor
 from ir.operators.base import BakedBatch, Context, Dims, MissingBatch, Result, Unsupported, kind
 
@@ -59,18 +57,16 @@ def gather(ctx: Context) -> Result:
     )
 
 
-def _same_batch(ctx: Context, operands: Sequence[tuple[int, Tensor]]) -> None:
-    """Asks for the batch in each operand of equal rank where one carries it."""
-    carrier = next((t for _, t in operands if t.batch_dim is not None), None)
-    if carrier is None or carrier.batch_dim is None:
-        return
-    d = carrier.batch_dim
-    for i, tensor in operands:
-        if tensor.batch_dim is not None:
+def _same_batch(ctx: Context, first: tuple[int, Tensor], second: tuple[int, Tensor], axis: int) -> None:
+    """Asks for the batch in both operands where one lacks it; both have the same dims but for `axis`."""
+    for (_, own), (index, other) in ((first, second), (second, first)):
+        d = own.batch_dim
+        if d is None or d == axis or other.batch_dim is not None or d >= len(other.shape):
             continue
-        if ctx.export_batch > 1 and tensor.shape[d] == carrier.shape[d] * ctx.export_batch:
-            raise BakedBatch(i, d, carrier.shape[d])
-        raise MissingBatch(i, d)
+        if other.shape[d] == own.shape[d]:
+            raise MissingBatch(index, d)
+        if other.shape[d] == own.shape[d] * ctx.export_batch:
+            raise BakedBatch(index, d, own.shape[d])
 
 
 @kind("GatherElements")
@@ -83,9 +79,9 @@ def gather_elements(ctx: Context) -> Result:
         raise Unsupported("ranks differ")
     if axis in (data.batch_dim, indices.batch_dim):
         raise Unsupported("a look-up among samples")
-    _same_batch(ctx, [(0, data), (1, indices)])
     source: Dims = []
     target: Dims = []
+    _same_batch(ctx, (0, data), (1, indices), axis)
     for d, size in enumerate(data.shape):
         if d != axis and indices.shape[d] == size and (data.batch_dim == d) == (indices.batch_dim == d):
             factors = rule.dim(data, d)
@@ -109,7 +105,7 @@ def gather_nd(ctx: Context) -> Result:
     if data.batch_dim is not None and shared <= data.batch_dim < shared + depth:
         raise Unsupported("a look-up among samples")
     if any(t.batch_dim is not None and t.batch_dim < shared for t in (data, indices)):
-        _same_batch(ctx, [(0, data), (1, indices)])
+        _same_batch(ctx, (0, data), (1, indices), -1)
     dims = rule.dims(data)
     for factors in dims[shared : shared + depth]:
         rule.fix(factors)
@@ -128,19 +124,56 @@ def gather_nd(ctx: Context) -> Result:
     return Result([(0, dims), (1, own)], [out], passing="first", traffic=(1.0, 1.5), saved_inputs=(1,))
 
 
-@kind("ScatterElements", "ScatterND", "Scatter")
+@kind("ScatterElements", "Scatter")
 def scatter(ctx: Context) -> Result:
     """Replicated, but for the batch where data, indices and updates all carry it in the same dim."""
     data, indices, updates = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
     rule = ctx.rule
-    axis = ctx.axis("axis", 0, len(data.shape)) if ctx.kind != "ScatterND" else 0
-    if ctx.kind != "ScatterND" and all(t.batch_dim != axis for t in (data, indices, updates)):
-        _same_batch(ctx, [(0, data), (1, indices), (2, updates)])
+    axis = ctx.axis("axis", 0, len(data.shape))
+    for pair in (((1, indices), (0, data)), ((2, updates), (0, data)), ((1, indices), (2, updates))):
+        _same_batch(ctx, *pair, axis)
     same = data.batch_dim is not None and indices.batch_dim == updates.batch_dim == data.batch_dim != axis
     operands: list[tuple[int, Dims]] = [(i, rule.dims(t, fixed=True)) for i, t in enumerate((data, indices, updates))]
-    if not (same and ctx.kind != "ScatterND") and any(t.batch_dim is not None for t in (data, indices, updates)):
+    result = Result(operands, [operands[0][1]], traffic=(1.0, 1.5), saved_inputs=(1,))
+    if not same and any(t.batch_dim is not None for t in (data, indices, updates)):
         rule.mark(rule.batch(), fixed=True)
-    return Result(operands, [operands[0][1]], traffic=(1.0, 1.5), saved_inputs=(1,))
+        result.replicated_because = "it writes to other samples"
+    return result
+
+
+@kind("ScatterND")
+def scatter_nd(ctx: Context) -> Result:
+    """Dims of the data behind those that are looked into are free; they are the last dims of the updates."""
+    data, indices, updates = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
+    rule = ctx.rule
+    lead, depth = len(indices.shape) - 1, indices.shape[-1]
+    if len(updates.shape) != lead + len(data.shape) - depth:
+        raise Unsupported("the updates do not fit the indices")
+    shift = depth - lead
+    for index, own, other, move in ((0, updates, data, shift), (2, data, updates, -shift)):
+        d = None if own.batch_dim is None else own.batch_dim + move
+        free = d is not None and other.batch_dim is None and d >= (depth if index == 0 else lead)
+        if d is None or not free or indices.batch_dim is not None:
+            continue
+        size = own.shape[own.batch_dim or 0]
+        if other.shape[d] == size:
+            raise MissingBatch(index, d)
+        if other.shape[d] == size * ctx.export_batch:
+            raise BakedBatch(index, d, size)
+    same = data.batch_dim is not None and data.batch_dim >= depth and updates.batch_dim == data.batch_dim - shift
+    dims = [rule.dim(data, d, fixed=d < depth) for d in range(len(data.shape))]
+    places = rule.dims(indices, fixed=True)
+    own_dims: Dims = [rule.dim(updates, d, fixed=True) for d in range(lead)]
+    for d in range(lead, len(updates.shape)):
+        if updates.shape[d] != data.shape[d + shift]:
+            raise Unsupported("the updates do not fit the data")
+        own_dims.append(dims[d + shift] if same or updates.batch_dim != d else rule.dim(updates, d, fixed=True))
+    result = Result([(0, dims), (1, places), (2, own_dims)], [dims], traffic=(1.0, 1.5), saved_inputs=(1,))
+    carriers = [t for t in (data, indices, updates) if t.batch_dim is not None]
+    if carriers and not (same and indices.batch_dim is None):
+        rule.mark(rule.batch(), fixed=True)
+        result.replicated_because = "it writes to other samples"
+    return result
 
 
 @kind("OneHot")

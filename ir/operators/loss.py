@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ir.operators.base import Context, Dims, Result, Unsupported, all_reduce, kind
+from ir.operators.base import Context, Dims, MissingBatch, Result, Unsupported, all_reduce, kind
 
 
 @kind("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
@@ -25,6 +25,14 @@ def cross_entropy(ctx: Context) -> Result:
             collective=all_reduce("cross_entropy", rows, floats, has_batch=scores.batch_dim is not None, backward=0.0),
         )
     rest: Dims = [f for d, f in enumerate(dims) if d != dim]
+    if dim == scores.batch_dim and scores.shape[dim] == 1 and tuple(rows) == labels.shape:
+        # Scores of samples against each other, transposed: the row of one sample.
+        rule.fix([rule.batch()])
+        return Result(
+            [(0, dims), (1, rule.dims(labels))], [[], dims], [scores.dtype, scores.dtype], saved_inputs=(0, 1)
+        )
+    if scores.batch_dim not in (None, dim) and labels.batch_dim is None and tuple(rows) == labels.shape:
+        raise MissingBatch(1, scores.batch_dim - (scores.batch_dim > dim))
     if tuple(rows) != labels.shape or (labels.batch_dim is None) != (scores.batch_dim is None):
         raise Unsupported(f"labels {labels.shape} for scores {scores.shape}")
     operands: list[tuple[int, Dims]] = [(0, dims), (1, rest)]

@@ -86,6 +86,24 @@ def layer_norm(ctx: Context) -> Result:
     )
 
 
+@kind("com.microsoft.SkipLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization")
+def skip_layer_norm(ctx: Context) -> Result:
+    """A residual sum (with a bias) and its normalisation; the sum is the fourth output (contributed operators)."""
+    tensor = ctx.tensor(0)
+    last = len(tensor.shape) - 1
+    is_simple = "Simplified" in ctx.kind
+    dims = _over(ctx, tensor, [last], "norm", 1.0 if is_simple else 2.0)
+    operands = [(0, dims), *_affine(ctx, dims, tensor, (1, 2, 3, 4))]
+    rows: Dims = [*dims[:-1], ()]
+    return Result(
+        operands,
+        [dims, rows, rows, dims],
+        [tensor.dtype, "float32", "float32", tensor.dtype],
+        traffic=(1.0, 2.0),
+        saved_inputs=(0, 1),
+    )
+
+
 @kind("BatchNormalization")
 def batch_norm(ctx: Context) -> Result:
     """Statistics over samples and space, one pair a channel; splitting the batch synchronises them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ir.operators.base import Context, Dims, Result, Unsupported, kind
+from ir.operators.base import Context, Dims, MissingBatch, Result, Unsupported, kind
 from ir.operators.contraction import spatial_sizes
 
 
@@ -99,6 +99,39 @@ def resize(ctx: Context) -> Result:
             "keep_aspect_ratio_policy": None,
         },
     )
+
+
+@kind("GridSample")
+def grid_sample(ctx: Context) -> Result:
+    """Interpolates `x` at the points of a grid `[n, h, w, 2]`: samples and channels are free."""
+    x, grid = ctx.tensor(0), ctx.tensor(1)
+    if x.batch_dim not in (None, 0) or grid.batch_dim not in (None, 0):
+        raise Unsupported("the batch does not lead")
+    if (x.batch_dim is None) != (grid.batch_dim is None):
+        raise MissingBatch(0 if x.batch_dim is None else 1, 0)
+    rule = ctx.rule
+    n, c = rule.dim(x, 0), rule.dim(x, 1)
+
+    def fixed(sizes: tuple[int, ...]) -> Dims:
+        return [(rule.factor(s, fixed=True),) if s != 1 else () for s in sizes]
+
+    points = fixed(grid.shape[1:-1])
+    operands: list[tuple[int, Dims]] = [(0, [n, c, *fixed(x.shape[2:])]), (1, [n, *points, *fixed(grid.shape[-1:])])]
+    return Result(operands, [[n, c, *points]], [x.dtype], traffic=(1.0, 2.0), saved_inputs=(0, 1))
+
+
+@kind("AffineGrid")
+def affine_grid(ctx: Context) -> Result:
+    """Points of a grid for each sample's affine map `[n, 2, 3]`."""
+    theta, size = ctx.tensor(0), ctx.ints("size", 1)
+    if size is None:
+        raise Unsupported("no size")
+    rule = ctx.rule
+    n = rule.dim(theta, 0)
+    rest: Dims = [(rule.factor(s, fixed=True),) if s != 1 else () for s in (*size[2:], len(size) - 2)]
+    operand: Dims = [n, *[(rule.factor(s, fixed=True),) for s in theta.shape[1:]]]
+    attributes = {"size": (theta.shape[0], *size[1:])}
+    return Result([(0, operand)], [[n, *rest]], traffic=(1.0, 1.0), passing="joint", attributes=attributes)
 
 
 @kind("Pad")

@@ -100,6 +100,28 @@ def scan(ctx: Context) -> Result:
     )
 
 
+@kind("DFT")
+def fourier(ctx: Context) -> Result:
+    """A Fourier transform along `axis` of `[..., real and imaginary part]`: that dim stays whole."""
+    tensor = ctx.tensor(0)
+    rank = len(tensor.shape)
+    axes, length = ctx.ints("axis", 2), ctx.ints("dft_length", 1)
+    axis = (axes[0] if axes else (1 if 0 < ctx.opset < 20 else -2)) % rank
+    if tensor.batch_dim == axis:
+        raise Unsupported("a transform over samples")
+    size = length[0] if length else tensor.shape[axis]
+    size = size // 2 + 1 if ctx.int_attribute("onesided", 0) else size
+    dims = ctx.rule.dims(tensor)
+    ctx.rule.fix(dims[axis])
+    ctx.rule.fix(dims[-1])
+    out = list(dims)
+    if size != tensor.shape[axis]:
+        out[axis] = (ctx.rule.factor(size, fixed=True),)
+    if tensor.shape[-1] == 1:
+        out[-1] = (ctx.rule.factor(2, fixed=True),)
+    return Result([(0, dims)], [out], passing="joint", traffic=(1.0, 1.0), attributes={"axis": axis})
+
+
 @kind("TopK")
 def top_k(ctx: Context) -> Result:
     """Values and positions; the axis stays whole."""

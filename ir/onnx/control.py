@@ -1,0 +1,118 @@
+"""Control flow and sequences, as far as they say nothing that a straight line could not.
+
+An `If` whose condition is known takes its branch. The loop that PyTorch's exporters write for `nn.EmbeddingBag` (one
+turn a bag: rows between two offsets, looked up and reduced) is read as one look-up and one reduction. Sequences of
+known length are lists of tensors. Everything else is refused: a training graph is a straight line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax")
+SEQUENCES = frozenset(
+    {"SequenceEmpty", "SequenceConstruct", "SequenceInsert", "SequenceAt", "SequenceLength", "ConcatFromSequence",
+     "SplitToSequence"}
+)  # fmt: skip
+
+
+@dataclass
+class Branch:
+    """One branch of an `If`, read when it is taken."""
+
+    read: Callable[[], tuple[list[Any], dict[str, Any]]]
+    """The nodes and the stored tensors of the branch, under the names of the file around it."""
+    outputs: list[str]
+
+
+@dataclass(frozen=True)
+class Bags:
+    """The loop of an `nn.EmbeddingBag`."""
+
+    rows: str
+    """What is cut at the offsets: looked-up rows, or the places to look up in `table`."""
+    offsets: str
+    """Where each bag begins."""
+    table: str
+    """Of embeddings; empty where `rows` are rows already."""
+    reduction: str
+    keeps_dim: bool
+
+
+def graphs(proto: Any) -> Iterator[Any]:
+    """The subgraphs of a node."""
+    for attribute in proto.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def free_names(graph: Any) -> dict[str, None]:
+    """Names that a subgraph reads from around it, in order."""
+    own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    free: dict[str, None] = {}
+    for node in graph.node:
+        inner = [name for sub in graphs(node) for name in free_names(sub)]
+        free.update((name, None) for name in (*node.input, *inner) if name and name not in own)
+        own.update(node.output)
+    free.update((v.name, None) for v in graph.output if v.name not in own)
+    return free
+
+
+def bags(loop: Any) -> Bags | None:
+    """The parts of a Loop that reduces a slice a turn; None for any other loop."""
+    body = next(graphs(loop), None)
+    if body is None:
+        return None
+    nodes = list(_all_nodes(body))
+    made = {name: node for node in nodes for name in node.output}
+    cuts = [n for n in nodes if n.op_type == "Slice" and n.input[0] not in made and _is_turn(n, made)]
+    reductions = [n for n in nodes if n.op_type in REDUCTIONS]
+    looked = [n for n in nodes if n.op_type == "Gather" and n.input[0] not in made and n.input[1] in made]
+    others = {n.op_type for n in nodes} - {
+        "Slice", "Gather", "Constant", "Unsqueeze", "Squeeze", "Cast", "CastLike", "Add", "Less", "Equal", "If",
+        "Reshape", "SequenceInsert", "Div", "Sub", "Greater", "Identity", "ConstantOfShape", "Shape", "Concat",
+        "Expand", *REDUCTIONS,
+    }  # fmt: skip
+    if others or not reductions or len({n.input[0] for n in reductions}) != 1:
+        return None
+    # The mean is a sum and a division, or a mean of weighted rows, by branches.
+    kind = "ReduceMean" if any(n.op_type in ("Div", "ReduceMean") for n in nodes) else reductions[0].op_type
+    reduction = reductions[0]
+    source = made.get(reduction.input[0])
+    table = ""
+    if source is not None and source.op_type == "Gather":
+        table, source = source.input[0], made.get(source.input[1])
+    if source is None or source.op_type != "Slice" or table in made:
+        return None
+    offsets = _origin(source.input[1], made)
+    if not offsets or source.input[0] in made or (not cuts and not looked):
+        return None
+    keeps = next((a.i for a in reduction.attribute if a.name == "keepdims"), 1)
+    return Bags(source.input[0], offsets, table, kind, bool(keeps))
+
+
+def _all_nodes(graph: Any) -> Iterator[Any]:
+    for node in graph.node:
+        yield node
+        for sub in graphs(node):
+            yield from _all_nodes(sub)
+
+
+def _is_turn(node: Any, made: Mapping[str, Any]) -> bool:
+    return any(name in made for name in node.input[1:])
+
+
+def _origin(name: str, made: Mapping[str, Any]) -> str:
+    """The tensor around the loop that a start of a slice is taken from."""
+    while name in made:
+        node = made[name]
+        if node.op_type in ("Unsqueeze", "Squeeze", "Cast", "Reshape", "Identity", "Slice", "Gather"):
+            name = node.input[0]
+        else:
+            return ""
+    return name

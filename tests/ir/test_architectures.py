@@ -1,0 +1,340 @@
+"""Layouts and exporters' habits: sequence first, samples in indices, folded, merged and repeated weights."""
+
+import functools
+import io
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from ir.errors import ModelError
+from ir.onnx.load import load_model
+
+VOCABULARY, LENGTH, WIDTH, HEADS = 50, 8, 16, 2
+
+
+class Megatron(nn.Module):
+    """Ids `[b, s]`, everything inside `[s, b, h]`, heads merged with the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(VOCABULARY, WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids).transpose(0, 1).contiguous()
+        s, b, h = x.shape
+        parts = self.qkv(self.norm(x)).view(s, b, HEADS, 3 * h // HEADS).chunk(3, -1)
+        q, k, v = (p.reshape(s, b * HEADS, h // HEADS).transpose(0, 1) for p in parts)
+        scores = torch.softmax(torch.bmm(q, k.transpose(1, 2)) * 0.3, -1)
+        y = torch.bmm(scores, v).transpose(0, 1).reshape(s * b, h)
+        x = x + functional.relu(self.out(y)).view(s, b, h)
+        return self.head(x).transpose(0, 1)
+
+
+class Encoder(nn.Module):
+    """PyTorch's own encoder: copies of one layer, products on `[(s b), h]`."""
+
+    def __init__(self, *, batch_first: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=batch_first)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x))
+
+
+class Speech(nn.Module):
+    """Convolutions, then time first through a recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.layers = nn.Conv2d(1, 4, 3, 2, 1), nn.GRU(4 * 4, 6, bidirectional=True)
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.convolution(x))
+        b, c, f, t = y.shape
+        return self.head(self.layers(y.view(b, c * f, t).permute(2, 0, 1))[0]).transpose(0, 1)
+
+
+class Pooled(nn.Module):
+    """A look-up by each sample in its own rows, as CLIP takes its end-of-text token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, 5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        return self.head(x[torch.arange(x.shape[0]), ids.argmax(-1)])
+
+
+class Shifted(nn.Module):
+    """Writes into a slice of fresh zeros, as T5 shifts its labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, 5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        shifted = ids.new_zeros(ids.shape)
+        shifted[..., 1:] = ids[..., :-1].clone()
+        return self.head(self.embedding(shifted))
+
+
+class Bags(nn.Module):
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList([nn.EmbeddingBag(20, 4, mode=mode) for _ in range(2)])
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(torch.cat([table(ids[:, i]) for i, table in enumerate(self.tables)], 1))
+
+
+class Einsum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.head = nn.Parameter(torch.rand(WIDTH, HEADS, 8)), nn.Linear(WIDTH, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.einsum("...d,dhe->...he", x, self.weight).flatten(-2))
+
+
+class Normalised(nn.Module):
+    """Convolutions that the exporters fold batch normalisations into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, bias=False),
+            nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        )  # fmt: skip
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+class Repeated(nn.Module):
+    """One layer that runs three times (ALBERT)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = functional.relu(self.layer(x))
+        return self.head(x)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.head = nn.ConvTranspose2d(4, 3, 2, 2), nn.Conv2d(6, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x)
+        z = functional.interpolate(x[:, :3], size=y.shape[2:], mode="bilinear", align_corners=False)
+        return self.head(torch.cat((y, functional.pad(z[..., 1:], (0, 1))), 1))
+
+
+def ids(n: int) -> Tensor:
+    return torch.zeros(n, LENGTH, dtype=torch.long)
+
+
+def sequence(n: int) -> Tensor:
+    return torch.zeros(n, LENGTH, WIDTH)
+
+
+BUILDERS = {
+    "megatron": (Megatron, ids, 0),
+    "encoder": (lambda: Encoder(batch_first=True), sequence, 0),
+    "encoder_sequence_first": (lambda: Encoder(batch_first=False), lambda n: torch.zeros(LENGTH, n, WIDTH), 1),
+    "speech": (Speech, lambda n: torch.zeros(n, 1, 8, 12), 0),
+    "pooled": (Pooled, ids, 0),
+    "shifted": (Shifted, ids, 0),
+    "bags_sum": (lambda: Bags("sum"), lambda n: torch.zeros(n, 2, 3, dtype=torch.long), 0),
+    "bags_mean": (lambda: Bags("mean"), lambda n: torch.zeros(n, 2, 3, dtype=torch.long), 0),
+    "ellipsis": (Einsum, sequence, 0),
+    "normalised": (Normalised, lambda n: torch.zeros(n, 3, 8, 8), 0),
+    "repeated": (Repeated, sequence, 0),
+    "residual": (Residual, lambda n: torch.zeros(n, 4, 6, 6), 0),
+}
+BATCHED = [n for n in BUILDERS if not n.startswith("bags")]
+
+
+def build(name: str, batch: int) -> tuple[nn.Module, Tensor, int]:
+    factory, inputs, place = BUILDERS[name]
+    torch.manual_seed(0)
+    return factory().eval(), inputs(batch), place
+
+
+@functools.cache
+def export(name: str, batch: int, *, symbolic: bool = False, weights: bool = True, opset: int = 17) -> bytes:
+    """By PyTorch's older exporter, which takes a tenth of a second."""
+    module, data, place = build(name, batch)
+    out = io.BytesIO()
+    axes = {"data": {place: "batch"}} if symbolic else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module, (data,), out, dynamo=False, opset_version=opset, input_names=["data"], dynamic_axes=axes,
+            export_params=weights,
+        )  # fmt: skip
+    return out.getvalue()
+
+
+def load(name: str, batch: int, **options: object):
+    return load_model(export(name, batch, **options), batch_dims={"data": BUILDERS[name][2]})
+
+
+def flops(name: str) -> float:
+    """Counted by PyTorch on kernels that it takes apart (no fused attention, no fused recurrent layer)."""
+    module, data, _ = build(name, 1)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with warnings.catch_warnings(), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            warnings.simplefilter("ignore")
+            with torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter:
+                module(data)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    return counter.get_total_flops()
+
+
+def structure(graph):
+    """Everything but names: the older exporter numbers what it folds."""
+
+    def sizes(names):
+        return [(graph.tensors[n].shape, graph.tensors[n].batch_dim, graph.tensors[n].role) for n in names]
+
+    return [(op.kind, sizes(op.inputs), sizes(op.outputs), op.rule, op.forward_flops) for op in graph]
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_parameters_and_flops(name):
+    graph = load(name, 1)
+    module, _, _ = build(name, 1)
+    assert graph.num_parameters == sum(p.numel() for p in module.parameters())
+    assert graph.forward_flops == pytest.approx(flops(name), rel=0.01)
+    assert not graph.warnings
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_batch_one_four_and_symbolic_are_equal(name):
+    one = structure(load(name, 1))
+    assert structure(load(name, 4)) == one
+    assert structure(load(name, 2, symbolic=True)) == one
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_every_product_divides_by_samples(name):
+    for op in load(name, 4):
+        if op.forward_flops.at(1) and not op.is_constant:
+            assert op.forward_flops.per_sample and not op.forward_flops.fixed, op.name
+            assert all(
+                dims[0] == i for dims_of in op.rule.outputs for dims in dims_of for i in dims if _is_batch(op, i)
+            )
+
+
+def _is_batch(op, index):
+    return op.rule.factors[index].is_batch
+
+
+@pytest.mark.parametrize("name", ["residual", "normalised", "speech"])
+def test_weight_free_file_of_the_older_exporter(name):
+    graph = load_model(export(name, 2, weights=False))
+    module, _, _ = build(name, 1)
+    assert graph.num_parameters == sum(p.numel() for p in module.parameters())
+    assert not graph.warnings
+
+
+@pytest.mark.parametrize("opset", [9, 13])
+def test_older_operator_sets(opset):
+    assert load("normalised", 2, opset=opset).num_parameters == load("normalised", 1).num_parameters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["encoder", "normalised"])
+def test_fresh_weights_that_the_newer_exporter_merges(name):
+    from automap.runtime.torch_export import _quiet
+
+    module, data, _ = build(name, 2)
+    with _quiet():
+        program = torch.onnx.export(module, (data,), dynamo=True, verbose=False, opset_version=18)
+    graph = load_model(program.model_proto.SerializeToString())
+    # It drops biases of zeros: those of the attention.
+    dropped = sum(p.numel() for n, p in module.named_parameters() if n.endswith(("in_proj_bias", "out_proj.bias")))
+    missing = sum(p.numel() for p in module.parameters()) - graph.num_parameters
+    assert missing in (0, dropped)
+    assert graph.forward_flops == pytest.approx(flops(name), rel=0.01)
+
+
+def branching(condition: onnx.NodeProto | None) -> bytes:
+    branches = [
+        helper.make_graph(
+            [helper.make_node(kind, ["y"], [f"{kind}_out"])],
+            kind,
+            [],
+            [helper.make_empty_tensor_value_info(f"{kind}_out")],
+        )
+        for kind in ("Relu", "Tanh")
+    ]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    if condition is not None:
+        nodes.append(condition)
+    nodes.append(helper.make_node("If", ["c"], ["z"], name="fork", then_branch=branches[0], else_branch=branches[1]))
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])]
+    if condition is None:
+        inputs.append(helper.make_tensor_value_info("c", TensorProto.BOOL, []))
+    graph = helper.make_graph(
+        nodes, "g", inputs, [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
+        [helper.make_tensor("w", TensorProto.FLOAT, [4, 4], np.arange(16.0))],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+
+
+@pytest.mark.parametrize(("value", "kind"), [(True, "Relu"), (False, "Tanh")])
+def test_a_known_condition_takes_its_branch(value, kind):
+    tensor = helper.make_tensor("t", TensorProto.BOOL, [], [value])
+    graph = load_model(branching(helper.make_node("Constant", [], ["c"], value=tensor)))
+    assert [op.kind for op in graph] == ["MatMul", kind]
+
+
+def test_an_unknown_condition_is_refused_by_name():
+    with pytest.raises(ModelError, match="If depends on data") as error:
+        load_model(branching(None))
+    assert error.value.value == "fork"
+
+
+def test_sequences_of_known_length():
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+        helper.make_node("SplitToSequence", ["y"], ["parts"], axis=1, keepdims=1),
+        helper.make_node("Constant", [], ["one"], value=helper.make_tensor("t", TensorProto.INT64, [], [1])),
+        helper.make_node("SequenceAt", ["parts", "one"], ["second"]),
+        helper.make_node("SequenceConstruct", ["second", "y"], ["both"]),
+        helper.make_node("ConcatFromSequence", ["both"], ["z"], axis=1),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4])],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
+        [helper.make_tensor("w", TensorProto.FLOAT, [4, 3], np.arange(12.0))],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    loaded = load_model(model.SerializeToString())
+    assert loaded.tensors["z"].shape_at(5) == (5, 4)
