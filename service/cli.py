@@ -396,6 +396,9 @@ def plan(job: JobArgument, url: UrlOption = URL, output: OutputOption = None, as
 
 # What the verbs share
 
+_EXTERNAL = b"\x0a\x08location\x12"
+"""In an ONNX file: the key under which a tensor says in which other file its data lies."""
+
 
 def _model(path: str, dims: list[str] | None, parameters: list[str] | None) -> tuple[bytes, ModelOptions]:
     from service.dims import parse_dims
@@ -404,7 +407,7 @@ def _model(path: str, dims: list[str] | None, parameters: list[str] | None) -> t
     if path.startswith("zoo:"):
         return b"", ModelOptions(zoo=path.removeprefix("zoo:"), dims=sizes, parameters=globs)
     try:
-        data = Path(path).read_bytes()
+        data = _read_model(Path(path), globs)
     except OSError as fault:
         raise ModelError(
             f"cannot be read ({fault.strerror})",
@@ -413,6 +416,19 @@ def _model(path: str, dims: list[str] | None, parameters: list[str] | None) -> t
             repair="Give the path of an ONNX file or a layer profile.",
         ) from None
     return data, ModelOptions(name=Path(path).stem, dims=sizes, parameters=globs)
+
+
+def _read_model(path: Path, parameters: tuple[str, ...]) -> bytes:
+    """The file, without its weights where they lie outside of it or make it larger than an upload may be."""
+    from ir.onnx.sandbox import DEFAULT_MAX_BYTES
+
+    is_large = path.stat().st_size > DEFAULT_MAX_BYTES
+    data = b"" if is_large else path.read_bytes()
+    if not is_large and _EXTERNAL not in data:
+        return data
+    from ir.onnx.strip import strip_file
+
+    return strip_file(path, parameters=parameters).data
 
 
 def _training(

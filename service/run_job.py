@@ -101,6 +101,7 @@ def import_graph(data: bytes, request: JobRequest) -> Graph:
         parameters=(*options.parameters, *(str(glob) for glob in parameters)),
         batch_dims=options.batch_dims,
         loss=loss,
+        max_bytes=max(len(data), 1),  # whoever took the file in has applied the cap of the settings
     )
 
 

@@ -226,3 +226,32 @@ def test_export_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["export-onnx", f"{source}:other", "-o", str(tmp_path / "x")]) == 2
     assert "net" in capsys.readouterr().err
     assert main(["export-onnx", "nowhere.py:net", "-o", str(tmp_path / "x")]) == 2
+
+
+@pytest.mark.parametrize("layout", ["beside", "inside"])
+def test_a_model_with_its_weights_is_read_without_them(
+    layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights in a file beside the model (which need not even be there), and a file larger than any upload may be."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    rows = 64 if layout == "beside" else 20 << 10
+    weight = TensorProto(name="w", dims=[rows, 1024], data_type=TensorProto.FLOAT)
+    if layout == "inside":
+        weight.raw_data = bytes(rows * 1024 * 4)
+    else:
+        weight.data_location = TensorProto.EXTERNAL
+        weight.external_data.add(key="location", value="weights.bin")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "linear",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, rows])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1024])],
+        [weight],
+    )
+    path = tmp_path / "linear.onnx"
+    path.write_bytes(onnx.ModelProto.SerializeToString(helper.make_model(graph)))
+    assert (path.stat().st_size > 64 << 20) == (layout == "inside")
+    assert main(["inspect", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_parameters"] == rows * 1024
