@@ -205,6 +205,11 @@ def known_devices() -> tuple[Device, ...]:
     return tuple({d.name: d for d in _library("devices").values()}.values())
 
 
+def known_links() -> tuple[Link, ...]:
+    """Every link kind that has a data file, by name."""
+    return tuple({link.name: link for link in _library("links").values()}.values())
+
+
 def _lookup(folder: str, text: str, field: str) -> Any:
     table = _library(folder)
     if text.lower() not in table:

@@ -1,0 +1,86 @@
+"""What the fit scripts share: Levenberg-Marquardt on positive constants, and errors on rows left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+def fit(
+    residuals: Callable[[Floats], Floats],
+    start: Floats,
+    low: Floats,
+    high: Floats,
+    *,
+    steps: int = 40,
+    ridge: Floats | float = 1e-6,
+) -> Floats:
+    """Constants that make the sum of squared residuals least.
+
+    Args:
+        residuals: of the constants.
+        start: first guess, inside the bounds.
+        low: least values.
+        high: largest values.
+        steps: at most so many.
+        ridge: how strongly each constant, in units of its own size, is held at its start.
+    """
+    scale = np.maximum(np.abs(start), 0.02 * (high - low))
+    x = start.astype(float).copy()
+    hold = np.sqrt(np.broadcast_to(np.asarray(ridge, dtype=float), x.shape))
+
+    def all_of(y: Floats) -> Floats:
+        return np.concatenate([residuals(y), hold * (y - start) / scale])
+
+    r = all_of(x)
+    cost, damping = float(r @ r), 1e-2
+    for _ in range(steps):
+        jacobian = np.empty((len(r), len(x)))
+        for j in range(len(x)):
+            step = 1e-4 * scale[j] * (1.0 if x[j] + 1e-4 * scale[j] <= high[j] else -1.0)
+            moved = x.copy()
+            moved[j] += step
+            jacobian[:, j] = (all_of(moved) - r) / step * scale[j]
+        normal, gradient = jacobian.T @ jacobian, jacobian.T @ r
+        improved = False
+        for _ in range(8):
+            free = ~(((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0)))
+            lhs = normal[np.ix_(free, free)] + damping * np.diag(np.diag(normal)[free] + 1e-12)
+            move = np.zeros_like(x)
+            move[free] = -np.linalg.solve(lhs, gradient[free])
+            candidate = np.clip(x + move * scale, low, high)
+            trial = all_of(candidate)
+            if float(trial @ trial) < cost:
+                gain = cost - float(trial @ trial)
+                x, r, cost, improved = candidate, trial, float(trial @ trial), True
+                damping = max(damping / 5, 1e-9)
+                break
+            damping *= 5
+        if not improved or gain < 1e-7 * cost:
+            break
+    return x
+
+
+def robust(log_ratio: Floats, width: float = 0.1) -> Floats:
+    """Residuals whose squares are the soft-L1 loss: quadratic up to `width`, linear beyond."""
+    z = log_ratio / width
+    return np.sign(z) * np.sqrt(2.0 * (np.sqrt(1.0 + z * z) - 1.0)) * width
+
+
+def folds(count: int, parts: int = 5, seed: int = 0) -> list[Floats]:
+    """`parts` masks of the rows that are left out in turn."""
+    which = np.random.default_rng(seed).integers(parts, size=count)
+    return [which == i for i in range(parts)]
+
+
+def errors(predicted: Floats, measured: Floats) -> dict[str, float]:
+    """Median and 90th percentile of the absolute relative error."""
+    error = np.abs(predicted / measured - 1.0)
+    return {
+        "median_error": round(float(np.median(error)), 4),
+        "p90_error": round(float(np.percentile(error, 90)), 4),
+    }
