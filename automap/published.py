@@ -7,6 +7,7 @@ priced here. What cannot be expressed raises `Unpriced` with the reason. Units: 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 import typing
@@ -15,20 +16,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from automap.cluster import Cluster, Device, Link, Node, known_devices, known_links, parse_cluster
 from automap.errors import ProblemError, UserError
-from automap.hints import Fix
+from automap.hints import Fix, Hints
 from automap.plan import ScheduleKind
-from automap.price.evaluator import Choice, Evaluator
+from automap.price.evaluator import Choice, Evaluator, Segment
+from automap.price.skeleton import by_type
 from automap.problem import Precision, Problem, trainers
-from automap.space import PlanSpace, Shape, Values
+from automap.space import PlanSpace, Shape
 from automap.templates import megatron_signatures
 from ir import zoo
+from ir.factors import BROADCAST, Placement, whole_signature
 from ir.graph import Graph
+
+Ints = npt.NDArray[np.int64]
 
 SECTIONS = ("model", "cluster", "strategy", "measured")
 PADDED_VOCABULARY = 128
 """Megatron and its kin pad the vocabulary to a multiple of this times tp."""
+VOCABULARY = 50257
+"""Of GPT-2, where a source does not state it."""
 SCHEDULES = {"1f1b": "1f1b", "1f1b-i": "interleaved", "gpipe": "gpipe", "zb-1p": "zb1p", "zb-2p": "zb2p"}
 BLOCK_FP8 = {"mxfp8": "fp8"}
 
@@ -133,38 +143,42 @@ def case_of(run: Run) -> Case:
 
 
 def _case(run: Run) -> Case:
-    degrees = {name: _count(run.strategy, name) for name in ("dp", "tp", "pp", "global_batch", "micro_batch")}
-    for axis in ("cp", "ep"):
-        if run.strategy.get(axis) not in (None, 1):
-            raise Unpriced(f"{axis} = {run.strategy[axis]}: no such axis in the space of plans yet")
+    strategy = run.strategy
+    degrees = {name: _count(strategy, name) for name in ("dp", "tp", "pp", "global_batch", "micro_batch")}
+    if strategy.get("ep") not in (None, 1):
+        raise Unpriced(f"ep = {strategy['ep']}: no such axis in the space of plans yet")
+    cp, virtual = strategy.get("cp") or 1, strategy.get("vpp") or 1
     rows = degrees["dp"] * degrees["micro_batch"]
     if degrees["global_batch"] % rows:
         raise Unpriced(f"a global batch of {degrees['global_batch']} is no multiple of dp * micro_batch = {rows}")
-    count = degrees["global_batch"] // rows
-    virtual = run.strategy.get("vpp") or 1
-    kind = _schedule(run.strategy.get("schedule"), virtual)
-    stated = run.strategy.get("recompute")
-    fix = {
-        "dp": degrees["dp"],
-        "tp": degrees["tp"],
-        "pp": degrees["pp"],
-        "num_micro_batches": count,
-        "virtual_stages": virtual,
-        "schedule": kind,
-        "recompute": stated or "none",
-        "zero": (run.strategy.get("zero_stage") or 0) if degrees["dp"] > 1 else 0,
-    }
+    kind = _schedule(strategy.get("schedule"), virtual)
+    recompute = strategy.get("recompute")
+    zero = (strategy.get("zero_stage") or 0) if degrees["dp"] * cp > 1 else 0
     evaluator = _evaluator(
         _spec(run), json.dumps(_cluster(run).to_json()), degrees["global_batch"], _precision(run), _trainer(run)
     )
-    problem = replace(evaluator.problem, hints=replace(evaluator.problem.hints, fix=Fix(**fix)))
-    space = PlanSpace(problem, evaluator)
-    values = _values(space, space.shapes[0], fix, sequence_parallel=bool(run.strategy.get("sequence_parallel")))
+    shape = Shape(
+        pp=degrees["pp"],
+        tp=degrees["tp"],
+        dp=degrees["dp"],
+        num_micro_batches=degrees["global_batch"] // rows,
+        samples=rows,
+    )
+    if shape.pp * shape.tp * shape.dp * cp != evaluator.problem.cluster.num_devices:
+        raise Unpriced("dp * tp * pp * cp is not the number of devices")
+    signatures = _signatures(evaluator, shape, cp, sequence_parallel=bool(strategy.get("sequence_parallel")))
+    axes = (shape.dp, shape.tp) if cp == 1 else (shape.dp, shape.tp, cp)
+    choice = Choice(
+        layout=evaluator.layout(axes, shape.pp),
+        num_micro_batches=shape.num_micro_batches,
+        samples=rows,
+        kind=kind,
+        chunks=_chunks(evaluator, signatures, shape.pp * virtual, recompute or "none"),
+        zero=zero,
+        zero_axes=np.array([size > 1 and axis != 1 for axis, size in enumerate(axes)]),
+    )
     return Case(
-        problem=problem,
-        choice=space.choice(values),
-        evaluator=evaluator,
-        assumed=() if stated else ("recompute",),
+        problem=evaluator.problem, choice=choice, evaluator=evaluator, assumed=() if recompute else ("recompute",)
     )
 
 
@@ -222,19 +236,21 @@ def _spec(run: Run) -> str:
     if model.get("moe"):
         raise Unpriced("the zoo has no mixture of experts yet")
     keys = {k: model.get(k) for k in ("layers", "hidden", "heads", "ffn", "seq_len", "vocab_size")}
+    keys["vocab_size"] = keys["vocab_size"] or VOCABULARY
     missing = [k for k, v in keys.items() if not isinstance(v, int)]
     if missing:
         raise Unpriced(f"model.{missing[0]} is not stated")
     if model.get("head_dim") not in (None, model["hidden"] // model["heads"]):
         raise Unpriced("heads of another size than hidden / heads")
     unit = (run.strategy.get("tp") or 1) * (PADDED_VOCABULARY if run.stack.startswith("megatron") else 1)
-    keys["vocab_size"] = -(-model["vocab_size"] // unit) * unit
+    keys["vocab_size"] = -(-keys["vocab_size"] // unit) * unit
     family = "gpt"
     if name.startswith("bert"):
         family = "bert"
-    elif model.get("gated_mlp"):
+    elif model.get("gated_mlp") or model.get("kv_heads") not in (None, model["heads"]):
         family = "llama"
         keys["kv_heads"] = model.get("kv_heads") or model["heads"]
+        keys["mlp_matrices"] = 3 if model.get("gated_mlp") else 2
     return f"{family}:" + ",".join(f"{k}={v}" for k, v in keys.items())
 
 
@@ -296,33 +312,79 @@ def _link(text: str, rate: float) -> Link:
 # -- plans --------------------------------------------------------------------------------------------------------
 
 
-def _values(space: PlanSpace, shape: Shape, fix: Mapping[str, Any], *, sequence_parallel: bool) -> Values:
-    """Megatron's plan with the layers spread over the chunks as its users spread them."""
-    values = list(space.even_values(shape, recompute=fix["recompute"], zero=fix["zero"]))
-    units = space.linkage.blocks.units
+def _signatures(evaluator: Evaluator, shape: Shape, cp: int, *, sequence_parallel: bool) -> Ints:
+    """[operator rows, axes] Megatron's pattern on dp and tp, and the sequence split on cp."""
+    problem = evaluator.problem
+    # The pattern depends on the degrees alone: one stage of the plan is enough.
+    node = replace(problem.cluster.nodes[0], num_devices=shape.dp * shape.tp, count=1)
+    small = replace(problem, cluster=replace(problem.cluster, nodes=(node,)))
+    space = PlanSpace(
+        replace(small, hints=Hints(fix=Fix(dp=shape.dp, tp=shape.tp, pp=1, num_micro_batches=shape.num_micro_batches))),
+        evaluator,
+    )
+    prefix = space.even_values(space.shapes[0], recompute="none", zero=0)
+    values = megatron_signatures(space, space.shapes[0], prefix, sequence_parallel=sequence_parallel)
+    chosen = space.signatures(values)
+    return chosen if cp == 1 else np.column_stack([chosen, _along_sequence(space)])
+
+
+def _along_sequence(space: PlanSpace) -> Ints:
+    """[operator rows] the signature that keeps dim 1 of the tokens split; keys and values are gathered."""
+    tables = space.evaluator.tables
+    tensors = space.problem.graph.tensors
+    found = np.zeros(len(tables.operators), dtype=np.int64)
+    for unit_type, unit in enumerate(space.linkage.types):
+        placed: dict[str, Placement] = {} if unit.boundary_in is None else {unit.boundary_in: 1}
+        for offset, table in enumerate(unit.signatures):
+            op = space.operator(unit_type, offset)
+            for name in op.inputs:
+                if tensors[name].role == "input":
+                    placed.setdefault(name, 1)
+            have = [placed.get(name, BROADCAST) for name in op.inputs]
+            first = next((i for i, h in enumerate(have) if h >= 0), None)
+            best = whole_signature(table)
+            if first is not None:
+                best = max(
+                    range(len(table)),
+                    key=lambda i: (
+                        table[i].inputs[first] == have[first] and table[i].outputs[0] != BROADCAST,
+                        sum(a == b for a, b in zip(table[i].inputs, have, strict=True)),
+                    ),
+                )
+            found[int(tables.spans[unit_type]) + offset] = best
+            for name, placement in zip(op.outputs, table[best].outputs, strict=True):
+                placed[name] = placement
+    return found
+
+
+def _chunks(evaluator: Evaluator, signatures: Ints, num_chunks: int, recompute: str) -> tuple[tuple[Segment, ...], ...]:
+    """The layers spread as evenly as they can be; the outer chunks, which hold embedding and head, get less."""
+    units, spans = evaluator.blocks.units, evaluator.tables.spans
     kinds = [unit.type for unit in units]
     repeated = max(set(kinds), key=kinds.count)
     layers = [i for i, kind in enumerate(kinds) if kind == repeated]
-    if shape.num_chunks > 1:
-        ends = _ends(layers, shape.num_chunks)
-        for chunk, end in enumerate(ends):
-            candidates = space.cut_candidates(values[: space.first_cut + chunk], chunk, shape).tolist()
-            if end not in candidates:
-                raise Unpriced(f"{len(layers)} layers cannot be cut into {shape.num_chunks} stages")
-            values[space.first_cut + chunk] = candidates.index(end)
-    return megatron_signatures(space, shape, values, sequence_parallel=sequence_parallel)
+    chosen = by_type(evaluator, signatures)
+    segments = [
+        Segment(
+            unit=number,
+            first=int(spans[kind]),
+            last=int(spans[kind + 1]),
+            chosen=np.ascontiguousarray(chosen[kind]),
+            recomputed=evaluator.masks(kind)[recompute if kind == repeated else "none"],
+        )
+        for number, kind in enumerate(kinds)
+    ]
+    ends = [0, *_ends(layers, num_chunks), len(units)]
+    if any(a >= b for a, b in itertools.pairwise(ends)):
+        raise Unpriced(f"{len(layers)} layers cannot be cut into {num_chunks} stages")
+    return tuple(tuple(segments[a:b]) for a, b in itertools.pairwise(ends))
 
 
 def _ends(layers: list[int], chunks: int) -> list[int]:
-    """Units before the end of each chunk but the last: layers even, the first and last chunk first with one less."""
-    count = len(layers)
-    share, extra = divmod(count, chunks)
+    """Units before the end of each chunk but the last."""
+    share, extra = divmod(len(layers), chunks)
     sizes = [share] * chunks
-    # The inner chunks take what is left over: the outer ones hold the embedding and the head.
     for i in range(extra):
         sizes[(chunks - extra) // 2 + i] += 1
-    ends, done = [], 0
-    for size in sizes[:-1]:
-        done += size
-        ends.append(layers[0] + done)
-    return ends
+    ends = list(itertools.accumulate(sizes[:-1]))
+    return [layers[0] + end for end in ends]

@@ -76,7 +76,9 @@ def summarize(rows: Sequence[Predicted]) -> dict[str, Any]:
     priced = [row for row in rows if row.why is None]
     ratios = [row.step_time_s / row.run.iteration_s - 1.0 for row in priced]
     memory = [
-        row.peak_memory_bytes / row.run.peak_memory_bytes - 1.0 for row in priced if row.run.peak_memory_bytes is not None
+        row.peak_memory_bytes / row.run.peak_memory_bytes - 1.0
+        for row in priced
+        if row.run.peak_memory_bytes is not None
     ]
     inside = [row.error_band_s[0] <= row.run.iteration_s <= row.error_band_s[1] for row in priced]
     widths = [(row.error_band_s[1] - row.error_band_s[0]) / 2.0 / row.step_time_s for row in priced]
