@@ -37,6 +37,8 @@ Ints = npt.NDArray[np.int64]
 SECTIONS = ("model", "cluster", "strategy", "measured")
 PADDED_VOCABULARY = 128
 """Megatron and its kin pad the vocabulary to a multiple of this times tp."""
+SEQUENCE_PARALLEL = ("megatron-core", "torchtitan")
+"""Trainers whose tensor parallelism always splits the sequence between its products (their documentation)."""
 VOCABULARY = 50257
 """Of GPT-2, where a source does not state it."""
 SCHEDULES = {"1f1b": "1f1b", "1f1b-i": "interleaved", "gpipe": "gpipe", "zb-1p": "zb1p", "zb-2p": "zb2p"}
@@ -166,7 +168,8 @@ def _case(run: Run) -> Case:
     )
     if shape.pp * shape.tp * shape.dp * cp != evaluator.problem.cluster.num_devices:
         raise Unpriced("dp * tp * pp * cp is not the number of devices")
-    signatures = _signatures(evaluator, shape, cp, sequence_parallel=bool(strategy.get("sequence_parallel")))
+    along = bool(strategy.get("sequence_parallel")) or run.stack in SEQUENCE_PARALLEL
+    signatures = _signatures(evaluator, shape, cp, sequence_parallel=along)
     axes = (shape.dp, shape.tp) if cp == 1 else (shape.dp, shape.tp, cp)
     choice = Choice(
         layout=evaluator.layout(axes, shape.pp),
@@ -266,7 +269,7 @@ def _cluster(run: Run) -> Cluster:
     total = _count(stated, "num_gpus")
     per_node = next(n for n in range(min(total, _count(stated, "gpus_per_node")), 0, -1) if total % n == 0)
     base = parse_cluster(f"{total // per_node}x{per_node}x{device.name}")
-    inter, nics = base.links[device.inter_node_link], base.nodes[0].nics
+    inter, nics = base.links[device.inter_node_link], min(device.nics_per_node, per_node)
     text = str(stated.get("inter_link") or "")
     found = _RATE.search(text)
     if found:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +32,7 @@ def fit(
         steps: at most so many.
         ridge: how strongly each constant, in units of its own size, is held at its start.
     """
-    scale = np.maximum(np.abs(start), 0.02 * (high - low))
+    scale = np.maximum(np.maximum(np.abs(start), 0.02 * (high - low)), 1e-9)
     x = start.astype(float).copy()
     hold = np.sqrt(np.broadcast_to(np.asarray(ridge, dtype=float), x.shape))
 
@@ -84,3 +87,20 @@ def errors(predicted: Floats, measured: Floats) -> dict[str, float]:
         "median_error": round(float(np.median(error)), 4),
         "p90_error": round(float(np.percentile(error, 90)), 4),
     }
+
+
+def write(name: str, script: str, data: Path, curves: object, cross_validated: dict[str, float]) -> None:
+    """Writes `automap/data/fitted/NAME.json`."""
+    document = {
+        "schema": "automap.fitted/1",
+        "source": {
+            "script": script,
+            "data": f"{data.name} (AIConfigurator systems data and others, see docs/cost-model.md)",
+            "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        },
+        "cross_validated": cross_validated,
+        "curves": curves,
+    }
+    target = Path(__file__).parent.parent / "automap" / "data" / "fitted" / f"{name}.json"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps(document, indent=1) + "\n")
