@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from ir.factors import BROADCAST, Placement, whole_signature
 from ir.graph import Graph
 
 Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 SECTIONS = ("model", "cluster", "strategy", "measured")
 PADDED_VOCABULARY = 128
@@ -176,7 +177,7 @@ def _case(run: Run) -> Case:
         num_micro_batches=shape.num_micro_batches,
         samples=rows,
         kind=kind,
-        chunks=_chunks(evaluator, signatures, shape.pp * virtual, recompute or "none"),
+        chunks=_chunks(evaluator, signatures, shape.pp * virtual, _masks(evaluator, run.stack, recompute or "none")),
         zero=zero,
         zero_axes=np.array([size > 1 and axis != 1 for axis, size in enumerate(axes)]),
     )
@@ -360,7 +361,32 @@ def _along_sequence(space: PlanSpace) -> Ints:
     return found
 
 
-def _chunks(evaluator: Evaluator, signatures: Ints, num_chunks: int, recompute: str) -> tuple[tuple[Segment, ...], ...]:
+def _masks(evaluator: Evaluator, stack: str, recompute: str) -> Callable[[int], Mask]:
+    """Unit type -> which of its operators are recomputed."""
+    if (stack, recompute) != ("torchtitan", "selective"):
+        return lambda kind: evaluator.masks(kind)[recompute]
+    tables, units = evaluator.tables, evaluator.blocks
+    graph = evaluator.problem.graph
+    attention = {i for group in graph.fused if group.kind == "attention" for i in group.members}
+
+    def mask(kind: int) -> Mask:
+        # TorchTitan's selective option "op" keeps attention and every second matrix product.
+        found = np.ones(len(tables.rows(kind)), dtype=np.bool_)
+        start, products = units.representative(kind).start, 0
+        for k in range(len(found)):
+            if start + k in attention:
+                found[k] = False
+            elif graph.operators[start + k].kind in ("MatMul", "Gemm"):
+                products += 1
+                found[k] = products % 2 == 0
+        return found
+
+    return mask
+
+
+def _chunks(
+    evaluator: Evaluator, signatures: Ints, num_chunks: int, masks: Callable[[int], Mask]
+) -> tuple[tuple[Segment, ...], ...]:
     """The layers spread as evenly as they can be; the outer chunks, which hold embedding and head, get less."""
     units, spans = evaluator.blocks.units, evaluator.tables.spans
     kinds = [unit.type for unit in units]
@@ -373,7 +399,7 @@ def _chunks(evaluator: Evaluator, signatures: Ints, num_chunks: int, recompute: 
             first=int(spans[kind]),
             last=int(spans[kind + 1]),
             chosen=np.ascontiguousarray(chosen[kind]),
-            recomputed=evaluator.masks(kind)[recompute if kind == repeated else "none"],
+            recomputed=masks(kind) if kind == repeated else evaluator.masks(kind)["none"],
         )
         for number, kind in enumerate(kinds)
     ]

@@ -14,9 +14,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from fitting import Floats, errors, fit, folds, robust, write
+from fitting import Floats, errors, fit, folds, measured_device, robust, write
 
-from automap.cluster import Device, known_devices
+from automap.cluster import Device
 from automap.price.attention import attention_s
 
 NAMES = ("floor_us", "compute_efficiency", "memory_efficiency", "tail", "small_head_elements")
@@ -39,11 +39,10 @@ def main(path: Path) -> None:
         for row in csv.DictReader(file):
             sizes = [float(row[key]) for key in ("batch", "seq_len", "num_heads", "num_kv_heads", "head_dim")]
             data[row["gpu"].removesuffix("-SXM")].append([*sizes, float(row["latency_us"]) * 1e-6])
-    devices = {d.curves_of: d for d in known_devices() if d.name.startswith(d.curves_of)}
     curves: dict[str, object] = {}
     everything = []
     for gpu, listed in sorted(data.items()):
-        rows, device = np.array(listed), devices[gpu]
+        rows, device = np.array(listed), measured_device(gpu)
         high = HIGH.copy()
         if len(np.unique(rows[:, 4])) == 1:
             high[-1] = 0.0

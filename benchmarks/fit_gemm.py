@@ -14,9 +14,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from fitting import Floats, errors, fit, folds, robust, write
+from fitting import Floats, errors, fit, folds, measured_device, robust, write
 
-from automap.cluster import Device, known_devices
+from automap.cluster import Device
 from automap.price.gemm import G_COUNT, gemm_s
 
 NAMES = ("floor_us", "compute_efficiency", "memory_efficiency", "norm", "depth_elements", "split", "tail")
@@ -63,11 +63,10 @@ def main(path: Path) -> None:
         for row in csv.DictReader(file):
             sizes = [float(row[key]) for key in ("m", "n", "k")]
             data[row["gpu"].removesuffix("-SXM"), row["dtype"]].append([*sizes, float(row["latency_us"]) * 1e-6])
-    devices = {d.curves_of: d for d in known_devices() if d.name.startswith(d.curves_of)}
     curves: dict[str, dict[str, object]] = {}
     everything = []
     for (gpu, dtype), listed in sorted(data.items()):
-        rows, device = np.array(listed), devices[gpu]
+        rows, device = np.array(listed), measured_device(gpu)
         high = HIGH.copy()
         if dtype != "fp8":
             high[-1] = 0.0

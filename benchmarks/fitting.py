@@ -10,7 +10,20 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from automap.cluster import Device, known_devices
+
+MEASURED = {
+    "A100": "A100-80GB", "H100": "H100-80GB", "H200": "H200-141GB", "B200": "B200-180GB", "GB200": "GB200-186GB",
+    "L40S": "L40S-48GB", "V100": "V100-16GB",
+}  # fmt: skip
+"""The device that a measured GPU is."""
+
 Floats = npt.NDArray[np.float64]
+
+
+def measured_device(gpu: str) -> Device:
+    """The data file of a GPU as the measurements name it."""
+    return next(device for device in known_devices() if device.name == MEASURED[gpu])
 
 
 def fit(

@@ -26,7 +26,9 @@ BACKWARD_TRAFFIC = 2.5
 three gradients (FlashAttention-2, arXiv 2307.08691)."""
 
 
-@njit(float64(float64, float64, float64, float64, float64, float64, boolean, float64, float64[::1], boolean), cache=True)
+@njit(
+    float64(float64, float64, float64, float64, float64, float64, boolean, float64, float64[::1], boolean), cache=True
+)
 def attention_s(
     batch: float,
     heads: float,

@@ -66,9 +66,7 @@ def gemm_s(
         rounds = waves ** (1.0 - curve[G_SPLIT])
     else:
         rounds = (1.0 - curve[G_TAIL]) * waves + curve[G_TAIL] * math.ceil(waves)
-    compute = (
-        rounds * 2.0 * TILE * TILE * (k + curve[G_DEPTH]) * curve[G_MULTIPROCESSORS] / curve[G_FLOPS]
-    )
+    compute = rounds * 2.0 * TILE * TILE * (k + curve[G_DEPTH]) * curve[G_MULTIPROCESSORS] / curve[G_FLOPS]
     moved = batch * (input_bytes * (m * k + k * n) + output_bytes * m * n)
     cached = min(moved, curve[G_CACHE_BYTES])
     memory = (cached / curve[G_CACHE_SPEEDUP] + moved - cached) / curve[G_BYTES_PER_S]
