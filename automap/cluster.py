@@ -64,6 +64,8 @@ class Device:
     """The measured kind whose kernels this one is taken to run, at its own rates; see `automap/data/fitted`."""
     sustained_clock: float = 0.85
     """Rate of large matrix products in hours of training over that of one short kernel (power limits), 0..1.1."""
+    portable_attention: float = 1.0
+    """Rate of attention kernels that are not written for this kind over those that are, 0..1."""
     aliases: tuple[str, ...] = ()
     schema: str = "automap.device/1"
     source: Mapping[str, str] | None = None

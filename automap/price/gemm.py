@@ -34,6 +34,8 @@ from numba import float64, njit
 G_COUNT = 11
 TILE = 128.0
 """Rows and columns of a tile."""
+CACHE_SHARE = 0.2
+"""Share of the last-level cache that the operands of one product keep."""
 GRAIN = 64.0
 """Rows and columns are padded to multiples of this."""
 
