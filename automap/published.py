@@ -197,7 +197,7 @@ def _schedule(stated: str | None, virtual: int) -> str:
     kind = SCHEDULES.get((stated or ("1f1b-i" if virtual > 1 else "1f1b")).lower())
     if kind == "interleaved" and virtual == 1:
         kind = "1f1b"
-    if kind not in typing.get_args(ScheduleKind):
+    if kind is None or kind not in typing.get_args(ScheduleKind):
         raise Unpriced(f"the schedule {stated} is not priced yet")
     return kind
 
@@ -239,11 +239,12 @@ def _spec(run: Run) -> str:
         return known
     if model.get("moe"):
         raise Unpriced("the zoo has no mixture of experts yet")
-    keys = {k: model.get(k) for k in ("layers", "hidden", "heads", "ffn", "seq_len", "vocab_size")}
-    keys["vocab_size"] = keys["vocab_size"] or VOCABULARY
-    missing = [k for k, v in keys.items() if not isinstance(v, int)]
-    if missing:
-        raise Unpriced(f"model.{missing[0]} is not stated")
+    keys: dict[str, int] = {}
+    for key in ("layers", "hidden", "heads", "ffn", "seq_len", "vocab_size"):
+        value = model.get(key) or (VOCABULARY if key == "vocab_size" else None)
+        if not isinstance(value, int):
+            raise Unpriced(f"model.{key} is not stated")
+        keys[key] = value
     if model.get("head_dim") not in (None, model["hidden"] // model["heads"]):
         raise Unpriced("heads of another size than hidden / heads")
     unit = (run.strategy.get("tp") or 1) * (PADDED_VOCABULARY if run.stack.startswith("megatron") else 1)

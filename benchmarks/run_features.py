@@ -188,7 +188,7 @@ def _collectives(
 
 
 def _operators(evaluator: Evaluator, case: Case, segment: Segment) -> list[list[float]]:
-    tables, graph, choice = evaluator.tables, case.problem.graph, case.choice
+    tables, graph = evaluator.tables, case.problem.graph
     unit = evaluator.blocks.units[segment.unit]
     base = int(tables.spans[unit.type])
     groups = {i: group for group in graph.fused for i in group.members}

@@ -1,7 +1,7 @@
 """The fitted curves of devices and links as the vectors that `gemm_s`, `attention_s` and `link_s` take.
 
-A device without measurements of its own runs the kernels of the kind that `curves_of` names, at its own datasheet rates.
-Knows no plan. Units: seconds, bytes, FLOP/s.
+A device without measurements of its own runs the kernels of the kind that `curves_of` names, at its own datasheet
+rates. Knows no plan. Units: seconds, bytes, FLOP/s.
 """
 
 from __future__ import annotations
