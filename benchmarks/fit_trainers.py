@@ -191,11 +191,11 @@ class Fleet:
         return out
 
     def weights(self) -> Floats:
-        """Of the rows: groups count by the square root of their size, more or less; suspect rows not at all."""
+        """Of the rows: large groups count for less than their size; suspect rows not at all."""
         groups = defaultdict(int)
         for f in self.rows:
             groups[f.run.group] += 1
-        found = np.array([6.0 * groups[f.run.group] ** -0.25 for f in self.rows])
+        found = np.array([6.0 * groups[f.run.group] ** -0.2 for f in self.rows])
         for i, f in enumerate(self.rows):
             if any(word in f.run.id for word in OUTLIERS) or _too_fast(f):
                 found[i] = 0.0
