@@ -123,4 +123,4 @@ def test_portable_attention_is_slower_on_newer_devices_only() -> None:
 def test_curves_keep_what_was_promised_of_rows_left_out() -> None:
     assert fitted("attention")["cross_validated"]["median_error"] <= 0.10
     assert fitted("collectives")["cross_validated"]["median_error"] <= 0.10
-    assert fitted("gemm")["cross_validated"]["median_error"] <= 0.09
+    assert fitted("gemm")["cross_validated"]["median_error"] <= 0.08
