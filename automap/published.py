@@ -237,8 +237,6 @@ def _spec(run: Run) -> str:
         if known is None:
             raise Unpriced(f"the zoo has no {model.get('name')}")
         return known
-    if model.get("moe"):
-        raise Unpriced("the zoo has no mixture of experts yet")
     keys: dict[str, int] = {}
     for key in ("layers", "hidden", "heads", "ffn", "seq_len", "vocab_size"):
         value = model.get(key) or (VOCABULARY if key == "vocab_size" else None)
@@ -256,6 +254,13 @@ def _spec(run: Run) -> str:
         family = "llama"
         keys["kv_heads"] = model.get("kv_heads") or model["heads"]
         keys["mlp_matrices"] = 3 if model.get("gated_mlp") else 2
+    experts = model.get("moe")
+    if experts:
+        if experts.get("dense_layers") or experts.get("shared"):
+            raise Unpriced("dense layers or shared experts beside the experts")
+        family = "moe"
+        keys.pop("mlp_matrices", None)
+        keys |= {"experts": experts["experts"], "top_k": experts["topk"], "ffn": experts.get("moe_ffn") or keys["ffn"]}
     return f"{family}:" + ",".join(f"{k}={v}" for k, v in keys.items())
 
 
