@@ -122,7 +122,7 @@ class Fleet:
             self.constants += _trainer_constants(name)
         self.constants += [Constant(name=n, prior=p, low=lo, high=hi, hold=h) for n, (p, lo, hi, h) in SHARED.items()]
         self.constants += [Constant(name=f"link.{k}", prior=0.65, low=0.3, high=1.0, hold=0.03) for k in INTER]
-        self.constants += [Constant(name=f"link.{k}", prior=0.75, low=0.5, high=0.95, hold=0.1) for k in INTRA[:3]]
+        self.constants += [Constant(name=f"link.{k}", prior=0.75, low=0.5, high=0.95, hold=0.01) for k in INTRA[:3]]
         self.constants += [Constant(name="portable_attention", prior=0.5, low=0.3, high=0.8, hold=0.1)]
         self.at = {c.name: i for i, c in enumerate(self.constants)}
         self.prior = np.array([c.prior for c in self.constants])
@@ -195,7 +195,7 @@ class Fleet:
         groups = defaultdict(int)
         for f in self.rows:
             groups[f.run.group] += 1
-        found = np.array([6.0 * groups[f.run.group] ** -0.2 for f in self.rows])
+        found = np.array([6.0 * groups[f.run.group] ** -0.1 for f in self.rows])
         for i, f in enumerate(self.rows):
             if any(word in f.run.id for word in OUTLIERS) or _too_fast(f):
                 found[i] = 0.0
