@@ -56,6 +56,16 @@ class Device:
     intra_node_link: str
     inter_node_link: str
     nics_per_node: int
+    num_multiprocessors: int = 108
+    """Units that work on one tile of a matrix product each."""
+    cache_MB: float = 40.0  # noqa: N815
+    """Last-level cache."""
+    curves_of: str = "A100"
+    """The measured kind whose kernels this one is taken to run, at its own rates; see `automap/data/fitted`."""
+    sustained_clock: float = 0.85
+    """Rate of large matrix products in hours of training over that of one short kernel (power limits), 0..1.1."""
+    portable_attention: float = 1.0
+    """Rate of attention kernels that are not written for this kind over those that are, 0..1."""
     aliases: tuple[str, ...] = ()
     schema: str = "automap.device/1"
     source: Mapping[str, str] | None = None
@@ -203,6 +213,11 @@ def _library(folder: str) -> Mapping[str, Any]:
 def known_devices() -> tuple[Device, ...]:
     """Every device kind that has a data file, by name."""
     return tuple({d.name: d for d in _library("devices").values()}.values())
+
+
+def known_links() -> tuple[Link, ...]:
+    """Every link kind that has a data file, by name."""
+    return tuple({link.name: link for link in _library("links").values()}.values())
 
 
 def _lookup(folder: str, text: str, field: str) -> Any:

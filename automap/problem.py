@@ -56,6 +56,22 @@ class Trainer:
     """Share of ZeRO's parameter gathers that hides under compute, 0..1."""
     tensor_overlap: float
     """Share of the collectives inside a stage that hides under compute, 0..1."""
+    gather_bandwidth_share: float
+    """Share of a host's network rate that ZeRO's gathers and scatters reach, 0..1."""
+    host_us_per_operator: float
+    """Host time to launch one operator's kernels, forward; it shows where the device waits for it."""
+    host_us_per_collective: float
+    """Host time and waiting for the slowest of two ranks, of one collective inside a stage."""
+    send_host_ms: float
+    """Host time of one exchange between pipeline ranks, as where the trainer waits for the device."""
+    send_overlap: float
+    """Share of an exchange's transfer that hides under compute, 0..1."""
+    step_overhead_ms: float
+    """Host time of a step beside its micro-batches."""
+    attention_rate: float
+    """Rate of the fused attention kernel over the one measured on the device, 0..1."""
+    portable_attention: bool
+    """Whether that kernel uses none of the instructions that came after the A100 (FlashAttention 2, Triton)."""
     bytes_per_parameter: Mapping[str, float]
     """Of `parameter`, `gradient` and `optimizer` (master weights and Adam's moments) in mixed precision."""
     reserved_GiB: float  # noqa: N815

@@ -244,6 +244,20 @@ def strip(
 
 
 @app.command()
+def validate(
+    runs: Annotated[Path, typer.Argument(metavar="RUNS.json", help="Measured runs, as in docs/cost-model.md.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Compares the price with measured runs, group by group."""
+    from automap import validation
+    from automap.published import load_runs
+
+    _one_thread()
+    document = validation.validate(load_runs(runs))
+    _print_json(document) if as_json else typer.echo(validation.table(document))
+
+
+@app.command()
 def demo(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the plans.")] = Path("demo"),
     budget: BudgetOption = "25s",

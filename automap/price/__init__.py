@@ -12,7 +12,7 @@ from pathlib import Path
 import numba
 import platformdirs
 
-_SOURCES = ("tables", "communication", "kernels", "schedule", "combine", "ahead", "batch")
+_SOURCES = ("tables", "communication", "kernels", "schedule", "combine", "ahead", "batch", "gemm", "attention", "links")
 
 
 def _digest() -> str:

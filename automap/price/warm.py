@@ -1,16 +1,30 @@
 """Compiles every numba kernel into its cache; run once by `make setup`."""
 
 from automap.price.ahead import look_ahead
+from automap.price.attention import attention_s
 from automap.price.batch import price_many
 from automap.price.combine import combine
 from automap.price.communication import convert
+from automap.price.gemm import gemm_s
 from automap.price.kernels import divides, unit_cost
+from automap.price.links import link_s
 from automap.price.schedule import run_schedule
 
 
 def main() -> None:
     """Importing the kernels compiles them: their signatures are eager."""
-    for kernel in (convert, unit_cost, divides, run_schedule, combine, look_ahead, price_many):
+    for kernel in (
+        convert,
+        unit_cost,
+        divides,
+        run_schedule,
+        combine,
+        look_ahead,
+        price_many,
+        gemm_s,
+        attention_s,
+        link_s,
+    ):
         assert kernel.signatures, kernel
 
 

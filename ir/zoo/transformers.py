@@ -64,6 +64,8 @@ class Llama:
     """Heads of keys and values; 0 = as many as `heads`."""
     ffn: int = 0
     """Width of the gated MLP; 0 = 8/3 of `hidden`, rounded up to a multiple of 256."""
+    mlp_matrices: int = 3
+    """3 = gated MLP; 2 = squared ReLU between two matrices (Nemotron-4, arXiv 2402.16819)."""
     seq_len: int = 4096
     vocab_size: int = 32000
 
@@ -107,6 +109,10 @@ class Llama:
         return self.ffn or -(-(8 * self.hidden) // 3 // 256) * 256
 
     def _mlp(self, net: Net, x: str, scope: str) -> str:
+        if self.mlp_matrices == 2:
+            up = net.linear(x, f"{scope}.up_proj", self._width, bias=False)
+            up = net.op("Relu", [up], f"{scope}.act_fn")
+            return net.linear(net.op("Mul", [up, up], f"{scope}.act_fn"), f"{scope}.down_proj", self.hidden, bias=False)
         return self._gated(net, x, scope, self._width)
 
     def _gated(self, net: Net, x: str, scope: str, width: int) -> str:

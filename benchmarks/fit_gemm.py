@@ -1,0 +1,96 @@
+"""Fits the matrix-product curves of `automap.price.gemm` to measured kernels, and says how well they hold.
+
+    python benchmarks/fit_gemm.py [../shared/data/gemm_measured.csv]
+
+Writes automap/data/fitted/gemm.json. Errors are those of rows left out, five parts in turn; rates are shares of the
+datasheet's. The rows are forward products; their transposes serve the two gradients.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+from fitting import Floats, errors, fit, folds, measured_device, robust, write
+
+from automap.cluster import Device
+from automap.price.gemm import CACHE_SHARE, G_COUNT, gemm_s
+
+NAMES = ("floor_us", "compute_efficiency", "memory_efficiency", "norm", "depth_elements", "split", "tail")
+NAMES += ("cache_speedup", "quantise_bytes")
+START = np.array([4.0, 0.8, 0.8, 2.0, 150.0, 0.4, 0.3, 1.2, 1.5])
+LOW = np.array([0.1, 0.05, 0.05, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0])
+HIGH = np.array([50.0, 1.0, 1.0, 6.0, 4000.0, 1.0, 1.0, 6.0, 8.0])
+ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0}
+
+
+def curve(x: Floats, device: Device, dtype: str) -> Floats:
+    """The vector that `gemm_s` takes, from the constants in the order of NAMES."""
+    bandwidth = device.hbm_bandwidth_GBps * 1e9
+    found = np.array(
+        [
+            x[0] * 1e-6,
+            device.flops(dtype) * x[1],
+            bandwidth * x[2],
+            x[3],
+            x[4],
+            x[5],
+            x[6],
+            device.num_multiprocessors,
+            device.cache_MB * 1e6 * CACHE_SHARE,
+            x[7],
+            x[8] / bandwidth,
+        ]
+    )
+    assert len(found) == G_COUNT
+    return found
+
+
+def predict(x: Floats, rows: Floats, device: Device, dtype: str) -> Floats:
+    """Seconds of each row (m, n, k)."""
+    vector = curve(x, device, dtype)
+    size = ELEMENT_BYTES[dtype]
+    return np.array([gemm_s(m, n, k, 1.0, size, 2.0, vector) for m, n, k in rows[:, :3]])
+
+
+def main(path: Path) -> None:
+    """Fits every device and type of the file."""
+    data: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            sizes = [float(row[key]) for key in ("m", "n", "k")]
+            data[row["gpu"].removesuffix("-SXM"), row["dtype"]].append([*sizes, float(row["latency_us"]) * 1e-6])
+    curves: dict[str, dict[str, object]] = {}
+    everything = []
+    for (gpu, dtype), listed in sorted(data.items()):
+        rows, device = np.array(listed), measured_device(gpu)
+        high = HIGH.copy()
+        if dtype != "fp8":
+            high[-1] = 0.0
+
+        def of(part: Floats, device: Device = device, dtype: str = dtype, high: Floats = high) -> Floats:
+            return fit(
+                lambda x: robust(np.log(predict(x, part, device, dtype) / part[:, 3]), 0.04),
+                np.minimum(START, high),
+                LOW,
+                high,
+            )
+
+        left_out = np.zeros(len(rows))
+        for out in folds(len(rows)):
+            left_out[out] = predict(of(rows[~out]), rows[out], device, dtype)
+        everything.append(np.abs(left_out / rows[:, 3] - 1.0))
+        found = errors(left_out, rows[:, 3])
+        constants = {name: float(f"{value:.4g}") for name, value in zip(NAMES, of(rows), strict=True)}
+        curves.setdefault(gpu, {})[dtype] = {**constants, "rows": len(rows), "cross_validated": found}
+        print(f"{gpu:5} {dtype:5} {len(rows):6} rows  median {found['median_error']:.1%}  p90 {found['p90_error']:.1%}")
+    median = float(np.median(np.concatenate(everything)))
+    print(f"all rows left out: median {median:.1%}")
+    write("gemm", "benchmarks/fit_gemm.py", path, curves, {"median_error": round(median, 4)})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "../shared/data/gemm_measured.csv"))

@@ -1,0 +1,119 @@
+"""What the fit scripts share: Levenberg-Marquardt on positive constants, and errors on rows left out."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.cluster import Device, known_devices
+
+MEASURED = {
+    "A100": "A100-80GB", "H100": "H100-80GB", "H200": "H200-141GB", "B200": "B200-180GB", "GB200": "GB200-186GB",
+    "L40S": "L40S-48GB", "V100": "V100-16GB",
+}  # fmt: skip
+"""The device that a measured GPU is."""
+
+Floats = npt.NDArray[np.float64]
+
+
+def measured_device(gpu: str) -> Device:
+    """The data file of a GPU as the measurements name it."""
+    return next(device for device in known_devices() if device.name == MEASURED[gpu])
+
+
+def fit(
+    residuals: Callable[[Floats], Floats],
+    start: Floats,
+    low: Floats,
+    high: Floats,
+    *,
+    steps: int = 40,
+    ridge: Floats | float = 1e-6,
+) -> Floats:
+    """Constants that make the sum of squared residuals least.
+
+    Args:
+        residuals: of the constants.
+        start: first guess, inside the bounds.
+        low: least values.
+        high: largest values.
+        steps: at most so many.
+        ridge: how strongly each constant, in units of its own size, is held at its start.
+    """
+    scale = np.maximum(np.maximum(np.abs(start), 0.02 * (high - low)), 1e-9)
+    x = start.astype(float).copy()
+    hold = np.sqrt(np.broadcast_to(np.asarray(ridge, dtype=float), x.shape))
+
+    def all_of(y: Floats) -> Floats:
+        return np.concatenate([residuals(y), hold * (y - start) / scale])
+
+    r = all_of(x)
+    cost, damping = float(r @ r), 1e-2
+    for _ in range(steps):
+        jacobian = np.empty((len(r), len(x)))
+        for j in range(len(x)):
+            step = 1e-4 * scale[j] * (1.0 if x[j] + 1e-4 * scale[j] <= high[j] else -1.0)
+            moved = x.copy()
+            moved[j] += step
+            jacobian[:, j] = (all_of(moved) - r) / step * scale[j]
+        normal, gradient = jacobian.T @ jacobian, jacobian.T @ r
+        improved = False
+        for _ in range(8):
+            free = ~(((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0)))
+            lhs = normal[np.ix_(free, free)] + damping * np.diag(np.diag(normal)[free] + 1e-12)
+            move = np.zeros_like(x)
+            move[free] = -np.linalg.solve(lhs, gradient[free])
+            candidate = np.clip(x + move * scale, low, high)
+            trial = all_of(candidate)
+            if float(trial @ trial) < cost:
+                gain = cost - float(trial @ trial)
+                x, r, cost, improved = candidate, trial, float(trial @ trial), True
+                damping = max(damping / 5, 1e-9)
+                break
+            damping *= 5
+        if not improved or gain < 1e-7 * cost:
+            break
+    return x
+
+
+def robust(log_ratio: Floats, width: float = 0.1) -> Floats:
+    """Residuals whose squares are the soft-L1 loss: quadratic up to `width`, linear beyond."""
+    z = log_ratio / width
+    return np.sign(z) * np.sqrt(2.0 * (np.sqrt(1.0 + z * z) - 1.0)) * width
+
+
+def folds(count: int, parts: int = 5, seed: int = 0) -> list[Floats]:
+    """`parts` masks of the rows that are left out in turn."""
+    which = np.random.default_rng(seed).integers(parts, size=count)
+    return [which == i for i in range(parts)]
+
+
+def errors(predicted: Floats, measured: Floats) -> dict[str, float]:
+    """Median and 90th percentile of the absolute relative error."""
+    error = np.abs(predicted / measured - 1.0)
+    return {
+        "median_error": round(float(np.median(error)), 4),
+        "p90_error": round(float(np.percentile(error, 90)), 4),
+    }
+
+
+def write(name: str, script: str, data: Path, curves: object, cross_validated: dict[str, float]) -> None:
+    """Writes `automap/data/fitted/NAME.json`."""
+    document = {
+        "schema": "automap.fitted/1",
+        "source": {
+            "script": script,
+            "data": f"{data.name} (AIConfigurator systems data and others, see docs/cost-model.md)",
+            "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        },
+        "cross_validated": cross_validated,
+        "curves": curves,
+    }
+    target = Path(__file__).parent.parent / "automap" / "data" / "fitted" / f"{name}.json"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps(document, indent=1) + "\n")

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from automap.cluster import known_devices
+from automap.price import attention, gemm, links
+from automap.price.attention import attention_s
+from automap.price.curves import attention_curve, fitted, gemm_curve
+from automap.price.gemm import gemm_s
+from automap.price.links import link_s
+from automap.price.tables import ALL_GATHER, ALL_REDUCE, COLLECTIVES
+
+DEVICES = {device.name: device for device in known_devices()}
+SIZE = st.integers(1, 70_000)
+LINK = np.array([8e-6, 0.2, 225e9, 0.3, 2.5])
+
+
+def _never_falls(price: Callable[..., float], sizes: list[float]) -> None:
+    before = price(*sizes)
+    assert np.isfinite(before)
+    assert before > 0
+    for i in range(len(sizes)):
+        for step in (1, 63, 1000):
+            more = [*sizes]
+            more[i] += step
+            assert price(*more) >= before * (1 - 1e-12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(name=st.sampled_from(sorted(DEVICES)), m=SIZE, n=SIZE, k=SIZE, batch=st.integers(1, 300))
+def test_larger_products_take_no_less_time(name: str, m: int, n: int, k: int, batch: int) -> None:
+    device = DEVICES[name]
+    curve = gemm_curve(device, min(device.peak_TFLOPs))
+    _never_falls(lambda *s: gemm_s(*s, 2.0, 2.0, curve), [float(v) for v in (m, n, k, batch)])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    name=st.sampled_from(sorted(DEVICES)),
+    batch=st.integers(1, 64),
+    heads=st.integers(1, 128),
+    length=st.integers(1, 70_000),
+    head=st.sampled_from([32, 64, 80, 108, 128, 256]),
+    backward=st.booleans(),
+    causal=st.booleans(),
+)
+def test_larger_attention_takes_no_less_time(
+    name: str, batch: int, heads: int, length: int, head: int, backward: bool, causal: bool
+) -> None:
+    curve = attention_curve(DEVICES[name], rate=0.9, portable=False)
+
+    def price(b: float, h: float, s: float, d: float) -> float:
+        return float(attention_s(b, h, h, s, s, d, causal, 2.0, curve, backward))
+
+    _never_falls(price, [float(v) for v in (batch, heads, length, head)])
+
+
+@settings(deadline=None, max_examples=60)
+@given(kind=st.sampled_from(range(len(COLLECTIVES))), ranks=st.integers(2, 4096), data=st.integers(1, 2**34))
+def test_more_bytes_take_no_less_time(kind: int, ranks: int, data: int) -> None:
+    assert link_s(kind, ranks, data + 1000.0, LINK) >= link_s(kind, ranks, float(data), LINK) > 0
+
+
+def _slower_and_faster(price: Callable[[Any], float], curve: Any, columns: tuple[int, ...]) -> None:
+    for column in columns:
+        faster = curve.copy()
+        faster[column] *= 1.5
+        assert price(faster) < price(curve)
+
+
+def test_faster_parts_take_less_time() -> None:
+    device = DEVICES["A100-80GB"]
+    _slower_and_faster(
+        lambda c: gemm_s(3000.0, 500.0, 700.0, 2.0, 2.0, 2.0, c),
+        gemm_curve(device, "bf16"),
+        (gemm.G_FLOPS, gemm.G_BYTES_PER_S),
+    )
+    _slower_and_faster(
+        lambda c: attention_s(2.0, 8.0, 8.0, 999.0, 999.0, 64.0, True, 2.0, c, True),
+        attention_curve(device, rate=1.0, portable=False),
+        (attention.A_FLOPS, attention.A_BYTES_PER_S),
+    )
+    _slower_and_faster(lambda c: link_s(ALL_REDUCE, 8.0, 1e7, c), LINK, (links.K_BYTES_PER_S,))
+
+
+def test_nothing_takes_no_time() -> None:
+    device = DEVICES["A100-80GB"]
+    assert gemm_s(0.0, 5.0, 5.0, 1.0, 2.0, 2.0, gemm_curve(device, "bf16")) == 0
+    assert link_s(ALL_GATHER, 1.0, 1e9, LINK) == 0
+    curve = attention_curve(device, rate=1.0, portable=False)
+    assert attention_s(1.0, 8.0, 8.0, 0.0, 0.0, 64.0, True, 2.0, curve, False) == 0
+
+
+def test_a_large_product_runs_at_the_fitted_rate() -> None:
+    device = DEVICES["A100-80GB"]
+    share = fitted("gemm")["curves"]["A100"]["bf16"]["compute_efficiency"] * device.sustained_clock
+    at_rate = 2 * 32768.0**3 / (312e12 * share)
+    assert gemm_s(32768.0, 32768.0, 32768.0, 1.0, 2.0, 2.0, gemm_curve(device, "bf16")) == pytest.approx(
+        at_rate, rel=0.06
+    )
+
+
+def test_devices_without_measurements_scale_with_their_rates() -> None:
+    big = (32768.0, 32768.0, 32768.0, 1.0, 2.0, 2.0)
+    v100, a100 = DEVICES["V100-16GB"], DEVICES["A100-80GB"]
+    ratio = gemm_s(*big, gemm_curve(v100, "fp16")) / gemm_s(*big, gemm_curve(a100, "fp16"))
+    wanted = (312 * a100.sustained_clock) / (125 * v100.sustained_clock)
+    assert ratio == pytest.approx(wanted, rel=0.05)
+
+
+def test_portable_attention_is_slower_on_newer_devices_only() -> None:
+    for name, expected in (("A100-80GB", 1.0), ("H100-80GB", DEVICES["H100-80GB"].portable_attention)):
+        native, portable = (attention_curve(DEVICES[name], rate=1.0, portable=p) for p in (False, True))
+        assert portable[attention.A_FLOPS] / native[attention.A_FLOPS] == pytest.approx(expected)
+
+
+def test_curves_keep_what_was_promised_of_rows_left_out() -> None:
+    assert fitted("attention")["cross_validated"]["median_error"] <= 0.10
+    assert fitted("collectives")["cross_validated"]["median_error"] <= 0.10
+    assert fitted("gemm")["cross_validated"]["median_error"] <= 0.08
