@@ -22,8 +22,9 @@ def summarize(graph: Graph) -> dict[str, Any]:
 
     Returns:
         num_parameters; forward_flops (one sample, 2 a multiply-add); num_operators and operators {kind: n}, without
-        views of parameters and constants; num_units; num_blocks (units of repeated types); num_linkage_groups (over
-        unit types); coverage and heaviest, of the weights of `weights_of`; warnings.
+        views of parameters and constants; fused_groups {kind: n} (see `ir.groups`); num_units; num_blocks (units of
+        repeated types); num_linkage_groups (over unit types); coverage and heaviest, of the weights of `weights_of`;
+        warnings.
     """
     live = [op for op in graph.operators if not op.is_view and not op.is_constant]
     weights = weights_of(graph, live)
@@ -38,6 +39,7 @@ def summarize(graph: Graph) -> dict[str, Any]:
         "operators": dict(sorted(kinds.items(), key=lambda item: (-item[1], item[0]))),
         "num_units": len(blocks.units),
         "num_blocks": blocks.num_blocks,
+        "fused_groups": dict(sorted(Counter(group.kind for group in graph.fused).items())),
         "num_linkage_groups": link(graph, blocks).num_groups,
         "coverage": coverage(live, weights),
         "heaviest": heaviest(live, weights),

@@ -77,6 +77,7 @@ def _facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("parameters", f"{document['num_parameters']:,}"),
         ("forward FLOPs", f"{document['forward_flops']:.4g} a sample"),
         ("operators", f"{document['num_operators']:,}: {shown}"),
+        ("fused", ", ".join(f"{number} {kind}" for kind, number in document["fused_groups"].items()) or "none"),
         ("units", f"{document['num_units']}, {document['num_blocks']} of them repeated blocks"),
         ("linkage groups", str(document["num_linkage_groups"])),
         ("cost known", coverage),
