@@ -165,7 +165,7 @@ class Problem:
                 "no input of the model carries the batch",
                 field="model",
                 value=graph.name,
-                repair="Give the model a data input whose leading dim is the batch, or set training.batch_dims.",
+                repair="Give the model a data input whose leading dim is the batch, or set batch_dims.",
             )
         training = replace(training, precision=precision)
         graph = with_loss(graph, training.loss)

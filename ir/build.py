@@ -16,6 +16,10 @@ from ir.errors import ModelError
 from ir.graph import Amount, Graph, Operator, Tensor
 from ir.operators import KINDS, VIEW_KINDS, BakedBatch, Built, MissingBatch, Unsupported, Value, make_operator
 
+BATCH = (
+    "If the batch is not the first dim of an input, say which it is: `--batch-dim tokens=1`, in a request "
+    '"batch_dims": {"tokens": 1}.'
+)
 MAX_VALUE_ELEMENTS = 4096
 """Larger constants are never read: they stay operators, or tensors without a value."""
 
@@ -238,7 +242,7 @@ class GraphBuilder:
                     f"operator {base} ({kind}) cannot be read: {why}",
                     field="model",
                     value=f"{kind}({shapes})",
-                    repair="Export the model with static shapes and standard operators, or leave this operator out.",
+                    repair=f"Export with static shapes and standard operators, or leave this operator out. {BATCH}",
                 ) from None
             break
         else:
@@ -246,7 +250,7 @@ class GraphBuilder:
                 f"the batch of operator {base} ({kind}) cannot be traced",
                 field="model",
                 value=kind,
-                repair="Export the model with a symbolic batch dimension.",
+                repair=f"Export the model with a symbolic batch dimension. {BATCH}",
             )
         unique = self.unique(base)
         built = _named(like, unique, scope, names, outputs)

@@ -49,6 +49,10 @@ HintsOption = Annotated[Path | None, typer.Option(help="JSON file: what you know
 DimOption = Annotated[
     list[str] | None, typer.Option("--dim", metavar="NAME=SIZE", help="Size of a symbolic dim; of a profile: batch=N.")
 ]
+BatchDimOption = Annotated[
+    list[str] | None,
+    typer.Option("--batch-dim", metavar="INPUT=DIM", help="The dim of an input that is its batch; default: the first."),
+]
 ParametersOption = Annotated[
     list[str] | None, typer.Option("--parameters", metavar="GLOB", help="Inputs that are parameters.")
 ]
@@ -108,6 +112,7 @@ def search(
     seed: SeedOption = 0,
     hints: HintsOption = None,
     dim: DimOption = None,
+    batch_dim: BatchDimOption = None,
     parameters: ParametersOption = None,
     output: OutputOption = None,
     as_json: JsonOption = False,
@@ -117,7 +122,7 @@ def search(
     from service.terminal import interruptible, progress_line
 
     _one_thread()
-    data, options = _model(model, dim, parameters)
+    data, options = _model(model, dim, batch_dim, parameters)
     request = JobRequest(
         cluster=cluster,
         training=_training(global_batch, precision, optimizer, loss, trainer),
@@ -143,6 +148,7 @@ def search(
 def inspect(
     model: ModelArgument,
     dim: DimOption = None,
+    batch_dim: BatchDimOption = None,
     parameters: ParametersOption = None,
     cluster: Annotated[str | None, typer.Option(help=f"Count the plans on it; default: {INSPECTED}.")] = None,
     global_batch: Annotated[int, typer.Option(help="Samples of one step, for the count of plans.")] = 512,
@@ -154,7 +160,7 @@ def inspect(
     from service.run_job import import_graph
 
     _one_thread()
-    data, options = _model(model, dim, parameters)
+    data, options = _model(model, dim, batch_dim, parameters)
     graph = import_graph(data, JobRequest(cluster="", training={}, model=options))
     document = summarize(graph)
     try:
@@ -336,6 +342,7 @@ def submit(
     seed: SeedOption = 0,
     hints: HintsOption = None,
     dim: DimOption = None,
+    batch_dim: BatchDimOption = None,
     parameters: ParametersOption = None,
     url: UrlOption = URL,
     as_json: JsonOption = False,
@@ -343,13 +350,14 @@ def submit(
     """Sends a model to the service and starts a search; prints the job's id."""
     from automap.cluster import parse_cluster
 
-    data, options = _model(model, dim, parameters)
+    data, options = _model(model, dim, batch_dim, parameters)
     place: str | dict[str, Any] = parse_cluster(cluster).to_json() if cluster.endswith(".json") else cluster
     with _client(url) as client:
         about: Mapping[str, Any] = {
             "name": options.name,
             "dims": options.dims,
             "parameters": options.parameters,
+            "batch_dims": options.batch_dims,
         }
         job = client.submit(
             model if options.zoo else client.upload_model(data, **about)["id"],
@@ -414,12 +422,14 @@ _EXTERNAL = b"\x0a\x08location\x12"
 """In an ONNX file: the key under which a tensor says in which other file its data lies."""
 
 
-def _model(path: str, dims: list[str] | None, parameters: list[str] | None) -> tuple[bytes, ModelOptions]:
-    from service.dims import parse_dims
+def _model(
+    path: str, dims: list[str] | None, batch_dims: list[str] | None, parameters: list[str] | None
+) -> tuple[bytes, ModelOptions]:
+    from service.dims import parse_batch_dims, parse_dims
 
-    sizes, globs = parse_dims(dims or []), tuple(parameters or ())
+    sizes, places, globs = parse_dims(dims or []), parse_batch_dims(batch_dims or []), tuple(parameters or ())
     if path.startswith("zoo:"):
-        return b"", ModelOptions(zoo=path.removeprefix("zoo:"), dims=sizes, parameters=globs)
+        return b"", ModelOptions(zoo=path.removeprefix("zoo:"), dims=sizes, batch_dims=places, parameters=globs)
     try:
         data = _read_model(Path(path), globs)
     except OSError as fault:
@@ -429,7 +439,7 @@ def _model(path: str, dims: list[str] | None, parameters: list[str] | None) -> t
             value=path,
             repair="Give the path of an ONNX file or a layer profile.",
         ) from None
-    return data, ModelOptions(name=Path(path).stem, dims=sizes, parameters=globs)
+    return data, ModelOptions(name=Path(path).stem, dims=sizes, batch_dims=places, parameters=globs)
 
 
 def _read_model(path: Path, parameters: tuple[str, ...]) -> bytes:

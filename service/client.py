@@ -59,6 +59,7 @@ class AutomapClient:
         name: str = "",
         dims: Mapping[str, int] | None = None,
         parameters: Sequence[str] = (),
+        batch_dims: Mapping[str, int | None] | None = None,
     ) -> Document:
         """Uploads an ONNX file.
 
@@ -67,6 +68,7 @@ class AutomapClient:
             name: for people; empty = the graph's own.
             dims: sizes of symbolic dims.
             parameters: globs over graph inputs that are parameters.
+            batch_dims: data input -> its batch dim where that is not the leading one; None = it has none.
 
         Returns:
             {id, name, num_bytes, summary}.
@@ -78,6 +80,8 @@ class AutomapClient:
         query: list[tuple[str, str | int | float | bool | None]] = [("name", name)]
         query += [("dim", f"{key}={size}") for key, size in (dims or {}).items()]
         query += [("parameters", glob) for glob in parameters]
+        places = {name: "none" if place is None else place for name, place in (batch_dims or {}).items()}
+        query += [("batch_dim", f"{name}={place}") for name, place in places.items()]
         return self._call(
             "POST", "/v1/models", params=query, content=data, headers={"Content-Type": "application/octet-stream"}
         )
@@ -95,6 +99,7 @@ class AutomapClient:
         name: str = "",
         dims: Mapping[str, int] | None = None,
         parameters: Sequence[str] = (),
+        batch_dims: Mapping[str, int | None] | None = None,
     ) -> Document:
         """Submits a job.
 
@@ -121,6 +126,7 @@ class AutomapClient:
             **({"zoo": model.removeprefix("zoo:")} if named else {"model_id": model}),
             "name": name,
             "dims": dict(dims or {}),
+            "batch_dims": dict(batch_dims or {}),
             "parameters": list(parameters),
             "cluster": cluster,
             "training": dict(training),

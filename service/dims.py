@@ -1,4 +1,4 @@
-"""Sizes of symbolic dims as users write them."""
+"""Sizes of symbolic dims, and places of the batch, as users write them."""
 
 from __future__ import annotations
 
@@ -21,4 +21,24 @@ def parse_dims(texts: Sequence[str]) -> dict[str, int]:
                 "not a dim", field="dims", value=text, repair="Write name=size, as in batch=1 or sequence=1024."
             )
         dims[key] = int(size)
+    return dims
+
+
+def parse_batch_dims(texts: Sequence[str]) -> dict[str, int | None]:
+    """Reads `input=dim` texts; `none` for an input without a batch.
+
+    Raises:
+        ModelError: not such a text.
+    """
+    dims: dict[str, int | None] = {}
+    for text in texts:
+        name, _, place = text.rpartition("=")
+        if not name or not (place.isdecimal() or place == "none"):
+            raise ModelError(
+                "not a place of the batch",
+                field="batch_dims",
+                value=text,
+                repair="Write input=dim, as in tokens=1, or input=none.",
+            )
+        dims[name] = None if place == "none" else int(place)
     return dims

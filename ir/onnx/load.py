@@ -197,7 +197,7 @@ class _Importer:
             if name not in data:
                 raise ModelError(
                     "no data input has this name",
-                    field=f"training.batch_dims.{name}",
+                    field=f"batch_dims.{name}",
                     value=name,
                     repair=f"Data inputs are: {', '.join(data) or 'none'}.",
                 )
@@ -209,7 +209,7 @@ class _Importer:
             if place is not None and not 0 <= place < rank:
                 raise ModelError(
                     "the batch dim is outside the input's rank",
-                    field=f"training.batch_dims.{name}",
+                    field=f"batch_dims.{name}",
                     value=place,
                     repair=f"Give a dim from 0 to {rank - 1}, or null.",
                 )

@@ -13,7 +13,7 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from service import graphs
-from service.dims import parse_dims
+from service.dims import parse_batch_dims, parse_dims
 from service.problems import problem
 from service.routes.common import settings_of, store_of
 from service.run_job import JobRequest, ModelOptions
@@ -39,11 +39,19 @@ async def upload(
     response: Response,
     name: Annotated[str, Query(max_length=200)] = "",
     dim: Annotated[list[str] | None, Query(description="name=size of a symbolic dim; repeatable")] = None,
+    batch_dim: Annotated[
+        list[str] | None, Query(description="input=dim that is its batch where that is not the leading one; repeatable")
+    ] = None,
     parameters: Annotated[list[str] | None, Query(description="glob over parameter inputs; repeatable")] = None,
 ) -> ModelView:
     """Stores a model; the same bytes get the same id."""
     settings, store = settings_of(request), store_of(request)
-    options = ModelOptions(name=name, dims=parse_dims(dim or []), parameters=tuple(parameters or []))
+    options = ModelOptions(
+        name=name,
+        dims=parse_dims(dim or []),
+        parameters=tuple(parameters or []),
+        batch_dims=parse_batch_dims(batch_dim or []),
+    )
     try:
         async with asyncio.timeout(settings.upload_timeout_s):
             data = bytearray()

@@ -210,7 +210,7 @@ def test_parameters_by_glob_and_batch_dims():
     assert graph.num_parameters == 16 and graph.tensors["y"].shape == (5, 1, 4) and graph.tensors["y"].batch_dim == 1
     with pytest.raises(ModelError) as error:
         load_model(data, parameters=["w*"], batch_dims={"nothing": 1})
-    assert error.value.field == "training.batch_dims.nothing"
+    assert error.value.field == "batch_dims.nothing"
 
 
 def test_fused_weights_become_pieces(export):

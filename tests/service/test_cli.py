@@ -255,3 +255,25 @@ def test_a_model_with_its_weights_is_read_without_them(
     assert (path.stat().st_size > 64 << 20) == (layout == "inside")
     assert main(["inspect", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_parameters"] == rows * 1024
+
+
+def test_the_batch_may_stand_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A recurrent layer over [time, batch, features] needs to be told; the refusal says how."""
+    from onnx import TensorProto, helper
+
+    shapes = {"w": (1, 32, 4), "r": (1, 32, 8)}
+    graph = helper.make_graph(
+        [helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=8)],
+        "recurrent",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [6, 3, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [helper.make_tensor(n, TensorProto.FLOAT, s, bytes(4 * s[1] * s[2]), raw=True) for n, s in shapes.items()],
+    )
+    path = tmp_path / "recurrent.onnx"
+    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]).SerializeToString())
+    assert main(["inspect", str(path), "--json"]) == 2
+    assert "--batch-dim" in capsys.readouterr().err
+    assert main(["inspect", str(path), "--batch-dim", "x=1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["forward_flops"] == 2 * 6 * (32 * 4 + 32 * 8)
+    assert main(["inspect", str(path), "--batch-dim", "x"]) == 2
+    assert "input=dim" in capsys.readouterr().err
