@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
+
 SAMPLES = 6
 
 
@@ -47,7 +49,8 @@ def binary(kind, data=None, **attributes):
 
 ELEMENTWISE = [
     *[unary(k) for k in ("Relu", "Sigmoid", "Tanh", "Exp", "Elu", "Selu", "HardSigmoid", "Softplus", "LeakyRelu",
-                         "Gelu", "Erf", "Cos", "Sin", "Abs", "HardSwish", "Swish", "Mish", "Celu", "ThresholdedRelu",
+                         "Gelu", "com.microsoft.Gelu", "com.microsoft.QuickGelu", "Erf", "Cos", "Sin", "Abs",
+                         "HardSwish", "Swish", "Mish", "Celu", "ThresholdedRelu",
                          "Shrink", "Softsign", "Tan", "Atan", "Sinh", "Cosh", "Asinh", "Neg", "Floor", "Ceil", "Round",
                          "Sign", "IsNaN", "IsInf", "Identity")],
     *[unary(k, UNIT) for k in ("Acos", "Asin", "Atanh")], unary("Acosh", LARGE),
@@ -60,7 +63,8 @@ ELEMENTWISE = [
     *binary("GreaterOrEqual"), *binary("And", bool), *binary("Or", bool), *binary("Xor", bool),
     *binary("Mod", (1, 5)), *binary("BitShift", 4, direction="LEFT"), *binary("BitwiseAnd", 8),
     *binary("BitwiseOr", 8), *binary("BitwiseXor", 8), *binary("PRelu"), *binary("Sum"), *binary("Mean"),
-    Case("Sum", (X, X, X), (0, 0, 0), id="three"),
+    *[Case(f"com.microsoft.{k}", ((1, 4, 6), (6,)), parameters=(1,)) for k in ("BiasGelu", "FastGelu")],
+    Case("com.microsoft.FastGelu", (X,), id="no bias"), Case("Sum", (X, X, X), (0, 0, 0), id="three"),
     Case("Add", ((1, 4, 6), (6,)), parameters=(1,), id="bias"),
     Case("Add", ((4, 6), (4, 1)), (0, 0), id="merged batch"),
     Case("Where", (X, X, X), (0, 0, 0), data={0: bool}), Case("Where", ((1, 1, 6, 8), X, ()), (None, 0, None),
@@ -97,6 +101,7 @@ CONTRACTIONS = [
          "auto_pad": "SAME_UPPER"}, id="group, bias"),
 ]  # fmt: skip
 
+SKIP = "com.microsoft.Skip"
 NORMS = [
     *[Case(k, ((1, 4, 6, 8),), attributes={"axis": a}, id=f"axis {a}") for k in ("Softmax", "LogSoftmax", "Hardmax")
       for a in (-1, 1)],
@@ -105,6 +110,13 @@ NORMS = [
     Case("LayerNormalization", ((1, 4, 6), (6,), (6,))), Case("LayerNormalization", ((1, 4, 6), (4, 6)),
          attributes={"axis": 1}, outputs=("y0", "y1", "y2"), id="two dims"),
     Case("RMSNormalization", ((1, 4, 6), (6,))), Case("SimplifiedLayerNormalization", ((1, 4, 6), (6,))),
+    Case(f"{SKIP}LayerNormalization", ((1, 4, 6), (1, 4, 6), (6,), None, (6,)), (0, 0, None, None, None),
+         outputs=("y0", "", "", "y3"), id="bias"),
+    Case(f"{SKIP}LayerNormalization", ((1, 4, 6), (4, 6), (6,), (6,)), outputs=("y0", "y1", "y2", "y3"),
+         id="statistics"),
+    Case(f"{SKIP}SimplifiedLayerNormalization", ((1, 4, 6), (1, 4, 6), (6,)), (0, 0, None)),
+    Case(f"{SKIP}SimplifiedLayerNormalization", ((1, 4, 6), (1, 4, 6), (6,), (6,)), (0, 0, None, None),
+         outputs=("y0", "y1", "y2", "y3"), id="statistics"),
     Case("BatchNormalization", ((1, 4, 6, 8), (4,), (4,), (4,), (4,)), data={4: POSITIVE}),
     Case("BatchNormalization", ((1, 4), (4,), (4,), (4,), (4,)), outputs=("y0", "y1", "y2"), data={4: POSITIVE},
          id="running"),
@@ -129,6 +141,10 @@ REDUCTIONS = [
     Case("TopK", (X,), attributes={"k": 2, "axis": 2}, outputs=("y0", "y1")),
     Case("TopK", (X,), attributes={"k": 2, "axis": 2}, outputs=("", "y1"), id="places"),
     unary("Trilu", upper=0, k=0),
+    Case("DFT", ((1, 4, 6, 2),)), Case("DFT", ((1, 6, 4, 1),), attributes={"axis": 1, "onesided": 1}, id="one-sided"),
+    Case("DFT", ((1, 4, 4, 2),), attributes={"inverse": 1, "onesided": 1}, id="back to real"),
+    Case("DFT", ((1, 4, 6, 2),), attributes={"inverse": 1, "dft_length": 8}, id="padded"),
+    Case("DFT", ((1, 4, 6, 1),), attributes={"onesided": 1, "dft_length": 5}, id="cut"),
 ]  # fmt: skip
 
 POOLS = [
@@ -142,6 +158,12 @@ POOLS = [
     *[Case("Resize", ((1, 4, 6, 6),), attributes={"target": (1, 4, 9, 3), "mode": m}, id=m)
       for m in ("nearest", "linear", "cubic")],
     Case("Upsample", ((1, 4, 6, 6),), attributes={"target": (1, 4, 12, 12)}, opset=9),
+    *[Case("GridSample", ((1, 4, 6, 8), (1, 3, 5, 2)), (0, 0), {"mode": m, "padding_mode": p, "align_corners": a}, id=m,
+           data={1: (-1.2, 1.2)}) for m, p, a in (("linear", "zeros", 0), ("nearest", "border", 1),
+                                                  ("cubic", "reflection", 0))],
+    Case("GridSample", ((1, 4, 3, 4, 5), (1, 2, 3, 4, 3)), (0, 0), data={1: (-1.2, 1.2)}, id="3-D"),
+    Case("AffineGrid", ((1, 2, 3),), attributes={"size": (1, 4, 5, 6)}),
+    Case("AffineGrid", ((1, 3, 4),), attributes={"size": (1, 4, 2, 5, 6), "align_corners": 1}, id="3-D"),
     *[Case("Pad", ((1, 4, 6),), attributes={"pads": (0, 0, 1, 0, 0, 2), **more}, id=str(more))
       for more in ({}, {"value": 3.0}, {"mode": "reflect"}, {"mode": "edge"})],
 ]  # fmt: skip
@@ -158,8 +180,22 @@ LOOKUPS = [
            id=r) for r in ("add", "mul")],
     Case("Scatter", ((1, 4, 6), (1, 1, 6), (1, 1, 6)), (0, 0, 0), {"axis": 1}, data={1: 4}),
     Case("ScatterND", ((4, 6), (3, 1), (3, 6)), (None, None, None), {"reduction": "add"}, data={1: 4}),
+    Case("ScatterND", ((4, 1, 6), (3, 1), (3, 1, 6)), (1, None, 1), {"reduction": "add"}, data={1: 4}, id="rows"),
     Case("OneHot", ((1, 4),), attributes={"depth": 6, "values": (0.0, 1.0), "axis": -1}, data={0: 6}),
 ]  # fmt: skip
+
+EXPERTS = [
+    *[Case(DISPATCH, (tokens, chosen), batch, {"num_experts": 4, "capacity": c}, data={1: 4}, id=name)
+      for tokens, chosen, batch, c, name in (
+        ((1, 6, 8), (1, 6, 2), (0, 0), 4, ""), ((6, 8), (6, 2), (0, 0), 2, "merged"),
+        ((6, 1, 8), (6, 1, 2), (1, 1), 4, "batch behind"), ((6, 8), (6, 2), (None, None), 1, "no batch"))],
+    Case(PRODUCT, ((4, 3, 6), (4, 6, 8)), (1, None), {"num_tokens": 12}, (1,)),
+    *[Case(COMBINE, (slots, chosen, chosen), batch, data={1: 4}, id=name)
+      for slots, chosen, batch, name in (
+        ((4, 4, 8), (1, 6, 2), (1, 0, 0), ""), ((4, 2, 8), (6, 2), (1, 0, 0), "merged"),
+        ((4, 4, 8), (2, 3, 1, 2), (1, 2, 2), "batch behind"), ((4, 1, 8), (6, 2), (None, None, None), "no batch"))],
+]  # fmt: skip
+"""Experts are chosen more often than they have slots."""
 
 SHAPES = [
     Case("Reshape", ((1, 4, 6),), attributes={"shape": (1, 4, 2, 3)}, id="heads"),
@@ -228,7 +264,8 @@ SOURCES = [
 ]  # fmt: skip
 
 CASES = [
-    *ELEMENTWISE, *CONTRACTIONS, *NORMS, *REDUCTIONS, *POOLS, *LOOKUPS, *SHAPES, *ATTENTION, *LOSSES, *SOURCES,
+    *ELEMENTWISE, *CONTRACTIONS, *NORMS, *REDUCTIONS, *POOLS, *LOOKUPS, *EXPERTS, *SHAPES, *ATTENTION, *LOSSES,
+    *SOURCES,
 ]  # fmt: skip
 
 NEVER_SPLIT = {
@@ -238,12 +275,10 @@ NEVER_SPLIT = {
     "EyeLike": "the position decides",
     "RandomNormal": "every rank must draw the same numbers",
     "RandomUniform": "every rank must draw the same numbers",
-    "ScatterND": "any update may write anywhere",
 }
 """Kinds whose rule has no split signature, with the reason."""
 
 NOT_EXECUTED = {
-    "ir.operators.experts": "groups of a graph that is executed operator by operator",
     "ir.operators.measured": "a layer of which only sizes and times are known",
 }
 """Modules of kinds that no function computes, with the reason."""

@@ -7,6 +7,7 @@ of the experts and the experts inside them exchanges tokens by all-to-all, as fo
 
 A token takes the next free slot of its expert, in the order of tokens and of its `k` choices; slots that stay empty
 are zero, tokens beyond the capacity add nothing (GShard, arXiv 2006.16668, section 3.2, without its random routing).
+Attribute `batch_dim` says which token dim holds the samples where it is not the first.
 FLOPs are those of the routed tokens, not of the slots.
 """
 
@@ -64,6 +65,7 @@ def dispatch(ctx: Context) -> Result:
         passing="first",
         traffic=(1.0, 1.0),
         saved_inputs=(1,),
+        attributes={"batch_dim": x.batch_dim or None},
     )
 
 
@@ -127,4 +129,5 @@ def combine(ctx: Context) -> Result:
         # Backward reads the slots and the output gradient and writes the gradient of the slots.
         traffic=(1.0, (2.0 * held + out) / (held + out)),
         saved_inputs=[*([0] if ctx.needs_gradient[2] else []), 1, 2],
+        attributes={"capacity": tokens.shape[1], "batch_dim": weights.batch_dim or None},
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ir.graph import Tensor
-from ir.operators.base import Context, Dims, Result, Unsupported, all_reduce, kind
+from ir.operators.base import Context, Dims, MissingBatch, Result, Unsupported, all_reduce, kind
 
 
 def _over(
@@ -58,6 +58,8 @@ def _affine(ctx: Context, dims: Dims, tensor: Tensor, indices: Sequence[int]) ->
             raise Unsupported("the scale has more dims than the input")
         own: Dims = []
         for d, size in enumerate(side.shape):
+            if side.batch_dim == d and tensor.batch_dim != offset + d:
+                raise MissingBatch(0, offset + d)
             if size == 1 and side.batch_dim != d:
                 own.append(())
             elif size == tensor.shape[offset + d]:

@@ -102,24 +102,32 @@ def scan(ctx: Context) -> Result:
 
 @kind("DFT")
 def fourier(ctx: Context) -> Result:
-    """A Fourier transform along `axis` of `[..., real and imaginary part]`: that dim stays whole."""
+    """A Fourier transform along `axis` of `[..., real and imaginary part]`: both dims stay whole."""
     tensor = ctx.tensor(0)
     rank = len(tensor.shape)
     axes, length = ctx.ints("axis", 2), ctx.ints("dft_length", 1)
     axis = (axes[0] if axes else (1 if 0 < ctx.opset < 20 else -2)) % rank
-    if tensor.batch_dim == axis:
-        raise Unsupported("a transform over samples")
-    size = length[0] if length else tensor.shape[axis]
-    size = size // 2 + 1 if ctx.int_attribute("onesided", 0) else size
+    if tensor.batch_dim in (axis, rank - 1) or axis == rank - 1:
+        raise Unsupported("a transform over samples, or over real and imaginary part")
+    is_onesided, is_inverse = bool(ctx.int_attribute("onesided", 0)), bool(ctx.int_attribute("inverse", 0))
+    is_real = is_onesided and is_inverse
+    if tensor.shape[-1] not in (1, 2) or (is_onesided and (tensor.shape[-1] == 2) != is_inverse):
+        raise Unsupported(f"a last dim of {tensor.shape[-1]} is not real and imaginary part")
+    size = length[0] if length else 2 * (tensor.shape[axis] - 1) if is_real else tensor.shape[axis]
+    if is_onesided and not is_inverse:
+        size = size // 2 + 1
     dims = ctx.rule.dims(tensor)
     ctx.rule.fix(dims[axis])
     ctx.rule.fix(dims[-1])
     out = list(dims)
     if size != tensor.shape[axis]:
-        out[axis] = (ctx.rule.factor(size, fixed=True),)
-    if tensor.shape[-1] == 1:
+        out[axis] = (ctx.rule.factor(size, fixed=True),) if size != 1 else ()
+    if is_real:
+        out[-1] = ()
+    elif tensor.shape[-1] == 1:
         out[-1] = (ctx.rule.factor(2, fixed=True),)
-    return Result([(0, dims)], [out], passing="joint", traffic=(1.0, 1.0), attributes={"axis": axis})
+    attributes = {"axis": axis, "dft_length": length[0] if length else None}
+    return Result([(0, dims)], [out], passing="joint", traffic=(1.0, 1.0), attributes=attributes)
 
 
 @kind("TopK")

@@ -6,20 +6,19 @@ import functools
 import importlib.util
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from automap.runtime.interpreter import run
 from ir.blocks import find_units
-from ir.graph import Graph, Operator
+from ir.graph import Graph
 from ir.operators.experts import BALANCED_LOAD, COMBINE, DISPATCH, PRODUCT
 
 FORMS = (
@@ -137,28 +136,32 @@ def test_a_fused_parameter_of_gates_and_ups_becomes_two() -> None:
     assert {"layers.0.gate_up#0", "layers.0.gate_up#1", "layers.0.down", "layers.0.bias"} <= set(fused.tensors)
 
 
-# The graph, operator by operator, with torch
+# The graph with torch
 
 
 def evaluate(graph: Graph, parameters: Mapping[str, Tensor], ids: Tensor) -> Tensor:
     """The first output, for a batch of samples; every expert has a slot for every token."""
-    samples = len(ids)
-    values: dict[str, Any] = {}
-    for name, tensor in graph.tensors.items():
-        if tensor.role == "input":
-            values[name] = ids
-        elif tensor.role == "parameter":
-            values[name] = parameter(graph, parameters, name)
+    values = {t.name: parameter(graph, parameters, t.name) for t in graph.tensors.values() if t.role == "parameter"}
+    values |= {t.name: ids for t in graph.tensors.values() if t.role == "input"}
     with torch.no_grad():
-        for op in graph.operators:
-            if op.kind in RUN:
-                results = RUN[op.kind](op, dict(op.attributes), *[values[n] for n in op.inputs])
-            else:
-                shape = graph.tensors[op.outputs[0]].shape_at(samples)
-                results = SHAPED[op.kind](dict(op.attributes), shape, *[values[n] for n in op.inputs])
-            results = results if isinstance(results, (tuple, list)) else (results,)
-            values.update(zip(op.outputs, results, strict=True))
-    return values[graph.outputs[0]]
+        return run(with_room(graph), values, len(ids))[graph.outputs[0]]
+
+
+def with_room(graph: Graph) -> Graph:
+    """The graph with a slot of each expert for each token, so that none overflows."""
+    room, tensors = _mixtures().LENGTH, dict(graph.tensors)
+    for op in graph.operators:
+        if op.kind != COMBINE and (op.kind == DISPATCH or any(tensors[n] != graph.tensors[n] for n in op.inputs)):
+            for name in op.outputs:
+                experts, _, *rest = tensors[name].shape
+                tensors[name] = replace(tensors[name], shape=(experts, room, *rest))
+    operators = tuple(
+        replace(op, attributes=tuple(sorted({**dict(op.attributes), "capacity": room}.items())))
+        if op.kind in (DISPATCH, COMBINE)
+        else op
+        for op in graph.operators
+    )
+    return replace(graph, operators=operators, tensors=tensors)
 
 
 def parameter(graph: Graph, parameters: Mapping[str, Tensor], name: str) -> Tensor:
@@ -170,66 +173,3 @@ def parameter(graph: Graph, parameters: Mapping[str, Tensor], name: str) -> Tens
         return parameter(graph, parameters, whole).narrow(dim, start, stop - start)
     slices = sorted((start, n) for n, (whole, _, start, _) in graph.pieces.items() if whole == name)
     return torch.stack([parameters[n].detach() for _, n in slices])
-
-
-def dispatch(_op: Operator, attributes: dict[str, Any], x: Tensor, chosen: Tensor) -> Tensor:
-    """[e, (tokens), h]: a slot for every token, whose others are zero; samples need no telling apart."""
-    mine = (chosen.flatten(0, -2)[None] == torch.arange(attributes["num_experts"])[:, None, None]).any(-1)
-    return mine[..., None] * x.flatten(0, -2)[None]
-
-
-def combine(_op: Operator, _attributes: dict[str, Any], slots: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    index = chosen.flatten(0, -2)
-    found = slots[index, torch.arange(len(index))[:, None]]
-    return (found * weights.flatten(0, -2)[..., None]).sum(1).reshape(*chosen.shape[:-1], slots.shape[-1])
-
-
-def constant(_op: Operator, attributes: dict[str, Any]) -> Tensor:
-    value = np.asarray(attributes.get("value", 0.0), dtype=attributes["dtype"])
-    return torch.from_numpy(np.broadcast_to(value.reshape(-1) if value.size == 1 else value.reshape(
-        attributes["shape"]), attributes["shape"]).copy())  # fmt: skip
-
-
-def cut(_op: Operator, a: dict[str, Any], x: Tensor) -> Tensor:
-    bounds = zip(a["axes"], a["starts"], a["ends"], a["steps"], strict=True)
-    for axis, start, stop, step in bounds:
-        x = x[(slice(None),) * axis + (slice(start, stop, step),)]
-    return x
-
-
-def unsqueeze(_op: Operator, a: dict[str, Any], x: Tensor) -> Tensor:
-    for axis in a["axes"]:
-        x = x.unsqueeze(axis)
-    return x
-
-
-RUN: Mapping[str, Callable[..., Any]] = {
-    "Add": lambda _o, _a, x, y: x + y,
-    "Mul": lambda _o, _a, x, y: x * y,
-    "Div": lambda _o, _a, x, y: x / y,
-    "Sigmoid": lambda _o, _a, x: x.sigmoid(),
-    "Gelu": lambda _o, _a, x: functional.gelu(x),
-    "MatMul": lambda _o, _a, x, y: x @ y,
-    "Gemm": lambda _o, a, x, y: x @ (y.T if a.get("transB") else y),
-    "Softmax": lambda _o, a, x: x.softmax(a["axis"]),
-    "TopK": lambda _o, a, x: x.topk(a["k"], dim=-1),
-    "ReduceSum": lambda _o, a, x: x.sum(a["axes"], keepdim=bool(a["keepdims"])),
-    "LayerNormalization": lambda _o, _a, x, w, b: functional.layer_norm(x, w.shape, w, b),
-    "Gather": lambda _o, _a, x, i: x[i],
-    "GatherElements": lambda _o, a, x, i: x.gather(a["axis"], i),
-    "ScatterElements": lambda _o, a, x, i, y: x.scatter(a["axis"], i, y),
-    "Transpose": lambda _o, a, x: x.permute(a["perm"]),
-    "Unsqueeze": unsqueeze,
-    "Squeeze": lambda _o, a, x: x.squeeze(a["axes"]),
-    "Split": lambda _o, a, x: x.split(a["split"], dim=a["axis"]),
-    "Slice": cut,
-    "Constant": constant,
-    "ConstantOfShape": constant,
-    DISPATCH: dispatch,
-    PRODUCT: lambda _o, _a, x, w: x @ w,
-    COMBINE: combine,
-}
-SHAPED: Mapping[str, Callable[..., Any]] = {
-    "Reshape": lambda _a, shape, x: x.reshape(shape),
-    "Expand": lambda _a, shape, x: x.expand(shape),
-}

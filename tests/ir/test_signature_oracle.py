@@ -22,6 +22,7 @@ from ir.factors import BROADCAST, PARTIAL, gradient_placement, placement_text
 from ir.graph import Graph, Tensor
 from ir.linkage import operator_signatures
 from ir.operators import KINDS, make_operator
+from ir.operators.experts import COMBINE, DISPATCH
 
 
 def label(case):
@@ -163,6 +164,31 @@ def standardised(s, parts, dims, count, epsilon, centre=True):
     return [c * i for c, i in zip(centred, inverse, strict=True)], mean, inverse
 
 
+def statistics(s, parts, dims, count, epsilon, centre=True):
+    """Mean and inverse as results, which are used alike by all ranks."""
+    squares = [t / count for t in summed(s, [x * x for x in parts], dims, BROADCAST)]
+    if not centre:
+        inverses = [torch.rsqrt(q + epsilon) for q in squares]
+        return inverses, inverses
+    means = [t / count for t in summed(s, parts, dims, BROADCAST)]
+    return means, [torch.rsqrt(q - m * m + epsilon) for q, m in zip(squares, means, strict=True)]
+
+
+def skip_norm(s):
+    """The residual sum is local, its statistics are those of a normalisation."""
+    held = dict(zip(s.attributes.get("operands", range(len(s.parts))), s.parts, strict=True))
+    centre = "Simplified" not in s.op.kind
+    bias = held.get(4 if centre else 3)
+    joined = s.each(lambda *rows: sum(rows), *([held[0], held[1]] + ([] if bias is None else [bias])))
+    over = ((-1,), s.whole[0][-1], s.attributes.get("epsilon", 1e-12), centre)
+    found, _, _ = standardised(s, joined, *over)
+    found = s.each(torch.mul, found, held[2])
+    found = s.each(torch.add, found, held[3]) if centre and 3 in held else found
+    wanted = s.attributes.get("results", range(len(s.shapes)))
+    rows = statistics(s, joined, *over) if 1 in wanted else ([None] * s.ranks,) * 2
+    return [tuple(one[i] for i in wanted) for one in zip(found, *rows, joined, strict=True)]
+
+
 def affine(s, parts, view=lambda side: side):
     for index, operation in ((1, torch.mul), (2, torch.add)):
         if index < len(s.parts):
@@ -185,11 +211,9 @@ def norm(s):
         found = affine(s, found)
         if len(s.shapes) == 1:
             return [(y,) for y in found]
-        # The statistics as results are used alike by all ranks.
-        means = [t / count for t in summed(s, s.x, dims, BROADCAST)]
-        squares = [t / count for t in summed(s, [x * x for x in s.x], dims, BROADCAST)]
-        inverses = [torch.rsqrt(q - m * m + epsilon) for q, m in zip(squares, means, strict=True)]
-        return list(zip(found, means, inverses, strict=True))
+        return list(zip(found, *statistics(s, s.x, dims, count, epsilon), strict=True))
+    if "Skip" in kind:
+        return skip_norm(s)
     if kind == "InstanceNormalization":
         dims = tuple(range(2, rank))
         found, _, _ = standardised(s, s.x, dims, prod(shape[2:]), epsilon)
@@ -395,6 +419,13 @@ def lookup(s):
     return found
 
 
+def experts(s):
+    """Experts are split: each rank counts them from the first of its own."""
+    count = (s.shapes[0] if s.op.kind == DISPATCH else s.x[0].shape)[0]
+    chosen = [held - r * count for r, held in enumerate(s.parts[1])]
+    return replace(s, parts=[s.parts[0], chosen, *s.parts[2:]]).local()
+
+
 def queries(s):
     """Queries are split: each rank masks by the positions of its own."""
     plain = {k: v for k, v in s.attributes.items() if k not in ("is_causal", "left_window_size")}
@@ -420,6 +451,8 @@ def program(s):
         return FORMS[factor.collective.name](s)
     if s.op.kind == "Gather" and factor.summed:
         return lookup(s)
+    if s.op.kind in (DISPATCH, COMBINE) and factor.name == "e":
+        return experts(s)
     if s.op.kind == "Attention" and factor.name == "s" and not visible(s).all():
         return queries(s)
     return s.local()
@@ -584,7 +617,7 @@ def test_results_are_made_on_the_device_of_the_operands(case):
         assert (y.device.type, y.shape, y.dtype) == ("meta", wanted.shape, wanted.dtype)
 
 
-EXTRA = {"weights", "two dims", "running"}
+EXTRA = {"weights", "two dims", "running", "statistics"}
 """Cases with operands or results beyond what the rule prices."""
 
 

@@ -6,6 +6,7 @@ from automap.runtime.operators import (  # noqa: F401  (each module registers it
     contraction,
     elementwise,
     embedding,
+    experts,
     loss,
     normalization,
     pooling,

@@ -109,6 +109,19 @@ def gelu(use: Use) -> Tensor:
     return functional.gelu(use.x, approximate=use.text("approximate", "none"))
 
 
+@function("com.microsoft.Gelu", "com.microsoft.BiasGelu", "com.microsoft.FastGelu")
+def biased_gelu(use: Use) -> Tensor:
+    """Of the sum with a bias, where one is given; the fast one by tanh."""
+    how = "tanh" if use.kind == "com.microsoft.FastGelu" else "none"
+    return functional.gelu(reduce(torch.add, use.given()), approximate=how)
+
+
+@function("com.microsoft.QuickGelu")
+def quick_gelu(use: Use) -> Tensor:
+    """x * sigmoid(alpha x)."""
+    return use.x * torch.sigmoid(use.number("alpha", 1.702) * use.x)
+
+
 @function("IsInf")
 def is_inf(use: Use) -> Tensor:
     """Either sign, or one."""

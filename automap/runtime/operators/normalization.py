@@ -39,23 +39,57 @@ def _scaled(use: Use, x: Tensor, shape: Sequence[int] | None = None) -> Tensor:
 @function("LayerNormalization")
 def layer_norm(use: Use) -> list[Tensor]:
     """Over the dims from `axis` on; statistics in float32 as `stash_type` says by default."""
-    x = use.x
-    dims = tuple(range(use.integer("axis", -1) % x.ndim, x.ndim))
+    dims = tuple(range(use.integer("axis", -1) % use.x.ndim, use.x.ndim))
+    found, mean, inverse = _centred(use.x, dims, use.number("epsilon", 1e-5))
+    return [_scaled(use, found), mean, inverse]
+
+
+def _centred(x: Tensor, dims: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean 0 and variance 1 over `dims`; the mean and the inverse deviation, in float32 or wider."""
     wide = x if x.dtype == torch.float64 else x.float()
     mean = wide.mean(dims, keepdim=True)
     centred = wide - mean
-    inverse = torch.rsqrt((centred**2).mean(dims, keepdim=True) + use.number("epsilon", 1e-5))
-    return [_scaled(use, (centred * inverse).to(x.dtype)), mean, inverse]
+    inverse = torch.rsqrt((centred**2).mean(dims, keepdim=True) + epsilon)
+    return (centred * inverse).to(x.dtype), mean, inverse
 
 
 @function("RMSNormalization", "SimplifiedLayerNormalization")
 def rms_norm(use: Use) -> list[Tensor]:
     """Without the mean; the second and third result of the simplified kind are one statistic."""
-    x = use.x
-    dims = tuple(range(use.integer("axis", -1) % x.ndim, x.ndim))
+    dims = tuple(range(use.integer("axis", -1) % use.x.ndim, use.x.ndim))
+    found, inverse = _by_mean_square(use.x, dims, use.number("epsilon", 1e-5))
+    return [_scaled(use, found), inverse, inverse]
+
+
+def _by_mean_square(x: Tensor, dims: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor]:
+    """Mean square 1 over `dims`; the inverse root, in float32 or wider."""
     wide = x if x.dtype == torch.float64 else x.float()
-    inverse = torch.rsqrt((wide**2).mean(dims, keepdim=True) + use.number("epsilon", 1e-5))
-    return [_scaled(use, (wide * inverse).to(x.dtype)), inverse, inverse]
+    inverse = torch.rsqrt((wide**2).mean(dims, keepdim=True) + epsilon)
+    return (wide * inverse).to(x.dtype), inverse
+
+
+@function("com.microsoft.SkipLayerNormalization")
+def skip_layer_norm(use: Use) -> list[Tensor]:
+    """Layer normalisation of operand + skip + bias (0, 1, 4), by scale and shift (2, 3); the sum is the last result."""
+    joined = _joined(use, 4)
+    found, mean, inverse = _centred(joined, (-1,), use.number("epsilon", 1e-12))
+    shift = use.optional(3)
+    found = found * use.operand(2)
+    return [found if shift is None else found + shift, mean, inverse, joined]
+
+
+@function("com.microsoft.SkipSimplifiedLayerNormalization")
+def skip_rms_norm(use: Use) -> list[Tensor]:
+    """Likewise without mean and shift; the bias is operand 3."""
+    joined = _joined(use, 3)
+    found, inverse = _by_mean_square(joined, (-1,), use.number("epsilon", 1e-12))
+    return [found * use.operand(2), inverse, inverse, joined]
+
+
+def _joined(use: Use, bias: int) -> Tensor:
+    """Residual sum, with operand `bias` where it is given."""
+    found, side = use.x + use.operand(1), use.optional(bias)
+    return found if side is None else found + side
 
 
 @function("BatchNormalization")

@@ -1,4 +1,7 @@
-"""Pooling and padding. The output sizes are those of the shape rule, so that all rounding is decided in one place."""
+"""Pooling, padding and sampling at points.
+
+The output sizes are those of the shape rule, so that all rounding is decided in one place.
+"""
 
 from __future__ import annotations
 
@@ -133,3 +136,26 @@ def select_range(x: Tensor, dim: int, places: Sequence[int]) -> Tensor:
     if len(places) and list(places) == list(range(places[0], places[0] + len(places))):
         return x.narrow(dim, places[0], len(places))
     return x.index_select(dim, torch.tensor(list(places), dtype=torch.int64, device=x.device))
+
+
+@function("GridSample")
+def grid_sample(use: Use) -> Tensor:
+    """`x` at the points of a grid, whose coordinates run from -1 to 1, the last dim first."""
+    mode = use.text("mode", "linear")
+    how = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
+    if use.x.ndim == 5 and how == "bicubic":
+        raise refuse("cubic GridSample is not executed in three dims", use.name, "Export with linear.")
+    return functional.grid_sample(
+        use.x,
+        use.operand(1).to(use.x.dtype),
+        mode=how,
+        padding_mode=use.text("padding_mode", "zeros"),
+        align_corners=bool(use.integer("align_corners")),
+    )
+
+
+@function("AffineGrid")
+def affine_grid(use: Use) -> Tensor:
+    """Points of an image of `size`, moved by each sample's map."""
+    size = (use.x.shape[0], *use.ints("size")[1:])
+    return functional.affine_grid(use.x, list(size), align_corners=bool(use.integer("align_corners")))

@@ -80,3 +80,21 @@ def top_k(use: Use) -> list[Tensor]:
 def trilu(use: Use) -> Tensor:
     """The upper or lower triangle from diagonal `k`."""
     return (torch.triu if use.integer("upper", 1) else torch.tril)(use.x, use.integer("k"))
+
+
+@function("DFT")
+def fourier(use: Use) -> Tensor:
+    """Real and imaginary part are the last dim; half a spectrum where it is one-sided, back to real by its inverse."""
+    x, axis = use.x, use.integer("axis")
+    wide = x if x.dtype == torch.float64 else x.float()
+    signal = wide[..., 0] if x.shape[-1] == 1 else torch.complex(wide[..., 0], wide[..., 1])
+    inverse, onesided = use.integer("inverse"), use.integer("onesided")
+    length = use.integer("dft_length") or (2 * (x.shape[axis] - 1) if inverse and onesided else x.shape[axis])
+    found: Tensor
+    if inverse and onesided:
+        found = torch.fft.irfft(signal, length, axis).unsqueeze(-1)
+    elif onesided:
+        found = torch.view_as_real(torch.fft.rfft(signal, length, axis))
+    else:
+        found = torch.view_as_real((torch.fft.ifft if inverse else torch.fft.fft)(signal, length, axis))
+    return found.to(x.dtype)

@@ -1,0 +1,63 @@
+"""Mixture of experts: tokens to the slots of their experts, the experts' products, and back.
+
+An expert is counted from the first one that the operator holds. A choice outside them takes no slot, so that a rank
+that holds some of the experts subtracts the number of its first one from the choices.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from automap.runtime.operators.base import Use, function
+from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
+
+
+def _by_sample(x: Tensor, samples: int, batch_dim: int) -> Tensor:
+    """[samples, tokens of one, last dim] of `[tokens ..., last dim]`; samples are the major part of `batch_dim`."""
+    shape = (*x.shape[:batch_dim], samples, -1, *x.shape[batch_dim + 1 :])
+    return x.reshape(shape).movedim(batch_dim, 0).flatten(1, -2)
+
+
+def _slots(chosen: Tensor, experts: int, capacity: int) -> Tensor:
+    """[samples, tokens k]: the slot of a sample that each choice takes, `experts * capacity` where it gets none."""
+    flat = chosen.flatten(1)
+    mine = flat[..., None] == torch.arange(experts, device=chosen.device)
+    place = (mine.cumsum(1) * mine).sum(-1) - 1
+    return torch.where((place >= 0) & (place < capacity), flat * capacity + place, experts * capacity)
+
+
+@function(DISPATCH)
+def dispatch(use: Use) -> Tensor:
+    """`[e, (b c), h]` of tokens `[..., h]` and choices `[..., k]`; slots that nobody takes are zero."""
+    capacity, batch_dim = use.integer("capacity"), use.integer("batch_dim")
+    experts, slots, width = use.shapes[0]
+    samples = slots // capacity
+    chosen = _by_sample(use.operand(1), samples, batch_dim)
+    rows = _by_sample(use.x, samples, batch_dim).repeat_interleave(chosen.shape[-1], 1)
+    index = _slots(chosen, experts, capacity)[..., None].expand_as(rows)
+    taken = rows.new_zeros(samples, experts * capacity + 1, width).scatter(1, index, rows)
+    return taken[:, :-1].reshape(samples, experts, capacity, width).transpose(0, 1).flatten(1, 2)
+
+
+@function(PRODUCT)
+def grouped_matmul(use: Use) -> Tensor:
+    """Each expert's slots times its weight."""
+    return use.x @ use.operand(1)
+
+
+@function(COMBINE)
+def combine(use: Use) -> Tensor:
+    """`[..., h]`: the slots of each token's experts, times their weights, added up."""
+    capacity, batch_dim = use.integer("capacity"), use.integer("batch_dim")
+    experts, slots, width = use.x.shape
+    samples = slots // capacity
+    chosen, weights = (_by_sample(use.operand(i), samples, batch_dim) for i in (1, 2))
+    rows = use.x.reshape(experts, samples, capacity, width).transpose(0, 1).flatten(1, 2)
+    rows = functional.pad(rows, (0, 0, 0, 1))
+    index = _slots(chosen, experts, capacity)[..., None].expand(-1, -1, width)
+    found = (rows.gather(1, index).reshape(*weights.shape, width) * weights[..., None]).sum(-2)
+    lead = list(use.shapes[0][:-1])
+    lead[batch_dim] //= samples
+    return found.reshape(samples, *lead, width).movedim(0, batch_dim).reshape(use.shapes[0])
