@@ -338,3 +338,29 @@ def test_sequences_of_known_length():
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     loaded = load_model(model.SerializeToString())
     assert loaded.tensors["z"].shape_at(5) == (5, 4)
+
+
+def looked_up(batch: int, places: list[int]) -> bytes:
+    """`y[arange(b)[:, None, None], places]` as the newer exporter writes it."""
+    pairs = np.array([[[[sample, place] for place in places]] for sample in range(batch)])
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("GatherND", ["y", "pairs"], ["z"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 4])],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
+        [
+            helper.make_tensor("w", TensorProto.FLOAT, [4, 5], np.arange(20.0)),
+            helper.make_tensor("pairs", TensorProto.INT64, pairs.shape, pairs.reshape(-1)),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+
+
+@pytest.mark.parametrize(("places", "kind"), [([0, 1, 2], "Reshape"), ([2, 0], "Gather")])
+def test_pairs_of_sample_and_place_look_up_in_each_sample(places, kind):
+    graphs = [load_model(looked_up(batch, places)) for batch in (1, 3)]
+    assert structure(graphs[0]) == structure(graphs[1])
+    operator = graphs[0].operators[-1]
+    assert operator.kind == kind
+    assert graphs[0].tensors["z"].shape_at(3) == (3, 1, len(places), 5)
+    assert not operator.rule.factors[operator.rule.outputs[0][0][0]].fixed
