@@ -285,6 +285,10 @@ class _Importer:
                 sizes = tuple(int(v) for v in shape.reshape(-1))
                 builder.add_tensor(Tensor(name=node.outputs[0], shape=sizes, dtype=dtype, role=role))
                 return
+        # Constants of floats are repeated for each sample like tensors; those of integers may be indices or sizes.
+        known = builder.values.get(inputs[0]) if node.kind == "Expand" and len(inputs) > 1 else None
+        if known is not None and known.dtype.kind == "f" and self._elide_expand(node, inputs):
+            return
         if self._fold(node, inputs):
             return
         attributes = self._attributes(node)
@@ -524,9 +528,10 @@ class _Importer:
         It is the same graph then whether the file was exported at one sample, at many or with a symbolic batch.
         """
         builder = self.builder
-        tensor, target = builder.tensors.get(inputs[0]), builder.values.get(inputs[1])
-        if tensor is None or target is None:
+        target = builder.values.get(inputs[1])
+        if target is None or (inputs[0] not in builder.tensors and inputs[0] not in builder.values):
             return False
+        tensor = builder.operand(inputs[0])
         wanted = [int(v) for v in target.reshape(-1)]
         shape = tensor.shape_at(builder.export_batch)
         if len(wanted) > len(shape):
@@ -534,8 +539,10 @@ class _Importer:
         offset = len(shape) - len(wanted)
         for i, want in enumerate(wanted):
             size = shape[offset + i]
-            leads = offset + i == 0 and tensor.batch_dim is None and size == 1 and want == builder.export_batch
-            if want not in (1, size) and not leads:
+            # Of `[s, b, h]`, what all samples share is a constant of three dims.
+            leads = offset + i == 0 or (offset + i == 1 and len(shape) == 3 and tensor.role == "constant")
+            repeats = leads and tensor.batch_dim is None and size == 1 and want == builder.export_batch
+            if want not in (1, size) and not repeats:
                 return False
         self.alias[node.outputs[0]] = inputs[0]
         return True
