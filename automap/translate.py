@@ -192,7 +192,8 @@ def _recompute(evaluator: Evaluator, segments: Sequence[Segment], names: Sequenc
     found: list[str] = []
     for group in groups.values():
         glob = _glob(group)
-        found += [glob] if set(select(glob, names)) <= inside else group
+        # A star stays within one component: modules at different depths have no glob that names them all.
+        found += [glob] if set(group) <= set(select(glob, names)) <= inside else group
     return tuple(dict.fromkeys(found))
 
 

@@ -87,7 +87,8 @@ class GraphBuilder:
         """Whether a float parameter is behind the tensor."""
         return name in self._gradients
 
-    def _operand(self, name: str) -> Tensor:
+    def operand(self, name: str) -> Tensor:
+        """The tensor or known constant of this name."""
         if name in self.tensors:
             return self.tensors[name]
         value = self.values[name]
@@ -178,7 +179,7 @@ class GraphBuilder:
         """`name` with the batch in `dim`."""
         fresh = f"{name}#batch"
         if fresh not in self.tensors:
-            shape = self._operand(name).shape
+            shape = self.operand(name).shape
             self.add("Expand", [name], [fresh], name=fresh, attributes={"shape": shape, "batch_dim": dim})
         return fresh
 
@@ -208,7 +209,7 @@ class GraphBuilder:
         names = list(inputs)
         base = f"{scope}/{kind}" if scope else name or outputs[0]
         for _ in range(2 * len(names) + 2):
-            tensors = [self._operand(n) if n else None for n in names]
+            tensors = [self.operand(n) if n else None for n in names]
             values = [self.values.get(n) if n else None for n in names]
             roles = {t.role for t in tensors if t is not None}
             is_constant = roles <= {"constant", "buffer"} and not kind.startswith("Random")

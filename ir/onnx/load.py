@@ -285,6 +285,10 @@ class _Importer:
                 sizes = tuple(int(v) for v in shape.reshape(-1))
                 builder.add_tensor(Tensor(name=node.outputs[0], shape=sizes, dtype=dtype, role=role))
                 return
+        # Constants of floats are repeated for each sample like tensors; those of integers may be indices or sizes.
+        known = builder.values.get(inputs[0]) if node.kind == "Expand" and len(inputs) > 1 else None
+        if known is not None and known.dtype.kind == "f" and self._elide_expand(node, inputs):
+            return
         if self._fold(node, inputs):
             return
         attributes = self._attributes(node)
@@ -298,7 +302,7 @@ class _Importer:
             return
         if node.kind == "Gather" and (self._gather_samples(node, inputs) or self._gather_own(node, inputs)):
             return
-        if node.kind == "GatherND" and self._gather_own(node, inputs):
+        if node.kind == "GatherND" and (self._gather_pairs(node, inputs) or self._gather_own(node, inputs)):
             return
         if node.kind == "ScatterND" and self._scatter_samples(node, inputs):
             return
@@ -524,9 +528,10 @@ class _Importer:
         It is the same graph then whether the file was exported at one sample, at many or with a symbolic batch.
         """
         builder = self.builder
-        tensor, target = builder.tensors.get(inputs[0]), builder.values.get(inputs[1])
-        if tensor is None or target is None:
+        target = builder.values.get(inputs[1])
+        if target is None or (inputs[0] not in builder.tensors and inputs[0] not in builder.values):
             return False
+        tensor = builder.operand(inputs[0])
         wanted = [int(v) for v in target.reshape(-1)]
         shape = tensor.shape_at(builder.export_batch)
         if len(wanted) > len(shape):
@@ -534,8 +539,10 @@ class _Importer:
         offset = len(shape) - len(wanted)
         for i, want in enumerate(wanted):
             size = shape[offset + i]
-            leads = offset + i == 0 and tensor.batch_dim is None and size == 1 and want == builder.export_batch
-            if want not in (1, size) and not leads:
+            # Of `[s, b, h]`, what all samples share is a constant of three dims.
+            leads = offset + i == 0 or (offset + i == 1 and len(shape) == 3 and tensor.role == "constant")
+            repeats = leads and tensor.batch_dim is None and size == 1 and want == builder.export_batch
+            if want not in (1, size) and not repeats:
                 return False
         self.alias[node.outputs[0]] = inputs[0]
         return True
@@ -575,19 +582,48 @@ class _Importer:
         reshape(entry, result, (*lead, *own.shape, *tail))
         return True
 
+    def _is_by_sample(self, value: Value) -> bool:
+        """Whether index tuples are `(sample, places...)`, with the same places for each sample in turn."""
+        if value.ndim < 2 or value.shape[-1] < 2 or value.shape[0] != self.builder.export_batch:
+            return False
+        samples = np.arange(len(value)).reshape(-1, *[1] * (value.ndim - 2))
+        own = value[:1, ..., 1:]
+        return bool((value[..., 0] == samples).all() and (value[..., 1:] == own).all())
+
+    def _gather_pairs(self, node: Node, inputs: Sequence[str]) -> bool:
+        """`x[arange(b)[:, None], places]` with known places: a look-up along dim 1, the same for each sample.
+
+        Masks of transformers are exported like that.
+        """
+        builder = self.builder
+        data, value = builder.tensors.get(inputs[0]), builder.values.get(inputs[1])
+        if data is None or data.batch_dim != 0 or data.shape[0] != 1 or value is None or value.shape[-1:] != (2,):
+            return False
+        if node.attributes.get("batch_dims") or not self._is_by_sample(value):
+            return False
+        places, out = value[0, ..., 1], node.outputs[0]
+        if np.array_equal(places.reshape(-1), np.arange(data.shape[1])):
+            builder.constant(f"{out}#shape", np.asarray([builder.export_batch, *places.shape, *data.shape[2:]]))
+            builder.add("Reshape", [inputs[0], f"{out}#shape"], [out], name=node.name, scope=node.scope)
+        else:
+            builder.constant(f"{out}#places", np.ascontiguousarray(places))
+            builder.add(
+                "Gather",
+                [inputs[0], f"{out}#places"],
+                [out],
+                name=node.name,
+                scope=node.scope,
+                attributes={"axis": 1},
+            )
+        return True
+
     def _scatter_samples(self, node: Node, inputs: Sequence[str]) -> bool:
         """`x[arange(b), places] = y` with known places: the batch is moved behind the dims that are looked into."""
         builder = self.builder
         value = builder.values.get(inputs[1])
-        if value is None or value.ndim < 2 or value.shape[-1] < 2 or node.attributes.get("reduction", "none") != "none":
+        if value is None or not self._is_by_sample(value) or node.attributes.get("reduction", "none") != "none":
             return False
-        samples = np.arange(builder.export_batch).reshape(-1, *[1] * (value.ndim - 2))
-        whole = value.shape[0] == builder.export_batch and np.array_equal(
-            value[..., 0], np.broadcast_to(samples, value.shape[:-1])
-        )
         operands = [builder.tensors.get(n) or builder.values.get(n) for n in (inputs[0], inputs[2])]
-        if not whole or not np.array_equal(value[..., 1:], np.broadcast_to(value[:1, ..., 1:], value[..., 1:].shape)):
-            return False
         if any(o is None for o in operands):
             return False
         out, depth, lead = node.outputs[0], value.shape[-1], value.ndim - 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ir.operators.base import Context, Dims, MissingBatch, Result, Unsupported, all_reduce, kind
+from ir.operators.base import BakedBatch, Context, Dims, MissingBatch, Result, Unsupported, all_reduce, kind
 
 
 @kind("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
@@ -25,6 +25,9 @@ def cross_entropy(ctx: Context) -> Result:
             collective=all_reduce("cross_entropy", rows, floats, has_batch=scores.batch_dim is not None, backward=0.0),
         )
     rest: Dims = [f for d, f in enumerate(dims) if d != dim]
+    known = ctx.value(1)
+    if known is not None and len(rows) == known.ndim == 1 and known.size == rows[0] * ctx.export_batch != rows[0]:
+        raise BakedBatch(1, 0, rows[0])
     if dim == scores.batch_dim and scores.shape[dim] == 1 and tuple(rows) == labels.shape:
         # Scores of samples against each other, transposed: the row of one sample.
         rule.fix([rule.batch()])

@@ -1,10 +1,12 @@
 import json
+from dataclasses import replace
 
 import jsonschema
 import numpy as np
 import pytest
 
 from automap.errors import PlanError
+from automap.names import matches
 from automap.plan import Plan, format_devices, parse_devices, plan_schema
 from automap.price.estimate import annotate, estimate_choice, price
 from automap.templates import templates
@@ -49,6 +51,23 @@ def test_encode_is_the_inverse_of_decode(gpt, light_graph, space):
             values = s.encode(plan)
             assert values is not None
             assert s.decode(values) == plan
+
+
+def test_equal_blocks_at_different_depths_are_named_one_by_one(gpt, space):
+    graph = gpt(layers=4)
+    depths = {"h.0": "encoder.blocks.0.0", "h.1": "encoder.blocks.0.1", "h.2": "middle", "h.3": "decoder.layers.0"}
+
+    def moved(text: str) -> str:
+        module, inside = text[:3], text[3:]
+        return depths.get(module, module) + inside
+
+    operators = tuple(replace(op, name=moved(op.name), scope=moved(op.scope)) for op in graph.operators)
+    graph = replace(graph, operators=operators)
+    s = space(graph, "2xA100", 4, training={"trainer": "ddp"}, pp=1, recompute="selective")
+    plan = s.decode(s.random(np.random.default_rng(0)))
+    for module in depths.values():
+        assert any(matches(glob, f"{module}.attn/Softmax") for glob in plan.stages[0].recompute), module
+    assert s.encode(plan) is not None
 
 
 def test_every_template_encodes(gpt, space):

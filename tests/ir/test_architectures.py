@@ -151,6 +151,49 @@ class Residual(nn.Module):
         return self.head(torch.cat((y, functional.pad(z[..., 1:], (0, 1))), 1))
 
 
+class Unrolled(nn.Module):
+    """A recurrent cell in a loop, its first state made for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.LSTMCell(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, c = x.new_zeros(x.shape[0], 2 * WIDTH), x.new_zeros(x.shape[0], 2 * WIDTH)
+        for t in range(3):
+            h, c = self.cell(x[:, t], (h, c))
+        return self.head(h)
+
+
+class RelativePlaces(nn.Module):
+    """XLNet: sequence first, what is known of places repeated for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.q, self.r = (nn.Parameter(torch.ones(WIDTH, HEADS, WIDTH // HEADS)) for _ in range(2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids.transpose(0, 1))
+        angles = torch.arange(2.0 * LENGTH)[:, None] * torch.arange(1.0, 1 + WIDTH)
+        places = angles.sin()[:, None].expand(-1, ids.shape[0], -1)
+        q, r = (torch.einsum("ibh,hnd->ibnd", y, w) for y, w in ((x, self.q), (places, self.r)))
+        return torch.einsum("ibnd,jbnd->bnij", q, r).sum((1, 3))
+
+
+class Contrastive(nn.Module):
+    """Samples against each other; the loss inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, 4), nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.a(x[:, 0]) @ self.b(x[:, 1]).t()
+        own = torch.arange(scores.shape[0])
+        return functional.cross_entropy(scores, own) + functional.cross_entropy(scores.t(), own)
+
+
 def ids(n: int) -> Tensor:
     return torch.zeros(n, LENGTH, dtype=torch.long)
 
@@ -173,11 +216,17 @@ BUILDERS = {
     "repeated": (Repeated, sequence, 0),
     "residual": (Residual, lambda n: torch.zeros(n, 4, 6, 6), 0),
 }
+WITH_CONSTANTS = {
+    "unrolled": (Unrolled, sequence, 0),
+    "relative_places": (RelativePlaces, ids, 0),
+    "contrastive": (Contrastive, sequence, 0),
+}
+MODULES = BUILDERS | WITH_CONSTANTS
 BATCHED = [n for n in BUILDERS if not n.startswith("bags")]
 
 
 def build(name: str, batch: int) -> tuple[nn.Module, Tensor, int]:
-    factory, inputs, place = BUILDERS[name]
+    factory, inputs, place = MODULES[name]
     torch.manual_seed(0)
     return factory().eval(), inputs(batch), place
 
@@ -198,7 +247,7 @@ def export(name: str, batch: int, *, symbolic: bool = False, weights: bool = Tru
 
 
 def load(name: str, batch: int, **options: object):
-    return load_model(export(name, batch, **options), batch_dims={"data": BUILDERS[name][2]})
+    return load_model(export(name, batch, **options), batch_dims={"data": MODULES[name][2]})
 
 
 def flops(name: str) -> float:
@@ -253,6 +302,14 @@ def test_every_product_divides_by_samples(name):
 
 def _is_batch(op, index):
     return op.rule.factors[index].is_batch
+
+
+@pytest.mark.parametrize("name", WITH_CONSTANTS)
+def test_constants_made_for_each_exported_sample(name):
+    """What is alike for all samples is computed once, whatever batch the file was exported at."""
+    one = load(name, 1)
+    assert structure(load(name, 4)) == structure(one)
+    assert one.forward_flops == pytest.approx(flops(name), rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["residual", "normalised", "speech"])
@@ -338,3 +395,29 @@ def test_sequences_of_known_length():
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     loaded = load_model(model.SerializeToString())
     assert loaded.tensors["z"].shape_at(5) == (5, 4)
+
+
+def looked_up(batch: int, places: list[int]) -> bytes:
+    """`y[arange(b)[:, None, None], places]` as the newer exporter writes it."""
+    pairs = np.array([[[[sample, place] for place in places]] for sample in range(batch)])
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("GatherND", ["y", "pairs"], ["z"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 4])],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
+        [
+            helper.make_tensor("w", TensorProto.FLOAT, [4, 5], np.arange(20.0)),
+            helper.make_tensor("pairs", TensorProto.INT64, pairs.shape, pairs.reshape(-1)),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+
+
+@pytest.mark.parametrize(("places", "kind"), [([0, 1, 2], "Reshape"), ([2, 0], "Gather")])
+def test_pairs_of_sample_and_place_look_up_in_each_sample(places, kind):
+    graphs = [load_model(looked_up(batch, places)) for batch in (1, 3)]
+    assert structure(graphs[0]) == structure(graphs[1])
+    operator = graphs[0].operators[-1]
+    assert operator.kind == kind
+    assert graphs[0].tensors["z"].shape_at(3) == (3, 1, len(places), 5)
+    assert not operator.rule.factors[operator.rule.outputs[0][0][0]].fixed
