@@ -29,6 +29,8 @@ DTYPES: Mapping[int, str] = {
 }  # fmt: skip
 """`TensorProto.DataType` -> name."""
 
+PYTORCH = "pytorch"
+"""Name of the producer whose exporters' habits are known: what they merge, fold and rename is given back."""
 KIND_KEY = "pkg.torch.export.graph_signature.InputSpec.kind"
 SCOPE_KEY = "pkg.torch.onnx.name_scopes"
 COMMON_BUFFERS = frozenset(
@@ -36,6 +38,9 @@ COMMON_BUFFERS = frozenset(
      "relative_coords_table", "running_mean", "running_var", "num_batches_tracked"}
 )  # fmt: skip
 """Names that modules give to tensors that are not trained, where the exporter no longer says so."""
+FILLED_KEY, CONTENT_KEY, TURNED_KEY = "automap.filled", "automap.content", "automap.turned"
+"""On a weight that was stripped: "1" if all its elements were equal; a number that weights of equal elements share; the
+one that a weight equal to its transpose has."""
 FOLDED_KEY = "pkg.onnxscript.optimizer.folded_from"
 """On a value that the exporter's optimiser computed: the names of what it was computed from."""
 
@@ -163,7 +168,7 @@ def small_value(tensor: Any) -> Value | None:
         count *= size
     if count > MAX_VALUE_ELEMENTS or dtype_name(tensor.data_type) in ("string", "float8", "complex64"):
         return None
-    if count and dtype_name(tensor.data_type).startswith(("float", "bfloat")) and not _has_data(tensor):
+    if count and dtype_name(tensor.data_type).startswith(("float", "bfloat")) and not has_data(tensor):
         return None
     try:
         value: Value = numpy_helper.to_array(tensor)
@@ -175,7 +180,8 @@ def small_value(tensor: Any) -> Value | None:
 DATA_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "raw_data", "double_data", "uint64_data")
 
 
-def _has_data(tensor: Any) -> bool:
+def has_data(tensor: Any) -> bool:
+    """Whether the numbers of a tensor stand in the file."""
     return any(len(getattr(tensor, name)) for name in DATA_FIELDS)
 
 
@@ -436,7 +442,7 @@ def _unmerged(
         is_copy = (
             name.startswith("onnx::")
             and source in tensors
-            and not _is_filled(tensors[source])
+            and not is_filled(tensors[source])
             and not _is_sibling(scopes.get(source, ""), scopes.get(name, ""))
         )
         if node.kind != "Identity" or node.scope or not node.name.startswith("Identity_") or is_copy:
@@ -480,14 +486,24 @@ def _mark_weights(nodes: Iterable[Node], inputs: dict[str, Declared]) -> None:
             inputs[name].kind = "USER_INPUT"
 
 
-def _is_filled(tensor: Any) -> bool:
-    """Whether all elements are equal (a fresh bias or scale)."""
+def is_filled(tensor: Any) -> bool:
+    """Whether all elements are equal (a fresh bias or scale); a stripped file says it in metadata."""
+    if not has_data(tensor):
+        return _metadata(tensor).get(FILLED_KEY) == "1"
     raw = tensor.raw_data
     if not raw:
         value = numpy_helper.to_array(tensor).reshape(-1)
         return bool((value == value[:1]).all())
     width = len(raw) // max(prod(tensor.dims), 1)
     return bool(raw == raw[:width] * (len(raw) // max(width, 1)))
+
+
+def content(tensor: Any, *, turned: bool = False) -> object:
+    """What is equal for tensors of equal numbers (of the transposed matrix, if `turned`); None where it is unknown."""
+    if not has_data(tensor):
+        return _metadata(tensor).get(TURNED_KEY if turned else CONTENT_KEY)
+    value = numpy_helper.to_array(tensor)
+    return np.ascontiguousarray(value.T if turned else value).tobytes()
 
 
 def _separate(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str, Any]) -> None:
@@ -505,11 +521,11 @@ def _separate(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str
     for name, places in readers.items():
         if len({node.scope for node, _ in places}) < 2 or name not in tensors:
             continue
-        is_filled = _is_filled(tensors[name])
+        fresh = is_filled(tensors[name])
         owner, _, leaf = name.rpartition(".")
         first = owner if any(node.scope == owner for node, _ in places) else places[0][0].scope
         for node, i in places:
-            if node.scope != first and (is_filled or _is_sibling(node.scope, first)):
+            if node.scope != first and (fresh or _is_sibling(node.scope, first)):
                 own = f"{node.scope}.{leaf}"
                 while own in stored and stored[own].shape != stored[name].shape:
                     own += "_"
@@ -519,16 +535,19 @@ def _separate(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str
 
 def _alias_copies(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str, Any]) -> None:
     """A layer that runs several times has its weight transposed at export once a run: the copies are one."""
-    first: dict[tuple[int, tuple[int, ...], bytes], str] = {}
+    first: dict[tuple[int, tuple[int, ...], object], str] = {}
     alias: dict[str, str] = {}
     scopes = _reader_scopes(nodes)
     for name, given in stored.items():
-        if not name.startswith("onnx::") or len(given.shape) < 2 or name not in tensors or not tensors[name].raw_data:
+        if not name.startswith("onnx::") or len(given.shape) < 2 or name not in tensors:
             continue
-        key = (tensors[name].data_type, given.shape, tensors[name].raw_data)
+        same = content(tensors[name])
+        if same is None:
+            continue
+        key = (tensors[name].data_type, given.shape, same)
         other = first.setdefault(key, name)
         siblings = _is_sibling(scopes.get(name, ""), scopes.get(other, ""))
-        if other != name and not siblings and not _is_filled(tensors[name]):
+        if other != name and not siblings and not is_filled(tensors[name]):
             alias[name] = first[key]
     for node in nodes if alias else ():
         node.inputs[:] = [alias.get(n, n) for n in node.inputs]
@@ -610,14 +629,15 @@ def _tied(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str, An
     matrices = [n for n, s in stored.items() if len(s.shape) == 2 and s.dtype.startswith("float") and n in tensors]
     copies = {n: stored[n].shape for n in matrices if n.startswith("onnx::")}
     wanted = set(copies.values())
-    originals: dict[tuple[tuple[int, ...], bytes], str] = {}
+    originals: dict[tuple[tuple[int, ...], object], str] = {}
     for name in matrices:
-        if name not in copies and stored[name].shape[::-1] in wanted and not _is_filled(tensors[name]):
-            turned = np.ascontiguousarray(numpy_helper.to_array(tensors[name]).T)
-            originals[(turned.shape, turned.tobytes())] = name
+        if name not in copies and stored[name].shape[::-1] in wanted and not is_filled(tensors[name]):
+            turned = content(tensors[name], turned=True)
+            if turned is not None:
+                originals[(stored[name].shape[::-1], turned)] = name
     made: list[Node] = []
     for name, shape in copies.items() if originals else ():
-        original = originals.get((shape, numpy_helper.to_array(tensors[name]).tobytes()))
+        original = originals.get((shape, content(tensors[name])))
         if original is not None:
             made.append(Node("Transpose", [original], [name], {"perm": (1, 0)}))
             del stored[name]
@@ -655,7 +675,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         s.kind in ("PARAMETER", "BUFFER") for s in stored.values()
     )
     nodes = reader.nodes
-    if model.producer_name == "pytorch":
+    if model.producer_name == PYTORCH:
         if marked:
             _separate(nodes, stored, tensors)
         else:
@@ -673,5 +693,5 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         outputs={v.name: declared(v) for v in graph.output},
         declared=inner,
         has_metadata=marked,
-        names_state=model.producer_name == "pytorch" and not marked,
+        names_state=model.producer_name == PYTORCH and not marked,
     )

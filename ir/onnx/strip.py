@@ -2,8 +2,8 @@
 
 The stripped file imports to an equal Graph. Dropped: the data of every tensor whose value the importer does not read
 (parameters, buffers, constants of more than `MAX_VALUE_ELEMENTS` elements), references to external data, training
-graphs, doc strings, the producer, stack traces and all metadata but module names and roles. Kept: names, attributes,
-and small constants (shapes, scales, masks).
+graphs, doc strings, the producer (but for PyTorch, whose habits the importer knows), stack traces and all metadata but
+module names and roles. Kept: names, attributes, and small constants (shapes, scales, masks).
 
 Weights are cut out of the bytes before protobuf sees them, so that a file of any size is stripped in little memory;
 external data is never opened.
@@ -12,6 +12,7 @@ external data is never opened.
 from __future__ import annotations
 
 import mmap
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -24,10 +25,28 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from ir.build import MAX_VALUE_ELEMENTS
 from ir.onnx.costs import COST_KEYS
 from ir.onnx.guard import Limits, check, refuse
-from ir.onnx.nodes import DATA_FIELDS, FOLDED_KEY, KIND_KEY, SCOPE_KEY, read_model
+from ir.onnx.nodes import (
+    CONTENT_KEY,
+    DATA_FIELDS,
+    FILLED_KEY,
+    FOLDED_KEY,
+    KIND_KEY,
+    PYTORCH,
+    SCOPE_KEY,
+    TURNED_KEY,
+    content,
+    has_data,
+    is_filled,
+    read_model,
+)
 from ir.parameters import roles_without_metadata, stored_role
 
-KEPT_METADATA = frozenset({KIND_KEY, SCOPE_KEY, FOLDED_KEY, *COST_KEYS})
+KEPT_METADATA = frozenset({KIND_KEY, SCOPE_KEY, FOLDED_KEY, FILLED_KEY, CONTENT_KEY, TURNED_KEY, *COST_KEYS})
+MAX_COMPARED_BYTES = 1 << 30
+"""Weights of files up to this size, by exporters that do not mark parameters, are compared with each other before they
+go: only their numbers tell a tied head from another one."""
+FLOATS = frozenset({1, 10, 11, 16})
+"""`TensorProto.DataType` of weights."""
 LARGE_BYTES = 16 * MAX_VALUE_ELEMENTS
 """No value that the importer reads takes more."""
 
@@ -83,8 +102,9 @@ def strip_file(path: Path, *, parameters: Sequence[str] = ()) -> Stripped:
 def strip(data: memoryview | bytes, *, parameters: Sequence[str] = ()) -> Stripped:
     """Strips the bytes of a file; see `strip_file`."""
     model = onnx.ModelProto()
+    is_compared = len(data) <= MAX_COMPARED_BYTES and re.search(re.escape(KIND_KEY.encode()), data) is None
     try:
-        model.ParseFromString(b"".join(_without_large(memoryview(data), "model")))
+        model.ParseFromString(bytes(data) if is_compared else b"".join(_without_large(memoryview(data), "model")))
     except (DecodeError, IndexError, RuntimeError):
         raise refuse(
             "the file is not an ONNX model or is truncated",
@@ -92,6 +112,8 @@ def strip(data: memoryview | bytes, *, parameters: Sequence[str] = ()) -> Stripp
             "Give the complete file as the exporter wrote it.",
         ) from None
     outside = {t.name for t in model.graph.initializer if _is_external(t)}
+    if model.producer_name == PYTORCH:
+        _compare(model)
     _clean(model)
     check(model, Limits())
     dropped, kept = _drop_weights(model, outside, parameters)
@@ -156,14 +178,33 @@ def _without_large(view: memoryview, kind: str) -> Iterator[bytes | memoryview]:
 # Messages
 
 
+def _compare(model: Any) -> None:
+    """Notes on weights what the reader would see in their numbers: which are equal, and which are fresh."""
+    weights = [t for t in model.graph.initializer if has_data(t) and not _is_external(t) and t.data_type in FLOATS]
+    numbers: dict[object, int] = {}
+    for tensor in weights:
+        if is_filled(tensor):
+            tensor.metadata_props.add(key=FILLED_KEY, value="1")
+        elif tensor.name.startswith("onnx::") and len(tensor.dims) > 1:
+            same = numbers.setdefault(content(tensor), len(numbers))
+            tensor.metadata_props.add(key=CONTENT_KEY, value=str(same))
+    for tensor in weights if numbers else ():
+        if not tensor.name.startswith("onnx::") and len(tensor.dims) == 2 and not is_filled(tensor):
+            turned = numbers.get(content(tensor, turned=True))
+            if turned is not None:
+                tensor.metadata_props.add(key=TURNED_KEY, value=str(turned))
+
+
 def _is_external(tensor: Any) -> bool:
     return tensor.data_location == onnx.TensorProto.EXTERNAL or len(tensor.external_data) > 0
 
 
 def _clean(model: Any) -> None:
     """Removes what tells of the machine and the program that wrote the file, and large data that is left."""
-    for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string", "training_info"):
+    for name in ("producer_version", "domain", "model_version", "doc_string", "training_info"):
         model.ClearField(name)
+    if model.producer_name != PYTORCH:
+        model.ClearField("producer_name")
     for tensor in _walk(model):
         if _is_external(tensor) or prod(tensor.dims) > MAX_VALUE_ELEMENTS:
             _clear(tensor)

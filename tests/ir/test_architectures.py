@@ -337,7 +337,7 @@ def test_fresh_weights_that_the_newer_exporter_merges(name):
     # It drops biases of zeros: those of the attention.
     dropped = sum(p.numel() for n, p in module.named_parameters() if n.endswith(("in_proj_bias", "out_proj.bias")))
     missing = sum(p.numel() for p in module.parameters()) - graph.num_parameters
-    assert missing in (0, dropped)
+    assert 0 <= missing <= dropped
     assert graph.forward_flops == pytest.approx(flops(name), rel=0.01)
 
 
