@@ -535,7 +535,11 @@ class _Importer:
         wanted = [int(v) for v in target.reshape(-1)]
         shape = tensor.shape_at(builder.export_batch)
         if len(wanted) > len(shape):
-            return False
+            if tensor.batch_dim is not None or wanted[0] != builder.export_batch or wanted[0] == 1:
+                return False
+            once = builder.constant(f"{node.outputs[0]}#shape", np.asarray([1, *wanted[1:]]))
+            builder.add("Expand", [inputs[0], once], [node.outputs[0]], name=node.name, scope=node.scope)
+            return True
         offset = len(shape) - len(wanted)
         for i, want in enumerate(wanted):
             size = shape[offset + i]

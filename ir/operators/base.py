@@ -175,6 +175,20 @@ class Context:
         """The known value of operand `index`."""
         return self.values[index] if index < len(self.values) else None
 
+    def keep_one_sample(self, index: int, dim: int = 0) -> None:
+        """Asks for the first of `dim` where a known operand holds the same for each exported sample.
+
+        To be called where the consumers of the result broadcast it again.
+
+        Raises:
+            BakedBatch: operand `index` is such a constant.
+        """
+        value = self.value(index)
+        if value is None or value.ndim <= dim or not 1 < value.shape[dim] == self.export_batch:
+            return
+        if (value == value.take([0], dim)).all():
+            raise BakedBatch(index, dim, 1)
+
     def ints(self, name: str, index: int | None = None) -> tuple[int, ...] | None:
         """Integers from attribute `name`, else from the value of operand `index`; None if neither was given.
 

@@ -10,7 +10,7 @@ from math import gcd, prod
 
 from ir.factors import InternalCollective
 from ir.graph import Tensor
-from ir.operators.base import BakedBatch, Context, Dims, Result, Unsupported, bytes_of, kind
+from ir.operators.base import Context, Dims, Result, Unsupported, bytes_of, kind
 from ir.operators.elementwise import broadcast
 
 
@@ -92,10 +92,8 @@ def gemm(ctx: Context) -> Result:
         raise Unsupported("Gemm takes matrices")
     ta, tb = bool(ctx.int_attribute("transA", 0)), bool(ctx.int_attribute("transB", 0))
     m_dim, ka = (1, 0) if ta else (0, 1)
-    state = ctx.value(0)
-    if state is not None and 1 < state.shape[m_dim] == ctx.export_batch and (state == state.take([0], m_dim)).all():
-        # The first state of a recurrent cell that is unrolled: one row for each exported sample, all alike.
-        raise BakedBatch(0, m_dim, 1)
+    # The first state of a recurrent cell that is unrolled is a constant.
+    ctx.keep_one_sample(0, m_dim)
     n_dim, kb = (0, 1) if tb else (1, 0)
     _check(a.shape[ka], b.shape[kb])
     if a.batch_dim == ka or b.batch_dim == kb:

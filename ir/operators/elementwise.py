@@ -76,6 +76,12 @@ def _elementwise(
     operands = [(i, t) for i, t in enumerate(ctx.inputs) if t is not None]
     if not operands:
         raise Unsupported("no operand")
+    rank = max(len(t.shape) for _, t in operands)
+    if rank > 2 and all(t.batch_dim is None for _, t in operands):
+        for i, t in operands:
+            # A mask that is added to what all samples share, such as the scores of distances.
+            if len(t.shape) == rank and all(len(o.shape) < rank or o.shape[0] == 1 for j, o in operands if j != i):
+                ctx.keep_one_sample(i)
     sides, result = broadcast(ctx, operands)
     chosen = dtype or ctx.tensor(first_float).dtype
     return Result(

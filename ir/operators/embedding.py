@@ -42,6 +42,8 @@ def gather(ctx: Context) -> Result:
     indices = ctx.tensor(1)
     if indices.batch_dim is not None and data.batch_dim is not None:
         raise Unsupported("data and indices both depend on the sample")
+    if axis == 0 and data.batch_dim is None and len(indices.shape) > 1:
+        ctx.keep_one_sample(1)  # places or kinds of tokens
     own = rule.dims(indices)
     out = [*dims[:axis], *own, *dims[axis + 1 :]]
     elements = 1
@@ -104,6 +106,8 @@ def gather_nd(ctx: Context) -> Result:
         raise Unsupported("indices do not fit the data")
     if data.batch_dim is not None and shared <= data.batch_dim < shared + depth:
         raise Unsupported("a look-up among samples")
+    if not shared and data.batch_dim is None and len(indices.shape) > 2:
+        ctx.keep_one_sample(1)
     if any(t.batch_dim is not None and t.batch_dim < shared for t in (data, indices)):
         _same_batch(ctx, (0, data), (1, indices), -1)
     dims = rule.dims(data)
