@@ -13,9 +13,11 @@ from automap.price.communication import KIND_COUNT, collective_s
 from automap.price.kernels import (
     C_BACKWARD,
     C_BACKWARD_COMM,
+    C_BACKWARD_HOST,
     C_BOUNDARY,
     C_FORWARD,
     C_FORWARD_COMM,
+    C_FORWARD_HOST,
     C_LIVE,
     C_PARAMETERS,
     C_RECOMPUTE,
@@ -24,6 +26,7 @@ from automap.price.kernels import (
     C_SAVED,
     C_WORKSPACE,
     C_ZERO,
+    H_BANDWIDTH,
 )
 from automap.price.schedule import run_schedule
 from automap.price.tables import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
@@ -106,7 +109,7 @@ def combine(
         axes: [ranks, axes] mesh sizes.
         latency_s: [ranks, axes].
         bytes_per_s: [ranks, axes].
-        hardware: [ranks, 4].
+        hardware: [ranks, H_COUNT].
         zero_axes: [axes] whether ZeRO shards over the axis.
         send_latency_s: [ranks] to the next rank.
         send_bytes_per_s: [ranks] to the next rank.
@@ -140,8 +143,8 @@ def combine(
         row = parts[i, 1]
         times = float64(parts[i, 2])
         rank = chunk % num_ranks
-        spent_forward = costs[row, C_FORWARD]
-        spent_backward = costs[row, C_BACKWARD] + costs[row, C_RECOMPUTE]
+        spent_forward = costs[row, C_FORWARD] + costs[row, C_FORWARD_HOST]
+        spent_backward = costs[row, C_BACKWARD] + costs[row, C_RECOMPUTE] + costs[row, C_BACKWARD_HOST]
         result[rank, R_COMPUTE] += times * num_micro_batches * (spent_forward + spent_backward)
         for c in range(KIND_COUNT):
             first = exposed * costs[row, C_FORWARD_COMM + c]
@@ -251,7 +254,7 @@ def combine(
         state = shard if zero_stage >= 1.0 else mine
         # The optimizer reads and writes its state and the parameters and reads the gradients once.
         touched = state * (2.0 * settings[P_OPTIMIZER] + settings[P_GRADIENT] + 2.0 * settings[P_PARAMETER])
-        update = touched / hardware[rank, 1]
+        update = touched / hardware[rank, H_BANDWIDTH]
         result[rank, R_BUBBLE] = ends[rank] - busy[rank]
         result[rank, R_SYNC] = sync
         result[rank, R_OPTIMIZER] = update

@@ -9,7 +9,7 @@ it to write them down. Costs are latency + bytes over bandwidth; ring volumes. U
 from __future__ import annotations
 
 import numpy as np
-from numba import float64, int64, njit, void
+from numba import float64, int64, njit
 
 from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, SEND_RECV
 from ir.factors import BROADCAST, PARTIAL
@@ -88,10 +88,11 @@ def spend(
 
 
 @njit(
-    void(
+    float64(
         float64,
         int64[::1],
         int64[::1],
+        float64[::1],
         float64[::1],
         float64[::1],
         float64[::1],
@@ -107,13 +108,14 @@ def convert(
     source: np.ndarray,
     target: np.ndarray,
     sizes: np.ndarray,
+    waits: np.ndarray,
     latency_s: np.ndarray,
     bytes_per_s: np.ndarray,
     times: np.ndarray,
     tag: np.ndarray,
     records: np.ndarray,
     cursor: np.ndarray,
-) -> None:
+) -> float:
     """Adds the time of each kind of collective that turns `source` into `target` to `times`.
 
     Args:
@@ -121,36 +123,46 @@ def convert(
         source: placement on each mesh axis.
         target: wanted placement on each mesh axis.
         sizes: ranks of each axis.
+        waits: [axes] what one collective over the axis counts for in the result.
         latency_s: of each axis.
         bytes_per_s: of each axis.
         times: [KIND_COUNT], seconds, added to.
         tag: see `spend`.
         records: see `spend`.
         cursor: see `spend`.
+
+    Returns:
+        The sum of `waits` over the collectives.
     """
     local = data
+    waited = 0.0
     for a in range(sizes.shape[0]):
         if source[a] == UNKNOWN or target[a] == UNKNOWN or source[a] >= 0:
             local /= sizes[a]
     for a in range(sizes.shape[0]):
         if target[a] >= 0 and source[a] < 0 and source[a] != UNKNOWN:
             if source[a] == PARTIAL:
+                waited += waits[a]
                 times[REDUCE_SCATTER] += spend(
                     REDUCE_SCATTER, a, sizes[a], latency_s[a], bytes_per_s[a], local, tag, records, cursor
                 )
             local /= sizes[a]
     for a in range(sizes.shape[0]):
         if source[a] >= 0 and target[a] >= 0 and source[a] != target[a]:
+            waited += waits[a]
             times[ALL_TO_ALL] += spend(
                 ALL_TO_ALL, a, sizes[a], latency_s[a], bytes_per_s[a], local, tag, records, cursor
             )
         elif source[a] == PARTIAL and target[a] == BROADCAST:
+            waited += waits[a]
             times[ALL_REDUCE] += spend(
                 ALL_REDUCE, a, sizes[a], latency_s[a], bytes_per_s[a], local, tag, records, cursor
             )
     for a in range(sizes.shape[0] - 1, -1, -1):
         if source[a] >= 0 and (target[a] == BROADCAST or target[a] == PARTIAL):
             local *= sizes[a]
+            waited += waits[a]
             times[ALL_GATHER] += spend(
                 ALL_GATHER, a, sizes[a], latency_s[a], bytes_per_s[a], local, tag, records, cursor
             )
+    return waited

@@ -12,7 +12,28 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from automap.cluster import Cluster, group_link
+from automap.cluster import Cluster, Device, group_link
+from automap.price.attention import A_COUNT, A_FLOPS
+from automap.price.curves import attention_curve, gemm_curve, shared
+from automap.price.gemm import G_COUNT, G_FLOPS
+from automap.price.kernels import (
+    H_ATTENTION,
+    H_BANDWIDTH,
+    H_COUNT,
+    H_ELEMENT,
+    H_ELEMENTWISE,
+    H_EXPOSED,
+    H_FALLBACK,
+    H_GEMM,
+    H_HOST_BACKWARD,
+    H_HOST_COLLECTIVE_S,
+    H_HOST_S,
+    H_KERNEL_S,
+    H_LOSS,
+    H_MISALIGNED,
+    H_OVERLAP_EXPONENT,
+    H_WAIT_EXPONENT,
+)
 from automap.problem import Problem
 
 Floats = npt.NDArray[np.float64]
@@ -30,7 +51,7 @@ class StageLayout:
     bytes_per_s: Floats
     """[axes]"""
     hardware: Floats
-    """Of the slowest device: FLOP/s, memory bytes/s, seconds a kernel, share of elementwise traffic."""
+    """[H_COUNT] of the slowest device and of the trainer, see `automap.price.kernels`."""
     capacity: float
     """Bytes of the smallest device that a plan may use."""
 
@@ -62,22 +83,41 @@ def stage_layout(problem: Problem, devices: Sequence[int], mesh: Sequence[int]) 
         latency.append(max(link.latency_s for link in links))
         bandwidth.append(min(link.bytes_per_s for link in links))
     kinds = {cluster.device(d).name: cluster.device(d) for d in devices}.values()
-    precision = problem.precision
-    hardware = [
-        min(k.flops(precision) * k.gemm_efficiency for k in kinds),
-        min(k.hbm_bandwidth_GBps * 1e9 * k.memory_efficiency for k in kinds),
-        max(k.kernel_launch_us for k in kinds) * 1e-6,
-        problem.trainer.elementwise_traffic,
-    ]
     capacity = min(k.memory_bytes for k in kinds) - problem.hints.memory_reserve_bytes
     return StageLayout(
         devices=tuple(devices),
         axes=np.array(mesh, dtype=np.float64),
         latency_s=np.array(latency),
         bytes_per_s=np.array(bandwidth),
-        hardware=np.array(hardware),
+        hardware=_hardware(problem, tuple(kinds)),
         capacity=capacity,
     )
+
+
+def _hardware(problem: Problem, kinds: Sequence[Device]) -> Floats:
+    """[H_COUNT] what the kernels of a stage on devices of `kinds` depend on."""
+    trainer = problem.trainer
+    products = [gemm_curve(kind, problem.precision) for kind in kinds]
+    attentions = [
+        attention_curve(kind, rate=trainer.attention_rate, portable=trainer.portable_attention) for kind in kinds
+    ]
+    vector = np.empty(H_COUNT)
+    vector[H_GEMM : H_GEMM + G_COUNT] = min(products, key=lambda curve: float(curve[G_FLOPS]))
+    vector[H_ATTENTION : H_ATTENTION + A_COUNT] = min(attentions, key=lambda curve: float(curve[A_FLOPS]))
+    vector[H_BANDWIDTH] = min(kind.hbm_bandwidth_GBps * 1e9 * kind.memory_efficiency for kind in kinds)
+    vector[H_ELEMENTWISE] = trainer.elementwise_traffic
+    vector[H_LOSS] = shared("loss_passes")
+    vector[H_KERNEL_S] = shared("kernel_us") * 1e-6
+    vector[H_ELEMENT] = problem.activation_bytes
+    vector[H_MISALIGNED] = shared("misaligned")
+    vector[H_FALLBACK] = shared("fallback_kernels")
+    vector[H_HOST_S] = trainer.host_us_per_operator * 1e-6
+    vector[H_HOST_BACKWARD] = shared("host_backward")
+    vector[H_HOST_COLLECTIVE_S] = trainer.host_us_per_collective * 1e-6
+    vector[H_WAIT_EXPONENT] = shared("group_wait_exponent")
+    vector[H_OVERLAP_EXPONENT] = shared("overlap_exponent")
+    vector[H_EXPOSED] = 1.0 - trainer.tensor_overlap
+    return vector
 
 
 def build_layout(problem: Problem, stages: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Layout:

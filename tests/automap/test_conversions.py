@@ -33,7 +33,7 @@ def listed(source, target, ranks):
     tag, times = np.zeros(3, dtype=np.int64), np.zeros(KIND_COUNT)
     sizes = np.array([float(ranks)])
     where, to = np.array([source]), np.array([target])
-    price_conversion(1024.0, where, to, sizes, ones, ones, times, tag, records, cursor)
+    price_conversion(1024.0, where, to, sizes, ones, ones, ones, times, tag, records, cursor)
     return [(COLLECTIVES[int(r[L_KIND])], r[L_BYTES]) for r in records[: cursor[0]]]
 
 
