@@ -368,8 +368,7 @@ def _differs(source, target, axes):
         boolean[::1],
         int64[::1],
         float64[::1],
-        float64[::1],
-        float64[::1],
+        float64[:, ::1],
         boolean[::1],
         float64[::1],
         float64,
@@ -388,8 +387,7 @@ def unit_cost(
     recomputed,
     incoming,
     axes,
-    latency_s,
-    bytes_per_s,
+    links,
     zero_axes,
     hardware,
     samples,
@@ -408,8 +406,7 @@ def unit_cost(
         recomputed: [last - first] whether the operator runs again in the backward pass.
         incoming: [axes] placement of the tensor that crosses into the unit.
         axes: [axes] ranks of each mesh axis.
-        latency_s: [axes] of a collective over the axis.
-        bytes_per_s: [axes] of a collective over the axis.
+        links: [axes, V_COUNT] of a collective over the axis.
         zero_axes: [axes] whether ZeRO shards over the axis.
         hardware: [H_COUNT], see the H_ constants.
         samples: of the micro-batch, over all ranks of the mesh.
@@ -565,9 +562,7 @@ def unit_cost(
                 if moves:
                     comm[:] = 0.0
                     tag[2] = 0
-                    wait = convert(
-                        data, source, target, axes, growth, latency_s, bytes_per_s, comm, tag, records, cursor
-                    )
+                    wait = convert(data, source, target, axes, growth, links, comm, tag, records, cursor)
                     waits[0] += wait
                     again = recomputed[k] and (is_boundary or recomputed[producer - first])
                     for kind in range(KIND_COUNT):
@@ -579,9 +574,7 @@ def unit_cost(
                 if back:
                     comm[:] = 0.0
                     tag[2] = 1
-                    waits[1] += convert(
-                        data, given, wanted, axes, growth, latency_s, bytes_per_s, comm, tag, records, cursor
-                    )
+                    waits[1] += convert(data, given, wanted, axes, growth, links, comm, tag, records, cursor)
                     for kind in range(KIND_COUNT):
                         out[C_BACKWARD_COMM + kind] += comm[kind]
 
@@ -684,7 +677,7 @@ def unit_cost(
                     tag[0] = op
                     tag[1] = operands[begin, D_TENSOR]
                     tag[2] = 0
-                    spent = spend(kind, a, axes[a], latency_s[a], bytes_per_s[a], data, tag, records, cursor)
+                    spent = spend(kind, a, axes[a], links[a], data, tag, records, cursor)
                     out[C_FORWARD_COMM + kind] += spent
                     waits[0] += growth[a] if spent > 0.0 else 0.0
                     if recomputed[k]:
@@ -692,7 +685,7 @@ def unit_cost(
                         waits[2] += growth[a] if spent > 0.0 else 0.0
                     data = (exchanges[row, 2] + exchanges[row, 3] * samples) / shard
                     tag[2] = 1
-                    spent = spend(kind, a, axes[a], latency_s[a], bytes_per_s[a], data, tag, records, cursor)
+                    spent = spend(kind, a, axes[a], links[a], data, tag, records, cursor)
                     out[C_BACKWARD_COMM + kind] += spent
                     waits[1] += growth[a] if spent > 0.0 else 0.0
 

@@ -8,15 +8,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from automap.cluster import parse_cluster
+from automap.cluster import group_link, parse_cluster
 from automap.collectives import list_collectives
 from automap.price import combine as c
 from automap.price.attention import attention_s
-from automap.price.communication import KIND_COUNT, NO_RECORDS, collective_s, convert
+from automap.price.communication import KIND_COUNT, NO_RECORDS, V_BYTES_PER_S, V_COUNT, collective_s, convert
 from automap.price.curves import attention_curve, gemm_curve, shared
 from automap.price.estimate import estimate_choice, lower_bound_s
 from automap.price.gemm import gemm_s
 from automap.price.kernels import product_s
+from automap.price.layout import link_vector
 from automap.price.shapes import X_BATCH, X_SHARE
 from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from automap.problem import Problem
@@ -42,8 +43,7 @@ def converted(source, target, sizes, data=8e6, latency=1e-5, rate=1e9):
         np.array(target),
         np.array(sizes, float),
         np.ones(n),
-        np.full(n, latency),
-        np.full(n, rate),
+        np.tile([latency, latency, rate, 0.0], (n, 1)),
         times,
         np.zeros(3, np.int64),
         NO_RECORDS,
@@ -91,7 +91,30 @@ def test_conversions_meet_the_volumes_of_dtensor():
 
 
 def test_a_collective_over_one_rank_is_free():
-    assert collective_s(ALL_REDUCE, 1.0, 1.0, 1.0, 1e9) == 0.0
+    assert collective_s(ALL_REDUCE, 1.0, np.ones(V_COUNT), 1e9) == 0.0
+
+
+def test_collectives_inside_a_host_and_between_hosts_take_what_the_formulas_say(mlp, space):
+    """docs/cost-model-formulas.md: 8 ranks of one host, then two a host on four hosts."""
+    s = space(mlp(), "4x8xA100", 64)
+    links = {k.name: k.bytes_per_s for k in s.problem.cluster.links.values()}
+    latency, ring, data = shared("node_latency_us") * 1e-6, shared("ring_us") * 1e-6, 3e7
+    stage = s.evaluator.layout((1, 8), 4).stages[0]
+    x = 2 * 7 / 8 * data / links["nvlink3"] * (1 + 0.3 / 8)
+    inside = latency * (1 + 0.2 * 7) / 2.4 + x + 2.5 * (x * 1e-6) ** 0.5
+    assert collective_s(ALL_REDUCE, 8.0, stage.links[1], data) == pytest.approx(inside)
+    stage = s.evaluator.layout((8, 4), 1).stages[0]
+    nics = links["infiniband-hdr"] * 8
+    x = 7 / 8 * data / (nics * 2 / 8)
+    assert collective_s(ALL_GATHER, 8.0, stage.links[0], data) == pytest.approx(latency + 7 * ring + x)
+    assert collective_s(ALL_REDUCE, 8.0, stage.links[0], data) == pytest.approx(latency + 25e-6 * 2 + 2 * x)
+
+
+def test_pairs_of_a_mesh_of_links_have_a_part_of_its_rate():
+    """DGX-1: two of eight V100s share one or two of six links."""
+    cluster = parse_cluster("8xV100")
+    pair, whole = (link_vector(group_link(cluster, range(n))) for n in (2, 8))
+    assert pair[V_BYTES_PER_S] * (1 + 0.3 / 2) == pytest.approx(0.18 * whole[V_BYTES_PER_S] * (1 + 0.3 / 8))
 
 
 def _is_attention(op, graph):
@@ -220,7 +243,7 @@ def test_data_parallel_gradient_traffic(mlp, space):
     row = s.evaluator.evaluate(template(s)).ranks[0]
     stage = s.evaluator.layout((4, 1), 1).stages[0]
     data = s.problem.graph.num_parameters * s.problem.state_bytes[1]
-    full = stage.latency_s[0] + 2 * 3 / 4 * data / stage.bytes_per_s[0]
+    full = collective_s(ALL_REDUCE, 4.0, stage.links[0], data)
     assert 0.0 < row[c.R_SYNC] <= full
     assert row[c.R_SYNC] >= full * (1.0 - s.problem.trainer.gradient_overlap) - 1e-15
 
