@@ -11,7 +11,7 @@ import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,8 @@ class Link:
     """Share of the line rate that collectives reach."""
     latency_us: float
     """One hop."""
+    share_by_ranks: Mapping[str, float] = field(default_factory=dict)
+    """Ranks of a group -> its share of the bandwidth, where the links form a mesh; other groups have all."""
     aliases: tuple[str, ...] = ()
     schema: str = "automap.link/1"
     source: Mapping[str, str] | None = None
@@ -114,10 +116,9 @@ class Link:
         """Achieved bandwidth."""
         return self.bandwidth_GBps * 1e9 * self.efficiency
 
-    @property
-    def latency_s(self) -> float:
-        """One hop."""
-        return self.latency_us * 1e-6
+    def group_bytes_per_s(self, size: int) -> float:
+        """Achieved bandwidth of a group of `size` devices."""
+        return self.bytes_per_s * self.share_by_ranks.get(str(size), 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,50 +306,36 @@ def _read_file(path: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupLink:
-    """What a collective over one group of devices costs: `latency_s + factor * bytes / bytes_per_s`."""
+    """What a collective over one group of devices runs on."""
 
     size: int
-    latency_s: float
+    hosts: int
     bytes_per_s: float
+    """Of each device; a ring's slowest part."""
 
 
-def group_link(cluster: Cluster, ranks: Sequence[int], *, sharing: int = 1) -> GroupLink:
-    """The link that collectives over `ranks` see while `sharing - 1` equal groups of the same nodes run too.
+def group_link(cluster: Cluster, ranks: Sequence[int]) -> GroupLink:
+    """The link that collectives over `ranks` see while the other devices of their hosts are as busy.
 
-    Inside a node every device has its own link. Between nodes a ring with r ranks on a node gets at most
-    r / sharing-of-the-node of its NICs: groups that run at the same time divide them evenly.
-
-    Args:
-        cluster: where.
-        ranks: devices of the group.
-        sharing: groups that use the same NICs at the same time.
+    Inside a host every device has its own link. Between hosts a ring with r of the d devices of a host has r / d of
+    its NICs: groups that run at the same time divide them evenly.
     """
     size = len(ranks)
     if size <= 1:
-        return GroupLink(size=1, latency_s=0.0, bytes_per_s=float("inf"))
-    matrix = cluster.bandwidth_GBps
+        return GroupLink(size=1, hosts=1, bytes_per_s=float("inf"))
     by_node: dict[int, int] = {}
     for rank in ranks:
         node = cluster.node_of[rank]
         by_node[node] = by_node.get(node, 0) + 1
-    bandwidth, latency = float("inf"), 0.0
+    bandwidth = float("inf")
     for node, here in by_node.items():
-        intra = cluster.links[cluster.hosts[node].intra_node_link]
+        host = cluster.hosts[node]
+        intra, inter = cluster.links[host.intra_node_link], cluster.links[host.inter_node_link]
         if here > 1:
-            bandwidth = min(bandwidth, intra.bytes_per_s)
-            latency = max(latency, intra.latency_s * _hops(here))
-    if len(by_node) > 1:
-        between = 0.0
-        for node in by_node:
-            inter = cluster.links[cluster.hosts[node].inter_node_link]
-            bandwidth = min(bandwidth, inter.bytes_per_s * cluster.hosts[node].nics / sharing)
-            between = max(between, inter.latency_s * _hops(len(by_node)))
-        latency += between
+            bandwidth = min(bandwidth, intra.group_bytes_per_s(here))
+        if len(by_node) > 1:
+            bandwidth = min(bandwidth, inter.bytes_per_s * host.nics * here / host.num_devices)
+    matrix = cluster.bandwidth_GBps
     if matrix is not None:
         bandwidth = min(matrix[a][b] for a in ranks for b in ranks if a != b) * 1e9
-    return GroupLink(size=size, latency_s=latency, bytes_per_s=bandwidth)
-
-
-def _hops(size: int) -> float:
-    # A tree of depth log2: latency grows slower than the ring's n - 1 steps, as measured on NVSwitch machines.
-    return float(max(1, (size - 1).bit_length()))
+    return GroupLink(size=size, hosts=len(by_node), bytes_per_s=bandwidth)

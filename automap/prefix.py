@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,12 @@ import numpy.typing as npt
 from automap.price.evaluator import RECOMPUTE_MODES, Outcome, Segment
 from automap.price.kernels import (
     C_BACKWARD,
+    C_BACKWARD_HOST,
     C_FORWARD,
     C_FORWARD_COMM,
-    C_RECOMPUTE_COMM,
+    C_FORWARD_HOST,
+    C_RECOMPUTE,
+    C_REDUCE,
     C_ZERO,
 )
 from automap.price.skeleton import Skeleton
@@ -44,8 +47,8 @@ class _UnitFloor:
     """Least seconds and parameter bytes of each unit under one shape."""
 
     seconds: Floats
-    forward: Floats
-    """The part of `seconds` that recomputation repeats."""
+    again: Floats
+    """What recomputation adds to `seconds`."""
     bytes: Floats
 
 
@@ -68,29 +71,31 @@ class BoundTable:
         layout = evaluator.layout((shape.dp, shape.tp), shape.pp)
         problem = space.problem
         state = sum(problem.state_bytes)
-        seconds_of, forward_of, bytes_of = [], [], []
+        seconds_of, again_of, bytes_of = [], [], []
         incoming = np.full(len(AXES), -3, dtype=np.int64)
         zero = np.array([True, False])
         ranks = [0] if layout.uniform else range(shape.pp)
         for kind, unit in enumerate(space.linkage.types):
+            exposed = 1.0 - problem.trainer.tensor_overlap
+            masks = evaluator.masks(kind)
             segment = Segment(
                 unit=0,
                 first=int(evaluator.tables.spans[kind]),
                 last=int(evaluator.tables.spans[kind + 1]),
                 chosen=np.full((len(unit.signatures), len(AXES)), -1, dtype=np.int64),
-                recomputed=evaluator.masks(kind)["none"],
+                recomputed=masks["none"],
             )
-            rows = [evaluator.unit_row(segment, rank, layout, incoming, shape.samples, zero, -1) for rank in ranks]
-            exposed = 1.0 - problem.trainer.tensor_overlap
-            seconds_of.append(
-                min(r[C_FORWARD] + r[C_BACKWARD] + exposed * (r[C_FORWARD_COMM:C_RECOMPUTE_COMM].sum()) for r in rows)
+            rows, again = (
+                [evaluator.unit_row(s, rank, layout, incoming, shape.samples, zero, -1) for rank in ranks]
+                for s in (segment, replace(segment, recomputed=masks["full"]))
             )
-            forward_of.append(min(r[C_FORWARD] for r in rows))
+            seconds_of.append(min(_seconds(row, exposed) for row in rows))
+            again_of.append(max(0.0, min(_seconds(row, exposed) for row in again) - seconds_of[-1]))
             bytes_of.append(min(r[C_ZERO] for r in rows) * state / shape.dp)
         kinds = [unit.type for unit in space.linkage.blocks.units]
         return _UnitFloor(
             seconds=np.array(seconds_of)[kinds],
-            forward=np.array(forward_of)[kinds],
+            again=np.array(again_of)[kinds],
             bytes=np.array(bytes_of)[kinds],
         )
 
@@ -121,6 +126,12 @@ class BoundTable:
                     bound if old is None else Bound(min(old.time_s, bound.time_s), min(old.overflow, bound.overflow))
                 )
         return found
+
+
+def _seconds(row: Floats, exposed: float) -> float:
+    """Of one micro-batch through a unit of these costs."""
+    compute = row[C_FORWARD] + row[C_BACKWARD] + row[C_RECOMPUTE] + row[C_FORWARD_HOST] + row[C_BACKWARD_HOST]
+    return float(compute + exposed * row[C_FORWARD_COMM:C_REDUCE].sum())
 
 
 class Prefix:
@@ -261,11 +272,11 @@ class Prefix:
     def _bound_of_shape(self, value: int) -> Bound:
         return self.table.of_prefix[(*self.values, value)]
 
-    def _work(self, ends: Sequence[int], *, forward: bool = False) -> Floats:
-        """Floor of the seconds of each chunk that is cut already."""
+    def _work(self, ends: Sequence[int], *, again: bool = False) -> Floats:
+        """Floor of the seconds of each chunk that is cut already, or of what recomputation adds to them."""
         assert self._shape is not None
         floor = self.table.floor(self._shape)
-        cumulative = np.concatenate([[0.0], np.cumsum(floor.forward if forward else floor.seconds)])
+        cumulative = np.concatenate([[0.0], np.cumsum(floor.again if again else floor.seconds)])
         work: Floats = np.diff(cumulative[[0, *ends]])
         return work
 
@@ -301,7 +312,7 @@ class Prefix:
         ends = [*self.space.cuts(self.values, shape.num_chunks - 1), self.space.num_units]
         work = self._work(ends)
         modes = [*self.values[self.space.first_recompute :], mode]
-        again = self._work(ends, forward=True)
+        again = self._work(ends, again=True)
         for chunk in range(shape.num_chunks):
             place = chunk % shape.pp
             if place <= rank and RECOMPUTE_MODES[modes[place]] == "full":

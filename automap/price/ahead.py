@@ -51,8 +51,7 @@ def outgoing(tables, makers, unit_type, chosen, placement):
         int64[:, ::1],
         int64[::1],
         float64[:, ::1],
-        float64[:, ::1],
-        float64[:, ::1],
+        float64[:, :, ::1],
         float64[:, ::1],
         boolean[::1],
         float64,
@@ -68,8 +67,7 @@ def row_costs(
     chosen,
     which,
     axes,
-    latency_s,
-    bytes_per_s,
+    links,
     hardware,
     zero_axes,
     samples,
@@ -84,7 +82,7 @@ def row_costs(
         masks: recomputed operators of all rows, one behind the other.
         chosen: [operator rows, axes].
         which: rows to compute.
-        axes, latency_s, bytes_per_s, hardware: [ranks, ...] of the layout.
+        axes, links, hardware: [ranks, ...] of the layout.
         zero_axes: [axes].
         samples: of a micro-batch.
         out: [rows, C_COUNT], the rows `which` are written.
@@ -117,8 +115,7 @@ def row_costs(
             masks[rows[row, W_MASK] : rows[row, W_MASK] + last - first],
             incoming,
             axes[rank],
-            latency_s[rank],
-            bytes_per_s[rank],
+            links[rank],
             zero_axes,
             hardware[rank],
             samples,
@@ -138,8 +135,7 @@ def row_costs(
         int64[:, ::1],
         int64[::1],
         float64[:, ::1],
-        float64[:, ::1],
-        float64[:, ::1],
+        float64[:, :, ::1],
         float64[:, ::1],
         boolean[::1],
         float64,
@@ -169,8 +165,7 @@ def look_ahead(
     chosen,
     which,
     axes,
-    latency_s,
-    bytes_per_s,
+    links,
     hardware,
     zero_axes,
     samples,
@@ -218,8 +213,7 @@ def look_ahead(
             trial,
             which,
             axes,
-            latency_s,
-            bytes_per_s,
+            links,
             hardware,
             zero_axes,
             samples,
@@ -233,8 +227,7 @@ def look_ahead(
             num_ranks,
             num_micro_batches,
             axes,
-            latency_s,
-            bytes_per_s,
+            links,
             hardware,
             zero_axes,
             send_latency_s,

@@ -79,8 +79,8 @@ class SpaceArrays(NamedTuple):
     layouts: Ints
     axes: Floats
     """[rank rows, axes]; the ranks of all layouts, one layout behind the other."""
-    latency_s: Floats
-    bytes_per_s: Floats
+    links: Floats
+    """[rank rows, axes, V_COUNT]."""
     hardware: Floats
     capacity: Floats
     send_latency_s: Floats
@@ -101,7 +101,9 @@ SPACE = types.NamedTuple(
         int64[::1],
         int64[::1],
         int64[:, :, ::1],
-        *[float64[:, ::1]] * 4,
+        float64[:, ::1],
+        float64[:, :, ::1],
+        float64[:, ::1],
         *[float64[::1]] * 3,
         int64[:, ::1],
         float64[::1],
@@ -180,8 +182,7 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         assignments=ints(assignments),
         layouts=layouts,
         axes=np.array([s.axes for s in stages]),
-        latency_s=np.array([s.latency_s for s in stages]),
-        bytes_per_s=np.array([s.bytes_per_s for s in stages]),
+        links=np.array([s.links for s in stages]),
         hardware=np.array([s.hardware for s in stages]),
         capacity=np.array([s.capacity for s in stages], dtype=np.float64),
         send_latency_s=np.array([a for a, _ in sends], dtype=np.float64),
@@ -351,8 +352,7 @@ def price_many(tables, space, values, out):
                             space.masks[mode, first:last],
                             incoming,
                             space.axes[begin + rank],
-                            space.latency_s[begin + rank],
-                            space.bytes_per_s[begin + rank],
+                            space.links[begin + rank],
                             zero_axes,
                             space.hardware[begin + rank],
                             samples,
@@ -410,8 +410,7 @@ def price_many(tables, space, values, out):
             num_ranks,
             count,
             space.axes[begin:stop],
-            space.latency_s[begin:stop],
-            space.bytes_per_s[begin:stop],
+            space.links[begin:stop],
             space.hardware[begin:stop],
             zero_axes,
             space.send_latency_s[begin:stop],

@@ -9,13 +9,23 @@ from __future__ import annotations
 import numpy as np
 from numba import boolean, float64, int64, njit, void
 
-from automap.price.communication import KIND_COUNT, collective_s
+from automap.price.communication import (
+    KIND_COUNT,
+    V_BYTES_PER_S,
+    V_COUNT,
+    V_RAMP,
+    V_RING_S,
+    V_TREE_S,
+    collective_s,
+)
 from automap.price.kernels import (
     C_BACKWARD,
     C_BACKWARD_COMM,
+    C_BACKWARD_HOST,
     C_BOUNDARY,
     C_FORWARD,
     C_FORWARD_COMM,
+    C_FORWARD_HOST,
     C_LIVE,
     C_PARAMETERS,
     C_RECOMPUTE,
@@ -24,6 +34,7 @@ from automap.price.kernels import (
     C_SAVED,
     C_WORKSPACE,
     C_ZERO,
+    H_BANDWIDTH,
 )
 from automap.price.schedule import run_schedule
 from automap.price.tables import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
@@ -51,6 +62,15 @@ R_COMM = 11
 R_COUNT = R_COMM + KIND_COUNT
 
 
+@njit(void(float64[::1], float64[::1]), cache=True)
+def _join(group, link):
+    """Adds the link of one mesh axis to that of a group over several: its latencies, the lower rate."""
+    group[V_RING_S] += link[V_RING_S]
+    group[V_TREE_S] += link[V_TREE_S]
+    group[V_BYTES_PER_S] = min(group[V_BYTES_PER_S], link[V_BYTES_PER_S])
+    group[V_RAMP] = max(group[V_RAMP], link[V_RAMP])
+
+
 @njit(
     void(
         float64[:, ::1],
@@ -60,8 +80,7 @@ R_COUNT = R_COMM + KIND_COUNT
         int64,
         int64,
         float64[:, ::1],
-        float64[:, ::1],
-        float64[:, ::1],
+        float64[:, :, ::1],
         float64[:, ::1],
         boolean[::1],
         float64[::1],
@@ -82,8 +101,7 @@ def combine(
     num_ranks,
     num_micro_batches,
     axes,
-    latency_s,
-    bytes_per_s,
+    links,
     hardware,
     zero_axes,
     send_latency_s,
@@ -104,9 +122,8 @@ def combine(
         num_ranks: pipeline ranks.
         num_micro_batches: of one step.
         axes: [ranks, axes] mesh sizes.
-        latency_s: [ranks, axes].
-        bytes_per_s: [ranks, axes].
-        hardware: [ranks, 4].
+        links: [ranks, axes, V_COUNT].
+        hardware: [ranks, H_COUNT].
         zero_axes: [axes] whether ZeRO shards over the axis.
         send_latency_s: [ranks] to the next rank.
         send_bytes_per_s: [ranks] to the next rank.
@@ -140,8 +157,8 @@ def combine(
         row = parts[i, 1]
         times = float64(parts[i, 2])
         rank = chunk % num_ranks
-        spent_forward = costs[row, C_FORWARD]
-        spent_backward = costs[row, C_BACKWARD] + costs[row, C_RECOMPUTE]
+        spent_forward = costs[row, C_FORWARD] + costs[row, C_FORWARD_HOST]
+        spent_backward = costs[row, C_BACKWARD] + costs[row, C_RECOMPUTE] + costs[row, C_BACKWARD_HOST]
         result[rank, R_COMPUTE] += times * num_micro_batches * (spent_forward + spent_backward)
         for c in range(KIND_COUNT):
             first = exposed * costs[row, C_FORWARD_COMM + c]
@@ -169,22 +186,22 @@ def combine(
             parameters[one] -= tied[t, 3]
             sharded[one] -= tied[t, 4]
 
+    zero_link = np.empty(V_COUNT)
     # ZeRO's traffic, per chunk and micro-batch where parameters or gradients are sharded.
     for rank in range(num_ranks):
         for chunk in range(rank, num_chunks, num_ranks):
             last_backward[rank] += backward[chunk]
         zero_size = 1.0
-        zero_latency = 0.0
-        zero_rate = np.inf
+        zero_link[:] = 0.0
+        zero_link[V_BYTES_PER_S] = np.inf
         for a in range(num_axes):
             if zero_axes[a] and axes[rank, a] > 1.0:
                 zero_size *= axes[rank, a]
-                zero_latency += latency_s[rank, a]
-                zero_rate = min(zero_rate, bytes_per_s[rank, a])
+                _join(zero_link, links[rank, a])
         per_chunk = float64(num_chunks // num_ranks)
         if zero_stage >= 3.0 and zero_size > 1.0:
             data = parameters[rank] * settings[P_PARAMETER] / per_chunk
-            gather = collective_s(ALL_GATHER, zero_size, zero_latency, zero_rate, data)
+            gather = collective_s(ALL_GATHER, zero_size, zero_link, data)
             for chunk in range(rank, num_chunks, num_ranks):
                 hidden = settings[P_GATHER_OVERLAP]
                 one = gather * (1.0 - hidden) + max(0.0, gather * hidden - forward[chunk])
@@ -194,7 +211,7 @@ def combine(
                 result[rank, R_COMM + ALL_GATHER] += num_micro_batches * (one + two)
         if zero_stage >= 2.0 and zero_size > 1.0 and num_micro_batches > 1:
             data = parameters[rank] * settings[P_GRADIENT] / per_chunk
-            scatter = collective_s(REDUCE_SCATTER, zero_size, zero_latency, zero_rate, data)
+            scatter = collective_s(REDUCE_SCATTER, zero_size, zero_link, data)
             for chunk in range(rank, num_chunks, num_ranks):
                 hidden = settings[P_GRADIENT_OVERLAP]
                 one = scatter * (1.0 - hidden) + max(0.0, scatter * hidden - backward[chunk])
@@ -230,12 +247,12 @@ def combine(
                 continue
             if zero_axes[a] and zero_stage >= 1.0:
                 if zero_stage < 2.0 or num_micro_batches == 1:
-                    sync += collective_s(REDUCE_SCATTER, axes[rank, a], latency_s[rank, a], bytes_per_s[rank, a], data)
+                    sync += collective_s(REDUCE_SCATTER, axes[rank, a], links[rank, a], data)
                 if zero_stage < 3.0:
                     data = reduce[rank, a] * settings[P_PARAMETER]
-                    sync += collective_s(ALL_GATHER, axes[rank, a], latency_s[rank, a], bytes_per_s[rank, a], data)
+                    sync += collective_s(ALL_GATHER, axes[rank, a], links[rank, a], data)
             else:
-                sync += collective_s(ALL_REDUCE, axes[rank, a], latency_s[rank, a], bytes_per_s[rank, a], data)
+                sync += collective_s(ALL_REDUCE, axes[rank, a], links[rank, a], data)
         hidden = settings[P_GRADIENT_OVERLAP]
         # Only the backward pass of the last micro-batch can hide the reduction.
         sync = sync * (1.0 - hidden) + max(0.0, sync * hidden - last_backward[rank])
@@ -245,13 +262,14 @@ def combine(
             if one != other and rank in (one, other):
                 slow = min(send_bytes_per_s[one], send_bytes_per_s[other])
                 wait = max(send_latency_s[one], send_latency_s[other])
-                sync += collective_s(ALL_REDUCE, 2.0, wait, slow, max(tied[t, 2], tied[t, 3]) * settings[P_GRADIENT])
+                # An all-reduce of two: each sends all that it has.
+                sync += wait + max(tied[t, 2], tied[t, 3]) * settings[P_GRADIENT] / slow
         mine = parameters[rank]
         shard = sharded[rank]
         state = shard if zero_stage >= 1.0 else mine
         # The optimizer reads and writes its state and the parameters and reads the gradients once.
         touched = state * (2.0 * settings[P_OPTIMIZER] + settings[P_GRADIENT] + 2.0 * settings[P_PARAMETER])
-        update = touched / hardware[rank, 1]
+        update = touched / hardware[rank, H_BANDWIDTH]
         result[rank, R_BUBBLE] = ends[rank] - busy[rank]
         result[rank, R_SYNC] = sync
         result[rank, R_OPTIMIZER] = update

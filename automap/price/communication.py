@@ -3,13 +3,15 @@
 `convert` is the one place that says which collectives turn a tensor from one placement into another on an n-D mesh,
 and in which order: first what shrinks the local part (slices, reduce-scatters), then what keeps its size
 (all-to-alls, all-reduces), then what grows it (all-gathers). The price adds its times up; `automap.collectives` asks
-it to write them down. Costs are latency + bytes over bandwidth; ring volumes. Units: seconds, bytes.
+it to write them down. Ring volumes. Units: seconds, bytes.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
-from numba import float64, int64, njit, void
+from numba import float64, int64, njit
 
 from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, SEND_RECV
 from ir.factors import BROADCAST, PARTIAL
@@ -18,17 +20,22 @@ UNKNOWN = -3
 """A placement that has not been decided yet: converting from or to it is free, and it is split wherever it may be."""
 
 KIND_COUNT = 5
+RAMP_UNIT_S = 1e-6
 
 
-@njit(float64(int64, float64, float64, float64, float64), cache=True)
-def collective_s(kind: int, size: float, latency_s: float, bytes_per_s: float, data: float) -> float:
+# Columns of a link: latency of rings and of trees; achieved bytes/s; ramp between small and large messages.
+V_RING_S, V_TREE_S, V_BYTES_PER_S, V_RAMP = range(4)
+V_COUNT = 4
+
+
+@njit(float64(int64, float64, float64[::1], float64), cache=True)
+def collective_s(kind: int, size: float, link: np.ndarray, data: float) -> float:
     """Time of one collective.
 
     Args:
         kind: ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL or SEND_RECV.
         size: ranks of the group.
-        latency_s: of the group.
-        bytes_per_s: of the group.
+        link: [V_COUNT] of the group. All-gather and reduce-scatter are rings, all else trees.
         data: bytes of the larger of what a rank holds before and after (the nccl-tests convention).
     """
     if size <= 1.0 or data <= 0.0:
@@ -38,7 +45,9 @@ def collective_s(kind: int, size: float, latency_s: float, bytes_per_s: float, d
         share *= 2.0
     if kind == SEND_RECV:
         share = 1.0
-    return latency_s + share * data / bytes_per_s
+    latency = link[V_RING_S] if kind in (ALL_GATHER, REDUCE_SCATTER) else link[V_TREE_S]
+    x = share * data / link[V_BYTES_PER_S]
+    return float(latency + x + link[V_RAMP] * math.sqrt(x * RAMP_UNIT_S))
 
 
 # Columns of a record of one collective.
@@ -48,13 +57,12 @@ NO_RECORDS = np.empty((0, L_COUNT))
 """Given in place of a buffer where nobody wants a list."""
 
 
-@njit(float64(int64, int64, float64, float64, float64, float64, int64[::1], float64[:, ::1], int64[::1]), cache=True)
+@njit(float64(int64, int64, float64, float64[::1], float64, int64[::1], float64[:, ::1], int64[::1]), cache=True)
 def spend(
     kind: int,
     axis: int,
     size: float,
-    latency_s: float,
-    bytes_per_s: float,
+    link: np.ndarray,
     data: float,
     tag: np.ndarray,
     records: np.ndarray,
@@ -66,14 +74,13 @@ def spend(
         kind: see `collective_s`.
         axis: mesh axis.
         size: see `collective_s`.
-        latency_s: see `collective_s`.
-        bytes_per_s: see `collective_s`.
+        link: see `collective_s`.
         data: see `collective_s`.
         tag: operator row, tensor, 1 in the backward pass.
         records: [n, L_COUNT] buffer.
         cursor: [1] rows written.
     """
-    seconds: float = collective_s(kind, size, latency_s, bytes_per_s, data)
+    seconds: float = collective_s(kind, size, link, data)
     if cursor[0] < records.shape[0] and size > 1.0 and data > 0.0:
         row = records[cursor[0]]
         row[L_KIND] = kind
@@ -88,13 +95,13 @@ def spend(
 
 
 @njit(
-    void(
+    float64(
         float64,
         int64[::1],
         int64[::1],
         float64[::1],
         float64[::1],
-        float64[::1],
+        float64[:, ::1],
         float64[::1],
         int64[::1],
         float64[:, ::1],
@@ -107,13 +114,13 @@ def convert(
     source: np.ndarray,
     target: np.ndarray,
     sizes: np.ndarray,
-    latency_s: np.ndarray,
-    bytes_per_s: np.ndarray,
+    waits: np.ndarray,
+    links: np.ndarray,
     times: np.ndarray,
     tag: np.ndarray,
     records: np.ndarray,
     cursor: np.ndarray,
-) -> None:
+) -> float:
     """Adds the time of each kind of collective that turns `source` into `target` to `times`.
 
     Args:
@@ -121,36 +128,37 @@ def convert(
         source: placement on each mesh axis.
         target: wanted placement on each mesh axis.
         sizes: ranks of each axis.
-        latency_s: of each axis.
-        bytes_per_s: of each axis.
+        waits: [axes] what one collective over the axis counts for in the result.
+        links: [axes, V_COUNT].
         times: [KIND_COUNT], seconds, added to.
         tag: see `spend`.
         records: see `spend`.
         cursor: see `spend`.
+
+    Returns:
+        The sum of `waits` over the collectives.
     """
     local = data
+    waited = 0.0
     for a in range(sizes.shape[0]):
         if source[a] == UNKNOWN or target[a] == UNKNOWN or source[a] >= 0:
             local /= sizes[a]
     for a in range(sizes.shape[0]):
         if target[a] >= 0 and source[a] < 0 and source[a] != UNKNOWN:
             if source[a] == PARTIAL:
-                times[REDUCE_SCATTER] += spend(
-                    REDUCE_SCATTER, a, sizes[a], latency_s[a], bytes_per_s[a], local, tag, records, cursor
-                )
+                waited += waits[a]
+                times[REDUCE_SCATTER] += spend(REDUCE_SCATTER, a, sizes[a], links[a], local, tag, records, cursor)
             local /= sizes[a]
     for a in range(sizes.shape[0]):
         if source[a] >= 0 and target[a] >= 0 and source[a] != target[a]:
-            times[ALL_TO_ALL] += spend(
-                ALL_TO_ALL, a, sizes[a], latency_s[a], bytes_per_s[a], local, tag, records, cursor
-            )
+            waited += waits[a]
+            times[ALL_TO_ALL] += spend(ALL_TO_ALL, a, sizes[a], links[a], local, tag, records, cursor)
         elif source[a] == PARTIAL and target[a] == BROADCAST:
-            times[ALL_REDUCE] += spend(
-                ALL_REDUCE, a, sizes[a], latency_s[a], bytes_per_s[a], local, tag, records, cursor
-            )
+            waited += waits[a]
+            times[ALL_REDUCE] += spend(ALL_REDUCE, a, sizes[a], links[a], local, tag, records, cursor)
     for a in range(sizes.shape[0] - 1, -1, -1):
         if source[a] >= 0 and (target[a] == BROADCAST or target[a] == PARTIAL):
             local *= sizes[a]
-            times[ALL_GATHER] += spend(
-                ALL_GATHER, a, sizes[a], latency_s[a], bytes_per_s[a], local, tag, records, cursor
-            )
+            waited += waits[a]
+            times[ALL_GATHER] += spend(ALL_GATHER, a, sizes[a], links[a], local, tag, records, cursor)
+    return waited

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from automap.plan import DeviceMemory, Estimate, Plan, format_devices
+from automap.price.attention import A_FLOPS, A_HEAD, REFERENCE_HEAD
 from automap.price.combine import (
     R_ACTIVATIONS,
     R_BUBBLE,
@@ -22,7 +23,9 @@ from automap.price.combine import (
     R_STATE,
     R_SYNC,
 )
+from automap.price.curves import attention_curve, gemm_curve
 from automap.price.evaluator import Choice, Evaluator
+from automap.price.gemm import G_FLOPS
 from automap.price.tables import COLLECTIVES
 from automap.problem import Problem
 from automap.translate import to_choice
@@ -91,13 +94,26 @@ def estimate_choice(choice: Choice, evaluator: Evaluator) -> Estimate:
 
 
 def lower_bound_s(problem: Problem) -> float:
-    """No plan is faster: all measured seconds and all other FLOPs, the latter at the efficiency of large products."""
-    operators, devices = problem.graph.operators, problem.cluster.num_devices
-    flops = sum(op.forward_flops.at(1) + op.backward_flops.at(1) for op in operators if op.measured_s is None)
-    measured_s = sum(sum(op.measured_s) for op in operators if op.measured_s is not None)
+    """No plan is faster: all measured seconds and all other FLOPs, the latter at the rates of the largest kernels."""
+    graph, trainer, devices = problem.graph, problem.trainer, problem.cluster.num_devices
+    fused = {i for group in graph.fused if group.kind == "attention" for i in group.members}
+    measured_s = products = attention = 0.0
+    for index, op in enumerate(graph.operators):
+        flops = op.forward_flops.at(1) + op.backward_flops.at(1)
+        if op.measured_s is not None:
+            measured_s += sum(op.measured_s)
+        elif op.kind == "Attention" or (trainer.fused_attention and index in fused):
+            # A causal mask hides half of the keys.
+            attention += 0.5 * flops
+        else:
+            products += flops
     kinds = [problem.cluster.device(d) for d in range(devices)]
-    rate = sum(kind.flops(problem.precision) * kind.gemm_efficiency for kind in kinds)
-    return problem.training.global_batch * (flops / rate + measured_s / devices)
+    product_rate = sum(float(gemm_curve(kind, problem.precision)[G_FLOPS]) for kind in kinds)
+    curves = [attention_curve(kind, rate=trainer.attention_rate, portable=trainer.portable_attention) for kind in kinds]
+    # Larger heads than the one at which the rate is stated are cheaper an element.
+    attention_rate = sum(float(c[A_FLOPS] * (REFERENCE_HEAD + c[A_HEAD]) / REFERENCE_HEAD) for c in curves)
+    arithmetic = products / product_rate + attention / attention_rate
+    return problem.training.global_batch * (arithmetic + measured_s / devices)
 
 
 def sequence_length(graph: Graph) -> int | None:

@@ -185,8 +185,7 @@ class Evaluator:
             segment.recomputed,
             incoming,
             stage.axes,
-            stage.latency_s,
-            stage.bytes_per_s,
+            stage.links,
             zero_axes,
             stage.hardware,
             float(samples),
@@ -223,11 +222,11 @@ class Evaluator:
             KINDS[choice.kind],
             ranks,
             choice.num_micro_batches,
-            *arrays[:4],
+            *arrays[:3],
             choice.zero_axes,
             layout.send_latency_s,
             layout.send_bytes_per_s,
-            arrays[4],
+            arrays[3],
             tied,
             self.settings(choice.zero),
             exact,
@@ -252,15 +251,14 @@ class Evaluator:
                 found[unit_type] = tables.tensors[tensor, T_PRODUCER], tables.tensors[tensor, T_SLOT]
         return found
 
-    def stage_arrays(self, layout: Layout) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-        """Axes, latencies, bandwidths and hardware of all ranks, [ranks, ...], and their capacities."""
+    def stage_arrays(self, layout: Layout) -> tuple[Floats, Floats, Floats, Floats]:
+        """Axes, links and hardware of all ranks, [ranks, ...], and their capacities."""
         key = id(layout)
         if key not in self._stacked:
             stages = layout.stages
             self._stacked[key] = (
                 np.array([s.axes for s in stages]),
-                np.array([s.latency_s for s in stages]),
-                np.array([s.bytes_per_s for s in stages]),
+                np.array([s.links for s in stages]),
                 np.array([s.hardware for s in stages]),
                 np.array([s.capacity for s in stages]),
             )
@@ -268,7 +266,7 @@ class Evaluator:
         return self._stacked[key]
 
     @functools.cached_property
-    def _stacked(self) -> dict[int, tuple[Floats, Floats, Floats, Floats, Floats]]:
+    def _stacked(self) -> dict[int, tuple[Floats, Floats, Floats, Floats]]:
         return {}
 
     @functools.cached_property

@@ -11,7 +11,30 @@ from __future__ import annotations
 import numpy as np
 from numba import boolean, float64, int64, njit, types, void
 
+from automap.price.attention import A_BACKWARD, A_COUNT, A_FLOOR_S, A_FLOPS, A_HEAD, REFERENCE_HEAD, attention_s
 from automap.price.communication import KIND_COUNT, UNKNOWN, convert, spend
+from automap.price.gemm import G_COUNT, G_FLOOR_S, G_FLOPS, gemm_s
+from automap.price.shapes import (
+    ATTENTION,
+    BATCH,
+    BATCHED_PRODUCT,
+    INSIDE,
+    MEASURED,
+    MEMORY,
+    ROOFLINE,
+    X_BATCH,
+    X_CAUSAL,
+    X_HEADS,
+    X_KIND,
+    X_LEFT_GRADIENT,
+    X_LOSS,
+    X_RIGHT_GRADIENT,
+    X_SAMPLED,
+    X_SHARE,
+    K,
+    M,
+    N,
+)
 from automap.price.tables import (
     B_FIXED,
     B_KERNELS,
@@ -39,6 +62,7 @@ from automap.price.tables import (
     OP_OUTPUTS,
     OP_SIGNATURES,
     PARAMETER,
+    S_CLASS,
     S_DIVIDES,
     S_KIND,
     S_PLACES,
@@ -63,11 +87,40 @@ C_BACKWARD_COMM = C_FORWARD_COMM + KIND_COUNT
 C_RECOMPUTE_COMM = C_BACKWARD_COMM + KIND_COUNT
 C_REDUCE = C_RECOMPUTE_COMM + KIND_COUNT
 MAX_AXES = 4
-C_COUNT = C_REDUCE + MAX_AXES
-"""C_REDUCE + axis: local elements of parameter gradients that are reduced over that axis once a step."""
+C_FORWARD_HOST = C_REDUCE + MAX_AXES
+C_BACKWARD_HOST = C_FORWARD_HOST + 1
+C_COUNT = C_BACKWARD_HOST + 1
+"""C_REDUCE + axis: local elements of parameter gradients that are reduced over that axis once a step; C_FORWARD_HOST,
+C_BACKWARD_HOST: what the device waits for its host, recomputation included."""
 
-# Slots of the hardware vector.
-H_FLOPS, H_BANDWIDTH, H_LAUNCH, H_ELEMENTWISE = range(4)
+# Slots of the hardware vector: the curves, then memory bytes/s; passes of memory-bound kernels and of the loss over
+# their bytes; seconds of the smallest kernel; bytes of an element; products whose dims are no multiples of 8, over
+# others; launches of a softmax that the fused kernel refuses; host seconds a kernel, backward over forward, and a
+# collective; how its wait grows with the group; the exponent in which host and device overlap; the part of the
+# collectives that nothing hides.
+H_GEMM, H_ATTENTION = 0, G_COUNT
+(
+    H_BANDWIDTH,
+    H_ELEMENTWISE,
+    H_LOSS,
+    H_KERNEL_S,
+    H_ELEMENT,
+    H_MISALIGNED,
+    H_FALLBACK,
+    H_HOST_S,
+    H_HOST_BACKWARD,
+    H_HOST_COLLECTIVE_S,
+    H_WAIT_EXPONENT,
+    H_OVERLAP_EXPONENT,
+    H_EXPOSED,
+) = range(G_COUNT + A_COUNT, G_COUNT + A_COUNT + 13)
+H_COUNT = H_EXPOSED + 1
+GRADIENT_BYTES = 4.0
+"""Of one element of a weight's gradient, as the product that makes it writes it."""
+ALIGNED = 8.0
+"""Tensor cores take rows of a multiple of this many elements."""
+GRANTED_HEADS = 4.0
+"""The fused softmax takes multiples of this many heads of samples (Megatron-LM)."""
 
 TABLES = types.NamedTuple(
     (
@@ -79,10 +132,76 @@ TABLES = types.NamedTuple(
         int64[:, ::1],
         float64[:, ::1],
         int64[:, ::1],
+        float64[:, ::1],
     ),
     Arrays,
 )
 """Numba's type of `Tables.arrays`."""
+
+
+@njit(void(float64[::1], float64[::1], float64[::1], float64[::1]), cache=True)
+def product_s(shape, dims, hardware, times):
+    """Forward and backward seconds of a product of local extents `dims`."""
+    curve = hardware[H_GEMM : H_GEMM + G_COUNT]
+    element = hardware[H_ELEMENT]
+    batch, m, n, k = dims[BATCH], dims[M], dims[N], dims[K]
+    slow = 1.0
+    written = GRADIENT_BYTES
+    if shape[X_KIND] == BATCHED_PRODUCT:
+        written = element
+        if m % ALIGNED != 0.0 or n % ALIGNED != 0.0 or k % ALIGNED != 0.0:
+            slow = hardware[H_MISALIGNED]
+    slow *= shape[X_SHARE]
+    times[0] = slow * gemm_s(m, n, k, batch, element, element, curve)
+    times[1] = 0.0
+    if shape[X_LEFT_GRADIENT] > 0.0:
+        times[1] += slow * gemm_s(m, k, n, batch, element, element, curve)
+    if shape[X_RIGHT_GRADIENT] > 0.0:
+        times[1] += slow * gemm_s(k, n, m, batch, element, written, curve)
+
+
+@njit(void(float64[::1], float64[::1], float64[::1], float64[::1]), cache=True)
+def _attention_kernel_s(shape, dims, hardware, times):
+    """Forward and backward seconds of fused attention whose scores have local extents `dims`."""
+    curve = hardware[H_ATTENTION : H_ATTENTION + A_COUNT]
+    heads = dims[BATCH]
+    causal = shape[X_CAUSAL] > 0.0
+    for way in range(2):
+        times[way] = attention_s(
+            1.0, heads, heads, dims[M], dims[N], dims[K], causal, hardware[H_ELEMENT], curve, way == 1
+        )
+
+
+@njit(void(float64[::1], float64[::1], float64, float64[::1], float64[::1]), cache=True)
+def _least_s(shape, dims, divisor, hardware, times):
+    """Least seconds of a product or of attention of extents `dims` of which each rank does one part in `divisor`.
+
+    The arithmetic at the rate of the curve and the smallest kernel: what `gemm_s` and `attention_s` come to at best.
+    """
+    if shape[X_KIND] == ATTENTION:
+        curve = hardware[H_ATTENTION : H_ATTENTION + A_COUNT]
+        head = dims[K]
+        # A split of the head size gains nothing by this, for small heads cost more an element.
+        depth = (head + curve[A_HEAD]) * REFERENCE_HEAD / (REFERENCE_HEAD + curve[A_HEAD])
+        amount = 4.0 * dims[BATCH] * dims[M] * dims[N] * depth / divisor
+        times[0] = (0.5 if shape[X_CAUSAL] > 0.0 else 1.0) * amount / curve[A_FLOPS]
+        times[1] = curve[A_FLOOR_S] + curve[A_BACKWARD] * times[0]
+        times[0] += curve[A_FLOOR_S]
+    else:
+        curve = hardware[H_GEMM : H_GEMM + G_COUNT]
+        amount = 2.0 * dims[BATCH] * dims[M] * dims[N] * dims[K] / divisor
+        times[0] = shape[X_SHARE] * (curve[G_FLOOR_S] + amount / curve[G_FLOPS])
+        times[1] = times[0] * (shape[X_LEFT_GRADIENT] + shape[X_RIGHT_GRADIENT])
+
+
+@njit(float64(float64, float64, float64), cache=True)
+def _overlapped(device_s, host_s, exponent):
+    """Seconds of a device and its host that overlap: the larger, and more where they are alike."""
+    larger = max(device_s, host_s)
+    if larger <= 0.0:
+        return 0.0
+    smaller = min(device_s, host_s)
+    return larger * (1.0 + (smaller / larger) ** exponent) ** (1.0 / exponent)
 
 
 @njit(int64(int64[:, ::1], int64[:, ::1], int64[:, ::1], int64, int64, int64), cache=True)
@@ -177,6 +296,60 @@ def _reduce_axes(operators, operands, tensors, signatures, places, op, slot, cho
                 out[C_REDUCE + a] += elements
 
 
+@njit(
+    float64(
+        int64[:, ::1],
+        int64[:, ::1],
+        int64[:, ::1],
+        int64[:, ::1],
+        int64[:, ::1],
+        int64,
+        int64,
+        int64[::1],
+        float64[::1],
+        float64,
+    ),
+    cache=True,
+)
+def _refused(tensors, operators, signatures, places, operands, op, slot, chosen, axes, samples):
+    """1 where the local samples and heads of operand `slot` are none that the fused softmax takes."""
+    tensor = operands[operators[op, OP_OPERANDS] + slot, D_TENSOR]
+    heads = 1.0
+    for dim in range(tensors[tensor, T_NDIM] - 2):
+        heads *= tensors[tensor, T_DIMS + dim]
+        if tensors[tensor, T_BATCH_DIM] == dim:
+            heads *= samples
+        for a in range(axes.shape[0]):
+            if _placement(operators, signatures, places, op, slot, chosen[a]) == dim:
+                heads /= axes[a]
+    return 0.0 if heads % GRANTED_HEADS == 0.0 else 1.0
+
+
+@njit(void(float64, float64, float64[::1], float64[::1], float64[::1]), cache=True)
+def _host_wait(launched, relaunched, waits, hardware, out):
+    """Writes how much longer host and device take together than the device alone.
+
+    Args:
+        launched: kernels of the forward pass.
+        relaunched: those that recomputation launches again.
+        waits: host time of collectives forward, backward and recomputed, in that of a group of two.
+        hardware: see `unit_cost`.
+        out: of `unit_cost`.
+    """
+    forward = 0.0
+    backward = 0.0
+    for kind in range(KIND_COUNT):
+        forward += out[C_FORWARD_COMM + kind]
+        backward += out[C_BACKWARD_COMM + kind] + out[C_RECOMPUTE_COMM + kind]
+    forward = out[C_FORWARD] + hardware[H_EXPOSED] * forward
+    backward = out[C_BACKWARD] + out[C_RECOMPUTE] + hardware[H_EXPOSED] * backward
+    a_kernel, a_collective, p = hardware[H_HOST_S], hardware[H_HOST_COLLECTIVE_S], hardware[H_OVERLAP_EXPONENT]
+    host = a_kernel * launched + a_collective * waits[0]
+    out[C_FORWARD_HOST] = _overlapped(forward, host, p) - forward
+    host = a_kernel * (hardware[H_HOST_BACKWARD] * launched + relaunched) + a_collective * (waits[1] + waits[2])
+    out[C_BACKWARD_HOST] = _overlapped(backward, host, p) - backward
+
+
 @njit(boolean(int64[::1], int64[::1], float64[::1]), cache=True)
 def _differs(source, target, axes):
     """Whether a conversion has anything to do."""
@@ -195,8 +368,7 @@ def _differs(source, target, axes):
         boolean[::1],
         int64[::1],
         float64[::1],
-        float64[::1],
-        float64[::1],
+        float64[:, ::1],
         boolean[::1],
         float64[::1],
         float64,
@@ -215,8 +387,7 @@ def unit_cost(
     recomputed,
     incoming,
     axes,
-    latency_s,
-    bytes_per_s,
+    links,
     zero_axes,
     hardware,
     samples,
@@ -235,17 +406,16 @@ def unit_cost(
         recomputed: [last - first] whether the operator runs again in the backward pass.
         incoming: [axes] placement of the tensor that crosses into the unit.
         axes: [axes] ranks of each mesh axis.
-        latency_s: [axes] of a collective over the axis.
-        bytes_per_s: [axes] of a collective over the axis.
+        links: [axes, V_COUNT] of a collective over the axis.
         zero_axes: [axes] whether ZeRO shards over the axis.
-        hardware: FLOP/s, bytes/s, seconds a kernel, share of elementwise traffic.
+        hardware: [H_COUNT], see the H_ constants.
         samples: of the micro-batch, over all ranks of the mesh.
         boundary_row: row of `operands` whose tensor crosses out of the unit, or -1.
         records: buffer for a list of the collectives, see `automap.price.communication.spend`; may be empty.
         cursor: [1] rows of it written.
         out: [C_COUNT] result, overwritten. Seconds, bytes, and elements for C_PARAMETERS, C_ZERO and C_REDUCE.
     """
-    operators, costs, operands, tensors, sizes, signatures, exchanges, places = tables
+    operators, costs, operands, tensors, sizes, signatures, exchanges, places, shapes = tables
     num_axes = axes.shape[0]
     out[:] = 0.0
     source = np.empty(num_axes, np.int64)
@@ -255,6 +425,14 @@ def unit_cost(
     arrives = np.empty(num_axes, np.int64)
     rows = np.empty(num_axes, np.int64)
     comm = np.zeros(KIND_COUNT)
+    dims = np.empty(4)
+    times = np.empty(2)
+    launched = 0.0
+    relaunched = 0.0
+    waits = np.zeros(3)
+    growth = np.empty(num_axes)
+    for a in range(num_axes):
+        growth[a] = max(0.0, axes[a] - 1.0) ** hardware[H_WAIT_EXPONENT]
     tag = np.zeros(3, np.int64)
     whole = True
     for k in range(last - first):
@@ -384,16 +562,19 @@ def unit_cost(
                 if moves:
                     comm[:] = 0.0
                     tag[2] = 0
-                    convert(data, source, target, axes, latency_s, bytes_per_s, comm, tag, records, cursor)
+                    wait = convert(data, source, target, axes, growth, links, comm, tag, records, cursor)
+                    waits[0] += wait
                     again = recomputed[k] and (is_boundary or recomputed[producer - first])
                     for kind in range(KIND_COUNT):
                         out[C_FORWARD_COMM + kind] += comm[kind]
                         if again:
                             out[C_RECOMPUTE_COMM + kind] += comm[kind]
+                    if again:
+                        waits[2] += wait
                 if back:
                     comm[:] = 0.0
                     tag[2] = 1
-                    convert(data, given, wanted, axes, latency_s, bytes_per_s, comm, tag, records, cursor)
+                    waits[1] += convert(data, given, wanted, axes, growth, links, comm, tag, records, cursor)
                     for kind in range(KIND_COUNT):
                         out[C_BACKWARD_COMM + kind] += comm[kind]
 
@@ -420,23 +601,66 @@ def unit_cost(
         if free:
             continue
 
-        # Roofline: the slower of arithmetic and memory traffic, plus the gap a kernel adds.
-        flops = costs[op, F_FIXED] + costs[op, F_SAMPLE] * samples
-        traffic = hardware[H_ELEMENTWISE] if flops == 0.0 else 1.0
+        shape = shapes[op]
+        kernel = shape[X_KIND]
+        kernels = costs[op, F_KERNELS]
         if costs[op, F_BYTES] >= 0.0:
             moved = costs[op, F_BYTES] * samples / divisor
-        forward_bytes = moved * costs[op, T_FORWARD] * traffic
-        forward = max(flops / divisor / hardware[H_FLOPS], forward_bytes / hardware[H_BANDWIDTH])
-        if forward > 0.0:
-            forward += hardware[H_LAUNCH] * costs[op, F_KERNELS]
-        back_flops = costs[op, B_FIXED] + costs[op, B_SAMPLE] * samples
-        back_bytes = moved * costs[op, T_BACKWARD] * traffic
-        backward = max(back_flops / divisor / hardware[H_FLOPS], back_bytes / hardware[H_BANDWIDTH])
-        if backward > 0.0:
-            backward += hardware[H_LAUNCH] * costs[op, B_KERNELS]
-        if costs[op, F_MEASURED] >= 0.0:
+        forward = 0.0
+        backward = 0.0
+        if kernel == MEASURED:
             forward = costs[op, F_MEASURED] * samples / divisor
             backward = costs[op, B_MEASURED] * samples / divisor
+        elif kernel in (MEMORY, ROOFLINE):
+            passes = 1.0
+            if kernel == MEMORY:
+                passes = hardware[H_ELEMENTWISE] * (hardware[H_LOSS] if shape[X_LOSS] > 0.0 else 1.0)
+            forward = moved * costs[op, T_FORWARD] * passes / hardware[H_BANDWIDTH]
+            backward = moved * costs[op, T_BACKWARD] * passes / hardware[H_BANDWIDTH]
+            if kernel == ROOFLINE:
+                rate = hardware[H_GEMM + G_FLOPS] * divisor
+                forward = max(forward, (costs[op, F_FIXED] + costs[op, F_SAMPLE] * samples) / rate)
+                backward = max(backward, (costs[op, B_FIXED] + costs[op, B_SAMPLE] * samples) / rate)
+            if forward == 0.0 and backward == 0.0:
+                kernels = 0.0
+            if forward > 0.0:
+                forward += hardware[H_KERNEL_S] * costs[op, F_KERNELS]
+            if backward > 0.0:
+                backward += hardware[H_KERNEL_S] * costs[op, B_KERNELS]
+            if shape[X_HEADS] >= 0.0 and not undecided:
+                kernels += hardware[H_FALLBACK] * _refused(
+                    tensors,
+                    operators,
+                    signatures,
+                    places,
+                    operands,
+                    op,
+                    int64(shape[X_HEADS]),
+                    chosen[k],
+                    axes,
+                    samples,
+                )
+        elif kernel != INSIDE:
+            for c in range(4):
+                dims[c] = shape[X_BATCH + c]
+            if shape[X_SAMPLED] >= 0.0:
+                dims[int64(shape[X_SAMPLED])] *= samples
+            if undecided:
+                _least_s(shape, dims, divisor, hardware, times)
+            else:
+                for a in range(num_axes):
+                    split = signatures[operators[op, OP_SIGNATURES] + chosen[k, a], S_CLASS]
+                    if split >= 0:
+                        dims[split] /= axes[a]
+                if kernel == ATTENTION:
+                    _attention_kernel_s(shape, dims, hardware, times)
+                else:
+                    product_s(shape, dims, hardware, times)
+            forward = times[0]
+            backward = times[1]
+        launched += kernels
+        if recomputed[k]:
+            relaunched += kernels
         out[C_FORWARD] += forward
         out[C_BACKWARD] += backward
         if recomputed[k]:
@@ -453,16 +677,19 @@ def unit_cost(
                     tag[0] = op
                     tag[1] = operands[begin, D_TENSOR]
                     tag[2] = 0
-                    spent = spend(kind, a, axes[a], latency_s[a], bytes_per_s[a], data, tag, records, cursor)
+                    spent = spend(kind, a, axes[a], links[a], data, tag, records, cursor)
                     out[C_FORWARD_COMM + kind] += spent
+                    waits[0] += growth[a] if spent > 0.0 else 0.0
                     if recomputed[k]:
                         out[C_RECOMPUTE_COMM + kind] += spent
+                        waits[2] += growth[a] if spent > 0.0 else 0.0
                     data = (exchanges[row, 2] + exchanges[row, 3] * samples) / shard
                     tag[2] = 1
-                    out[C_BACKWARD_COMM + kind] += spend(
-                        kind, a, axes[a], latency_s[a], bytes_per_s[a], data, tag, records, cursor
-                    )
+                    spent = spend(kind, a, axes[a], links[a], data, tag, records, cursor)
+                    out[C_BACKWARD_COMM + kind] += spent
+                    waits[1] += growth[a] if spent > 0.0 else 0.0
 
+    _host_wait(launched, relaunched, waits, hardware, out)
     out[C_SAVED] = _kept_bytes(saved_root, saved_size, saved_loose, num_saved)
     out[C_LIVE] = _kept_bytes(live_root, live_size, live_loose, num_live)
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from automap.price.shapes import MEASURED, X_COUNT, Shapes
 from automap.problem import Problem
 from ir.blocks import Unit
 from ir.factors import BROADCAST, Signature
@@ -38,7 +39,7 @@ MAX_DIMS = 8
 # Columns of Tables.sizes.
 E_FIXED, E_SAMPLE, E_BYTES = range(3)
 # Columns of Tables.signatures.
-S_PLACES, S_DIVIDES, S_KIND, S_BATCH = range(4)
+S_PLACES, S_DIVIDES, S_KIND, S_BATCH, S_CLASS = range(5)
 
 ACTIVATION, PARAMETER, OTHER, BOUNDARY, CARRIED = range(5)
 """Roles in a unit; BOUNDARY is the tensor that crosses into it, CARRIED one that crosses many units (an encoder's
@@ -59,6 +60,7 @@ class Arrays(NamedTuple):
     signatures: Ints
     exchanges: Floats
     places: Ints
+    shapes: Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,8 @@ class Tables:
     """Internal collective of each signature: forward fixed, per sample, backward fixed, per sample; bytes."""
     places: Ints
     """(placement, gradient placement) of each operand of each signature."""
+    shapes: Floats
+    """[operators, X_COUNT] what the time of each kernel depends on besides its bytes."""
     boundary_out: Ints
     """unit type -> row of `operands` whose tensor crosses out of the unit, or -1."""
     core: npt.NDArray[np.bool_]
@@ -97,6 +101,7 @@ class Tables:
             signatures=self.signatures,
             exchanges=self.exchanges,
             places=self.places,
+            shapes=self.shapes,
         )
 
     def tensor_name(self, row: int) -> str:
@@ -121,9 +126,11 @@ class _Builder:
         self.signatures: list[list[int]] = []
         self.exchanges: list[list[float]] = []
         self.places: list[list[int]] = []
+        self.shapes: list[list[float]] = []
         self.boundary_out: list[int] = []
         self.core: list[bool] = []
         self.fused = {i: group for group in _kernels(problem) for i in group.members}
+        self.shaped = Shapes(problem, self._trained)
         self.names: list[str] = []
         self.spans = [0]
 
@@ -160,7 +167,7 @@ class _Builder:
                     moved = name not in group.internal and (unit.start + k, name) not in seen
                     seen.update((i, name) for i in group.members)
                 self.operands.append([local[name], int(name in kept), before, first + k, int(moved)])
-            self._add_operator(op, linked.signatures[k], begin, group, unit.start + k)
+            self._add_operator(op, linked.signatures[k], begin, group, unit, k)
             self.core.append(k in linked.core and (group is None or group.kind != "attention"))
         self.boundary_out.append(out_row)
         self.spans.append(len(self.operators))
@@ -219,9 +226,18 @@ class _Builder:
         return self._trained_names
 
     def _add_operator(
-        self, op: Operator, table: tuple[Signature, ...], operands: int, group: FusedGroup | None, index: int
+        self,
+        op: Operator,
+        table: tuple[Signature, ...],
+        operands: int,
+        group: FusedGroup | None,
+        unit: Unit,
+        offset: int,
     ) -> None:
         begin = len(self.signatures)
+        index = unit.start + offset
+        shape = self.shaped.of(index, group, range(unit.start, unit.stop))
+        self.shapes.append(shape.row())
         for signature in table:
             factor = None if signature.factor is None else op.rule.factors[signature.factor]
             exchange = factor.collective if factor else None
@@ -229,7 +245,13 @@ class _Builder:
                 exchange = None
             kind = -1 if exchange is None else COLLECTIVES.index(exchange.kind)
             self.signatures.append(
-                [len(self.places), int(signature.divides_work), kind, int(factor is not None and factor.is_batch)]
+                [
+                    len(self.places),
+                    int(signature.divides_work),
+                    kind,
+                    int(factor is not None and factor.is_batch),
+                    -1 if signature.factor is None else shape.classes[signature.factor],
+                ]
             )
             self.exchanges.append([*exchange.forward_bytes, *exchange.backward_bytes] if exchange else [0.0] * 4)
             gradients = (*signature.input_gradients, *([BROADCAST] * len(signature.outputs)))
@@ -243,7 +265,10 @@ class _Builder:
         traffic = op.traffic
         if group is not None:
             traffic = (1.0, group.backward_traffic)
-            kernels = (1.0, 1.0) if index == group.members[0] else (0.0, 0.0)
+            kernels = (1.0, 1.0) if index == self.shaped.host(group) else (0.0, 0.0)
+        if shape.kind == MEASURED:
+            kernels = (0.0, 0.0)
+        kernels = (kernels[0] * shape.share, kernels[1] * shape.share)
         self.costs.append(
             [
                 op.forward_flops.fixed,
@@ -294,9 +319,10 @@ def build_tables(problem: Problem, linkage: Linkage | None = None) -> Tables:
         operands=ints(builder.operands, 5),
         tensors=ints(builder.tensors, T_DIMS + MAX_DIMS),
         sizes=floats(builder.sizes, 3),
-        signatures=ints(builder.signatures, 4),
+        signatures=ints(builder.signatures, 5),
         exchanges=floats(builder.exchanges, 4),
         places=ints(builder.places, 2),
+        shapes=floats(builder.shapes, X_COUNT),
         boundary_out=np.array(builder.boundary_out, dtype=np.int64),
         core=np.array(builder.core, dtype=np.bool_),
         names=tuple(builder.names),

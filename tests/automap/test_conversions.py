@@ -7,7 +7,7 @@ import pytest
 import torch
 from virtual_ranks import assemble, collective, convert, letter, place
 
-from automap.price.communication import KIND_COUNT, L_BYTES, L_COUNT, L_KIND
+from automap.price.communication import KIND_COUNT, L_BYTES, L_COUNT, L_KIND, V_COUNT
 from automap.price.communication import convert as price_conversion
 from automap.price.tables import COLLECTIVES
 from ir.factors import BROADCAST, PARTIAL, gradient_placement
@@ -33,7 +33,7 @@ def listed(source, target, ranks):
     tag, times = np.zeros(3, dtype=np.int64), np.zeros(KIND_COUNT)
     sizes = np.array([float(ranks)])
     where, to = np.array([source]), np.array([target])
-    price_conversion(1024.0, where, to, sizes, ones, ones, times, tag, records, cursor)
+    price_conversion(1024.0, where, to, sizes, ones, np.ones((1, V_COUNT)), times, tag, records, cursor)
     return [(COLLECTIVES[int(r[L_KIND])], r[L_BYTES]) for r in records[: cursor[0]]]
 
 

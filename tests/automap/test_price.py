@@ -8,15 +8,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from automap.cluster import parse_cluster
+from automap.cluster import group_link, parse_cluster
 from automap.collectives import list_collectives
 from automap.price import combine as c
-from automap.price.communication import KIND_COUNT, NO_RECORDS, collective_s, convert
+from automap.price.attention import attention_s
+from automap.price.communication import KIND_COUNT, NO_RECORDS, V_BYTES_PER_S, V_COUNT, collective_s, convert
+from automap.price.curves import attention_curve, gemm_curve, shared
 from automap.price.estimate import estimate_choice, lower_bound_s
+from automap.price.gemm import gemm_s
+from automap.price.kernels import product_s
+from automap.price.layout import link_vector
+from automap.price.shapes import X_BATCH, X_SHARE
 from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from automap.problem import Problem
 from automap.space import PlanSpace
 from automap.templates import megatron_signatures
+from ir import zoo
 
 B, P = -1, -2
 
@@ -35,8 +42,8 @@ def converted(source, target, sizes, data=8e6, latency=1e-5, rate=1e9):
         np.array(source),
         np.array(target),
         np.array(sizes, float),
-        np.full(n, latency),
-        np.full(n, rate),
+        np.ones(n),
+        np.tile([latency, latency, rate, 0.0], (n, 1)),
         times,
         np.zeros(3, np.int64),
         NO_RECORDS,
@@ -84,7 +91,30 @@ def test_conversions_meet_the_volumes_of_dtensor():
 
 
 def test_a_collective_over_one_rank_is_free():
-    assert collective_s(ALL_REDUCE, 1.0, 1.0, 1.0, 1e9) == 0.0
+    assert collective_s(ALL_REDUCE, 1.0, np.ones(V_COUNT), 1e9) == 0.0
+
+
+def test_collectives_inside_a_host_and_between_hosts_take_what_the_formulas_say(mlp, space):
+    """docs/cost-model-formulas.md: 8 ranks of one host, then two a host on four hosts."""
+    s = space(mlp(), "4x8xA100", 64)
+    links = {k.name: k.bytes_per_s for k in s.problem.cluster.links.values()}
+    latency, ring, data = shared("node_latency_us") * 1e-6, shared("ring_us") * 1e-6, 3e7
+    stage = s.evaluator.layout((1, 8), 4).stages[0]
+    x = 2 * 7 / 8 * data / links["nvlink3"] * (1 + 0.3 / 8)
+    inside = latency * (1 + 0.2 * 7) / 2.4 + x + 2.5 * (x * 1e-6) ** 0.5
+    assert collective_s(ALL_REDUCE, 8.0, stage.links[1], data) == pytest.approx(inside)
+    stage = s.evaluator.layout((8, 4), 1).stages[0]
+    nics = links["infiniband-hdr"] * 8
+    x = 7 / 8 * data / (nics * 2 / 8)
+    assert collective_s(ALL_GATHER, 8.0, stage.links[0], data) == pytest.approx(latency + 7 * ring + x)
+    assert collective_s(ALL_REDUCE, 8.0, stage.links[0], data) == pytest.approx(latency + 25e-6 * 2 + 2 * x)
+
+
+def test_pairs_of_a_mesh_of_links_have_a_part_of_its_rate():
+    """DGX-1: two of eight V100s share one or two of six links."""
+    cluster = parse_cluster("8xV100")
+    pair, whole = (link_vector(group_link(cluster, range(n))) for n in (2, 8))
+    assert pair[V_BYTES_PER_S] * (1 + 0.3 / 2) == pytest.approx(0.18 * whole[V_BYTES_PER_S] * (1 + 0.3 / 8))
 
 
 def _is_attention(op, graph):
@@ -94,39 +124,46 @@ def _is_attention(op, graph):
 
 
 def test_one_device_is_the_sum_of_its_operators(gpt, space):
-    s = space(gpt(), "1xA100", 4)
-    choice = template(s)
-    outcome = s.evaluator.evaluate(choice)
+    """Kernels by their shapes, written down again here; host and device of a unit in the p-norm."""
+    heads, seq, batch = 4, 32, 4
+    s = space(gpt(heads=heads, seq=seq), "1xA100", batch)
+    outcome = s.evaluator.evaluate(template(s))
     problem, graph = s.problem, s.problem.graph
-    device = problem.cluster.device(0)
-    rate, bandwidth = 312e12 * device.gemm_efficiency, 2039e9 * device.memory_efficiency
-    launch = device.kernel_launch_us * 1e-6
-    trained = {t.name for t in graph.parameters}
-    for op in graph.operators:
-        if trained & set(op.inputs):
-            trained.update(op.outputs)
-    # Attention is one kernel: it reads q, k and v where they are split into heads and writes where heads are merged.
+    device, trainer = problem.cluster.device(0), problem.trainer
+    curve = gemm_curve(device, "bf16")
+    attention = attention_curve(device, rate=trainer.attention_rate, portable=trainer.portable_attention)
+    bandwidth = 2039e9 * device.memory_efficiency
+    # Attention is one kernel: from where q, k and v are split into heads to where heads are merged.
     inside = {op.name for op in graph.operators if _is_attention(op, graph)}
-    total = 0.0
-    for op in graph.operators:
-        if op.is_view or op.is_constant:
-            continue
-        moved = 0.0
-        for name in (*op.inputs, *op.outputs):
-            t = graph.tensors[name]
-            width = 2 if t.is_float else {"int64": 8, "bool": 1, "int32": 4}[t.dtype]
-            makers = {o.name for o in graph.operators if name in (*o.inputs, *o.outputs)}
-            moved += 0.0 if op.name in inside and makers <= inside else t.elements.at(4) * width
-        heavy = op.forward_flops.at(4) > 0
-        share = 1.0 if heavy else problem.trainer.elementwise_traffic
-        traffic = (1.0, 2.0) if op.name in inside else op.traffic
-        forward = max(op.forward_flops.at(4) / rate, moved * traffic[0] * share / bandwidth)
-        backward = max(op.backward_flops.at(4) / rate, moved * traffic[1] * share / bandwidth)
-        kernels = max(1, sum(n in trained for n in op.inputs)) if heavy else 1
-        total += forward + backward
-        if op.name not in inside:
-            total += launch * (forward > 0) + launch * kernels * (backward > 0)
-    total += 2 * launch * sum(op.kind == "Softmax" for op in graph.operators)
+    total, p = 0.0, shared("overlap_exponent")
+    for unit in s.evaluator.blocks.units:
+        forward = backward = kernels = 0.0
+        for op in graph.operators[unit.start : unit.stop]:
+            if op.is_view or op.is_constant or op.name in inside:
+                if op.kind == "Softmax":
+                    case = (1.0, batch * heads, batch * heads, seq, seq, 64 / heads, False, 2.0, attention)
+                    forward += attention_s(*case, False)
+                    backward += attention_s(*case, True)
+                    kernels += 1
+                continue
+            if op.forward_flops.at(1) > 0 and op.kind == "MatMul":
+                left, weight = (graph.tensors[name].shape for name in op.inputs)
+                m, k, n = float(batch * seq), float(left[-1]), float(weight[-1])
+                forward += gemm_s(m, n, k, 1.0, 2.0, 2.0, curve)
+                backward += gemm_s(m, k, n, 1.0, 2.0, 2.0, curve) + gemm_s(k, n, m, 1.0, 2.0, 4.0, curve)
+                kernels += 1
+                continue
+            moved = 0.0
+            for name in (*op.inputs, *op.outputs):
+                t = graph.tensors[name]
+                moved += t.elements.at(batch) * (2 if t.is_float else {"int64": 8, "bool": 1, "int32": 4}[t.dtype])
+            moved *= trainer.elementwise_traffic * (shared("loss_passes") if "Loss" in op.kind else 1.0) / bandwidth
+            forward += moved * op.traffic[0] + shared("kernel_us") * 1e-6
+            backward += moved * op.traffic[1] + shared("kernel_us") * 1e-6
+            kernels += any(op.traffic)
+        host = trainer.host_us_per_operator * 1e-6 * kernels
+        total += (forward**p + host**p) ** (1 / p)
+        total += (backward**p + (shared("host_backward") * host) ** p) ** (1 / p)
     row = outcome.ranks[0]
     assert row[c.R_COMPUTE] == pytest.approx(total, rel=1e-12)
     assert outcome.step_time_s == pytest.approx(total + row[c.R_OPTIMIZER], rel=1e-12)
@@ -134,6 +171,24 @@ def test_one_device_is_the_sum_of_its_operators(gpt, space):
     assert row[c.R_PARAMETERS] == graph.num_parameters * parameter
     assert row[c.R_GRADIENTS] == graph.num_parameters * gradient
     assert row[c.R_STATE] == graph.num_parameters * state
+
+
+@pytest.mark.parametrize("ranks", [1.0, 2.0])
+def test_pieces_of_a_fused_weight_cost_what_one_product_costs(ranks, space):
+    """Queries, keys and values from one linear layer, split over the ranks or not: one product of three times n."""
+    s = space(zoo.build("gpt:layers=2,hidden=256,heads=4,seq_len=128,vocab_size=512"), "2xA100", 4, tp=2, pp=1)
+    tables = s.evaluator.tables
+    curve = gemm_curve(s.problem.cluster.device(0), "bf16")
+    rows = [i for i in range(len(tables.shapes)) if 0.0 < tables.shapes[i, X_SHARE] < 1.0]
+    assert len(rows) % 3 == 0
+    assert tables.shapes[rows, X_SHARE].sum() == pytest.approx(len(rows) / 3)
+    hardware, times = s.evaluator.layout((1, 2), 1).stages[0].hardware, np.empty(2)
+    seconds = 0.0
+    for i in rows[:3]:
+        extents = tables.shapes[i, X_BATCH : X_BATCH + 4] * [1.0, 4.0, 1.0 / ranks, 1.0]
+        product_s(tables.shapes[i], extents, hardware, times)
+        seconds += times[0]
+    assert seconds == pytest.approx(gemm_s(512.0, 768.0 / ranks, 256.0, 1.0, 2.0, 2.0, curve))
 
 
 def test_megatron_has_two_all_reduces_a_layer_forward_and_two_backward(gpt, space):
@@ -188,7 +243,7 @@ def test_data_parallel_gradient_traffic(mlp, space):
     row = s.evaluator.evaluate(template(s)).ranks[0]
     stage = s.evaluator.layout((4, 1), 1).stages[0]
     data = s.problem.graph.num_parameters * s.problem.state_bytes[1]
-    full = stage.latency_s[0] + 2 * 3 / 4 * data / stage.bytes_per_s[0]
+    full = collective_s(ALL_REDUCE, 4.0, stage.links[0], data)
     assert 0.0 < row[c.R_SYNC] <= full
     assert row[c.R_SYNC] >= full * (1.0 - s.problem.trainer.gradient_overlap) - 1e-15
 

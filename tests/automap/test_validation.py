@@ -73,8 +73,9 @@ def test_outer_stages_get_fewer_layers_where_they_do_not_divide(tmp_path: Path) 
 
 
 def test_context_parallelism_splits_the_sequence(tmp_path: Path) -> None:
-    whole = case(tmp_path, dp=2, pp=1, tp=2, cp=1, num_gpus=4, gpus_per_node=4)
-    split = case(tmp_path, dp=2, pp=1, tp=2, cp=2)
+    large = {"hidden": 2048, "heads": 16, "ffn": 8192, "seq_len": 4096}
+    whole = case(tmp_path, dp=2, pp=1, tp=2, cp=1, num_gpus=4, gpus_per_node=4, **large)
+    split = case(tmp_path, dp=2, pp=1, tp=2, cp=2, **large)
     assert [int(a) for a in split.choice.layout.stages[0].axes] == [2, 2, 2]
     one, other = (c.evaluator.evaluate(c.choice) for c in (whole, split))
     assert other.ranks[0, 1] < one.ranks[0, 1]
