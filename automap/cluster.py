@@ -312,6 +312,8 @@ class GroupLink:
     hosts: int
     bytes_per_s: float
     """Of each device; a ring's slowest part."""
+    line_bytes_per_s: float
+    """Line rate of the NICs that the group has on a host."""
 
 
 def group_link(cluster: Cluster, ranks: Sequence[int]) -> GroupLink:
@@ -322,20 +324,22 @@ def group_link(cluster: Cluster, ranks: Sequence[int]) -> GroupLink:
     """
     size = len(ranks)
     if size <= 1:
-        return GroupLink(size=1, hosts=1, bytes_per_s=float("inf"))
+        return GroupLink(size=1, hosts=1, bytes_per_s=float("inf"), line_bytes_per_s=float("inf"))
     by_node: dict[int, int] = {}
     for rank in ranks:
         node = cluster.node_of[rank]
         by_node[node] = by_node.get(node, 0) + 1
-    bandwidth = float("inf")
+    bandwidth = line = float("inf")
     for node, here in by_node.items():
         host = cluster.hosts[node]
         intra, inter = cluster.links[host.intra_node_link], cluster.links[host.inter_node_link]
         if here > 1:
             bandwidth = min(bandwidth, intra.group_bytes_per_s(here))
         if len(by_node) > 1:
-            bandwidth = min(bandwidth, inter.bytes_per_s * host.nics * here / host.num_devices)
+            share = host.nics * here / host.num_devices
+            bandwidth = min(bandwidth, inter.bytes_per_s * share)
+            line = min(line, inter.bandwidth_GBps * 1e9 * share)
     matrix = cluster.bandwidth_GBps
     if matrix is not None:
-        bandwidth = min(matrix[a][b] for a in ranks for b in ranks if a != b) * 1e9
-    return GroupLink(size=size, hosts=len(by_node), bytes_per_s=bandwidth)
+        bandwidth = line = min(matrix[a][b] for a in ranks for b in ranks if a != b) * 1e9
+    return GroupLink(size=size, hosts=len(by_node), bytes_per_s=bandwidth, line_bytes_per_s=line)

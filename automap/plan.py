@@ -115,7 +115,7 @@ class Estimate:
     """Model FLOP/s over peak FLOP/s, recomputation not counted."""
     memory_bytes: tuple[DeviceMemory, ...]
     breakdown_s: Mapping[str, Any]
-    """compute, exposed_communication {kind: s}, bubble, optimizer: they add up to the step time."""
+    """compute, exposed_communication {kind: s}, bubble, optimizer, overhead: they add up to the step time."""
     lower_bound_s: float
     """No plan of the problem can be faster under this price."""
 

@@ -62,6 +62,8 @@ class Trainer:
     """Host time to launch one operator's kernels, forward; it shows where the device waits for it."""
     host_us_per_collective: float
     """Host time and waiting for the slowest of two ranks, of one collective inside a stage."""
+    scattered_sends: bool
+    """Whether each rank sends its part of a tensor that is whole on a stage; the next stage gathers it."""
     send_host_ms: float
     """Host time of one exchange between pipeline ranks, as where the trainer waits for the device."""
     send_overlap: float

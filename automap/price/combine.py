@@ -6,13 +6,17 @@ does not hide, then its optimizer; the step ends with the slowest rank. Units: s
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
-from numba import boolean, float64, int64, njit, void
+from numba import boolean, float64, int64, njit, types, void
 
 from automap.price.communication import (
     KIND_COUNT,
+    RAMP_UNIT_S,
     V_BYTES_PER_S,
     V_COUNT,
+    V_GATHER_BYTES_PER_S,
     V_RAMP,
     V_RING_S,
     V_TREE_S,
@@ -40,10 +44,26 @@ from automap.price.schedule import run_schedule
 from automap.price.tables import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
 # Slots of the settings vector.
-P_PARAMETER, P_GRADIENT, P_OPTIMIZER, P_ZERO, P_GRADIENT_OVERLAP, P_GATHER_OVERLAP, P_TENSOR_OVERLAP, P_RESERVED = (
-    range(8)
-)
-P_COUNT = 8
+# P_SENT: bytes of a gradient on its way; P_UPDATE: bytes that the optimizer moves a parameter.
+(
+    P_PARAMETER,
+    P_GRADIENT,
+    P_OPTIMIZER,
+    P_ZERO,
+    P_GRADIENT_OVERLAP,
+    P_GATHER_OVERLAP,
+    P_TENSOR_OVERLAP,
+    P_RESERVED,
+    P_SENT,
+    P_UPDATE,
+    P_MICRO_BATCH_S,
+    P_STEP_S,
+    P_SEND_S,
+    P_SEND_OVERLAP,
+) = range(14)
+P_COUNT = 14
+SPREAD_OVERLAP = 0.8
+"""Share of the gradients' overlap that ZeRO 1's gathers of the weights reach."""
 # Columns of the result, one row a rank.
 (
     R_END,
@@ -57,8 +77,10 @@ P_COUNT = 8
     R_ACTIVATIONS,
     R_BUFFERS,
     R_CAPACITY,
-) = range(11)
-R_COMM = 11
+    R_OVERHEAD,
+    R_EXCHANGE,
+) = range(13)
+R_COMM = 13
 R_COUNT = R_COMM + KIND_COUNT
 
 
@@ -69,6 +91,52 @@ def _join(group, link):
     group[V_TREE_S] += link[V_TREE_S]
     group[V_BYTES_PER_S] = min(group[V_BYTES_PER_S], link[V_BYTES_PER_S])
     group[V_RAMP] = max(group[V_RAMP], link[V_RAMP])
+    group[V_GATHER_BYTES_PER_S] = min(group[V_GATHER_BYTES_PER_S], link[V_GATHER_BYTES_PER_S])
+
+
+@njit(float64(float64, float64[::1], float64), cache=True)
+def _gather_s(size, link, data):
+    """Time of an all-gather of `data` bytes at the rate that ZeRO's gathers reach."""
+    if size <= 1.0 or data <= 0.0:
+        return 0.0
+    x = (size - 1.0) / size * data / link[V_GATHER_BYTES_PER_S]
+    return link[V_RING_S] + x + link[V_RAMP] * math.sqrt(x * RAMP_UNIT_S)
+
+
+@njit(
+    types.UniTuple(float64, 2)(float64, float64[::1], float64[:, ::1], boolean[::1], float64[::1], float64, float64),
+    cache=True,
+)
+def _zero_s(elements, axes, links, zero_axes, settings, forward, backward):
+    """What ZeRO 2 and 3 add to the passes of one unit and micro-batch: what they do not hide of its own traffic.
+
+    Args:
+        elements: parameters of the unit on one rank.
+        axes: [axes] mesh sizes.
+        links: [axes, V_COUNT].
+        zero_axes: [axes] whether ZeRO shards over the axis.
+        settings: see the P_ constants.
+        forward: seconds of the forward pass.
+        backward: seconds of the backward pass.
+    """
+    size = 1.0
+    link = np.zeros(V_COUNT)
+    link[V_BYTES_PER_S] = np.inf
+    link[V_GATHER_BYTES_PER_S] = np.inf
+    for a in range(axes.shape[0]):
+        if zero_axes[a] and axes[a] > 1.0:
+            size *= axes[a]
+            _join(link, links[a])
+    scatter = _gather_s(size, link, elements * settings[P_SENT])
+    gather = 0.0
+    if settings[P_ZERO] >= 3.0:
+        gather = _gather_s(size, link, elements * settings[P_PARAMETER])
+    hidden = settings[P_GATHER_OVERLAP]
+    first = gather * (1.0 - hidden) + max(0.0, gather * hidden - forward)
+    hidden = settings[P_GRADIENT_OVERLAP]
+    both = gather + scatter
+    second = both * (1.0 - hidden) + max(0.0, both * hidden - backward)
+    return first, second
 
 
 @njit(
@@ -140,7 +208,9 @@ def combine(
     num_axes = axes.shape[1]
     forward = np.zeros(num_chunks)
     backward = np.zeros(num_chunks)
+    # Exchanges are part of the passes: a rank waits for its neighbours, and nothing is on its way besides.
     send = np.zeros(num_chunks)
+    exchange = np.zeros(num_chunks)
     kept = np.zeros(num_chunks)
     live = np.zeros(num_ranks)
     workspace = np.zeros(num_ranks)
@@ -177,8 +247,17 @@ def combine(
         sharded[rank] += times * costs[row, C_ZERO]
         for a in range(num_axes):
             reduce[rank, a] += times * costs[row, C_REDUCE + a]
+        if zero_stage >= 2.0:
+            one, two = _zero_s(
+                costs[row, C_PARAMETERS], axes[rank], links[rank], zero_axes, settings, spent_forward, spent_backward
+            )
+            forward[chunk] += times * one
+            backward[chunk] += times * two
+            gather = ALL_GATHER if zero_stage >= 3.0 else REDUCE_SCATTER
+            result[rank, R_COMM + gather] += times * num_micro_batches * (one + two)
         if chunk < num_chunks - 1 and (i == parts.shape[0] - 1 or parts[i + 1, 0] != chunk):
-            send[chunk] = send_latency_s[rank] + costs[row, C_BOUNDARY] / send_bytes_per_s[rank]
+            shown = 1.0 - settings[P_SEND_OVERLAP]
+            exchange[chunk] = settings[P_SEND_S] + shown * costs[row, C_BOUNDARY] / send_bytes_per_s[rank]
     for t in range(tied.shape[0]):
         one = int64(tied[t, 0])
         other = int64(tied[t, 1])
@@ -186,37 +265,17 @@ def combine(
             parameters[one] -= tied[t, 3]
             sharded[one] -= tied[t, 4]
 
-    zero_link = np.empty(V_COUNT)
-    # ZeRO's traffic, per chunk and micro-batch where parameters or gradients are sharded.
-    for rank in range(num_ranks):
-        for chunk in range(rank, num_chunks, num_ranks):
-            last_backward[rank] += backward[chunk]
-        zero_size = 1.0
-        zero_link[:] = 0.0
-        zero_link[V_BYTES_PER_S] = np.inf
-        for a in range(num_axes):
-            if zero_axes[a] and axes[rank, a] > 1.0:
-                zero_size *= axes[rank, a]
-                _join(zero_link, links[rank, a])
-        per_chunk = float64(num_chunks // num_ranks)
-        if zero_stage >= 3.0 and zero_size > 1.0:
-            data = parameters[rank] * settings[P_PARAMETER] / per_chunk
-            gather = collective_s(ALL_GATHER, zero_size, zero_link, data)
-            for chunk in range(rank, num_chunks, num_ranks):
-                hidden = settings[P_GATHER_OVERLAP]
-                one = gather * (1.0 - hidden) + max(0.0, gather * hidden - forward[chunk])
-                two = gather * (1.0 - hidden) + max(0.0, gather * hidden - backward[chunk])
-                forward[chunk] += one
-                backward[chunk] += two
-                result[rank, R_COMM + ALL_GATHER] += num_micro_batches * (one + two)
-        if zero_stage >= 2.0 and zero_size > 1.0 and num_micro_batches > 1:
-            data = parameters[rank] * settings[P_GRADIENT] / per_chunk
-            scatter = collective_s(REDUCE_SCATTER, zero_size, zero_link, data)
-            for chunk in range(rank, num_chunks, num_ranks):
-                hidden = settings[P_GRADIENT_OVERLAP]
-                one = scatter * (1.0 - hidden) + max(0.0, scatter * hidden - backward[chunk])
-                backward[chunk] += one
-                result[rank, R_COMM + REDUCE_SCATTER] += num_micro_batches * one
+    per_rank = float64(num_chunks // num_ranks)
+    for chunk in range(num_chunks):
+        rank = chunk % num_ranks
+        last_backward[rank] += backward[chunk]
+        # One exchange with each neighbour, both directions at once; virtual stages go round, one a chunk.
+        before = exchange[chunk - 1] if chunk > 0 else 0.0
+        shown = before + exchange[chunk] if num_chunks == num_ranks else max(before, exchange[chunk])
+        result[rank, R_EXCHANGE] += num_micro_batches * shown
+        result[rank, R_OVERHEAD] += num_micro_batches * settings[P_MICRO_BATCH_S] / per_rank
+        forward[chunk] += 0.5 * shown + settings[P_MICRO_BATCH_S] / per_rank
+        backward[chunk] += 0.5 * shown
 
     ends = np.zeros(num_ranks)
     busy = np.zeros(num_ranks)
@@ -241,21 +300,21 @@ def combine(
 
     for rank in range(num_ranks):
         sync = 0.0
+        spread = 0.0
         for a in range(num_axes):
-            data = reduce[rank, a] * settings[P_GRADIENT]
-            if data <= 0.0:
+            data = reduce[rank, a] * settings[P_SENT]
+            if data <= 0.0 or (zero_axes[a] and zero_stage >= 2.0):
                 continue
+            whole = collective_s(ALL_REDUCE, axes[rank, a], links[rank, a], data)
             if zero_axes[a] and zero_stage >= 1.0:
-                if zero_stage < 2.0 or num_micro_batches == 1:
-                    sync += collective_s(REDUCE_SCATTER, axes[rank, a], links[rank, a], data)
-                if zero_stage < 3.0:
-                    data = reduce[rank, a] * settings[P_PARAMETER]
-                    sync += collective_s(ALL_GATHER, axes[rank, a], links[rank, a], data)
+                sync += 0.5 * whole
+                spread += _gather_s(axes[rank, a], links[rank, a], reduce[rank, a] * settings[P_PARAMETER])
             else:
-                sync += collective_s(ALL_REDUCE, axes[rank, a], links[rank, a], data)
+                sync += whole
         hidden = settings[P_GRADIENT_OVERLAP]
         # Only the backward pass of the last micro-batch can hide the reduction.
         sync = sync * (1.0 - hidden) + max(0.0, sync * hidden - last_backward[rank])
+        sync += spread * (1.0 - SPREAD_OVERLAP * hidden)
         for t in range(tied.shape[0]):
             one = int64(tied[t, 0])
             other = int64(tied[t, 1])
@@ -263,17 +322,16 @@ def combine(
                 slow = min(send_bytes_per_s[one], send_bytes_per_s[other])
                 wait = max(send_latency_s[one], send_latency_s[other])
                 # An all-reduce of two: each sends all that it has.
-                sync += wait + max(tied[t, 2], tied[t, 3]) * settings[P_GRADIENT] / slow
+                sync += wait + max(tied[t, 2], tied[t, 3]) * settings[P_SENT] / slow
         mine = parameters[rank]
         shard = sharded[rank]
         state = shard if zero_stage >= 1.0 else mine
-        # The optimizer reads and writes its state and the parameters and reads the gradients once.
-        touched = state * (2.0 * settings[P_OPTIMIZER] + settings[P_GRADIENT] + 2.0 * settings[P_PARAMETER])
-        update = touched / hardware[rank, H_BANDWIDTH]
+        update = state * settings[P_UPDATE] / hardware[rank, H_BANDWIDTH]
         result[rank, R_BUBBLE] = ends[rank] - busy[rank]
         result[rank, R_SYNC] = sync
         result[rank, R_OPTIMIZER] = update
-        result[rank, R_END] = ends[rank] + sync + update
+        result[rank, R_OVERHEAD] += settings[P_STEP_S]
+        result[rank, R_END] = ends[rank] + sync + update + settings[P_STEP_S]
         result[rank, R_PARAMETERS] = (shard if zero_stage >= 3.0 else mine) * settings[P_PARAMETER]
         result[rank, R_GRADIENTS] = (shard if zero_stage >= 2.0 else mine) * settings[P_GRADIENT]
         result[rank, R_STATE] = state * settings[P_OPTIMIZER]

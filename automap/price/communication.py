@@ -23,9 +23,10 @@ KIND_COUNT = 5
 RAMP_UNIT_S = 1e-6
 
 
-# Columns of a link: latency of rings and of trees; achieved bytes/s; ramp between small and large messages.
-V_RING_S, V_TREE_S, V_BYTES_PER_S, V_RAMP = range(4)
-V_COUNT = 4
+# Columns of a link: latency of rings and of trees; achieved bytes/s; ramp between small and large messages; bytes/s of
+# ZeRO's gathers and scatters.
+V_RING_S, V_TREE_S, V_BYTES_PER_S, V_RAMP, V_GATHER_BYTES_PER_S = range(5)
+V_COUNT = 5
 
 
 @njit(float64(int64, float64, float64[::1], float64), cache=True)

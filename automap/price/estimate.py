@@ -17,8 +17,10 @@ from automap.price.combine import (
     R_COMM,
     R_COMPUTE,
     R_END,
+    R_EXCHANGE,
     R_GRADIENTS,
     R_OPTIMIZER,
+    R_OVERHEAD,
     R_PARAMETERS,
     R_STATE,
     R_SYNC,
@@ -56,6 +58,8 @@ def estimate_choice(choice: Choice, evaluator: Evaluator) -> Estimate:
     slowest = max(range(len(ranks)), key=lambda r: (float(ranks[r, R_END]), -r))
     row = [float(x) for x in ranks[slowest]]
     exposed = {name: row[R_COMM + i] for i, name in enumerate(COLLECTIVES) if row[R_COMM + i] > 0.0}
+    if row[R_EXCHANGE] > 0.0:
+        exposed["pipeline"] = row[R_EXCHANGE]
     if row[R_SYNC] > 0.0:
         exposed["gradient_sync"] = row[R_SYNC]
     batch = problem.training.global_batch
@@ -88,6 +92,7 @@ def estimate_choice(choice: Choice, evaluator: Evaluator) -> Estimate:
             "exposed_communication": exposed,
             "bubble": row[R_BUBBLE],
             "optimizer": row[R_OPTIMIZER],
+            "overhead": row[R_OVERHEAD],
         },
         lower_bound_s=lower_bound_s(problem),
     )
@@ -149,12 +154,14 @@ def reasons(estimate: Estimate) -> tuple[str, ...]:
         "reduce_scatter": "reduce-scatters",
         "all_to_all": "all-to-alls",
         "send_recv": "halo exchanges",
+        "pipeline": "exchanges between pipeline ranks",
         "gradient_sync": "gradient reduction that the backward pass does not hide",
     }
     breakdown = estimate.breakdown_s
     parts["arithmetic and memory traffic"] = breakdown["compute"]
     parts["waiting in the pipeline"] = breakdown["bubble"]
     parts["the optimizer"] = breakdown["optimizer"]
+    parts["host time of micro-batches and of the step"] = breakdown["overhead"]
     for kind, seconds in breakdown["exposed_communication"].items():
         parts[words[kind]] = seconds
     largest = sorted(parts.items(), key=lambda item: -item[1])[:3]

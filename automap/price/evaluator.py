@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,16 @@ from automap.price.combine import (
     P_GATHER_OVERLAP,
     P_GRADIENT,
     P_GRADIENT_OVERLAP,
+    P_MICRO_BATCH_S,
     P_OPTIMIZER,
     P_PARAMETER,
     P_RESERVED,
+    P_SEND_OVERLAP,
+    P_SEND_S,
+    P_SENT,
+    P_STEP_S,
     P_TENSOR_OVERLAP,
+    P_UPDATE,
     P_ZERO,
     R_COUNT,
     combine,
@@ -30,6 +36,7 @@ from automap.price.combine import (
     step_time_s,
 )
 from automap.price.communication import NO_RECORDS
+from automap.price.curves import shared
 from automap.price.kernels import C_COUNT, unit_cost
 from automap.price.layout import Layout, build_layout
 from automap.price.schedule import KINDS
@@ -103,6 +110,14 @@ class Outcome:
         return self.overflow <= 0.0
 
 
+def _touched(problem: Problem, optimizer: str | None = None) -> float:
+    """Bytes a parameter that an update reads and writes: state and weights both ways, gradients once."""
+    if optimizer is not None:
+        problem = replace(problem, training=replace(problem.training, optimizer=optimizer))  # type: ignore[arg-type]
+    parameter, gradient, state = problem.state_bytes
+    return 2.0 * state + gradient + 2.0 * parameter
+
+
 class Evaluator:
     """Prices choices of `problem`."""
 
@@ -119,6 +134,13 @@ class Evaluator:
         self._settings[P_GRADIENT_OVERLAP] = trainer.gradient_overlap
         self._settings[P_GATHER_OVERLAP] = trainer.parameter_gather_overlap
         self._settings[P_TENSOR_OVERLAP] = trainer.tensor_overlap
+        # Gradients in fp16 keep the type of the weights on their way; only bf16 trainers add them up in fp32.
+        self._settings[P_SENT] = 2.0 if problem.precision == "fp16" else gradient
+        self._settings[P_UPDATE] = shared("optimizer_bytes") * _touched(problem) / _touched(problem, "adam")
+        self._settings[P_MICRO_BATCH_S] = shared("micro_batch_ms") * 1e-3
+        self._settings[P_STEP_S] = trainer.step_overhead_ms * 1e-3
+        self._settings[P_SEND_S] = trainer.send_host_ms * 1e-3
+        self._settings[P_SEND_OVERLAP] = trainer.send_overlap
         self._settings[P_RESERVED] = trainer.reserved_GiB * (1 << 30)
 
     @functools.cached_property

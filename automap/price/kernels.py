@@ -97,7 +97,7 @@ C_BACKWARD_HOST: what the device waits for its host, recomputation included."""
 # their bytes; seconds of the smallest kernel; bytes of an element; products whose dims are no multiples of 8, over
 # others; launches of a softmax that the fused kernel refuses; host seconds a kernel, backward over forward, and a
 # collective; how its wait grows with the group; the exponent in which host and device overlap; the part of the
-# collectives that nothing hides.
+# collectives that nothing hides; 1 where each rank sends its part of a tensor that is whole on an axis.
 H_GEMM, H_ATTENTION = 0, G_COUNT
 (
     H_BANDWIDTH,
@@ -113,8 +113,9 @@ H_GEMM, H_ATTENTION = 0, G_COUNT
     H_WAIT_EXPONENT,
     H_OVERLAP_EXPONENT,
     H_EXPOSED,
-) = range(G_COUNT + A_COUNT, G_COUNT + A_COUNT + 13)
-H_COUNT = H_EXPOSED + 1
+    H_SCATTERED,
+) = range(G_COUNT + A_COUNT, G_COUNT + A_COUNT + 14)
+H_COUNT = H_SCATTERED + 1
 GRADIENT_BYTES = 4.0
 """Of one element of a weight's gradient, as the product that makes it writes it."""
 ALIGNED = 8.0
@@ -592,7 +593,11 @@ def unit_cost(
                 amount = _local_bytes(sizes, tensors, tensor, arrives, axes, samples)
                 num_saved = _keep(saved_root, saved_size, saved_loose, num_saved, tensor, amount, False)
             if row == boundary_row:
-                out[C_BOUNDARY] += local
+                sent = local
+                for a in range(1, num_axes):
+                    if hardware[H_SCATTERED] > 0.0 and target[a] == BROADCAST:
+                        sent /= axes[a]
+                out[C_BOUNDARY] += sent
             if role == CARRIED and operands[row, D_EARLIER] < 0:
                 # It goes on to the next stage beside the boundary.
                 out[C_BOUNDARY] += _local_bytes(sizes, tensors, tensor, arrives, axes, samples)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from automap.cluster import Cluster, Device, GroupLink, group_link
 from automap.price.attention import A_COUNT, A_FLOPS
-from automap.price.communication import V_BYTES_PER_S, V_COUNT, V_RAMP, V_RING_S, V_TREE_S
+from automap.price.communication import V_BYTES_PER_S, V_COUNT, V_GATHER_BYTES_PER_S, V_RAMP, V_RING_S, V_TREE_S
 from automap.price.curves import attention_curve, gemm_curve, shared
 from automap.price.gemm import G_COUNT, G_FLOPS
 from automap.price.kernels import (
@@ -34,6 +34,7 @@ from automap.price.kernels import (
     H_LOSS,
     H_MISALIGNED,
     H_OVERLAP_EXPONENT,
+    H_SCATTERED,
     H_WAIT_EXPONENT,
 )
 from automap.problem import Problem
@@ -48,6 +49,8 @@ SMALL_GROUP = 0.3
 """Rate that groups inside a host lack, over their ranks."""
 RAMP = 2.5
 """Of the square root that stands for the change of protocols between small and large messages."""
+SEND_SHARE = 0.6
+"""Of the rate inside a host, what one device sends to another."""
 LEVEL_S = 25e-6
 """Latency of a level of a tree between hosts."""
 
@@ -84,14 +87,15 @@ def stage_layout(problem: Problem, devices: Sequence[int], mesh: Sequence[int]) 
     """The mesh `mesh` over `devices`, last axis on consecutive devices."""
     cluster = problem.cluster
     grid = np.array(devices).reshape(tuple(mesh))
-    links = np.empty((len(mesh), V_COUNT))
+    links, share = np.empty((len(mesh), V_COUNT)), problem.trainer.gather_bandwidth_share
     for axis in range(len(mesh)):
         groups = np.moveaxis(grid, axis, -1).reshape(-1, mesh[axis]).tolist()
         # Equal groups cost the same: price one of each set of hosts.
         distinct = {tuple(sorted(cluster.node_of[r] for r in group)): group for group in groups}
-        found = np.array([link_vector(group_link(cluster, group)) for group in distinct.values()])
+        found = np.array([link_vector(group_link(cluster, g), share) for g in distinct.values()])
         links[axis] = found.max(axis=0)
-        links[axis, V_BYTES_PER_S] = found[:, V_BYTES_PER_S].min()
+        for rate in (V_BYTES_PER_S, V_GATHER_BYTES_PER_S):
+            links[axis, rate] = found[:, rate].min()
     kinds = {cluster.device(d).name: cluster.device(d) for d in devices}.values()
     capacity = min(k.memory_bytes for k in kinds) - problem.hints.memory_reserve_bytes
     return StageLayout(
@@ -125,6 +129,7 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Floats:
     vector[H_HOST_COLLECTIVE_S] = trainer.host_us_per_collective * 1e-6
     vector[H_WAIT_EXPONENT] = shared("group_wait_exponent")
     vector[H_OVERLAP_EXPONENT] = shared("overlap_exponent")
+    vector[H_SCATTERED] = float(trainer.scattered_sends)
     vector[H_EXPOSED] = 1.0 - trainer.tensor_overlap
     return vector
 
@@ -168,11 +173,11 @@ def build_layout(problem: Problem, stages: Sequence[tuple[Sequence[int], Sequenc
     )
 
 
-def link_vector(link: GroupLink) -> Floats:
+def link_vector(link: GroupLink, gather_share: float) -> Floats:
     """[V_COUNT] what `collective_s` takes of a group.
 
     Inside a host small groups lack a part of the rate and small messages climb slowly; between hosts rings wait for
-    every rank and trees for every level.
+    every rank and trees for every level. ZeRO's gathers reach `gather_share` of the line rate there.
     """
     vector = np.zeros(V_COUNT)
     others = link.size - 1.0
@@ -185,6 +190,8 @@ def link_vector(link: GroupLink) -> Floats:
         vector[V_RING_S] = vector[V_TREE_S] = latency * (1.0 + GROWTH * others) / NODE_OVER_DEVICE
         vector[V_BYTES_PER_S] /= 1.0 + SMALL_GROUP / link.size
         vector[V_RAMP] = RAMP
+    is_between = link.hosts > 1
+    vector[V_GATHER_BYTES_PER_S] = link.line_bytes_per_s * gather_share if is_between else vector[V_BYTES_PER_S]
     return vector
 
 
@@ -193,6 +200,9 @@ def _send(cluster: Cluster, senders: Sequence[int], receivers: Sequence[int]) ->
     latency, bandwidth = 0.0, float("inf")
     for i, sender in enumerate(senders):
         link = group_link(cluster, (sender, receivers[i * len(receivers) // len(senders)]))
-        latency = max(latency, float(link_vector(link)[V_TREE_S]))
-        bandwidth = min(bandwidth, link.bytes_per_s)
+        latency = max(latency, float(link_vector(link, 1.0)[V_TREE_S]))
+        host = cluster.hosts[cluster.node_of[sender]]
+        inside = SEND_SHARE * cluster.links[host.intra_node_link].bytes_per_s
+        is_named = link.hosts > 1 or cluster.bandwidth_GBps is not None
+        bandwidth = min(bandwidth, link.bytes_per_s if is_named else inside)
     return latency, bandwidth

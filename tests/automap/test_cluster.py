@@ -72,7 +72,9 @@ def test_groups_inside_a_host_see_its_own_link_and_share_the_nic_between_hosts()
     assert inside.bytes_per_s == pytest.approx(150e9 * nvlink)
     assert across.bytes_per_s == pytest.approx(25e9 / 8 * ethernet)
     assert group_link(cluster, (0, 8)).bytes_per_s == pytest.approx(across.bytes_per_s / 8)
-    assert group_link(cluster, (3,)) == GroupLink(size=1, hosts=1, bytes_per_s=float("inf"))
+    assert group_link(cluster, (3,)) == GroupLink(
+        size=1, hosts=1, bytes_per_s=float("inf"), line_bytes_per_s=float("inf")
+    )
 
 
 def test_bandwidth_matrix_overrides_links():

@@ -39,7 +39,8 @@ def test_tokens_go_to_experts_and_back(space: MakeSpace) -> None:
 
 
 def test_weights_of_spread_experts_are_not_reduced(space: MakeSpace) -> None:
-    graph = zoo.build(SPEC)
+    # Large enough for bytes to outweigh latencies.
+    graph = zoo.build(SPEC.replace("hidden=256", "hidden=1024").replace("ffn=512", "ffn=4096"))
     s = space(graph, "8xA100-80GB", 16)
     replicated, spread = (s.evaluator.evaluate(s.choice(plan(s, axis))) for axis in ("", "dp"))
     experts = sum(t.num_elements for t in graph.parameters if ".experts." in t.name)

@@ -16,7 +16,14 @@ from automap.price.communication import KIND_COUNT, NO_RECORDS, V_BYTES_PER_S, V
 from automap.price.curves import attention_curve, gemm_curve, shared
 from automap.price.estimate import estimate_choice, lower_bound_s
 from automap.price.gemm import gemm_s
-from automap.price.kernels import product_s
+from automap.price.kernels import (
+    C_BACKWARD,
+    C_BACKWARD_HOST,
+    C_FORWARD,
+    C_FORWARD_HOST,
+    C_PARAMETERS,
+    product_s,
+)
 from automap.price.layout import link_vector
 from automap.price.shapes import X_BATCH, X_SHARE
 from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
@@ -43,7 +50,7 @@ def converted(source, target, sizes, data=8e6, latency=1e-5, rate=1e9):
         np.array(target),
         np.array(sizes, float),
         np.ones(n),
-        np.tile([latency, latency, rate, 0.0], (n, 1)),
+        np.tile([latency, latency, rate, 0.0, rate], (n, 1)),
         times,
         np.zeros(3, np.int64),
         NO_RECORDS,
@@ -113,7 +120,7 @@ def test_collectives_inside_a_host_and_between_hosts_take_what_the_formulas_say(
 def test_pairs_of_a_mesh_of_links_have_a_part_of_its_rate():
     """DGX-1: two of eight V100s share one or two of six links."""
     cluster = parse_cluster("8xV100")
-    pair, whole = (link_vector(group_link(cluster, range(n))) for n in (2, 8))
+    pair, whole = (link_vector(group_link(cluster, range(n)), 1.0) for n in (2, 8))
     assert pair[V_BYTES_PER_S] * (1 + 0.3 / 2) == pytest.approx(0.18 * whole[V_BYTES_PER_S] * (1 + 0.3 / 8))
 
 
@@ -166,7 +173,10 @@ def test_one_device_is_the_sum_of_its_operators(gpt, space):
         total += (backward**p + (shared("host_backward") * host) ** p) ** (1 / p)
     row = outcome.ranks[0]
     assert row[c.R_COMPUTE] == pytest.approx(total, rel=1e-12)
-    assert outcome.step_time_s == pytest.approx(total + row[c.R_OPTIMIZER], rel=1e-12)
+    # Adam moves 14 bytes a parameter.
+    assert row[c.R_OPTIMIZER] == pytest.approx(graph.num_parameters * shared("optimizer_bytes") / bandwidth)
+    overhead = (shared("micro_batch_ms") + trainer.step_overhead_ms) * 1e-3
+    assert outcome.step_time_s == pytest.approx(total + overhead + row[c.R_OPTIMIZER], rel=1e-12)
     parameter, gradient, state = problem.state_bytes
     assert row[c.R_PARAMETERS] == graph.num_parameters * parameter
     assert row[c.R_GRADIENTS] == graph.num_parameters * gradient
@@ -248,6 +258,61 @@ def test_data_parallel_gradient_traffic(mlp, space):
     assert row[c.R_SYNC] >= full * (1.0 - s.problem.trainer.gradient_overlap) - 1e-15
 
 
+def test_zero_1_reduces_one_way_and_gathers_the_weights(mlp, space):
+    """Half an all-reduce of gradients that the backward pass hides in part, then weights at the gathers' rate."""
+    s = space(mlp((1024, 4096, 1024)), "2x8xA100", 64, tp=1, pp=1)
+    row = s.evaluator.evaluate(template(s, zero=1)).ranks[0]
+    plain = s.evaluator.evaluate(template(s, zero=0)).ranks[0]
+    trainer, count = s.problem.trainer, s.problem.graph.num_parameters
+    latency, ring = shared("node_latency_us") * 1e-6, shared("ring_us") * 1e-6
+    rate = s.problem.cluster.links["infiniband-hdr"]
+    parameter, gradient, _ = s.problem.state_bytes
+    reduce = latency + 25e-6 + 2 * 15 / 16 * count * gradient / (rate.bytes_per_s * 8)
+    spread = latency + 15 * ring + 15 / 16 * count * parameter / (200e9 * trainer.gather_bandwidth_share)
+    hidden = trainer.gradient_overlap
+    backward = plain[c.R_COMPUTE] * 0.75
+
+    def shown(seconds):
+        return (1 - hidden) * seconds, (1 - hidden) * seconds + max(0.0, hidden * seconds - 0.3 * backward)
+
+    low, high = shown(reduce)
+    assert low - 1e-15 <= plain[c.R_SYNC] <= high
+    low, high = shown(reduce / 2)
+    spread *= 1 - 0.8 * hidden
+    assert low + spread - 1e-15 <= row[c.R_SYNC] <= high + spread
+
+
+def test_zero_3_shows_what_a_unit_does_not_hide_of_its_own_gathers(gpt, space):
+    s = space(gpt(), "4xA100", 8, tp=1, pp=1)
+    evaluator, trainer = s.evaluator, s.problem.trainer
+    choice = template(s, zero=3)
+    link = evaluator.layout((4, 1), 1).stages[0].links[0]
+    parameter, gradient, _ = s.problem.state_bytes
+    expected = 0.0
+    for _, segment, incoming in evaluator.surroundings(choice):
+        row = evaluator.unit_row(segment, 0, choice.layout, incoming, choice.samples, choice.zero_axes, -1)
+        forward = row[C_FORWARD] + row[C_FORWARD_HOST]
+        backward = row[C_BACKWARD] + row[C_BACKWARD_HOST]
+        gather = collective_s(ALL_GATHER, 4.0, link, row[C_PARAMETERS] * parameter)
+        scatter = collective_s(REDUCE_SCATTER, 4.0, link, row[C_PARAMETERS] * gradient)
+        for spent, moved in ((forward, gather), (backward, gather + scatter)):
+            hidden = min(trainer.gradient_overlap * moved, spent)
+            expected += moved - hidden
+    outcome = evaluator.evaluate(choice)
+    assert outcome.ranks[0, c.R_COMM + ALL_GATHER] == pytest.approx(expected)
+
+
+def test_a_rank_exchanges_once_with_each_neighbour(gpt, space):
+    """Host time and transfer of one micro-batch's hidden states, both directions at once."""
+    samples, micro, hidden = 2, 8, 64 * 32
+    s = space(gpt(layers=4), "4xA100", samples * micro, pp=4)
+    trainer = s.problem.trainer
+    found = s.evaluator.evaluate(template(s, pp=4, micro=micro)).ranks[:, c.R_EXCHANGE]
+    rate = 0.6 * s.problem.cluster.links["nvlink3"].bytes_per_s
+    one = trainer.send_host_ms * 1e-3 + (1 - trainer.send_overlap) * samples * hidden * 2.0 / rate
+    assert found == pytest.approx(micro * one * np.array([1, 2, 2, 1]))
+
+
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_zero_shards_what_its_stage_says(gpt, space, zero):
     s = space(gpt(), "4xA100", 8, tp=1, pp=1)
@@ -321,7 +386,7 @@ def test_breakdown_adds_up_and_nothing_beats_the_lower_bound(gpt, light_graph, s
             estimate = estimate_choice(s.choice(s.random(rng)), s.evaluator)
             parts = estimate.breakdown_s
             total = parts["compute"] + sum(parts["exposed_communication"].values()) + parts["bubble"]
-            assert total + parts["optimizer"] == pytest.approx(estimate.step_time_s, rel=1e-9)
+            assert total + parts["optimizer"] + parts["overhead"] == pytest.approx(estimate.step_time_s, rel=1e-9)
             assert estimate.step_time_s >= lower_bound_s(s.problem)
             assert 0.0 < estimate.mfu < 1.0
 
