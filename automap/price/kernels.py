@@ -60,6 +60,7 @@ from automap.price.tables import (
     OP_INPUTS,
     OP_OPERANDS,
     OP_OUTPUTS,
+    OP_PARAMETRIC,
     OP_SIGNATURES,
     PARAMETER,
     S_CLASS,
@@ -276,10 +277,27 @@ def _kept_bytes(roots, amounts, loose, count):
 def _reduce_axes(operators, operands, tensors, signatures, places, op, slot, chosen, first, last, axes, elements, out):
     """Adds a parameter's local gradient elements to every axis on which the gradient is partial.
 
-    A parameter view hands the question on to its consumer.
+    A view, or an operator on parameters alone, hands a partial gradient on from its consumer: it is added up over the
+    micro-batches and reduced once.
     """
     reader, place = op, slot
-    while operators[reader, OP_FREE] == 1:
+    settled = np.zeros(axes.shape[0], np.bool_)
+    while True:
+        free = operators[reader, OP_FREE] == 1
+        for a in range(axes.shape[0]):
+            if free or settled[a]:
+                continue
+            if axes[a] <= 1.0 or chosen[reader - first, a] < 0:
+                settled[a] = True
+                continue
+            at = signatures[operators[reader, OP_SIGNATURES] + chosen[reader - first, a], S_PLACES] + place
+            if places[at, 0] == BROADCAST and places[at, 1] == PARTIAL:
+                out[C_REDUCE + a] += elements
+                settled[a] = True
+            elif places[at, 0] != BROADCAST:
+                settled[a] = True
+        if not free and operators[reader, OP_PARAMETRIC] == 0:
+            return
         made = operands[operators[reader, OP_OPERANDS] + operators[reader, OP_INPUTS], D_TENSOR]
         found = -1
         for other in range(reader + 1, last):
@@ -290,11 +308,6 @@ def _reduce_axes(operators, operands, tensors, signatures, places, op, slot, cho
         if found < 0:
             return
         reader = found
-    for a in range(axes.shape[0]):
-        if axes[a] > 1.0 and chosen[reader - first, a] >= 0:
-            at = signatures[operators[reader, OP_SIGNATURES] + chosen[reader - first, a], S_PLACES] + place
-            if places[at, 0] == BROADCAST and places[at, 1] == PARTIAL:
-                out[C_REDUCE + a] += elements
 
 
 @njit(
@@ -554,6 +567,10 @@ def unit_cost(
                     earlier = operands[earlier, D_EARLIER]
                 for a in range(num_axes):
                     wanted[a] = BROADCAST if source[a] == PARTIAL else source[a]
+                    passes_on = producer >= first and operators[producer, OP_PARAMETRIC] == 1
+                    if passes_on and source[a] == BROADCAST and given[a] == PARTIAL:
+                        # What depends on parameters alone keeps its gradient partial until the end of the step.
+                        given[a] = BROADCAST
                 moves = not shared and _differs(source, target, axes)
                 back = not shared and tensors[tensor, T_GRAD] == 1 and _differs(given, wanted, axes)
                 if moves or back:

@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 # Columns of Tables.operators (integers).
-OP_OPERANDS, OP_INPUTS, OP_OUTPUTS, OP_SIGNATURES, OP_COUNT, OP_FREE, OP_DIVISIBLE = range(7)
+OP_OPERANDS, OP_INPUTS, OP_OUTPUTS, OP_SIGNATURES, OP_COUNT, OP_FREE, OP_DIVISIBLE, OP_PARAMETRIC = range(8)
 # Columns of Tables.costs.
 F_FIXED, F_SAMPLE, B_FIXED, B_SAMPLE, T_FORWARD, T_BACKWARD, F_KERNELS, B_KERNELS, F_MEASURED, B_MEASURED, F_BYTES = (
     range(11)
@@ -215,6 +215,15 @@ class _Builder:
     def _depends(self, name: str) -> bool:
         return name in self._trained
 
+    @functools.cached_property
+    def _sampled(self) -> set[str]:
+        """Tensors that depend on the data."""
+        found = {t.name for t in self.graph.tensors.values() if t.role == "input"}
+        for op in self.graph.operators:
+            if any(name in found for name in op.inputs):
+                found.update(op.outputs)
+        return found
+
     @property
     def _trained(self) -> set[str]:
         if not hasattr(self, "_trained_names"):
@@ -259,7 +268,9 @@ class _Builder:
             self.places += [[p, g] for p, g in zip(placements, gradients, strict=True)]
         free = op.is_view or op.is_constant
         divisible = any(s.divides_work for s in table)
-        self.operators.append([operands, len(op.inputs), len(op.outputs), begin, len(table), int(free), int(divisible)])
+        parametric = not free and self._depends(op.outputs[0]) and not any(n in self._sampled for n in op.inputs)
+        columns = [operands, len(op.inputs), len(op.outputs), begin, len(table), free, divisible, parametric]
+        self.operators.append([int(column) for column in columns])
         trained_inputs = sum(self._depends(name) for name in op.inputs)
         kernels = (1.0, float(max(1, trained_inputs)) if op.forward_flops.at(1) > 0 else 1.0)
         traffic = op.traffic
@@ -314,7 +325,7 @@ def build_tables(problem: Problem, linkage: Linkage | None = None) -> Tables:
         linkage=linkage,
         graph=problem.graph,
         spans=np.array(builder.spans, dtype=np.int64),
-        operators=ints(builder.operators, 7),
+        operators=ints(builder.operators, 8),
         costs=floats(builder.costs, 11),
         operands=ints(builder.operands, 5),
         tensors=ints(builder.tensors, T_DIMS + MAX_DIMS),

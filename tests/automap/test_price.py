@@ -22,6 +22,7 @@ from automap.price.kernels import (
     C_FORWARD,
     C_FORWARD_HOST,
     C_PARAMETERS,
+    C_REDUCE,
     product_s,
 )
 from automap.price.layout import link_vector
@@ -256,6 +257,20 @@ def test_data_parallel_gradient_traffic(mlp, space):
     full = collective_s(ALL_REDUCE, 4.0, stage.links[0], data)
     assert 0.0 < row[c.R_SYNC] <= full
     assert row[c.R_SYNC] >= full * (1.0 - s.problem.trainer.gradient_overlap) - 1e-15
+
+
+def test_the_gradient_of_positions_is_reduced_once_a_step(space):
+    """Positions depend on no sample: their gradient is added up over the micro-batches like that of a weight."""
+    graph = zoo.build("gpt:layers=2,hidden=256,heads=4,seq_len=128,vocab_size=512")
+    s = space(graph, "4xA100", 16, tp=1, pp=1)
+    choice = template(s, micro=2)
+    assert not list(list_collectives(choice, s.evaluator))
+    reduced = 0.0
+    for _, segment, incoming in s.evaluator.surroundings(choice):
+        row = s.evaluator.unit_row(segment, 0, choice.layout, incoming, choice.samples, choice.zero_axes, -1)
+        reduced += row[C_REDUCE]
+    tied = sum(graph.tensors[name].num_elements for name, _, _ in s.evaluator.tied)
+    assert reduced == graph.num_parameters + tied
 
 
 def test_zero_1_reduces_one_way_and_gathers_the_weights(mlp, space):
