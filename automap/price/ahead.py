@@ -194,7 +194,7 @@ def look_ahead(
         axis: mesh axis that is decided.
         before: [rows, C_COUNT] costs before the decision.
         parts, whole, kind, num_micro_batches, send_latency_s, send_bytes_per_s, capacity, settings: see `combine`.
-        tied: [values, n, 4] see `combine`.
+        tied: [values, n, 5 + axes] see `combine`.
         fresh: [values, rows, C_COUNT] costs after each value, written.
         bounds: [values, 2] seconds and overflow, written.
     """

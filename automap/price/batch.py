@@ -42,8 +42,9 @@ Mask = npt.NDArray[np.bool_]
 G_AXIS, G_MEMBERS, G_COUNT, G_ASSIGNMENT = range(4)
 # Columns of SpaceArrays.layouts, [pipeline degree, inner degree].
 Y_FIRST, Y_UNIFORM = range(2)
-# Columns of SpaceArrays.tied: units, then operator row and input slot that read the parameter in each.
-I_ONE, I_OTHER, I_ONE_ROW, I_ONE_SLOT, I_OTHER_ROW, I_OTHER_SLOT = range(6)
+# Columns of SpaceArrays.tied: units, then operator row and input slot that read the parameter in each, and
+# that compute with it in the other.
+I_ONE, I_OTHER, I_ONE_ROW, I_ONE_SLOT, I_OTHER_ROW, I_OTHER_SLOT, I_USER_ROW, I_USER_SLOT = range(8)
 # What tells rows of unit costs apart within one plan.
 K_TYPE, K_MODE, K_RANK, K_BEFORE, K_OPENS, K_INCOMING = range(6)
 K_COUNT = K_INCOMING + MAX_AXES
@@ -158,7 +159,7 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         KINDS[fixed],
     ]
     tied = [
-        [one, other, *evaluator.reader(name, one), *evaluator.reader(name, other)]
+        [one, other, *evaluator.reader(name, one), *evaluator.reader(name, other), *evaluator.user(name, other)]
         for name, one, other in evaluator.tied
     ]
     tensors = space.problem.graph.tensors
@@ -187,7 +188,7 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         capacity=np.array([s.capacity for s in stages], dtype=np.float64),
         send_latency_s=np.array([a for a, _ in sends], dtype=np.float64),
         send_bytes_per_s=np.array([b for _, b in sends], dtype=np.float64),
-        tied=ints(tied).reshape(-1, 6),
+        tied=ints(tied).reshape(-1, 8),
         tied_elements=np.array([tensors[name].num_elements for name, _, _ in evaluator.tied], dtype=np.float64),
         settings=evaluator.settings(0),
     )
@@ -249,7 +250,7 @@ def price_many(tables, space, values, out):
     whole = np.empty(num_units, np.bool_)
     home = np.empty(num_units, np.int64)
     incoming = np.empty(num_axes, np.int64)
-    tied = np.empty((space.tied.shape[0], 5))
+    tied = np.empty((space.tied.shape[0], 5 + num_axes))
     ways = np.empty(2)
     records = np.empty((0, L_COUNT))
     cursor = np.zeros(1, np.int64)
@@ -399,6 +400,12 @@ def price_many(tables, space, values, out):
             )
             tied[t, 3] = space.tied_elements[t] / ways[0]
             tied[t, 4] = space.tied_elements[t] / ways[0] / ways[1]
+            user = space.tied[t, I_USER_ROW]
+            for a in range(num_axes):
+                at = tables.signatures[tables.operators[user, OP_SIGNATURES] + chosen[user, a], S_PLACES]
+                at += space.tied[t, I_USER_SLOT]
+                is_sum = tables.places[at, 0] == BROADCAST and tables.places[at, 1] == PARTIAL
+                tied[t, 5 + a] = 1.0 if is_sum and space.axes[begin + other, a] > 1.0 else 0.0
 
         stop = begin + num_ranks
         result = np.empty((num_ranks, R_COUNT))

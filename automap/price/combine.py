@@ -196,8 +196,8 @@ def combine(
         send_latency_s: [ranks] to the next rank.
         send_bytes_per_s: [ranks] to the next rank.
         capacity: [ranks] bytes.
-        tied: [n, 5] parameters used by two units: rank, rank, local elements at the one, at the other, and there
-            under ZeRO.
+        tied: [n, 5 + axes] parameters used by two units: rank, rank, local elements at the one, at the other, and there
+            under ZeRO; then 1 for each axis on which its gradient at the other is partial.
         settings: see the P_ constants.
         exact: simulate the schedule; otherwise bound it from below in closed form.
         result: [ranks, R_COUNT], written.
@@ -264,6 +264,8 @@ def combine(
         if one == other:
             parameters[one] -= tied[t, 3]
             sharded[one] -= tied[t, 4]
+            for a in range(num_axes):
+                reduce[one, a] = max(0.0, reduce[one, a] - tied[t, 3] * tied[t, 5 + a])
 
     per_rank = float64(num_chunks // num_ranks)
     for chunk in range(num_chunks):

@@ -374,8 +374,9 @@ class Evaluator:
                 signatures = segment.chosen if chosen is None else chosen[segment.first : segment.last]
                 split, zero = self._shard(name, segment, signatures, layout.stages[rank].axes, zero_axes)
                 row.append(elements / split)
-            rows.append([*row, elements / split / zero])
-        return np.array(rows, dtype=np.float64).reshape(-1, 5)
+            row.append(elements / split / zero)
+            rows.append([*row, *self._partial(name, second, signatures, layout.stages[other].axes)])
+        return np.array(rows, dtype=np.float64).reshape(-1, 5 + len(zero_axes))
 
     def _shard(self, name: str, segment: Segment, chosen: Ints, axes: Floats, zero_axes: Mask) -> tuple[float, float]:
         """Over how many ranks a parameter is split in a unit, and over how many more ZeRO shards it."""
@@ -391,6 +392,32 @@ class Evaluator:
             elif zero_axes[a]:
                 zero *= float(axes[a])
         return split, zero
+
+    def _partial(self, name: str, segment: Segment, chosen: Ints, axes: Floats) -> list[float]:
+        """[axes] 1 where the gradient of a parameter is a sum over the axis in a unit."""
+        tables = self.tables
+        operator, slot = self.user(name, segment.unit)
+        found = []
+        for a in range(len(axes)):
+            signature = int(chosen[operator - segment.first, a])
+            row = tables.signatures[tables.operators[operator, OP_SIGNATURES] + signature, S_PLACES] + slot
+            is_sum = tables.places[row, 0] == BROADCAST and tables.places[row, 1] == PARTIAL
+            found.append(float(signature >= 0 and axes[a] > 1.0 and is_sum))
+        return found
+
+    def user(self, name: str, unit: int) -> tuple[int, int]:
+        """Operator row and input slot that compute with parameter `name`, or with a view of it, in `unit`."""
+        where, operators = self.blocks.units[unit], self.problem.graph.operators
+        row, slot = self.reader(name, unit)
+        offset = row - int(self.tables.spans[where.type])
+        while operators[where.start + offset].is_view:
+            made = operators[where.start + offset].outputs[0]
+            after = range(offset + 1, where.stop - where.start)
+            following = next((k for k in after if made in operators[where.start + k].inputs), None)
+            if following is None:
+                break
+            offset, slot = following, operators[where.start + following].inputs.index(made)
+        return int(self.tables.spans[where.type]) + offset, slot
 
     def reader(self, name: str, unit: int) -> tuple[int, int]:
         """Operator row and input slot that read parameter `name` in `unit`."""

@@ -146,7 +146,7 @@ class Skeleton:
         return bounds, fresh
 
     def _tied(self, chosen: Ints, members: Ints, candidates: Ints, axis: int) -> Floats:
-        tied = np.zeros((len(candidates), len(self._homes), 5))
+        tied = np.zeros((len(candidates), len(self._homes), 5 + len(self.choice.zero_axes)))
         if self._homes:
             trial = chosen.copy()
             for value, signatures in enumerate(candidates):

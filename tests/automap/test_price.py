@@ -273,6 +273,21 @@ def test_the_gradient_of_positions_is_reduced_once_a_step(space):
     assert reduced == graph.num_parameters + tied
 
 
+def test_a_parameter_that_two_units_of_a_rank_read_is_reduced_once(gpt, space):
+    s = space(gpt(hidden=256, vocab=8192), "4xA100", 16, tp=1, pp=1)
+    graph = s.problem.graph
+    choice = template(s, micro=4)
+    row = s.evaluator.evaluate(choice).ranks[0]
+    link = s.evaluator.layout((4, 1), 1).stages[0].links[0]
+    assert s.evaluator.tied
+    whole = collective_s(ALL_REDUCE, 4.0, link, graph.num_parameters * s.problem.state_bytes[1])
+    hidden = s.problem.trainer.gradient_overlap
+    twice = graph.num_parameters + graph.tensors["wte"].num_elements
+    # All of the overlap is hidden here: the backward pass takes longer.
+    assert row[c.R_SYNC] == pytest.approx(whole * (1 - hidden))
+    assert collective_s(ALL_REDUCE, 4.0, link, twice * s.problem.state_bytes[1]) > 1.3 * whole
+
+
 def test_zero_1_reduces_one_way_and_gathers_the_weights(mlp, space):
     """Half an all-reduce of gradients that the backward pass hides in part, then weights at the gathers' rate."""
     s = space(mlp((1024, 4096, 1024)), "2x8xA100", 64, tp=1, pp=1)
