@@ -1,6 +1,6 @@
 """Fits the fused-attention curves of `automap.price.attention` to measured kernels, and says how well they hold.
 
-    python benchmarks/fit_attention.py [../shared/data/attention_forward_measured.csv]
+    python benchmarks/fit_attention.py [attention_forward_measured.csv]
 
 Writes automap/data/fitted/attention.json. Errors are those of rows left out, five parts in turn. Only forward kernels
 with a causal mask were measured; what the backward pass costs beside them is fitted to training runs and not here.
@@ -9,12 +9,11 @@ with a causal mask were measured; what the backward pass costs beside them is fi
 from __future__ import annotations
 
 import csv
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from fitting import Floats, errors, fit, folds, measured_device, robust, write
+from fitting import Floats, errors, fit, folds, measured_device, measurements, robust, write
 
 from automap.cluster import Device
 from automap.price.attention import attention_s
@@ -65,4 +64,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "../shared/data/attention_forward_measured.csv"))
+    main(measurements("attention_forward_measured.csv"))

@@ -1,6 +1,6 @@
 """Fits the link curves of `automap.price.links` to measured collectives, and says how well they hold.
 
-    python benchmarks/fit_collectives.py [../shared/data/collectives_measured.csv]
+    python benchmarks/fit_collectives.py [collectives_measured.csv]
 
 Writes automap/data/fitted/collectives.json: one curve a GPU and operation over all group sizes inside a node, as shares
 of the link's datasheet rate. Links without a switch (PCIe, the mesh of a DGX-1) follow no law of the group's size: for
@@ -11,12 +11,11 @@ turn.
 from __future__ import annotations
 
 import csv
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from fitting import Floats, errors, fit, folds, measured_device, robust, write
+from fitting import Floats, errors, fit, folds, measured_device, measurements, robust, write
 
 from automap.cluster import known_links
 from automap.price.links import link_s
@@ -90,4 +89,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "../shared/data/collectives_measured.csv"))
+    main(measurements("collectives_measured.csv"))

@@ -1,6 +1,6 @@
 """Fits the matrix-product curves of `automap.price.gemm` to measured kernels, and says how well they hold.
 
-    python benchmarks/fit_gemm.py [../shared/data/gemm_measured.csv]
+    python benchmarks/fit_gemm.py [gemm_measured.csv]
 
 Writes automap/data/fitted/gemm.json. Errors are those of rows left out, five parts in turn; rates are shares of the
 datasheet's. The rows are forward products; their transposes serve the two gradients.
@@ -9,12 +9,11 @@ datasheet's. The rows are forward products; their transposes serve the two gradi
 from __future__ import annotations
 
 import csv
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from fitting import Floats, errors, fit, folds, measured_device, robust, write
+from fitting import Floats, errors, fit, folds, measured_device, measurements, robust, write
 
 from automap.cluster import Device
 from automap.price.gemm import CACHE_SHARE, G_COUNT, gemm_s
@@ -93,4 +92,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "../shared/data/gemm_measured.csv"))
+    main(measurements("gemm_measured.csv"))

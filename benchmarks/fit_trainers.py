@@ -1,6 +1,6 @@
 """Fits what trainers, devices and links do to a training step, and prints the errors three ways.
 
-    python benchmarks/fit_trainers.py [../shared/data/published_runs.json] [--write] [--leave-groups-out]
+    python benchmarks/fit_trainers.py [published_runs.json] [--write] [--leave-groups-out]
 
 (a) defaults: every constant at its prior; (b) blocks of runs (model and number of GPUs) left out, five parts in turn,
 and with --leave-groups-out whole groups; (c) fitted to all. --write puts the constants of (c) into automap/data. A
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import step_model as model
-from fitting import Floats, fit, robust
+from fitting import Floats, fit, measurements, robust
 from run_features import O_COUNT, Features, features
 
 import automap
@@ -357,13 +357,13 @@ def write(fleet: Fleet, x: Floats, left_out: Floats) -> None:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", nargs="?", default="../shared/data/published_runs.json")
+    parser.add_argument("runs", nargs="?")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--leave-groups-out", action="store_true")
     parser.add_argument("--steps", type=int, default=16)
     options = parser.parse_args()
     rows, unpriced = [], defaultdict(int)
-    for run in load_runs(Path(options.runs)):
+    for run in load_runs(measurements("published_runs.json")):
         try:
             rows.append(features(run))
         except Unpriced as fault:

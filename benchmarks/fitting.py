@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,19 @@ MEASURED = {
 """The device that a measured GPU is."""
 
 Floats = npt.NDArray[np.float64]
+
+
+def measurements(name: str) -> Path:
+    """The file of measurements: the script's first argument, else `../data/NAME` beside the checkout.
+
+    Raises:
+        SystemExit: it is not there; nothing is fitted, and that is said.
+    """
+    path = Path(sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else f"../data/{name}")
+    if not path.exists():
+        print(f"{path} is not there: nothing fitted")
+        raise SystemExit(0)
+    return path
 
 
 def measured_device(gpu: str) -> Device:

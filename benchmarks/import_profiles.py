@@ -2,7 +2,7 @@
 
     python benchmarks/import_profiles.py [FOLDER]
 
-FOLDER is ../shared/data/profiles where nothing else is said; without it nothing is measured, and the script says so.
+FOLDER is ../data/profiles where nothing else is said; without it nothing is measured, and the script says so.
 Prints one line a file: seconds to read and to find the units, measured seconds a batch in the file and in the graph
 (equal but for rounding; the data loader's time is no layer), parameters, units.
 """
@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    profiles = Path(sys.argv[1] if len(sys.argv) > 1 else "../shared/data/profiles")
+    profiles = Path(sys.argv[1] if len(sys.argv) > 1 else "../data/profiles")
     if profiles.is_dir():
         main(profiles)
     else:
