@@ -60,3 +60,14 @@ def light() -> Callable[[str], bytes]:
 @pytest.fixture(params=LIGHT_NAMES)
 def light_name(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+EXPORTERS = ("test_architectures", "test_experts")
+"""Modules that export by themselves."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever runs PyTorch's exporters takes seconds: `make unit` leaves it out."""
+    for item in items:
+        if "export" in getattr(item, "fixturenames", ()) or item.path.stem in EXPORTERS:
+            item.add_marker("slow")
