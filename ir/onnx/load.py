@@ -22,7 +22,8 @@ from ir.onnx.fold import fold
 from ir.onnx.guard import Limits, parse, refuse
 from ir.onnx.infer import infer
 from ir.onnx.merged import MergedViews
-from ir.onnx.nodes import BAGS, Declared, Node, Source, dtype_name, read_model, small_value
+from ir.onnx.nodes import BAGS, Declared, Node, Source, dtype_name, small_value
+from ir.onnx.read import read_model
 from ir.onnx.rows import add_rows
 from ir.operators import KINDS, Value
 from ir.parameters import roles_without_metadata, split_fused, stored_role

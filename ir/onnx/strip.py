@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from ir.build import MAX_VALUE_ELEMENTS
 from ir.onnx.costs import COST_KEYS
 from ir.onnx.guard import Limits, check, refuse
+from ir.onnx.habits import content, is_filled
 from ir.onnx.nodes import (
     CONTENT_KEY,
     DATA_FIELDS,
@@ -34,11 +35,9 @@ from ir.onnx.nodes import (
     PYTORCH,
     SCOPE_KEY,
     TURNED_KEY,
-    content,
     has_data,
-    is_filled,
-    read_model,
 )
+from ir.onnx.read import read_model
 from ir.parameters import roles_without_metadata, stored_role
 
 KEPT_METADATA = frozenset({KIND_KEY, SCOPE_KEY, FOLDED_KEY, FILLED_KEY, CONTENT_KEY, TURNED_KEY, *COST_KEYS})

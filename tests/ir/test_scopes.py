@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from automap.names import select
 from ir.graph import Graph
 from ir.onnx.load import load_model
-from ir.onnx.nodes import _names, path_scope, scope_of
+from ir.onnx.nodes import path_scope, scope_of, text_list
 
 LAYERS, WIDTH = 2, 8
 
@@ -129,4 +129,4 @@ def test_paths_of_the_older_exporter(name: str, scope: str):
     ],
 )
 def test_lists_of_the_newer_exporter(text: str, scope: str):
-    assert scope_of(_names(text)) == scope
+    assert scope_of(text_list(text)) == scope
