@@ -40,6 +40,8 @@ PADDED_VOCABULARY = 128
 """Megatron and its kin pad the vocabulary to a multiple of this times tp."""
 SEQUENCE_PARALLEL = ("megatron-core", "torchtitan")
 """Trainers whose tensor parallelism always splits the sequence between its products (their documentation)."""
+DROPOUT = {"megatron-lm": 10, "megatron-deepspeed": 10, "oneflow": 10, "deeplearningexamples": 10}
+"""Per cent of activations that a trainer drops where nothing is said (its documented default, BERT's and GPT-2's)."""
 VOCABULARY = 50257
 """Of GPT-2, where a source does not state it."""
 SCHEDULES = {"1f1b": "1f1b", "1f1b-i": "interleaved", "gpipe": "gpipe", "zb-1p": "zb1p", "zb-2p": "zb2p"}
@@ -254,6 +256,8 @@ def _spec(run: Run) -> str:
         family = "llama"
         keys["kv_heads"] = model.get("kv_heads") or model["heads"]
         keys["mlp_matrices"] = 3 if model.get("gated_mlp") else 2
+    if family in ("gpt", "bert"):
+        keys["dropout_percent"] = DROPOUT.get(run.stack, 0)
     experts = model.get("moe")
     if experts:
         if experts.get("dense_layers") or experts.get("shared"):

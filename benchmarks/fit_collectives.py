@@ -62,7 +62,7 @@ def main(path: Path) -> None:
 
         def of(part: Floats) -> Floats:
             return fit(
-                lambda x: robust(np.log(predict(x, part, kind, rate, sizes) / part[:, 2])),  # noqa: B023
+                lambda x, rows: robust(np.log(predict(x, part, kind, rate, sizes) / part[:, 2]))[rows],  # noqa: B023
                 start,  # noqa: B023
                 low,  # noqa: B023
                 high,  # noqa: B023

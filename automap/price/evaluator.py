@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +77,17 @@ class Segment:
     """[last - first, axes] signatures."""
     recomputed: Mask
     """[last - first]"""
+
+
+class UnitCall(NamedTuple):
+    """What `Evaluator.unit_row` is asked of one unit."""
+
+    segment: Segment
+    rank: int
+    incoming: Ints
+    """[axes] placement of the tensor that crosses into the unit."""
+    boundary_row: int
+    """Row of `operands` whose tensor crosses out of it, or -1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,9 +237,9 @@ class Evaluator:
             choice: what is priced.
             exact: simulate the schedule; otherwise bound it from below in closed form.
         """
-        rows, parts, whole = self._rows(choice)
+        calls, parts, whole = self.distinct_units(choice)
         tied = self.tied_rows(self.tied_homes(choice), choice.layout, choice.zero_axes)
-        return self.combine(choice, np.array(rows), np.array(parts, dtype=np.int64), np.array(whole), tied, exact=exact)
+        return self.combine(choice, self.unit_rows(choice, calls), parts, whole, tied, exact=exact)
 
     def combine(
         self, choice: Choice, costs: Floats, parts: Ints, whole: Mask, tied: Floats, *, exact: bool = True
@@ -307,18 +319,22 @@ class Evaluator:
                 yield number, segment, incoming
                 incoming = self.output_placement(segment, self.blocks.units[segment.unit].type, axes)
 
-    def _rows(self, choice: Choice) -> tuple[list[Floats], list[tuple[int, int, int]], list[bool]]:
-        """Unit costs, each computed once for equal units in equal surroundings."""
+    def distinct_units(self, choice: Choice) -> tuple[list[UnitCall], Ints, Mask]:
+        """What `unit_row` is asked of a choice, once for equal units in equal surroundings.
+
+        Returns:
+            The calls; [parts, 3] chunk, number of the call, how often it follows itself; [parts] whether the unit is
+            recomputed as a whole.
+        """
         before, previous = -1, -1
         seen: dict[tuple[object, ...], int] = {}
-        rows: list[Floats] = []
+        calls: list[UnitCall] = []
         parts: list[tuple[int, int, int]] = []
         whole: list[bool] = []
         num_ranks = len(choice.layout.stages)
         for number, segment, incoming in self.surroundings(choice):
             rank = number % num_ranks
             unit_type = self.blocks.units[segment.unit].type
-            boundary_row = int(self.tables.boundary_out[unit_type])
             # The unit type before and the place in the chunk are part of the key only so that equal plans add up in
             # the same order here and in `Skeleton`, to the last bit.
             key = (
@@ -332,12 +348,8 @@ class Evaluator:
                 0 if choice.layout.uniform else rank,
             )
             if key not in seen:
-                seen[key] = len(rows)
-                rows.append(
-                    self.unit_row(
-                        segment, rank, choice.layout, incoming, choice.samples, choice.zero_axes, boundary_row
-                    )
-                )
+                seen[key] = len(calls)
+                calls.append(UnitCall(segment, rank, incoming, int(self.tables.boundary_out[unit_type])))
             row = seen[key]
             if parts and parts[-1][CHUNK] == number and parts[-1][ROW] == row:
                 parts[-1] = (number, row, parts[-1][TIMES] + 1)
@@ -345,7 +357,24 @@ class Evaluator:
                 parts.append((number, row, 1))
                 whole.append(bool(segment.recomputed.all()))
             before, previous = unit_type, number
-        return rows, parts, whole
+        return calls, np.array(parts, dtype=np.int64), np.array(whole)
+
+    def unit_rows(self, choice: Choice, calls: Sequence[UnitCall]) -> Floats:
+        """[calls, C_COUNT] `unit_row` of each."""
+        return np.array(
+            [
+                self.unit_row(
+                    call.segment,
+                    call.rank,
+                    choice.layout,
+                    call.incoming,
+                    choice.samples,
+                    choice.zero_axes,
+                    call.boundary_row,
+                )
+                for call in calls
+            ]
+        )
 
     def tied_homes(self, choice: Choice) -> list[tuple[str, int, Segment, int, Segment]]:
         """Parameters read by two units of the choice: name, rank and segment of the one, of the other."""
