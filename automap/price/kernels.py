@@ -98,7 +98,8 @@ C_BACKWARD_HOST: what the device waits for its host, recomputation included."""
 # their bytes; seconds of the smallest kernel; bytes of an element; products whose dims are no multiples of 8, over
 # others; launches of a softmax that the fused kernel refuses; host seconds a kernel, backward over forward, and a
 # collective; how its wait grows with the group; the exponent in which host and device overlap; the part of the
-# collectives that nothing hides; 1 where each rank sends its part of a tensor that is whole on an axis.
+# collectives that nothing hides; 1 where each rank sends its part of a tensor that is whole on an axis; 1 where a
+# gathered operand is kept as the rank's own part and gathered again.
 H_GEMM, H_ATTENTION = 0, G_COUNT
 (
     H_BANDWIDTH,
@@ -115,8 +116,9 @@ H_GEMM, H_ATTENTION = 0, G_COUNT
     H_OVERLAP_EXPONENT,
     H_EXPOSED,
     H_SCATTERED,
-) = range(G_COUNT + A_COUNT, G_COUNT + A_COUNT + 14)
-H_COUNT = H_SCATTERED + 1
+    H_REGATHERS,
+) = range(G_COUNT + A_COUNT, G_COUNT + A_COUNT + 15)
+H_COUNT = H_REGATHERS + 1
 GRADIENT_BYTES = 4.0
 """Of one element of a weight's gradient, as the product that makes it writes it."""
 ALIGNED = 8.0
@@ -527,6 +529,7 @@ def unit_cost(
                         out,
                     )
 
+            has_source = False
             is_boundary = role in (BOUNDARY, CARRIED)
             if is_boundary:
                 for a in range(num_axes):
@@ -535,6 +538,7 @@ def unit_cost(
                     if role == CARRIED and incoming[a] not in (UNKNOWN, tensors[tensor, T_BATCH_DIM]):
                         arrives[a] = BROADCAST
             if not is_output and (is_boundary or (producer >= first and not makes_free)):
+                has_source = True
                 for a in range(num_axes):
                     if is_boundary:
                         source[a] = arrives[a]
@@ -600,6 +604,10 @@ def unit_cost(
                 root = tensors[tensor, T_ROOT]
                 keeper = tensors[root, T_PRODUCER]
                 amount = local
+                if has_source and hardware[H_REGATHERS] > 0.0:
+                    for a in range(num_axes):
+                        wanted[a] = source[a] if source[a] >= 0 and target[a] == BROADCAST else target[a]
+                    amount = _local_bytes(sizes, tensors, tensor, wanted, axes, samples)
                 inside = recomputed[k] and keeper >= first and recomputed[keeper - first]
                 if is_boundary and whole:
                     amount = _local_bytes(sizes, tensors, tensor, arrives, axes, samples)

@@ -34,6 +34,7 @@ from automap.price.kernels import (
     H_LOSS,
     H_MISALIGNED,
     H_OVERLAP_EXPONENT,
+    H_REGATHERS,
     H_SCATTERED,
     H_WAIT_EXPONENT,
 )
@@ -130,6 +131,7 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Floats:
     vector[H_WAIT_EXPONENT] = shared("group_wait_exponent")
     vector[H_OVERLAP_EXPONENT] = shared("overlap_exponent")
     vector[H_SCATTERED] = float(trainer.scattered_sends)
+    vector[H_REGATHERS] = float(trainer.regathers)
     vector[H_EXPOSED] = 1.0 - trainer.tensor_overlap
     return vector
 
