@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.price.evaluator import RECOMPUTE_MODES, Outcome, Segment
-from automap.price.kernels import (
+from automap.price.skeleton import Skeleton
+from automap.price.vectors import (
     C_BACKWARD,
     C_BACKWARD_HOST,
     C_FORWARD,
@@ -25,7 +26,6 @@ from automap.price.kernels import (
     C_REDUCE,
     C_ZERO,
 )
-from automap.price.skeleton import Skeleton
 from automap.space import AXES, PlanSpace, Shape, Slot, Values
 
 Floats = npt.NDArray[np.float64]

@@ -256,8 +256,8 @@ def _spec(run: Run) -> str:
         family = "llama"
         keys["kv_heads"] = model.get("kv_heads") or model["heads"]
         keys["mlp_matrices"] = 3 if model.get("gated_mlp") else 2
-    if family in ("gpt", "bert"):
-        keys["dropout_percent"] = DROPOUT.get(run.stack, 0)
+    if family in ("gpt", "bert") and run.stack in DROPOUT:
+        keys["dropout_percent"] = DROPOUT[run.stack]
     experts = model.get("moe")
     if experts:
         if experts.get("dense_layers") or experts.get("shared"):

@@ -21,7 +21,7 @@ from automap.errors import ProblemError
 from automap.plan import Plan
 from automap.price.batch import SpaceArrays, compile_space, price_many
 from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, Segment
-from automap.price.kernels import divides
+from automap.price.placements import divides
 from automap.price.skeleton import blank, by_type
 from automap.problem import Problem
 from automap.translate import same_choice, to_choice, to_plan

@@ -12,7 +12,25 @@ from pathlib import Path
 import numba
 import platformdirs
 
-_SOURCES = ("tables", "communication", "kernels", "schedule", "combine", "ahead", "batch", "gemm", "attention", "links")
+_SOURCES = (
+    "tables",
+    "shapes",
+    "vectors",
+    "communication",
+    "gemm",
+    "attention",
+    "links",
+    "placements",
+    "operators",
+    "kept",
+    "gradients",
+    "host",
+    "unit",
+    "schedule",
+    "combine",
+    "ahead",
+    "batch",
+)
 
 
 def _digest() -> str:

@@ -15,9 +15,10 @@ from numba import boolean, float64, int64, njit, types, void
 from automap.price.ahead import outgoing
 from automap.price.combine import P_COUNT, P_ZERO, R_COUNT, combine, overflow, step_time_s
 from automap.price.communication import L_COUNT
-from automap.price.kernels import C_COUNT, MAX_AXES, TABLES, unit_cost
 from automap.price.schedule import INTERLEAVED, KINDS
 from automap.price.tables import OP_SIGNATURES, S_PLACES
+from automap.price.unit import unit_cost
+from automap.price.vectors import C_COUNT, MAX_AXES, TABLES
 from ir.factors import BROADCAST, PARTIAL
 
 if TYPE_CHECKING:

@@ -38,7 +38,6 @@ from automap.price.combine import (
 )
 from automap.price.communication import NO_RECORDS
 from automap.price.curves import shared
-from automap.price.kernels import C_COUNT, unit_cost
 from automap.price.layout import Layout, build_layout
 from automap.price.schedule import KINDS
 from automap.price.tables import (
@@ -51,6 +50,8 @@ from automap.price.tables import (
     Tables,
     build_tables,
 )
+from automap.price.unit import unit_cost
+from automap.price.vectors import C_COUNT
 from automap.problem import Problem
 from ir.factors import BROADCAST, PARTIAL
 

@@ -18,7 +18,7 @@ from automap.price.attention import A_COUNT, A_FLOPS
 from automap.price.communication import V_BYTES_PER_S, V_COUNT, V_GATHER_BYTES_PER_S, V_RAMP, V_RING_S, V_TREE_S
 from automap.price.curves import attention_curve, gemm_curve, shared
 from automap.price.gemm import G_COUNT, G_FLOPS
-from automap.price.kernels import (
+from automap.price.vectors import (
     H_ATTENTION,
     H_BANDWIDTH,
     H_COUNT,
@@ -66,7 +66,7 @@ class StageLayout:
     links: Floats
     """[axes, V_COUNT]"""
     hardware: Floats
-    """[H_COUNT] of the slowest device and of the trainer, see `automap.price.kernels`."""
+    """[H_COUNT] of the slowest device and of the trainer, see `automap.price.vectors`."""
     capacity: float
     """Bytes of the smallest device that a plan may use."""
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from automap.price.ahead import look_ahead, row_costs
 from automap.price.evaluator import Choice, Evaluator, Floats, Ints, Outcome
-from automap.price.kernels import C_COUNT
 from automap.price.schedule import KINDS
+from automap.price.vectors import C_COUNT
 
 
 class Skeleton:

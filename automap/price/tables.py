@@ -1,6 +1,6 @@
 """Tables: a problem's graph as flat arrays, one row an operator of each unit type, for the compiled kernels.
 
-Everything here belongs to the problem and to no plan. Columns are named by the constants below; `kernels.py` reads
+Everything here belongs to the problem and to no plan. Columns are named by the constants below; `price/unit.py` reads
 them. Units: elements, bytes, FLOPs, seconds.
 """
 

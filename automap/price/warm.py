@@ -6,9 +6,10 @@ from automap.price.batch import price_many
 from automap.price.combine import combine
 from automap.price.communication import convert
 from automap.price.gemm import gemm_s
-from automap.price.kernels import divides, unit_cost
 from automap.price.links import link_s
+from automap.price.placements import divides
 from automap.price.schedule import run_schedule
+from automap.price.unit import unit_cost
 
 
 def main() -> None:

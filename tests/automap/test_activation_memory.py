@@ -6,7 +6,7 @@ import pytest
 
 from automap.cluster import parse_cluster
 from automap.price.evaluator import Evaluator
-from automap.price.kernels import C_SAVED
+from automap.price.vectors import C_SAVED
 from automap.problem import Problem
 from automap.space import PlanSpace
 from automap.templates import megatron_signatures
