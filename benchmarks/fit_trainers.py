@@ -25,6 +25,7 @@ from priced_runs import PricedRun
 import automap
 from automap.cluster import Device
 from automap.price.curves import fitted
+from automap.price.layout import Layout
 from automap.problem import trainers
 from automap.published import Run, Unpriced, load_runs
 from automap.validation import Predicted, summarize
@@ -78,7 +79,7 @@ def _trainer_constants(name: str) -> list[Constant]:
         ("gradient_overlap", 0.9 if core else 0.5 if name in ("oneflow", "alpa") else 0.0, 0.0, 1.0, 0.01),
         ("tensor_overlap", {"torchtitan": 0.3, "megatron-core": 0.5}.get(name, 0.0), 0.0, 0.8, 0.01),
         ("gather_bandwidth_share", 0.14 if name == "deepspeed" else 0.25, 0.05, 0.8, 0.01),
-        ("step_overhead_ms", 5.0, 0.0, 100.0, 0.01),
+        ("step_overhead_ms", 5.0, 0.0, 20.0, 0.01),
         ("send_host_ms", 0.25, 0.0, 0.8, 0.03),
         ("send_overlap", 0.5 if name in ("megatron-core", "oneflow") else 0.0, 0.0, 1.0, 0.01),
     )
@@ -131,7 +132,7 @@ class Fleet:
         for name in self.trainers:
             self.constants += _trainer_constants(name)
         self.constants += [Constant(name=n, prior=p, low=lo, high=hi, hold=h) for n, (p, lo, hi, h) in SHARED.items()]
-        self.constants += [Constant(name=f"link.{k}", prior=0.65, low=0.3, high=1.0, hold=0.03) for k in INTER]
+        self.constants += [Constant(name=f"link.{k}", prior=0.65, low=0.45, high=1.0, hold=0.3) for k in INTER]
         self.constants += [Constant(name=f"link.{k}", prior=0.75, low=0.5, high=0.95, hold=0.01) for k in INTRA[:3]]
         self.constants += [Constant(name="portable_attention", prior=0.5, low=0.3, high=0.8, hold=0.1)]
         self.at = {c.name: i for i, c in enumerate(self.constants)}
@@ -169,7 +170,8 @@ class Fleet:
     def predict(self, x: Floats, rows: Rows = EVERY) -> Floats:
         """Seconds of some of the runs."""
         self.apply(x)
-        return np.array([self.rows[i].price().step_time_s for i in np.arange(len(self.rows))[rows]])
+        layouts: dict[object, Layout] = {}
+        return np.array([self.rows[i].price(layouts).step_time_s for i in np.arange(len(self.rows))[rows]])
 
     def weights(self) -> Floats:
         """Of the rows: large groups count for less than their size; suspect rows not at all."""

@@ -6,10 +6,11 @@ devices, links, trainers and the shared constants is found anew on every call, b
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from automap.price.evaluator import Evaluator, Outcome
-from automap.price.layout import build_layout
+from automap.price.layout import Layout, build_layout
 from automap.published import Run, case_of
 
 
@@ -23,13 +24,22 @@ class PricedRun:
         self.choice = case.choice
         self._tables = case.evaluator.tables
         self._stages = [(stage.devices, tuple(int(s) for s in stage.axes)) for stage in case.choice.layout.stages]
+        problem, first = case.problem, self._stages[0][1]
+        document = json.dumps(problem.cluster.to_json(), sort_keys=True)
+        self._where = (document, problem.trainer.name, problem.precision, first, len(self._stages))
         self._calls, self._parts, self._whole = case.evaluator.distinct_units(case.choice)
         homes = case.evaluator.tied_homes(case.choice)
         self._tied = case.evaluator.tied_rows(homes, case.choice.layout, case.choice.zero_axes)
 
-    def price(self) -> Outcome:
-        """The outcome under the constants as they are now."""
+    def price(self, layouts: dict[object, Layout]) -> Outcome:
+        """The outcome under the constants as they are now.
+
+        Args:
+            layouts: of other runs under the same constants; filled.
+        """
         evaluator = Evaluator(self.problem, self._tables)
-        choice = replace(self.choice, layout=build_layout(self.problem, self._stages))
+        if self._where not in layouts:
+            layouts[self._where] = build_layout(self.problem, self._stages)
+        choice = replace(self.choice, layout=layouts[self._where])
         costs = evaluator.unit_rows(choice, self._calls)
         return evaluator.combine(choice, costs, self._parts, self._whole, self._tied)

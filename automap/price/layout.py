@@ -200,8 +200,12 @@ def link_vector(link: GroupLink, gather_share: float) -> Floats:
 def _send(cluster: Cluster, senders: Sequence[int], receivers: Sequence[int]) -> tuple[float, float]:
     """Latency and bandwidth of each sender when all send at once, device i to device i (or to its share)."""
     latency, bandwidth = 0.0, float("inf")
-    for i, sender in enumerate(senders):
-        link = group_link(cluster, (sender, receivers[i * len(receivers) // len(senders)]))
+    pairs = [(sender, receivers[i * len(receivers) // len(senders)]) for i, sender in enumerate(senders)]
+    if cluster.bandwidth_GBps is None:
+        # Pairs on the same two hosts are alike.
+        pairs = list({(cluster.node_of[a], cluster.node_of[b]): (a, b) for a, b in pairs}.values())
+    for sender, receiver in pairs:
+        link = group_link(cluster, (sender, receiver))
         latency = max(latency, float(link_vector(link, 1.0)[V_TREE_S]))
         host = cluster.hosts[cluster.node_of[sender]]
         inside = SEND_SHARE * cluster.links[host.intra_node_link].bytes_per_s
