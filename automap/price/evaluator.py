@@ -509,3 +509,14 @@ class Evaluator:
             weights.append(total)
         # No unit weighs nothing, so that sums over units rise strictly.
         return np.maximum(weights, 1e-9 * max(weights))
+
+
+def blank(evaluator: Evaluator, axes: int) -> Ints:
+    """Signatures with nothing decided."""
+    return np.full((len(evaluator.tables.operators), axes), -1, dtype=np.int64)
+
+
+def by_type(evaluator: Evaluator, chosen: Ints) -> Sequence[Ints]:
+    """Views of `chosen`, one a unit type."""
+    spans = evaluator.tables.spans
+    return [chosen[int(spans[t]) : int(spans[t + 1])] for t in range(evaluator.blocks.num_types)]

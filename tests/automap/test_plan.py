@@ -34,7 +34,7 @@ def test_random_plans_survive_json_and_satisfy_the_schema(gpt, space):
     for _ in range(40):
         values = s.random(rng)
         plan = s.decode(values)
-        plan = annotate(plan, estimate_choice(s.choice(values), s.evaluator), s.problem)
+        plan = annotate(plan, s.choice(values), s.evaluator)
         document = json.loads(json.dumps(plan.to_json()))
         schema.validate(document)
         again = Plan.from_json(document)
