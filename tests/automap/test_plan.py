@@ -8,7 +8,7 @@ import pytest
 from automap.errors import PlanError
 from automap.names import matches
 from automap.plan import Plan, format_devices, parse_devices, plan_schema
-from automap.price.estimate import annotate, estimate_choice, price
+from automap.price.estimate import annotate, price
 from automap.templates import templates
 
 
