@@ -19,7 +19,6 @@ _SOURCES = (
     "communication",
     "gemm",
     "attention",
-    "links",
     "placements",
     "operators",
     "kept",

@@ -37,7 +37,8 @@ from automap.price.combine import (
     step_time_s,
 )
 from automap.price.communication import NO_RECORDS
-from automap.price.curves import shared
+from automap.price.curves import gemm_curve, shared
+from automap.price.gemm import G_FLOPS
 from automap.price.layout import Layout, build_layout
 from automap.price.schedule import KINDS
 from automap.price.tables import (
@@ -491,7 +492,7 @@ class Evaluator:
         """[units] seconds of one sample, measured or by FLOPs and bytes: how heavy units are."""
         graph = self.problem.graph
         device = self.problem.cluster.device(0)
-        flops_rate = device.flops(self.problem.precision) * device.gemm_efficiency
+        flops_rate = float(gemm_curve(device, self.problem.precision)[G_FLOPS])
         bytes_rate = device.hbm_bandwidth_GBps * 1e9 * device.memory_efficiency
         weights = []
         for unit in self.blocks.units:

@@ -38,7 +38,10 @@ from automap.price.combine import (
 from automap.price.communication import L_AXIS, L_BYTES, L_COUNT, L_KIND, V_BYTES_PER_S, V_GATHER_BYTES_PER_S
 from automap.price.evaluator import Choice, Evaluator, Outcome, Segment
 from automap.price.gemm import G_FLOPS
-from automap.price.kernels import (
+from automap.price.placements import divides
+from automap.price.shapes import ATTENTION, BATCHED_PRODUCT, INSIDE, MEASURED, PRODUCT, ROOFLINE, X_CAUSAL, X_KIND
+from automap.price.tables import COLLECTIVES, OP_SIGNATURES, S_DIVIDES
+from automap.price.vectors import (
     C_BACKWARD,
     C_BACKWARD_COMM,
     C_BACKWARD_HOST,
@@ -54,10 +57,7 @@ from automap.price.kernels import (
     H_BANDWIDTH,
     H_EXPOSED,
     H_GEMM,
-    divides,
 )
-from automap.price.shapes import ATTENTION, BATCHED_PRODUCT, INSIDE, MEASURED, PRODUCT, ROOFLINE, X_CAUSAL, X_KIND
-from automap.price.tables import COLLECTIVES, OP_SIGNATURES, S_DIVIDES
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
