@@ -24,6 +24,7 @@ _SOURCES = (
     "kept",
     "gradients",
     "host",
+    "measured",
     "unit",
     "schedule",
     "combine",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from automap.measured_blocks import device_seconds
 from automap.plan import DeviceMemory, Estimate, Plan, format_devices
 from automap.price.attention import A_FLOPS, A_HEAD, REFERENCE_HEAD
 from automap.price.combine import (
@@ -105,24 +106,26 @@ def _estimate(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> Estimat
 def lower_bound_s(problem: Problem) -> float:
     """No plan is faster: all measured seconds and all other FLOPs, the latter at the rates of the largest kernels."""
     graph, trainer, devices = problem.graph, problem.trainer, problem.cluster.num_devices
-    fused = {i for group in graph.fused if group.kind == "attention" for i in group.members}
-    measured_s = products = attention = 0.0
-    for index, op in enumerate(graph.operators):
-        flops = op.forward_flops.at(1) + op.backward_flops.at(1)
-        if op.measured_s is not None:
-            measured_s += sum(op.measured_s)
-        elif op.kind == "Attention" or (trainer.fused_attention and index in fused):
-            # A causal mask hides half of the keys.
-            attention += 0.5 * flops
-        else:
-            products += flops
     kinds = [problem.cluster.device(d) for d in range(devices)]
     product_rate = sum(float(gemm_curve(kind, problem.precision)[G_FLOPS]) for kind in kinds)
     curves = [attention_curve(kind, rate=trainer.attention_rate, portable=trainer.portable_attention) for kind in kinds]
     # Larger heads than the one at which the rate is stated are cheaper an element.
     attention_rate = sum(float(c[A_FLOPS] * (REFERENCE_HEAD + c[A_HEAD]) / REFERENCE_HEAD) for c in curves)
-    arithmetic = products / product_rate + attention / attention_rate
-    return problem.training.global_batch * (arithmetic + measured_s / devices)
+    fused = {i for group in graph.fused if group.kind == "attention" for i in group.members}
+    least: dict[str, float] = {}
+    for index, op in enumerate(graph.operators):
+        flops = op.forward_flops.at(1) + op.backward_flops.at(1)
+        if op.measured_s is not None:
+            least[op.name] = sum(op.measured_s) / devices
+        elif op.kind == "Attention" or (trainer.fused_attention and index in fused):
+            # A causal mask hides half of the keys.
+            least[op.name] = 0.5 * flops / attention_rate
+        else:
+            least[op.name] = flops / product_rate
+    total = sum(least.values())
+    for seconds, names in device_seconds(graph, problem.hints):
+        total += min(0.0, seconds / devices - sum(least[name] for name in names))
+    return problem.training.global_batch * total
 
 
 def sequence_length(graph: Graph) -> int | None:

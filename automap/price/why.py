@@ -69,6 +69,8 @@ NUM_NAMED = 3
 """Operators that are named as the heaviest."""
 WORTH = 0.005
 """Share of the step that a change must save to be named."""
+MEASURED_FROM = 1e-6
+"""A unit whose kernels add up to something else, by more than this share, was measured as a whole."""
 _RECORDS_PER_OPERATOR = 16
 _CLASSES = {
     PRODUCT: "matrix products",
@@ -289,54 +291,58 @@ def _compute(case: _Case, seconds: float) -> str:
 
 def _by_operator(case: _Case) -> tuple[dict[str, _Spent], dict[str, float]]:
     """Seconds of a step by class of kernels and by operator, recomputation included."""
-    evaluator, tables = case.evaluator, case.evaluator.tables
-    axes = case.stage.axes
     classes: dict[str, _Spent] = {}
     named: dict[str, float] = {}
-    fused: dict[int, tuple[int, ...]] = {i: g.members for g in evaluator.problem.graph.fused for i in g.members}
     for unit in case.units:
-        segment = unit.segment
-        start = evaluator.blocks.units[segment.unit].start - int(
-            tables.spans[evaluator.blocks.units[segment.unit].type]
-        )
-        for k in range(segment.last - segment.first):
-            row = segment.first + k
-            kind = int(tables.shapes[row, X_KIND])
-            if kind == INSIDE:
-                continue
-            one = replace(
-                segment,
-                first=row,
-                last=row + 1,
-                chosen=np.ascontiguousarray(segment.chosen[k : k + 1]),
-                recomputed=segment.recomputed[k : k + 1].copy(),
-            )
-            cost = case.row(one, unit.incoming)
-            spent = case.micro_batches * unit.times * float(cost[C_FORWARD] + cost[C_BACKWARD] + cost[C_RECOMPUTE])
-            if spent <= 0.0:
-                continue
-            index = start + row
-            op = evaluator.problem.graph.operators[index]
-            members = fused.get(index, (index,)) if kind == ATTENTION else (index,)
-            flops = 0.0
-            for member in members:
-                other = evaluator.problem.graph.operators[member]
-                forward = other.forward_flops.at(case.choice.samples)
-                flops += forward + other.backward_flops.at(case.choice.samples)
-                flops += forward if segment.recomputed[k] else 0.0
-            divisor = 1.0
-            for a in range(len(axes)):
-                if tables.signatures[tables.operators[row, OP_SIGNATURES] + segment.chosen[k, a], S_DIVIDES]:
-                    divisor *= float(axes[a])
-            total = classes.setdefault(_CLASSES.get(kind, "kernels bound by memory"), _Spent())
-            total.seconds += spent
-            if kind in _CLASSES and kind != MEASURED:
-                # A causal mask hides half of the keys.
-                share = 0.5 if kind == ATTENTION and tables.shapes[row, X_CAUSAL] > 0.0 else 1.0
-                total.flops += case.micro_batches * unit.times * share * flops / divisor
-            name = re.sub(r"(?<=\.)\d+(?=[./])", "*", op.name)
-            named[name] = named.get(name, 0.0) + spent
+        repeated = case.micro_batches * unit.times
+        own = float(unit.row[C_FORWARD] + unit.row[C_BACKWARD] + unit.row[C_RECOMPUTE])
+        kernels = list(_kernels(case, unit))
+        if abs(sum(seconds for _, _, seconds, _ in kernels) - own) > MEASURED_FROM * own:
+            kernels = [("measured blocks", "whole blocks", own, 0.0)]
+        for kind, name, seconds, flops in kernels:
+            spent = classes.setdefault(kind, _Spent())
+            spent.seconds += repeated * seconds
+            spent.flops += repeated * flops
+            named[name] = named.get(name, 0.0) + repeated * seconds
     return classes, named
+
+
+def _kernels(case: _Case, unit: _Unit) -> Iterator[tuple[str, str, float, float]]:
+    """Class, name, seconds and FLOPs of every kernel of a unit for one micro-batch, as it is modelled."""
+    evaluator, tables, segment = case.evaluator, case.evaluator.tables, unit.segment
+    graph = evaluator.problem.graph
+    fused = {i: group.members for group in graph.fused if group.kind == "attention" for i in group.members}
+    where = evaluator.blocks.units[segment.unit]
+    for k in range(segment.last - segment.first):
+        row = segment.first + k
+        kind = int(tables.shapes[row, X_KIND])
+        if kind == INSIDE:
+            continue
+        one = replace(
+            segment,
+            first=row,
+            last=row + 1,
+            chosen=np.ascontiguousarray(segment.chosen[k : k + 1]),
+            recomputed=segment.recomputed[k : k + 1].copy(),
+        )
+        cost = case.row(one, unit.incoming)
+        seconds = float(cost[C_FORWARD] + cost[C_BACKWARD] + cost[C_RECOMPUTE])
+        if seconds <= 0.0:
+            continue
+        index = where.start + row - int(tables.spans[where.type])
+        flops = 0.0
+        if kind in _CLASSES and kind != MEASURED:
+            members = [graph.operators[i] for i in (fused.get(index, (index,)) if kind == ATTENTION else (index,))]
+            forward = sum(op.forward_flops.at(case.choice.samples) for op in members)
+            backward = sum(op.backward_flops.at(case.choice.samples) for op in members)
+            flops = forward * (2.0 if segment.recomputed[k] else 1.0) + backward
+            # A causal mask hides half of the keys.
+            flops *= 0.5 if kind == ATTENTION and tables.shapes[row, X_CAUSAL] > 0.0 else 1.0
+            for a, size in enumerate(case.stage.axes):
+                if tables.signatures[tables.operators[row, OP_SIGNATURES] + segment.chosen[k, a], S_DIVIDES]:
+                    flops /= float(size)
+        name = re.sub(r"(?<=\.)\d+(?=[./])", "*", graph.operators[index].name)
+        yield _CLASSES.get(kind, "kernels bound by memory"), name, seconds, flops
 
 
 # -- the pipeline -----------------------------------------------------------------------------------------------------
