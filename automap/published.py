@@ -23,8 +23,7 @@ from automap.cluster import Cluster, Device, Link, Node, known_devices, known_li
 from automap.errors import ProblemError, UserError
 from automap.hints import Fix, Hints
 from automap.plan import ScheduleKind
-from automap.price.evaluator import Choice, Evaluator, Segment
-from automap.price.skeleton import by_type
+from automap.price.evaluator import Choice, Evaluator, Segment, by_type
 from automap.problem import Precision, Problem, trainers
 from automap.space import PlanSpace, Shape
 from automap.templates import megatron_signatures
@@ -172,14 +171,14 @@ def _case(run: Run) -> Case:
     if shape.pp * shape.tp * shape.dp * cp != evaluator.problem.cluster.num_devices:
         raise Unpriced("dp * tp * pp * cp is not the number of devices")
     along = bool(strategy.get("sequence_parallel")) or run.stack in SEQUENCE_PARALLEL
-    signatures = _signatures(evaluator, shape, cp, sequence_parallel=along)
+    chosen = signatures(evaluator, shape, cp, sequence_parallel=along)
     axes = (shape.dp, shape.tp) if cp == 1 else (shape.dp, shape.tp, cp)
     choice = Choice(
         layout=evaluator.layout(axes, shape.pp),
         num_micro_batches=shape.num_micro_batches,
         samples=rows,
         kind=kind,
-        chunks=_chunks(evaluator, signatures, shape.pp * virtual, _masks(evaluator, run.stack, recompute or "none")),
+        chunks=chunks(evaluator, chosen, shape.pp * virtual, _masks(evaluator, run.stack, recompute or "none")),
         zero=zero,
         zero_axes=np.array([size > 1 and axis != 1 for axis, size in enumerate(axes)]),
     )
@@ -326,18 +325,20 @@ def _link(text: str, rate: float) -> Link:
 # -- plans --------------------------------------------------------------------------------------------------------
 
 
-def _signatures(evaluator: Evaluator, shape: Shape, cp: int, *, sequence_parallel: bool) -> Ints:
-    """[operator rows, axes] Megatron's pattern on dp and tp, and the sequence split on cp."""
+def signatures(evaluator: Evaluator, shape: Shape, cp: int, *, sequence_parallel: bool, expert_axis: str = "") -> Ints:
+    """[operator rows, axes] Megatron's pattern on dp and tp, and the sequence split on cp; see `templates`."""
     problem = evaluator.problem
     # The pattern depends on the degrees alone: one stage of the plan is enough.
     node = replace(problem.cluster.nodes[0], num_devices=shape.dp * shape.tp, count=1)
-    small = replace(problem, cluster=replace(problem.cluster, nodes=(node,)))
+    small = replace(problem, cluster=replace(problem.cluster, nodes=(node,), bandwidth_GBps=None))
     space = PlanSpace(
         replace(small, hints=Hints(fix=Fix(dp=shape.dp, tp=shape.tp, pp=1, num_micro_batches=shape.num_micro_batches))),
         evaluator,
     )
     prefix = space.even_values(space.shapes[0], recompute="none", zero=0)
-    values = megatron_signatures(space, space.shapes[0], prefix, sequence_parallel=sequence_parallel)
+    values = megatron_signatures(
+        space, space.shapes[0], prefix, sequence_parallel=sequence_parallel, expert_axis=expert_axis
+    )
     chosen = space.signatures(values)
     return chosen if cp == 1 else np.column_stack([chosen, _along_sequence(space)])
 
@@ -394,7 +395,7 @@ def _masks(evaluator: Evaluator, stack: str, recompute: str) -> Callable[[int], 
     return mask
 
 
-def _chunks(
+def chunks(
     evaluator: Evaluator, signatures: Ints, num_chunks: int, masks: Callable[[int], Mask]
 ) -> tuple[tuple[Segment, ...], ...]:
     """The layers spread as evenly as they can be; the outer chunks, which hold embedding and head, get less."""

@@ -12,6 +12,7 @@ import functools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +20,15 @@ import numpy.typing as npt
 from automap.constraints import Constrained
 from automap.errors import ProblemError
 from automap.plan import Plan
-from automap.price.batch import SpaceArrays, compile_space, price_many
-from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, Segment
+from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, Segment, blank, by_type
 from automap.price.placements import divides
-from automap.price.skeleton import blank, by_type
 from automap.problem import Problem
 from automap.translate import same_choice, to_choice, to_plan
 from ir.factors import whole_signature
 from ir.graph import Operator
+
+if TYPE_CHECKING:
+    from automap.price.batch import SpaceArrays
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -468,11 +470,15 @@ class PlanSpace:
             the plan fits); the floats of `Evaluator.evaluate`.
         """
         out = np.empty((len(values), 2))
+        from automap.price.batch import price_many  # who prices one plan need not load it
+
         price_many(self.evaluator.tables.arrays, self._arrays, np.ascontiguousarray(values, dtype=np.int64), out)
         return out
 
     @functools.cached_property
     def _arrays(self) -> SpaceArrays:
+        from automap.price.batch import compile_space
+
         return compile_space(self)
 
     def random(self, rng: np.random.Generator) -> Values:

@@ -329,8 +329,10 @@ def write(fleet: Fleet, x: Floats, left_out: Floats) -> None:
             document["source"]["efficiency"] = source
             path.write_text(json.dumps(document, indent=1) + "\n")
     constants = {k: {"value": _rounded(x[at[k]]), "meaning": ABOUT[k], "source": source} for k in SHARED}
-    document = {"schema": "automap.fitted/1", "constants": constants}
-    (DATA / "fitted" / "step.json").write_text(json.dumps(document, indent=1) + "\n")
+    path = DATA / "fitted" / "step.json"
+    document = json.loads(path.read_text())
+    document["constants"] |= constants
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def main() -> None:

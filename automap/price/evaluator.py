@@ -37,7 +37,8 @@ from automap.price.combine import (
     step_time_s,
 )
 from automap.price.communication import NO_RECORDS
-from automap.price.curves import shared
+from automap.price.curves import gemm_curve, shared
+from automap.price.gemm import G_FLOPS
 from automap.price.layout import Layout, build_layout
 from automap.price.schedule import KINDS
 from automap.price.tables import (
@@ -491,7 +492,7 @@ class Evaluator:
         """[units] seconds of one sample, measured or by FLOPs and bytes: how heavy units are."""
         graph = self.problem.graph
         device = self.problem.cluster.device(0)
-        flops_rate = device.flops(self.problem.precision) * device.gemm_efficiency
+        flops_rate = float(gemm_curve(device, self.problem.precision)[G_FLOPS])
         bytes_rate = device.hbm_bandwidth_GBps * 1e9 * device.memory_efficiency
         weights = []
         for unit in self.blocks.units:
@@ -509,3 +510,14 @@ class Evaluator:
             weights.append(total)
         # No unit weighs nothing, so that sums over units rise strictly.
         return np.maximum(weights, 1e-9 * max(weights))
+
+
+def blank(evaluator: Evaluator, axes: int) -> Ints:
+    """Signatures with nothing decided."""
+    return np.full((len(evaluator.tables.operators), axes), -1, dtype=np.int64)
+
+
+def by_type(evaluator: Evaluator, chosen: Ints) -> Sequence[Ints]:
+    """Views of `chosen`, one a unit type."""
+    spans = evaluator.tables.spans
+    return [chosen[int(spans[t]) : int(spans[t + 1])] for t in range(evaluator.blocks.num_types)]

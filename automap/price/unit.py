@@ -14,6 +14,7 @@ from automap.price.gemm import G_FLOPS
 from automap.price.gradients import reduce_axes
 from automap.price.host import host_wait
 from automap.price.kept import keep, kept_bytes
+from automap.price.measured import measured_block
 from automap.price.operators import attention_kernel_s, least_s, product_s, refused
 from automap.price.placements import differs, local_bytes, placement_of
 from automap.price.shapes import (
@@ -152,7 +153,7 @@ def unit_cost(
         cursor: [1] rows of it written.
         out: [C_COUNT] result, overwritten. Seconds, bytes, and elements for C_PARAMETERS, C_ZERO and C_REDUCE.
     """
-    operators, costs, operands, tensors, sizes, signatures, exchanges, places, shapes = tables
+    operators, costs, operands, tensors, sizes, signatures, exchanges, places, shapes, _ = tables
     num_axes = axes.shape[0]
     out[:] = 0.0
     source = np.empty(num_axes, np.int64)
@@ -441,6 +442,8 @@ def unit_cost(
                     out[C_BACKWARD_COMM + kind] += spent
                     waits[1] += growth[a] if spent > 0.0 else 0.0
 
+    if tables.blocks.shape[0] > 0 and measured_block(tables, first, last, chosen, whole, axes, samples, out):
+        launched = relaunched = 0.0
     host_wait(launched, relaunched, waits, hardware, out)
     out[C_SAVED] = kept_bytes(saved_root, saved_size, saved_loose, num_saved)
     out[C_LIVE] = kept_bytes(live_root, live_size, live_loose, num_live)

@@ -63,6 +63,7 @@ TABLES = types.NamedTuple(
         float64[:, ::1],
         int64[:, ::1],
         float64[:, ::1],
+        float64[:, ::1],
     ),
     Arrays,
 )

@@ -6,7 +6,6 @@ from automap.price.batch import price_many
 from automap.price.combine import combine
 from automap.price.communication import convert
 from automap.price.gemm import gemm_s
-from automap.price.links import link_s
 from automap.price.placements import divides
 from automap.price.schedule import run_schedule
 from automap.price.unit import unit_cost
@@ -24,7 +23,6 @@ def main() -> None:
         price_many,
         gemm_s,
         attention_s,
-        link_s,
     ):
         assert kernel.signatures, kernel
 
