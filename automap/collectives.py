@@ -6,7 +6,7 @@ priced. Units: bytes, seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,8 +47,8 @@ class Collective:
     direction: Literal["forward", "backward"]
 
 
-def list_collectives(choice: Choice, evaluator: Evaluator) -> Iterator[Collective]:
-    """Every collective inside the stages of one micro-batch, in the order of the operators.
+def list_collectives(choice: Choice, evaluator: Evaluator, axes: Sequence[str] = AXES) -> Iterator[Collective]:
+    """Every collective inside the stages of one micro-batch, in the order of the operators; `axes` names the mesh.
 
     Recomputed operators repeat their forward collectives; gradient reductions (once a step) and ZeRO's gathers are
     not listed here.
@@ -78,7 +78,7 @@ def list_collectives(choice: Choice, evaluator: Evaluator) -> Iterator[Collectiv
             slot = (*model.inputs, *model.outputs).index(wanted)
             yield Collective(
                 kind=COLLECTIVES[int(record[L_KIND])],
-                axis=AXES[int(record[L_AXIS])],
+                axis=axes[int(record[L_AXIS])],
                 bytes=float(record[L_BYTES]),
                 seconds=float(record[L_SECONDS]),
                 stage=number,

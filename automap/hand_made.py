@@ -18,7 +18,7 @@ from automap.plan import ScheduleKind
 from automap.price.estimate import sequence_length
 from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator
 from automap.price.tables import OP_SIGNATURES, S_BATCH, S_DIVIDES
-from automap.published import Unpriced, chunks, signatures
+from automap.published import Unpriced, chunks, mesh, signatures
 from automap.space import Shape, divisors
 from ir.operators.experts import DISPATCH
 
@@ -37,7 +37,7 @@ class Strategy:
     pp: int = 1
     cp: int = 1
     ep: int = 1
-    """Experts are spread over all dp ranks (ep = dp) or not at all."""
+    """Ranks that share the experts: a divisor of dp, or of dp * cp where cp divides it."""
     micro_batch: int = 1
     """Samples of a micro-batch on one replica."""
     virtual: int = 1
@@ -49,8 +49,8 @@ class Strategy:
     sequence_parallel: bool = False
 
 
-def hand_made(evaluator: Evaluator, strategy: Strategy) -> Choice:
-    """The choice that `strategy` names, on all devices of the cluster.
+def hand_made(evaluator: Evaluator, strategy: Strategy) -> tuple[Choice, tuple[str, ...]]:
+    """The choice that `strategy` names, on all devices of the cluster, and the names of its axes.
 
     Raises:
         PlanError: names the degree that does not fit, and what would.
@@ -76,18 +76,15 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> Choice:
             "Change the micro-batch or the global batch, or leave out --virtual.",
         )
     shape = Shape(pp=strategy.pp, tp=strategy.tp, dp=dp, num_micro_batches=count, samples=rows)
-    chosen = signatures(
-        evaluator,
-        shape,
-        strategy.cp,
-        sequence_parallel=strategy.sequence_parallel,
-        expert_axis="dp" if strategy.ep > 1 else "",
-    )
+    try:
+        axes = mesh(dp=dp, tp=strategy.tp, cp=strategy.cp, ep=strategy.ep, slices=strategy.tp)
+    except Unpriced as fault:
+        raise _refuse("ep", strategy.ep, str(fault), f"Use a divisor of dp, {_words(divisors(dp))}.") from None
+    chosen = signatures(evaluator, shape, axes, sequence_parallel=strategy.sequence_parallel)
     if strategy.tp > 1:
         _check_heads(evaluator, chosen, strategy.tp)
     if strategy.ep > 1:
-        _check_experts(evaluator, chosen, strategy.ep)
-    axes = (dp, strategy.tp) if strategy.cp == 1 else (dp, strategy.tp, strategy.cp)
+        _check_experts(evaluator, strategy.ep)
     try:
         parts = chunks(
             evaluator,
@@ -98,15 +95,16 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> Choice:
     except Unpriced as fault:
         degree = "virtual" if strategy.virtual > 1 else "pp"
         raise _refuse(degree, getattr(strategy, degree), str(fault), "Use fewer stages.") from None
-    return Choice(
-        layout=evaluator.layout(axes, strategy.pp),
+    choice = Choice(
+        layout=evaluator.layout([axis.size for axis in axes], strategy.pp),
         num_micro_batches=count,
         samples=rows,
         kind=kind,
         chunks=parts,
         zero=strategy.zero if dp * strategy.cp > 1 else 0,
-        zero_axes=np.array([size > 1 and axis != 1 for axis, size in enumerate(axes)]),
+        zero_axes=np.array([axis.size > 1 and axis.shards_states for axis in axes]),
     )
+    return choice, tuple(axis.name for axis in axes)
 
 
 def _degrees(evaluator: Evaluator, strategy: Strategy) -> int:
@@ -133,8 +131,6 @@ def _degrees(evaluator: Evaluator, strategy: Strategy) -> int:
             f"dp * tp * pp * cp = {strategy.dp * others} is not the number of devices, {devices}",
             f"Use dp = {dp}, or leave it out.",
         )
-    if strategy.ep not in (1, dp):
-        raise _refuse("ep", strategy.ep, "experts are spread over all of dp or not at all", f"Use 1 or {dp}.")
     length = sequence_length(evaluator.problem.graph)
     if strategy.cp > 1 and (length is None or length % strategy.cp):
         has = "the model has no sequence" if length is None else f"does not divide the sequence of {length} tokens"
@@ -168,7 +164,7 @@ def _check_heads(evaluator: Evaluator, chosen: Ints, tp: int) -> None:
             op = graph.operators[start + offset]
             if op.forward_flops.at(1) == 0.0:
                 continue
-            signature = tables.operators[row, OP_SIGNATURES] + chosen[row, 1]
+            signature = tables.operators[row, OP_SIGNATURES] + chosen[row, -1]
             splits = bool(tables.signatures[signature, S_DIVIDES]) and not tables.signatures[signature, S_BATCH]
             divided = divided or splits
             if start + offset in attention and not splits:
@@ -185,22 +181,14 @@ def _check_heads(evaluator: Evaluator, chosen: Ints, tp: int) -> None:
         raise _refuse("tp", tp, "divides no product of the model", "Use a smaller tp, or 1.")
 
 
-def _check_experts(evaluator: Evaluator, chosen: Ints, ep: int) -> None:
-    """Refuses an ep that leaves every rank with all experts."""
-    tables, graph = evaluator.tables, evaluator.problem.graph
-    number = 0
-    for unit_type, unit in enumerate(tables.linkage.types):
-        start = evaluator.blocks.representative(unit_type).start
-        for offset, row in enumerate(tables.rows(unit_type)):
-            op = graph.operators[start + offset]
-            factor = unit.signatures[offset][chosen[row, 0]].factor
-            if op.kind == DISPATCH:
-                number = max(number, int(graph.tensors[op.outputs[0]].shape[0]))
-                if factor is not None and op.rule.factors[factor].name == "e":
-                    return
+def _check_experts(evaluator: Evaluator, ep: int) -> None:
+    """Refuses an ep that does not divide the experts."""
+    graph = evaluator.problem.graph
+    number = max((graph.tensors[op.outputs[0]].shape[0] for op in graph if op.kind == DISPATCH), default=0)
     if number == 0:
         raise _refuse("ep", ep, "the model has no experts", "Leave it out.")
-    raise _refuse("ep", ep, f"does not divide the {number} experts", f"Use a dp of {_words(divisors(number))}.")
+    if number % ep:
+        raise _refuse("ep", ep, f"does not divide the {number} experts", f"Use one of {_words(divisors(number))}.")
 
 
 def _words(numbers: list[int]) -> str:

@@ -82,6 +82,7 @@ def to_plan(choice: Choice, evaluator: Evaluator, axes: Sequence[str] = ("dp", "
     for number, segments in enumerate(choice.chunks):
         layout = choice.layout.stages[number % num_ranks]
         sizes = [int(s) for s in layout.axes]
+        sharded = tuple(name for name, on in zip(axes, choice.zero_axes, strict=True) if on) or (axes[0],)
         mesh = tuple((name, size) for name, size in zip(axes, sizes, strict=True) if size > 1) or ((axes[0], 1),)
         names = [op.name for op in _operators(evaluator, segments)]
         stages.append(
@@ -90,7 +91,7 @@ def to_plan(choice: Choice, evaluator: Evaluator, axes: Sequence[str] = ("dp", "
                 devices=format_devices(layout.devices),
                 mesh=mesh,
                 batch_axes=(axes[0],) if sizes[0] > 1 or mesh[0] == (axes[0], 1) else (),
-                zero=Zero(stage=choice.zero, axes=(axes[0],) if choice.zero else ()),
+                zero=Zero(stage=choice.zero, axes=sharded if choice.zero else ()),
                 shardings=_shardings(evaluator, segments, names, [a for a, s in enumerate(sizes) if s > 1], axes),
                 recompute=_recompute(evaluator, segments, names),
             )
@@ -281,8 +282,9 @@ def _refuse(field: str, value: object, message: str, repair: str) -> PlanError:
 
 def _axis_names(plan: Plan) -> list[str]:
     names = [name for stage in plan.stages for name, _ in stage.mesh]
-    # dp and tp always stand, in this order, so that plans of the space share their layouts.
-    found = ["dp", "tp"]
+    # dp and tp always stand, in this order where nobody says otherwise, so that plans of the space share their layouts.
+    found = max(([name for name, _ in stage.mesh] for stage in plan.stages), key=len, default=[])
+    found = [*(["dp"] if "dp" not in found else []), *found, *(["tp"] if "tp" not in found else [])]
     found += [name for name in dict.fromkeys(names) if name not in found]
     for number, stage in enumerate(plan.stages):
         mine = [name for name, _ in stage.mesh]

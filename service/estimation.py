@@ -75,8 +75,7 @@ def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any])
         from automap.translate import to_plan
 
         evaluator = Evaluator(build_problem(import_graph(data, request), request))
-        choice = hand_made(evaluator, Strategy(**stated))
-        axes = ("dp", "tp", "cp")[: len(choice.zero_axes)]
+        choice, axes = hand_made(evaluator, Strategy(**stated))
         return annotate(to_plan(choice, evaluator, axes), choice, evaluator)
 
 
