@@ -298,8 +298,8 @@ def mesh(
 def _axes(run: Run, sequence_parallel: bool) -> list[Axis]:
     strategy, experts = run.strategy, (run.model.get("moe") or {}).get("experts", 0)
     dp, ep, states = _count(strategy, "dp"), strategy.get("ep") or 1, strategy.get("zero1_group")
-    if experts % ep:
-        raise Unpriced(f"ep = {ep} does not divide {experts} experts")
+    if experts % ep or (ep > 1 and not experts):
+        raise Unpriced(f"ep = {ep} of {experts} experts")
     return mesh(
         dp=dp,
         tp=_count(strategy, "tp"),
