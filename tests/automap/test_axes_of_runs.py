@@ -31,7 +31,8 @@ def case(*, moe: dict[str, Any] | None = None, gpus: int = 8, per_node: int = 8,
               "recompute": "none", "zero_stage": 1, **strategy}  # fmt: skip
     run = Run(
         id="r0", group="made-up", stack=stack, model={**MODEL, "moe": moe, **(model or {})}, strategy=stated,
-        iteration_s=1.0, cluster={"gpu": "H100-SXM", "num_gpus": gpus, "gpus_per_node": per_node}, peak_memory_bytes=None,
+        iteration_s=1.0, peak_memory_bytes=None,
+        cluster={"gpu": "H100-SXM", "num_gpus": gpus, "gpus_per_node": per_node},
     )  # fmt: skip
     return case_of(run)
 
