@@ -150,6 +150,15 @@ class _Case:
         """Sum of columns of the unit costs over a micro-batch."""
         return sum(unit.times * float(unit.row[c]) for unit in self.units for c in columns)
 
+    def reduced(self, axis: int) -> float:
+        """Local elements of gradients that are reduced over an axis; a parameter that two units read counts once."""
+        choice, evaluator = self.choice, self.evaluator
+        elements = self.total(C_REDUCE + axis)
+        for tied in evaluator.tied_rows(evaluator.tied_homes(choice), choice.layout, choice.zero_axes):
+            if tied[0] == tied[1] == self.rank:
+                elements -= float(tied[3] * tied[5 + axis])
+        return elements
+
     def where(self, axis: int) -> str:
         """The group of an axis and its link."""
         problem, stage = self.evaluator.problem, self.stage
@@ -426,7 +435,7 @@ def _zero(case: _Case, seconds: float) -> str:
 def _sync(case: _Case, seconds: float) -> str:
     texts = []
     for axis in range(len(case.stage.axes)):
-        data = case.total(C_REDUCE + axis) * float(case.settings[P_SENT])
+        data = case.reduced(axis) * float(case.settings[P_SENT])
         if data > 0.0:
             rate = float(case.stage.links[axis, V_BYTES_PER_S])
             texts.append(f"{_bytes(data)} on {case.where(axis)}, {_rate(rate)})")
