@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from service.run_job import JobRequest, ModelOptions, build_problem, import_grap
 if TYPE_CHECKING:
     from automap.plan import Estimate, Plan
 
+WIDTH = 118
 CLASSES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
 
@@ -135,9 +137,13 @@ def page(plan: Plan) -> str:
         "",
         *_memory(estimate),
         "",
-        *(f"why       {reason}" for reason in plan.why),
+        *(_folded(reason) for reason in plan.why),
     ]
     return "\n".join(lines)
+
+
+def _folded(reason: str) -> str:
+    return textwrap.fill(reason, WIDTH, initial_indent="why       ", subsequent_indent=" " * 10, break_on_hyphens=False)
 
 
 def _times(estimate: Estimate) -> list[str]:
