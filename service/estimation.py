@@ -71,14 +71,15 @@ def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any])
                 "missing", field=name, value="nothing", repair=f"Give --{name.replace('_', '-')}, or a file by --plan."
             )
     with _uncollected():
-        from automap.hand_made import Strategy, hand_made
+        from automap.hand_made import Strategy, hand_made, undivided
         from automap.price.estimate import annotate
         from automap.price.evaluator import Evaluator
         from automap.translate import to_plan
 
         evaluator = Evaluator(build_problem(import_graph(data, request), request))
         choice, axes = hand_made(evaluator, Strategy(**stated))
-        return annotate(to_plan(choice, evaluator, axes), choice, evaluator)
+        plan = annotate(to_plan(choice, evaluator, axes), choice, evaluator)
+        return replace(plan, warnings=(*plan.warnings, *undivided(evaluator, choice)))
 
 
 def price_file(data: bytes, request: JobRequest, stated: Mapping[str, Any], path: Path) -> Plan:

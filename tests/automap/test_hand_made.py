@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,15 @@ import pytest
 
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
-from automap.hand_made import Strategy, hand_made
+from automap.hand_made import Strategy, hand_made, undivided
 from automap.price.estimate import price
-from automap.price.evaluator import Choice, Evaluator
+from automap.price.evaluator import Choice, Evaluator, Segment
 from automap.problem import Problem
 from automap.space import PlanSpace
 from automap.templates import templates
 from automap.translate import to_choice, to_plan
 from ir import zoo
+from ir.factors import whole_signature
 
 GPT = "gpt:layers=8,hidden=256,heads=4,seq_len=128,vocab_size=1024"
 MOE = "moe:layers=2,hidden=128,heads=4,kv_heads=4,ffn=256,experts=4,seq_len=64,vocab_size=512"
@@ -108,6 +110,25 @@ def test_a_sequence_over_cp_has_less_to_compute(evaluator_of: Any) -> None:
     two = evaluator_of(large, "1x2xA100", 4)
     alone, shared = (e.evaluate(hand_made(e, Strategy(dp=1, cp=cp))) for e, cp in ((one, 1), (two, 2)))
     assert 0.4 < shared.ranks[0, 1] / alone.ranks[0, 1] < 0.7
+
+
+def test_arithmetic_that_tp_leaves_whole_is_named(evaluator_of: Any) -> None:
+    evaluator = evaluator_of(GPT, "1x8xA100", 64)
+    choice = hand_made(evaluator, Strategy(tp=4))
+    assert undivided(evaluator, choice) == ()
+    assert undivided(evaluator, hand_made(evaluator, Strategy())) == ()
+
+    # The same plan in which every rank does everything.
+    def alike(segment: Segment) -> Segment:
+        chosen = segment.chosen.copy()
+        unit_type = evaluator.blocks.units[segment.unit].type
+        for k, table in enumerate(evaluator.tables.linkage.types[unit_type].signatures):
+            chosen[k, 1] = whole_signature(table)
+        return replace(segment, chosen=chosen)
+
+    whole = replace(choice, chunks=tuple(tuple(map(alike, segments)) for segments in choice.chunks))
+    (text,) = undivided(evaluator, whole)
+    assert text.startswith("100% of the FLOPs are not divided by tp = 4")
 
 
 @pytest.mark.parametrize(
