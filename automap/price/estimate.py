@@ -5,6 +5,7 @@ No cost is computed here: the figures are those of the compiled Evaluator. Units
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from automap.measured_blocks import device_seconds
@@ -26,7 +27,7 @@ from automap.price.combine import (
     R_STATE,
     R_SYNC,
 )
-from automap.price.curves import attention_curve, gemm_curve
+from automap.price.curves import attention_curve, fitted, gemm_curve, is_measured
 from automap.price.evaluator import Choice, Evaluator, Outcome
 from automap.price.gemm import G_FLOPS
 from automap.price.tables import COLLECTIVES
@@ -72,7 +73,7 @@ def _estimate(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> Estimat
     flops = sum(op.forward_flops.at(1) + op.backward_flops.at(1) for op in problem.graph.operators) * batch
     peak = sum(problem.cluster.device(d).flops(problem.precision) for d in range(devices))
     tokens = sequence_length(problem.graph)
-    band = problem.trainer.error_band
+    band = error_band(problem)
     memory = tuple(
         DeviceMemory(
             devices=format_devices(choice.layout.stages[r].devices),
@@ -101,6 +102,18 @@ def _estimate(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> Estimat
         },
         lower_bound_s=lower_bound_s(problem),
     )
+
+
+def error_band(problem: Problem) -> float:
+    """Half-width of the band around an estimate, as a share of it.
+
+    That of the trainer; a device whose own kernels were not measured adds, independently, by how much those of one
+    kind are off when priced by the curve of another.
+    """
+    band = problem.trainer.error_band
+    if all(is_measured(device) for device in problem.cluster.devices.values()):
+        return band
+    return math.hypot(band, float(fitted("gemm")["cross_validated"]["transfer"]))
 
 
 def lower_bound_s(problem: Problem) -> float:

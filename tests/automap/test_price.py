@@ -21,7 +21,7 @@ from automap.price.communication import (
     collective_s,
     convert,
 )
-from automap.price.curves import attention_curve, gemm_curve, shared
+from automap.price.curves import attention_curve, fitted, gemm_curve, shared
 from automap.price.estimate import estimate_choice, lower_bound_s
 from automap.price.gemm import gemm_s
 from automap.price.layout import link_vector
@@ -438,3 +438,17 @@ def test_equal_signatures_on_swapped_axes_cost_the_same_inside_one_host(mlp, spa
                 values.append(int(legal[min(value, len(legal) - 1)]))
         times[one, other] = s.evaluator.evaluate(s.choice(values)).ranks[0, c.R_COMM : c.R_COUNT].sum()
     assert times[0, 2] == pytest.approx(times[2, 0], rel=1e-9)
+
+
+def test_a_device_that_nobody_measured_widens_the_band(mlp, space):
+    """Independent errors add in squares; a mixed cluster has a device like that too."""
+    shift = fitted("gemm")["cross_validated"]["transfer"]
+    assert 0.02 < shift < 0.2
+    bands = {}
+    for cluster in ("2xA100", "2xV100", "1xA100+1xV100"):
+        s = space(mlp(), cluster, 8)
+        estimate = estimate_choice(template(s), s.evaluator)
+        low, high = estimate.error_band_s
+        bands[cluster] = (high - low) / 2 / estimate.step_time_s
+    assert bands["2xA100"] == pytest.approx(s.problem.trainer.error_band)
+    assert bands["2xV100"] == pytest.approx((bands["2xA100"] ** 2 + shift**2) ** 0.5) == bands["1xA100+1xV100"]
