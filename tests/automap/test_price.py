@@ -15,6 +15,7 @@ from automap.price.communication import (
     NO_RECORDS,
     V_BYTES_PER_S,
     V_COUNT,
+    V_EXCHANGE_BYTES_PER_S,
     V_GATHER_BYTES_PER_S,
     V_RING_S,
     V_TREE_S,
@@ -50,7 +51,7 @@ def converted(source, target, sizes, data=8e6, latency=1e-5, rate=1e9, link=None
         np.array(target),
         np.array(sizes, float),
         np.ones(n),
-        np.tile([latency, latency, rate, 0.0, rate] if link is None else link, (n, 1)),
+        np.tile([latency, latency, rate, 0.0, rate, rate] if link is None else link, (n, 1)),
         times,
         np.zeros(3, np.int64),
         NO_RECORDS,
@@ -109,7 +110,7 @@ def test_conversions_meet_those_of_dtensor(constants, conversion):
     words = {"S0": 0, "S1": 1, "R": B, "P": P}
     source, target = (words[word] for word in conversion.split("->"))
     link = np.zeros(V_COUNT)
-    link[[V_BYTES_PER_S, V_GATHER_BYTES_PER_S]] = rate
+    link[[V_BYTES_PER_S, V_GATHER_BYTES_PER_S, V_EXCHANGE_BYTES_PER_S]] = rate
     link[V_RING_S] = (6.6 + (ranks - 1) * hop) * 1e-6
     link[V_TREE_S] = (6.6 + 2 * (ranks - 1) * hop) * 1e-6
     mine = converted([source], [target], [ranks], data=4.0 * 8192 * 8192, link=link).sum() * 1e6
