@@ -183,19 +183,41 @@ def _recompute(evaluator: Evaluator, segments: Sequence[Segment], names: Sequenc
     if all(segment.recomputed.all() for segment in segments):
         return ("**",)
     groups: dict[tuple[int, int], list[str]] = {}
+    modules: dict[int, list[str]] = {}
     inside = set()
     for segment in segments:
         unit_type = evaluator.blocks.units[segment.unit].type
-        for k, op in enumerate(_segment_operators(evaluator, segment)):
+        operators = _segment_operators(evaluator, segment)
+        if segment.recomputed.all():
+            modules.setdefault(unit_type, []).append(_module([op.name for op in operators]))
+        for k, op in enumerate(operators):
             if segment.recomputed[k]:
                 inside.add(op.name)
                 groups.setdefault((unit_type, k), []).append(op.name)
     found: list[str] = []
+    named: set[str] = set()
+    for paths in modules.values():
+        members = set(select(_glob(paths), names)) if all(paths) else set()
+        if members and members <= inside:
+            found.append(_glob(paths))
+            named |= members
     for group in groups.values():
+        if set(group) <= named:
+            continue
         glob = _glob(group)
         # A star stays within one component: modules at different depths have no glob that names them all.
         found += [glob] if set(group) <= set(select(glob, names)) <= inside else group
     return tuple(dict.fromkeys(found))
+
+
+def _module(names: Sequence[str]) -> str:
+    """The innermost module that holds all operators of these names, or nothing."""
+    shared: list[str] = []
+    for parts in zip(*(name.partition("/")[0].split(".") for name in names), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join(shared)
 
 
 # -- reading ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Measured blocks: times that the user measured of whole blocks, in place of what their kernels are priced at.
 
 A time holds for one degree of tensor parallelism and one micro-batch, and only where a plan divides the block so: its
-products split by samples on the first axis and by something else on the second. Units: seconds, samples of a replica.
+products split by samples on the first axis, by something else on the last, and no axis between them. Units: seconds,
+samples of a replica.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ OTHERWISE, MAYBE, SO = range(3)
 
 @njit(int64(TABLES, int64, int64, int64[:, ::1], float64[::1]), cache=True)
 def _division(tables, first, last, chosen, axes):
-    """Whether the products of a block are split by samples on the first axis and within samples on the second."""
+    """Whether the products of a block are split by samples on the first axis, within samples on the last."""
     found = SO
+    inner = axes.shape[0] - 1
     for op in range(first, last):
         kind = tables.shapes[op, X_KIND]
         if kind not in (PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED):
@@ -42,7 +44,10 @@ def _division(tables, first, last, chosen, axes):
             signature = tables.operators[op, OP_SIGNATURES] + chosen[op - first, a]
             by_samples = tables.signatures[signature, S_BATCH] == 1
             divides = tables.signatures[signature, S_DIVIDES] == 1
-            if (a == 0 and not by_samples) or (a == 1 and (by_samples or not divides)) or a > 1:
+            if a == inner and a > 0:
+                if by_samples or not divides:
+                    return OTHERWISE
+            elif a > 0 or not by_samples:
                 return OTHERWISE
     return found
 
@@ -69,7 +74,7 @@ def measured_block(tables, first, last, chosen, whole, axes, samples, out):
         row = tables.blocks[i]
         if row[Z_FIRST] != first or row[Z_LAST] != last:
             continue
-        inner = axes[1] if axes.shape[0] > 1 else 1.0
+        inner = axes[axes.shape[0] - 1] if axes.shape[0] > 1 else 1.0
         if row[Z_TP] != inner or row[Z_SAMPLES] * axes[0] != samples:
             continue
         division = _division(tables, first, last, chosen, axes)
