@@ -94,9 +94,13 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("what", BETTER)
 @settings(derandomize=True, deadline=None, max_examples=25)
-@given(**CASES, factor=st.sampled_from([1.01, 1.3, 2.0, 10.0]))
+@given(
+    **CASES,
+    factor=st.sampled_from([1.01, 1.3, 2.0, 10.0]),
+    schedule=st.sampled_from(["1f1b", "gpipe", "zb1p", "zb2p"]),
+)
 def test_better_parts_never_slow_a_plan(
-    what: str, model: str, cluster: str, trainer: str, seed: int, factor: float
+    what: str, model: str, cluster: str, trainer: str, seed: int, factor: float, schedule: str
 ) -> None:
     space = space_of(model, cluster, trainer)
     problem = replace(space.problem, cluster=better(space.problem.cluster, what, factor))
@@ -104,6 +108,8 @@ def test_better_parts_never_slow_a_plan(
     rng = np.random.default_rng(seed)
     for _ in range(8):
         choice = space.choice(space.random(rng))
+        if choice.kind != "interleaved":
+            choice = replace(choice, kind=schedule)
         before, after = space.evaluator.evaluate(choice), evaluator.evaluate(on(choice, evaluator))
         assert after.step_time_s <= before.step_time_s * (1 + 1e-12)
         assert after.overflow <= before.overflow
