@@ -61,11 +61,10 @@ def select(glob: str, names: Iterable[str]) -> list[str]:
 
 def most_specific(globs: Iterable[str], name: str) -> str | None:
     """The glob that names `name` with the most literal characters; the name itself first, ties to the first."""
-    best, best_length = None, -1
-    for glob in globs:
-        if glob == name:
-            return glob
-        length = len(glob) - glob.count("*") - glob.count("?")
-        if length > best_length and matches(glob, name):
-            best, best_length = glob, length
-    return best
+    globs = list(globs)
+    return name if name in globs else next((glob for glob in by_precision(globs) if matches(glob, name)), None)
+
+
+def by_precision(globs: Iterable[str]) -> list[str]:
+    """Globs with the most literal characters first; equal ones in their order."""
+    return sorted(globs, key=lambda glob: glob.count("*") + glob.count("?") - len(glob))

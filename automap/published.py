@@ -205,6 +205,8 @@ def _schedule(stated: str | None, virtual: int) -> str:
         kind = "1f1b"
     if kind is None or kind not in typing.get_args(ScheduleKind):
         raise Unpriced(f"the schedule {stated} is not priced yet")
+    if virtual > 1 and kind != "interleaved":
+        raise Unpriced(f"the schedule {stated} with virtual stages")
     return kind
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from automap.constraints import Constrained
 from automap.errors import ProblemError
+from automap.order import SPLIT_KINDS
 from automap.plan import Plan
 from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, Segment, blank, by_type
 from automap.price.placements import divides
@@ -84,6 +85,7 @@ class PlanSpace:
     Attributes:
         slots: all decisions in order.
         evaluator: prices what is decided.
+        schedule: of plans without virtual stages.
     """
 
     def __init__(self, problem: Problem, evaluator: Evaluator | None = None) -> None:
@@ -98,6 +100,9 @@ class PlanSpace:
         self.num_units = len(self.linkage.blocks.units)
         self.constrained = Constrained(problem, self.evaluator)
         devices = problem.cluster.num_devices
+        self.schedule = problem.hints.fix.schedule or "1f1b"
+        if self.schedule == "interleaved":
+            self.schedule = "1f1b"
         self.degrees = divisors(devices)
         self.micro_batches = divisors(problem.training.global_batch)
         self._check_fix(devices)
@@ -141,6 +146,11 @@ class PlanSpace:
         self._legal: dict[tuple[int, ...], Mask] = {}
         self._targets: dict[tuple[int, ...], Ints] = {}
         self._ways: dict[tuple[int, int | None], float] = {}
+
+    @property
+    def is_split(self) -> bool:
+        """Whether backward passes are split into gradients of inputs and of weights."""
+        return self.schedule in SPLIT_KINDS
 
     # -- what is legal ------------------------------------------------------------------------------------------
 
@@ -456,7 +466,7 @@ class PlanSpace:
             layout=self.evaluator.layout((shape.dp, shape.tp), shape.pp),
             num_micro_batches=shape.num_micro_batches,
             samples=shape.samples,
-            kind="interleaved" if shape.virtual > 1 else (self.problem.hints.fix.schedule or "1f1b"),
+            kind="interleaved" if shape.virtual > 1 else self.schedule,
             chunks=tuple(chunks),
             zero=values[self.zero_slot],
             zero_axes=np.array([shape.dp > 1, False]),

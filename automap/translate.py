@@ -6,13 +6,15 @@ the fewest keys: globs where equal units allow, nothing where an operator does w
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from automap.errors import PlanError
-from automap.names import matches, matches_operator, most_specific, select
+from automap.names import by_precision, matches, matches_operator, select
+from automap.order import NO_PROGRAM, read_order, words
 from automap.plan import (
     AxisSharding,
     Plan,
@@ -58,6 +60,8 @@ def same_choice(one: Choice, other: Choice) -> bool:
         len(other.chunks),
     ):
         return False
+    if not np.array_equal(one.program, other.program):
+        return False
     if [s.devices for s in one.layout.stages] != [s.devices for s in other.layout.stages]:
         return False
     for a, b in zip(one.chunks, other.chunks, strict=True):
@@ -102,7 +106,10 @@ def to_plan(choice: Choice, evaluator: Evaluator, axes: Sequence[str] = ("dp", "
         training=problem.training,
         num_micro_batches=choice.num_micro_batches,
         samples_per_micro_batch=choice.samples,
-        schedule=Schedule(kind=choice.kind),  # type: ignore[arg-type]
+        schedule=Schedule(
+            kind=choice.kind,  # type: ignore[arg-type]
+            order=words(choice.program, num_ranks) if choice.kind == "explicit" else None,
+        ),
         stages=tuple(stages),
         warnings=problem.graph.warnings,
     )
@@ -233,10 +240,6 @@ def to_choice(plan: Plan, evaluator: Evaluator) -> Choice:
     check_model(plan, problem)
     if plan.sync.kind != "synchronous":
         raise _refuse("sync.kind", plan.sync.kind, "only synchronous training is priced", "Use synchronous.")
-    if plan.schedule.kind == "explicit" or plan.schedule.order is not None:
-        raise _refuse(
-            "schedule", plan.schedule.kind, "explicit orders are not priced", "Use 1f1b, gpipe or interleaved."
-        )
     batch = problem.training.global_batch
     if plan.num_micro_batches < 1 or plan.num_micro_batches * plan.samples_per_micro_batch != batch:
         raise _refuse(
@@ -248,17 +251,7 @@ def to_choice(plan: Plan, evaluator: Evaluator) -> Choice:
     axes = _axis_names(plan)
     ranks = _ranks(plan, problem.cluster.num_devices)
     layout = _layout(plan, evaluator, axes, ranks)
-    if plan.schedule.kind != "interleaved" and len(plan.stages) != ranks:
-        raise _refuse(
-            "schedule.kind", plan.schedule.kind, "devices serve several stages", "Use the interleaved schedule."
-        )
-    if plan.schedule.kind == "interleaved" and plan.num_micro_batches % ranks:
-        raise _refuse(
-            "num_micro_batches",
-            plan.num_micro_batches,
-            f"the interleaved schedule needs a multiple of {ranks} pipeline ranks",
-            "Change the number of micro-batches.",
-        )
+    program = _program(plan.schedule, ranks, len(plan.stages), plan.num_micro_batches)
     zero = plan.stages[0].zero
     for number, stage in enumerate(plan.stages):
         if stage.zero != zero:
@@ -295,7 +288,32 @@ def to_choice(plan: Plan, evaluator: Evaluator) -> Choice:
         zero=zero.stage,
         zero_axes=np.array([a in zero.axes or (zero.stage == 0 and a == axes[0]) for a in axes])
         & np.array([any(dict(s.mesh).get(a, 1) > 1 for s in plan.stages) for a in axes]),
+        program=program,
     )
+
+
+def _program(schedule: Schedule, ranks: int, chunks: int, num_micro_batches: int) -> Ints:
+    """The list of actions of an explicit schedule; empty for other kinds, which must suit the plan."""
+    kind, order = schedule.kind, schedule.order
+    if (kind == "explicit") != (order is not None):
+        raise _refuse(
+            "schedule.order",
+            "null" if order is None else "a list",
+            f"does not go with the kind {kind}",
+            "Give an order if the kind is explicit, and only then.",
+        )
+    if order is not None:
+        return read_order(order, ranks, chunks, num_micro_batches)
+    if kind != "interleaved" and chunks != ranks:
+        raise _refuse("schedule.kind", kind, "devices serve several stages", "Use interleaved, or an explicit order.")
+    if kind == "interleaved" and num_micro_batches % ranks:
+        raise _refuse(
+            "num_micro_batches",
+            num_micro_batches,
+            f"the interleaved schedule needs a multiple of {ranks} pipeline ranks",
+            "Change the number of micro-batches.",
+        )
+    return NO_PROGRAM
 
 
 def _refuse(field: str, value: object, message: str, repair: str) -> PlanError:
@@ -401,7 +419,7 @@ def _segments(
     sizes = np.array([mesh.get(axis, 1) for axis in axes], dtype=np.float64)
     # The full name of an operator names it alone, even if it reads like a module of others.
     own = {name for name, _, _ in operators}
-    globs = [key for key in stage.shardings if key not in own]
+    globs = by_precision(key for key in stage.shardings if key not in own)
     regions = [glob for glob in stage.recompute if glob not in own]
     for unit, members in by_unit.items():
         unit_type = evaluator.blocks.units[unit].type
@@ -409,7 +427,7 @@ def _segments(
         chosen = np.zeros((len(members), len(axes)), dtype=np.int64)
         inside: list[tuple[int, int, str]] = []
         for k, (name, offset) in enumerate(members):
-            key = name if name in stage.shardings else most_specific(globs, name)
+            key = name if name in stage.shardings else next((glob for glob in globs if matches(glob, name)), None)
             entry = stage.shardings[key] if key is not None else {}
             for a, axis in enumerate(axes):
                 batch = axis in stage.batch_axes
@@ -495,7 +513,8 @@ def _find_signature(evaluator: Evaluator, unit_type: int, offset: int, entry: Ax
     return None
 
 
-def _texts(placements: Iterable[int]) -> tuple[str, ...]:
+@functools.lru_cache(maxsize=4096)
+def _texts(placements: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(placement_text(p) for p in placements)
 
 

@@ -158,7 +158,7 @@ def estimate(
     ep: Annotated[int | None, typer.Option(help="Ranks that share the experts: a part of dp, or of dp * cp.")] = None,
     micro_batch: Annotated[int | None, typer.Option(help="Samples of a replica at once; default: 1.")] = None,
     virtual: Annotated[int | None, typer.Option(help="Stages a pipeline rank.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="1f1b, gpipe or interleaved, ...; default: 1f1b.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="1f1b, gpipe, interleaved, zb1p or zb2p; default: 1f1b.")] = None,
     zero: Annotated[int | None, typer.Option(help="ZeRO stage, 0 to 3.")] = None,
     recompute: Annotated[str | None, typer.Option(help="none, selective or full.")] = None,
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Between the products on tp.")] = False,

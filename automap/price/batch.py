@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import boolean, float64, int64, njit, types, void
 
+from automap.order import A_COUNT, INTERLEAVED, KINDS
 from automap.price.ahead import outgoing
 from automap.price.combine import P_COUNT, P_ZERO, R_COUNT, combine, overflow, step_time_s
 from automap.price.communication import L_COUNT
-from automap.price.schedule import INTERLEAVED, KINDS
 from automap.price.tables import OP_SIGNATURES, S_PLACES
 from automap.price.unit import unit_cost
 from automap.price.vectors import C_COUNT, MAX_AXES, TABLES
@@ -149,7 +149,6 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         rows_of = tables.rows(unit_type)
         for mode, mask in enumerate(evaluator.masks(unit_type).values()):
             masks[mode, rows_of.start : rows_of.stop] = mask
-    fixed = space.problem.hints.fix.schedule or "1f1b"
     scalars = [
         space.problem.cluster.num_devices,
         space.problem.training.global_batch,
@@ -157,7 +156,7 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         space.first_recompute,
         space.zero_slot,
         space.first_signature,
-        KINDS[fixed],
+        KINDS[space.schedule],
     ]
     tied = [
         [one, other, *evaluator.reader(name, one), *evaluator.reader(name, other), *evaluator.user(name, other)]
@@ -257,6 +256,7 @@ def price_many(tables, space, values, out):
     cursor = np.zeros(1, np.int64)
     settings = np.empty(P_COUNT)
     settings[:] = space.settings
+    program = np.empty((0, A_COUNT), np.int64)
     for plan in range(values.shape[0]):
         value = values[plan]
         num_ranks = space.degrees[value[0]]
@@ -418,6 +418,7 @@ def price_many(tables, space, values, out):
             parts[:num_parts],
             whole[:num_parts],
             INTERLEAVED if virtual > 1 else space.scalars[N_KIND],
+            program,
             num_ranks,
             count,
             space.axes[begin:stop],

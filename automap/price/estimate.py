@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from automap.measured_blocks import device_seconds
+from automap.order import LETTERS
 from automap.plan import DeviceMemory, Estimate, Plan, format_devices
 from automap.price.attention import A_FLOPS, A_HEAD, REFERENCE_HEAD
 from automap.price.combine import (
@@ -39,19 +40,31 @@ from automap.translate import to_choice
 from ir.graph import Graph
 
 
-def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None) -> Estimate:
+def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None, *, with_timeline: bool = False) -> Estimate:
     """What `plan` is predicted to cost.
 
     Args:
         problem: model, cluster and training.
         plan: of this model.
         evaluator: of `problem`, to save compiling its tables again.
+        with_timeline: tell when every action of the pipeline begins and ends.
 
     Raises:
         PlanError: the plan is malformed, illegal, or for another model.
     """
     evaluator = evaluator or Evaluator(problem)
-    return estimate_choice(to_choice(plan, evaluator), evaluator)
+    choice = to_choice(plan, evaluator)
+    estimate = estimate_choice(choice, evaluator)
+    return replace(estimate, timeline=timeline(choice, evaluator)) if with_timeline else estimate
+
+
+def timeline(choice: Choice, evaluator: Evaluator) -> tuple[tuple[tuple[str, float, float], ...], ...]:
+    """Per pipeline rank its actions in order: torch's word, seconds at which it begins and ends."""
+    program, times = evaluator.timeline(choice)
+    found: list[list[tuple[str, float, float]]] = [[] for _ in choice.layout.stages]
+    for (rank, word, chunk, micro_batch, _), (start, end) in zip(program.tolist(), times.tolist(), strict=True):
+        found[rank].append((f"{chunk}{LETTERS[word]}{micro_batch}", start, end))
+    return tuple(map(tuple, found))
 
 
 def estimate_choice(choice: Choice, evaluator: Evaluator) -> Estimate:

@@ -29,7 +29,18 @@ from automap.price.layout import link_vector
 from automap.price.operators import product_s
 from automap.price.shapes import X_BATCH, X_SHARE
 from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
-from automap.price.vectors import C_BACKWARD, C_BACKWARD_HOST, C_FORWARD, C_FORWARD_HOST, C_PARAMETERS, C_REDUCE
+from automap.price.vectors import (
+    C_BACKWARD,
+    C_BACKWARD_HOST,
+    C_FORWARD,
+    C_FORWARD_HOST,
+    C_INPUT,
+    C_INPUT_HOST,
+    C_PARAMETERS,
+    C_REDUCE,
+    C_WEIGHT,
+    C_WEIGHT_HOST,
+)
 from automap.templates import megatron_signatures
 from ir import zoo
 
@@ -213,13 +224,48 @@ def test_pieces_of_a_fused_weight_cost_what_one_product_costs(ranks, space):
     rows = [i for i in range(len(tables.shapes)) if 0.0 < tables.shapes[i, X_SHARE] < 1.0]
     assert len(rows) % 3 == 0
     assert tables.shapes[rows, X_SHARE].sum() == pytest.approx(len(rows) / 3)
-    hardware, times = s.evaluator.layout((1, 2), 1).stages[0].hardware, np.empty(2)
+    hardware, times = s.evaluator.layout((1, 2), 1).stages[0].hardware, np.empty(3)
     seconds = 0.0
     for i in rows[:3]:
         extents = tables.shapes[i, X_BATCH : X_BATCH + 4] * [1.0, 4.0, 1.0 / ranks, 1.0]
         product_s(tables.shapes[i], extents, hardware, times)
         seconds += times[0]
     assert seconds == pytest.approx(gemm_s(512.0, 768.0 / ranks, 256.0, 1.0, 2.0, 2.0, curve))
+
+
+def test_the_weights_part_of_a_backward_pass_is_that_of_its_products(mlp, space):
+    s = space(mlp((512, 2048, 512)), "1xA100", 64)
+    choice = template(s)
+    curve = gemm_curve(s.problem.cluster.device(0), "bf16")
+    expected = gemm_s(512.0, 2048.0, 64.0, 1.0, 2.0, 4.0, curve) + gemm_s(2048.0, 512.0, 64.0, 1.0, 2.0, 4.0, curve)
+    found = sum(row[C_WEIGHT] for row in s.evaluator.unit_rows(choice, s.evaluator.distinct_units(choice)[0]))
+    assert found == pytest.approx(expected)
+
+
+def test_the_parts_of_a_backward_pass_are_no_cheaper_apart(gpt, light_graph, space):
+    rng = np.random.default_rng(3)
+    for s in (space(gpt(), "2x2xA100", 8), space(light_graph("resnet50"), "4xV100", 8)):
+        for _ in range(10):
+            choice = s.choice(s.random(rng))
+            for row in s.evaluator.unit_rows(choice, s.evaluator.distinct_units(choice)[0]):
+                assert row[C_INPUT] + row[C_WEIGHT] == pytest.approx(row[C_BACKWARD])
+                assert min(row[C_INPUT_HOST], row[C_WEIGHT_HOST]) >= 0.0
+                # Minkowski: each part waits for its own launches.
+                assert row[C_INPUT_HOST] + row[C_WEIGHT_HOST] >= row[C_BACKWARD_HOST] - 1e-12 * row[C_BACKWARD]
+
+
+def test_split_schedules_have_smaller_bubbles_for_more_memory(gpt, space):
+    """GPT of equal layers, big enough that the device and not its host is what takes time."""
+    found = {}
+    for kind in ("1f1b", "zb1p", "zb2p"):
+        s = space(zoo.build("gpt:layers=16,hidden=2048,heads=16,seq_len=1024,vocab_size=512"), "8xA100", 32,
+                  pp=8, schedule=kind)  # fmt: skip
+        found[kind] = s.evaluator.evaluate(template(s, pp=8, micro=32))
+    times = [o.step_time_s for o in found.values()]
+    assert times[0] > times[1] > times[2]
+    one, two, three = (o.ranks[:, c.R_ACTIVATIONS] for o in found.values())
+    assert one[1:-1] / two[1:-1] == pytest.approx([(8 - r) / 8 for r in range(1, 7)])
+    assert three[1:-1] / two[1:-1] == pytest.approx([15 / 8] * 6)
 
 
 def test_megatron_has_two_all_reduces_a_layer_forward_and_two_backward(gpt, space):

@@ -84,6 +84,20 @@ def test_bounds_hold_on_a_transformer(gpt, space):
     check_bounds(space(gpt(), "2x4xA100", 16), 40)
 
 
+@pytest.mark.parametrize("kind", ["gpipe", "zb1p", "zb2p"])
+def test_bounds_hold_under_every_schedule(gpt, space, kind):
+    check_bounds(space(gpt(layers=4), "2x4xA100", 16, schedule=kind), 15)
+
+
+@pytest.mark.parametrize("kind", ["explicit", "dualpipe"])
+def test_schedules_that_cannot_be_fixed_are_refused(mlp, space, kind):
+    from automap.errors import ProblemError
+
+    with pytest.raises(ProblemError, match="no such schedule") as caught:
+        space(mlp(), "4xA100", 8, schedule=kind)
+    assert caught.value.field == "hints.fix.schedule"
+
+
 def check_bounds(s, count):
     table, rng = BoundTable(s), np.random.default_rng(7)
     for _ in range(count):
@@ -159,6 +173,8 @@ def test_a_prime_batch_is_refused_unless_the_user_insists(mlp, space):
         ("4xV100-16GB+4xP100", 8, {}),
         ("8xA100", 16, {"virtual_stages": 2}),
         ("8xA100", 16, {"schedule": "gpipe", "pp": 4}),
+        ("8xA100", 16, {"schedule": "zb1p"}),
+        ("8xA100", 16, {"schedule": "zb2p", "pp": 4}),
     ],
 )
 @pytest.mark.parametrize("name", ["gpt", "squeezenet"])
