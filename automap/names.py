@@ -61,10 +61,22 @@ def select(glob: str, names: Iterable[str]) -> list[str]:
 
 def most_specific(globs: Iterable[str], name: str) -> str | None:
     """The glob that names `name` with the most literal characters; the name itself first, ties to the first."""
-    globs = list(globs)
-    return name if name in globs else next((glob for glob in by_precision(globs) if matches(glob, name)), None)
+    globs = tuple(globs)
+    return name if name in globs else first_match(by_precision(globs), name)
 
 
-def by_precision(globs: Iterable[str]) -> list[str]:
+def by_precision(globs: Iterable[str]) -> tuple[str, ...]:
     """Globs with the most literal characters first; equal ones in their order."""
-    return sorted(globs, key=lambda glob: glob.count("*") + glob.count("?") - len(glob))
+    return tuple(sorted(globs, key=lambda glob: glob.count("*") + glob.count("?") - len(glob)))
+
+
+def first_match(globs: tuple[str, ...], name: str) -> str | None:
+    """The first glob that names `name`."""
+    found = _any_of(globs).fullmatch(name) if globs else None
+    return globs[found.lastindex - 1] if found is not None and found.lastindex else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _any_of(globs: tuple[str, ...]) -> re.Pattern[str]:
+    """One group a glob, tried in order."""
+    return re.compile("|".join(f"({_pattern(glob, _INSIDE).pattern})" for glob in globs), re.DOTALL)

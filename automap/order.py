@@ -7,6 +7,7 @@ actions of all ranks so that each stands behind those that it waits for. Knows n
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Sequence
 
@@ -115,10 +116,16 @@ def write_order(kind: str, num_ranks: int, num_chunks: int, num_micro_batches: i
 
 def words(program: Ints, num_ranks: int) -> tuple[tuple[str, ...], ...]:
     """The actions of each rank of a program, in torch's words."""
-    found: list[list[str]] = [[] for _ in range(num_ranks)]
-    for rank, word, chunk, micro_batch, _ in program.tolist():
-        found[rank].append(f"{chunk}{LETTERS[word]}{micro_batch}")
-    return tuple(map(tuple, found))
+    chunks, micro_batches = (int(program[:, column].max(initial=-1)) + 1 for column in (A_CHUNK, A_MICRO_BATCH))
+    heads = [f"{chunk}{letter}" for letter in LETTERS for chunk in range(chunks)]
+    tails = [str(number) for number in range(micro_batches)]
+    found = []
+    for rank in range(num_ranks):
+        mine = program[program[:, A_RANK] == rank]
+        which = (mine[:, A_WORD] * chunks + mine[:, A_CHUNK]).tolist()
+        numbers = map(tails.__getitem__, mine[:, A_MICRO_BATCH].tolist())
+        found.append(tuple(map(operator.add, map(heads.__getitem__, which), numbers)))
+    return tuple(found)
 
 
 def read_order(order: Sequence[Sequence[str]], num_ranks: int, num_chunks: int, num_micro_batches: int) -> Ints:
@@ -148,7 +155,7 @@ def read_order(order: Sequence[Sequence[str]], num_ranks: int, num_chunks: int, 
         for rank, line in enumerate(order)
     ]
     _check_complete(lists, num_ranks, num_chunks, num_micro_batches)
-    rows = [(rank, *action, -1) for rank, action in _served(lists, num_chunks)]
+    rows = [(rank, *action, -1) for rank, action in _served(lists, num_chunks, num_micro_batches)]
     return _linked(np.array(rows, dtype=np.int64).reshape(-1, A_COUNT), num_chunks, num_micro_batches)
 
 
@@ -206,9 +213,13 @@ def _check_complete(lists: Sequence[Sequence[Action]], num_ranks: int, num_chunk
         )
 
 
-def _served(lists: Sequence[Sequence[Action]], num_chunks: int) -> list[tuple[int, Action]]:
+def _served(lists: Sequence[Sequence[Action]], num_chunks: int, num_micro_batches: int) -> list[tuple[int, Action]]:
     """(rank, action) in an order in which every action has what it needs."""
-    done: set[tuple[bool, int, int]] = set()
+    size = num_chunks * num_micro_batches
+    # Passes that are done, by chunk and micro-batch: forward those of the chunk before, backward those of the chunk.
+    # What the first chunk reads and the gradient of the last one are there from the start.
+    onward = bytearray(b"\1" * num_micro_batches + bytes(size))
+    back = bytearray(bytes(size) + b"\1" * num_micro_batches)
     cursor = [0] * len(lists)
     found: list[tuple[int, Action]] = []
     progressed = True
@@ -218,33 +229,39 @@ def _served(lists: Sequence[Sequence[Action]], num_chunks: int) -> list[tuple[in
             at = cursor[rank]
             while at < len(actions):
                 word, chunk, micro_batch = action = actions[at]
-                if any(need not in done for need in _needs(word, chunk, micro_batch, num_chunks)):
-                    break
-                if word != WEIGHT:
-                    done.add((word == FORWARD, chunk, micro_batch))
+                here = chunk * num_micro_batches + micro_batch
+                after = here + num_micro_batches
+                if word == FORWARD:
+                    if not onward[here]:
+                        break
+                    onward[after] = 1
+                elif word == WEIGHT:
+                    if not back[here]:
+                        break
+                else:
+                    if not (onward[after] and back[after]):
+                        break
+                    back[here] = 1
                 found.append((rank, action))
                 at += 1
             progressed = progressed or at > cursor[rank]
             cursor[rank] = at
     for rank, actions in enumerate(lists):
         if cursor[rank] < len(actions):
-            action = actions[cursor[rank]]
-            forward, chunk, micro_batch = next(need for need in _needs(*action, num_chunks) if need not in done)
-            needed = f"{'forward' if forward else 'gradient'} of chunk {chunk} and micro-batch {micro_batch}"
+            word, chunk, micro_batch = action = actions[cursor[rank]]
+            if word == FORWARD:
+                needed = f"forward of chunk {chunk - 1}"
+            elif word == WEIGHT:
+                needed = f"gradient of chunk {chunk}"
+            elif not onward[(chunk + 1) * num_micro_batches + micro_batch]:
+                needed = f"forward of chunk {chunk}"
+            else:
+                needed = f"gradient of chunk {chunk + 1}"
             raise _refuse(
                 f"[{rank}][{cursor[rank]}]",
                 _text(action),
-                f"rank {rank} waits forever: {_text(action)} needs the {needed}, which is never reached",
+                f"rank {rank} waits forever: {_text(action)} needs the {needed} and micro-batch {micro_batch}, "
+                "which is never reached",
                 "Move it back, or what it needs forward.",
             )
     return found
-
-
-def _needs(word: int, chunk: int, micro_batch: int, num_chunks: int) -> tuple[tuple[bool, int, int], ...]:
-    """(forward?, chunk, micro-batch) of the passes that an action waits for."""
-    if word == FORWARD:
-        return ((True, chunk - 1, micro_batch),) if chunk > 0 else ()
-    if word == WEIGHT:
-        return ((False, chunk, micro_batch),)
-    own = (True, chunk, micro_batch)
-    return (own, (False, chunk + 1, micro_batch)) if chunk < num_chunks - 1 else (own,)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.errors import PlanError
-from automap.names import by_precision, matches, matches_operator, select
+from automap.names import by_precision, first_match, matches, matches_operator, select
 from automap.order import NO_PROGRAM, read_order, words
 from automap.plan import (
     AxisSharding,
@@ -262,6 +262,7 @@ def to_choice(plan: Plan, evaluator: Evaluator) -> Choice:
             raise _refuse(
                 f"stages[{number}].batch_shares", stage.batch_shares, "uneven shares are not priced", "Use null."
             )
+    known = _Known(evaluator)
     chunks, cursor = [], 0
     order = _cuttable(evaluator)
     position = {name: i for i, (name, _, _) in enumerate(order)}
@@ -275,7 +276,8 @@ def to_choice(plan: Plan, evaluator: Evaluator) -> Choice:
                 "stages do not cover the operators once and in order",
                 f"Begin this stage at {expected!r}.",
             )
-        chunks.append(_segments(stage, evaluator, order[first : last + 1], axes, plan.samples_per_micro_batch, number))
+        operators = order[first : last + 1]
+        chunks.append(_segments(stage, evaluator, operators, axes, plan.samples_per_micro_batch, number, known))
         cursor = last + 1
     if cursor != len(order):
         raise _refuse("stages", order[cursor][0], "operators are left over", "Extend the last stage to the end.")
@@ -402,6 +404,16 @@ def _cuttable(evaluator: Evaluator) -> list[tuple[str, int, int]]:
     ]
 
 
+class _Known:
+    """What equal operators of a plan share, found once."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.default = functools.cache(functools.partial(default_signature, evaluator))
+        self.signature = functools.cache(functools.partial(_find_signature, evaluator))
+        self.divides: set[tuple[int, bytes, tuple[float, ...]]] = set()
+        """Operator row, its signatures, and mesh sizes that go together."""
+
+
 def _segments(
     stage: Stage,
     evaluator: Evaluator,
@@ -409,6 +421,7 @@ def _segments(
     axes: Sequence[str],
     samples: int,
     number: int,
+    known: _Known,
 ) -> tuple[Segment, ...]:
     by_unit: dict[int, list[tuple[str, int]]] = {}
     for name, unit, offset in operators:
@@ -416,24 +429,25 @@ def _segments(
     used: set[str] = set()
     segments = []
     mesh = dict(stage.mesh)
-    sizes = np.array([mesh.get(axis, 1) for axis in axes], dtype=np.float64)
+    mesh_sizes = tuple(float(mesh.get(axis, 1)) for axis in axes)
+    sizes = np.array(mesh_sizes)
     # The full name of an operator names it alone, even if it reads like a module of others.
     own = {name for name, _, _ in operators}
     globs = by_precision(key for key in stage.shardings if key not in own)
-    regions = [glob for glob in stage.recompute if glob not in own]
+    regions = tuple(glob for glob in stage.recompute if glob not in own)
     for unit, members in by_unit.items():
         unit_type = evaluator.blocks.units[unit].type
         base = int(evaluator.tables.spans[unit_type])
         chosen = np.zeros((len(members), len(axes)), dtype=np.int64)
         inside: list[tuple[int, int, str]] = []
         for k, (name, offset) in enumerate(members):
-            key = name if name in stage.shardings else next((glob for glob in globs if matches(glob, name)), None)
+            key = name if name in stage.shardings else first_match(globs, name)
             entry = stage.shardings[key] if key is not None else {}
             for a, axis in enumerate(axes):
                 batch = axis in stage.batch_axes
                 if axis in entry:
                     assert key is not None
-                    found = _find_signature(evaluator, unit_type, offset, entry[axis])
+                    found = known.signature(unit_type, offset, entry[axis])
                     if found is not None:
                         chosen[k, a] = found
                         used.add(key)
@@ -441,18 +455,20 @@ def _segments(
                         raise _no_signature(evaluator, unit_type, offset, entry[axis], f"stages[{number}].{key}.{axis}")
                     else:
                         inside.append((k, a, key))
-                        chosen[k, a] = default_signature(evaluator, unit_type, offset, batch=False)
+                        chosen[k, a] = known.default(unit_type, offset, batch=False)
                 else:
                     if key is not None and matches_operator(key, name):
                         used.add(key)
-                    chosen[k, a] = default_signature(
-                        evaluator, unit_type, offset, batch=batch and mesh.get(axis, 1) > 1
-                    )
+                    chosen[k, a] = known.default(unit_type, offset, batch=batch and mesh.get(axis, 1) > 1)
         _follow(evaluator, unit_type, members, inside, chosen)
         for k, (name, offset) in enumerate(members):
-            _check_divides(evaluator, base + offset, chosen[k], sizes, samples, f"stages[{number}].shardings.{name}")
+            alike = (base + offset, chosen[k].tobytes(), mesh_sizes)
+            if alike not in known.divides:
+                path = f"stages[{number}].shardings.{name}"
+                _check_divides(evaluator, base + offset, chosen[k], sizes, samples, path)
+                known.divides.add(alike)
         recomputed = np.array(
-            [name in stage.recompute or any(matches(glob, name) for glob in regions) for name, _ in members],
+            [name in stage.recompute or first_match(regions, name) is not None for name, _ in members],
             dtype=np.bool_,
         )
         segments.append(

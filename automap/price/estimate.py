@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from automap.measured_blocks import device_seconds
-from automap.order import LETTERS
+from automap.order import A_RANK, words
 from automap.plan import DeviceMemory, Estimate, Plan, format_devices
 from automap.price.attention import A_FLOPS, A_HEAD, REFERENCE_HEAD
 from automap.price.combine import (
@@ -61,10 +61,11 @@ def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None, *, w
 def timeline(choice: Choice, evaluator: Evaluator) -> tuple[tuple[tuple[str, float, float], ...], ...]:
     """Per pipeline rank its actions in order: torch's word, seconds at which it begins and ends."""
     program, times = evaluator.timeline(choice)
-    found: list[list[tuple[str, float, float]]] = [[] for _ in choice.layout.stages]
-    for (rank, word, chunk, micro_batch, _), (start, end) in zip(program.tolist(), times.tolist(), strict=True):
-        found[rank].append((f"{chunk}{LETTERS[word]}{micro_batch}", start, end))
-    return tuple(map(tuple, found))
+    found = []
+    for rank, names in enumerate(words(program, len(choice.layout.stages))):
+        starts, ends = times[program[:, A_RANK] == rank].T.tolist()
+        found.append(tuple(zip(names, starts, ends, strict=True)))
+    return tuple(found)
 
 
 def estimate_choice(choice: Choice, evaluator: Evaluator) -> Estimate:
