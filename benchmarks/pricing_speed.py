@@ -104,7 +104,8 @@ def main(seconds: float) -> None:
 
         walk()
         print(
-            f"{name:14} {rate(whole_plan, seconds):8.0f} plans/s   {rate(walk, seconds):8.0f} decisions/s with look-ahead   "
+            f"{name:14} {rate(whole_plan, seconds):8.0f} plans/s   "
+            f"{rate(walk, seconds):8.0f} decisions/s with look-ahead   "
             f"10^{space.decades:.0f} plans"
         )
 
