@@ -6,8 +6,10 @@ import math
 import numpy as np
 import pytest
 
+from automap.cluster import parse_cluster
 from automap.prefix import BoundTable, Prefix, walk
-from automap.space import divisors
+from automap.problem import Problem
+from automap.space import PlanSpace, divisors
 from automap.templates import templates
 
 
@@ -87,6 +89,19 @@ def test_bounds_hold_on_a_transformer(gpt, space):
 @pytest.mark.parametrize("kind", ["gpipe", "zb1p", "zb2p"])
 def test_bounds_hold_under_every_schedule(gpt, space, kind):
     check_bounds(space(gpt(layers=4), "2x4xA100", 16, schedule=kind), 15)
+
+
+@pytest.mark.parametrize("backward_s", [1e-5, 1e-3])
+def test_bounds_hold_where_split_passes_were_measured(gpt, backward_s):
+    """Faster and slower than modelled: the halves of a measured pass, or the parts of the modelled one."""
+    blocks = [
+        {"scope": "h.*", "tp": tp, "samples": n, "forward_s": backward_s / 2, "backward_s": backward_s}
+        for tp in (1, 2)
+        for n in (1, 2)
+    ]
+    hints = {"fix": {"schedule": "zb2p", "pp": 2}, "measured_blocks": blocks}
+    problem = Problem.build(gpt(layers=4), parse_cluster("8xA100"), {"global_batch": 16}, hints)
+    check_bounds(PlanSpace(problem), 15)
 
 
 @pytest.mark.parametrize("kind", ["explicit", "dualpipe"])
