@@ -61,8 +61,8 @@ def validate(runs: Iterable[Run], on_progress: Callable[[int], None] = lambda _:
 
     Returns:
         {groups: {name: {n, mape, median, bias, spearman, memory_mape, band_coverage, band_half_width, infeasible,
-        assumed, regret_mean, regret_max, regret3_mean, top1, num_choice_groups, unpriced: [{id, why}]}}}; null where
-        nothing can be said. bias is the mean signed error, band_coverage the share of runs inside the error band,
+        infeasible_if_assumed, assumed, regret_mean, regret_max, regret3_mean, top1, num_choice_groups, unpriced: [{id, why}]}}}; null where
+        nothing can be said. infeasible_if_assumed are runs that would not fit by what was assumed of them. bias is the mean signed error, band_coverage the share of runs inside the error band,
         band_half_width the mean of its half-width over the estimate, regret3 the regret of who measures the three
         plans ranked first and keeps the fastest.
     """
@@ -94,7 +94,8 @@ def summarize(rows: Sequence[Predicted]) -> dict[str, Any]:
         "memory_mape": _mean([abs(r) for r in memory]),
         "band_coverage": _mean([float(i) for i in inside]),
         "band_half_width": _mean(widths),
-        "infeasible": [row.run.id for row in priced if not row.fits],
+        "infeasible": [row.run.id for row in priced if not row.fits and not row.assumed],
+        "infeasible_if_assumed": [row.run.id for row in priced if not row.fits and row.assumed],
         "assumed": sum(bool(row.assumed) for row in priced),
         "regret_mean": _mean(regrets),
         "regret_max": max(regrets, default=None),
