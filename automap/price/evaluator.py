@@ -44,6 +44,7 @@ from automap.price.curves import gemm_curve, shared
 from automap.price.gemm import G_FLOPS
 from automap.price.layout import Layout, build_layout
 from automap.price.schedule import count_actions, run_program
+from automap.price.sharded import new_sharded
 from automap.price.tables import (
     ALL_TO_ALL,
     D_TENSOR,
@@ -55,7 +56,7 @@ from automap.price.tables import (
     Tables,
     build_tables,
 )
-from automap.price.unit import unit_cost
+from automap.price.unit import shard_unit, unit_cost
 from automap.price.vectors import C_COUNT
 from automap.problem import Problem
 from ir.factors import BROADCAST, PARTIAL
@@ -220,21 +221,36 @@ class Evaluator:
         """[C_COUNT] cost of one unit on one rank for one micro-batch; its collectives are listed in `records`."""
         stage = layout.stages[rank]
         out = np.empty(C_COUNT)
+        tables, cursor = self.tables.arrays, np.zeros(1, dtype=np.int64)
+        sharded = new_sharded(tables, len(stage.axes))
+        where = stage.axes, stage.links
+        shard_unit(
+            tables,
+            segment.first,
+            segment.last,
+            segment.chosen,
+            *where,
+            zero_axes,
+            stage.hardware,
+            float(samples),
+            records,
+            cursor,
+            sharded,
+        )
         unit_cost(
-            self.tables.arrays,
+            tables,
             segment.first,
             segment.last,
             segment.chosen,
             segment.recomputed,
             incoming,
-            stage.axes,
-            stage.links,
-            zero_axes,
+            *where,
             stage.hardware,
             float(samples),
             boundary_row,
             records,
-            np.zeros(1, dtype=np.int64),
+            cursor,
+            sharded,
             out,
         )
         return out
