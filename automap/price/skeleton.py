@@ -84,7 +84,8 @@ class Skeleton:
     def costs(self, chosen: Ints) -> Floats:
         """[rows, C_COUNT] under `chosen`."""
         nothing = np.empty((len(self.rows), C_COUNT))
-        return self._look(nothing, chosen, self._all, NO_MEMBERS, NO_CHOICE, 0)[1][0]
+        costs: Floats = self._look(nothing, chosen, self._all, NO_MEMBERS, NO_CHOICE, 0)[1][0]
+        return costs
 
     def update(self, costs: Floats, chosen: Ints, unit_type: int) -> None:
         """Brings `costs` up to date after the signatures of one unit type have changed."""
