@@ -44,7 +44,7 @@ from automap.price.curves import gemm_curve, shared
 from automap.price.gemm import G_FLOPS
 from automap.price.layout import Layout, build_layout
 from automap.price.schedule import count_actions, run_program
-from automap.price.sharded import new_sharded
+from automap.price.sharded import Sharded, new_sharded
 from automap.price.tables import (
     ALL_TO_ALL,
     D_TENSOR,
@@ -217,12 +217,16 @@ class Evaluator:
         zero_axes: Mask,
         boundary_row: int,
         records: Floats = NO_RECORDS,
+        sharded: Sharded | None = None,
     ) -> Floats:
-        """[C_COUNT] cost of one unit on one rank for one micro-batch; its collectives are listed in `records`."""
+        """[C_COUNT] cost of one unit on one rank for one micro-batch; its collectives are listed in `records`.
+
+        `sharded` is memory that several calls may use one after the other.
+        """
         stage = layout.stages[rank]
         out = np.empty(C_COUNT)
         tables, cursor = self.tables.arrays, np.zeros(1, dtype=np.int64)
-        sharded = new_sharded(tables, len(stage.axes))
+        sharded = sharded or new_sharded(tables, len(stage.axes))
         where = stage.axes, stage.links
         shard_unit(
             tables,
@@ -428,6 +432,7 @@ class Evaluator:
 
     def unit_rows(self, choice: Choice, calls: Sequence[UnitCall]) -> Floats:
         """[calls, C_COUNT] `unit_row` of each."""
+        sharded = new_sharded(self.tables.arrays, len(choice.zero_axes))
         return np.array(
             [
                 self.unit_row(
@@ -438,6 +443,7 @@ class Evaluator:
                     choice.samples,
                     choice.zero_axes,
                     call.boundary_row,
+                    sharded=sharded,
                 )
                 for call in calls
             ]
