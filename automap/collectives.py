@@ -70,7 +70,8 @@ def list_collectives(choice: Choice, evaluator: Evaluator, axes: Sequence[str] =
             records,
         )
         base = int(tables.spans[unit.type])
-        for record in records[records[:, L_KIND] >= 0.0]:
+        listed = records[records[:, L_KIND] >= 0.0]
+        for record in listed[np.argsort(listed[:, L_OPERATOR], kind="stable")]:
             offset = int(record[L_OPERATOR]) - base
             op = graph.operators[unit.start + offset]
             model = graph.operators[representative.start + offset]

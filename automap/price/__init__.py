@@ -15,6 +15,7 @@ import platformdirs
 _SOURCES = (
     "tables",
     "shapes",
+    "compiled",
     "vectors",
     "communication",
     "gemm",
@@ -25,6 +26,8 @@ _SOURCES = (
     "gradients",
     "host",
     "measured",
+    "sharded",
+    "exchanges",
     "unit",
     "schedule",
     "combine",

@@ -7,28 +7,32 @@ type are computed again. Units: seconds, share of memory.
 from __future__ import annotations
 
 import numpy as np
-from numba import boolean, float64, int64, njit, void
+from numba import boolean, float64, int64, void
 
 from automap.order import A_COUNT
 from automap.price.combine import R_COUNT, combine, overflow, step_time_s
 from automap.price.communication import L_COUNT, UNKNOWN
+from automap.price.compiled import borrowing, kernel
+from automap.price.placements import dual
+from automap.price.sharded import SHARDED, new_sharded
 from automap.price.tables import OP_INPUTS, OP_SIGNATURES, S_PLACES
-from automap.price.unit import unit_cost
-from automap.price.vectors import TABLES
-from ir.factors import BROADCAST, PARTIAL
+from automap.price.unit import shard_unit, unit_cost
+from automap.price.vectors import C_COUNT, TABLES
+from ir.factors import BROADCAST
 
 # Columns of a skeleton's rows.
 W_FIRST, W_LAST, W_TYPE, W_BEFORE, W_RANK, W_FIRST_OF_CHUNK, W_BOUNDARY, W_MASK = range(8)
 
 
-@njit(void(TABLES, int64[:, ::1], int64, int64[:, ::1], int64[::1]), cache=True)
-def outgoing(tables, makers, unit_type, chosen, placement):
+@borrowing(void(TABLES, int64[:, ::1], int64, boolean, int64[:, ::1], int64[::1]))
+def outgoing(tables, makers, unit_type, is_sent, chosen, placement):
     """Writes the placement in which a unit's crossing tensor leaves it; UNKNOWN where undecided.
 
     Args:
         tables: see `Tables.arrays`.
         makers: [types, 2] operator row and output slot of the crossing tensor, or -1.
         unit_type: of the unit, or -1 before the first.
+        is_sent: whether it goes to another chunk; a partial tensor is reduced before that.
         chosen: [operator rows, axes].
         placement: [axes], written.
     """
@@ -42,9 +46,11 @@ def outgoing(tables, makers, unit_type, chosen, placement):
             row = tables.operators[maker, OP_SIGNATURES] + chosen[maker, a]
             slot = tables.operators[maker, OP_INPUTS] + makers[unit_type, 1]
             placement[a] = tables.places[tables.signatures[row, S_PLACES] + slot, 0]
+            if is_sent:
+                placement[a] = dual(placement[a])
 
 
-@njit(
+@borrowing(
     void(
         TABLES,
         int64[:, ::1],
@@ -58,10 +64,13 @@ def outgoing(tables, makers, unit_type, chosen, placement):
         boolean[::1],
         float64,
         float64[:, ::1],
-    ),
-    cache=True,
+        int64[::1],
+        SHARDED,
+        int64[::1],
+        float64[:, ::1],
+    )
 )
-def row_costs(
+def _row_costs(
     tables,
     makers,
     rows,
@@ -73,42 +82,44 @@ def row_costs(
     hardware,
     zero_axes,
     samples,
+    records,
+    cursor,
+    sharded,
+    home,
     out,
 ):
     """Costs of the rows `which` of a skeleton under `chosen`.
 
     Args:
-        tables: see `Tables.arrays`.
-        makers: see `outgoing`.
-        rows: [rows, 8] see the W_ columns.
-        masks: recomputed operators of all rows, one behind the other.
-        chosen: [operator rows, axes].
-        which: rows to compute.
-        axes, links, hardware: [ranks, ...] of the layout.
-        zero_axes: [axes].
-        samples: of a micro-batch.
+        tables..samples: see `look_ahead`.
+        records, cursor: see `shard_unit`.
+        sharded: scratch.
+        home: [operator rows] scratch.
         out: [rows, C_COUNT], the rows `which` are written.
     """
-    incoming = np.empty(axes.shape[1], np.int64)
-    records = np.empty((0, L_COUNT))
-    cursor = np.zeros(1, np.int64)
+    incoming = sharded.axes[2]
+    for i in range(which.shape[0]):
+        home[rows[which[i], W_FIRST]] = -1
     for i in range(which.shape[0]):
         row = which[i]
-        first = rows[row, W_FIRST]
-        last = rows[row, W_LAST]
-        rank = rows[row, W_RANK]
-        outgoing(
-            tables,
-            makers,
-            rows[row, W_BEFORE],
-            chosen,
-            incoming,
-        )
-        if rows[row, W_FIRST_OF_CHUNK] == 1:
-            # A partial tensor is never sent: it is reduced before it leaves the stage.
-            for a in range(incoming.shape[0]):
-                if incoming[a] == PARTIAL:
-                    incoming[a] = BROADCAST
+        first, last, rank = rows[row, W_FIRST], rows[row, W_LAST], rows[row, W_RANK]
+        outgoing(tables, makers, rows[row, W_BEFORE], rows[row, W_FIRST_OF_CHUNK] == 1, chosen, incoming)
+        if home[first] != rank:
+            home[first] = rank
+            shard_unit(
+                tables,
+                first,
+                last,
+                chosen[first:last],
+                axes[rank],
+                links[rank],
+                zero_axes,
+                hardware[rank],
+                samples,
+                records,
+                cursor,
+                sharded,
+            )
         unit_cost(
             tables,
             first,
@@ -118,17 +129,17 @@ def row_costs(
             incoming,
             axes[rank],
             links[rank],
-            zero_axes,
             hardware[rank],
             samples,
             rows[row, W_BOUNDARY],
             records,
             cursor,
+            sharded,
             out[row],
         )
 
 
-@njit(
+@kernel(
     void(
         TABLES,
         int64[:, ::1],
@@ -156,8 +167,7 @@ def row_costs(
         float64[::1],
         float64[:, :, ::1],
         float64[:, ::1],
-    ),
-    cache=True,
+    )
 )
 def look_ahead(
     tables,
@@ -190,7 +200,15 @@ def look_ahead(
     """Bounds of every candidate assignment of one group on one axis.
 
     Args:
-        tables..samples: see `row_costs`.
+        tables: see `Tables.arrays`.
+        makers: see `outgoing`.
+        rows: [rows, 8] see the W_ columns.
+        masks: recomputed operators of all rows, one behind the other.
+        chosen: [operator rows, axes] before the decision.
+        which: rows to compute.
+        axes, links, hardware: [ranks, ...] of the layout.
+        zero_axes: [axes].
+        samples: of a micro-batch.
         members: operator rows of the group.
         candidates: [values, members] signatures.
         axis: mesh axis that is decided.
@@ -200,15 +218,24 @@ def look_ahead(
         fresh: [values, rows, C_COUNT] costs after each value, written.
         bounds: [values, 2] seconds and overflow, written.
     """
-    trial = chosen.copy()
+    sharded = new_sharded(tables, axes.shape[1])
+    records = np.empty((0, L_COUNT))
+    cursor = np.zeros(1, np.int64)
+    home = np.empty(chosen.shape[0], np.int64)
+    trial = np.empty(chosen.shape, np.int64)
+    for row in range(chosen.shape[0]):
+        for a in range(chosen.shape[1]):
+            trial[row, a] = chosen[row, a]
     program = np.empty((0, A_COUNT), np.int64)
     num_ranks = axes.shape[0]
     result = np.empty((num_ranks, R_COUNT))
     for v in range(candidates.shape[0]):
         for k in range(members.shape[0]):
             trial[members[k], axis] = candidates[v, k]
-        fresh[v] = before
-        row_costs(
+        for row in range(before.shape[0]):
+            for c in range(C_COUNT):
+                fresh[v, row, c] = before[row, c]
+        _row_costs(
             tables,
             makers,
             rows,
@@ -220,6 +247,10 @@ def look_ahead(
             hardware,
             zero_axes,
             samples,
+            records,
+            cursor,
+            sharded,
+            home,
             fresh[v],
         )
         combine(

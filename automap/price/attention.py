@@ -12,7 +12,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import boolean, float64, njit
+from numba import boolean, float64
+
+from automap.price.compiled import borrowing
 
 # Columns of a curve.
 A_FLOOR_S, A_FLOPS, A_BYTES_PER_S, A_TAIL, A_HEAD, A_MULTIPROCESSORS, A_BACKWARD = range(7)
@@ -26,9 +28,7 @@ BACKWARD_TRAFFIC = 2.5
 three gradients (FlashAttention-2, arXiv 2307.08691)."""
 
 
-@njit(
-    float64(float64, float64, float64, float64, float64, float64, boolean, float64, float64[::1], boolean), cache=True
-)
+@borrowing(float64(float64, float64, float64, float64, float64, float64, boolean, float64, float64[::1], boolean))
 def attention_s(
     batch: float,
     heads: float,

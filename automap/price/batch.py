@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import boolean, float64, int64, njit, types, void
+from numba import boolean, float64, int64, types, void
 
 from automap.order import A_COUNT, INTERLEAVED, KINDS
 from automap.price.ahead import outgoing
 from automap.price.combine import P_COUNT, P_ZERO, R_COUNT, combine, overflow, step_time_s
 from automap.price.communication import L_COUNT
+from automap.price.compiled import borrowing, kernel
+from automap.price.sharded import new_sharded
 from automap.price.tables import OP_SIGNATURES, S_PLACES
-from automap.price.unit import unit_cost
+from automap.price.unit import shard_unit, unit_cost
 from automap.price.vectors import C_COUNT, MAX_AXES, TABLES
 from ir.factors import BROADCAST, PARTIAL
 
@@ -194,14 +196,21 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
     )
 
 
-@njit(int64(float64[::1], int64, int64, int64, int64, int64), cache=True)
+@borrowing(int64(float64[::1], int64, int64, int64, int64, int64))
 def nth_cut(weight, start, low, high, chunks_left, number):
     """The end in [low, high] that is `number`-th nearest to an even share of what is left behind unit `start`.
 
     Of two that are equally near the left one comes first.
     """
     target = weight[start] + (weight[weight.shape[0] - 1] - weight[start]) / chunks_left
-    right = low + np.searchsorted(weight[low : high + 1], target)
+    right = low
+    after = high + 1
+    while right < after:
+        middle = (right + after) // 2
+        if weight[middle] < target:
+            right = middle + 1
+        else:
+            after = middle
     left = right - 1
     found = low
     for _ in range(number + 1):
@@ -214,10 +223,7 @@ def nth_cut(weight, start, low, high, chunks_left, number):
     return found
 
 
-@njit(
-    void(TABLES, SPACE, int64, int64, int64[:, ::1], float64[::1], float64[::1]),
-    cache=True,
-)
+@borrowing(void(TABLES, SPACE, int64, int64, int64[:, ::1], float64[::1], float64[::1]))
 def _split(tables, space, row, slot, chosen, axes, result):
     """Over how many ranks a parameter is split where operator `row` reads it, and over how many more ZeRO shards it."""
     result[0] = 1.0
@@ -230,7 +236,7 @@ def _split(tables, space, row, slot, chosen, axes, result):
             result[1] *= axes[a]
 
 
-@njit(void(TABLES, SPACE, int64[:, ::1], float64[:, ::1]), cache=True)
+@kernel(void(TABLES, SPACE, int64[:, ::1], float64[:, ::1]))
 def price_many(tables, space, values, out):
     """Seconds and overflow of complete plans.
 
@@ -244,8 +250,12 @@ def price_many(tables, space, values, out):
     num_axes = space.axes.shape[1]
     num_rows = tables.operators.shape[0]
     chosen = np.empty((num_rows, num_axes), np.int64)
-    costs = np.empty((64, C_COUNT))
-    keys = np.empty((64, K_COUNT), np.int64)
+    costs = np.empty((num_units, C_COUNT))
+    keys = np.empty((num_units, K_COUNT), np.int64)
+    covered = np.empty(num_units, np.bool_)
+    laid = np.empty(space.boundary.shape[0], np.int64)
+    sharded = new_sharded(tables, num_axes)
+    zero_axes = np.zeros(num_axes, np.bool_)
     parts = np.empty((num_units, 3), np.int64)
     whole = np.empty(num_units, np.bool_)
     home = np.empty(num_units, np.int64)
@@ -255,7 +265,8 @@ def price_many(tables, space, values, out):
     records = np.empty((0, L_COUNT))
     cursor = np.zeros(1, np.int64)
     settings = np.empty(P_COUNT)
-    settings[:] = space.settings
+    for c in range(P_COUNT):
+        settings[c] = space.settings[c]
     program = np.empty((0, A_COUNT), np.int64)
     for plan in range(values.shape[0]):
         value = values[plan]
@@ -268,7 +279,6 @@ def price_many(tables, space, values, out):
         samples = float64(space.scalars[N_BATCH] // count)
         begin = space.layouts[value[0], value[1], Y_FIRST]
         uniform = space.layouts[value[0], value[1], Y_UNIFORM] == 1
-        zero_axes = np.zeros(num_axes, np.bool_)
         zero_axes[0] = outer > 1
         settings[P_ZERO] = value[space.scalars[N_ZERO_SLOT]]
         for g in range(space.groups.shape[0]):
@@ -280,6 +290,8 @@ def price_many(tables, space, values, out):
                     at + m
                 ]
 
+        for t in range(laid.shape[0]):
+            laid[t] = -1
         known = 0
         num_parts = 0
         before = -1
@@ -310,25 +322,13 @@ def price_many(tables, space, values, out):
                         break
                 if row < 0:
                     row = known
-                    if known == keys.shape[0]:
-                        more = np.empty((2 * known, K_COUNT), np.int64)
-                        more[:known] = keys
-                        keys = more
-                        wide = np.empty((2 * known, C_COUNT))
-                        wide[:known] = costs
-                        costs = wide
                     known += 1
                     keys[row, K_TYPE] = kind
                     keys[row, K_BEFORE] = before
                     keys[row, K_OPENS] = opens
                     keys[row, K_MODE] = mode
                     keys[row, K_RANK] = where
-                    outgoing(tables, space.makers, before, chosen, incoming)
-                    if opens == 1:
-                        # A partial tensor is never sent: it is reduced before it leaves the stage.
-                        for a in range(num_axes):
-                            if incoming[a] == PARTIAL:
-                                incoming[a] = BROADCAST
+                    outgoing(tables, space.makers, before, opens == 1, chosen, incoming)
                     for a in range(num_axes):
                         keys[row, K_INCOMING + a] = incoming[a]
                     # Behind another unit, but in the same surroundings: the cost is known.
@@ -342,25 +342,43 @@ def price_many(tables, space, values, out):
                                 same = k
                                 break
                     if same >= 0:
-                        costs[row] = costs[same]
+                        covered[row] = covered[same]
+                        for c in range(C_COUNT):
+                            costs[row, c] = costs[same, c]
                     else:
-                        first = space.spans[kind]
-                        last = space.spans[kind + 1]
-                        unit_cost(
+                        first, last = space.spans[kind], space.spans[kind + 1]
+                        at = begin + rank
+                        if laid[kind] != where:
+                            laid[kind] = where
+                            shard_unit(
+                                tables,
+                                first,
+                                last,
+                                chosen[first:last],
+                                space.axes[at],
+                                space.links[at],
+                                zero_axes,
+                                space.hardware[at],
+                                samples,
+                                records,
+                                cursor,
+                                sharded,
+                            )
+                        covered[row] = unit_cost(
                             tables,
                             first,
                             last,
                             chosen[first:last],
                             space.masks[mode, first:last],
                             incoming,
-                            space.axes[begin + rank],
-                            space.links[begin + rank],
-                            zero_axes,
-                            space.hardware[begin + rank],
+                            space.axes[at],
+                            space.links[at],
+                            space.hardware[at],
                             samples,
                             space.boundary[kind],
                             records,
                             cursor,
+                            sharded,
                             costs[row],
                         )
                 if opens == 0 and parts[num_parts - 1, 1] == row:
@@ -369,7 +387,7 @@ def price_many(tables, space, values, out):
                     parts[num_parts, 0] = chunk
                     parts[num_parts, 1] = row
                     parts[num_parts, 2] = 1
-                    whole[num_parts] = space.masks[mode, space.spans[kind] : space.spans[kind + 1]].all()
+                    whole[num_parts] = covered[row]
                     num_parts += 1
                 before = kind
                 opens = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import boolean, float64, int64, njit, types, void
+from numba import boolean, float64, int64, types, void
 
 from automap.order import BACKWARD, FORWARD, INPUT, WEIGHT
 from automap.price.communication import (
@@ -23,6 +23,7 @@ from automap.price.communication import (
     V_TREE_S,
     collective_s,
 )
+from automap.price.compiled import borrowing, kernel
 from automap.price.schedule import count_actions, run_schedule
 from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from automap.price.vectors import (
@@ -90,7 +91,7 @@ R_COMM = 13
 R_COUNT = R_COMM + KIND_COUNT
 
 
-@njit(void(float64[::1], float64[::1]), cache=True)
+@borrowing(void(float64[::1], float64[::1]))
 def _join(group, link):
     """Adds the link of one mesh axis to that of a group over several: its latencies, the lower rate."""
     group[V_RING_S] += link[V_RING_S]
@@ -100,7 +101,7 @@ def _join(group, link):
     group[V_GATHER_BYTES_PER_S] = min(group[V_GATHER_BYTES_PER_S], link[V_GATHER_BYTES_PER_S])
 
 
-@njit(float64(float64, float64[::1], float64), cache=True)
+@borrowing(float64(float64, float64[::1], float64))
 def _gather_s(size, link, data):
     """Time of an all-gather of `data` bytes at the rate that ZeRO's gathers reach."""
     if size <= 1.0 or data <= 0.0:
@@ -109,9 +110,8 @@ def _gather_s(size, link, data):
     return link[V_RING_S] + x + link[V_RAMP] * math.sqrt(x * RAMP_UNIT_S)
 
 
-@njit(
-    types.UniTuple(float64, 2)(float64, float64[::1], float64[:, ::1], boolean[::1], float64[::1], float64, float64),
-    cache=True,
+@kernel(
+    types.UniTuple(float64, 2)(float64, float64[::1], float64[:, ::1], boolean[::1], float64[::1], float64, float64)
 )
 def _zero_s(elements, axes, links, zero_axes, settings, forward, backward):
     """What ZeRO 2 and 3 add to the passes of one unit and micro-batch: what they do not hide of its own traffic.
@@ -145,7 +145,7 @@ def _zero_s(elements, axes, links, zero_axes, settings, forward, backward):
     return first, second
 
 
-@njit(void(int64, float64[:, ::1], float64[:, ::1], float64[::1], float64[::1], float64[::1], float64[::1]), cache=True)
+@borrowing(void(int64, float64[:, ::1], float64[:, ::1], float64[::1], float64[::1], float64[::1], float64[::1]))
 def _bound_schedule(num_micro_batches, counts, seconds, kept, busy, ends, peak):
     """Bounds from below, in closed form, what `run_schedule` finds under any kind but an explicit order.
 
@@ -178,7 +178,7 @@ def _bound_schedule(num_micro_batches, counts, seconds, kept, busy, ends, peak):
         ends[rank] = min(ends[rank], max(ends[0], busy[rank]))
 
 
-@njit(
+@kernel(
     void(
         float64[:, ::1],
         int64[:, ::1],
@@ -192,8 +192,7 @@ def _bound_schedule(num_micro_batches, counts, seconds, kept, busy, ends, peak):
         float64[:, ::1],
         float64[::1],
         float64[:, ::1],
-    ),
-    cache=True,
+    )
 )
 def passes(
     costs,
@@ -278,7 +277,7 @@ def passes(
         seconds[INPUT, chunk] += 0.5 * shown
 
 
-@njit(
+@kernel(
     void(
         float64[:, ::1],
         int64[:, ::1],
@@ -298,8 +297,7 @@ def passes(
         float64[::1],
         boolean,
         float64[:, ::1],
-    ),
-    cache=True,
+    )
 )
 def combine(
     costs,
@@ -359,7 +357,9 @@ def combine(
     parameters = np.zeros(num_ranks)
     sharded = np.zeros(num_ranks)
     last_backward = np.empty(num_ranks)
-    result[:] = 0.0
+    for rank in range(num_ranks):
+        for c in range(R_COUNT):
+            result[rank, c] = 0.0
     count_actions(kind, num_micro_batches, program, counts)
     passes(
         costs,
@@ -457,7 +457,7 @@ def combine(
         result[rank, R_CAPACITY] = capacity[rank]
 
 
-@njit(float64(float64[:, ::1]), cache=True)
+@borrowing(float64(float64[:, ::1]))
 def step_time_s(result: np.ndarray) -> float:
     """The step ends with the slowest rank."""
     slowest = 0.0
@@ -466,7 +466,7 @@ def step_time_s(result: np.ndarray) -> float:
     return slowest
 
 
-@njit(float64(float64[:, ::1]), cache=True)
+@borrowing(float64(float64[:, ::1]))
 def overflow(result: np.ndarray) -> float:
     """Largest share of its memory by which a rank overflows; 0 or less when everything fits."""
     worst = -1.0

@@ -12,8 +12,9 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from numba import float64, int64, njit
+from numba import float64, int64, types
 
+from automap.price.compiled import borrowing
 from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, SEND_RECV
 from ir.factors import BROADCAST, PARTIAL
 
@@ -25,12 +26,12 @@ RAMP_UNIT_S = 1e-6
 
 
 # Columns of a link: latency of rings and of trees; achieved bytes/s; ramp between small and large messages; bytes/s of
-# ZeRO's gathers and scatters, and of all-to-alls.
-V_RING_S, V_TREE_S, V_BYTES_PER_S, V_RAMP, V_GATHER_BYTES_PER_S, V_EXCHANGE_BYTES_PER_S = range(6)
-V_COUNT = 6
+# ZeRO's gathers and scatters, and of all-to-alls; host time of a collective, in that of a group of two.
+V_RING_S, V_TREE_S, V_BYTES_PER_S, V_RAMP, V_GATHER_BYTES_PER_S, V_EXCHANGE_BYTES_PER_S, V_WAIT = range(7)
+V_COUNT = 7
 
 
-@njit(float64(int64, float64, float64[::1], float64), cache=True)
+@borrowing(float64(int64, float64, float64[::1], float64))
 def collective_s(kind: int, size: float, link: np.ndarray, data: float) -> float:
     """Time of one collective.
 
@@ -85,16 +86,17 @@ L_KIND, L_AXIS, L_BYTES, L_SECONDS, L_OPERATOR, L_TENSOR, L_BACKWARD = range(7)
 L_COUNT = 7
 NO_RECORDS = np.empty((0, L_COUNT))
 """Given in place of a buffer where nobody wants a list."""
+TAG = types.UniTuple(int64, 3)
 
 
-@njit(float64(int64, int64, float64, float64[::1], float64, int64[::1], float64[:, ::1], int64[::1]), cache=True)
+@borrowing(float64(int64, int64, float64, float64[::1], float64, TAG, float64[:, ::1], int64[::1]))
 def spend(
     kind: int,
     axis: int,
     size: float,
     link: np.ndarray,
     data: float,
-    tag: np.ndarray,
+    tag: tuple[int, int, int],
     records: np.ndarray,
     cursor: np.ndarray,
 ) -> float:
@@ -106,7 +108,7 @@ def spend(
         size: see `collective_s`.
         link: see `collective_s`.
         data: see `collective_s`.
-        tag: operator row, tensor, 1 in the backward pass.
+        tag: operator row that asks for it, tensor row, 1 in the backward pass.
         records: [n, L_COUNT] buffer.
         cursor: [1] rows written.
     """
@@ -124,30 +126,27 @@ def spend(
     return seconds
 
 
-@njit(
+@borrowing(
     float64(
         float64,
         int64[::1],
         int64[::1],
         float64[::1],
-        float64[::1],
         float64[:, ::1],
         float64[::1],
-        int64[::1],
+        TAG,
         float64[:, ::1],
         int64[::1],
-    ),
-    cache=True,
+    )
 )
 def convert(
     data: float,
     source: np.ndarray,
     target: np.ndarray,
     sizes: np.ndarray,
-    waits: np.ndarray,
     links: np.ndarray,
     times: np.ndarray,
-    tag: np.ndarray,
+    tag: tuple[int, int, int],
     records: np.ndarray,
     cursor: np.ndarray,
 ) -> float:
@@ -158,7 +157,6 @@ def convert(
         source: placement on each mesh axis.
         target: wanted placement on each mesh axis.
         sizes: ranks of each axis.
-        waits: [axes] what one collective over the axis counts for in the result.
         links: [axes, V_COUNT].
         times: [KIND_COUNT], seconds, added to.
         tag: see `spend`.
@@ -166,7 +164,7 @@ def convert(
         cursor: see `spend`.
 
     Returns:
-        The sum of `waits` over the collectives.
+        The sum of V_WAIT over the collectives.
     """
     local = data
     waited = 0.0
@@ -176,19 +174,19 @@ def convert(
     for a in range(sizes.shape[0]):
         if target[a] >= 0 and source[a] < 0 and source[a] != UNKNOWN:
             if source[a] == PARTIAL:
-                waited += waits[a]
+                waited += links[a, V_WAIT]
                 times[REDUCE_SCATTER] += spend(REDUCE_SCATTER, a, sizes[a], links[a], local, tag, records, cursor)
             local /= sizes[a]
     for a in range(sizes.shape[0]):
         if source[a] >= 0 and target[a] >= 0 and source[a] != target[a]:
-            waited += waits[a]
+            waited += links[a, V_WAIT]
             times[ALL_TO_ALL] += spend(ALL_TO_ALL, a, sizes[a], links[a], local, tag, records, cursor)
         elif source[a] == PARTIAL and target[a] == BROADCAST:
-            waited += waits[a]
+            waited += links[a, V_WAIT]
             times[ALL_REDUCE] += spend(ALL_REDUCE, a, sizes[a], links[a], local, tag, records, cursor)
     for a in range(sizes.shape[0] - 1, -1, -1):
         if source[a] >= 0 and (target[a] == BROADCAST or target[a] == PARTIAL):
             local *= sizes[a]
-            waited += waits[a]
+            waited += links[a, V_WAIT]
             times[ALL_GATHER] += spend(ALL_GATHER, a, sizes[a], links[a], local, tag, records, cursor)
     return waited

@@ -44,6 +44,7 @@ from automap.price.curves import gemm_curve, shared
 from automap.price.gemm import G_FLOPS
 from automap.price.layout import Layout, build_layout
 from automap.price.schedule import count_actions, run_program
+from automap.price.sharded import Sharded, new_sharded
 from automap.price.tables import (
     ALL_TO_ALL,
     D_TENSOR,
@@ -55,7 +56,7 @@ from automap.price.tables import (
     Tables,
     build_tables,
 )
-from automap.price.unit import unit_cost
+from automap.price.unit import shard_unit, unit_cost
 from automap.price.vectors import C_COUNT
 from automap.problem import Problem
 from ir.factors import BROADCAST, PARTIAL
@@ -216,25 +217,44 @@ class Evaluator:
         zero_axes: Mask,
         boundary_row: int,
         records: Floats = NO_RECORDS,
+        sharded: Sharded | None = None,
     ) -> Floats:
-        """[C_COUNT] cost of one unit on one rank for one micro-batch; its collectives are listed in `records`."""
+        """[C_COUNT] cost of one unit on one rank for one micro-batch; its collectives are listed in `records`.
+
+        `sharded` is memory that several calls may use one after the other.
+        """
         stage = layout.stages[rank]
         out = np.empty(C_COUNT)
+        tables, cursor = self.tables.arrays, np.zeros(1, dtype=np.int64)
+        sharded = sharded or new_sharded(tables, len(stage.axes))
+        where = stage.axes, stage.links
+        shard_unit(
+            tables,
+            segment.first,
+            segment.last,
+            segment.chosen,
+            *where,
+            zero_axes,
+            stage.hardware,
+            float(samples),
+            records,
+            cursor,
+            sharded,
+        )
         unit_cost(
-            self.tables.arrays,
+            tables,
             segment.first,
             segment.last,
             segment.chosen,
             segment.recomputed,
             incoming,
-            stage.axes,
-            stage.links,
-            zero_axes,
+            *where,
             stage.hardware,
             float(samples),
             boundary_row,
             records,
-            np.zeros(1, dtype=np.int64),
+            cursor,
+            sharded,
             out,
         )
         return out
@@ -412,6 +432,7 @@ class Evaluator:
 
     def unit_rows(self, choice: Choice, calls: Sequence[UnitCall]) -> Floats:
         """[calls, C_COUNT] `unit_row` of each."""
+        sharded = new_sharded(self.tables.arrays, len(choice.zero_axes))
         return np.array(
             [
                 self.unit_row(
@@ -422,6 +443,7 @@ class Evaluator:
                     choice.samples,
                     choice.zero_axes,
                     call.boundary_row,
+                    sharded=sharded,
                 )
                 for call in calls
             ]

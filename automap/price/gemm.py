@@ -15,7 +15,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import float64, njit
+from numba import float64
+
+from automap.price.compiled import borrowing
 
 # Columns of a curve.
 (
@@ -40,7 +42,7 @@ GRAIN = 64.0
 """Rows and columns are padded to multiples of this."""
 
 
-@njit(float64(float64, float64, float64, float64, float64, float64, float64[::1]), cache=True)
+@borrowing(float64(float64, float64, float64, float64, float64, float64, float64[::1]))
 def gemm_s(
     m: float, n: float, k: float, batch: float, input_bytes: float, output_bytes: float, curve: np.ndarray
 ) -> float:

@@ -1,73 +1,76 @@
-"""Which gradients of parameters are sums over a mesh axis and are reduced once a step."""
+"""Parameters of a unit: elements of one rank, also under ZeRO, and the axes that gradients are reduced over."""
 
 from __future__ import annotations
 
-import numpy as np
-from numba import float64, int64, njit, void
+from numba import boolean, float64, int64, void
 
-from automap.price.tables import D_TENSOR, OP_FREE, OP_INPUTS, OP_OPERANDS, OP_PARAMETRIC, OP_SIGNATURES, S_PLACES
-from automap.price.vectors import C_REDUCE
+from automap.price.communication import UNKNOWN
+from automap.price.compiled import borrowing
+from automap.price.tables import D_OWNER, D_READER, OP_FREE
+from automap.price.vectors import C_PARAMETERS, C_REDUCE, C_ZERO
 from ir.factors import BROADCAST, PARTIAL
 
 
-@njit(
+@borrowing(void(int64[::1], float64, boolean[::1], float64[::1], float64[::1]))
+def add_elements(lies, elements, zero_axes, axes, total):
+    """Adds the elements of a parameter that one rank holds, and its share of them under ZeRO."""
+    for a in range(axes.shape[0]):
+        if lies[a] >= 0 or lies[a] == UNKNOWN:
+            elements /= axes[a]
+    total[C_PARAMETERS] += elements
+    for a in range(axes.shape[0]):
+        if zero_axes[a] and lies[a] == BROADCAST:
+            elements /= axes[a]
+    total[C_ZERO] += elements
+
+
+@borrowing(
     void(
         int64[:, ::1],
         int64[:, ::1],
         int64[:, ::1],
         int64[:, ::1],
-        int64[:, ::1],
         int64,
-        int64,
-        int64[:, ::1],
         int64,
         int64,
         float64[::1],
         float64,
         float64[::1],
-    ),
-    cache=True,
+    )
 )
-def reduce_axes(operators, operands, tensors, signatures, places, op, slot, chosen, first, last, axes, elements, out):
+def add_reduction(operators, operands, lies, returns, row, start, stop, axes, elements, total):
     """Adds a parameter's local gradient elements to every axis on which the gradient is partial.
 
     The last axis reduces and scatters all of them, the ones before it what is left. A view, or an operator on
     parameters alone, hands a partial gradient on from its consumer: it is added up over the micro-batches and reduced
     once.
+
+    Args:
+        operators: see `Tables`.
+        operands: see `Tables`.
+        lies: see `Sharded`.
+        returns: see `Sharded`.
+        row: operand that reads the parameter.
+        start: first operand row of the unit.
+        stop: one past its last.
+        axes: [axes] ranks of each mesh axis.
+        elements: of the whole parameter.
+        total: [C_COUNT], added to.
     """
-    reader, place = op, slot
-    settled = np.zeros(axes.shape[0], np.bool_)
-    partial = np.zeros(axes.shape[0], np.bool_)
-    unknown = np.zeros(axes.shape[0], np.bool_)
-    found = 0
-    while found >= 0:
-        free = operators[reader, OP_FREE] == 1
-        for a in range(axes.shape[0]):
-            if free or settled[a]:
-                continue
-            if axes[a] <= 1.0 or chosen[reader - first, a] < 0:
-                settled[a] = True
-                unknown[a] = axes[a] > 1.0
-                continue
-            at = signatures[operators[reader, OP_SIGNATURES] + chosen[reader - first, a], S_PLACES] + place
-            if places[at, 0] == BROADCAST and places[at, 1] == PARTIAL:
-                partial[a] = True
-                settled[a] = True
-            elif places[at, 0] != BROADCAST:
-                settled[a] = True
-        if not free and operators[reader, OP_PARAMETRIC] == 0:
-            break
-        made = operands[operators[reader, OP_OPERANDS] + operators[reader, OP_INPUTS], D_TENSOR]
-        found = -1
-        for other in range(reader + 1, last):
-            for s in range(operators[other, OP_INPUTS]):
-                if found < 0 and operands[operators[other, OP_OPERANDS] + s, D_TENSOR] == made:
-                    found = other
-                    place = s
-        reader = max(found, 0)
-    for a in range(axes.shape[0] - 1, -1, -1):
-        if partial[a]:
-            out[C_REDUCE + a] += elements
-        # An undecided axis may scatter them, but need not reduce any.
-        if partial[a] or unknown[a]:
+    for a in range(axes.shape[0]):
+        if lies[row, a] >= 0 or lies[row, a] == UNKNOWN:
             elements /= axes[a]
+    for a in range(axes.shape[0] - 1, -1, -1):
+        reader = row
+        while start <= reader < stop:
+            if operators[operands[reader, D_OWNER], OP_FREE] == 0:
+                if lies[reader, a] == UNKNOWN:
+                    # An undecided axis may scatter them, but need not reduce any.
+                    elements /= axes[a]
+                if lies[reader, a] != BROADCAST:
+                    break
+                if returns[reader, a] == PARTIAL:
+                    total[C_REDUCE + a] += elements
+                    elements /= axes[a]
+                    break
+            reader = operands[reader, D_READER]

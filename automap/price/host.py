@@ -1,22 +1,30 @@
-"""Host and device: how much longer both take together than the device alone."""
+"""Host and device: how much longer both take together than the device alone.
+
+The host launches kernels and collectives; it runs ahead of the device or holds it up. Units: seconds.
+"""
 
 from __future__ import annotations
 
-from numba import float64, njit, void
+from numba import float64, void
 
 from automap.price.communication import KIND_COUNT
+from automap.price.compiled import borrowing
 from automap.price.tables import ALL_TO_ALL
 from automap.price.vectors import (
     C_BACKWARD,
     C_BACKWARD_COMM,
     C_BACKWARD_HOST,
+    C_BACKWARD_WAITS,
     C_FORWARD,
     C_FORWARD_COMM,
     C_FORWARD_HOST,
+    C_FORWARD_WAITS,
     C_INPUT,
     C_INPUT_HOST,
+    C_LAUNCHED,
     C_RECOMPUTE,
     C_RECOMPUTE_COMM,
+    C_WEIGHING,
     C_WEIGHT,
     C_WEIGHT_HOST,
     H_EXPOSED,
@@ -28,7 +36,7 @@ from automap.price.vectors import (
 )
 
 
-@njit(float64(float64, float64, float64), cache=True)
+@borrowing(float64(float64, float64, float64))
 def _overlapped(device_s, host_s, exponent):
     """Seconds of a device and its host that overlap: the larger, and more where they are alike."""
     larger = max(device_s, host_s)
@@ -38,17 +46,14 @@ def _overlapped(device_s, host_s, exponent):
     return larger * (1.0 + (smaller / larger) ** exponent) ** (1.0 / exponent)
 
 
-@njit(void(float64, float64, float64, float64[::1], float64[::1], float64[::1]), cache=True)
-def host_wait(launched, relaunched, weighing, waits, hardware, out):
+@borrowing(void(float64, float64[::1], float64[::1]))
+def host_wait(relaunched, hardware, out):
     """Writes how much longer host and device take together than the device alone.
 
     Args:
-        launched: kernels of the forward pass.
-        relaunched: those that recomputation launches again.
-        weighing: those whose backward pass makes gradients of weights.
-        waits: host time of collectives forward, backward and recomputed, in that of a group of two.
-        hardware: see `unit_cost`.
-        out: of `unit_cost`.
+        relaunched: kernels that recomputation launches again.
+        hardware: see the H_ constants.
+        out: see the C_ constants; its waits for the host are written.
     """
     forward = out[C_FORWARD]
     others = out[C_RECOMPUTE]
@@ -57,12 +62,14 @@ def host_wait(launched, relaunched, weighing, waits, hardware, out):
         forward += exposed * out[C_FORWARD_COMM + kind]
         others += exposed * (out[C_BACKWARD_COMM + kind] + out[C_RECOMPUTE_COMM + kind])
     backward = out[C_BACKWARD] + others
-    a_kernel, a_collective, p = hardware[H_HOST_S], hardware[H_HOST_COLLECTIVE_S], hardware[H_OVERLAP_EXPONENT]
-    host = a_kernel * launched + a_collective * waits[0]
-    out[C_FORWARD_HOST] = _overlapped(forward, host, p) - forward
-    host = a_kernel * (hardware[H_HOST_BACKWARD] * launched + relaunched) + a_collective * (waits[1] + waits[2])
-    out[C_BACKWARD_HOST] = _overlapped(backward, host, p) - backward
+    kernel_s, collective_s, exponent = hardware[H_HOST_S], hardware[H_HOST_COLLECTIVE_S], hardware[H_OVERLAP_EXPONENT]
+    host = kernel_s * out[C_LAUNCHED] + collective_s * out[C_FORWARD_WAITS]
+    out[C_FORWARD_HOST] = _overlapped(forward, host, exponent) - forward
+    launched = hardware[H_HOST_BACKWARD] * out[C_LAUNCHED] + relaunched
+    host = kernel_s * launched + collective_s * out[C_BACKWARD_WAITS]
+    out[C_BACKWARD_HOST] = _overlapped(backward, host, exponent) - backward
     # Run apart, each part waits for the launches of its own kernels.
-    apart = a_kernel * hardware[H_HOST_BACKWARD] * weighing
-    out[C_WEIGHT_HOST] = _overlapped(out[C_WEIGHT], apart, p) - out[C_WEIGHT]
-    out[C_INPUT_HOST] = _overlapped(out[C_INPUT] + others, max(0.0, host - apart), p) - (out[C_INPUT] + others)
+    apart = kernel_s * hardware[H_HOST_BACKWARD] * out[C_WEIGHING]
+    out[C_WEIGHT_HOST] = _overlapped(out[C_WEIGHT], apart, exponent) - out[C_WEIGHT]
+    others += out[C_INPUT]
+    out[C_INPUT_HOST] = _overlapped(others, max(0.0, host - apart), exponent) - others

@@ -1,37 +1,65 @@
-"""Memory that a unit keeps for its backward pass: every tensor once, views being the memory of their root."""
+"""Memory that a unit keeps for its backward pass: views share the memory of their root, which counts once.
+
+Copies of one root in unlike placements are memory of their own. A copy whose placement is undecided may turn out to be
+any of the others, so that only what it exceeds them by counts. Units: bytes.
+"""
 
 from __future__ import annotations
 
-from numba import boolean, float64, int64, njit
+from numba import boolean, float64, int64, void
+
+from automap.price.communication import UNKNOWN
+from automap.price.compiled import borrowing
+from automap.price.tables import D_SAME, D_TENSOR, T_ROOT
+from ir.factors import BROADCAST
+
+NOT_KEPT = -1.0
+"""Of `noted` where an operand adds no memory."""
 
 
-@njit(int64(int64[::1], float64[::1], boolean[::1], int64, int64, float64, boolean), cache=True)
-def keep(roots, amounts, loose, count, root, amount, undecided):
-    """Notes a kept tensor unless the same memory is noted already; returns the new count."""
-    for i in range(count):
-        if roots[i] == root and loose[i] == undecided and (undecided or amounts[i] == amount):
-            amounts[i] = max(amounts[i], amount)
-            return count
-    if count < roots.shape[0]:
-        roots[count] = root
-        amounts[count] = amount
-        loose[count] = undecided
-        count += 1
-    return count
+@borrowing(void(int64[:, ::1], int64, int64, int64, float64, boolean, float64[::1], float64[::1], float64[::1]))
+def note(operands, start, row, root, amount, undecided, noted, known, loose):
+    """Notes that `amount` bytes are kept, unless an operand before `row` keeps the same.
+
+    Args:
+        operands: see `Tables`.
+        start: first operand row of the unit.
+        row: the operand.
+        root: tensor whose memory it is.
+        amount: bytes.
+        undecided: whether its placement is.
+        noted: [operands] bytes noted at each row, or NOT_KEPT; valid for the kept rows before this one.
+        known: [tensors] bytes of the decided copies of each root.
+        loose: [tensors] most bytes of an undecided copy.
+    """
+    noted[row] = NOT_KEPT
+    if undecided:
+        loose[root] = max(loose[root], amount)
+        return
+    before = operands[row, D_SAME]
+    while before >= start:
+        if noted[before] == amount:
+            return
+        before = operands[before, D_SAME]
+    noted[row] = amount
+    known[root] += amount
 
 
-@njit(float64(int64[::1], float64[::1], boolean[::1], int64), cache=True)
-def kept_bytes(roots, amounts, loose, count):
-    """Bytes of the kept tensors; an undecided one may turn out to be the same memory as a decided one."""
+@borrowing(float64(int64[:, ::1], int64[:, ::1], int64[::1], float64[::1], float64[::1]))
+def settle(operands, tensors, rows, known, loose):
+    """Bytes of all that was noted of `rows`; forgets it."""
     total = 0.0
-    for i in range(count):
-        if not loose[i]:
-            total += amounts[i]
-    for i in range(count):
-        if loose[i]:
-            same = 0.0
-            for j in range(count):
-                if roots[j] == roots[i] and not loose[j]:
-                    same += amounts[j]
-            total += max(0.0, amounts[i] - same)
+    for i in range(rows.shape[0]):
+        root = tensors[operands[rows[i], D_TENSOR], T_ROOT]
+        total += known[root] + max(0.0, loose[root] - known[root])
+        known[root] = 0.0
+        loose[root] = 0.0
     return total
+
+
+@borrowing(void(int64[::1], int64[::1], int64[::1]))
+def own_part(source, lies, placement):
+    """Writes the placement in which a trainer keeps an operand that it gathers again: the rank's own part of it."""
+    for a in range(lies.shape[0]):
+        is_gathered = lies[a] == BROADCAST and (source[a] >= 0 or source[a] == UNKNOWN)
+        placement[a] = source[a] if is_gathered else lies[a]

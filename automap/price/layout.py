@@ -22,6 +22,7 @@ from automap.price.communication import (
     V_GATHER_BYTES_PER_S,
     V_RING_S,
     V_TREE_S,
+    V_WAIT,
     host_link,
 )
 from automap.price.curves import attention_curve, gemm_curve, shared
@@ -50,13 +51,15 @@ from automap.price.vectors import (
     H_ROUTING,
     H_ROUTING_KERNELS,
     H_SCATTERED,
-    H_WAIT_EXPONENT,
     H_WEIGHT_ELEMENT,
     H_WEIGHTS,
 )
 from automap.problem import WEIGHT_BYTES, Problem
 
 Floats = npt.NDArray[np.float64]
+
+WAITED_FOR = 7.0
+"""Ranks of which one may be late: those of a host beside one's own; larger groups were not seen to wait longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +136,6 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Floats:
     vector[H_HOST_S] = trainer.host_us_per_operator * 1e-6
     vector[H_HOST_BACKWARD] = shared("host_backward")
     vector[H_HOST_COLLECTIVE_S] = trainer.host_us_per_collective * 1e-6
-    vector[H_WAIT_EXPONENT] = shared("group_wait_exponent")
     vector[H_OVERLAP_EXPONENT] = shared("overlap_exponent")
     vector[H_SCATTERED] = float(trainer.scattered_sends)
     vector[H_REGATHERS] = float(trainer.regathers)
@@ -209,6 +211,7 @@ def link_vector(link: GroupLink, gather_share: float) -> Floats:
             ramp=shared("ramp"),
         )
     vector[V_EXCHANGE_BYTES_PER_S] = link.exchange_bytes_per_s if link.hosts > 1 else vector[V_BYTES_PER_S]
+    vector[V_WAIT] = min(link.size - 1.0, WAITED_FOR) ** shared("group_wait_exponent")
     is_between = link.hosts > 1
     vector[V_GATHER_BYTES_PER_S] = link.line_bytes_per_s * gather_share if is_between else vector[V_BYTES_PER_S]
     return vector

@@ -7,8 +7,9 @@ samples of a replica.
 
 from __future__ import annotations
 
-from numba import boolean, float64, int64, njit
+from numba import boolean, float64, int64
 
+from automap.price.compiled import borrowing
 from automap.price.shapes import ATTENTION, BATCHED_PRODUCT, MEASURED, PRODUCT, ROOFLINE, X_KIND
 from automap.price.tables import (
     OP_SIGNATURES,
@@ -28,7 +29,7 @@ WEIGHT_SHARE = 0.5
 """Of a measured backward pass, what makes gradients of weights: products do as much for these as for their inputs."""
 
 
-@njit(int64(TABLES, int64, int64, int64[:, ::1], float64[::1]), cache=True)
+@borrowing(int64(TABLES, int64, int64, int64[:, ::1], float64[::1]))
 def _division(tables, first, last, chosen, axes):
     """Whether the products of a block are split by samples on the first axis, within samples on the last."""
     found = SO
@@ -54,10 +55,7 @@ def _division(tables, first, last, chosen, axes):
     return found
 
 
-@njit(
-    boolean(TABLES, int64, int64, int64[:, ::1], boolean, float64[::1], float64, float64[::1]),
-    cache=True,
-)
+@borrowing(boolean(TABLES, int64, int64, int64[:, ::1], boolean, float64[::1], float64, float64[::1]))
 def measured_block(tables, first, last, chosen, whole, axes, samples, out):
     """Writes the measured seconds of a block over the modelled ones, if some were measured so.
 

@@ -5,35 +5,72 @@ Units: seconds, bytes, elements.
 
 from __future__ import annotations
 
-from numba import float64, int64, njit, void
+from numba import boolean, float64, int64, void
 
 from automap.price.attention import A_BACKWARD, A_COUNT, A_FLOOR_S, A_FLOPS, A_HEAD, REFERENCE_HEAD, attention_s
+from automap.price.compiled import borrowing
 from automap.price.gemm import G_COUNT, G_FLOOR_S, G_FLOPS, gemm_s
-from automap.price.placements import placement_of
 from automap.price.shapes import (
     ATTENTION,
     BATCH,
     BATCHED_PRODUCT,
+    INSIDE,
+    MEASURED,
+    MEMORY,
     PRODUCT,
+    ROOFLINE,
     X_BATCH,
     X_CAUSAL,
+    X_HEADS,
     X_KIND,
     X_LEFT_GRADIENT,
+    X_LOSS,
     X_RIGHT_GRADIENT,
+    X_ROUTED,
+    X_SAMPLED,
     X_SHARE,
+    X_WEIGHT,
     K,
     M,
     N,
 )
-from automap.price.tables import D_TENSOR, OP_OPERANDS, T_BATCH_DIM, T_DIMS, T_NDIM
+from automap.price.tables import (
+    B_FIXED,
+    B_KERNELS,
+    B_MEASURED,
+    B_SAMPLE,
+    D_TENSOR,
+    F_BYTES,
+    F_FIXED,
+    F_KERNELS,
+    F_MEASURED,
+    F_SAMPLE,
+    OP_OPERANDS,
+    OP_SIGNATURES,
+    S_CLASS,
+    T_BACKWARD,
+    T_BATCH_DIM,
+    T_DIMS,
+    T_FORWARD,
+    T_NDIM,
+)
 from automap.price.vectors import (
     H_ATTENTION,
+    H_BANDWIDTH,
     H_ELEMENT,
+    H_ELEMENTWISE,
     H_EXPERT_RATE,
+    H_FALLBACK,
     H_GEMM,
+    H_KERNEL_S,
+    H_LOSS,
     H_MISALIGNED,
+    H_QUANTISE_KERNELS,
+    H_ROUTING,
+    H_ROUTING_KERNELS,
     H_WEIGHT_ELEMENT,
     H_WEIGHTS,
+    TABLES,
 )
 
 GRADIENT_BYTES = 4.0
@@ -44,7 +81,7 @@ GRANTED_HEADS = 4.0
 """The fused softmax takes multiples of this many heads of samples (Megatron-LM)."""
 
 
-@njit(void(float64[::1], float64[::1], float64[::1], float64[::1]), cache=True)
+@borrowing(void(float64[::1], float64[::1], float64[::1], float64[::1]))
 def product_s(shape, dims, hardware, times):
     """Forward and backward seconds of a product of local extents `dims`, and those of the latter for its weight.
 
@@ -80,8 +117,8 @@ def product_s(shape, dims, hardware, times):
             times[2] = right
 
 
-@njit(void(float64[::1], float64[::1], float64[::1], float64[::1]), cache=True)
-def attention_kernel_s(shape, dims, hardware, times):
+@borrowing(void(float64[::1], float64[::1], float64[::1], float64[::1]))
+def _attention_kernel_s(shape, dims, hardware, times):
     """Forward and backward seconds of fused attention whose scores have local extents `dims`; no weight is in it."""
     curve = hardware[H_ATTENTION : H_ATTENTION + A_COUNT]
     heads = dims[BATCH]
@@ -93,8 +130,8 @@ def attention_kernel_s(shape, dims, hardware, times):
         )
 
 
-@njit(void(float64[::1], float64[::1], float64, float64[::1], float64[::1]), cache=True)
-def least_s(shape, dims, divisor, hardware, times):
+@borrowing(void(float64[::1], float64[::1], float64, float64[::1], float64[::1]))
+def _least_s(shape, dims, divisor, hardware, times):
     """Least seconds, as of `product_s`, of a product or of attention of which each rank does one part in `divisor`.
 
     The arithmetic at the rate of the curve and the smallest kernel: what `gemm_s` and `attention_s` come to at best.
@@ -119,30 +156,124 @@ def least_s(shape, dims, divisor, hardware, times):
             times[2] = times[0] * shape[X_RIGHT_GRADIENT]
 
 
-@njit(
-    float64(
-        int64[:, ::1],
-        int64[:, ::1],
-        int64[:, ::1],
-        int64[:, ::1],
-        int64[:, ::1],
-        int64,
-        int64,
-        int64[::1],
-        float64[::1],
-        float64,
-    ),
-    cache=True,
-)
-def refused(tensors, operators, signatures, places, operands, op, slot, chosen, axes, samples):
-    """1 where the local samples and heads of operand `slot` are none that the fused softmax takes."""
-    tensor = operands[operators[op, OP_OPERANDS] + slot, D_TENSOR]
+@borrowing(float64(int64[:, ::1], int64, int64[::1], float64[::1], float64))
+def _refused(tensors, tensor, lies, axes, samples):
+    """1 where the local samples and heads of a tensor are none that the fused softmax takes."""
     heads = 1.0
     for dim in range(tensors[tensor, T_NDIM] - 2):
         heads *= tensors[tensor, T_DIMS + dim]
         if tensors[tensor, T_BATCH_DIM] == dim:
             heads *= samples
         for a in range(axes.shape[0]):
-            if placement_of(operators, signatures, places, op, slot, chosen[a]) == dim:
+            if lies[a] == dim:
                 heads /= axes[a]
     return 0.0 if heads % GRANTED_HEADS == 0.0 else 1.0
+
+
+@borrowing(void(float64[::1], float64[::1], float64, float64, float64, float64[::1], float64[::1]))
+def _memory_s(costs, shape, moved, divisor, samples, hardware, times):
+    """Seconds of a kernel that is bound by `moved` bytes or, convolutions and what is like them, by its arithmetic."""
+    passes = 1.0
+    if shape[X_KIND] == MEMORY:
+        passes = hardware[H_ELEMENTWISE] * (hardware[H_LOSS] if shape[X_LOSS] > 0.0 else 1.0)
+        passes *= hardware[H_ROUTING] if shape[X_ROUTED] > 0.0 else 1.0
+    forward = moved * costs[T_FORWARD] * passes / hardware[H_BANDWIDTH]
+    backward = moved * costs[T_BACKWARD] * passes / hardware[H_BANDWIDTH]
+    if shape[X_KIND] == ROOFLINE:
+        rate = hardware[H_GEMM + G_FLOPS] * divisor
+        forward = max(forward, (costs[F_FIXED] + costs[F_SAMPLE] * samples) / rate)
+        backward = max(backward, (costs[B_FIXED] + costs[B_SAMPLE] * samples) / rate)
+    if forward > 0.0:
+        forward += hardware[H_KERNEL_S] * costs[F_KERNELS]
+    if backward > 0.0:
+        backward += hardware[H_KERNEL_S] * costs[B_KERNELS]
+    times[0] = forward
+    times[1] = backward
+
+
+@borrowing(
+    float64(
+        TABLES,
+        int64,
+        int64,
+        int64[:, ::1],
+        int64[:, ::1],
+        float64[::1],
+        float64,
+        boolean,
+        float64,
+        float64[::1],
+        float64,
+        float64[::1],
+        float64[::1],
+    ),
+    forceinline=True,
+)
+def operator_s(tables, op, first, chosen, lies, axes, divisor, undecided, moved, hardware, samples, dims, times):
+    """Forward and backward seconds of an operator on one rank.
+
+    Args:
+        tables: see `Tables.arrays`.
+        op: operator row.
+        first: first operator row of the unit.
+        chosen: see `shard_unit`.
+        lies: see `Sharded`.
+        axes: [axes] ranks of each mesh axis.
+        divisor: parts that the work is divided into.
+        undecided: whether a signature is, so that the least of all is meant.
+        moved: bytes that its operands hold.
+        hardware: see the H_ constants.
+        samples: of the micro-batch.
+        dims: [4] scratch.
+        times: [3], written; the last is the part of the backward pass that makes gradients of weights.
+
+    Returns:
+        Kernels that the host launches for its forward pass.
+    """
+    shape = tables.shapes[op]
+    costs = tables.costs[op]
+    kernel = shape[X_KIND]
+    kernels = costs[F_KERNELS]
+    times[0] = 0.0
+    times[1] = 0.0
+    times[2] = 0.0
+    if kernel == MEASURED:
+        times[0] = costs[F_MEASURED] * samples / divisor
+        times[1] = costs[B_MEASURED] * samples / divisor
+        times[2] = times[1] * shape[X_WEIGHT]
+    elif kernel in (MEMORY, ROOFLINE):
+        if costs[F_BYTES] >= 0.0:
+            moved = costs[F_BYTES] * samples / divisor
+        _memory_s(costs, shape, moved, divisor, samples, hardware, times)
+        times[2] = times[1] * shape[X_WEIGHT]
+        if kernel == MEMORY and shape[X_ROUTED] > 0.0:
+            kernels += hardware[H_ROUTING_KERNELS]
+        if times[0] == 0.0 and times[1] == 0.0:
+            kernels = 0.0
+        if shape[X_HEADS] >= 0.0 and not undecided:
+            row = tables.operators[op, OP_OPERANDS] + int64(shape[X_HEADS])
+            tensor = tables.operands[row, D_TENSOR]
+            kernels += hardware[H_FALLBACK] * _refused(tables.tensors, tensor, lies[row], axes, samples)
+    elif kernel != INSIDE:
+        for c in range(4):
+            dims[c] = shape[X_BATCH + c]
+        if shape[X_SAMPLED] >= 0.0:
+            dims[int64(shape[X_SAMPLED])] *= samples
+        if undecided:
+            _least_s(shape, dims, divisor, hardware, times)
+        else:
+            for a in range(axes.shape[0]):
+                if axes[a] > 1.0:
+                    row = tables.operators[op, OP_SIGNATURES] + chosen[op - first, a]
+                    split = tables.signatures[row, S_CLASS]
+                    if split >= 0:
+                        dims[split] /= axes[a]
+            if kernel == ATTENTION:
+                _attention_kernel_s(shape, dims, hardware, times)
+            else:
+                product_s(shape, dims, hardware, times)
+                if kernel == PRODUCT:
+                    kernels *= dims[BATCH]
+        if kernel == PRODUCT:
+            kernels *= 1.0 + hardware[H_QUANTISE_KERNELS]
+    return kernels

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from numba import boolean, float64, int64, njit
+from numba import boolean, float64, int64, void
 
 from automap.price.communication import UNKNOWN
+from automap.price.compiled import borrowing
+from automap.price.sharded import SHARDED
 from automap.price.tables import (
     D_TENSOR,
     E_BYTES,
@@ -19,9 +21,17 @@ from automap.price.tables import (
     T_DIMS,
     T_NDIM,
 )
+from automap.price.vectors import TABLES
+from ir.factors import BROADCAST, PARTIAL
 
 
-@njit(int64(int64[:, ::1], int64[:, ::1], int64[:, ::1], int64, int64, int64), cache=True)
+@borrowing(int64(int64), forceinline=True)
+def dual(placement):
+    """Placement in which the maker of a tensor wants its gradient: whole where the tensor is a sum, else alike."""
+    return BROADCAST if placement == PARTIAL else placement
+
+
+@borrowing(int64(int64[:, ::1], int64[:, ::1], int64[:, ::1], int64, int64, int64))
 def placement_of(operators, signatures, places, op, slot, signature):
     """Placement of operand `slot` of `op` under `signature` on one axis; UNKNOWN where undecided."""
     if signature < 0:
@@ -29,8 +39,8 @@ def placement_of(operators, signatures, places, op, slot, signature):
     return places[signatures[operators[op, OP_SIGNATURES] + signature, S_PLACES] + slot, 0]
 
 
-@njit(float64(float64[:, ::1], int64[:, ::1], int64, int64[::1], float64[::1], float64), cache=True)
-def local_bytes(sizes, tensors, tensor, placement, axes, samples):
+@borrowing(float64(float64[:, ::1], int64, int64[::1], float64[::1], float64), forceinline=True)
+def local_bytes(sizes, tensor, placement, axes, samples):
     """Bytes of a tensor that one rank holds."""
     amount = (sizes[tensor, E_FIXED] + sizes[tensor, E_SAMPLE] * samples) * sizes[tensor, E_BYTES]
     for a in range(axes.shape[0]):
@@ -39,16 +49,33 @@ def local_bytes(sizes, tensors, tensor, placement, axes, samples):
     return amount
 
 
-@njit(boolean(int64[::1], int64[::1], float64[::1]), cache=True)
-def differs(source, target, axes):
-    """Whether a conversion has anything to do."""
-    for a in range(axes.shape[0]):
-        if source[a] != target[a] and source[a] != UNKNOWN and target[a] != UNKNOWN and axes[a] > 1.0:
-            return True
-    return False
+@borrowing(void(TABLES, int64, int64, int64[:, ::1], float64[::1], float64, SHARDED))
+def place_operands(tables, first, last, chosen, axes, samples, sharded):
+    """Writes `lies`, `returns` and `held` of all operands of operators [first, last); see `shard_unit`."""
+    lies, returns = sharded.lies, sharded.returns
+    for op in range(first, last):
+        begin = tables.operators[op, OP_OPERANDS]
+        outputs = begin + tables.operators[op, OP_INPUTS]
+        end = outputs + tables.operators[op, OP_OUTPUTS]
+        for a in range(axes.shape[0]):
+            signature = chosen[op - first, a]
+            if signature < 0 or axes[a] <= 1.0:
+                for row in range(begin, end):
+                    lies[row, a] = UNKNOWN
+                    returns[row, a] = UNKNOWN
+                continue
+            at = tables.signatures[tables.operators[op, OP_SIGNATURES] + signature, S_PLACES] - begin
+            for row in range(begin, outputs):
+                lies[row, a] = tables.places[at + row, 0]
+                returns[row, a] = tables.places[at + row, 1]
+            for row in range(outputs, end):
+                lies[row, a] = tables.places[at + row, 0]
+                returns[row, a] = dual(lies[row, a])
+        for row in range(begin, end):
+            sharded.held[row] = local_bytes(tables.sizes, tables.operands[row, D_TENSOR], lies[row], axes, samples)
 
 
-@njit(
+@borrowing(
     boolean(
         int64[:, ::1],
         int64[:, ::1],
@@ -59,8 +86,7 @@ def differs(source, target, axes):
         int64[::1],
         float64[::1],
         int64,
-    ),
-    cache=True,
+    )
 )
 def divides(operators, operands, tensors, signatures, places, op, chosen, axes, samples):
     """Whether every split dim of `op` divides evenly on all axes that are decided.

@@ -8,7 +8,7 @@ when each action began. Units: seconds, bytes.
 from __future__ import annotations
 
 import numpy as np
-from numba import float64, int64, njit, types, void
+from numba import float64, int64, types, void
 
 from automap import order
 from automap.order import (
@@ -24,11 +24,12 @@ from automap.order import (
     ZB1P,
     ZB2P,
 )
+from automap.price.compiled import borrowing, kernel
 
-pattern = njit(types.UniTuple(int64, 2)(int64, int64, int64, int64), cache=True)(order.pattern)
+pattern = borrowing(types.UniTuple(int64, 2)(int64, int64, int64, int64))(order.pattern)
 
 
-@njit(void(int64, int64, int64[:, ::1], float64[:, ::1]), cache=True)
+@borrowing(void(int64, int64, int64[:, ::1], float64[:, ::1]))
 def count_actions(kind, num_micro_batches, program, counts):
     """Writes how often each chunk does each word, [words, chunks]."""
     counts[:] = 0.0
@@ -44,7 +45,7 @@ def count_actions(kind, num_micro_batches, program, counts):
             counts[BACKWARD] = num_micro_batches
 
 
-@njit(void(int64[:, ::1], float64[:, ::1], float64[::1], float64[::1], float64[:, ::1]), cache=True)
+@borrowing(void(int64[:, ::1], float64[:, ::1], float64[::1], float64[::1], float64[:, ::1]))
 def run_program(program, seconds, send, ends, times):
     """Serves the actions of a list.
 
@@ -70,7 +71,7 @@ def run_program(program, seconds, send, ends, times):
         ends[rank] = times[i, 1]
 
 
-@njit(void(int64, int64, int64, int64, float64[:, ::1], float64[::1], float64[::1]), cache=True)
+@kernel(void(int64, int64, int64, int64, float64[:, ::1], float64[::1], float64[::1]))
 def _staircase(num_micro_batches, base, lag, backward, seconds, send, ends):
     """`run_schedule` where the warm-up grows by one a rank: GPipe, 1F1B, ZB-1p.
 
@@ -102,7 +103,7 @@ def _staircase(num_micro_batches, base, lag, backward, seconds, send, ends):
             ends[rank] = end
 
 
-@njit(void(int64, int64, int64, int64, float64[:, ::1], float64[::1], float64[::1]), cache=True)
+@kernel(void(int64, int64, int64, int64, float64[:, ::1], float64[::1], float64[::1]))
 def _slope(num_micro_batches, base, lag, backward, seconds, send, ends):
     """`run_schedule` where the warm-up grows by two a rank: interleaved, ZB-2p.
 
@@ -166,7 +167,7 @@ def _slope(num_micro_batches, base, lag, backward, seconds, send, ends):
         ends[rank] = turned[rank]
 
 
-@njit(float64(int64, int64, int64, int64, int64, float64[::1]), cache=True)
+@borrowing(float64(int64, int64, int64, int64, int64, float64[::1]))
 def _peak(rank, num_ranks, num_micro_batches, warm_up, lag, kept):
     """Most bytes that a rank holds which turns from forward to backward after `warm_up` forwards.
 
@@ -195,7 +196,7 @@ def _peak(rank, num_ranks, num_micro_batches, warm_up, lag, kept):
     return most + min(lag, max(0, num_micro_batches - first)) * kept[rank]
 
 
-@njit(
+@kernel(
     void(
         int64,
         int64,
@@ -207,8 +208,7 @@ def _peak(rank, num_ranks, num_micro_batches, warm_up, lag, kept):
         float64[::1],
         float64[::1],
         float64[::1],
-    ),
-    cache=True,
+    )
 )
 def run_schedule(kind, num_ranks, num_micro_batches, program, seconds, send, kept, busy, ends, peak):
     """Times one step and finds each rank's peak of kept activations.

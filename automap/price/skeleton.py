@@ -9,9 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from automap.order import KINDS
-from automap.price.ahead import look_ahead, row_costs
+from automap.price.ahead import look_ahead
 from automap.price.evaluator import Choice, Evaluator, Floats, Ints, Outcome
 from automap.price.vectors import C_COUNT
+
+NO_MEMBERS, NO_CHOICE = np.empty(0, dtype=np.int64), np.empty((1, 0), dtype=np.int64)
+"""A decision of nothing: its one value leaves the signatures as they are."""
 
 
 class Skeleton:
@@ -80,17 +83,13 @@ class Skeleton:
 
     def costs(self, chosen: Ints) -> Floats:
         """[rows, C_COUNT] under `chosen`."""
-        costs = np.empty((len(self.rows), C_COUNT))
-        self._compute(chosen, self._all, costs)
+        nothing = np.empty((len(self.rows), C_COUNT))
+        costs: Floats = self._look(nothing, chosen, self._all, NO_MEMBERS, NO_CHOICE, 0)[1][0]
         return costs
 
     def update(self, costs: Floats, chosen: Ints, unit_type: int) -> None:
         """Brings `costs` up to date after the signatures of one unit type have changed."""
-        self._compute(chosen, self._seen[unit_type], costs)
-
-    def _compute(self, chosen: Ints, which: Ints, out: Floats) -> None:
-        choice = self.choice
-        row_costs(*self._fixed, chosen, which, *self._stage, choice.zero_axes, float(choice.samples), out)
+        costs[:] = self._look(costs, chosen, self._seen[unit_type], NO_MEMBERS, NO_CHOICE, 0)[1][0]
 
     def outcome(self, costs: Floats, chosen: Ints, *, exact: bool) -> Outcome:
         """Time and memory of a step with these unit costs of these signatures."""
@@ -113,15 +112,22 @@ class Skeleton:
         Returns:
             [values, 2] lower bounds on seconds and overflow, and [values, rows, C_COUNT] costs.
         """
+        crosses = bool((members == self.evaluator.makers[unit_type, 0]).any())
+        which = (self._seen if crosses else self._own)[unit_type]
+        return self._look(costs, chosen, which, members, candidates, axis)
+
+    def _look(
+        self, costs: Floats, chosen: Ints, which: Ints, members: Ints, candidates: Ints, axis: int
+    ) -> tuple[Floats, Floats]:
+        """`look_ahead` computing the rows `which`."""
         choice = self.choice
         count = len(candidates)
-        crosses = bool((members == self.evaluator.makers[unit_type, 0]).any())
         fresh = np.empty((count, *costs.shape))
         bounds = np.empty((count, 2))
         look_ahead(
             *self._fixed,
             chosen,
-            (self._seen if crosses else self._own)[unit_type],
+            which,
             *self._stage,
             choice.zero_axes,
             float(choice.samples),

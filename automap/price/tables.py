@@ -34,7 +34,10 @@ F_FIXED, F_SAMPLE, B_FIXED, B_SAMPLE, T_FORWARD, T_BACKWARD, F_KERNELS, B_KERNEL
     range(11)
 )
 # Columns of Tables.operands.
-D_TENSOR, D_SAVED, D_EARLIER, D_OWNER, D_MOVED = range(5)
+# D_SOURCE: row of the output that makes the tensor, or -1 where parameters, views or another unit do; D_SAME: row
+# before it that may keep the same memory; D_READER: row that reads what a view or an operator on parameters makes.
+D_TENSOR, D_SAVED, D_EARLIER, D_OWNER, D_MOVED, D_SOURCE, D_SAME, D_READER = range(8)
+D_COUNT = 8
 # Columns of Tables.tensors (integers); the dims follow.
 T_ROLE, T_PRODUCER, T_SLOT, T_GRAD, T_ROOT, T_BATCH_DIM, T_NDIM, T_DIMS = range(8)
 MAX_DIMS = 8
@@ -175,11 +178,41 @@ class _Builder:
                 if group is not None:
                     moved = name not in group.internal and (unit.start + k, name) not in seen
                     seen.update((i, name) for i in group.members)
-                self.operands.append([local[name], int(name in kept), before, first + k, int(moved)])
+                self.operands.append([local[name], int(name in kept), before, first + k, int(moved), -1, -1, -1])
             self._add_operator(op, linked.signatures[k], begin, group, unit, k)
             self.core.append(k in linked.core and (group is None or group.kind != "attention"))
+        self._link_operands(first)
         self.boundary_out.append(out_row)
         self.spans.append(len(self.operators))
+
+    def _link_operands(self, first: int) -> None:
+        """Fills D_SOURCE, D_SAME and D_READER of the unit type whose operators begin at row `first`."""
+        same: dict[int, int] = {}
+        readers: dict[int, int] = {}
+        begin = self.operators[first][OP_OPERANDS]
+        for row in range(len(self.operands) - 1, begin - 1, -1):
+            operand = self.operands[row]
+            owner = self.operators[operand[D_OWNER]]
+            if row >= owner[OP_OPERANDS] + owner[OP_INPUTS]:
+                continue
+            if owner[OP_FREE] or owner[OP_PARAMETRIC]:
+                made = self.operands[owner[OP_OPERANDS] + owner[OP_INPUTS]][D_TENSOR]
+                operand[D_READER] = readers.get(made, -1)
+            readers[operand[D_TENSOR]] = row
+        for row in range(begin, len(self.operands)):
+            operand = self.operands[row]
+            tensor = self.tensors[operand[D_TENSOR]]
+            owner, producer = self.operators[operand[D_OWNER]], tensor[T_PRODUCER]
+            is_input = row < owner[OP_OPERANDS] + owner[OP_INPUTS]
+            is_free = producer >= 0 and self.operators[producer][OP_FREE] == 1
+            if is_input and producer >= 0 and not is_free:
+                maker = self.operators[producer]
+                operand[D_SOURCE] = maker[OP_OPERANDS] + maker[OP_INPUTS] + tensor[T_SLOT]
+            if tensor[T_ROLE] == PARAMETER or is_free:
+                operand[D_SAVED] = 0
+            if operand[D_SAVED] or (is_input and tensor[T_ROLE] in (BOUNDARY, CARRIED)):
+                operand[D_SAME] = same.get(tensor[T_ROOT], -1)
+                same[tensor[T_ROOT]] = row
 
     def _fused(self, unit: Unit, offset: int) -> FusedGroup | None:
         """The group of an operator; one that reaches over the unit's end is run operator by operator."""
@@ -357,7 +390,7 @@ def build_tables(problem: Problem, linkage: Linkage | None = None) -> Tables:
         spans=np.array(builder.spans, dtype=np.int64),
         operators=ints(builder.operators, 8),
         costs=floats(builder.costs, 11),
-        operands=ints(builder.operands, 5),
+        operands=ints(builder.operands, D_COUNT),
         tensors=ints(builder.tensors, T_DIMS + MAX_DIMS),
         sizes=floats(builder.sizes, 3),
         signatures=ints(builder.signatures, 5),

@@ -21,21 +21,25 @@ C_REDUCE = C_RECOMPUTE_COMM + KIND_COUNT
 MAX_AXES = 4
 C_FORWARD_HOST = C_REDUCE + MAX_AXES
 C_BACKWARD_HOST = C_FORWARD_HOST + 1
-C_INPUT = C_BACKWARD_HOST + 1
-C_WEIGHT = C_INPUT + 1
-C_INPUT_HOST = C_WEIGHT + 1
-C_WEIGHT_HOST = C_INPUT_HOST + 1
-C_COUNT = C_WEIGHT_HOST + 1
+C_INPUT, C_WEIGHT, C_INPUT_HOST, C_WEIGHT_HOST = range(C_BACKWARD_HOST + 1, C_BACKWARD_HOST + 5)
+C_LAUNCHED, C_WEIGHING, C_FORWARD_WAITS, C_BACKWARD_WAITS = range(C_WEIGHT_HOST + 1, C_WEIGHT_HOST + 5)
+C_FORWARD_RING, C_BACKWARD_RING, C_RECOMPUTE_RING, C_FORWARD_ATTENDED, C_BACKWARD_ATTENDED = range(
+    C_BACKWARD_WAITS + 1, C_BACKWARD_WAITS + 6
+)
+C_COUNT = C_BACKWARD_ATTENDED + 1
 """C_REDUCE + axis: local elements of parameter gradients that are reduced over that axis once a step, each axis
 reducing what the axes behind it have scattered; C_FORWARD_HOST, C_BACKWARD_HOST: what the device waits for its host,
 recomputation included; C_WEIGHT: the part of C_BACKWARD that makes gradients of weights, C_INPUT the rest;
-C_INPUT_HOST, C_WEIGHT_HOST: the waits when these two run apart."""
+C_INPUT_HOST, C_WEIGHT_HOST: the waits when these two run apart; C_LAUNCHED: kernels of the forward pass; C_WEIGHING:
+those whose backward pass makes gradients of weights; C_FORWARD_WAITS, C_BACKWARD_WAITS: host time of collectives, in
+that of a group of two, recomputation included; RING: keys and values on their way round a ring; ATTENDED: the attention
+that hides them."""
 
 # Slots of the hardware vector: the curves of products of activations, of products with a weight and of attention, then
 # memory bytes/s; passes of memory-bound kernels and of the loss over
 # their bytes; seconds of the smallest kernel; bytes of an element; products whose dims are no multiples of 8, over
 # others; launches of a softmax that the fused kernel refuses; host seconds a kernel, backward over forward, and a
-# collective; how its wait grows with the group; the exponent in which host and device overlap; the part of the
+# collective; the exponent in which host and device overlap; the part of the
 # collectives that nothing hides; 1 where each rank sends its part of a tensor that is whole on an axis; 1 where a
 # gathered operand is kept as the rank's own part and gathered again; bytes of an operand of a product with a weight and
 # the kernels that make them so; passes over the bytes of routed tokens and kernels of one way of theirs; the part of
@@ -53,7 +57,6 @@ H_GEMM, H_WEIGHTS, H_ATTENTION = 0, G_COUNT, 2 * G_COUNT
     H_HOST_S,
     H_HOST_BACKWARD,
     H_HOST_COLLECTIVE_S,
-    H_WAIT_EXPONENT,
     H_OVERLAP_EXPONENT,
     H_EXPOSED,
     H_SCATTERED,
@@ -65,7 +68,7 @@ H_GEMM, H_WEIGHTS, H_ATTENTION = 0, G_COUNT, 2 * G_COUNT
     H_EXPOSED_EXCHANGE,
     H_RING,
     H_EXPERT_RATE,
-) = range(2 * G_COUNT + A_COUNT, 2 * G_COUNT + A_COUNT + 22)
+) = range(2 * G_COUNT + A_COUNT, 2 * G_COUNT + A_COUNT + 21)
 H_COUNT = H_EXPERT_RATE + 1
 
 

@@ -8,13 +8,14 @@ from automap.price.communication import convert
 from automap.price.gemm import gemm_s
 from automap.price.placements import divides
 from automap.price.schedule import run_schedule
-from automap.price.unit import unit_cost
+from automap.price.unit import shard_unit, unit_cost
 
 
 def main() -> None:
     """Importing the kernels compiles them: their signatures are eager."""
     for kernel in (
         convert,
+        shard_unit,
         unit_cost,
         divides,
         run_schedule,

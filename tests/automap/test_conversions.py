@@ -29,11 +29,10 @@ with it: so B->B with P is Megatron's f, P->B with B its g.
 def listed(source, target, ranks):
     """Collectives that the price writes down: [(name, bytes)]."""
     records, cursor = np.full((8, L_COUNT), -1.0), np.zeros(1, dtype=np.int64)
-    ones = np.ones(1)
-    tag, times = np.zeros(3, dtype=np.int64), np.zeros(KIND_COUNT)
+    times = np.zeros(KIND_COUNT)
     sizes = np.array([float(ranks)])
     where, to = np.array([source]), np.array([target])
-    price_conversion(1024.0, where, to, sizes, ones, np.ones((1, V_COUNT)), times, tag, records, cursor)
+    price_conversion(1024.0, where, to, sizes, np.ones((1, V_COUNT)), times, (0, 0, 0), records, cursor)
     return [(COLLECTIVES[int(r[L_KIND])], r[L_BYTES]) for r in records[: cursor[0]]]
 
 

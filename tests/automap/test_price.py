@@ -61,10 +61,9 @@ def converted(source, target, sizes, data=8e6, latency=1e-5, rate=1e9, link=None
         np.array(source),
         np.array(target),
         np.array(sizes, float),
-        np.ones(n),
-        np.tile([latency, latency, rate, 0.0, rate, rate] if link is None else link, (n, 1)),
+        np.tile([latency, latency, rate, 0.0, rate, rate, 1.0] if link is None else link, (n, 1)),
         times,
-        np.zeros(3, np.int64),
+        (0, 0, 0),
         NO_RECORDS,
         np.zeros(1, np.int64),
     )
