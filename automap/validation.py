@@ -61,10 +61,11 @@ def validate(runs: Iterable[Run], on_progress: Callable[[int], None] = lambda _:
 
     Returns:
         {groups: {name: {n, mape, median, bias, spearman, memory_mape, band_coverage, band_half_width, infeasible,
-        infeasible_if_assumed, assumed, regret_mean, regret_max, regret3_mean, top1, num_choice_groups, unpriced: [{id, why}]}}}; null where
-        nothing can be said. infeasible_if_assumed are runs that would not fit by what was assumed of them. bias is the mean signed error, band_coverage the share of runs inside the error band,
-        band_half_width the mean of its half-width over the estimate, regret3 the regret of who measures the three
-        plans ranked first and keeps the fastest.
+        infeasible_if_assumed, assumed, regret_mean, regret_max, regret3_mean, top1, num_choice_groups, unpriced:
+        [{id, why}]}}}; null where nothing can be said. bias is the mean signed error, band_coverage the share of runs
+        inside the error band, band_half_width the mean of its half-width over the estimate, infeasible_if_assumed the
+        runs that would not fit by what was assumed of them, regret3 the regret of who measures the three plans ranked
+        first and keeps the fastest.
     """
     groups: dict[str, list[Predicted]] = {}
     for number, run in enumerate(runs):
