@@ -401,11 +401,15 @@ def price_many(tables, space, values, out):
             tied[t, 3] = space.tied_elements[t] / ways[0]
             tied[t, 4] = space.tied_elements[t] / ways[0] / ways[1]
             user = space.tied[t, I_USER_ROW]
-            for a in range(num_axes):
+            part = 1.0
+            for a in range(num_axes - 1, -1, -1):
                 at = tables.signatures[tables.operators[user, OP_SIGNATURES] + chosen[user, a], S_PLACES]
                 at += space.tied[t, I_USER_SLOT]
                 is_sum = tables.places[at, 0] == BROADCAST and tables.places[at, 1] == PARTIAL
-                tied[t, 5 + a] = 1.0 if is_sum and space.axes[begin + other, a] > 1.0 else 0.0
+                tied[t, 5 + a] = 0.0
+                if is_sum and space.axes[begin + other, a] > 1.0:
+                    tied[t, 5 + a] = part
+                    part /= space.axes[begin + other, a]
 
         stop = begin + num_ranks
         result = np.empty((num_ranks, R_COUNT))

@@ -394,15 +394,18 @@ class Evaluator:
         return split, zero
 
     def _partial(self, name: str, segment: Segment, chosen: Ints, axes: Floats) -> list[float]:
-        """[axes] 1 where the gradient of a parameter is a sum over the axis in a unit."""
+        """[axes] part of a parameter's local gradient that is reduced over each axis in a unit, see C_REDUCE."""
         tables = self.tables
         operator, slot = self.user(name, segment.unit)
-        found = []
-        for a in range(len(axes)):
+        found = [0.0] * len(axes)
+        part = 1.0
+        for a in reversed(range(len(axes))):
             signature = int(chosen[operator - segment.first, a])
             row = tables.signatures[tables.operators[operator, OP_SIGNATURES] + signature, S_PLACES] + slot
             is_sum = tables.places[row, 0] == BROADCAST and tables.places[row, 1] == PARTIAL
-            found.append(float(signature >= 0 and axes[a] > 1.0 and is_sum))
+            if signature >= 0 and axes[a] > 1.0 and is_sum:
+                found[a] = part
+                part /= float(axes[a])
         return found
 
     def user(self, name: str, unit: int) -> tuple[int, int]:

@@ -90,9 +90,12 @@ C_REDUCE = C_RECOMPUTE_COMM + KIND_COUNT
 MAX_AXES = 4
 C_FORWARD_HOST = C_REDUCE + MAX_AXES
 C_BACKWARD_HOST = C_FORWARD_HOST + 1
-C_COUNT = C_BACKWARD_HOST + 1
-"""C_REDUCE + axis: local elements of parameter gradients that are reduced over that axis once a step; C_FORWARD_HOST,
-C_BACKWARD_HOST: what the device waits for its host, recomputation included."""
+C_GATHER = C_BACKWARD_HOST + 1
+C_COUNT = C_GATHER + MAX_AXES
+"""C_REDUCE + axis: local elements of parameter gradients that are reduced over that axis once a step; C_GATHER + axis:
+those of parameters that ZeRO gathers over it. Where several axes take part, the inner ones come first, and an outer one
+carries what a rank is left with behind them. C_FORWARD_HOST, C_BACKWARD_HOST: what the device waits for its host,
+recomputation included."""
 
 # Slots of the hardware vector: the curves, then memory bytes/s; passes of memory-bound kernels and of the loss over
 # their bytes; seconds of the smallest kernel; bytes of an element; products whose dims are no multiples of 8, over
@@ -278,10 +281,11 @@ def _reduce_axes(operators, operands, tensors, signatures, places, op, slot, cho
     """Adds a parameter's local gradient elements to every axis on which the gradient is partial.
 
     A view, or an operator on parameters alone, hands a partial gradient on from its consumer: it is added up over the
-    micro-batches and reduced once.
+    micro-batches and reduced once. Each rank of an inner axis is left with its part, which the outer axes reduce.
     """
     reader, place = op, slot
     settled = np.zeros(axes.shape[0], np.bool_)
+    partial = np.zeros(axes.shape[0], np.bool_)
     while True:
         free = operators[reader, OP_FREE] == 1
         for a in range(axes.shape[0]):
@@ -292,12 +296,12 @@ def _reduce_axes(operators, operands, tensors, signatures, places, op, slot, cho
                 continue
             at = signatures[operators[reader, OP_SIGNATURES] + chosen[reader - first, a], S_PLACES] + place
             if places[at, 0] == BROADCAST and places[at, 1] == PARTIAL:
-                out[C_REDUCE + a] += elements
+                partial[a] = True
                 settled[a] = True
             elif places[at, 0] != BROADCAST:
                 settled[a] = True
         if not free and operators[reader, OP_PARAMETRIC] == 0:
-            return
+            break
         made = operands[operators[reader, OP_OPERANDS] + operators[reader, OP_INPUTS], D_TENSOR]
         found = -1
         for other in range(reader + 1, last):
@@ -306,8 +310,12 @@ def _reduce_axes(operators, operands, tensors, signatures, places, op, slot, cho
                     found = other
                     place = s
         if found < 0:
-            return
+            break
         reader = found
+    for a in range(axes.shape[0] - 1, -1, -1):
+        if partial[a]:
+            out[C_REDUCE + a] += elements
+            elements /= axes[a]
 
 
 @njit(
@@ -427,7 +435,8 @@ def unit_cost(
         boundary_row: row of `operands` whose tensor crosses out of the unit, or -1.
         records: buffer for a list of the collectives, see `automap.price.communication.spend`; may be empty.
         cursor: [1] rows of it written.
-        out: [C_COUNT] result, overwritten. Seconds, bytes, and elements for C_PARAMETERS, C_ZERO and C_REDUCE.
+        out: [C_COUNT] result, overwritten. Seconds, bytes, and elements for C_PARAMETERS, C_ZERO, C_REDUCE
+            and C_GATHER.
     """
     operators, costs, operands, tensors, sizes, signatures, exchanges, places, shapes = tables
     num_axes = axes.shape[0]
@@ -505,8 +514,9 @@ def unit_cost(
                     if target[a] >= 0 or target[a] == UNKNOWN:
                         elements /= axes[a]
                 sharded = elements
-                for a in range(num_axes):
+                for a in range(num_axes - 1, -1, -1):
                     if zero_axes[a] and target[a] == BROADCAST:
+                        out[C_GATHER + a] += sharded
                         sharded /= axes[a]
                 out[C_PARAMETERS] += elements
                 out[C_ZERO] += sharded
