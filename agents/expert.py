@@ -31,7 +31,7 @@ def grid(space: PlanSpace, incumbent: Incumbent, *, keep: int = 16) -> tuple[dic
         if outcome.fits:
             ranked.append((outcome.step_time_s, values))
             best = min(best, outcome.step_time_s)
-            if shape.pp == 1 and shape.tp == 1:
+            if shape.dp == space.problem.cluster.num_devices:
                 best_data_parallel = min(best_data_parallel, outcome.step_time_s)
         if incumbent.stopped:
             break

@@ -179,8 +179,10 @@ def nothing_fits(space: PlanSpace, nearest: Values | None) -> NothingFits:
     worst = max(estimate.memory_bytes, key=lambda m: m.total - m.capacity)
     short = (worst.total - worst.capacity) / GIB
     shape = space.shape(nearest)
+    sizes = (*zip(space.axes, space.meshes.mesh(shape), strict=True), ("pp", shape.pp))
+    degrees = ", ".join(f"{name} {size}" for name, size in sizes)
     return NothingFits(
-        f"no plan fits: the nearest (dp {shape.dp}, tp {shape.tp}, pp {shape.pp}) needs {worst.total / GIB:.1f} GiB on "
+        f"no plan fits: the nearest ({degrees}) needs {worst.total / GIB:.1f} GiB on "
         f"each of the devices {worst.devices}, which have {worst.capacity / GIB:.1f} GiB",
         field="cluster",
         value=f"{problem.cluster.name} is short of {short:.1f} GiB on device {worst.devices.split('-')[0]}",

@@ -24,7 +24,6 @@ from automap.price.communication import (
 )
 from automap.price.evaluator import Choice, Evaluator
 from automap.price.tables import COLLECTIVES
-from automap.space import AXES
 
 _BUFFER_PER_OPERATOR = 16
 
@@ -78,7 +77,7 @@ def list_collectives(choice: Choice, evaluator: Evaluator) -> Iterator[Collectiv
             slot = (*model.inputs, *model.outputs).index(wanted)
             yield Collective(
                 kind=COLLECTIVES[int(record[L_KIND])],
-                axis=AXES[int(record[L_AXIS])],
+                axis=choice.axes[int(record[L_AXIS])],
                 bytes=float(record[L_BYTES]),
                 seconds=float(record[L_SECONDS]),
                 stage=number,

@@ -22,11 +22,12 @@ import numpy.typing as npt
 from automap.cluster import Cluster, Device, Link, Node, known_devices, known_links, parse_cluster
 from automap.errors import ProblemError, UserError
 from automap.hints import Fix, Hints
+from automap.meshes import Shape
 from automap.plan import ScheduleKind
 from automap.price.evaluator import Choice, Evaluator, Segment
 from automap.price.skeleton import by_type
 from automap.problem import Precision, Problem, trainers
-from automap.space import PlanSpace, Shape
+from automap.space import PlanSpace
 from automap.templates import megatron_signatures
 from ir import zoo
 from ir.factors import BROADCAST, Placement, whole_signature
@@ -173,6 +174,7 @@ def _case(run: Run) -> Case:
     signatures = _signatures(evaluator, shape, cp, sequence_parallel=along)
     axes = (shape.dp, shape.tp) if cp == 1 else (shape.dp, shape.tp, cp)
     choice = Choice(
+        axes=("dp", "tp", "cp")[: len(axes)],
         layout=evaluator.layout(axes, shape.pp),
         num_micro_batches=shape.num_micro_batches,
         samples=rows,

@@ -12,7 +12,20 @@ from pathlib import Path
 import numba
 import platformdirs
 
-_SOURCES = ("tables", "communication", "kernels", "schedule", "combine", "ahead", "batch", "gemm", "attention", "links")
+_SOURCES = (
+    "tables",
+    "communication",
+    "kernels",
+    "schedule",
+    "combine",
+    "ahead",
+    "arrays",
+    "legality",
+    "batch",
+    "gemm",
+    "attention",
+    "links",
+)
 
 
 def _digest() -> str:

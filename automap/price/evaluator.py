@@ -82,6 +82,8 @@ class Segment:
 class Choice:
     """A plan in numbers."""
 
+    axes: tuple[str, ...]
+    """Names of the mesh axes, outermost first."""
     layout: Layout
     num_micro_batches: int
     samples: int

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
+from automap.meshes import divisors
 from automap.prefix import BoundTable, Prefix, walk
-from automap.space import divisors
 from automap.templates import templates
 
 
@@ -50,7 +50,7 @@ def test_every_factorisation_and_divisor_is_there(gpt, space):
 def test_every_cut_is_there(mlp, space):
     s = space(mlp((16,) * 7), "2xA100", 2, pp=2, num_micro_batches=1, recompute="none")
     shape = next(x for x in s.shapes if x.virtual == 1)
-    ends = {s.cuts((*s.shape_values(shape), k), 1)[0] for k in range(s.num_units - 1)}
+    ends = {s.cuts((*s.meshes.values(shape), k), 1)[0] for k in range(s.num_units - 1)}
     assert ends == set(range(1, s.num_units))
 
 

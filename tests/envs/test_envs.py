@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import stable_baselines3.common.env_checker
 
+from automap.counting import count_decades
 from automap.templates import templates
 from envs import HybridEnv, PipelineEnv, ShardingEnv
 from envs.decision import MAX_ACTIONS, REWARD_SCALE, bound_slice
@@ -163,6 +164,6 @@ def test_the_pruned_size_is_the_number_of_plans_that_are_offered(mlp, space):
         pending += [(*prefix, int(v)) for v in legal]
     # No table of signatures, and no list of modes, is longer than what environments offer.
     assert plans > 50
-    assert 10 ** s.count_decades(limit=2, groups=groups) == pytest.approx(plans)
+    assert 10 ** count_decades(s, limit=2, groups=groups) == pytest.approx(plans)
     assert decades_pruned(s, max_actions=MAX_ACTIONS, max_groups=48) == pytest.approx(s.decades)
     assert decades_pruned(s, max_actions=MAX_ACTIONS, max_groups=1) < s.decades
