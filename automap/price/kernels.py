@@ -284,22 +284,23 @@ def _reduce_axes(operators, operands, tensors, signatures, places, op, slot, cho
     micro-batches and reduced once. Each rank of an inner axis is left with its part, which the outer axes reduce.
     """
     reader, place = op, slot
-    settled = np.zeros(axes.shape[0], np.bool_)
-    partial = np.zeros(axes.shape[0], np.bool_)
+    # Bit a stands for axis a.
+    settled = 0
+    partial = 0
     while True:
         free = operators[reader, OP_FREE] == 1
         for a in range(axes.shape[0]):
-            if free or settled[a]:
+            if free or settled >> a & 1:
                 continue
             if axes[a] <= 1.0 or chosen[reader - first, a] < 0:
-                settled[a] = True
+                settled |= 1 << a
                 continue
             at = signatures[operators[reader, OP_SIGNATURES] + chosen[reader - first, a], S_PLACES] + place
             if places[at, 0] == BROADCAST and places[at, 1] == PARTIAL:
-                partial[a] = True
-                settled[a] = True
+                partial |= 1 << a
+                settled |= 1 << a
             elif places[at, 0] != BROADCAST:
-                settled[a] = True
+                settled |= 1 << a
         if not free and operators[reader, OP_PARAMETRIC] == 0:
             break
         made = operands[operators[reader, OP_OPERANDS] + operators[reader, OP_INPUTS], D_TENSOR]
@@ -313,7 +314,7 @@ def _reduce_axes(operators, operands, tensors, signatures, places, op, slot, cho
             break
         reader = found
     for a in range(axes.shape[0] - 1, -1, -1):
-        if partial[a]:
+        if partial >> a & 1:
             out[C_REDUCE + a] += elements
             elements /= axes[a]
 

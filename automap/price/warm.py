@@ -7,6 +7,7 @@ from automap.price.combine import combine
 from automap.price.communication import convert
 from automap.price.gemm import gemm_s
 from automap.price.kernels import divides, unit_cost
+from automap.price.legality import count_signatures, draw_many
 from automap.price.links import link_s
 from automap.price.schedule import run_schedule
 
@@ -21,6 +22,8 @@ def main() -> None:
         combine,
         look_ahead,
         price_many,
+        draw_many,
+        count_signatures,
         gemm_s,
         attention_s,
         link_s,

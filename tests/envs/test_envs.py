@@ -10,6 +10,7 @@ from automap.templates import templates
 from envs import HybridEnv, PipelineEnv, ShardingEnv
 from envs.decision import MAX_ACTIONS, REWARD_SCALE, bound_slice
 from envs.pruning import decades_pruned, influential_groups
+from ir import zoo
 
 
 def make(kind, space):
@@ -62,6 +63,21 @@ def test_rewards_telescope_to_the_price(kind, gpt, space):
         assert all(r <= 1e-9 for r in rewards)
         assert info["values"] == s.repair(info["values"])
         assert info["outcome"].step_time_s == s.evaluator.evaluate(s.choice(info["values"])).step_time_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_third_axis_is_decided_like_the_others(kind, space):
+    s = space(zoo.build("moe:layers=2,hidden=64,heads=4,ffn=64,experts=4,seq_len=32,vocab_size=128"), "2x4xA100", 16)
+    env = make(kind, s)
+    rng, middles = np.random.default_rng(0), set()
+    for _ in range(10):
+        rewards, masks, info = episode(env, rng)
+        middles.add(s.shape(info["values"]).middle)
+        assert info["values"] == s.repair(info["values"])
+        assert all(r <= 1e-9 for r in rewards) and len(rewards) <= 200
+        assert info["outcome"].step_time_s == s.evaluator.evaluate(s.choice(info["values"])).step_time_s
+    assert kind == "sharding" or middles >= {1, 2}
 
 
 @pytest.mark.parametrize("kind", KINDS)
