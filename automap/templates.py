@@ -195,7 +195,8 @@ def _megatron(
 def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
     """Every template of the tuned grid, as values of `space`; virtual stages only where the user fixed them.
 
-    Over an ep axis of several ranks experts are always spread.
+    Over an ep axis of several ranks experts are always spread. The samples of every shape divide over the axes that
+    split the batch: the signatures depend on its mesh alone.
     """
     fixed = space.problem.hints.fix
     modes = [mode for mode, is_legal in zip(RECOMPUTE_MODES, space.modes, strict=True) if is_legal]
@@ -212,7 +213,7 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
         for sequence_parallel, spread in product((False, True) if shape.tp > 1 else (False,), spreads):
             for mode, zero in product(modes, zeros):
                 prefix = space.even_values(shape, recompute=mode, zero=zero)
-                key = (*sizes.values(), shape.samples, sequence_parallel, spread)
+                key = (*sizes.values(), sequence_parallel, spread)
                 if key not in known:
                     full = megatron_signatures(
                         space, shape, prefix, sequence_parallel=sequence_parallel, expert_axis=spread

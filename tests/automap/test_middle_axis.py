@@ -219,7 +219,7 @@ SPACES = [(MIXTURE, "2x4xA100", {}), (LONG, "2x4xA100", {}), (LONG, "4xV100-16GB
 @pytest.mark.slow
 @pytest.mark.parametrize(("spec", "cluster", "fix"), SPACES)
 def test_plans_drawn_and_templates_are_of_the_space(space: MakeSpace, spec, cluster, fix) -> None:
-    """Legal, encoded as they were decoded, and at one price in the compiled kernel, alone, as a prefix and a document."""
+    """Legal, encoded as decoded, and at one price in the compiled kernel, alone, as a prefix and as a document."""
     s = space(zoo.build(spec), cluster, 16, **fix)
     listed = [values for _, values in templates(s)]
     assert len(listed) == len(set(listed))

@@ -72,7 +72,7 @@ def test_a_third_axis_is_decided_like_the_others(kind, space):
     env = make(kind, s)
     rng, middles = np.random.default_rng(0), set()
     for _ in range(10):
-        rewards, masks, info = episode(env, rng)
+        rewards, _, info = episode(env, rng)
         middles.add(s.shape(info["values"]).middle)
         assert info["values"] == s.repair(info["values"])
         assert all(r <= 1e-9 for r in rewards) and len(rewards) <= 200
