@@ -148,7 +148,7 @@ class Incumbent:
         if self.best is None:
             raise nothing_fits(self.space, self.nearest)
         choice = self.space.choice(self.best)
-        plan = annotate(self.space.decode(self.best), estimate_choice(choice, self.space.evaluator), self.space.problem)
+        plan = annotate(self.space.decode(self.best), choice, self.space.evaluator)
         record = SearchRecord(
             found_by=found_by or self.searcher,
             seed=seed,

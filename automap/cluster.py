@@ -47,12 +47,8 @@ class Device:
     """Dense peak by precision."""
     hbm_bandwidth_GBps: float  # noqa: N815
     memory_GiB: float  # noqa: N815
-    gemm_efficiency: float
-    """Share of peak that large matrix products reach."""
     memory_efficiency: float
     """Share of the memory bandwidth that streaming kernels reach."""
-    kernel_launch_us: float
-    """Gap that one kernel adds when the device is the bottleneck."""
     intra_node_link: str
     inter_node_link: str
     nics_per_node: int
@@ -103,8 +99,6 @@ class Link:
     bandwidth_GBps: float  # noqa: N815
     efficiency: float
     """Share of the line rate that collectives reach."""
-    latency_us: float
-    """One hop."""
     share_by_ranks: Mapping[str, float] = field(default_factory=dict)
     """Ranks of a group -> its share of the bandwidth, where the links form a mesh; other groups have all."""
     aliases: tuple[str, ...] = ()

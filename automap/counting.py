@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from automap.price.evaluator import blank
 from automap.price.legality import count_signatures
-from automap.price.skeleton import blank
 
 if TYPE_CHECKING:
     from automap.meshes import Shape

@@ -24,6 +24,26 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BlockTime:
+    """A measured time of one repeated block, in place of what its kernels would be priced at.
+
+    It holds for plans with this tp and this micro-batch whose products are divided so; others are priced as ever.
+    Width and sequence are the model's own. Collectives inside the block are not part of it; what the device waits for
+    its host is.
+    """
+
+    scope: str
+    """Glob over modules, see `automap.names`; each module that it names is one block."""
+    tp: int
+    """Devices that shared the block."""
+    samples: int
+    """Of the micro-batch on one replica."""
+    forward_s: float
+    backward_s: float
+    """Without recomputation, which takes `forward_s` again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Constraint:
     """What the operators of a scope must or must not do (Whale's annotations)."""
 
@@ -69,6 +89,7 @@ class Hints:
     """Globs over graph inputs that are parameters (weight-free files without exporter metadata)."""
     costs: Mapping[str, Cost] = field(default_factory=dict)
     """Operator glob -> cost."""
+    measured_blocks: tuple[BlockTime, ...] = ()
     constraints: tuple[Constraint, ...] = ()
     fix: Fix = Fix()
     baseline: Mapping[str, Any] | None = None
@@ -87,6 +108,7 @@ class Hints:
                         value=value,
                         repair="Give the cost for one sample, or leave it out.",
                     )
+        self._check_blocks()
         for index, constraint in enumerate(self.constraints):
             for axis, text in (constraint.sharding or {}).items():
                 try:
@@ -123,3 +145,32 @@ class Hints:
                 value=self.memory_reserve_bytes,
                 repair="Give 0 or more bytes.",
             )
+
+    def _check_blocks(self) -> None:
+        seen = set()
+        for index, block in enumerate(self.measured_blocks):
+            path = f"hints.measured_blocks[{index}]"
+            for name in ("tp", "samples"):
+                value = getattr(block, name)
+                if value < 1:
+                    raise ProblemError(
+                        "must be positive", field=f"{path}.{name}", value=value, repair="Give 1 or more."
+                    )
+            for name in ("forward_s", "backward_s"):
+                value = getattr(block, name)
+                if not (math.isfinite(value) and value > 0.0):
+                    raise ProblemError(
+                        "must be a finite number above 0",
+                        field=f"{path}.{name}",
+                        value=value,
+                        repair="Give the seconds of one micro-batch on each device.",
+                    )
+            key = (block.scope, block.tp, block.samples)
+            if key in seen:
+                raise ProblemError(
+                    f"measured twice at tp {block.tp} and {block.samples} samples",
+                    field=f"{path}.scope",
+                    value=block.scope,
+                    repair="Keep one of them.",
+                )
+            seen.add(key)

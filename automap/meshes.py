@@ -79,7 +79,7 @@ def middle_axis(problem: Problem) -> MiddleAxis | None:
         ProblemError: what `hints.fix` asks for does not divide, or is both.
     """
     fix, devices = problem.hints.fix, problem.cluster.num_devices
-    experts, tokens = _experts(problem.graph), sequence_length(problem.graph) or 0
+    experts, tokens = expert_counts(problem.graph), sequence_length(problem.graph) or 0
     asked = {"ep": fix.ep or 1, "cp": fix.cp or 1}
     if min(asked.values()) > 1:
         raise ProblemError(
@@ -112,7 +112,7 @@ def middle_axis(problem: Problem) -> MiddleAxis | None:
     return None
 
 
-def _experts(graph: Graph) -> list[int]:
+def expert_counts(graph: Graph) -> list[int]:
     """How many experts the layers have."""
     found = {f.size for op in graph if op.kind == DISPATCH for f in op.rule.factors if f.name == "e"}
     return sorted(found)

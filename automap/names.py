@@ -53,7 +53,10 @@ def matches_operator(glob: str, name: str) -> bool:
 def select(glob: str, names: Iterable[str]) -> list[str]:
     """The names that `glob` names, in their order."""
     names = list(names)
-    return [glob] if glob in names else [name for name in names if matches(glob, name)]
+    if glob in names:
+        return [glob]
+    fullmatch = _pattern(glob, _INSIDE).fullmatch
+    return [name for name in names if fullmatch(name)]
 
 
 def most_specific(globs: Iterable[str], name: str) -> str | None:

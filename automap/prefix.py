@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from automap.meshes import Shape
 from automap.price.evaluator import RECOMPUTE_MODES, Outcome, Segment
-from automap.price.kernels import (
+from automap.price.skeleton import Skeleton
+from automap.price.vectors import (
     C_BACKWARD,
     C_BACKWARD_HOST,
     C_FORWARD,
@@ -26,7 +27,6 @@ from automap.price.kernels import (
     C_REDUCE,
     C_ZERO,
 )
-from automap.price.skeleton import Skeleton
 from automap.space import SHAPE_KINDS, PlanSpace, Slot, Values
 
 Floats = npt.NDArray[np.float64]

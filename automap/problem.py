@@ -64,6 +64,9 @@ class Trainer:
     """Host time and waiting for the slowest of two ranks, of one collective inside a stage."""
     scattered_sends: bool
     """Whether each rank sends its part of a tensor that is whole on a stage; the next stage gathers it."""
+    regathers: bool
+    """Whether the backward pass keeps a rank's part of what was gathered and gathers again, under the product of the
+    other gradient; else the whole is kept."""
     send_host_ms: float
     """Host time of one exchange between pipeline ranks, as where the trainer waits for the device."""
     send_overlap: float

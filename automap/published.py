@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import re
 import typing
 from collections.abc import Callable, Mapping
@@ -24,13 +25,11 @@ from automap.errors import ProblemError, UserError
 from automap.hints import Fix, Hints
 from automap.meshes import Shape
 from automap.plan import ScheduleKind
-from automap.price.evaluator import Choice, Evaluator, Segment
-from automap.price.skeleton import by_type
+from automap.price.evaluator import Choice, Evaluator, Segment, by_type
 from automap.problem import Precision, Problem, trainers
 from automap.space import PlanSpace
 from automap.templates import megatron_signatures
 from ir import zoo
-from ir.factors import BROADCAST, Placement, whole_signature
 from ir.graph import Graph
 
 Ints = npt.NDArray[np.int64]
@@ -41,6 +40,8 @@ PADDED_VOCABULARY = 128
 """Megatron and its kin pad the vocabulary to a multiple of this times tp."""
 SEQUENCE_PARALLEL = ("megatron-core", "torchtitan")
 """Trainers whose tensor parallelism always splits the sequence between its products (their documentation)."""
+DROPOUT = {"megatron-lm": 10, "megatron-deepspeed": 10, "oneflow": 10, "deeplearningexamples": 10}
+"""Per cent of activations that a trainer drops where nothing is said (its documented default, BERT's and GPT-2's)."""
 VOCABULARY = 50257
 """Of GPT-2, where a source does not state it."""
 SCHEDULES = {"1f1b": "1f1b", "1f1b-i": "interleaved", "gpipe": "gpipe", "zb-1p": "zb1p", "zb-2p": "zb2p"}
@@ -167,21 +168,22 @@ def _case(run: Run) -> Case:
         dp=degrees["dp"],
         num_micro_batches=degrees["global_batch"] // rows,
         samples=rows,
+        middle=cp,
     )
     if shape.pp * shape.tp * shape.dp * cp != evaluator.problem.cluster.num_devices:
         raise Unpriced("dp * tp * pp * cp is not the number of devices")
     along = bool(strategy.get("sequence_parallel")) or run.stack in SEQUENCE_PARALLEL
-    signatures = _signatures(evaluator, shape, cp, sequence_parallel=along)
-    axes = (shape.dp, shape.tp) if cp == 1 else (shape.dp, shape.tp, cp)
+    mesh = mesh_of(shape, "cp" if cp > 1 else "")
+    chosen = signatures(evaluator, shape, mesh, sequence_parallel=along)
     choice = Choice(
-        axes=("dp", "tp", "cp")[: len(axes)],
-        layout=evaluator.layout(axes, shape.pp),
+        axes=tuple(mesh),
+        layout=evaluator.layout(tuple(mesh.values()), shape.pp),
         num_micro_batches=shape.num_micro_batches,
         samples=rows,
         kind=kind,
-        chunks=_chunks(evaluator, signatures, shape.pp * virtual, _masks(evaluator, run.stack, recompute or "none")),
+        chunks=chunks(evaluator, chosen, shape.pp * virtual, _masks(evaluator, run.stack, recompute or "none")),
         zero=zero,
-        zero_axes=np.array([size > 1 and axis != 1 for axis, size in enumerate(axes)]),
+        zero_axes=np.array([size > 1 and axis != "tp" for axis, size in mesh.items()]),
     )
     return Case(
         problem=evaluator.problem, choice=choice, evaluator=evaluator, assumed=() if recompute else ("recompute",)
@@ -256,6 +258,8 @@ def _spec(run: Run) -> str:
         family = "llama"
         keys["kv_heads"] = model.get("kv_heads") or model["heads"]
         keys["mlp_matrices"] = 3 if model.get("gated_mlp") else 2
+    if family in ("gpt", "bert") and run.stack in DROPOUT:
+        keys["dropout_percent"] = DROPOUT[run.stack]
     experts = model.get("moe")
     if experts:
         if experts.get("dense_layers") or experts.get("shared"):
@@ -324,49 +328,28 @@ def _link(text: str, rate: float) -> Link:
 # -- plans --------------------------------------------------------------------------------------------------------
 
 
-def _signatures(evaluator: Evaluator, shape: Shape, cp: int, *, sequence_parallel: bool) -> Ints:
-    """[operator rows, axes] Megatron's pattern on dp and tp, and the sequence split on cp."""
+def mesh_of(shape: Shape, middle: str) -> dict[str, int]:
+    """Ranks of each mesh axis, outermost first; `middle` names the third one, "" = there is none."""
+    return {"dp": shape.dp, "tp": shape.tp} if not middle else {"dp": shape.dp, middle: shape.middle, "tp": shape.tp}
+
+
+def signatures(evaluator: Evaluator, shape: Shape, mesh: Mapping[str, int], *, sequence_parallel: bool) -> Ints:
+    """[operator rows, axes] the template of a mesh: Megatron's pattern on tp, the sequence on cp, experts on ep."""
     problem = evaluator.problem
     # The pattern depends on the degrees alone: one stage of the plan is enough.
-    node = replace(problem.cluster.nodes[0], num_devices=shape.dp * shape.tp, count=1)
-    small = replace(problem, cluster=replace(problem.cluster, nodes=(node,)))
-    space = PlanSpace(
-        replace(small, hints=Hints(fix=Fix(dp=shape.dp, tp=shape.tp, pp=1, num_micro_batches=shape.num_micro_batches))),
-        evaluator,
-    )
+    node = replace(problem.cluster.nodes[0], num_devices=math.prod(mesh.values()), count=1)
+    small = replace(problem, cluster=replace(problem.cluster, nodes=(node,), bandwidth_GBps=None))
+    fix = Fix(**{"cp": 1, "ep": 1, **mesh}, pp=1, num_micro_batches=shape.num_micro_batches)
+    space = PlanSpace(replace(small, hints=Hints(fix=fix)), evaluator)
     prefix = space.even_values(space.shapes[0], recompute="none", zero=0)
-    values = megatron_signatures(space, space.shapes[0], prefix, sequence_parallel=sequence_parallel)
-    chosen = space.signatures(values)
-    return chosen if cp == 1 else np.column_stack([chosen, _along_sequence(space)])
-
-
-def _along_sequence(space: PlanSpace) -> Ints:
-    """[operator rows] the signature that keeps dim 1 of the tokens split; keys and values are gathered."""
-    tables = space.evaluator.tables
-    tensors = space.problem.graph.tensors
-    found = np.zeros(len(tables.operators), dtype=np.int64)
-    for unit_type, unit in enumerate(space.linkage.types):
-        placed: dict[str, Placement] = {} if unit.boundary_in is None else {unit.boundary_in: 1}
-        for offset, table in enumerate(unit.signatures):
-            op = space.operator(unit_type, offset)
-            for name in op.inputs:
-                if tensors[name].role == "input":
-                    placed.setdefault(name, 1)
-            have = [placed.get(name, BROADCAST) for name in op.inputs]
-            first = next((i for i, h in enumerate(have) if h >= 0), None)
-            best = whole_signature(table)
-            if first is not None:
-                best = max(
-                    range(len(table)),
-                    key=lambda i: (
-                        table[i].inputs[first] == have[first] and table[i].outputs[0] != BROADCAST,
-                        sum(a == b for a, b in zip(table[i].inputs, have, strict=True)),
-                    ),
-                )
-            found[int(tables.spans[unit_type]) + offset] = best
-            for name, placement in zip(op.outputs, table[best].outputs, strict=True):
-                placed[name] = placement
-    return found
+    values = megatron_signatures(
+        space,
+        space.shapes[0],
+        prefix,
+        sequence_parallel=sequence_parallel,
+        expert_axis="ep" if "ep" in mesh else "",
+    )
+    return space.signatures(values)
 
 
 def _masks(evaluator: Evaluator, stack: str, recompute: str) -> Callable[[int], Mask]:
@@ -392,7 +375,7 @@ def _masks(evaluator: Evaluator, stack: str, recompute: str) -> Callable[[int], 
     return mask
 
 
-def _chunks(
+def chunks(
     evaluator: Evaluator, signatures: Ints, num_chunks: int, masks: Callable[[int], Mask]
 ) -> tuple[tuple[Segment, ...], ...]:
     """The layers spread as evenly as they can be; the outer chunks, which hold embedding and head, get less."""

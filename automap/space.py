@@ -21,9 +21,8 @@ from automap.meshes import Meshes, Shape
 from automap.plan import Plan
 from automap.price.arrays import SpaceArrays, compile_space
 from automap.price.batch import price_many
-from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, Segment
+from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, Segment, blank, by_type
 from automap.price.legality import draw_many, mode_mask, signature_mask
-from automap.price.skeleton import blank, by_type
 from automap.problem import Problem
 from automap.translate import same_choice, to_choice, to_plan
 from ir.graph import Operator

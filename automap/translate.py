@@ -25,8 +25,8 @@ from automap.plan import (
     parse_devices,
 )
 from automap.price.evaluator import Choice, Evaluator, Segment
-from automap.price.kernels import divides
 from automap.price.layout import Layout, build_layout
+from automap.price.placements import divides
 from automap.price.tables import OP_SIGNATURES, S_BATCH
 from ir.factors import parse_placement, placement_text, whole_signature
 from ir.graph import Operator

@@ -61,8 +61,10 @@ def validate(runs: Iterable[Run], on_progress: Callable[[int], None] = lambda _:
 
     Returns:
         {groups: {name: {n, mape, median, bias, spearman, memory_mape, band_coverage, band_half_width, infeasible,
-        assumed, regret_mean, regret_max, top1, num_choice_groups, unpriced: [{id, why}]}}}; null where nothing can
-        be said. bias is the mean signed error.
+        assumed, regret_mean, regret_max, regret3_mean, top1, num_choice_groups, unpriced: [{id, why}]}}}; null where
+        nothing can be said. bias is the mean signed error, band_coverage the share of runs inside the error band,
+        band_half_width the mean of its half-width over the estimate, regret3 the regret of who measures the three
+        plans ranked first and keeps the fastest.
     """
     groups: dict[str, list[Predicted]] = {}
     for number, run in enumerate(runs):
@@ -96,22 +98,32 @@ def summarize(rows: Sequence[Predicted]) -> dict[str, Any]:
         "assumed": sum(bool(row.assumed) for row in priced),
         "regret_mean": _mean(regrets),
         "regret_max": max(regrets, default=None),
+        "regret3_mean": _mean(choice_regrets(priced, measured=3)),
         "top1": _mean([float(r == 0.0) for r in regrets]),
         "num_choice_groups": len(regrets),
         "unpriced": [{"id": row.run.id, "why": row.why} for row in rows if row.why is not None],
     }
 
 
-def choice_regrets(rows: Sequence[Predicted]) -> list[float]:
-    """For every choice among measured plans: measured time of the plan ranked first over the best one's, minus one."""
+def choice_regrets(rows: Sequence[Predicted], *, measured: int = 1) -> list[float]:
+    """For every choice among measured plans: what is lost by choosing by the price.
+
+    Args:
+        rows: priced runs.
+        measured: of the plans ranked first, so many are measured and the fastest of them is taken.
+
+    Returns:
+        Measured time of the plan taken over that of the best one, minus one.
+    """
     choices: dict[tuple[Any, ...], list[Predicted]] = {}
     for row in rows:
         choices.setdefault(row.run.choice_group, []).append(row)
     found = []
     for group in choices.values():
         if len(group) >= MIN_CHOICES:
-            first = min(group, key=lambda row: row.step_time_s)
-            found.append(first.run.iteration_s / min(row.run.iteration_s for row in group) - 1.0)
+            first = sorted(group, key=lambda row: row.step_time_s)[:measured]
+            taken, best = (min(row.run.iteration_s for row in some) for some in (first, group))
+            found.append(taken / best - 1.0)
     return found
 
 
@@ -154,17 +166,24 @@ def _median(values: Sequence[float]) -> float | None:
 
 def table(document: Mapping[str, Any]) -> str:
     """The document of `validate` for people, one line a group."""
-    lines = [f"{'group':20}{'n':>5}{'mape':>8}{'median':>8}{'bias':>8}{'rank':>7}{'memory':>8}{'regret':>8}  unpriced"]
+    names = ("mape", "median", "bias", "rank", "inside", "band", "memory", "regret", "of 3")
+    lines = [f"{'group':20}{'n':>5}" + "".join(f"{name:>8}" for name in names) + "  unpriced"]
 
     def percent(value: float | None) -> str:
         return "-" if value is None else f"{100.0 * value:.1f}%"
 
     for name, g in document["groups"].items():
         rank = "-" if g["spearman"] is None else f"{g['spearman']:.3f}"
-        lines.append(
-            f"{name:20}{g['n']:5}{percent(g['mape']):>8}{percent(g['median']):>8}{percent(g['bias']):>8}{rank:>7}"
-            f"{percent(g['memory_mape']):>8}{percent(g['regret_mean']):>8}  {len(g['unpriced'])}"
+        band = "-" if g["band_half_width"] is None else f"±{percent(g['band_half_width'])}"
+        columns = (
+            *(percent(g[key]) for key in ("mape", "median", "bias")),
+            rank,
+            percent(g["band_coverage"]),
+            band,
+            *(percent(g[key]) for key in ("memory_mape", "regret_mean", "regret3_mean")),
         )
+        lines.append(f"{name:20}{g['n']:5}" + "".join(f"{c:>8}" for c in columns) + f"  {len(g['unpriced'])}")
+    lines.append("inside: share of runs in the error band; of 3: regret after measuring the three plans ranked first")
     reasons: dict[str, int] = {}
     for g in document["groups"].values():
         for row in g["unpriced"]:

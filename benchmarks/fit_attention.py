@@ -48,7 +48,9 @@ def main(path: Path) -> None:
 
         def of(part: Floats, device: Device = device, high: Floats = high) -> Floats:
             start = np.minimum(START, high)
-            return fit(lambda x: robust(np.log(predict(x, part, device) / part[:, 5])), start, LOW, high)
+            return fit(
+                lambda x, part_of: robust(np.log(predict(x, part, device) / part[:, 5]))[part_of], start, LOW, high
+            )
 
         left_out = np.zeros(len(rows))
         for out in folds(len(rows)):

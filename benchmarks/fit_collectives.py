@@ -1,4 +1,4 @@
-"""Fits the link curves of `automap.price.links` to measured collectives, and says how well they hold.
+"""Fits the link curves of `automap.price.communication` to measured collectives, and says how well they hold.
 
     python benchmarks/fit_collectives.py [collectives_measured.csv]
 
@@ -18,7 +18,7 @@ import numpy as np
 from fitting import Floats, errors, fit, folds, measured_device, measurements, robust, write
 
 from automap.cluster import known_links
-from automap.price.links import link_s
+from automap.price.communication import collective_s, host_link
 from automap.price.tables import COLLECTIVES
 
 NAMES = ("latency_us", "latency_growth", "efficiency", "small_group", "ramp")
@@ -36,7 +36,10 @@ def predict(x: Floats, rows: Floats, kind: int, rate: float, sizes: Floats | Non
     for ranks, data in rows[:, :2]:
         share = x[2] if sizes is None else x[len(NAMES) + int(np.flatnonzero(sizes == ranks)[0])]
         small = x[3] if sizes is None else 0.0
-        seconds.append(link_s(kind, ranks, data, np.array([x[0] * 1e-6, x[1], rate * share, small, x[4]])))
+        link = host_link(
+            int(ranks), latency_s=x[0] * 1e-6, growth=x[1], bytes_per_s=rate * share, small_group=small, ramp=x[4]
+        )
+        seconds.append(collective_s(kind, ranks, link, data))
     return np.array(seconds)
 
 
@@ -62,7 +65,7 @@ def main(path: Path) -> None:
 
         def of(part: Floats) -> Floats:
             return fit(
-                lambda x: robust(np.log(predict(x, part, kind, rate, sizes) / part[:, 2])),  # noqa: B023
+                lambda x, rows: robust(np.log(predict(x, part, kind, rate, sizes) / part[:, 2]))[rows],  # noqa: B023
                 start,  # noqa: B023
                 low,  # noqa: B023
                 high,  # noqa: B023

@@ -72,7 +72,7 @@ def main(path: Path) -> None:
 
         def of(part: Floats, device: Device = device, dtype: str = dtype, high: Floats = high) -> Floats:
             return fit(
-                lambda x: robust(np.log(predict(x, part, device, dtype) / part[:, 3]), 0.04),
+                lambda x, part_of: robust(np.log(predict(x, part, device, dtype) / part[:, 3]), 0.04)[part_of],
                 np.minimum(START, high),
                 LOW,
                 high,

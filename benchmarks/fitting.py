@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,8 @@ MEASURED = {
 """The device that a measured GPU is."""
 
 Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64] | slice
+EVERY = slice(None)
 
 
 def measurements(name: str) -> Path:
@@ -41,41 +43,50 @@ def measured_device(gpu: str) -> Device:
 
 
 def fit(
-    residuals: Callable[[Floats], Floats],
+    residuals: Callable[[Floats, Rows], Floats],
     start: Floats,
     low: Floats,
     high: Floats,
     *,
     steps: int = 40,
     ridge: Floats | float = 1e-6,
+    begin: Floats | None = None,
+    touched: Sequence[Rows] | None = None,
 ) -> Floats:
     """Constants that make the sum of squared residuals least.
 
     Args:
-        residuals: of the constants.
+        residuals: of the constants, for some of the rows.
         start: first guess, inside the bounds.
         low: least values.
         high: largest values.
         steps: at most so many.
         ridge: how strongly each constant, in units of its own size, is held at its start.
+        begin: where the search begins, if not at `start`.
+        touched: the rows that each constant can change; None = all.
     """
     scale = np.maximum(np.maximum(np.abs(start), 0.02 * (high - low)), 1e-9)
-    x = start.astype(float).copy()
+    x = (start if begin is None else begin).astype(float).copy()
     hold = np.sqrt(np.broadcast_to(np.asarray(ridge, dtype=float), x.shape))
 
-    def all_of(y: Floats) -> Floats:
-        return np.concatenate([residuals(y), hold * (y - start) / scale])
+    def held(y: Floats) -> Floats:
+        return hold * (y - start) / scale
 
-    r = all_of(x)
-    cost, damping = float(r @ r), 1e-2
+    def cost_of(r: Floats, y: Floats) -> float:
+        return float(r @ r + held(y) @ held(y))
+
+    r = residuals(x, EVERY)
+    cost, damping = cost_of(r, x), 1e-2
     for _ in range(steps):
-        jacobian = np.empty((len(r), len(x)))
+        jacobian = np.zeros((len(r), len(x)))
         for j in range(len(x)):
+            rows = EVERY if touched is None else touched[j]
             step = 1e-4 * scale[j] * (1.0 if x[j] + 1e-4 * scale[j] <= high[j] else -1.0)
             moved = x.copy()
             moved[j] += step
-            jacobian[:, j] = (all_of(moved) - r) / step * scale[j]
-        normal, gradient = jacobian.T @ jacobian, jacobian.T @ r
+            jacobian[rows, j] = (residuals(moved, rows) - r[rows]) / step * scale[j]
+        normal = jacobian.T @ jacobian + np.diag(hold**2)
+        gradient = jacobian.T @ r + hold * held(x)
         improved = False
         for _ in range(8):
             free = ~(((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0)))
@@ -83,14 +94,14 @@ def fit(
             move = np.zeros_like(x)
             move[free] = -np.linalg.solve(lhs, gradient[free])
             candidate = np.clip(x + move * scale, low, high)
-            trial = all_of(candidate)
-            if float(trial @ trial) < cost:
-                gain = cost - float(trial @ trial)
-                x, r, cost, improved = candidate, trial, float(trial @ trial), True
+            trial = residuals(candidate, EVERY)
+            if cost_of(trial, candidate) < cost:
+                gain = cost - cost_of(trial, candidate)
+                x, r, cost, improved = candidate, trial, cost_of(trial, candidate), True
                 damping = max(damping / 5, 1e-9)
                 break
             damping *= 5
-        if not improved or gain < 1e-7 * cost:
+        if not improved or gain < 1e-6 * cost:
             break
     return x
 

@@ -219,7 +219,10 @@ class _Finder:
             for name in self._op(index).inputs:
                 members |= self._layout_before(name, members)
         members |= self._layout_behind(second)
-        self._add("attention", members, self._group("softmax", middle))
+        # Unfused, the weights are written, and dropped out by a kernel of its own.
+        dropped = {i for i in weighting if self._op(i).kind == "Dropout"}
+        kept = {i for i in weighting if not any(i >= d for d in dropped)}
+        self._add("attention", members, self._group("softmax", {*scoring, anchor, *kept}))
 
     def _scores(self, anchor: int) -> tuple[int, set[int]] | None:
         """The one product that the operand of a softmax comes from, and what stands between."""

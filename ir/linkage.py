@@ -1,7 +1,8 @@
 """Linkage: which operators of a unit must be decided, and which follow without a conversion.
 
 In every unit type (see `ir.blocks`) some operators are *leaders*: contractions, embeddings and losses, operators that
-read what crosses into the unit, and joins of two groups. Every other operator follows the one that makes its first
+read what crosses into the unit, joins of two groups, and a Dropout of what may be a sum (it says whether the sum is
+reduced whole or scattered). Every other operator follows the one that makes its first
 activation input: for each signature of the leader its own signature is forced, the one that takes its inputs as they
 are (a linkage group in Auto-MAP's words). Parameter views follow their consumer.
 
@@ -112,7 +113,8 @@ def _link_unit(graph: Graph, span: range, incoming: str | None, outgoing: str | 
         if op.is_view:
             continue
         leaders = {group_of[producer[name]] for name in parents[k]}
-        if op.forward_flops.at(1) > 0 or incoming in op.inputs or len(leaders) != 1:
+        ends_sum = op.kind == "Dropout" and _may_be_sum(tables, producer, op.inputs[0])
+        if op.forward_flops.at(1) > 0 or incoming in op.inputs or len(leaders) != 1 or ends_sum:
             group_of[k] = k
         else:
             group_of[k] = group_of[producer[parents[k][0]]]
@@ -132,6 +134,11 @@ def _link_unit(graph: Graph, span: range, incoming: str | None, outgoing: str | 
         boundary_out=outgoing,
         core=_core(graph, ops, parents, producer),
     )
+
+
+def _may_be_sum(tables: Sequence[tuple[Signature, ...]], producer: dict[str, int], name: str) -> bool:
+    """Whether some signature leaves a tensor partial."""
+    return name in producer and any(PARTIAL in signature.outputs for signature in tables[producer[name]])
 
 
 def _activations(graph: Graph, op: Operator, producer: dict[str, int], ops: Sequence[Operator]) -> tuple[str, ...]:

@@ -145,6 +145,79 @@ def search(
 
 
 @app.command()
+def estimate(
+    model: ModelArgument,
+    cluster: Annotated[str | None, typer.Option(help="[NODESx]GPUSxDEVICE[@LINK], or a .json file.")] = None,
+    global_batch: Annotated[int | None, typer.Option(help="Samples of one optimizer step.")] = None,
+    dp: Annotated[int | None, typer.Option(help="Replicas; default: all devices that the others leave.")] = None,
+    tp: Annotated[int | None, typer.Option(help="Ranks that share every layer.")] = None,
+    pp: Annotated[int | None, typer.Option(help="Pipeline ranks; layers are spread evenly.")] = None,
+    cp: Annotated[int | None, typer.Option(help="Ranks that share the sequence.")] = None,
+    ep: Annotated[int | None, typer.Option(help="Ranks that share the experts: dp, or 1.")] = None,
+    micro_batch: Annotated[int | None, typer.Option(help="Samples of a replica at once; default: 1.")] = None,
+    virtual: Annotated[int | None, typer.Option(help="Stages a pipeline rank.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="1f1b, gpipe or interleaved, ...; default: 1f1b.")] = None,
+    zero: Annotated[int | None, typer.Option(help="ZeRO stage, 0 to 3.")] = None,
+    recompute: Annotated[str | None, typer.Option(help="none, selective or full.")] = None,
+    sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Between the products on tp.")] = False,
+    precision: PrecisionOption = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")] = None,
+    loss: LossOption = None,
+    trainer: Annotated[str | None, typer.Option(help="The training software; default: generic.")] = None,
+    hints: HintsOption = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens of a sample, of a zoo: model.")] = None,
+    dim: DimOption = None,
+    batch_dim: BatchDimOption = None,
+    parameters: ParametersOption = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="Price this file's plan, on its own cluster.")] = None,
+    output: OutputOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prices a plan that you made: step time, where it goes, memory, and why. Exit code 3: it does not fit."""
+    from service import estimation
+
+    _one_thread()
+    degrees: dict[str, Any] = {
+        "dp": dp,
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "ep": ep,
+        "micro_batch": micro_batch,
+        "virtual": virtual,
+    }
+    degrees |= {"schedule": schedule, "zero": zero, "recompute": recompute}
+    degrees["sequence_parallel"] = sequence_parallel or None
+    stated = {name: value for name, value in degrees.items() if value is not None}
+    training: dict[str, Any] = {
+        "global_batch": global_batch,
+        "precision": precision,
+        "optimizer": optimizer,
+        "loss": loss,
+    }
+    training["trainer"] = trainer
+    data, options = _model(model, dim, batch_dim, parameters)
+    request = JobRequest(
+        cluster=cluster,
+        training={name: value for name, value in training.items() if value is not None},
+        hints=_read_hints(hints),
+        model=estimation.with_sequence(options, seq_len),
+    )
+    if plan is None:
+        found = estimation.price_hand_made(data, request, stated)
+    else:
+        found = estimation.price_file(data, request, stated, plan)
+    _write_plan(found, output)
+    _print_json(found.to_json()) if as_json else typer.echo(estimation.page(found))
+    for line in () if as_json else found.warnings:
+        typer.echo(f"warning: {line}", err=True)
+    shortage = estimation.shortage(found)
+    if shortage is not None:
+        typer.echo(f"automap: {shortage}", err=True)
+        raise typer.Exit(3)
+
+
+@app.command()
 def inspect(
     model: ModelArgument,
     dim: DimOption = None,
@@ -482,19 +555,22 @@ def _read_hints(path: Path | None) -> dict[str, Any]:
     return document
 
 
-def _show_plan(plan: Plan, output: Path | None, *, as_json: bool) -> None:
-    from service.report import summary
-
-    document = plan.to_json()
+def _write_plan(plan: Plan, output: Path | None) -> None:
     if output is not None:
         try:
-            output.write_text(json.dumps(document, indent=1) + "\n")
+            output.write_text(json.dumps(plan.to_json(), indent=1) + "\n")
         except OSError as fault:
             raise PlanError(
                 f"cannot be written ({fault.strerror})", field="output", value=str(output), repair="Name another file."
             ) from None
+
+
+def _show_plan(plan: Plan, output: Path | None, *, as_json: bool) -> None:
+    from service.report import summary
+
+    _write_plan(plan, output)
     if as_json:
-        _print_json(document)
+        _print_json(plan.to_json())
         return
     for label, text in summary(plan):
         typer.echo(f"{label:9} {text}")

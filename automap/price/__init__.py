@@ -14,17 +14,24 @@ import platformdirs
 
 _SOURCES = (
     "tables",
+    "shapes",
+    "vectors",
     "communication",
-    "kernels",
+    "gemm",
+    "attention",
+    "placements",
+    "operators",
+    "kept",
+    "gradients",
+    "host",
+    "measured",
+    "unit",
     "schedule",
     "combine",
     "ahead",
     "arrays",
     "legality",
     "batch",
-    "gemm",
-    "attention",
-    "links",
 )
 
 

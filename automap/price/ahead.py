@@ -11,8 +11,9 @@ from numba import boolean, float64, int64, njit, void
 
 from automap.price.combine import R_COUNT, combine, overflow, step_time_s
 from automap.price.communication import L_COUNT, UNKNOWN
-from automap.price.kernels import TABLES, unit_cost
 from automap.price.tables import OP_INPUTS, OP_SIGNATURES, S_PLACES
+from automap.price.unit import unit_cost
+from automap.price.vectors import TABLES
 from ir.factors import BROADCAST, PARTIAL
 
 # Columns of a skeleton's rows.

@@ -35,10 +35,11 @@ from automap.price.arrays import (
 )
 from automap.price.combine import P_COUNT, P_ZERO, R_COUNT, combine, overflow, step_time_s
 from automap.price.communication import L_COUNT
-from automap.price.kernels import C_COUNT, MAX_AXES, TABLES, unit_cost
 from automap.price.legality import nth_cut
 from automap.price.schedule import INTERLEAVED
 from automap.price.tables import OP_SIGNATURES, S_PLACES
+from automap.price.unit import unit_cost
+from automap.price.vectors import C_COUNT, MAX_AXES, TABLES
 from ir.factors import BROADCAST, PARTIAL
 
 # What tells rows of unit costs apart within one plan.

@@ -19,7 +19,9 @@ from automap.price.communication import (
     V_RING_S,
     collective_s,
 )
-from automap.price.kernels import (
+from automap.price.schedule import run_schedule
+from automap.price.tables import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from automap.price.vectors import (
     C_BACKWARD,
     C_BACKWARD_COMM,
     C_BACKWARD_HOST,
@@ -39,8 +41,6 @@ from automap.price.kernels import (
     H_BANDWIDTH,
     MAX_AXES,
 )
-from automap.price.schedule import run_schedule
-from automap.price.tables import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
 # Slots of the settings vector.
 # P_SENT: bytes of a gradient on its way; P_UPDATE: bytes that the optimizer moves a parameter.

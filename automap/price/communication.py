@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 from numba import float64, int64, njit
 
 from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, SEND_RECV
@@ -49,6 +50,33 @@ def collective_s(kind: int, size: float, link: np.ndarray, data: float) -> float
     latency = link[V_RING_S] if kind in (ALL_GATHER, REDUCE_SCATTER) else link[V_TREE_S]
     x = share * data / link[V_BYTES_PER_S]
     return float(latency + x + link[V_RAMP] * math.sqrt(x * RAMP_UNIT_S))
+
+
+def host_link(
+    size: int, *, latency_s: float, growth: float, bytes_per_s: float, small_group: float, ramp: float
+) -> npt.NDArray[np.float64]:
+    """[V_COUNT] what `collective_s` takes of a group inside a host.
+
+        t = latency * (1 + growth * (n - 1)) + x + ramp * sqrt(x * 1 us)
+        x = factor * bytes / bandwidth * (1 + small_group / n)
+
+    Bare collectives (`automap/data/fitted/collectives.json`) and those of training steps differ in the constants alone.
+
+    Args:
+        size: ranks of the group, n.
+        latency_s: of two ranks.
+        growth: what each further rank adds to it, as a share.
+        bytes_per_s: achieved by a large group.
+        small_group: what small groups lack of it.
+        ramp: of the square root, which stands for NCCL's change of protocols between small and large messages.
+    """
+    vector = np.zeros(V_COUNT)
+    vector[V_BYTES_PER_S] = vector[V_GATHER_BYTES_PER_S] = bytes_per_s
+    if size > 1:
+        vector[V_RING_S] = vector[V_TREE_S] = latency_s * (1.0 + growth * (size - 1.0))
+        vector[V_BYTES_PER_S] = vector[V_GATHER_BYTES_PER_S] = bytes_per_s / (1.0 + small_group / size)
+        vector[V_RAMP] = ramp
+    return vector
 
 
 # Columns of a record of one collective.

@@ -1,4 +1,4 @@
-"""The fitted curves of devices and links as the vectors that `gemm_s`, `attention_s` and `link_s` take.
+"""The fitted curves of devices as the vectors that `gemm_s` and `attention_s` take.
 
 A device without measurements of its own runs the kernels of the kind that `curves_of` names, at its own datasheet
 rates. Knows no plan. Units: seconds, bytes, FLOP/s.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from automap.measured_blocks import device_seconds
 from automap.plan import DeviceMemory, Estimate, Plan, format_devices
 from automap.price.attention import A_FLOPS, A_HEAD, REFERENCE_HEAD
 from automap.price.combine import (
@@ -26,9 +27,10 @@ from automap.price.combine import (
     R_SYNC,
 )
 from automap.price.curves import attention_curve, gemm_curve
-from automap.price.evaluator import Choice, Evaluator
+from automap.price.evaluator import Choice, Evaluator, Outcome
 from automap.price.gemm import G_FLOPS
 from automap.price.tables import COLLECTIVES
+from automap.price.why import reasons
 from automap.problem import Problem
 from automap.translate import to_choice
 from ir.graph import Graph
@@ -51,8 +53,11 @@ def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None) -> E
 
 def estimate_choice(choice: Choice, evaluator: Evaluator) -> Estimate:
     """The estimate of a choice."""
+    return _estimate(choice, evaluator, evaluator.evaluate(choice))
+
+
+def _estimate(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> Estimate:
     problem = evaluator.problem
-    outcome = evaluator.evaluate(choice)
     step = outcome.step_time_s
     ranks = outcome.ranks
     slowest = max(range(len(ranks)), key=lambda r: (float(ranks[r, R_END]), -r))
@@ -101,24 +106,26 @@ def estimate_choice(choice: Choice, evaluator: Evaluator) -> Estimate:
 def lower_bound_s(problem: Problem) -> float:
     """No plan is faster: all measured seconds and all other FLOPs, the latter at the rates of the largest kernels."""
     graph, trainer, devices = problem.graph, problem.trainer, problem.cluster.num_devices
-    fused = {i for group in graph.fused if group.kind == "attention" for i in group.members}
-    measured_s = products = attention = 0.0
-    for index, op in enumerate(graph.operators):
-        flops = op.forward_flops.at(1) + op.backward_flops.at(1)
-        if op.measured_s is not None:
-            measured_s += sum(op.measured_s)
-        elif op.kind == "Attention" or (trainer.fused_attention and index in fused):
-            # A causal mask hides half of the keys.
-            attention += 0.5 * flops
-        else:
-            products += flops
     kinds = [problem.cluster.device(d) for d in range(devices)]
     product_rate = sum(float(gemm_curve(kind, problem.precision)[G_FLOPS]) for kind in kinds)
     curves = [attention_curve(kind, rate=trainer.attention_rate, portable=trainer.portable_attention) for kind in kinds]
     # Larger heads than the one at which the rate is stated are cheaper an element.
     attention_rate = sum(float(c[A_FLOPS] * (REFERENCE_HEAD + c[A_HEAD]) / REFERENCE_HEAD) for c in curves)
-    arithmetic = products / product_rate + attention / attention_rate
-    return problem.training.global_batch * (arithmetic + measured_s / devices)
+    fused = {i for group in graph.fused if group.kind == "attention" for i in group.members}
+    least: dict[str, float] = {}
+    for index, op in enumerate(graph.operators):
+        flops = op.forward_flops.at(1) + op.backward_flops.at(1)
+        if op.measured_s is not None:
+            least[op.name] = sum(op.measured_s) / devices
+        elif op.kind == "Attention" or (trainer.fused_attention and index in fused):
+            # A causal mask hides half of the keys.
+            least[op.name] = 0.5 * flops / attention_rate
+        else:
+            least[op.name] = flops / product_rate
+    total = sum(least.values())
+    for seconds, names in device_seconds(graph, problem.hints):
+        total += min(0.0, seconds / devices - sum(least[name] for name in names))
+    return problem.training.global_batch * total
 
 
 def sequence_length(graph: Graph) -> int | None:
@@ -130,9 +137,15 @@ def sequence_length(graph: Graph) -> int | None:
     return None
 
 
-def annotate(plan: Plan, estimate: Estimate, problem: Problem) -> Plan:
-    """`plan` with its estimate, a launch line and the reasons for its three largest costs."""
-    return replace(plan, estimate=estimate, launch=launch_line(problem), why=reasons(estimate))
+def annotate(plan: Plan, choice: Choice, evaluator: Evaluator) -> Plan:
+    """`plan`, which states `choice`, with its estimate, a launch line and the reasons for its three largest costs."""
+    outcome = evaluator.evaluate(choice)
+    return replace(
+        plan,
+        estimate=_estimate(choice, evaluator, outcome),
+        launch=launch_line(evaluator.problem),
+        why=reasons(choice, evaluator, outcome),
+    )
 
 
 def launch_line(problem: Problem) -> str:
@@ -143,30 +156,3 @@ def launch_line(problem: Problem) -> str:
         "--standalone" if len(hosts) == 1 else f"--nnodes={len(hosts)} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
     )
     return f"torchrun {where} --nproc-per-node={per_host} TRAIN.py --plan plan.json"
-
-
-def reasons(estimate: Estimate) -> tuple[str, ...]:
-    """The three largest parts of the step, in words."""
-    parts: dict[str, float] = {}
-    words = {
-        "all_reduce": "all-reduces inside the stages",
-        "all_gather": "all-gathers",
-        "reduce_scatter": "reduce-scatters",
-        "all_to_all": "all-to-alls",
-        "send_recv": "halo exchanges",
-        "pipeline": "exchanges between pipeline ranks",
-        "gradient_sync": "gradient reduction that the backward pass does not hide",
-    }
-    breakdown = estimate.breakdown_s
-    parts["arithmetic and memory traffic"] = breakdown["compute"]
-    parts["waiting in the pipeline"] = breakdown["bubble"]
-    parts["the optimizer"] = breakdown["optimizer"]
-    parts["host time of micro-batches and of the step"] = breakdown["overhead"]
-    for kind, seconds in breakdown["exposed_communication"].items():
-        parts[words[kind]] = seconds
-    largest = sorted(parts.items(), key=lambda item: -item[1])[:3]
-    return tuple(
-        f"{100 * seconds / estimate.step_time_s:.0f} % of the step ({seconds:.4g} s) is {name}"
-        for name, seconds in largest
-        if seconds > 0.0
-    )

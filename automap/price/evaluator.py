@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +37,8 @@ from automap.price.combine import (
     step_time_s,
 )
 from automap.price.communication import NO_RECORDS
-from automap.price.curves import shared
-from automap.price.kernels import C_COUNT, unit_cost
+from automap.price.curves import gemm_curve, shared
+from automap.price.gemm import G_FLOPS
 from automap.price.layout import Layout, build_layout
 from automap.price.schedule import KINDS
 from automap.price.tables import (
@@ -50,6 +51,8 @@ from automap.price.tables import (
     Tables,
     build_tables,
 )
+from automap.price.unit import unit_cost
+from automap.price.vectors import C_COUNT
 from automap.problem import Problem
 from ir.factors import BROADCAST, PARTIAL
 
@@ -76,6 +79,17 @@ class Segment:
     """[last - first, axes] signatures."""
     recomputed: Mask
     """[last - first]"""
+
+
+class UnitCall(NamedTuple):
+    """What `Evaluator.unit_row` is asked of one unit."""
+
+    segment: Segment
+    rank: int
+    incoming: Ints
+    """[axes] placement of the tensor that crosses into the unit."""
+    boundary_row: int
+    """Row of `operands` whose tensor crosses out of it, or -1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,9 +241,9 @@ class Evaluator:
             choice: what is priced.
             exact: simulate the schedule; otherwise bound it from below in closed form.
         """
-        rows, parts, whole = self._rows(choice)
+        calls, parts, whole = self.distinct_units(choice)
         tied = self.tied_rows(self.tied_homes(choice), choice.layout, choice.zero_axes)
-        return self.combine(choice, np.array(rows), np.array(parts, dtype=np.int64), np.array(whole), tied, exact=exact)
+        return self.combine(choice, self.unit_rows(choice, calls), parts, whole, tied, exact=exact)
 
     def combine(
         self, choice: Choice, costs: Floats, parts: Ints, whole: Mask, tied: Floats, *, exact: bool = True
@@ -309,18 +323,22 @@ class Evaluator:
                 yield number, segment, incoming
                 incoming = self.output_placement(segment, self.blocks.units[segment.unit].type, axes)
 
-    def _rows(self, choice: Choice) -> tuple[list[Floats], list[tuple[int, int, int]], list[bool]]:
-        """Unit costs, each computed once for equal units in equal surroundings."""
+    def distinct_units(self, choice: Choice) -> tuple[list[UnitCall], Ints, Mask]:
+        """What `unit_row` is asked of a choice, once for equal units in equal surroundings.
+
+        Returns:
+            The calls; [parts, 3] chunk, number of the call, how often it follows itself; [parts] whether the unit is
+            recomputed as a whole.
+        """
         before, previous = -1, -1
         seen: dict[tuple[object, ...], int] = {}
-        rows: list[Floats] = []
+        calls: list[UnitCall] = []
         parts: list[tuple[int, int, int]] = []
         whole: list[bool] = []
         num_ranks = len(choice.layout.stages)
         for number, segment, incoming in self.surroundings(choice):
             rank = number % num_ranks
             unit_type = self.blocks.units[segment.unit].type
-            boundary_row = int(self.tables.boundary_out[unit_type])
             # The unit type before and the place in the chunk are part of the key only so that equal plans add up in
             # the same order here and in `Skeleton`, to the last bit.
             key = (
@@ -334,12 +352,8 @@ class Evaluator:
                 0 if choice.layout.uniform else rank,
             )
             if key not in seen:
-                seen[key] = len(rows)
-                rows.append(
-                    self.unit_row(
-                        segment, rank, choice.layout, incoming, choice.samples, choice.zero_axes, boundary_row
-                    )
-                )
+                seen[key] = len(calls)
+                calls.append(UnitCall(segment, rank, incoming, int(self.tables.boundary_out[unit_type])))
             row = seen[key]
             if parts and parts[-1][CHUNK] == number and parts[-1][ROW] == row:
                 parts[-1] = (number, row, parts[-1][TIMES] + 1)
@@ -347,7 +361,24 @@ class Evaluator:
                 parts.append((number, row, 1))
                 whole.append(bool(segment.recomputed.all()))
             before, previous = unit_type, number
-        return rows, parts, whole
+        return calls, np.array(parts, dtype=np.int64), np.array(whole)
+
+    def unit_rows(self, choice: Choice, calls: Sequence[UnitCall]) -> Floats:
+        """[calls, C_COUNT] `unit_row` of each."""
+        return np.array(
+            [
+                self.unit_row(
+                    call.segment,
+                    call.rank,
+                    choice.layout,
+                    call.incoming,
+                    choice.samples,
+                    choice.zero_axes,
+                    call.boundary_row,
+                )
+                for call in calls
+            ]
+        )
 
     def tied_homes(self, choice: Choice) -> list[tuple[str, int, Segment, int, Segment]]:
         """Parameters read by two units of the choice: name, rank and segment of the one, of the other."""
@@ -466,7 +497,7 @@ class Evaluator:
         """[units] seconds of one sample, measured or by FLOPs and bytes: how heavy units are."""
         graph = self.problem.graph
         device = self.problem.cluster.device(0)
-        flops_rate = device.flops(self.problem.precision) * device.gemm_efficiency
+        flops_rate = float(gemm_curve(device, self.problem.precision)[G_FLOPS])
         bytes_rate = device.hbm_bandwidth_GBps * 1e9 * device.memory_efficiency
         weights = []
         for unit in self.blocks.units:
@@ -484,3 +515,14 @@ class Evaluator:
             weights.append(total)
         # No unit weighs nothing, so that sums over units rise strictly.
         return np.maximum(weights, 1e-9 * max(weights))
+
+
+def blank(evaluator: Evaluator, axes: int) -> Ints:
+    """Signatures with nothing decided."""
+    return np.full((len(evaluator.tables.operators), axes), -1, dtype=np.int64)
+
+
+def by_type(evaluator: Evaluator, chosen: Ints) -> Sequence[Ints]:
+    """Views of `chosen`, one a unit type."""
+    spans = evaluator.tables.spans
+    return [chosen[int(spans[t]) : int(spans[t + 1])] for t in range(evaluator.blocks.num_types)]

@@ -15,10 +15,17 @@ import numpy.typing as npt
 
 from automap.cluster import Cluster, Device, GroupLink, group_link
 from automap.price.attention import A_COUNT, A_FLOPS
-from automap.price.communication import V_BYTES_PER_S, V_COUNT, V_GATHER_BYTES_PER_S, V_RAMP, V_RING_S, V_TREE_S
+from automap.price.communication import (
+    V_BYTES_PER_S,
+    V_COUNT,
+    V_GATHER_BYTES_PER_S,
+    V_RING_S,
+    V_TREE_S,
+    host_link,
+)
 from automap.price.curves import attention_curve, gemm_curve, shared
 from automap.price.gemm import G_COUNT, G_FLOPS
-from automap.price.kernels import (
+from automap.price.vectors import (
     H_ATTENTION,
     H_BANDWIDTH,
     H_COUNT,
@@ -34,25 +41,13 @@ from automap.price.kernels import (
     H_LOSS,
     H_MISALIGNED,
     H_OVERLAP_EXPONENT,
+    H_REGATHERS,
     H_SCATTERED,
     H_WAIT_EXPONENT,
 )
 from automap.problem import Problem
 
 Floats = npt.NDArray[np.float64]
-
-NODE_OVER_DEVICE = 2.4
-"""Latency of a collective between hosts over that of two devices of one host (docs/cost-model-formulas.md)."""
-GROWTH = 0.2
-"""Latency that a further rank inside a host adds, as a share."""
-SMALL_GROUP = 0.3
-"""Rate that groups inside a host lack, over their ranks."""
-RAMP = 2.5
-"""Of the square root that stands for the change of protocols between small and large messages."""
-SEND_SHARE = 0.6
-"""Of the rate inside a host, what one device sends to another."""
-LEVEL_S = 25e-6
-"""Latency of a level of a tree between hosts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +60,7 @@ class StageLayout:
     links: Floats
     """[axes, V_COUNT]"""
     hardware: Floats
-    """[H_COUNT] of the slowest device and of the trainer, see `automap.price.kernels`."""
+    """[H_COUNT] of the slowest device and of the trainer, see `automap.price.vectors`."""
     capacity: float
     """Bytes of the smallest device that a plan may use."""
 
@@ -130,6 +125,7 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Floats:
     vector[H_WAIT_EXPONENT] = shared("group_wait_exponent")
     vector[H_OVERLAP_EXPONENT] = shared("overlap_exponent")
     vector[H_SCATTERED] = float(trainer.scattered_sends)
+    vector[H_REGATHERS] = float(trainer.regathers)
     vector[H_EXPOSED] = 1.0 - trainer.tensor_overlap
     return vector
 
@@ -179,17 +175,21 @@ def link_vector(link: GroupLink, gather_share: float) -> Floats:
     Inside a host small groups lack a part of the rate and small messages climb slowly; between hosts rings wait for
     every rank and trees for every level. ZeRO's gathers reach `gather_share` of the line rate there.
     """
-    vector = np.zeros(V_COUNT)
-    others = link.size - 1.0
     latency = shared("node_latency_us") * 1e-6
-    vector[V_BYTES_PER_S] = link.bytes_per_s
     if link.hosts > 1:
-        vector[V_RING_S] = latency + shared("ring_us") * 1e-6 * others
-        vector[V_TREE_S] = latency + LEVEL_S * math.log2(link.hosts)
-    elif link.size > 1:
-        vector[V_RING_S] = vector[V_TREE_S] = latency * (1.0 + GROWTH * others) / NODE_OVER_DEVICE
-        vector[V_BYTES_PER_S] /= 1.0 + SMALL_GROUP / link.size
-        vector[V_RAMP] = RAMP
+        vector = np.zeros(V_COUNT)
+        vector[V_BYTES_PER_S] = link.bytes_per_s
+        vector[V_RING_S] = latency + shared("ring_us") * 1e-6 * (link.size - 1.0)
+        vector[V_TREE_S] = latency + shared("tree_level_us") * 1e-6 * math.log2(link.hosts)
+    else:
+        vector = host_link(
+            link.size,
+            latency_s=latency / shared("node_over_device"),
+            growth=shared("latency_growth"),
+            bytes_per_s=link.bytes_per_s,
+            small_group=shared("small_group"),
+            ramp=shared("ramp"),
+        )
     is_between = link.hosts > 1
     vector[V_GATHER_BYTES_PER_S] = link.line_bytes_per_s * gather_share if is_between else vector[V_BYTES_PER_S]
     return vector
@@ -198,11 +198,15 @@ def link_vector(link: GroupLink, gather_share: float) -> Floats:
 def _send(cluster: Cluster, senders: Sequence[int], receivers: Sequence[int]) -> tuple[float, float]:
     """Latency and bandwidth of each sender when all send at once, device i to device i (or to its share)."""
     latency, bandwidth = 0.0, float("inf")
-    for i, sender in enumerate(senders):
-        link = group_link(cluster, (sender, receivers[i * len(receivers) // len(senders)]))
+    pairs = [(sender, receivers[i * len(receivers) // len(senders)]) for i, sender in enumerate(senders)]
+    if cluster.bandwidth_GBps is None:
+        # Pairs on the same two hosts are alike.
+        pairs = list({(cluster.node_of[a], cluster.node_of[b]): (a, b) for a, b in pairs}.values())
+    for sender, receiver in pairs:
+        link = group_link(cluster, (sender, receiver))
         latency = max(latency, float(link_vector(link, 1.0)[V_TREE_S]))
         host = cluster.hosts[cluster.node_of[sender]]
-        inside = SEND_SHARE * cluster.links[host.intra_node_link].bytes_per_s
+        inside = shared("send_share") * cluster.links[host.intra_node_link].bytes_per_s
         is_named = link.hosts > 1 or cluster.bandwidth_GBps is not None
         bandwidth = min(bandwidth, link.bytes_per_s if is_named else inside)
     return latency, bandwidth

@@ -23,7 +23,8 @@ from automap.price.arrays import (
     N_ZERO_SLOT,
     SPACE,
 )
-from automap.price.kernels import TABLES, divides
+from automap.price.placements import divides
+from automap.price.vectors import TABLES
 
 
 @njit(int64(float64[::1], int64, int64, int64, int64, int64), cache=True)

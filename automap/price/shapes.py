@@ -7,6 +7,7 @@ one factor divides one extent. Knows no plan. Units: elements.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -122,10 +123,15 @@ class Shapes:
             found = self._product(op, () if op.kind != "Attention" else (index,))
             if found is not None:
                 return self._piece(found, op, unit)
-        if op.forward_flops.at(1) > 0:
+        if op.forward_flops.at(1) > 0 or self._is_written_out:
             return Shape(kind=ROOFLINE, classes=none)
         is_loss = "Loss" in op.kind or (group is not None and group.kind == "loss")
         return Shape(kind=MEMORY, classes=none, loss=is_loss, heads=self._heads(index, op))
+
+    @functools.cached_property
+    def _is_written_out(self) -> bool:
+        """Whether memory-bound operators run as the graph has them: no trainer fuses convolutional networks."""
+        return any(op.kind == "BatchNormalization" for op in self.graph.operators)
 
     def _heads(self, index: int, op: Operator) -> int:
         """Operand 0 of the first operator of an attention that is not fused, if it has dims before the scores'."""

@@ -6,14 +6,12 @@ the rows that see it. Prices complete signatures to the same floats as `Evaluato
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from automap.price.ahead import look_ahead, row_costs
 from automap.price.evaluator import Choice, Evaluator, Floats, Ints, Outcome
-from automap.price.kernels import C_COUNT
 from automap.price.schedule import KINDS
+from automap.price.vectors import C_COUNT
 
 
 class Skeleton:
@@ -153,14 +151,3 @@ class Skeleton:
                 trial[members, axis] = signatures
                 tied[value] = self.evaluator.tied_rows(self._homes, self.choice.layout, self.choice.zero_axes, trial)
         return tied
-
-
-def blank(evaluator: Evaluator, axes: int) -> Ints:
-    """Signatures with nothing decided."""
-    return np.full((len(evaluator.tables.operators), axes), -1, dtype=np.int64)
-
-
-def by_type(evaluator: Evaluator, chosen: Ints) -> Sequence[Ints]:
-    """Views of `chosen`, one a unit type."""
-    spans = evaluator.tables.spans
-    return [chosen[int(spans[t]) : int(spans[t + 1])] for t in range(evaluator.blocks.num_types)]

@@ -1,6 +1,6 @@
 """Tables: a problem's graph as flat arrays, one row an operator of each unit type, for the compiled kernels.
 
-Everything here belongs to the problem and to no plan. Columns are named by the constants below; `kernels.py` reads
+Everything here belongs to the problem and to no plan. Columns are named by the constants below; `price/unit.py` reads
 them. Units: elements, bytes, FLOPs, seconds.
 """
 
@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from automap.measured_blocks import block_rows
 from automap.price.shapes import MEASURED, X_COUNT, Shapes
 from automap.problem import Problem
 from ir.blocks import Unit
@@ -40,6 +41,8 @@ MAX_DIMS = 8
 E_FIXED, E_SAMPLE, E_BYTES = range(3)
 # Columns of Tables.signatures.
 S_PLACES, S_DIVIDES, S_KIND, S_BATCH, S_CLASS = range(5)
+# Columns of Tables.blocks.
+Z_FIRST, Z_LAST, Z_TP, Z_SAMPLES, Z_FORWARD, Z_BACKWARD = range(6)
 
 ACTIVATION, PARAMETER, OTHER, BOUNDARY, CARRIED = range(5)
 """Roles in a unit; BOUNDARY is the tensor that crosses into it, CARRIED one that crosses many units (an encoder's
@@ -61,6 +64,7 @@ class Arrays(NamedTuple):
     exchanges: Floats
     places: Ints
     shapes: Floats
+    blocks: Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +86,8 @@ class Tables:
     """(placement, gradient placement) of each operand of each signature."""
     shapes: Floats
     """[operators, X_COUNT] what the time of each kernel depends on besides its bytes."""
+    blocks: Floats
+    """Measured times of whole units, see the Z_ columns; seconds."""
     boundary_out: Ints
     """unit type -> row of `operands` whose tensor crosses out of the unit, or -1."""
     core: npt.NDArray[np.bool_]
@@ -102,6 +108,7 @@ class Tables:
             exchanges=self.exchanges,
             places=self.places,
             shapes=self.shapes,
+            blocks=self.blocks,
         )
 
     def tensor_name(self, row: int) -> str:
@@ -334,6 +341,7 @@ def build_tables(problem: Problem, linkage: Linkage | None = None) -> Tables:
         exchanges=floats(builder.exchanges, 4),
         places=ints(builder.places, 2),
         shapes=floats(builder.shapes, X_COUNT),
+        blocks=floats(block_rows(problem.graph, problem.hints, linkage, builder.spans), 6),
         boundary_out=np.array(builder.boundary_out, dtype=np.int64),
         core=np.array(builder.core, dtype=np.bool_),
         names=tuple(builder.names),

@@ -6,10 +6,10 @@ from automap.price.batch import price_many
 from automap.price.combine import combine
 from automap.price.communication import convert
 from automap.price.gemm import gemm_s
-from automap.price.kernels import divides, unit_cost
 from automap.price.legality import count_signatures, draw_many
-from automap.price.links import link_s
+from automap.price.placements import divides
 from automap.price.schedule import run_schedule
+from automap.price.unit import unit_cost
 
 
 def main() -> None:
@@ -26,7 +26,6 @@ def main() -> None:
         count_signatures,
         gemm_s,
         attention_s,
-        link_s,
     ):
         assert kernel.signatures, kernel
 

@@ -310,6 +310,8 @@ class _Importer:
         outputs = [n if n and (i == 0 or n in uses or node.kind == "Split") else "" for i, n in enumerate(node.outputs)]
         while len(outputs) > 1 and not outputs[-1]:
             outputs.pop()
+        if node.kind == "Dropout" and len(outputs) == 1:
+            outputs.append(f"{outputs[0]}#mask")
         if node.kind == "Constant":
             tensor = node.attributes.get("value")
             if tensor is None:

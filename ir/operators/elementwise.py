@@ -251,11 +251,16 @@ def identity(ctx: Context) -> Result:
 
 @kind("Dropout")
 def dropout(ctx: Context) -> Result:
-    """Kept only where a plan for training with dropout is built; the mask is one byte an element and not listed."""
+    """In training: backward needs the mask, the second result, of one byte an element."""
     dims = ctx.rule.dims(ctx.tensor(0))
     ratio = ctx.floats("ratio", 1) or (0.5,)
     return Result(
-        [(0, dims)], [dims, dims], [ctx.tensor(0).dtype, "bool"], traffic=(1.0, 1.0), attributes={"ratio": ratio[0]}
+        [(0, dims)],
+        [dims, dims],
+        [ctx.tensor(0).dtype, "bool"],
+        traffic=(1.0, 1.0),
+        saved_outputs=(1,),
+        attributes={"ratio": ratio[0]},
     )
 
 

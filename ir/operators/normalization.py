@@ -124,7 +124,8 @@ def batch_norm(ctx: Context) -> Result:
         operands,
         [dims, channel, channel, channel, channel],
         [tensor.dtype] + ["float32"] * 4,
-        traffic=(1.0, 2.0),
+        # Forward reads the operand twice, for statistics and for the result; backward reads both twice.
+        traffic=(1.5, 2.5),
         saved_inputs=(0, 1),
     )
 

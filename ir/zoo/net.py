@@ -137,7 +137,13 @@ class Net:
         x = self.op("Reshape", [x], scope, shape=(1, length, heads, width // heads))
         return self.op("Transpose", [x], scope, perm=(0, 2, 3, 1) if transposed else (0, 2, 1, 3))
 
-    def attend(self, q: str, k: str, v: str, scope: str, *, mask: str = "", scale: bool = True) -> str:
+    def dropout(self, x: str, scope: str, percent: int) -> str:
+        """`torch.nn.Dropout` in training; nothing where it drops nothing."""
+        return self.ops("Dropout", [x], scope, 2, ratio=percent / 100)[0] if percent else x
+
+    def attend(
+        self, q: str, k: str, v: str, scope: str, *, mask: str = "", scale: bool = True, dropout_percent: int = 0
+    ) -> str:
         """Softmax attention of `[b, h, s, d]`, `[b, h, d, t]` and `[b, h, t, d]`, merged to `[b, s, (h d)]`."""
         size = self.shape(q)[-1]
         scores = self.op("MatMul", [q, k], scope)
@@ -145,18 +151,22 @@ class Net:
             scores = self.op("Mul", [scores, self.scalar("attention_scale", size**-0.5)], scope)
         if mask:
             scores = self.add(scores, mask, scope)
-        context = self.op("MatMul", [self.op("Softmax", [scores], scope, axis=-1), v], scope)
+        weights = self.dropout(self.op("Softmax", [scores], scope, axis=-1), scope, dropout_percent)
+        context = self.op("MatMul", [weights, v], scope)
         _, heads, length, size = self.shape(context)
         joined = self.op("Transpose", [context], scope, perm=(0, 2, 1, 3))
         return self.op("Reshape", [joined], scope, shape=(1, length, heads * size))
 
-    def fused_attention(self, x: str, scope: str, names: tuple[str, str], heads: int, mask: str = "") -> str:
+    def fused_attention(
+        self, x: str, scope: str, names: tuple[str, str], heads: int, *, mask: str = "", dropout_percent: int = 0
+    ) -> str:
         """Self-attention with one linear layer for queries, keys and values; it becomes pieces `#q`, `#k`, `#v`."""
         width = self.shape(x)[-1]
         fused = self.linear(x, f"{scope}.{names[0]}", 3 * width)
         q, k, v = self.ops("Split", [fused], scope, 3, axis=-1, split=(width,) * 3)
         q, k, v = (self.heads(t, scope, heads, transposed=t == k) for t in (q, k, v))
-        return self.linear(self.attend(q, k, v, scope, mask=mask), f"{scope}.{names[1]}", width)
+        y = self.attend(q, k, v, scope, mask=mask, dropout_percent=dropout_percent)
+        return self.linear(y, f"{scope}.{names[1]}", width)
 
     def conv(self, x: str, scope: str, out: int, kernel: int, *, stride: int = 1, pad: int = 0, bias: bool) -> str:
         """`torch.nn.Conv2d`."""

@@ -33,6 +33,8 @@ class Gpt:
     positions: int = 0
     """Rows of the table of positions; at least `seq_len`."""
     vocab_size: int = 50257
+    dropout_percent: int = 0
+    """Share of the activations that training drops behind embeddings, attention weights and each half layer."""
 
     def build(self, loss: str | None) -> Graph:
         """The graph."""
@@ -41,14 +43,18 @@ class Gpt:
         x = net.embedding(ids, "wte", self.vocab_size, self.hidden)
         rows = max(self.positions, self.seq_len)
         x = net.add(x, net.embedding(net.positions(self.seq_len), "wpe", rows, self.hidden))
+        x = net.dropout(x, "drop", self.dropout_percent)
         mask = net.causal_mask(self.seq_len)
         for i in _layers(self.layers):
             h = f"h.{i}"
             y = net.layer_norm(x, f"{h}.ln_1")
-            x = net.add(x, net.fused_attention(y, f"{h}.attn", ("c_attn", "c_proj"), self.heads, mask), h)
+            names, drop = ("c_attn", "c_proj"), self.dropout_percent
+            y = net.fused_attention(y, f"{h}.attn", names, self.heads, mask=mask, dropout_percent=drop)
+            x = net.add(x, net.dropout(y, f"{h}.attn", drop), h)
             y = net.linear(net.layer_norm(x, f"{h}.ln_2"), f"{h}.mlp.c_fc", self.ffn or 4 * self.hidden)
             y = net.op("Gelu", [y], f"{h}.mlp", approximate="tanh")
-            x = net.add(x, net.linear(y, f"{h}.mlp.c_proj", self.hidden), h)
+            y = net.dropout(net.linear(y, f"{h}.mlp.c_proj", self.hidden), f"{h}.mlp", drop)
+            x = net.add(x, y, h)
         logits = net.product(net.layer_norm(x, "ln_f"), "wte.weight", "lm_head")
         return _stretch(net.finish(logits, loss=loss), "h", self.layers)
 
@@ -155,6 +161,8 @@ class Bert:
     positions: int = 0
     """Rows of the table of positions; at least `seq_len`."""
     vocab_size: int = 30522
+    dropout_percent: int = 0
+    """Share of the activations that training drops behind embeddings, attention weights and each half layer."""
 
     def build(self, loss: str | None) -> Graph:
         """The graph."""
@@ -169,6 +177,7 @@ class Bert:
         places = net.embedding(net.positions(self.seq_len), f"{e}.position_embeddings", rows, self.hidden)
         x = net.add(x, net.embedding(kinds, f"{e}.token_type_embeddings", 2, self.hidden), e)
         x = net.layer_norm(net.add(x, places, e), f"{e}.LayerNorm", 1e-12)
+        x = net.dropout(x, e, self.dropout_percent)
         for i in _layers(self.layers):
             x = self._layer(net, x, seen, f"encoder.layer.{i}")
         head = "cls.predictions.transform"
@@ -183,11 +192,13 @@ class Bert:
         scope = f"{layer}.attention.self"
         q, k, v = (net.linear(x, f"{scope}.{name}", self.hidden) for name in ("query", "key", "value"))
         q, k, v = (net.heads(t, scope, self.heads, transposed=t == k) for t in (q, k, v))
-        y = net.attend(q, k, v, scope, mask=self._mask(net, seen, scope))
+        y = net.attend(q, k, v, scope, mask=self._mask(net, seen, scope), dropout_percent=self.dropout_percent)
         y = net.linear(y, f"{layer}.attention.output.dense", self.hidden)
+        y = net.dropout(y, f"{layer}.attention.output", self.dropout_percent)
         x = net.layer_norm(net.add(y, x, f"{layer}.attention.output"), f"{layer}.attention.output.LayerNorm", 1e-12)
         y = net.linear(x, f"{layer}.intermediate.dense", self.ffn or 4 * self.hidden)
         y = net.linear(net.op("Gelu", [y], f"{layer}.intermediate"), f"{layer}.output.dense", self.hidden)
+        y = net.dropout(y, f"{layer}.output", self.dropout_percent)
         return net.layer_norm(net.add(y, x, f"{layer}.output"), f"{layer}.output.LayerNorm", 1e-12)
 
     def _mask(self, net: Net, seen: str, scope: str) -> str:

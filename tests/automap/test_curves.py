@@ -9,16 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automap.cluster import known_devices
-from automap.price import attention, gemm, links
+from automap.price import attention, communication, gemm
 from automap.price.attention import attention_s
+from automap.price.communication import collective_s, host_link
 from automap.price.curves import attention_curve, fitted, gemm_curve
 from automap.price.gemm import gemm_s
-from automap.price.links import link_s
 from automap.price.tables import ALL_GATHER, ALL_REDUCE, COLLECTIVES
 
 DEVICES = {device.name: device for device in known_devices()}
 SIZE = st.integers(1, 70_000)
-LINK = np.array([8e-6, 0.2, 225e9, 0.3, 2.5])
+
+
+def host(size: int) -> Any:
+    return host_link(size, latency_s=8e-6, growth=0.2, bytes_per_s=225e9, small_group=0.3, ramp=2.5)
 
 
 def _never_falls(price: Callable[..., float], sizes: list[float]) -> None:
@@ -64,7 +67,8 @@ def test_larger_attention_takes_no_less_time(
 @settings(deadline=None, max_examples=60)
 @given(kind=st.sampled_from(range(len(COLLECTIVES))), ranks=st.integers(2, 4096), data=st.integers(1, 2**34))
 def test_more_bytes_take_no_less_time(kind: int, ranks: int, data: int) -> None:
-    assert link_s(kind, ranks, data + 1000.0, LINK) >= link_s(kind, ranks, float(data), LINK) > 0
+    link = host(ranks)
+    assert collective_s(kind, ranks, link, data + 1000.0) >= collective_s(kind, ranks, link, float(data)) > 0
 
 
 def _slower_and_faster(price: Callable[[Any], float], curve: Any, columns: tuple[int, ...]) -> None:
@@ -86,13 +90,13 @@ def test_faster_parts_take_less_time() -> None:
         attention_curve(device, rate=1.0, portable=False),
         (attention.A_FLOPS, attention.A_BYTES_PER_S),
     )
-    _slower_and_faster(lambda c: link_s(ALL_REDUCE, 8.0, 1e7, c), LINK, (links.K_BYTES_PER_S,))
+    _slower_and_faster(lambda c: collective_s(ALL_REDUCE, 8.0, c, 1e7), host(8), (communication.V_BYTES_PER_S,))
 
 
 def test_nothing_takes_no_time() -> None:
     device = DEVICES["A100-80GB"]
     assert gemm_s(0.0, 5.0, 5.0, 1.0, 2.0, 2.0, gemm_curve(device, "bf16")) == 0
-    assert link_s(ALL_GATHER, 1.0, 1e9, LINK) == 0
+    assert collective_s(ALL_GATHER, 1.0, host(1), 1e9) == 0
     curve = attention_curve(device, rate=1.0, portable=False)
     assert attention_s(1.0, 8.0, 8.0, 0.0, 0.0, 64.0, True, 2.0, curve, False) == 0
 

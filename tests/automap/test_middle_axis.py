@@ -19,7 +19,7 @@ from automap.plan import Plan
 from automap.prefix import BoundTable, Prefix
 from automap.price.combine import R_GRADIENTS, R_PARAMETERS, R_STATE
 from automap.price.estimate import estimate_choice, price
-from automap.price.kernels import C_GATHER, C_PARAMETERS, C_REDUCE, C_ZERO
+from automap.price.vectors import C_GATHER, C_PARAMETERS, C_REDUCE, C_ZERO
 from automap.problem import Problem
 from automap.space import PlanSpace
 from automap.templates import templates

@@ -8,7 +8,7 @@ import pytest
 from automap.errors import PlanError
 from automap.names import matches
 from automap.plan import Plan, format_devices, parse_devices, plan_schema
-from automap.price.estimate import annotate, estimate_choice, price
+from automap.price.estimate import annotate, price
 from automap.templates import templates
 
 
@@ -34,7 +34,7 @@ def test_random_plans_survive_json_and_satisfy_the_schema(gpt, space):
     for _ in range(40):
         values = s.random(rng)
         plan = s.decode(values)
-        plan = annotate(plan, estimate_choice(s.choice(values), s.evaluator), s.problem)
+        plan = annotate(plan, s.choice(values), s.evaluator)
         document = json.loads(json.dumps(plan.to_json()))
         schema.validate(document)
         again = Plan.from_json(document)

@@ -16,18 +16,11 @@ from automap.price.communication import KIND_COUNT, NO_RECORDS, V_BYTES_PER_S, V
 from automap.price.curves import attention_curve, gemm_curve, shared
 from automap.price.estimate import estimate_choice, lower_bound_s
 from automap.price.gemm import gemm_s
-from automap.price.kernels import (
-    C_BACKWARD,
-    C_BACKWARD_HOST,
-    C_FORWARD,
-    C_FORWARD_HOST,
-    C_PARAMETERS,
-    C_REDUCE,
-    product_s,
-)
 from automap.price.layout import link_vector
+from automap.price.operators import product_s
 from automap.price.shapes import X_BATCH, X_SHARE
 from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
+from automap.price.vectors import C_BACKWARD, C_BACKWARD_HOST, C_FORWARD, C_FORWARD_HOST, C_PARAMETERS, C_REDUCE
 from automap.problem import Problem
 from automap.space import PlanSpace
 from automap.templates import megatron_signatures

@@ -144,6 +144,24 @@ def test_regret_is_that_of_the_plan_ranked_first(tmp_path: Path) -> None:
     assert choice_regrets(predicted(tmp_path, (1.0, 3.0), (2.0, 2.0))) == [pytest.approx(0.5)]
 
 
+def test_measuring_the_first_three_takes_the_fastest_of_them(tmp_path: Path) -> None:
+    """Ranked 1, 2, 3, 4 by the price; measured 3.0, 2.5, 2.2 and, the best, 2.0."""
+    rows = predicted(tmp_path, (4.0, 2.0), (1.0, 3.0), (3.0, 2.2), (2.0, 2.5))
+    assert choice_regrets(rows) == [pytest.approx(0.5)]
+    assert choice_regrets(rows, measured=3) == [pytest.approx(0.1)]
+    assert choice_regrets(rows, measured=4) == [0.0]
+    found = summarize(rows)
+    assert found["regret3_mean"] == pytest.approx(0.1)
+    assert found["regret3_mean"] <= found["regret_mean"]
+
+
+def test_the_table_shows_how_well_the_band_holds(tmp_path: Path) -> None:
+    text = table({"groups": {"made-up": summarize(predicted(tmp_path, (1.0, 1.05), (2.0, 3.0)))}})
+    header, line, *_ = text.splitlines()
+    shown = dict(zip(header.split()[1:9], line.split()[1:9], strict=True))
+    assert (shown["inside"], shown["band"]) == ("50.0%", "±10.0%")
+
+
 def test_rank_correlation_with_ties() -> None:
     assert spearman([1, 2, 2, 4], [1, 3, 3, 9]) == pytest.approx(1.0)
     assert spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1.0)

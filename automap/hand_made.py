@@ -1,0 +1,207 @@
+"""Hand-made plans: the degrees that people name, as a plan in numbers.
+
+Batch on dp, weights on tp in Megatron's manner, the sequence on cp, experts on ep, layers spread evenly over pp.
+Degrees that the cluster, the batch or the model cannot be divided by are refused by name. Prices nothing. Units:
+samples.
+"""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.errors import PlanError
+from automap.meshes import Shape, divisors, expert_counts
+from automap.plan import ScheduleKind
+from automap.price.estimate import sequence_length
+from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator
+from automap.price.tables import OP_SIGNATURES, S_BATCH, S_DIVIDES
+from automap.published import Unpriced, chunks, mesh_of, signatures
+
+Ints = npt.NDArray[np.int64]
+
+SCHEDULES = tuple(kind for kind in typing.get_args(ScheduleKind) if kind != "explicit")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strategy:
+    """A plan as people state it."""
+
+    dp: int | None = None
+    """All ranks that split the batch; None = all devices that the other degrees leave."""
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    """Ranks of dp that share the experts of a layer."""
+    micro_batch: int = 1
+    """Samples of a micro-batch on one replica."""
+    virtual: int = 1
+    """Stages of each pipeline rank."""
+    schedule: str | None = None
+    """None = interleaved with virtual stages, else 1f1b."""
+    zero: int = 0
+    recompute: str = "none"
+    sequence_parallel: bool = False
+
+
+def hand_made(evaluator: Evaluator, strategy: Strategy) -> Choice:
+    """The choice that `strategy` names, on all devices of the cluster.
+
+    Raises:
+        PlanError: names the degree that does not fit, and what would.
+    """
+    problem = evaluator.problem
+    dp, kind = _degrees(evaluator, strategy), _schedule(strategy)
+    rows = dp * strategy.micro_batch
+    batch = problem.training.global_batch
+    if batch % rows:
+        each = divisors(batch // dp) if batch % dp == 0 else []
+        raise _refuse(
+            "micro_batch" if each else "dp",
+            strategy.micro_batch if each else dp,
+            f"the global batch of {batch} is no multiple of dp * micro_batch = {rows}",
+            f"Use a micro-batch of {_words(each)}." if each else "Use a global batch that dp divides.",
+        )
+    count = batch // rows
+    if kind == "interleaved" and count % strategy.pp:
+        raise _refuse(
+            "virtual",
+            strategy.virtual,
+            f"interleaved stages need a multiple of pp = {strategy.pp} micro-batches, not {count}",
+            "Change the micro-batch or the global batch, or leave out --virtual.",
+        )
+    middle = "cp" if strategy.cp > 1 else "ep" if strategy.ep > 1 else ""
+    shape = Shape(
+        pp=strategy.pp,
+        tp=strategy.tp,
+        dp=dp // strategy.ep,
+        num_micro_batches=count,
+        samples=rows,
+        middle=strategy.cp * strategy.ep,
+    )
+    mesh = mesh_of(shape, middle)
+    chosen = signatures(evaluator, shape, mesh, sequence_parallel=strategy.sequence_parallel)
+    if strategy.tp > 1:
+        _check_heads(evaluator, chosen, strategy.tp)
+    try:
+        parts = chunks(
+            evaluator,
+            chosen,
+            strategy.pp * strategy.virtual,
+            lambda unit_type: evaluator.masks(unit_type)[strategy.recompute],
+        )
+    except Unpriced as fault:
+        degree = "virtual" if strategy.virtual > 1 else "pp"
+        raise _refuse(degree, getattr(strategy, degree), str(fault), "Use fewer stages.") from None
+    return Choice(
+        axes=tuple(mesh),
+        layout=evaluator.layout(tuple(mesh.values()), strategy.pp),
+        num_micro_batches=count,
+        samples=rows,
+        kind=kind,
+        chunks=parts,
+        zero=strategy.zero if dp * strategy.cp > 1 else 0,
+        zero_axes=np.array([size > 1 and axis != "tp" for axis, size in mesh.items()]),
+    )
+
+
+def _degrees(evaluator: Evaluator, strategy: Strategy) -> int:
+    """The data-parallel degree, all others checked."""
+    for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "virtual"):
+        value = getattr(strategy, name)
+        if value is not None and value < 1:
+            raise _refuse(name, value, "must be positive", "Give 1 or more, or leave it out.")
+    devices = evaluator.problem.cluster.num_devices
+    others = strategy.tp * strategy.pp * strategy.cp
+    if devices % others:
+        name = next(n for n in ("tp", "pp", "cp") if getattr(strategy, n) > 1)
+        raise _refuse(
+            name,
+            getattr(strategy, name),
+            f"tp * pp * cp = {others} does not divide the {devices} devices of the cluster",
+            f"Make their product one of {_words(divisors(devices))}.",
+        )
+    dp = devices // others
+    if strategy.dp not in (None, dp):
+        raise _refuse(
+            "dp",
+            strategy.dp,
+            f"dp * tp * pp * cp = {strategy.dp * others} is not the number of devices, {devices}",
+            f"Use dp = {dp}, or leave it out.",
+        )
+    if strategy.ep > 1:
+        _check_experts(evaluator, strategy, dp)
+    length = sequence_length(evaluator.problem.graph)
+    if strategy.cp > 1 and (length is None or length % strategy.cp):
+        has = "the model has no sequence" if length is None else f"does not divide the sequence of {length} tokens"
+        repair = "Leave it out." if length is None else f"Use one of {_words(divisors(length))}."
+        raise _refuse("cp", strategy.cp, has, repair)
+    if not 0 <= strategy.zero <= 3:
+        raise _refuse("zero", strategy.zero, "no such ZeRO stage", "Give 0 to 3.")
+    if strategy.recompute not in RECOMPUTE_MODES:
+        raise _refuse("recompute", strategy.recompute, "no such mode", f"Use one of {', '.join(RECOMPUTE_MODES)}.")
+    return dp
+
+
+def _schedule(strategy: Strategy) -> str:
+    kind = strategy.schedule or ("interleaved" if strategy.virtual > 1 else "1f1b")
+    if kind not in SCHEDULES:
+        raise _refuse("schedule", kind, "no such schedule", f"Use one of {', '.join(SCHEDULES)}.")
+    if (kind == "interleaved") != (strategy.virtual > 1):
+        repair = "Give --virtual 2 or more." if kind == "interleaved" else "Use interleaved, or leave one of them out."
+        raise _refuse("schedule", kind, f"does not go with {strategy.virtual} stages a rank", repair)
+    return kind
+
+
+def _check_heads(evaluator: Evaluator, chosen: Ints, tp: int) -> None:
+    """Refuses a tp that leaves the products inside attention whole, or divides no product at all."""
+    tables, graph = evaluator.tables, evaluator.problem.graph
+    attention = {i for group in graph.fused if group.kind == "attention" for i in group.members}
+    divided = False
+    for unit_type in range(evaluator.blocks.num_types):
+        start = evaluator.blocks.representative(unit_type).start
+        for offset, row in enumerate(tables.rows(unit_type)):
+            op = graph.operators[start + offset]
+            if op.forward_flops.at(1) == 0.0:
+                continue
+            signature = tables.operators[row, OP_SIGNATURES] + chosen[row, -1]
+            splits = bool(tables.signatures[signature, S_DIVIDES]) and not tables.signatures[signature, S_BATCH]
+            divided = divided or splits
+            if start + offset in attention and not splits:
+                tensor = graph.tensors[op.outputs[0]]
+                heads = [size for dim, size in enumerate(tensor.shape[:-2]) if dim != tensor.batch_dim]
+                number = int(np.prod(heads))
+                raise _refuse(
+                    "tp",
+                    tp,
+                    f"does not divide the {number} heads of {op.name}",
+                    f"Use one of {_words(divisors(number))}.",
+                )
+    if not divided:
+        raise _refuse("tp", tp, "divides no product of the model", "Use a smaller tp, or 1.")
+
+
+def _check_experts(evaluator: Evaluator, strategy: Strategy, dp: int) -> None:
+    """Refuses an ep that does not divide the experts, or the ranks that split the batch."""
+    if strategy.cp > 1:
+        raise _refuse("ep", strategy.ep, "does not go with cp: a mesh has one of them", "Leave out --ep or --cp.")
+    counts = expert_counts(evaluator.problem.graph)
+    if not counts:
+        raise _refuse("ep", strategy.ep, "the model has no experts", "Leave it out.")
+    usable = [d for d in divisors(dp) if any(count % d == 0 for count in counts)]
+    if strategy.ep not in usable:
+        both = f"does not divide dp = {dp} and the {' or '.join(map(str, counts))} experts of a layer"
+        raise _refuse("ep", strategy.ep, both, f"Use one of {_words(usable)}.")
+
+
+def _words(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _refuse(field: str, value: Any, message: str, repair: str) -> PlanError:
+    return PlanError(message, field=field, value=value, repair=repair)

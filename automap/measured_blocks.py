@@ -1,0 +1,92 @@
+"""Blocks whose time the user measured: which units of the graph they are. Units: seconds, samples of a replica."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from automap.errors import ProblemError
+from automap.hints import Hints
+from automap.names import matches, matches_operator
+from ir.graph import Graph
+from ir.linkage import Linkage
+
+
+def instance(scope: str, name: str) -> str | None:
+    """The module named by the glob `scope` that holds the operator `name`, or None."""
+    if not matches(scope, name):
+        return None
+    path, _, _ = name.partition("/")
+    ends = [i for i, letter in enumerate(path) if letter == "."] + [len(path)]
+    return next((path[:end] for end in ends if matches_operator(scope, path[:end])), name)
+
+
+def block_rows(graph: Graph, hints: Hints, linkage: Linkage, spans: Sequence[int]) -> list[list[float]]:
+    """Rows of `Tables.blocks`: first and one past the last operator row, tp, samples, forward and backward seconds.
+
+    Args:
+        graph: of the problem.
+        hints: whose `measured_blocks` are placed.
+        linkage: of the graph.
+        spans: operator rows of each unit type.
+
+    Raises:
+        ProblemError: a block is no unit between two cuts, or only some of equal units are named.
+    """
+    rows = []
+    for number, block in enumerate(hints.measured_blocks):
+        field = f"hints.measured_blocks[{number}].scope"
+        units, named = linkage.blocks.units, {}
+        blocks: dict[str, set[int]] = {}
+        for index, unit in enumerate(units):
+            products = [op for op in graph.operators[unit.start : unit.stop] if op.forward_flops.at(1) > 0.0]
+            modules = {instance(block.scope, op.name) for op in products}
+            for module in modules - {None}:
+                blocks.setdefault(str(module), set()).add(index)
+            if modules and modules != {None}:
+                named[index] = modules
+        if any(len(modules) != 1 for modules in named.values()) or any(len(found) != 1 for found in blocks.values()):
+            raise ProblemError(
+                "its modules are no blocks between two places where the graph can be cut",
+                field=field,
+                value=block.scope,
+                repair=f"Name one module of each repeated block, as in {_example(graph, linkage)!r}.",
+            )
+        types = {units[index].type for index in named}
+        if not types or any(unit.type in types and index not in named for index, unit in enumerate(units)):
+            raise ProblemError(
+                "names only some of equal blocks" if types else "names no product",
+                field=field,
+                value=block.scope,
+                repair=f"Name all of them, as in {_example(graph, linkage)!r}.",
+            )
+        times = [float(block.tp), float(block.samples), block.forward_s, block.backward_s]
+        rows += [[float(spans[kind]), float(spans[kind + 1]), *times] for kind in sorted(types)]
+    return rows
+
+
+def device_seconds(graph: Graph, hints: Hints) -> list[tuple[float, list[str]]]:
+    """Of each measured block: the least device-seconds of a sample, forward and backward, and its operators."""
+    found: list[tuple[float, list[str]]] = []
+    for scope in dict.fromkeys(block.scope for block in hints.measured_blocks):
+        least = min(b.tp * (b.forward_s + b.backward_s) / b.samples for b in hints.measured_blocks if b.scope == scope)
+        names: dict[str, list[str]] = {}
+        for op in graph.operators:
+            module = instance(scope, op.name)
+            if module is not None:
+                names.setdefault(module, []).append(op.name)
+        found += [(least, inside) for inside in names.values()]
+    return found
+
+
+def _example(graph: Graph, linkage: Linkage) -> str:
+    kinds = [unit.type for unit in linkage.blocks.units]
+    repeated = linkage.blocks.representative(max(set(kinds), key=kinds.count))
+    paths = [
+        op.scope.split(".") for op in graph.operators[repeated.start : repeated.stop] if op.forward_flops.at(1) > 0.0
+    ]
+    common = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append("*" if parts[0].isdigit() else parts[0])
+    return ".".join(common) or "layers.*"

@@ -1,0 +1,73 @@
+"""Slots of the vectors that the kernels hand on: costs of a unit, hardware; and numba's type of the tables.
+
+Units: seconds, bytes, samples, elements.
+"""
+
+from __future__ import annotations
+
+from numba import float64, int64, types
+
+from automap.price.attention import A_COUNT
+from automap.price.communication import KIND_COUNT
+from automap.price.gemm import G_COUNT
+from automap.price.tables import Arrays
+
+# Slots of the result of unit_cost.
+C_FORWARD, C_BACKWARD, C_RECOMPUTE, C_PARAMETERS, C_ZERO, C_SAVED, C_LIVE, C_WORKSPACE, C_BOUNDARY = range(9)
+C_FORWARD_COMM = 9
+C_BACKWARD_COMM = C_FORWARD_COMM + KIND_COUNT
+C_RECOMPUTE_COMM = C_BACKWARD_COMM + KIND_COUNT
+C_REDUCE = C_RECOMPUTE_COMM + KIND_COUNT
+MAX_AXES = 4
+C_FORWARD_HOST = C_REDUCE + MAX_AXES
+C_BACKWARD_HOST = C_FORWARD_HOST + 1
+C_GATHER = C_BACKWARD_HOST + 1
+C_COUNT = C_GATHER + MAX_AXES
+"""C_REDUCE + axis: local elements of parameter gradients that are reduced over that axis once a step; C_GATHER + axis:
+those of parameters that ZeRO gathers over it. Where several axes take part, the inner ones come first, and an outer one
+carries what a rank is left with behind them. C_FORWARD_HOST, C_BACKWARD_HOST: what the device waits for its host,
+recomputation included."""
+
+# Slots of the hardware vector: the curves, then memory bytes/s; passes of memory-bound kernels and of the loss over
+# their bytes; seconds of the smallest kernel; bytes of an element; products whose dims are no multiples of 8, over
+# others; launches of a softmax that the fused kernel refuses; host seconds a kernel, backward over forward, and a
+# collective; how its wait grows with the group; the exponent in which host and device overlap; the part of the
+# collectives that nothing hides; 1 where each rank sends its part of a tensor that is whole on an axis; 1 where a
+# gathered operand is kept as the rank's own part and gathered again.
+H_GEMM, H_ATTENTION = 0, G_COUNT
+(
+    H_BANDWIDTH,
+    H_ELEMENTWISE,
+    H_LOSS,
+    H_KERNEL_S,
+    H_ELEMENT,
+    H_MISALIGNED,
+    H_FALLBACK,
+    H_HOST_S,
+    H_HOST_BACKWARD,
+    H_HOST_COLLECTIVE_S,
+    H_WAIT_EXPONENT,
+    H_OVERLAP_EXPONENT,
+    H_EXPOSED,
+    H_SCATTERED,
+    H_REGATHERS,
+) = range(G_COUNT + A_COUNT, G_COUNT + A_COUNT + 15)
+H_COUNT = H_REGATHERS + 1
+
+
+TABLES = types.NamedTuple(
+    (
+        int64[:, ::1],
+        float64[:, ::1],
+        int64[:, ::1],
+        int64[:, ::1],
+        float64[:, ::1],
+        int64[:, ::1],
+        float64[:, ::1],
+        int64[:, ::1],
+        float64[:, ::1],
+        float64[:, ::1],
+    ),
+    Arrays,
+)
+"""Numba's type of `Tables.arrays`."""

@@ -1,0 +1,45 @@
+"""Published runs, prepared so that the price of each can be asked again and again while constants move.
+
+What depends on a run alone (the units of its plan, their signatures and surroundings) is found once; what depends on
+devices, links, trainers and the shared constants is found anew on every call, by the price's own functions.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from automap.price.evaluator import Evaluator, Outcome
+from automap.price.layout import Layout, build_layout
+from automap.published import Run, case_of
+
+
+class PricedRun:
+    """One run; making it raises `Unpriced` where the price has nothing to say."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        case = case_of(run)
+        self.problem = case.problem
+        self.choice = case.choice
+        self._tables = case.evaluator.tables
+        self._stages = [(stage.devices, tuple(int(s) for s in stage.axes)) for stage in case.choice.layout.stages]
+        problem, first = case.problem, self._stages[0][1]
+        document = json.dumps(problem.cluster.to_json(), sort_keys=True)
+        self._where = (document, problem.trainer.name, problem.precision, first, len(self._stages))
+        self._calls, self._parts, self._whole = case.evaluator.distinct_units(case.choice)
+        homes = case.evaluator.tied_homes(case.choice)
+        self._tied = case.evaluator.tied_rows(homes, case.choice.layout, case.choice.zero_axes)
+
+    def price(self, layouts: dict[object, Layout]) -> Outcome:
+        """The outcome under the constants as they are now.
+
+        Args:
+            layouts: of other runs under the same constants; filled.
+        """
+        evaluator = Evaluator(self.problem, self._tables)
+        if self._where not in layouts:
+            layouts[self._where] = build_layout(self.problem, self._stages)
+        choice = replace(self.choice, layout=layouts[self._where])
+        costs = evaluator.unit_rows(choice, self._calls)
+        return evaluator.combine(choice, costs, self._parts, self._whole, self._tied)

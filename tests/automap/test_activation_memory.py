@@ -1,0 +1,54 @@
+"""Activations of a transformer layer against the closed forms of arXiv 2205.05198, Table 2."""
+
+from __future__ import annotations
+
+import pytest
+
+from automap.cluster import parse_cluster
+from automap.price.evaluator import Evaluator
+from automap.price.vectors import C_SAVED
+from automap.problem import Problem
+from automap.space import PlanSpace
+from automap.templates import megatron_signatures
+from ir import zoo
+
+LENGTH, HIDDEN, HEADS, BATCH = 512, 256, 8, 4
+SCORES = 5 * HEADS * LENGTH / HIDDEN
+
+
+def _layer_bytes(tp: int, *, sequence_parallel: bool, recompute: str, trainer: str) -> float:
+    """Of the third layer, in multiples of sequence x batch x hidden."""
+    spec = f"gpt:layers=4,hidden={HIDDEN},heads={HEADS},seq_len={LENGTH},vocab_size=1024,dropout_percent=10"
+    training = {"global_batch": BATCH, "precision": "fp16", "trainer": trainer}
+    problem = Problem.build(zoo.build(spec), parse_cluster(f"1x{tp}xA100-80GB"), training)
+    evaluator = Evaluator(problem)
+    space = PlanSpace(problem, evaluator)
+    shape = next(s for s in space.shapes if (s.tp, s.pp, s.num_micro_batches) == (tp, 1, 1))
+    prefix = space.even_values(shape, recompute=recompute, zero=0)
+    choice = space.choice(megatron_signatures(space, shape, prefix, sequence_parallel=sequence_parallel))
+    calls, parts, _ = evaluator.distinct_units(choice)
+    middle = max(parts, key=lambda part: part[2])[1]
+    return float(evaluator.unit_rows(choice, calls)[middle, C_SAVED]) / (LENGTH * BATCH * HIDDEN)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("sequence_parallel", "recompute", "expected"),
+    [
+        (False, "none", lambda t: 10 + (24 + SCORES) / t),
+        (True, "none", lambda t: (34 + SCORES) / t),
+        (True, "selective", lambda t: 34 / t),
+        (False, "full", lambda t: 2.0),
+        (True, "full", lambda t: 2 / t),
+    ],
+)
+def test_a_layer_keeps_what_the_paper_counts(tp, sequence_parallel, recompute, expected):
+    found = _layer_bytes(tp, sequence_parallel=sequence_parallel, recompute=recompute, trainer="megatron-lm")
+    assert found == pytest.approx(expected(tp))
+
+
+def test_only_a_trainer_that_gathers_again_keeps_its_own_part():
+    """Two products read a gathered input of two bytes an element."""
+    again = _layer_bytes(4, sequence_parallel=True, recompute="none", trainer="megatron-lm")
+    whole = _layer_bytes(4, sequence_parallel=True, recompute="none", trainer="deepspeed")
+    assert whole - again == pytest.approx(4 * (1 - 1 / 4))
