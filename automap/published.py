@@ -339,7 +339,14 @@ def signatures(evaluator: Evaluator, shape: Shape, mesh: Mapping[str, int], *, s
     # The pattern depends on the degrees alone: one stage of the plan is enough.
     node = replace(problem.cluster.nodes[0], num_devices=math.prod(mesh.values()), count=1)
     small = replace(problem, cluster=replace(problem.cluster, nodes=(node,), bandwidth_GBps=None))
-    fix = Fix(**{"cp": 1, "ep": 1, **mesh}, pp=1, num_micro_batches=shape.num_micro_batches)
+    fix = Fix(
+        dp=mesh["dp"],
+        tp=mesh["tp"],
+        pp=1,
+        cp=mesh.get("cp", 1),
+        ep=mesh.get("ep", 1),
+        num_micro_batches=shape.num_micro_batches,
+    )
     space = PlanSpace(replace(small, hints=Hints(fix=fix)), evaluator)
     prefix = space.even_values(space.shapes[0], recompute="none", zero=0)
     values = megatron_signatures(
