@@ -20,9 +20,8 @@ from automap.counting import count_decades
 from automap.meshes import Meshes, Shape
 from automap.plan import Plan
 from automap.price.arrays import SpaceArrays, compile_space
-from automap.price.batch import price_many
 from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, Segment, blank, by_type
-from automap.price.legality import draw_many, mode_mask, signature_mask
+from automap.price.legality import mode_mask, signature_mask
 from automap.problem import Problem
 from automap.translate import same_choice, to_choice, to_plan
 from ir.graph import Operator
@@ -312,6 +311,8 @@ class PlanSpace:
             [n, 2] seconds of a step, and the largest share of its memory by which a device overflows (at most 0 where
             the plan fits); the floats of `Evaluator.evaluate`.
         """
+        from automap.price.batch import price_many  # who prices one plan need not load it
+
         out = np.empty((len(values), 2))
         price_many(self.evaluator.tables.arrays, self.arrays, np.ascontiguousarray(values, dtype=np.int64), out)
         return out
@@ -327,6 +328,8 @@ class PlanSpace:
 
     def random_batch(self, rng: np.random.Generator, count: int) -> Ints:
         """[count, slots] plans drawn like `random`, in one compiled call."""
+        from automap.price.draw import draw_many
+
         rows, chances = self._shape_chances
         values = np.zeros((count, len(self.slots)), dtype=np.int64)
         values[:, : self.first_cut] = rows[rng.choice(len(rows), size=count, p=chances)]

@@ -32,6 +32,7 @@ _SOURCES = (
     "arrays",
     "legality",
     "batch",
+    "draw",
 )
 
 

@@ -35,7 +35,6 @@ from automap.price.arrays import (
 )
 from automap.price.combine import P_COUNT, P_ZERO, R_COUNT, combine, overflow, step_time_s
 from automap.price.communication import L_COUNT
-from automap.price.legality import nth_cut
 from automap.price.schedule import INTERLEAVED
 from automap.price.tables import OP_SIGNATURES, S_PLACES
 from automap.price.unit import unit_cost
@@ -45,6 +44,26 @@ from ir.factors import BROADCAST, PARTIAL
 # What tells rows of unit costs apart within one plan.
 K_TYPE, K_MODE, K_RANK, K_BEFORE, K_OPENS, K_INCOMING = range(6)
 K_COUNT = K_INCOMING + MAX_AXES
+
+
+@njit(int64(float64[::1], int64, int64, int64, int64, int64), cache=True)
+def nth_cut(weight, start, low, high, chunks_left, number):
+    """The end in [low, high] that is `number`-th nearest to an even share of what is left behind unit `start`.
+
+    Of two that are equally near the left one comes first.
+    """
+    target = weight[start] + (weight[weight.shape[0] - 1] - weight[start]) / chunks_left
+    right = low + np.searchsorted(weight[low : high + 1], target)
+    left = right - 1
+    found = low
+    for _ in range(number + 1):
+        if left >= low and (right > high or abs(weight[left] - target) <= abs(weight[right] - target)):
+            found = left
+            left -= 1
+        else:
+            found = right
+            right += 1
+    return found
 
 
 @njit(
