@@ -306,6 +306,9 @@ class GroupLink:
     hosts: int
     bytes_per_s: float
     """Of each device; a ring's slowest part."""
+    exchange_bytes_per_s: float
+    """Of each device that sends an equal part to every other: what leaves its host goes through its own share of the
+    NICs."""
     line_bytes_per_s: float
     """Line rate of the NICs that the group has on a host."""
 
@@ -318,12 +321,13 @@ def group_link(cluster: Cluster, ranks: Sequence[int]) -> GroupLink:
     """
     size = len(ranks)
     if size <= 1:
-        return GroupLink(size=1, hosts=1, bytes_per_s=float("inf"), line_bytes_per_s=float("inf"))
+        endless = float("inf")
+        return GroupLink(size=1, hosts=1, bytes_per_s=endless, exchange_bytes_per_s=endless, line_bytes_per_s=endless)
     by_node: dict[int, int] = {}
     for rank in ranks:
         node = cluster.node_of[rank]
         by_node[node] = by_node.get(node, 0) + 1
-    bandwidth = line = float("inf")
+    bandwidth = exchange = line = float("inf")
     for node, here in by_node.items():
         host = cluster.hosts[node]
         intra, inter = cluster.links[host.intra_node_link], cluster.links[host.inter_node_link]
@@ -332,8 +336,16 @@ def group_link(cluster: Cluster, ranks: Sequence[int]) -> GroupLink:
         if len(by_node) > 1:
             share = host.nics * here / host.num_devices
             bandwidth = min(bandwidth, inter.bytes_per_s * share)
+            exchange = min(exchange, inter.bytes_per_s * share / here * (size - 1) / (size - here))
             line = min(line, inter.bandwidth_GBps * 1e9 * share)
+    exchange = min(exchange, bandwidth)
     matrix = cluster.bandwidth_GBps
     if matrix is not None:
-        bandwidth = line = min(matrix[a][b] for a in ranks for b in ranks if a != b) * 1e9
-    return GroupLink(size=size, hosts=len(by_node), bytes_per_s=bandwidth, line_bytes_per_s=line)
+        bandwidth = exchange = line = min(matrix[a][b] for a in ranks for b in ranks if a != b) * 1e9
+    return GroupLink(
+        size=size,
+        hosts=len(by_node),
+        bytes_per_s=bandwidth,
+        exchange_bytes_per_s=exchange,
+        line_bytes_per_s=line,
+    )

@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.errors import PlanError
-from automap.meshes import Shape, divisors, expert_counts
+from automap.meshes import Shape, divisors
 from automap.plan import ScheduleKind
 from automap.price.estimate import sequence_length
 from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator
 from automap.price.tables import OP_SIGNATURES, S_BATCH, S_DIVIDES
-from automap.published import Unpriced, chunks, mesh_of, signatures
+from automap.published import Unpriced, chunks, mesh, signatures
+from ir.operators.experts import DISPATCH
 
 Ints = npt.NDArray[np.int64]
 
@@ -37,7 +38,7 @@ class Strategy:
     pp: int = 1
     cp: int = 1
     ep: int = 1
-    """Ranks of dp that share the experts of a layer."""
+    """Ranks that share the experts: a divisor of dp, or of dp * cp where cp divides it."""
     micro_batch: int = 1
     """Samples of a micro-batch on one replica."""
     virtual: int = 1
@@ -75,19 +76,16 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> Choice:
             f"interleaved stages need a multiple of pp = {strategy.pp} micro-batches, not {count}",
             "Change the micro-batch or the global batch, or leave out --virtual.",
         )
-    middle = "cp" if strategy.cp > 1 else "ep" if strategy.ep > 1 else ""
-    shape = Shape(
-        pp=strategy.pp,
-        tp=strategy.tp,
-        dp=dp // strategy.ep,
-        num_micro_batches=count,
-        samples=rows,
-        middle=strategy.cp * strategy.ep,
-    )
-    mesh = mesh_of(shape, middle)
-    chosen = signatures(evaluator, shape, mesh, sequence_parallel=strategy.sequence_parallel)
+    shape = Shape(pp=strategy.pp, tp=strategy.tp, dp=dp, num_micro_batches=count, samples=rows)
+    try:
+        axes = mesh(dp=dp, tp=strategy.tp, cp=strategy.cp, ep=strategy.ep, slices=strategy.tp)
+    except Unpriced as fault:
+        raise _refuse("ep", strategy.ep, str(fault), f"Use a divisor of dp, {_words(divisors(dp))}.") from None
+    chosen = signatures(evaluator, shape, axes, sequence_parallel=strategy.sequence_parallel)
     if strategy.tp > 1:
         _check_heads(evaluator, chosen, strategy.tp)
+    if strategy.ep > 1:
+        _check_experts(evaluator, strategy.ep)
     try:
         parts = chunks(
             evaluator,
@@ -99,14 +97,14 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> Choice:
         degree = "virtual" if strategy.virtual > 1 else "pp"
         raise _refuse(degree, getattr(strategy, degree), str(fault), "Use fewer stages.") from None
     return Choice(
-        axes=tuple(mesh),
-        layout=evaluator.layout(tuple(mesh.values()), strategy.pp),
+        axes=tuple(axis.name for axis in axes),
+        layout=evaluator.layout([axis.size for axis in axes], strategy.pp),
         num_micro_batches=count,
         samples=rows,
         kind=kind,
         chunks=parts,
         zero=strategy.zero if dp * strategy.cp > 1 else 0,
-        zero_axes=np.array([size > 1 and axis != "tp" for axis, size in mesh.items()]),
+        zero_axes=np.array([axis.size > 1 and axis.shards_states for axis in axes]),
     )
 
 
@@ -134,8 +132,6 @@ def _degrees(evaluator: Evaluator, strategy: Strategy) -> int:
             f"dp * tp * pp * cp = {strategy.dp * others} is not the number of devices, {devices}",
             f"Use dp = {dp}, or leave it out.",
         )
-    if strategy.ep > 1:
-        _check_experts(evaluator, strategy, dp)
     length = sequence_length(evaluator.problem.graph)
     if strategy.cp > 1 and (length is None or length % strategy.cp):
         has = "the model has no sequence" if length is None else f"does not divide the sequence of {length} tokens"
@@ -186,17 +182,14 @@ def _check_heads(evaluator: Evaluator, chosen: Ints, tp: int) -> None:
         raise _refuse("tp", tp, "divides no product of the model", "Use a smaller tp, or 1.")
 
 
-def _check_experts(evaluator: Evaluator, strategy: Strategy, dp: int) -> None:
-    """Refuses an ep that does not divide the experts, or the ranks that split the batch."""
-    if strategy.cp > 1:
-        raise _refuse("ep", strategy.ep, "does not go with cp: a mesh has one of them", "Leave out --ep or --cp.")
-    counts = expert_counts(evaluator.problem.graph)
-    if not counts:
-        raise _refuse("ep", strategy.ep, "the model has no experts", "Leave it out.")
-    usable = [d for d in divisors(dp) if any(count % d == 0 for count in counts)]
-    if strategy.ep not in usable:
-        both = f"does not divide dp = {dp} and the {' or '.join(map(str, counts))} experts of a layer"
-        raise _refuse("ep", strategy.ep, both, f"Use one of {_words(usable)}.")
+def _check_experts(evaluator: Evaluator, ep: int) -> None:
+    """Refuses an ep that does not divide the experts."""
+    graph = evaluator.problem.graph
+    number = max((graph.tensors[op.outputs[0]].shape[0] for op in graph if op.kind == DISPATCH), default=0)
+    if number == 0:
+        raise _refuse("ep", ep, "the model has no experts", "Leave it out.")
+    if number % ep:
+        raise _refuse("ep", ep, f"does not divide the {number} experts", f"Use one of {_words(divisors(number))}.")
 
 
 def _words(numbers: list[int]) -> str:

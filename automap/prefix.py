@@ -75,7 +75,7 @@ class BoundTable:
         zero = space.zero_axes(shape)
         ranks = [0] if layout.uniform else range(shape.pp)
         for kind, unit in enumerate(space.linkage.types):
-            exposed = 1.0 - problem.trainer.tensor_overlap
+            exposed = evaluator.exposed
             masks = evaluator.masks(kind)
             segment = Segment(
                 unit=0,
@@ -127,10 +127,10 @@ class BoundTable:
         return found
 
 
-def _seconds(row: Floats, exposed: float) -> float:
-    """Of one micro-batch through a unit of these costs."""
+def _seconds(row: Floats, exposed: Floats) -> float:
+    """Of one micro-batch through a unit of these costs; `exposed` [KIND_COUNT] of its collectives is not hidden."""
     compute = row[C_FORWARD] + row[C_BACKWARD] + row[C_RECOMPUTE] + row[C_FORWARD_HOST] + row[C_BACKWARD_HOST]
-    return float(compute + exposed * row[C_FORWARD_COMM:C_REDUCE].sum())
+    return float(compute + row[C_FORWARD_COMM:C_REDUCE].reshape(-1, len(exposed)).sum(axis=0) @ exposed)
 
 
 class Prefix:

@@ -22,7 +22,14 @@ from automap.records import from_json
 from ir.graph import Amount, Graph, Operator
 from ir.loss import with_loss
 
-Precision = Literal["bf16", "fp16", "tf32", "fp32"]
+Precision = Literal["bf16", "fp16", "tf32", "fp32", "fp8", "mxfp8", "nvfp4"]
+WEIGHT_BYTES: Mapping[str, float] = {"fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
+"""Bytes of an operand of a product with a weight in the precisions that know no other operators."""
+ASYNC_TENSOR_OVERLAP = 0.5
+"""Share of the collectives of a stage that asynchronous tensor parallelism hides besides what the trainer does:
+products in pieces, each under the transfer of the next (docs/cost-model-formulas.md)."""
+MAX_TENSOR_OVERLAP = 0.95
+"""Of the collectives of a stage: the first piece waits for its operand."""
 SyncKind = Literal["synchronous", "local_sgd", "dasgd"]
 
 
@@ -33,7 +40,12 @@ class Training:
     global_batch: int
     """Samples of one optimizer step, over all devices."""
     precision: Precision | None = None
-    """Of the arithmetic; None = bf16 where every device has it, else fp16."""
+    """Of the arithmetic; None = bf16 where every device has it, else fp16. fp8, mxfp8 and nvfp4 are those of products
+    with a weight alone: all else is in bf16, and weights, gradients and optimizer state are kept as with bf16."""
+    scaling: Literal["tensor", "row"] = "tensor"
+    """What shares one scale in fp8: a whole tensor, or each row."""
+    async_tensor_parallel: bool = False
+    """Whether products are cut into pieces that run under the collectives of tensor parallelism."""
     optimizer: Literal["adam", "momentum", "sgd"] = "adam"
     loss: Literal["cross_entropy", "mse"] | None = None
     """Appended when the graph has no scalar output; None = cross-entropy of the first output."""
@@ -55,7 +67,12 @@ class Trainer:
     parameter_gather_overlap: float
     """Share of ZeRO's parameter gathers that hides under compute, 0..1."""
     tensor_overlap: float
-    """Share of the collectives inside a stage that hides under compute, 0..1."""
+    """Share of the collectives inside a stage, all-to-alls apart, that hides under compute, 0..1."""
+    exchange_overlap: float
+    """Share of the all-to-alls inside a stage that hides under compute, 0..1."""
+    ring_attention: bool
+    """Whether keys and values that are split along the sequence go round a ring under attention; else they are
+    gathered before it."""
     gather_bandwidth_share: float
     """Share of a host's network rate that ZeRO's gathers and scatters reach, 0..1."""
     host_us_per_operator: float
@@ -148,6 +165,13 @@ class Problem:
         precision = training.precision or ("bf16" if all("bf16" in d.peak_TFLOPs for d in kinds) else "fp16")
         for device in kinds:
             device.flops(precision)
+        if training.scaling == "row" and precision != "fp8":
+            raise ProblemError(
+                f"{precision} has no scales of rows",
+                field="training.scaling",
+                value=training.scaling,
+                repair='Set training.precision to "fp8", or leave training.scaling out.',
+            )
         if "synchronous" not in training.sync_modes:
             raise ProblemError(
                 "synchronous training cannot be excluded",
@@ -192,7 +216,25 @@ class Problem:
     @property
     def activation_bytes(self) -> float:
         """Bytes of one element of a floating-point activation."""
-        return 2.0 if self.precision in ("bf16", "fp16") else 4.0
+        return 4.0 if self.precision in ("tf32", "fp32") else 2.0
+
+    @property
+    def base_precision(self) -> str:
+        """Of all operators but products with a weight."""
+        return "bf16" if self.precision in WEIGHT_BYTES else self.precision
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of one element of an operand of a product with a weight."""
+        return WEIGHT_BYTES.get(self.precision, self.activation_bytes)
+
+    @property
+    def tensor_overlap(self) -> float:
+        """Share of the collectives inside a stage, all-to-alls apart, that hides under compute, 0..1."""
+        own = self.trainer.tensor_overlap
+        if not self.training.async_tensor_parallel:
+            return own
+        return max(own, min(MAX_TENSOR_OVERLAP, own + ASYNC_TENSOR_OVERLAP))
 
     @property
     def state_bytes(self) -> tuple[float, float, float]:

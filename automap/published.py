@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import math
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,10 @@ from automap.problem import Precision, Problem, trainers
 from automap.space import PlanSpace
 from automap.templates import megatron_signatures
 from ir import zoo
-from ir.graph import Graph
+from ir.factors import BROADCAST, Placement, Signature, whole_signature
+from ir.graph import Graph, Operator
+from ir.operators.experts import COMBINE, DISPATCH
+from ir.operators.experts import PRODUCT as GROUPED
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -45,7 +47,8 @@ DROPOUT = {"megatron-lm": 10, "megatron-deepspeed": 10, "oneflow": 10, "deeplear
 VOCABULARY = 50257
 """Of GPT-2, where a source does not state it."""
 SCHEDULES = {"1f1b": "1f1b", "1f1b-i": "interleaved", "gpipe": "gpipe", "zb-1p": "zb1p", "zb-2p": "zb2p"}
-BLOCK_FP8 = {"mxfp8": "fp8"}
+LATENT = ("deepseek-v2", "deepseek-v3", "kimi-k2")
+"""Models with multi-head latent attention (their papers); its products depend on more than a head's size."""
 
 
 class Unpriced(Exception):
@@ -150,8 +153,6 @@ def case_of(run: Run) -> Case:
 def _case(run: Run) -> Case:
     strategy = run.strategy
     degrees = {name: _count(strategy, name) for name in ("dp", "tp", "pp", "global_batch", "micro_batch")}
-    if strategy.get("ep") not in (None, 1):
-        raise Unpriced(f"ep = {strategy['ep']}: no such axis in the space of plans yet")
     cp, virtual = strategy.get("cp") or 1, strategy.get("vpp") or 1
     rows = degrees["dp"] * degrees["micro_batch"]
     if degrees["global_batch"] % rows:
@@ -159,9 +160,9 @@ def _case(run: Run) -> Case:
     kind = _schedule(strategy.get("schedule"), virtual)
     recompute = strategy.get("recompute")
     zero = (strategy.get("zero_stage") or 0) if degrees["dp"] * cp > 1 else 0
-    evaluator = _evaluator(
-        _spec(run), json.dumps(_cluster(run).to_json()), degrees["global_batch"], _precision(run), _trainer(run)
-    )
+    along = bool(strategy.get("sequence_parallel")) or run.stack in SEQUENCE_PARALLEL
+    axes = _axes(run, along)
+    evaluator = _evaluator(_spec(run, along), json.dumps(_cluster(run).to_json()), json.dumps(_training(run)))
     shape = Shape(
         pp=degrees["pp"],
         tp=degrees["tp"],
@@ -172,18 +173,22 @@ def _case(run: Run) -> Case:
     )
     if shape.pp * shape.tp * shape.dp * cp != evaluator.problem.cluster.num_devices:
         raise Unpriced("dp * tp * pp * cp is not the number of devices")
-    along = bool(strategy.get("sequence_parallel")) or run.stack in SEQUENCE_PARALLEL
-    mesh = mesh_of(shape, "cp" if cp > 1 else "")
-    chosen = signatures(evaluator, shape, mesh, sequence_parallel=along)
+    chosen = signatures(evaluator, shape, axes, sequence_parallel=along)
     choice = Choice(
-        axes=tuple(mesh),
-        layout=evaluator.layout(tuple(mesh.values()), shape.pp),
+        axes=tuple(axis.name for axis in axes),
+        layout=evaluator.layout([axis.size for axis in axes], shape.pp),
         num_micro_batches=shape.num_micro_batches,
         samples=rows,
         kind=kind,
-        chunks=chunks(evaluator, chosen, shape.pp * virtual, _masks(evaluator, run.stack, recompute or "none")),
+        chunks=chunks(
+            evaluator,
+            chosen,
+            shape.pp * virtual,
+            _masks(evaluator, run.stack, recompute or "none"),
+            (run.model.get("moe") or {}).get("dense_layers") or 0,
+        ),
         zero=zero,
-        zero_axes=np.array([size > 1 and axis != "tp" for axis, size in mesh.items()]),
+        zero_axes=np.array([axis.size > 1 and axis.shards_states for axis in axes]),
     )
     return Case(
         problem=evaluator.problem, choice=choice, evaluator=evaluator, assumed=() if recompute else ("recompute",)
@@ -206,22 +211,107 @@ def _schedule(stated: str | None, virtual: int) -> str:
     return kind
 
 
-def _precision(run: Run) -> str:
+def _training(run: Run) -> dict[str, Any]:
+    """What `Training` takes of a run."""
     stated = run.strategy.get("precision")
-    kind = BLOCK_FP8.get(str(stated), str(stated))
-    if kind not in typing.get_args(Precision):
+    if stated not in typing.get_args(Precision):
         raise Unpriced(f"the precision {stated} is not priced yet")
-    return kind
-
-
-def _trainer(run: Run) -> str:
-    return run.stack if run.stack in trainers() else "generic"
+    return {
+        "global_batch": run.strategy["global_batch"],
+        "precision": stated,
+        "trainer": run.stack if run.stack in trainers() else "generic",
+        # Some tables tell the two kinds of scales apart in the names of their rows alone.
+        "scaling": "row" if stated == "fp8" and "rowwise" in run.id else "tensor",
+        "async_tensor_parallel": bool(run.strategy.get("async_tp")),
+    }
 
 
 @functools.lru_cache(maxsize=8)
-def _evaluator(spec: str, cluster: str, global_batch: int, precision: str, trainer: str) -> Evaluator:
-    training = {"global_batch": global_batch, "precision": precision, "trainer": trainer}
-    return Evaluator(Problem.build(_build(spec), parse_cluster(json.loads(cluster)), training))
+def _evaluator(spec: str, cluster: str, training: str) -> Evaluator:
+    return Evaluator(Problem.build(_build(spec), parse_cluster(json.loads(cluster)), json.loads(training)))
+
+
+# -- axes ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One mesh axis of a run."""
+
+    name: str
+    size: int
+    split: Literal["batch", "sequence", "weights"]
+    """What dense operators split."""
+    experts: Literal["alike", "spread", "sliced"] = "alike"
+    """Whether the experts are spread over the axis, or each is sliced; `alike` = they split what dense operators do."""
+    shards_states: bool = True
+    """Whether ZeRO shards over it."""
+
+
+def mesh(
+    *,
+    dp: int,
+    tp: int,
+    cp: int = 1,
+    ep: int = 1,
+    slices: int | None = None,
+    states: int | None = None,
+    sequence_parallel: bool = False,
+) -> list[Axis]:
+    """Axes of the stated degrees, last one on consecutive devices: data, context, tensor parallelism (Megatron-LM).
+
+    Args:
+        dp: replicas.
+        tp: ranks that slice dense operators.
+        cp: parts of the sequence.
+        ep: ranks that share the experts, taken from the inside out (Megatron-Core's folding, arXiv 2504.14960): from tp
+            where experts are not sliced, then from cp, then from dp.
+        slices: of each expert, 1 or tp; None = tp unless ep takes all ranks.
+        states: replicas that share optimizer states, the inner part of dp; None = all.
+        sequence_parallel: whether tp splits the sequence between products.
+
+    Raises:
+        Unpriced: the degrees do not fit each other.
+    """
+    tensor = Axis(name="tp", size=tp, split="weights", shards_states=False)
+    context = Axis(name="cp", size=cp, split="sequence")
+    if states is not None and ep > 1:
+        raise Unpriced("optimizer states of experts over a part of the ranks")
+    if slices is None:
+        slices = tp if dp * cp % ep == 0 else 1
+    left = ep
+    if slices == tp:
+        tensor = replace(tensor, experts="sliced")
+    elif slices == 1 and sequence_parallel and ep % tp == 0:
+        tensor, left = replace(tensor, experts="spread"), ep // tp
+    else:
+        raise Unpriced(f"experts in {slices} slices, dense operators in {tp}")
+    if left > 1 and left % cp == 0:
+        context, left = replace(context, experts="spread"), left // cp
+    inner = Axis(name="ep", size=left, split="batch", experts="spread")
+    if states is not None:
+        inner = Axis(name="zero", size=states, split="batch")
+    if dp % inner.size:
+        what = f"ep = {ep}" if states is None else f"optimizer states over {states} ranks"
+        raise Unpriced(f"{what} does not fit dp = {dp}, cp = {cp}, tp = {tp}")
+    outer = Axis(name="dp", size=dp // inner.size, split="batch", shards_states=states is None)
+    return [outer, *(axis for axis in (inner, context) if axis.size > 1), tensor]
+
+
+def _axes(run: Run, sequence_parallel: bool) -> list[Axis]:
+    strategy, experts = run.strategy, (run.model.get("moe") or {}).get("experts", 0)
+    dp, ep, states = _count(strategy, "dp"), strategy.get("ep") or 1, strategy.get("zero1_group")
+    if experts % ep:
+        raise Unpriced(f"ep = {ep} does not divide {experts} experts")
+    return mesh(
+        dp=dp,
+        tp=_count(strategy, "tp"),
+        cp=strategy.get("cp") or 1,
+        ep=ep,
+        slices=strategy.get("etp"),
+        states=states if states and states < dp else None,
+        sequence_parallel=sequence_parallel,
+    )
 
 
 # -- models -------------------------------------------------------------------------------------------------------
@@ -232,7 +322,7 @@ def _build(spec: str) -> Graph:
     return zoo.build(spec)
 
 
-def _spec(run: Run) -> str:
+def _spec(run: Run, sequence_parallel: bool) -> str:
     """What `ir.zoo.build` takes, the vocabulary padded as the run's trainer pads it."""
     model = run.model
     name = str(model.get("name", "")).lower()
@@ -247,8 +337,8 @@ def _spec(run: Run) -> str:
         if not isinstance(value, int):
             raise Unpriced(f"model.{key} is not stated")
         keys[key] = value
-    if model.get("head_dim") not in (None, model["hidden"] // model["heads"]):
-        raise Unpriced("heads of another size than hidden / heads")
+    if name.startswith(LATENT) and not model.get("head_dim"):
+        raise Unpriced("multi-head latent attention whose head sizes are not stated")
     unit = (run.strategy.get("tp") or 1) * (PADDED_VOCABULARY if run.stack.startswith("megatron") else 1)
     keys["vocab_size"] = -(-keys["vocab_size"] // unit) * unit
     family = "gpt"
@@ -258,15 +348,27 @@ def _spec(run: Run) -> str:
         family = "llama"
         keys["kv_heads"] = model.get("kv_heads") or model["heads"]
         keys["mlp_matrices"] = 3 if model.get("gated_mlp") else 2
+    if model.get("head_dim") not in (None, model["hidden"] // model["heads"]):
+        if family != "llama":
+            raise Unpriced("heads of another size than hidden / heads")
+        keys["head_dim"] = model["head_dim"]
     if family in ("gpt", "bert") and run.stack in DROPOUT:
         keys["dropout_percent"] = DROPOUT[run.stack]
     experts = model.get("moe")
     if experts:
-        if experts.get("dense_layers") or experts.get("shared"):
-            raise Unpriced("dense layers or shared experts beside the experts")
         family = "moe"
         keys.pop("mlp_matrices", None)
-        keys |= {"experts": experts["experts"], "top_k": experts["topk"], "ffn": experts.get("moe_ffn") or keys["ffn"]}
+        keys["kv_heads"] = model.get("kv_heads") or model["heads"]
+        width = experts.get("moe_ffn") or keys["ffn"]
+        keys |= {"experts": experts["experts"], "top_k": experts["topk"], "moe_ffn": width}
+        # Ranks route their own part of a sequence.
+        groups = (run.strategy.get("cp") or 1) * ((run.strategy.get("tp") or 1) if sequence_parallel else 1)
+        optional = {
+            "dense_layers": experts.get("dense_layers"),
+            "shared_ffn": (experts.get("shared") or 0) * width,
+            "groups": groups if groups > 1 else 0,
+        }
+        keys |= {key: value for key, value in optional.items() if value}
     return f"{family}:" + ",".join(f"{k}={v}" for k, v in keys.items())
 
 
@@ -328,35 +430,98 @@ def _link(text: str, rate: float) -> Link:
 # -- plans --------------------------------------------------------------------------------------------------------
 
 
-def mesh_of(shape: Shape, middle: str) -> dict[str, int]:
-    """Ranks of each mesh axis, outermost first; `middle` names the third one, "" = there is none."""
-    return {"dp": shape.dp, "tp": shape.tp} if not middle else {"dp": shape.dp, middle: shape.middle, "tp": shape.tp}
-
-
-def signatures(evaluator: Evaluator, shape: Shape, mesh: Mapping[str, int], *, sequence_parallel: bool) -> Ints:
-    """[operator rows, axes] the template of a mesh: Megatron's pattern on tp, the sequence on cp, experts on ep."""
+def signatures(evaluator: Evaluator, shape: Shape, axes: Sequence[Axis], *, sequence_parallel: bool) -> Ints:
+    """[operator rows, axes] Megatron's pattern, and experts spread or sliced where an axis says so."""
     problem = evaluator.problem
     # The pattern depends on the degrees alone: one stage of the plan is enough.
-    node = replace(problem.cluster.nodes[0], num_devices=math.prod(mesh.values()), count=1)
+    node = replace(problem.cluster.nodes[0], num_devices=shape.dp * shape.tp, count=1)
     small = replace(problem, cluster=replace(problem.cluster, nodes=(node,), bandwidth_GBps=None))
-    fix = Fix(
-        dp=mesh["dp"],
-        tp=mesh["tp"],
-        pp=1,
-        cp=mesh.get("cp", 1),
-        ep=mesh.get("ep", 1),
-        num_micro_batches=shape.num_micro_batches,
-    )
+    fix = Fix(dp=shape.dp, tp=shape.tp, pp=1, cp=1, ep=1, num_micro_batches=shape.num_micro_batches)
     space = PlanSpace(replace(small, hints=Hints(fix=fix)), evaluator)
     prefix = space.even_values(space.shapes[0], recompute="none", zero=0)
-    values = megatron_signatures(
-        space,
-        space.shapes[0],
-        prefix,
-        sequence_parallel=sequence_parallel,
-        expert_axis="ep" if "ep" in mesh else "",
+    values = megatron_signatures(space, space.shapes[0], prefix, sequence_parallel=sequence_parallel)
+    dense = space.signatures(values)
+    mixtures = _mixtures(space)
+    columns = []
+    for axis in axes:
+        if axis.split == "sequence":
+            column = _follow(space, 1, axis.experts)
+        elif axis.split == "batch":
+            column = np.where(mixtures, _follow(space, 0, axis.experts), dense[:, 0])
+        elif sequence_parallel and axis.size > 1:
+            column = np.where(mixtures, _follow(space, 1, axis.experts), dense[:, 1])
+        else:
+            column = dense[:, 1]
+        columns.append(column)
+    return np.column_stack(columns)
+
+
+def _mixtures(space: PlanSpace) -> Mask:
+    """[operator rows] routers, experts and what stands between them: behind the tokens, up to their sum."""
+    tables = space.evaluator.tables
+    found = np.zeros(len(tables.operators), dtype=np.bool_)
+    for unit_type, unit in enumerate(space.linkage.types):
+        ops = [space.operator(unit_type, offset) for offset in range(len(unit.signatures))]
+        for op in ops:
+            if op.kind == DISPATCH:
+                first = next(k for k, other in enumerate(ops) if op.inputs[0] in other.outputs)
+                last = next(k for k, other in enumerate(ops) if other.kind == COMBINE and k > first)
+                base = int(tables.spans[unit_type])
+                found[base + first + 1 : base + last + 1] = True
+    return found
+
+
+def _follow(space: PlanSpace, dim: int, experts: str) -> Ints:
+    """[operator rows] signatures that keep dim `dim` of the tokens split and every weight whole but the experts'."""
+    tables = space.evaluator.tables
+    tensors = space.problem.graph.tensors
+    found = np.zeros(len(tables.operators), dtype=np.int64)
+    for unit_type, unit in enumerate(space.linkage.types):
+        placed: dict[str, Placement] = {} if unit.boundary_in is None else {unit.boundary_in: dim}
+        ops = [space.operator(unit_type, offset) for offset in range(len(unit.signatures))]
+        base = int(tables.spans[unit_type])
+        for offset, (op, table) in enumerate(zip(ops, unit.signatures, strict=True)):
+            for name in op.inputs:
+                if tensors[name].role == "input":
+                    placed.setdefault(name, dim)
+            have = [placed.get(name, BROADCAST) for name in op.inputs]
+            best = _following(op, table, have, experts)
+            found[base + offset] = best
+            for name, placement in zip(op.outputs, table[best].outputs, strict=True):
+                placed[name] = placement
+        for offset in range(len(ops) - 1, -1, -1):
+            made = ops[offset].outputs[0]
+            reader = next((k for k in range(offset + 1, len(ops)) if made in ops[k].inputs), None)
+            if ops[offset].is_view and reader is not None:
+                signature = unit.signatures[reader][found[base + reader]]
+                wanted = signature.inputs[ops[reader].inputs.index(made)]
+                outputs = [s.outputs[0] for s in unit.signatures[offset]]
+                found[base + offset] = outputs.index(wanted)
+    return found
+
+
+def _following(op: Operator, table: tuple[Signature, ...], have: list[Placement], experts: str) -> int:
+    """The signature that takes operands as they are; of experts, the one that spreads or slices them."""
+    wanted = list(have)
+    if op.kind == GROUPED and experts == "spread":
+        wanted = [0, 0]
+    elif op.kind == GROUPED and experts == "sliced":
+        last = max(s.outputs[0] for s in table)
+        wanted = [last, 1] if have[0] == last else [BROADCAST, 2]
+    elif op.kind == COMBINE:
+        # Tokens go back to where they came from.
+        back = next((s for s in table if s.inputs[1:] == tuple(have[1:]) and s.outputs[0] == have[1]), None)
+        wanted = list(back.inputs) if back else have
+    first = next((i for i, h in enumerate(wanted) if h >= 0), None)
+    if first is None or all(s.inputs[first] != wanted[first] for s in table):
+        return whole_signature(table)
+    return max(
+        range(len(table)),
+        key=lambda i: (
+            table[i].inputs[first] == wanted[first] and table[i].outputs[0] != BROADCAST,
+            sum(a == b for a, b in zip(table[i].inputs, wanted, strict=True)),
+        ),
     )
-    return space.signatures(values)
 
 
 def _masks(evaluator: Evaluator, stack: str, recompute: str) -> Callable[[int], Mask]:
@@ -383,13 +548,17 @@ def _masks(evaluator: Evaluator, stack: str, recompute: str) -> Callable[[int], 
 
 
 def chunks(
-    evaluator: Evaluator, signatures: Ints, num_chunks: int, masks: Callable[[int], Mask]
+    evaluator: Evaluator, signatures: Ints, num_chunks: int, masks: Callable[[int], Mask], unlike: int = 0
 ) -> tuple[tuple[Segment, ...], ...]:
-    """The layers spread as evenly as they can be; the outer chunks, which hold embedding and head, get less."""
+    """The layers spread as evenly as they can be; the outer chunks, which hold embedding and head, get less.
+
+    The first `unlike` layers are of other types than the rest.
+    """
     units, spans = evaluator.blocks.units, evaluator.tables.spans
     kinds = [unit.type for unit in units]
     repeated = max(set(kinds), key=kinds.count)
-    layers = [i for i, kind in enumerate(kinds) if kind == repeated]
+    first = kinds.index(repeated)
+    layers = [*range(first - unlike, first), *(i for i, kind in enumerate(kinds) if kind == repeated)]
     chosen = by_type(evaluator, signatures)
     segments = [
         Segment(
@@ -397,7 +566,7 @@ def chunks(
             first=int(spans[kind]),
             last=int(spans[kind + 1]),
             chosen=np.ascontiguousarray(chosen[kind]),
-            recomputed=masks(kind) if kind == repeated else evaluator.masks(kind)["none"],
+            recomputed=masks(kind) if number in layers else evaluator.masks(kind)["none"],
         )
         for number, kind in enumerate(kinds)
     ]

@@ -78,7 +78,7 @@ def same_choice(one: Choice, other: Choice) -> bool:
 def to_plan(choice: Choice, evaluator: Evaluator) -> Plan:
     """The plan document of `choice`, without estimate."""
     problem, axes = evaluator.problem, choice.axes
-    sharded = tuple(axis for axis, is_zero in zip(axes, choice.zero_axes, strict=True) if is_zero)
+    sharded = tuple(axis for axis, is_zero in zip(axes, choice.zero_axes, strict=True) if is_zero) or axes[:1]
     num_ranks = len(choice.layout.stages)
     types = range(evaluator.blocks.num_types)
     defaults = [[_default(evaluator, t, k) for k in range(len(evaluator.tables.rows(t)))] for t in types]

@@ -188,7 +188,7 @@ class _Push:
             parts = self.piece(op.inputs[1], side, bounds, index)
             return None if parts is None else [same[0], parts]
         if op.kind == PRODUCT and dim == rank - 1 and self._is_weight(op.inputs[1]):
-            parts = self.piece(op.inputs[1], dim, bounds, index)
+            parts = self.piece(op.inputs[1], len(graph.tensors[op.inputs[1]].shape) - 1, bounds, index)
             return None if parts is None else [same[0], parts]
         if op.kind == "Add":
             found = []

@@ -189,7 +189,12 @@ EXPERTS = [
       for tokens, chosen, batch, c, name in (
         ((1, 6, 8), (1, 6, 2), (0, 0), 4, ""), ((6, 8), (6, 2), (0, 0), 2, "merged"),
         ((6, 1, 8), (6, 1, 2), (1, 1), 4, "batch behind"), ((6, 8), (6, 2), (None, None), 1, "no batch"))],
+    *[Case(DISPATCH, (tokens, chosen), batch, {"num_experts": 4, "capacity": 2, "groups": 4}, data={1: 4}, id=name)
+      for tokens, chosen, batch, name in (
+        ((1, 8, 6), (1, 8, 2), (0, 0), "groups"), ((8, 1, 6), (8, 1, 2), (1, 1), "groups, batch behind"))],
     Case(PRODUCT, ((4, 3, 6), (4, 6, 8)), (1, None), {"num_tokens": 12}, (1,)),
+    Case(PRODUCT, ((4, 4, 3, 6), (4, 6, 8)), (2, None), {"num_tokens": 48}, (1,), id="groups"),
+    Case(COMBINE, ((4, 4, 2, 8), (1, 8, 2), (1, 8, 2)), (2, 0, 0), data={1: 4}, id="groups"),
     *[Case(COMBINE, (slots, chosen, chosen), batch, data={1: 4}, id=name)
       for slots, chosen, batch, name in (
         ((4, 4, 8), (1, 6, 2), (1, 0, 0), ""), ((4, 2, 8), (6, 2), (1, 0, 0), "merged"),

@@ -20,7 +20,7 @@ from automap.price.communication import (
     collective_s,
 )
 from automap.price.schedule import run_schedule
-from automap.price.tables import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from automap.price.vectors import (
     C_BACKWARD,
     C_BACKWARD_COMM,
@@ -59,8 +59,9 @@ from automap.price.vectors import (
     P_STEP_S,
     P_SEND_S,
     P_SEND_OVERLAP,
-) = range(14)
-P_COUNT = 14
+    P_EXCHANGE_OVERLAP,
+) = range(15)
+P_COUNT = 15
 SPREAD_OVERLAP = 0.8
 """Share of the gradients' overlap that ZeRO 1's gathers of the weights reach."""
 # Columns of the result, one row a rank.
@@ -179,7 +180,7 @@ def combine(
         send_bytes_per_s: [ranks] to the next rank.
         capacity: [ranks] bytes.
         tied: [n, 5 + axes] parameters used by two units: rank, rank, local elements at the one, at the other, and there
-            under ZeRO; then for each axis the part of its gradient at the other that is reduced over it.
+            under ZeRO; then the share of its gradient at the other that is reduced over each axis.
         settings: see the P_ constants.
         exact: simulate the schedule; otherwise bound it from below in closed form.
         result: [ranks, R_COUNT], written.
@@ -199,7 +200,6 @@ def combine(
     gathered = np.zeros(num_ranks)
     reduce = np.zeros((num_ranks, num_axes))
     zero_stage = settings[P_ZERO]
-    exposed = 1.0 - settings[P_TENSOR_OVERLAP]
     parameters = np.zeros(num_ranks)
     sharded = np.zeros(num_ranks)
     last_backward = np.zeros(num_ranks)
@@ -213,6 +213,7 @@ def combine(
         spent_backward = costs[row, C_BACKWARD] + costs[row, C_RECOMPUTE] + costs[row, C_BACKWARD_HOST]
         result[rank, R_COMPUTE] += times * num_micro_batches * (spent_forward + spent_backward)
         for c in range(KIND_COUNT):
+            exposed = 1.0 - settings[P_EXCHANGE_OVERLAP if c == ALL_TO_ALL else P_TENSOR_OVERLAP]
             first = exposed * costs[row, C_FORWARD_COMM + c]
             second = exposed * (costs[row, C_BACKWARD_COMM + c] + costs[row, C_RECOMPUTE_COMM + c])
             spent_forward += first

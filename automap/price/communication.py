@@ -25,9 +25,9 @@ RAMP_UNIT_S = 1e-6
 
 
 # Columns of a link: latency of rings and of trees; achieved bytes/s; ramp between small and large messages; bytes/s of
-# ZeRO's gathers and scatters.
-V_RING_S, V_TREE_S, V_BYTES_PER_S, V_RAMP, V_GATHER_BYTES_PER_S = range(5)
-V_COUNT = 5
+# ZeRO's gathers and scatters, and of all-to-alls.
+V_RING_S, V_TREE_S, V_BYTES_PER_S, V_RAMP, V_GATHER_BYTES_PER_S, V_EXCHANGE_BYTES_PER_S = range(6)
+V_COUNT = 6
 
 
 @njit(float64(int64, float64, float64[::1], float64), cache=True)
@@ -48,7 +48,7 @@ def collective_s(kind: int, size: float, link: np.ndarray, data: float) -> float
     if kind == SEND_RECV:
         share = 1.0
     latency = link[V_RING_S] if kind in (ALL_GATHER, REDUCE_SCATTER) else link[V_TREE_S]
-    x = share * data / link[V_BYTES_PER_S]
+    x = share * data / link[V_EXCHANGE_BYTES_PER_S if kind == ALL_TO_ALL else V_BYTES_PER_S]
     return float(latency + x + link[V_RAMP] * math.sqrt(x * RAMP_UNIT_S))
 
 
@@ -71,10 +71,11 @@ def host_link(
         ramp: of the square root, which stands for NCCL's change of protocols between small and large messages.
     """
     vector = np.zeros(V_COUNT)
-    vector[V_BYTES_PER_S] = vector[V_GATHER_BYTES_PER_S] = bytes_per_s
+    rates = [V_BYTES_PER_S, V_GATHER_BYTES_PER_S, V_EXCHANGE_BYTES_PER_S]
+    vector[rates] = bytes_per_s
     if size > 1:
         vector[V_RING_S] = vector[V_TREE_S] = latency_s * (1.0 + growth * (size - 1.0))
-        vector[V_BYTES_PER_S] = vector[V_GATHER_BYTES_PER_S] = bytes_per_s / (1.0 + small_group / size)
+        vector[rates] = bytes_per_s / (1.0 + small_group / size)
         vector[V_RAMP] = ramp
     return vector
 

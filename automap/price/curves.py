@@ -44,12 +44,14 @@ def is_measured(device: Device) -> bool:
     return device.name.startswith(f"{device.curves_of}-")
 
 
-def gemm_curve(device: Device, precision: str) -> Floats:
+def gemm_curve(device: Device, precision: str, *, scaling: str = "tensor") -> Floats:
     """[G_COUNT] what `gemm_s` takes.
 
     Args:
         device: the rates are its own, at its sustained clock.
-        precision: of the operands. In fp32 the tensor cores rest: the plain cores reach nearly all of their peak.
+        precision: of the operands. In fp32 the tensor cores rest: the plain cores reach nearly all of their peak. mxfp8
+            and nvfp4 run the kernels measured in fp8; nvfp4 faster by `nvfp4_speedup`.
+        scaling: `tensor` or `row`, of fp8: a row's scales take `row_scaled_rate` of the rate.
 
     Raises:
         ClusterError: the device has no such precision.
@@ -57,13 +59,17 @@ def gemm_curve(device: Device, precision: str) -> Floats:
     kinds = fitted("gemm")["curves"][device.curves_of]
     found = kinds.get(FITTED_AS.get(precision, "bf16"), kinds["bf16"])
     bandwidth = device.hbm_bandwidth_GBps * 1e9
+    rate = device.flops(precision)
+    if precision == "nvfp4":
+        rate = device.flops("fp8")
     share = shared("fp32_efficiency") if precision == "fp32" else found["compute_efficiency"] * device.sustained_clock
     if FITTED_AS.get(precision) == "fp8":
-        share *= shared("fp8_speedup")
+        share *= shared("fp8_speedup") * (shared("nvfp4_speedup") if precision == "nvfp4" else 1.0)
+        share *= shared("row_scaled_rate") if scaling == "row" else 1.0
     vector = np.array(
         [
             found["floor_us"] * 1e-6,
-            device.flops(precision) * share,
+            rate * share,
             bandwidth * found["memory_efficiency"],
             found["norm"],
             found["depth_elements"],

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from automap.price.combine import (
     P_COUNT,
+    P_EXCHANGE_OVERLAP,
     P_GATHER_OVERLAP,
     P_GRADIENT,
     P_GRADIENT_OVERLAP,
@@ -36,12 +37,13 @@ from automap.price.combine import (
     overflow,
     step_time_s,
 )
-from automap.price.communication import NO_RECORDS
+from automap.price.communication import KIND_COUNT, NO_RECORDS
 from automap.price.curves import gemm_curve, shared
 from automap.price.gemm import G_FLOPS
 from automap.price.layout import Layout, build_layout
 from automap.price.schedule import KINDS
 from automap.price.tables import (
+    ALL_TO_ALL,
     D_TENSOR,
     OP_INPUTS,
     OP_SIGNATURES,
@@ -149,7 +151,8 @@ class Evaluator:
         self._settings[P_OPTIMIZER] = optimizer
         self._settings[P_GRADIENT_OVERLAP] = trainer.gradient_overlap
         self._settings[P_GATHER_OVERLAP] = trainer.parameter_gather_overlap
-        self._settings[P_TENSOR_OVERLAP] = trainer.tensor_overlap
+        self._settings[P_TENSOR_OVERLAP] = problem.tensor_overlap
+        self._settings[P_EXCHANGE_OVERLAP] = trainer.exchange_overlap
         # Gradients in fp16 keep the type of the weights on their way; only bf16 trainers add them up in fp32.
         self._settings[P_SENT] = 2.0 if problem.precision == "fp16" else gradient
         self._settings[P_UPDATE] = shared("optimizer_bytes") * _touched(problem) / _touched(problem, "adam")
@@ -277,6 +280,13 @@ class Evaluator:
         settings = self._settings.copy()
         settings[P_ZERO] = zero
         return settings
+
+    @functools.cached_property
+    def exposed(self) -> Floats:
+        """[KIND_COUNT] share of each kind of collective inside a stage that nothing hides."""
+        found = np.full(KIND_COUNT, 1.0 - self._settings[P_TENSOR_OVERLAP])
+        found[ALL_TO_ALL] = 1.0 - self._settings[P_EXCHANGE_OVERLAP]
+        return found
 
     @functools.cached_property
     def makers(self) -> Ints:
@@ -497,7 +507,7 @@ class Evaluator:
         """[units] seconds of one sample, measured or by FLOPs and bytes: how heavy units are."""
         graph = self.problem.graph
         device = self.problem.cluster.device(0)
-        flops_rate = float(gemm_curve(device, self.problem.precision)[G_FLOPS])
+        flops_rate = float(gemm_curve(device, self.problem.base_precision)[G_FLOPS])
         bytes_rate = device.hbm_bandwidth_GBps * 1e9 * device.memory_efficiency
         weights = []
         for unit in self.blocks.units:

@@ -37,6 +37,7 @@ def reduce_axes(operators, operands, tensors, signatures, places, op, slot, chos
     # Bit a stands for axis a.
     settled = 0
     partial = 0
+    unknown = 0
     while True:
         free = operators[reader, OP_FREE] == 1
         for a in range(axes.shape[0]):
@@ -44,6 +45,8 @@ def reduce_axes(operators, operands, tensors, signatures, places, op, slot, chos
                 continue
             if axes[a] <= 1.0 or chosen[reader - first, a] < 0:
                 settled |= 1 << a
+                if axes[a] > 1.0 and reader != op:
+                    unknown |= 1 << a
                 continue
             at = signatures[operators[reader, OP_SIGNATURES] + chosen[reader - first, a], S_PLACES] + place
             if places[at, 0] == BROADCAST and places[at, 1] == PARTIAL:
@@ -66,4 +69,7 @@ def reduce_axes(operators, operands, tensors, signatures, places, op, slot, chos
     for a in range(axes.shape[0] - 1, -1, -1):
         if partial >> a & 1:
             out[C_REDUCE + a] += elements
+        # Over an axis that is not decided there may be nothing to reduce and yet less left; where `op` itself is not
+        # decided, `elements` says so already.
+        if (partial | unknown) >> a & 1:
             elements /= axes[a]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from numba import float64, njit, void
 
 from automap.price.communication import KIND_COUNT
+from automap.price.tables import ALL_TO_ALL
 from automap.price.vectors import (
     C_BACKWARD,
     C_BACKWARD_COMM,
@@ -15,6 +16,7 @@ from automap.price.vectors import (
     C_RECOMPUTE,
     C_RECOMPUTE_COMM,
     H_EXPOSED,
+    H_EXPOSED_EXCHANGE,
     H_HOST_BACKWARD,
     H_HOST_COLLECTIVE_S,
     H_HOST_S,
@@ -43,13 +45,12 @@ def host_wait(launched, relaunched, waits, hardware, out):
         hardware: see `unit_cost`.
         out: of `unit_cost`.
     """
-    forward = 0.0
-    backward = 0.0
+    forward = out[C_FORWARD]
+    backward = out[C_BACKWARD] + out[C_RECOMPUTE]
     for kind in range(KIND_COUNT):
-        forward += out[C_FORWARD_COMM + kind]
-        backward += out[C_BACKWARD_COMM + kind] + out[C_RECOMPUTE_COMM + kind]
-    forward = out[C_FORWARD] + hardware[H_EXPOSED] * forward
-    backward = out[C_BACKWARD] + out[C_RECOMPUTE] + hardware[H_EXPOSED] * backward
+        exposed = hardware[H_EXPOSED_EXCHANGE] if kind == ALL_TO_ALL else hardware[H_EXPOSED]
+        forward += exposed * out[C_FORWARD_COMM + kind]
+        backward += exposed * (out[C_BACKWARD_COMM + kind] + out[C_RECOMPUTE_COMM + kind])
     a_kernel, a_collective, p = hardware[H_HOST_S], hardware[H_HOST_COLLECTIVE_S], hardware[H_OVERLAP_EXPONENT]
     host = a_kernel * launched + a_collective * waits[0]
     out[C_FORWARD_HOST] = _overlapped(forward, host, p) - forward

@@ -18,6 +18,7 @@ from automap.price.attention import A_COUNT, A_FLOPS
 from automap.price.communication import (
     V_BYTES_PER_S,
     V_COUNT,
+    V_EXCHANGE_BYTES_PER_S,
     V_GATHER_BYTES_PER_S,
     V_RING_S,
     V_TREE_S,
@@ -31,7 +32,9 @@ from automap.price.vectors import (
     H_COUNT,
     H_ELEMENT,
     H_ELEMENTWISE,
+    H_EXPERT_RATE,
     H_EXPOSED,
+    H_EXPOSED_EXCHANGE,
     H_FALLBACK,
     H_GEMM,
     H_HOST_BACKWARD,
@@ -41,11 +44,17 @@ from automap.price.vectors import (
     H_LOSS,
     H_MISALIGNED,
     H_OVERLAP_EXPONENT,
+    H_QUANTISE_KERNELS,
     H_REGATHERS,
+    H_RING,
+    H_ROUTING,
+    H_ROUTING_KERNELS,
     H_SCATTERED,
     H_WAIT_EXPONENT,
+    H_WEIGHT_ELEMENT,
+    H_WEIGHTS,
 )
-from automap.problem import Problem
+from automap.problem import WEIGHT_BYTES, Problem
 
 Floats = npt.NDArray[np.float64]
 
@@ -89,7 +98,7 @@ def stage_layout(problem: Problem, devices: Sequence[int], mesh: Sequence[int]) 
         distinct = {tuple(sorted(cluster.node_of[r] for r in group)): group for group in groups}
         found = np.array([link_vector(group_link(cluster, g), share) for g in distinct.values()])
         links[axis] = found.max(axis=0)
-        for rate in (V_BYTES_PER_S, V_GATHER_BYTES_PER_S):
+        for rate in (V_BYTES_PER_S, V_GATHER_BYTES_PER_S, V_EXCHANGE_BYTES_PER_S):
             links[axis, rate] = found[:, rate].min()
     kinds = {cluster.device(d).name: cluster.device(d) for d in devices}.values()
     capacity = min(k.memory_bytes for k in kinds) - problem.hints.memory_reserve_bytes
@@ -105,12 +114,14 @@ def stage_layout(problem: Problem, devices: Sequence[int], mesh: Sequence[int]) 
 def _hardware(problem: Problem, kinds: Sequence[Device]) -> Floats:
     """[H_COUNT] what the kernels of a stage on devices of `kinds` depend on."""
     trainer = problem.trainer
-    products = [gemm_curve(kind, problem.precision) for kind in kinds]
+    products = [gemm_curve(kind, problem.base_precision) for kind in kinds]
+    weights = [gemm_curve(kind, problem.precision, scaling=problem.training.scaling) for kind in kinds]
     attentions = [
         attention_curve(kind, rate=trainer.attention_rate, portable=trainer.portable_attention) for kind in kinds
     ]
     vector = np.empty(H_COUNT)
     vector[H_GEMM : H_GEMM + G_COUNT] = min(products, key=lambda curve: float(curve[G_FLOPS]))
+    vector[H_WEIGHTS : H_WEIGHTS + G_COUNT] = min(weights, key=lambda curve: float(curve[G_FLOPS]))
     vector[H_ATTENTION : H_ATTENTION + A_COUNT] = min(attentions, key=lambda curve: float(curve[A_FLOPS]))
     vector[H_BANDWIDTH] = min(kind.hbm_bandwidth_GBps * 1e9 * kind.memory_efficiency for kind in kinds)
     vector[H_ELEMENTWISE] = trainer.elementwise_traffic
@@ -126,7 +137,14 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Floats:
     vector[H_OVERLAP_EXPONENT] = shared("overlap_exponent")
     vector[H_SCATTERED] = float(trainer.scattered_sends)
     vector[H_REGATHERS] = float(trainer.regathers)
-    vector[H_EXPOSED] = 1.0 - trainer.tensor_overlap
+    vector[H_EXPOSED] = 1.0 - problem.tensor_overlap
+    vector[H_EXPOSED_EXCHANGE] = 1.0 - trainer.exchange_overlap
+    vector[H_WEIGHT_ELEMENT] = problem.weight_bytes
+    vector[H_QUANTISE_KERNELS] = shared("quantise_kernels") if problem.precision in WEIGHT_BYTES else 0.0
+    vector[H_ROUTING] = shared("routing_passes")
+    vector[H_ROUTING_KERNELS] = shared("routing_kernels")
+    vector[H_EXPERT_RATE] = shared("expert_rate")
+    vector[H_RING] = float(trainer.ring_attention)
     return vector
 
 
@@ -190,6 +208,7 @@ def link_vector(link: GroupLink, gather_share: float) -> Floats:
             small_group=shared("small_group"),
             ramp=shared("ramp"),
         )
+    vector[V_EXCHANGE_BYTES_PER_S] = link.exchange_bytes_per_s if link.hosts > 1 else vector[V_BYTES_PER_S]
     is_between = link.hosts > 1
     vector[V_GATHER_BYTES_PER_S] = link.line_bytes_per_s * gather_share if is_between else vector[V_BYTES_PER_S]
     return vector

@@ -14,6 +14,8 @@ from automap.price.shapes import (
     ATTENTION,
     BATCH,
     BATCHED_PRODUCT,
+    PRODUCT,
+    X_BATCH,
     X_CAUSAL,
     X_KIND,
     X_LEFT_GRADIENT,
@@ -24,7 +26,15 @@ from automap.price.shapes import (
     N,
 )
 from automap.price.tables import D_TENSOR, OP_OPERANDS, T_BATCH_DIM, T_DIMS, T_NDIM
-from automap.price.vectors import H_ATTENTION, H_ELEMENT, H_GEMM, H_MISALIGNED
+from automap.price.vectors import (
+    H_ATTENTION,
+    H_ELEMENT,
+    H_EXPERT_RATE,
+    H_GEMM,
+    H_MISALIGNED,
+    H_WEIGHT_ELEMENT,
+    H_WEIGHTS,
+)
 
 GRADIENT_BYTES = 4.0
 """Of one element of a weight's gradient, as the product that makes it writes it."""
@@ -36,23 +46,34 @@ GRANTED_HEADS = 4.0
 
 @njit(void(float64[::1], float64[::1], float64[::1], float64[::1]), cache=True)
 def product_s(shape, dims, hardware, times):
-    """Forward and backward seconds of a product of local extents `dims`."""
-    curve = hardware[H_GEMM : H_GEMM + G_COUNT]
+    """Forward and backward seconds of a product of local extents `dims`.
+
+    Products with a weight run at their own precision; a batch of them is one of experts, each launched by itself.
+    """
     element = hardware[H_ELEMENT]
     batch, m, n, k = dims[BATCH], dims[M], dims[N], dims[K]
     slow = 1.0
-    written = GRADIENT_BYTES
+    again = 0.0
     if shape[X_KIND] == BATCHED_PRODUCT:
+        curve = hardware[H_GEMM : H_GEMM + G_COUNT]
+        width = element
         written = element
         if m % ALIGNED != 0.0 or n % ALIGNED != 0.0 or k % ALIGNED != 0.0:
             slow = hardware[H_MISALIGNED]
+    else:
+        curve = hardware[H_WEIGHTS : H_WEIGHTS + G_COUNT]
+        width = hardware[H_WEIGHT_ELEMENT]
+        written = GRADIENT_BYTES
+        again = max(0.0, batch - 1.0) * curve[G_FLOOR_S]
+        if shape[X_BATCH] > 1.0:
+            slow = 1.0 / hardware[H_EXPERT_RATE]
     slow *= shape[X_SHARE]
-    times[0] = slow * gemm_s(m, n, k, batch, element, element, curve)
+    times[0] = slow * (gemm_s(m, n, k, batch, width, element, curve) + again)
     times[1] = 0.0
     if shape[X_LEFT_GRADIENT] > 0.0:
-        times[1] += slow * gemm_s(m, k, n, batch, element, element, curve)
+        times[1] += slow * (gemm_s(m, k, n, batch, width, element, curve) + again)
     if shape[X_RIGHT_GRADIENT] > 0.0:
-        times[1] += slow * gemm_s(k, n, m, batch, element, written, curve)
+        times[1] += slow * (gemm_s(k, n, m, batch, width, written, curve) + again)
 
 
 @njit(void(float64[::1], float64[::1], float64[::1], float64[::1]), cache=True)
@@ -83,7 +104,8 @@ def least_s(shape, dims, divisor, hardware, times):
         times[1] = curve[A_FLOOR_S] + curve[A_BACKWARD] * times[0]
         times[0] += curve[A_FLOOR_S]
     else:
-        curve = hardware[H_GEMM : H_GEMM + G_COUNT]
+        start = H_WEIGHTS if shape[X_KIND] == PRODUCT else H_GEMM
+        curve = hardware[start : start + G_COUNT]
         amount = 2.0 * dims[BATCH] * dims[M] * dims[N] * dims[K] / divisor
         times[0] = shape[X_SHARE] * (curve[G_FLOOR_S] + amount / curve[G_FLOPS])
         times[1] = times[0] * (shape[X_LEFT_GRADIENT] + shape[X_RIGHT_GRADIENT])

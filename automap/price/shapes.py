@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from automap.problem import Problem
 from ir.graph import Graph, Operator
 from ir.groups import PRODUCTS, FusedGroup
+from ir.operators.experts import COMBINE, DISPATCH
 from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
 
 # Columns of Tables.shapes: kind of kernel; extents of its loops at one sample; which of these grows with the samples,
 # or -1; share of a product that several operators make up; whether the operands need gradients; whether a mask hides
-# later keys; passes over the bytes; operand whose leading dims are samples and heads, or -1.
+# later keys; whether it is a loss; operand whose leading dims are samples and heads, or -1; whether it moves tokens to
+# experts or back.
 (
     X_KIND,
     X_BATCH,
@@ -33,8 +35,9 @@ from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
     X_CAUSAL,
     X_LOSS,
     X_HEADS,
-) = range(12)
-X_COUNT = 12
+    X_ROUTED,
+) = range(13)
+X_COUNT = 13
 
 MEMORY, PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED, INSIDE = range(7)
 """Kinds of kernels: bound by memory; product with a weight; product of two activations; fused attention; convolutions
@@ -65,6 +68,8 @@ class Shape:
     loss: bool = False
     heads: int = -1
     """Operand of a softmax between two products whose dims before the last two are samples and heads, or -1."""
+    routed: bool = False
+    """Whether tokens are moved to experts or back."""
 
     def row(self) -> list[float]:
         """The columns of `Tables.shapes`."""
@@ -76,6 +81,7 @@ class Shape:
             self.share,
             *(float(flag) for flag in flags),
             float(self.heads),
+            float(self.routed),
         ]
 
 
@@ -126,7 +132,13 @@ class Shapes:
         if op.forward_flops.at(1) > 0 or self._is_written_out:
             return Shape(kind=ROOFLINE, classes=none)
         is_loss = "Loss" in op.kind or (group is not None and group.kind == "loss")
-        return Shape(kind=MEMORY, classes=none, loss=is_loss, heads=self._heads(index, op))
+        return Shape(
+            kind=MEMORY,
+            classes=none,
+            loss=is_loss,
+            heads=self._heads(index, op),
+            routed=op.kind in (DISPATCH, COMBINE),
+        )
 
     @functools.cached_property
     def _is_written_out(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -137,6 +138,7 @@ class _Builder:
         self.boundary_out: list[int] = []
         self.core: list[bool] = []
         self.fused = {i: group for group in _kernels(problem) for i in group.members}
+        self.repeated = _repeated(problem.graph, set(self.fused.values()))
         self.shaped = Shapes(problem, self._trained)
         self.names: list[str] = []
         self.spans = [0]
@@ -212,6 +214,7 @@ class _Builder:
         )
         self.names.append(tensor.name)
         size = self.problem.activation_bytes if tensor.is_float else DTYPE_BYTES.get(tensor.dtype, 4.0)
+        size *= self.repeated.get(tensor.name, 1.0)
         self.sizes.append([tensor.elements.fixed, tensor.elements.per_sample, size])
         return index
 
@@ -308,6 +311,26 @@ def _kernels(problem: Problem) -> Iterator[FusedGroup]:
             yield group
         elif group.unfused is not None:
             yield group.unfused
+
+
+def _repeated(graph: Graph, groups: AbstractSet[FusedGroup]) -> dict[str, float]:
+    """Tensors inside fused attention that repeat keys or values for several heads -> the part that is no repetition.
+
+    The kernel reads each head once, and that is what ranks exchange.
+    """
+    found: dict[str, float] = {}
+    for group in groups:
+        for i in group.members if group.kind == "attention" else ():
+            op = graph.operators[i]
+            made = op.outputs[0]
+            if op.forward_flops.at(1) > 0 or made not in group.internal:
+                continue
+            share = found.get(op.inputs[0], 1.0)
+            if op.kind == "Expand":
+                share *= graph.tensors[op.inputs[0]].num_elements / graph.tensors[made].num_elements
+            if share != 1.0:
+                found[made] = share
+    return found
 
 
 def _is_alias(op: Operator) -> bool:

@@ -19,17 +19,21 @@ from automap.price.operators import attention_kernel_s, least_s, product_s, refu
 from automap.price.placements import differs, local_bytes, placement_of
 from automap.price.shapes import (
     ATTENTION,
+    BATCH,
     INSIDE,
     MEASURED,
     MEMORY,
+    PRODUCT,
     ROOFLINE,
     X_BATCH,
     X_HEADS,
     X_KIND,
     X_LOSS,
+    X_ROUTED,
     X_SAMPLED,
 )
 from automap.price.tables import (
+    ALL_GATHER,
     B_FIXED,
     B_KERNELS,
     B_MEASURED,
@@ -57,6 +61,7 @@ from automap.price.tables import (
     OP_PARAMETRIC,
     OP_SIGNATURES,
     PARAMETER,
+    REDUCE_SCATTER,
     S_CLASS,
     S_DIVIDES,
     S_KIND,
@@ -90,12 +95,19 @@ from automap.price.vectors import (
     H_GEMM,
     H_KERNEL_S,
     H_LOSS,
+    H_QUANTISE_KERNELS,
     H_REGATHERS,
+    H_RING,
+    H_ROUTING,
+    H_ROUTING_KERNELS,
     H_SCATTERED,
     H_WAIT_EXPONENT,
     TABLES,
 )
 from ir.factors import BROADCAST, PARTIAL
+
+WAITED_FOR = 7.0
+"""Ranks of which one may be late: those of a host beside one's own; larger groups were not seen to wait longer."""
 
 
 @njit(
@@ -170,9 +182,11 @@ def unit_cost(
     launched = 0.0
     relaunched = 0.0
     waits = np.zeros(3)
+    ring = np.zeros(3)
+    attended = np.zeros(3)
     growth = np.empty(num_axes)
     for a in range(num_axes):
-        growth[a] = max(0.0, axes[a] - 1.0) ** hardware[H_WAIT_EXPONENT]
+        growth[a] = min(max(0.0, axes[a] - 1.0), WAITED_FOR) ** hardware[H_WAIT_EXPONENT]
     tag = np.zeros(3, np.int64)
     whole = True
     for k in range(last - first):
@@ -306,12 +320,17 @@ def unit_cost(
                     data = (sizes[tensor, E_FIXED] + sizes[tensor, E_SAMPLE] * samples) * sizes[tensor, E_BYTES]
                     tag[0] = op
                     tag[1] = tensor
+                rings = hardware[H_RING] > 0.0 and shapes[op, X_KIND] in (ATTENTION, INSIDE)
                 if moves:
                     comm[:] = 0.0
                     tag[2] = 0
                     wait = convert(data, source, target, axes, growth, links, comm, tag, records, cursor)
                     waits[0] += wait
                     again = recomputed[k] and (is_boundary or recomputed[producer - first])
+                    if rings:
+                        ring[0] += comm[ALL_GATHER]
+                        ring[2] += comm[ALL_GATHER] if again else 0.0
+                        comm[ALL_GATHER] = 0.0
                     for kind in range(KIND_COUNT):
                         out[C_FORWARD_COMM + kind] += comm[kind]
                         if again:
@@ -322,6 +341,10 @@ def unit_cost(
                     comm[:] = 0.0
                     tag[2] = 1
                     waits[1] += convert(data, given, wanted, axes, growth, links, comm, tag, records, cursor)
+                    if rings:
+                        # Keys and values go round again, with their gradients.
+                        ring[1] += 2.0 * comm[REDUCE_SCATTER]
+                        comm[REDUCE_SCATTER] = 0.0
                     for kind in range(KIND_COUNT):
                         out[C_BACKWARD_COMM + kind] += comm[kind]
 
@@ -371,6 +394,9 @@ def unit_cost(
             passes = 1.0
             if kernel == MEMORY:
                 passes = hardware[H_ELEMENTWISE] * (hardware[H_LOSS] if shape[X_LOSS] > 0.0 else 1.0)
+                if shape[X_ROUTED] > 0.0:
+                    passes *= hardware[H_ROUTING]
+                    kernels += hardware[H_ROUTING_KERNELS]
             forward = moved * costs[op, T_FORWARD] * passes / hardware[H_BANDWIDTH]
             backward = moved * costs[op, T_BACKWARD] * passes / hardware[H_BANDWIDTH]
             if kernel == ROOFLINE:
@@ -412,8 +438,16 @@ def unit_cost(
                     attention_kernel_s(shape, dims, hardware, times)
                 else:
                     product_s(shape, dims, hardware, times)
+                    if kernel == PRODUCT:
+                        kernels *= dims[BATCH]
             forward = times[0]
             backward = times[1]
+            if kernel == ATTENTION:
+                attended[0] += forward
+                attended[1] += backward
+                attended[2] += forward if recomputed[k] else 0.0
+            elif kernel == PRODUCT:
+                kernels *= 1.0 + hardware[H_QUANTISE_KERNELS]
         launched += kernels
         if recomputed[k]:
             relaunched += kernels
@@ -445,6 +479,10 @@ def unit_cost(
                     out[C_BACKWARD_COMM + kind] += spent
                     waits[1] += growth[a] if spent > 0.0 else 0.0
 
+    # A ring hides under the attention that it feeds, as far as that lasts.
+    out[C_FORWARD_COMM + ALL_GATHER] += max(0.0, ring[0] - attended[0])
+    out[C_BACKWARD_COMM + REDUCE_SCATTER] += max(0.0, ring[1] - attended[1])
+    out[C_RECOMPUTE_COMM + ALL_GATHER] += max(0.0, ring[2] - attended[2])
     if tables.blocks.shape[0] > 0 and measured_block(tables, first, last, chosen, whole, axes, samples, out):
         launched = relaunched = 0.0
     host_wait(launched, relaunched, waits, hardware, out)

@@ -28,13 +28,17 @@ those of parameters that ZeRO gathers over it. Where several axes take part, the
 carries what a rank is left with behind them. C_FORWARD_HOST, C_BACKWARD_HOST: what the device waits for its host,
 recomputation included."""
 
-# Slots of the hardware vector: the curves, then memory bytes/s; passes of memory-bound kernels and of the loss over
+# Slots of the hardware vector: the curves of products of activations, of products with a weight and of attention, then
+# memory bytes/s; passes of memory-bound kernels and of the loss over
 # their bytes; seconds of the smallest kernel; bytes of an element; products whose dims are no multiples of 8, over
 # others; launches of a softmax that the fused kernel refuses; host seconds a kernel, backward over forward, and a
 # collective; how its wait grows with the group; the exponent in which host and device overlap; the part of the
 # collectives that nothing hides; 1 where each rank sends its part of a tensor that is whole on an axis; 1 where a
-# gathered operand is kept as the rank's own part and gathered again.
-H_GEMM, H_ATTENTION = 0, G_COUNT
+# gathered operand is kept as the rank's own part and gathered again; bytes of an operand of a product with a weight and
+# the kernels that make them so; passes over the bytes of routed tokens and kernels of one way of theirs; the part of
+# all-to-alls that nothing hides; 1 where keys and values go round a ring under attention; rate of experts' products
+# over that of others.
+H_GEMM, H_WEIGHTS, H_ATTENTION = 0, G_COUNT, 2 * G_COUNT
 (
     H_BANDWIDTH,
     H_ELEMENTWISE,
@@ -51,8 +55,15 @@ H_GEMM, H_ATTENTION = 0, G_COUNT
     H_EXPOSED,
     H_SCATTERED,
     H_REGATHERS,
-) = range(G_COUNT + A_COUNT, G_COUNT + A_COUNT + 15)
-H_COUNT = H_REGATHERS + 1
+    H_WEIGHT_ELEMENT,
+    H_QUANTISE_KERNELS,
+    H_ROUTING,
+    H_ROUTING_KERNELS,
+    H_EXPOSED_EXCHANGE,
+    H_RING,
+    H_EXPERT_RATE,
+) = range(2 * G_COUNT + A_COUNT, 2 * G_COUNT + A_COUNT + 22)
+H_COUNT = H_EXPERT_RATE + 1
 
 
 TABLES = types.NamedTuple(

@@ -35,7 +35,15 @@ from automap.price.combine import (
     R_STATE,
     R_SYNC,
 )
-from automap.price.communication import L_AXIS, L_BYTES, L_COUNT, L_KIND, V_BYTES_PER_S, V_GATHER_BYTES_PER_S
+from automap.price.communication import (
+    L_AXIS,
+    L_BYTES,
+    L_COUNT,
+    L_KIND,
+    V_BYTES_PER_S,
+    V_EXCHANGE_BYTES_PER_S,
+    V_GATHER_BYTES_PER_S,
+)
 from automap.price.evaluator import Choice, Evaluator, Outcome, Segment
 from automap.price.gemm import G_FLOPS
 from automap.price.placements import divides
@@ -55,8 +63,7 @@ from automap.price.vectors import (
     C_REDUCE,
     H_ATTENTION,
     H_BANDWIDTH,
-    H_EXPOSED,
-    H_GEMM,
+    H_WEIGHTS,
 )
 
 Floats = npt.NDArray[np.float64]
@@ -239,9 +246,9 @@ def reasons(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> tuple[str
 
 def _exposed(case: _Case) -> list[float]:
     """Seconds of a step, by kind, of the collectives between and inside operators that nothing hides."""
-    shown = float(case.stage.hardware[H_EXPOSED]) * case.micro_batches
+    shown = case.evaluator.exposed * case.micro_batches
     return [
-        shown * case.total(C_FORWARD_COMM + kind, C_BACKWARD_COMM + kind, C_RECOMPUTE_COMM + kind)
+        float(shown[kind]) * case.total(C_FORWARD_COMM + kind, C_BACKWARD_COMM + kind, C_RECOMPUTE_COMM + kind)
         for kind in range(len(COLLECTIVES))
     ]
 
@@ -262,7 +269,7 @@ def _compute(case: _Case, seconds: float) -> str:
     )
     hardware, texts = case.stage.hardware, []
     reached = {
-        _CLASSES[PRODUCT]: float(hardware[H_GEMM + G_FLOPS]) / peak,
+        _CLASSES[PRODUCT]: float(hardware[H_WEIGHTS + G_FLOPS]) / peak,
         _CLASSES[ATTENTION]: float(hardware[H_ATTENTION + A_FLOPS]) / peak,
     }
     for name, spent in sorted(classes.items(), key=lambda item: -item[1].seconds):
@@ -386,8 +393,9 @@ def _collective(kind: int) -> Callable[[_Case, float], str]:
                 sums[1] += unit.times * float(record[L_BYTES])
         axis = max(found, key=lambda a: found[a][1])
         count, data = found[axis]
-        rate = float(case.stage.links[axis, V_BYTES_PER_S])
-        hidden = 1.0 - float(case.stage.hardware[H_EXPOSED])
+        is_exchange = COLLECTIVES[kind] == "all_to_all"
+        rate = float(case.stage.links[axis, V_EXCHANGE_BYTES_PER_S if is_exchange else V_BYTES_PER_S])
+        hidden = 1.0 - float(case.evaluator.exposed[kind])
         text = f"{_KINDS[COLLECTIVES[kind]]} on {case.where(axis)}, {_rate(rate)}): {count:.0f} a micro-batch of "
         text += f"{_bytes(data / count)} on average, {case.micro_batches} micro-batches"
         text += f"; {hidden:.0%} of their time is hidden." if hidden > 0.0 else "; nothing hides them."

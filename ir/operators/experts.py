@@ -8,6 +8,10 @@ of the experts and the experts inside them exchanges tokens by all-to-all, as fo
 A token takes the next free slot of its expert, in the order of tokens and of its `k` choices; slots that stay empty
 are zero, tokens beyond the capacity add nothing (GShard, arXiv 2006.16668, section 3.2, without its random routing).
 Attribute `batch_dim` says which token dim holds the samples where it is not the first.
+
+With `groups` > 1 the tokens of a sample fall into that many runs of equal length along the first token dim that is not
+the samples', each with slots of its own (the groups of GShard): the slots are `[e, g, (b c), h]`, and an axis that
+splits the sequence (context or sequence parallelism) exchanges tokens with the experts by all-to-all as well.
 FLOPs are those of the routed tokens, not of the slots.
 """
 
@@ -35,24 +39,40 @@ def _routing(ctx: Context, x_lead: tuple[int, ...], batch_dim: int | None, index
     return chosen
 
 
-def _lead(ctx: Context, tensor: Tensor) -> Dims:
-    """Factors of the token dims: samples are free, tokens of a sample stay together."""
-    return [ctx.rule.dim(tensor, d, fixed=True) for d in range(len(tensor.shape) - 1)]
+def _lead(ctx: Context, tensor: Tensor, groups: tuple[int, ...] = ()) -> Dims:
+    """Factors of the token dims: samples and groups are free, tokens of a group stay together."""
+    dims = range(len(tensor.shape) - 1)
+    grouped = next((d for d in dims if d != tensor.batch_dim), None) if groups else None
+    found: Dims = []
+    for d in dims:
+        if d != grouped:
+            found.append(ctx.rule.dim(tensor, d, fixed=True))
+            continue
+        length, rest = divmod(tensor.shape[d], ctx.rule.size(groups))
+        if rest:
+            raise Unsupported(f"{ctx.rule.size(groups)} groups of {tensor.shape[d]} tokens")
+        found.append((*groups, ctx.rule.factor(length, fixed=True)) if length > 1 else groups)
+    if groups and grouped is None:
+        raise Unsupported("groups of tokens that are all one dim with the samples")
+    return found
 
 
 @kind(DISPATCH)
 def dispatch(ctx: Context) -> Result:
-    """`b s! h, b s! k! -> e (b c!) h`; attributes `num_experts`, `capacity` (slots of an expert for one sample).
+    """`b (g s!) h, b (g s!) k! -> e g (b c!) h`.
 
-    Splitting e needs no exchange: each rank takes the tokens of its own experts.
+    Attributes: `num_experts`, `groups` (default 1, then the result has no dim g), `capacity` (slots of an expert for
+    one group of one sample). Splitting e needs no exchange: each rank takes the tokens of its own experts.
     """
     x = ctx.tensor(0)
     rule = ctx.rule
     experts, capacity = ctx.int_attribute("num_experts", 0), ctx.int_attribute("capacity", 0)
-    if experts < 1 or capacity < 1 or len(x.shape) < 2 or x.batch_dim == len(x.shape) - 1:
-        raise Unsupported(f"{experts} experts of {capacity} slots for tokens {x.shape}")
+    groups = ctx.int_attribute("groups", 1)
+    if experts < 1 or capacity < 1 or groups < 1 or len(x.shape) < 2 or x.batch_dim == len(x.shape) - 1:
+        raise Unsupported(f"{experts} experts of {capacity} slots for {groups} groups of tokens {x.shape}")
     chosen = _routing(ctx, x.shape[:-1], x.batch_dim, 1)
-    lead = _lead(ctx, x)
+    g = (rule.factor(groups, name="g"),) if groups > 1 else ()
+    lead = _lead(ctx, x, g)
     k = rule.dim(chosen, len(chosen.shape) - 1, name="k", fixed=True)
     h = rule.dim(x, len(x.shape) - 1, name="h")
     e = (rule.factor(experts, name="e"),) if experts > 1 else ()
@@ -60,7 +80,7 @@ def dispatch(ctx: Context) -> Result:
     slots = (rule.batch(), *c) if rule.has_batch else c
     return Result(
         [(0, [*lead, h]), (1, [*lead, k])],
-        [[e, slots, h]],
+        [[e, g, slots, h] if g else [e, slots, h]],
         [x.dtype],
         passing="first",
         traffic=(1.0, 1.0),
@@ -69,26 +89,36 @@ def dispatch(ctx: Context) -> Result:
     )
 
 
+def _is_slots(tensor: Tensor) -> bool:
+    """Whether a shape is `[e, (b c), h]` or `[e, g, (b c), h]`."""
+    return len(tensor.shape) in (3, 4) and tensor.batch_dim in (None, len(tensor.shape) - 2)
+
+
 @kind(PRODUCT)
 def grouped_matmul(ctx: Context) -> Result:
-    """`e (b c) k+, e k+ n -> e (b c) n`; attribute `num_tokens`: routed tokens of one sample (tokens times top-k)."""
+    """`e g (b c) k+, e k+ n -> e g (b c) n`, g only where there are groups.
+
+    Attribute `num_tokens`: routed tokens of one sample (tokens times top-k).
+    """
     tokens, weight = ctx.tensor(0), ctx.tensor(1)
     rule = ctx.rule
-    if len(tokens.shape) != 3 or len(weight.shape) != 3 or tokens.batch_dim not in (None, 1):
+    if not _is_slots(tokens) or len(weight.shape) != 3:
         raise Unsupported("operands are not [experts, slots, k] and [experts, k, n]")
-    if weight.batch_dim is not None or (weight.shape[0], weight.shape[1]) != (tokens.shape[0], tokens.shape[2]):
+    if weight.batch_dim is not None or (weight.shape[0], weight.shape[1]) != (tokens.shape[0], tokens.shape[-1]):
         raise Unsupported(f"tokens {tokens.shape} for weights {weight.shape}")
     routed = ctx.int_attribute("num_tokens", 0)
-    if not 1 <= routed <= tokens.shape[0] * tokens.shape[1]:
-        raise Unsupported(f"num_tokens={routed} for {tokens.shape[0]} experts of {tokens.shape[1]} slots")
+    if not 1 <= routed <= prod(tokens.shape[:-1]):
+        raise Unsupported(f"num_tokens={routed} for {tokens.shape[0]} experts of {prod(tokens.shape[1:-1])} slots")
     e = rule.dim(tokens, 0, name="e")
-    c = rule.dim(tokens, 1, name="c")
-    k = rule.dim(tokens, 2, name="k", summed=True)
+    slots = [
+        rule.dim(tokens, d, name="c" if d == len(tokens.shape) - 2 else "g") for d in range(1, len(tokens.shape) - 1)
+    ]
+    k = rule.dim(tokens, len(tokens.shape) - 1, name="k", summed=True)
     n = rule.dim(weight, 2, name="n")
     flops = 2.0 * routed * prod(weight.shape[1:])
     return Result(
-        [(0, [e, c, k]), (1, [e, k, n])],
-        [[e, c, n]],
+        [(0, [e, *slots, k]), (1, [e, k, n])],
+        [[e, *slots, n]],
         passing="multi",
         forward_flops=flops,
         gradient_flops={0: flops, 1: flops},
@@ -99,29 +129,30 @@ def grouped_matmul(ctx: Context) -> Result:
 
 @kind(COMBINE)
 def combine(ctx: Context) -> Result:
-    """`e+ (b c!) h, b s! k!, b s! k! -> b s! h`: slots, chosen experts and their weights to tokens.
+    """`e+ g (b c!) h, b (g s!) k!, b (g s!) k! -> b (g s!) h`: slots, chosen experts and their weights to tokens.
 
     Splitting e leaves each rank with the sum over its own experts. The gradient of the weights is the product of a
     token's results with the output gradient, hence partial where e or h is split.
     """
     tokens, weights = ctx.tensor(0), ctx.tensor(2)
     rule = ctx.rule
-    if len(tokens.shape) != 3 or tokens.batch_dim not in (None, 1) or len(weights.shape) < 2:
+    if not _is_slots(tokens) or len(weights.shape) < 2:
         raise Unsupported("operands are not [experts, slots, h] and [tokens ..., k]")
     if (tokens.batch_dim is None) != (weights.batch_dim is None) or weights.batch_dim == len(weights.shape) - 1:
         raise Unsupported("only some operands depend on the sample")
     chosen = _routing(ctx, weights.shape[:-1], weights.batch_dim, 1)
     if chosen.shape != weights.shape:
         raise Unsupported(f"experts {chosen.shape} for weights {weights.shape}")
-    lead = _lead(ctx, weights)
+    g = (rule.factor(tokens.shape[1], name="g"),) if len(tokens.shape) == 4 else ()
+    lead = _lead(ctx, weights, g)
     k = rule.dim(weights, len(weights.shape) - 1, name="k", fixed=True)
     e = rule.dim(tokens, 0, name="e", summed=True)
-    c = rule.dim(tokens, 1, name="c", fixed=True)
-    h = rule.dim(tokens, 2, name="h")
+    c = rule.dim(tokens, len(tokens.shape) - 2, name="c", fixed=True)
+    h = rule.dim(tokens, len(tokens.shape) - 1, name="h")
     held = float(tokens.num_elements)
-    out = float(prod(weights.shape[:-1]) * tokens.shape[2])
+    out = float(prod(weights.shape[:-1]) * tokens.shape[-1])
     return Result(
-        [(0, [e, c, h]), (1, [*lead, k]), (2, [*lead, k])],
+        [(0, [e, g, c, h] if g else [e, c, h]), (1, [*lead, k]), (2, [*lead, k])],
         [[*lead, h]],
         [tokens.dtype],
         passing="multi",
@@ -129,5 +160,5 @@ def combine(ctx: Context) -> Result:
         # Backward reads the slots and the output gradient and writes the gradient of the slots.
         traffic=(1.0, (2.0 * held + out) / (held + out)),
         saved_inputs=[*([0] if ctx.needs_gradient[2] else []), 1, 2],
-        attributes={"capacity": tokens.shape[1], "batch_dim": weights.batch_dim or None},
+        attributes={"capacity": tokens.shape[-2], "batch_dim": weights.batch_dim or None},
     )

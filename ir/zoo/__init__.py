@@ -150,18 +150,23 @@ def _check(model: Model) -> None:
     """What no operator would notice, or would only notice in its own words."""
     values = {f.name: getattr(model, f.name) for f in fields(model)}
     for whole, part in _DIVIDED if not isinstance(model, T5) else ():
+        if part == "heads" and values.get("head_dim"):
+            continue
         if values.get(part) and values[whole] % values[part]:
             raise _refuse(
                 f"{part} does not divide {whole}",
                 f"{whole}={values[whole]},{part}={values[part]}",
                 f"Make {whole} a multiple of {part}.",
             )
-    if isinstance(model, Llama) and model.hidden // model.heads % 2:
-        value = f"hidden={model.hidden},heads={model.heads}"
+    if isinstance(model, Llama) and (model.head_dim or model.hidden // model.heads) % 2:
+        value = f"head_dim={model.head_dim}" if model.head_dim else f"hidden={model.hidden},heads={model.heads}"
         raise _refuse("rotary positions need heads of an even size", value, "Choose another number of heads.")
     if isinstance(model, Moe) and model.top_k > model.experts:
         value = f"experts={model.experts},top_k={model.top_k}"
         raise _refuse("a token cannot have more experts than there are", value, "Make top_k at most experts.")
+    if isinstance(model, Moe) and model.seq_len % model.groups:
+        value = f"seq_len={model.seq_len},groups={model.groups}"
+        raise _refuse("groups does not divide seq_len", value, "Make seq_len a multiple of groups.")
     depth = sum(sum(v) if isinstance(v, tuple) else v for k, v in values.items() if k in _DEPTHS)
     if depth > MAX_LAYERS:
         raise _refuse("too deep", str(depth), f"Give at most {MAX_LAYERS} layers.")

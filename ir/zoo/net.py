@@ -79,7 +79,9 @@ class Net:
         act = f"{scope}.act_fn"
         return self.op("Mul", [self.op("Mul", [gate, self.op("Sigmoid", [gate], act)], act), up], scope)
 
-    def experts(self, x: str, scope: str, chosen: str, weights: str, *, num_experts: int, ffn: int) -> str:
+    def experts(
+        self, x: str, scope: str, chosen: str, weights: str, *, num_experts: int, ffn: int, groups: int = 1
+    ) -> str:
         """Gated MLPs of which each token sees a few: one parameter for all experts' gates and ups, as published.
 
         Args:
@@ -89,11 +91,13 @@ class Net:
             weights: [b, s, k] of their results.
             num_experts: experts.
             ffn: width of each.
+            groups: runs of a sample's tokens that are routed apart.
         """
         _, length, width = self.shape(x)
         routed = length * self.shape(chosen)[-1]
-        capacity = -(-routed // num_experts)
-        slots = self.op(DISPATCH, [x, chosen], scope, num_experts=num_experts, capacity=capacity)
+        capacity = -(-routed // (num_experts * groups))
+        some = {"groups": groups} if groups > 1 else {}
+        slots = self.op(DISPATCH, [x, chosen], scope, num_experts=num_experts, capacity=capacity, **some)
 
         def product(x: str, name: str, out: int) -> str:
             weight = self.parameter(f"{scope}.{name}", num_experts, out, self.shape(x)[-1])

@@ -68,6 +68,8 @@ class Llama:
     heads: int
     kv_heads: int = 0
     """Heads of keys and values; 0 = as many as `heads`."""
+    head_dim: int = 0
+    """Size of a head; 0 = `hidden` over `heads`."""
     ffn: int = 0
     """Width of the gated MLP; 0 = 8/3 of `hidden`, rounded up to a multiple of 256."""
     mlp_matrices: int = 3
@@ -81,19 +83,25 @@ class Llama:
         ids = net.builder.input("ids", (1, self.seq_len), "int64")
         x = net.embedding(ids, "embed_tokens", self.vocab_size, self.hidden)
         mask = net.causal_mask(self.seq_len)
-        for i in _layers(self.layers):
+        built = min(self.layers, self._unlike + BUILT)
+        for i in range(built):
             layer = f"layers.{i}"
             y = self._attention(net, net.rms_norm(x, f"{layer}.input_layernorm"), f"{layer}.self_attn", mask)
             x = net.add(x, y, layer)
-            y = self._mlp(net, net.rms_norm(x, f"{layer}.post_attention_layernorm"), f"{layer}.mlp")
-            x = net.add(x, y, layer)
+            y = net.rms_norm(x, f"{layer}.post_attention_layernorm")
+            x = net.add(x, (self._mlp if i >= self._unlike else self._dense)(net, y, f"{layer}.mlp"), layer)
         logits = net.linear(net.rms_norm(x, "norm"), "lm_head", self.vocab_size, bias=False)
-        return _stretch(net.finish(logits, loss=loss), "layers", self.layers)
+        return stretch(net.finish(logits, loss=loss), "layers", built - 1, self.layers)
+
+    @property
+    def _unlike(self) -> int:
+        """Leading layers that have an MLP of another kind."""
+        return 0
 
     def _attention(self, net: Net, x: str, scope: str, mask: str) -> str:
-        size, kv_heads = self.hidden // self.heads, self.kv_heads or self.heads
+        size, kv_heads = self.head_dim or self.hidden // self.heads, self.kv_heads or self.heads
         tables = [net.buffer(f"rotary_emb.{name}", 1, self.seq_len, size // 2) for name in ("cos", "sin")]
-        q = net.heads(net.linear(x, f"{scope}.q_proj", self.hidden, bias=False), scope, self.heads)
+        q = net.heads(net.linear(x, f"{scope}.q_proj", self.heads * size, bias=False), scope, self.heads)
         k = net.heads(net.linear(x, f"{scope}.k_proj", kv_heads * size, bias=False), scope, kv_heads)
         v = net.heads(net.linear(x, f"{scope}.v_proj", kv_heads * size, bias=False), scope, kv_heads)
         q, k = (net.op("RotaryEmbedding", [t, *tables], scope) for t in (q, k))
@@ -114,12 +122,15 @@ class Llama:
     def _width(self) -> int:
         return self.ffn or -(-(8 * self.hidden) // 3 // 256) * 256
 
+    def _dense(self, net: Net, x: str, scope: str) -> str:
+        return self._gated(net, x, scope, self._width)
+
     def _mlp(self, net: Net, x: str, scope: str) -> str:
         if self.mlp_matrices == 2:
             up = net.linear(x, f"{scope}.up_proj", self._width, bias=False)
             up = net.op("Relu", [up], f"{scope}.act_fn")
             return net.linear(net.op("Mul", [up, up], f"{scope}.act_fn"), f"{scope}.down_proj", self.hidden, bias=False)
-        return self._gated(net, x, scope, self._width)
+        return self._dense(net, x, scope)
 
     def _gated(self, net: Net, x: str, scope: str, width: int) -> str:
         gate = net.linear(x, f"{scope}.gate_proj", width, bias=False)
@@ -133,8 +144,18 @@ class Moe(Llama):
 
     experts: int
     top_k: int = 2
+    moe_ffn: int = 0
+    """Width of an expert; 0 = `ffn`."""
     shared_ffn: int = 0
     """Width of a gated MLP that every token sees besides its experts; 0 = none."""
+    dense_layers: int = 0
+    """Leading layers with a plain gated MLP of width `ffn` (DeepSeek-V2, arXiv 2405.04434)."""
+    groups: int = 1
+    """Runs of a sample's tokens that are routed apart; see `ir.operators.experts`."""
+
+    @property
+    def _unlike(self) -> int:
+        return min(self.dense_layers, self.layers)
 
     def _mlp(self, net: Net, x: str, scope: str) -> str:
         scores = net.linear(x, f"{scope}.gate", self.experts, bias=False)
@@ -142,7 +163,8 @@ class Moe(Llama):
         weights, chosen = net.ops("TopK", [scores], f"{scope}.gate", 2, k=self.top_k, axis=-1, largest=1, sorted=1)
         total = net.op("ReduceSum", [weights], f"{scope}.gate", axes=(-1,), keepdims=1)
         weights = net.op("Div", [weights, total], f"{scope}.gate")
-        y = net.experts(x, f"{scope}.experts", chosen, weights, num_experts=self.experts, ffn=self._width)
+        sizes = {"num_experts": self.experts, "ffn": self.moe_ffn or self._width, "groups": self.groups}
+        y = net.experts(x, f"{scope}.experts", chosen, weights, **sizes)
         if self.shared_ffn:
             y = net.add(y, self._gated(net, x, f"{scope}.shared_expert", self.shared_ffn), scope)
         return y

@@ -44,7 +44,7 @@ def converted(source, target, sizes, data=8e6, latency=1e-5, rate=1e9):
         np.array(target),
         np.array(sizes, float),
         np.ones(n),
-        np.tile([latency, latency, rate, 0.0, rate], (n, 1)),
+        np.tile([latency, latency, rate, 0.0, rate, rate], (n, 1)),
         times,
         np.zeros(3, np.int64),
         NO_RECORDS,

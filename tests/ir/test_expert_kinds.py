@@ -56,7 +56,9 @@ def test_placements(kind: str) -> None:
     assert {(s.inputs, s.outputs) for s in signatures(op.rule)} == EXPECTED[kind]
 
 
-def layer(x: Tensor, chosen: Tensor, weights: Tensor, w: Tensor, *, behind: bool = False) -> Tensor:
+def layer(
+    x: Tensor, chosen: Tensor, weights: Tensor, w: Tensor, *, behind: bool = False, groups: int = 1, capacity: int = 4
+) -> Tensor:
     """The three kinds one after the other; samples are `behind` the tokens or lead."""
     lead = (LENGTH, 1) if behind else (1, LENGTH)
     builder = GraphBuilder()
@@ -64,8 +66,11 @@ def layer(x: Tensor, chosen: Tensor, weights: Tensor, w: Tensor, *, behind: bool
     builder.input("chosen", (*lead, TOP), "int64", batch_dim=int(behind))
     builder.input("weights", (*lead, TOP), batch_dim=int(behind))
     builder.parameter("w", (EXPERTS, WIDTH, WIDTH))
-    builder.add(DISPATCH, ["x", "chosen"], ["slots"], attributes={"num_experts": EXPERTS, "capacity": CAPACITY})
-    builder.add(PRODUCT, ["slots", "w"], ["products"], attributes={"num_tokens": ROUTED})
+    attributes = {"num_experts": EXPERTS, "capacity": capacity, "groups": groups}
+    builder.add(DISPATCH, ["x", "chosen"], ["slots"], attributes=attributes)
+    builder.add(
+        PRODUCT, ["slots", "w"], ["products"], attributes={"num_tokens": min(ROUTED, EXPERTS * capacity * groups)}
+    )
     builder.add(COMBINE, ["products", "chosen", "weights"], ["y"])
     return run(builder.finish(["y"]), {"x": x, "chosen": chosen, "weights": weights, "w": w}, SAMPLES)["y"]
 
@@ -98,6 +103,41 @@ def test_a_layer_of_experts_is_what_its_loop_computes(overflows: bool) -> None:
     torch.testing.assert_close(layer(x, chosen, weights, w), wanted)
     turned = [t.transpose(0, 1) for t in (x, chosen, weights)]
     torch.testing.assert_close(layer(*turned, w, behind=True), wanted.transpose(0, 1))
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_groups_of_tokens_have_slots_of_their_own(behind: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(SAMPLES, LENGTH, WIDTH, generator=generator, dtype=torch.float64)
+    w = torch.randn(EXPERTS, WIDTH, WIDTH, generator=generator, dtype=torch.float64)
+    weights = torch.rand(SAMPLES, LENGTH, TOP, generator=generator, dtype=torch.float64)
+    chosen = torch.rand(SAMPLES, LENGTH, EXPERTS, generator=generator).topk(TOP).indices
+    parts = [t.split(LENGTH // 2, 1) for t in (x, chosen, weights)]
+    alone = [layer_of_half(*part, w) for part in zip(*parts, strict=True)]
+    turned = [t.transpose(0, 1) for t in (x, chosen, weights)] if behind else [x, chosen, weights]
+    got = layer(*turned, w, behind=behind, groups=2, capacity=1)
+    torch.testing.assert_close(got.transpose(0, 1) if behind else got, torch.cat(alone, 1))
+
+
+def layer_of_half(x: Tensor, chosen: Tensor, weights: Tensor, w: Tensor) -> Tensor:
+    """Token by token, the first of each expert alone."""
+    y = torch.zeros_like(x)
+    for sample in range(SAMPLES):
+        taken = set[int]()
+        for token in range(x.shape[1]):
+            for e, share in zip(chosen[sample, token].tolist(), weights[sample, token], strict=True):
+                if e not in taken:
+                    y[sample, token] += share * (x[sample, token] @ w[e])
+                taken.add(e)
+    return y
+
+
+def test_an_axis_over_groups_splits_tokens_and_slots_alike() -> None:
+    specs, attributes = made(DISPATCH)
+    op = make_operator(DISPATCH, name="op", inputs=specs, outputs=["y"], attributes=attributes | {"groups": 3}).operator
+    assert ((1, 1), (1,)) in {(s.inputs, s.outputs) for s in signatures(op.rule)}
+    with pytest.raises(Unsupported, match="4 groups of 6 tokens"):
+        make_operator(DISPATCH, name="op", inputs=specs, outputs=["y"], attributes=attributes | {"groups": 4})
 
 
 def test_costs_are_those_of_routed_tokens() -> None:

@@ -56,6 +56,8 @@ SMALL = {
     "gpt": "gpt:layers={},hidden=32,heads=4,seq_len=16,vocab_size=96",
     "llama": "llama:layers={},hidden=32,heads=4,kv_heads=2,ffn=64,seq_len=16,vocab_size=96",
     "moe": "moe:layers={},hidden=32,heads=4,kv_heads=2,ffn=48,experts=4,shared_ffn=24,seq_len=16,vocab_size=96",
+    "moe, its first layers dense": "moe:layers={},hidden=32,heads=4,head_dim=16,ffn=48,moe_ffn=24,experts=4,dense_layers=2,"
+    "groups=2,seq_len=16,vocab_size=96",
     "bert": "bert:layers={},hidden=32,heads=4,seq_len=16,vocab_size=96",
     "vit": "vit:layers={},hidden=32,heads=4,image_size=32,patch_size=8,num_classes=10",
     "t5": "t5:layers={},hidden=32,heads=4,head_size=8,seq_len=16,target_len=8,vocab_size=96",
@@ -119,6 +121,15 @@ def test_gpt3() -> None:
 )
 def test_forward_flops(spec: str, flops: int) -> None:
     assert zoo.build(spec).forward_flops == flops
+
+
+def test_leading_dense_layers_and_heads_of_another_size() -> None:
+    graph = zoo.build(SMALL["moe, its first layers dense"].format(5))
+    attention = 4 * 32 * (4 * 16)
+    dense, experts = 3 * 32 * 48, 4 * 3 * 32 * 24 + 4 * 32
+    norms = 2 * 32
+    assert graph.num_parameters == 5 * (attention + norms) + 2 * dense + 3 * experts + 32 + 2 * 96 * 32
+    assert [unit.type for unit in find_units(graph).units] == sorted(unit.type for unit in find_units(graph).units)
 
 
 def test_flops_of_t5() -> None:
@@ -207,6 +218,7 @@ def test_another_loss() -> None:
         ("llama:layers=2,hidden=12,heads=4", "heads"),
         ("moe:layers=2,hidden=32,heads=4,experts=4,top_k=5", "at most experts"),
         ("moe:layers=2,hidden=32,heads=4", "experts"),
+        ("moe:layers=2,hidden=32,heads=4,experts=4,groups=3", "multiple of groups"),
         ("mixtral-8x7b:heads=33", "multiple of heads"),
         ("mixtral-8x7b:experts=0", "whole number"),
         ("mixtral-8x7b:layers=-1", "whole number"),

@@ -6,6 +6,8 @@ that holds some of the experts subtracts the number of its first one from the ch
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -14,14 +16,17 @@ from automap.runtime.operators.base import Use, function
 from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
 
 
-def _by_sample(x: Tensor, samples: int, batch_dim: int) -> Tensor:
-    """[samples, tokens of one, last dim] of `[tokens ..., last dim]`; samples are the major part of `batch_dim`."""
+def _by_group(x: Tensor, samples: int, groups: int, batch_dim: int) -> Tensor:
+    """[samples groups, tokens of one group, last dim] of `[tokens ..., last dim]`.
+
+    Samples are the major part of `batch_dim`, groups are runs of the other token dims.
+    """
     shape = (*x.shape[:batch_dim], samples, -1, *x.shape[batch_dim + 1 :])
-    return x.reshape(shape).movedim(batch_dim, 0).flatten(1, -2)
+    return x.reshape(shape).movedim(batch_dim, 0).reshape(samples * groups, -1, x.shape[-1])
 
 
 def _slots(chosen: Tensor, experts: int, capacity: int) -> Tensor:
-    """[samples, tokens k]: the slot of a sample that each choice takes, `experts * capacity` where it gets none."""
+    """[runs, tokens k]: the slot of a run of tokens that each choice takes, `experts * capacity` where it gets none."""
     flat = chosen.flatten(1)
     mine = flat[..., None] == torch.arange(experts, device=chosen.device)
     place = (mine.cumsum(1) * mine).sum(-1) - 1
@@ -30,31 +35,34 @@ def _slots(chosen: Tensor, experts: int, capacity: int) -> Tensor:
 
 @function(DISPATCH)
 def dispatch(use: Use) -> Tensor:
-    """`[e, (b c), h]` of tokens `[..., h]` and choices `[..., k]`; slots that nobody takes are zero."""
+    """`[e, g, (b c), h]` of tokens `[..., h]` and choices `[..., k]`; slots that nobody takes are zero."""
     capacity, batch_dim = use.integer("capacity"), use.integer("batch_dim")
-    experts, slots, width = use.shapes[0]
-    samples = slots // capacity
-    chosen = _by_sample(use.operand(1), samples, batch_dim)
-    rows = _by_sample(use.x, samples, batch_dim).repeat_interleave(chosen.shape[-1], 1)
+    experts, *group, slots, width = use.shapes[0]
+    samples, groups = slots // capacity, math.prod(group)
+    chosen = _by_group(use.operand(1), samples, groups, batch_dim)
+    rows = _by_group(use.x, samples, groups, batch_dim).repeat_interleave(chosen.shape[-1], 1)
     index = _slots(chosen, experts, capacity)[..., None].expand_as(rows)
-    taken = rows.new_zeros(samples, experts * capacity + 1, width).scatter(1, index, rows)
-    return taken[:, :-1].reshape(samples, experts, capacity, width).transpose(0, 1).flatten(1, 2)
+    taken = rows.new_zeros(samples * groups, experts * capacity + 1, width).scatter(1, index, rows)
+    taken = taken[:, :-1].reshape(samples, groups, experts, capacity, width)
+    return taken.permute(2, 1, 0, 3, 4).reshape(use.shapes[0])
 
 
 @function(PRODUCT)
 def grouped_matmul(use: Use) -> Tensor:
     """Each expert's slots times its weight."""
-    return use.x @ use.operand(1)
+    weight = use.operand(1)
+    return use.x @ (weight if use.x.dim() == weight.dim() else weight[:, None])
 
 
 @function(COMBINE)
 def combine(use: Use) -> Tensor:
     """`[..., h]`: the slots of each token's experts, times their weights, added up."""
     capacity, batch_dim = use.integer("capacity"), use.integer("batch_dim")
-    experts, slots, width = use.x.shape
-    samples = slots // capacity
-    chosen, weights = (_by_sample(use.operand(i), samples, batch_dim) for i in (1, 2))
-    rows = use.x.reshape(experts, samples, capacity, width).transpose(0, 1).flatten(1, 2)
+    experts, *group, slots, width = use.x.shape
+    samples, groups = slots // capacity, math.prod(group)
+    chosen, weights = (_by_group(use.operand(i), samples, groups, batch_dim) for i in (1, 2))
+    rows = use.x.reshape(experts, groups, samples, capacity, width).permute(2, 1, 0, 3, 4)
+    rows = rows.reshape(samples * groups, experts * capacity, width)
     rows = functional.pad(rows, (0, 0, 0, 1))
     index = _slots(chosen, experts, capacity)[..., None].expand(-1, -1, width)
     found = (rows.gather(1, index).reshape(*weights.shape, width) * weights[..., None]).sum(-2)
