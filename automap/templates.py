@@ -26,7 +26,7 @@ from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
 
 
 def megatron_signatures(
-    space: PlanSpace, shape: Shape, prefix: Values, *, sequence_parallel: bool, expert_axis: str = ""
+    space: PlanSpace, shape: Shape, prefix: Values, *, sequence_parallel: bool, expert_axis: str = "ep"
 ) -> Values:
     """Completes `prefix` (all but the signatures): batch splits on dp and ep, the sequence on cp, Megatron's on tp.
 
@@ -35,7 +35,7 @@ def megatron_signatures(
         shape: what `prefix` decided.
         prefix: values of the slots before the first signature.
         sequence_parallel: split the sequence where tensors would be whole on tp.
-        expert_axis: the axis that spreads experts, or "".
+        expert_axis: the axis that spreads experts where there are some and it is there; "" = none.
     """
     values = list(prefix)
     incoming: list[Placement] = [BROADCAST] * len(space.axes)

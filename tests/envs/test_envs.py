@@ -183,3 +183,12 @@ def test_the_pruned_size_is_the_number_of_plans_that_are_offered(mlp, space):
     assert 10 ** count_decades(s, limit=2, groups=groups) == pytest.approx(plans)
     assert decades_pruned(s, max_actions=MAX_ACTIONS, max_groups=48) == pytest.approx(s.decades)
     assert decades_pruned(s, max_actions=MAX_ACTIONS, max_groups=1) < s.decades
+
+
+def test_the_pipeline_environment_spreads_experts_over_ep(space):
+    s = space(zoo.build("moe:layers=2,hidden=64,heads=4,ffn=64,experts=4,seq_len=32,vocab_size=128"), "4xA100", 8, ep=4)
+    _, _, info = episode(make("pipeline", s), np.random.default_rng(0))
+    assert info["values"] in {values for _, values in templates(s)} or s.shape(info["values"]).virtual > 1
+    (stage, *_) = s.decode(info["values"]).stages
+    assert all(v["ep"].inputs == ("S(0)", "S(0)") for k, v in stage.shardings.items() if "GroupedMatMul" in k)
+    assert any("GroupedMatMul" in k for k in stage.shardings)
