@@ -7,7 +7,10 @@ samples.
 
 from __future__ import annotations
 
+import math
 import typing
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +21,7 @@ from automap.errors import PlanError
 from automap.meshes import Shape, divisors
 from automap.plan import ScheduleKind
 from automap.price.estimate import sequence_length
-from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator
+from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, blank
 from automap.price.tables import OP_SIGNATURES, S_BATCH, S_DIVIDES
 from automap.published import Unpriced, chunks, mesh, signatures
 from ir.operators.experts import DISPATCH
@@ -26,6 +29,9 @@ from ir.operators.experts import DISPATCH
 Ints = npt.NDArray[np.int64]
 
 SCHEDULES = tuple(kind for kind in typing.get_args(ScheduleKind) if kind != "explicit")
+
+WHOLE_SHARE = 0.02
+"""Of the arithmetic, from which on a warning says that tp leaves it whole."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,31 +161,57 @@ def _schedule(strategy: Strategy) -> str:
 
 
 def _check_heads(evaluator: Evaluator, chosen: Ints, tp: int) -> None:
-    """Refuses a tp that leaves the products inside attention whole, or divides no product at all."""
-    tables, graph = evaluator.tables, evaluator.problem.graph
+    """Refuses a tp that does not divide the heads of attention, or divides no product at all."""
+    graph = evaluator.problem.graph
     attention = {i for group in graph.fused if group.kind == "attention" for i in group.members}
-    divided = False
+    whole = list(_whole_products(evaluator, chosen))
+    for index in whole:
+        op = graph.operators[index]
+        tensor = graph.tensors[op.outputs[0]]
+        heads = math.prod(size for dim, size in enumerate(tensor.shape[:-2]) if dim != tensor.batch_dim)
+        if index in attention and heads % tp:
+            raise _refuse(
+                "tp", tp, f"does not divide the {heads} heads of {op.name}", f"Use one of {_words(divisors(heads))}."
+            )
+    units = [evaluator.blocks.representative(kind) for kind in range(evaluator.blocks.num_types)]
+    products = {i for u in units for i in range(u.start, u.stop) if graph.operators[i].forward_flops.at(1) > 0.0}
+    if products <= set(whole):
+        raise _refuse("tp", tp, "divides no product of the model", "Use a smaller tp, or 1.")
+
+
+def _whole_products(evaluator: Evaluator, chosen: Ints) -> Iterator[int]:
+    """Operators with FLOPs, of one unit of each type, that every rank of tp, the last axis, computes alike."""
+    tables, graph = evaluator.tables, evaluator.problem.graph
     for unit_type in range(evaluator.blocks.num_types):
         start = evaluator.blocks.representative(unit_type).start
         for offset, row in enumerate(tables.rows(unit_type)):
-            op = graph.operators[start + offset]
-            if op.forward_flops.at(1) == 0.0:
-                continue
-            signature = tables.operators[row, OP_SIGNATURES] + chosen[row, -1]
-            splits = bool(tables.signatures[signature, S_DIVIDES]) and not tables.signatures[signature, S_BATCH]
-            divided = divided or splits
-            if start + offset in attention and not splits:
-                tensor = graph.tensors[op.outputs[0]]
-                heads = [size for dim, size in enumerate(tensor.shape[:-2]) if dim != tensor.batch_dim]
-                number = int(np.prod(heads))
-                raise _refuse(
-                    "tp",
-                    tp,
-                    f"does not divide the {number} heads of {op.name}",
-                    f"Use one of {_words(divisors(number))}.",
-                )
-    if not divided:
-        raise _refuse("tp", tp, "divides no product of the model", "Use a smaller tp, or 1.")
+            signature = tables.signatures[tables.operators[row, OP_SIGNATURES] + chosen[row, -1]]
+            divided = signature[S_DIVIDES] and not signature[S_BATCH]
+            if graph.operators[start + offset].forward_flops.at(1) > 0.0 and not divided:
+                yield start + offset
+
+
+def undivided(evaluator: Evaluator, choice: Choice) -> tuple[str, ...]:
+    """A warning where a good part of the arithmetic is done by every rank of tp, or nothing."""
+    tp = int(choice.layout.stages[0].axes[-1])
+    if tp == 1:
+        return ()
+    chosen = blank(evaluator, len(choice.zero_axes))
+    for segments in choice.chunks:
+        for segment in segments:
+            chosen[segment.first : segment.last] = segment.chosen
+    graph, units = evaluator.problem.graph, evaluator.blocks.units
+    times = Counter(unit.type for unit in units)
+    kinds = {i: unit.type for unit in reversed(units) for i in range(unit.start, unit.stop)}
+    amounts = {
+        graph.operators[i].name: times[kinds[i]] * graph.operators[i].forward_flops.at(1)
+        for i in _whole_products(evaluator, chosen)
+    }
+    share = sum(amounts.values()) / sum(op.forward_flops.at(1) for op in graph)
+    if share < WHOLE_SHARE:
+        return ()
+    largest = max(amounts, key=lambda name: amounts[name])
+    return (f"{share:.0%} of the FLOPs are not divided by tp = {tp}, most of them in {largest} and its like",)
 
 
 def _check_experts(evaluator: Evaluator, ep: int) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from automap.errors import ProblemError
+from automap.order import WRITTEN_KINDS
 from ir.factors import parse_placement
 
 
@@ -79,6 +80,7 @@ class Fix:
     zero: int | None = None
     recompute: str | None = None
     schedule: str | None = None
+    """gpipe, 1f1b, interleaved, zb1p or zb2p."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,6 +138,13 @@ class Hints:
                     value=value,
                     repair="Give 1 or more, or leave it out.",
                 )
+        if self.fix.schedule not in (None, *WRITTEN_KINDS):
+            raise ProblemError(
+                "no such schedule, or none that can be fixed",
+                field="hints.fix.schedule",
+                value=self.fix.schedule,
+                repair=f"Use one of {', '.join(WRITTEN_KINDS)}.",
+            )
         if self.fix.zero is not None and not 0 <= self.fix.zero <= 3:
             raise ProblemError("no such ZeRO stage", field="hints.fix.zero", value=self.fix.zero, repair="Give 0 to 3.")
         if self.memory_reserve_bytes < 0:

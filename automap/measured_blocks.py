@@ -32,36 +32,43 @@ def block_rows(graph: Graph, hints: Hints, linkage: Linkage, spans: Sequence[int
     Raises:
         ProblemError: a block is no unit between two cuts, or only some of equal units are named.
     """
-    rows = []
+    rows, kinds = [], dict[str, list[int]]()
     for number, block in enumerate(hints.measured_blocks):
-        field = f"hints.measured_blocks[{number}].scope"
-        units, named = linkage.blocks.units, {}
-        blocks: dict[str, set[int]] = {}
-        for index, unit in enumerate(units):
-            products = [op for op in graph.operators[unit.start : unit.stop] if op.forward_flops.at(1) > 0.0]
-            modules = {instance(block.scope, op.name) for op in products}
-            for module in modules - {None}:
-                blocks.setdefault(str(module), set()).add(index)
-            if modules and modules != {None}:
-                named[index] = modules
-        if any(len(modules) != 1 for modules in named.values()) or any(len(found) != 1 for found in blocks.values()):
-            raise ProblemError(
-                "its modules are no blocks between two places where the graph can be cut",
-                field=field,
-                value=block.scope,
-                repair=f"Name one module of each repeated block, as in {_example(graph, linkage)!r}.",
-            )
-        types = {units[index].type for index in named}
-        if not types or any(unit.type in types and index not in named for index, unit in enumerate(units)):
-            raise ProblemError(
-                "names only some of equal blocks" if types else "names no product",
-                field=field,
-                value=block.scope,
-                repair=f"Name all of them, as in {_example(graph, linkage)!r}.",
-            )
+        if block.scope not in kinds:
+            kinds[block.scope] = _types(graph, linkage, block.scope, f"hints.measured_blocks[{number}].scope")
         times = [float(block.tp), float(block.samples), block.forward_s, block.backward_s]
-        rows += [[float(spans[kind]), float(spans[kind + 1]), *times] for kind in sorted(types)]
+        rows += [[float(spans[kind]), float(spans[kind + 1]), *times] for kind in kinds[block.scope]]
     return rows
+
+
+def _types(graph: Graph, linkage: Linkage, scope: str, field: str) -> list[int]:
+    """The unit types whose units are the modules that `scope` names."""
+    units = linkage.blocks.units
+    named: dict[int, set[str | None]] = {}
+    blocks: dict[str, set[int]] = {}
+    for index, unit in enumerate(units):
+        products = [op for op in graph.operators[unit.start : unit.stop] if op.forward_flops.at(1) > 0.0]
+        modules = {instance(scope, op.name) for op in products}
+        for module in modules - {None}:
+            blocks.setdefault(str(module), set()).add(index)
+        if modules and modules != {None}:
+            named[index] = modules
+    if any(len(modules) != 1 for modules in named.values()) or any(len(found) != 1 for found in blocks.values()):
+        raise ProblemError(
+            "its modules are no blocks between two places where the graph can be cut",
+            field=field,
+            value=scope,
+            repair=f"Name one module of each repeated block, as in {_example(graph, linkage)!r}.",
+        )
+    types = {units[index].type for index in named}
+    if not types or any(unit.type in types and index not in named for index, unit in enumerate(units)):
+        raise ProblemError(
+            "names only some of equal blocks" if types else "names no product",
+            field=field,
+            value=scope,
+            repair=f"Name all of them, as in {_example(graph, linkage)!r}.",
+        )
+    return sorted(types)
 
 
 def device_seconds(graph: Graph, hints: Hints) -> list[tuple[float, list[str]]]:

@@ -61,11 +61,22 @@ def select(glob: str, names: Iterable[str]) -> list[str]:
 
 def most_specific(globs: Iterable[str], name: str) -> str | None:
     """The glob that names `name` with the most literal characters; the name itself first, ties to the first."""
-    best, best_length = None, -1
-    for glob in globs:
-        if glob == name:
-            return glob
-        length = len(glob) - glob.count("*") - glob.count("?")
-        if length > best_length and matches(glob, name):
-            best, best_length = glob, length
-    return best
+    globs = tuple(globs)
+    return name if name in globs else first_match(by_precision(globs), name)
+
+
+def by_precision(globs: Iterable[str]) -> tuple[str, ...]:
+    """Globs with the most literal characters first; equal ones in their order."""
+    return tuple(sorted(globs, key=lambda glob: glob.count("*") + glob.count("?") - len(glob)))
+
+
+def first_match(globs: tuple[str, ...], name: str) -> str | None:
+    """The first glob that names `name`."""
+    found = _any_of(globs).fullmatch(name) if globs else None
+    return globs[found.lastindex - 1] if found is not None and found.lastindex else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _any_of(globs: tuple[str, ...]) -> re.Pattern[str]:
+    """One group a glob, tried in order."""
+    return re.compile("|".join(f"({_pattern(glob, _INSIDE).pattern})" for glob in globs), re.DOTALL)

@@ -16,7 +16,7 @@ from automap.problem import Problem, Training
 from automap.records import from_json, json_schema, to_json
 from ir.graph import Graph
 
-ScheduleKind = Literal["1f1b", "gpipe", "interleaved", "explicit"]
+ScheduleKind = Literal["1f1b", "gpipe", "interleaved", "zb1p", "zb2p", "explicit"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class Schedule:
 
     kind: ScheduleKind = "1f1b"
     order: tuple[tuple[str, ...], ...] | None = None
-    """For `explicit`: per pipeline rank its actions in torch's words (0F3, 1I2, 1W2, 1B0)."""
+    """For `explicit`: per pipeline rank its actions in torch's words, see `automap.order`; null of other kinds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +118,8 @@ class Estimate:
     """compute, exposed_communication {kind: s}, bubble, optimizer, overhead: they add up to the step time."""
     lower_bound_s: float
     """No plan of the problem can be faster under this price."""
+    timeline: tuple[tuple[tuple[str, float, float], ...], ...] | None = None
+    """Per pipeline rank its actions in order, with the seconds at which each begins and ends; null unless asked for."""
 
     @property
     def fits(self) -> bool:

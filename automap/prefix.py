@@ -104,7 +104,7 @@ class BoundTable:
         total = float(floor.seconds.sum())
         count, ranks = shape.num_micro_batches, shape.pp
         time = count * total / ranks
-        if shape.virtual == 1:
+        if shape.virtual == 1 and not self.space.is_split:
             # The best spread of the work when rank r must wait for one pass through the ranks before it.
             time = max(time, total / (1.0 - (1.0 - 1.0 / count) ** ranks))
         capacity = max(s.capacity for s in self.space.evaluator.layout(self.space.meshes.mesh(shape), ranks).stages)
@@ -303,6 +303,9 @@ class Prefix:
             busy[chunk % shape.pp] += seconds
         before = np.concatenate([[0.0], np.cumsum(work[: shape.pp])])[: shape.pp]
         before = np.pad(before, (0, shape.pp - len(before)))
+        if self.space.is_split:
+            # Gradients of weights fill the pipeline.
+            before[:] = 0.0
         return float((before + shape.num_micro_batches * busy).max())
 
     def _recompute_bound(self, rank: int, mode: int) -> Bound:

@@ -208,6 +208,8 @@ def _schedule(stated: str | None, virtual: int) -> str:
         kind = "1f1b"
     if kind is None or kind not in typing.get_args(ScheduleKind):
         raise Unpriced(f"the schedule {stated} is not priced yet")
+    if virtual > 1 and kind != "interleaved":
+        raise Unpriced(f"the schedule {stated} with virtual stages")
     return kind
 
 
@@ -301,8 +303,8 @@ def mesh(
 def _axes(run: Run, sequence_parallel: bool) -> list[Axis]:
     strategy, experts = run.strategy, (run.model.get("moe") or {}).get("experts", 0)
     dp, ep, states = _count(strategy, "dp"), strategy.get("ep") or 1, strategy.get("zero1_group")
-    if experts % ep:
-        raise Unpriced(f"ep = {ep} does not divide {experts} experts")
+    if experts % ep or (ep > 1 and not experts):
+        raise Unpriced(f"ep = {ep} of {experts} experts")
     return mesh(
         dp=dp,
         tp=_count(strategy, "tp"),

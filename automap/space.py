@@ -18,6 +18,7 @@ import numpy.typing as npt
 from automap.constraints import Constrained
 from automap.counting import count_decades
 from automap.meshes import Meshes, Shape
+from automap.order import SPLIT_KINDS
 from automap.plan import Plan
 from automap.price.arrays import SpaceArrays, compile_space
 from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, Segment, blank, by_type
@@ -60,6 +61,7 @@ class PlanSpace:
         first_cut, first_recompute, zero_slot, first_signature: numbers of slots.
         modes: [modes] recompute modes that the trainer and `hints.fix` leave.
         zeros: [4] ZeRO stages that `hints.fix` leaves where there are replicas.
+        schedule: of plans without virtual stages.
     """
 
     def __init__(self, problem: Problem, evaluator: Evaluator | None = None) -> None:
@@ -77,6 +79,7 @@ class PlanSpace:
         self.shapes, self.axes = self.meshes.shapes, self.meshes.axes
         self.constrained.check_axes(self.axes)
         fix = problem.hints.fix
+        self.schedule = "1f1b" if fix.schedule in (None, "interleaved") else fix.schedule
         wanted = range(len(RECOMPUTE_MODES)) if fix.recompute is None else [RECOMPUTE_MODES.index(fix.recompute)]
         self.modes = np.array([i in wanted for i in range(len(RECOMPUTE_MODES))])
         if fix.recompute is None:
@@ -126,6 +129,11 @@ class PlanSpace:
                 for axis, name in enumerate(self.axes)
             ]
         return tuple(slots)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether backward passes are split into gradients of inputs and of weights."""
+        return self.schedule in SPLIT_KINDS
 
     # -- what is legal ------------------------------------------------------------------------------------------
 
@@ -298,7 +306,7 @@ class PlanSpace:
             layout=self.evaluator.layout(self.meshes.mesh(shape), shape.pp),
             num_micro_batches=shape.num_micro_batches,
             samples=shape.samples,
-            kind="interleaved" if shape.virtual > 1 else (self.problem.hints.fix.schedule or "1f1b"),
+            kind="interleaved" if shape.virtual > 1 else self.schedule,
             chunks=tuple(chunks),
             zero=values[self.zero_slot],
             zero_axes=self.zero_axes(shape),

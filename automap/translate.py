@@ -6,13 +6,15 @@ the fewest keys: globs where equal units allow, nothing where an operator does w
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from automap.errors import PlanError
-from automap.names import matches, matches_operator, most_specific, select
+from automap.names import by_precision, first_match, matches, matches_operator, select
+from automap.order import NO_PROGRAM, read_order, words
 from automap.plan import (
     AxisSharding,
     Plan,
@@ -56,6 +58,8 @@ def same_choice(one: Choice, other: Choice) -> bool:
         if getattr(one, field) != getattr(other, field):
             return False
     if one.zero and not np.array_equal(one.zero_axes, other.zero_axes):
+        return False
+    if not np.array_equal(one.program, other.program):
         return False
     if [s.devices for s in one.layout.stages] != [s.devices for s in other.layout.stages]:
         return False
@@ -106,7 +110,10 @@ def to_plan(choice: Choice, evaluator: Evaluator) -> Plan:
         training=problem.training,
         num_micro_batches=choice.num_micro_batches,
         samples_per_micro_batch=choice.samples,
-        schedule=Schedule(kind=choice.kind),  # type: ignore[arg-type]
+        schedule=Schedule(
+            kind=choice.kind,  # type: ignore[arg-type]
+            order=words(choice.program, num_ranks) if choice.kind == "explicit" else None,
+        ),
         stages=tuple(stages),
         warnings=problem.graph.warnings,
     )
@@ -203,19 +210,41 @@ def _recompute(evaluator: Evaluator, segments: Sequence[Segment], names: Sequenc
     if all(segment.recomputed.all() for segment in segments):
         return ("**",)
     groups: dict[tuple[int, int], list[str]] = {}
+    modules: dict[int, list[str]] = {}
     inside = set()
     for segment in segments:
         unit_type = evaluator.blocks.units[segment.unit].type
-        for k, op in enumerate(_segment_operators(evaluator, segment)):
+        operators = _segment_operators(evaluator, segment)
+        if segment.recomputed.all():
+            modules.setdefault(unit_type, []).append(_module([op.name for op in operators]))
+        for k, op in enumerate(operators):
             if segment.recomputed[k]:
                 inside.add(op.name)
                 groups.setdefault((unit_type, k), []).append(op.name)
     found: list[str] = []
+    named: set[str] = set()
+    for paths in modules.values():
+        members = set(select(_glob(paths), names)) if all(paths) else set()
+        if members and members <= inside:
+            found.append(_glob(paths))
+            named |= members
     for group in groups.values():
+        if set(group) <= named:
+            continue
         glob = _glob(group)
         # A star stays within one component: modules at different depths have no glob that names them all.
         found += [glob] if set(group) <= set(select(glob, names)) <= inside else group
     return tuple(dict.fromkeys(found))
+
+
+def _module(names: Sequence[str]) -> str:
+    """The innermost module that holds all operators of these names, or nothing."""
+    shared: list[str] = []
+    for parts in zip(*(name.partition("/")[0].split(".") for name in names), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join(shared)
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -236,10 +265,6 @@ def to_choice(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp
     check_model(plan, problem)
     if plan.sync.kind != "synchronous":
         raise _refuse("sync.kind", plan.sync.kind, "only synchronous training is priced", "Use synchronous.")
-    if plan.schedule.kind == "explicit" or plan.schedule.order is not None:
-        raise _refuse(
-            "schedule", plan.schedule.kind, "explicit orders are not priced", "Use 1f1b, gpipe or interleaved."
-        )
     batch = problem.training.global_batch
     if plan.num_micro_batches < 1 or plan.num_micro_batches * plan.samples_per_micro_batch != batch:
         raise _refuse(
@@ -251,17 +276,7 @@ def to_choice(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp
     axes = _axis_names(plan, axes)
     ranks = _ranks(plan, problem.cluster.num_devices)
     layout = _layout(plan, evaluator, axes, ranks)
-    if plan.schedule.kind != "interleaved" and len(plan.stages) != ranks:
-        raise _refuse(
-            "schedule.kind", plan.schedule.kind, "devices serve several stages", "Use the interleaved schedule."
-        )
-    if plan.schedule.kind == "interleaved" and plan.num_micro_batches % ranks:
-        raise _refuse(
-            "num_micro_batches",
-            plan.num_micro_batches,
-            f"the interleaved schedule needs a multiple of {ranks} pipeline ranks",
-            "Change the number of micro-batches.",
-        )
+    program = _program(plan.schedule, ranks, len(plan.stages), plan.num_micro_batches)
     zero = plan.stages[0].zero
     for number, stage in enumerate(plan.stages):
         if stage.zero != zero:
@@ -272,6 +287,7 @@ def to_choice(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp
             raise _refuse(
                 f"stages[{number}].batch_shares", stage.batch_shares, "uneven shares are not priced", "Use null."
             )
+    known = _Known(evaluator)
     chunks, cursor = [], 0
     order = _cuttable(evaluator)
     position = {name: i for i, (name, _, _) in enumerate(order)}
@@ -285,7 +301,8 @@ def to_choice(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp
                 "stages do not cover the operators once and in order",
                 f"Begin this stage at {expected!r}.",
             )
-        chunks.append(_segments(stage, evaluator, order[first : last + 1], axes, plan.samples_per_micro_batch, number))
+        operators = order[first : last + 1]
+        chunks.append(_segments(stage, evaluator, operators, axes, plan.samples_per_micro_batch, number, known))
         cursor = last + 1
     if cursor != len(order):
         raise _refuse("stages", order[cursor][0], "operators are left over", "Extend the last stage to the end.")
@@ -298,7 +315,32 @@ def to_choice(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp
         chunks=tuple(chunks),
         zero=zero.stage,
         zero_axes=np.array([a in zero.axes and any(dict(s.mesh).get(a, 1) > 1 for s in plan.stages) for a in axes]),
+        program=program,
     )
+
+
+def _program(schedule: Schedule, ranks: int, chunks: int, num_micro_batches: int) -> Ints:
+    """The list of actions of an explicit schedule; empty for other kinds, which must suit the plan."""
+    kind, order = schedule.kind, schedule.order
+    if (kind == "explicit") != (order is not None):
+        raise _refuse(
+            "schedule.order",
+            "null" if order is None else "a list",
+            f"does not go with the kind {kind}",
+            "Give an order if the kind is explicit, and only then.",
+        )
+    if order is not None:
+        return read_order(order, ranks, chunks, num_micro_batches)
+    if kind != "interleaved" and chunks != ranks:
+        raise _refuse("schedule.kind", kind, "devices serve several stages", "Use interleaved, or an explicit order.")
+    if kind == "interleaved" and num_micro_batches % ranks:
+        raise _refuse(
+            "num_micro_batches",
+            num_micro_batches,
+            f"the interleaved schedule needs a multiple of {ranks} pipeline ranks",
+            "Change the number of micro-batches.",
+        )
+    return NO_PROGRAM
 
 
 def _refuse(field: str, value: object, message: str, repair: str) -> PlanError:
@@ -397,6 +439,16 @@ def _cuttable(evaluator: Evaluator) -> list[tuple[str, int, int]]:
     ]
 
 
+class _Known:
+    """What equal operators of a plan share, found once."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.default = functools.cache(functools.partial(default_signature, evaluator))
+        self.signature = functools.cache(functools.partial(_find_signature, evaluator))
+        self.divides: set[tuple[int, bytes, tuple[float, ...]]] = set()
+        """Operator row, its signatures, and mesh sizes that go together."""
+
+
 def _segments(
     stage: Stage,
     evaluator: Evaluator,
@@ -404,6 +456,7 @@ def _segments(
     axes: Sequence[str],
     samples: int,
     number: int,
+    known: _Known,
 ) -> tuple[Segment, ...]:
     by_unit: dict[int, list[tuple[str, int]]] = {}
     for name, unit, offset in operators:
@@ -411,24 +464,25 @@ def _segments(
     used: set[str] = set()
     segments = []
     mesh = dict(stage.mesh)
-    sizes = np.array([mesh.get(axis, 1) for axis in axes], dtype=np.float64)
+    mesh_sizes = tuple(float(mesh.get(axis, 1)) for axis in axes)
+    sizes = np.array(mesh_sizes)
     # The full name of an operator names it alone, even if it reads like a module of others.
     own = {name for name, _, _ in operators}
-    globs = [key for key in stage.shardings if key not in own]
-    regions = [glob for glob in stage.recompute if glob not in own]
+    globs = by_precision(key for key in stage.shardings if key not in own)
+    regions = tuple(glob for glob in stage.recompute if glob not in own)
     for unit, members in by_unit.items():
         unit_type = evaluator.blocks.units[unit].type
         base = int(evaluator.tables.spans[unit_type])
         chosen = np.zeros((len(members), len(axes)), dtype=np.int64)
         inside: list[tuple[int, int, str]] = []
         for k, (name, offset) in enumerate(members):
-            key = name if name in stage.shardings else most_specific(globs, name)
+            key = name if name in stage.shardings else first_match(globs, name)
             entry = stage.shardings[key] if key is not None else {}
             for a, axis in enumerate(axes):
                 batch = axis in stage.batch_axes
                 if axis in entry:
                     assert key is not None
-                    found = _find_signature(evaluator, unit_type, offset, entry[axis])
+                    found = known.signature(unit_type, offset, entry[axis])
                     if found is not None:
                         chosen[k, a] = found
                         used.add(key)
@@ -436,18 +490,20 @@ def _segments(
                         raise _no_signature(evaluator, unit_type, offset, entry[axis], f"stages[{number}].{key}.{axis}")
                     else:
                         inside.append((k, a, key))
-                        chosen[k, a] = default_signature(evaluator, unit_type, offset, batch=False)
+                        chosen[k, a] = known.default(unit_type, offset, batch=False)
                 else:
                     if key is not None and matches_operator(key, name):
                         used.add(key)
-                    chosen[k, a] = default_signature(
-                        evaluator, unit_type, offset, batch=batch and mesh.get(axis, 1) > 1
-                    )
+                    chosen[k, a] = known.default(unit_type, offset, batch=batch and mesh.get(axis, 1) > 1)
         _follow(evaluator, unit_type, members, inside, chosen)
         for k, (name, offset) in enumerate(members):
-            _check_divides(evaluator, base + offset, chosen[k], sizes, samples, f"stages[{number}].shardings.{name}")
+            alike = (base + offset, chosen[k].tobytes(), mesh_sizes)
+            if alike not in known.divides:
+                path = f"stages[{number}].shardings.{name}"
+                _check_divides(evaluator, base + offset, chosen[k], sizes, samples, path)
+                known.divides.add(alike)
         recomputed = np.array(
-            [name in stage.recompute or any(matches(glob, name) for glob in regions) for name, _ in members],
+            [name in stage.recompute or first_match(regions, name) is not None for name, _ in members],
             dtype=np.bool_,
         )
         segments.append(
@@ -508,7 +564,8 @@ def _find_signature(evaluator: Evaluator, unit_type: int, offset: int, entry: Ax
     return None
 
 
-def _texts(placements: Iterable[int]) -> tuple[str, ...]:
+@functools.lru_cache(maxsize=4096)
+def _texts(placements: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(placement_text(p) for p in placements)
 
 

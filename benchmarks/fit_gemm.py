@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from fitting import Floats, errors, fit, folds, measured_device, measurements, robust, write
@@ -55,6 +57,25 @@ def predict(x: Floats, rows: Floats, device: Device, dtype: str) -> Floats:
     return np.array([gemm_s(m, n, k, 1.0, size, 2.0, vector) for m, n, k in rows[:, :3]])
 
 
+def transfer(data: Mapping[str, Floats], curves: Mapping[str, Mapping[str, Any]]) -> float:
+    """By how much all products of one kind of device are off when priced by the curve of another, in the mean.
+
+    Args:
+        data: kind -> rows in bf16.
+        curves: kind -> type -> its constants.
+
+    Returns:
+        Mean over all pairs of the absolute median log ratio: what a device without measurements adds to the band.
+    """
+    shifts = []
+    for gpu, rows in data.items():
+        for other in curves.keys() - {gpu}:
+            x = np.array([curves[other]["bf16"][name] for name in NAMES])
+            ratios = np.log(predict(x, rows, measured_device(gpu), "bf16") / rows[:, 3])
+            shifts.append(abs(float(np.median(ratios))))
+    return float(np.mean(shifts))
+
+
 def main(path: Path) -> None:
     """Fits every device and type of the file."""
     data: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
@@ -62,7 +83,7 @@ def main(path: Path) -> None:
         for row in csv.DictReader(file):
             sizes = [float(row[key]) for key in ("m", "n", "k")]
             data[row["gpu"].removesuffix("-SXM"), row["dtype"]].append([*sizes, float(row["latency_us"]) * 1e-6])
-    curves: dict[str, dict[str, object]] = {}
+    curves: dict[str, dict[str, dict[str, Any]]] = {}
     everything = []
     for (gpu, dtype), listed in sorted(data.items()):
         rows, device = np.array(listed), measured_device(gpu)
@@ -88,7 +109,11 @@ def main(path: Path) -> None:
         print(f"{gpu:5} {dtype:5} {len(rows):6} rows  median {found['median_error']:.1%}  p90 {found['p90_error']:.1%}")
     median = float(np.median(np.concatenate(everything)))
     print(f"all rows left out: median {median:.1%}")
-    write("gemm", "benchmarks/fit_gemm.py", path, curves, {"median_error": round(median, 4)})
+    shift = transfer({gpu: np.array(listed) for (gpu, dtype), listed in data.items() if dtype == "bf16"}, curves)
+    print(f"one kind by the curve of another: off by {shift:.1%}")
+    write(
+        "gemm", "benchmarks/fit_gemm.py", path, curves, {"median_error": round(median, 4), "transfer": round(shift, 3)}
+    )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import automap
 from automap.cluster import Device
 from automap.price.curves import fitted
 from automap.price.layout import Layout
-from automap.problem import trainers
+from automap.problem import WEIGHT_BYTES, trainers
 from automap.published import Run, Unpriced, load_runs
 from automap.validation import Predicted, summarize
 
@@ -42,16 +42,13 @@ TRAINER = (
     "step_overhead_ms",
     "send_host_ms",
     "send_overlap",
+    "exchange_overlap",
 )
 """The fields of automap/data/trainers that are fitted."""
 INTER = ("infiniband-edr", "infiniband-hdr", "infiniband-ndr", "ethernet", "omni-path")
 INTRA = ("nvlink2", "nvlink3", "nvlink4", "nvlink5", "pcie")
 CLOCKS = ("V100", "A100", "H100", "H100-96GB", "H200", "GB200")
 MEMORIES = ("V100", "A100", "H100", "GB200")
-OUTLIERS = ("rowwise",)
-"""Runs that another run contradicts under the same printed configuration."""
-
-
 FOLD_STEPS = 3
 """From the constants of all runs to those of a part of them."""
 
@@ -82,6 +79,7 @@ def _trainer_constants(name: str) -> list[Constant]:
         ("step_overhead_ms", 5.0, 0.0, 20.0, 0.01),
         ("send_host_ms", 0.25, 0.0, 0.8, 0.03),
         ("send_overlap", 0.5 if name in ("megatron-core", "oneflow") else 0.0, 0.0, 1.0, 0.01),
+        ("exchange_overlap", 0.3 if name == "megatron-core" else 0.0, 0.0, 0.9, 0.03),
     )
     assert tuple(row[0] for row in rows) == TRAINER
     return [Constant(name=f"{name}.{key}", prior=p, low=lo, high=hi, hold=h) for key, p, lo, hi, h in rows]
@@ -102,23 +100,22 @@ SHARED = {
     "ring_us": (4.0, 0.0, 30.0, 0.1),
     "fp32_efficiency": (0.9, 0.5, 1.0, 0.001),
     "fp8_speedup": (1.0, 0.5, 1.5, 0.01),
+    "nvfp4_speedup": (1.8, 1.2, 2.0, 0.1),
+    "row_scaled_rate": (0.6, 0.3, 1.0, 0.1),
+    "quantise_kernels": (1.0, 0.0, 4.0, 0.01),
+    "routing_passes": (2.0, 1.0, 4.0, 0.01),
+    "routing_kernels": (20.0, 5.0, 60.0, 0.0005),
+    "expert_rate": (0.85, 0.5, 1.0, 0.1),
 }
-ABOUT = {
-    "overlap_exponent": "host and device of a unit overlap as (host^p + device^p)^(1/p)",
-    "host_backward": "host time of the backward pass over that of the forward pass",
-    "node_latency_us": "latency of a collective",
-    "kernel_us": "device time of the smallest kernel",
-    "attention_backward": "arithmetic of the backward attention kernel over the forward one, at their rates",
-    "optimizer_bytes": "bytes that the optimizer moves a parameter",
-    "micro_batch_ms": "host time of a micro-batch beside its operators",
-    "loss_passes": "bytes of an unfused fp32 cross-entropy over those of one pass over the logits",
-    "group_wait_exponent": "how the wait for the slowest of n ranks grows with n - 1",
-    "fallback_kernels": "kernels of a softmax that the fused one refuses",
-    "misaligned": "time of products whose dims are no multiples of 8 elements over that of others",
-    "ring_us": "latency of a ring between hosts, a rank",
-    "fp32_efficiency": "share of the peak without tensor cores",
-    "fp8_speedup": "rate of fp8 products in training over that of the measured kernel, which quantises alone",
+"""Constants of automap/data/fitted/step.json that are fitted: prior, least, most, strength of the prior."""
+OF_PRECISION = {
+    "fp8_speedup": tuple(WEIGHT_BYTES),
+    "quantise_kernels": tuple(WEIGHT_BYTES),
+    "nvfp4_speedup": ("nvfp4",),
+    "fp32_efficiency": ("fp32",),
 }
+"""Constants that matter in some precisions alone."""
+OF_EXPERTS = ("routing_passes", "routing_kernels", "expert_rate")
 
 
 class Fleet:
@@ -180,7 +177,7 @@ class Fleet:
             groups[f.run.group] += 1
         found = np.array([6.0 * groups[f.run.group] ** -0.1 for f in self.rows])
         for i, f in enumerate(self.rows):
-            if any(word in f.run.id for word in OUTLIERS) or _too_fast(f):
+            if _too_fast(f):
                 found[i] = 0.0
             if f.run.group == "megatron-bridge" or "vision" in f.run.model:
                 found[i] *= 0.3
@@ -220,10 +217,12 @@ def _depends(f: PricedRun, name: str) -> bool:
         return _nearest(device, MEMORIES) == rest
     if kind == "link":
         return any(_link_kind(link) == rest for link in f.problem.cluster.links)
-    if kind == "fp8_speedup":
-        return precision not in ("bf16", "fp16", "tf32", "fp32")
-    if kind == "fp32_efficiency":
-        return precision == "fp32"
+    if kind in OF_PRECISION:
+        return precision in OF_PRECISION[kind]
+    if kind == "row_scaled_rate":
+        return f.problem.training.scaling == "row"
+    if kind in OF_EXPERTS or rest == "exchange_overlap":
+        return bool(f.run.model.get("moe")) and kind in (*OF_EXPERTS, f.problem.trainer.name)
     return kind in SHARED or kind in ("portable_attention", f.problem.trainer.name)
 
 
@@ -328,10 +327,10 @@ def write(fleet: Fleet, x: Floats, left_out: Floats) -> None:
             document["efficiency"] = _rounded(x[at[key]])
             document["source"]["efficiency"] = source
             path.write_text(json.dumps(document, indent=1) + "\n")
-    constants = {k: {"value": _rounded(x[at[k]]), "meaning": ABOUT[k], "source": source} for k in SHARED}
     path = DATA / "fitted" / "step.json"
     document = json.loads(path.read_text())
-    document["constants"] |= constants
+    for key in SHARED:
+        document["constants"][key] |= {"value": _rounded(x[at[key]]), "source": source}
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -26,7 +26,7 @@ class PricedRun:
         self._stages = [(stage.devices, tuple(int(s) for s in stage.axes)) for stage in case.choice.layout.stages]
         problem, first = case.problem, self._stages[0][1]
         document = json.dumps(problem.cluster.to_json(), sort_keys=True)
-        self._where = (document, problem.trainer.name, problem.precision, first, len(self._stages))
+        self._where = (document, replace(problem.training, global_batch=1), first, len(self._stages))
         self._calls, self._parts, self._whole = case.evaluator.distinct_units(case.choice)
         homes = case.evaluator.tied_homes(case.choice)
         self._tied = case.evaluator.tied_rows(homes, case.choice.layout, case.choice.zero_axes)

@@ -16,6 +16,7 @@ import onnx
 
 from automap.cluster import parse_cluster
 from automap.prefix import BoundTable, Prefix
+from automap.price.estimate import price
 from automap.problem import Problem
 from automap.space import PlanSpace
 from ir import zoo
@@ -58,10 +59,28 @@ def many(seconds: float) -> None:
         print(f"{spec} on {cluster}, {fix or 'all plans'}: {speed:.0f} plans/s")
 
 
+def with_timeline(seconds: float) -> None:
+    """One plan document after the other through `price`, with the timeline of its pipeline."""
+    spec, cluster, fix = SPEC[-1]
+    graph = zoo.build(spec.removeprefix("zoo:"))
+    for schedule, virtual in (("1f1b", 1), ("zb2p", 1), ("interleaved", 6)):
+        fixed = {**fix, "schedule": schedule, "virtual_stages": virtual}
+        space = PlanSpace(Problem.build(graph, parse_cluster(cluster), {"global_batch": BATCH}, {"fix": fixed}))
+        plan = space.decode(space.random(np.random.default_rng(0)))
+
+        def price_one(plan=plan, space=space) -> int:
+            price(space.problem, plan, space.evaluator, with_timeline=True)
+            return 1
+
+        price_one()
+        print(f"{spec}, {schedule} with timeline: {1e3 / rate(price_one, seconds):.0f} ms")
+
+
 def main(seconds: float) -> None:
-    """Measures plans in one call, then four light models one plan at a time."""
+    """Measures plans in one call, plans with timelines, then four light models one plan at a time."""
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}")
     many(seconds)
+    with_timeline(seconds)
     for name in ("vgg19", "resnet50", "inception_v2", "densenet121"):
         graph = load_model((LIGHT / f"light_{name}.onnx").read_bytes(), name=name)
         space = PlanSpace(Problem.build(graph, parse_cluster(CLUSTER), {"global_batch": BATCH}))
@@ -71,7 +90,7 @@ def main(seconds: float) -> None:
         walks = iter(plans * 1000)
         whole = iter(plans * 1000)
 
-        def price(whole=whole, space=space) -> int:
+        def whole_plan(whole=whole, space=space) -> int:
             space.evaluator.evaluate(space.choice(next(whole)))
             return 1
 
@@ -85,7 +104,8 @@ def main(seconds: float) -> None:
 
         walk()
         print(
-            f"{name:14} {rate(price, seconds):8.0f} plans/s   {rate(walk, seconds):8.0f} decisions/s with look-ahead   "
+            f"{name:14} {rate(whole_plan, seconds):8.0f} plans/s   "
+            f"{rate(walk, seconds):8.0f} decisions/s with look-ahead   "
             f"10^{space.decades:.0f} plans"
         )
 

@@ -200,6 +200,10 @@ class Graph:
 
     def digest(self) -> str:
         """sha256 of the canonical content; equal graphs have equal digests whatever file they came from."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def to_bytes(self) -> bytes:

@@ -38,7 +38,9 @@ ModelArgument = Annotated[
 ]
 ClusterOption = Annotated[str, typer.Option("--cluster", help="[NODESx]GPUSxDEVICE[@LINK], or a .json file.")]
 BatchOption = Annotated[int, typer.Option("--global-batch", help="Samples of one optimizer step.")]
-PrecisionOption = Annotated[str | None, typer.Option(help="bf16, fp16, tf32 or fp32; default: bf16 where possible.")]
+PrecisionOption = Annotated[
+    str | None, typer.Option(help="bf16, fp16, tf32, fp32, fp8, mxfp8 or nvfp4; default: bf16 where possible.")
+]
 OptimizerOption = Annotated[str, typer.Option(help="adam, momentum or sgd.")]
 LossOption = Annotated[str | None, typer.Option(help="cross_entropy or mse, if the model returns no loss.")]
 TrainerOption = Annotated[str, typer.Option(help="The training software.")]
@@ -153,10 +155,10 @@ def estimate(
     tp: Annotated[int | None, typer.Option(help="Ranks that share every layer.")] = None,
     pp: Annotated[int | None, typer.Option(help="Pipeline ranks; layers are spread evenly.")] = None,
     cp: Annotated[int | None, typer.Option(help="Ranks that share the sequence.")] = None,
-    ep: Annotated[int | None, typer.Option(help="Ranks that share the experts: dp, or 1.")] = None,
+    ep: Annotated[int | None, typer.Option(help="Ranks that share the experts: a part of dp, or of dp * cp.")] = None,
     micro_batch: Annotated[int | None, typer.Option(help="Samples of a replica at once; default: 1.")] = None,
     virtual: Annotated[int | None, typer.Option(help="Stages a pipeline rank.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="1f1b, gpipe or interleaved, ...; default: 1f1b.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="1f1b, gpipe, interleaved, zb1p or zb2p; default: 1f1b.")] = None,
     zero: Annotated[int | None, typer.Option(help="ZeRO stage, 0 to 3.")] = None,
     recompute: Annotated[str | None, typer.Option(help="none, selective or full.")] = None,
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Between the products on tp.")] = False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from service.run_job import JobRequest, ModelOptions, build_problem, import_grap
 if TYPE_CHECKING:
     from automap.plan import Estimate, Plan
 
+WIDTH = 118
 CLASSES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
 
@@ -69,14 +71,15 @@ def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any])
                 "missing", field=name, value="nothing", repair=f"Give --{name.replace('_', '-')}, or a file by --plan."
             )
     with _uncollected():
-        from automap.hand_made import Strategy, hand_made
+        from automap.hand_made import Strategy, hand_made, undivided
         from automap.price.estimate import annotate
         from automap.price.evaluator import Evaluator
         from automap.translate import to_plan
 
         evaluator = Evaluator(build_problem(import_graph(data, request), request))
         choice = hand_made(evaluator, Strategy(**stated))
-        return annotate(to_plan(choice, evaluator), choice, evaluator)
+        plan = annotate(to_plan(choice, evaluator), choice, evaluator)
+        return replace(plan, warnings=(*plan.warnings, *undivided(evaluator, choice)))
 
 
 def price_file(data: bytes, request: JobRequest, stated: Mapping[str, Any], path: Path) -> Plan:
@@ -135,9 +138,13 @@ def page(plan: Plan) -> str:
         "",
         *_memory(estimate),
         "",
-        *(f"why       {reason}" for reason in plan.why),
+        *(_folded(reason) for reason in plan.why),
     ]
     return "\n".join(lines)
+
+
+def _folded(reason: str) -> str:
+    return textwrap.fill(reason, WIDTH, initial_indent="why       ", subsequent_indent=" " * 10, break_on_hyphens=False)
 
 
 def _times(estimate: Estimate) -> list[str]:

@@ -108,4 +108,5 @@ def _off_batch(stage: Stage) -> list[str]:
 def _recompute(stage: Stage) -> str:
     if not stage.recompute:
         return ""
-    return "full" if "*" in stage.recompute else "selective"
+    # Whole modules, or single operators in them.
+    return "full" if any("/" not in name for name in stage.recompute) else "selective"

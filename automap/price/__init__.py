@@ -38,7 +38,10 @@ _SOURCES = (
 
 def _digest() -> str:
     here = Path(__file__).parent
-    sources = [here / f"{name}.py" for name in _SOURCES] + [here.parent.parent / "ir" / "factors.py"]
+    sources = [here / f"{name}.py" for name in _SOURCES] + [
+        here.parent / "order.py",
+        here.parent.parent / "ir" / "factors.py",
+    ]
     text = b"".join(path.read_bytes() for path in sources)
     return hashlib.sha256(text + numba.__version__.encode()).hexdigest()[:16]
 

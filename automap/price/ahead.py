@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import boolean, float64, int64, njit, void
 
+from automap.order import A_COUNT
 from automap.price.combine import R_COUNT, combine, overflow, step_time_s
 from automap.price.communication import L_COUNT, UNKNOWN
 from automap.price.tables import OP_INPUTS, OP_SIGNATURES, S_PLACES
@@ -200,6 +201,7 @@ def look_ahead(
         bounds: [values, 2] seconds and overflow, written.
     """
     trial = chosen.copy()
+    program = np.empty((0, A_COUNT), np.int64)
     num_ranks = axes.shape[0]
     result = np.empty((num_ranks, R_COUNT))
     for v in range(candidates.shape[0]):
@@ -225,6 +227,7 @@ def look_ahead(
             parts,
             whole,
             kind,
+            program,
             num_ranks,
             num_micro_batches,
             axes,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import boolean, float64, int64, types
 
-from automap.price.schedule import KINDS
+from automap.order import KINDS
 from ir.factors import whole_signature
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         space.first_recompute,
         space.zero_slot,
         space.first_signature,
-        KINDS[space.problem.hints.fix.schedule or "1f1b"],
+        KINDS[space.schedule],
     ]
     tied = [
         [one, other, *evaluator.reader(name, one), *evaluator.reader(name, other), *evaluator.user(name, other)]

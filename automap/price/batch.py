@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import boolean, float64, int64, njit, void
 
+from automap.order import A_COUNT, INTERLEAVED
 from automap.price.ahead import outgoing
 from automap.price.arrays import (
     G_ASSIGNMENT,
@@ -35,7 +36,6 @@ from automap.price.arrays import (
 )
 from automap.price.combine import P_COUNT, P_ZERO, R_COUNT, combine, overflow, step_time_s
 from automap.price.communication import L_COUNT
-from automap.price.schedule import INTERLEAVED
 from automap.price.tables import OP_SIGNATURES, S_PLACES
 from automap.price.unit import unit_cost
 from automap.price.vectors import C_COUNT, MAX_AXES, TABLES
@@ -108,6 +108,7 @@ def price_many(tables, space, values, out):
     cursor = np.zeros(1, np.int64)
     settings = np.empty(P_COUNT)
     settings[:] = space.settings
+    program = np.empty((0, A_COUNT), np.int64)
     for plan in range(values.shape[0]):
         value = values[plan]
         num_ranks = space.degrees[value[0]]
@@ -273,6 +274,7 @@ def price_many(tables, space, values, out):
             parts[:num_parts],
             whole[:num_parts],
             INTERLEAVED if virtual > 1 else space.scalars[N_KIND],
+            program,
             num_ranks,
             count,
             space.axes[begin:stop],

@@ -11,6 +11,7 @@ import math
 import numpy as np
 from numba import boolean, float64, int64, njit, types, void
 
+from automap.order import BACKWARD, FORWARD, INPUT, WEIGHT
 from automap.price.communication import (
     KIND_COUNT,
     RAMP_UNIT_S,
@@ -19,7 +20,7 @@ from automap.price.communication import (
     V_RING_S,
     collective_s,
 )
-from automap.price.schedule import run_schedule
+from automap.price.schedule import count_actions, run_schedule
 from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from automap.price.vectors import (
     C_BACKWARD,
@@ -30,12 +31,16 @@ from automap.price.vectors import (
     C_FORWARD_COMM,
     C_FORWARD_HOST,
     C_GATHER,
+    C_INPUT,
+    C_INPUT_HOST,
     C_LIVE,
     C_PARAMETERS,
     C_RECOMPUTE,
     C_RECOMPUTE_COMM,
     C_REDUCE,
     C_SAVED,
+    C_WEIGHT,
+    C_WEIGHT_HOST,
     C_WORKSPACE,
     C_ZERO,
     H_BANDWIDTH,
@@ -122,12 +127,145 @@ def _zero_s(elements, axes, links, settings, forward, backward):
     return first, second
 
 
+@njit(void(int64, float64[:, ::1], float64[:, ::1], float64[::1], float64[::1], float64[::1], float64[::1]), cache=True)
+def _bound_schedule(num_micro_batches, counts, seconds, kept, busy, ends, peak):
+    """Bounds from below, in closed form, what `run_schedule` finds under any kind but an explicit order.
+
+    A rank works through all its chunks after the first micro-batch has come to it; the first rank is done once the
+    last gradient has come back through all chunks before, and gradients of weights need not be made until then.
+
+    Args:
+        num_micro_batches..peak: see `run_schedule`.
+        counts: see `count_actions`.
+    """
+    num_ranks = ends.shape[0]
+    num_chunks = kept.shape[0]
+    backward = INPUT if counts[INPUT, 0] > 0.0 else BACKWARD
+    fill = 0.0
+    drain = 0.0
+    ends[0] = 0.0
+    for rank in range(num_ranks):
+        late = 0.0
+        for chunk in range(rank, num_chunks, num_ranks):
+            peak[rank] += kept[chunk]
+            late += counts[WEIGHT, chunk] * seconds[WEIGHT, chunk]
+        if num_chunks == num_ranks:
+            peak[rank] *= min(num_ranks - rank, num_micro_batches)
+        ends[rank] = max(ends[rank], fill + busy[rank])
+        if rank > 0:
+            ends[0] = max(ends[0], fill + (busy[rank] - late) + drain)
+        fill += seconds[FORWARD, rank]
+        drain += seconds[backward, rank]
+    for rank in range(num_ranks):
+        ends[rank] = min(ends[rank], max(ends[0], busy[rank]))
+
+
+@njit(
+    void(
+        float64[:, ::1],
+        int64[:, ::1],
+        float64[:, ::1],
+        int64,
+        float64[:, ::1],
+        float64[:, :, ::1],
+        boolean[::1],
+        float64[::1],
+        float64[::1],
+        float64[:, ::1],
+        float64[::1],
+        float64[:, ::1],
+    ),
+    cache=True,
+)
+def passes(
+    costs,
+    parts,
+    counts,
+    num_micro_batches,
+    axes,
+    links,
+    zero_axes,
+    send_bytes_per_s,
+    settings,
+    seconds,
+    last_backward,
+    result,
+):
+    """Seconds of one action of every kind on every chunk.
+
+    Args:
+        costs, parts, num_micro_batches, axes, links, zero_axes, send_bytes_per_s, settings: see `combine`.
+        counts: [words, chunks] how often a chunk does each word in a step.
+        seconds: [words, chunks], written. Exchanges are part of the passes: a rank waits for its neighbours, and
+            nothing is on its way besides.
+        last_backward: [ranks] seconds of the last backward pass, without its exchanges; written.
+        result: [ranks, R_COUNT], what the passes consist of is added.
+    """
+    num_ranks = axes.shape[0]
+    num_chunks = seconds.shape[1]
+    exchange = np.zeros(num_chunks)
+    zero_stage = settings[P_ZERO]
+    seconds[:] = 0.0
+    last_backward[:] = 0.0
+    for i in range(parts.shape[0]):
+        chunk = parts[i, 0]
+        row = parts[i, 1]
+        times = float64(parts[i, 2])
+        rank = chunk % num_ranks
+        spent_forward = costs[row, C_FORWARD] + costs[row, C_FORWARD_HOST]
+        spent_backward = costs[row, C_BACKWARD] + costs[row, C_RECOMPUTE] + costs[row, C_BACKWARD_HOST]
+        spent_input = costs[row, C_INPUT] + costs[row, C_RECOMPUTE] + costs[row, C_INPUT_HOST]
+        spent_weight = costs[row, C_WEIGHT] + costs[row, C_WEIGHT_HOST]
+        result[rank, R_COMPUTE] += times * (
+            num_micro_batches * spent_forward
+            + counts[BACKWARD, chunk] * spent_backward
+            + counts[INPUT, chunk] * (spent_input + spent_weight)
+        )
+        for c in range(KIND_COUNT):
+            exposed = 1.0 - settings[P_EXCHANGE_OVERLAP if c == ALL_TO_ALL else P_TENSOR_OVERLAP]
+            first = exposed * costs[row, C_FORWARD_COMM + c]
+            second = exposed * (costs[row, C_BACKWARD_COMM + c] + costs[row, C_RECOMPUTE_COMM + c])
+            spent_forward += first
+            spent_backward += second
+            spent_input += second
+            result[rank, R_COMM + c] += times * num_micro_batches * (first + second)
+        seconds[FORWARD, chunk] += times * spent_forward
+        seconds[BACKWARD, chunk] += times * spent_backward
+        seconds[INPUT, chunk] += times * spent_input
+        seconds[WEIGHT, chunk] += times * spent_weight
+        if zero_stage >= 2.0:
+            gathers = costs[row, C_GATHER : C_GATHER + MAX_AXES]
+            one, two = _zero_s(gathers, axes[rank], links[rank], settings, spent_forward, spent_backward)
+            seconds[FORWARD, chunk] += times * one
+            seconds[BACKWARD, chunk] += times * two
+            seconds[INPUT, chunk] += times * two
+            gather = ALL_GATHER if zero_stage >= 3.0 else REDUCE_SCATTER
+            result[rank, R_COMM + gather] += times * num_micro_batches * (one + two)
+        if chunk < num_chunks - 1 and (i == parts.shape[0] - 1 or parts[i + 1, 0] != chunk):
+            shown = 1.0 - settings[P_SEND_OVERLAP]
+            exchange[chunk] = settings[P_SEND_S] + shown * costs[row, C_BOUNDARY] / send_bytes_per_s[rank]
+
+    per_rank = float64(num_chunks // num_ranks)
+    for chunk in range(num_chunks):
+        rank = chunk % num_ranks
+        last_backward[rank] += seconds[BACKWARD, chunk]
+        # One exchange with each neighbour, both directions at once; virtual stages go round, one a chunk.
+        before = exchange[chunk - 1] if chunk > 0 else 0.0
+        shown = before + exchange[chunk] if num_chunks == num_ranks else max(before, exchange[chunk])
+        result[rank, R_EXCHANGE] += num_micro_batches * shown
+        result[rank, R_OVERHEAD] += num_micro_batches * settings[P_MICRO_BATCH_S] / per_rank
+        seconds[FORWARD, chunk] += 0.5 * shown + settings[P_MICRO_BATCH_S] / per_rank
+        seconds[BACKWARD, chunk] += 0.5 * shown
+        seconds[INPUT, chunk] += 0.5 * shown
+
+
 @njit(
     void(
         float64[:, ::1],
         int64[:, ::1],
         boolean[::1],
         int64,
+        int64[:, ::1],
         int64,
         int64,
         float64[:, ::1],
@@ -149,6 +287,7 @@ def combine(
     parts,
     recomputes,
     kind,
+    program,
     num_ranks,
     num_micro_batches,
     axes,
@@ -169,7 +308,8 @@ def combine(
         costs: [rows, C_COUNT] of `unit_cost`.
         parts: [n, 3] of (chunk, row, how often the row occurs in the chunk), by chunk.
         recomputes: [n] whether the unit is recomputed as a whole.
-        kind: of the schedule.
+        kind: of the schedule, see `automap.order`.
+        program: of an explicit schedule; of other kinds empty.
         num_ranks: pipeline ranks.
         num_micro_batches: of one step.
         axes: [ranks, axes] mesh sizes.
@@ -189,11 +329,8 @@ def combine(
     for i in range(parts.shape[0]):
         num_chunks = max(num_chunks, parts[i, 0] + 1)
     num_axes = axes.shape[1]
-    forward = np.zeros(num_chunks)
-    backward = np.zeros(num_chunks)
-    # Exchanges are part of the passes: a rank waits for its neighbours, and nothing is on its way besides.
-    send = np.zeros(num_chunks)
-    exchange = np.zeros(num_chunks)
+    counts = np.empty((4, num_chunks))
+    seconds = np.empty((4, num_chunks))
     kept = np.zeros(num_chunks)
     live = np.zeros(num_ranks)
     workspace = np.zeros(num_ranks)
@@ -202,25 +339,28 @@ def combine(
     zero_stage = settings[P_ZERO]
     parameters = np.zeros(num_ranks)
     sharded = np.zeros(num_ranks)
-    last_backward = np.zeros(num_ranks)
+    last_backward = np.empty(num_ranks)
     result[:] = 0.0
+    count_actions(kind, num_micro_batches, program, counts)
+    passes(
+        costs,
+        parts,
+        counts,
+        num_micro_batches,
+        axes,
+        links,
+        zero_axes,
+        send_bytes_per_s,
+        settings,
+        seconds,
+        last_backward,
+        result,
+    )
     for i in range(parts.shape[0]):
         chunk = parts[i, 0]
         row = parts[i, 1]
         times = float64(parts[i, 2])
         rank = chunk % num_ranks
-        spent_forward = costs[row, C_FORWARD] + costs[row, C_FORWARD_HOST]
-        spent_backward = costs[row, C_BACKWARD] + costs[row, C_RECOMPUTE] + costs[row, C_BACKWARD_HOST]
-        result[rank, R_COMPUTE] += times * num_micro_batches * (spent_forward + spent_backward)
-        for c in range(KIND_COUNT):
-            exposed = 1.0 - settings[P_EXCHANGE_OVERLAP if c == ALL_TO_ALL else P_TENSOR_OVERLAP]
-            first = exposed * costs[row, C_FORWARD_COMM + c]
-            second = exposed * (costs[row, C_BACKWARD_COMM + c] + costs[row, C_RECOMPUTE_COMM + c])
-            spent_forward += first
-            spent_backward += second
-            result[rank, R_COMM + c] += times * num_micro_batches * (first + second)
-        forward[chunk] += times * spent_forward
-        backward[chunk] += times * spent_backward
         kept[chunk] += times * costs[row, C_SAVED]
         if recomputes[i]:
             live[rank] = max(live[rank], costs[row, C_LIVE])
@@ -230,16 +370,6 @@ def combine(
         sharded[rank] += times * costs[row, C_ZERO]
         for a in range(num_axes):
             reduce[rank, a] += times * costs[row, C_REDUCE + a]
-        if zero_stage >= 2.0:
-            gathers = costs[row, C_GATHER : C_GATHER + MAX_AXES]
-            one, two = _zero_s(gathers, axes[rank], links[rank], settings, spent_forward, spent_backward)
-            forward[chunk] += times * one
-            backward[chunk] += times * two
-            gather = ALL_GATHER if zero_stage >= 3.0 else REDUCE_SCATTER
-            result[rank, R_COMM + gather] += times * num_micro_batches * (one + two)
-        if chunk < num_chunks - 1 and (i == parts.shape[0] - 1 or parts[i + 1, 0] != chunk):
-            shown = 1.0 - settings[P_SEND_OVERLAP]
-            exchange[chunk] = settings[P_SEND_S] + shown * costs[row, C_BOUNDARY] / send_bytes_per_s[rank]
     for t in range(tied.shape[0]):
         one = int64(tied[t, 0])
         other = int64(tied[t, 1])
@@ -249,38 +379,18 @@ def combine(
             for a in range(num_axes):
                 reduce[one, a] = max(0.0, reduce[one, a] - tied[t, 3] * tied[t, 5 + a])
 
-    per_rank = float64(num_chunks // num_ranks)
-    for chunk in range(num_chunks):
-        rank = chunk % num_ranks
-        last_backward[rank] += backward[chunk]
-        # One exchange with each neighbour, both directions at once; virtual stages go round, one a chunk.
-        before = exchange[chunk - 1] if chunk > 0 else 0.0
-        shown = before + exchange[chunk] if num_chunks == num_ranks else max(before, exchange[chunk])
-        result[rank, R_EXCHANGE] += num_micro_batches * shown
-        result[rank, R_OVERHEAD] += num_micro_batches * settings[P_MICRO_BATCH_S] / per_rank
-        forward[chunk] += 0.5 * shown + settings[P_MICRO_BATCH_S] / per_rank
-        backward[chunk] += 0.5 * shown
-
-    ends = np.zeros(num_ranks)
     busy = np.zeros(num_ranks)
+    ends = np.zeros(num_ranks)
     peak = np.zeros(num_ranks)
+    for chunk in range(num_chunks):
+        kept[chunk] = math.ceil(kept[chunk])
+        for word in range(4):
+            busy[chunk % num_ranks] += counts[word, chunk] * seconds[word, chunk]
     if exact:
-        run_schedule(kind, num_ranks, num_micro_batches, forward, backward, send, kept, ends, busy, peak)
+        send = np.zeros(num_chunks)
+        run_schedule(kind, num_ranks, num_micro_batches, program, seconds, send, kept, busy, ends, peak)
     else:
-        # A rank works through all its chunks after the first micro-batch has come to it; the first rank is done once
-        # the last gradient has come back through all chunks before.
-        fill = 0.0
-        drain = 0.0
-        for rank in range(num_ranks):
-            for chunk in range(rank, num_chunks, num_ranks):
-                busy[rank] += num_micro_batches * (forward[chunk] + backward[chunk])
-                peak[rank] += kept[chunk]
-            in_flight = min(num_ranks - rank, num_micro_batches) if num_chunks == num_ranks else 1
-            peak[rank] *= in_flight
-            ends[rank] = fill + busy[rank]
-            ends[0] = max(ends[0], ends[rank] + drain)
-            fill += forward[rank] + send[rank]
-            drain += backward[rank] + send[rank]
+        _bound_schedule(num_micro_batches, counts, seconds, kept, busy, ends, peak)
 
     for rank in range(num_ranks):
         sync = 0.0
@@ -311,7 +421,7 @@ def combine(
         shard = sharded[rank]
         state = shard if zero_stage >= 1.0 else mine
         update = state * settings[P_UPDATE] / hardware[rank, H_BANDWIDTH]
-        result[rank, R_BUBBLE] = ends[rank] - busy[rank]
+        result[rank, R_BUBBLE] = max(0.0, ends[rank] - busy[rank])
         result[rank, R_SYNC] = sync
         result[rank, R_OPTIMIZER] = update
         result[rank, R_OVERHEAD] += settings[P_STEP_S]

@@ -5,9 +5,13 @@ No cost is computed here: the figures are those of the compiled Evaluator. Units
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
+
 from automap.measured_blocks import device_seconds
+from automap.order import A_RANK, words
 from automap.plan import DeviceMemory, Estimate, Plan, format_devices
 from automap.price.attention import A_FLOPS, A_HEAD, REFERENCE_HEAD
 from automap.price.combine import (
@@ -26,7 +30,7 @@ from automap.price.combine import (
     R_STATE,
     R_SYNC,
 )
-from automap.price.curves import attention_curve, gemm_curve
+from automap.price.curves import attention_curve, fitted, gemm_curve, is_measured
 from automap.price.evaluator import Choice, Evaluator, Outcome
 from automap.price.gemm import G_FLOPS
 from automap.price.tables import COLLECTIVES
@@ -36,19 +40,32 @@ from automap.translate import to_choice
 from ir.graph import Graph
 
 
-def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None) -> Estimate:
+def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None, *, with_timeline: bool = False) -> Estimate:
     """What `plan` is predicted to cost.
 
     Args:
         problem: model, cluster and training.
         plan: of this model.
         evaluator: of `problem`, to save compiling its tables again.
+        with_timeline: tell when every action of the pipeline begins and ends.
 
     Raises:
         PlanError: the plan is malformed, illegal, or for another model.
     """
     evaluator = evaluator or Evaluator(problem)
-    return estimate_choice(to_choice(plan, evaluator), evaluator)
+    choice = to_choice(plan, evaluator)
+    estimate = estimate_choice(choice, evaluator)
+    return replace(estimate, timeline=timeline(choice, evaluator)) if with_timeline else estimate
+
+
+def timeline(choice: Choice, evaluator: Evaluator) -> tuple[tuple[tuple[str, float, float], ...], ...]:
+    """Per pipeline rank its actions in order: torch's word, seconds at which it begins and ends."""
+    program, times = evaluator.timeline(choice)
+    found = []
+    for rank, names in enumerate(words(program, len(choice.layout.stages))):
+        starts, ends = times[program[:, A_RANK] == rank].T.tolist()
+        found.append(tuple(zip(names, starts, ends, strict=True)))
+    return tuple(found)
 
 
 def estimate_choice(choice: Choice, evaluator: Evaluator) -> Estimate:
@@ -72,7 +89,7 @@ def _estimate(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> Estimat
     flops = sum(op.forward_flops.at(1) + op.backward_flops.at(1) for op in problem.graph.operators) * batch
     peak = sum(problem.cluster.device(d).flops(problem.precision) for d in range(devices))
     tokens = sequence_length(problem.graph)
-    band = problem.trainer.error_band
+    band = error_band(problem)
     memory = tuple(
         DeviceMemory(
             devices=format_devices(choice.layout.stages[r].devices),
@@ -101,6 +118,18 @@ def _estimate(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> Estimat
         },
         lower_bound_s=lower_bound_s(problem),
     )
+
+
+def error_band(problem: Problem) -> float:
+    """Half-width of the band around an estimate, as a share of it.
+
+    That of the trainer; a device whose own kernels were not measured adds, independently, by how much those of one
+    kind are off when priced by the curve of another.
+    """
+    band = problem.trainer.error_band
+    if all(is_measured(device) for device in problem.cluster.devices.values()):
+        return band
+    return math.hypot(band, float(fitted("gemm")["cross_validated"]["transfer"]))
 
 
 def lower_bound_s(problem: Problem) -> float:
@@ -144,8 +173,18 @@ def annotate(plan: Plan, choice: Choice, evaluator: Evaluator) -> Plan:
         plan,
         estimate=_estimate(choice, evaluator, outcome),
         launch=launch_line(evaluator.problem),
-        why=reasons(choice, evaluator, outcome),
+        why=reasons(choice, evaluator, outcome, axis_names(plan, choice)),
     )
+
+
+def axis_names(plan: Plan, choice: Choice) -> tuple[str, ...]:
+    """What `plan` calls the mesh axes of its `choice`; nothing for axes of one rank."""
+    names = [""] * len(choice.zero_axes)
+    for stage, laid in zip(plan.stages, choice.layout.stages, strict=False):
+        here = [name for name, size in stage.mesh if size > 1]
+        for axis, name in zip(np.flatnonzero(laid.axes > 1.0), here, strict=True):
+            names[axis] = name
+    return tuple(names)
 
 
 def launch_line(problem: Problem) -> str:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from automap.order import KINDS, NO_PROGRAM, arrange
 from automap.price.combine import (
     P_COUNT,
     P_EXCHANGE_OVERLAP,
@@ -35,13 +36,14 @@ from automap.price.combine import (
     R_COUNT,
     combine,
     overflow,
+    passes,
     step_time_s,
 )
 from automap.price.communication import KIND_COUNT, NO_RECORDS
 from automap.price.curves import gemm_curve, shared
 from automap.price.gemm import G_FLOPS
 from automap.price.layout import Layout, build_layout
-from automap.price.schedule import KINDS
+from automap.price.schedule import count_actions, run_program
 from automap.price.tables import (
     ALL_TO_ALL,
     D_TENSOR,
@@ -110,6 +112,8 @@ class Choice:
     zero: int
     zero_axes: Mask
     """[axes]"""
+    program: Ints = field(default_factory=lambda: NO_PROGRAM)
+    """Of an explicit schedule, see `automap.order`; of other kinds empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,6 +265,7 @@ class Evaluator:
             parts,
             whole,
             KINDS[choice.kind],
+            choice.program,
             ranks,
             choice.num_micro_batches,
             *arrays[:3],
@@ -274,6 +279,40 @@ class Evaluator:
             result,
         )
         return Outcome(step_time_s=step_time_s(result), overflow=overflow(result), ranks=result)
+
+    def timeline(self, choice: Choice) -> tuple[Ints, Floats]:
+        """All actions of the pipeline and when each begins and ends.
+
+        Returns:
+            The program (see `automap.order`), and [actions, 2] seconds; the floats that `evaluate` simulates.
+        """
+        calls, parts, _ = self.distinct_units(choice)
+        layout = choice.layout
+        ranks, chunks = len(layout.stages), len(choice.chunks)
+        kind = KINDS[choice.kind]
+        program = choice.program
+        if choice.kind != "explicit":
+            program = arrange(kind, ranks, chunks, choice.num_micro_batches)
+        counts, seconds = np.empty((4, chunks)), np.empty((4, chunks))
+        count_actions(kind, choice.num_micro_batches, program, counts)
+        axes, links, *_ = self.stage_arrays(layout)
+        passes(
+            self.unit_rows(choice, calls),
+            parts,
+            counts,
+            choice.num_micro_batches,
+            axes,
+            links,
+            choice.zero_axes,
+            layout.send_bytes_per_s,
+            self.settings(choice.zero),
+            seconds,
+            np.empty(ranks),
+            np.zeros((ranks, R_COUNT)),
+        )
+        times = np.empty((len(program), 2))
+        run_program(program, seconds, np.zeros(chunks), np.empty(ranks), times)
+        return program, times
 
     def settings(self, zero: int) -> Floats:
         """What `combine` must know of trainer, precision and ZeRO stage."""

@@ -1,7 +1,8 @@
 """Measured blocks: times that the user measured of whole blocks, in place of what their kernels are priced at.
 
 A time holds for one degree of tensor parallelism and one micro-batch, and only where a plan divides the block so: its
-products split by samples on the first axis and by something else on the second. Units: seconds, samples of a replica.
+products split by samples on the first axis, by something else on the last, and no axis between them. Units: seconds,
+samples of a replica.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from automap.price.tables import (
     Z_SAMPLES,
     Z_TP,
 )
-from automap.price.vectors import C_BACKWARD, C_FORWARD, C_RECOMPUTE, TABLES
+from automap.price.vectors import C_BACKWARD, C_FORWARD, C_INPUT, C_RECOMPUTE, C_WEIGHT, TABLES
 
 OTHERWISE, MAYBE, SO = range(3)
+WEIGHT_SHARE = 0.5
+"""Of a measured backward pass, what makes gradients of weights: products do as much for these as for their inputs."""
 
 
 @njit(int64(TABLES, int64, int64, int64[:, ::1], float64[::1]), cache=True)
@@ -83,12 +86,18 @@ def measured_block(tables, first, last, chosen, whole, axes, samples, out):
             share = out[C_RECOMPUTE] / out[C_FORWARD]
         forward, backward = row[Z_FORWARD], row[Z_BACKWARD]
         again = share * forward
+        weight = WEIGHT_SHARE * backward
+        others = backward - weight
         if division == MAYBE:
             forward = min(forward, out[C_FORWARD])
             backward = min(backward, out[C_BACKWARD])
             again = min(again, out[C_RECOMPUTE])
+            weight = min(weight, out[C_WEIGHT])
+            others = min(others, out[C_INPUT])
         out[C_FORWARD] = forward
         out[C_BACKWARD] = backward
+        out[C_INPUT] = others
+        out[C_WEIGHT] = weight
         out[C_RECOMPUTE] = again
         return True
     return False

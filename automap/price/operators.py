@@ -46,7 +46,7 @@ GRANTED_HEADS = 4.0
 
 @njit(void(float64[::1], float64[::1], float64[::1], float64[::1]), cache=True)
 def product_s(shape, dims, hardware, times):
-    """Forward and backward seconds of a product of local extents `dims`.
+    """Forward and backward seconds of a product of local extents `dims`, and those of the latter for its weight.
 
     Products with a weight run at their own precision; a batch of them is one of experts, each launched by itself.
     """
@@ -70,17 +70,22 @@ def product_s(shape, dims, hardware, times):
     slow *= shape[X_SHARE]
     times[0] = slow * (gemm_s(m, n, k, batch, width, element, curve) + again)
     times[1] = 0.0
+    times[2] = 0.0
     if shape[X_LEFT_GRADIENT] > 0.0:
         times[1] += slow * (gemm_s(m, k, n, batch, width, element, curve) + again)
     if shape[X_RIGHT_GRADIENT] > 0.0:
-        times[1] += slow * (gemm_s(k, n, m, batch, width, written, curve) + again)
+        right = slow * (gemm_s(k, n, m, batch, width, written, curve) + again)
+        times[1] += right
+        if shape[X_KIND] != BATCHED_PRODUCT:
+            times[2] = right
 
 
 @njit(void(float64[::1], float64[::1], float64[::1], float64[::1]), cache=True)
 def attention_kernel_s(shape, dims, hardware, times):
-    """Forward and backward seconds of fused attention whose scores have local extents `dims`."""
+    """Forward and backward seconds of fused attention whose scores have local extents `dims`; no weight is in it."""
     curve = hardware[H_ATTENTION : H_ATTENTION + A_COUNT]
     heads = dims[BATCH]
+    times[2] = 0.0
     causal = shape[X_CAUSAL] > 0.0
     for way in range(2):
         times[way] = attention_s(
@@ -90,10 +95,11 @@ def attention_kernel_s(shape, dims, hardware, times):
 
 @njit(void(float64[::1], float64[::1], float64, float64[::1], float64[::1]), cache=True)
 def least_s(shape, dims, divisor, hardware, times):
-    """Least seconds of a product or of attention of extents `dims` of which each rank does one part in `divisor`.
+    """Least seconds, as of `product_s`, of a product or of attention of which each rank does one part in `divisor`.
 
     The arithmetic at the rate of the curve and the smallest kernel: what `gemm_s` and `attention_s` come to at best.
     """
+    times[2] = 0.0
     if shape[X_KIND] == ATTENTION:
         curve = hardware[H_ATTENTION : H_ATTENTION + A_COUNT]
         head = dims[K]
@@ -109,6 +115,8 @@ def least_s(shape, dims, divisor, hardware, times):
         amount = 2.0 * dims[BATCH] * dims[M] * dims[N] * dims[K] / divisor
         times[0] = shape[X_SHARE] * (curve[G_FLOOR_S] + amount / curve[G_FLOPS])
         times[1] = times[0] * (shape[X_LEFT_GRADIENT] + shape[X_RIGHT_GRADIENT])
+        if shape[X_KIND] != BATCHED_PRODUCT:
+            times[2] = times[0] * shape[X_RIGHT_GRADIENT]
 
 
 @njit(

@@ -1,113 +1,198 @@
-"""Pipeline schedules: the order of actions on every rank, its timing and its peak of kept activations.
+"""Pipeline schedules in time: when every rank is done, and its peak of kept activations.
 
-A chunk is a run of operators; chunk c lives on rank c mod pp (virtual stages). Every rank serves its actions in the
-order fixed here, each as soon as its inputs are there (max-plus). Units: seconds, bytes.
+Every rank serves its actions in a fixed order (`automap.order`), each as soon as its inputs are there (max-plus, hence
+monotone). `run_schedule` knows the order of each kind and needs no list; `run_program` serves any list and records
+when each action began. Units: seconds, bytes.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import float64, int64, njit, void
+from numba import float64, int64, njit, types, void
 
-GPIPE, ONE_F_ONE_B, INTERLEAVED = range(3)
-KINDS = {"gpipe": GPIPE, "1f1b": ONE_F_ONE_B, "interleaved": INTERLEAVED}
+from automap import order
+from automap.order import (
+    A_BEFORE,
+    A_CHUNK,
+    A_RANK,
+    A_WORD,
+    BACKWARD,
+    EXPLICIT,
+    FORWARD,
+    INPUT,
+    WEIGHT,
+    ZB1P,
+    ZB2P,
+)
+
+pattern = njit(types.UniTuple(int64, 2)(int64, int64, int64, int64), cache=True)(order.pattern)
 
 
-@njit(void(int64, int64, int64, int64, int64, int64[:, ::1]), cache=True)
-def rank_order(
-    kind: int, rank: int, num_ranks: int, num_chunks: int, num_micro_batches: int, order: np.ndarray
-) -> None:
-    """Writes the actions of one rank.
+@njit(void(int64, int64, int64[:, ::1], float64[:, ::1]), cache=True)
+def count_actions(kind, num_micro_batches, program, counts):
+    """Writes how often each chunk does each word, [words, chunks]."""
+    counts[:] = 0.0
+    if kind == EXPLICIT:
+        for i in range(program.shape[0]):
+            counts[program[i, A_WORD], program[i, A_CHUNK]] += 1.0
+    else:
+        counts[FORWARD] = num_micro_batches
+        if kind in (ZB1P, ZB2P):
+            counts[INPUT] = num_micro_batches
+            counts[WEIGHT] = num_micro_batches
+        else:
+            counts[BACKWARD] = num_micro_batches
 
-    GPipe: all forwards, then all backwards in reverse. 1F1B: as many forwards as ranks follow, then forward and
-    backward by turns (Megatron-LM, DAPPLE's early backward). Interleaved: Megatron-LM's order over virtual stages.
+
+@njit(void(int64[:, ::1], float64[:, ::1], float64[::1], float64[::1], float64[:, ::1]), cache=True)
+def run_program(program, seconds, send, ends, times):
+    """Serves the actions of a list.
 
     Args:
-        kind: GPIPE, ONE_F_ONE_B or INTERLEAVED.
-        rank: pipeline rank.
-        num_ranks: ranks.
-        num_chunks: chunks, a multiple of the ranks.
-        num_micro_batches: of one step; a multiple of the ranks if interleaved.
-        order: [2 * chunks of the rank * micro-batches, 3] of (backward?, chunk, micro-batch), written.
+        program: see `automap.order`.
+        seconds: [words, chunks] of one action.
+        send: [chunks] from chunk c to chunk c + 1, and of the gradient back.
+        ends: [ranks] when the rank has finished its last action, written.
+        times: [actions, 2] when each began and ended, written.
     """
-    virtual = num_chunks // num_ranks
-    total = virtual * num_micro_batches
-    if kind == GPIPE:
-        warm_up = total
-    elif kind == ONE_F_ONE_B:
-        warm_up = min(num_ranks - rank - 1, total)
-    else:
-        warm_up = min((num_ranks - rank - 1) * 2 + (virtual - 1) * num_ranks, total)
-        if num_micro_batches == num_ranks:
-            warm_up = total
-    done_forward = 0
-    done_backward = 0
-    at = 0
-    group = num_ranks * virtual
-    while done_backward < total:
-        forward = done_forward < warm_up or (done_forward < total and done_forward - done_backward <= warm_up)
-        step = done_forward if forward else done_backward
-        if kind == INTERLEAVED:
-            chunk = (step % group) // num_ranks
-            micro_batch = (step // group) * num_ranks + step % num_ranks
-        else:
-            chunk = step // num_micro_batches
-            micro_batch = step % num_micro_batches
-            if kind == GPIPE and not forward:
-                micro_batch = num_micro_batches - 1 - micro_batch
-        if not forward:
-            chunk = virtual - 1 - chunk
-        order[at, 0] = 0 if forward else 1
-        order[at, 1] = chunk * num_ranks + rank
-        order[at, 2] = micro_batch
-        at += 1
-        if forward:
-            done_forward += 1
-        else:
-            done_backward += 1
-
-
-@njit(
-    void(
-        int64,
-        float64[::1],
-        float64[::1],
-        float64[::1],
-        float64[::1],
-        float64[::1],
-        float64[::1],
-        float64[::1],
-    ),
-    cache=True,
-)
-def one_f_one_b(num_micro_batches, forward, backward, send, kept, ends, busy, peak):
-    """`run_schedule` for 1F1B with one chunk a rank, in one sweep without lists of actions.
-
-    In sweep t every rank, in the order of the pipeline, runs the backward of micro-batch t - (ranks behind it) - 1 and
-    then the forward of micro-batch t: what each needs was done in the sweep before, or by the rank before in this one.
-    """
-    num_ranks = forward.shape[0]
-    gradient = np.zeros(num_ranks + 1)
     ends[:] = 0.0
-    busy[:] = 0.0
-    for rank in range(num_ranks):
-        peak[rank] = 0.0
-        for _ in range(min(num_ranks - rank, num_micro_batches)):
-            peak[rank] += kept[rank]
-    for sweep in range(num_micro_batches + num_ranks):
+    for i in range(program.shape[0]):
+        rank = program[i, A_RANK]
+        word = program[i, A_WORD]
+        chunk = program[i, A_CHUNK]
+        before = program[i, A_BEFORE]
+        start = ends[rank]
+        if before >= 0:
+            arrival = times[before, 1] + send[chunk - 1 if word == FORWARD else chunk]
+            start = max(start, arrival)
+        times[i, 0] = start
+        times[i, 1] = start + seconds[word, chunk]
+        ends[rank] = times[i, 1]
+
+
+@njit(void(int64, int64, int64, int64, float64[:, ::1], float64[::1], float64[::1]), cache=True)
+def _staircase(num_micro_batches, base, lag, backward, seconds, send, ends):
+    """`run_schedule` where the warm-up grows by one a rank: GPipe, 1F1B, ZB-1p.
+
+    In sweep t every rank, in the order of the pipeline, runs the backward of micro-batch t - base - (ranks behind it)
+    - 1, gradients of weights that are due, and then the forward of micro-batch t: what each needs was done in the
+    sweep before, or by the rank before in this one.
+    """
+    num_ranks = ends.shape[0]
+    gradient = np.zeros(num_ranks + 1)
+    for sweep in range(num_micro_batches + base + num_ranks):
         ready = 0.0
         for rank in range(num_ranks):
-            returning = sweep - (num_ranks - rank)
+            end = ends[rank]
+            returning = sweep - base - (num_ranks - rank)
             if 0 <= returning < num_micro_batches:
-                arrival = gradient[rank + 1] + send[rank] if rank < num_ranks - 1 else 0.0
-                ends[rank] = max(arrival, ends[rank]) + backward[rank]
-                busy[rank] += backward[rank]
-                gradient[rank] = ends[rank]
+                if rank < num_ranks - 1:
+                    arrival = gradient[rank + 1] + send[rank]
+                    end = max(end, arrival)
+                end += seconds[backward, rank]
+                gradient[rank] = end
+                if lag > 0 and returning >= rank:
+                    end += seconds[WEIGHT, rank]
             if sweep < num_micro_batches:
-                arrival = ready + send[rank - 1] if rank > 0 else 0.0
-                ends[rank] = max(arrival, ends[rank]) + forward[rank]
-                busy[rank] += forward[rank]
-                ready = ends[rank]
+                if rank > 0:
+                    arrival = ready + send[rank - 1]
+                    end = max(end, arrival)
+                end += seconds[FORWARD, rank]
+                ready = end
+            ends[rank] = end
+
+
+@njit(void(int64, int64, int64, int64, float64[:, ::1], float64[::1], float64[::1]), cache=True)
+def _slope(num_micro_batches, base, lag, backward, seconds, send, ends):
+    """`run_schedule` where the warm-up grows by two a rank: interleaved, ZB-2p.
+
+    In sweep t rank r runs its forward number t - r, before it its backward number t + r - 2 ranks + 1 - base, and
+    between them gradients of weights that are due. What each needs was done in the sweep before, so ranks are
+    independent within a sweep. Chunks go round: what rank 0 waits for comes from the last rank.
+    """
+    num_ranks = ends.shape[0]
+    num_chunks = send.shape[0]
+    virtual = num_chunks // num_ranks
+    total = virtual * num_micro_batches
+    turn = num_ranks * virtual
+    # Row s: what the ranks need in a sweep t with t mod turn = s, or t - base - 2 ranks + 1 mod turn = s.
+    onward = np.empty((turn, num_ranks))
+    coming = np.empty((turn, num_ranks))
+    back = np.empty((turn, num_ranks))
+    returning = np.empty((turn, num_ranks))
+    for place in range(turn):
+        chunk = place // num_ranks * num_ranks
+        for rank in range(num_ranks):
+            s = place + rank if place + rank < turn else place + rank - turn
+            onward[s, rank] = seconds[FORWARD, chunk + rank]
+            coming[s, rank] = send[chunk + rank - 1] if chunk + rank > 0 else -np.inf
+            s = place - rank if place >= rank else place - rank + turn
+            last = num_chunks - num_ranks - chunk + rank
+            back[s, rank] = seconds[backward, last]
+            returning[s, rank] = send[last] if last < num_chunks - 1 else -np.inf
+    # Ends of the last forward of rank r at r + 1, of the last backward at r, and of what came behind it at r.
+    reached = np.zeros(num_ranks + 1)
+    gradient = np.zeros(num_ranks + 1)
+    turned = np.zeros(num_ranks + 1) if lag > 0 else gradient
+    behind = base + 2 * num_ranks - 1
+    s = 0
+    b = -behind % turn
+    for sweep in range(total + behind):
+        shift = sweep - behind
+        gradient[num_ranks] = gradient[0]
+        first = max(0, -shift)
+        for rank in range(min(first, num_ranks)):
+            gradient[rank] = reached[rank + 1]
+        for rank in range(first, min(num_ranks, total - shift)):
+            arrival = gradient[rank + 1] + returning[b, rank]
+            end = reached[rank + 1]
+            gradient[rank] = (arrival if arrival > end else end) + back[b, rank]
+        if lag > 0:
+            for rank in range(min(num_ranks, total - shift)):
+                turned[rank] = gradient[rank]
+                if shift + rank >= lag * rank:
+                    turned[rank] += seconds[WEIGHT, rank]
+        reached[0] = reached[num_ranks]
+        first = max(0, sweep - total + 1)
+        for rank in range(min(num_ranks, sweep + 1) - 1, first - 1, -1):
+            arrival = reached[rank] + coming[s, rank]
+            end = turned[rank]
+            reached[rank + 1] = (arrival if arrival > end else end) + onward[s, rank]
+        for rank in range(min(first, num_ranks)):
+            reached[rank + 1] = turned[rank]
+        s = s + 1 if s + 1 < turn else 0
+        b = b + 1 if b + 1 < turn else 0
+    for rank in range(num_ranks):
+        ends[rank] = turned[rank]
+
+
+@njit(float64(int64, int64, int64, int64, int64, float64[::1]), cache=True)
+def _peak(rank, num_ranks, num_micro_batches, warm_up, lag, kept):
+    """Most bytes that a rank holds which turns from forward to backward after `warm_up` forwards.
+
+    It frees what a forward kept in the backward pass, `lag` micro-batches later where these are behind. Bytes are
+    whole numbers, so the sum does not depend on its order.
+    """
+    virtual = kept.shape[0] // num_ranks
+    total = virtual * num_micro_batches
+    turn = virtual * num_ranks
+    first = min(warm_up + 1, total)
+    held = 0.0
+    for j in range(virtual):
+        rounds = min(max(first % turn - j * num_ranks, 0), num_ranks)
+        held += (first // turn * num_ranks + rounds) * kept[j * num_ranks + rank]
+    most = held
+    number = first
+    # Along a run of equal chunks what is held grows or falls evenly, and all repeats after `turn` forwards.
+    while number < min(first + turn, total):
+        freed = number - first
+        run = min(num_ranks - number % num_ranks, num_ranks - freed % num_ranks, total - number)
+        more = kept[number % turn // num_ranks * num_ranks + rank]
+        less = kept[(virtual - 1 - freed % turn // num_ranks) * num_ranks + rank]
+        held += run * (more - less)
+        number += run
+        most = max(most, held)
+    return most + min(lag, max(0, num_micro_batches - first)) * kept[rank]
 
 
 @njit(
@@ -115,8 +200,8 @@ def one_f_one_b(num_micro_batches, forward, backward, send, kept, ends, busy, pe
         int64,
         int64,
         int64,
-        float64[::1],
-        float64[::1],
+        int64[:, ::1],
+        float64[:, ::1],
         float64[::1],
         float64[::1],
         float64[::1],
@@ -125,75 +210,54 @@ def one_f_one_b(num_micro_batches, forward, backward, send, kept, ends, busy, pe
     ),
     cache=True,
 )
-def run_schedule(kind, num_ranks, num_micro_batches, forward, backward, send, kept, ends, busy, peak):
+def run_schedule(kind, num_ranks, num_micro_batches, program, seconds, send, kept, busy, ends, peak):
     """Times one step and finds each rank's peak of kept activations.
 
+    A rank goes on to its next step once it is done with this one (gradients are checked after the update, Qi et al.):
+    in a long run a step takes as long as the first rank needs from its first action to its last, but no less than any
+    rank works. That counts as the end of ranks which have gradients of weights left then.
+
     Args:
-        kind: GPIPE, ONE_F_ONE_B or INTERLEAVED.
+        kind: see `automap.order`.
         num_ranks: pipeline ranks.
         num_micro_batches: of one step.
-        forward: [chunks] seconds of one micro-batch.
-        backward: [chunks] seconds of one micro-batch, recomputation included.
+        program: the list of actions of an explicit order; of other kinds empty.
+        seconds: [words, chunks] of one action, recomputation included in the backward pass or in that of the input.
         send: [chunks] seconds from chunk c to chunk c + 1, and of the gradient back.
-        kept: [chunks] bytes that one micro-batch keeps between its forward and its backward.
-        ends: [ranks] when the rank has finished its last action, written.
-        busy: [ranks] seconds of work, written.
+        kept: [chunks] whole bytes that one micro-batch keeps between its forward and its backward, or the gradients of
+            its weights.
+        busy: [ranks] seconds of work.
+        ends: [ranks] when the rank has finished its step, written.
         peak: [ranks] bytes, written.
     """
-    num_chunks = forward.shape[0]
-    if kind == ONE_F_ONE_B and num_chunks == num_ranks:
-        one_f_one_b(num_micro_batches, forward, backward, send, kept, ends, busy, peak)
-        return
-    per_rank = 2 * (num_chunks // num_ranks) * num_micro_batches
-    orders = np.empty((num_ranks, per_rank, 3), np.int64)
-    for rank in range(num_ranks):
-        rank_order(kind, rank, num_ranks, num_chunks, num_micro_batches, orders[rank])
-        held = 0.0
-        peak[rank] = 0.0
-        for i in range(per_rank):
-            chunk = orders[rank, i, 1]
-            if orders[rank, i, 0] == 0:
-                held += kept[chunk]
-                peak[rank] = max(peak[rank], held)
-            else:
-                held -= kept[chunk]
-    done_forward = np.full((num_chunks, num_micro_batches), -1.0)
-    done_backward = np.full((num_chunks, num_micro_batches), -1.0)
-    cursor = np.zeros(num_ranks, np.int64)
+    num_chunks = send.shape[0]
     ends[:] = 0.0
-    busy[:] = 0.0
-    left = num_ranks * per_rank
-    while left > 0:
-        progressed = False
+    if kind == EXPLICIT:
+        run_program(program, seconds, send, ends, np.empty((program.shape[0], 2)))
+        held = np.zeros(num_ranks)
+        peak[:] = 0.0
+        for i in range(program.shape[0]):
+            rank = program[i, A_RANK]
+            word = program[i, A_WORD]
+            if word == FORWARD:
+                held[rank] += kept[program[i, A_CHUNK]]
+                peak[rank] = max(peak[rank], held[rank])
+            elif word != INPUT:
+                held[rank] -= kept[program[i, A_CHUNK]]
+    else:
+        base, step = pattern(kind, num_ranks, num_chunks, num_micro_batches)
+        split = kind in (ZB1P, ZB2P)
+        lag = step if split else 0
+        backward = INPUT if split else BACKWARD
+        if step == 1:
+            _staircase(num_micro_batches, base, lag, backward, seconds, send, ends)
+        else:
+            _slope(num_micro_batches, base, lag, backward, seconds, send, ends)
         for rank in range(num_ranks):
-            while cursor[rank] < per_rank:
-                action = orders[rank, cursor[rank]]
-                chunk = action[1]
-                micro_batch = action[2]
-                ready = 0.0
-                if action[0] == 0:
-                    if chunk > 0:
-                        ready = done_forward[chunk - 1, micro_batch]
-                        if ready < 0.0:
-                            break
-                        ready += send[chunk - 1]
-                    spent = forward[chunk]
-                    end = max(ready, ends[rank]) + spent
-                    done_forward[chunk, micro_batch] = end
-                else:
-                    if chunk < num_chunks - 1:
-                        ready = done_backward[chunk + 1, micro_batch]
-                        if ready < 0.0:
-                            break
-                        ready += send[chunk]
-                    spent = backward[chunk]
-                    end = max(ready, ends[rank]) + spent
-                    done_backward[chunk, micro_batch] = end
-                ends[rank] = end
-                busy[rank] += spent
-                cursor[rank] += 1
-                left -= 1
-                progressed = True
-        if not progressed:
-            ends[:] = np.inf
-            return
+            if split:
+                for _ in range(min(lag * rank, num_micro_batches)):
+                    ends[rank] += seconds[WEIGHT, rank]
+            warm_up = base + step * (num_ranks - 1 - rank)
+            peak[rank] = _peak(rank, num_ranks, num_micro_batches, warm_up, lag * rank, kept)
+    for rank in range(num_ranks):
+        ends[rank] = min(ends[rank], max(ends[0], busy[rank]))

@@ -21,7 +21,7 @@ from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
 # Columns of Tables.shapes: kind of kernel; extents of its loops at one sample; which of these grows with the samples,
 # or -1; share of a product that several operators make up; whether the operands need gradients; whether a mask hides
 # later keys; whether it is a loss; operand whose leading dims are samples and heads, or -1; whether it moves tokens to
-# experts or back.
+# experts or back; share of the backward pass that makes gradients of weights.
 (
     X_KIND,
     X_BATCH,
@@ -36,8 +36,9 @@ from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
     X_LOSS,
     X_HEADS,
     X_ROUTED,
-) = range(13)
-X_COUNT = 13
+    X_WEIGHT,
+) = range(14)
+X_COUNT = 14
 
 MEMORY, PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED, INSIDE = range(7)
 """Kinds of kernels: bound by memory; product with a weight; product of two activations; fused attention; convolutions
@@ -70,6 +71,8 @@ class Shape:
     """Operand of a softmax between two products whose dims before the last two are samples and heads, or -1."""
     routed: bool = False
     """Whether tokens are moved to experts or back."""
+    weight: float = 0.0
+    """Share of the backward pass that makes gradients of weights: of its time, or, of products, of its kernels."""
 
     def row(self) -> list[float]:
         """The columns of `Tables.shapes`."""
@@ -82,6 +85,7 @@ class Shape:
             *(float(flag) for flag in flags),
             float(self.heads),
             float(self.routed),
+            self.weight,
         ]
 
 
@@ -118,7 +122,7 @@ class Shapes:
         op = self.graph.operators[index]
         none = (-1,) * len(op.rule.factors)
         if op.measured_s is not None:
-            return Shape(kind=MEASURED, classes=none)
+            return Shape(kind=MEASURED, classes=none, weight=self._weight(op))
         if group is not None and group.kind == "attention" and self.is_fused:
             if index != self.host(group):
                 return Shape(kind=INSIDE, classes=none)
@@ -130,7 +134,7 @@ class Shapes:
             if found is not None:
                 return self._piece(found, op, unit)
         if op.forward_flops.at(1) > 0 or self._is_written_out:
-            return Shape(kind=ROOFLINE, classes=none)
+            return Shape(kind=ROOFLINE, classes=none, weight=self._weight(op) if op.forward_flops.at(1) > 0 else 0.0)
         is_loss = "Loss" in op.kind or (group is not None and group.kind == "loss")
         return Shape(
             kind=MEMORY,
@@ -144,6 +148,13 @@ class Shapes:
     def _is_written_out(self) -> bool:
         """Whether memory-bound operators run as the graph has them: no trainer fuses convolutional networks."""
         return any(op.kind == "BatchNormalization" for op in self.graph.operators)
+
+    def _weight(self, op: Operator) -> float:
+        """Half of a backward pass makes gradients of weights where the other operands need theirs too."""
+        weights = {name for name in op.inputs if name in self.trained and self._is_weight(name)}
+        if not weights:
+            return 0.0
+        return 0.5 if any(name in self.trained and name not in weights for name in op.inputs) else 1.0
 
     def _heads(self, index: int, op: Operator) -> int:
         """Operand 0 of the first operator of an attention that is not fused, if it has dims before the scores'."""
@@ -200,6 +211,7 @@ class Shapes:
             extents=(extents[0], extents[1], extents[2], extents[3]),
             sampled=sampled,
             gradients=gradients,
+            weight=0.0 if weight is None else gradients[1] / max(1, sum(gradients)),
         )
 
     def _is_weight(self, name: str) -> bool:
@@ -236,6 +248,7 @@ class Shapes:
             sampled=shape.sampled,
             share=share,
             gradients=shape.gradients,
+            weight=shape.weight,
         )
 
     def _source(self, op: Operator) -> tuple[str, str] | None:

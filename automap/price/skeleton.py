@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from automap.order import KINDS
 from automap.price.ahead import look_ahead, row_costs
 from automap.price.evaluator import Choice, Evaluator, Floats, Ints, Outcome
-from automap.price.schedule import KINDS
 from automap.price.vectors import C_COUNT
 
 

@@ -31,6 +31,7 @@ from automap.price.shapes import (
     X_LOSS,
     X_ROUTED,
     X_SAMPLED,
+    X_WEIGHT,
 )
 from automap.price.tables import (
     ALL_GATHER,
@@ -82,11 +83,13 @@ from automap.price.vectors import (
     C_FORWARD,
     C_FORWARD_COMM,
     C_GATHER,
+    C_INPUT,
     C_LIVE,
     C_PARAMETERS,
     C_RECOMPUTE,
     C_RECOMPUTE_COMM,
     C_SAVED,
+    C_WEIGHT,
     C_WORKSPACE,
     C_ZERO,
     H_BANDWIDTH,
@@ -178,9 +181,10 @@ def unit_cost(
     rows = np.empty(num_axes, np.int64)
     comm = np.zeros(KIND_COUNT)
     dims = np.empty(4)
-    times = np.empty(2)
+    times = np.empty(3)
     launched = 0.0
     relaunched = 0.0
+    weighing = 0.0
     waits = np.zeros(3)
     ring = np.zeros(3)
     attended = np.zeros(3)
@@ -387,9 +391,11 @@ def unit_cost(
             moved = costs[op, F_BYTES] * samples / divisor
         forward = 0.0
         backward = 0.0
+        weight = 0.0
         if kernel == MEASURED:
             forward = costs[op, F_MEASURED] * samples / divisor
             backward = costs[op, B_MEASURED] * samples / divisor
+            weight = backward * shape[X_WEIGHT]
         elif kernel in (MEMORY, ROOFLINE):
             passes = 1.0
             if kernel == MEMORY:
@@ -409,6 +415,7 @@ def unit_cost(
                 forward += hardware[H_KERNEL_S] * costs[op, F_KERNELS]
             if backward > 0.0:
                 backward += hardware[H_KERNEL_S] * costs[op, B_KERNELS]
+            weight = backward * shape[X_WEIGHT]
             if shape[X_HEADS] >= 0.0 and not undecided:
                 kernels += hardware[H_FALLBACK] * refused(
                     tensors,
@@ -442,6 +449,7 @@ def unit_cost(
                         kernels *= dims[BATCH]
             forward = times[0]
             backward = times[1]
+            weight = times[2]
             if kernel == ATTENTION:
                 attended[0] += forward
                 attended[1] += backward
@@ -449,10 +457,13 @@ def unit_cost(
             elif kernel == PRODUCT:
                 kernels *= 1.0 + hardware[H_QUANTISE_KERNELS]
         launched += kernels
+        weighing += kernels * shape[X_WEIGHT]
         if recomputed[k]:
             relaunched += kernels
         out[C_FORWARD] += forward
         out[C_BACKWARD] += backward
+        out[C_INPUT] += backward - weight
+        out[C_WEIGHT] += weight
         if recomputed[k]:
             out[C_RECOMPUTE] += forward
 
@@ -484,7 +495,7 @@ def unit_cost(
     out[C_BACKWARD_COMM + REDUCE_SCATTER] += max(0.0, ring[1] - attended[1])
     out[C_RECOMPUTE_COMM + ALL_GATHER] += max(0.0, ring[2] - attended[2])
     if tables.blocks.shape[0] > 0 and measured_block(tables, first, last, chosen, whole, axes, samples, out):
-        launched = relaunched = 0.0
-    host_wait(launched, relaunched, waits, hardware, out)
+        launched = relaunched = weighing = 0.0
+    host_wait(launched, relaunched, weighing, waits, hardware, out)
     out[C_SAVED] = kept_bytes(saved_root, saved_size, saved_loose, num_saved)
     out[C_LIVE] = kept_bytes(live_root, live_size, live_loose, num_live)

@@ -21,12 +21,17 @@ C_REDUCE = C_RECOMPUTE_COMM + KIND_COUNT
 MAX_AXES = 4
 C_FORWARD_HOST = C_REDUCE + MAX_AXES
 C_BACKWARD_HOST = C_FORWARD_HOST + 1
-C_GATHER = C_BACKWARD_HOST + 1
+C_INPUT = C_BACKWARD_HOST + 1
+C_WEIGHT = C_INPUT + 1
+C_INPUT_HOST = C_WEIGHT + 1
+C_WEIGHT_HOST = C_INPUT_HOST + 1
+C_GATHER = C_WEIGHT_HOST + 1
 C_COUNT = C_GATHER + MAX_AXES
 """C_REDUCE + axis: local elements of parameter gradients that are reduced over that axis once a step; C_GATHER + axis:
 those of parameters that ZeRO gathers over it. Where several axes take part, the inner ones come first, and an outer one
 carries what a rank is left with behind them. C_FORWARD_HOST, C_BACKWARD_HOST: what the device waits for its host,
-recomputation included."""
+recomputation included; C_WEIGHT: the part of C_BACKWARD that makes gradients of weights, C_INPUT the rest;
+C_INPUT_HOST, C_WEIGHT_HOST: the waits when these two run apart."""
 
 # Slots of the hardware vector: the curves of products of activations, of products with a weight and of attention, then
 # memory bytes/s; passes of memory-bound kernels and of the loss over

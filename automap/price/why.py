@@ -7,7 +7,7 @@ priced, and named where it fits and is faster. Units: seconds, bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -103,7 +103,8 @@ class _Unit:
 class _Case:
     """A choice as seen from its slowest rank."""
 
-    def __init__(self, choice: Choice, evaluator: Evaluator, outcome: Outcome) -> None:
+    def __init__(self, choice: Choice, evaluator: Evaluator, outcome: Outcome, axes: Sequence[str]) -> None:
+        self.axes = axes
         self.choice, self.evaluator, self.outcome = choice, evaluator, outcome
         ranks = outcome.ranks
         self.rank = max(range(len(ranks)), key=lambda r: (float(ranks[r, R_END]), -r))
@@ -148,6 +149,15 @@ class _Case:
         """Sum of columns of the unit costs over a micro-batch."""
         return sum(unit.times * float(unit.row[c]) for unit in self.units for c in columns)
 
+    def reduced(self, axis: int) -> float:
+        """Local elements of gradients that are reduced over an axis; a parameter that two units read counts once."""
+        choice, evaluator = self.choice, self.evaluator
+        elements = self.total(C_REDUCE + axis)
+        for tied in evaluator.tied_rows(evaluator.tied_homes(choice), choice.layout, choice.zero_axes):
+            if tied[0] == tied[1] == self.rank:
+                elements -= float(tied[3] * tied[5 + axis])
+        return elements
+
     def where(self, axis: int) -> str:
         """The group of an axis and its link."""
         problem, stage = self.evaluator.problem, self.stage
@@ -159,7 +169,7 @@ class _Case:
         kind = host.intra_node_link if link.hosts == 1 else host.inter_node_link
         over = "links as measured" if cluster.bandwidth_GBps is not None else kind
         hosts = "inside a host" if link.hosts == 1 else f"on {link.hosts} hosts"
-        return f"{self.choice.axes[axis]} ({link.size} ranks {hosts}, {over}"
+        return f"{self.axes[axis]} ({link.size} ranks {hosts}, {over}"
 
     def gain(self, choice: Choice | None, what: str) -> str:
         """What a change makes of the step, said once; nothing where it does not help."""
@@ -209,18 +219,21 @@ class _Case:
         return replace(self.choice, chunks=chunks)
 
 
-def reasons(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> tuple[str, ...]:
+def reasons(
+    choice: Choice, evaluator: Evaluator, outcome: Outcome, axes: Sequence[str] = ("dp", "tp")
+) -> tuple[str, ...]:
     """The largest parts of the step, why they cost what they cost, and what would help.
 
     Args:
         choice: the plan.
         evaluator: of its problem.
         outcome: what `evaluator` made of `choice`.
+        axes: names of its mesh axes.
 
     Returns:
         At most three sentences, the largest part first. Each begins with the part's share of the step and its seconds.
     """
-    case = _Case(choice, evaluator, outcome)
+    case = _Case(choice, evaluator, outcome, axes)
     row = [float(x) for x in case.result]
     parts: list[tuple[float, Callable[[_Case, float], str]]] = [
         (row[R_COMPUTE], _compute),
@@ -424,7 +437,7 @@ def _zero(case: _Case, seconds: float) -> str:
 def _sync(case: _Case, seconds: float) -> str:
     texts = []
     for axis in range(len(case.stage.axes)):
-        data = case.total(C_REDUCE + axis) * float(case.settings[P_SENT])
+        data = case.reduced(axis) * float(case.settings[P_SENT])
         if data > 0.0:
             rate = float(case.stage.links[axis, V_BYTES_PER_S])
             texts.append(f"{_bytes(data)} on {case.where(axis)}, {_rate(rate)})")

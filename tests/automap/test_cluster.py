@@ -72,8 +72,12 @@ def test_groups_inside_a_host_see_its_own_link_and_share_the_nic_between_hosts()
     assert inside.bytes_per_s == pytest.approx(150e9 * nvlink)
     assert across.bytes_per_s == pytest.approx(25e9 / 8 * ethernet)
     assert group_link(cluster, (0, 8)).bytes_per_s == pytest.approx(across.bytes_per_s / 8)
+    # Of what each device of two hosts sends to all others 8 in 15 parts leave the host, by an eighth of its NIC.
+    assert across.exchange_bytes_per_s == pytest.approx(25e9 / 8 / 8 * ethernet * 15 / 8)
+    assert inside.exchange_bytes_per_s == inside.bytes_per_s
+    endless = float("inf")
     assert group_link(cluster, (3,)) == GroupLink(
-        size=1, hosts=1, bytes_per_s=float("inf"), line_bytes_per_s=float("inf")
+        size=1, hosts=1, bytes_per_s=endless, exchange_bytes_per_s=endless, line_bytes_per_s=endless
     )
 
 

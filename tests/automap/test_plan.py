@@ -1,3 +1,4 @@
+import itertools
 import json
 from dataclasses import replace
 
@@ -7,9 +8,12 @@ import pytest
 
 from automap.errors import PlanError
 from automap.names import matches
-from automap.plan import Plan, format_devices, parse_devices, plan_schema
+from automap.order import write_order
+from automap.plan import Plan, Schedule, format_devices, parse_devices, plan_schema
+from automap.price.combine import P_STEP_S, R_END, R_OPTIMIZER, R_SYNC
 from automap.price.estimate import annotate, price
 from automap.templates import templates
+from automap.translate import to_choice, to_plan
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +118,9 @@ def test_malformed_documents_name_the_path(sample, change, field):
             "no placement",
         ),
         (lambda d: d.update(sync={"kind": "dasgd", "period": 4, "delay": 1}), "synchronous"),
-        (lambda d: d["schedule"].update(kind="explicit"), "explicit"),
+        (lambda d: d["schedule"].update(kind="explicit"), "does not go with the kind explicit"),
+        (lambda d: d["schedule"].update(order=[["0F0", "0B0"]]), "does not go with the kind 1f1b"),
+        (lambda d: d["schedule"].update(kind="explicit", order=[["0F0", "0F0"]]), "twice|too few"),
     ],
 )
 def test_illegal_plans_are_refused_with_a_reason(gpt, space, change, word):
@@ -123,6 +129,55 @@ def test_illegal_plans_are_refused_with_a_reason(gpt, space, change, word):
     change(document)
     with pytest.raises(PlanError, match=word):
         price(s.problem, Plan.from_json(document), s.evaluator)
+
+
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved", "zb1p", "zb2p"])
+def test_a_written_order_is_a_plan_of_the_same_price(gpt, space, kind):
+    virtual = 2 if kind == "interleaved" else 1
+    s = space(gpt(layers=6), "4xA100", 16, pp=4, num_micro_batches=8, schedule=kind, virtual_stages=virtual)
+    rng = np.random.default_rng(4)
+    for _ in range(5):
+        plan = s.decode(s.random(rng))
+        assert plan.schedule.kind == kind
+        order = write_order(kind, 4, len(plan.stages), 8)
+        written = replace(plan, schedule=Schedule(kind="explicit", order=order))
+        again = Plan.from_json(json.loads(json.dumps(written.to_json())))
+        assert again == written
+        assert price(s.problem, again, s.evaluator) == price(s.problem, plan, s.evaluator)
+        assert to_plan(to_choice(again, s.evaluator), s.evaluator).schedule == written.schedule
+        assert s.encode(again) is None
+
+
+def test_a_stuck_order_names_rank_and_action(gpt, space):
+    s = space(gpt(), "2xA100", 4, pp=2, num_micro_batches=2, virtual_stages=1)
+    order = (("0F0", "0B0", "0F1", "0B1"), ("1F0", "1F1", "1B0", "1B1"))
+    plan = replace(s.decode(s.random(np.random.default_rng(0))), schedule=Schedule(kind="explicit", order=order))
+    with pytest.raises(PlanError, match="rank 0 waits forever: 0B0") as caught:
+        price(s.problem, plan, s.evaluator)
+    assert caught.value.field == "plan.schedule.order[0][1]"
+
+
+@pytest.mark.parametrize("kind", ["1f1b", "zb1p", "zb2p"])
+def test_the_timeline_is_that_of_the_price(gpt, space, kind):
+    s = space(gpt(layers=4), "4xA100", 16, pp=4, num_micro_batches=8, schedule=kind)
+    plan = s.decode(s.random(np.random.default_rng(1)))
+    bare = price(s.problem, plan, s.evaluator)
+    found = price(s.problem, plan, s.evaluator, with_timeline=True)
+    assert bare.timeline is None
+    assert replace(found, timeline=None) == bare
+    assert found.timeline is not None
+    assert [[word for word, _, _ in line] for line in found.timeline] == [list(x) for x in write_order(kind, 4, 4, 8)]
+    spent = 0.0
+    for line in found.timeline:
+        for (_, start, end), (_, after, _) in itertools.pairwise(line):
+            assert start <= end <= after
+        spent = max(spent, line[-1][2])
+    ranks = s.evaluator.evaluate(to_choice(plan, s.evaluator)).ranks
+    last = max(ranks[:, R_END] - ranks[:, R_OPTIMIZER] - ranks[:, R_SYNC] - s.evaluator.settings(0)[P_STEP_S])
+    if kind == "1f1b":
+        assert spent == pytest.approx(last)
+    else:
+        assert spent >= last * (1 - 1e-12)
 
 
 def test_globs_cover_equal_layers(gpt, space):

@@ -5,24 +5,42 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from automap.cluster import group_link, parse_cluster
 from automap.collectives import list_collectives
 from automap.price import combine as c
 from automap.price.attention import attention_s
-from automap.price.communication import KIND_COUNT, NO_RECORDS, V_BYTES_PER_S, V_COUNT, collective_s, convert
-from automap.price.curves import attention_curve, gemm_curve, shared
+from automap.price.communication import (
+    KIND_COUNT,
+    NO_RECORDS,
+    V_BYTES_PER_S,
+    V_COUNT,
+    V_EXCHANGE_BYTES_PER_S,
+    V_GATHER_BYTES_PER_S,
+    V_RING_S,
+    V_TREE_S,
+    collective_s,
+    convert,
+)
+from automap.price.curves import attention_curve, fitted, gemm_curve, shared
 from automap.price.estimate import estimate_choice, lower_bound_s
 from automap.price.gemm import gemm_s
 from automap.price.layout import link_vector
 from automap.price.operators import product_s
 from automap.price.shapes import X_BATCH, X_SHARE
 from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
-from automap.price.vectors import C_BACKWARD, C_BACKWARD_HOST, C_FORWARD, C_FORWARD_HOST, C_PARAMETERS, C_REDUCE
-from automap.problem import Problem
-from automap.space import PlanSpace
+from automap.price.vectors import (
+    C_BACKWARD,
+    C_BACKWARD_HOST,
+    C_FORWARD,
+    C_FORWARD_HOST,
+    C_INPUT,
+    C_INPUT_HOST,
+    C_PARAMETERS,
+    C_REDUCE,
+    C_WEIGHT,
+    C_WEIGHT_HOST,
+)
 from automap.templates import megatron_signatures
 from ir import zoo
 
@@ -35,7 +53,7 @@ def template(space, *, pp=1, tp=1, micro=1, sequence_parallel=False, recompute="
     return space.choice(megatron_signatures(space, shape, prefix, sequence_parallel=sequence_parallel))
 
 
-def converted(source, target, sizes, data=8e6, latency=1e-5, rate=1e9):
+def converted(source, target, sizes, data=8e6, latency=1e-5, rate=1e9, link=None):
     times = np.zeros(KIND_COUNT)
     n = len(sizes)
     convert(
@@ -44,7 +62,7 @@ def converted(source, target, sizes, data=8e6, latency=1e-5, rate=1e9):
         np.array(target),
         np.array(sizes, float),
         np.ones(n),
-        np.tile([latency, latency, rate, 0.0, rate, rate], (n, 1)),
+        np.tile([latency, latency, rate, 0.0, rate, rate] if link is None else link, (n, 1)),
         times,
         np.zeros(3, np.int64),
         NO_RECORDS,
@@ -82,13 +100,33 @@ def test_two_axes_shrink_before_they_grow():
     assert times[ALL_GATHER] == pytest.approx(1e-5 + 0.75 * (8e6 / 2) / 1e9)
 
 
-def test_conversions_meet_the_volumes_of_dtensor():
-    """torch's redistribute costs, less their latency, on one mesh axis of 8: 0.25 GiB of float32."""
-    seconds = {(0, B): 2505.099, (P, B): 5003.597, (P, 0): 2505.099}
-    for (source, target), reference_us in seconds.items():
-        rate = 87.7 * 2**30
-        mine = converted([source], [target], [8], data=2.0**28, latency=0.0, rate=rate).sum() * 1e6
-        assert mine == pytest.approx(reference_us, rel=0.005)
+GIB_PER_S = 87.7 * 2**30
+DTENSOR = {
+    (8, GIB_PER_S, 0.6): {"S0->R": 2505.099, "S0->S1": 323.587, "P->R": 5003.597, "P->S0": 2505.099},
+    (16, 0.22 * GIB_PER_S, 2.7): {"S0->R": 12194.659, "S0->S1": 807.322, "P->R": 24382.718, "P->S0": 12194.659},
+}
+"""(ranks, bytes/s, microseconds a hop) -> microseconds, for float32 [8192, 8192] on one mesh axis, inside a host and on
+two hosts. Origin: the cost model of torch.distributed.tensor, whose collectives wait 6.6 us and a hop for each step."""
+
+
+@pytest.mark.parametrize("constants", DTENSOR)
+@pytest.mark.parametrize("conversion", ["S0->R", "S0->S1", "P->R", "P->S0"])
+def test_conversions_meet_those_of_dtensor(constants, conversion):
+    """The same constants as a link: rings make one round of n - 1 hops, an all-reduce two.
+
+    An all-to-all there is the all-gather's formula on the unscaled shard and a microsecond of penalty, for want of a
+    real one: the bytes are ours, (n - 1) / n of the shard. Ours has the latency of an all-reduce, one round more.
+    """
+    ranks, rate, hop = constants
+    words = {"S0": 0, "S1": 1, "R": B, "P": P}
+    source, target = (words[word] for word in conversion.split("->"))
+    link = np.zeros(V_COUNT)
+    link[[V_BYTES_PER_S, V_GATHER_BYTES_PER_S, V_EXCHANGE_BYTES_PER_S]] = rate
+    link[V_RING_S] = (6.6 + (ranks - 1) * hop) * 1e-6
+    link[V_TREE_S] = (6.6 + 2 * (ranks - 1) * hop) * 1e-6
+    mine = converted([source], [target], [ranks], data=4.0 * 8192 * 8192, link=link).sum() * 1e6
+    differs = (ranks - 1) * hop - 1.0 if conversion == "S0->S1" else 0.0
+    assert mine - differs == pytest.approx(DTENSOR[constants][conversion], abs=0.01)
 
 
 def test_a_collective_over_one_rank_is_free():
@@ -186,13 +224,48 @@ def test_pieces_of_a_fused_weight_cost_what_one_product_costs(ranks, space):
     rows = [i for i in range(len(tables.shapes)) if 0.0 < tables.shapes[i, X_SHARE] < 1.0]
     assert len(rows) % 3 == 0
     assert tables.shapes[rows, X_SHARE].sum() == pytest.approx(len(rows) / 3)
-    hardware, times = s.evaluator.layout((1, 2), 1).stages[0].hardware, np.empty(2)
+    hardware, times = s.evaluator.layout((1, 2), 1).stages[0].hardware, np.empty(3)
     seconds = 0.0
     for i in rows[:3]:
         extents = tables.shapes[i, X_BATCH : X_BATCH + 4] * [1.0, 4.0, 1.0 / ranks, 1.0]
         product_s(tables.shapes[i], extents, hardware, times)
         seconds += times[0]
     assert seconds == pytest.approx(gemm_s(512.0, 768.0 / ranks, 256.0, 1.0, 2.0, 2.0, curve))
+
+
+def test_the_weights_part_of_a_backward_pass_is_that_of_its_products(mlp, space):
+    s = space(mlp((512, 2048, 512)), "1xA100", 64)
+    choice = template(s)
+    curve = gemm_curve(s.problem.cluster.device(0), "bf16")
+    expected = gemm_s(512.0, 2048.0, 64.0, 1.0, 2.0, 4.0, curve) + gemm_s(2048.0, 512.0, 64.0, 1.0, 2.0, 4.0, curve)
+    found = sum(row[C_WEIGHT] for row in s.evaluator.unit_rows(choice, s.evaluator.distinct_units(choice)[0]))
+    assert found == pytest.approx(expected)
+
+
+def test_the_parts_of_a_backward_pass_are_no_cheaper_apart(gpt, light_graph, space):
+    rng = np.random.default_rng(3)
+    for s in (space(gpt(), "2x2xA100", 8), space(light_graph("resnet50"), "4xV100", 8)):
+        for _ in range(10):
+            choice = s.choice(s.random(rng))
+            for row in s.evaluator.unit_rows(choice, s.evaluator.distinct_units(choice)[0]):
+                assert row[C_INPUT] + row[C_WEIGHT] == pytest.approx(row[C_BACKWARD])
+                assert min(row[C_INPUT_HOST], row[C_WEIGHT_HOST]) >= 0.0
+                # Minkowski: each part waits for its own launches.
+                assert row[C_INPUT_HOST] + row[C_WEIGHT_HOST] >= row[C_BACKWARD_HOST] - 1e-12 * row[C_BACKWARD]
+
+
+def test_split_schedules_have_smaller_bubbles_for_more_memory(gpt, space):
+    """GPT of equal layers, big enough that the device and not its host is what takes time."""
+    found = {}
+    for kind in ("1f1b", "zb1p", "zb2p"):
+        s = space(zoo.build("gpt:layers=16,hidden=2048,heads=16,seq_len=1024,vocab_size=512"), "8xA100", 32,
+                  pp=8, schedule=kind)  # fmt: skip
+        found[kind] = s.evaluator.evaluate(template(s, pp=8, micro=32))
+    times = [o.step_time_s for o in found.values()]
+    assert times[0] > times[1] > times[2]
+    one, two, three = (o.ranks[:, c.R_ACTIVATIONS] for o in found.values())
+    assert one[1:-1] / two[1:-1] == pytest.approx([(8 - r) / 8 for r in range(1, 7)])
+    assert three[1:-1] / two[1:-1] == pytest.approx([15 / 8] * 6)
 
 
 def test_megatron_has_two_all_reduces_a_layer_forward_and_two_backward(gpt, space):
@@ -378,30 +451,6 @@ def test_attention_core_is_what_selective_recomputation_drops(gpt, space):
     assert fused.evaluator.evaluate(template(fused)).ranks[0, c.R_ACTIVATIONS] == pytest.approx(kept[1])
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 10**6), part=st.sampled_from(["peak_TFLOPs", "hbm_bandwidth_GBps", "link", "memory_GiB"]))
-def test_better_hardware_never_makes_a_plan_slower(gpt, mlp, light_graph, seed, part):
-    base = parse_cluster("2x2xV100@25Gbit")
-    document = base.to_json()
-    for device in document["devices"].values():
-        if part == "peak_TFLOPs":
-            device[part] = {k: 1.7 * v for k, v in device[part].items()}
-        elif part != "link":
-            device[part] *= 1.7
-    if part == "link":
-        for link in document["links"].values():
-            link["bandwidth_GBps"] *= 1.7
-    graph = (gpt(), mlp(), light_graph("squeezenet"))[seed % 3]
-    spaces = [
-        PlanSpace(Problem.build(graph, cluster, {"global_batch": 8})) for cluster in (base, parse_cluster(document))
-    ]
-    values = spaces[0].random(np.random.default_rng(seed))
-    plan = spaces[0].decode(values)
-    slow, fast = (s.evaluator.evaluate(s.choice(s.encode(plan) or values)) for s in spaces)
-    assert fast.step_time_s <= slow.step_time_s * (1 + 1e-12)
-    assert fast.overflow <= slow.overflow + 1e-12
-
-
 def test_breakdown_adds_up_and_nothing_beats_the_lower_bound(gpt, light_graph, space):
     rng = np.random.default_rng(2)
     for s in (space(gpt(), "2x4xA100", 16), space(light_graph("resnet50"), "2x2xV100@25Gbit", 16)):
@@ -436,3 +485,17 @@ def test_equal_signatures_on_swapped_axes_cost_the_same_inside_one_host(mlp, spa
                 values.append(int(legal[min(value, len(legal) - 1)]))
         times[one, other] = s.evaluator.evaluate(s.choice(values)).ranks[0, c.R_COMM : c.R_COUNT].sum()
     assert times[0, 2] == pytest.approx(times[2, 0], rel=1e-9)
+
+
+def test_a_device_that_nobody_measured_widens_the_band(mlp, space):
+    """Independent errors add in squares; a mixed cluster has a device like that too."""
+    shift = fitted("gemm")["cross_validated"]["transfer"]
+    assert 0.02 < shift < 0.2
+    bands = {}
+    for cluster in ("2xA100", "2xV100", "1xA100+1xV100"):
+        s = space(mlp(), cluster, 8)
+        estimate = estimate_choice(template(s), s.evaluator)
+        low, high = estimate.error_band_s
+        bands[cluster] = (high - low) / 2 / estimate.step_time_s
+    assert bands["2xA100"] == pytest.approx(s.problem.trainer.error_band)
+    assert bands["2xV100"] == pytest.approx((bands["2xA100"] ** 2 + shift**2) ** 0.5) == bands["1xA100+1xV100"]

@@ -6,8 +6,11 @@ import math
 import numpy as np
 import pytest
 
+from automap.cluster import parse_cluster
 from automap.meshes import divisors
 from automap.prefix import BoundTable, Prefix, walk
+from automap.problem import Problem
+from automap.space import PlanSpace
 from automap.templates import templates
 
 
@@ -82,6 +85,33 @@ def test_bounds_hold_on_real_models(light_graph, space, name):
 
 def test_bounds_hold_on_a_transformer(gpt, space):
     check_bounds(space(gpt(), "2x4xA100", 16), 40)
+
+
+@pytest.mark.parametrize("kind", ["gpipe", "zb1p", "zb2p"])
+def test_bounds_hold_under_every_schedule(gpt, space, kind):
+    check_bounds(space(gpt(layers=4), "2x4xA100", 16, schedule=kind), 15)
+
+
+@pytest.mark.parametrize("backward_s", [1e-5, 1e-3])
+def test_bounds_hold_where_split_passes_were_measured(gpt, backward_s):
+    """Faster and slower than modelled: the halves of a measured pass, or the parts of the modelled one."""
+    blocks = [
+        {"scope": "h.*", "tp": tp, "samples": n, "forward_s": backward_s / 2, "backward_s": backward_s}
+        for tp in (1, 2)
+        for n in (1, 2)
+    ]
+    hints = {"fix": {"schedule": "zb2p", "pp": 2}, "measured_blocks": blocks}
+    problem = Problem.build(gpt(layers=4), parse_cluster("8xA100"), {"global_batch": 16}, hints)
+    check_bounds(PlanSpace(problem), 15)
+
+
+@pytest.mark.parametrize("kind", ["explicit", "dualpipe"])
+def test_schedules_that_cannot_be_fixed_are_refused(mlp, space, kind):
+    from automap.errors import ProblemError
+
+    with pytest.raises(ProblemError, match="no such schedule") as caught:
+        space(mlp(), "4xA100", 8, schedule=kind)
+    assert caught.value.field == "hints.fix.schedule"
 
 
 def check_bounds(s, count):
@@ -159,6 +189,8 @@ def test_a_prime_batch_is_refused_unless_the_user_insists(mlp, space):
         ("4xV100-16GB+4xP100", 8, {}),
         ("8xA100", 16, {"virtual_stages": 2}),
         ("8xA100", 16, {"schedule": "gpipe", "pp": 4}),
+        ("8xA100", 16, {"schedule": "zb1p"}),
+        ("8xA100", 16, {"schedule": "zb2p", "pp": 4}),
     ],
 )
 @pytest.mark.parametrize("name", ["gpt", "squeezenet"])

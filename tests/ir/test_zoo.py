@@ -56,8 +56,8 @@ SMALL = {
     "gpt": "gpt:layers={},hidden=32,heads=4,seq_len=16,vocab_size=96",
     "llama": "llama:layers={},hidden=32,heads=4,kv_heads=2,ffn=64,seq_len=16,vocab_size=96",
     "moe": "moe:layers={},hidden=32,heads=4,kv_heads=2,ffn=48,experts=4,shared_ffn=24,seq_len=16,vocab_size=96",
-    "moe, its first layers dense": "moe:layers={},hidden=32,heads=4,head_dim=16,ffn=48,moe_ffn=24,experts=4,dense_layers=2,"
-    "groups=2,seq_len=16,vocab_size=96",
+    "moe, its first layers dense": "moe:layers={},hidden=32,heads=4,head_dim=16,ffn=48,moe_ffn=24,experts=4,"
+    "dense_layers=2,groups=2,seq_len=16,vocab_size=96",
     "bert": "bert:layers={},hidden=32,heads=4,seq_len=16,vocab_size=96",
     "vit": "vit:layers={},hidden=32,heads=4,image_size=32,patch_size=8,num_classes=10",
     "t5": "t5:layers={},hidden=32,heads=4,head_size=8,seq_len=16,target_len=8,vocab_size=96",

@@ -1,0 +1,180 @@
+"""Expert, context and state axes of published runs: collectives, gradients, memory; better parts are never slower."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from automap.cluster import parse_cluster
+from automap.collectives import Collective, list_collectives
+from automap.price.combine import R_STATE, R_SYNC
+from automap.price.evaluator import Evaluator
+from automap.price.vectors import C_FORWARD_COMM, C_RECOMPUTE_COMM, C_REDUCE
+from automap.published import Case, Run, Unpriced, case_of, mesh
+
+HIDDEN, WIDTH, EXPERTS, TOP, LENGTH, KV, HEAD = 256, 128, 8, 2, 512, 2, 64
+LAYERS = 2
+MODEL = {
+    "name": "Mixture", "layers": LAYERS, "hidden": HIDDEN, "heads": 8, "kv_heads": KV, "ffn": 512, "head_dim": HEAD,
+    "vocab_size": 1024, "seq_len": LENGTH, "gated_mlp": True,
+}  # fmt: skip
+MOE = {"experts": EXPERTS, "topk": TOP, "moe_ffn": WIDTH}
+
+
+def case(*, moe: dict[str, Any] | None = None, gpus: int = 8, per_node: int = 8, stack: str = "megatron-core",
+         model: dict[str, Any] | None = None, **strategy: Any) -> Case:  # fmt: skip
+    stated = {"dp": 8, "tp": 1, "pp": 1, "micro_batch": 2, "global_batch": 32, "precision": "bf16",
+              "recompute": "none", "zero_stage": 1, **strategy}  # fmt: skip
+    run = Run(
+        id="r0", group="made-up", stack=stack, model={**MODEL, "moe": moe, **(model or {})}, strategy=stated,
+        iteration_s=1.0, peak_memory_bytes=None,
+        cluster={"gpu": "H100-SXM", "num_gpus": gpus, "gpus_per_node": per_node},
+    )  # fmt: skip
+    return case_of(run)
+
+
+def sizes(found: Case) -> list[int]:
+    return [int(size) for size in found.choice.layout.stages[0].axes]
+
+
+def collectives(found: Case, *names: str) -> list[Collective]:
+    """Those of the second layer."""
+    every = list_collectives(found.choice, found.evaluator, names)
+    return [c for c in every if c.operator.startswith("layers.1.")]
+
+
+def test_experts_get_their_tokens_by_two_exchanges_each_way() -> None:
+    found = case(moe=MOE, ep=4)
+    assert sizes(found) == [2, 4, 1]
+    exchanges = [c for c in collectives(found, "dp", "ep", "tp") if c.kind == "all_to_all"]
+    assert Counter((c.axis, c.direction) for c in exchanges) == {("ep", "forward"): 2, ("ep", "backward"): 2}
+    # Two samples a rank, each token to two experts, in bf16.
+    assert {c.bytes for c in exchanges} == {2 * LENGTH * TOP * HIDDEN * 2.0}
+    assert not [c for c in collectives(case(moe=MOE), "dp", "tp") if c.kind == "all_to_all"]
+
+
+def test_gradients_of_experts_are_reduced_by_those_that_share_them() -> None:
+    found = case(moe=MOE, ep=4)
+    segment, incoming = next(
+        (s, i)
+        for _, s, i in found.evaluator.surroundings(found.choice)
+        if found.evaluator.blocks.units[s.unit].type == 1
+    )
+    row = found.evaluator.unit_row(
+        segment, 0, found.choice.layout, incoming, found.choice.samples, found.choice.zero_axes, -1
+    )
+    dense = HIDDEN * HEAD * (8 + 2 * KV + 8) + HIDDEN * EXPERTS + 2 * HIDDEN
+    experts = EXPERTS // 4 * 3 * HIDDEN * WIDTH
+    # Inside, dense gradients are scattered over four ranks; then each part is reduced over two, with the experts'.
+    assert row[C_REDUCE : C_REDUCE + 3].tolist() == [dense / 4 + experts, dense, 0.0]
+    # Expert states are sharded over the two ranks that hold the same ones, all others over eight.
+    outcome = found.evaluator.evaluate(found.choice)
+    other = 1024 * HIDDEN * 2 + HIDDEN
+    states = LAYERS * (dense / 8 + experts / 2) + other / 8
+    assert outcome.ranks[0, R_STATE] == pytest.approx(12.0 * states)
+
+
+def test_experts_take_ranks_from_the_inside_out() -> None:
+    def shape(**degrees: Any) -> list[tuple[str, int, str]]:
+        return [(a.name, a.size, a.experts) for a in mesh(sequence_parallel=True, **degrees)]
+
+    assert shape(dp=8, tp=4, cp=2, ep=8) == [
+        ("dp", 2, "alike"), ("ep", 4, "spread"), ("cp", 2, "spread"), ("tp", 4, "sliced"),
+    ]  # fmt: skip
+    assert shape(dp=32, tp=2, ep=64) == [("dp", 1, "alike"), ("ep", 32, "spread"), ("tp", 2, "spread")]
+    assert shape(dp=4, tp=2) == [("dp", 4, "alike"), ("tp", 2, "sliced")]
+    assert shape(dp=256, tp=1, states=8)[:2] == [("dp", 32, "alike"), ("zero", 8, "alike")]
+    for wrong in ({"dp": 4, "tp": 1, "ep": 3}, {"dp": 4, "tp": 4, "ep": 2, "slices": 2}):
+        with pytest.raises(Unpriced):
+            mesh(**wrong)
+
+
+def test_sliced_experts_gather_routed_tokens_and_spread_ones_exchange_them() -> None:
+    sliced = collectives(case(moe=MOE, dp=4, tp=2, ep=4), "dp", "ep", "tp")
+    spread = collectives(case(moe=MOE, dp=4, tp=2, ep=8), "dp", "ep", "tp")
+    inside = [
+        Counter((c.kind, c.axis) for c in found if ".mlp.experts" in c.operator and c.direction == "forward")
+        for found in (sliced, spread)
+    ]
+    assert inside[0] == {("all_to_all", "ep"): 2, ("all_gather", "tp"): 1, ("reduce_scatter", "tp"): 1}
+    assert inside[1] == {("all_to_all", "ep"): 2, ("all_to_all", "tp"): 2}
+
+
+def test_keys_and_values_go_round_once_a_head() -> None:
+    ring, gathered = (case(dp=4, cp=2, stack=s) for s in ("megatron-core", "llm-foundry-fsdp"))
+    assert sizes(ring) == [4, 2, 1]
+    for found in (ring, gathered):
+        moved = [c for c in collectives(found, "dp", "cp", "tp") if c.axis == "cp"]
+        assert Counter((c.kind, c.direction) for c in moved) == {
+            ("all_gather", "forward"): 2, ("reduce_scatter", "backward"): 2,
+        }  # fmt: skip
+        # Keys, and values, of two samples in bf16: no repetition for the queries that share them.
+        assert {c.bytes for c in moved} == {2 * LENGTH * KV * HEAD * 2.0}
+    # Once attention takes longer than the ring, nothing of the ring is paid; a gather is.
+    long = (case(dp=4, cp=2, stack=s, model={"seq_len": 16384}) for s in ("megatron-core", "llm-foundry-fsdp"))
+    paid = [_row(found)[C_FORWARD_COMM:C_RECOMPUTE_COMM].sum() for found in (ring, *long)]
+    assert paid[0] > 0.0 == paid[1] < paid[2]
+
+
+def _row(found: Case) -> np.ndarray:
+    segment, incoming = [(s, i) for _, s, i in found.evaluator.surroundings(found.choice)][2]
+    return found.evaluator.unit_row(
+        segment, 0, found.choice.layout, incoming, found.choice.samples, found.choice.zero_axes, -1
+    )
+
+
+def test_states_shared_inside_a_host_are_spread_inside_it() -> None:
+    large: dict[str, Any] = {"gpus": 16, "dp": 16, "stack": "internevo", "model": {"vocab_size": 1 << 18}}
+    whole, inside = case(**large), case(**large, zero1_group=8)
+    assert sizes(inside) == [2, 8, 1] and inside.choice.zero_axes.tolist() == [False, True, False]
+    one, other = (c.evaluator.evaluate(c.choice).ranks[0] for c in (whole, inside))
+    assert other[R_STATE] == pytest.approx(2.0 * one[R_STATE])
+    assert other[R_SYNC] < one[R_SYNC]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"moe": MOE, "ep": 4},
+        {"moe": MOE, "dp": 4, "cp": 2, "ep": 8},
+        {"moe": MOE, "dp": 2, "tp": 2, "cp": 2, "ep": 2, "precision": "fp8"},
+        {"dp": 2, "tp": 2, "cp": 2},
+    ],
+)
+@pytest.mark.parametrize("per_node", [8, 2])
+def test_better_parts_are_never_slower(strategy: dict[str, Any], per_node: int) -> None:
+    found = case(per_node=per_node, **strategy)
+    before = found.evaluator.evaluate(found.choice).step_time_s
+    cluster = found.problem.cluster
+    for name in ("links", "flops", "memory"):
+        links = {k: replace(v, bandwidth_GBps=2 * v.bandwidth_GBps) for k, v in cluster.links.items()}
+        devices = {
+            k: replace(v, peak_TFLOPs={p: 2 * x for p, x in v.peak_TFLOPs.items()})
+            if name == "flops"
+            else replace(v, hbm_bandwidth_GBps=2 * v.hbm_bandwidth_GBps)
+            for k, v in cluster.devices.items()
+        }
+        better = replace(cluster, **({"links": links} if name == "links" else {"devices": devices}))
+        problem = replace(found.problem, cluster=parse_cluster(better.to_json()))
+        evaluator = Evaluator(problem, found.evaluator.tables)
+        after = evaluator.evaluate(replace(found.choice, layout=evaluator.layout(sizes(found), 1))).step_time_s
+        assert after <= before, name
+
+
+def test_latent_attention_needs_its_head_size() -> None:
+    run = Run(
+        id="r0", group="made-up", stack="megatron-core", iteration_s=1.0, peak_memory_bytes=None,
+        model={**MODEL, "name": "DeepSeek-V3", "head_dim": None, "moe": MOE},
+        cluster={"gpu": "H100-SXM", "num_gpus": 8, "gpus_per_node": 8},
+        strategy={"dp": 8, "tp": 1, "pp": 1, "micro_batch": 1, "global_batch": 32, "precision": "bf16"},
+    )  # fmt: skip
+    with pytest.raises(Unpriced, match="latent attention"):
+        case_of(run)
+    stated = replace(run, model={**run.model, "head_dim": HEAD, "moe": {**MOE, "dense_layers": 1, "shared": 1}})
+    graph = case_of(stated).problem.graph
+    assert {op.scope.split(".mlp")[0] for op in graph if "experts" in op.name} == {"layers.1"}
+    assert any("shared_expert" in op.name for op in graph)

@@ -1,0 +1,198 @@
+"""Plans from degrees: what they become, and which are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from automap import hand_made as module
+from automap.cluster import parse_cluster
+from automap.errors import PlanError
+from automap.hand_made import Strategy, undivided
+from automap.price.estimate import price
+from automap.price.evaluator import Choice, Evaluator, Segment
+from automap.problem import Problem
+from automap.space import PlanSpace
+from automap.templates import templates
+from automap.translate import to_choice, to_plan
+from ir import zoo
+from ir.factors import whole_signature
+
+GPT = "gpt:layers=8,hidden=256,heads=4,seq_len=128,vocab_size=1024"
+MOE = "moe:layers=2,hidden=128,heads=4,kv_heads=4,ffn=256,experts=4,seq_len=64,vocab_size=512"
+
+
+@pytest.fixture(scope="module")
+def evaluators() -> dict[tuple[str, str, int], Evaluator]:
+    return {}
+
+
+@pytest.fixture
+def evaluator_of(evaluators: dict[tuple[str, str, int], Evaluator]) -> Any:
+    def make(spec: str = GPT, cluster: str = "1x8xA100", batch: int = 64) -> Evaluator:
+        key = (spec, cluster, batch)
+        if key not in evaluators:
+            evaluators[key] = Evaluator(Problem.build(zoo.build(spec), parse_cluster(cluster), {"global_batch": batch}))
+        return evaluators[key]
+
+    return make
+
+
+def made(evaluator: Evaluator, strategy: Strategy) -> Choice:
+    return module.hand_made(evaluator, strategy)[0]
+
+
+def layers(choice: Choice, evaluator: Evaluator) -> list[int]:
+    """Repeated blocks of each chunk."""
+    kinds = [unit.type for unit in evaluator.blocks.units]
+    repeated = max(set(kinds), key=kinds.count)
+    return [sum(kinds[s.unit] == repeated for s in chunk) for chunk in choice.chunks]
+
+
+def test_dp_fills_up_and_layers_are_spread_evenly(evaluator_of: Any) -> None:
+    choice = made(evaluator_of(), Strategy(tp=2, pp=2, micro_batch=4, zero=1, recompute="full"))
+    assert [int(a) for a in choice.layout.stages[0].axes] == [2, 2]
+    assert (choice.num_micro_batches, choice.samples, choice.kind, choice.zero) == (8, 8, "1f1b", 1)
+    assert layers(choice, evaluator_of()) == [4, 4]
+    assert all(s.recomputed.all() for chunk in choice.chunks for s in chunk if len(chunk) > 1 and s.unit in range(1, 9))
+
+
+def test_virtual_stages_go_round_the_ranks(evaluator_of: Any) -> None:
+    choice = made(evaluator_of(), Strategy(pp=2, virtual=2))
+    assert (choice.kind, layers(choice, evaluator_of())) == ("interleaved", [2, 2, 2, 2])
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {},
+        {"tp": 4, "sequence_parallel": True},
+        {"tp": 2, "pp": 2, "micro_batch": 2, "recompute": "full", "zero": 1},
+        {"pp": 2, "virtual": 2, "zero": 2},
+        {"pp": 4, "schedule": "gpipe"},
+        {"cp": 2, "tp": 2, "zero": 1},
+    ],
+)
+def test_a_hand_made_plan_is_a_plan(evaluator_of: Any, stated: dict[str, Any]) -> None:
+    """Written as a document and read again, with every check of a plan, it costs the same."""
+    evaluator = evaluator_of()
+    choice, axes = module.hand_made(evaluator, Strategy(**stated))
+    plan = to_plan(choice, evaluator, axes)
+    estimate = price(evaluator.problem, plan, evaluator)
+    assert estimate.step_time_s == evaluator.evaluate(choice).step_time_s
+
+
+def test_it_is_the_template_of_those_degrees(evaluator_of: Any) -> None:
+    space = PlanSpace(evaluator_of().problem, evaluator_of())
+    stated = Strategy(tp=4, micro_batch=8, zero=1, recompute="full")
+    found = [
+        space.choice(values)
+        for shape, values in templates(space)
+        if (shape.pp, shape.tp, shape.num_micro_batches) == (1, 4, 4)
+    ]
+    mine = made(evaluator_of(), stated)
+    same = [c for c in found if c.zero == 1 and all(
+        np.array_equal(a.chosen, b.chosen) for a, b in zip(c.chunks[0], mine.chunks[0], strict=True)
+    )]  # fmt: skip
+    assert same
+
+
+def test_experts_are_spread_over_dp(evaluator_of: Any) -> None:
+    evaluator = evaluator_of(MOE, "1x4xA100", 16)
+    whole, spread = (evaluator.evaluate(made(evaluator, Strategy(ep=ep))) for ep in (1, 4))
+    experts = 2 * 4 * 3 * 128 * 256
+    parameter = evaluator.problem.state_bytes[0]
+    # Each of four ranks holds one of the four experts of a layer.
+    assert whole.ranks[0, 5] - spread.ranks[0, 5] == pytest.approx(parameter * experts * 3 / 4)
+
+
+def test_a_sequence_over_cp_has_less_to_compute(evaluator_of: Any) -> None:
+    large = "gpt:layers=2,hidden=2048,heads=16,seq_len=4096,vocab_size=1024"
+    one = evaluator_of(large, "1x1xA100", 4)
+    two = evaluator_of(large, "1x2xA100", 4)
+    alone, shared = (e.evaluate(made(e, Strategy(dp=1, cp=cp))) for e, cp in ((one, 1), (two, 2)))
+    assert 0.4 < shared.ranks[0, 1] / alone.ranks[0, 1] < 0.7
+
+
+def test_arithmetic_that_tp_leaves_whole_is_named(evaluator_of: Any) -> None:
+    evaluator = evaluator_of(GPT, "1x8xA100", 64)
+    choice = made(evaluator, Strategy(tp=4))
+    assert undivided(evaluator, choice) == ()
+    assert undivided(evaluator, made(evaluator, Strategy())) == ()
+
+    # The same plan in which every rank does everything.
+    def alike(segment: Segment) -> Segment:
+        chosen = segment.chosen.copy()
+        unit_type = evaluator.blocks.units[segment.unit].type
+        for k, table in enumerate(evaluator.tables.linkage.types[unit_type].signatures):
+            chosen[k, 1] = whole_signature(table)
+        return replace(segment, chosen=chosen)
+
+    whole = replace(choice, chunks=tuple(tuple(map(alike, segments)) for segments in choice.chunks))
+    (text,) = undivided(evaluator, whole)
+    assert text.startswith("100% of the FLOPs are not divided by tp = 4")
+
+
+@pytest.mark.parametrize(
+    ("stated", "field", "repair"),
+    [
+        ({"tp": 3}, "tp", "1, 2, 4, 8"),
+        ({"tp": 8}, "tp", "1, 2, 4"),
+        ({"dp": 4}, "dp", "dp = 8"),
+        ({"dp": 4, "tp": 4}, "dp", "dp = 2"),
+        ({"tp": 0}, "tp", "1 or more"),
+        ({"micro_batch": 3}, "micro_batch", "1, 2, 4, 8"),
+        ({"micro_batch": 0}, "micro_batch", "1 or more"),
+        ({"pp": 8, "virtual": 2}, "virtual", "fewer"),
+        ({"pp": 2, "virtual": 2, "micro_batch": 16}, "virtual", "micro-batch"),
+        ({"pp": 2, "schedule": "interleaved"}, "schedule", "virtual"),
+        ({"pp": 2, "schedule": "round"}, "schedule", "gpipe"),
+        ({"zero": 4}, "zero", "0 to 3"),
+        ({"recompute": "some"}, "recompute", "selective"),
+        ({"ep": 8}, "ep", "Leave it out"),
+        ({"ep": 3}, "ep", "1, 2, 4, 8"),
+        ({"cp": 16}, "cp", "1, 2, 4, 8"),
+    ],
+)
+def test_degrees_that_do_not_fit_are_refused(
+    evaluator_of: Any, stated: dict[str, Any], field: str, repair: str
+) -> None:
+    with pytest.raises(PlanError) as caught:
+        made(evaluator_of(), Strategy(**stated))
+    assert caught.value.field == field
+    assert repair in caught.value.repair
+
+
+@pytest.mark.parametrize(
+    ("spec", "cluster", "stated", "field"),
+    [
+        ("gpt:layers=2,hidden=192,heads=3,seq_len=100,vocab_size=1024", "1x8xA100", {"cp": 8}, "cp"),
+        ("gpt:layers=2,hidden=192,heads=3,seq_len=100,vocab_size=1024", "1x2xA100", {"tp": 2}, "tp"),
+        ("resnet50", "1x8xA100", {"cp": 2}, "cp"),
+        (MOE, "1x8xA100", {"ep": 8}, "ep"),
+        (GPT, "1x6xA100", {"dp": 6}, "dp"),
+    ],
+)
+def test_what_the_model_cannot_be_divided_by_is_refused(
+    evaluator_of: Any, spec: str, cluster: str, stated: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(PlanError) as caught:
+        made(evaluator_of(spec, cluster, 64), Strategy(**stated))
+    assert caught.value.field == field
+    assert caught.value.repair
+
+
+def test_plans_on_two_kinds_of_devices_and_on_measured_links() -> None:
+    for document in (
+        parse_cluster("4xV100-32GB+4xP100").to_json(),
+        parse_cluster("1x8xA100").to_json()
+        | {"bandwidth_GBps": [[0.0 if i == j else 50.0 for j in range(8)] for i in range(8)]},
+    ):
+        problem = Problem.build(zoo.build(GPT), parse_cluster(document), {"global_batch": 64})
+        evaluator = Evaluator(problem)
+        choice = made(evaluator, Strategy(tp=2, pp=2))
+        assert evaluator.evaluate(choice).step_time_s > 0.0
+        assert to_choice(to_plan(choice, evaluator), evaluator).samples == choice.samples

@@ -1,0 +1,98 @@
+"""fp8, mxfp8 and nvfp4: products with a weight alone run in them; options of the training software."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from automap.cluster import known_devices, parse_cluster
+from automap.errors import ClusterError, ProblemError, UserError
+from automap.price.curves import gemm_curve, shared
+from automap.price.gemm import G_FLOPS, gemm_s
+from automap.price.layout import stage_layout
+from automap.price.operators import attention_kernel_s, product_s
+from automap.price.shapes import BATCHED_PRODUCT, PRODUCT, X_COUNT, X_KIND, X_LEFT_GRADIENT, X_RIGHT_GRADIENT, X_SHARE
+from automap.problem import Problem
+from tests.conftest import build_gpt
+
+DIMS = np.array([1.0, 8192.0, 4096.0, 2048.0])
+"""batch, m, n, k"""
+
+
+def problem(cluster: str = "8xH100", **training: Any) -> Problem:
+    return Problem.build(build_gpt(), parse_cluster(cluster), {"global_batch": 16, **training})
+
+
+def hardware(precision: str, cluster: str = "1xH100", **training: Any) -> np.ndarray:
+    return stage_layout(problem(cluster, precision=precision, **training), (0,), (1, 1)).hardware
+
+
+def product(kind: int, vector: np.ndarray, dims: np.ndarray = DIMS) -> np.ndarray:
+    shape, times = np.zeros(X_COUNT), np.zeros(2)
+    shape[[X_SHARE, X_LEFT_GRADIENT, X_RIGHT_GRADIENT]] = 1.0
+    shape[X_KIND] = kind
+    product_s(shape, dims, vector, times)
+    return times
+
+
+def test_a_product_with_a_weight_reads_bytes_and_writes_activations() -> None:
+    device = next(d for d in known_devices() if d.name == "H100-80GB")
+    curve = gemm_curve(device, "fp8")
+    _, m, n, k = DIMS
+    forward, backward = product(PRODUCT, hardware("fp8"))
+    assert forward == gemm_s(m, n, k, 1.0, 1.0, 2.0, curve)
+    # The gradient of the weight is added up in fp32.
+    assert backward == gemm_s(m, k, n, 1.0, 1.0, 2.0, curve) + gemm_s(k, n, m, 1.0, 1.0, 4.0, curve)
+
+
+def test_all_else_runs_as_in_bf16() -> None:
+    half, eighth = hardware("bf16"), hardware("fp8")
+    assert product(BATCHED_PRODUCT, half).tolist() == product(BATCHED_PRODUCT, eighth).tolist()
+    assert product(PRODUCT, eighth).sum() < 0.75 * product(PRODUCT, half).sum()
+    times = np.zeros((2, 2))
+    for vector, row in zip((half, eighth), times, strict=True):
+        attention_kernel_s(np.zeros(X_COUNT), np.array([16.0, 4096.0, 4096.0, 128.0]), vector, row)
+    assert times[0].tolist() == times[1].tolist()
+    one, other = (problem(precision=p) for p in ("bf16", "fp8"))
+    assert (one.activation_bytes, one.state_bytes) == (other.activation_bytes, other.state_bytes)
+
+
+def test_narrower_formats_are_faster() -> None:
+    rates = {p: gemm_curve(parse_cluster("1xB200").device(0), p)[G_FLOPS] for p in ("bf16", "fp8", "mxfp8", "nvfp4")}
+    assert rates["bf16"] < rates["fp8"] == rates["mxfp8"] < rates["nvfp4"]
+    assert rates["nvfp4"] == pytest.approx(shared("nvfp4_speedup") * rates["fp8"])
+    assert product(PRODUCT, hardware("nvfp4", "1xB200")).sum() < product(PRODUCT, hardware("mxfp8", "1xB200")).sum()
+
+
+@pytest.mark.parametrize(("cluster", "precision"), [("8xA100", "fp8"), ("8xH100", "mxfp8"), ("8xH100", "nvfp4")])
+def test_a_device_without_the_precision_is_refused(cluster: str, precision: str) -> None:
+    with pytest.raises(ClusterError, match=f"no {precision} arithmetic") as fault:
+        problem(cluster, precision=precision)
+    assert (fault.value.field, fault.value.value) == ("training.precision", precision)
+    assert "bf16" in fault.value.repair
+
+
+def test_scales_of_rows_slow_products_and_belong_to_fp8() -> None:
+    tensor, row = (product(PRODUCT, hardware("fp8", scaling=s)) for s in ("tensor", "row"))
+    assert (row > tensor).all()
+    for refused in ({"precision": "bf16", "scaling": "row"}, {"precision": "fp8", "scaling": "column"}):
+        with pytest.raises(ProblemError, match="scaling") as fault:
+            problem(**refused)
+        assert isinstance(fault.value, UserError)
+
+
+@pytest.mark.parametrize(("trainer", "hidden"), [("megatron-deepspeed", 0.5), ("torchtitan", 0.95)])
+def test_asynchronous_tensor_parallelism_hides_more(trainer: str, hidden: float) -> None:
+    plain, asynchronous = (
+        Problem.build(
+            build_gpt(),
+            parse_cluster("8xA100"),
+            {"global_batch": 16, "trainer": trainer, "async_tensor_parallel": chosen},
+        )
+        for chosen in (False, True)
+    )
+    assert plain.tensor_overlap == plain.trainer.tensor_overlap
+    assert asynchronous.tensor_overlap == pytest.approx(max(hidden, plain.trainer.tensor_overlap), abs=0.06)
+    assert plain.tensor_overlap < asynchronous.tensor_overlap <= 0.95

@@ -1,0 +1,157 @@
+"""Better hardware never makes a plan slower, and one device is the sum of its operators: random models and plans."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from automap.cluster import Cluster, known_devices, parse_cluster
+from automap.price import combine as c
+from automap.price.curves import shared
+from automap.price.evaluator import Choice, Evaluator
+from automap.price.vectors import C_BACKWARD, C_BACKWARD_HOST, C_FORWARD, C_FORWARD_HOST, H_BANDWIDTH, H_HOST_S
+from automap.problem import Problem, trainers
+from automap.space import PlanSpace
+from ir import zoo
+from ir.graph import Graph
+
+MODELS = (
+    "gpt:layers=3,hidden=128,heads=4,seq_len=64,vocab_size=512",
+    "llama:layers=2,hidden=256,heads=8,kv_heads=2,seq_len=128,vocab_size=512",
+    "moe:layers=2,hidden=128,heads=4,kv_heads=4,ffn=256,experts=4,seq_len=64,vocab_size=512",
+    "bert:layers=2,hidden=128,heads=4,seq_len=64",
+    "vit:layers=2,hidden=128,heads=4",
+    "t5:layers=2,hidden=128,heads=4,seq_len=64",
+    "resnet:blocks=1-1",
+)
+CLUSTERS = st.one_of(
+    st.builds(
+        "{}x{}x{}{}".format,
+        st.sampled_from([1, 2, 4]),
+        st.sampled_from([1, 2, 4]),
+        st.sampled_from(sorted(d.name for d in known_devices() if "fp16" in d.peak_TFLOPs)),
+        st.sampled_from(["", "@25Gbit", "@100Gbit"]),
+    ),
+    st.sampled_from(["4xV100-32GB+4xP100", "2x2xH100+4xA100-40GB"]),
+)
+BETTER = ("peak", "hbm", "memory", "intra", "inter", "nics")
+BATCH = 16
+
+
+@functools.cache
+def graph_of(spec: str) -> Graph:
+    return zoo.build(spec)
+
+
+def better(cluster: Cluster, what: str, factor: float) -> Cluster:
+    """The cluster with one kind of part better everywhere."""
+    devices: dict[str, Any] = dict(cluster.devices)
+    links: dict[str, Any] = dict(cluster.links)
+    nodes = cluster.nodes
+    for name, device in devices.items():
+        if what == "peak":
+            devices[name] = replace(device, peak_TFLOPs={k: v * factor for k, v in device.peak_TFLOPs.items()})
+        if what == "hbm":
+            devices[name] = replace(device, hbm_bandwidth_GBps=device.hbm_bandwidth_GBps * factor)
+        if what == "memory":
+            devices[name] = replace(device, memory_GiB=device.memory_GiB * factor)
+    for name, link in links.items():
+        if what == link.scope:
+            links[name] = replace(link, bandwidth_GBps=link.bandwidth_GBps * factor)
+    if what == "nics":
+        nodes = tuple(replace(node, nics=node.nics * 2) for node in nodes)
+    return replace(cluster, devices=devices, links=links, nodes=nodes)
+
+
+@functools.lru_cache(maxsize=64)
+def space_of(model: str, cluster: str, trainer: str) -> PlanSpace:
+    problem = Problem.build(
+        graph_of(model), parse_cluster(cluster), {"global_batch": BATCH, "trainer": trainer, "precision": "fp16"}
+    )
+    return PlanSpace(problem)
+
+
+def on(choice: Choice, evaluator: Evaluator) -> Choice:
+    """The same plan on another cluster of the same form."""
+    stages = choice.layout.stages
+    return replace(choice, layout=evaluator.layout([int(s) for s in stages[0].axes], len(stages)))
+
+
+CASES = {
+    "model": st.sampled_from(MODELS),
+    "cluster": CLUSTERS,
+    "trainer": st.sampled_from(sorted(trainers())),
+    "seed": st.integers(0, 2**20),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", BETTER)
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(
+    **CASES,
+    factor=st.sampled_from([1.01, 1.3, 2.0, 10.0]),
+    schedule=st.sampled_from(["1f1b", "gpipe", "zb1p", "zb2p"]),
+)
+def test_better_parts_never_slow_a_plan(
+    what: str, model: str, cluster: str, trainer: str, seed: int, factor: float, schedule: str
+) -> None:
+    space = space_of(model, cluster, trainer)
+    problem = replace(space.problem, cluster=better(space.problem.cluster, what, factor))
+    evaluator = Evaluator(problem, space.evaluator.tables)
+    rng = np.random.default_rng(seed)
+    for _ in range(8):
+        choice = space.choice(space.random(rng))
+        if choice.kind != "interleaved":
+            choice = replace(choice, kind=schedule)
+        before, after = space.evaluator.evaluate(choice), evaluator.evaluate(on(choice, evaluator))
+        assert after.step_time_s <= before.step_time_s * (1 + 1e-12)
+        assert after.overflow <= before.overflow
+        if what == "memory":
+            assert after.step_time_s == before.step_time_s
+            assert after.overflow < before.overflow
+
+
+@settings(derandomize=True, deadline=None, max_examples=30)
+@given(model=CASES["model"], trainer=CASES["trainer"], seed=CASES["seed"])
+def test_one_device_is_the_sum_of_its_operators(model: str, trainer: str, seed: int) -> None:
+    """Each operator priced alone; then what the host adds to each unit, a micro-batch and a step, and the optimizer."""
+    space = space_of(model, "1xA100-80GB", trainer)
+    evaluator, tables = space.evaluator, space.evaluator.tables
+    values = space.random(np.random.default_rng(seed))
+    choice = space.choice(values)
+    whole = choice.chunks[0]
+    kernels = waits = again = 0.0
+    for _, segment, incoming in evaluator.surroundings(choice):
+        kind = evaluator.blocks.units[segment.unit].type
+        arguments = (0, choice.layout, incoming, choice.samples, choice.zero_axes, int(tables.boundary_out[kind]))
+        row = evaluator.unit_row(segment, *arguments)
+        waits += float(row[C_FORWARD_HOST] + row[C_BACKWARD_HOST])
+        assert row[C_FORWARD_HOST] >= 0.0 <= row[C_BACKWARD_HOST]
+        for k in range(segment.last - segment.first):
+            at = segment.first + k
+            one = replace(
+                segment, first=at, last=at + 1, chosen=segment.chosen[k : k + 1], recomputed=np.zeros(1, dtype=np.bool_)
+            )
+            alone = evaluator.unit_row(one, *arguments)
+            kernels += float(alone[C_FORWARD] + alone[C_BACKWARD])
+            again += float(alone[C_FORWARD]) * bool(segment.recomputed[k])
+    count, outcome = choice.num_micro_batches, evaluator.evaluate(choice)
+    found = outcome.ranks[0]
+    assert len(choice.chunks) == 1
+    assert len(whole) == len(evaluator.blocks.units)
+    assert found[c.R_COMPUTE] == pytest.approx(count * (kernels + again + waits), rel=1e-9)
+    chosen = space.problem.trainer
+    overhead = (count * shared("micro_batch_ms") + chosen.step_overhead_ms) * 1e-3
+    assert outcome.step_time_s == pytest.approx(found[c.R_COMPUTE] + overhead + found[c.R_OPTIMIZER], rel=1e-9)
+    for column in (c.R_BUBBLE, c.R_SYNC, c.R_EXCHANGE, *range(c.R_COMM, c.R_COUNT)):
+        assert found[column] == pytest.approx(0.0, abs=1e-12)
+    hardware = choice.layout.stages[0].hardware
+    assert hardware[H_HOST_S] == chosen.host_us_per_operator * 1e-6
+    assert found[c.R_OPTIMIZER] > 0.0 < hardware[H_BANDWIDTH]

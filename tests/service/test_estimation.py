@@ -1,0 +1,131 @@
+"""`automap estimate`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from automap.plan import Plan, plan_schema
+from service.cli import main
+
+GPT = "zoo:gpt:layers=4,hidden=256,heads=4,vocab_size=1024"
+PLACE = ["--cluster", "1x8xA100", "--global-batch", "64", "--seq-len", "128"]
+HEAVY = ("torch", "stable_baselines3", "gymnasium", "onnx", "fastapi", "rq", "redis", "rich")
+
+
+def test_a_page_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--tp", "2", "--pp", "2", "--micro-batch", "4", "--trainer", "megatron-lm", "--recompute", "full"]
+    assert main(["estimate", GPT, *PLACE, *words]) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[0] == "strategy  pp 2 × dp 2 × tp 2 · 8 micro-batches of 8 · recompute full"
+    assert lines[1].startswith("step      ")
+    assert "tokens/s a device, MFU " in lines[2]
+    for part in ("compute", "bubble", "optimizer", "overhead", "exposed all-reduce", "exposed pipeline"):
+        assert f"\n{part} " in out
+    shares = [float(line[-8:].strip().rstrip("%")) for line in lines[lines.index("") + 2 : lines.index("", 6)]]
+    assert sum(shares) == pytest.approx(100.0, abs=0.6)
+    memory = [line.split() for line in lines if line.startswith(("0-3", "4-7"))]
+    assert len(memory) == 2
+    for row in memory:
+        assert sum(map(float, row[1:6])) == pytest.approx(float(row[6]), abs=0.03)
+        assert row[7] == "80.00"
+    assert sum(line.startswith("why       ") for line in lines) == 3
+
+
+def test_a_plan_for_programs_can_be_priced_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    words = ["--tp", "4", "--zero", "1", "--sequence-parallel", "--precision", "fp16", "--json"]
+    assert main(["estimate", GPT, *PLACE, *words, "-o", str(path)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.Draft202012Validator(plan_schema()).validate(document)
+    assert json.loads(path.read_text()) == document
+    assert document["training"]["precision"] == "fp16"
+    assert main(["estimate", GPT, "--seq-len", "128", "--plan", str(path), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert Plan.from_json(again).estimate == Plan.from_json(document).estimate
+    assert again["why"] == document["why"]
+
+
+def test_a_plan_that_does_not_fit_is_shown_and_ends_with_3(capsys: pytest.CaptureFixture[str]) -> None:
+    large = ["estimate", "zoo:gpt2-xl", "--cluster", "1x8xV100-16GB", "--global-batch", "64", "--micro-batch", "8"]
+    assert main(large) == 3
+    shown = capsys.readouterr()
+    assert "does not fit" in shown.out
+    assert "does not fit: devices 0-7 need" in shown.err
+    assert main([*large, "--json"]) == 3
+    shown = capsys.readouterr()
+    memory = json.loads(shown.out)["estimate"]["memory_bytes"][0]
+    assert sum(v for k, v in memory.items() if k not in ("devices", "capacity")) > memory["capacity"]
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (["--tp", "3"], "tp"),
+        (["--tp", "8"], "tp"),
+        (["--dp", "2", "--tp", "2"], "dp"),
+        (["--micro-batch", "5"], "micro_batch"),
+        (["--ep", "8"], "ep"),
+        (["--cp", "3"], "cp"),
+        (["--schedule", "late"], "schedule"),
+        (["--zero", "7"], "zero"),
+        (["--recompute", "often"], "recompute"),
+        (["--trainer", "nobody"], "training.trainer"),
+        (["--precision", "int3"], "training.precision"),
+        (["--plan", "nowhere.json"], "cluster"),
+    ],
+)
+def test_bad_input(words: list[str], field: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", GPT, *PLACE, *words, "--json"]) == 2
+    shown = capsys.readouterr()
+    document = json.loads(shown.out)
+    assert document["field"] == field
+    assert document["repair"] in shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (["--global-batch", "8"], "cluster"),
+        (["--cluster", "8xA100"], "global_batch"),
+        (["--plan", "nowhere.json"], "plan"),
+        (["--plan", "nowhere.json", "--tp", "2"], "tp"),
+        (["--plan", "nowhere.json", "--trainer", "ddp"], "trainer"),
+    ],
+)
+def test_what_is_missing_or_said_twice(words: list[str], field: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", GPT, *words, "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["field"] == field
+
+
+def test_a_file_and_its_hints(
+    tmp_path: Path, light: Callable[[str], bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, hints = tmp_path / "squeezenet.onnx", tmp_path / "hints.json"
+    model.write_bytes(light("squeezenet"))
+    hints.write_text(json.dumps({"costs": {"**": {"forward_s": 1.0}}}))
+    words = ["estimate", str(model), "--cluster", "1x4xA100", "--global-batch", "64", "--json"]
+    assert main(words) == 0
+    modelled = json.loads(capsys.readouterr().out)["estimate"]["step_time_s"]
+    assert main([*words, "--hints", str(hints)]) == 0
+    assert json.loads(capsys.readouterr().out)["estimate"]["step_time_s"] > 10 * modelled
+    assert main([*words, "--seq-len", "8"]) == 2
+    assert json.loads(capsys.readouterr().out)["field"] == "seq_len"
+
+
+@pytest.mark.slow
+def test_it_loads_neither_torch_nor_readers_of_files() -> None:
+    code = (
+        "import sys; from service.cli import main; "
+        f"code = main(['estimate', {GPT!r}, *{PLACE!r}, '--tp', '2']); "
+        f"print([n for n in {HEAVY} if n in sys.modules], code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] 0"
