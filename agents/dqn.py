@@ -318,7 +318,7 @@ class _Watch(BaseCallback):
         assert isinstance(agent, MaskedDQN)
         for info in self.locals["infos"]:
             if "outcome" in info and not self.incumbent.finished:
-                self.incumbent.offer(info["values"], info["outcome"])
+                self.incumbent.offer(info["values"], info["outcome"].step_time_s, info["outcome"].overflow)
                 self.plans += 1
                 self.decisions = info["num_decisions"]
         parameters = agent.parameters
@@ -379,6 +379,6 @@ def search_dqn(
     incumbent = Incumbent(space, budget, searcher="dqn", on_progress=on_progress, should_stop=should_stop)
     known = [values for values in map(space.encode, start) if values is not None]
     for values in known:
-        incumbent.price(values)
+        incumbent.price([values])
     run_dqn(space, incumbent, seed=seed, reference_s=None, demonstrations=known)
     return incumbent.result(seed=seed)

@@ -42,13 +42,14 @@ def search_exhaustive(
     for plan in start:
         values = space.encode(plan)
         if values is not None:
-            incumbent.price(values)
+            incumbent.price([values])
     table = BoundTable(space)
     pending: list[Values] = [()]
     while pending and not incumbent.finished:
         prefix = walk(space, table, pending.pop())
         if prefix.done:
-            incumbent.offer(tuple(prefix.values), prefix.outcome())
+            outcome = prefix.outcome()
+            incumbent.offer(tuple(prefix.values), outcome.step_time_s, outcome.overflow)
             continue
         branches = [
             (float(seconds), (*prefix.values, int(value)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from agents.incumbent import Incumbent
@@ -10,6 +11,9 @@ from automap.plan import Plan
 from automap.problem import Problem
 from automap.space import PlanSpace, Values
 from automap.templates import templates
+
+PRICED = 256
+"""Templates that are priced at a time."""
 
 
 def grid(space: PlanSpace, incumbent: Incumbent, *, keep: int = 16) -> tuple[dict[str, float | None], list[Values]]:
@@ -26,13 +30,15 @@ def grid(space: PlanSpace, incumbent: Incumbent, *, keep: int = 16) -> tuple[dic
     """
     best_data_parallel = best = float("inf")
     ranked: list[tuple[float, Values]] = []
-    for shape, values in templates(space):
-        outcome = incumbent.price(values)
-        if outcome.fits:
-            ranked.append((outcome.step_time_s, values))
-            best = min(best, outcome.step_time_s)
-            if shape.pp == 1 and shape.tp == 1:
-                best_data_parallel = min(best_data_parallel, outcome.step_time_s)
+    listed = templates(space)
+    while some := list(itertools.islice(listed, PRICED)):
+        prices = incumbent.price([values for _, values in some]).tolist()
+        for (shape, values), (seconds, overflow) in zip(some, prices, strict=True):
+            if overflow <= 0.0:
+                ranked.append((seconds, values))
+                best = min(best, seconds)
+                if shape.dp == space.problem.cluster.num_devices:
+                    best_data_parallel = min(best_data_parallel, seconds)
         if incumbent.stopped:
             break
     if incumbent.budget.evaluations is not None:

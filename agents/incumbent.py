@@ -6,14 +6,17 @@ Every searcher prices through one of these, so that evaluations are counted alik
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
 
 from agents.searcher import Budget, OnProgress, Progress, SearchResult, ShouldStop
 from automap.errors import NothingFits, PlanError
 from automap.plan import DeviceMemory, Estimate, Plan, SearchRecord
 from automap.price.estimate import annotate, estimate_choice, lower_bound_s, price
-from automap.price.evaluator import RECOMPUTE_MODES, Outcome
+from automap.price.evaluator import RECOMPUTE_MODES
 from automap.problem import Problem
 from automap.space import PlanSpace, Values
 
@@ -86,22 +89,27 @@ class Incumbent:
         """Whether to stop now."""
         return self.fraction >= 1.0 or self._should_stop()
 
-    def price(self, values: Values) -> Outcome:
-        """Prices a plan and keeps it if it is the best."""
-        outcome = self.space.evaluator.evaluate(self.space.choice(values))
-        self.offer(values, outcome)
-        return outcome
+    def price(self, plans: Sequence[Values]) -> npt.NDArray[np.float64]:
+        """Prices plans and keeps the best.
 
-    def offer(self, values: Values, outcome: Outcome) -> None:
+        Returns:
+            [plans, 2] seconds and overflow, see `PlanSpace.price`.
+        """
+        found = self.space.price(np.array(plans, dtype=np.int64).reshape(len(plans), -1))
+        for values, (seconds, overflow) in zip(plans, found.tolist(), strict=True):
+            self.offer(values, seconds, overflow)
+        return found
+
+    def offer(self, values: Values, step_time_s: float, overflow: float) -> None:
         """Takes note of a plan that has been priced."""
         self.evaluations += 1
         self.charged += 1
-        if outcome.fits:
-            self.own_best_s = min(self.own_best_s, outcome.step_time_s)
-            if outcome.step_time_s < self.best_s:
-                self.best, self.best_s = values, outcome.step_time_s
-        elif self.best is None and outcome.overflow < self.least_overflow:
-            self.nearest, self.least_overflow = values, outcome.overflow
+        if overflow <= 0.0:
+            self.own_best_s = min(self.own_best_s, step_time_s)
+            if step_time_s < self.best_s:
+                self.best, self.best_s = values, step_time_s
+        elif self.best is None and overflow < self.least_overflow:
+            self.nearest, self.least_overflow = values, overflow
         if self.seconds - self._reported >= REPORT_EVERY_S:
             self.report()
 
@@ -179,8 +187,10 @@ def nothing_fits(space: PlanSpace, nearest: Values | None) -> NothingFits:
     worst = max(estimate.memory_bytes, key=lambda m: m.total - m.capacity)
     short = (worst.total - worst.capacity) / GIB
     shape = space.shape(nearest)
+    sizes = (*zip(space.axes, space.meshes.mesh(shape), strict=True), ("pp", shape.pp))
+    degrees = ", ".join(f"{name} {size}" for name, size in sizes)
     return NothingFits(
-        f"no plan fits: the nearest (dp {shape.dp}, tp {shape.tp}, pp {shape.pp}) needs {worst.total / GIB:.1f} GiB on "
+        f"no plan fits: the nearest ({degrees}) needs {worst.total / GIB:.1f} GiB on "
         f"each of the devices {worst.devices}, which have {worst.capacity / GIB:.1f} GiB",
         field="cluster",
         value=f"{problem.cluster.name} is short of {short:.1f} GiB on device {worst.devices.split('-')[0]}",

@@ -35,7 +35,7 @@ def search_portfolio(
     found_by = "expert"
     for values in given:
         before = incumbent.best_s
-        incumbent.price(values)
+        incumbent.price([values])
         found_by = "start" if incumbent.best_s < before else found_by
     if not incumbent.finished:
         before = incumbent.best_s

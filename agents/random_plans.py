@@ -12,6 +12,9 @@ from automap.plan import Plan
 from automap.problem import Problem
 from automap.space import PlanSpace
 
+DRAWN = 64
+"""Plans that are drawn and priced at a time."""
+
 
 def search_random(
     problem: Problem,
@@ -29,7 +32,8 @@ def search_random(
     for plan in start:
         values = space.encode(plan)
         if values is not None:
-            incumbent.price(values)
+            incumbent.price([values])
     while not incumbent.finished:
-        incumbent.price(space.random(rng))
+        count = DRAWN if budget.evaluations is None else min(DRAWN, budget.evaluations - incumbent.evaluations)
+        incumbent.price([tuple(values) for values in space.random_batch(rng, count).tolist()])
     return incumbent.result(seed=seed)

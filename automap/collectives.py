@@ -6,7 +6,7 @@ priced. Units: bytes, seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,7 +24,6 @@ from automap.price.communication import (
 )
 from automap.price.evaluator import Choice, Evaluator
 from automap.price.tables import COLLECTIVES
-from automap.space import AXES
 
 _BUFFER_PER_OPERATOR = 16
 
@@ -47,8 +46,8 @@ class Collective:
     direction: Literal["forward", "backward"]
 
 
-def list_collectives(choice: Choice, evaluator: Evaluator, axes: Sequence[str] = AXES) -> Iterator[Collective]:
-    """Every collective inside the stages of one micro-batch, in the order of the operators; `axes` names the mesh.
+def list_collectives(choice: Choice, evaluator: Evaluator) -> Iterator[Collective]:
+    """Every collective inside the stages of one micro-batch, in the order of the operators.
 
     Recomputed operators repeat their forward collectives; gradient reductions (once a step) and ZeRO's gathers are
     not listed here.
@@ -79,7 +78,7 @@ def list_collectives(choice: Choice, evaluator: Evaluator, axes: Sequence[str] =
             slot = (*model.inputs, *model.outputs).index(wanted)
             yield Collective(
                 kind=COLLECTIVES[int(record[L_KIND])],
-                axis=axes[int(record[L_AXIS])],
+                axis=choice.axes[int(record[L_AXIS])],
                 bytes=float(record[L_BYTES]),
                 seconds=float(record[L_SECONDS]),
                 stage=number,

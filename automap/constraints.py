@@ -29,6 +29,9 @@ class Constrained:
     Attributes:
         stages: whether operators are bound to stages.
         recomputes: whether operators are bound to be recomputed or not.
+        kept: [units, modes] which recompute modes keep all that must not be recomputed.
+        again: [units, modes] which recompute modes run again all that must be. One mode holds for a whole rank: `again`
+            goes before `kept`.
     """
 
     def __init__(self, problem: Problem, evaluator: Evaluator) -> None:
@@ -64,7 +67,7 @@ class Constrained:
                         again = bool(evaluator.masks(kind)[name][offset])
                         forced[int(constraint.recompute), unit, mode] &= again == constraint.recompute
             self._check_sharding(index, constraint, places)
-        self._kept, self._again = forced
+        self.kept, self.again = forced
         self.recomputes = bool((~forced).any())
         self.stages = bool(self._unit_stage)
         self._windows: dict[int, list[tuple[int, int]] | None] = {}
@@ -109,6 +112,24 @@ class Constrained:
         return f"{operators[where.start].name} to {operators[where.stop - 1].name}"
 
     # -- shapes and cuts -----------------------------------------------------------------------------------------
+
+    def check_axes(self, axes: Sequence[str]) -> None:
+        """Refuses placements on axes that the problem's meshes do not have.
+
+        Raises:
+            ProblemError: names the constraint.
+        """
+        for index, constraint in enumerate(self.problem.hints.constraints):
+            for axis in constraint.sharding or {}:
+                if axis not in axes:
+                    raise ProblemError(
+                        "no such mesh axis",
+                        field=f"hints.constraints[{index}].sharding",
+                        value=axis,
+                        repair="Use "
+                        + ", ".join(axes)
+                        + "; hints.fix.cp or hints.fix.ep brings one between dp and tp.",
+                    )
 
     def allows(self, pp: int, tp: int) -> bool:
         """Whether plans with `pp` stages and an inner axis of `tp` can obey."""
@@ -169,20 +190,14 @@ class Constrained:
         windows = list(zip(low, high, strict=True))
         return windows if all(first <= last for first, last in windows) else None
 
-    # -- recomputation and signatures ----------------------------------------------------------------------------
+    # -- signatures ----------------------------------------------------------------------------------------------
 
-    def recompute(self, units: Sequence[int], mask: Mask) -> Mask:
-        """`mask` over the recompute modes without those that disobey for a rank with `units`; see `Constraint`."""
-        again = mask & self._again[units].all(axis=0)
-        both = again & self._kept[units].all(axis=0)
-        return next((found for found in (both, again) if found.any()), mask)
-
-    def signatures(self, unit_type: int, group: Group, axis: str, mask: Mask) -> Mask:
-        """`mask` over the signatures of a group's leader without those that disobey on `axis`.
+    def signatures(self, unit_type: int, group: Group, axis: str) -> Mask:
+        """[signatures of the group's leader] which obey on the mesh axis `axis`.
 
         A constraint speaks of the leader if it names it, else of those of its followers that it names.
         """
-        allowed = mask.copy()
+        allowed = np.ones(len(group.assignment), dtype=np.bool_)
         about_leader = self._signatures.get((unit_type, group.leader), [])
         for position, member in enumerate(group.members):
             for constraint in self._signatures.get((unit_type, member), []):

@@ -1,7 +1,8 @@
 """Hand-made plans: the degrees that people name, as a plan in numbers.
 
-Batch on dp, weights on tp in Megatron's manner, the sequence on cp, layers spread evenly over pp. Degrees that the
-cluster, the batch or the model cannot be divided by are refused by name. Prices nothing. Units: samples.
+Batch on dp, weights on tp in Megatron's manner, the sequence on cp, experts on ep, layers spread evenly over pp.
+Degrees that the cluster, the batch or the model cannot be divided by are refused by name. Prices nothing. Units:
+samples.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.errors import PlanError
+from automap.meshes import Shape, divisors
 from automap.plan import ScheduleKind
 from automap.price.estimate import sequence_length
 from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, blank
 from automap.price.tables import OP_SIGNATURES, S_BATCH, S_DIVIDES
 from automap.published import Unpriced, chunks, mesh, signatures
-from automap.space import Shape, divisors
 from ir.operators.experts import DISPATCH
 
 Ints = npt.NDArray[np.int64]
@@ -38,7 +39,7 @@ class Strategy:
     """A plan as people state it."""
 
     dp: int | None = None
-    """None = all devices that the other degrees leave."""
+    """All ranks that split the batch; None = all devices that the other degrees leave."""
     tp: int = 1
     pp: int = 1
     cp: int = 1
@@ -55,8 +56,8 @@ class Strategy:
     sequence_parallel: bool = False
 
 
-def hand_made(evaluator: Evaluator, strategy: Strategy) -> tuple[Choice, tuple[str, ...]]:
-    """The choice that `strategy` names, on all devices of the cluster, and the names of its axes.
+def hand_made(evaluator: Evaluator, strategy: Strategy) -> Choice:
+    """The choice that `strategy` names, on all devices of the cluster.
 
     Raises:
         PlanError: names the degree that does not fit, and what would.
@@ -101,7 +102,8 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> tuple[Choice, tuple[s
     except Unpriced as fault:
         degree = "virtual" if strategy.virtual > 1 else "pp"
         raise _refuse(degree, getattr(strategy, degree), str(fault), "Use fewer stages.") from None
-    choice = Choice(
+    return Choice(
+        axes=tuple(axis.name for axis in axes),
         layout=evaluator.layout([axis.size for axis in axes], strategy.pp),
         num_micro_batches=count,
         samples=rows,
@@ -110,7 +112,6 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> tuple[Choice, tuple[s
         zero=strategy.zero if dp * strategy.cp > 1 else 0,
         zero_axes=np.array([axis.size > 1 and axis.shards_states for axis in axes]),
     )
-    return choice, tuple(axis.name for axis in axes)
 
 
 def _degrees(evaluator: Evaluator, strategy: Strategy) -> int:

@@ -70,6 +70,11 @@ class Fix:
     dp: int | None = None
     tp: int | None = None
     pp: int | None = None
+    cp: int | None = None
+    """Ranks that share a sequence, on an axis between dp and tp; 1: none do."""
+    ep: int | None = None
+    """Ranks that share the experts of a layer and split the batch of all else, on an axis between dp and tp; 1: none
+    do."""
     num_micro_batches: int | None = None
     virtual_stages: int | None = None
     zero: int | None = None
@@ -124,7 +129,7 @@ class Hints:
                     value=constraint.stage,
                     repair="Stages are counted from 0.",
                 )
-        for name in ("dp", "tp", "pp", "num_micro_batches", "virtual_stages"):
+        for name in ("dp", "tp", "pp", "cp", "ep", "num_micro_batches", "virtual_stages"):
             value = getattr(self.fix, name)
             if value is not None and value < 1:
                 raise ProblemError(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from automap.meshes import Shape
 from automap.price.evaluator import RECOMPUTE_MODES, Outcome, Segment
 from automap.price.skeleton import Skeleton
 from automap.price.vectors import (
@@ -26,12 +27,10 @@ from automap.price.vectors import (
     C_REDUCE,
     C_ZERO,
 )
-from automap.space import AXES, PlanSpace, Shape, Slot, Values
+from automap.space import SHAPE_KINDS, PlanSpace, Slot, Values
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-_SHAPE_KINDS = ("pp", "tp", "micro_batches", "virtual")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +56,23 @@ class BoundTable:
 
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
-        self._floors: dict[tuple[int, int, int, int], _UnitFloor] = {}
+        self._floors: dict[tuple[int, ...], _UnitFloor] = {}
 
     def floor(self, shape: Shape) -> _UnitFloor:
         """Per-unit floors of one micro-batch on the ranks of a stage."""
-        key = (shape.pp, shape.dp, shape.tp, shape.samples)
+        key = (shape.pp, *self.space.meshes.mesh(shape), shape.samples)
         if key not in self._floors:
             self._floors[key] = self._unit_floor(shape)
         return self._floors[key]
 
     def _unit_floor(self, shape: Shape) -> _UnitFloor:
         space, evaluator = self.space, self.space.evaluator
-        layout = evaluator.layout((shape.dp, shape.tp), shape.pp)
+        layout = evaluator.layout(space.meshes.mesh(shape), shape.pp)
         problem = space.problem
         state = sum(problem.state_bytes)
         seconds_of, again_of, bytes_of = [], [], []
-        incoming = np.full(len(AXES), -3, dtype=np.int64)
-        zero = np.array([True, False])
+        incoming = np.full(len(space.axes), -3, dtype=np.int64)
+        zero = space.zero_axes(shape)
         ranks = [0] if layout.uniform else range(shape.pp)
         for kind, unit in enumerate(space.linkage.types):
             exposed = evaluator.exposed
@@ -82,7 +81,7 @@ class BoundTable:
                 unit=0,
                 first=int(evaluator.tables.spans[kind]),
                 last=int(evaluator.tables.spans[kind + 1]),
-                chosen=np.full((len(unit.signatures), len(AXES)), -1, dtype=np.int64),
+                chosen=np.full((len(unit.signatures), len(space.axes)), -1, dtype=np.int64),
                 recomputed=masks["none"],
             )
             rows, again = (
@@ -91,7 +90,7 @@ class BoundTable:
             )
             seconds_of.append(min(_seconds(row, exposed) for row in rows))
             again_of.append(max(0.0, min(_seconds(row, exposed) for row in again) - seconds_of[-1]))
-            bytes_of.append(min(r[C_ZERO] for r in rows) * state / shape.dp)
+            bytes_of.append(min(r[C_ZERO] for r in rows) * state)
         kinds = [unit.type for unit in space.linkage.blocks.units]
         return _UnitFloor(
             seconds=np.array(seconds_of)[kinds],
@@ -108,18 +107,18 @@ class BoundTable:
         if shape.virtual == 1 and not self.space.is_split:
             # The best spread of the work when rank r must wait for one pass through the ranks before it.
             time = max(time, total / (1.0 - (1.0 - 1.0 / count) ** ranks))
-        capacity = max(s.capacity for s in self.space.evaluator.layout((shape.dp, shape.tp), ranks).stages)
+        capacity = max(s.capacity for s in self.space.evaluator.layout(self.space.meshes.mesh(shape), ranks).stages)
         tied = sum(self.space.problem.graph.tensors[n].num_elements for n, _, _ in self.space.evaluator.tied)
         used = (float(floor.bytes.sum()) - tied * sum(self.space.problem.state_bytes)) / ranks
         return Bound(time, used / max(capacity, 1.0) - 1.0)
 
     @functools.cached_property
     def of_prefix(self) -> dict[tuple[int, ...], Bound]:
-        """Bound of every decided beginning of (pp, tp, micro-batches, virtual)."""
+        """Bound of every decided beginning of a shape's values."""
         found: dict[tuple[int, ...], Bound] = {}
         for shape in self.space.shapes:
             bound = self.of_shape(shape)
-            row = self.space.shape_values(shape)
+            row = self.space.meshes.values(shape)
             for depth in range(len(row) + 1):
                 old = found.get(row[:depth])
                 found[row[:depth]] = (
@@ -219,7 +218,7 @@ class Prefix:
             if len(self._legal) > 1:
                 return
             value = int(self._legal[0])
-            if self.space.slots[self.position].kind in _SHAPE_KINDS:
+            if self.space.slots[self.position].kind in SHAPE_KINDS:
                 bound = self._bound_of_shape(value)
                 self._tighten(bound.time_s, bound.overflow)
             self._accept(value)
@@ -261,7 +260,7 @@ class Prefix:
 
     def _coarse(self, slot: Slot, legal: Ints) -> list[Bound]:
         """Bounds behind each value of a slot that comes before the signatures."""
-        if slot.kind in _SHAPE_KINDS:
+        if slot.kind in SHAPE_KINDS:
             return [self._bound_of_shape(int(v)) for v in legal]
         if slot.kind == "cut":
             return self._cut_bounds(len(legal))

@@ -22,10 +22,11 @@ import numpy.typing as npt
 from automap.cluster import Cluster, Device, Link, Node, known_devices, known_links, parse_cluster
 from automap.errors import ProblemError, UserError
 from automap.hints import Fix, Hints
+from automap.meshes import Shape
 from automap.plan import ScheduleKind
 from automap.price.evaluator import Choice, Evaluator, Segment, by_type
 from automap.problem import Precision, Problem, trainers
-from automap.space import PlanSpace, Shape
+from automap.space import PlanSpace
 from automap.templates import megatron_signatures
 from ir import zoo
 from ir.factors import BROADCAST, Placement, Signature, whole_signature
@@ -168,11 +169,13 @@ def _case(run: Run) -> Case:
         dp=degrees["dp"],
         num_micro_batches=degrees["global_batch"] // rows,
         samples=rows,
+        middle=cp,
     )
     if shape.pp * shape.tp * shape.dp * cp != evaluator.problem.cluster.num_devices:
         raise Unpriced("dp * tp * pp * cp is not the number of devices")
     chosen = signatures(evaluator, shape, axes, sequence_parallel=along)
     choice = Choice(
+        axes=tuple(axis.name for axis in axes),
         layout=evaluator.layout([axis.size for axis in axes], shape.pp),
         num_micro_batches=shape.num_micro_batches,
         samples=rows,
@@ -435,10 +438,8 @@ def signatures(evaluator: Evaluator, shape: Shape, axes: Sequence[Axis], *, sequ
     # The pattern depends on the degrees alone: one stage of the plan is enough.
     node = replace(problem.cluster.nodes[0], num_devices=shape.dp * shape.tp, count=1)
     small = replace(problem, cluster=replace(problem.cluster, nodes=(node,), bandwidth_GBps=None))
-    space = PlanSpace(
-        replace(small, hints=Hints(fix=Fix(dp=shape.dp, tp=shape.tp, pp=1, num_micro_batches=shape.num_micro_batches))),
-        evaluator,
-    )
+    fix = Fix(dp=shape.dp, tp=shape.tp, pp=1, cp=1, ep=1, num_micro_batches=shape.num_micro_batches)
+    space = PlanSpace(replace(small, hints=Hints(fix=fix)), evaluator)
     prefix = space.even_values(space.shapes[0], recompute="none", zero=0)
     values = megatron_signatures(space, space.shapes[0], prefix, sequence_parallel=sequence_parallel)
     dense = space.signatures(values)

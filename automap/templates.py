@@ -2,9 +2,10 @@
 
 A template spreads batch over dp, weights over tp in the Megatron-LM manner (arXiv 1909.08053: columns, then rows;
 heads of attention; vocabulary; optionally the sequence between them, arXiv 2205.05198), cuts the pipeline evenly, and
-is tuned over the full grid dp x tp x pp x micro-batch x ZeRO x recompute. The experts of a mixture are sliced like
-any weight, or spread whole over dp (tokens go to them and back by all-to-all, arXiv 2006.16668) or over tp.
-Shardings follow from the graph alone.
+is tuned over the full grid of shapes x ZeRO x recompute. A mixture spreads its experts whole over ep, which splits the
+batch of all else (tokens go to them and back by all-to-all, arXiv 2006.16668), or over tp, or slices them like any
+weight. Over cp everything splits the sequence, attention its queries, with keys and values gathered (arXiv 2407.21783,
+section 3.3.2). Shardings follow from the graph alone.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
+from automap.meshes import Shape
 from automap.price.evaluator import RECOMPUTE_MODES
-from automap.space import AXES, PlanSpace, Shape, Values
+from automap.space import PlanSpace, Values
 from ir.factors import BROADCAST, PARTIAL, Placement, Signature, whole_signature
 from ir.graph import Operator
 from ir.linkage import UnitLinkage
@@ -24,43 +26,46 @@ from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
 
 
 def megatron_signatures(
-    space: PlanSpace, shape: Shape, prefix: Values, *, sequence_parallel: bool, expert_axis: str = ""
+    space: PlanSpace, shape: Shape, prefix: Values, *, sequence_parallel: bool, expert_axis: str = "ep"
 ) -> Values:
-    """Completes `prefix` (all but the signatures) with batch splits on dp and Megatron's pattern on tp.
+    """Completes `prefix` (all but the signatures): batch splits on dp and ep, the sequence on cp, Megatron's on tp.
 
     Args:
         space: of the problem.
         shape: what `prefix` decided.
         prefix: values of the slots before the first signature.
         sequence_parallel: split the sequence where tensors would be whole on tp.
-        expert_axis: the axis that spreads experts, or "".
+        expert_axis: the axis that spreads experts where there are some and it is there; "" = none.
     """
     values = list(prefix)
-    incoming: Placement = BROADCAST
+    incoming: list[Placement] = [BROADCAST] * len(space.axes)
     for unit_type, unit in enumerate(space.linkage.types):
-        placed: dict[str, Placement] = {}
-        outer: dict[str, Placement] = {}
+        placed: list[dict[str, Placement]] = [{} for _ in space.axes]
         if unit.boundary_in is not None:
-            placed[unit.boundary_in] = incoming
-        for group_number, group in enumerate(unit.groups):
-            legal = space.legal(values)
+            for where, placement in zip(placed, incoming, strict=True):
+                where[unit.boundary_in] = placement
+        for number, group in enumerate(unit.groups):
             op, table = space.operator(unit_type, group.leader), unit.signatures[group.leader]
-            experts = _experts(op, table)
-            batch = _batch(op, table)
-            if expert_axis == "dp":
-                inside = experts if op.kind == PRODUCT else _as_given(space, op, table, outer)
-                batch = batch if inside is None or not legal[inside] else inside
-            values.append(batch if batch is not None and legal[batch] else whole_signature(table))
-            _place(space, unit_type, unit, group_number, values[-1], outer)
-            legal = space.legal(values)
-            value = _megatron(space, unit, unit_type, group_number, legal, placed, sequence_parallel)
-            if op.kind == DISPATCH and expert_axis == "tp" and experts is not None and legal[experts]:
-                value = experts
-            values.append(value)
-            _place(space, unit_type, unit, group_number, value, placed)
+            for axis, where in zip(space.axes, placed, strict=True):
+                legal = space.legal(values)
+                experts = _experts(op, table) if axis == expert_axis else None
+                if axis == "tp":
+                    value = _megatron(space, unit, unit_type, number, legal, where, sequence_parallel)
+                    value = experts if op.kind == DISPATCH and experts is not None and legal[experts] else value
+                elif axis == "cp":
+                    value = _along_sequence(space, op, table, legal, where)
+                else:
+                    inside = experts if op.kind == PRODUCT else None
+                    if axis == expert_axis and op.kind != PRODUCT:
+                        inside = _as_given(space, op, table, where)
+                    value = next(
+                        (v for v in (inside, _batch(op, table)) if v is not None and legal[v]), whole_signature(table)
+                    )
+                values.append(value)
+                _place(space, unit_type, unit, number, value, where)
         if unit.boundary_out is not None:
-            incoming = placed.get(unit.boundary_out, BROADCAST)
-            incoming = BROADCAST if incoming == PARTIAL else incoming
+            found = [where.get(unit.boundary_out, BROADCAST) for where in placed]
+            incoming = [BROADCAST if placement == PARTIAL else placement for placement in found]
     return tuple(values)
 
 
@@ -87,6 +92,34 @@ def _as_given(space: PlanSpace, op: Operator, table: tuple[Signature, ...], plac
         if signature.divides_work and all(p == h for p, h in taken) and any(p >= 0 for p, _ in taken):
             return index
     return None
+
+
+def _along_sequence(
+    space: PlanSpace,
+    op: Operator,
+    table: tuple[Signature, ...],
+    legal: npt.NDArray[np.bool_],
+    placed: dict[str, Placement],
+) -> int:
+    """The signature that keeps the first split activation as it is, and most of the others.
+
+    Data are split along their second dim, which costs nothing; an operator that cannot go on takes whole tensors.
+    """
+    tensors = space.problem.graph.tensors
+    have: dict[int, Placement] = {}
+    for slot, name in enumerate(op.inputs):
+        if tensors[name].role == "activation" and not space.is_view(name):
+            have[slot] = placed.get(name, BROADCAST)
+        elif tensors[name].role == "input" and tensors[name].batch_dim == 0 and len(tensors[name].shape) > 1:
+            have[slot] = 1
+    first = next((slot for slot, placement in have.items() if placement >= 0), None)
+    best, best_score = whole_signature(table), -1
+    for index, signature in enumerate(table):
+        if first is not None and legal[index] and signature.divides_work and signature.inputs[first] == have[first]:
+            score = sum(signature.inputs[slot] == placement for slot, placement in have.items())
+            if score > best_score:
+                best, best_score = index, score
+    return best
 
 
 def _place(
@@ -160,34 +193,30 @@ def _megatron(
 
 
 def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
-    """Every template of the tuned grid, as values of `space`; virtual stages only where the user fixed them."""
+    """Every template of the tuned grid, as values of `space`; virtual stages only where the user fixed them.
+
+    Over an ep axis of several ranks experts are always spread. The samples of every shape divide over the axes that
+    split the batch: the signatures depend on its mesh alone.
+    """
     fixed = space.problem.hints.fix
-    core = space.evaluator.has_core
-    modes = [m for m in RECOMPUTE_MODES if fixed.recompute in (None, m) and (m != "selective" or core)]
+    modes = [mode for mode, is_legal in zip(RECOMPUTE_MODES, space.modes, strict=True) if is_legal]
     has_experts = any(op.kind == DISPATCH for op in space.problem.graph)
-    known: dict[tuple[int, int, int, bool, str], Values] = {}
+    known: dict[tuple[object, ...], Values] = {}
     for shape in space.shapes:
         if shape.virtual > 1 and fixed.virtual_stages is None:
             continue
-        zeros = [0] if shape.dp == 1 else [fixed.zero] if fixed.zero is not None else [0, 1, 2, 3]
-        spreads = ["", *(a for a, size in zip(AXES, (shape.dp, shape.tp), strict=True) if has_experts and size > 1)]
+        sizes = dict(zip(space.axes, space.meshes.mesh(shape), strict=True))
+        zeros = np.flatnonzero(space.zeros).tolist() if shape.replicas > 1 else [0]
+        # Spread over all of dp they are templates of ep alone.
+        spreads = ["", *(["tp"] if has_experts and shape.tp > 1 else [])]
+        spreads = ["ep"] if sizes.get("ep", 1) > 1 else spreads
         for sequence_parallel, spread in product((False, True) if shape.tp > 1 else (False,), spreads):
             for mode, zero in product(modes, zeros):
                 prefix = space.even_values(shape, recompute=mode, zero=zero)
-                key = (shape.dp, shape.tp, shape.samples, sequence_parallel, spread)
+                key = (*sizes.values(), sequence_parallel, spread)
                 if key not in known:
                     full = megatron_signatures(
                         space, shape, prefix, sequence_parallel=sequence_parallel, expert_axis=spread
                     )
                     known[key] = full[len(prefix) :]
                 yield shape, (*prefix, *known[key])
-
-
-def data_parallel(space: PlanSpace) -> Iterator[Values]:
-    """Pure data parallelism: dp over all devices, tuned over micro-batches, ZeRO and recompute."""
-    for shape, values in templates(space):
-        if shape.pp == 1 and shape.tp == 1:
-            yield values
-
-
-assert AXES == ("dp", "tp")  # the order in which signatures are appended above

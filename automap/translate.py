@@ -29,40 +29,41 @@ from automap.plan import (
 from automap.price.evaluator import Choice, Evaluator, Segment
 from automap.price.layout import Layout, build_layout
 from automap.price.placements import divides
-from automap.price.tables import S_BATCH
+from automap.price.tables import OP_SIGNATURES, S_BATCH
 from ir.factors import parse_placement, placement_text, whole_signature
 from ir.graph import Operator
 
 Ints = npt.NDArray[np.int64]
+Defaults = Sequence[Sequence[tuple[int, int]]]
 
 
 def default_signature(evaluator: Evaluator, unit_type: int, offset: int, *, batch: bool) -> int:
     """What an operator does on an axis when the plan says nothing: split its batch on batch axes, else be whole."""
+    return _default(evaluator, unit_type, offset)[batch]
+
+
+def _default(evaluator: Evaluator, unit_type: int, offset: int) -> tuple[int, int]:
+    """The signatures in which an operator is whole and in which it splits its batch, if it can."""
     table = evaluator.tables.linkage.types[unit_type].signatures[offset]
     whole = whole_signature(table)
-    if not batch:
-        return whole
     tables = evaluator.tables
     row = int(tables.spans[unit_type]) + offset
-    begin = int(tables.operators[row, 3])
-    for index in range(len(table)):
-        if tables.signatures[begin + index, S_BATCH]:
-            return index
-    return whole
+    begin = int(tables.operators[row, OP_SIGNATURES])
+    return whole, next((i for i in range(len(table)) if tables.signatures[begin + i, S_BATCH]), whole)
 
 
 def same_choice(one: Choice, other: Choice) -> bool:
     """Whether two choices are the same plan."""
-    if (one.num_micro_batches, one.kind, one.zero, len(one.chunks)) != (
-        other.num_micro_batches,
-        other.kind,
-        other.zero,
-        len(other.chunks),
-    ):
+    for field in ("axes", "num_micro_batches", "kind", "zero"):
+        if getattr(one, field) != getattr(other, field):
+            return False
+    if one.zero and not np.array_equal(one.zero_axes, other.zero_axes):
         return False
     if not np.array_equal(one.program, other.program):
         return False
     if [s.devices for s in one.layout.stages] != [s.devices for s in other.layout.stages]:
+        return False
+    if len(one.chunks) != len(other.chunks):
         return False
     for a, b in zip(one.chunks, other.chunks, strict=True):
         if len(a) != len(b):
@@ -78,25 +79,28 @@ def same_choice(one: Choice, other: Choice) -> bool:
 # -- writing ------------------------------------------------------------------------------------------------------
 
 
-def to_plan(choice: Choice, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp")) -> Plan:
+def to_plan(choice: Choice, evaluator: Evaluator) -> Plan:
     """The plan document of `choice`, without estimate."""
-    problem = evaluator.problem
+    problem, axes = evaluator.problem, choice.axes
+    sharded = tuple(axis for axis, is_zero in zip(axes, choice.zero_axes, strict=True) if is_zero) or axes[:1]
     num_ranks = len(choice.layout.stages)
+    types = range(evaluator.blocks.num_types)
+    defaults = [[_default(evaluator, t, k) for k in range(len(evaluator.tables.rows(t)))] for t in types]
     stages = []
     for number, segments in enumerate(choice.chunks):
         layout = choice.layout.stages[number % num_ranks]
         sizes = [int(s) for s in layout.axes]
-        sharded = tuple(name for name, on in zip(axes, choice.zero_axes, strict=True) if on) or (axes[0],)
         mesh = tuple((name, size) for name, size in zip(axes, sizes, strict=True) if size > 1) or ((axes[0], 1),)
         names = [op.name for op in _operators(evaluator, segments)]
+        split = {a: _splits_batch(evaluator, segments, a, defaults) for a, size in enumerate(sizes) if size > 1}
         stages.append(
             Stage(
                 operators=(names[0], names[-1]),
                 devices=format_devices(layout.devices),
                 mesh=mesh,
-                batch_axes=(axes[0],) if sizes[0] > 1 or mesh[0] == (axes[0], 1) else (),
+                batch_axes=tuple(axes[a] for a in split if split[a]) if split else (axes[0],),
                 zero=Zero(stage=choice.zero, axes=sharded if choice.zero else ()),
-                shardings=_shardings(evaluator, segments, names, [a for a, s in enumerate(sizes) if s > 1], axes),
+                shardings=_shardings(evaluator, segments, names, split, axes, defaults),
                 recompute=_recompute(evaluator, segments, names),
             )
         )
@@ -115,6 +119,17 @@ def to_plan(choice: Choice, evaluator: Evaluator, axes: Sequence[str] = ("dp", "
     )
 
 
+def _splits_batch(evaluator: Evaluator, segments: Iterable[Segment], axis: int, defaults: Defaults) -> bool:
+    """Whether more operators split their batch over an axis than are whole on it; the outermost axis wins a tie."""
+    more = 0
+    for segment in segments:
+        unit_type = evaluator.blocks.units[segment.unit].type
+        offset = segment.first - int(evaluator.tables.spans[unit_type])
+        for value, (whole, split) in zip(segment.chosen[:, axis], defaults[unit_type][offset:], strict=False):
+            more += int(value == split) - int(value == whole)
+    return more > 0 or (more == 0 and axis == 0)
+
+
 def _operators(evaluator: Evaluator, segments: Iterable[Segment]) -> list[Operator]:
     return [op for segment in segments for op in _segment_operators(evaluator, segment)]
 
@@ -127,7 +142,12 @@ def _segment_operators(evaluator: Evaluator, segment: Segment) -> Sequence[Opera
 
 
 def _shardings(
-    evaluator: Evaluator, segments: Sequence[Segment], names: Sequence[str], active: Sequence[int], axes: Sequence[str]
+    evaluator: Evaluator,
+    segments: Sequence[Segment],
+    names: Sequence[str],
+    batch: Mapping[int, bool],
+    axes: Sequence[str],
+    defaults: Defaults,
 ) -> Mapping[str, Mapping[str, AxisSharding]]:
     entries: dict[str, dict[str, AxisSharding]] = {}
     groups: dict[tuple[int, int], list[str]] = {}
@@ -138,9 +158,9 @@ def _shardings(
             offset = segment.first - base + k
             table = evaluator.tables.linkage.types[unit_type].signatures[offset]
             entry = {}
-            for a in active:
+            for a, splits in batch.items():
                 value = int(segment.chosen[k, a])
-                if value != default_signature(evaluator, unit_type, offset, batch=a == 0):
+                if value != defaults[unit_type][offset][splits]:
                     signature = table[value]
                     entry[axes[a]] = AxisSharding(
                         inputs=tuple(placement_text(p) for p in signature.inputs),
@@ -230,8 +250,13 @@ def _module(names: Sequence[str]) -> str:
 # -- reading ------------------------------------------------------------------------------------------------------
 
 
-def to_choice(plan: Plan, evaluator: Evaluator) -> Choice:
+def to_choice(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp")) -> Choice:
     """The choice that `plan` states.
+
+    Args:
+        plan: of the evaluator's problem.
+        evaluator: of the problem.
+        axes: mesh axes that the choice has whether the plan names them or not, outermost first.
 
     Raises:
         PlanError: the plan is malformed, illegal, or for another problem; names the path.
@@ -248,7 +273,7 @@ def to_choice(plan: Plan, evaluator: Evaluator) -> Choice:
             f"micro-batches do not add up to the global batch of {batch}",
             "Make num_micro_batches * samples_per_micro_batch equal to it.",
         )
-    axes = _axis_names(plan)
+    axes = _axis_names(plan, axes)
     ranks = _ranks(plan, problem.cluster.num_devices)
     layout = _layout(plan, evaluator, axes, ranks)
     program = _program(plan.schedule, ranks, len(plan.stages), plan.num_micro_batches)
@@ -282,14 +307,14 @@ def to_choice(plan: Plan, evaluator: Evaluator) -> Choice:
     if cursor != len(order):
         raise _refuse("stages", order[cursor][0], "operators are left over", "Extend the last stage to the end.")
     return Choice(
+        axes=axes,
         layout=layout,
         num_micro_batches=plan.num_micro_batches,
         samples=plan.samples_per_micro_batch,
         kind=plan.schedule.kind,
         chunks=tuple(chunks),
         zero=zero.stage,
-        zero_axes=np.array([a in zero.axes or (zero.stage == 0 and a == axes[0]) for a in axes])
-        & np.array([any(dict(s.mesh).get(a, 1) > 1 for s in plan.stages) for a in axes]),
+        zero_axes=np.array([a in zero.axes and any(dict(s.mesh).get(a, 1) > 1 for s in plan.stages) for a in axes]),
         program=program,
     )
 
@@ -322,19 +347,29 @@ def _refuse(field: str, value: object, message: str, repair: str) -> PlanError:
     return PlanError(message, field=f"plan.{field}", value=value, repair=repair)
 
 
-def _axis_names(plan: Plan) -> list[str]:
-    names = [name for stage in plan.stages for name, _ in stage.mesh]
-    # dp and tp always stand, in this order where nobody says otherwise, so that plans of the space share their layouts.
-    found = max(([name for name, _ in stage.mesh] for stage in plan.stages), key=len, default=[])
-    found = [*(["dp"] if "dp" not in found else []), *found, *(["tp"] if "tp" not in found else [])]
-    found += [name for name in dict.fromkeys(names) if name not in found]
+def _axis_names(plan: Plan, known: Sequence[str]) -> tuple[str, ...]:
+    """The axes of all meshes and those of `known`, before whose last one others stand unless a mesh says otherwise."""
+    names = dict.fromkeys(name for stage in plan.stages for name, _ in stage.mesh)
+    others = [name for name in names if name not in known]
+    usual = (*known[:-1], *others, known[-1])
+    as_written = (*names, *(name for name in known if name not in names))
+    wrong = [_out_of_order(plan, order) for order in (usual, as_written)]
+    if None not in wrong:
+        assert wrong[0] is not None
+        mesh = [name for name, _ in plan.stages[wrong[0]].mesh]
+        raise _refuse(
+            f"stages[{wrong[0]}].mesh", mesh, "axes come in another order", f"Order them as {', '.join(usual)}."
+        )
+    return usual if wrong[0] is None else as_written
+
+
+def _out_of_order(plan: Plan, order: Sequence[str]) -> int | None:
+    """The first stage whose mesh has its axes in another order."""
     for number, stage in enumerate(plan.stages):
         mine = [name for name, _ in stage.mesh]
-        if [n for n in found if n in mine] != mine:
-            raise _refuse(
-                f"stages[{number}].mesh", mine, "axes come in another order", "Order them as " + ", ".join(found) + "."
-            )
-    return found
+        if [name for name in order if name in mine] != mine:
+            return number
+    return None
 
 
 def _ranks(plan: Plan, num_devices: int) -> int:

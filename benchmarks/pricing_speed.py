@@ -53,7 +53,7 @@ def many(seconds: float) -> None:
         graph = zoo.build(spec.removeprefix("zoo:"))
         space = PlanSpace(Problem.build(graph, parse_cluster(cluster), {"global_batch": BATCH}, {"fix": fix}))
         rng = np.random.default_rng(0)
-        plans = np.array([space.random(rng) for _ in range(MANY)])
+        plans = space.random_batch(rng, MANY)
         space.price(plans[:2])
         speed = rate(lambda plans=plans, space=space: len(space.price(plans)), seconds)
         print(f"{spec} on {cluster}, {fix or 'all plans'}: {speed:.0f} plans/s")
@@ -85,7 +85,7 @@ def main(seconds: float) -> None:
         graph = load_model((LIGHT / f"light_{name}.onnx").read_bytes(), name=name)
         space = PlanSpace(Problem.build(graph, parse_cluster(CLUSTER), {"global_batch": BATCH}))
         rng = np.random.default_rng(0)
-        plans = [space.random(rng) for _ in range(500)]
+        plans = [tuple(values) for values in space.random_batch(rng, 500).tolist()]
         table = BoundTable(space)
         walks = iter(plans * 1000)
         whole = iter(plans * 1000)

@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 from automap.prefix import BoundTable, Prefix
 from automap.price.evaluator import Outcome
-from automap.space import AXES, PlanSpace, Slot
+from automap.space import PlanSpace, Slot
 from envs.pruning import batch_split, influential_groups
 
 MAX_ACTIONS = 64
@@ -34,7 +34,7 @@ INFEASIBLE_PENALTY = 1.0
 NUM_FEATURES = 48
 HISTORY = 64
 MAX_GROUPS = 48
-"""Linkage groups that an episode decides; with two mesh axes an episode stays below 200 decisions."""
+"""Linkage groups that an episode decides; an episode stays below 200 decisions."""
 
 _KINDS = ("pp", "tp", "micro_batches", "virtual", "cut", "recompute", "zero", "signature")
 _ACTION_FEATURES = 3
@@ -186,19 +186,22 @@ class PlanEnv(gymnasium.Env[Observation, np.int64], abc.ABC):
 
     def _describe(self, prefix: Prefix, out: npt.NDArray[np.float32]) -> None:
         slot = self.space.slots[prefix.position]
-        out[_KINDS.index(slot.kind)] = 1.0
+        # A middle axis, which most spaces lack, has the last features.
+        out[_KINDS.index(slot.kind) if slot.kind in _KINDS else NUM_FEATURES - 1] = 1.0
         at = len(_KINDS)
         out[at] = prefix.position / len(self.space.slots)
         out[at + 1] = math.log(prefix.bound.time_s / self.first_bound_s)
         out[at + 2] = prefix.bound.overflow
         out[at + 3] = math.log(self.reference_s / prefix.bound.time_s)
         out[at + 4] = slot.index / 8.0
-        out[at + 5 : at + 5 + len(AXES)] = [slot.kind == "signature" and slot.index == a for a in range(len(AXES))]
-        at += 5 + len(AXES)
+        if slot.kind == "signature":
+            out[{"dp": at + 5, "tp": at + 6}.get(self.space.axes[slot.index], NUM_FEATURES - 2)] = 1.0
+        at += 7
         shape = prefix.shape
         if shape is not None:
             numbers = (shape.pp, shape.tp, shape.dp, shape.num_micro_batches, shape.samples, shape.virtual)
             out[at : at + 6] = [math.log2(n) / 4.0 for n in numbers]
+            out[NUM_FEATURES - 3] = math.log2(shape.middle) / 4.0
             modes = prefix.values[self.space.first_recompute : self.space.zero_slot]
             out[at + 6 : at + 9] = [modes.count(m) / max(1, len(modes)) for m in range(3)]
             if prefix.position > self.space.zero_slot:

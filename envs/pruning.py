@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from automap.counting import count_decades
 from automap.prefix import Prefix
 from automap.space import PlanSpace
 
@@ -53,4 +54,4 @@ def decades_pruned(space: PlanSpace, *, max_actions: int, max_groups: int) -> fl
     are decided; legality, forced decisions and equal units decided once are already part of the space. Decisions that
     memory bounds mask while a plan is built are still counted.
     """
-    return space.count_decades(limit=max_actions, groups=influential_groups(space, max_groups))
+    return count_decades(space, limit=max_actions, groups=influential_groups(space, max_groups))

@@ -77,8 +77,8 @@ def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any])
         from automap.translate import to_plan
 
         evaluator = Evaluator(build_problem(import_graph(data, request), request))
-        choice, axes = hand_made(evaluator, Strategy(**stated))
-        plan = annotate(to_plan(choice, evaluator, axes), choice, evaluator)
+        choice = hand_made(evaluator, Strategy(**stated))
+        plan = annotate(to_plan(choice, evaluator), choice, evaluator)
         return replace(plan, warnings=(*plan.warnings, *undivided(evaluator, choice)))
 
 

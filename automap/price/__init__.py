@@ -32,7 +32,10 @@ _SOURCES = (
     "schedule",
     "combine",
     "ahead",
+    "arrays",
+    "legality",
     "batch",
+    "draw",
 )
 
 

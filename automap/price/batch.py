@@ -1,19 +1,39 @@
 """Many plans of one space at once: values of the space's slots in, seconds and overflow out, all compiled.
 
-Everything in `SpaceArrays` belongs to the space and to no plan. The arithmetic is that of `unit_cost` and `combine`,
-in the same order as in `Evaluator.evaluate`: the results are identical floats.
+The arithmetic is that of `unit_cost` and `combine`, in the same order as in `Evaluator.evaluate`: the results are
+identical floats.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
 import numpy as np
-import numpy.typing as npt
-from numba import boolean, float64, int64, types, void
+from numba import boolean, float64, int64, void
 
-from automap.order import A_COUNT, INTERLEAVED, KINDS
+from automap.order import A_COUNT, INTERLEAVED
 from automap.price.ahead import outgoing
+from automap.price.arrays import (
+    G_ASSIGNMENT,
+    G_COUNT,
+    G_MEMBERS,
+    I_ONE,
+    I_ONE_ROW,
+    I_ONE_SLOT,
+    I_OTHER,
+    I_OTHER_ROW,
+    I_OTHER_SLOT,
+    I_USER_ROW,
+    I_USER_SLOT,
+    N_BATCH,
+    N_DEVICES,
+    N_FIRST_CUT,
+    N_FIRST_RECOMPUTE,
+    N_FIRST_SIGNATURE,
+    N_KIND,
+    N_ZERO_SLOT,
+    SPACE,
+    Y_FIRST,
+    Y_UNIFORM,
+)
 from automap.price.combine import P_COUNT, P_ZERO, R_COUNT, combine, overflow, step_time_s
 from automap.price.communication import L_COUNT
 from automap.price.compiled import borrowing, kernel
@@ -23,177 +43,9 @@ from automap.price.unit import shard_unit, unit_cost
 from automap.price.vectors import C_COUNT, MAX_AXES, TABLES
 from ir.factors import BROADCAST, PARTIAL
 
-if TYPE_CHECKING:
-    from automap.price.layout import StageLayout
-    from automap.space import PlanSpace
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
-
-# Slots of SpaceArrays.scalars.
-(
-    N_DEVICES,
-    N_BATCH,
-    N_FIRST_CUT,
-    N_FIRST_RECOMPUTE,
-    N_ZERO_SLOT,
-    N_FIRST_SIGNATURE,
-    N_KIND,
-) = range(7)
-# Columns of SpaceArrays.groups, one row a signature slot.
-G_AXIS, G_MEMBERS, G_COUNT, G_ASSIGNMENT = range(4)
-# Columns of SpaceArrays.layouts, [pipeline degree, inner degree].
-Y_FIRST, Y_UNIFORM = range(2)
-# Columns of SpaceArrays.tied: units, then operator row and input slot that read the parameter in each, and
-# that compute with it in the other.
-I_ONE, I_OTHER, I_ONE_ROW, I_ONE_SLOT, I_OTHER_ROW, I_OTHER_SLOT, I_USER_ROW, I_USER_SLOT = range(8)
 # What tells rows of unit costs apart within one plan.
 K_TYPE, K_MODE, K_RANK, K_BEFORE, K_OPENS, K_INCOMING = range(6)
 K_COUNT = K_INCOMING + MAX_AXES
-
-
-class SpaceArrays(NamedTuple):
-    """A plan space as flat arrays."""
-
-    scalars: Ints
-    degrees: Ints
-    """Values of the slots `pp` and `tp`."""
-    micro_batches: Ints
-    """Values of the slot `micro_batches`."""
-    units: Ints
-    """[units] type of each."""
-    spans: Ints
-    """[types + 1] operator rows of each type."""
-    boundary: Ints
-    """[types] row of `operands` that crosses out, or -1."""
-    makers: Ints
-    """[types, 2] operator row and output slot of the crossing tensor, or -1."""
-    weight: Floats
-    """[units + 1] cumulated weight, strictly rising."""
-    windows: Ints
-    """[chunks + 1, chunks, 2] first and last legal end of each chunk, by number of chunks."""
-    masks: Mask
-    """[modes, operator rows] what each recompute mode runs again."""
-    groups: Ints
-    members: Ints
-    """Operator rows of all groups, one group behind the other."""
-    assignments: Ints
-    """Signatures of the members for each value of the group's slot, one group behind the other."""
-    layouts: Ints
-    axes: Floats
-    """[rank rows, axes]; the ranks of all layouts, one layout behind the other."""
-    links: Floats
-    """[rank rows, axes, V_COUNT]."""
-    hardware: Floats
-    capacity: Floats
-    send_latency_s: Floats
-    send_bytes_per_s: Floats
-    tied: Ints
-    tied_elements: Floats
-    settings: Floats
-
-
-SPACE = types.NamedTuple(
-    (
-        *[int64[::1]] * 6,
-        int64[:, ::1],
-        float64[::1],
-        int64[:, :, ::1],
-        boolean[:, ::1],
-        int64[:, ::1],
-        int64[::1],
-        int64[::1],
-        int64[:, :, ::1],
-        float64[:, ::1],
-        float64[:, :, ::1],
-        float64[:, ::1],
-        *[float64[::1]] * 3,
-        int64[:, ::1],
-        float64[::1],
-        float64[::1],
-    ),
-    SpaceArrays,
-)
-"""Numba's type of `SpaceArrays`."""
-
-
-def compile_space(space: PlanSpace) -> SpaceArrays:
-    """The arrays of a space with equal meshes (dp, tp) on all pipeline ranks."""
-    evaluator = space.evaluator
-    tables = evaluator.tables
-    signature_slots = space.slots[space.first_signature :]
-    groups: list[list[int]] = []
-    members: list[int] = []
-    assignments: list[int] = []
-    for slot in signature_slots:
-        rows, values = space.group_rows[slot.unit_type, slot.group]
-        groups.append([slot.index, len(members), len(rows), len(assignments)])
-        members += rows.tolist()
-        assignments += values.reshape(-1).tolist()
-    layouts = np.full((len(space.degrees), len(space.degrees), 2), -1, dtype=np.int64)
-    stages: list[StageLayout] = []
-    sends: list[tuple[float, float]] = []
-    for shape in space.shapes:
-        at = space.degrees.index(shape.pp), space.degrees.index(shape.tp)
-        if layouts[at][Y_FIRST] < 0:
-            layout = evaluator.layout((shape.dp, shape.tp), shape.pp)
-            layouts[at] = len(stages), int(layout.uniform)
-            stages += layout.stages
-            sends += list(zip(layout.send_latency_s, layout.send_bytes_per_s, strict=True))
-    most = max(shape.num_chunks for shape in space.shapes)
-    windows = np.zeros((most + 1, most, 2), dtype=np.int64)
-    for num_chunks in {shape.num_chunks for shape in space.shapes}:
-        windows[num_chunks, :num_chunks] = [space.constrained.window(c, num_chunks) for c in range(num_chunks)]
-    modes = len(evaluator.masks(0))
-    masks = np.zeros((modes, len(tables.operators)), dtype=np.bool_)
-    for unit_type in range(evaluator.blocks.num_types):
-        rows_of = tables.rows(unit_type)
-        for mode, mask in enumerate(evaluator.masks(unit_type).values()):
-            masks[mode, rows_of.start : rows_of.stop] = mask
-    scalars = [
-        space.problem.cluster.num_devices,
-        space.problem.training.global_batch,
-        space.first_cut,
-        space.first_recompute,
-        space.zero_slot,
-        space.first_signature,
-        KINDS[space.schedule],
-    ]
-    tied = [
-        [one, other, *evaluator.reader(name, one), *evaluator.reader(name, other), *evaluator.user(name, other)]
-        for name, one, other in evaluator.tied
-    ]
-    tensors = space.problem.graph.tensors
-
-    def ints(values: object) -> Ints:
-        return np.ascontiguousarray(np.array(values, dtype=np.int64))
-
-    return SpaceArrays(
-        scalars=ints(scalars),
-        degrees=ints(space.degrees),
-        micro_batches=ints(space.micro_batches),
-        units=ints([unit.type for unit in evaluator.blocks.units]),
-        spans=tables.spans,
-        boundary=tables.boundary_out,
-        makers=evaluator.makers,
-        weight=space.cumulative_weight,
-        windows=windows,
-        masks=masks,
-        groups=ints(groups).reshape(-1, 4),
-        members=ints(members),
-        assignments=ints(assignments),
-        layouts=layouts,
-        axes=np.array([s.axes for s in stages]),
-        links=np.array([s.links for s in stages]),
-        hardware=np.array([s.hardware for s in stages]),
-        capacity=np.array([s.capacity for s in stages], dtype=np.float64),
-        send_latency_s=np.array([a for a, _ in sends], dtype=np.float64),
-        send_bytes_per_s=np.array([b for _, b in sends], dtype=np.float64),
-        tied=ints(tied).reshape(-1, 8),
-        tied_elements=np.array([tensors[name].num_elements for name, _, _ in evaluator.tied], dtype=np.float64),
-        settings=evaluator.settings(0),
-    )
 
 
 @borrowing(int64(float64[::1], int64, int64, int64, int64, int64))
@@ -223,8 +75,8 @@ def nth_cut(weight, start, low, high, chunks_left, number):
     return found
 
 
-@borrowing(void(TABLES, SPACE, int64, int64, int64[:, ::1], float64[::1], float64[::1]))
-def _split(tables, space, row, slot, chosen, axes, result):
+@borrowing(void(TABLES, int64, int64, int64[:, ::1], float64[::1], boolean[::1], float64[::1]))
+def _split(tables, row, slot, chosen, axes, zero_axes, result):
     """Over how many ranks a parameter is split where operator `row` reads it, and over how many more ZeRO shards it."""
     result[0] = 1.0
     result[1] = 1.0
@@ -232,7 +84,7 @@ def _split(tables, space, row, slot, chosen, axes, result):
         at = tables.signatures[tables.operators[row, OP_SIGNATURES] + chosen[row, a], S_PLACES] + slot
         if tables.places[at, 0] >= 0:
             result[0] *= axes[a]
-        elif a == 0 and axes[a] > 1.0:
+        elif zero_axes[a]:
             result[1] *= axes[a]
 
 
@@ -272,23 +124,26 @@ def price_many(tables, space, values, out):
         value = values[plan]
         num_ranks = space.degrees[value[0]]
         inner = space.degrees[value[1]]
-        count = space.micro_batches[value[2]]
-        virtual = value[3] + 1
+        place = value[2] if num_axes == 3 else 0
+        middle = space.middles[place]
+        count = space.micro_batches[value[num_axes]]
+        virtual = space.virtuals[value[num_axes + 1]]
         num_chunks = num_ranks * virtual
-        outer = space.scalars[N_DEVICES] // num_ranks // inner
+        outer = space.scalars[N_DEVICES] // num_ranks // inner // middle
         samples = float64(space.scalars[N_BATCH] // count)
-        begin = space.layouts[value[0], value[1], Y_FIRST]
-        uniform = space.layouts[value[0], value[1], Y_UNIFORM] == 1
+        begin = space.layouts[value[0], value[1], place, Y_FIRST]
+        uniform = space.layouts[value[0], value[1], place, Y_UNIFORM] == 1
         zero_axes[0] = outer > 1
+        if num_axes == 3:
+            zero_axes[1] = middle > 1
         settings[P_ZERO] = value[space.scalars[N_ZERO_SLOT]]
         for g in range(space.groups.shape[0]):
             members = space.groups[g, G_COUNT]
-            picked = value[space.scalars[N_FIRST_SIGNATURE] + g]
-            at = space.groups[g, G_ASSIGNMENT] + picked * members
-            for m in range(members):
-                chosen[space.members[space.groups[g, G_MEMBERS] + m], space.groups[g, G_AXIS]] = space.assignments[
-                    at + m
-                ]
+            for a in range(num_axes):
+                picked = value[space.scalars[N_FIRST_SIGNATURE] + g * num_axes + a]
+                at = space.groups[g, G_ASSIGNMENT] + picked * members
+                for m in range(members):
+                    chosen[space.members[space.groups[g, G_MEMBERS] + m], a] = space.assignments[at + m]
 
         for t in range(laid.shape[0]):
             laid[t] = -1
@@ -400,34 +255,35 @@ def price_many(tables, space, values, out):
             tied[t, 1] = other
             _split(
                 tables,
-                space,
                 space.tied[t, I_ONE_ROW],
                 space.tied[t, I_ONE_SLOT],
                 chosen,
                 space.axes[begin + one],
+                zero_axes,
                 ways,
             )
             tied[t, 2] = space.tied_elements[t] / ways[0]
             _split(
                 tables,
-                space,
                 space.tied[t, I_OTHER_ROW],
                 space.tied[t, I_OTHER_SLOT],
                 chosen,
                 space.axes[begin + other],
+                zero_axes,
                 ways,
             )
             tied[t, 3] = space.tied_elements[t] / ways[0]
             tied[t, 4] = space.tied_elements[t] / ways[0] / ways[1]
             user = space.tied[t, I_USER_ROW]
-            left = 1.0
+            part = 1.0
             for a in range(num_axes - 1, -1, -1):
                 at = tables.signatures[tables.operators[user, OP_SIGNATURES] + chosen[user, a], S_PLACES]
                 at += space.tied[t, I_USER_SLOT]
                 is_sum = tables.places[at, 0] == BROADCAST and tables.places[at, 1] == PARTIAL
-                tied[t, 5 + a] = left if is_sum and space.axes[begin + other, a] > 1.0 else 0.0
-                if tied[t, 5 + a] > 0.0:
-                    left /= space.axes[begin + other, a]
+                tied[t, 5 + a] = 0.0
+                if is_sum and space.axes[begin + other, a] > 1.0:
+                    tied[t, 5 + a] = part
+                    part /= space.axes[begin + other, a]
 
         stop = begin + num_ranks
         result = np.empty((num_ranks, R_COUNT))

@@ -15,12 +15,9 @@ from automap.order import BACKWARD, FORWARD, INPUT, WEIGHT
 from automap.price.communication import (
     KIND_COUNT,
     RAMP_UNIT_S,
-    V_BYTES_PER_S,
-    V_COUNT,
     V_GATHER_BYTES_PER_S,
     V_RAMP,
     V_RING_S,
-    V_TREE_S,
     collective_s,
 )
 from automap.price.compiled import borrowing, kernel
@@ -34,6 +31,7 @@ from automap.price.vectors import (
     C_FORWARD,
     C_FORWARD_COMM,
     C_FORWARD_HOST,
+    C_GATHER,
     C_INPUT,
     C_INPUT_HOST,
     C_LIVE,
@@ -47,6 +45,7 @@ from automap.price.vectors import (
     C_WORKSPACE,
     C_ZERO,
     H_BANDWIDTH,
+    MAX_AXES,
 )
 
 # Slots of the settings vector.
@@ -91,16 +90,6 @@ R_COMM = 13
 R_COUNT = R_COMM + KIND_COUNT
 
 
-@borrowing(void(float64[::1], float64[::1]))
-def _join(group, link):
-    """Adds the link of one mesh axis to that of a group over several: its latencies, the lower rate."""
-    group[V_RING_S] += link[V_RING_S]
-    group[V_TREE_S] += link[V_TREE_S]
-    group[V_BYTES_PER_S] = min(group[V_BYTES_PER_S], link[V_BYTES_PER_S])
-    group[V_RAMP] = max(group[V_RAMP], link[V_RAMP])
-    group[V_GATHER_BYTES_PER_S] = min(group[V_GATHER_BYTES_PER_S], link[V_GATHER_BYTES_PER_S])
-
-
 @borrowing(float64(float64, float64[::1], float64))
 def _gather_s(size, link, data):
     """Time of an all-gather of `data` bytes at the rate that ZeRO's gathers reach."""
@@ -110,33 +99,24 @@ def _gather_s(size, link, data):
     return link[V_RING_S] + x + link[V_RAMP] * math.sqrt(x * RAMP_UNIT_S)
 
 
-@kernel(
-    types.UniTuple(float64, 2)(float64, float64[::1], float64[:, ::1], boolean[::1], float64[::1], float64, float64)
-)
-def _zero_s(elements, axes, links, zero_axes, settings, forward, backward):
+@borrowing(types.UniTuple(float64, 2)(float64[::1], float64[::1], float64[:, ::1], float64[::1], float64, float64))
+def _zero_s(elements, axes, links, settings, forward, backward):
     """What ZeRO 2 and 3 add to the passes of one unit and micro-batch: what they do not hide of its own traffic.
 
     Args:
-        elements: parameters of the unit on one rank.
+        elements: [MAX_AXES] parameters of the unit that are gathered over each axis, see C_GATHER.
         axes: [axes] mesh sizes.
         links: [axes, V_COUNT].
-        zero_axes: [axes] whether ZeRO shards over the axis.
         settings: see the P_ constants.
         forward: seconds of the forward pass.
         backward: seconds of the backward pass.
     """
-    size = 1.0
-    link = np.zeros(V_COUNT)
-    link[V_BYTES_PER_S] = np.inf
-    link[V_GATHER_BYTES_PER_S] = np.inf
-    for a in range(axes.shape[0]):
-        if zero_axes[a] and axes[a] > 1.0:
-            size *= axes[a]
-            _join(link, links[a])
-    scatter = _gather_s(size, link, elements * settings[P_SENT])
+    scatter = 0.0
     gather = 0.0
-    if settings[P_ZERO] >= 3.0:
-        gather = _gather_s(size, link, elements * settings[P_PARAMETER])
+    for a in range(axes.shape[0]):
+        scatter += _gather_s(axes[a], links[a], elements[a] * settings[P_SENT])
+        if settings[P_ZERO] >= 3.0:
+            gather += _gather_s(axes[a], links[a], elements[a] * settings[P_PARAMETER])
     hidden = settings[P_GATHER_OVERLAP]
     first = gather * (1.0 - hidden) + max(0.0, gather * hidden - forward)
     hidden = settings[P_GRADIENT_OVERLAP]
@@ -251,9 +231,8 @@ def passes(
         seconds[INPUT, chunk] += times * spent_input
         seconds[WEIGHT, chunk] += times * spent_weight
         if zero_stage >= 2.0:
-            one, two = _zero_s(
-                costs[row, C_PARAMETERS], axes[rank], links[rank], zero_axes, settings, spent_forward, spent_backward
-            )
+            gathers = costs[row, C_GATHER : C_GATHER + MAX_AXES]
+            one, two = _zero_s(gathers, axes[rank], links[rank], settings, spent_forward, spent_backward)
             seconds[FORWARD, chunk] += times * one
             seconds[BACKWARD, chunk] += times * two
             seconds[INPUT, chunk] += times * two

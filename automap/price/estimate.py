@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
-
 from automap.measured_blocks import device_seconds
 from automap.order import A_RANK, words
 from automap.plan import DeviceMemory, Estimate, Plan, format_devices
@@ -173,18 +171,8 @@ def annotate(plan: Plan, choice: Choice, evaluator: Evaluator) -> Plan:
         plan,
         estimate=_estimate(choice, evaluator, outcome),
         launch=launch_line(evaluator.problem),
-        why=reasons(choice, evaluator, outcome, axis_names(plan, choice)),
+        why=reasons(choice, evaluator, outcome),
     )
-
-
-def axis_names(plan: Plan, choice: Choice) -> tuple[str, ...]:
-    """What `plan` calls the mesh axes of its `choice`; nothing for axes of one rank."""
-    names = [""] * len(choice.zero_axes)
-    for stage, laid in zip(plan.stages, choice.layout.stages, strict=False):
-        here = [name for name, size in stage.mesh if size > 1]
-        for axis, name in zip(np.flatnonzero(laid.axes > 1.0), here, strict=True):
-            names[axis] = name
-    return tuple(names)
 
 
 def launch_line(problem: Problem) -> str:

@@ -101,6 +101,8 @@ class UnitCall(NamedTuple):
 class Choice:
     """A plan in numbers."""
 
+    axes: tuple[str, ...]
+    """Names of the mesh axes, outermost first."""
     layout: Layout
     num_micro_batches: int
     samples: int
@@ -496,19 +498,18 @@ class Evaluator:
         return split, zero
 
     def _partial(self, name: str, segment: Segment, chosen: Ints, axes: Floats) -> list[float]:
-        """[axes] share of the gradient of a parameter that is reduced over the axis in a unit; see `_reduce_axes`."""
+        """[axes] part of a parameter's local gradient that is reduced over each axis in a unit, see C_REDUCE."""
         tables = self.tables
         operator, slot = self.user(name, segment.unit)
-        found = []
-        for a in range(len(axes)):
+        found = [0.0] * len(axes)
+        part = 1.0
+        for a in reversed(range(len(axes))):
             signature = int(chosen[operator - segment.first, a])
             row = tables.signatures[tables.operators[operator, OP_SIGNATURES] + signature, S_PLACES] + slot
             is_sum = tables.places[row, 0] == BROADCAST and tables.places[row, 1] == PARTIAL
-            found.append(float(signature >= 0 and axes[a] > 1.0 and is_sum))
-        left = 1.0
-        for a in range(len(axes) - 1, -1, -1):
-            found[a] *= left
-            left /= float(axes[a]) if found[a] else 1.0
+            if signature >= 0 and axes[a] > 1.0 and is_sum:
+                found[a] = part
+                part /= float(axes[a])
         return found
 
     def user(self, name: str, unit: int) -> tuple[int, int]:

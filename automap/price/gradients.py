@@ -7,19 +7,20 @@ from numba import boolean, float64, int64, void
 from automap.price.communication import UNKNOWN
 from automap.price.compiled import borrowing
 from automap.price.tables import D_OWNER, D_READER, OP_FREE
-from automap.price.vectors import C_PARAMETERS, C_REDUCE, C_ZERO
+from automap.price.vectors import C_GATHER, C_PARAMETERS, C_REDUCE, C_ZERO
 from ir.factors import BROADCAST, PARTIAL
 
 
 @borrowing(void(int64[::1], float64, boolean[::1], float64[::1], float64[::1]))
 def add_elements(lies, elements, zero_axes, axes, total):
-    """Adds the elements of a parameter that one rank holds, and its share of them under ZeRO."""
+    """Adds the elements of a parameter that one rank holds, its share of them under ZeRO, and what that gathers."""
     for a in range(axes.shape[0]):
         if lies[a] >= 0 or lies[a] == UNKNOWN:
             elements /= axes[a]
     total[C_PARAMETERS] += elements
-    for a in range(axes.shape[0]):
+    for a in range(axes.shape[0] - 1, -1, -1):
         if zero_axes[a] and lies[a] == BROADCAST:
+            total[C_GATHER + a] += elements
             elements /= axes[a]
     total[C_ZERO] += elements
 

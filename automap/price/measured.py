@@ -31,9 +31,9 @@ WEIGHT_SHARE = 0.5
 
 @borrowing(int64(TABLES, int64, int64, int64[:, ::1], float64[::1]))
 def _division(tables, first, last, chosen, axes):
-    """Whether the products of a block are split by samples on the first axis, within samples on the last."""
+    """Whether the products of a block are split within samples on the innermost axis and by samples on all others."""
     found = SO
-    inner = axes.shape[0] - 1
+    innermost = axes.shape[0] - 1
     for op in range(first, last):
         kind = tables.shapes[op, X_KIND]
         if kind not in (PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED):
@@ -47,10 +47,7 @@ def _division(tables, first, last, chosen, axes):
             signature = tables.operators[op, OP_SIGNATURES] + chosen[op - first, a]
             by_samples = tables.signatures[signature, S_BATCH] == 1
             divides = tables.signatures[signature, S_DIVIDES] == 1
-            if a == inner and a > 0:
-                if by_samples or not divides:
-                    return OTHERWISE
-            elif a > 0 or not by_samples:
+            if by_samples == (a == innermost) or not divides:
                 return OTHERWISE
     return found
 
@@ -74,8 +71,8 @@ def measured_block(tables, first, last, chosen, whole, axes, samples, out):
         row = tables.blocks[i]
         if row[Z_FIRST] != first or row[Z_LAST] != last:
             continue
-        inner = axes[axes.shape[0] - 1] if axes.shape[0] > 1 else 1.0
-        if row[Z_TP] != inner or row[Z_SAMPLES] * axes[0] != samples:
+        innermost = axes.shape[0] - 1
+        if row[Z_TP] != axes[innermost] or row[Z_SAMPLES] * axes[:innermost].prod() != samples:
             continue
         division = _division(tables, first, last, chosen, axes)
         if division == OTHERWISE:

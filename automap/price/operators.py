@@ -118,7 +118,7 @@ def product_s(shape, dims, hardware, times):
 
 
 @borrowing(void(float64[::1], float64[::1], float64[::1], float64[::1]))
-def _attention_kernel_s(shape, dims, hardware, times):
+def attention_kernel_s(shape, dims, hardware, times):
     """Forward and backward seconds of fused attention whose scores have local extents `dims`; no weight is in it."""
     curve = hardware[H_ATTENTION : H_ATTENTION + A_COUNT]
     heads = dims[BATCH]
@@ -269,7 +269,7 @@ def operator_s(tables, op, first, chosen, lies, axes, divisor, undecided, moved,
                     if split >= 0:
                         dims[split] /= axes[a]
             if kernel == ATTENTION:
-                _attention_kernel_s(shape, dims, hardware, times)
+                attention_kernel_s(shape, dims, hardware, times)
             else:
                 product_s(shape, dims, hardware, times)
                 if kernel == PRODUCT:

@@ -316,7 +316,7 @@ def unit_cost(
         records: see `shard_unit`.
         cursor: see `shard_unit`.
         sharded: what `shard_unit` wrote of these operators.
-        out: [C_COUNT] result, overwritten. Seconds, bytes, and elements for C_PARAMETERS, C_ZERO and C_REDUCE.
+        out: [C_COUNT] result, overwritten. Seconds, bytes, and elements for C_PARAMETERS, C_ZERO, C_REDUCE, C_GATHER.
 
     Returns:
         Whether the unit is recomputed as a whole.

@@ -26,9 +26,11 @@ C_LAUNCHED, C_WEIGHING, C_FORWARD_WAITS, C_BACKWARD_WAITS = range(C_WEIGHT_HOST 
 C_FORWARD_RING, C_BACKWARD_RING, C_RECOMPUTE_RING, C_FORWARD_ATTENDED, C_BACKWARD_ATTENDED = range(
     C_BACKWARD_WAITS + 1, C_BACKWARD_WAITS + 6
 )
-C_COUNT = C_BACKWARD_ATTENDED + 1
-"""C_REDUCE + axis: local elements of parameter gradients that are reduced over that axis once a step, each axis
-reducing what the axes behind it have scattered; C_FORWARD_HOST, C_BACKWARD_HOST: what the device waits for its host,
+C_GATHER = C_BACKWARD_ATTENDED + 1
+C_COUNT = C_GATHER + MAX_AXES
+"""C_REDUCE + axis: local elements of parameter gradients that are reduced over that axis once a step; C_GATHER + axis:
+those of parameters that ZeRO gathers over it. Where several axes take part, the inner ones come first, and an outer one
+carries what a rank is left with behind them. C_FORWARD_HOST, C_BACKWARD_HOST: what the device waits for its host,
 recomputation included; C_WEIGHT: the part of C_BACKWARD that makes gradients of weights, C_INPUT the rest;
 C_INPUT_HOST, C_WEIGHT_HOST: the waits when these two run apart; C_LAUNCHED: kernels of the forward pass; C_WEIGHING:
 those whose backward pass makes gradients of weights; C_FORWARD_WAITS, C_BACKWARD_WAITS: host time of collectives, in

@@ -5,7 +5,9 @@ from automap.price.attention import attention_s
 from automap.price.batch import price_many
 from automap.price.combine import combine
 from automap.price.communication import convert
+from automap.price.draw import draw_many
 from automap.price.gemm import gemm_s
+from automap.price.legality import count_signatures
 from automap.price.placements import divides
 from automap.price.schedule import run_schedule
 from automap.price.unit import shard_unit, unit_cost
@@ -22,6 +24,8 @@ def main() -> None:
         combine,
         look_ahead,
         price_many,
+        draw_many,
+        count_signatures,
         gemm_s,
         attention_s,
     ):

@@ -7,7 +7,7 @@ priced, and named where it fits and is faster. Units: seconds, bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -103,8 +103,7 @@ class _Unit:
 class _Case:
     """A choice as seen from its slowest rank."""
 
-    def __init__(self, choice: Choice, evaluator: Evaluator, outcome: Outcome, axes: Sequence[str]) -> None:
-        self.axes = axes
+    def __init__(self, choice: Choice, evaluator: Evaluator, outcome: Outcome) -> None:
         self.choice, self.evaluator, self.outcome = choice, evaluator, outcome
         ranks = outcome.ranks
         self.rank = max(range(len(ranks)), key=lambda r: (float(ranks[r, R_END]), -r))
@@ -169,7 +168,7 @@ class _Case:
         kind = host.intra_node_link if link.hosts == 1 else host.inter_node_link
         over = "links as measured" if cluster.bandwidth_GBps is not None else kind
         hosts = "inside a host" if link.hosts == 1 else f"on {link.hosts} hosts"
-        return f"{self.axes[axis]} ({link.size} ranks {hosts}, {over}"
+        return f"{self.choice.axes[axis]} ({link.size} ranks {hosts}, {over}"
 
     def gain(self, choice: Choice | None, what: str) -> str:
         """What a change makes of the step, said once; nothing where it does not help."""
@@ -219,21 +218,18 @@ class _Case:
         return replace(self.choice, chunks=chunks)
 
 
-def reasons(
-    choice: Choice, evaluator: Evaluator, outcome: Outcome, axes: Sequence[str] = ("dp", "tp")
-) -> tuple[str, ...]:
+def reasons(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> tuple[str, ...]:
     """The largest parts of the step, why they cost what they cost, and what would help.
 
     Args:
         choice: the plan.
         evaluator: of its problem.
         outcome: what `evaluator` made of `choice`.
-        axes: names of its mesh axes.
 
     Returns:
         At most three sentences, the largest part first. Each begins with the part's share of the step and its seconds.
     """
-    case = _Case(choice, evaluator, outcome, axes)
+    case = _Case(choice, evaluator, outcome)
     row = [float(x) for x in case.result]
     parts: list[tuple[float, Callable[[_Case, float], str]]] = [
         (row[R_COMPUTE], _compute),

@@ -9,6 +9,7 @@ import pytest
 from agents import search
 from agents.searcher import Budget
 from automap.cluster import parse_cluster
+from automap.counting import cut_decades
 from automap.errors import ProblemError
 from automap.names import select
 from automap.prefix import BoundTable
@@ -67,7 +68,7 @@ def test_cuts_under_constraints_are_all_there(mlp):
             for ends in itertools.combinations(range(1, len(names)), n - 1)
             if two < ends[0] <= four and (n == 2 or four < ends[1])
         }
-        found, pending = set(), [space.shape_values(shape)]
+        found, pending = set(), [space.meshes.values(shape)]
         while pending:
             prefix = pending.pop()
             if len(prefix) == space.first_recompute:
@@ -75,7 +76,7 @@ def test_cuts_under_constraints_are_all_there(mlp):
             else:
                 pending += [(*prefix, int(v)) for v in np.flatnonzero(space.legal(prefix))]
         assert found == expected
-        ways = space._cut_decades(n, None)
+        ways = cut_decades(space, n, None)
         assert 10**ways == pytest.approx(len(expected))
         total += len(expected)
     assert total > 0

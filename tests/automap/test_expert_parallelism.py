@@ -19,9 +19,9 @@ SPEC = "moe:layers=2,hidden=256,heads=4,ffn=512,experts=8,seq_len=256,vocab_size
 MakeSpace = Callable[..., PlanSpace]
 
 
-def plan(space: PlanSpace, expert_axis: str, *, dp: int = 8, zero: int = 0) -> Values:
+def plan(space: PlanSpace, expert_axis: str, *, dp: int = 8, ep: int = 1, zero: int = 0) -> Values:
     """All devices in one stage, one micro-batch."""
-    shape = next(s for s in space.shapes if (s.dp, s.pp, s.num_micro_batches) == (dp, 1, 1))
+    shape = next(s for s in space.shapes if (s.dp, s.middle, s.pp, s.num_micro_batches) == (dp, ep, 1, 1))
     prefix = space.even_values(shape, recompute="none", zero=zero)
     return megatron_signatures(space, shape, prefix, sequence_parallel=False, expert_axis=expert_axis)
 
@@ -56,12 +56,16 @@ def test_weights_of_spread_experts_are_not_reduced(space: MakeSpace) -> None:
 
 def test_a_plan_with_spread_experts_is_one_of_the_space(space: MakeSpace) -> None:
     s = space(zoo.build(SPEC), "8xA100-80GB", 16)
-    values = plan(s, "dp", zero=1)
+    values = plan(s, "ep", dp=2, ep=4, zero=1)
     decoded = s.decode(values)
     assert s.encode(decoded) == values
     shardings = decoded.stages[0].shardings
     product = next(v for k, v in shardings.items() if "GroupedMatMul#0" in k)
-    assert product["dp"].inputs == ("S(0)", "S(0)") and product["dp"].outputs == ("S(0)",)
+    # Everything else splits the batch over both axes: nothing needs to be said of it, or of dp.
+    assert product.keys() == {"ep"} and product["ep"].inputs == ("S(0)", "S(0)") and product["ep"].outputs == ("S(0)",)
+    stage = decoded.stages[0]
+    assert (stage.mesh, stage.batch_axes, stage.zero.axes) == ((("dp", 2), ("ep", 4)), ("dp", "ep"), ("dp", "ep"))
+    assert all(".experts" in name for name in shardings)
     every = {v for _, v in templates(s)}
     assert values in every
     rng = np.random.default_rng(0)
@@ -109,4 +113,4 @@ def test_a_search_finds_a_plan() -> None:
         assert states < memory.capacity < 16 * found.model.num_parameters
         assert states + memory.activations + memory.buffers <= memory.capacity
     spread = [v for k, v in found.stages[0].shardings.items() if "GroupedMatMul" in k]
-    assert spread and all("S(0)" in v["dp"].inputs for v in spread)
+    assert spread and all("S(0)" in v["ep"].inputs for v in spread)

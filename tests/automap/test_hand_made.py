@@ -42,7 +42,7 @@ def evaluator_of(evaluators: dict[tuple[str, str, int], Evaluator]) -> Any:
 
 
 def made(evaluator: Evaluator, strategy: Strategy) -> Choice:
-    return module.hand_made(evaluator, strategy)[0]
+    return module.hand_made(evaluator, strategy)
 
 
 def layers(choice: Choice, evaluator: Evaluator) -> list[int]:
@@ -79,8 +79,8 @@ def test_virtual_stages_go_round_the_ranks(evaluator_of: Any) -> None:
 def test_a_hand_made_plan_is_a_plan(evaluator_of: Any, stated: dict[str, Any]) -> None:
     """Written as a document and read again, with every check of a plan, it costs the same."""
     evaluator = evaluator_of()
-    choice, axes = module.hand_made(evaluator, Strategy(**stated))
-    plan = to_plan(choice, evaluator, axes)
+    choice = module.hand_made(evaluator, Strategy(**stated))
+    plan = to_plan(choice, evaluator)
     estimate = price(evaluator.problem, plan, evaluator)
     assert estimate.step_time_s == evaluator.evaluate(choice).step_time_s
 

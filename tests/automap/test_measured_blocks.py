@@ -37,7 +37,7 @@ def problem_of(graph: Graph, *blocks: dict[str, Any], cluster: str = "1x4xA100")
 
 def compute_s(graph: Graph, *blocks: dict[str, Any], **stated: Any) -> float:
     evaluator = Evaluator(problem_of(graph, *blocks))
-    choice, _ = hand_made(evaluator, Strategy(**stated))
+    choice = hand_made(evaluator, Strategy(**stated))
     return float(evaluator.evaluate(choice).ranks[0, c.R_COMPUTE])
 
 
@@ -112,7 +112,7 @@ def test_bounds_of_beginnings_hold_and_all_ways_of_pricing_agree(graph: Graph) -
 
 def test_why_names_measured_blocks(graph: Graph) -> None:
     evaluator = Evaluator(problem_of(graph, BLOCK))
-    choice, _ = hand_made(evaluator, Strategy(tp=2, micro_batch=4))
+    choice = hand_made(evaluator, Strategy(tp=2, micro_batch=4))
     first = reasons(choice, evaluator, evaluator.evaluate(choice))[0]
     assert "measured blocks 14 s" in first
     assert "whole blocks 100%" in first
@@ -145,5 +145,5 @@ def test_the_same_measurement_twice_is_refused(graph: Graph) -> None:
 
 def test_estimates_are_of_the_same_floats(graph: Graph) -> None:
     evaluator = Evaluator(problem_of(graph, BLOCK))
-    choice, _ = hand_made(evaluator, Strategy(tp=2, micro_batch=4))
+    choice = hand_made(evaluator, Strategy(tp=2, micro_batch=4))
     assert estimate_choice(choice, evaluator).step_time_s == evaluator.evaluate(choice).step_time_s

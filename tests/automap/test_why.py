@@ -26,7 +26,7 @@ UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 def case(cluster: str = "1x8xA100", spec: str = GPT, batch: int = 64, **stated: Any) -> tuple[Choice, Evaluator]:
     training = {"global_batch": batch, "trainer": stated.pop("trainer", "megatron-lm")}
     evaluator = Evaluator(Problem.build(zoo.build(spec), parse_cluster(cluster), training))
-    return hand_made(evaluator, Strategy(**stated))[0], evaluator
+    return hand_made(evaluator, Strategy(**stated)), evaluator
 
 
 def said(choice: Choice, evaluator: Evaluator) -> tuple[str, ...]:

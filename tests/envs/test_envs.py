@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 import stable_baselines3.common.env_checker
 
+from automap.counting import count_decades
 from automap.templates import templates
 from envs import HybridEnv, PipelineEnv, ShardingEnv
 from envs.decision import MAX_ACTIONS, REWARD_SCALE, bound_slice
 from envs.pruning import decades_pruned, influential_groups
+from ir import zoo
 
 
 def make(kind, space):
@@ -61,6 +63,21 @@ def test_rewards_telescope_to_the_price(kind, gpt, space):
         assert all(r <= 1e-9 for r in rewards)
         assert info["values"] == s.repair(info["values"])
         assert info["outcome"].step_time_s == s.evaluator.evaluate(s.choice(info["values"])).step_time_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_third_axis_is_decided_like_the_others(kind, space):
+    s = space(zoo.build("moe:layers=2,hidden=64,heads=4,ffn=64,experts=4,seq_len=32,vocab_size=128"), "2x4xA100", 16)
+    env = make(kind, s)
+    rng, middles = np.random.default_rng(0), set()
+    for _ in range(10):
+        rewards, _, info = episode(env, rng)
+        middles.add(s.shape(info["values"]).middle)
+        assert info["values"] == s.repair(info["values"])
+        assert all(r <= 1e-9 for r in rewards) and len(rewards) <= 200
+        assert info["outcome"].step_time_s == s.evaluator.evaluate(s.choice(info["values"])).step_time_s
+    assert kind == "sharding" or middles >= {1, 2}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -163,6 +180,15 @@ def test_the_pruned_size_is_the_number_of_plans_that_are_offered(mlp, space):
         pending += [(*prefix, int(v)) for v in legal]
     # No table of signatures, and no list of modes, is longer than what environments offer.
     assert plans > 50
-    assert 10 ** s.count_decades(limit=2, groups=groups) == pytest.approx(plans)
+    assert 10 ** count_decades(s, limit=2, groups=groups) == pytest.approx(plans)
     assert decades_pruned(s, max_actions=MAX_ACTIONS, max_groups=48) == pytest.approx(s.decades)
     assert decades_pruned(s, max_actions=MAX_ACTIONS, max_groups=1) < s.decades
+
+
+def test_the_pipeline_environment_spreads_experts_over_ep(space):
+    s = space(zoo.build("moe:layers=2,hidden=64,heads=4,ffn=64,experts=4,seq_len=32,vocab_size=128"), "4xA100", 8, ep=4)
+    _, _, info = episode(make("pipeline", s), np.random.default_rng(0))
+    assert info["values"] in {values for _, values in templates(s)} or s.shape(info["values"]).virtual > 1
+    (stage, *_) = s.decode(info["values"]).stages
+    assert all(v["ep"].inputs == ("S(0)", "S(0)") for k, v in stage.shardings.items() if "GroupedMatMul" in k)
+    assert any("GroupedMatMul" in k for k in stage.shardings)

@@ -1,0 +1,222 @@
+"""The decisions of a plan space as flat arrays, for the compiled kernels that draw and price many plans at once.
+
+Everything here belongs to the space and to no plan.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import boolean, float64, int64, types
+
+from automap.order import KINDS
+from ir.factors import whole_signature
+
+if TYPE_CHECKING:
+    from automap.price.layout import StageLayout
+    from automap.space import PlanSpace
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+# Slots of SpaceArrays.scalars.
+(
+    N_DEVICES,
+    N_BATCH,
+    N_FIRST_CUT,
+    N_FIRST_RECOMPUTE,
+    N_ZERO_SLOT,
+    N_FIRST_SIGNATURE,
+    N_KIND,
+) = range(7)
+# Columns of SpaceArrays.groups, one row a linkage group: its first member and their number, the first of its
+# assignments, the first and the number of its values, the value that keeps the leader whole.
+G_MEMBERS, G_COUNT, G_ASSIGNMENT, G_FIRST, G_VALUES, G_WHOLE = range(6)
+# Columns of SpaceArrays.layouts, [pipeline degree, inner degree, middle degree].
+Y_FIRST, Y_UNIFORM = range(2)
+# Columns of SpaceArrays.tied: units, then operator row and input slot that read the parameter in each, and
+# that compute with it in the other.
+I_ONE, I_OTHER, I_ONE_ROW, I_ONE_SLOT, I_OTHER_ROW, I_OTHER_SLOT, I_USER_ROW, I_USER_SLOT = range(8)
+
+
+class SpaceArrays(NamedTuple):
+    """A plan space as flat arrays."""
+
+    scalars: Ints
+    degrees: Ints
+    """Values of the slots `pp` and `tp`."""
+    middles: Ints
+    """Values of the slot `middle`, [1] without one."""
+    micro_batches: Ints
+    """Values of the slot `micro_batches`."""
+    virtuals: Ints
+    """Values of the slot `virtual`."""
+    units: Ints
+    """[units] type of each."""
+    spans: Ints
+    """[types + 1] operator rows of each type."""
+    boundary: Ints
+    """[types] row of `operands` that crosses out, or -1."""
+    members: Ints
+    """Operator rows of all groups, one group behind the other."""
+    assignments: Ints
+    """Signatures of the members for each value of the group's slots, one group behind the other."""
+    makers: Ints
+    """[types, 2] operator row and output slot of the crossing tensor, or -1."""
+    groups: Ints
+    tied: Ints
+    weight: Floats
+    """[units + 1] cumulated weight, strictly rising."""
+    capacity: Floats
+    send_latency_s: Floats
+    send_bytes_per_s: Floats
+    tied_elements: Floats
+    settings: Floats
+    axes: Floats
+    """[rank rows, axes]; the ranks of all layouts, one layout behind the other."""
+    hardware: Floats
+    links: Floats
+    """[rank rows, axes, V_COUNT]."""
+    windows: Ints
+    """[chunks + 1, chunks, 2] first and last legal end of each chunk, by number of chunks."""
+    layouts: Ints
+    masks: Mask
+    """[modes, operator rows] what each recompute mode runs again."""
+    obeys: Mask
+    """[axes, values of all groups] what the user's constraints leave of each group's signatures."""
+    kept: Mask
+    """[units, modes] which modes obey constraints against recomputation."""
+    again: Mask
+    """[units, modes] which modes obey constraints for recomputation."""
+    modes: Mask
+    """[modes] that the trainer and `hints.fix` leave."""
+    zeros: Mask
+    """[4] ZeRO stages that `hints.fix` leaves."""
+
+
+SPACE = types.NamedTuple(
+    (
+        *[int64[::1]] * 10,
+        *[int64[:, ::1]] * 3,
+        *[float64[::1]] * 6,
+        *[float64[:, ::1]] * 2,
+        float64[:, :, ::1],
+        int64[:, :, ::1],
+        int64[:, :, :, ::1],
+        *[boolean[:, ::1]] * 4,
+        *[boolean[::1]] * 2,
+    ),
+    SpaceArrays,
+)
+"""Numba's type of `SpaceArrays`."""
+
+
+def compile_space(space: PlanSpace) -> SpaceArrays:
+    """The arrays of a space with equal meshes on all pipeline ranks."""
+    evaluator, meshes = space.evaluator, space.meshes
+    tables = evaluator.tables
+    layouts, stages, sends = _layouts(space)
+    most = max(shape.num_chunks for shape in space.shapes)
+    windows = np.zeros((most + 1, most, 2), dtype=np.int64)
+    for num_chunks in {shape.num_chunks for shape in space.shapes}:
+        windows[num_chunks, :num_chunks] = [space.constrained.window(c, num_chunks) for c in range(num_chunks)]
+    modes = len(evaluator.masks(0))
+    masks = np.zeros((modes, len(tables.operators)), dtype=np.bool_)
+    for unit_type in range(evaluator.blocks.num_types):
+        rows_of = tables.rows(unit_type)
+        for mode, mask in enumerate(evaluator.masks(unit_type).values()):
+            masks[mode, rows_of.start : rows_of.stop] = mask
+    scalars = [
+        space.problem.cluster.num_devices,
+        space.problem.training.global_batch,
+        space.first_cut,
+        space.first_recompute,
+        space.zero_slot,
+        space.first_signature,
+        KINDS[space.schedule],
+    ]
+    tied = [
+        [one, other, *evaluator.reader(name, one), *evaluator.reader(name, other), *evaluator.user(name, other)]
+        for name, one, other in evaluator.tied
+    ]
+    groups, members, assignments, obeys = _groups(space)
+    tensors = space.problem.graph.tensors
+    return SpaceArrays(
+        scalars=_ints(scalars),
+        degrees=_ints(meshes.degrees),
+        middles=_ints(meshes.middles),
+        micro_batches=_ints(meshes.micro_batches),
+        virtuals=_ints(meshes.virtuals),
+        units=_ints([unit.type for unit in evaluator.blocks.units]),
+        spans=tables.spans,
+        boundary=tables.boundary_out,
+        members=members,
+        assignments=assignments,
+        makers=evaluator.makers,
+        groups=groups,
+        tied=_ints(tied).reshape(-1, 8),
+        weight=space.cumulative_weight,
+        capacity=_floats([s.capacity for s in stages]),
+        send_latency_s=_floats([latency for latency, _ in sends]),
+        send_bytes_per_s=_floats([rate for _, rate in sends]),
+        tied_elements=_floats([tensors[name].num_elements for name, _, _ in evaluator.tied]),
+        settings=evaluator.settings(0),
+        axes=_floats([s.axes for s in stages]),
+        hardware=_floats([s.hardware for s in stages]),
+        links=_floats([s.links for s in stages]),
+        windows=windows,
+        layouts=layouts,
+        masks=masks,
+        obeys=obeys,
+        kept=np.ascontiguousarray(space.constrained.kept),
+        again=np.ascontiguousarray(space.constrained.again),
+        modes=space.modes,
+        zeros=space.zeros,
+    )
+
+
+def _ints(values: object) -> Ints:
+    return np.ascontiguousarray(np.array(values, dtype=np.int64))
+
+
+def _floats(values: object) -> Floats:
+    return np.ascontiguousarray(np.array(values, dtype=np.float64))
+
+
+def _layouts(space: PlanSpace) -> tuple[Ints, list[StageLayout], list[tuple[float, float]]]:
+    """Where the ranks of each mesh stand among all rank rows, their layouts, and what sending to the next costs."""
+    meshes = space.meshes
+    layouts = np.full((len(meshes.degrees), len(meshes.degrees), len(meshes.middles), 2), -1, dtype=np.int64)
+    stages: list[StageLayout] = []
+    sends: list[tuple[float, float]] = []
+    for shape in space.shapes:
+        at = meshes.degrees.index(shape.pp), meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
+        if layouts[at][Y_FIRST] < 0:
+            layout = space.evaluator.layout(meshes.mesh(shape), shape.pp)
+            layouts[at] = len(stages), int(layout.uniform)
+            stages += layout.stages
+            sends += list(zip(layout.send_latency_s, layout.send_bytes_per_s, strict=True))
+    return layouts, stages, sends
+
+
+def _groups(space: PlanSpace) -> tuple[Ints, Ints, Ints, Mask]:
+    """The arrays `groups`, `members`, `assignments` and `obeys`."""
+    groups: list[list[int]] = []
+    members: list[int] = []
+    assignments: list[int] = []
+    obeys: list[Mask] = []
+    count = 0
+    for (unit_type, number), (rows, values) in space.group_rows.items():
+        unit = space.linkage.types[unit_type]
+        group = unit.groups[number]
+        whole = whole_signature(unit.signatures[group.leader])
+        groups.append([len(members), len(rows), len(assignments), count, len(values), whole])
+        members += rows.tolist()
+        assignments += values.reshape(-1).tolist()
+        obeys.append(np.array([space.constrained.signatures(unit_type, group, axis) for axis in space.axes]))
+        count += len(values)
+    every = np.concatenate(obeys, axis=1) if obeys else np.ones((len(space.axes), 0), dtype=np.bool_)
+    return _ints(groups).reshape(-1, 6), _ints(members), _ints(assignments), np.ascontiguousarray(every)

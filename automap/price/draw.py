@@ -1,0 +1,87 @@
+"""Plans of a space drawn at random, many in one compiled call."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import boolean, float64, int64, void
+
+from automap.price.arrays import (
+    G_VALUES,
+    N_BATCH,
+    N_DEVICES,
+    N_FIRST_CUT,
+    N_FIRST_RECOMPUTE,
+    N_FIRST_SIGNATURE,
+    N_ZERO_SLOT,
+    SPACE,
+)
+from automap.price.batch import nth_cut
+from automap.price.compiled import kernel
+from automap.price.legality import assign, mode_mask, signature_mask
+from automap.price.vectors import TABLES
+
+
+@kernel(int64(boolean[::1], float64))
+def _pick(mask, number):
+    """The true entry of `mask` that `number`, in [0, 1), points at."""
+    left = int64(number * mask.sum())
+    for value in range(mask.shape[0]):
+        if mask[value]:
+            if left == 0:
+                return value
+            left -= 1
+    return -1
+
+
+@kernel(void(TABLES, SPACE, float64[:, ::1], int64[:, ::1]))
+def draw_many(tables, space, numbers, values):
+    """Completes plans whose shapes are decided by uniform choices among the legal values of each slot.
+
+    Args:
+        tables: see `Tables.arrays`.
+        space: see `compile_space`.
+        numbers: [n, slots] in [0, 1): what each choice goes by.
+        values: [n, slots], those of the shape given, the others written.
+    """
+    num_units = space.units.shape[0]
+    num_axes = space.obeys.shape[0]
+    first_recompute, zero_slot = space.scalars[N_FIRST_RECOMPUTE], space.scalars[N_ZERO_SLOT]
+    chosen = np.empty((tables.operators.shape[0], num_axes), np.int64)
+    sizes = np.empty(num_axes)
+    mask = np.empty(space.modes.shape[0], np.bool_)
+    for plan in range(values.shape[0]):
+        value, number = values[plan], numbers[plan]
+        num_ranks = space.degrees[value[0]]
+        middle = space.middles[value[2]] if num_axes == 3 else 1
+        samples = space.scalars[N_BATCH] // space.micro_batches[value[num_axes]]
+        num_chunks = num_ranks * space.virtuals[value[num_axes + 1]]
+        sizes[1] = middle
+        sizes[num_axes - 1] = space.degrees[value[1]]
+        sizes[0] = space.scalars[N_DEVICES] // num_ranks // middle // space.degrees[value[1]]
+
+        ends = np.full(num_chunks, num_units)
+        start = 0
+        for slot in range(space.scalars[N_FIRST_CUT], first_recompute):
+            chunk = slot - space.scalars[N_FIRST_CUT]
+            value[slot] = 0
+            if chunk < num_chunks - 1:
+                low, high = space.windows[num_chunks, chunk]
+                low = max(low, start + 1)
+                value[slot] = int64(number[slot] * (high - low + 1))
+                start = nth_cut(space.weight, start, low, high, num_chunks - chunk, value[slot])
+                ends[chunk] = start
+        for slot in range(first_recompute, zero_slot):
+            value[slot] = 0
+            if slot - first_recompute < num_ranks:
+                mode_mask(space, ends, num_ranks, slot - first_recompute, mask)
+                value[slot] = _pick(mask, number[slot])
+        value[zero_slot] = 0
+        if sizes[0] * middle > 1.0:
+            value[zero_slot] = _pick(space.zeros, number[zero_slot])
+        for group in range(space.groups.shape[0]):
+            legal = np.empty(space.groups[group, G_VALUES], np.bool_)
+            for axis in range(num_axes):
+                slot = space.scalars[N_FIRST_SIGNATURE] + group * num_axes + axis
+                signature_mask(tables, space, group, axis, chosen, sizes, samples, legal)
+                value[slot] = _pick(legal, number[slot])
+                assign(space, group, axis, value[slot], chosen)
