@@ -84,6 +84,8 @@ class Trainer:
     regathers: bool
     """Whether the backward pass keeps a rank's part of what was gathered and gathers again, under the product of the
     other gradient; else the whole is kept."""
+    keeps_quantised: bool
+    """Whether the backward pass keeps an operand of a low-precision product as it was quantised."""
     send_host_ms: float
     """Host time of one exchange between pipeline ranks, as where the trainer waits for the device."""
     send_overlap: float
@@ -102,6 +104,8 @@ class Trainer:
     """Whether attention runs as one kernel that keeps no scores (FlashAttention and its kin)."""
     elementwise_traffic: float
     """Bytes that memory-bound operators really move over those of operator-by-operator execution."""
+    loss_passes: float
+    """Bytes that its cross-entropy moves over those of one pass over the logits; nothing else is in between."""
     error_band: float
     """Half-width of the band around an estimate, as a share of it."""
     schema: str = "automap.trainer/1"

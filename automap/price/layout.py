@@ -41,6 +41,7 @@ from automap.price.vectors import (
     H_HOST_BACKWARD,
     H_HOST_COLLECTIVE_S,
     H_HOST_S,
+    H_KEPT,
     H_KERNEL_S,
     H_LOSS,
     H_MISALIGNED,
@@ -128,7 +129,7 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Floats:
     vector[H_ATTENTION : H_ATTENTION + A_COUNT] = min(attentions, key=lambda curve: float(curve[A_FLOPS]))
     vector[H_BANDWIDTH] = min(kind.hbm_bandwidth_GBps * 1e9 * kind.memory_efficiency for kind in kinds)
     vector[H_ELEMENTWISE] = trainer.elementwise_traffic
-    vector[H_LOSS] = shared("loss_passes")
+    vector[H_LOSS] = trainer.loss_passes
     vector[H_KERNEL_S] = shared("kernel_us") * 1e-6
     vector[H_ELEMENT] = problem.activation_bytes
     vector[H_MISALIGNED] = shared("misaligned")
@@ -142,6 +143,7 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Floats:
     vector[H_EXPOSED] = 1.0 - problem.tensor_overlap
     vector[H_EXPOSED_EXCHANGE] = 1.0 - trainer.exchange_overlap
     vector[H_WEIGHT_ELEMENT] = problem.weight_bytes
+    vector[H_KEPT] = problem.weight_bytes / problem.activation_bytes if trainer.keeps_quantised else 1.0
     vector[H_QUANTISE_KERNELS] = shared("quantise_kernels") if problem.precision in WEIGHT_BYTES else 0.0
     vector[H_ROUTING] = shared("routing_passes")
     vector[H_ROUTING_KERNELS] = shared("routing_kernels")

@@ -19,7 +19,7 @@ from automap.price.kept import NOT_KEPT, note, own_part, settle
 from automap.price.measured import measured_block
 from automap.price.operators import operator_s
 from automap.price.placements import dual, local_bytes, place_operands
-from automap.price.shapes import ATTENTION, INSIDE, X_KIND, X_WEIGHT
+from automap.price.shapes import ATTENTION, INSIDE, PRODUCT, X_KIND, X_WEIGHT
 from automap.price.sharded import N_ENTERING, N_KEPT, N_REPEATS, SHARDED
 from automap.price.tables import (
     ALL_GATHER,
@@ -69,12 +69,19 @@ from automap.price.vectors import (
     C_WEIGHING,
     C_WEIGHT,
     C_WORKSPACE,
+    H_KEPT,
     H_REGATHERS,
     H_RING,
     H_SCATTERED,
     TABLES,
 )
 from ir.factors import BROADCAST, PARTIAL
+
+
+@borrowing(float64(float64[::1], float64[::1]))
+def _kept_share(shape, hardware):
+    """Bytes that are kept of the operands of a kernel over those of the activation."""
+    return hardware[H_KEPT] if shape[X_KIND] == PRODUCT and shape[X_WEIGHT] > 0.0 else 1.0
 
 
 @borrowing(
@@ -202,12 +209,13 @@ def shard_unit(tables, first, last, chosen, axes, links, zero_axes, hardware, sa
                 noted[row] = NOT_KEPT
                 if operands[row, D_SAVED] == 1:
                     root = tensors[tensor, T_ROOT]
-                    note(operands, start, row, root, sharded.held[row], undecided, noted, known, loose)
-                    sharded.stored[row] = sharded.held[row]
+                    share = _kept_share(tables.shapes[op], hardware)
+                    sharded.stored[row] = share * sharded.held[row]
+                    note(operands, start, row, root, sharded.stored[row], undecided, noted, known, loose)
                     if source >= start and hardware[H_REGATHERS] > 0.0:
                         lies_kept = sharded.axes[1]
                         own_part(lies[source], lies[row], lies_kept)
-                        sharded.stored[row] = local_bytes(tables.sizes, tensor, lies_kept, axes, samples)
+                        sharded.stored[row] = share * local_bytes(tables.sizes, tensor, lies_kept, axes, samples)
 
         total[C_WORKSPACE] = max(total[C_WORKSPACE], produced)
         sharded.forward[op] = 0.0
@@ -409,6 +417,7 @@ def unit_cost(
                     _arrive(tensors, tensor, incoming, arrives)
                     own_part(arrives, lies[row], wanted)
                     amount = local_bytes(tables.sizes, tensor, wanted, axes, samples)
+                    amount *= _kept_share(tables.shapes[op], hardware)
                 note(operands, start, row, root, amount, sharded.undecided[op], noted, known, loose)
         out[C_SAVED] = settle(operands, tensors, kept, known, loose)
     # A ring hides under the attention that it feeds, as far as that lasts.

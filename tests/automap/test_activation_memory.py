@@ -16,11 +16,13 @@ LENGTH, HIDDEN, HEADS, BATCH = 512, 256, 8, 4
 SCORES = 5 * HEADS * LENGTH / HIDDEN
 
 
-def _layer_bytes(tp: int, *, sequence_parallel: bool, recompute: str, trainer: str) -> float:
+def _layer_bytes(
+    tp: int, *, sequence_parallel: bool, recompute: str, trainer: str, precision: str = "fp16", device: str = "A100"
+) -> float:
     """Of the third layer, in multiples of sequence x batch x hidden."""
     spec = f"gpt:layers=4,hidden={HIDDEN},heads={HEADS},seq_len={LENGTH},vocab_size=1024,dropout_percent=10"
-    training = {"global_batch": BATCH, "precision": "fp16", "trainer": trainer}
-    problem = Problem.build(zoo.build(spec), parse_cluster(f"1x{tp}xA100-80GB"), training)
+    training = {"global_batch": BATCH, "precision": precision, "trainer": trainer}
+    problem = Problem.build(zoo.build(spec), parse_cluster(f"1x{tp}x{device}-80GB"), training)
     evaluator = Evaluator(problem)
     space = PlanSpace(problem, evaluator)
     shape = next(s for s in space.shapes if (s.tp, s.pp, s.num_micro_batches) == (tp, 1, 1))
@@ -52,3 +54,19 @@ def test_only_a_trainer_that_gathers_again_keeps_its_own_part():
     again = _layer_bytes(4, sequence_parallel=True, recompute="none", trainer="megatron-lm")
     whole = _layer_bytes(4, sequence_parallel=True, recompute="none", trainer="deepspeed")
     assert whole - again == pytest.approx(4 * (1 - 1 / 4))
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_operands_that_were_quantised_are_kept_so(tp):
+    """One byte instead of two for the inputs of qkv and of both products of the MLP (1 + 1 + 4 elements of hidden size
+    a token); the output of attention is kept in bf16 by attention and quantised by the product behind it."""
+    sizes = {
+        (trainer, precision): _layer_bytes(
+            tp, sequence_parallel=True, recompute="none", trainer=trainer, precision=precision, device="H100"
+        )
+        for trainer in ("megatron-core", "torchtitan")
+        for precision in ("bf16", "fp8")
+    }
+    assert sizes["megatron-core", "bf16"] == pytest.approx(34 / tp)
+    assert sizes["megatron-core", "fp8"] == pytest.approx((34 - 6 + 1) / tp)
+    assert sizes["torchtitan", "fp8"] == sizes["torchtitan", "bf16"]

@@ -195,7 +195,7 @@ def test_one_device_is_the_sum_of_its_operators(gpt, space):
             for name in (*op.inputs, *op.outputs):
                 t = graph.tensors[name]
                 moved += t.elements.at(batch) * (2 if t.is_float else {"int64": 8, "bool": 1, "int32": 4}[t.dtype])
-            moved *= trainer.elementwise_traffic * (shared("loss_passes") if "Loss" in op.kind else 1.0) / bandwidth
+            moved *= trainer.elementwise_traffic * (trainer.loss_passes if "Loss" in op.kind else 1.0) / bandwidth
             forward += moved * op.traffic[0] + shared("kernel_us") * 1e-6
             backward += moved * op.traffic[1] + shared("kernel_us") * 1e-6
             kernels += any(op.traffic)
