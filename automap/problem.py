@@ -75,6 +75,8 @@ class Trainer:
     gathered before it."""
     gather_bandwidth_share: float
     """Share of a host's network rate that ZeRO's gathers and scatters reach, 0..1."""
+    gathers_singly: bool
+    """Whether ZeRO 3 gathers parameter by parameter, each in a ring of its own; else a block's at once."""
     host_us_per_operator: float
     """Host time to launch one operator's kernels, forward; it shows where the device waits for it."""
     host_us_per_collective: float

@@ -44,11 +44,14 @@ TRAINER = (
     "loss_passes",
 )
 """The fields of automap/data/trainers that are fitted; at most ten, so that a trainer stays a few physical facts."""
+OF_KERNELS = ("elementwise_traffic", "attention_rate", "loss_passes")
+SAME_KERNELS = {"megatron-deepspeed": "megatron-lm"}
+"""A fork runs the kernels of what it was forked from."""
 INTER = ("infiniband-edr", "infiniband-hdr", "infiniband-ndr", "ethernet", "omni-path")
 INTRA = ("nvlink2", "nvlink3", "nvlink4", "nvlink5", "pcie")
 CLOCKS = ("V100", "A100", "H100", "H100-96GB", "H200", "GB200")
 MEMORIES = ("V100", "A100", "H100", "GB200")
-FOLD_STEPS = 3
+FOLD_STEPS = 2
 """From the constants of all runs to those of a part of them."""
 
 
@@ -68,19 +71,28 @@ def _trainer_constants(name: str) -> list[Constant]:
     core = name in ("megatron-core", "torchtitan", "llm-foundry-fsdp", "internevo")
     traffic = {"llm-foundry-fsdp": 1.2, "torchtitan": 0.7, "megatron-core": 0.8, "deeplearningexamples": 0.8}
     rows = (
-        ("elementwise_traffic", traffic.get(name, 1.0), 0.5, 1.8, 0.001),
+        ("elementwise_traffic", traffic.get(name, 1.0), 0.5, 2.2, 0.003),
         ("attention_rate", 0.5 if name == "llm-foundry-fsdp" else 0.9, 0.2, 1.0, 0.01),
         ("host_us_per_operator", 40.0 if name in ("megatron-deepspeed", "megatron-lm") else 15.0, 2.0, 90.0, 0.1),
         ("host_us_per_collective", 40.0, 0.0, 300.0, 0.01),
         ("gradient_overlap", 0.9 if core else 0.5 if name in ("oneflow", "alpa") else 0.0, 0.0, 1.0, 0.3),
         ("tensor_overlap", {"torchtitan": 0.3, "megatron-core": 0.5}.get(name, 0.0), 0.0, 0.8, 0.01),
-        ("gather_bandwidth_share", 0.14 if name == "deepspeed" else 0.25, 0.05, 0.8, 0.01),
+        ("gather_bandwidth_share", 0.14 if name == "deepspeed" else 0.25, 0.1, 0.8, 0.3),
         ("step_overhead_ms", 5.0, 0.0, 20.0, 0.01),
         ("send_host_ms", 0.25, 0.0, 0.8, 0.03),
         ("loss_passes", 24.0 if name in ("megatron-deepspeed", "megatron-lm") else 8.0, 1.0, 60.0, 0.03),
     )
     assert tuple(row[0] for row in rows) == TRAINER
-    return [Constant(name=f"{name}.{key}", prior=p, low=lo, high=hi, hold=h) for key, p, lo, hi, h in rows]
+    return [
+        Constant(name=f"{name}.{key}", prior=p, low=lo, high=hi, hold=h)
+        for key, p, lo, hi, h in rows
+        if _owner(name, key) == name
+    ]
+
+
+def _owner(trainer: str, key: str) -> str:
+    """The trainer whose constant it is."""
+    return SAME_KERNELS.get(trainer, trainer) if key in OF_KERNELS else trainer
 
 
 SHARED = {
@@ -126,7 +138,7 @@ class Fleet:
         for name in self.trainers:
             self.constants += _trainer_constants(name)
         self.constants += [Constant(name=n, prior=p, low=lo, high=hi, hold=h) for n, (p, lo, hi, h) in SHARED.items()]
-        self.constants += [Constant(name=f"link.{k}", prior=0.65, low=0.45, high=1.0, hold=0.3) for k in INTER]
+        self.constants += [Constant(name=f"link.{k}", prior=0.65, low=0.35, high=1.0, hold=0.3) for k in INTER]
         self.constants += [Constant(name=f"link.{k}", prior=0.75, low=0.5, high=0.95, hold=0.01) for k in INTRA[:3]]
         self.constants += [Constant(name="portable_attention", prior=0.5, low=0.3, high=0.8, hold=0.1)]
         self.at = {c.name: i for i, c in enumerate(self.constants)}
@@ -135,7 +147,24 @@ class Fleet:
         self.high = np.array([c.high for c in self.constants])
         self.hold = np.array([c.hold for c in self.constants])
         self.measured = np.array([f.run.iteration_s for f in rows])
+        self.current = np.clip([self._now(c.name) for c in self.constants], self.low, self.high)
         self.touched = [np.flatnonzero([_depends(f, c.name) for f in rows]) for c in self.constants]
+
+    def _now(self, name: str) -> float:
+        """What the data files say of a constant: where a fit begins."""
+        kind, _, rest = name.partition(".")
+        if kind in SHARED:
+            return float(fitted("step")["constants"][kind]["value"])
+        if kind in self.trainers:
+            return float(getattr(trainers()[kind], rest))
+        devices = [d for f in self.rows for d in f.problem.cluster.devices.values()]
+        if kind == "link":
+            links = [k for f in self.rows for k in f.problem.cluster.links.values()]
+            return next((k.efficiency for k in links if _link_kind(k.name) == rest), self.prior[self.at[name]])
+        fields = {"clock": ("sustained_clock", CLOCKS), "memory": ("memory_efficiency", MEMORIES)}
+        field, kinds = fields.get(kind, ("portable_attention", ()))
+        alike = (d for d in devices if (_nearest(d, kinds) == rest if kinds else d.curves_of != "A100"))
+        return next((float(getattr(d, field)) for d in alike), self.prior[self.at[name]])
 
     def apply(self, x: Floats) -> None:
         """Gives the constants to the price."""
@@ -144,7 +173,7 @@ class Fleet:
             fitted("step")["constants"][name]["value"] = value[name]
         software: Any = trainers()
         for name in self.trainers:
-            fields = {key: value[f"{name}.{key}"] for key in TRAINER}
+            fields = {key: value[f"{_owner(name, key)}.{key}"] for key in TRAINER}
             software[name] = replace(software[name], **fields, parameter_gather_overlap=fields["gradient_overlap"])
         for cluster in {id(f.problem.cluster): f.problem.cluster for f in self.rows}.values():
             devices: Any = cluster.devices
@@ -220,7 +249,8 @@ def _depends(f: PricedRun, name: str) -> bool:
         return f.problem.training.scaling == "row"
     if kind in OF_EXPERTS:
         return bool(f.run.model.get("moe"))
-    return kind in SHARED or kind in ("portable_attention", f.problem.trainer.name)
+    name = f.problem.trainer.name
+    return kind in SHARED or kind in ("portable_attention", _owner(name, rest))
 
 
 def _link_kind(name: str) -> str:
@@ -293,7 +323,7 @@ def write(fleet: Fleet, x: Floats, left_out: Floats) -> None:
         notes = document.pop("source")
         mine = np.array([f.problem.trainer.name == name for f in fleet.rows])
         for key in TRAINER:
-            constant = fleet.constants[at[f"{name}.{key}"]]
+            constant = fleet.constants[at[f"{_owner(name, key)}.{key}"]]
             value = x[at[constant.name]]
             document[key] = _rounded(value)
             kept = abs(value - constant.prior) < 0.02 * max(abs(constant.prior), 0.1)
@@ -351,7 +381,7 @@ def main() -> None:
         print(f"{count:4} not priced, {why}")
     fleet = Fleet(rows)
     table(fleet, fleet.predict(fleet.prior), "(a) defaults")
-    x = fleet.fit(np.zeros(len(rows), dtype=bool), options.steps)
+    x = fleet.fit(np.zeros(len(rows), dtype=bool), options.steps, fleet.current)
     table(fleet, fleet.predict(x), "(c) fitted")
     for constant, value in zip(fleet.constants, x, strict=True):
         if value != constant.prior:

@@ -40,6 +40,7 @@ from automap.price.vectors import (
     C_RECOMPUTE_COMM,
     C_REDUCE,
     C_SAVED,
+    C_TENSORS,
     C_WEIGHT,
     C_WEIGHT_HOST,
     C_WORKSPACE,
@@ -66,8 +67,9 @@ from automap.price.vectors import (
     P_SEND_S,
     P_SEND_OVERLAP,
     P_EXCHANGE_OVERLAP,
-) = range(15)
-P_COUNT = 15
+    P_SINGLY,
+) = range(16)
+P_COUNT = 16
 SPREAD_OVERLAP = 0.8
 """Share of the gradients' overlap that ZeRO 1's gathers of the weights reach."""
 # Columns of the result, one row a rank.
@@ -90,21 +92,24 @@ R_COMM = 13
 R_COUNT = R_COMM + KIND_COUNT
 
 
-@borrowing(float64(float64, float64[::1], float64))
-def _gather_s(size, link, data):
-    """Time of an all-gather of `data` bytes at the rate that ZeRO's gathers reach."""
+@borrowing(float64(float64, float64[::1], float64, float64))
+def _gather_s(size, link, data, rings):
+    """Time of all-gathers of `data` bytes together, in `rings` calls, at the rate that ZeRO's gathers reach."""
     if size <= 1.0 or data <= 0.0:
         return 0.0
     x = (size - 1.0) / size * data / link[V_GATHER_BYTES_PER_S]
-    return link[V_RING_S] + x + link[V_RAMP] * math.sqrt(x * RAMP_UNIT_S)
+    return rings * link[V_RING_S] + x + link[V_RAMP] * math.sqrt(rings * x * RAMP_UNIT_S)
 
 
-@borrowing(types.UniTuple(float64, 2)(float64[::1], float64[::1], float64[:, ::1], float64[::1], float64, float64))
-def _zero_s(elements, axes, links, settings, forward, backward):
+@borrowing(
+    types.UniTuple(float64, 2)(float64[::1], float64, float64[::1], float64[:, ::1], float64[::1], float64, float64)
+)
+def _zero_s(elements, rings, axes, links, settings, forward, backward):
     """What ZeRO 2 and 3 add to the passes of one unit and micro-batch: what they do not hide of its own traffic.
 
     Args:
         elements: [MAX_AXES] parameters of the unit that are gathered over each axis, see C_GATHER.
+        rings: calls that gather them; their gradients are scattered in one.
         axes: [axes] mesh sizes.
         links: [axes, V_COUNT].
         settings: see the P_ constants.
@@ -114,9 +119,9 @@ def _zero_s(elements, axes, links, settings, forward, backward):
     scatter = 0.0
     gather = 0.0
     for a in range(axes.shape[0]):
-        scatter += _gather_s(axes[a], links[a], elements[a] * settings[P_SENT])
+        scatter += _gather_s(axes[a], links[a], elements[a] * settings[P_SENT], 1.0)
         if settings[P_ZERO] >= 3.0:
-            gather += _gather_s(axes[a], links[a], elements[a] * settings[P_PARAMETER])
+            gather += _gather_s(axes[a], links[a], elements[a] * settings[P_PARAMETER], rings)
     hidden = settings[P_GATHER_OVERLAP]
     first = gather * (1.0 - hidden) + max(0.0, gather * hidden - forward)
     hidden = settings[P_GRADIENT_OVERLAP]
@@ -232,7 +237,8 @@ def passes(
         seconds[WEIGHT, chunk] += times * spent_weight
         if zero_stage >= 2.0:
             gathers = costs[row, C_GATHER : C_GATHER + MAX_AXES]
-            one, two = _zero_s(gathers, axes[rank], links[rank], settings, spent_forward, spent_backward)
+            rings = costs[row, C_TENSORS] if settings[P_SINGLY] > 0.0 else 1.0
+            one, two = _zero_s(gathers, rings, axes[rank], links[rank], settings, spent_forward, spent_backward)
             seconds[FORWARD, chunk] += times * one
             seconds[BACKWARD, chunk] += times * two
             seconds[INPUT, chunk] += times * two
@@ -400,7 +406,7 @@ def combine(
             whole = collective_s(ALL_REDUCE, axes[rank, a], links[rank, a], data)
             if zero_axes[a] and zero_stage >= 1.0:
                 sync += 0.5 * whole
-                spread += _gather_s(axes[rank, a], links[rank, a], reduce[rank, a] * settings[P_PARAMETER])
+                spread += _gather_s(axes[rank, a], links[rank, a], reduce[rank, a] * settings[P_PARAMETER], 1.0)
             else:
                 sync += whole
         hidden = settings[P_GRADIENT_OVERLAP]

@@ -29,6 +29,7 @@ from automap.price.combine import (
     P_SEND_OVERLAP,
     P_SEND_S,
     P_SENT,
+    P_SINGLY,
     P_STEP_S,
     P_TENSOR_OVERLAP,
     P_UPDATE,
@@ -158,6 +159,7 @@ class Evaluator:
         self._settings[P_GATHER_OVERLAP] = trainer.parameter_gather_overlap
         self._settings[P_TENSOR_OVERLAP] = problem.tensor_overlap
         self._settings[P_EXCHANGE_OVERLAP] = trainer.exchange_overlap
+        self._settings[P_SINGLY] = float(trainer.gathers_singly)
         # Gradients in fp16 keep the type of the weights on their way; only bf16 trainers add them up in fp32.
         self._settings[P_SENT] = 2.0 if problem.precision == "fp16" else gradient
         self._settings[P_UPDATE] = shared("optimizer_bytes") * _touched(problem) / _touched(problem, "adam")

@@ -42,7 +42,8 @@ D_COUNT = 8
 T_ROLE, T_PRODUCER, T_SLOT, T_GRAD, T_ROOT, T_BATCH_DIM, T_NDIM, T_DIMS = range(8)
 MAX_DIMS = 8
 # Columns of Tables.sizes.
-E_FIXED, E_SAMPLE, E_BYTES = range(3)
+E_FIXED, E_SAMPLE, E_BYTES, E_TENSORS = range(4)
+# E_TENSORS: parameters that the trainer knows; a piece of a fused weight is a part of one.
 # Columns of Tables.signatures.
 S_PLACES, S_DIVIDES, S_KIND, S_BATCH, S_CLASS = range(5)
 # Columns of Tables.blocks.
@@ -248,8 +249,13 @@ class _Builder:
         self.names.append(tensor.name)
         size = self.problem.activation_bytes if tensor.is_float else DTYPE_BYTES.get(tensor.dtype, 4.0)
         size *= self.repeated.get(tensor.name, 1.0)
-        self.sizes.append([tensor.elements.fixed, tensor.elements.per_sample, size])
+        self.sizes.append([tensor.elements.fixed, tensor.elements.per_sample, size, 1.0 / self._pieces(tensor.name)])
         return index
+
+    def _pieces(self, name: str) -> int:
+        """Into how many pieces the parameter was split that `name` is one of."""
+        whole = self.graph.pieces[name][0] if name in self.graph.pieces else None
+        return sum(piece[0] == whole for piece in self.graph.pieces.values()) if whole else 1
 
     def _is_free(self, name: str) -> bool:
         maker = self.graph.operators[self.graph.producer[name]]
@@ -392,7 +398,7 @@ def build_tables(problem: Problem, linkage: Linkage | None = None) -> Tables:
         costs=floats(builder.costs, 11),
         operands=ints(builder.operands, D_COUNT),
         tensors=ints(builder.tensors, T_DIMS + MAX_DIMS),
-        sizes=floats(builder.sizes, 3),
+        sizes=floats(builder.sizes, 4),
         signatures=ints(builder.signatures, 5),
         exchanges=floats(builder.exchanges, 4),
         places=ints(builder.places, 2),

@@ -32,6 +32,7 @@ from automap.price.tables import (
     D_SOURCE,
     D_TENSOR,
     E_FIXED,
+    E_TENSORS,
     OP_DIVISIBLE,
     OP_FREE,
     OP_INPUTS,
@@ -66,6 +67,7 @@ from automap.price.vectors import (
     C_RECOMPUTE_COMM,
     C_RECOMPUTE_RING,
     C_SAVED,
+    C_TENSORS,
     C_WEIGHING,
     C_WEIGHT,
     C_WORKSPACE,
@@ -162,6 +164,7 @@ def shard_unit(tables, first, last, chosen, axes, links, zero_axes, hardware, sa
                 if operands[row, D_EARLIER] < 0:
                     elements = tables.sizes[tensor, E_FIXED]
                     add_elements(lies[row], elements, zero_axes, axes, total)
+                    total[C_TENSORS] += tables.sizes[tensor, E_TENSORS]
                     if tensors[tensor, T_GRAD] == 1:
                         add_reduction(operators, operands, lies, returns, row, start, stop, axes, elements, total)
                 continue

@@ -27,15 +27,16 @@ C_FORWARD_RING, C_BACKWARD_RING, C_RECOMPUTE_RING, C_FORWARD_ATTENDED, C_BACKWAR
     C_BACKWARD_WAITS + 1, C_BACKWARD_WAITS + 6
 )
 C_GATHER = C_BACKWARD_ATTENDED + 1
-C_COUNT = C_GATHER + MAX_AXES
+C_TENSORS = C_GATHER + MAX_AXES
+C_COUNT = C_TENSORS + 1
 """C_REDUCE + axis: local elements of parameter gradients that are reduced over that axis once a step; C_GATHER + axis:
 those of parameters that ZeRO gathers over it. Where several axes take part, the inner ones come first, and an outer one
-carries what a rank is left with behind them. C_FORWARD_HOST, C_BACKWARD_HOST: what the device waits for its host,
-recomputation included; C_WEIGHT: the part of C_BACKWARD that makes gradients of weights, C_INPUT the rest;
-C_INPUT_HOST, C_WEIGHT_HOST: the waits when these two run apart; C_LAUNCHED: kernels of the forward pass; C_WEIGHING:
-those whose backward pass makes gradients of weights; C_FORWARD_WAITS, C_BACKWARD_WAITS: host time of collectives, in
-that of a group of two, recomputation included; RING: keys and values on their way round a ring; ATTENDED: the attention
-that hides them."""
+carries what a rank is left with behind them. C_TENSORS: parameters of the unit. C_FORWARD_HOST, C_BACKWARD_HOST: what
+the device waits for its host, recomputation included; C_WEIGHT: the part of C_BACKWARD that makes gradients of weights,
+C_INPUT the rest; C_INPUT_HOST, C_WEIGHT_HOST: the waits when these two run apart; C_LAUNCHED: kernels of the forward
+pass; C_WEIGHING: those whose backward pass makes gradients of weights; C_FORWARD_WAITS, C_BACKWARD_WAITS: host time of
+collectives, in that of a group of two, recomputation included; RING: keys and values on their way round a ring;
+ATTENDED: the attention that hides them."""
 
 # Slots of the hardware vector: the curves of products of activations, of products with a weight and of attention, then
 # memory bytes/s; passes of memory-bound kernels and of the loss over
