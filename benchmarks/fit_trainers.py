@@ -80,7 +80,7 @@ def _trainer_constants(name: str) -> list[Constant]:
         ("gather_bandwidth_share", 0.14 if name == "deepspeed" else 0.25, 0.1, 0.8, 0.3),
         ("step_overhead_ms", 5.0, 0.0, 20.0, 0.01),
         ("send_host_ms", 0.25, 0.0, 0.8, 0.03),
-        ("loss_passes", 24.0 if name in ("megatron-deepspeed", "megatron-lm") else 8.0, 1.0, 60.0, 0.03),
+        ("loss_passes", 24.0 if name in ("megatron-deepspeed", "megatron-lm") else 8.0, 1.0, 30.0, 0.1),
     )
     assert tuple(row[0] for row in rows) == TRAINER
     return [
@@ -138,8 +138,8 @@ class Fleet:
         for name in self.trainers:
             self.constants += _trainer_constants(name)
         self.constants += [Constant(name=n, prior=p, low=lo, high=hi, hold=h) for n, (p, lo, hi, h) in SHARED.items()]
-        self.constants += [Constant(name=f"link.{k}", prior=0.65, low=0.35, high=1.0, hold=0.3) for k in INTER]
-        self.constants += [Constant(name=f"link.{k}", prior=0.75, low=0.5, high=0.95, hold=0.01) for k in INTRA[:3]]
+        self.constants += [Constant(name=f"link.{k}", prior=0.65, low=0.5, high=1.0, hold=0.3) for k in INTER]
+        self.constants += [Constant(name=f"link.{k}", prior=0.75, low=0.6, high=0.95, hold=0.1) for k in INTRA[:3]]
         self.constants += [Constant(name="portable_attention", prior=0.5, low=0.3, high=0.8, hold=0.1)]
         self.at = {c.name: i for i, c in enumerate(self.constants)}
         self.prior = np.array([c.prior for c in self.constants])
