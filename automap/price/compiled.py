@@ -1,14 +1,77 @@
-"""How kernels are compiled: ahead of their first call, into the cache, without fast-math."""
+"""How kernels are compiled: under a stated signature, when they are first called, into the cache, without fast-math."""
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
+from typing import Any
 
-from numba import njit
+from numba.core.caching import FunctionCache
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import CPUDispatcher
+from numba.core.runtime import rtsys
 
-kernel = functools.partial(njit, cache=True, no_cfunc_wrapper=True)
+
+class _Cache(FunctionCache):  # type: ignore[misc]
+    """Reads machine code without all that numba needs to make some, which takes longer to import than the rest of it."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The compiled function, or None."""
+        rtsys.initialize(target_context)
+        return self._load_overload(sig, target_context)
+
+
+class Kernel(CPUDispatcher):  # type: ignore[misc]
+    """A compiled function of one signature.
+
+    It is compiled, or read from the cache, when Python calls it or while a kernel that calls it is compiled. What the
+    cache holds of a kernel holds its callees: a process reads those that Python calls and no others.
+    """
+
+    stated: Any
+    """Numba's signature."""
+
+    def enable_caching(self) -> None:
+        """Into the folder of `automap.price`."""
+        self._cache = _Cache(self.py_func)
+
+    def compile(self, sig: Any = None) -> Any:
+        """Compiles for the stated signature, whatever the first call is with; that is converted, or refused."""
+        with global_compiler_lock:
+            if self._can_compile:
+                super().compile(self.stated)
+                self.disable_compile()
+        return self
+
+    def _compile_for_args(self, *args: Any, **kws: Any) -> Any:
+        return self.compile()
+
+
+class _Inner(Kernel):
+    """A kernel that only kernels call."""
+
+    def add_overload(self, cres: Any) -> None:
+        """Python is not told of it: it has no entry from there."""
+        self.overloads[tuple(cres.signature.args)] = cres
+
+
+def _decorator(made: type[Kernel], **options: bool) -> Callable[..., Callable[..., Any]]:
+    stated_options = {"nopython": True, "no_cfunc_wrapper": True, "forceinline": False, **options}
+
+    def state(signature: Any, **more: bool) -> Callable[..., Any]:
+        def decorate(function: Callable[..., Any]) -> Any:
+            dispatcher = made(function, targetoptions={**stated_options, **more})
+            dispatcher.stated = signature
+            dispatcher.enable_caching()
+            return dispatcher
+
+        return decorate
+
+    return state
+
+
+kernel = _decorator(Kernel, _nrt=True)
 """Takes numba's signature. For functions that make arrays."""
 
-borrowing = functools.partial(njit, cache=True, no_cfunc_wrapper=True, _nrt=False)
+borrowing = _decorator(Kernel, _nrt=False)
 """Takes numba's signature. For functions that make no arrays: they borrow their caller's and count no references, which
 would cost more than most of them do."""
