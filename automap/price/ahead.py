@@ -24,7 +24,7 @@ from ir.factors import BROADCAST
 W_FIRST, W_LAST, W_TYPE, W_BEFORE, W_RANK, W_FIRST_OF_CHUNK, W_BOUNDARY, W_MASK = range(8)
 
 
-@borrowing(void(TABLES, int64[:, ::1], int64, boolean, int64[:, ::1], int64[::1]))
+@borrowing(void(TABLES, int64[:, ::1], int64, boolean, int64[:, ::1], int64[::1]), inner=True)
 def outgoing(tables, makers, unit_type, is_sent, chosen, placement):
     """Writes the placement in which a unit's crossing tensor leaves it; UNKNOWN where undecided.
 
@@ -68,7 +68,8 @@ def outgoing(tables, makers, unit_type, is_sent, chosen, placement):
         SHARDED,
         int64[::1],
         float64[:, ::1],
-    )
+    ),
+    inner=True,
 )
 def _row_costs(
     tables,

@@ -48,7 +48,7 @@ K_TYPE, K_MODE, K_RANK, K_BEFORE, K_OPENS, K_INCOMING = range(6)
 K_COUNT = K_INCOMING + MAX_AXES
 
 
-@borrowing(int64(float64[::1], int64, int64, int64, int64, int64))
+@borrowing(int64(float64[::1], int64, int64, int64, int64, int64), inner=True)
 def nth_cut(weight, start, low, high, chunks_left, number):
     """The end in [low, high] that is `number`-th nearest to an even share of what is left behind unit `start`.
 
@@ -75,7 +75,7 @@ def nth_cut(weight, start, low, high, chunks_left, number):
     return found
 
 
-@borrowing(void(TABLES, int64, int64, int64[:, ::1], float64[::1], boolean[::1], float64[::1]))
+@borrowing(void(TABLES, int64, int64, int64[:, ::1], float64[::1], boolean[::1], float64[::1]), inner=True)
 def _split(tables, row, slot, chosen, axes, zero_axes, result):
     """Over how many ranks a parameter is split where operator `row` reads it, and over how many more ZeRO shards it."""
     result[0] = 1.0

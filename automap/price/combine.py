@@ -92,7 +92,7 @@ R_COMM = 13
 R_COUNT = R_COMM + KIND_COUNT
 
 
-@borrowing(float64(float64, float64[::1], float64, float64))
+@borrowing(float64(float64, float64[::1], float64, float64), inner=True)
 def _gather_s(size, link, data, rings):
     """Time of all-gathers of `data` bytes together, in `rings` calls, at the rate that ZeRO's gathers reach."""
     if size <= 1.0 or data <= 0.0:
@@ -102,7 +102,8 @@ def _gather_s(size, link, data, rings):
 
 
 @borrowing(
-    types.UniTuple(float64, 2)(float64[::1], float64, float64[::1], float64[:, ::1], float64[::1], float64, float64)
+    types.UniTuple(float64, 2)(float64[::1], float64, float64[::1], float64[:, ::1], float64[::1], float64, float64),
+    inner=True,
 )
 def _zero_s(elements, rings, axes, links, settings, forward, backward):
     """What ZeRO 2 and 3 add to the passes of one unit and micro-batch: what they do not hide of its own traffic.
@@ -130,7 +131,9 @@ def _zero_s(elements, rings, axes, links, settings, forward, backward):
     return first, second
 
 
-@borrowing(void(int64, float64[:, ::1], float64[:, ::1], float64[::1], float64[::1], float64[::1], float64[::1]))
+@borrowing(
+    void(int64, float64[:, ::1], float64[:, ::1], float64[::1], float64[::1], float64[::1], float64[::1]), inner=True
+)
 def _bound_schedule(num_micro_batches, counts, seconds, kept, busy, ends, peak):
     """Bounds from below, in closed form, what `run_schedule` finds under any kind but an explicit order.
 

@@ -89,7 +89,7 @@ NO_RECORDS = np.empty((0, L_COUNT))
 TAG = types.UniTuple(int64, 3)
 
 
-@borrowing(float64(int64, int64, float64, float64[::1], float64, TAG, float64[:, ::1], int64[::1]))
+@borrowing(float64(int64, int64, float64, float64[::1], float64, TAG, float64[:, ::1], int64[::1]), inner=True)
 def spend(
     kind: int,
     axis: int,

@@ -12,7 +12,7 @@ from numba.core.runtime import rtsys
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]
-    """Reads machine code without all that numba needs to make some, which takes longer to import than the rest of it."""
+    """Reads machine code without importing what numba needs to make some, the larger part of it."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The compiled function, or None."""
@@ -47,31 +47,40 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
 
 
 class _Inner(Kernel):
-    """A kernel that only kernels call."""
+    """A kernel that only kernels call: Python is told of none of its overloads, since it has no entry from there."""
 
     def add_overload(self, cres: Any) -> None:
-        """Python is not told of it: it has no entry from there."""
+        """Keeps it for kernels."""
         self.overloads[tuple(cres.signature.args)] = cres
 
 
-def _decorator(made: type[Kernel], **options: bool) -> Callable[..., Callable[..., Any]]:
-    stated_options = {"nopython": True, "no_cfunc_wrapper": True, "forceinline": False, **options}
+def _stating(*, makes_arrays: bool) -> Callable[..., Callable[..., Any]]:
+    def state(signature: Any, *, inner: bool = False, forceinline: bool = False) -> Callable[..., Any]:
+        # All is said: numba would take what is not from the kernel whose compilation asks for this one.
+        options = {
+            "nopython": True,
+            "_nrt": makes_arrays,
+            "forceinline": forceinline,
+            "fastmath": False,
+            "error_model": "python",
+            "no_cpython_wrapper": inner,
+            "no_cfunc_wrapper": True,
+        }
 
-    def state(signature: Any, **more: bool) -> Callable[..., Any]:
         def decorate(function: Callable[..., Any]) -> Any:
-            dispatcher = made(function, targetoptions={**stated_options, **more})
-            dispatcher.stated = signature
-            dispatcher.enable_caching()
-            return dispatcher
+            made = (_Inner if inner else Kernel)(function, targetoptions=options)
+            made.stated = signature
+            made.enable_caching()
+            return made
 
         return decorate
 
     return state
 
 
-kernel = _decorator(Kernel, _nrt=True)
-"""Takes numba's signature. For functions that make arrays."""
+kernel = _stating(makes_arrays=True)
+"""Takes numba's signature, and `inner` for what only kernels call. For functions that make arrays."""
 
-borrowing = _decorator(Kernel, _nrt=False)
-"""Takes numba's signature. For functions that make no arrays: they borrow their caller's and count no references, which
-would cost more than most of them do."""
+borrowing = _stating(makes_arrays=False)
+"""Likewise, for functions that make no arrays: they borrow their caller's and count no references, which would cost
+more than most of them do."""

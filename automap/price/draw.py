@@ -16,15 +16,18 @@ from automap.price.arrays import (
     SPACE,
 )
 from automap.price.batch import nth_cut
-from automap.price.compiled import kernel
+from automap.price.compiled import borrowing, kernel
 from automap.price.legality import assign, mode_mask, signature_mask
 from automap.price.vectors import TABLES
 
 
-@kernel(int64(boolean[::1], float64))
+@borrowing(int64(boolean[::1], float64), inner=True)
 def _pick(mask, number):
     """The true entry of `mask` that `number`, in [0, 1), points at."""
-    left = int64(number * mask.sum())
+    legal = 0
+    for value in range(mask.shape[0]):
+        legal += mask[value]
+    left = int64(number * legal)
     for value in range(mask.shape[0]):
         if mask[value]:
             if left == 0:

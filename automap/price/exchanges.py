@@ -45,7 +45,7 @@ def differs(source, target):
     return found
 
 
-@borrowing(boolean(int64[:, ::1], int64[:, ::1], int64[:, ::1], int64, int64))
+@borrowing(boolean(int64[:, ::1], int64[:, ::1], int64[:, ::1], int64, int64), inner=True)
 def _is_shared(operands, lies, returns, row, start):
     """Whether an earlier consumer of the tensor asks for the same conversion, or may turn out to ask for it.
 
@@ -86,7 +86,8 @@ def _is_shared(operands, lies, returns, row, start):
         int64[::1],
         float64[::1],
         float64[::1],
-    )
+    ),
+    inner=True,
 )
 def convert_operand(
     tables,
@@ -178,6 +179,7 @@ def convert_operand(
         float64[::1],
     ),
     forceinline=True,
+    inner=True,
 )
 def exchange_inside(tables, op, first, chosen, axes, links, divisor, samples, records, cursor, sent, total):
     """Adds the collectives inside an operator: statistics of split norms, samples of split experts and the like.

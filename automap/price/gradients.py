@@ -11,7 +11,7 @@ from automap.price.vectors import C_GATHER, C_PARAMETERS, C_REDUCE, C_ZERO
 from ir.factors import BROADCAST, PARTIAL
 
 
-@borrowing(void(int64[::1], float64, boolean[::1], float64[::1], float64[::1]))
+@borrowing(void(int64[::1], float64, boolean[::1], float64[::1], float64[::1]), inner=True)
 def add_elements(lies, elements, zero_axes, axes, total):
     """Adds the elements of a parameter that one rank holds, its share of them under ZeRO, and what that gathers."""
     for a in range(axes.shape[0]):
@@ -37,7 +37,8 @@ def add_elements(lies, elements, zero_axes, axes, total):
         float64[::1],
         float64,
         float64[::1],
-    )
+    ),
+    inner=True,
 )
 def add_reduction(operators, operands, lies, returns, row, start, stop, axes, elements, total):
     """Adds a parameter's local gradient elements to every axis on which the gradient is partial.

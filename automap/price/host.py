@@ -36,7 +36,7 @@ from automap.price.vectors import (
 )
 
 
-@borrowing(float64(float64, float64, float64))
+@borrowing(float64(float64, float64, float64), inner=True)
 def _overlapped(device_s, host_s, exponent):
     """Seconds of a device and its host that overlap: the larger, and more where they are alike."""
     larger = max(device_s, host_s)
@@ -46,7 +46,7 @@ def _overlapped(device_s, host_s, exponent):
     return larger * (1.0 + (smaller / larger) ** exponent) ** (1.0 / exponent)
 
 
-@borrowing(void(float64, float64[::1], float64[::1]))
+@borrowing(void(float64, float64[::1], float64[::1]), inner=True)
 def host_wait(relaunched, hardware, out):
     """Writes how much longer host and device take together than the device alone.
 

@@ -17,7 +17,9 @@ NOT_KEPT = -1.0
 """Of `noted` where an operand adds no memory."""
 
 
-@borrowing(void(int64[:, ::1], int64, int64, int64, float64, boolean, float64[::1], float64[::1], float64[::1]))
+@borrowing(
+    void(int64[:, ::1], int64, int64, int64, float64, boolean, float64[::1], float64[::1], float64[::1]), inner=True
+)
 def note(operands, start, row, root, amount, undecided, noted, known, loose):
     """Notes that `amount` bytes are kept, unless an operand before `row` keeps the same.
 
@@ -45,7 +47,7 @@ def note(operands, start, row, root, amount, undecided, noted, known, loose):
     known[root] += amount
 
 
-@borrowing(float64(int64[:, ::1], int64[:, ::1], int64[::1], float64[::1], float64[::1]))
+@borrowing(float64(int64[:, ::1], int64[:, ::1], int64[::1], float64[::1], float64[::1]), inner=True)
 def settle(operands, tensors, rows, known, loose):
     """Bytes of all that was noted of `rows`; forgets it."""
     total = 0.0
@@ -57,7 +59,7 @@ def settle(operands, tensors, rows, known, loose):
     return total
 
 
-@borrowing(void(int64[::1], int64[::1], int64[::1]))
+@borrowing(void(int64[::1], int64[::1], int64[::1]), inner=True)
 def own_part(source, lies, placement):
     """Writes the placement in which a trainer keeps an operand that it gathers again: the rank's own part of it."""
     for a in range(lies.shape[0]):

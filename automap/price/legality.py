@@ -17,12 +17,12 @@ from automap.price.arrays import (
     G_WHOLE,
     SPACE,
 )
-from automap.price.compiled import kernel
+from automap.price.compiled import borrowing, kernel
 from automap.price.placements import divides
 from automap.price.vectors import TABLES
 
 
-@kernel(void(TABLES, SPACE, int64, int64, int64[:, ::1], float64[::1], int64, boolean[::1]))
+@borrowing(void(TABLES, SPACE, int64, int64, int64[:, ::1], float64[::1], int64, boolean[::1]))
 def signature_mask(tables, space, group, axis, chosen, sizes, samples, mask):
     """Which signatures of a linkage group are legal on a mesh axis: what divides evenly and obeys the constraints.
 
@@ -70,7 +70,7 @@ def signature_mask(tables, space, group, axis, chosen, sizes, samples, mask):
             mask[value] = mask[value] and space.obeys[axis, space.groups[group, G_FIRST] + value]
 
 
-@kernel(void(SPACE, int64, int64, int64, int64[:, ::1]))
+@borrowing(void(SPACE, int64, int64, int64, int64[:, ::1]), inner=True)
 def assign(space, group, axis, value, chosen):
     """Writes the signatures of a group's members on one axis."""
     count = space.groups[group, G_COUNT]
@@ -84,17 +84,28 @@ def count_signatures(tables, space, group, axis, chosen, sizes, samples):
     """In how many ways the signatures of a group may be chosen on `axis` and all behind it; see `signature_mask`."""
     mask = np.empty(space.groups[group, G_VALUES], np.bool_)
     signature_mask(tables, space, group, axis, chosen, sizes, samples, mask)
-    if axis == sizes.shape[0] - 1:
-        return float64(mask.sum())
     total = 0.0
     for value in range(mask.shape[0]):
         if mask[value]:
-            assign(space, group, axis, value, chosen)
-            total += count_signatures(tables, space, group, axis + 1, chosen, sizes, samples)
+            if axis == sizes.shape[0] - 1:
+                total += 1.0
+            else:
+                assign(space, group, axis, value, chosen)
+                total += count_signatures(tables, space, group, axis + 1, chosen, sizes, samples)
     return total
 
 
-@kernel(void(SPACE, int64[::1], int64, int64, boolean[::1]))
+@borrowing(boolean(SPACE, int64[::1], int64, int64, int64, boolean), inner=True)
+def _obeys(space, ends, num_ranks, rank, mode, wholly):
+    """Whether a recompute mode obeys the constraints for recomputation on a rank, and `wholly` those against it."""
+    for chunk in range(rank, ends.shape[0], num_ranks):
+        for unit in range(ends[chunk - 1] if chunk > 0 else 0, ends[chunk]):
+            if not space.again[unit, mode] or (wholly and not space.kept[unit, mode]):
+                return False
+    return True
+
+
+@borrowing(void(SPACE, int64[::1], int64, int64, boolean[::1]))
 def mode_mask(space, ends, num_ranks, rank, mask):
     """Which recompute modes are legal on a pipeline rank.
 
@@ -108,16 +119,12 @@ def mode_mask(space, ends, num_ranks, rank, mask):
         rank: one of them.
         mask: [modes], written.
     """
-    again = space.modes.copy()
-    both = space.modes.copy()
-    for chunk in range(rank, ends.shape[0], num_ranks):
-        for unit in range(ends[chunk - 1] if chunk > 0 else 0, ends[chunk]):
-            for mode in range(mask.shape[0]):
-                again[mode] = again[mode] and space.again[unit, mode]
-                both[mode] = both[mode] and space.again[unit, mode] and space.kept[unit, mode]
-    if both.any():
-        mask[:] = both
-    elif again.any():
-        mask[:] = again
-    else:
-        mask[:] = space.modes
+    for wholly in (True, False):
+        found = False
+        for mode in range(mask.shape[0]):
+            mask[mode] = space.modes[mode] and _obeys(space, ends, num_ranks, rank, mode, wholly)
+            found = found or mask[mode]
+        if found:
+            return
+    for mode in range(mask.shape[0]):
+        mask[mode] = space.modes[mode]

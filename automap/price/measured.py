@@ -29,7 +29,7 @@ WEIGHT_SHARE = 0.5
 """Of a measured backward pass, what makes gradients of weights: products do as much for these as for their inputs."""
 
 
-@borrowing(int64(TABLES, int64, int64, int64[:, ::1], float64[::1]))
+@borrowing(int64(TABLES, int64, int64, int64[:, ::1], float64[::1]), inner=True)
 def _division(tables, first, last, chosen, axes):
     """Whether the products of a block are split within samples on the innermost axis and by samples on all others."""
     found = SO
@@ -52,7 +52,7 @@ def _division(tables, first, last, chosen, axes):
     return found
 
 
-@borrowing(boolean(TABLES, int64, int64, int64[:, ::1], boolean, float64[::1], float64, float64[::1]))
+@borrowing(boolean(TABLES, int64, int64, int64[:, ::1], boolean, float64[::1], float64, float64[::1]), inner=True)
 def measured_block(tables, first, last, chosen, whole, axes, samples, out):
     """Writes the measured seconds of a block over the modelled ones, if some were measured so.
 

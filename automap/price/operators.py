@@ -130,7 +130,7 @@ def attention_kernel_s(shape, dims, hardware, times):
         )
 
 
-@borrowing(void(float64[::1], float64[::1], float64, float64[::1], float64[::1]))
+@borrowing(void(float64[::1], float64[::1], float64, float64[::1], float64[::1]), inner=True)
 def _least_s(shape, dims, divisor, hardware, times):
     """Least seconds, as of `product_s`, of a product or of attention of which each rank does one part in `divisor`.
 
@@ -156,7 +156,7 @@ def _least_s(shape, dims, divisor, hardware, times):
             times[2] = times[0] * shape[X_RIGHT_GRADIENT]
 
 
-@borrowing(float64(int64[:, ::1], int64, int64[::1], float64[::1], float64))
+@borrowing(float64(int64[:, ::1], int64, int64[::1], float64[::1], float64), inner=True)
 def _refused(tensors, tensor, lies, axes, samples):
     """1 where the local samples and heads of a tensor are none that the fused softmax takes."""
     heads = 1.0
@@ -170,7 +170,7 @@ def _refused(tensors, tensor, lies, axes, samples):
     return 0.0 if heads % GRANTED_HEADS == 0.0 else 1.0
 
 
-@borrowing(void(float64[::1], float64[::1], float64, float64, float64, float64[::1], float64[::1]))
+@borrowing(void(float64[::1], float64[::1], float64, float64, float64, float64[::1], float64[::1]), inner=True)
 def _memory_s(costs, shape, moved, divisor, samples, hardware, times):
     """Seconds of a kernel that is bound by `moved` bytes or, convolutions and what is like them, by its arithmetic."""
     passes = 1.0
@@ -208,6 +208,7 @@ def _memory_s(costs, shape, moved, divisor, samples, hardware, times):
         float64[::1],
     ),
     forceinline=True,
+    inner=True,
 )
 def operator_s(tables, op, first, chosen, lies, axes, divisor, undecided, moved, hardware, samples, dims, times):
     """Forward and backward seconds of an operator on one rank.

@@ -31,7 +31,7 @@ def dual(placement):
     return BROADCAST if placement == PARTIAL else placement
 
 
-@borrowing(int64(int64[:, ::1], int64[:, ::1], int64[:, ::1], int64, int64, int64))
+@borrowing(int64(int64[:, ::1], int64[:, ::1], int64[:, ::1], int64, int64, int64), inner=True)
 def placement_of(operators, signatures, places, op, slot, signature):
     """Placement of operand `slot` of `op` under `signature` on one axis; UNKNOWN where undecided."""
     if signature < 0:
@@ -39,7 +39,7 @@ def placement_of(operators, signatures, places, op, slot, signature):
     return places[signatures[operators[op, OP_SIGNATURES] + signature, S_PLACES] + slot, 0]
 
 
-@borrowing(float64(float64[:, ::1], int64, int64[::1], float64[::1], float64), forceinline=True)
+@borrowing(float64(float64[:, ::1], int64, int64[::1], float64[::1], float64), forceinline=True, inner=True)
 def local_bytes(sizes, tensor, placement, axes, samples):
     """Bytes of a tensor that one rank holds."""
     amount = (sizes[tensor, E_FIXED] + sizes[tensor, E_SAMPLE] * samples) * sizes[tensor, E_BYTES]
@@ -49,7 +49,7 @@ def local_bytes(sizes, tensor, placement, axes, samples):
     return amount
 
 
-@borrowing(void(TABLES, int64, int64, int64[:, ::1], float64[::1], float64, SHARDED))
+@borrowing(void(TABLES, int64, int64, int64[:, ::1], float64[::1], float64, SHARDED), inner=True)
 def place_operands(tables, first, last, chosen, axes, samples, sharded):
     """Writes `lies`, `returns` and `held` of all operands of operators [first, last); see `shard_unit`."""
     lies, returns = sharded.lies, sharded.returns

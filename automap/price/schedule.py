@@ -26,7 +26,7 @@ from automap.order import (
 )
 from automap.price.compiled import borrowing, kernel
 
-pattern = borrowing(types.UniTuple(int64, 2)(int64, int64, int64, int64))(order.pattern)
+pattern = borrowing(types.UniTuple(int64, 2)(int64, int64, int64, int64), inner=True)(order.pattern)
 
 
 @borrowing(void(int64, int64, int64[:, ::1], float64[:, ::1]))
@@ -71,7 +71,7 @@ def run_program(program, seconds, send, ends, times):
         ends[rank] = times[i, 1]
 
 
-@kernel(void(int64, int64, int64, int64, float64[:, ::1], float64[::1], float64[::1]))
+@kernel(void(int64, int64, int64, int64, float64[:, ::1], float64[::1], float64[::1]), inner=True)
 def _staircase(num_micro_batches, base, lag, backward, seconds, send, ends):
     """`run_schedule` where the warm-up grows by one a rank: GPipe, 1F1B, ZB-1p.
 
@@ -103,7 +103,7 @@ def _staircase(num_micro_batches, base, lag, backward, seconds, send, ends):
             ends[rank] = end
 
 
-@kernel(void(int64, int64, int64, int64, float64[:, ::1], float64[::1], float64[::1]))
+@kernel(void(int64, int64, int64, int64, float64[:, ::1], float64[::1], float64[::1]), inner=True)
 def _slope(num_micro_batches, base, lag, backward, seconds, send, ends):
     """`run_schedule` where the warm-up grows by two a rank: interleaved, ZB-2p.
 
@@ -167,7 +167,7 @@ def _slope(num_micro_batches, base, lag, backward, seconds, send, ends):
         ends[rank] = turned[rank]
 
 
-@borrowing(float64(int64, int64, int64, int64, int64, float64[::1]))
+@borrowing(float64(int64, int64, int64, int64, int64, float64[::1]), inner=True)
 def _peak(rank, num_ranks, num_micro_batches, warm_up, lag, kept):
     """Most bytes that a rank holds which turns from forward to backward after `warm_up` forwards.
 

@@ -262,7 +262,7 @@ def shard_unit(tables, first, last, chosen, axes, links, zero_axes, hardware, sa
     counts[N_ENTERING], counts[N_KEPT], counts[N_REPEATS] = num_entering, num_kept, num_repeats - start - first
 
 
-@borrowing(void(int64[:, ::1], int64, int64[::1], int64[::1]))
+@borrowing(void(int64[:, ::1], int64, int64[::1], int64[::1]), inner=True)
 def _arrive(tensors, tensor, incoming, arrives):
     """Writes the placement in which a tensor that crosses into a unit arrives.
 

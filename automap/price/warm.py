@@ -1,33 +1,35 @@
-"""Compiles every numba kernel into its cache; run once by `make setup`."""
+"""Compiles the kernels that Python calls into their cache, or reads them from it; run once by `make setup`."""
 
 from automap.price.ahead import look_ahead
-from automap.price.attention import attention_s
 from automap.price.batch import price_many
-from automap.price.combine import combine
-from automap.price.communication import convert
+from automap.price.combine import combine, overflow, passes, step_time_s
 from automap.price.draw import draw_many
-from automap.price.gemm import gemm_s
-from automap.price.legality import count_signatures
+from automap.price.legality import count_signatures, mode_mask, signature_mask
 from automap.price.placements import divides
-from automap.price.schedule import run_schedule
+from automap.price.schedule import count_actions, run_program
+from automap.price.sharded import new_sharded
 from automap.price.unit import shard_unit, unit_cost
 
 
 def main() -> None:
-    """Importing the kernels compiles them: their signatures are eager."""
+    """After it, no call of a kernel waits for more than its work."""
     for kernel in (
-        convert,
+        new_sharded,
         shard_unit,
         unit_cost,
         divides,
-        run_schedule,
+        count_actions,
+        run_program,
+        passes,
         combine,
+        overflow,
+        step_time_s,
+        signature_mask,
+        count_signatures,
+        mode_mask,
         look_ahead,
         price_many,
         draw_many,
-        count_signatures,
-        gemm_s,
-        attention_s,
     ):
         kernel.compile()
 
