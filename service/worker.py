@@ -38,7 +38,7 @@ MAINTENANCE_S = 5
 _PACE_S = 0.2
 """Progress is written, and the end of the job looked for, no more often than this."""
 
-_WARM = ("agents.portfolio", "agents.dqn", "automap.price.evaluator", "ir.onnx.sandbox")
+_WARM = ("agents.portfolio", "agents.dqn", "ir.onnx.sandbox")
 
 
 def main(redis_url: str, *, parent: int | None = None) -> None:
@@ -67,14 +67,18 @@ def main(redis_url: str, *, parent: int | None = None) -> None:
 
 
 def warm() -> None:
-    """Imports what every job needs, with one thread: children fork from here and start in milliseconds."""
+    """Imports what every job needs and reads the kernels, with one thread: children fork from here and start in
+    milliseconds."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     import torch
 
+    from automap.price import warm as kernels
+
     torch.set_num_threads(1)
     for module in _WARM:
         importlib.import_module(module)
+    kernels.main()
 
 
 class _Worker(rq.Worker):  # type: ignore[misc]

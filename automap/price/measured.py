@@ -72,7 +72,10 @@ def measured_block(tables, first, last, chosen, whole, axes, samples, out):
         if row[Z_FIRST] != first or row[Z_LAST] != last:
             continue
         innermost = axes.shape[0] - 1
-        if row[Z_TP] != axes[innermost] or row[Z_SAMPLES] * axes[:innermost].prod() != samples:
+        replicas = 1.0
+        for a in range(innermost):
+            replicas *= axes[a]
+        if row[Z_TP] != axes[innermost] or row[Z_SAMPLES] * replicas != samples:
             continue
         division = _division(tables, first, last, chosen, axes)
         if division == OTHERWISE:

@@ -1,0 +1,82 @@
+"""Kernels: one stated signature, compiled when first called."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from numba import float64, int64
+
+from automap.price import warm
+from automap.price.compiled import borrowing, kernel
+
+EVERYTHING = """
+from numba.core import event
+
+class Compiled(event.Listener):
+    def on_start(self, happened):
+        print("compiled", happened.data["dispatcher"])
+    def on_end(self, happened):
+        pass
+
+event.register("numba:compile", Compiled())
+from agents import search
+from agents.searcher import Budget
+from automap.cluster import parse_cluster
+from automap.problem import Problem
+from ir import zoo
+from service.cli import main
+problem = Problem.build(zoo.build("bert-large"), parse_cluster("2x2xV100-16GB"), {"global_batch": 16}, {})
+search(problem, Budget(evaluations=300), seed=0)
+main("inspect zoo:bert-large --cluster 8xA100-80GB --json".split())
+main("estimate zoo:bert-large --cluster 8xA100-80GB --global-batch 64 --tp 2 --pp 2 --json".split())
+"""
+
+
+@borrowing(float64(float64[::1], int64), inner=True)
+def doubled(values, index):
+    return 2.0 * values[index]
+
+
+@kernel(float64(float64[::1]))
+def total(values):
+    copy = values.copy()
+    result = 0.0
+    for i in range(copy.shape[0]):
+        result += doubled(copy, i)
+    return result
+
+
+def test_a_kernel_is_compiled_when_first_called() -> None:
+    @borrowing(float64(float64))
+    def half(value):
+        return value / 2.0
+
+    assert not half.signatures
+    assert half(3) == 1.5
+    assert half(3.0) == 1.5
+    assert half.signatures == [(float64,)], "the integer became the float that is stated"
+
+
+def test_kernels_call_kernels() -> None:
+    assert total(np.array([1.0, 2.5])) == 7.0
+
+
+@pytest.mark.parametrize("values", [np.array([1, 2]), np.ones((2, 2)), np.ones(4)[::2], [1.0]])
+def test_what_is_not_stated_is_refused(values: object) -> None:
+    with pytest.raises(TypeError, match="No matching definition"):
+        total(values)
+
+
+def test_an_inner_kernel_has_no_entry_from_python() -> None:
+    with pytest.raises(TypeError, match="No matching definition"):
+        doubled(np.ones(2), 0)
+
+
+@pytest.mark.slow
+def test_set_up_compiles_all_that_is_called() -> None:
+    warm.main()
+    done = subprocess.run([sys.executable, "-c", EVERYTHING], capture_output=True, text=True, check=True)
+    assert "compiled" not in done.stdout
