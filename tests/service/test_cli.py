@@ -54,7 +54,7 @@ def test_an_estimate_loads_only_what_it_needs() -> None:
         # What numba needs to compile, and not to run what lies in its cache.
         *("numba.np.linalg", "numba.np.arraymath"),
     )
-    words = "estimate zoo:bert-large --cluster 8xA100-80GB --global-batch 64 --tp 2 --pp 2".split()
+    words = ["estimate", "zoo:bert-large", "--cluster", "8xA100-80GB", "--global-batch", "64", "--tp", "2", "--pp", "2"]
     shown = f"print([name for name in {unneeded} if name in sys.modules])"
     code = f"import sys; from service.cli import main; main({words}); {shown}"
     warm.main()
