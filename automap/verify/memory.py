@@ -3,32 +3,54 @@
 What a chunk keeps is followed as pieces of memory: a tensor as its operator wrote it, or a copy of it in the placement
 in which another operator reads it. Views of a piece are that piece. A piece is kept once, however many need it.
 
-Where this and the price do not agree to the last byte:
-- the price keeps a piece once a unit, here it is kept once a chunk; so a tensor between two units whose maker and
-  reader both need it, or one that many units read (the memory of an encoder), may be counted more than once there;
-- the price takes copies of equal size for the same, here they are unlike if their placements are.
+Parameters, gradients, optimizer state and buffers must be what the estimate says. Of activations the estimate is held
+against two counts that agree where no tensor is kept twice, for the price simplifies in three places:
+- it counts each unit by itself, so that a piece which two units need (the memory of an encoder) may count twice;
+- it takes copies of one tensor that are of equal size for the same;
+- it takes a carried tensor that crosses into a unit for split where the tensor beside it is, else for whole.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from automap.plan import DeviceMemory, Plan
 from automap.verify.actions import peaks, rank_orders
 from automap.verify.reading import Chunk, Model, Violation, devices_of
 from ir.graph import DTYPE_BYTES, Operator
 
-STATES_TOLERANCE = 1e-6
-"""Relative; of parameters, gradients, optimizer state and buffers, where both counts are sums of the same terms."""
-ACTIVATIONS_TOLERANCE = 0.05
-"""Relative; see the module for what differs."""
+TOLERANCE = 1e-6
+"""Relative; both counts are sums of the same terms."""
 GIB = float(1 << 30)
 
 Place = Mapping[str, str]
 """Axis -> S(i), B or P."""
-Piece = tuple[str, tuple[tuple[str, str], ...], float]
-"""Tensor and placement of a piece of memory, and the bytes of it that are needed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """Memory that backward passes need."""
+
+    root: str
+    """The tensor of which all views and copies are."""
+    tensor: str
+    """The tensor whose memory it is, itself no view of a tensor in the same placement."""
+    place: tuple[tuple[str, str], ...]
+    size: float
+    """Bytes of it that are needed."""
+    whole: float
+    """Bytes of all ranks together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Activations:
+    """Bytes that are kept, and between what an estimate of them must lie."""
+
+    low: float
+    counted: float
+    high: float
 
 
 class Recount:
@@ -45,34 +67,47 @@ class Recount:
         self.problem, self.graph = model.problem, model.graph
         self.home = {i: chunk for chunk in chunks for i in chunk.operators}
 
-    def devices(self) -> tuple[DeviceMemory, ...]:
-        """Peak memory of the devices of each pipeline rank."""
-        kept = {chunk.number: math.ceil(self._kept(chunk)) for chunk in self.chunks}
-        most = peaks(rank_orders(self.plan), kept)
-        return tuple(self._rank(rank, peak) for rank, peak in enumerate(most))
+    def devices(self) -> tuple[tuple[DeviceMemory, Activations], ...]:
+        """Peak memory of the devices of each pipeline rank, and the bounds on its activations."""
+        orders = rank_orders(self.plan)
+        kept = {chunk.number: self._kept(chunk) for chunk in self.chunks}
+        low = peaks(orders, {number: math.floor(k.low) for number, k in kept.items()})
+        counted = peaks(orders, {number: k.counted for number, k in kept.items()})
+        high = peaks(orders, {number: math.ceil(k.high) for number, k in kept.items()})
+        return tuple(
+            self._rank(rank, Activations(low=low[rank], counted=counted[rank], high=high[rank]))
+            for rank in range(len(orders))
+        )
 
-    def _rank(self, rank: int, peak: float) -> DeviceMemory:
+    def _rank(self, rank: int, peak: Activations) -> tuple[DeviceMemory, Activations]:
         chunks = [chunk for chunk in self.chunks if chunk.rank == rank]
         zero = chunks[0].stage.zero.stage
         state_bytes = self.problem.state_bytes
         whole, sharded = self._elements(i for chunk in chunks for i in chunk.operators)
         held = [sharded if zero >= least else whole for least in (3, 2, 1)]
         parameters, gradients, optimizer = (n * size for n, size in zip(held, state_bytes, strict=True))
-        # Under ZeRO the weights of one unit, and of the next one, are gathered; its gradients are whole until scattered.
+        # Under ZeRO the weights of a unit and of the next one are gathered; its gradients are whole until scattered.
         largest = max(self._elements(unit)[0] for chunk in chunks for unit in self._units(chunk))
         gathered = 2.0 * largest * state_bytes[0] * (zero >= 3) + largest * state_bytes[1] * (zero >= 2)
         work = max(self._written(chunk, i) for chunk in chunks for i in chunk.operators)
+        # One unit at a time is run again, and keeps all that its backward pass needs.
         again = [self._unit_saves(chunk, unit) for chunk in chunks for unit in self._units(chunk)]
+        activations = Activations(
+            low=peak.low + max(a.low for a in again),
+            counted=peak.counted + max(a.counted for a in again),
+            high=peak.high + max(a.high for a in again),
+        )
         devices = [self.problem.cluster.device(d) for d in devices_of(chunks[0].stage)]
-        return DeviceMemory(
+        memory = DeviceMemory(
             devices=chunks[0].stage.devices,
             parameters=parameters,
             gradients=gradients,
             optimizer=optimizer,
-            activations=peak + max(again),
+            activations=activations.counted,
             buffers=2.0 * work + self.problem.trainer.reserved_GiB * GIB + gathered,
             capacity=min(d.memory_bytes for d in devices) - self.problem.hints.memory_reserve_bytes,
         )
+        return memory, activations
 
     # -- parameters ----------------------------------------------------------------------------------------------
 
@@ -102,25 +137,32 @@ class Recount:
             found.setdefault(self.model.unit_of[index], []).append(index)
         return list(found.values())
 
-    def _kept(self, chunk: Chunk) -> float:
+    def _kept(self, chunk: Chunk) -> Activations:
         """Bytes that one micro-batch keeps of a chunk."""
-        pieces: set[Piece] = set()
-        for unit in self._units(chunk):
-            if chunk.again.issuperset(unit):
-                pieces.update(self._entering(chunk, unit))
-            for index in unit:
-                for slot, name in self._saved(index):
-                    maker = self._root_maker(name)
-                    if not (index in chunk.again and maker in chunk.again and maker in unit):
-                        pieces.add(self._piece(chunk, index, slot, name, own=True))
-        return sum(size for _, _, size in pieces)
+        return _sum([self._unit_keeps(chunk, unit) for unit in self._units(chunk)], self.model.carried)
 
-    def _unit_saves(self, chunk: Chunk, unit: Sequence[int]) -> float:
+    def _unit_keeps(self, chunk: Chunk, unit: Sequence[int]) -> set[Piece]:
+        whole = chunk.again.issuperset(unit)
+        pieces = set()
+        for index in unit:
+            for slot, name in self._saved(index):
+                root, maker = self.model.live_maker(self._root(name)), self.model.live_maker(name)
+                runs_again = index in chunk.again and root in chunk.again and root in unit
+                if not runs_again and not (whole and maker is not None and maker not in unit):
+                    pieces.add(self._piece(chunk, index, slot, name, own=True))
+            for name in self.graph.operators[index].inputs if whole else ():
+                maker = self.model.live_maker(name)
+                if maker is not None and maker not in unit:
+                    # What comes into a unit that is run again is kept as it comes.
+                    pieces.add(self._at(chunk, name, self._made(chunk, name)))
+        return pieces
+
+    def _unit_saves(self, chunk: Chunk, unit: Sequence[int]) -> Activations:
         """Bytes that a unit keeps while it is run again; nothing if it is not run again as a whole."""
         if not chunk.again.issuperset(unit):
-            return 0.0
+            return Activations(low=0.0, counted=0.0, high=0.0)
         pieces = {self._piece(chunk, i, slot, name, own=False) for i in unit for slot, name in self._saved(i)}
-        return sum(size for _, _, size in pieces)
+        return _sum([pieces], self.model.carried)
 
     def _saved(self, index: int) -> Iterator[tuple[int, str]]:
         """Operand slots, inputs first, of the activations and data that the backward pass of an operator needs."""
@@ -128,30 +170,22 @@ class Recount:
         kernel = self.model.kernels.get(index)
         needed = op.saved if kernel is None else kernel.saved
         for slot, name in enumerate((*op.inputs, *op.outputs)):
-            if name in needed and name not in self.model.parametric:
+            if name in needed and self._takes_memory(name):
                 yield slot, name
 
-    def _entering(self, chunk: Chunk, unit: Sequence[int]) -> Iterator[Piece]:
-        """What crosses into a unit that is run again, as it comes."""
-        for index in unit:
-            for name in self.graph.operators[index].inputs:
-                maker = self.model.live_maker(name)
-                if maker is not None and maker not in unit:
-                    place = self._made(chunk, name)
-                    yield self._at(chunk, name, place)
+    def _takes_memory(self, name: str) -> bool:
+        """Whether a tensor is no parameter and no view of one."""
+        maker = self.graph.producer.get(name)
+        is_view = maker is not None and self.graph.operators[maker].is_view
+        return self.graph.tensors[name].role != "parameter" and not is_view
 
-    def _root_maker(self, name: str) -> int | None:
-        """The operator that wrote the memory of a tensor."""
+    def _root(self, name: str) -> str:
+        """The tensor of which another is a view, itself if it is none."""
         maker = self.model.live_maker(name)
         while maker is not None and _is_alias(self.graph.operators[maker]):
-            maker = self.model.live_maker(self._viewed(maker)[1])
-        return maker
-
-    def _viewed(self, index: int) -> tuple[int, str]:
-        """The input, slot and name, whose memory an alias shares."""
-        inputs = self.graph.operators[index].inputs
-        slots = [slot for slot, name in enumerate(inputs) if name not in self.model.parametric]
-        return (slots or [0])[0], inputs[(slots or [0])[0]]
+            name = self.graph.operators[maker].inputs[0]
+            maker = self.model.live_maker(name)
+        return name
 
     def _piece(self, chunk: Chunk, index: int, slot: int, name: str, *, own: bool) -> Piece:
         """The memory that an operator needs of an operand; `own`: only the rank's part, if the trainer gathers again."""
@@ -166,16 +200,14 @@ class Recount:
 
     def _at(self, chunk: Chunk, name: str, place: Place) -> Piece:
         """The piece of memory that holds a tensor in a placement."""
-        size = self._bytes(chunk, name, place)
+        size, whole, root = self._bytes(chunk, name, place), self._bytes(chunk, name, {}), self._root(name)
         maker = self.model.live_maker(name)
-        while maker in chunk.operators and maker is not None and place == self._made(chunk, name):
-            op = self.graph.operators[maker]
-            if not _is_alias(op):
+        while maker is not None and maker in chunk.operators and place == self._made(chunk, name):
+            if not _is_alias(self.graph.operators[maker]):
                 break
-            slot, name = self._viewed(maker)
-            place = self._read(chunk, maker, slot)
+            name, place = self.graph.operators[maker].inputs[0], self._read(chunk, maker, 0)
             maker = self.model.live_maker(name)
-        return name, tuple(place.items()), size
+        return Piece(root=root, tensor=name, place=tuple(place.items()), size=size, whole=whole)
 
     # -- placements and sizes ------------------------------------------------------------------------------------
 
@@ -223,10 +255,21 @@ def _is_alias(op: Operator) -> bool:
     return op.traffic[0] == 0.0 and len(op.outputs) == 1 and len(op.inputs) >= 1
 
 
+def _sum(units: Sequence[set[Piece]], carried: frozenset[str]) -> Activations:
+    """Bytes of what the units of a chunk need."""
+    every = set().union(*units)
+    alike = {(piece.root, piece.size) for piece in every if piece.root not in carried}
+    return Activations(
+        low=sum(size for _, size in alike),
+        counted=sum(piece.size for piece in every),
+        high=sum(piece.whole if piece.root in carried else piece.size for unit in units for piece in unit),
+    )
+
+
 def check_memory(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
     """The estimate's memory against the recount, and the recount against what the devices have."""
     found = Recount(plan, chunks, model).devices()
-    for rank, mine in enumerate(found):
+    for rank, (mine, _) in enumerate(found):
         if mine.total > mine.capacity:
             yield Violation(
                 where=f"stages[{rank}].devices",
@@ -235,14 +278,16 @@ def check_memory(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[
     if plan.estimate is None:
         return
     stated = plan.estimate.memory_bytes
-    if [m.devices for m in stated] != [m.devices for m in found]:
-        yield Violation(where="estimate.memory_bytes", what=f"not about {', '.join(m.devices for m in found)}")
+    if [m.devices for m in stated] != [m.devices for m, _ in found]:
+        yield Violation(where="estimate.memory_bytes", what=f"not about {', '.join(m.devices for m, _ in found)}")
         return
-    for rank, (theirs, mine) in enumerate(zip(stated, found, strict=True)):
-        for name in ("parameters", "gradients", "optimizer", "activations", "buffers", "capacity"):
-            tolerance = ACTIVATIONS_TOLERANCE if name == "activations" else STATES_TOLERANCE
-            said, counted = getattr(theirs, name), getattr(mine, name)
-            if not math.isclose(said, counted, rel_tol=tolerance, abs_tol=1.0):
-                yield Violation(
-                    where=f"estimate.memory_bytes[{rank}].{name}", what=f"says {said:.0f} bytes, counted {counted:.0f}"
-                )
+    for rank, (said, (mine, activations)) in enumerate(zip(stated, found, strict=True)):
+        where = f"estimate.memory_bytes[{rank}]"
+        for name in ("parameters", "gradients", "optimizer", "buffers", "capacity"):
+            if not math.isclose(getattr(said, name), getattr(mine, name), rel_tol=TOLERANCE):
+                what = f"says {getattr(said, name):.0f} bytes, counted {getattr(mine, name):.0f}"
+                yield Violation(where=f"{where}.{name}", what=what)
+        low, high = activations.low * (1.0 - TOLERANCE), activations.high * (1.0 + TOLERANCE)
+        if not low <= said.activations <= high:
+            what = f"says {said.activations:.0f} bytes, counted {mine.activations:.0f}, {low:.0f} to {high:.0f}"
+            yield Violation(where=f"{where}.activations", what=what)

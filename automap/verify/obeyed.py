@@ -48,10 +48,14 @@ def _fixed(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violat
     for name, value in found.items():
         asked = getattr(fix, name)
         if asked is not None and asked != value:
-            yield Violation(where="stages" if name != "num_micro_batches" else name, what=f"hints.fix.{name} is {asked}")
+            yield Violation(
+                where="stages" if name != "num_micro_batches" else name, what=f"hints.fix.{name} is {asked}"
+            )
     kind = plan.schedule.kind
-    if fix.schedule is not None and kind != fix.schedule and not (
-        fix.schedule == "interleaved" and kind == "1f1b" and len(plan.stages) == ranks
+    if (
+        fix.schedule is not None
+        and kind != fix.schedule
+        and not (fix.schedule == "interleaved" and kind == "1f1b" and len(plan.stages) == ranks)
     ):
         yield Violation(where="schedule.kind", what=f"hints.fix.schedule is {fix.schedule}")
 
