@@ -8,10 +8,10 @@ the meaning of names. Rules stand in `structure` (operators, devices, cuts, samp
 
 from __future__ import annotations
 
-from automap.plan import Plan
+from automap.plan import DeviceMemory, Plan
 from automap.problem import Problem
 from automap.verify.actions import check_order
-from automap.verify.memory import check_memory
+from automap.verify.memory import Activations, Recount, check_memory
 from automap.verify.obeyed import check_hints
 from automap.verify.reading import Model, Violation, place, read_chunks, uneven
 from automap.verify.structure import check_structure
@@ -39,6 +39,17 @@ class Verifier:
         if found or order:
             return (*found, *order)
         return (*check_hints(plan, chunks, model), *check_memory(plan, chunks, model))
+
+    def memory(self, plan: Plan) -> tuple[tuple[DeviceMemory, Activations], ...]:
+        """Memory of the devices of each pipeline rank, and the bounds on an estimate of its activations.
+
+        Args:
+            plan: one that `violations` finds no other fault in.
+        """
+        chunks = read_chunks(plan, self._model)
+        for chunk in chunks:
+            assert not tuple(place(chunk, self._model)), "the plan has other faults"
+        return Recount(plan, chunks, self._model).devices()
 
 
 def verify(problem: Problem, plan: Plan) -> tuple[Violation, ...]:

@@ -188,7 +188,7 @@ class Recount:
         return name
 
     def _piece(self, chunk: Chunk, index: int, slot: int, name: str, *, own: bool) -> Piece:
-        """The memory that an operator needs of an operand; `own`: only the rank's part, if the trainer gathers again."""
+        """The memory that an operator needs of an operand; `own`: only the rank's part if the trainer gathers again."""
         op = self.graph.operators[index]
         if slot >= len(op.inputs):
             return self._at(chunk, name, self._wrote(chunk, index, slot - len(op.inputs)))
