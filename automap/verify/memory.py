@@ -3,10 +3,9 @@
 What a chunk keeps is followed as pieces of memory: a tensor as its operator wrote it, or a copy of it in the placement
 in which another operator reads it. Views of a piece are that piece. A piece is kept once, however many need it.
 
-Parameters, gradients, optimizer state and buffers must be what the estimate says. Of activations the estimate is held
-against two counts that agree where no tensor is kept twice, for the price simplifies in three places:
-- it counts each unit by itself, so that a piece which two units need (the memory of an encoder) may count twice;
-- it takes copies of one tensor that are of equal size for the same;
+Parameters, gradients, optimizer state and buffers must be what the estimate says. Activations must lie between two
+counts, which are one but for what the price simplifies:
+- it counts each unit by itself, so that a piece which two units need (a ReLU's result at a cut) counts twice;
 - it takes a carried tensor that crosses into a unit for split where the tensor beside it is, else for whole.
 """
 
@@ -20,6 +19,8 @@ from automap.plan import DeviceMemory, Plan
 from automap.verify.actions import peaks, rank_orders
 from automap.verify.reading import Chunk, Model, Violation, devices_of
 from ir.graph import DTYPE_BYTES, Operator
+from ir.groups import PRODUCTS
+from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
 
 TOLERANCE = 1e-6
 """Relative; both counts are sums of the same terms."""
@@ -38,6 +39,8 @@ class Piece:
     tensor: str
     """The tensor whose memory it is, itself no view of a tensor in the same placement."""
     place: tuple[tuple[str, str], ...]
+    share: float
+    """Bytes of an element over those of the activation: less than 1 where it was quantised."""
     size: float
     """Bytes of it that are needed."""
     whole: float
@@ -190,24 +193,33 @@ class Recount:
     def _piece(self, chunk: Chunk, index: int, slot: int, name: str, *, own: bool) -> Piece:
         """The memory that an operator needs of an operand; `own`: only the rank's part if the trainer gathers again."""
         op = self.graph.operators[index]
+        share = self._share(op)
         if slot >= len(op.inputs):
-            return self._at(chunk, name, self._wrote(chunk, index, slot - len(op.inputs)))
+            return self._at(chunk, name, self._wrote(chunk, index, slot - len(op.inputs)), share)
         place = self._read(chunk, index, slot)
         if own and self.problem.trainer.regathers and self.model.live_maker(name) is not None:
             made = self._made(chunk, name)
             place = {a: made[a] if p == "B" and made[a].startswith("S") else p for a, p in place.items()}
-        return self._at(chunk, name, place)
+        return self._at(chunk, name, place, share)
 
-    def _at(self, chunk: Chunk, name: str, place: Place) -> Piece:
+    def _share(self, op: Operator) -> float:
+        """Bytes that are kept of an operand over those of the activation: products with a weight may quantise it."""
+        kinds = PRODUCTS | {EXPERT_PRODUCT}
+        takes_weight = op.kind in kinds and any(name in self.model.parametric for name in op.inputs[:2])
+        is_quantised = takes_weight and self.problem.trainer.keeps_quantised
+        return self.problem.weight_bytes / self.problem.activation_bytes if is_quantised else 1.0
+
+    def _at(self, chunk: Chunk, name: str, place: Place, share: float = 1.0) -> Piece:
         """The piece of memory that holds a tensor in a placement."""
-        size, whole, root = self._bytes(chunk, name, place), self._bytes(chunk, name, {}), self._root(name)
+        size, whole = (share * self._bytes(chunk, name, where) for where in (place, {}))
+        root = self._root(name)
         maker = self.model.live_maker(name)
         while maker is not None and maker in chunk.operators and place == self._made(chunk, name):
             if not _is_alias(self.graph.operators[maker]):
                 break
             name, place = self.graph.operators[maker].inputs[0], self._read(chunk, maker, 0)
             maker = self.model.live_maker(name)
-        return Piece(root=root, tensor=name, place=tuple(place.items()), size=size, whole=whole)
+        return Piece(root=root, tensor=name, place=tuple(place.items()), share=share, size=size, whole=whole)
 
     # -- placements and sizes ------------------------------------------------------------------------------------
 
@@ -258,9 +270,8 @@ def _is_alias(op: Operator) -> bool:
 def _sum(units: Sequence[set[Piece]], carried: frozenset[str]) -> Activations:
     """Bytes of what the units of a chunk need."""
     every = set().union(*units)
-    alike = {(piece.root, piece.size) for piece in every if piece.root not in carried}
     return Activations(
-        low=sum(size for _, size in alike),
+        low=sum(piece.size for piece in every if piece.root not in carried),
         counted=sum(piece.size for piece in every),
         high=sum(piece.whole if piece.root in carried else piece.size for unit in units for piece in unit),
     )
