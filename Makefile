@@ -9,7 +9,7 @@ export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit check fuzz bench clean
+.PHONY: help setup demo test unit check fuzz prove bench clean
 
 help:
 	@echo "make demo    set up, then find plans for three real models"
@@ -17,6 +17,7 @@ help:
 	@echo "make unit    only the quick tests"
 	@echo "make check   formatting, lint, types, import rules"
 	@echo "make fuzz    a minute of hostile model files"
+	@echo "make prove   ten thousand random plans, each verified"
 	@echo "make bench   the benchmarks"
 	@echo "make setup   make .venv and nothing else"
 	@echo "make clean   remove what these made"
@@ -61,6 +62,9 @@ check: $(STAMP)
 
 fuzz: $(STAMP)
 	@$(BIN)/python benchmarks/fuzz_import.py
+
+prove: $(STAMP)
+	@$(BIN)/python benchmarks/prove_plans.py
 
 bench: $(STAMP)
 	@for script in benchmarks/*_speed.py benchmarks/*_limits.py; do [ ! -e "$$script" ] || $(BIN)/python "$$script" || exit 1; done

@@ -301,6 +301,14 @@ def to_choice(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp
                 "stages do not cover the operators once and in order",
                 f"Begin this stage at {expected!r}.",
             )
+        if last + 1 < len(order) and order[last + 1][2]:
+            unit = evaluator.blocks.units[order[last][1]]
+            raise _refuse(
+                f"stages[{number}].operators",
+                list(stage.operators),
+                "what crosses a cut inside a block is not priced",
+                f"End this stage at {problem.graph.operators[unit.stop - 1].name!r}.",
+            )
         operators = order[first : last + 1]
         chunks.append(_segments(stage, evaluator, operators, axes, plan.samples_per_micro_batch, number, known))
         cursor = last + 1
@@ -515,7 +523,12 @@ def _segments(
                 recomputed=recomputed,
             )
         )
-    for key in stage.shardings:
+    for key, entry in stage.shardings.items():
+        for axis in entry:
+            if axis not in axes:
+                raise _refuse(
+                    f"stages[{number}].shardings.{key}", axis, "no such mesh axis", f"Use {', '.join(axes)}."
+                )
         if key not in used:
             raise _refuse(
                 f"stages[{number}].shardings",

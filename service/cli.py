@@ -220,6 +220,32 @@ def estimate(
 
 
 @app.command()
+def verify(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a JSON file.")],
+    model: ModelArgument,
+    hints: HintsOption = None,
+    dim: DimOption = None,
+    batch_dim: BatchDimOption = None,
+    parameters: ParametersOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Checks a plan without the code that finds and prices plans. Exit code 1: something is wrong with it."""
+    from automap.records import to_json
+    from service.estimation import verify_file
+
+    data, options = _model(model, dim, batch_dim, parameters)
+    request = JobRequest(cluster=None, training={}, hints=_read_hints(hints), model=options)
+    found = verify_file(data, request, plan)
+    if as_json:
+        _print_json({"violations": [to_json(violation) for violation in found]})
+    else:
+        for violation in found:
+            typer.echo(f"{violation.where}: {violation.what}")
+    if found:
+        raise typer.Exit(1)
+
+
+@app.command()
 def inspect(
     model: ModelArgument,
     dim: DimOption = None,

@@ -1,4 +1,4 @@
-"""`automap estimate`: the price of a plan that somebody made by hand or wrote to a file, and a page for people."""
+"""`automap estimate` and `automap verify`: plans that somebody made by hand or wrote to a file; a page for people."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from service.run_job import JobRequest, ModelOptions, build_problem, import_grap
 
 if TYPE_CHECKING:
     from automap.plan import Estimate, Plan
+    from automap.verify import Violation
 
 WIDTH = 118
 CLASSES = ("parameters", "gradients", "optimizer", "activations", "buffers")
@@ -82,6 +83,41 @@ def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any])
         return replace(plan, warnings=(*plan.warnings, *undivided(evaluator, choice)))
 
 
+def read_plan(path: Path) -> Plan:
+    """The plan of a file.
+
+    Raises:
+        PlanError: it cannot be read, or is no plan.
+    """
+    from automap.plan import Plan
+
+    try:
+        return Plan.from_json(json.loads(path.read_text()))
+    except (OSError, ValueError) as fault:
+        raise PlanError(
+            f"cannot be read ({fault})", field="plan", value=str(path), repair="Name a file of AutoMAP's plan."
+        ) from None
+
+
+def verify_file(data: bytes, request: JobRequest, path: Path) -> tuple[Violation, ...]:
+    """What is wrong with the plan of a file, on the cluster and under the training that it states.
+
+    Args:
+        data: see `price_hand_made`.
+        request: model and hints.
+        path: of the plan.
+
+    Raises:
+        UserError: the file or the model cannot be read.
+    """
+    with _uncollected():
+        from automap.verify import verify
+
+        plan = read_plan(path)
+        request = replace(request, cluster=plan.cluster, training=to_json(plan.training))
+        return verify(build_problem(import_graph(data, request), request), plan)
+
+
 def price_file(data: bytes, request: JobRequest, stated: Mapping[str, Any], path: Path) -> Plan:
     """The plan of a file with a new estimate, on the cluster and under the training that it states.
 
@@ -101,17 +137,11 @@ def price_file(data: bytes, request: JobRequest, stated: Mapping[str, Any], path
                 "the plan says it already", field=name, value=value, repair="Leave it out, or leave --plan out."
             )
     with _uncollected():
-        from automap.plan import Plan
         from automap.price.estimate import annotate
         from automap.price.evaluator import Evaluator
         from automap.translate import to_choice
 
-        try:
-            plan = Plan.from_json(json.loads(path.read_text()))
-        except (OSError, ValueError) as fault:
-            raise PlanError(
-                f"cannot be read ({fault})", field="plan", value=str(path), repair="Name a file of AutoMAP's plan."
-            ) from None
+        plan = read_plan(path)
         request = replace(request, cluster=plan.cluster, training=to_json(plan.training))
         evaluator = Evaluator(build_problem(import_graph(data, request), request))
         return annotate(plan, to_choice(plan, evaluator), evaluator)

@@ -38,8 +38,9 @@ G_MEMBERS, G_COUNT, G_ASSIGNMENT, G_FIRST, G_VALUES, G_WHOLE = range(6)
 # Columns of SpaceArrays.layouts, [pipeline degree, inner degree, middle degree].
 Y_FIRST, Y_UNIFORM = range(2)
 # Columns of SpaceArrays.tied: units, then operator row and input slot that read the parameter in each, and
-# that compute with it in the other.
-I_ONE, I_OTHER, I_ONE_ROW, I_ONE_SLOT, I_OTHER_ROW, I_OTHER_SLOT, I_USER_ROW, I_USER_SLOT = range(8)
+# that compute with it in the other; the first row about the same parameter.
+I_ONE, I_OTHER, I_ONE_ROW, I_ONE_SLOT, I_OTHER_ROW, I_OTHER_SLOT, I_USER_ROW, I_USER_SLOT, I_FIRST = range(9)
+I_COUNT = 9
 
 
 class SpaceArrays(NamedTuple):
@@ -138,8 +139,12 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         space.first_signature,
         KINDS[space.schedule],
     ]
+    names = [name for name, _, _ in evaluator.tied]
     tied = [
-        [one, other, *evaluator.reader(name, one), *evaluator.reader(name, other), *evaluator.user(name, other)]
+        [
+            *(one, other, *evaluator.reader(name, one), *evaluator.reader(name, other), *evaluator.user(name, other)),
+            names.index(name),
+        ]
         for name, one, other in evaluator.tied
     ]
     groups, members, assignments, obeys = _groups(space)
@@ -157,7 +162,7 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         assignments=assignments,
         makers=evaluator.makers,
         groups=groups,
-        tied=_ints(tied).reshape(-1, 8),
+        tied=_ints(tied).reshape(-1, I_COUNT),
         weight=space.cumulative_weight,
         capacity=_floats([s.capacity for s in stages]),
         send_latency_s=_floats([latency for latency, _ in sends]),

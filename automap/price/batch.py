@@ -15,6 +15,7 @@ from automap.price.arrays import (
     G_ASSIGNMENT,
     G_COUNT,
     G_MEMBERS,
+    I_FIRST,
     I_ONE,
     I_ONE_ROW,
     I_ONE_SLOT,
@@ -84,7 +85,7 @@ def _split(tables, row, slot, chosen, axes, zero_axes, result):
         at = tables.signatures[tables.operators[row, OP_SIGNATURES] + chosen[row, a], S_PLACES] + slot
         if tables.places[at, 0] >= 0:
             result[0] *= axes[a]
-        elif zero_axes[a]:
+        elif zero_axes[a] and tables.places[at, 0] == BROADCAST:
             result[1] *= axes[a]
 
 
@@ -251,6 +252,9 @@ def price_many(tables, space, values, out):
         for t in range(space.tied.shape[0]):
             one = home[space.tied[t, I_ONE]]
             other = home[space.tied[t, I_OTHER]]
+            for earlier in range(space.tied[t, I_FIRST], t):
+                if home[space.tied[earlier, I_OTHER]] == other:
+                    one = other
             tied[t, 0] = one
             tied[t, 1] = other
             _split(

@@ -462,7 +462,16 @@ class Evaluator:
             for segment in segments:
                 if segment.unit in wanted:
                     home.setdefault(segment.unit, (number % num_ranks, segment))
-        return [(name, *home[one], *home[other]) for name, one, other in self.tied if one in home and other in home]
+        found = []
+        there: set[tuple[str, int]] = set()
+        for name, one, other in self.tied:
+            if one in home and other in home:
+                rank = home[other][0]
+                # A rank that has the parameter for an earlier unit holds and reduces it once.
+                first = rank if (name, rank) in there else home[one][0]
+                there.add((name, rank))
+                found.append((name, first, home[one][1], *home[other]))
+        return found
 
     def tied_rows(
         self,
@@ -495,7 +504,7 @@ class Evaluator:
             # Undecided counts as split, as in the kernel.
             if signature < 0 or tables.places[row, 0] >= 0:
                 split *= float(axes[a])
-            elif zero_axes[a]:
+            elif zero_axes[a] and tables.places[row, 0] == BROADCAST:
                 zero *= float(axes[a])
         return split, zero
 

@@ -1,7 +1,8 @@
 """Memory that a unit keeps for its backward pass: views share the memory of their root, which counts once.
 
-Copies of one root in unlike placements are memory of their own. A copy whose placement is undecided may turn out to be
-any of the others, so that only what it exceeds them by counts. Units: bytes.
+Copies of one tensor in unlike placements are memory of their own; those of two views of one root are taken for unlike
+if their sizes are. A copy whose placement is undecided may turn out to be any of the others, so that only what it
+exceeds them by counts. Units: bytes.
 """
 
 from __future__ import annotations
@@ -18,9 +19,21 @@ NOT_KEPT = -1.0
 
 
 @borrowing(
-    void(int64[:, ::1], int64, int64, int64, float64, boolean, float64[::1], float64[::1], float64[::1]), inner=True
+    void(
+        int64[:, ::1],
+        int64,
+        int64,
+        int64,
+        float64,
+        boolean,
+        int64[:, ::1],
+        float64[::1],
+        float64[::1],
+        float64[::1],
+    ),
+    inner=True,
 )
-def note(operands, start, row, root, amount, undecided, noted, known, loose):
+def note(operands, start, row, root, amount, undecided, keeps, noted, known, loose):
     """Notes that `amount` bytes are kept, unless an operand before `row` keeps the same.
 
     Args:
@@ -30,6 +43,7 @@ def note(operands, start, row, root, amount, undecided, noted, known, loose):
         root: tensor whose memory it is.
         amount: bytes.
         undecided: whether its placement is.
+        keeps: [operands, axes] placement in which each row is kept.
         noted: [operands] bytes noted at each row, or NOT_KEPT; valid for the kept rows before this one.
         known: [tensors] bytes of the decided copies of each root.
         loose: [tensors] most bytes of an undecided copy.
@@ -41,7 +55,12 @@ def note(operands, start, row, root, amount, undecided, noted, known, loose):
     before = operands[row, D_SAME]
     while before >= start:
         if noted[before] == amount:
-            return
+            alike = True
+            if operands[before, D_TENSOR] == operands[row, D_TENSOR]:
+                for a in range(keeps.shape[1]):
+                    alike = alike and keeps[before, a] == keeps[row, a]
+            if alike:
+                return
         before = operands[before, D_SAME]
     noted[row] = amount
     known[root] += amount

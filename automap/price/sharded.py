@@ -50,6 +50,8 @@ class Sharded(NamedTuple):
     """[operands + operators, 2] operators that communicate forward, and what makes the tensor, or -1."""
     repeats_s: Floats
     """[operands + operators, SENT_COUNT] their seconds by kind of collective, host waits, and seconds round a ring."""
+    keeps: Ints
+    """[operands, axes] see `automap.price.kept`."""
     noted: Floats
     """[operands] see `automap.price.kept`."""
     known: Floats
@@ -86,6 +88,7 @@ SHARDED = types.NamedTuple(
         int64[::1],
         int64[:, ::1],
         float64[:, ::1],
+        int64[:, ::1],
         float64[::1],
         float64[::1],
         float64[::1],
@@ -118,6 +121,7 @@ def new_sharded(tables, num_axes):
         np.empty(operands, np.int64),
         np.empty((operands + operators, 2), np.int64),
         np.empty((operands + operators, SENT_COUNT)),
+        np.empty((operands, num_axes), np.int64),
         np.empty(operands),
         np.zeros(tensors),
         np.zeros(tensors),

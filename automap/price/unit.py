@@ -214,7 +214,10 @@ def shard_unit(tables, first, last, chosen, axes, links, zero_axes, hardware, sa
                     root = tensors[tensor, T_ROOT]
                     share = _kept_share(tables.shapes[op], hardware)
                     sharded.stored[row] = share * sharded.held[row]
-                    note(operands, start, row, root, sharded.stored[row], undecided, noted, known, loose)
+                    for a in range(num_axes):
+                        sharded.keeps[row, a] = lies[row, a]
+                    amount = sharded.stored[row]
+                    note(operands, start, row, root, amount, undecided, sharded.keeps, noted, known, loose)
                     if source >= start and hardware[H_REGATHERS] > 0.0:
                         lies_kept = sharded.axes[1]
                         own_part(lies[source], lies[row], lies_kept)
@@ -334,7 +337,7 @@ def unit_cost(
     """
     operators, operands, tensors = tables.operators, tables.operands, tables.tensors
     lies = sharded.lies
-    noted, known, loose = sharded.noted, sharded.known, sharded.loose
+    keeps, noted, known, loose = sharded.keeps, sharded.noted, sharded.known, sharded.loose
     start = operators[first, OP_OPERANDS]
     stop = operators[last - 1, OP_OPERANDS] + operators[last - 1, OP_INPUTS] + operators[last - 1, OP_OUTPUTS]
     num_entering, num_kept, num_repeats = sharded.counts[first]
@@ -411,17 +414,23 @@ def unit_cost(
                 # What comes in is kept as it comes.
                 _arrive(tensors, tensor, incoming, arrives)
                 amount = local_bytes(tables.sizes, tensor, arrives, axes, samples)
-                note(operands, start, row, root, amount, False, noted, known, loose)
+                for a in range(axes.shape[0]):
+                    keeps[row, a] = arrives[a]
+                note(operands, start, row, root, amount, False, keeps, noted, known, loose)
             elif operands[row, D_SAVED] == 1 and not (
                 recomputed[op - first] and keeper >= first and recomputed[keeper - first]
             ):
                 amount = sharded.stored[row]
+                for a in range(axes.shape[0]):
+                    keeps[row, a] = lies[row, a]
                 if regathers and tensors[tensor, T_ROLE] in (BOUNDARY, CARRIED):
                     _arrive(tensors, tensor, incoming, arrives)
-                    own_part(arrives, lies[row], wanted)
-                    amount = local_bytes(tables.sizes, tensor, wanted, axes, samples)
+                    own_part(arrives, lies[row], keeps[row])
+                    amount = local_bytes(tables.sizes, tensor, keeps[row], axes, samples)
                     amount *= _kept_share(tables.shapes[op], hardware)
-                note(operands, start, row, root, amount, sharded.undecided[op], noted, known, loose)
+                elif regathers and operands[row, D_SOURCE] >= start:
+                    own_part(lies[operands[row, D_SOURCE]], lies[row], keeps[row])
+                note(operands, start, row, root, amount, sharded.undecided[op], keeps, noted, known, loose)
         out[C_SAVED] = settle(operands, tensors, kept, known, loose)
     # A ring hides under the attention that it feeds, as far as that lasts.
     out[C_FORWARD_COMM + ALL_GATHER] += max(0.0, out[C_FORWARD_RING] - out[C_FORWARD_ATTENDED])

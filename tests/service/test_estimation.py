@@ -53,6 +53,22 @@ def test_a_plan_for_programs_can_be_priced_again(tmp_path: Path, capsys: pytest.
     assert again["why"] == document["why"]
 
 
+def test_a_plan_in_a_file_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, model = tmp_path / "plan.json", GPT + ",seq_len=128"
+    assert main(["estimate", model, *PLACE[:4], "--tp", "4", "--pp", "2", "-o", str(path)]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(path), model]) == 0
+    assert capsys.readouterr().out == ""
+    document = json.loads(path.read_text())
+    document["stages"][1]["devices"] = "3-6"
+    path.write_text(json.dumps(document))
+    assert main(["verify", str(path), model]) == 1
+    assert capsys.readouterr().out == "stages[1].devices: device 3 is also of pipeline rank 0\n"
+    assert main(["verify", str(path), model, "--json"]) == 1
+    (violation,) = json.loads(capsys.readouterr().out)["violations"]
+    assert violation["where"] == "stages[1].devices"
+
+
 def test_a_plan_that_does_not_fit_is_shown_and_ends_with_3(capsys: pytest.CaptureFixture[str]) -> None:
     large = ["estimate", "zoo:gpt2-xl", "--cluster", "1x8xV100-16GB", "--global-batch", "64", "--micro-batch", "8"]
     assert main(large) == 3

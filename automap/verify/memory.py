@@ -1,0 +1,304 @@
+"""Memory counted again, operator by operator: no tables, no repeats recognised, no bounds. Units: bytes.
+
+What a chunk keeps is followed as pieces of memory: a tensor as its operator wrote it, or a copy of it in the placement
+in which another operator reads it. Views of a piece are that piece. A piece is kept once, however many need it.
+
+Parameters, gradients, optimizer state and buffers must be what the estimate says. Activations must lie between two
+counts, which are one but for what the price simplifies:
+- it counts each unit by itself, so that a piece which two units need (a ReLU's result at a cut) counts twice;
+- it takes a carried tensor that crosses into a unit for split where the tensor beside it is, else for whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from automap.plan import DeviceMemory, Plan
+from automap.verify.actions import peaks, rank_orders
+from automap.verify.reading import Chunk, Model, Violation, devices_of
+from ir.graph import DTYPE_BYTES, Operator
+from ir.groups import PRODUCTS
+from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
+
+TOLERANCE = 1e-6
+"""Relative; both counts are sums of the same terms."""
+GIB = float(1 << 30)
+
+Place = Mapping[str, str]
+"""Axis -> S(i), B or P."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """Memory that backward passes need."""
+
+    root: str
+    """The tensor of which all views and copies are."""
+    tensor: str
+    """The tensor whose memory it is, itself no view of a tensor in the same placement."""
+    place: tuple[tuple[str, str], ...]
+    share: float
+    """Bytes of an element over those of the activation: less than 1 where it was quantised."""
+    size: float
+    """Bytes of it that are needed."""
+    whole: float
+    """Bytes of all ranks together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Activations:
+    """Bytes that are kept, and between what an estimate of them must lie."""
+
+    low: float
+    counted: float
+    high: float
+
+
+class Recount:
+    """The memory of one plan.
+
+    Args:
+        plan: sound in structure.
+        chunks: its stages, with every operator placed.
+        model: of the problem.
+    """
+
+    def __init__(self, plan: Plan, chunks: Sequence[Chunk], model: Model) -> None:
+        self.plan, self.chunks, self.model = plan, chunks, model
+        self.problem, self.graph = model.problem, model.graph
+        self.home = {i: chunk for chunk in chunks for i in chunk.operators}
+
+    def devices(self) -> tuple[tuple[DeviceMemory, Activations], ...]:
+        """Peak memory of the devices of each pipeline rank, and the bounds on its activations."""
+        orders = rank_orders(self.plan)
+        kept = {chunk.number: self._kept(chunk) for chunk in self.chunks}
+        low = peaks(orders, {number: math.floor(k.low) for number, k in kept.items()})
+        counted = peaks(orders, {number: k.counted for number, k in kept.items()})
+        high = peaks(orders, {number: math.ceil(k.high) for number, k in kept.items()})
+        return tuple(
+            self._rank(rank, Activations(low=low[rank], counted=counted[rank], high=high[rank]))
+            for rank in range(len(orders))
+        )
+
+    def _rank(self, rank: int, peak: Activations) -> tuple[DeviceMemory, Activations]:
+        chunks = [chunk for chunk in self.chunks if chunk.rank == rank]
+        zero = chunks[0].stage.zero.stage
+        state_bytes = self.problem.state_bytes
+        whole, sharded = self._elements(i for chunk in chunks for i in chunk.operators)
+        held = [sharded if zero >= least else whole for least in (3, 2, 1)]
+        parameters, gradients, optimizer = (n * size for n, size in zip(held, state_bytes, strict=True))
+        # Under ZeRO the weights of a unit and of the next one are gathered; its gradients are whole until scattered.
+        largest = max(self._elements(unit)[0] for chunk in chunks for unit in self._units(chunk))
+        gathered = 2.0 * largest * state_bytes[0] * (zero >= 3) + largest * state_bytes[1] * (zero >= 2)
+        work = max(self._written(chunk, i) for chunk in chunks for i in chunk.operators)
+        # One unit at a time is run again, and keeps all that its backward pass needs.
+        again = [self._unit_saves(chunk, unit) for chunk in chunks for unit in self._units(chunk)]
+        activations = Activations(
+            low=peak.low + max(a.low for a in again),
+            counted=peak.counted + max(a.counted for a in again),
+            high=peak.high + max(a.high for a in again),
+        )
+        devices = [self.problem.cluster.device(d) for d in devices_of(chunks[0].stage)]
+        memory = DeviceMemory(
+            devices=chunks[0].stage.devices,
+            parameters=parameters,
+            gradients=gradients,
+            optimizer=optimizer,
+            activations=activations.counted,
+            buffers=2.0 * work + self.problem.trainer.reserved_GiB * GIB + gathered,
+            capacity=min(d.memory_bytes for d in devices) - self.problem.hints.memory_reserve_bytes,
+        )
+        return memory, activations
+
+    # -- parameters ----------------------------------------------------------------------------------------------
+
+    def _elements(self, operators: Iterable[int]) -> tuple[float, float]:
+        """Elements of the parameters that one rank holds for these operators, without and with ZeRO's shards."""
+        whole = sharded = 0.0
+        seen: set[str] = set()
+        for index in operators:
+            chunk = self.home[index]
+            for slot, name in enumerate(self.graph.operators[index].inputs):
+                if self.graph.tensors[name].role != "parameter" or name in seen:
+                    continue
+                seen.add(name)
+                place = self._read(chunk, index, slot)
+                mine = self.graph.tensors[name].num_elements / self._parts(chunk, place)
+                whole += mine
+                zero = (chunk.sizes[a] for a, p in place.items() if a in chunk.stage.zero.axes and p == "B")
+                sharded += mine / math.prod(zero)
+        return whole, sharded
+
+    # -- activations ---------------------------------------------------------------------------------------------
+
+    def _units(self, chunk: Chunk) -> list[list[int]]:
+        """The operators of a chunk by unit: what is recomputed together."""
+        found: dict[int, list[int]] = {}
+        for index in chunk.operators:
+            found.setdefault(self.model.unit_of[index], []).append(index)
+        return list(found.values())
+
+    def _kept(self, chunk: Chunk) -> Activations:
+        """Bytes that one micro-batch keeps of a chunk."""
+        return _sum([self._unit_keeps(chunk, unit) for unit in self._units(chunk)], self.model.carried)
+
+    def _unit_keeps(self, chunk: Chunk, unit: Sequence[int]) -> set[Piece]:
+        whole = chunk.again.issuperset(unit)
+        pieces = set()
+        for index in unit:
+            for slot, name in self._saved(index):
+                root, maker = self.model.live_maker(self._root(name)), self.model.live_maker(name)
+                runs_again = index in chunk.again and root in chunk.again and root in unit
+                if not runs_again and not (whole and maker is not None and maker not in unit):
+                    pieces.add(self._piece(chunk, index, slot, name, own=True))
+            for name in self.graph.operators[index].inputs if whole else ():
+                maker = self.model.live_maker(name)
+                if maker is not None and maker not in unit:
+                    # What comes into a unit that is run again is kept as it comes.
+                    pieces.add(self._at(chunk, name, self._made(chunk, name)))
+        return pieces
+
+    def _unit_saves(self, chunk: Chunk, unit: Sequence[int]) -> Activations:
+        """Bytes that a unit keeps while it is run again; nothing if it is not run again as a whole."""
+        if not chunk.again.issuperset(unit):
+            return Activations(low=0.0, counted=0.0, high=0.0)
+        pieces = {self._piece(chunk, i, slot, name, own=False) for i in unit for slot, name in self._saved(i)}
+        return _sum([pieces], self.model.carried)
+
+    def _saved(self, index: int) -> Iterator[tuple[int, str]]:
+        """Operand slots, inputs first, of the activations and data that the backward pass of an operator needs."""
+        op = self.graph.operators[index]
+        kernel = self.model.kernels.get(index)
+        needed = op.saved if kernel is None else kernel.saved
+        for slot, name in enumerate((*op.inputs, *op.outputs)):
+            if name in needed and self._takes_memory(name):
+                yield slot, name
+
+    def _takes_memory(self, name: str) -> bool:
+        """Whether a tensor is no parameter and no view of one."""
+        maker = self.graph.producer.get(name)
+        is_view = maker is not None and self.graph.operators[maker].is_view
+        return self.graph.tensors[name].role != "parameter" and not is_view
+
+    def _root(self, name: str) -> str:
+        """The tensor of which another is a view, itself if it is none."""
+        maker = self.model.live_maker(name)
+        while maker is not None and _is_alias(self.graph.operators[maker]):
+            name = self.graph.operators[maker].inputs[0]
+            maker = self.model.live_maker(name)
+        return name
+
+    def _piece(self, chunk: Chunk, index: int, slot: int, name: str, *, own: bool) -> Piece:
+        """The memory that an operator needs of an operand; `own`: only the rank's part if the trainer gathers again."""
+        op = self.graph.operators[index]
+        share = self._share(op)
+        if slot >= len(op.inputs):
+            return self._at(chunk, name, self._wrote(chunk, index, slot - len(op.inputs)), share)
+        place = self._read(chunk, index, slot)
+        if own and self.problem.trainer.regathers and self.model.live_maker(name) is not None:
+            made = self._made(chunk, name)
+            place = {a: made[a] if p == "B" and made[a].startswith("S") else p for a, p in place.items()}
+        return self._at(chunk, name, place, share)
+
+    def _share(self, op: Operator) -> float:
+        """Bytes that are kept of an operand over those of the activation: products with a weight may quantise it."""
+        kinds = PRODUCTS | {EXPERT_PRODUCT}
+        takes_weight = op.kind in kinds and any(name in self.model.parametric for name in op.inputs[:2])
+        is_quantised = takes_weight and self.problem.trainer.keeps_quantised
+        return self.problem.weight_bytes / self.problem.activation_bytes if is_quantised else 1.0
+
+    def _at(self, chunk: Chunk, name: str, place: Place, share: float = 1.0) -> Piece:
+        """The piece of memory that holds a tensor in a placement."""
+        size, whole = (share * self._bytes(chunk, name, where) for where in (place, {}))
+        root = self._root(name)
+        maker = self.model.live_maker(name)
+        while maker is not None and maker in chunk.operators and place == self._made(chunk, name):
+            if not _is_alias(self.graph.operators[maker]):
+                break
+            name, place = self.graph.operators[maker].inputs[0], self._read(chunk, maker, 0)
+            maker = self.model.live_maker(name)
+        return Piece(root=root, tensor=name, place=tuple(place.items()), share=share, size=size, whole=whole)
+
+    # -- placements and sizes ------------------------------------------------------------------------------------
+
+    def _read(self, chunk: Chunk, index: int, slot: int) -> Place:
+        return {axis: placed.inputs[slot] for axis, placed in chunk.placed[index].items()}
+
+    def _wrote(self, chunk: Chunk, index: int, slot: int) -> Place:
+        return {axis: placed.outputs[slot] for axis, placed in chunk.placed[index].items()}
+
+    def _made(self, chunk: Chunk, name: str) -> Place:
+        """The placement in which a tensor comes to the operators of a chunk: sums are taken before they are sent."""
+        maker = self.graph.producer[name]
+        home = self.home[maker]
+        place = self._wrote(home, maker, self.graph.operators[maker].outputs.index(name))
+        if home is chunk:
+            return place
+        place = {axis: place.get(axis, "B") for axis in chunk.sizes}
+        batch = f"S({self.graph.tensors[name].batch_dim})"
+        keeps = {batch} if name in self.model.carried else {p for p in place.values() if p.startswith("S")}
+        return {axis: p if p in keeps else "B" for axis, p in place.items()}
+
+    def _parts(self, chunk: Chunk, place: Place) -> int:
+        return math.prod(chunk.sizes[axis] for axis, p in place.items() if p.startswith("S"))
+
+    def _bytes(self, chunk: Chunk, name: str, place: Place) -> float:
+        tensor = self.graph.tensors[name]
+        element = self.problem.activation_bytes if tensor.is_float else DTYPE_BYTES.get(tensor.dtype, 4.0)
+        elements = tensor.elements.at(self.plan.samples_per_micro_batch)
+        return elements * element / self._parts(chunk, place)
+
+    def _written(self, chunk: Chunk, index: int) -> float:
+        """Bytes of the results that an operator writes to memory."""
+        kernel = self.model.kernels.get(index)
+        inside = frozenset() if kernel is None else kernel.internal
+        outputs = self.graph.operators[index].outputs
+        return sum(
+            self._bytes(chunk, name, self._wrote(chunk, index, slot))
+            for slot, name in enumerate(outputs)
+            if name not in inside
+        )
+
+
+def _is_alias(op: Operator) -> bool:
+    """Whether the result shares the memory of an input."""
+    return op.traffic[0] == 0.0 and len(op.outputs) == 1 and len(op.inputs) >= 1
+
+
+def _sum(units: Sequence[set[Piece]], carried: frozenset[str]) -> Activations:
+    """Bytes of what the units of a chunk need."""
+    every = set().union(*units)
+    return Activations(
+        low=sum(piece.size for piece in every if piece.root not in carried),
+        counted=sum(piece.size for piece in every),
+        high=sum(piece.whole if piece.root in carried else piece.size for unit in units for piece in unit),
+    )
+
+
+def check_memory(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
+    """The estimate's memory against the recount, and the recount against what the devices have."""
+    found = Recount(plan, chunks, model).devices()
+    for rank, (mine, _) in enumerate(found):
+        if mine.total > mine.capacity:
+            yield Violation(
+                where=f"stages[{rank}].devices",
+                what=f"does not fit: {mine.total / GIB:.2f} GiB of {mine.capacity / GIB:.2f} on {mine.devices}",
+            )
+    if plan.estimate is None:
+        return
+    stated = plan.estimate.memory_bytes
+    if [m.devices for m in stated] != [m.devices for m, _ in found]:
+        yield Violation(where="estimate.memory_bytes", what=f"not about {', '.join(m.devices for m, _ in found)}")
+        return
+    for rank, (said, (mine, activations)) in enumerate(zip(stated, found, strict=True)):
+        where = f"estimate.memory_bytes[{rank}]"
+        for name in ("parameters", "gradients", "optimizer", "buffers", "capacity"):
+            if not math.isclose(getattr(said, name), getattr(mine, name), rel_tol=TOLERANCE):
+                what = f"says {getattr(said, name):.0f} bytes, counted {getattr(mine, name):.0f}"
+                yield Violation(where=f"{where}.{name}", what=what)
+        low, high = activations.low * (1.0 - TOLERANCE), activations.high * (1.0 + TOLERANCE)
+        if not low <= said.activations <= high:
+            what = f"says {said.activations:.0f} bytes, counted {mine.activations:.0f}, {low:.0f} to {high:.0f}"
+            yield Violation(where=f"{where}.activations", what=what)

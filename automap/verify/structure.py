@@ -1,0 +1,174 @@
+"""Rules about the plan as a whole: which operators and devices each stage has, where it is cut, how samples divide."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+from automap.errors import PlanError
+from automap.names import select
+from automap.plan import Plan, model_ref
+from automap.verify.reading import Model, Violation, devices_of, is_live, num_ranks
+
+SHOWN = 3
+"""Operators that a message names."""
+
+
+def check_structure(plan: Plan, model: Model) -> tuple[Violation, ...]:
+    """Everything that must hold before operators can be looked at; what rests on a broken rule is left out."""
+    own = model_ref(model.graph)
+    if plan.model.sha256 != own.sha256:
+        return (Violation(where="model.sha256", what=f"the plan is for {plan.model.name!r}, not for {own.name!r}"),)
+    if not plan.stages:
+        return (Violation(where="stages", what="there are none"),)
+    found = [*_batch(plan, model), *_meshes(plan), *_ranges(plan, model), *_sync(plan, model)]
+    if not any(v.where.endswith(".operators") for v in found):
+        found += [*_coverage(plan, model), *_flow(plan, model), *_cuts(plan, model), *_recompute(plan, model)]
+    return (*found, *_devices(plan, model))
+
+
+def _batch(plan: Plan, model: Model) -> Iterator[Violation]:
+    count, samples = plan.num_micro_batches, plan.samples_per_micro_batch
+    batch = model.problem.training.global_batch
+    if count < 1 or samples < 1 or count * samples != batch:
+        yield Violation(
+            where="num_micro_batches", what=f"{count} of {samples} samples are not the global batch of {batch}"
+        )
+    for number, stage in enumerate(plan.stages):
+        mesh = dict(stage.mesh)
+        parts = 1
+        for axis in stage.batch_axes:
+            where = f"stages[{number}].batch_axes"
+            if axis not in mesh:
+                yield Violation(where=where, what=f"the mesh has no axis {axis!r}")
+            elif mesh[axis] < 1 or samples % mesh[axis]:
+                yield Violation(where=where, what=f"{samples} samples do not divide over {mesh[axis]} ranks of {axis}")
+            parts *= mesh.get(axis, 1)
+        shares = stage.batch_shares
+        if shares is not None and (len(shares) != parts or sum(shares) != samples or min(shares) < 0):
+            yield Violation(
+                where=f"stages[{number}].batch_shares", what=f"{shares} are not {parts} shares of {samples} samples"
+            )
+
+
+def _meshes(plan: Plan) -> Iterator[Violation]:
+    for number, stage in enumerate(plan.stages):
+        names = [axis for axis, _ in stage.mesh]
+        if len(set(names)) < len(names) or any(size < 1 for _, size in stage.mesh):
+            yield Violation(where=f"stages[{number}].mesh", what=f"{stage.mesh} is none: axes repeat or are empty")
+        zero = stage.zero
+        if not 0 <= zero.stage <= 3:
+            yield Violation(where=f"stages[{number}].zero.stage", what=f"there is no ZeRO {zero.stage}")
+        if zero.stage and not zero.axes:
+            yield Violation(where=f"stages[{number}].zero.axes", what=f"ZeRO {zero.stage} over no axis")
+        for axis in zero.axes:
+            if axis not in names:
+                yield Violation(where=f"stages[{number}].zero.axes", what=f"the mesh has no axis {axis!r}")
+
+
+def _devices(plan: Plan, model: Model) -> Iterator[Violation]:
+    there = model.problem.cluster.num_devices
+    try:
+        where = [devices_of(stage) for stage in plan.stages]
+    except PlanError as fault:
+        yield Violation(where="stages", what=str(fault))
+        return
+    ranks = num_ranks(plan)
+    owner: dict[int, int] = {}
+    for number, (stage, mine) in enumerate(zip(plan.stages, where, strict=True)):
+        path = f"stages[{number}].devices"
+        if max(mine) >= there:
+            yield Violation(where=path, what=f"device {max(mine)} is not among the {there} of the cluster")
+        if len(set(mine)) < len(mine):
+            yield Violation(where=path, what=f"{stage.devices} names a device twice")
+        size = math.prod(size for _, size in stage.mesh)
+        if size != len(mine):
+            yield Violation(
+                where=f"stages[{number}].mesh", what=f"{stage.mesh} has {size} places for {len(mine)} devices"
+            )
+        if mine != where[number % ranks]:
+            yield Violation(where=path, what=f"virtual stages go round {ranks} ranks: not where stage {number % ranks}")
+        elif stage.mesh != plan.stages[number % ranks].mesh:
+            yield Violation(where=f"stages[{number}].mesh", what=f"differs from that of stage {number % ranks}")
+        for device in mine:
+            if owner.setdefault(device, number % ranks) != number % ranks:
+                yield Violation(where=path, what=f"device {device} is also of pipeline rank {owner[device]}")
+                break
+    if len(plan.stages) % ranks:
+        yield Violation(where="stages", what=f"{len(plan.stages)} stages do not go round {ranks} pipeline ranks")
+
+
+def _ranges(plan: Plan, model: Model) -> Iterator[Violation]:
+    for number, stage in enumerate(plan.stages):
+        path = f"stages[{number}].operators"
+        unknown = [name for name in stage.operators if name not in model.position]
+        if unknown:
+            yield Violation(where=path, what=f"the model has no operator {unknown[0]!r}")
+        elif model.position[stage.operators[0]] > model.position[stage.operators[1]]:
+            yield Violation(where=path, what=f"{stage.operators[0]} stands behind {stage.operators[1]}")
+
+
+def _spans(plan: Plan, model: Model) -> list[range]:
+    places = [tuple(model.position[name] for name in stage.operators) for stage in plan.stages]
+    return [range(first, last + 1) for first, last in places]
+
+
+def _coverage(plan: Plan, model: Model) -> Iterator[Violation]:
+    count = Counter(index for span in _spans(plan, model) for index in span)
+    for times, what in ((0, "in no stage"), (2, "in more than one stage")):
+        found = [
+            op.name for i, op in enumerate(model.graph.operators) if is_live(op) and min(count.get(i, 0), 2) == times
+        ]
+        if found:
+            yield Violation(where="stages", what=f"{len(found)} operators are {what}: {', '.join(found[:SHOWN])}")
+
+
+def _flow(plan: Plan, model: Model) -> Iterator[Violation]:
+    made: set[int] = set()
+    for number, span in enumerate(_spans(plan, model)):
+        for index in span:
+            for name in model.graph.operators[index].inputs:
+                maker = model.live_maker(name)
+                if maker is not None and maker not in made:
+                    yield Violation(
+                        where=f"stages[{number}].operators",
+                        what=f"{model.graph.operators[index].name} needs {name!r} before it is made",
+                    )
+                    return
+            made.add(index)
+
+
+def _cuts(plan: Plan, model: Model) -> Iterator[Violation]:
+    """Behind a stage only one tensor crosses that depends on data, besides what many later units read."""
+    graph = model.graph
+    for number, span in enumerate(_spans(plan, model)[:-1]):
+        end = span.stop
+        crossing = {
+            name
+            for i in range(end)
+            if is_live(graph.operators[i])
+            for name in graph.operators[i].outputs
+            if graph.consumers[name] and graph.consumers[name][-1] >= end
+        }
+        path = [name for name in crossing - model.carried or crossing if graph.tensors[name].batch_dim is not None]
+        if len(path) != 1 or len(crossing - model.carried) > 1:
+            yield Violation(
+                where=f"stages[{number}].operators",
+                what=f"cannot be cut behind {graph.operators[end - 1].name}: {len(crossing)} tensors cross, "
+                + ", ".join(sorted(crossing)[:SHOWN]),
+            )
+
+
+def _recompute(plan: Plan, model: Model) -> Iterator[Violation]:
+    for number, (stage, span) in enumerate(zip(plan.stages, _spans(plan, model), strict=True)):
+        names = [model.graph.operators[i].name for i in span]
+        for glob in stage.recompute:
+            if not select(glob, names):
+                yield Violation(where=f"stages[{number}].recompute", what=f"{glob!r} names no operator of the stage")
+
+
+def _sync(plan: Plan, model: Model) -> Iterator[Violation]:
+    kind, allowed = plan.sync.kind, model.problem.training.sync_modes
+    if kind not in allowed:
+        yield Violation(where="sync.kind", what=f"{kind} was not allowed, only {', '.join(allowed)}")

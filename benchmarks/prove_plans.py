@@ -1,0 +1,96 @@
+"""Random plans of known models, each checked by the verifier, which knows neither the space nor the price.
+
+    python benchmarks/prove_plans.py [PLANS]
+
+Random plans are drawn evenly over the cases, ten thousand together unless told otherwise; of small models every
+template is checked as well. Fails with the first violations if there are any; a plan that does not fit is sound if its
+estimate says so. Beside each case stands what the estimate says of activations over what the verifier counts: the
+least, the median and the largest of all pipeline ranks.
+"""
+
+import statistics
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from automap.cluster import parse_cluster
+from automap.price.estimate import estimate_choice
+from automap.problem import Problem
+from automap.space import PlanSpace
+from automap.templates import templates
+from automap.verify import Verifier
+from ir import zoo
+
+PLANS = 10_000
+MAX_OPERATORS = 300
+"""Of a model whose templates are all checked."""
+SMALL = "layers=4,hidden=64,heads=4,seq_len=32,vocab_size=128"
+CASES = (
+    (f"gpt:{SMALL}", "2x4xA100", 16, "generic", {}),
+    (f"gpt:{SMALL},dropout_percent=10", "8xA100", 16, "megatron-lm", {}),
+    (f"gpt:{SMALL}", "4xV100-16GB+4xP100", 8, "deepspeed", {}),
+    (f"gpt:{SMALL}", "8xA100", 16, "megatron-lm", {"cp": 2}),
+    (f"gpt:{SMALL}", "8xA100", 16, "generic", {"schedule": "zb1p"}),
+    (f"gpt:{SMALL}", "8xA100", 16, "generic", {"schedule": "zb2p"}),
+    (f"gpt:{SMALL}", "8xA100", 16, "generic", {"schedule": "gpipe"}),
+    (f"llama:{SMALL},kv_heads=2", "2x4xA100", 16, "megatron-core", {}),
+    (f"moe:{SMALL},kv_heads=4,ffn=128,experts=4", "8xA100", 16, "megatron-core", {}),
+    (f"bert:{SMALL}", "2x2xV100@25Gbit", 8, "megatron-lm", {}),
+    (f"t5:{SMALL}", "2x4xA100", 16, "generic", {}),
+    ("resnet:blocks=1-2-1-1,image_size=64", "2x4xA100", 16, "generic", {}),
+    ("resnet50", "2x8xV100-16GB@25Gbit", 256, "generic", {}),
+    ("vgg19", "8xV100-16GB", 256, "generic", {}),
+    ("gpt2", "2x4xA100", 64, "generic", {}),
+    ("bert-base", "2x8xV100-16GB@25Gbit", 64, "megatron-lm", {}),
+    ("vit-b", "8xA100", 64, "generic", {}),
+    ("t5-small", "2x8xA100", 64, "generic", {}),
+    ("llama-7b:layers=8", "4x8xA100-80GB", 64, "megatron-core", {}),
+    ("mixtral-8x7b:layers=8", "4x8xH100-80GB", 64, "megatron-core", {}),
+)
+
+
+def prove(case, count, rng):
+    """Violations of `count` random plans of a case, one line about them printed."""
+    spec, cluster, batch, trainer, fix = case
+    training = {"global_batch": batch, "trainer": trainer}
+    problem = Problem.build(zoo.build(spec), parse_cluster(cluster), training, {"fix": fix})
+    space, check = PlanSpace(problem), Verifier(problem)
+    rows = [tuple(row.tolist()) for row in space.random_batch(rng, count)]
+    if ":" in spec and len(problem.graph.operators) < MAX_OPERATORS:
+        rows += [values for _, values in templates(space)]
+    faults, ratios, too_large, seconds = [], [], 0, 0.0
+    for row in rows:
+        plan = replace(space.decode(row), estimate=estimate_choice(space.choice(row), space.evaluator))
+        began = time.process_time()
+        found = check.violations(plan)
+        seconds += time.process_time() - began
+        too_large += not plan.estimate.fits
+        faults += [(row, v) for v in found if plan.estimate.fits or not v.what.startswith("does not fit")]
+        ratios += [
+            said.activations / mine.activations
+            for said, (mine, _) in zip(plan.estimate.memory_bytes, check.memory(plan), strict=True)
+        ]
+    print(
+        f"{spec} on {cluster}, {trainer}, {fix or 'all plans'}: {count} random plans, {len(rows) - count} templates; "
+        f"{too_large} do not fit, {len(faults)} violations; activations said / counted {min(ratios):.3f} "
+        f"{statistics.median(ratios):.3f} {max(ratios):.3f}; {1e3 * seconds / len(rows):.0f} ms a plan",
+        flush=True,
+    )
+    return faults
+
+
+def main(total: int) -> int:
+    """Exit status."""
+    began, rng = time.monotonic(), np.random.default_rng(0)
+    counts = [total // len(CASES) + (i < total % len(CASES)) for i in range(len(CASES))]
+    faults = [(case[0], *fault) for case, count in zip(CASES, counts, strict=True) for fault in prove(case, count, rng)]
+    for spec, row, violation in faults[:10]:
+        print(f"{spec} {row}: {violation.where}: {violation.what}")
+    print(f"{sum(counts)} random plans, {len(faults)} violations, {time.monotonic() - began:.0f} s")
+    return int(bool(faults))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(int(sys.argv[1]) if len(sys.argv) > 1 else PLANS))
