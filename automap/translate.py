@@ -526,9 +526,7 @@ def _segments(
     for key, entry in stage.shardings.items():
         for axis in entry:
             if axis not in axes:
-                raise _refuse(
-                    f"stages[{number}].shardings.{key}", axis, "no such mesh axis", f"Use {', '.join(axes)}."
-                )
+                raise _refuse(f"stages[{number}].shardings.{key}", axis, "no such mesh axis", f"Use {', '.join(axes)}.")
         if key not in used:
             raise _refuse(
                 f"stages[{number}].shardings",
