@@ -132,7 +132,8 @@ class Fleet:
 
     def __init__(self, rows: list[PricedRun]) -> None:
         self.rows = rows
-        self.trainers = sorted({f.problem.trainer.name for f in rows})
+        names = {f.problem.trainer.name for f in rows}
+        self.trainers = sorted(names | {SAME_KERNELS[name] for name in names if name in SAME_KERNELS})
         self.constants = [Constant(name=f"clock.{k}", prior=0.85, low=0.4, high=1.1, hold=0.001) for k in CLOCKS]
         self.constants += [Constant(name=f"memory.{k}", prior=0.8, low=0.7, high=0.95, hold=1.0) for k in MEMORIES]
         for name in self.trainers:
