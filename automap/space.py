@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,9 @@ from automap.price.legality import mode_mask, signature_mask
 from automap.problem import Problem
 from automap.translate import same_choice, to_choice, to_plan
 from ir.graph import Operator
+
+if TYPE_CHECKING:
+    from automap.price.desk import Memo
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -322,8 +326,16 @@ class PlanSpace:
         from automap.price.batch import price_many  # who prices one plan need not load it
 
         out = np.empty((len(values), 2))
-        price_many(self.evaluator.tables.arrays, self.arrays, np.ascontiguousarray(values, dtype=np.int64), out)
+        plans = np.ascontiguousarray(values, dtype=np.int64)
+        price_many(self.evaluator.tables.arrays, self.arrays, self.memo, plans, out)
         return out
+
+    @functools.cached_property
+    def memo(self) -> Memo:
+        """What units cost, of the plans priced last."""
+        from automap.price.desk import new_memo
+
+        return new_memo()
 
     @functools.cached_property
     def arrays(self) -> SpaceArrays:

@@ -31,9 +31,10 @@ _SOURCES = (
     "unit",
     "schedule",
     "combine",
-    "ahead",
     "arrays",
     "legality",
+    "desk",
+    "ahead",
     "batch",
     "draw",
 )

@@ -11,43 +11,15 @@ from numba import boolean, float64, int64, void
 
 from automap.order import A_COUNT
 from automap.price.combine import R_COUNT, combine, overflow, step_time_s
-from automap.price.communication import L_COUNT, UNKNOWN
+from automap.price.communication import L_COUNT
 from automap.price.compiled import borrowing, kernel
-from automap.price.placements import dual
+from automap.price.desk import outgoing
 from automap.price.sharded import SHARDED, new_sharded
-from automap.price.tables import OP_INPUTS, OP_SIGNATURES, S_PLACES
 from automap.price.unit import shard_unit, unit_cost
 from automap.price.vectors import C_COUNT, TABLES
-from ir.factors import BROADCAST
 
 # Columns of a skeleton's rows.
 W_FIRST, W_LAST, W_TYPE, W_BEFORE, W_RANK, W_FIRST_OF_CHUNK, W_BOUNDARY, W_MASK = range(8)
-
-
-@borrowing(void(TABLES, int64[:, ::1], int64, boolean, int64[:, ::1], int64[::1]), inner=True)
-def outgoing(tables, makers, unit_type, is_sent, chosen, placement):
-    """Writes the placement in which a unit's crossing tensor leaves it; UNKNOWN where undecided.
-
-    Args:
-        tables: see `Tables.arrays`.
-        makers: [types, 2] operator row and output slot of the crossing tensor, or -1.
-        unit_type: of the unit, or -1 before the first.
-        is_sent: whether it goes to another chunk; a partial tensor is reduced before that.
-        chosen: [operator rows, axes].
-        placement: [axes], written.
-    """
-    maker = makers[unit_type, 0] if unit_type >= 0 else -1
-    for a in range(placement.shape[0]):
-        if maker < 0:
-            placement[a] = BROADCAST
-        elif chosen[maker, a] < 0:
-            placement[a] = UNKNOWN
-        else:
-            row = tables.operators[maker, OP_SIGNATURES] + chosen[maker, a]
-            slot = tables.operators[maker, OP_INPUTS] + makers[unit_type, 1]
-            placement[a] = tables.places[tables.signatures[row, S_PLACES] + slot, 0]
-            if is_sent:
-                placement[a] = dual(placement[a])
 
 
 @borrowing(

@@ -59,6 +59,8 @@ class SpaceArrays(NamedTuple):
     """[units] type of each."""
     spans: Ints
     """[types + 1] operator rows of each type."""
+    group_spans: Ints
+    """[types + 1] groups of each type."""
     boundary: Ints
     """[types] row of `operands` that crosses out, or -1."""
     members: Ints
@@ -100,7 +102,7 @@ class SpaceArrays(NamedTuple):
 
 SPACE = types.NamedTuple(
     (
-        *[int64[::1]] * 10,
+        *[int64[::1]] * 11,
         *[int64[:, ::1]] * 3,
         *[float64[::1]] * 6,
         *[float64[:, ::1]] * 2,
@@ -157,6 +159,7 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         virtuals=_ints(meshes.virtuals),
         units=_ints([unit.type for unit in evaluator.blocks.units]),
         spans=tables.spans,
+        group_spans=_ints(np.cumsum([0, *(len(unit.groups) for unit in space.linkage.types)])),
         boundary=tables.boundary_out,
         members=members,
         assignments=assignments,

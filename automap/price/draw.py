@@ -15,8 +15,8 @@ from automap.price.arrays import (
     N_ZERO_SLOT,
     SPACE,
 )
-from automap.price.batch import nth_cut
 from automap.price.compiled import borrowing, kernel
+from automap.price.desk import nth_cut
 from automap.price.legality import assign, mode_mask, signature_mask
 from automap.price.vectors import TABLES
 
