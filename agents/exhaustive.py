@@ -48,8 +48,7 @@ def search_exhaustive(
     while pending and not incumbent.finished:
         prefix = walk(space, table, pending.pop())
         if prefix.done:
-            outcome = prefix.outcome()
-            incumbent.offer(tuple(prefix.values), outcome.step_time_s, outcome.overflow)
+            incumbent.offer(tuple(prefix.values), prefix.bound.time_s, prefix.bound.overflow)
             continue
         branches = [
             (float(seconds), (*prefix.values, int(value)))

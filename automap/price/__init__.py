@@ -34,8 +34,8 @@ _SOURCES = (
     "arrays",
     "legality",
     "desk",
-    "ahead",
     "batch",
+    "walk",
     "draw",
 )
 

@@ -1,6 +1,5 @@
 """Compiles the kernels that Python calls into their cache, or reads them from it; run once by `make setup`."""
 
-from automap.price.ahead import look_ahead
 from automap.price.batch import price_many
 from automap.price.combine import combine, overflow, passes, step_time_s
 from automap.price.draw import draw_many
@@ -9,6 +8,7 @@ from automap.price.placements import divides
 from automap.price.schedule import count_actions, run_program
 from automap.price.sharded import new_sharded
 from automap.price.unit import shard_unit, unit_cost
+from automap.price.walk import floors, step_many
 
 
 def main() -> None:
@@ -27,9 +27,10 @@ def main() -> None:
         signature_mask,
         count_signatures,
         mode_mask,
-        look_ahead,
         price_many,
         draw_many,
+        floors,
+        step_many,
     ):
         kernel.compile()
 

@@ -209,7 +209,7 @@ def test_no_completion_beats_its_bound(small: PlanSpace) -> None:
                 assert seconds <= least[0] * (1 + 1e-12) and overflow <= least[1] + 1e-12
                 checked += 1
             prefix.decide(plan[prefix.position])
-        assert [prefix.outcome().step_time_s, prefix.outcome().overflow] == prices[plan]
+        assert [prefix.bound.time_s, prefix.bound.overflow] == prices[plan]
     assert checked > 1000
 
 
@@ -240,7 +240,7 @@ def test_plans_drawn_and_templates_are_of_the_space(space: MakeSpace, spec, clus
             while not prefix.done:
                 assert prefix.bound.time_s <= seconds * (1 + 1e-12) and prefix.bound.overflow <= overflow + 1e-12
                 prefix.decide(values[prefix.position])
-            assert prefix.outcome().step_time_s == seconds
+            assert prefix.bound.time_s == seconds
     assert count_decades(s) > 0
 
 

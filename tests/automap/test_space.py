@@ -8,7 +8,7 @@ import pytest
 
 from automap.cluster import parse_cluster
 from automap.meshes import divisors
-from automap.prefix import BoundTable, Prefix, walk
+from automap.prefix import BoundTable, Prefix, Prefixes, walk
 from automap.problem import Problem
 from automap.space import PlanSpace
 from automap.templates import templates
@@ -126,19 +126,18 @@ def check_bounds(s, count):
             assert prefix.bound.overflow <= outcome.overflow + 1e-12
             previous = prefix.bound.time_s
             prefix.decide(values[prefix.position])
-        again = prefix.outcome()
-        assert (again.step_time_s, again.overflow) == (outcome.step_time_s, outcome.overflow)
+        assert (prefix.bound.time_s, prefix.bound.overflow) == (outcome.step_time_s, outcome.overflow)
 
 
-def test_forced_and_decided_prefixes_agree(gpt, space):
+def test_what_is_not_asked_takes_what_is_preferred(gpt, space):
     s = space(gpt(), "2x2xA100", 8)
     table, rng = BoundTable(s), np.random.default_rng(0)
     for _ in range(5):
         values = s.random(rng)
-        forced = Prefix(s, table)
-        while not forced.done:
-            forced.force(values[forced.position])
-        assert forced.outcome().step_time_s == walk(s, table, values).outcome().step_time_s
+        unasked = Prefixes(table, 3, asks=lambda slot: False, preferred=np.array(values))
+        assert unasked.done.all()
+        assert unasked.walks.values.tolist() == [list(values)] * 3
+        assert set(unasked.walks.bound[:, 0].tolist()) == {walk(s, table, values).bound.time_s}
 
 
 def test_fixed_decisions_and_constraints_are_obeyed(gpt, space):

@@ -1,0 +1,472 @@
+"""Walks: many plans being decided at once, each with lower bounds behind every legal value of its next decision.
+
+All bounds are admissible: no completion is faster or smaller. Behind a shape they come from a tree over shapes; while
+cuts and recomputation are decided, from the least that units cost under the shape; then from the rows of `Desk` with
+undecided signatures at their best. Units: seconds; memory as share of capacity (overflow).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import boolean, float64, int64, types, void
+
+from automap.price.arrays import (
+    G_VALUES,
+    G_WHOLE,
+    N_FIRST_CUT,
+    N_FIRST_RECOMPUTE,
+    N_FIRST_SIGNATURE,
+    N_ZERO_SLOT,
+    SPACE,
+)
+from automap.price.combine import P_ZERO
+from automap.price.communication import KIND_COUNT, UNKNOWN
+from automap.price.compiled import borrowing, kernel
+from automap.price.desk import (
+    DESK,
+    F_FIRST,
+    F_SAMPLES,
+    MEMO,
+    cost_rows,
+    finish,
+    new_desk,
+    nth_cut,
+    pick,
+    set_frame,
+)
+from automap.price.legality import mode_mask, signature_mask
+from automap.price.sharded import SHARDED, new_sharded
+from automap.price.unit import shard_unit, unit_cost
+from automap.price.vectors import (
+    C_BACKWARD,
+    C_BACKWARD_HOST,
+    C_COUNT,
+    C_FORWARD,
+    C_FORWARD_COMM,
+    C_FORWARD_HOST,
+    C_RECOMPUTE,
+    C_REDUCE,
+    C_ZERO,
+    TABLES,
+)
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+# Columns of Tree.nodes: first child, number of children, value that leads here, row of floors of a leaf; leaves know
+# their shape: pipeline ranks, chunks, micro-batches.
+T_CHILD, T_CHILDREN, T_VALUE, T_FLOOR, T_RANKS, T_CHUNKS, T_COUNT = range(7)
+
+
+BEGIN, GO_ON = -1, -2
+"""Actions that decide nothing: a new plan; what was decided already, with preferred values that are known now."""
+LATER = -2
+"""A preferred value that is not known yet."""
+
+
+class Tree(NamedTuple):
+    """Bounds of a space before any signature is decided."""
+
+    nodes: Ints
+    """[nodes, 7] decided beginnings of a shape's values, the empty one first; see the T_ constants."""
+    bounds: Floats
+    """[nodes, 2] seconds and overflow that no plan behind a node goes below."""
+    work: Floats
+    """[floors, units + 1] least seconds of a micro-batch in all units before each."""
+    again: Floats
+    """[floors, units + 1] what recomputation adds to them."""
+    asked: Mask
+    """[slots] which are decided one by one; the others take what is preferred."""
+    flags: Ints
+    """[2] whether gradients of weights fill the pipeline; the recompute mode that runs whole units again."""
+
+
+@kernel(void(TABLES, SPACE, int64[:, ::1], boolean[:, ::1], float64[::1], int64, float64[:, :, ::1]))
+def floors(tables, space, frames, zero_axes, exposed, again, out):
+    """The least that units of each type cost on one rank, whatever their signatures.
+
+    Args:
+        tables: see `Tables.arrays`.
+        space: see `compile_space`.
+        frames: [n, 3] first rank row, number of rank rows, samples of a micro-batch.
+        zero_axes: [n, axes] whether ZeRO shards over the axis.
+        exposed: [KIND_COUNT] share of each kind of collective that nothing hides.
+        again: recompute mode that runs whole units again.
+        out: [n, 3, types] seconds of a micro-batch, what recomputation adds to them, parameters held under ZeRO;
+            written.
+    """
+    sharded = new_sharded(tables, space.obeys.shape[0])
+    desk = new_desk(tables, space)
+    desk.incoming[:] = UNKNOWN
+    row = np.empty(C_COUNT)
+    for frame in range(frames.shape[0]):
+        samples = float64(frames[frame, 2])
+        for kind in range(out.shape[2]):
+            first, last = space.spans[kind], space.spans[kind + 1]
+            out[frame, :, kind] = np.inf
+            for at in range(frames[frame, 0], frames[frame, 0] + frames[frame, 1]):
+                shard_unit(
+                    tables,
+                    first,
+                    last,
+                    desk.chosen[first:last],
+                    space.axes[at],
+                    space.links[at],
+                    zero_axes[frame],
+                    space.hardware[at],
+                    samples,
+                    desk.records,
+                    desk.cursor,
+                    sharded,
+                )
+                for mode in (0, again):
+                    unit_cost(
+                        tables,
+                        first,
+                        last,
+                        desk.chosen[first:last],
+                        space.masks[mode, first:last],
+                        desk.incoming,
+                        space.axes[at],
+                        space.links[at],
+                        space.hardware[at],
+                        samples,
+                        -1,
+                        desk.records,
+                        desk.cursor,
+                        sharded,
+                        row,
+                    )
+                    seconds = row[C_FORWARD] + row[C_BACKWARD] + row[C_RECOMPUTE]
+                    seconds += row[C_FORWARD_HOST] + row[C_BACKWARD_HOST]
+                    for c in range(C_FORWARD_COMM, C_REDUCE):
+                        seconds += row[c] * exposed[(c - C_FORWARD_COMM) % KIND_COUNT]
+                    slot = 0 if mode == 0 else 1
+                    out[frame, slot, kind] = min(out[frame, slot, kind], seconds)
+                out[frame, 2, kind] = min(out[frame, 2, kind], row[C_ZERO])
+            out[frame, 1, kind] = max(0.0, out[frame, 1, kind] - out[frame, 0, kind])
+
+
+class Walks(NamedTuple):
+    """Plans being decided; rows of a walk that is through are as its last decision left them."""
+
+    values: Ints
+    """[walks, slots]"""
+    position: Ints
+    """[walks] slot to decide; the number of slots where a plan is complete."""
+    node: Ints
+    """[walks] of the tree."""
+    bound: Floats
+    """[walks, 2] seconds and overflow; of a complete plan its price."""
+    legal: Ints
+    """[walks, most] legal values of the slot to decide, ascending."""
+    count: Ints
+    """[walks] how many there are."""
+    ahead: Floats
+    """[walks, most, 2] seconds and overflow behind each."""
+    preferred: Ints
+    """[walks, slots] values of slots that are not asked."""
+
+
+TREE = types.NamedTuple(
+    (int64[:, ::1], float64[:, ::1], float64[:, ::1], float64[:, ::1], boolean[::1], int64[::1]), Tree
+)
+"""Numba's type of `Tree`."""
+WALKS = types.NamedTuple(
+    (
+        int64[:, ::1],
+        int64[::1],
+        int64[::1],
+        float64[:, ::1],
+        int64[:, ::1],
+        int64[::1],
+        float64[:, :, ::1],
+        int64[:, ::1],
+    ),
+    Walks,
+)
+"""Numba's type of `Walks`."""
+
+
+@borrowing(void(float64[::1], float64, float64), inner=True)
+def _tighten(bound, seconds, over):
+    """A later, sharper family of bounds never loosens what is known already."""
+    bound[0] = max(bound[0], seconds)
+    bound[1] = max(bound[1], over)
+
+
+@borrowing(int64(SPACE, int64[::1], int64, int64, int64[::1]), inner=True)
+def _ends(space, value, num_chunks, count, ends):
+    """Writes the first `count` ends of chunks that are decided; returns the last of them."""
+    start = 0
+    for chunk in range(count):
+        if chunk == num_chunks - 1:
+            start = space.units.shape[0]
+        else:
+            low, high = space.windows[num_chunks, chunk]
+            picked = value[space.scalars[N_FIRST_CUT] + chunk]
+            start = nth_cut(space.weight, start, max(low, start + 1), high, num_chunks - chunk, picked)
+        ends[chunk] = start
+    return start
+
+
+@kernel(float64(TREE, int64[::1], int64[::1], int64, int64[::1]), inner=True)
+def _pipeline_floor(tree, node, ends, known, again_until):
+    """The step is at least what the known chunks ask of their ranks, behind the chunks before them.
+
+    Args:
+        tree: bounds.
+        node: of the shape.
+        ends: [chunks] of the known chunks.
+        known: how many are known.
+        again_until: [ranks] 1 where the rank computes its units again.
+    """
+    ranks, count = node[T_RANKS], node[T_COUNT]
+    work, again = tree.work[node[T_FLOOR]], tree.again[node[T_FLOOR]]
+    busy = np.zeros(ranks)
+    before = np.zeros(ranks)
+    start, passed = 0, 0.0
+    for chunk in range(known):
+        rank = chunk % ranks
+        seconds = work[ends[chunk]] - work[start]
+        if again_until[rank] == 1:
+            seconds += again[ends[chunk]] - again[start]
+        busy[rank] += seconds
+        if chunk < ranks:
+            before[rank] = 0.0 if tree.flags[0] == 1 else passed
+            passed += seconds
+        start = ends[chunk]
+    longest = 0.0
+    for rank in range(ranks):
+        longest = max(longest, before[rank] + count * busy[rank])
+    return longest
+
+
+@kernel(int64(TABLES, SPACE, TREE, WALKS, int64, int64, DESK, int64[::1], boolean[::1]), inner=True)
+def _legal(tables, space, tree, walks, walk, slot, desk, ends, mask):
+    """Writes the legal values of a slot into `walks.legal`; returns their number."""
+    value, node = walks.values[walk], tree.nodes[walks.node[walk]]
+    legal = walks.legal[walk]
+    most = legal.shape[0]
+    first_cut, zero_slot = space.scalars[N_FIRST_CUT], space.scalars[N_ZERO_SLOT]
+    found = 0
+    if slot < first_cut:
+        for child in range(node[T_CHILD], node[T_CHILD] + node[T_CHILDREN]):
+            if tree.nodes[child, T_VALUE] < most:
+                legal[found] = tree.nodes[child, T_VALUE]
+                found += 1
+        return found
+    num_values = 1
+    mask[:] = False
+    mask[0] = True
+    if slot < space.scalars[N_FIRST_RECOMPUTE]:
+        chunk = slot - first_cut
+        if chunk < node[T_CHUNKS] - 1:
+            low, high = space.windows[node[T_CHUNKS], chunk]
+            start = _ends(space, value, node[T_CHUNKS], chunk, ends)
+            num_values = high - max(low, start + 1) + 1
+            mask[: min(most, num_values)] = True
+    elif slot < zero_slot:
+        rank = slot - space.scalars[N_FIRST_RECOMPUTE]
+        if rank < node[T_RANKS]:
+            num_values = space.modes.shape[0]
+            _ends(space, value, node[T_CHUNKS], node[T_CHUNKS], ends)
+            mode_mask(space, ends[: node[T_CHUNKS]], node[T_RANKS], rank, mask[:num_values])
+    elif slot == zero_slot:
+        # Whether there are replicas is written when the frame is laid out.
+        value[zero_slot] = 0
+        set_frame(space, value, desk)
+        replicated = False
+        for a in range(desk.zero_axes.shape[0]):
+            replicated = replicated or desk.zero_axes[a]
+        if replicated:
+            num_values = 4
+            mask[:4] = space.zeros
+    else:
+        num_axes = desk.incoming.shape[0]
+        group, axis = divmod(slot - space.scalars[N_FIRST_SIGNATURE], num_axes)
+        num_values = space.groups[group, G_VALUES]
+        signature_mask(
+            tables,
+            space,
+            group,
+            axis,
+            desk.chosen,
+            space.axes[desk.frame[F_FIRST]],
+            desk.frame[F_SAMPLES],
+            mask[:num_values],
+        )
+        # The mask's trials are taken back.
+        for a in range(axis, num_axes):
+            pick(space, group, a, -1, desk)
+    for v in range(min(most, num_values)):
+        if mask[v]:
+            legal[found] = v
+            found += 1
+    return found
+
+
+@kernel(void(TABLES, SPACE, MEMO, TREE, WALKS, int64, int64, DESK, SHARDED, int64[::1]), inner=True)
+def _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends):
+    """Writes the bounds behind the legal values of a slot into `walks.ahead`."""
+    value, node = walks.values[walk], tree.nodes[walks.node[walk]]
+    legal, ahead, bound = walks.legal[walk], walks.ahead[walk], walks.bound[walk]
+    first_cut, first_recompute = space.scalars[N_FIRST_CUT], space.scalars[N_FIRST_RECOMPUTE]
+    zero_slot = space.scalars[N_ZERO_SLOT]
+    count = walks.count[walk]
+    if slot < first_cut:
+        child = node[T_CHILD]
+        for i in range(count):
+            while tree.nodes[child, T_VALUE] != legal[i]:
+                child += 1
+            ahead[i] = tree.bounds[child]
+    elif slot < zero_slot:
+        ranks, chunks = node[T_RANKS], node[T_CHUNKS]
+        again = np.zeros(ranks, np.int64)
+        work = tree.work[node[T_FLOOR]]
+        total = work[work.shape[0] - 1]
+        chunk = slot - first_cut
+        if slot < first_recompute:
+            start = _ends(space, value, chunks, chunk, ends)
+            low, high = space.windows[chunks, chunk]
+        else:
+            _ends(space, value, chunks, chunks, ends)
+            for rank in range(slot - first_recompute):
+                again[rank] = int64(value[first_recompute + rank] == tree.flags[1])
+        for i in range(count):
+            ahead[i, 1] = bound[1]
+            if slot < first_recompute:
+                ends[chunk] = nth_cut(space.weight, start, max(low, start + 1), high, chunks - chunk, legal[i])
+                ahead[i, 0] = _pipeline_floor(tree, node, ends, chunk + 1, again)
+                if chunks == ranks:
+                    left = (total - work[ends[chunk]]) / (chunks - chunk - 1)
+                    ahead[i, 0] = max(ahead[i, 0], node[T_COUNT] * left)
+            else:
+                again[slot - first_recompute] = int64(legal[i] == tree.flags[1])
+                ahead[i, 0] = _pipeline_floor(tree, node, ends, chunks, again)
+    elif slot == zero_slot:
+        for group in range(desk.picked.shape[0]):
+            for axis in range(desk.picked.shape[1]):
+                pick(space, group, axis, -1, desk)
+        cost_rows(tables, space, memo, -1, desk, sharded)
+        for i in range(count):
+            desk.settings[P_ZERO] = legal[i]
+            finish(tables, space, desk, False, ahead[i])
+    else:
+        num_axes = desk.incoming.shape[0]
+        group, axis = divmod(slot - space.scalars[N_FIRST_SIGNATURE], num_axes)
+        kind = 0
+        while space.group_spans[kind + 1] <= group:
+            kind += 1
+        for i in range(count):
+            pick(space, group, axis, legal[i], desk)
+            cost_rows(tables, space, memo, kind, desk, sharded)
+            finish(tables, space, desk, False, ahead[i])
+    for i in range(count):
+        _tighten(ahead[i], bound[0], bound[1])
+
+
+@borrowing(void(SPACE, TREE, WALKS, int64, int64, int64), inner=True)
+def _accept(space, tree, walks, walk, slot, picked):
+    """Decides a slot; behind a shape's values the walk goes down the tree."""
+    walks.values[walk, slot] = picked
+    walks.position[walk] = slot + 1
+    if slot < space.scalars[N_FIRST_CUT]:
+        child = tree.nodes[walks.node[walk], T_CHILD]
+        while tree.nodes[child, T_VALUE] != picked:
+            child += 1
+        walks.node[walk] = child
+        _tighten(walks.bound[walk], tree.bounds[child, 0], tree.bounds[child, 1])
+
+
+@borrowing(int64(SPACE, WALKS, int64, int64), inner=True)
+def _unasked(space, walks, walk, slot):
+    """The value of a slot that is not asked: what is preferred, else whole operators, else the first legal one."""
+    legal, count = walks.legal[walk], walks.count[walk]
+    wanted = walks.preferred[walk, slot]
+    whole = -1
+    if slot >= space.scalars[N_FIRST_SIGNATURE]:
+        group = (slot - space.scalars[N_FIRST_SIGNATURE]) // space.obeys.shape[0]
+        whole = space.groups[group, G_WHOLE]
+    found = legal[0]
+    for i in range(count):
+        if legal[i] == wanted:
+            return wanted
+        if legal[i] == whole:
+            found = whole
+    return found
+
+
+@kernel(void(TABLES, SPACE, MEMO, TREE, WALKS, int64[::1]))
+def step_many(tables, space, memo, tree, walks, actions):
+    """Takes one decision of every walk, fills in what is forced or not asked behind it, and looks ahead.
+
+    Args:
+        tables: see `Tables.arrays`.
+        space: see `compile_space`.
+        memo: of the problem.
+        tree: bounds of the space.
+        walks: read and written. A walk stops, with no legal values, before a slot whose preferred value is `LATER`.
+        actions: [walks] index into `walks.legal`, or one of `BEGIN` and `GO_ON`. A complete plan goes on with `BEGIN`
+            alone.
+    """
+    num_axes, num_slots = space.obeys.shape[0], walks.values.shape[1]
+    zero_slot, first_signature = space.scalars[N_ZERO_SLOT], space.scalars[N_FIRST_SIGNATURE]
+    desk = new_desk(tables, space)
+    sharded = new_sharded(tables, num_axes)
+    ends = np.empty(space.windows.shape[1], np.int64)
+    mask = np.empty(max(walks.legal.shape[1], space.units.shape[0], space.obeys.shape[1], 4), np.bool_)
+    seen = np.empty(2)
+    for walk in range(actions.shape[0]):
+        value, bound, legal = walks.values[walk], walks.bound[walk], walks.legal[walk]
+        if actions[walk] == BEGIN:
+            walks.position[walk] = 0
+            walks.node[walk] = 0
+            bound[:] = tree.bounds[0]
+        elif walks.position[walk] == num_slots:
+            continue
+        elif actions[walk] >= 0:
+            ahead = walks.ahead[walk, actions[walk]]
+            _accept(space, tree, walks, walk, walks.position[walk], legal[actions[walk]])
+            bound[:] = ahead
+        walks.count[walk] = 0
+        is_laid, is_stale, is_through = False, False, True
+        for slot in range(walks.position[walk], num_slots):
+            if slot >= first_signature and not is_laid:
+                is_laid = True
+                set_frame(space, value, desk)
+                for group in range(space.groups.shape[0]):
+                    for axis in range(num_axes):
+                        at = first_signature + group * num_axes + axis
+                        pick(space, group, axis, value[at] if at < slot else -1, desk)
+            count = _legal(tables, space, tree, walks, walk, slot, desk, ends, mask)
+            if count > 1 and (tree.asked[slot] or walks.preferred[walk, slot] == LATER):
+                is_through = False
+                if tree.asked[slot]:
+                    walks.count[walk] = count
+                    if slot > zero_slot:
+                        cost_rows(tables, space, memo, -1, desk, sharded)
+                    if slot > zero_slot and is_stale:
+                        finish(tables, space, desk, False, seen)
+                        _tighten(bound, seen[0], seen[1])
+                    _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends)
+                break
+            walks.count[walk] = count
+            picked = legal[0] if count == 1 else _unasked(space, walks, walk, slot)
+            walks.count[walk] = 0
+            _accept(space, tree, walks, walk, slot, picked)
+            if slot >= first_signature:
+                pick(space, (slot - first_signature) // num_axes, (slot - first_signature) % num_axes, picked, desk)
+            is_stale = is_stale or slot >= zero_slot
+        if is_through:
+            if not is_laid:
+                set_frame(space, value, desk)
+                for group in range(space.groups.shape[0]):
+                    for axis in range(num_axes):
+                        pick(space, group, axis, value[first_signature + group * num_axes + axis], desk)
+            cost_rows(tables, space, memo, -1, desk, sharded)
+            finish(tables, space, desk, True, bound)
