@@ -13,7 +13,7 @@ stable-baselines3's DQN with what pays on plan search and nothing else:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import DictReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 
 from agents.incumbent import Incumbent
@@ -34,10 +34,14 @@ from automap.plan import Plan
 from automap.prefix import BoundTable
 from automap.problem import Problem
 from automap.space import PlanSpace, Values
-from envs.decision import REWARD_SCALE, HybridEnv, Observation, PlanEnv, bound_slice
+from envs.decision import GROWTH, MAX_ACTIONS, REWARD_SCALE, Decisions, Episodes, Observation, observation_space
+from envs.features import ACTION_FEATURES, STATE_FEATURES
+from envs.hybrid import HybridDecisions
 
 FORBIDDEN = -1e9
 """Q of a masked action."""
+HISTORY = 64
+"""Signs that tell decisions apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +56,7 @@ class Hyperparameters:
     batch_size: int = 64
     updates_per_step: int = 1
     """Of all environments together: one update for 16 decisions; twice as many found no better plans."""
-    buffer_size: int = 50_000
+    buffer_size: int = 30_000
     learning_starts: int = 200
     """Decisions."""
     target_update: int = 400
@@ -67,35 +71,131 @@ class Hyperparameters:
     """Random decisions an episode in the second half of a cycle; fewer and episodes repeat the greedy plan."""
 
 
+class PlanVecEnv(VecEnv):
+    """Episodes side by side, as stable-baselines3 steps them.
+
+    To the observation of the environment it adds what tells the states of one problem apart: the slot to decide, and
+    the decisions so far as a sum of fixed random signs, one vector for each (slot, value).
+    """
+
+    def __init__(self, episodes: Episodes) -> None:
+        self.episodes = episodes
+        slots = len(episodes.space.slots)
+        space = observation_space()
+        space["slot"] = spaces.Box(0, slots, (1,), np.float32)
+        space["history"] = spaces.Box(-np.inf, np.inf, (HISTORY,), np.float32)
+        self.signs = np.random.default_rng(0).choice(
+            np.array([-1.0, 1.0], np.float32), (slots + 1, MAX_ACTIONS, HISTORY)
+        )
+        self._history = np.zeros((episodes.count, HISTORY), dtype=np.float32)
+        self._actions = np.zeros(episodes.count, dtype=np.int64)
+        super().__init__(episodes.count, space, spaces.Discrete(MAX_ACTIONS))
+
+    def observe(self) -> Observation:
+        """What the network sees."""
+        slot = self.episodes.prefixes.walks.position[:, None].astype(np.float32)
+        return {**self.episodes.observe(), "slot": slot, "history": self._history.copy()}
+
+    def reset(self) -> Observation:
+        """Begins all plans."""
+        self._history[:] = 0.0
+        self.episodes.begin(np.ones(self.num_envs, dtype=np.bool_))
+        return self.observe()
+
+    def step_async(self, actions: npt.NDArray[Any]) -> None:
+        """Takes note of the actions."""
+        self._actions = np.asarray(actions, dtype=np.int64)
+
+    def step_wait(self) -> tuple[Observation, npt.NDArray[Any], npt.NDArray[Any], list[dict[str, Any]]]:
+        """Steps; a plan that is complete makes room for the next."""
+        self._history += self.signs[self.episodes.prefixes.walks.position, self._actions]
+        rewards, done = self.episodes.step(self._actions)
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        if done.any():
+            self._history[done] = 0.0
+            last = self.observe()
+            for e in np.flatnonzero(done):
+                infos[e]["finished"] = self.episodes.finished(int(e))
+                infos[e]["terminal_observation"] = {name: rows[e] for name, rows in last.items()}
+            self.episodes.begin(done)
+        return self.observe(), rewards.astype(np.float32), done, infos
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """Attributes of environments, which are one object here."""
+        return [getattr(self, attr_name, None)] * self.num_envs
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """See `get_attr`."""
+        setattr(self, attr_name, value)
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        """See `get_attr`."""
+        return [getattr(self, method_name)(*args, **kwargs)]
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        """Nothing is wrapped."""
+        return [False] * self.num_envs
+
+
 class MaskedQNetwork(QNetwork):
-    """Q values with the known loss added and illegal actions at `FORBIDDEN`."""
+    """Q values of legal actions; `FORBIDDEN` for the others.
+
+    One network rates every action by the state it leads to: the state's features, the action's, and the decisions so
+    far with the action among them. The known loss, the growth of the bound, is added to what it says.
+    """
+
+    def __init__(self, *args: Any, signs: npt.NDArray[Any], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_buffer("signs", torch.as_tensor(signs), persistent=False)
+        last = self.q_net[-1]
+        assert isinstance(last, torch.nn.Linear)
+        # An untrained network is greedy on the bound.
+        torch.nn.init.zeros_(last.weight)
+        torch.nn.init.zeros_(last.bias)
 
     def forward(self, obs: Any) -> torch.Tensor:
         """[batch, actions]"""
-        flat = obs["observation"]
-        later: torch.Tensor = self.q_net(flat)
-        q = later - REWARD_SCALE * flat[:, bound_slice()]
-        masked: torch.Tensor = q.masked_fill(obs["action_mask"] < 0.5, FORBIDDEN)
-        return masked
+        mask = obs["action_mask"] > 0.5
+        rows, actions = mask.nonzero(as_tuple=True)
+        q = torch.full(mask.shape, FORBIDDEN)
+        rated: torch.Tensor = q.index_put((rows, actions), self.rate(obs, rows, actions))
+        return rated
+
+    def rate(self, obs: Any, rows: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """[n] Q of action `actions[i]` in the state of row `rows[i]`."""
+        seen = obs["observation"]
+        known = seen[:, STATE_FEATURES:].reshape(len(seen), MAX_ACTIONS, ACTION_FEATURES)[rows, actions]
+        # Another index than the buffer's own type would copy the table.
+        signs: Any = self.signs
+        after = obs["history"][rows] + signs[obs["slot"][rows, 0].long(), actions]
+        later: torch.Tensor = self.q_net(torch.cat([seen[rows, :STATE_FEATURES], known, after / 8.0], dim=1))
+        rated: torch.Tensor = later[:, 0] - REWARD_SCALE * known[:, GROWTH]
+        return rated
 
 
-class _ObservationOnly(torch.nn.Module):
-    """Hands the `observation` part through; the network masks and reads the rest itself."""
+class _Sizes(torch.nn.Module):
+    """Says how many numbers the network takes of one action."""
 
     def __init__(self, observation_space: spaces.Dict) -> None:
         super().__init__()
-        shape = observation_space["observation"].shape
-        assert shape is not None
-        self.features_dim = int(shape[0])
+        self.features_dim = STATE_FEATURES + ACTION_FEATURES + HISTORY
 
 
 class MaskedPolicy(DQNPolicy):
     """DQNPolicy over `MaskedQNetwork`."""
 
+    def __init__(self, *args: Any, signs: npt.NDArray[Any], **kwargs: Any) -> None:
+        self.signs = signs
+        super().__init__(*args, **kwargs)
+
     def make_q_net(self) -> QNetwork:
         """One network; SB3 asks twice, for the online and the target one."""
         arguments = self._update_features_extractor(self.net_args, features_extractor=None)
-        return MaskedQNetwork(**arguments).to(self.device)
+        arguments["action_space"] = spaces.Discrete(1)
+        return MaskedQNetwork(**arguments, signs=self.signs).to(self.device)
 
 
 class Batch(NamedTuple):
@@ -146,7 +246,7 @@ class PlanReplay(DictReplayBuffer):
         for e in range(self.n_envs):
             self._open[e].append(at)
             if done[e]:
-                self._close(e, infos[e]["worth_s"])
+                self._close(e, infos[e]["finished"].worth_s)
 
     def _close(self, env: int, worth_s: float) -> None:
         steps, self._open[env] = self._open[env], []
@@ -212,7 +312,7 @@ class MaskedDQN(DQN):
 
     replay_buffer: PlanReplay
 
-    def __init__(self, env: DummyVecEnv, parameters: Hyperparameters, seed: int) -> None:
+    def __init__(self, env: PlanVecEnv, parameters: Hyperparameters, seed: int) -> None:
         self.parameters = parameters
         self.rng = np.random.default_rng(seed)
         self.explored = parameters.explored_first
@@ -235,7 +335,8 @@ class MaskedDQN(DQN):
             },
             policy_kwargs={
                 "net_arch": list(parameters.hidden),
-                "features_extractor_class": _ObservationOnly,
+                "features_extractor_class": _Sizes,
+                "signs": env.signs,
                 "optimizer_kwargs": {"fused": True},
             },
             seed=seed,
@@ -260,7 +361,8 @@ class MaskedDQN(DQN):
                 legal = np.flatnonzero(observation["action_mask"][e])
                 weights = np.ones(len(legal))
                 if self.rng.random() < 0.5:
-                    growth = observation["observation"][e][bound_slice()][legal]
+                    known = observation["observation"][e, STATE_FEATURES:].reshape(MAX_ACTIONS, ACTION_FEATURES)
+                    growth = known[legal, GROWTH]
                     weights = np.exp(-REWARD_SCALE * (growth - growth.min()).astype(np.float64))
                 actions[e] = self.rng.choice(legal, p=weights / weights.sum())
         return actions
@@ -272,9 +374,11 @@ class MaskedDQN(DQN):
             with torch.no_grad():
                 following = self.q_net_target(batch.next_observations).max(dim=1, keepdim=True).values
                 target = batch.rewards + (1.0 - batch.dones) * following
-                ceiling = -REWARD_SCALE * batch.observations["observation"][:, bound_slice()].gather(1, batch.actions)
-                target = torch.minimum(torch.maximum(target, batch.floors), ceiling)
-            q = self.q_net(batch.observations).gather(1, batch.actions)
+                seen = batch.observations["observation"][:, STATE_FEATURES:]
+                growth = seen.gather(1, ACTION_FEATURES * batch.actions + GROWTH)
+                target = torch.minimum(torch.maximum(target, batch.floors), -REWARD_SCALE * growth)
+            network: Any = self.q_net
+            q = network.rate(batch.observations, torch.arange(batch_size), batch.actions[:, 0]).reshape(-1, 1)
             loss = torch.nn.functional.smooth_l1_loss(q, target)
             self.policy.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -282,26 +386,27 @@ class MaskedDQN(DQN):
             self.policy.optimizer.step()
         self._n_updates += gradient_steps
 
-    def demonstrate(self, env: PlanEnv, plans: Sequence[Values]) -> None:
-        """Walks known plans through `env` and keeps them as elite episodes; nothing is priced anew."""
+    def demonstrate(self, env: PlanVecEnv, plans: Sequence[Values]) -> None:
+        """Walks known plans through `env`, of one episode, and keeps them as elite episodes; nothing is priced anew."""
         for values in plans:
-            observation, _ = env.reset()
+            observation = env.reset()
             rows: dict[str, list[Any]] = {}
             done = False
             while not done:
-                action = env.suggest(values)
-                following, reward, done, _, info = env.step(action)
-                step: dict[str, Any] = {f"obs.{k}": v for k, v in observation.items()} | {
-                    f"next.{k}": v for k, v in following.items()
-                }
-                step |= {"actions": np.array([action]), "rewards": reward, "dones": float(done)}
+                action = np.array([values[env.episodes.prefixes.walks.position[0]]])
+                env.step_async(action)
+                following, rewards, ended, infos = env.step_wait()
+                done = bool(ended[0])
+                after = {k: v[None] for k, v in infos[0]["terminal_observation"].items()} if done else following
+                step: dict[str, Any] = {f"obs.{k}": v[0] for k, v in observation.items()}
+                step |= {f"next.{k}": v[0] for k, v in after.items()}
+                step |= {"actions": action, "rewards": rewards[0], "dones": np.float32(done)}
                 for k, v in step.items():
                     rows.setdefault(k, []).append(v)
                 observation = following
             arrays = {k: np.asarray(v) for k, v in rows.items()}
-            arrays["rewards"] = arrays["rewards"].astype(np.float32)
             arrays["floors"] = arrays["rewards"][::-1].cumsum()[::-1].astype(np.float32)
-            self.replay_buffer.remember(info["worth_s"], arrays)
+            self.replay_buffer.remember(infos[0]["finished"].worth_s, arrays)
 
 
 class _Watch(BaseCallback):
@@ -317,10 +422,11 @@ class _Watch(BaseCallback):
         agent = self.model
         assert isinstance(agent, MaskedDQN)
         for info in self.locals["infos"]:
-            if "outcome" in info and not self.incumbent.finished:
-                self.incumbent.offer(info["values"], info["outcome"].step_time_s, info["outcome"].overflow)
+            if "finished" in info and not self.incumbent.finished:
+                ended = info["finished"]
+                self.incumbent.offer(ended.values, ended.step_time_s, ended.overflow)
                 self.plans += 1
-                self.decisions = info["num_decisions"]
+                self.decisions = ended.num_decisions
         parameters = agent.parameters
         phase = min(1.0, 2.0 * (self.plans % parameters.cycle_plans) / parameters.cycle_plans)
         last = min(parameters.explored_first, parameters.explored_last / max(1, self.decisions))
@@ -336,7 +442,7 @@ def run_dqn(
     reference_s: float | None,
     demonstrations: Sequence[Values] = (),
     parameters: Hyperparameters | None = None,
-    make_env: Callable[[PlanSpace, BoundTable], PlanEnv] | None = None,
+    decisions: Decisions | None = None,
 ) -> None:
     """Searches with one DQN until the incumbent's budget ends.
 
@@ -347,21 +453,20 @@ def run_dqn(
         reference_s: step time of a good plan, seconds, against which infeasible ones are rated.
         demonstrations: plans to learn from; they are not credited to the DQN.
         parameters: hyperparameters.
-        make_env: another environment than `HybridEnv`.
+        decisions: what is asked; None = those of `HybridEnv`.
     """
     torch.set_num_threads(1)
     parameters = parameters or Hyperparameters()
     table = BoundTable(space)
 
-    def build() -> PlanEnv:
-        if make_env is not None:
-            return make_env(space, table)
-        return HybridEnv(space, table, reference_s=reference_s)
+    def environment(count: int) -> PlanVecEnv:
+        asked = decisions or HybridDecisions(space)
+        return PlanVecEnv(Episodes(asked, count, table, reference_s=reference_s))
 
-    agent = MaskedDQN(DummyVecEnv([build] * parameters.num_envs), parameters, seed)
+    agent = MaskedDQN(environment(parameters.num_envs), parameters, seed)
     # Without a logger of its own SB3 leaves a folder behind for every search.
     agent.set_logger(Logger(folder=None, output_formats=[]))
-    agent.demonstrate(build(), demonstrations)
+    agent.demonstrate(environment(1), demonstrations)
     agent.learn(total_timesteps=10**12, callback=_Watch(incumbent), log_interval=10**12)
 
 

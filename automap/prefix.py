@@ -168,7 +168,7 @@ class Prefixes:
             node=np.zeros(count, dtype=np.int64),
             bound=np.zeros((count, 2)),
             legal=np.zeros((count, most), dtype=np.int64),
-            count=np.zeros(count, dtype=np.int64),
+            offered=np.zeros(count, dtype=np.int64),
             ahead=np.zeros((count, most, 2)),
             preferred=np.tile(wanted, (count, 1)),
         )
@@ -226,12 +226,12 @@ class Prefix:
 
     def legal(self) -> Ints:
         """Legal values of the slot to decide."""
-        legal: Ints = self._one.walks.legal[0, : self._one.walks.count[0]]
+        legal: Ints = self._one.walks.legal[0, : self._one.walks.offered[0]]
         return legal
 
     def bounds(self) -> Floats:
         """[values, 2] seconds and overflow behind each legal value, in the order of `legal()`."""
-        bounds: Floats = self._one.walks.ahead[0, : self._one.walks.count[0]]
+        bounds: Floats = self._one.walks.ahead[0, : self._one.walks.offered[0]]
         return bounds
 
     def decide(self, value: int) -> None:

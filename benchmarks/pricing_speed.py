@@ -1,4 +1,4 @@
-"""How many plans and decisions a second one core prices: random whole plans, and walks with look-ahead.
+"""How many plans and decisions a second one core prices: random whole plans, and episodes of the environment.
 
     python benchmarks/pricing_speed.py [SECONDS]
 
@@ -15,10 +15,11 @@ import numpy as np
 import onnx
 
 from automap.cluster import parse_cluster
-from automap.prefix import BoundTable, Prefix
 from automap.price.estimate import price
 from automap.problem import Problem
 from automap.space import PlanSpace
+from envs import Episodes
+from envs.hybrid import HybridDecisions
 from ir import zoo
 from ir.onnx.load import load_model
 
@@ -26,6 +27,8 @@ LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 CLUSTER, BATCH = "4x8xA100-80GB", 512
 MANY = 1000
 """Plans of one call."""
+EPISODES = 64
+"""Side by side."""
 SPEC = (
     ("zoo:gpt2-xl", "8x8xH100-80GB", {"pp": 1}),
     ("zoo:gpt2-xl", "8x8xH100-80GB", {"pp": 4}),
@@ -86,26 +89,27 @@ def main(seconds: float) -> None:
         space = PlanSpace(Problem.build(graph, parse_cluster(CLUSTER), {"global_batch": BATCH}))
         rng = np.random.default_rng(0)
         plans = [tuple(values) for values in space.random_batch(rng, 500).tolist()]
-        table = BoundTable(space)
-        walks = iter(plans * 1000)
         whole = iter(plans * 1000)
 
         def whole_plan(whole=whole, space=space) -> int:
             space.evaluator.evaluate(space.choice(next(whole)))
             return 1
 
-        def walk(walks=walks, space=space, table=table) -> int:
-            values, prefix, decisions = next(walks), Prefix(space, table), 0
-            while not prefix.done:
-                prefix.decide(values[prefix.position])
-                decisions += 1
-            prefix.outcome()
-            return decisions
+        episodes = Episodes(HybridDecisions(space), EPISODES)
 
-        walk()
+        def step(episodes=episodes, rng=rng) -> int:
+            """One decision of every episode at random, and what an agent would see of it."""
+            offered = episodes.prefixes.walks
+            picked = (rng.random(EPISODES) * offered.offered).astype(np.int64)
+            _, done = episodes.step(offered.legal[np.arange(EPISODES), picked])
+            if done.any():
+                episodes.begin(done)
+            episodes.observe()
+            return EPISODES
+
         print(
             f"{name:14} {rate(whole_plan, seconds):8.0f} plans/s   "
-            f"{rate(walk, seconds):8.0f} decisions/s with look-ahead   "
+            f"{rate(step, seconds):8.0f} decisions/s with look-ahead and observation   "
             f"10^{space.decades:.0f} plans"
         )
 

@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from automap.counting import count_decades
-from automap.prefix import Prefix
 from automap.space import PlanSpace
 
 
@@ -32,19 +34,18 @@ def influential_groups(space: PlanSpace, limit: int) -> frozenset[tuple[int, int
     return frozenset(ranked[:limit])
 
 
-def batch_split(space: PlanSpace, prefix: Prefix) -> int:
-    """The legal value that splits the batch, else the first that keeps operators whole, else the first."""
-    slot = space.slots[prefix.position]
-    unit = space.linkage.types[slot.unit_type]
-    leader = unit.groups[slot.group].leader
-    rule = space.operator(slot.unit_type, leader).rule
-    table = unit.signatures[leader]
-    legal = prefix.legal()
-    for value in legal:
-        factor = table[value].factor
-        if factor is not None and rule.factors[factor].is_batch:
-            return int(value)
-    return int(next((v for v in legal if not table[v].divides_work), legal[0]))
+def batch_split(space: PlanSpace) -> npt.NDArray[np.int64]:
+    """[slots] the value of each signature that splits the batch, -1 where there is none."""
+    found = np.full(len(space.slots), -1, dtype=np.int64)
+    for number, slot in enumerate(space.slots):
+        if slot.kind == "signature":
+            unit = space.linkage.types[slot.unit_type]
+            leader = unit.groups[slot.group].leader
+            rule = space.operator(slot.unit_type, leader).rule
+            factors = [signature.factor for signature in unit.signatures[leader]]
+            split = [v for v, factor in enumerate(factors) if factor is not None and rule.factors[factor].is_batch]
+            found[number] = split[0] if split else -1
+    return found
 
 
 def decades_pruned(space: PlanSpace, *, max_actions: int, max_groups: int) -> float:

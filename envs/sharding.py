@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from automap.prefix import BoundTable, Prefix
+import numpy as np
+
+from automap.prefix import BoundTable
 from automap.space import PlanSpace, Slot, Values
-from envs.decision import PlanEnv
+from envs.decision import Decisions, Ints, PlanEnv
 
 
-class ShardingEnv(PlanEnv):
-    """Decides the signatures of all linkage groups on every mesh axis, in topological order."""
+class ShardingDecisions(Decisions):
+    """The signatures of all linkage groups on every mesh axis, in topological order."""
 
-    def __init__(
-        self, space: PlanSpace, frame: Values, table: BoundTable | None = None, *, reference_s: float | None = None
-    ) -> None:
-        """Builds the environment.
+    def __init__(self, space: PlanSpace, frame: Values) -> None:
+        """Takes the frame.
 
         Args:
             space: of the problem.
             frame: values of all slots before the first signature.
-            table: bounds of the space.
-            reference_s: see `PlanEnv`.
         """
-        super().__init__(space, table, reference_s=reference_s)
+        super().__init__(space)
         self.frame = frame
 
-    def decides(self, slot: Slot) -> bool:
-        """Signatures only."""
+    def asks(self, slot: Slot) -> bool:
+        """See `Decisions`."""
         return slot.kind == "signature"
 
-    def default(self, prefix: Prefix) -> int:
-        """The frame's value."""
-        return self.frame[prefix.position]
+    def preferred(self) -> Ints:
+        """The frame."""
+        return np.array([*self.frame, *[-1] * (len(self.space.slots) - len(self.frame))], dtype=np.int64)
+
+
+class ShardingEnv(PlanEnv):
+    """Decides the signatures of a given shape."""
+
+    def __init__(
+        self, space: PlanSpace, frame: Values, table: BoundTable | None = None, *, reference_s: float | None = None
+    ) -> None:
+        super().__init__(ShardingDecisions(space, frame), table, reference_s=reference_s)

@@ -25,7 +25,8 @@ def count_plans(graph: Graph, cluster: str, global_batch: int) -> dict[str, Any]
     from automap.cluster import parse_cluster
     from automap.problem import Problem
     from automap.space import PlanSpace
-    from envs.decision import MAX_ACTIONS, MAX_GROUPS
+    from envs.decision import MAX_ACTIONS
+    from envs.hybrid import MAX_GROUPS
     from envs.pruning import decades_pruned
 
     found = parse_cluster(cluster)

@@ -62,8 +62,9 @@ Mask = npt.NDArray[np.bool_]
 T_CHILD, T_CHILDREN, T_VALUE, T_FLOOR, T_RANKS, T_CHUNKS, T_COUNT = range(7)
 
 
-BEGIN, GO_ON = -1, -2
-"""Actions that decide nothing: a new plan; what was decided already, with preferred values that are known now."""
+BEGIN, GO_ON, WAIT = -1, -2, -3
+"""Actions that decide nothing: a new plan; what was decided already, with preferred values that are known now; not this
+time."""
 LATER = -2
 """A preferred value that is not known yet."""
 
@@ -164,7 +165,7 @@ class Walks(NamedTuple):
     """[walks, 2] seconds and overflow; of a complete plan its price."""
     legal: Ints
     """[walks, most] legal values of the slot to decide, ascending."""
-    count: Ints
+    offered: Ints
     """[walks] how many there are."""
     ahead: Floats
     """[walks, most, 2] seconds and overflow behind each."""
@@ -317,7 +318,7 @@ def _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends):
     legal, ahead, bound = walks.legal[walk], walks.ahead[walk], walks.bound[walk]
     first_cut, first_recompute = space.scalars[N_FIRST_CUT], space.scalars[N_FIRST_RECOMPUTE]
     zero_slot = space.scalars[N_ZERO_SLOT]
-    count = walks.count[walk]
+    count = walks.offered[walk]
     if slot < first_cut:
         child = node[T_CHILD]
         for i in range(count):
@@ -386,7 +387,7 @@ def _accept(space, tree, walks, walk, slot, picked):
 @borrowing(int64(SPACE, WALKS, int64, int64), inner=True)
 def _unasked(space, walks, walk, slot):
     """The value of a slot that is not asked: what is preferred, else whole operators, else the first legal one."""
-    legal, count = walks.legal[walk], walks.count[walk]
+    legal, count = walks.legal[walk], walks.offered[walk]
     wanted = walks.preferred[walk, slot]
     whole = -1
     if slot >= space.scalars[N_FIRST_SIGNATURE]:
@@ -411,7 +412,7 @@ def step_many(tables, space, memo, tree, walks, actions):
         memo: of the problem.
         tree: bounds of the space.
         walks: read and written. A walk stops, with no legal values, before a slot whose preferred value is `LATER`.
-        actions: [walks] index into `walks.legal`, or one of `BEGIN` and `GO_ON`. A complete plan goes on with `BEGIN`
+        actions: [walks] index into `walks.legal`, or one of `BEGIN`, `GO_ON` and `WAIT`. A complete plan goes on with `BEGIN`
             alone.
     """
     num_axes, num_slots = space.obeys.shape[0], walks.values.shape[1]
@@ -427,13 +428,13 @@ def step_many(tables, space, memo, tree, walks, actions):
             walks.position[walk] = 0
             walks.node[walk] = 0
             bound[:] = tree.bounds[0]
-        elif walks.position[walk] == num_slots:
+        elif walks.position[walk] == num_slots or actions[walk] == WAIT:
             continue
         elif actions[walk] >= 0:
             ahead = walks.ahead[walk, actions[walk]]
             _accept(space, tree, walks, walk, walks.position[walk], legal[actions[walk]])
             bound[:] = ahead
-        walks.count[walk] = 0
+        walks.offered[walk] = 0
         is_laid, is_stale, is_through = False, False, True
         for slot in range(walks.position[walk], num_slots):
             if slot >= first_signature and not is_laid:
@@ -447,7 +448,7 @@ def step_many(tables, space, memo, tree, walks, actions):
             if count > 1 and (tree.asked[slot] or walks.preferred[walk, slot] == LATER):
                 is_through = False
                 if tree.asked[slot]:
-                    walks.count[walk] = count
+                    walks.offered[walk] = count
                     if slot > zero_slot:
                         cost_rows(tables, space, memo, -1, desk, sharded)
                     if slot > zero_slot and is_stale:
@@ -455,9 +456,9 @@ def step_many(tables, space, memo, tree, walks, actions):
                         _tighten(bound, seen[0], seen[1])
                     _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends)
                 break
-            walks.count[walk] = count
+            walks.offered[walk] = count
             picked = legal[0] if count == 1 else _unasked(space, walks, walk, slot)
-            walks.count[walk] = 0
+            walks.offered[walk] = 0
             _accept(space, tree, walks, walk, slot, picked)
             if slot >= first_signature:
                 pick(space, (slot - first_signature) // num_axes, (slot - first_signature) % num_axes, picked, desk)

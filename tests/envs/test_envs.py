@@ -7,8 +7,10 @@ import stable_baselines3.common.env_checker
 
 from automap.counting import count_decades
 from automap.templates import templates
-from envs import HybridEnv, PipelineEnv, ShardingEnv
-from envs.decision import MAX_ACTIONS, REWARD_SCALE, bound_slice
+from envs import Episodes, HybridEnv, PipelineEnv, ReplicationEnv, ShardingEnv
+from envs.decision import MAX_ACTIONS, REWARD_SCALE
+from envs.features import ACTION_FEATURES, STATE_FEATURES
+from envs.hybrid import HybridDecisions
 from envs.pruning import decades_pruned, influential_groups
 from ir import zoo
 
@@ -17,10 +19,10 @@ def make(kind, space):
     if kind == "sharding":
         shape = next(s for s in space.shapes if s.dp > 1 and s.tp > 1 and s.samples % 4 == 0)
         return ShardingEnv(space, space.even_values(shape, recompute="none", zero=1))
-    return {"pipeline": PipelineEnv, "hybrid": HybridEnv}[kind](space)
+    return {"pipeline": PipelineEnv, "replication": ReplicationEnv, "hybrid": HybridEnv}[kind](space)
 
 
-KINDS = ("sharding", "pipeline", "hybrid")
+KINDS = ("sharding", "pipeline", "replication", "hybrid")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,15 +56,15 @@ def test_rewards_telescope_to_the_price(kind, gpt, space):
     rng = np.random.default_rng(0)
     for _ in range(15):
         rewards, _, info = episode(env, rng)
-        start = env.first_bound_s
+        start = env.episodes.first_bound_s
         if kind == "sharding":
             # Its first bound is that behind the frame.
             env.reset()
-            start = env._prefix.bound.time_s
-        assert sum(rewards) == pytest.approx(REWARD_SCALE * np.log(start / env.worth_s(info["outcome"])), rel=1e-6)
+            start = env.episodes.prefixes.walks.bound[0, 0]
+        assert sum(rewards) == pytest.approx(REWARD_SCALE * np.log(start / info["finished"].worth_s), rel=1e-6)
         assert all(r <= 1e-9 for r in rewards)
-        assert info["values"] == s.repair(info["values"])
-        assert info["outcome"].step_time_s == s.evaluator.evaluate(s.choice(info["values"])).step_time_s
+        assert info["finished"].values == s.repair(info["finished"].values)
+        assert info["finished"].step_time_s == s.evaluator.evaluate(s.choice(info["finished"].values)).step_time_s
 
 
 @pytest.mark.slow
@@ -73,10 +75,10 @@ def test_a_third_axis_is_decided_like_the_others(kind, space):
     rng, middles = np.random.default_rng(0), set()
     for _ in range(10):
         rewards, _, info = episode(env, rng)
-        middles.add(s.shape(info["values"]).middle)
-        assert info["values"] == s.repair(info["values"])
+        middles.add(s.shape(info["finished"].values).middle)
+        assert info["finished"].values == s.repair(info["finished"].values)
         assert all(r <= 1e-9 for r in rewards) and len(rewards) <= 200
-        assert info["outcome"].step_time_s == s.evaluator.evaluate(s.choice(info["values"])).step_time_s
+        assert info["finished"].step_time_s == s.evaluator.evaluate(s.choice(info["finished"].values)).step_time_s
     assert kind == "sharding" or middles >= {1, 2}
 
 
@@ -105,10 +107,10 @@ def test_a_forbidden_action_becomes_the_nearest_legal_one(gpt, space):
 def test_most_decisions_are_about_operators_and_episodes_are_short(light_graph, space, name):
     env = make("hybrid", space(light_graph(name), "2x2xA100", 16, pp=1))
     _, _, info = episode(env, np.random.default_rng(0))
-    assert info["num_operator_decisions"] >= info["num_decisions"] / 2
+    assert info["finished"].num_operator_decisions >= info["finished"].num_decisions / 2
     env = make("hybrid", space(light_graph(name), "2x4xA100", 16))
     rng = np.random.default_rng(0)
-    assert max(episode(env, rng)[2]["num_decisions"] for _ in range(5)) <= 200
+    assert max(episode(env, rng)[2]["finished"].num_decisions for _ in range(5)) <= 200
 
 
 def test_infeasible_plans_are_worth_less_than_feasible_ones(gpt, space):
@@ -118,9 +120,10 @@ def test_infeasible_plans_are_worth_less_than_feasible_ones(gpt, space):
     overflowing = [o for o in outcomes if not o.fits]
     assert feasible and overflowing
     env = HybridEnv(s, reference_s=min(o.step_time_s for o in feasible))
-    assert min(env.worth_s(o) for o in overflowing) > min(env.worth_s(o) for o in feasible)
+    worth = {o.overflow: env.episodes.worth_s(o.step_time_s, o.overflow) for o in outcomes}
+    assert min(worth[o.overflow] for o in overflowing) > min(o.step_time_s for o in feasible)
     worst = max(overflowing, key=lambda o: o.overflow)
-    assert env.worth_s(worst) > worst.step_time_s
+    assert worth[worst.overflow] > worst.step_time_s
 
 
 def test_the_mask_drops_what_provably_cannot_fit(gpt, space):
@@ -133,7 +136,7 @@ def test_the_mask_drops_what_provably_cannot_fit(gpt, space):
         done = False
         while not done:
             legal = np.flatnonzero(observation["action_mask"])
-            masked += len(legal) < len(env._prefix.legal())
+            masked += len(legal) < env.episodes.prefixes.walks.offered[0]
             observation, _, done, _, _ = env.step(int(rng.choice(legal)))
     assert masked > 0
 
@@ -144,7 +147,7 @@ def test_bounds_in_the_observation_are_the_known_loss(gpt, space):
     rng, done = np.random.default_rng(0), False
     while not done:
         action = int(rng.choice(np.flatnonzero(observation["action_mask"])))
-        known = -REWARD_SCALE * observation["observation"][bound_slice()][action]
+        known = -REWARD_SCALE * observation["observation"][STATE_FEATURES + ACTION_FEATURES * action]
         observation, reward, done, _, _ = env.step(action)
         assert reward <= known + 1e-4
 
@@ -188,7 +191,29 @@ def test_the_pruned_size_is_the_number_of_plans_that_are_offered(mlp, space):
 def test_the_pipeline_environment_spreads_experts_over_ep(space):
     s = space(zoo.build("moe:layers=2,hidden=64,heads=4,ffn=64,experts=4,seq_len=32,vocab_size=128"), "4xA100", 8, ep=4)
     _, _, info = episode(make("pipeline", s), np.random.default_rng(0))
-    assert info["values"] in {values for _, values in templates(s)} or s.shape(info["values"]).virtual > 1
-    (stage, *_) = s.decode(info["values"]).stages
+    assert (
+        info["finished"].values in {values for _, values in templates(s)}
+        or s.shape(info["finished"].values).virtual > 1
+    )
+    (stage, *_) = s.decode(info["finished"].values).stages
     assert all(v["ep"].inputs == ("S(0)", "S(0)") for k, v in stage.shardings.items() if "GroupedMatMul" in k)
     assert any("GroupedMatMul" in k for k in stage.shardings)
+
+
+def test_episodes_side_by_side_are_the_episodes_alone(gpt, space):
+    s = space(gpt(), "2x4xA100", 16)
+    many, one = Episodes(HybridDecisions(s), 5), HybridEnv(s)
+    rng = np.random.default_rng(0)
+    observation, _ = one.reset()
+    done = False
+    while not done:
+        seen = many.observe()
+        assert all(np.array_equal(seen[k][3], observation[k]) for k in observation)
+        actions = np.array([rng.choice(np.flatnonzero(m)) for m in seen["action_mask"]])
+        rewards, ended = many.step(actions)
+        observation, reward, done, _, info = one.step(int(actions[3]))
+        assert (reward, done) == (rewards[3], ended[3])
+    assert many.finished(3) == info["finished"]
+    many.begin(np.arange(5) == 3)
+    again, _ = one.reset()
+    assert np.array_equal(many.observe()["observation"][3], again["observation"])

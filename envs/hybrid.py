@@ -1,0 +1,38 @@
+"""HybridEnv: the whole plan in one episode: shape, cuts, recompute, ZeRO, then each influential linkage group.
+
+Of a model with more than `MAX_GROUPS` groups the most influential ones are decided; the others split the batch
+(`envs.pruning.influential_groups`).
+"""
+
+from __future__ import annotations
+
+from automap.prefix import BoundTable
+from automap.space import PlanSpace, Slot
+from envs.decision import Decisions, Ints, PlanEnv
+from envs.pruning import batch_split, influential_groups
+
+MAX_GROUPS = 48
+"""Linkage groups that an episode decides; an episode stays below 200 decisions."""
+
+
+class HybridDecisions(Decisions):
+    """All but the signatures of groups of little influence."""
+
+    def __init__(self, space: PlanSpace) -> None:
+        super().__init__(space)
+        self.groups = influential_groups(space, MAX_GROUPS)
+
+    def asks(self, slot: Slot) -> bool:
+        """See `Decisions`."""
+        return slot.kind != "signature" or (slot.unit_type, slot.group) in self.groups
+
+    def preferred(self) -> Ints:
+        """The values that split the batch."""
+        return batch_split(self.space)
+
+
+class HybridEnv(PlanEnv):
+    """Decides the whole plan."""
+
+    def __init__(self, space: PlanSpace, table: BoundTable | None = None, *, reference_s: float | None = None) -> None:
+        super().__init__(HybridDecisions(space), table, reference_s=reference_s)

@@ -1,0 +1,32 @@
+"""ReplicationEnv: the data-parallel paradigm. The agent decides replicas, mesh, micro-batches, recompute and ZeRO.
+
+There are no pipeline stages, unless the hints ask for some; operators are sharded as in `envs.pipeline`.
+"""
+
+from __future__ import annotations
+
+from automap.prefix import BoundTable
+from automap.space import PlanSpace, Slot
+from envs.decision import Ints, PlanEnv
+from envs.pipeline import PipelineDecisions
+
+
+class ReplicationDecisions(PipelineDecisions):
+    """Everything but pipeline stages and signatures."""
+
+    def asks(self, slot: Slot) -> bool:
+        """See `Decisions`."""
+        return slot.kind not in ("pp", "signature")
+
+    def preferred(self) -> Ints:
+        """One stage."""
+        values = super().preferred()
+        values[0] = 0
+        return values
+
+
+class ReplicationEnv(PlanEnv):
+    """Decides how the whole model is replicated."""
+
+    def __init__(self, space: PlanSpace, table: BoundTable | None = None, *, reference_s: float | None = None) -> None:
+        super().__init__(ReplicationDecisions(space), table, reference_s=reference_s)
