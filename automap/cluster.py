@@ -11,10 +11,13 @@ import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from automap.errors import ClusterError
 from automap.records import from_json, to_json
@@ -178,6 +181,18 @@ class Cluster:
     def num_devices(self) -> int:
         """All devices."""
         return sum(max(0, node.num_devices) * max(0, node.count) for node in self.nodes)
+
+    @functools.cached_property
+    def places(self) -> npt.NDArray[np.int64]:
+        """[devices] `node_of`."""
+        return np.array(self.node_of, dtype=np.int64)
+
+    @functools.cached_property
+    def alike(self) -> npt.NDArray[np.int64]:
+        """[hosts] number of the first host that is like each."""
+        first: dict[Node, int] = {}
+        found = [first.setdefault(replace(host, count=1), i) for i, host in enumerate(self.hosts)]
+        return np.array(found, dtype=np.int64)
 
     def device(self, index: int) -> Device:
         """Kind of device number `index`."""

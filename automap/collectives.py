@@ -63,7 +63,7 @@ def list_collectives(choice: Choice, evaluator: Evaluator) -> Iterator[Collectiv
             number % num_ranks,
             choice.layout,
             incoming,
-            choice.samples,
+            choice.rank_samples[number % num_ranks],
             choice.zero_axes,
             int(tables.boundary_out[unit.type]),
             records,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from automap.price.evaluator import blank
 from automap.price.legality import count_signatures
+from automap.stage_sizes import spread
 
 if TYPE_CHECKING:
     from automap.meshes import Shape
@@ -28,38 +30,87 @@ def count_decades(
     """
     modes, zeros = int(space.modes.sum()), int(space.zeros.sum())
     cuts: dict[int, float] = {}
-    signatures: dict[tuple[int, ...], float] = {}
+    signatures: dict[object, float] = {}
     total = -math.inf
     for shape in space.shapes:
         if limit is not None and max(space.meshes.values(shape)) >= limit:
             continue
         if shape.num_chunks not in cuts:
             cuts[shape.num_chunks] = cut_decades(space, shape.num_chunks, limit)
-        key = (*space.meshes.mesh(shape), shape.samples)
-        if key not in signatures:
-            signatures[key] = _signature_decades(space, shape, groups)
-        here = cuts[shape.num_chunks] + shape.pp * math.log10(modes) + signatures[key]
+        here = cuts[shape.num_chunks] + shape.pp * math.log10(modes)
         here += math.log10(zeros if shape.replicas > 1 else 1)
-        high, low = max(total, here), min(total, here)
-        total = high + (math.log10(1 + 10 ** (low - high)) if low > -math.inf else 0.0)
+        kinds = len(space.schedules) if shape.pp > 1 and shape.virtual == 1 else 1
+        orders = space.meshes.num_orders(shape.pp)
+        here += math.log10(min(kinds, limit or kinds) * min(orders, limit or orders))
+        for outer, ways in stage_ways(space, shape, limit).items():
+            key = (outer, shape.tp, shape.middle, shape.samples)
+            if key not in signatures:
+                signatures[key] = _signature_decades(space, shape, sorted(outer), groups)
+            total = _add(total, here + math.log10(ways) + signatures[key])
     return total
 
 
-def _signature_decades(space: PlanSpace, shape: Shape, groups: Collection[tuple[int, int]] | None) -> float:
-    """log10 of the number of ways to choose the signatures of all groups, or of some."""
+def _add(one: float, other: float) -> float:
+    """log10 of the sum of two numbers of which the logarithms are given."""
+    high, low = max(one, other), min(one, other)
+    return high + (math.log10(1 + 10 ** (low - high)) if low > -math.inf else 0.0)
+
+
+def stage_ways(space: PlanSpace, shape: Shape, limit: int | None) -> dict[frozenset[int], int]:
+    """Ranks of the outer axis that stages of a shape have between them -> in how many ways.
+
+    Args:
+        space: of the problem.
+        shape: of the plans.
+        limit: of every slot only the values below it are counted; None = all.
+    """
+    meshes = space.meshes
+    if not meshes.may_differ(shape):
+        return {frozenset({shape.dp}): 1}
+    at = meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
+    fills = meshes.fills[at][meshes.micro_batches.index(shape.num_micro_batches)]
+    share, parts = meshes.devices // shape.pp // meshes.part, fills.shape[1] - 1
+    found: Counter[frozenset[int]] = Counter()
+    pending: list[tuple[tuple[int, ...], int]] = [((), parts)]
+    while pending:
+        sizes, left = pending.pop()
+        behind = shape.pp - 1 - len(sizes)
+        if behind == 0:
+            found[frozenset(n * meshes.part // shape.tp // shape.middle for n in (*sizes, left))] += 1
+            continue
+        for mine in range(1, left):
+            is_offered = mine == share or limit is None or mine < limit
+            if is_offered and fills[1, mine] and fills[behind, left - mine]:
+                pending.append(((*sizes, mine), left - mine))
+    return found
+
+
+def _signature_decades(
+    space: PlanSpace, shape: Shape, outer: Sequence[int], groups: Collection[tuple[int, int]] | None
+) -> float:
+    """log10 of the number of ways to choose the signatures of all groups, or of some.
+
+    Args:
+        space: of the problem.
+        shape: of the plans.
+        outer: ranks of the outer axis, of unlike stages.
+        groups: see `count_decades`.
+    """
     chosen = blank(space.evaluator, len(space.axes))
-    sizes = np.array(space.meshes.mesh(shape), dtype=np.float64)
+    inner = space.meshes.mesh(shape)[1:]
+    sizes = np.array([(ranks, *inner) for ranks in outer], dtype=np.float64)
+    samples = np.array([spread(shape.samples, ranks) for ranks in outer], dtype=np.int64)
     total = 0.0
     for number, key in enumerate(space.group_rows):
         if groups is None or key in groups:
             total += math.log10(
-                count_signatures(space.evaluator.tables.arrays, space.arrays, number, 0, chosen, sizes, shape.samples)
+                count_signatures(space.evaluator.tables.arrays, space.arrays, number, 0, chosen, sizes, samples)
             )
     return total
 
 
 def cut_decades(space: PlanSpace, num_chunks: int, limit: int | None) -> float:
-    """log10 of the number of ways to cut, of each slot only the values below `limit`."""
+    """log10 of the number of ways to cut, of each slot only the values below `limit`; of ranks of the same speed."""
     if not space.constrained.stages and (limit is None or limit >= space.num_units):
         return math.log10(math.comb(space.num_units - 1, num_chunks - 1))
     scale = 0.0
@@ -69,7 +120,7 @@ def cut_decades(space: PlanSpace, num_chunks: int, limit: int | None) -> float:
         fewer = np.zeros(space.num_units + 1)
         starts = range(chunk, space.num_units - (num_chunks - 1 - chunk)) if chunk else [0]
         for start in starts:
-            fewer[start] = ways[space.candidates(start, chunk, num_chunks)[:limit]].sum()
+            fewer[start] = ways[space.candidates(start, chunk, num_chunks, num_chunks - chunk)[:limit]].sum()
         scale += math.log10(fewer.max())
         ways = fewer / fewer.max()
     return float(scale + math.log10(ways[0]))

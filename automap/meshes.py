@@ -2,6 +2,8 @@
 
 A mesh is ordered (dp, tp), the last axis on consecutive devices; where the model has a use for it, a third axis stands
 between the two (`middle_axis`). Axes have names for the reader's sake: operators choose their signatures on each alike.
+Stages of a pipeline may differ in dp alone (`automap.stage_sizes`), and may go through the devices in another order
+(`automap.device_order`).
 """
 
 from __future__ import annotations
@@ -12,11 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from automap.constraints import Constrained
+from automap.device_order import Order, device_orders
 from automap.errors import ProblemError
 from automap.price.estimate import sequence_length
 from automap.price.evaluator import RECOMPUTE_MODES
 from automap.problem import Problem
+from automap.stage_sizes import MAX_UNEVEN_STAGES, part_size, ways_to_fill
 from ir.blocks import Blocks
 from ir.graph import Graph
 from ir.operators.experts import DISPATCH
@@ -35,6 +42,7 @@ class Shape:
     pp: int
     tp: int
     dp: int
+    """Of every stage where all have as many devices."""
     num_micro_batches: int
     samples: int
     """Of a micro-batch over all replicas."""
@@ -125,6 +133,10 @@ class Meshes:
         middle: the third axis, if there is one.
         shapes: all that divide evenly and obey the hints.
         degrees, middles, micro_batches, virtuals: the numbers that shapes are made of, ascending.
+        devices: of the cluster.
+        orders: in which stages may go through the devices.
+        part: devices of a part, in which unlike stages are counted.
+        longest: stages of the longest pipeline whose stages may differ; 0 where none may.
     """
 
     def __init__(self, problem: Problem, blocks: Blocks, constrained: Constrained) -> None:
@@ -143,10 +155,14 @@ class Meshes:
         self.degrees = divisors(problem.cluster.num_devices)
         self.micro_batches = divisors(problem.training.global_batch)
         self.middles = list(self.middle.degrees) if self.middle else [1]
+        self.devices = problem.cluster.num_devices
         self.shapes = self._find()
         if not self.shapes:
             self._refuse()
         self.virtuals = sorted({shape.virtual for shape in self.shapes})
+        self.orders: tuple[Order, ...] = device_orders(problem.cluster)
+        self.part = part_size(problem.cluster)
+        self.longest = max((shape.pp for shape in self.shapes if self.may_differ(shape)), default=0)
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -155,13 +171,41 @@ class Meshes:
 
     def mesh(self, shape: Shape) -> tuple[int, ...]:
         """[axes] ranks of each mesh axis."""
-        return (shape.dp, shape.tp) if self.middle is None else (shape.dp, shape.middle, shape.tp)
+        return self.mesh_of(self.devices // shape.pp, shape.tp, shape.middle)
+
+    def mesh_of(self, devices: int, tp: int, middle: int) -> tuple[int, ...]:
+        """[axes] ranks of each mesh axis of a stage of so many devices."""
+        return (devices // tp, tp) if self.middle is None else (devices // tp // middle, middle, tp)
+
+    def num_orders(self, pp: int) -> int:
+        """Orders of the devices that a pipeline of `pp` stages may have; alike devices have none within a stage."""
+        return len(self.orders) if pp > 1 or self.problem.cluster.bandwidth_GBps is not None else 1
+
+    def may_differ(self, shape: Shape) -> bool:
+        """Whether stages of the shape may have unlike numbers of devices."""
+        is_short = 1 < shape.pp <= MAX_UNEVEN_STAGES and shape.virtual == 1
+        shares = shape.dp > 1 and shape.samples > shape.dp
+        return is_short and shares and self.devices // shape.pp % self.part == 0 and self.problem.hints.fix.dp is None
+
+    @functools.cached_property
+    def fills(self) -> npt.NDArray[np.bool_]:
+        """See `ways_to_fill`."""
+        return ways_to_fill(
+            self.problem.cluster,
+            self.degrees,
+            self.middles,
+            [self.problem.training.global_batch // count for count in self.micro_batches],
+            splits_batch=self.splits_batch,
+        )
+
+    @property
+    def splits_batch(self) -> bool:
+        """Whether the middle axis splits the batch: over ep all but the experts do."""
+        return self.middle is not None and self.middle.name == "ep"
 
     def _find(self) -> tuple[Shape, ...]:
         fix, devices = self.problem.hints.fix, self.problem.cluster.num_devices
         batch = self.problem.training.global_batch
-        # Over ep all but the experts split the batch.
-        splits_batch = self.middle is not None and self.middle.name == "ep"
         found = []
         for pp in self.degrees:
             if pp > self.num_units or fix.pp not in (None, pp):
@@ -173,7 +217,7 @@ class Meshes:
                     dp = devices // pp // tp // middle
                     if devices // pp // tp % middle or fix.dp not in (None, dp):
                         continue
-                    replicas = dp * middle if splits_batch else dp
+                    replicas = dp * middle if self.splits_batch else dp
                     for count in self.micro_batches:
                         if (batch // count) % replicas or fix.num_micro_batches not in (None, count):
                             continue
@@ -230,7 +274,7 @@ class Meshes:
         return Shape(
             pp=pp,
             tp=tp,
-            dp=self.problem.cluster.num_devices // pp // tp // middle,
+            dp=self.devices // pp // tp // middle,
             num_micro_batches=count,
             samples=self.problem.training.global_batch // count,
             virtual=self.virtuals[values[at + 1]],

@@ -6,17 +6,18 @@ from). `Prefixes` walks many plans at once, `Prefix` one. Units: seconds; memory
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from automap.meshes import Shape
-from automap.price.arrays import Y_FIRST, Y_UNIFORM
+from automap.price.arrays import Y_FIRST
 from automap.price.evaluator import RECOMPUTE_MODES
 from automap.price.walk import BEGIN, Tree, Walks, floors, step_many
 from automap.space import PlanSpace, Slot, Values
+from automap.stage_sizes import spread
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -41,57 +42,93 @@ class BoundTable:
         self.space = space
         evaluator, meshes, arrays = space.evaluator, space.meshes, space.arrays
         full = RECOMPUTE_MODES.index("full")
-        frames: dict[tuple[int, ...], int] = {}
-        zero_axes = []
-        rows = []
-        for shape in space.shapes:
-            at = meshes.degrees.index(shape.pp), meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
-            first, uniform = (int(n) for n in arrays.layouts[at][[Y_FIRST, Y_UNIFORM]])
-            key = (first, 1 if uniform else shape.pp, shape.samples)
-            if key not in frames:
-                frames[key] = len(frames)
-                zero_axes.append(space.zero_axes(shape))
-            rows.append(frames[key])
-        least = np.empty((len(frames), 3, evaluator.blocks.num_types))
-        floors(
-            evaluator.tables.arrays,
-            arrays,
-            np.array(list(frames), dtype=np.int64),
-            np.array(zero_axes, dtype=np.bool_),
-            np.asarray(evaluator.exposed, dtype=np.float64),
-            full,
-            least,
+        self._frames: dict[tuple[int, int], int] = {}
+        even = [self._even(shape) for shape in space.shapes]
+        unlike = [self._unlike(shape) for shape in space.shapes]
+        least = np.empty((len(self._frames), 3, evaluator.blocks.num_types))
+        frames = np.array(list(self._frames), dtype=np.int64)
+        exposed = np.asarray(evaluator.exposed, dtype=np.float64)
+        floors(evaluator.tables.arrays, arrays, frames, exposed, full, least)
+        # Floors of stages of unlike size come first, by frame; then those of all ranks of a shape.
+        sets: dict[tuple[int, ...], int] = {(frame,): frame for frame in range(len(frames))}
+        self._rows = np.array([sets.setdefault(some, len(sets)) for some in even], dtype=np.int64)
+        found = np.array([least[list(some)].min(axis=0) for some in sets])
+        found[:, 1] = np.maximum(0.0, found[:, 1] - found[:, 0])
+        of_units = np.cumsum(found[:, :, arrays.units], axis=2)
+        of_units = np.concatenate([np.zeros((len(found), 3, 1)), of_units], axis=2)
+        self.shape_bounds = np.array(
+            [
+                self._of_shape(shape, frames, least, some, others)
+                for shape, some, others in zip(space.shapes, even, unlike, strict=True)
+            ]
         )
-        of_units = np.cumsum(least[:, :, arrays.units], axis=2)
-        of_units = np.concatenate([np.zeros((len(frames), 3, 1)), of_units], axis=2)
-        self._rows = np.array(rows, dtype=np.int64)
-        self.shape_bounds = self._of_shapes(of_units[:, :, -1])
         nodes, bounds = self._tree()
+        rows = np.full((len(arrays.axes), len(meshes.micro_batches)), -1, dtype=np.int64)
+        for shape, others in zip(space.shapes, unlike, strict=True):
+            rows[frames[list(others), 0], meshes.micro_batches.index(shape.num_micro_batches)] = others
         self._arrays = (
             nodes,
             bounds,
             np.ascontiguousarray(of_units[:, 0]),
             np.ascontiguousarray(of_units[:, 1]),
-            np.array([space.is_split, full], dtype=np.int64),
+            rows,
+        )
+        self._again = np.array([full], dtype=np.int64)
+
+    def _frame(self, row: int, samples: int) -> int:
+        """Number of a distinct stage with the samples that it is priced with."""
+        return self._frames.setdefault((row, samples), len(self._frames))
+
+    def _even(self, shape: Shape) -> tuple[int, ...]:
+        """Frames of the ranks of a shape whose stages are alike, in any order of the devices."""
+        meshes, arrays = self.space.meshes, self.space.arrays
+        at = meshes.degrees.index(shape.pp), meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
+        rows: set[int] = set()
+        for order in range(meshes.num_orders(shape.pp)):
+            first = int(arrays.layouts[order][at][Y_FIRST])
+            rows.update(arrays.stages[first : first + shape.pp].tolist())
+        return tuple(self._frame(row, shape.samples) for row in sorted(rows))
+
+    def _unlike(self, shape: Shape) -> tuple[int, ...]:
+        """Frames of all stages that a shape may have where they are of unlike size."""
+        meshes, arrays = self.space.meshes, self.space.arrays
+        if not meshes.may_differ(shape):
+            return ()
+        tp, middle = meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
+        alone = arrays.fills[tp, middle, meshes.micro_batches.index(shape.num_micro_batches), 1]
+        rows = np.unique(arrays.stage_rows[:, tp, middle, :, alone])
+        outer = arrays.axes[rows[rows >= 0], 0].astype(np.int64)
+        return tuple(
+            self._frame(int(row), spread(shape.samples, int(ranks)))
+            for row, ranks in zip(rows[rows >= 0], outer, strict=True)
         )
 
-    def _of_shapes(self, least: Floats) -> Floats:
-        """Bounds of all shapes; `least` [floors, 3] of all units together."""
-        space = self.space
+    def _of_shape(
+        self, shape: Shape, frames: Ints, least: Floats, even: Sequence[int], unlike: Sequence[int]
+    ) -> tuple[float, float]:
+        """Seconds and overflow that no plan of a shape goes below; `least` [frames, 3, types], see `floors`."""
+        space, arrays = self.space, self.space.arrays
+        times = np.bincount(arrays.units, minlength=least.shape[2])
         state = sum(space.problem.state_bytes)
         tied = sum(space.problem.graph.tensors[name].num_elements for name, _, _ in space.evaluator.tied)
-        found = np.empty((len(space.shapes), 2))
-        for number, shape in enumerate(space.shapes):
-            total, _, parameters = least[self._rows[number]].tolist()
-            count, ranks = shape.num_micro_batches, shape.pp
-            time = count * total / ranks
+        found = []
+        for some in (even, unlike):
+            if not some:
+                continue
+            mine, rows = least[list(some)], frames[list(some), 0]
+            devices = arrays.axes[rows].prod(axis=1)
+            # Devices are busy for as long as units take, on as many as a stage has.
+            busy = float((mine[:, 0] * devices[:, None]).min(axis=0) @ times) / space.meshes.devices
+            through = float(mine[:, 0].min(axis=0) @ times)
+            count = shape.num_micro_batches
+            seconds = count * busy
             if shape.virtual == 1 and not space.is_split:
                 # The best spread of the work when rank r must wait for one pass through the ranks before it.
-                time = max(time, total / (1.0 - (1.0 - 1.0 / count) ** ranks))
-            stages = space.evaluator.layout(space.meshes.mesh(shape), ranks).stages
-            capacity = max(stage.capacity for stage in stages)
-            found[number] = time, (parameters - tied) * state / ranks / max(capacity, 1.0) - 1.0
-        return found
+                seconds = max(seconds, through / (1.0 - (1.0 - 1.0 / count) ** shape.pp))
+            parameters = float(mine[:, 2].min(axis=0) @ times)
+            capacity = max(1.0, float(arrays.capacity[rows].max()))
+            found.append((seconds, (parameters - tied) * state / shape.pp / capacity - 1.0))
+        return min(seconds for seconds, _ in found), min(overflow for _, overflow in found)
 
     def _tree(self) -> tuple[Ints, Floats]:
         """Nodes and bounds of `Tree`."""
@@ -126,8 +163,7 @@ class BoundTable:
 
     def tree(self, asked: npt.NDArray[np.bool_]) -> Tree:
         """The bounds for the kernels, and [slots] which decisions are asked."""
-        nodes, bounds, work, again, flags = self._arrays
-        return Tree(nodes, bounds, work, again, np.ascontiguousarray(asked), flags)
+        return Tree(*self._arrays, np.ascontiguousarray(asked), self._again)
 
 
 class Prefixes:

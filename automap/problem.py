@@ -83,6 +83,8 @@ class Trainer:
     """Host time and waiting for the slowest of two ranks, of one collective inside a stage."""
     scattered_sends: bool
     """Whether each rank sends its part of a tensor that is whole on a stage; the next stage gathers it."""
+    schedules: tuple[Literal["gpipe", "1f1b", "zb1p", "zb2p"], ...]
+    """Orders of micro-batches that it can run without virtual stages, the usual one first."""
     regathers: bool
     """Whether the backward pass keeps a rank's part of what was gathered and gathers again, under the product of the
     other gradient; else the whole is kept."""

@@ -1,14 +1,18 @@
 """PlanSpace: the plans of a problem as a sequence of decisions with legal values.
 
 One meaning of "optimum" for every searcher: environments, exhaustive search and templates all walk these decisions.
-A plan of the space has equal meshes on pp pipeline ranks (`automap.meshes`), chunks cut between units, one recompute
-mode a rank, one ZeRO stage, and for each linkage group of each unit type one signature on each mesh axis; equal units
-are decided once. `values` is a tuple with one number a slot; a slot with a single legal value is forced.
+A plan of the space has meshes on pp pipeline ranks that are equal but for the outer axis (`automap.meshes`), chunks cut
+between units, one recompute mode a rank, one ZeRO stage, and for each linkage group of each unit type one signature on
+each mesh axis; equal units are decided once. `values` is a tuple with one number a slot; a slot with a
+single legal value is forced.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,8 +27,10 @@ from automap.order import SPLIT_KINDS
 from automap.plan import Plan
 from automap.price.arrays import SpaceArrays, compile_space
 from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, Segment, blank, by_type
-from automap.price.legality import mode_mask, signature_mask
+from automap.price.layout import Layout
+from automap.price.legality import mode_mask, signature_mask, size_mask
 from automap.problem import Problem
+from automap.stage_sizes import spread
 from automap.translate import same_choice, to_choice, to_plan
 from ir.graph import Operator
 
@@ -37,6 +43,8 @@ Values = tuple[int, ...]
 
 SHAPE_KINDS = ("pp", "tp", "middle", "micro_batches", "virtual")
 """Kinds of the slots that decide a shape; `middle` is there where meshes have a third axis."""
+STAGE_KINDS = ("schedule", "order", "devices")
+"""Kinds of the slots behind them: order of micro-batches, order of the devices, devices of each stage but the last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,12 +52,12 @@ class Slot:
     """One decision."""
 
     kind: str
-    """One of `SHAPE_KINDS`, cut, recompute, zero or signature."""
+    """One of `SHAPE_KINDS` and `STAGE_KINDS`, cut, recompute, zero or signature."""
     name: str
     """For people."""
     num_values: int
     index: int = 0
-    """Chunk of a cut, rank of a recompute mode, axis of a signature."""
+    """Stage of devices, chunk of a cut, rank of a recompute mode, axis of a signature."""
     unit_type: int = -1
     group: int = -1
 
@@ -62,10 +70,11 @@ class PlanSpace:
         evaluator: prices what is decided.
         meshes: the shapes.
         axes: names of the mesh axes, outermost first.
-        first_cut, first_recompute, zero_slot, first_signature: numbers of slots.
+        first_stage, first_cut, first_recompute, zero_slot, first_signature: numbers of slots; the first one of
+            `STAGE_KINDS` stands behind those of the shape.
         modes: [modes] recompute modes that the trainer and `hints.fix` leave.
         zeros: [4] ZeRO stages that `hints.fix` leaves where there are replicas.
-        schedule: of plans without virtual stages.
+        schedules: of plans without virtual stages, the usual one first.
     """
 
     def __init__(self, problem: Problem, evaluator: Evaluator | None = None) -> None:
@@ -83,7 +92,7 @@ class PlanSpace:
         self.shapes, self.axes = self.meshes.shapes, self.meshes.axes
         self.constrained.check_axes(self.axes)
         fix = problem.hints.fix
-        self.schedule = "1f1b" if fix.schedule in (None, "interleaved") else fix.schedule
+        self.schedules = _schedules(problem)
         wanted = range(len(RECOMPUTE_MODES)) if fix.recompute is None else [RECOMPUTE_MODES.index(fix.recompute)]
         self.modes = np.array([i in wanted for i in range(len(RECOMPUTE_MODES))])
         if fix.recompute is None:
@@ -92,10 +101,12 @@ class PlanSpace:
         self.slots = self._slots()
         kinds = [slot.kind for slot in self.slots]
         self.first_recompute, self.zero_slot = kinds.index("recompute"), kinds.index("zero")
-        self.first_cut = kinds.index("virtual") + 1
+        self.first_stage = kinds.index("schedule")
+        self.first_cut = self.first_stage + sum(kind in STAGE_KINDS for kind in kinds)
         self.first_signature = self.zero_slot + 1
-        self._legal: dict[tuple[int, ...], Mask] = {}
-        self._targets: dict[tuple[int, ...], Ints] = {}
+        self._legal: dict[tuple[object, ...], Mask] = {}
+        self._targets: dict[tuple[float, ...], Ints] = {}
+        self._layouts: dict[tuple[int, ...], Layout] = {}
 
     def _slots(self) -> tuple[Slot, ...]:
         meshes = self.meshes
@@ -110,6 +121,15 @@ class PlanSpace:
         slots += [
             Slot(kind="micro_batches", name="micro-batches", num_values=len(meshes.micro_batches)),
             Slot(kind="virtual", name="virtual stages a rank", num_values=len(meshes.virtuals)),
+        ]
+        parts = meshes.devices // meshes.part
+        slots += [
+            Slot(kind="schedule", name="order of micro-batches", num_values=len(self.schedules)),
+            Slot(kind="order", name="order of the devices", num_values=len(meshes.orders)),
+        ]
+        slots += [
+            Slot(kind="devices", name=f"devices of stage {i}", num_values=parts, index=i)
+            for i in range(meshes.longest - 1)
         ]
         slots += [
             Slot(kind="cut", name=f"end of chunk {i}", num_values=self.num_units, index=i) for i in range(chunks - 1)
@@ -136,8 +156,8 @@ class PlanSpace:
 
     @property
     def is_split(self) -> bool:
-        """Whether backward passes are split into gradients of inputs and of weights."""
-        return self.schedule in SPLIT_KINDS
+        """Whether backward passes may be split into gradients of inputs and of weights."""
+        return any(kind in SPLIT_KINDS for kind in self.schedules)
 
     # -- what is legal ------------------------------------------------------------------------------------------
 
@@ -147,7 +167,48 @@ class PlanSpace:
 
     def zero_axes(self, shape: Shape) -> Mask:
         """[axes] over which ZeRO shards what is whole there: all but the innermost."""
+        # Where stages differ, the even share has replicas too.
         return np.array([size > 1 for size in self.meshes.mesh(shape)[:-1]] + [False])
+
+    def stage_devices(self, values: Sequence[int]) -> tuple[int, ...]:
+        """[stages] devices of each; the undecided ones share what is left evenly, as far as it goes."""
+        shape, meshes = self.shape(values), self.meshes
+        picked = values[self.first_stage + 2 : self.first_cut]
+        if not any(picked):
+            return (meshes.devices // shape.pp,) * shape.pp
+        sizes = [value * meshes.part if value else meshes.devices // shape.pp for value in picked[: shape.pp - 1]]
+        return (*sizes, meshes.devices - sum(sizes))
+
+    def layout(self, values: Sequence[int]) -> Layout:
+        """Where the stages stand that `values` decide."""
+        return self.layout_of(self.shape(values), values[self.first_stage + 1], self.stage_devices(values))
+
+    def layout_of(self, shape: Shape, order: int, devices: Sequence[int]) -> Layout:
+        """Where the stages of a shape stand, of so many devices each, in one of `Meshes.orders`."""
+        key = (shape.tp, shape.middle, order, *devices)
+        if key not in self._layouts:
+            ends = np.cumsum([0, *devices]).tolist()
+            if order == 0 and len(set(devices)) == 1:
+                self._layouts[key] = self.evaluator.layout(self.meshes.mesh(shape), shape.pp)
+            else:
+                turn = self.meshes.orders[order]
+                self._layouts[key] = self.evaluator.layout_of(
+                    [
+                        (turn[first:last], self.meshes.mesh_of(last - first, shape.tp, shape.middle))
+                        for first, last in itertools.pairwise(ends)
+                    ]
+                )
+        return self._layouts[key]
+
+    def unlike_meshes(self, values: Sequence[int]) -> tuple[npt.NDArray[np.float64], Ints]:
+        """[meshes, axes] distinct meshes of the stages, and [meshes] samples that a stage is priced with."""
+        shape = self.shape(values)
+        meshes = [
+            self.meshes.mesh_of(devices, shape.tp, shape.middle)
+            for devices in dict.fromkeys(self.stage_devices(values))
+        ]
+        samples = [spread(shape.samples, mesh[0]) for mesh in meshes]
+        return np.array(meshes, dtype=np.float64), np.array(samples, dtype=np.int64)
 
     def legal(self, prefix: Sequence[int]) -> Mask:
         """Which values of slot `len(prefix)` may follow; at least one always may."""
@@ -159,7 +220,13 @@ class PlanSpace:
             mask[list(self.meshes.followers[tuple(prefix)])] = True
             return mask
         shape = self.shape(prefix)
-        if slot.kind == "cut" and slot.index < shape.num_chunks - 1:
+        if slot.kind == "devices":
+            size_mask(self.arrays, np.array(prefix, dtype=np.int64), slot.index, mask)
+        elif slot.kind == "order":
+            mask[: self.meshes.num_orders(shape.pp)] = True
+        elif slot.kind == "schedule" and shape.pp > 1 and shape.virtual == 1:
+            mask[:] = True
+        elif slot.kind == "cut" and slot.index < shape.num_chunks - 1:
             mask[: len(self.cut_candidates(prefix, slot.index, shape))] = True
         elif slot.kind == "recompute" and slot.index < shape.pp:
             ends = np.array([*self.cuts(prefix, shape.num_chunks - 1), self.num_units], dtype=np.int64)
@@ -171,10 +238,9 @@ class PlanSpace:
         return mask
 
     def _legal_signature(self, slot: Slot, prefix: Sequence[int]) -> Mask:
-        shape = self.shape(prefix)
-        sizes = self.meshes.mesh(shape)
+        sizes, samples = self.unlike_meshes(prefix)
         outer = prefix[len(prefix) - slot.index :]
-        key = (len(prefix), *sizes, shape.samples, *outer)
+        key = (len(prefix), sizes.tobytes(), samples.tobytes(), *outer)
         if key not in self._legal:
             members, assignment = self.group_rows[slot.unit_type, slot.group]
             chosen = blank(self.evaluator, len(self.axes))
@@ -183,9 +249,7 @@ class PlanSpace:
             mask = np.empty(slot.num_values, dtype=np.bool_)
             group = (len(prefix) - self.first_signature) // len(self.axes)
             arrays = self.evaluator.tables.arrays
-            signature_mask(
-                arrays, self.arrays, group, slot.index, chosen, np.array(sizes, np.float64), shape.samples, mask
-            )
+            signature_mask(arrays, self.arrays, group, slot.index, chosen, sizes, samples, mask)
             self._legal[key] = mask
         return self._legal[key]
 
@@ -209,40 +273,65 @@ class PlanSpace:
         """[units + 1] weight of all units before each."""
         return np.concatenate([[0.0], np.cumsum(self.evaluator.unit_weights)])
 
-    def cut_candidates(self, prefix: Sequence[int], chunk: int, shape: Shape) -> Ints:
-        """Ends of `chunk` (units before it), the one nearest to an even share of what is left first."""
-        start = self.cuts(prefix, chunk)[-1] if chunk else 0
-        return self.candidates(start, chunk, shape.num_chunks)
+    def cut_shares(self, values: Sequence[int]) -> list[float]:
+        """[chunks] how many times its rank's speed the ranks of a chunk and of all behind it have together."""
+        stages = self.layout(values).stages
+        speeds = [stages[chunk % len(stages)].speed for chunk in range(self.shape(values).num_chunks)]
+        left = functools.reduce(operator.add, speeds, 0.0)
+        shares = []
+        for speed in speeds:
+            shares.append(left / speed)
+            left -= speed
+        return shares
 
-    def candidates(self, start: int, chunk: int, num_chunks: int) -> Ints:
-        """Ends of `chunk` when it begins at unit `start`, in the order of `cut_candidates`."""
+    def cut_candidates(self, prefix: Sequence[int], chunk: int, shape: Shape) -> Ints:
+        """Ends of `chunk` (units before it): nearest first to its rank's share, by speed, of what is left."""
+        start = self.cuts(prefix, chunk)[-1] if chunk else 0
+        return self.candidates(start, chunk, shape.num_chunks, self.cut_shares(prefix)[chunk])
+
+    def candidates(self, start: int, chunk: int, num_chunks: int, share: float) -> Ints:
+        """Ends of `chunk` when it begins at unit `start`: nearest first to one `share`-th of what is left."""
         low, high = self.constrained.window(chunk, num_chunks)
-        low, left = max(low, start + 1), num_chunks - chunk
-        key = (start, low, high, left)
+        low = max(low, start + 1)
+        key = (start, low, high, share)
         if key not in self._targets:
             ends = np.arange(low, high + 1, dtype=np.int64)
             total = self.cumulative_weight
-            target = total[start] + (total[-1] - total[start]) / left
+            target = total[start] + (total[-1] - total[start]) / share
             order = np.lexsort((ends, np.abs(total[ends] - target)))
             self._targets[key] = ends[order]
         return self._targets[key]
 
     def cuts(self, values: Sequence[int], num_cuts: int) -> list[int]:
         """The first `num_cuts` chunk ends that `values` decide."""
-        shape = self.shape(values)
+        if num_cuts == 0:
+            return []
+        shape, shares = self.shape(values), self.cut_shares(values)
         ends: list[int] = []
         start = 0
         for chunk in range(num_cuts):
-            start = int(self.candidates(start, chunk, shape.num_chunks)[values[self.first_cut + chunk]])
+            found = self.candidates(start, chunk, shape.num_chunks, shares[chunk])
+            start = int(found[values[self.first_cut + chunk]])
             ends.append(start)
         return ends
 
     # -- from values to choices ----------------------------------------------------------------------------------
 
-    def even_values(self, shape: Shape, *, recompute: str, zero: int) -> Values:
-        """The prefix, up to the signatures, of a plan with even cuts and one recompute mode, as constraints allow."""
+    def even_values(
+        self, shape: Shape, *, recompute: str, zero: int, order: int = 0, devices: Sequence[int] = ()
+    ) -> Values:
+        """The prefix, up to the signatures, of a plan with even cuts and one recompute mode, as constraints allow.
+
+        Args:
+            shape: of the plan.
+            recompute: mode.
+            zero: ZeRO stage, where there are replicas.
+            order: of the devices.
+            devices: values of the slots of that kind; those left out are even shares.
+        """
         mode = RECOMPUTE_MODES.index(recompute)
-        values = [*self.meshes.values(shape)]
+        values = [*self.meshes.values(shape), 0, order, *devices]
+        values += [0] * (self.first_cut - len(values))
         for slot in self.slots[self.first_cut : self.first_signature]:
             if slot.kind == "recompute" and slot.index < shape.pp:
                 legal = self.legal(values) if self.constrained.recomputes else None
@@ -305,15 +394,18 @@ class PlanSpace:
                     )
                 )
             chunks.append(tuple(segments))
+        layout = self.layout(values)
+        is_unlike = any(values[self.first_stage + 2 : self.first_cut])
         return Choice(
             axes=self.axes,
-            layout=self.evaluator.layout(self.meshes.mesh(shape), shape.pp),
+            layout=layout,
             num_micro_batches=shape.num_micro_batches,
             samples=shape.samples,
-            kind="interleaved" if shape.virtual > 1 else self.schedule,
+            kind="interleaved" if shape.virtual > 1 else self.schedules[values[self.first_stage]],
             chunks=tuple(chunks),
             zero=values[self.zero_slot],
             zero_axes=self.zero_axes(shape),
+            spread_over=(0,) * shape.pp if is_unlike else (),
         )
 
     def price(self, values: Ints) -> npt.NDArray[np.float64]:
@@ -352,7 +444,7 @@ class PlanSpace:
 
         rows, chances = self._shape_chances
         values = np.zeros((count, len(self.slots)), dtype=np.int64)
-        values[:, : self.first_cut] = rows[rng.choice(len(rows), size=count, p=chances)]
+        values[:, : self.first_stage] = rows[rng.choice(len(rows), size=count, p=chances)]
         draw_many(self.evaluator.tables.arrays, self.arrays, rng.random(values.shape), values)
         return values
 
@@ -384,28 +476,32 @@ class PlanSpace:
             PlanError: the plan is malformed or for another problem.
         """
         choice = to_choice(plan, self.evaluator, self.axes)
-        meshes = {tuple(int(s) for s in stage.axes) for stage in choice.layout.stages}
-        if choice.axes != self.axes or len(meshes) != 1:
+        stages = choice.layout.stages
+        inner = {tuple(int(size) for size in stage.axes[1:]) for stage in stages}
+        if choice.axes != self.axes or len(inner) != 1:
             return None
-        mesh = next(iter(meshes))
-        pp = len(choice.layout.stages)
+        (*middle, tp), pp = next(iter(inner)), len(stages)
         shape = Shape(
             pp=pp,
-            tp=mesh[-1],
-            dp=mesh[0],
+            tp=tp,
+            dp=self.meshes.devices // pp // math.prod((*middle, tp)),
             num_micro_batches=choice.num_micro_batches,
             samples=choice.samples,
             virtual=len(choice.chunks) // pp,
-            middle=mesh[1] if len(mesh) == 3 else 1,
+            middle=math.prod(middle),
         )
-        if shape not in self.shapes or choice.layout is not self.evaluator.layout(mesh, pp):
+        placed = self._stage_values(choice)
+        if shape not in self.shapes or placed is None:
             return None
-        values: list[int] = [*self.meshes.values(shape)]
+        values: list[int] = [*self.meshes.values(shape), *placed]
+        if self.layout(values) is not choice.layout:
+            return None
+        shares = self.cut_shares(values)
         start = 0
         for slot in self.slots[self.first_cut : self.first_signature]:
             if slot.kind == "cut" and slot.index < shape.num_chunks - 1:
                 end = start + len(choice.chunks[slot.index])
-                candidates = self.candidates(start, slot.index, shape.num_chunks).tolist()
+                candidates = self.candidates(start, slot.index, shape.num_chunks, shares[slot.index]).tolist()
                 if end not in candidates:
                     return None
                 values.append(candidates.index(end))
@@ -424,6 +520,22 @@ class PlanSpace:
             values.append(int(chosen[slot.unit_type][group.leader, slot.index]))
         found = self.repair(values)
         return found if found == tuple(values) and same_choice(self.choice(found), choice) else None
+
+    def _stage_values(self, choice: Choice) -> list[int] | None:
+        """The values of the slots of `STAGE_KINDS`, or None if there are none such."""
+        stages, meshes = choice.layout.stages, self.meshes
+        turn = tuple(device for stage in stages for device in stage.devices)
+        kind = self.schedules[0] if choice.kind == "interleaved" else choice.kind
+        if turn not in meshes.orders or kind not in self.schedules:
+            return None
+        values = [self.schedules.index(kind), meshes.orders.index(turn)]
+        even = meshes.devices // len(stages)
+        for slot in self.slots[self.first_stage + 2 : self.first_cut]:
+            size = len(stages[slot.index].devices) if slot.index < len(stages) - 1 else even
+            if size != even and size % meshes.part:
+                return None
+            values.append(0 if size == even else size // meshes.part)
+        return values
 
     def _mode(self, choice: Choice, rank: int) -> int:
         """The first recompute mode that all chunks of a rank follow; 0 where none does."""
@@ -452,3 +564,11 @@ class PlanSpace:
     def decades(self) -> float:
         """log10 of the number of plans; constraints on recomputation are not counted off."""
         return count_decades(self)
+
+
+def _schedules(problem: Problem) -> tuple[str, ...]:
+    """Schedules without virtual stages that the user wants or, else, the trainer can run."""
+    fixed = problem.hints.fix.schedule
+    if fixed is None:
+        return problem.trainer.schedules
+    return ("1f1b",) if fixed == "interleaved" else (fixed,)

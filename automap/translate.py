@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +28,10 @@ from automap.plan import (
     parse_devices,
 )
 from automap.price.evaluator import Choice, Evaluator, Segment
-from automap.price.layout import Layout, build_layout
+from automap.price.layout import Layout
 from automap.price.placements import divides
 from automap.price.tables import OP_SIGNATURES, S_BATCH
+from automap.stage_sizes import spread
 from ir.factors import parse_placement, placement_text, whole_signature
 from ir.graph import Operator
 
@@ -63,6 +65,8 @@ def same_choice(one: Choice, other: Choice) -> bool:
         return False
     if [s.devices for s in one.layout.stages] != [s.devices for s in other.layout.stages]:
         return False
+    if not np.array_equal(one.rank_samples, other.rank_samples):
+        return False
     if len(one.chunks) != len(other.chunks):
         return False
     for a, b in zip(one.chunks, other.chunks, strict=True):
@@ -84,21 +88,30 @@ def to_plan(choice: Choice, evaluator: Evaluator) -> Plan:
     problem, axes = evaluator.problem, choice.axes
     sharded = tuple(axis for axis, is_zero in zip(axes, choice.zero_axes, strict=True) if is_zero) or axes[:1]
     num_ranks = len(choice.layout.stages)
+    widest = np.max([stage.axes for stage in choice.layout.stages], axis=0)
     types = range(evaluator.blocks.num_types)
     defaults = [[_default(evaluator, t, k) for k in range(len(evaluator.tables.rows(t)))] for t in types]
     stages = []
     for number, segments in enumerate(choice.chunks):
         layout = choice.layout.stages[number % num_ranks]
         sizes = [int(s) for s in layout.axes]
-        mesh = tuple((name, size) for name, size in zip(axes, sizes, strict=True) if size > 1) or ((axes[0], 1),)
+        # An axis that has one rank here and more elsewhere is named: operators have placements on it.
+        named = [a for a, size in enumerate(widest) if size > 1]
+        mesh = tuple((axes[a], sizes[a]) for a in named) or ((axes[0], 1),)
         names = [op.name for op in _operators(evaluator, segments)]
-        split = {a: _splits_batch(evaluator, segments, a, defaults) for a, size in enumerate(sizes) if size > 1}
+        split = {a: _splits_batch(evaluator, segments, a, defaults) for a in named}
+        batch_axes = [axes[a] for a in split if split[a]] if split else [axes[0]]
+        if choice.rank_samples[number % num_ranks] != choice.samples:
+            # The axis over which samples are spread comes first, whatever most operators do there.
+            first = choice.spread_over[number % num_ranks]
+            split[first] = True
+            batch_axes = [axes[first], *(axis for axis in batch_axes if axis != axes[first])]
         stages.append(
             Stage(
                 operators=(names[0], names[-1]),
                 devices=format_devices(layout.devices),
                 mesh=mesh,
-                batch_axes=tuple(axes[a] for a in split if split[a]) if split else (axes[0],),
+                batch_axes=tuple(batch_axes),
                 zero=Zero(stage=choice.zero, axes=sharded if choice.zero else ()),
                 shardings=_shardings(evaluator, segments, names, split, axes, defaults),
                 recompute=_recompute(evaluator, segments, names),
@@ -283,10 +296,20 @@ def to_choice(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp
             raise _refuse(f"stages[{number}].zero", stage.zero.stage, "stages differ", "Give every stage the same.")
         if not 0 <= stage.zero.stage <= 3 or any(a not in dict(stage.mesh) for a in stage.zero.axes):
             raise _refuse(f"stages[{number}].zero", stage.zero.stage, "no such ZeRO", "Stage 0 to 3 over mesh axes.")
-        if stage.batch_shares is not None and len(set(stage.batch_shares)) > 1:
+        shares = stage.batch_shares
+        if shares is not None and max(shares) - min(shares) > 1:
             raise _refuse(
-                f"stages[{number}].batch_shares", stage.batch_shares, "uneven shares are not priced", "Use null."
+                f"stages[{number}].batch_shares",
+                list(shares),
+                "shares that differ by more than one are not priced",
+                "Use null.",
             )
+    live = {axis for stage in plan.stages for axis, size in stage.mesh if size > 1}
+    spread_over = tuple(_first_batch_axis(plan, number, axes) for number in range(ranks))
+    samples = [
+        spread(plan.samples_per_micro_batch, int(stage.axes[a]))
+        for stage, a in zip(layout.stages, spread_over, strict=True)
+    ]
     known = _Known(evaluator)
     chunks, cursor = [], 0
     order = _cuttable(evaluator)
@@ -310,7 +333,7 @@ def to_choice(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp
                 f"End this stage at {problem.graph.operators[unit.stop - 1].name!r}.",
             )
         operators = order[first : last + 1]
-        chunks.append(_segments(stage, evaluator, operators, axes, plan.samples_per_micro_batch, number, known))
+        chunks.append(_segments(stage, evaluator, operators, axes, live, samples[number % ranks], number, known))
         cursor = last + 1
     if cursor != len(order):
         raise _refuse("stages", order[cursor][0], "operators are left over", "Extend the last stage to the end.")
@@ -324,7 +347,23 @@ def to_choice(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp
         zero=zero.stage,
         zero_axes=np.array([a in zero.axes and any(dict(s.mesh).get(a, 1) > 1 for s in plan.stages) for a in axes]),
         program=program,
+        spread_over=spread_over if set(samples) != {plan.samples_per_micro_batch} else (),
     )
+
+
+def _first_batch_axis(plan: Plan, number: int, axes: Sequence[str]) -> int:
+    """The axis over which a stage spreads its samples as evenly as they go: the first of its batch axes."""
+    stage, samples = plan.stages[number], plan.samples_per_micro_batch
+    name = next((axis for axis in stage.batch_axes if axis in axes), axes[0])
+    count = dict(stage.mesh).get(name, 1) if stage.batch_axes else 1
+    if count > samples:
+        raise _refuse(
+            f"stages[{number}].batch_axes",
+            list(stage.batch_axes),
+            f"{samples} samples leave some of {count} ranks without any",
+            "Give fewer ranks, or larger micro-batches.",
+        )
+    return list(axes).index(name)
 
 
 def _program(schedule: Schedule, ranks: int, chunks: int, num_micro_batches: int) -> Ints:
@@ -430,11 +469,7 @@ def _layout(plan: Plan, evaluator: Evaluator, axes: Sequence[str], ranks: int) -
         if plan.stages[number].mesh != stage.mesh:
             raise _refuse(f"stages[{number}].mesh", stage.mesh, "differs", "Virtual stages share their mesh.")
         stages.append((devices, sizes))
-    meshes = {tuple(sizes) for _, sizes in stages}
-    run = [d for devices, _ in stages for d in devices]
-    if len(meshes) == 1 and run == list(range(len(run))):
-        return evaluator.layout(stages[0][1], ranks)
-    return build_layout(evaluator.problem, stages)
+    return evaluator.layout_of(stages)
 
 
 def _cuttable(evaluator: Evaluator) -> list[tuple[str, int, int]]:
@@ -453,8 +488,8 @@ class _Known:
     def __init__(self, evaluator: Evaluator) -> None:
         self.default = functools.cache(functools.partial(default_signature, evaluator))
         self.signature = functools.cache(functools.partial(_find_signature, evaluator))
-        self.divides: set[tuple[int, bytes, tuple[float, ...]]] = set()
-        """Operator row, its signatures, and mesh sizes that go together."""
+        self.divides: set[tuple[int, int, bytes, tuple[float, ...]]] = set()
+        """Operator row, samples, signatures, and mesh sizes that go together."""
 
 
 def _segments(
@@ -462,6 +497,7 @@ def _segments(
     evaluator: Evaluator,
     operators: Sequence[tuple[str, int, int]],
     axes: Sequence[str],
+    live: AbstractSet[str],
     samples: int,
     number: int,
     known: _Known,
@@ -502,10 +538,10 @@ def _segments(
                 else:
                     if key is not None and matches_operator(key, name):
                         used.add(key)
-                    chosen[k, a] = known.default(unit_type, offset, batch=batch and mesh.get(axis, 1) > 1)
+                    chosen[k, a] = known.default(unit_type, offset, batch=batch and axis in live)
         _follow(evaluator, unit_type, members, inside, chosen)
         for k, (name, offset) in enumerate(members):
-            alike = (base + offset, chosen[k].tobytes(), mesh_sizes)
+            alike = (base + offset, samples, chosen[k].tobytes(), mesh_sizes)
             if alike not in known.divides:
                 path = f"stages[{number}].shardings.{name}"
                 _check_divides(evaluator, base + offset, chosen[k], sizes, samples, path)

@@ -5,6 +5,7 @@ Everything here belongs to the space and to no plan.
 
 from __future__ import annotations
 
+from itertools import combinations, product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,14 +16,14 @@ from automap.order import KINDS
 from ir.factors import whole_signature
 
 if TYPE_CHECKING:
-    from automap.price.layout import StageLayout
     from automap.space import PlanSpace
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-# Slots of SpaceArrays.scalars.
+# Slots of SpaceArrays.scalars. N_PART: devices of a part, see `automap.stage_sizes`; N_LONGEST: stages of the longest
+# pipeline whose stages may differ; N_ORDERS_ONE: whether the order of the devices matters to a single stage.
 (
     N_DEVICES,
     N_BATCH,
@@ -30,12 +31,14 @@ Mask = npt.NDArray[np.bool_]
     N_FIRST_RECOMPUTE,
     N_ZERO_SLOT,
     N_FIRST_SIGNATURE,
-    N_KIND,
-) = range(7)
+    N_PART,
+    N_LONGEST,
+    N_ORDERS_ONE,
+) = range(9)
 # Columns of SpaceArrays.groups, one row a linkage group: its first member and their number, the first of its
 # assignments, the first and the number of its values, the value that keeps the leader whole.
 G_MEMBERS, G_COUNT, G_ASSIGNMENT, G_FIRST, G_VALUES, G_WHOLE = range(6)
-# Columns of SpaceArrays.layouts, [pipeline degree, inner degree, middle degree].
+# Columns of SpaceArrays.layouts, [order, pipeline degree, inner degree, middle degree].
 Y_FIRST, Y_UNIFORM = range(2)
 # Columns of SpaceArrays.tied: units, then operator row and input slot that read the parameter in each, and
 # that compute with it in the other; the first row about the same parameter.
@@ -55,6 +58,10 @@ class SpaceArrays(NamedTuple):
     """Values of the slot `micro_batches`."""
     virtuals: Ints
     """Values of the slot `virtual`."""
+    kinds: Ints
+    """Values of the slot `schedule`, see `automap.order`."""
+    stages: Ints
+    """[ranks of all layouts of equal stages, one layout behind the other] the row of each among the distinct stages."""
     units: Ints
     """[units] type of each."""
     spans: Ints
@@ -74,18 +81,31 @@ class SpaceArrays(NamedTuple):
     weight: Floats
     """[units + 1] cumulated weight, strictly rising."""
     capacity: Floats
+    """[distinct stages]"""
+    speed: Floats
+    """[distinct stages]"""
     send_latency_s: Floats
+    """[boundaries]; first those behind the ranks of `stages`."""
     send_bytes_per_s: Floats
+    """[boundaries]"""
     tied_elements: Floats
     settings: Floats
     axes: Floats
-    """[rank rows, axes]; the ranks of all layouts, one layout behind the other."""
+    """[distinct stages, axes]"""
     hardware: Floats
+    """[distinct stages, H_COUNT]"""
     links: Floats
-    """[rank rows, axes, V_COUNT]."""
+    """[distinct stages, axes, V_COUNT]"""
     windows: Ints
     """[chunks + 1, chunks, 2] first and last legal end of each chunk, by number of chunks."""
+    send_rows: Ints
+    """[order, parts before, parts of the last stage among them, parts of the next] boundary, or -1; the first stage
+    follows the last one."""
     layouts: Ints
+    stage_rows: Ints
+    """[order, inner degree, middle degree, parts before, parts] row among the distinct stages, or -1."""
+    fills: Mask
+    """See `ways_to_fill`."""
     masks: Mask
     """[modes, operator rows] what each recompute mode runs again."""
     obeys: Mask
@@ -102,13 +122,15 @@ class SpaceArrays(NamedTuple):
 
 SPACE = types.NamedTuple(
     (
-        *[int64[::1]] * 11,
+        *[int64[::1]] * 13,
         *[int64[:, ::1]] * 3,
-        *[float64[::1]] * 6,
+        *[float64[::1]] * 7,
         *[float64[:, ::1]] * 2,
         float64[:, :, ::1],
         int64[:, :, ::1],
         int64[:, :, :, ::1],
+        *[int64[:, :, :, :, ::1]] * 2,
+        boolean[:, :, :, :, ::1],
         *[boolean[:, ::1]] * 4,
         *[boolean[::1]] * 2,
     ),
@@ -118,10 +140,12 @@ SPACE = types.NamedTuple(
 
 
 def compile_space(space: PlanSpace) -> SpaceArrays:
-    """The arrays of a space with equal meshes on all pipeline ranks."""
+    """The arrays of a space."""
     evaluator, meshes = space.evaluator, space.meshes
     tables = evaluator.tables
     layouts, stages, sends = _layouts(space)
+    stage_rows, send_rows = _unlike_stages(space, sends)
+    distinct = evaluator.stands.stages
     most = max(shape.num_chunks for shape in space.shapes)
     windows = np.zeros((most + 1, most, 2), dtype=np.int64)
     for num_chunks in {shape.num_chunks for shape in space.shapes}:
@@ -139,7 +163,9 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         space.first_recompute,
         space.zero_slot,
         space.first_signature,
-        KINDS[space.schedule],
+        meshes.part,
+        meshes.longest,
+        int(space.problem.cluster.bandwidth_GBps is not None),
     ]
     names = [name for name, _, _ in evaluator.tied]
     tied = [
@@ -157,6 +183,8 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         middles=_ints(meshes.middles),
         micro_batches=_ints(meshes.micro_batches),
         virtuals=_ints(meshes.virtuals),
+        kinds=_ints([KINDS[kind] for kind in space.schedules]),
+        stages=_ints(stages),
         units=_ints([unit.type for unit in evaluator.blocks.units]),
         spans=tables.spans,
         group_spans=_ints(np.cumsum([0, *(len(unit.groups) for unit in space.linkage.types)])),
@@ -167,16 +195,20 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         groups=groups,
         tied=_ints(tied).reshape(-1, I_COUNT),
         weight=space.cumulative_weight,
-        capacity=_floats([s.capacity for s in stages]),
+        capacity=_floats([s.capacity for s in distinct]),
+        speed=_floats([s.speed for s in distinct]),
         send_latency_s=_floats([latency for latency, _ in sends]),
         send_bytes_per_s=_floats([rate for _, rate in sends]),
         tied_elements=_floats([tensors[name].num_elements for name, _, _ in evaluator.tied]),
         settings=evaluator.settings(0),
-        axes=_floats([s.axes for s in stages]),
-        hardware=_floats([s.hardware for s in stages]),
-        links=_floats([s.links for s in stages]),
+        axes=_floats([s.axes for s in distinct]),
+        hardware=_floats([s.hardware for s in distinct]),
+        links=_floats([s.links for s in distinct]),
         windows=windows,
+        send_rows=send_rows,
         layouts=layouts,
+        stage_rows=stage_rows,
+        fills=meshes.fills,
         masks=masks,
         obeys=obeys,
         kept=np.ascontiguousarray(space.constrained.kept),
@@ -194,20 +226,54 @@ def _floats(values: object) -> Floats:
     return np.ascontiguousarray(np.array(values, dtype=np.float64))
 
 
-def _layouts(space: PlanSpace) -> tuple[Ints, list[StageLayout], list[tuple[float, float]]]:
-    """Where the ranks of each mesh stand among all rank rows, their layouts, and what sending to the next costs."""
+def _layouts(space: PlanSpace) -> tuple[Ints, list[int], list[tuple[float, float]]]:
+    """The arrays `layouts` and `stages`, and what sending to the next rank costs behind each of the latter."""
     meshes = space.meshes
-    layouts = np.full((len(meshes.degrees), len(meshes.degrees), len(meshes.middles), 2), -1, dtype=np.int64)
-    stages: list[StageLayout] = []
+    sizes = len(meshes.degrees), len(meshes.degrees), len(meshes.middles)
+    layouts = np.full((len(meshes.orders), *sizes, 2), -1, dtype=np.int64)
+    stages: list[int] = []
     sends: list[tuple[float, float]] = []
     for shape in space.shapes:
         at = meshes.degrees.index(shape.pp), meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
-        if layouts[at][Y_FIRST] < 0:
-            layout = space.evaluator.layout(meshes.mesh(shape), shape.pp)
-            layouts[at] = len(stages), int(layout.uniform)
-            stages += layout.stages
-            sends += list(zip(layout.send_latency_s, layout.send_bytes_per_s, strict=True))
+        if layouts[0][at][Y_FIRST] < 0:
+            for order in range(meshes.num_orders(shape.pp)):
+                layout = space.layout_of(shape, order, (meshes.devices // shape.pp,) * shape.pp)
+                layouts[order][at] = len(stages), int(layout.uniform)
+                stages += layout.numbers
+                sends += zip(layout.send_latency_s.tolist(), layout.send_bytes_per_s.tolist(), strict=True)
     return layouts, stages, sends
+
+
+def _unlike_stages(space: PlanSpace, sends: list[tuple[float, float]]) -> tuple[Ints, Ints]:
+    """The arrays `stage_rows` and `send_rows`; what boundaries cost is added to `sends`."""
+    meshes, stands = space.meshes, space.evaluator.stands
+    parts = meshes.devices // meshes.part if meshes.longest else 0
+    within = sorted({(shape.tp, shape.middle) for shape in space.shapes if meshes.may_differ(shape)})
+    stage_rows = np.full((len(meshes.orders), len(meshes.degrees), len(meshes.middles), parts, parts + 1), -1)
+    send_rows = np.full((len(meshes.orders), *[parts + 1] * 3), -1)
+    for number, order in enumerate(meshes.orders):
+        stages = {}
+        for first, last in combinations(range(parts + 1), 2):
+            mine = np.array(order[first * meshes.part : last * meshes.part])
+            stages[first, last] = stands.pattern(mine), mine
+            for tp, middle in within:
+                if len(mine) % (tp * middle) == 0 and last - first < parts:
+                    mesh = meshes.mesh_of(len(mine), tp, middle)
+                    row = stands.number(*stages[first, last], mesh)
+                    stage_rows[number, meshes.degrees.index(tp), meshes.middles.index(middle), first, last - first] = (
+                        row
+                    )
+        for first, cut, last in combinations(range(parts + 1), 3):
+            (one, senders), (other, receivers) = stages[first, cut], stages[cut, last]
+            send_rows[number, cut, cut - first, last - cut] = len(sends)
+            sends.append(stands.send((one, other), senders, receivers))
+        # From the last stage to the first, as if the latter stood behind all parts.
+        for last, first in product(range(1, parts), repeat=2):
+            if last + first <= parts:
+                (one, senders), (other, receivers) = stages[parts - last, parts], stages[0, first]
+                send_rows[number, parts, last, first] = len(sends)
+                sends.append(stands.send((one, other), senders, receivers))
+    return stage_rows, send_rows
 
 
 def _groups(space: PlanSpace) -> tuple[Ints, Ints, Ints, Mask]:

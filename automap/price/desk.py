@@ -29,24 +29,24 @@ from automap.price.arrays import (
     I_OTHER_SLOT,
     I_USER_ROW,
     I_USER_SLOT,
-    N_BATCH,
-    N_DEVICES,
     N_FIRST_CUT,
     N_FIRST_RECOMPUTE,
-    N_KIND,
+    N_LONGEST,
+    N_PART,
     N_ZERO_SLOT,
     SPACE,
     Y_FIRST,
     Y_UNIFORM,
 )
 from automap.price.combine import P_COUNT, P_ZERO, R_COUNT, combine, overflow, step_time_s
-from automap.price.communication import L_COUNT, UNKNOWN
+from automap.price.communication import L_COUNT, UNKNOWN, V_COUNT
 from automap.price.compiled import borrowing, kernel
+from automap.price.legality import unlike_meshes
 from automap.price.placements import dual
 from automap.price.sharded import SHARDED
 from automap.price.tables import OP_INPUTS, OP_SIGNATURES, S_PLACES
 from automap.price.unit import shard_unit, unit_cost
-from automap.price.vectors import C_COUNT, MAX_AXES, TABLES
+from automap.price.vectors import C_COUNT, H_COUNT, MAX_AXES, TABLES
 from ir.factors import BROADCAST, PARTIAL
 
 Ints = npt.NDArray[np.int64]
@@ -56,9 +56,9 @@ Mask = npt.NDArray[np.bool_]
 # What tells rows of unit costs apart within one plan.
 K_TYPE, K_MODE, K_RANK, K_BEFORE, K_OPENS, K_INCOMING = range(6)
 K_COUNT = K_INCOMING + MAX_AXES
-# Slots of Desk.frame: pipeline ranks, chunks, micro-batches and their samples, kind of the schedule; first of the rank
-# rows, and whether one stands for all; rows and parts laid out.
-F_RANKS, F_CHUNKS, F_COUNT_OF_BATCHES, F_SAMPLES, F_KIND, F_FIRST, F_UNIFORM, F_ROWS, F_PARTS = range(9)
+# Slots of Desk.frame: pipeline ranks, chunks, micro-batches, kind of the schedule; unlike meshes; whether one rank
+# stands for all; rows and parts laid out.
+F_RANKS, F_CHUNKS, F_COUNT_OF_BATCHES, F_KIND, F_MESHES, F_UNIFORM, F_ROWS, F_PARTS = range(8)
 REMEMBERED = 1 << 14
 """Costs of units that a memo holds, 6 MB of them; a power of two."""
 
@@ -68,6 +68,18 @@ class Desk(NamedTuple):
 
     frame: Ints
     """See the F_ constants."""
+    devices: Ints
+    """[ranks]"""
+    stages: Ints
+    """[ranks] row of each among the distinct stages."""
+    boundaries: Ints
+    """[ranks] row of the boundary behind each."""
+    samples: Ints
+    """[unlike meshes] of a micro-batch, with which a stage is priced."""
+    sizes: Floats
+    """[unlike meshes, axes]"""
+    shares: Floats
+    """[chunks] see `cut_shares`."""
     picked: Ints
     """[groups, axes] value of each group's slots, -1 = undecided."""
     chosen: Ints
@@ -113,7 +125,9 @@ class Memo(NamedTuple):
 
 DESK = types.NamedTuple(
     (
-        int64[::1],
+        *[int64[::1]] * 5,
+        float64[:, ::1],
+        float64[::1],
         *[int64[:, ::1]] * 3,
         float64[:, ::1],
         boolean[::1],
@@ -143,8 +157,16 @@ def new_desk(tables, space):
     """A desk on which nothing is picked."""
     num_units = space.units.shape[0]
     num_axes = space.obeys.shape[0]
+    most = space.windows.shape[1]
+    longest = max(1, space.scalars[N_LONGEST])
     desk = Desk(
-        np.zeros(9, np.int64),
+        np.zeros(8, np.int64),
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+        np.empty(longest, np.int64),
+        np.empty((longest, num_axes)),
+        np.empty(most),
         np.full((space.groups.shape[0], num_axes), -1),
         np.full((tables.operators.shape[0], num_axes), -1),
         np.empty((num_units, K_COUNT), np.int64),
@@ -193,13 +215,61 @@ def outgoing(tables, makers, unit_type, is_sent, chosen, placement):
                 placement[a] = dual(placement[a])
 
 
-@borrowing(int64(float64[::1], int64, int64, int64, int64, int64), inner=True)
-def nth_cut(weight, start, low, high, chunks_left, number):
-    """The end in [low, high] that is `number`-th nearest to an even share of what is left behind unit `start`.
+@borrowing(void(SPACE, int64[::1], boolean, int64[::1], int64[::1], int64[::1]), inner=True)
+def find_stages(space, value, alike, devices, stages, boundaries):
+    """Writes where the stages of a pipeline stand.
+
+    Args:
+        space: see `compile_space`.
+        value: those of the slots before the first cut.
+        alike: whether all stages have as many devices.
+        devices: [ranks] of each.
+        stages: [ranks], row of each among the distinct stages, written.
+        boundaries: [ranks], row of the boundary behind each, written.
+    """
+    num_axes = space.obeys.shape[0]
+    num_ranks = space.degrees[value[0]]
+    place = value[2] if num_axes == 3 else 0
+    order = value[num_axes + 3]
+    before = 0
+    for rank in range(num_ranks):
+        if alike:
+            boundaries[rank] = space.layouts[order, value[0], value[1], place, Y_FIRST] + rank
+            stages[rank] = space.stages[boundaries[rank]]
+        else:
+            mine = devices[rank] // space.scalars[N_PART]
+            after = devices[(rank + 1) % num_ranks] // space.scalars[N_PART]
+            stages[rank] = space.stage_rows[order, value[1], place, before, mine]
+            before += mine
+            boundaries[rank] = space.send_rows[order, before, mine, after]
+
+
+@borrowing(void(SPACE, int64[::1], int64, float64[::1]), inner=True)
+def cut_shares(space, stages, num_ranks, shares):
+    """Writes, of each chunk, how many times its rank's speed the ranks of it and of all chunks behind have together.
+
+    Args:
+        space: see `compile_space`.
+        stages: [ranks] rows among the distinct stages.
+        num_ranks: pipeline ranks.
+        shares: [chunks], written; where ranks are alike, how many chunks are left.
+    """
+    left = 0.0
+    for chunk in range(shares.shape[0]):
+        left += space.speed[stages[chunk % num_ranks]]
+    for chunk in range(shares.shape[0]):
+        mine = space.speed[stages[chunk % num_ranks]]
+        shares[chunk] = left / mine
+        left -= mine
+
+
+@borrowing(int64(float64[::1], int64, int64, int64, float64, int64), inner=True)
+def nth_cut(weight, start, low, high, share, number):
+    """The end in [low, high] that is `number`-th nearest to one `share`-th of what is left behind unit `start`.
 
     Of two that are equally near the left one comes first.
     """
-    target = weight[start] + (weight[weight.shape[0] - 1] - weight[start]) / chunks_left
+    target = weight[start] + (weight[weight.shape[0] - 1] - weight[start]) / share
     right = low
     after = high + 1
     while right < after:
@@ -221,36 +291,52 @@ def nth_cut(weight, start, low, high, chunks_left, number):
 
 
 @borrowing(void(SPACE, int64[::1], DESK), inner=True)
+def set_stages(space, value, desk):
+    """Lays out where the stages of a plan stand whose slots before the first cut are decided.
+
+    Args:
+        space: see `compile_space`.
+        value: [slots].
+        desk: `frame` but for rows and parts, `devices` to `shares`, and `zero_axes` are written.
+    """
+    num_axes = space.obeys.shape[0]
+    frame = desk.frame
+    num_ranks = space.degrees[value[0]]
+    virtual = space.virtuals[value[num_axes + 1]]
+    num_chunks = num_ranks * virtual
+    num_meshes = unlike_meshes(space, value, desk.devices, desk.sizes, desk.samples)
+    find_stages(space, value, num_meshes == 1, desk.devices, desk.stages, desk.boundaries)
+    shares = desk.shares[:num_chunks]
+    cut_shares(space, desk.stages, num_ranks, shares)
+    uniform = 0
+    if num_meshes == 1:
+        place = value[2] if num_axes == 3 else 0
+        uniform = space.layouts[value[num_axes + 3], value[0], value[1], place, Y_UNIFORM]
+    frame[F_RANKS] = num_ranks
+    frame[F_CHUNKS] = num_chunks
+    frame[F_COUNT_OF_BATCHES] = space.micro_batches[value[num_axes]]
+    frame[F_KIND] = INTERLEAVED if virtual > 1 else space.kinds[value[num_axes + 2]]
+    frame[F_MESHES] = num_meshes
+    frame[F_UNIFORM] = uniform
+    for a in range(num_axes):
+        desk.zero_axes[a] = False
+        for mesh in range(num_meshes):
+            desk.zero_axes[a] = desk.zero_axes[a] or (a < num_axes - 1 and desk.sizes[mesh, a] > 1.0)
+
+
+@borrowing(void(SPACE, int64[::1], DESK), inner=True)
 def set_frame(space, value, desk):
     """Lays out the rows of a plan whose slots before the first signature are decided.
 
     Args:
         space: see `compile_space`.
         value: [slots].
-        desk: `frame`, `settings`, `zero_axes`, `keys`, `parts` and `home` are written.
+        desk: all but signatures and costs is written.
     """
+    set_stages(space, value, desk)
     num_units = space.units.shape[0]
-    num_axes = space.obeys.shape[0]
     frame, keys, parts = desk.frame, desk.keys, desk.parts
-    num_ranks = space.degrees[value[0]]
-    inner = space.degrees[value[1]]
-    place = value[2] if num_axes == 3 else 0
-    middle = space.middles[place]
-    count = space.micro_batches[value[num_axes]]
-    virtual = space.virtuals[value[num_axes + 1]]
-    num_chunks = num_ranks * virtual
-    outer = space.scalars[N_DEVICES] // num_ranks // inner // middle
-    uniform = space.layouts[value[0], value[1], place, Y_UNIFORM]
-    frame[F_RANKS] = num_ranks
-    frame[F_CHUNKS] = num_chunks
-    frame[F_COUNT_OF_BATCHES] = count
-    frame[F_SAMPLES] = space.scalars[N_BATCH] // count
-    frame[F_KIND] = INTERLEAVED if virtual > 1 else space.scalars[N_KIND]
-    frame[F_FIRST] = space.layouts[value[0], value[1], place, Y_FIRST]
-    frame[F_UNIFORM] = uniform
-    desk.zero_axes[0] = outer > 1
-    if num_axes == 3:
-        desk.zero_axes[1] = middle > 1
+    num_ranks, num_chunks, uniform = frame[F_RANKS], frame[F_CHUNKS], frame[F_UNIFORM]
     desk.settings[P_ZERO] = value[space.scalars[N_ZERO_SLOT]]
 
     known = 0
@@ -265,7 +351,7 @@ def set_frame(space, value, desk):
         if chunk < num_chunks - 1:
             low, high = space.windows[num_chunks, chunk]
             picked = value[space.scalars[N_FIRST_CUT] + chunk]
-            end = nth_cut(space.weight, unit, max(low, unit + 1), high, num_chunks - chunk, picked)
+            end = nth_cut(space.weight, unit, max(low, unit + 1), high, desk.shares[chunk], picked)
         opens = 1 if chunk > 0 or unit == 0 else 0
         while unit < end:
             kind = space.units[unit]
@@ -317,7 +403,7 @@ def pick(space, group, axis, value, desk):
 @borrowing(types.UniTuple(int64, 2)(SPACE, DESK, int64), inner=True)
 def _hashes(space, desk, row):
     """Two hashes of all that the costs of a row depend on, neither of them zero."""
-    keys, frame = desk.keys, desk.frame
+    keys = desk.keys
     kind = keys[row, K_TYPE]
     one, two = int64(1469598103934665603), int64(7809847782465536322)
     num_axes = desk.incoming.shape[0]
@@ -332,9 +418,9 @@ def _hashes(space, desk, row):
         elif i >= 3:
             word = keys[row, K_INCOMING + i - 3]
         elif i == 2:
-            word = frame[F_SAMPLES]
+            word = desk.samples[keys[row, K_RANK] if desk.frame[F_MESHES] > 1 else 0]
         elif i == 1:
-            word = frame[F_FIRST] + keys[row, K_RANK]
+            word = desk.stages[keys[row, K_RANK]]
         else:
             word = kind * 16 + keys[row, K_MODE]
         one = (one ^ word) * int64(1099511628211)
@@ -359,7 +445,6 @@ def cost_rows(tables, space, memo, kind, desk, sharded):
     frame, keys, costs, covered = desk.frame, desk.keys, desk.costs, desk.covered
     num_axes = desk.incoming.shape[0]
     records, cursor = desk.records, desk.cursor
-    samples = float64(frame[F_SAMPLES])
     for t in range(desk.laid.shape[0]):
         desk.laid[t] = -1
     for row in range(frame[F_ROWS]):
@@ -392,7 +477,8 @@ def cost_rows(tables, space, memo, kind, desk, sharded):
             covered[row] = memo.costs[place, C_COUNT] > 0.0
             continue
         first, last = space.spans[mine], space.spans[mine + 1]
-        at = frame[F_FIRST] + where
+        at = desk.stages[where]
+        samples = float64(desk.samples[where if frame[F_MESHES] > 1 else 0])
         if desk.laid[mine] != where:
             desk.laid[mine] = where
             shard_unit(
@@ -462,7 +548,15 @@ def finish(tables, space, desk, exact, out):
     """
     frame, tied, ways, chosen, zero_axes = desk.frame, desk.tied, desk.ways, desk.chosen, desk.zero_axes
     num_axes = desk.incoming.shape[0]
-    begin, stop = frame[F_FIRST], frame[F_FIRST] + frame[F_RANKS]
+    num_ranks = frame[F_RANKS]
+    axes, links = np.empty((num_ranks, num_axes)), np.empty((num_ranks, num_axes, V_COUNT))
+    hardware, capacity = np.empty((num_ranks, H_COUNT)), np.empty(num_ranks)
+    latency, rate = np.empty(num_ranks), np.empty(num_ranks)
+    for rank in range(num_ranks):
+        at, behind = desk.stages[rank], desk.boundaries[rank]
+        axes[rank], links[rank] = space.axes[at], space.links[at]
+        hardware[rank], capacity[rank] = space.hardware[at], space.capacity[at]
+        latency[rank], rate[rank] = space.send_latency_s[behind], space.send_bytes_per_s[behind]
     for t in range(space.tied.shape[0]):
         one = desk.home[space.tied[t, I_ONE]]
         other = desk.home[space.tied[t, I_OTHER]]
@@ -472,10 +566,10 @@ def finish(tables, space, desk, exact, out):
         tied[t, 0] = one
         tied[t, 1] = other
         row, slot = space.tied[t, I_ONE_ROW], space.tied[t, I_ONE_SLOT]
-        _split(tables, row, slot, chosen, space.axes[begin + one], zero_axes, ways)
+        _split(tables, row, slot, chosen, axes[one], zero_axes, ways)
         tied[t, 2] = space.tied_elements[t] / ways[0]
         row, slot = space.tied[t, I_OTHER_ROW], space.tied[t, I_OTHER_SLOT]
-        _split(tables, row, slot, chosen, space.axes[begin + other], zero_axes, ways)
+        _split(tables, row, slot, chosen, axes[other], zero_axes, ways)
         tied[t, 3] = space.tied_elements[t] / ways[0]
         tied[t, 4] = space.tied_elements[t] / ways[0] / ways[1]
         user = space.tied[t, I_USER_ROW]
@@ -485,28 +579,28 @@ def finish(tables, space, desk, exact, out):
             at += space.tied[t, I_USER_SLOT]
             is_sum = tables.places[at, 0] == BROADCAST and tables.places[at, 1] == PARTIAL
             tied[t, 5 + a] = 0.0
-            if chosen[user, a] >= 0 and is_sum and space.axes[begin + other, a] > 1.0:
+            if chosen[user, a] >= 0 and is_sum and axes[other, a] > 1.0:
                 tied[t, 5 + a] = part
-                part /= space.axes[begin + other, a]
+                part /= axes[other, a]
 
     for i in range(frame[F_PARTS]):
         desk.whole[i] = desk.covered[desk.parts[i, 1]]
-    result = np.empty((frame[F_RANKS], R_COUNT))
+    result = np.empty((num_ranks, R_COUNT))
     combine(
         desk.costs[: frame[F_ROWS]],
         desk.parts[: frame[F_PARTS]],
         desk.whole[: frame[F_PARTS]],
         frame[F_KIND],
         np.empty((0, A_COUNT), np.int64),
-        frame[F_RANKS],
+        num_ranks,
         frame[F_COUNT_OF_BATCHES],
-        space.axes[begin:stop],
-        space.links[begin:stop],
-        space.hardware[begin:stop],
+        axes,
+        links,
+        hardware,
         zero_axes,
-        space.send_latency_s[begin:stop],
-        space.send_bytes_per_s[begin:stop],
-        space.capacity[begin:stop],
+        latency,
+        rate,
+        capacity,
         tied,
         desk.settings,
         exact,

@@ -7,17 +7,17 @@ from numba import boolean, float64, int64, void
 
 from automap.price.arrays import (
     G_VALUES,
-    N_BATCH,
-    N_DEVICES,
     N_FIRST_CUT,
     N_FIRST_RECOMPUTE,
     N_FIRST_SIGNATURE,
+    N_LONGEST,
+    N_ORDERS_ONE,
     N_ZERO_SLOT,
     SPACE,
 )
 from automap.price.compiled import borrowing, kernel
-from automap.price.desk import nth_cut
-from automap.price.legality import assign, mode_mask, signature_mask
+from automap.price.desk import cut_shares, find_stages, nth_cut
+from automap.price.legality import assign, mode_mask, signature_mask, size_mask, unlike_meshes
 from automap.price.vectors import TABLES
 
 
@@ -50,19 +50,34 @@ def draw_many(tables, space, numbers, values):
     num_axes = space.obeys.shape[0]
     first_recompute, zero_slot = space.scalars[N_FIRST_RECOMPUTE], space.scalars[N_ZERO_SLOT]
     chosen = np.empty((tables.operators.shape[0], num_axes), np.int64)
-    sizes = np.empty(num_axes)
+    longest = max(1, space.scalars[N_LONGEST])
+    sizes, samples = np.empty((longest, num_axes)), np.empty(longest, np.int64)
+    most = space.windows.shape[1]
+    devices, stages, boundaries = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
     mask = np.empty(space.modes.shape[0], np.bool_)
+    parts = np.empty(space.send_rows.shape[1] - 1, np.bool_)
     for plan in range(values.shape[0]):
         value, number = values[plan], numbers[plan]
         num_ranks = space.degrees[value[0]]
-        middle = space.middles[value[2]] if num_axes == 3 else 1
-        samples = space.scalars[N_BATCH] // space.micro_batches[value[num_axes]]
-        num_chunks = num_ranks * space.virtuals[value[num_axes + 1]]
-        sizes[1] = middle
-        sizes[num_axes - 1] = space.degrees[value[1]]
-        sizes[0] = space.scalars[N_DEVICES] // num_ranks // middle // space.degrees[value[1]]
+        virtual = space.virtuals[value[num_axes + 1]]
+        num_chunks = num_ranks * virtual
+        schedule = num_axes + 2
+        value[schedule] = 0
+        if num_ranks > 1 and virtual == 1:
+            value[schedule] = int64(number[schedule] * space.kinds.shape[0])
+        order = schedule + 1
+        value[order] = 0
+        if num_ranks > 1 or space.scalars[N_ORDERS_ONE] == 1:
+            value[order] = int64(number[order] * space.layouts.shape[0])
+        for slot in range(order + 1, space.scalars[N_FIRST_CUT]):
+            size_mask(space, value, slot - order - 1, parts)
+            value[slot] = _pick(parts, number[slot])
+        num_meshes = unlike_meshes(space, value, devices, sizes, samples)
 
         ends = np.full(num_chunks, num_units)
+        shares = np.empty(num_chunks)
+        find_stages(space, value, num_meshes == 1, devices, stages, boundaries)
+        cut_shares(space, stages, num_ranks, shares)
         start = 0
         for slot in range(space.scalars[N_FIRST_CUT], first_recompute):
             chunk = slot - space.scalars[N_FIRST_CUT]
@@ -71,7 +86,7 @@ def draw_many(tables, space, numbers, values):
                 low, high = space.windows[num_chunks, chunk]
                 low = max(low, start + 1)
                 value[slot] = int64(number[slot] * (high - low + 1))
-                start = nth_cut(space.weight, start, low, high, num_chunks - chunk, value[slot])
+                start = nth_cut(space.weight, start, low, high, shares[chunk], value[slot])
                 ends[chunk] = start
         for slot in range(first_recompute, zero_slot):
             value[slot] = 0
@@ -79,12 +94,13 @@ def draw_many(tables, space, numbers, values):
                 mode_mask(space, ends, num_ranks, slot - first_recompute, mask)
                 value[slot] = _pick(mask, number[slot])
         value[zero_slot] = 0
-        if sizes[0] * middle > 1.0:
+        replicas = sizes[0, 0] if num_axes == 2 else sizes[0, 0] * sizes[0, 1]
+        if num_meshes > 1 or replicas > 1.0:
             value[zero_slot] = _pick(space.zeros, number[zero_slot])
         for group in range(space.groups.shape[0]):
             legal = np.empty(space.groups[group, G_VALUES], np.bool_)
             for axis in range(num_axes):
                 slot = space.scalars[N_FIRST_SIGNATURE] + group * num_axes + axis
-                signature_mask(tables, space, group, axis, chosen, sizes, samples, legal)
+                signature_mask(tables, space, group, axis, chosen, sizes[:num_meshes], samples[:num_meshes], legal)
                 value[slot] = _pick(legal, number[slot])
                 assign(space, group, axis, value[slot], chosen)

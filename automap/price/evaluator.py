@@ -43,7 +43,7 @@ from automap.price.combine import (
 from automap.price.communication import KIND_COUNT, NO_RECORDS
 from automap.price.curves import gemm_curve, shared
 from automap.price.gemm import G_FLOPS
-from automap.price.layout import Layout, build_layout
+from automap.price.layout import Layout, Layouts
 from automap.price.schedule import count_actions, run_program
 from automap.price.sharded import Sharded, new_sharded
 from automap.price.tables import (
@@ -60,6 +60,7 @@ from automap.price.tables import (
 from automap.price.unit import shard_unit, unit_cost
 from automap.price.vectors import C_COUNT
 from automap.problem import Problem
+from automap.stage_sizes import spread
 from ir.factors import BROADCAST, PARTIAL
 
 Ints = npt.NDArray[np.int64]
@@ -116,6 +117,20 @@ class Choice:
     """[axes]"""
     program: Ints = field(default_factory=lambda: NO_PROGRAM)
     """Of an explicit schedule, see `automap.order`; of other kinds empty."""
+    spread_over: tuple[int, ...] = ()
+    """[ranks] mesh axis over which the samples of a micro-batch are spread as evenly as they go; empty: they divide."""
+
+    @functools.cached_property
+    def rank_samples(self) -> Floats:
+        """[ranks] samples of a micro-batch that each rank is priced with: the largest share times their number."""
+        stages = self.layout.stages
+        replicas = [int(stage.axes[a]) for stage, a in zip(stages, self.spread_over, strict=False)] or [1] * len(stages)
+        return np.array([spread(self.samples, count) for count in replicas], dtype=np.float64)
+
+    @functools.cached_property
+    def is_uniform(self) -> bool:
+        """Whether equal units cost the same on all ranks."""
+        return self.layout.uniform and len(set(self.rank_samples.tolist())) == 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,15 +202,32 @@ class Evaluator:
     def layout(self, mesh: Sequence[int], num_ranks: int) -> Layout:
         """Equal meshes over consecutive devices, one a pipeline rank."""
         key = (tuple(mesh), num_ranks)
-        if key not in self._layouts:
+        if key not in self._even:
             per_rank = int(np.prod(mesh))
-            stages = [(range(r * per_rank, (r + 1) * per_rank), mesh) for r in range(num_ranks)]
-            self._layouts[key] = build_layout(self.problem, stages)
+            self._even[key] = self.layout_of(
+                [(range(r * per_rank, (r + 1) * per_rank), mesh) for r in range(num_ranks)]
+            )
+        return self._even[key]
+
+    @functools.cached_property
+    def _even(self) -> dict[tuple[tuple[int, ...], int], Layout]:
+        return {}
+
+    def layout_of(self, stages: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Layout:
+        """The layout of pipeline ranks given as (devices, mesh)."""
+        key = tuple((tuple(devices), tuple(mesh)) for devices, mesh in stages)
+        if key not in self._layouts:
+            self._layouts[key] = self.stands.of(stages)
         return self._layouts[key]
 
     @functools.cached_property
-    def _layouts(self) -> dict[tuple[tuple[int, ...], int], Layout]:
+    def _layouts(self) -> dict[tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], Layout]:
         return {}
+
+    @functools.cached_property
+    def stands(self) -> Layouts:
+        """The distinct stages that have been laid out."""
+        return Layouts(self.problem)
 
     def output_placement(self, segment: Segment, unit_type: int, axes: int) -> Ints:
         """Placement of the tensor that crosses out of a unit; B where nothing crosses."""
@@ -217,7 +249,7 @@ class Evaluator:
         rank: int,
         layout: Layout,
         incoming: Ints,
-        samples: int,
+        samples: float,
         zero_axes: Mask,
         boundary_row: int,
         records: Floats = NO_RECORDS,
@@ -420,7 +452,7 @@ class Evaluator:
                 segment.chosen.tobytes(),
                 segment.recomputed.tobytes(),
                 incoming.tobytes(),
-                0 if choice.layout.uniform else rank,
+                0 if choice.is_uniform else rank,
             )
             if key not in seen:
                 seen[key] = len(calls)
@@ -444,7 +476,7 @@ class Evaluator:
                     call.rank,
                     choice.layout,
                     call.incoming,
-                    choice.samples,
+                    choice.rank_samples[call.rank],
                     choice.zero_axes,
                     call.boundary_row,
                     sharded=sharded,

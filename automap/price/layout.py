@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,7 @@ from automap.price.vectors import (
 from automap.problem import WEIGHT_BYTES, Problem
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 WAITED_FOR = 7.0
 """Ranks of which one may be late: those of a host beside one's own; larger groups were not seen to wait longer."""
@@ -76,6 +77,8 @@ class StageLayout:
     """[H_COUNT] of the slowest device and of the trainer, see `automap.price.vectors`."""
     capacity: float
     """Bytes of the smallest device that a plan may use."""
+    speed: float
+    """Arithmetic of its devices together, each as slow as the slowest, over that of the cluster's fastest device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +86,17 @@ class Layout:
     """All pipeline ranks and the links between consecutive ones."""
 
     stages: tuple[StageLayout, ...]
+    numbers: tuple[int, ...]
+    """[ranks] of the distinct stages, see `Layouts`."""
     send_latency_s: Floats
     """[ranks] to the next rank; the last one to the first, for virtual stages."""
     send_bytes_per_s: Floats
     """[ranks] for each device of the rank."""
-    uniform: bool
-    """Whether all ranks cost the same."""
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all ranks cost the same."""
+        return len(set(self.numbers)) == 1
 
 
 def stage_layout(problem: Problem, devices: Sequence[int], mesh: Sequence[int]) -> StageLayout:
@@ -97,22 +105,42 @@ def stage_layout(problem: Problem, devices: Sequence[int], mesh: Sequence[int]) 
     grid = np.array(devices).reshape(tuple(mesh))
     links, share = np.empty((len(mesh), V_COUNT)), problem.trainer.gather_bandwidth_share
     for axis in range(len(mesh)):
-        groups = np.moveaxis(grid, axis, -1).reshape(-1, mesh[axis]).tolist()
-        # Equal groups cost the same: price one of each set of hosts.
-        distinct = {tuple(sorted(cluster.node_of[r] for r in group)): group for group in groups}
-        found = np.array([link_vector(group_link(cluster, g), share) for g in distinct.values()])
+        distinct = _unlike(cluster, np.moveaxis(grid, axis, -1).reshape(-1, mesh[axis]))
+        found = np.array([link_vector(group_link(cluster, g), share) for g in distinct])
         links[axis] = found.max(axis=0)
         for rate in (V_BYTES_PER_S, V_GATHER_BYTES_PER_S, V_EXCHANGE_BYTES_PER_S):
             links[axis, rate] = found[:, rate].min()
     kinds = {cluster.device(d).name: cluster.device(d) for d in devices}.values()
     capacity = min(k.memory_bytes for k in kinds) - problem.hints.memory_reserve_bytes
+    hardware = _hardware(problem, tuple(kinds))
+    fastest = max(_rate(problem, kind) for kind in cluster.devices.values())
     return StageLayout(
         devices=tuple(devices),
         axes=np.array(mesh, dtype=np.float64),
         links=links,
-        hardware=_hardware(problem, tuple(kinds)),
+        hardware=hardware,
         capacity=capacity,
+        speed=len(devices) * (float(hardware[H_GEMM + G_FLOPS]) / fastest),
     )
+
+
+def _unlike(cluster: Cluster, groups: Ints) -> list[list[int]]:
+    """One of each set of groups, [groups, ranks], that have as many devices on as many hosts of each kind."""
+    if cluster.bandwidth_GBps is not None:
+        return [group.tolist() for group in groups]
+    hosts = np.sort(cluster.places[groups], axis=1)
+    _, where = np.unique(hosts, axis=0, return_index=True)
+    found: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    for number in where.tolist():
+        counts = zip(*(column.tolist() for column in np.unique(hosts[number], return_counts=True)), strict=True)
+        key = tuple(sorted((int(cluster.alike[host]), count) for host, count in counts))
+        found.setdefault(key, groups[number].tolist())
+    return list(found.values())
+
+
+def _rate(problem: Problem, kind: Device) -> float:
+    """FLOP/s of large products on a device."""
+    return float(gemm_curve(kind, problem.base_precision)[G_FLOPS])
 
 
 def _hardware(problem: Problem, kinds: Sequence[Device]) -> Floats:
@@ -152,43 +180,73 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Floats:
     return vector
 
 
+class Layouts:
+    """The layouts of a problem; what stands alike on alike hosts is laid out once.
+
+    Attributes:
+        stages: the distinct ones, by number; those of others differ in their device numbers alone.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.stages: list[StageLayout] = []
+        self._patterns: dict[tuple[bytes, bytes], int] = {}
+        self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._sends: dict[tuple[int, int, int], tuple[float, float]] = {}
+
+    def pattern(self, devices: Ints) -> int:
+        """Number of the way in which devices, [devices], stand on hosts."""
+        cluster = self.problem.cluster
+        hosts = cluster.places[devices]
+        key = ((hosts - hosts[0]).tobytes(), cluster.alike[hosts].tobytes())
+        if cluster.bandwidth_GBps is not None:
+            key = (devices.tobytes(), b"")
+        return self._patterns.setdefault(key, len(self._patterns))
+
+    def number(self, pattern: int, devices: Ints, mesh: Sequence[int]) -> int:
+        """Number of the distinct stage that is a mesh over devices, [devices], of this pattern."""
+        key = (pattern, tuple(mesh))
+        if key not in self._numbers:
+            self._numbers[key] = len(self.stages)
+            self.stages.append(stage_layout(self.problem, devices.tolist(), mesh))
+        return self._numbers[key]
+
+    def send(self, patterns: tuple[int, int], senders: Ints, receivers: Ints) -> tuple[float, float]:
+        """See `send_between`, between devices of these patterns."""
+        places = self.problem.cluster.places
+        key = (*patterns, int(places[receivers[0]] - places[senders[0]]))
+        if key not in self._sends:
+            self._sends[key] = send_between(self.problem.cluster, senders, receivers)
+        return self._sends[key]
+
+    def of(self, stages: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Layout:
+        """The layout of pipeline ranks given as (devices, mesh)."""
+        devices = [np.asarray(mine, dtype=np.int64) for mine, _ in stages]
+        patterns = [self.pattern(mine) for mine in devices]
+        numbers = [
+            self.number(pattern, mine, mesh) for pattern, mine, (_, mesh) in zip(patterns, devices, stages, strict=True)
+        ]
+        sends = [(0.0, np.inf)]
+        if len(stages) > 1:
+            following = [*range(1, len(stages)), 0]
+            sends = [
+                self.send((patterns[rank], patterns[after]), devices[rank], devices[after])
+                for rank, after in enumerate(following)
+            ]
+        return Layout(
+            stages=tuple(
+                replace(self.stages[number], devices=tuple(mine.tolist()))
+                for number, mine in zip(numbers, devices, strict=True)
+            ),
+            numbers=tuple(numbers),
+            send_latency_s=np.array([latency for latency, _ in sends]),
+            send_bytes_per_s=np.array([rate for _, rate in sends]),
+        )
+
+
 def build_layout(problem: Problem, stages: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Layout:
     """The layout of pipeline ranks given as (devices, mesh)."""
-    laid = []
-    known: dict[tuple[object, ...], StageLayout] = {}
-    for devices, mesh in stages:
-        # Ranks that stand alike on alike hosts are laid out once; only their device numbers differ.
-        hosts = [problem.cluster.node_of[d] for d in devices]
-        key = (
-            tuple(mesh),
-            tuple(h - hosts[0] for h in hosts),
-            tuple(problem.cluster.hosts[h] for h in dict.fromkeys(hosts)),
-        )
-        if problem.cluster.bandwidth_GBps is not None or key not in known:
-            known[key] = stage_layout(problem, devices, mesh)
-        same = known[key]
-        laid.append(
-            StageLayout(
-                devices=tuple(devices),
-                axes=same.axes,
-                links=same.links,
-                hardware=same.hardware,
-                capacity=same.capacity,
-            )
-        )
-    latency, bandwidth = [], []
-    for rank, stage in enumerate(laid):
-        following = laid[(rank + 1) % len(laid)]
-        delay, rate = _send(problem.cluster, stage.devices, following.devices) if len(laid) > 1 else (0.0, np.inf)
-        latency.append(delay)
-        bandwidth.append(rate)
-    first = laid[0]
-    uniform = all(
-        stage.axes is first.axes and stage.hardware is first.hardware and stage.links is first.links for stage in laid
-    )
-    return Layout(
-        stages=tuple(laid), send_latency_s=np.array(latency), send_bytes_per_s=np.array(bandwidth), uniform=uniform
-    )
+    return Layouts(problem).of(stages)
 
 
 def link_vector(link: GroupLink, gather_share: float) -> Floats:
@@ -219,18 +277,25 @@ def link_vector(link: GroupLink, gather_share: float) -> Floats:
     return vector
 
 
-def _send(cluster: Cluster, senders: Sequence[int], receivers: Sequence[int]) -> tuple[float, float]:
-    """Latency and bandwidth of each sender when all send at once, device i to device i (or to its share)."""
-    latency, bandwidth = 0.0, float("inf")
-    pairs = [(sender, receivers[i * len(receivers) // len(senders)]) for i, sender in enumerate(senders)]
+def send_between(cluster: Cluster, senders: Ints, receivers: Ints) -> tuple[float, float]:
+    """Latency and bandwidth of each sender when all send at once, device i to device i.
+
+    Of stages of unlike size each device of the larger one has its share of a device of the smaller one: several that
+    send to one divide its link.
+    """
+    most = max(len(senders), len(receivers))
+    pairs = np.stack([side[np.arange(most) * len(side) // most] for side in (senders, receivers)])
     if cluster.bandwidth_GBps is None:
-        # Pairs on the same two hosts are alike.
-        pairs = list({(cluster.node_of[a], cluster.node_of[b]): (a, b) for a, b in pairs}.values())
-    for sender, receiver in pairs:
+        # Pairs on alike hosts are alike.
+        hosts = cluster.places[pairs]
+        kinds = np.stack([*cluster.alike[hosts], hosts[0] == hosts[1]])
+        pairs = pairs[:, np.unique(kinds, axis=1, return_index=True)[1]]
+    latency, bandwidth = 0.0, float("inf")
+    for sender, receiver in pairs.T.tolist():
         link = group_link(cluster, (sender, receiver))
         latency = max(latency, float(link_vector(link, 1.0)[V_TREE_S]))
         host = cluster.hosts[cluster.node_of[sender]]
         inside = shared("send_share") * cluster.links[host.intra_node_link].bytes_per_s
         is_named = link.hosts > 1 or cluster.bandwidth_GBps is not None
         bandwidth = min(bandwidth, link.bytes_per_s if is_named else inside)
-    return latency, bandwidth
+    return latency, bandwidth / max(1.0, len(senders) / len(receivers))

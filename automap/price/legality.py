@@ -1,6 +1,7 @@
 """Which values of a plan space's slots are legal, compiled.
 
-`signature_mask` is the one place that says which signatures of a linkage group may follow those on outer axes.
+`signature_mask` is the one place that says which signatures of a linkage group may follow those on outer axes, and
+`size_mask` the one that says how many devices a stage may get.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ from automap.price.arrays import (
     G_MEMBERS,
     G_VALUES,
     G_WHOLE,
+    N_BATCH,
+    N_DEVICES,
+    N_FIRST_CUT,
+    N_LONGEST,
+    N_PART,
     SPACE,
 )
 from automap.price.compiled import borrowing, kernel
@@ -22,11 +28,89 @@ from automap.price.placements import divides
 from automap.price.vectors import TABLES
 
 
-@borrowing(void(TABLES, SPACE, int64, int64, int64[:, ::1], float64[::1], int64, boolean[::1]))
+@borrowing(void(SPACE, int64[::1], int64, boolean[::1]))
+def size_mask(space, value, stage, mask):
+    """How many parts of the cluster a stage may get; 0 stands for an even share.
+
+    Args:
+        space: see `compile_space`.
+        value: those of the slots before.
+        stage: of the pipeline.
+        mask: [parts], written.
+    """
+    num_axes = space.obeys.shape[0]
+    num_ranks = space.degrees[value[0]]
+    even = space.scalars[N_DEVICES] // num_ranks
+    mask[:] = False
+    is_long = num_ranks > space.scalars[N_LONGEST] or space.virtuals[value[num_axes + 1]] > 1
+    if stage >= num_ranks - 1 or is_long or even % space.scalars[N_PART] != 0:
+        mask[0] = True
+        return
+    share = even // space.scalars[N_PART]
+    left = space.scalars[N_DEVICES] // space.scalars[N_PART]
+    for earlier in range(stage):
+        mine = value[num_axes + 4 + earlier]
+        left -= mine if mine > 0 else share
+    ways = space.fills[value[1], value[2] if num_axes == 3 else 0, value[num_axes]]
+    for parts in range(1, left):
+        if ways[1, parts] and ways[num_ranks - 1 - stage, left - parts]:
+            mask[0 if parts == share else parts] = True
+
+
+@borrowing(boolean(SPACE, int64[::1], int64[::1]), inner=True)
+def share_devices(space, value, devices):
+    """Writes how many devices each stage has, [stages]; returns whether all have as many."""
+    num_axes = space.obeys.shape[0]
+    num_ranks = space.degrees[value[0]]
+    even = space.scalars[N_DEVICES] // num_ranks
+    left = space.scalars[N_DEVICES]
+    alike = True
+    for stage in range(num_ranks):
+        devices[stage] = even
+        slot = num_axes + 4 + stage
+        if stage == num_ranks - 1:
+            devices[stage] = left
+        elif slot < space.scalars[N_FIRST_CUT] and value[slot] > 0:
+            devices[stage] = value[slot] * space.scalars[N_PART]
+            alike = False
+        left -= devices[stage]
+    return alike
+
+
+@borrowing(int64(SPACE, int64[::1], int64[::1], float64[:, ::1], int64[::1]), inner=True)
+def unlike_meshes(space, value, devices, sizes, samples):
+    """Writes the meshes that stages have and the samples of a micro-batch that each is priced with.
+
+    Args:
+        space: see `compile_space`.
+        value: those of the slots before the first cut.
+        devices: [stages] scratch.
+        sizes: [unlike stages, axes], written.
+        samples: [unlike stages], written.
+
+    Returns:
+        How many were written: one where all stages are alike.
+    """
+    num_axes = sizes.shape[1]
+    count = 1 if share_devices(space, value, devices) else space.degrees[value[0]]
+    batch = space.scalars[N_BATCH] // space.micro_batches[value[num_axes]]
+    for stage in range(count):
+        middle = space.middles[value[2]] if num_axes == 3 else 1
+        inner = space.degrees[value[1]]
+        outer = devices[stage] // inner // middle
+        sizes[stage, 1] = middle
+        sizes[stage, num_axes - 1] = inner
+        sizes[stage, 0] = outer
+        samples[stage] = -(-batch // outer) * outer
+    return count
+
+
+@borrowing(void(TABLES, SPACE, int64, int64, int64[:, ::1], float64[:, ::1], int64[::1], boolean[::1]))
 def signature_mask(tables, space, group, axis, chosen, sizes, samples, mask):
     """Which signatures of a linkage group are legal on a mesh axis: what divides evenly and obeys the constraints.
 
-    Where no signature obeys, what divides is legal; an axis of one rank leaves the operators whole.
+    Where no signature obeys, what divides is legal; an axis of one rank leaves the operators whole. Stages share their
+    signatures: what is legal is legal on the meshes of all.
 
     Args:
         tables: see `Tables.arrays`.
@@ -35,12 +119,15 @@ def signature_mask(tables, space, group, axis, chosen, sizes, samples, mask):
         axis: mesh axis.
         chosen: [operator rows, axes] signatures of the group's members on the axes before; those on `axis` and behind
             are overwritten.
-        sizes: [axes] ranks of each axis.
-        samples: of a micro-batch.
+        sizes: [meshes, axes] ranks of each axis.
+        samples: [meshes] of a micro-batch.
         mask: [values], written.
     """
     first, count = space.groups[group, G_MEMBERS], space.groups[group, G_COUNT]
-    if sizes[axis] == 1.0:
+    is_one = True
+    for mesh in range(sizes.shape[0]):
+        is_one = is_one and sizes[mesh, axis] == 1.0
+    if is_one:
         mask[:] = False
         mask[space.groups[group, G_WHOLE]] = True
         return
@@ -52,17 +139,18 @@ def signature_mask(tables, space, group, axis, chosen, sizes, samples, mask):
         for m in range(count):
             row = space.members[first + m]
             chosen[row, axis] = space.assignments[space.groups[group, G_ASSIGNMENT] + value * count + m]
-            fits = fits and divides(
-                tables.operators,
-                tables.operands,
-                tables.tensors,
-                tables.signatures,
-                tables.places,
-                row,
-                chosen[row],
-                sizes,
-                samples,
-            )
+            for mesh in range(sizes.shape[0]):
+                fits = fits and divides(
+                    tables.operators,
+                    tables.operands,
+                    tables.tensors,
+                    tables.signatures,
+                    tables.places,
+                    row,
+                    chosen[row],
+                    sizes[mesh],
+                    samples[mesh],
+                )
         mask[value] = fits
         obeying = obeying or (fits and space.obeys[axis, space.groups[group, G_FIRST] + value])
     if obeying:
@@ -79,7 +167,7 @@ def assign(space, group, axis, value, chosen):
         chosen[space.members[space.groups[group, G_MEMBERS] + m], axis] = picked
 
 
-@kernel(float64(TABLES, SPACE, int64, int64, int64[:, ::1], float64[::1], int64))
+@kernel(float64(TABLES, SPACE, int64, int64, int64[:, ::1], float64[:, ::1], int64[::1]))
 def count_signatures(tables, space, group, axis, chosen, sizes, samples):
     """In how many ways the signatures of a group may be chosen on `axis` and all behind it; see `signature_mask`."""
     mask = np.empty(space.groups[group, G_VALUES], np.bool_)
@@ -87,7 +175,7 @@ def count_signatures(tables, space, group, axis, chosen, sizes, samples):
     total = 0.0
     for value in range(mask.shape[0]):
         if mask[value]:
-            if axis == sizes.shape[0] - 1:
+            if axis == sizes.shape[1] - 1:
                 total += 1.0
             else:
                 assign(space, group, axis, value, chosen)

@@ -1,8 +1,9 @@
 """Walks: many plans being decided at once, each with lower bounds behind every legal value of its next decision.
 
-All bounds are admissible: no completion is faster or smaller. Behind a shape they come from a tree over shapes; while
-cuts and recomputation are decided, from the least that units cost under the shape; then from the rows of `Desk` with
-undecided signatures at their best. Units: seconds; memory as share of capacity (overflow).
+All bounds are admissible: no completion is faster or smaller. Behind a shape they come from a tree over shapes, and
+stay while schedule, order and devices of the stages are decided; while cuts and recomputation are, they come from the
+least that units cost on the ranks; then from the rows of `Desk` with undecided signatures at their best. Units:
+seconds; memory as share of capacity (overflow).
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from numba import boolean, float64, int64, types, void
 
+from automap.order import ZB1P, ZB2P
 from automap.price.arrays import (
     G_VALUES,
     G_WHOLE,
     N_FIRST_CUT,
     N_FIRST_RECOMPUTE,
     N_FIRST_SIGNATURE,
+    N_ORDERS_ONE,
     N_ZERO_SLOT,
     SPACE,
 )
@@ -27,8 +30,8 @@ from automap.price.communication import KIND_COUNT, UNKNOWN
 from automap.price.compiled import borrowing, kernel
 from automap.price.desk import (
     DESK,
-    F_FIRST,
-    F_SAMPLES,
+    F_KIND,
+    F_MESHES,
     MEMO,
     cost_rows,
     finish,
@@ -36,8 +39,9 @@ from automap.price.desk import (
     nth_cut,
     pick,
     set_frame,
+    set_stages,
 )
-from automap.price.legality import mode_mask, signature_mask
+from automap.price.legality import mode_mask, signature_mask, size_mask
 from automap.price.sharded import SHARDED, new_sharded
 from automap.price.unit import shard_unit, unit_cost
 from automap.price.vectors import (
@@ -80,24 +84,25 @@ class Tree(NamedTuple):
     """[floors, units + 1] least seconds of a micro-batch in all units before each."""
     again: Floats
     """[floors, units + 1] what recomputation adds to them."""
+    unlike: Ints
+    """[distinct stages, values of the slot `micro_batches`] row of floors, or -1; of stages of unlike size."""
     asked: Mask
     """[slots] which are decided one by one; the others take what is preferred."""
-    flags: Ints
-    """[2] whether gradients of weights fill the pipeline; the recompute mode that runs whole units again."""
+    again_mode: Ints
+    """[1] the recompute mode that runs whole units again."""
 
 
-@kernel(void(TABLES, SPACE, int64[:, ::1], boolean[:, ::1], float64[::1], int64, float64[:, :, ::1]))
-def floors(tables, space, frames, zero_axes, exposed, again, out):
+@kernel(void(TABLES, SPACE, int64[:, ::1], float64[::1], int64, float64[:, :, ::1]))
+def floors(tables, space, frames, exposed, again, out):
     """The least that units of each type cost on one rank, whatever their signatures.
 
     Args:
         tables: see `Tables.arrays`.
         space: see `compile_space`.
-        frames: [n, 3] first rank row, number of rank rows, samples of a micro-batch.
-        zero_axes: [n, axes] whether ZeRO shards over the axis.
+        frames: [n, 2] row among the distinct stages, samples of a micro-batch.
         exposed: [KIND_COUNT] share of each kind of collective that nothing hides.
         again: recompute mode that runs whole units again.
-        out: [n, 3, types] seconds of a micro-batch, what recomputation adds to them, parameters held under ZeRO;
+        out: [n, 3, types] seconds of a micro-batch, seconds where all is computed again, parameters held under ZeRO;
             written.
     """
     sharded = new_sharded(tables, space.obeys.shape[0])
@@ -105,51 +110,49 @@ def floors(tables, space, frames, zero_axes, exposed, again, out):
     desk.incoming[:] = UNKNOWN
     row = np.empty(C_COUNT)
     for frame in range(frames.shape[0]):
-        samples = float64(frames[frame, 2])
+        at, samples = frames[frame, 0], float64(frames[frame, 1])
+        for a in range(space.obeys.shape[0] - 1):
+            desk.zero_axes[a] = space.axes[at, a] > 1.0
         for kind in range(out.shape[2]):
             first, last = space.spans[kind], space.spans[kind + 1]
-            out[frame, :, kind] = np.inf
-            for at in range(frames[frame, 0], frames[frame, 0] + frames[frame, 1]):
-                shard_unit(
+            shard_unit(
+                tables,
+                first,
+                last,
+                desk.chosen[first:last],
+                space.axes[at],
+                space.links[at],
+                desk.zero_axes,
+                space.hardware[at],
+                samples,
+                desk.records,
+                desk.cursor,
+                sharded,
+            )
+            for mode in (0, again):
+                unit_cost(
                     tables,
                     first,
                     last,
                     desk.chosen[first:last],
+                    space.masks[mode, first:last],
+                    desk.incoming,
                     space.axes[at],
                     space.links[at],
-                    zero_axes[frame],
                     space.hardware[at],
                     samples,
+                    -1,
                     desk.records,
                     desk.cursor,
                     sharded,
+                    row,
                 )
-                for mode in (0, again):
-                    unit_cost(
-                        tables,
-                        first,
-                        last,
-                        desk.chosen[first:last],
-                        space.masks[mode, first:last],
-                        desk.incoming,
-                        space.axes[at],
-                        space.links[at],
-                        space.hardware[at],
-                        samples,
-                        -1,
-                        desk.records,
-                        desk.cursor,
-                        sharded,
-                        row,
-                    )
-                    seconds = row[C_FORWARD] + row[C_BACKWARD] + row[C_RECOMPUTE]
-                    seconds += row[C_FORWARD_HOST] + row[C_BACKWARD_HOST]
-                    for c in range(C_FORWARD_COMM, C_REDUCE):
-                        seconds += row[c] * exposed[(c - C_FORWARD_COMM) % KIND_COUNT]
-                    slot = 0 if mode == 0 else 1
-                    out[frame, slot, kind] = min(out[frame, slot, kind], seconds)
-                out[frame, 2, kind] = min(out[frame, 2, kind], row[C_ZERO])
-            out[frame, 1, kind] = max(0.0, out[frame, 1, kind] - out[frame, 0, kind])
+                seconds = row[C_FORWARD] + row[C_BACKWARD] + row[C_RECOMPUTE]
+                seconds += row[C_FORWARD_HOST] + row[C_BACKWARD_HOST]
+                for c in range(C_FORWARD_COMM, C_REDUCE):
+                    seconds += row[c] * exposed[(c - C_FORWARD_COMM) % KIND_COUNT]
+                out[frame, 0 if mode == 0 else 1, kind] = seconds
+            out[frame, 2, kind] = row[C_ZERO]
 
 
 class Walks(NamedTuple):
@@ -173,9 +176,7 @@ class Walks(NamedTuple):
     """[walks, slots] values of slots that are not asked."""
 
 
-TREE = types.NamedTuple(
-    (int64[:, ::1], float64[:, ::1], float64[:, ::1], float64[:, ::1], boolean[::1], int64[::1]), Tree
-)
+TREE = types.NamedTuple((int64[:, ::1], *[float64[:, ::1]] * 3, int64[:, ::1], boolean[::1], int64[::1]), Tree)
 """Numba's type of `Tree`."""
 WALKS = types.NamedTuple(
     (
@@ -200,8 +201,8 @@ def _tighten(bound, seconds, over):
     bound[1] = max(bound[1], over)
 
 
-@borrowing(int64(SPACE, int64[::1], int64, int64, int64[::1]), inner=True)
-def _ends(space, value, num_chunks, count, ends):
+@borrowing(int64(SPACE, int64[::1], DESK, int64, int64, int64[::1]), inner=True)
+def _ends(space, value, desk, num_chunks, count, ends):
     """Writes the first `count` ends of chunks that are decided; returns the last of them."""
     start = 0
     for chunk in range(count):
@@ -210,41 +211,76 @@ def _ends(space, value, num_chunks, count, ends):
         else:
             low, high = space.windows[num_chunks, chunk]
             picked = value[space.scalars[N_FIRST_CUT] + chunk]
-            start = nth_cut(space.weight, start, max(low, start + 1), high, num_chunks - chunk, picked)
+            start = nth_cut(space.weight, start, max(low, start + 1), high, desk.shares[chunk], picked)
         ends[chunk] = start
     return start
 
 
-@kernel(float64(TREE, int64[::1], int64[::1], int64, int64[::1]), inner=True)
-def _pipeline_floor(tree, node, ends, known, again_until):
+@borrowing(int64(SPACE, TREE, int64[::1], int64[::1], DESK, int64), inner=True)
+def _floor_of(space, tree, node, value, desk, rank):
+    """The row of floors of a rank; see `set_stages`."""
+    if desk.frame[F_MESHES] == 1:
+        return node[T_FLOOR]
+    return tree.unlike[desk.stages[rank], value[space.obeys.shape[0]]]
+
+
+@kernel(float64(SPACE, TREE, int64[::1], int64[::1], DESK, int64[::1], int64, int64[::1]), inner=True)
+def _pipeline_floor(space, tree, node, value, desk, ends, known, again_until):
     """The step is at least what the known chunks ask of their ranks, behind the chunks before them.
 
     Args:
+        space: see `compile_space`.
         tree: bounds.
         node: of the shape.
+        value: [slots].
+        desk: see `set_stages`.
         ends: [chunks] of the known chunks.
         known: how many are known.
         again_until: [ranks] 1 where the rank computes its units again.
     """
     ranks, count = node[T_RANKS], node[T_COUNT]
-    work, again = tree.work[node[T_FLOOR]], tree.again[node[T_FLOOR]]
+    # Gradients of weights may fill the pipeline.
+    is_filled = desk.frame[F_KIND] == ZB1P or desk.frame[F_KIND] == ZB2P
     busy = np.zeros(ranks)
     before = np.zeros(ranks)
     start, passed = 0, 0.0
     for chunk in range(known):
         rank = chunk % ranks
-        seconds = work[ends[chunk]] - work[start]
+        row = _floor_of(space, tree, node, value, desk, rank)
+        seconds = tree.work[row, ends[chunk]] - tree.work[row, start]
         if again_until[rank] == 1:
-            seconds += again[ends[chunk]] - again[start]
+            seconds += tree.again[row, ends[chunk]] - tree.again[row, start]
         busy[rank] += seconds
         if chunk < ranks:
-            before[rank] = 0.0 if tree.flags[0] == 1 else passed
+            before[rank] = 0.0 if is_filled else passed
             passed += seconds
         start = ends[chunk]
     longest = 0.0
     for rank in range(ranks):
         longest = max(longest, before[rank] + count * busy[rank])
     return longest
+
+
+@kernel(void(SPACE, TREE, int64[::1], int64[::1], DESK, int64, float64[::1]), inner=True)
+def _rest(space, tree, node, value, desk, first, rest):
+    """Writes the least seconds of a micro-batch on each rank from `first` on, if these share all units behind each.
+
+    Args:
+        space, tree, node, value, desk: see `_pipeline_floor`.
+        first: pipeline rank.
+        rest: [units + 1], written.
+    """
+    devices = 0
+    for rank in range(first, node[T_RANKS]):
+        devices += desk.devices[rank]
+    last = rest.shape[0] - 1
+    rest[last] = 0.0
+    for unit in range(last - 1, -1, -1):
+        least = np.inf
+        for rank in range(first, node[T_RANKS]):
+            work = tree.work[_floor_of(space, tree, node, value, desk, rank)]
+            least = min(least, (work[unit + 1] - work[unit]) * desk.devices[rank])
+        rest[unit] = rest[unit + 1] + least / devices
 
 
 @kernel(int64(TABLES, SPACE, TREE, WALKS, int64, int64, DESK, int64[::1], boolean[::1]), inner=True)
@@ -255,7 +291,8 @@ def _legal(tables, space, tree, walks, walk, slot, desk, ends, mask):
     most = legal.shape[0]
     first_cut, zero_slot = space.scalars[N_FIRST_CUT], space.scalars[N_ZERO_SLOT]
     found = 0
-    if slot < first_cut:
+    schedule = space.obeys.shape[0] + 2
+    if slot < schedule:
         for child in range(node[T_CHILD], node[T_CHILD] + node[T_CHILDREN]):
             if tree.nodes[child, T_VALUE] < most:
                 legal[found] = tree.nodes[child, T_VALUE]
@@ -264,18 +301,29 @@ def _legal(tables, space, tree, walks, walk, slot, desk, ends, mask):
     num_values = 1
     mask[:] = False
     mask[0] = True
-    if slot < space.scalars[N_FIRST_RECOMPUTE]:
+    if slot == schedule:
+        if 1 < node[T_RANKS] == node[T_CHUNKS]:
+            num_values = space.kinds.shape[0]
+            mask[:num_values] = True
+    elif slot == schedule + 1:
+        if node[T_RANKS] > 1 or space.scalars[N_ORDERS_ONE] == 1:
+            num_values = space.layouts.shape[0]
+            mask[:num_values] = True
+    elif slot < first_cut:
+        num_values = space.send_rows.shape[1] - 1
+        size_mask(space, value, slot - schedule - 2, mask[:num_values])
+    elif slot < space.scalars[N_FIRST_RECOMPUTE]:
         chunk = slot - first_cut
         if chunk < node[T_CHUNKS] - 1:
             low, high = space.windows[node[T_CHUNKS], chunk]
-            start = _ends(space, value, node[T_CHUNKS], chunk, ends)
+            start = _ends(space, value, desk, node[T_CHUNKS], chunk, ends)
             num_values = high - max(low, start + 1) + 1
             mask[: min(most, num_values)] = True
     elif slot < zero_slot:
         rank = slot - space.scalars[N_FIRST_RECOMPUTE]
         if rank < node[T_RANKS]:
             num_values = space.modes.shape[0]
-            _ends(space, value, node[T_CHUNKS], node[T_CHUNKS], ends)
+            _ends(space, value, desk, node[T_CHUNKS], node[T_CHUNKS], ends)
             mode_mask(space, ends[: node[T_CHUNKS]], node[T_RANKS], rank, mask[:num_values])
     elif slot == zero_slot:
         # Whether there are replicas is written when the frame is laid out.
@@ -297,8 +345,8 @@ def _legal(tables, space, tree, walks, walk, slot, desk, ends, mask):
             group,
             axis,
             desk.chosen,
-            space.axes[desk.frame[F_FIRST]],
-            desk.frame[F_SAMPLES],
+            desk.sizes[: desk.frame[F_MESHES]],
+            desk.samples[: desk.frame[F_MESHES]],
             mask[:num_values],
         )
         # The mask's trials are taken back.
@@ -319,36 +367,38 @@ def _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends):
     first_cut, first_recompute = space.scalars[N_FIRST_CUT], space.scalars[N_FIRST_RECOMPUTE]
     zero_slot = space.scalars[N_ZERO_SLOT]
     count = walks.offered[walk]
-    if slot < first_cut:
+    if slot < space.obeys.shape[0] + 2:
         child = node[T_CHILD]
         for i in range(count):
             while tree.nodes[child, T_VALUE] != legal[i]:
                 child += 1
             ahead[i] = tree.bounds[child]
+    elif slot < first_cut:
+        for i in range(count):
+            ahead[i] = bound
     elif slot < zero_slot:
         ranks, chunks = node[T_RANKS], node[T_CHUNKS]
         again = np.zeros(ranks, np.int64)
-        work = tree.work[node[T_FLOOR]]
-        total = work[work.shape[0] - 1]
+        rest = np.zeros(space.units.shape[0] + 1)
         chunk = slot - first_cut
         if slot < first_recompute:
-            start = _ends(space, value, chunks, chunk, ends)
+            start = _ends(space, value, desk, chunks, chunk, ends)
             low, high = space.windows[chunks, chunk]
+            if chunks == ranks:
+                _rest(space, tree, node, value, desk, chunk + 1, rest)
         else:
-            _ends(space, value, chunks, chunks, ends)
+            _ends(space, value, desk, chunks, chunks, ends)
             for rank in range(slot - first_recompute):
-                again[rank] = int64(value[first_recompute + rank] == tree.flags[1])
+                again[rank] = int64(value[first_recompute + rank] == tree.again_mode[0])
         for i in range(count):
             ahead[i, 1] = bound[1]
             if slot < first_recompute:
-                ends[chunk] = nth_cut(space.weight, start, max(low, start + 1), high, chunks - chunk, legal[i])
-                ahead[i, 0] = _pipeline_floor(tree, node, ends, chunk + 1, again)
-                if chunks == ranks:
-                    left = (total - work[ends[chunk]]) / (chunks - chunk - 1)
-                    ahead[i, 0] = max(ahead[i, 0], node[T_COUNT] * left)
+                ends[chunk] = nth_cut(space.weight, start, max(low, start + 1), high, desk.shares[chunk], legal[i])
+                ahead[i, 0] = _pipeline_floor(space, tree, node, value, desk, ends, chunk + 1, again)
+                ahead[i, 0] = max(ahead[i, 0], node[T_COUNT] * rest[ends[chunk]])
             else:
-                again[slot - first_recompute] = int64(legal[i] == tree.flags[1])
-                ahead[i, 0] = _pipeline_floor(tree, node, ends, chunks, again)
+                again[slot - first_recompute] = int64(legal[i] == tree.again_mode[0])
+                ahead[i, 0] = _pipeline_floor(space, tree, node, value, desk, ends, chunks, again)
     elif slot == zero_slot:
         for group in range(desk.picked.shape[0]):
             for axis in range(desk.picked.shape[1]):
@@ -376,7 +426,7 @@ def _accept(space, tree, walks, walk, slot, picked):
     """Decides a slot; behind a shape's values the walk goes down the tree."""
     walks.values[walk, slot] = picked
     walks.position[walk] = slot + 1
-    if slot < space.scalars[N_FIRST_CUT]:
+    if slot < space.obeys.shape[0] + 2:
         child = tree.nodes[walks.node[walk], T_CHILD]
         while tree.nodes[child, T_VALUE] != picked:
             child += 1
@@ -412,15 +462,17 @@ def step_many(tables, space, memo, tree, walks, actions):
         memo: of the problem.
         tree: bounds of the space.
         walks: read and written. A walk stops, with no legal values, before a slot whose preferred value is `LATER`.
-        actions: [walks] index into `walks.legal`, or one of `BEGIN`, `GO_ON` and `WAIT`. A complete plan goes on with `BEGIN`
-            alone.
+        actions: [walks] index into `walks.legal`, or one of `BEGIN`, `GO_ON` and `WAIT`; a plan that is
+            complete waits for `BEGIN`.
     """
     num_axes, num_slots = space.obeys.shape[0], walks.values.shape[1]
+    first_cut = space.scalars[N_FIRST_CUT]
     zero_slot, first_signature = space.scalars[N_ZERO_SLOT], space.scalars[N_FIRST_SIGNATURE]
     desk = new_desk(tables, space)
     sharded = new_sharded(tables, num_axes)
     ends = np.empty(space.windows.shape[1], np.int64)
-    mask = np.empty(max(walks.legal.shape[1], space.units.shape[0], space.obeys.shape[1], 4), np.bool_)
+    widest = max(space.units.shape[0], space.obeys.shape[1], space.send_rows.shape[1], space.layouts.shape[0], 5)
+    mask = np.empty(max(walks.legal.shape[1], widest), np.bool_)
     seen = np.empty(2)
     for walk in range(actions.shape[0]):
         value, bound, legal = walks.values[walk], walks.bound[walk], walks.legal[walk]
@@ -435,8 +487,11 @@ def step_many(tables, space, memo, tree, walks, actions):
             _accept(space, tree, walks, walk, walks.position[walk], legal[actions[walk]])
             bound[:] = ahead
         walks.offered[walk] = 0
-        is_laid, is_stale, is_through = False, False, True
+        is_placed, is_laid, is_stale, is_through = False, False, False, True
         for slot in range(walks.position[walk], num_slots):
+            if slot >= first_cut and not is_placed:
+                is_placed = True
+                set_stages(space, value, desk)
             if slot >= first_signature and not is_laid:
                 is_laid = True
                 set_frame(space, value, desk)

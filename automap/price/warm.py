@@ -3,7 +3,7 @@
 from automap.price.batch import price_many
 from automap.price.combine import combine, overflow, passes, step_time_s
 from automap.price.draw import draw_many
-from automap.price.legality import count_signatures, mode_mask, signature_mask
+from automap.price.legality import count_signatures, mode_mask, signature_mask, size_mask
 from automap.price.placements import divides
 from automap.price.schedule import count_actions, run_program
 from automap.price.sharded import new_sharded
@@ -27,6 +27,7 @@ def main() -> None:
         signature_mask,
         count_signatures,
         mode_mask,
+        size_mask,
         price_many,
         draw_many,
         floors,

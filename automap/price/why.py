@@ -109,6 +109,7 @@ class _Case:
         self.rank = max(range(len(ranks)), key=lambda r: (float(ranks[r, R_END]), -r))
         self.result = ranks[self.rank]
         self.stage = choice.layout.stages[self.rank]
+        self.samples = float(choice.rank_samples[self.rank])
         self.settings = evaluator.settings(choice.zero)
         self.micro_batches = choice.num_micro_batches
         self.units = tuple(self._units())
@@ -141,7 +142,7 @@ class _Case:
         given = np.empty((0, L_COUNT)) if records is None else records
         choice = self.choice
         return self.evaluator.unit_row(
-            segment, self.rank, choice.layout, incoming, choice.samples, choice.zero_axes, boundary, given
+            segment, self.rank, choice.layout, incoming, self.samples, choice.zero_axes, boundary, given
         )
 
     def total(self, *columns: int) -> float:
@@ -197,7 +198,7 @@ class _Case:
     def _legal(self, choice: Choice) -> Choice | None:
         tables = self.evaluator.tables
         arrays = (tables.operators, tables.operands, tables.tensors, tables.signatures, tables.places)
-        seen = set()
+        seen, samples = set(), int(choice.rank_samples[self.rank])
         for segments in choice.chunks:
             for segment in segments:
                 if (segment.first, segment.chosen.tobytes()) in seen:
@@ -205,7 +206,7 @@ class _Case:
                 seen.add((segment.first, segment.chosen.tobytes()))
                 for k in range(segment.last - segment.first):
                     chosen = np.ascontiguousarray(segment.chosen[k])
-                    if not divides(*arrays, segment.first + k, chosen, self.stage.axes, choice.samples):
+                    if not divides(*arrays, segment.first + k, chosen, self.stage.axes, samples):
                         return None
         return choice
 
@@ -347,8 +348,8 @@ def _kernels(case: _Case, unit: _Unit) -> Iterator[tuple[str, str, float, float]
         flops = 0.0
         if kind in _CLASSES and kind != MEASURED:
             members = [graph.operators[i] for i in (fused.get(index, (index,)) if kind == ATTENTION else (index,))]
-            forward = sum(op.forward_flops.at(case.choice.samples) for op in members)
-            backward = sum(op.backward_flops.at(case.choice.samples) for op in members)
+            forward = sum(op.forward_flops.at(case.samples) for op in members)
+            backward = sum(op.backward_flops.at(case.samples) for op in members)
             flops = forward * (2.0 if segment.recomputed[k] else 1.0) + backward
             # A causal mask hides half of the keys.
             flops *= 0.5 if kind == ATTENTION and tables.shapes[row, X_CAUSAL] > 0.0 else 1.0

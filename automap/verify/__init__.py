@@ -33,7 +33,7 @@ class Verifier:
             return found
         chunks = read_chunks(plan, model)
         found = tuple(v for chunk in chunks for v in place(chunk, model)) or tuple(
-            v for chunk in chunks for v in uneven(chunk, model, plan.samples_per_micro_batch)
+            v for chunk in chunks for v in uneven(chunk, model)
         )
         order = tuple(check_order(plan))
         if found or order:

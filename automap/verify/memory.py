@@ -224,19 +224,21 @@ class Recount:
     # -- placements and sizes ------------------------------------------------------------------------------------
 
     def _read(self, chunk: Chunk, index: int, slot: int) -> Place:
-        return {axis: placed.inputs[slot] for axis, placed in chunk.placed[index].items()}
+        return {axis: placed.inputs[slot] for axis, placed in chunk.placed[index].items() if chunk.sizes[axis] > 1}
 
     def _wrote(self, chunk: Chunk, index: int, slot: int) -> Place:
-        return {axis: placed.outputs[slot] for axis, placed in chunk.placed[index].items()}
+        return {axis: placed.outputs[slot] for axis, placed in chunk.placed[index].items() if chunk.sizes[axis] > 1}
 
     def _made(self, chunk: Chunk, name: str) -> Place:
         """The placement in which a tensor comes to the operators of a chunk: sums are taken before they are sent."""
         maker = self.graph.producer[name]
         home = self.home[maker]
-        place = self._wrote(home, maker, self.graph.operators[maker].outputs.index(name))
+        slot = self.graph.operators[maker].outputs.index(name)
         if home is chunk:
-            return place
-        place = {axis: place.get(axis, "B") for axis in chunk.sizes}
+            return self._wrote(home, maker, slot)
+        # What one rank makes, it sends in the parts in which it says to lie.
+        written = {axis: placed.outputs[slot] for axis, placed in home.placed[maker].items()}
+        place = {axis: written.get(axis, "B") for axis, size in chunk.sizes.items() if size > 1}
         batch = f"S({self.graph.tensors[name].batch_dim})"
         keeps = {batch} if name in self.model.carried else {p for p in place.values() if p.startswith("S")}
         return {axis: p if p in keeps else "B" for axis, p in place.items()}
@@ -247,7 +249,7 @@ class Recount:
     def _bytes(self, chunk: Chunk, name: str, place: Place) -> float:
         tensor = self.graph.tensors[name]
         element = self.problem.activation_bytes if tensor.is_float else DTYPE_BYTES.get(tensor.dtype, 4.0)
-        elements = tensor.elements.at(self.plan.samples_per_micro_batch)
+        elements = tensor.elements.at(chunk.samples)
         return elements * element / self._parts(chunk, place)
 
     def _written(self, chunk: Chunk, index: int) -> float:

@@ -29,7 +29,7 @@ def check_hints(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[V
     if model.problem.hints.fix.recompute is None:
         yield from _recomputed(chunks, model, named)
     for chunk in chunks:
-        yield from _sharded(chunk, model, named, plan.samples_per_micro_batch)
+        yield from _sharded(chunk, chunks, model, named)
 
 
 def _fixed(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
@@ -95,7 +95,7 @@ def _recomputed(chunks: Sequence[Chunk], model: Model, named: Sequence[set[int]]
             yield Violation(where=f"{chunk.where}.recompute, hints.constraints[{number}]", what=what)
 
 
-def _sharded(chunk: Chunk, model: Model, named: Sequence[set[int]], samples: int) -> Iterator[Violation]:
+def _sharded(chunk: Chunk, chunks: Sequence[Chunk], model: Model, named: Sequence[set[int]]) -> Iterator[Violation]:
     constraints = model.problem.hints.constraints
     about = [(n, c) for n, c in enumerate(constraints) if c.replicate or c.split or c.sharding]
     for number in dict.fromkeys(model.unit_of[i] for i in chunk.operators) if about else ():
@@ -115,7 +115,7 @@ def _sharded(chunk: Chunk, model: Model, named: Sequence[set[int]], samples: int
                 ways = [dict(zip(members, way, strict=True)) for way in model.ways(unit.type, group)] if wrong else []
                 if any(
                     all(_obeys(c, model, m, way[m], axis) for _, c, m in bound)
-                    and _divides(chunk, model, way, axis, samples)
+                    and all(_divides(chunk, other, model, way, axis) for other in chunks)
                     for way in ways
                 ):
                     n, m = wrong[0]
@@ -125,12 +125,16 @@ def _sharded(chunk: Chunk, model: Model, named: Sequence[set[int]], samples: int
                     )
 
 
-def _divides(chunk: Chunk, model: Model, way: Mapping[int, Placed], axis: str, samples: int) -> bool:
-    """Whether operators that lie so on an axis divide evenly, as they lie on the axes outside it."""
+def _divides(chunk: Chunk, other: Chunk, model: Model, way: Mapping[int, Placed], axis: str) -> bool:
+    """Whether operators that lie so on an axis divide evenly, as they lie on the axes outside it.
+
+    Equal units of all stages lie alike: `other` is the stage whose mesh and samples are looked at.
+    """
     axes = list(chunk.sizes)
     outer = axes[: axes.index(axis)]
+    sizes = {a: other.sizes.get(a, 1) for a in axes}
     return not any(
-        remainders(model, index, {**{a: chunk.placed[index][a] for a in outer}, axis: placed}, chunk.sizes, samples)
+        remainders(model, index, {**{a: chunk.placed[index][a] for a in outer}, axis: placed}, sizes, other.samples)
         for index, placed in way.items()
     )
 

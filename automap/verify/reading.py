@@ -7,6 +7,7 @@ answer as `ir.factors.signatures`, in the words of the document (`S(i)`, `B`, `P
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -54,7 +55,9 @@ class Chunk:
     """Pipeline rank that runs it."""
     operators: range
     sizes: Mapping[str, int]
-    """Axes of more than one rank, outermost first."""
+    """Axes that have more than one rank here or in another stage, outermost first."""
+    samples: int
+    """See `spread_samples`; samples are spread over the first batch axis as evenly as they go."""
     again: frozenset[int]
     """Operators that the backward pass runs again."""
     placed: dict[int, dict[str, Placed]] = field(default_factory=dict)
@@ -219,9 +222,16 @@ def num_ranks(plan: Plan) -> int:
     return where.index(where[0], 1) if where[0] in where[1:] else len(where)
 
 
+def spread_samples(plan: Plan, stage: Stage) -> int:
+    """Samples of a micro-batch as if all ranks of the first batch axis had as many as that with most."""
+    ranks = dict(stage.mesh).get(stage.batch_axes[0], 1) if stage.batch_axes else 1
+    return math.ceil(plan.samples_per_micro_batch / ranks) * ranks
+
+
 def read_chunks(plan: Plan, model: Model) -> tuple[Chunk, ...]:
     """The stages of a plan whose structure is sound."""
     ranks = num_ranks(plan)
+    live = {axis for stage in plan.stages for axis, size in stage.mesh if size > 1}
     found = []
     for number, stage in enumerate(plan.stages):
         first, last = (model.position[name] for name in stage.operators)
@@ -238,7 +248,8 @@ def read_chunks(plan: Plan, model: Model) -> tuple[Chunk, ...]:
                 stage=stage,
                 rank=number % ranks,
                 operators=range(first, last + 1),
-                sizes={axis: size for axis, size in stage.mesh if size > 1},
+                sizes={axis: size for axis, size in stage.mesh if axis in live},
+                samples=spread_samples(plan, stage),
                 again=frozenset(again),
             )
         )
@@ -326,9 +337,9 @@ def remainders(
     return found
 
 
-def uneven(chunk: Chunk, model: Model, samples: int) -> Iterator[Violation]:
+def uneven(chunk: Chunk, model: Model) -> Iterator[Violation]:
     """Splits that do not divide evenly."""
     for index, placed in chunk.placed.items():
-        for what in remainders(model, index, placed, chunk.sizes, samples):
+        for what in remainders(model, index, placed, chunk.sizes, chunk.samples):
             name = model.graph.operators[index].name
             yield Violation(where=f"{chunk.where}.shardings.{name}", what=f"{what} on {dict(chunk.sizes)}")

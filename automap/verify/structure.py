@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from automap.errors import PlanError
 from automap.names import select
 from automap.plan import Plan, model_ref
-from automap.verify.reading import Model, Violation, devices_of, is_live, num_ranks
+from automap.verify.reading import Model, Violation, devices_of, is_live, num_ranks, spread_samples
 
 SHOWN = 3
 """Operators that a message names."""
@@ -42,7 +42,9 @@ def _batch(plan: Plan, model: Model) -> Iterator[Violation]:
             where = f"stages[{number}].batch_axes"
             if axis not in mesh:
                 yield Violation(where=where, what=f"the mesh has no axis {axis!r}")
-            elif mesh[axis] < 1 or samples % mesh[axis]:
+            elif axis == stage.batch_axes[0] and not 1 <= mesh[axis] <= samples:
+                yield Violation(where=where, what=f"{samples} samples do not reach all {mesh[axis]} ranks of {axis}")
+            elif mesh[axis] < 1 or spread_samples(plan, stage) % mesh[axis]:
                 yield Violation(where=where, what=f"{samples} samples do not divide over {mesh[axis]} ranks of {axis}")
             parts *= mesh.get(axis, 1)
         shares = stage.batch_shares

@@ -1,0 +1,106 @@
+"""Device orders: in which order the stages of a pipeline may go through the devices of a cluster.
+
+Order 0 is that of the device numbers. Clusters of several kinds of hosts have an order for each sequence of the kinds;
+those whose links were measured one by one have the order of SPP's recursive min-cut (Luo et al., arXiv 2204.10562),
+which puts slow links between stages, and its reverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.cluster import Cluster
+
+Order = tuple[int, ...]
+Floats = npt.NDArray[np.float64]
+
+MAX_PERMUTED = 3
+"""Kinds of hosts whose sequences are all tried; of more, those of rising and of falling memory bandwidth."""
+MAX_CUT = 128
+"""Devices that are ordered by min-cuts, the work for which grows with their cube; larger clusters keep their order."""
+
+
+def device_orders(cluster: Cluster) -> tuple[Order, ...]:
+    """The distinct orders, that of the device numbers first."""
+    found: dict[Order, None] = {tuple(range(cluster.num_devices)): None}
+    found.update(dict.fromkeys(_by_kind(cluster)))
+    matrix = cluster.bandwidth_GBps
+    if matrix is not None and cluster.num_devices <= MAX_CUT:
+        order = min_cut_order(np.array(matrix))
+        found.update({order: None, order[::-1]: None})
+    return tuple(found)
+
+
+def _by_kind(cluster: Cluster) -> list[Order]:
+    """Hosts grouped by kind, each group in the order of its numbers."""
+    groups: dict[int, list[int]] = {}
+    for device, host in enumerate(cluster.node_of):
+        groups.setdefault(int(cluster.alike[host]), []).append(device)
+    if len(groups) <= MAX_PERMUTED:
+        return [tuple(d for kind in kinds for d in groups[kind]) for kinds in permutations(groups)]
+    rising = sorted(groups, key=lambda kind: cluster.device(groups[kind][0]).hbm_bandwidth_GBps)
+    return [tuple(d for kind in kinds for d in groups[kind]) for kinds in (rising, rising[::-1])]
+
+
+def min_cut_order(weight: Floats) -> Order:
+    """Order of the vertices of a graph in which the two sides of its minimum cut follow each other, each ordered so.
+
+    Vertices between which all edges weigh the same keep their order; the side of the first vertex comes first.
+
+    Args:
+        weight: [n, n]; an edge weighs the lesser of both directions.
+    """
+    both = np.minimum(weight, weight.T)
+
+    def order(members: Sequence[int]) -> list[int]:
+        if len(members) < 3 or _is_even(both[np.ix_(members, members)]):
+            return list(members)
+        cut = min_cut(both[np.ix_(members, members)])
+        sides = [[v for v, is_in in zip(members, cut, strict=True) if is_in == cut[0]]]
+        sides.append([v for v, is_in in zip(members, cut, strict=True) if is_in != cut[0]])
+        return [v for side in sides for v in order(side)]
+
+    return tuple(order(range(len(weight))))
+
+
+def _is_even(weight: Floats) -> bool:
+    edges = weight[~np.eye(len(weight), dtype=np.bool_)]
+    return bool(np.ptp(edges) == 0.0)
+
+
+def min_cut(weight: Floats) -> npt.NDArray[np.bool_]:
+    """One side of a global minimum cut (Stoer and Wagner, Journal of the ACM 44, 1997).
+
+    Args:
+        weight: [n, n] symmetric, n > 1; the diagonal does not count.
+
+    Returns:
+        [n] whether a vertex is on that side.
+    """
+    side: npt.NDArray[np.bool_]
+    weight = weight.copy()
+    np.fill_diagonal(weight, 0.0)
+    merged = np.eye(len(weight), dtype=np.bool_)
+    alive = np.ones(len(weight), dtype=np.bool_)
+    best, side = np.inf, merged[0].copy()
+    while alive.sum() > 1:
+        # A maximum adjacency ordering: its last vertex is cut off from the others most cheaply.
+        tied, waiting = np.zeros(len(weight)), alive.copy()
+        before = last = -1
+        while waiting.any():
+            before, last = last, int(np.argmax(np.where(waiting, tied, -1.0)))
+            waiting[last] = False
+            tied += weight[last]
+        cost = float(weight[last, alive].sum())
+        if cost < best:
+            best, side = cost, merged[last].copy()
+        weight[before] += weight[last]
+        weight[:, before] += weight[:, last]
+        weight[before, before] = 0.0
+        merged[before] |= merged[last]
+        alive[last] = False
+    return side
