@@ -18,7 +18,7 @@ from automap.plan import DeviceMemory, Estimate, Plan, SearchRecord
 from automap.price.estimate import annotate, estimate_choice, lower_bound_s, price
 from automap.price.evaluator import RECOMPUTE_MODES
 from automap.problem import Problem
-from automap.space import PlanSpace, Values
+from automap.space import Ints, PlanSpace, Values
 
 REPORT_EVERY_S = 0.2
 """Pause between two progress reports."""
@@ -80,6 +80,11 @@ class Incumbent:
         return min(spent, 1.0)
 
     @property
+    def left(self) -> int | None:
+        """Evaluations that the budget still allows; None where it counts seconds alone."""
+        return None if self.budget.evaluations is None else max(0, self.budget.evaluations - self.charged)
+
+    @property
     def stopped(self) -> bool:
         """Whether the caller wants an end."""
         return self._should_stop()
@@ -89,15 +94,24 @@ class Incumbent:
         """Whether to stop now."""
         return self.fraction >= 1.0 or self._should_stop()
 
-    def price(self, plans: Sequence[Values]) -> npt.NDArray[np.float64]:
-        """Prices plans and keeps the best.
+    def price(self, plans: Sequence[Values] | Ints) -> npt.NDArray[np.float64]:
+        """Prices plans, [plans, slots], and keeps the best.
 
         Returns:
             [plans, 2] seconds and overflow, see `PlanSpace.price`.
         """
-        found = self.space.price(np.array(plans, dtype=np.int64).reshape(len(plans), -1))
-        for values, (seconds, overflow) in zip(plans, found.tolist(), strict=True):
-            self.offer(values, seconds, overflow)
+        values = np.array(plans, dtype=np.int64).reshape(len(plans), len(self.space.slots))
+        found = self.space.price(values)
+        self.evaluations += len(values)
+        self.charged += len(values)
+        feasible = found[:, 1] <= 0.0
+        if feasible.any():
+            at = int(np.where(feasible, found[:, 0], np.inf).argmin())
+            self._keep(tuple(values[at].tolist()), float(found[at, 0]))
+        elif self.best is None and len(values):
+            at = int(found[:, 1].argmin())
+            self._keep_near(tuple(values[at].tolist()), float(found[at, 1]))
+        self._tell()
         return found
 
     def offer(self, values: Values, step_time_s: float, overflow: float) -> None:
@@ -105,11 +119,21 @@ class Incumbent:
         self.evaluations += 1
         self.charged += 1
         if overflow <= 0.0:
-            self.own_best_s = min(self.own_best_s, step_time_s)
-            if step_time_s < self.best_s:
-                self.best, self.best_s = values, step_time_s
-        elif self.best is None and overflow < self.least_overflow:
+            self._keep(values, step_time_s)
+        elif self.best is None:
+            self._keep_near(values, overflow)
+        self._tell()
+
+    def _keep(self, values: Values, step_time_s: float) -> None:
+        self.own_best_s = min(self.own_best_s, step_time_s)
+        if step_time_s < self.best_s:
+            self.best, self.best_s = values, step_time_s
+
+    def _keep_near(self, values: Values, overflow: float) -> None:
+        if overflow < self.least_overflow:
             self.nearest, self.least_overflow = values, overflow
+
+    def _tell(self) -> None:
         if self.seconds - self._reported >= REPORT_EVERY_S:
             self.report()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Protocol
 
 from automap.errors import ProblemError
@@ -74,7 +75,16 @@ class SearchResult:
 OnProgress = Callable[[Progress], None]
 ShouldStop = Callable[[], bool]
 
-SEARCHERS = ("portfolio", "dqn", "expert", "random", "exhaustive")
+_MODULES = {
+    "portfolio": "portfolio",
+    "dqn": "dqn",
+    "mcmc": "mcmc",
+    "hill-climbing": "mcmc",
+    "expert": "expert",
+    "random": "random_plans",
+    "exhaustive": "exhaustive",
+}
+SEARCHERS = tuple(_MODULES)
 
 
 class Searcher(Protocol):
@@ -128,22 +138,5 @@ def search(
 
 def _agent(name: str) -> Searcher:
     # Imported when asked for: the DQN brings torch, which nobody else needs.
-    if name == "expert":
-        from agents.expert import search_expert
-
-        return search_expert
-    if name == "random":
-        from agents.random_plans import search_random
-
-        return search_random
-    if name == "exhaustive":
-        from agents.exhaustive import search_exhaustive
-
-        return search_exhaustive
-    if name == "dqn":
-        from agents.dqn import search_dqn
-
-        return search_dqn
-    from agents.portfolio import search_portfolio
-
-    return search_portfolio
+    found: Searcher = getattr(import_module(f"agents.{_MODULES[name]}"), f"search_{name.replace('-', '_')}")
+    return found

@@ -41,6 +41,9 @@ Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Values = tuple[int, ...]
 
+MOVE_CHANCES = (0.3, 0.1, 0.1, 0.05, 0.05, 0.05, 0.15, 0.05, 0.05, 0.1)
+"""Of each kind of move of `automap.price.moves`."""
+
 SHAPE_KINDS = ("pp", "tp", "middle", "micro_batches", "virtual")
 """Kinds of the slots that decide a shape; `middle` is there where meshes have a third axis."""
 STAGE_KINDS = ("schedule", "order", "devices")
@@ -549,16 +552,25 @@ class PlanSpace:
                 return mode
         return 0
 
-    def moves(self, values: Sequence[int], rng: np.random.Generator, count: int) -> list[Values]:
-        """`count` neighbours: one free decision changed, what follows repaired."""
-        free = [i for i in range(len(self.slots)) if self.legal(values[:i]).sum() > 1]
-        found = []
-        for _ in range(count if free else 0):
-            at = free[int(rng.integers(len(free)))]
-            legal = np.flatnonzero(self.legal(values[:at]))
-            others = legal[legal != values[at]]
-            found.append(self.repair((*values[:at], int(others[rng.integers(len(others))]), *values[at + 1 :])))
-        return found
+    def neighbours(
+        self, rng: np.random.Generator, values: Ints, donors: Ints, chances: Sequence[float] = MOVE_CHANCES
+    ) -> Ints:
+        """[n, slots] one neighbour of each plan: some decisions changed, the others kept as far as they stay legal.
+
+        Args:
+            rng: of the moves.
+            values: [n, slots] legal plans.
+            donors: [m, slots] legal plans, the best first, from which shapes and signatures may be borrowed.
+            chances: of each kind of move, see `automap.price.moves`.
+        """
+        from automap.price.moves import move_many
+
+        shares = np.cumsum(np.array(chances)) / sum(chances)
+        rows, _ = self._shape_chances
+        seeds = rng.integers(1, 1 << 63, len(values), dtype=np.uint64)
+        out = np.empty_like(values)
+        move_many(self.evaluator.tables.arrays, self.arrays, rows, shares, seeds, donors, values, out)
+        return out
 
     @functools.cached_property
     def decades(self) -> float:

@@ -37,6 +37,7 @@ _SOURCES = (
     "batch",
     "walk",
     "draw",
+    "moves",
 )
 
 

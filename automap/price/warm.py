@@ -4,6 +4,7 @@ from automap.price.batch import price_many
 from automap.price.combine import combine, overflow, passes, step_time_s
 from automap.price.draw import draw_many
 from automap.price.legality import count_signatures, mode_mask, signature_mask, size_mask
+from automap.price.moves import move_many
 from automap.price.placements import divides
 from automap.price.schedule import count_actions, run_program
 from automap.price.sharded import new_sharded
@@ -30,6 +31,7 @@ def main() -> None:
         size_mask,
         price_many,
         draw_many,
+        move_many,
         floors,
         step_many,
     ):
