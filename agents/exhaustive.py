@@ -43,9 +43,25 @@ def search_exhaustive(
         values = space.encode(plan)
         if values is not None:
             incumbent.price([values])
+    return incumbent.result(seed=seed, proven=run_exhaustive(space, incumbent))
+
+
+def run_exhaustive(space: PlanSpace, incumbent: Incumbent, *, max_nodes: int | None = None) -> bool:
+    """Branch and bound below the best of `incumbent`, which it feeds.
+
+    Args:
+        space: of the problem.
+        incumbent: prices, and says when to stop.
+        max_nodes: beginnings looked at before it gives up; None = as many as it takes.
+
+    Returns:
+        whether no plan of the space that fits is faster than the best.
+    """
     table = BoundTable(space)
     pending: list[Values] = [()]
-    while pending and not incumbent.finished:
+    nodes = 0
+    while pending and not incumbent.finished and (max_nodes is None or nodes < max_nodes):
+        nodes += 1
         prefix = walk(space, table, pending.pop())
         if prefix.done:
             incumbent.offer(tuple(prefix.values), prefix.bound.time_s, prefix.bound.overflow)
@@ -57,4 +73,4 @@ def search_exhaustive(
         ]
         # The most promising branch is visited first: it lies last on the stack.
         pending += [values for _, values in sorted(branches, reverse=True)]
-    return incumbent.result(seed=seed)
+    return not pending

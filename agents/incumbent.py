@@ -6,23 +6,28 @@ Every searcher prices through one of these, so that evaluations are counted alik
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from agents.repairs import nothing_fits
 from agents.searcher import Budget, OnProgress, Progress, SearchResult, ShouldStop
-from automap.errors import NothingFits, PlanError
-from automap.plan import DeviceMemory, Estimate, Plan, SearchRecord
-from automap.price.estimate import annotate, estimate_choice, lower_bound_s, price
-from automap.price.evaluator import RECOMPUTE_MODES
-from automap.problem import Problem
+from automap.errors import PlanError
+from automap.plan import Plan, SearchRecord
+from automap.price.estimate import annotate, lower_bound_s, price
 from automap.space import Ints, PlanSpace, Values
+from automap.templates import templates
+from automap.verify import Verifier
 
 REPORT_EVERY_S = 0.2
 """Pause between two progress reports."""
-GIB = float(1 << 30)
+
+
+class IllegalPlan(RuntimeError):
+    """A plan that was found breaks the rules of `automap.verify`: a fault of ours."""
 
 
 class Incumbent:
@@ -33,8 +38,10 @@ class Incumbent:
         charged: those that count against the budget.
         best: values of the best plan that fits, or None.
         best_s: its step time, or infinity.
-        own_best_s: best step time of a feasible plan since `watch` was called.
+        best_by: who found it.
+        reached: best step time of each searcher, None where it found nothing that fits.
         nearest: values of the plan that overflows least while none fits.
+        improvements: (evaluations, seconds, step time) of each plan that was the best when it came.
     """
 
     def __init__(
@@ -49,19 +56,23 @@ class Incumbent:
     ) -> None:
         self.space = space
         self.budget = budget
-        self.searcher = searcher
         self.evaluations = 0
         self.charged = 0
         self.best: Values | None = None
         self.best_s = float("inf")
-        self.own_best_s = float("inf")
+        self.best_by = searcher
+        self.reached: dict[str, float | None] = {}
+        self.searcher = searcher
         self.nearest: Values | None = None
         self.least_overflow = float("inf")
+        self.improvements: list[tuple[int, float, float]] = []
         self._on_progress = on_progress
         self._should_stop = should_stop
         self._clock = clock
         self._start = clock()
         self._reported = -REPORT_EVERY_S
+        self._pause_s: float | None = None
+        self._pause_at: int | None = None
         self._bound_s = lower_bound_s(space.problem)
 
     @property
@@ -80,9 +91,26 @@ class Incumbent:
         return min(spent, 1.0)
 
     @property
+    def searcher(self) -> str:
+        """Who searches now."""
+        return self._searcher
+
+    @searcher.setter
+    def searcher(self, name: str) -> None:
+        self._searcher = name
+        self.reached.setdefault(name, None)
+
+    @property
     def left(self) -> int | None:
-        """Evaluations that the budget still allows; None where it counts seconds alone."""
-        return None if self.budget.evaluations is None else max(0, self.budget.evaluations - self.charged)
+        """Evaluations that are still allowed; None where only seconds count."""
+        limits = [n for n in (self.budget.evaluations, self._pause_at) if n is not None]
+        return max(0, min(limits) - self.charged) if limits else None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that are still allowed; None where only evaluations count."""
+        limits = [s for s in (self.budget.seconds, self._pause_s) if s is not None]
+        return max(0.0, min(limits) - self.seconds) if limits else None
 
     @property
     def stopped(self) -> bool:
@@ -92,7 +120,20 @@ class Incumbent:
     @property
     def finished(self) -> bool:
         """Whether to stop now."""
-        return self.fraction >= 1.0 or self._should_stop()
+        return self.left == 0 or self.left_s == 0.0 or self._should_stop()
+
+    @contextmanager
+    def share(self, *, seconds: float | None = None, evaluations: int | None = None) -> Iterator[None]:
+        """Within, it is `finished` after so much more at the latest."""
+        outer = self._pause_s, self._pause_at
+        if seconds is not None:
+            self._pause_s = self.seconds + min(seconds, self.left_s if self.left_s is not None else seconds)
+        if evaluations is not None:
+            self._pause_at = self.charged + min(evaluations, self.left if self.left is not None else evaluations)
+        try:
+            yield
+        finally:
+            self._pause_s, self._pause_at = outer
 
     def price(self, plans: Sequence[Values] | Ints) -> npt.NDArray[np.float64]:
         """Prices plans, [plans, slots], and keeps the best.
@@ -102,44 +143,39 @@ class Incumbent:
         """
         values = np.array(plans, dtype=np.int64).reshape(len(plans), len(self.space.slots))
         found = self.space.price(values)
-        self.evaluations += len(values)
-        self.charged += len(values)
-        feasible = found[:, 1] <= 0.0
-        if feasible.any():
-            at = int(np.where(feasible, found[:, 0], np.inf).argmin())
-            self._keep(tuple(values[at].tolist()), float(found[at, 0]))
-        elif self.best is None and len(values):
-            at = int(found[:, 1].argmin())
-            self._keep_near(tuple(values[at].tolist()), float(found[at, 1]))
-        self._tell()
+        if not len(values):
+            return found
+        fits = found[:, 1] <= 0.0
+        at = int((np.where(fits, found[:, 0], np.inf) if fits.any() else found[:, 1]).argmin())
+        # Of many plans the best one alone is told of, when its turn has come.
+        self.count(at)
+        self.offer(tuple(values[at].tolist()), float(found[at, 0]), float(found[at, 1]))
+        self.count(len(values) - at - 1)
         return found
 
     def offer(self, values: Values, step_time_s: float, overflow: float) -> None:
         """Takes note of a plan that has been priced."""
-        self.evaluations += 1
-        self.charged += 1
-        if overflow <= 0.0:
-            self._keep(values, step_time_s)
-        elif self.best is None:
-            self._keep_near(values, overflow)
-        self._tell()
-
-    def _keep(self, values: Values, step_time_s: float) -> None:
-        self.own_best_s = min(self.own_best_s, step_time_s)
-        if step_time_s < self.best_s:
-            self.best, self.best_s = values, step_time_s
-
-    def _keep_near(self, values: Values, overflow: float) -> None:
-        if overflow < self.least_overflow:
-            self.nearest, self.least_overflow = values, overflow
-
-    def _tell(self) -> None:
+        self.count(1)
+        self.adopt(self.searcher, values, step_time_s, overflow)
         if self.seconds - self._reported >= REPORT_EVERY_S:
             self.report()
 
-    def watch(self) -> None:
-        """Begins `own_best_s` anew, for the next member of a portfolio."""
-        self.own_best_s = float("inf")
+    def adopt(self, searcher: str, values: Values, step_time_s: float, overflow: float) -> None:
+        """Takes note of a plan without counting it."""
+        self.reached.setdefault(searcher, None)
+        if overflow <= 0.0:
+            before = self.reached[searcher]
+            self.reached[searcher] = step_time_s if before is None else min(before, step_time_s)
+            if step_time_s < self.best_s:
+                self.best, self.best_s, self.best_by = values, step_time_s, searcher
+                self.improvements.append((self.evaluations, self.seconds, step_time_s))
+        elif self.best is None and overflow < self.least_overflow:
+            self.nearest, self.least_overflow = values, overflow
+
+    def count(self, evaluations: int) -> None:
+        """Counts plans that somebody else has priced, and charges the budget for them."""
+        self.evaluations += evaluations
+        self.charged += evaluations
 
     def report(self) -> None:
         """Tells how far the search is."""
@@ -155,33 +191,56 @@ class Incumbent:
             )
         )
 
+    def _take_templates(self) -> None:
+        """Prices the grid of templates whatever the budget: one too small to find a plan still gets the best of them.
+
+        Raises:
+            NothingFits: none of them fits either.
+        """
+        plans = np.array([values for _, values in templates(self.space)])
+        self.searcher = "expert"
+        self.price(plans)
+        if self.best is None:
+            assert self.nearest is not None
+            raise nothing_fits(self.space, self.nearest)
+
     def result(
         self,
         *,
         seed: int,
-        found_by: str | None = None,
-        searchers: Mapping[str, float | None] | None = None,
         baselines: Mapping[str, float | None] | None = None,
+        proven: bool = False,
     ) -> SearchResult:
-        """The plan found, priced in full.
+        """The plan found, priced in full; `proven` if no plan of the space is better.
 
         Raises:
             NothingFits: no plan that fits was found.
         """
         self.report()
         if self.best is None:
-            raise nothing_fits(self.space, self.nearest)
+            self._take_templates()
+        assert self.best is not None
         choice = self.space.choice(self.best)
         plan = annotate(self.space.decode(self.best), choice, self.space.evaluator)
+        faults = Verifier(self.space.problem).violations(plan)
+        if faults:
+            raise IllegalPlan(f"{self.best_by} found a plan that breaks rules: " + "; ".join(map(str, faults)))
         record = SearchRecord(
-            found_by=found_by or self.searcher,
+            found_by=self.best_by,
             seed=seed,
             evaluations=self.evaluations,
             baselines={**(baselines or {}), "yours": baseline_s(self.space)},
-            searchers=searchers or {self.searcher: self.best_s},
+            searchers=dict(self.reached),
             seconds=self.seconds,
+            proven=proven,
         )
-        return SearchResult(plan=replace(plan, search=record), evaluations=self.evaluations, seconds=self.seconds)
+        return SearchResult(
+            plan=replace(plan, search=record),
+            evaluations=self.evaluations,
+            seconds=self.seconds,
+            proven=proven,
+            improvements=tuple(self.improvements),
+        )
 
 
 def baseline_s(space: PlanSpace) -> float | None:
@@ -198,40 +257,3 @@ def baseline_s(space: PlanSpace) -> float | None:
     except PlanError as fault:
         field = "hints.baseline" + fault.field.removeprefix("plan")
         raise PlanError(fault.message, field=field, value=fault.value, repair=fault.repair) from None
-
-
-def nothing_fits(space: PlanSpace, nearest: Values | None) -> NothingFits:
-    """The error that says how far the nearest plan is from fitting, and what would help."""
-    problem = space.problem
-    if nearest is None:
-        return NothingFits(
-            "no plan was priced within the budget", field="budget", value="", repair="Give a larger budget."
-        )
-    estimate = estimate_choice(space.choice(nearest), space.evaluator)
-    worst = max(estimate.memory_bytes, key=lambda m: m.total - m.capacity)
-    short = (worst.total - worst.capacity) / GIB
-    shape = space.shape(nearest)
-    sizes = (*zip(space.axes, space.meshes.mesh(shape), strict=True), ("pp", shape.pp))
-    degrees = ", ".join(f"{name} {size}" for name, size in sizes)
-    return NothingFits(
-        f"no plan fits: the nearest ({degrees}) needs {worst.total / GIB:.1f} GiB on "
-        f"each of the devices {worst.devices}, which have {worst.capacity / GIB:.1f} GiB",
-        field="cluster",
-        value=f"{problem.cluster.name} is short of {short:.1f} GiB on device {worst.devices.split('-')[0]}",
-        repair=_repair(problem, worst, estimate, space, nearest),
-    )
-
-
-def _repair(problem: Problem, worst: DeviceMemory, estimate: Estimate, space: PlanSpace, nearest: Values) -> str:
-    state = sum(m.parameters + m.gradients + m.optimizer for m in estimate.memory_bytes) / len(estimate.memory_bytes)
-    modes = [RECOMPUTE_MODES[m] for m in nearest[space.first_recompute : space.zero_slot]]
-    advice = []
-    if worst.activations > state and problem.training.global_batch > 1:
-        advice.append("a smaller global_batch")
-    if problem.training.optimizer == "adam" and worst.optimizer > 0.2 * worst.total:
-        advice.append("optimizer sgd or momentum")
-    if "full" not in modes and problem.hints.fix.recompute not in (None, "full"):
-        advice.append("recompute full")
-    needed = worst.total / max(worst.capacity, 1.0) * problem.cluster.num_devices
-    advice.append(f"about {int(needed) + 1} such devices, or devices with {worst.total / GIB:.0f} GiB")
-    return "Use " + ", or ".join(advice) + "."

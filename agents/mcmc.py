@@ -45,6 +45,8 @@ PER_OVERFLOW = 4.0
 """Another one for each share of the memory that is missing."""
 RESUMED, FROM_TEMPLATES = 0.5, 0.3
 """Shares of the chains that begin a cycle from the best plans known and from templates; the others at random."""
+OF_A_MESH = 2
+"""Templates of each mesh that lend their shape and signatures."""
 KEPT = 32
 """Best plans known."""
 DRAWN = 32
@@ -60,7 +62,7 @@ def energies(prices: Floats) -> Floats:
 
 def run_mcmc(
     space: PlanSpace, incumbent: Incumbent, *, seed: int, known: Ints, prices: Floats, cooling: Cooling = ANNEALING
-) -> None:
+) -> Ints:
     """Searches until the incumbent's budget ends.
 
     Args:
@@ -70,6 +72,9 @@ def run_mcmc(
         known: [m, slots] plans to begin from, such as templates.
         prices: [m, 2] their prices.
         cooling: the schedule.
+
+    Returns:
+        [n, slots] the best plans found or known, the best first.
     """
     rng = np.random.default_rng(seed)
     order = np.argsort(energies(prices), kind="stable")
@@ -96,6 +101,21 @@ def run_mcmc(
             found[better], found_energy[better] = chains[better], now[better]
         best, best_energy = _merge(best, best_energy, found, found_energy)
         length = min(length * cooling.growth, cooling.longest_cycle)
+    return best
+
+
+def best_of_meshes(space: PlanSpace, values: Ints, prices: Floats) -> Ints:
+    """[n, slots] of [m, slots] priced plans the best `OF_A_MESH` on each mesh and number of stages, the best first."""
+    taken: dict[tuple[int, ...], int] = {}
+    chosen = []
+    for row in np.argsort(energies(prices), kind="stable").tolist():
+        shape = space.shape(values[row].tolist())
+        key = (shape.pp, *space.meshes.mesh(shape))
+        taken[key] = taken.get(key, 0) + 1
+        if taken[key] <= OF_A_MESH:
+            chosen.append(row)
+    best: Ints = np.ascontiguousarray(values[chosen])
+    return best
 
 
 def _begin(space: PlanSpace, rng: np.random.Generator, best: Ints, known: Ints, count: int) -> Ints:

@@ -11,6 +11,9 @@ UserError                     names the field, the value and the repair         
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from ir.errors import ModelError, ModelTooExpensive, UserError
 
 __all__ = ["ClusterError", "ModelError", "ModelTooExpensive", "NothingFits", "PlanError", "ProblemError", "UserError"]
@@ -29,4 +32,23 @@ class PlanError(UserError):
 
 
 class NothingFits(UserError):
-    """No plan of the space fits into device memory."""
+    """No plan of the space fits into device memory.
+
+    Attributes:
+        nearest: the plan that overflows least, as JSON.
+        changes: what would make some plan fit, the cheapest first, each {field, value, about, step_time_s}.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str,
+        value: object,
+        repair: str,
+        nearest: Mapping[str, Any] | None = None,
+        changes: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        super().__init__(message, field=field, value=value, repair=repair)
+        self.nearest = nearest
+        self.changes = tuple(changes)

@@ -53,7 +53,7 @@ def problem_of(fault: UserError) -> dict[str, Any]:
         "value": fault.value,
         "message": fault.message,
         "repair": fault.repair,
-    }
+    } | ({"nearest": fault.nearest, "changes": list(fault.changes)} if isinstance(fault, NothingFits) else {})
 
 
 def problem(status: int, title: str, detail: str = "", **more: object) -> dict[str, Any]:
@@ -67,9 +67,12 @@ def error_of(document: Mapping[str, Any]) -> UserError | RemoteError:
     entry = _KINDS.get(kind.removeprefix(_PREFIX)) if kind.startswith(_PREFIX) else None
     if entry is None:
         return RemoteError(document)
-    return entry[0](
+    fault = entry[0](
         str(document.get("message") or document.get("detail", "")),
         field=str(document.get("field", "")),
         value=str(document.get("value", "")),
         repair=str(document.get("repair", "")),
     )
+    if isinstance(fault, NothingFits):
+        fault.nearest, fault.changes = document.get("nearest"), tuple(document.get("changes", ()))
+    return fault
