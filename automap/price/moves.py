@@ -25,8 +25,8 @@ from automap.price.legality import assign, mode_mask, signature_mask
 from automap.price.vectors import TABLES
 
 # Kinds of moves.
-M_ONE, M_TWO, M_SHIFT, M_SLIDE, M_MODE, M_GROUP, M_PAIR, M_BORROW, M_BATCH, M_SHAPE = range(10)
-M_COUNT = 10
+M_ONE, M_TWO, M_SHIFT, M_SLIDE, M_MODE, M_GROUP, M_PAIR, M_BORROW, M_BATCH, M_SHAPE, M_AXIS = range(11)
+M_COUNT = 11
 # What a plan's shape is made of.
 S_RANKS, S_CHUNKS, S_SAMPLES = range(3)
 TRIES = 8
@@ -275,6 +275,15 @@ def move_many(tables, space, shapes, chances, seeds, donors, values, out):
                         same = space.groups[group, G_VALUES] == space.groups[other, G_VALUES]
                         same = same and space.groups[group, G_COUNT] == space.groups[other, G_COUNT]
                         wanted[at] = value[slot] if same and _number(state) < 0.5 else KEEP
+            elif kind == M_AXIS:
+                # Some or all groups do on one axis what they do on another.
+                axis = _below(state, num_axes)
+                other = (axis + 1 + _below(state, num_axes - 1)) % num_axes
+                first = _below(state, num_groups) if _number(state) < 0.5 else 0
+                last = min(num_groups, first + 1 + _below(state, 8)) if first > 0 else num_groups
+                for group in range(first, last):
+                    at = first_signature + group * num_axes
+                    wanted[at + axis] = value[at + other]
             elif kind == M_BATCH:
                 _batch(space, shapes, wanted, num_axes, state)
                 evenly = wanted[num_axes + 1] != value[num_axes + 1]
@@ -294,11 +303,15 @@ def move_many(tables, space, shapes, chances, seeds, donors, values, out):
                             wanted[first_recompute + rank] = donor[first_recompute + rank]
                     if whole:
                         wanted[zero_slot] = donor[zero_slot]
+                    # An axis that was not there does what the donor, or another axis, does.
+                    other = _below(state, 2 * num_axes)
                     for group in range(num_groups):
+                        at = first_signature + group * num_axes
                         for axis in range(num_axes):
-                            slot = first_signature + group * num_axes + axis
-                            if whole or old_sizes[axis] == 1.0:
-                                wanted[slot] = donor[slot]
+                            if whole or (old_sizes[axis] == 1.0 and (other >= num_axes or old_sizes[other] == 1.0)):
+                                wanted[at + axis] = donor[at + axis]
+                            elif old_sizes[axis] == 1.0:
+                                wanted[at + axis] = value[at + other]
                 else:
                     first = _below(state, num_groups)
                     last = min(num_groups, first + 1 + _below(state, 8))
