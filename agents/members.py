@@ -181,6 +181,7 @@ def main() -> None:
     """The member's side."""
     head: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     die_with_parent(signal.SIGKILL, head["parent"])
+    say = _own_output()
     from automap.cluster import parse_cluster
     from automap.hints import Hints
     from automap.problem import Problem, Training
@@ -194,11 +195,19 @@ def main() -> None:
         training=from_json(Training, head["training"], path="training"),
         hints=from_json(Hints, head["hints"], path="hints"),
     )
-    work(PlanSpace(problem), from_json(Task, head["task"], path="task"), _say)
+    work(PlanSpace(problem), from_json(Task, head["task"], path="task"), say)
 
 
-def _say(report: Report) -> None:
-    print(json.dumps(to_json(report)), flush=True)
+def _own_output() -> Callable[[Report], None]:
+    """Writes reports to what was standard output; whatever libraries print goes elsewhere."""
+    said = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(report: Report) -> None:
+        said.write(json.dumps(to_json(report)) + "\n")
+        said.flush()
+
+    return say
 
 
 if __name__ == "__main__":
