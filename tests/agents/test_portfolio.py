@@ -1,0 +1,295 @@
+"""The portfolio against brute force, its members and its promises; members are real processes here."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from agents import Budget, portfolio, search
+from agents.expert import grid
+from agents.incumbent import IllegalPlan, Incumbent
+from automap.cluster import parse_cluster
+from automap.errors import NothingFits
+from automap.problem import Problem
+from automap.space import PlanSpace
+
+
+def problem(graph, cluster="2x2xV100@25Gbit", global_batch=8, fix=None, **training):
+    return Problem.build(graph, parse_cluster(cluster), {"global_batch": global_batch, **training}, {"fix": fix or {}})
+
+
+def fastest(space):
+    pending, found = [()], []
+    while pending:
+        prefix = pending.pop()
+        if len(prefix) == len(space.slots):
+            found.append(prefix)
+        else:
+            pending += [(*prefix, int(v)) for v in np.flatnonzero(space.legal(prefix))]
+    prices = space.price(np.array(found))
+    return prices[prices[:, 1] <= 0.0, 0].min()
+
+
+def document(result):
+    plan = result.plan.to_json()
+    plan["search"].pop("seconds")
+    return json.dumps(plan)
+
+
+@pytest.fixture
+def small_crew(monkeypatch):
+    """Members begin at once, three annealing ones and no DQN."""
+    monkeypatch.setattr(portfolio, "LEAST_S", 0.0)
+    monkeypatch.setattr(portfolio, "DQN_LEAST_S", float("inf"))
+    monkeypatch.setattr(portfolio, "cores", lambda: 4)
+
+
+@pytest.mark.parametrize(
+    ("widths", "cluster", "fix"),
+    [
+        ((64, 4096, 64), "2xV100", {"num_micro_batches": 2}),
+        ((512, 512, 512), "2x1xV100@10Gbit", {"num_micro_batches": 1}),
+        ((64, 8192), "4xV100", {"pp": 1, "num_micro_batches": 1}),
+    ],
+)
+def test_small_spaces_are_proven_and_the_search_ends(mlp, widths, cluster, fix):
+    p = problem(mlp(widths), cluster, 8, fix)
+    began = time.monotonic()
+    result = search(p, Budget.parse("600s"))
+    assert time.monotonic() - began < 60
+    assert result.proven and result.plan.search.proven
+    assert result.plan.estimate.step_time_s == fastest(PlanSpace(p))
+
+
+@pytest.mark.parametrize("evaluations", [1, 40, 300])
+def test_it_is_never_worse_than_templates_or_what_was_given(light_graph, evaluations):
+    p = problem(light_graph("vgg19"), "2x4xV100@25Gbit", 256)
+    good = search(p, Budget.parse(4000), searcher="mcmc", seed=1).plan
+    result = search(p, Budget.parse(evaluations), start=[good])
+    record = result.plan.search
+    assert result.plan.estimate.step_time_s <= good.estimate.step_time_s
+    assert record.searchers["start"] == good.estimate.step_time_s
+    assert record.baselines["expert"] == record.searchers["expert"]
+    assert result.plan.estimate.step_time_s == min(filter(None, record.searchers.values()))
+    assert not result.proven
+
+
+def test_a_share_ends_inside_the_budget(gpt):
+    space = PlanSpace(problem(gpt()))
+    incumbent = Incumbent(
+        space, Budget(evaluations=50), searcher="a", on_progress=lambda p: None, should_stop=lambda: False
+    )
+    rng = np.random.default_rng(0)
+    with incumbent.share(evaluations=20):
+        incumbent.price(space.random_batch(rng, 20))
+        assert incumbent.finished and incumbent.left == 0
+    assert not incumbent.finished and incumbent.left == 30
+    with incumbent.share(evaluations=100):
+        assert incumbent.left == 30
+    grid(space, incumbent)
+    assert incumbent.charged <= 25 < incumbent.evaluations
+
+
+def test_who_found_what(gpt):
+    space = PlanSpace(problem(gpt()))
+    incumbent = Incumbent(
+        space, Budget(evaluations=50), searcher="a", on_progress=lambda p: None, should_stop=lambda: False
+    )
+    plan = space.random(np.random.default_rng(0))
+    incumbent.offer(plan, 3.0, 0.0)
+    incumbent.searcher = "b"
+    incumbent.offer(plan, 4.0, 0.0)
+    incumbent.adopt("c", plan, 2.0, 0.0)
+    incumbent.offer(plan, 2.0, 0.0)
+    assert incumbent.best_by == "c"
+    assert incumbent.reached == {"a": 3.0, "b": 2.0, "c": 2.0}
+    assert (incumbent.evaluations, [seconds for _, _, seconds in incumbent.improvements]) == (3, [3.0, 2.0])
+
+
+def test_an_illegal_plan_is_never_returned(gpt, monkeypatch):
+    from automap import verify
+
+    broken = verify.Violation(where="stages[0]", what="twice")
+    monkeypatch.setattr(verify.Verifier, "violations", lambda self, plan: (broken,))
+    with pytest.raises(IllegalPlan, match="twice"):
+        search(problem(gpt()), Budget.parse(5), searcher="random")
+
+
+@pytest.mark.parametrize("searcher", ["random", "mcmc", "hill-climbing", "portfolio"])
+def test_one_evaluation_is_enough_for_the_best_template(gpt, searcher):
+    # So tight that a plan drawn at random does not fit.
+    p = problem(gpt(layers=2, hidden=4096, heads=32, seq=1024, vocab=50000), "2xV100-16GB", 8)
+    expert = search(p, Budget.parse(1), searcher="expert").plan.estimate
+    found = search(p, Budget.parse(1), searcher=searcher)
+    assert found.plan.estimate.step_time_s <= 10 * expert.step_time_s
+    assert found.plan.estimate.fits
+
+
+# -- nothing fits ----------------------------------------------------------------------------------------------------
+
+BIG = {"layers": 2, "hidden": 8192, "heads": 64, "seq": 2048, "vocab": 50000}
+
+
+def changed(p, change):
+    cluster, hints = p.cluster, {"fix": {}}
+    training = {"global_batch": p.training.global_batch, "precision": p.precision}
+    fixed = {k: v for k in ("num_micro_batches", "recompute", "zero") if (v := getattr(p.hints.fix, k)) is not None}
+    root, _, name = change["field"].partition(".")
+    if root == "cluster":
+        cluster = parse_cluster(change["value"])
+    elif root == "training":
+        training[name] = int(change["value"]) if name == "global_batch" else change["value"]
+    else:
+        fixed.pop(name.removeprefix("fix."))
+    return Problem.build(p.graph, cluster, training, {**hints, "fix": fixed})
+
+
+@pytest.mark.parametrize(
+    ("size", "cluster", "batch", "fix", "fields"),
+    [
+        (BIG, "2xP100", 2, {}, {"training.optimizer", "cluster"}),
+        (
+            {**BIG, "hidden": 2048, "heads": 16, "layers": 4},
+            "2xV100-16GB",
+            64,
+            {"num_micro_batches": 1, "recompute": "none"},
+            {"hints.fix.num_micro_batches", "training.global_batch", "cluster"},
+        ),
+    ],
+)
+@pytest.mark.parametrize("searcher", ["portfolio", "mcmc"])
+def test_nothing_fits_names_what_really_helps(gpt, size, cluster, batch, fix, fields, searcher):
+    p = problem(gpt(**size), cluster, batch, fix)
+    with pytest.raises(NothingFits) as caught:
+        search(p, Budget.parse(60), searcher=searcher)
+    fault = caught.value
+    assert "GiB" in fault.value
+    assert fault.nearest["stages"]
+    assert {change["field"] for change in fault.changes} >= fields
+    for change in fault.changes:
+        assert change["about"] in fault.repair
+        found = search(changed(p, change), Budget.parse(1), searcher="expert").plan.estimate
+        assert found.step_time_s == change["step_time_s"]
+
+
+def test_no_fewer_devices_would_do(gpt):
+    p = problem(gpt(**BIG), "2xP100", 12)
+    with pytest.raises(NothingFits) as caught:
+        search(p, Budget.parse(60), searcher="expert")
+    grown = next(c for c in caught.value.changes if c["field"] == "cluster" and "P100" in c["value"])
+    devices = parse_cluster(grown["value"]).num_devices
+    for fewer in range(3, devices):
+        if np.gcd(fewer, 12) > 1:
+            with pytest.raises(NothingFits):
+                search(problem(gpt(**BIG), f"{fewer}xP100", 12), Budget.parse(1), searcher="expert")
+
+
+def test_the_nearest_plan_travels_with_the_error(gpt):
+    from service.problems import error_of, problem_of
+
+    with pytest.raises(NothingFits) as caught:
+        search(problem(gpt(**BIG), "2xP100", 2), Budget.parse(1), searcher="expert")
+    again = error_of(json.loads(json.dumps(problem_of(caught.value))))
+    assert isinstance(again, NothingFits)
+    assert again.nearest == caught.value.nearest
+    assert list(again.changes) == list(caught.value.changes)
+
+
+# -- members ---------------------------------------------------------------------------------------------------------
+
+
+def mine():
+    return [child for child in psutil.Process().children(recursive=True) if "agents.members" in child.cmdline()]
+
+
+@pytest.mark.slow
+def test_members_are_gone_within_a_second_of_a_cancel(gpt, small_crew):
+    asked = {"since": None}
+
+    def stop():
+        if asked["since"] is None and len(mine()) == 2:
+            asked["since"] = time.monotonic()
+        return asked["since"] is not None
+
+    result = search(problem(gpt(layers=4), "2x4xV100@25Gbit", 32), Budget.parse("600s"), should_stop=stop)
+    assert time.monotonic() - asked["since"] < 1.0
+    assert not mine()
+    assert result.plan.estimate.fits
+
+
+@pytest.mark.slow
+def test_members_die_with_their_parent(gpt):
+    code = (
+        "import sys; sys.path.insert(0, 'tests'); from conftest import build_gpt; "
+        "from agents import Budget, portfolio, search; from automap.cluster import parse_cluster; from automap.problem import Problem; "
+        "portfolio.cores = lambda: 4; portfolio.DQN_LEAST_S = 1e9; "
+        "p = Problem.build(build_gpt(), parse_cluster('2x4xV100@25Gbit'), {'global_batch': 32}, {}); "
+        "search(p, Budget.parse('600s'))"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        members = []
+        while len(members) < 2:
+            assert parent.poll() is None
+            members = psutil.Process(parent.pid).children()
+            time.sleep(0.05)
+        # Each has said its parent's name to the kernel once it has read its task.
+        time.sleep(1.0)
+    finally:
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait()
+    _, alive = psutil.wait_procs(members, timeout=20)
+    assert not alive
+
+
+@pytest.mark.slow
+def test_a_forked_daemon_may_search_with_members(gpt, small_crew):
+    def run(queue):
+        result = search(problem(gpt(layers=4), "2x4xV100@25Gbit", 32), Budget.parse("6s"))
+        queue.put((result.plan.estimate.step_time_s, result.plan.search.evaluations, len(mine())))
+
+    forking = multiprocessing.get_context("fork")
+    queue = forking.Queue()
+    process = forking.Process(target=run, args=(queue,), daemon=True)
+    process.start()
+    seconds, evaluations, left = queue.get(timeout=120)
+    process.join(30)
+    assert seconds > 0 and evaluations > 490 and left == 0
+
+
+@pytest.mark.slow
+def test_a_member_that_dies_harms_nobody(gpt, small_crew, caplog):
+    killed = []
+
+    def stop():
+        if not killed:
+            for child in mine()[:1]:
+                child.kill()
+                killed.append(child.pid)
+        return False
+
+    result = search(problem(gpt(layers=4), "2x4xV100@25Gbit", 32), Budget.parse("4s"), should_stop=stop)
+    assert killed
+    assert result.plan.estimate.fits
+    assert "ended early" in caplog.text
+
+
+@pytest.mark.slow
+def test_cores_change_nothing_but_the_time(gpt, monkeypatch):
+    monkeypatch.setattr(portfolio, "LEAST_EVALUATIONS", 300)
+    p = problem(gpt(), "2x2xV100@25Gbit", 32)
+    found = []
+    for count in (1, 8):
+        monkeypatch.setattr(portfolio, "cores", lambda count=count: count)
+        result = search(p, Budget.parse(800), seed=3)
+        assert result.plan.search.searchers["dqn"] is not None
+        assert result.evaluations <= 400 + 490
+        found.append(document(result))
+    assert found[0] == found[1]
