@@ -11,24 +11,27 @@ from numba import boolean, float64, int64, uint64, void
 from automap.price.arrays import (
     G_COUNT,
     G_VALUES,
-    N_BATCH,
     N_DEVICES,
     N_FIRST_CUT,
     N_FIRST_RECOMPUTE,
     N_FIRST_SIGNATURE,
+    N_LONGEST,
+    N_ORDERS_ONE,
+    N_PART,
     N_ZERO_SLOT,
     SPACE,
 )
 from automap.price.compiled import borrowing, kernel
-from automap.price.desk import nth_cut
-from automap.price.legality import assign, mode_mask, signature_mask
+from automap.price.desk import cut_shares, find_stages, nth_cut
+from automap.price.legality import assign, mode_mask, signature_mask, size_mask, unlike_meshes
 from automap.price.vectors import TABLES
 
 # Kinds of moves.
-M_ONE, M_TWO, M_SHIFT, M_SLIDE, M_MODE, M_GROUP, M_PAIR, M_BORROW, M_BATCH, M_SHAPE, M_AXIS = range(11)
-M_COUNT = 11
-# What a plan's shape is made of.
-S_RANKS, S_CHUNKS, S_SAMPLES = range(3)
+M_ONE, M_TWO, M_SHIFT, M_SLIDE, M_DEVICES, M_MODE, M_GROUP, M_PAIR, M_AXIS, M_BORROW, M_BATCH, M_SHAPE = range(12)
+M_COUNT = 12
+# What is read of a plan's shape.
+S_RANKS, S_CHUNKS, S_MESHES, S_REPLICAS = range(4)
+S_COUNT = 4
 TRIES = 8
 """A move that changes nothing is drawn again so often."""
 MOST_SHIFTED = 2
@@ -54,37 +57,68 @@ def _below(state, count):
     return int64(_number(state) * count)
 
 
-@borrowing(void(SPACE, int64[::1], int64[::1], float64[::1]), inner=True)
-def _read(space, value, shape, sizes):
-    """Writes what the first values say: pipeline ranks, chunks, samples; ranks of each mesh axis."""
-    num_axes = sizes.shape[0]
+@borrowing(
+    void(
+        SPACE,
+        int64[::1],
+        int64[::1],
+        int64[::1],
+        int64[::1],
+        int64[::1],
+        float64[:, ::1],
+        int64[::1],
+        float64[::1],
+        float64[::1],
+    ),
+    inner=True,
+)
+def _read(space, value, shape, devices, stages, boundaries, sizes, samples, most, shares):
+    """Reads where the stages of a plan stand.
+
+    Args:
+        space: see `compile_space`.
+        value: [slots], those before the first cut.
+        shape: see the S_ constants, written.
+        devices: [stages] of each, written.
+        stages: [stages] scratch.
+        boundaries: [stages] scratch.
+        sizes: [unlike stages, axes] ranks of each mesh axis, written.
+        samples: [unlike stages] of a micro-batch, written.
+        most: [axes] ranks of each axis on the stage that has most, written.
+        shares: [chunks] see `cut_shares`, written.
+    """
+    num_axes = sizes.shape[1]
     ranks = space.degrees[value[0]]
-    inner = space.degrees[value[1]]
-    middle = space.middles[value[2]] if num_axes == 3 else 1
+    count = unlike_meshes(space, value, devices, sizes, samples)
+    find_stages(space, value, count == 1, devices, stages, boundaries)
     shape[S_RANKS] = ranks
     shape[S_CHUNKS] = ranks * space.virtuals[value[num_axes + 1]]
-    shape[S_SAMPLES] = space.scalars[N_BATCH] // space.micro_batches[value[num_axes]]
-    sizes[1] = middle
-    sizes[num_axes - 1] = inner
-    sizes[0] = space.scalars[N_DEVICES] // ranks // middle // inner
+    shape[S_MESHES] = count
+    cut_shares(space, stages, ranks, shares[: shape[S_CHUNKS]])
+    for axis in range(num_axes):
+        most[axis] = 1.0
+        for mesh in range(count):
+            most[axis] = max(most[axis], sizes[mesh, axis])
+    replicas = sizes[0, 0] if num_axes == 2 else sizes[0, 0] * sizes[0, 1]
+    shape[S_REPLICAS] = 2 if count > 1 or replicas > 1.0 else 1
 
 
-@borrowing(void(SPACE, int64[::1], int64, int64[::1]), inner=True)
-def _read_ends(space, value, num_chunks, ends):
+@borrowing(void(SPACE, int64[::1], int64, float64[::1], int64[::1]), inner=True)
+def _read_ends(space, value, num_chunks, shares, ends):
     """Writes where the chunks end."""
     start = 0
     for chunk in range(num_chunks - 1):
         low, high = space.windows[num_chunks, chunk]
         picked = value[space.scalars[N_FIRST_CUT] + chunk]
-        start = nth_cut(space.weight, start, max(low, start + 1), high, num_chunks - chunk, picked)
+        start = nth_cut(space.weight, start, max(low, start + 1), high, shares[chunk], picked)
         ends[chunk] = start
     ends[num_chunks - 1] = space.units.shape[0]
 
 
-@borrowing(int64(float64[::1], int64, int64, int64, int64, int64), inner=True)
-def cut_number(weight, start, low, high, chunks_left, end):
-    """The inverse of `nth_cut`: how many ends in [low, high] are nearer to an even share than `end`."""
-    target = weight[start] + (weight[weight.shape[0] - 1] - weight[start]) / chunks_left
+@borrowing(int64(float64[::1], int64, int64, int64, float64, int64), inner=True)
+def cut_number(weight, start, low, high, share, end):
+    """The inverse of `nth_cut`: how many ends in [low, high] come before `end`."""
+    target = weight[start] + (weight[weight.shape[0] - 1] - weight[start]) / share
     right = low
     after = high + 1
     while right < after:
@@ -131,34 +165,41 @@ def _settle(state, mask, wanted, present):
     return present
 
 
-@borrowing(int64(SPACE, int64[::1], float64[::1], uint64[::1]), inner=True)
-def _active(space, shape, sizes, state):
+@borrowing(int64(SPACE, int64[::1], int64[::1], float64[::1], uint64[::1]), inner=True)
+def _active(space, value, shape, most, state):
     """A slot that decides something: kinds in fixed shares, uniform within a kind."""
-    num_axes = sizes.shape[0]
-    replicas = int64(sizes[0]) * (int64(sizes[1]) if num_axes == 3 else 1)
+    num_axes = most.shape[0]
     number = _number(state)
-    if number < 0.15 and shape[S_CHUNKS] > 1:
+    ranks = shape[S_RANKS]
+    plain = ranks > 1 and space.virtuals[value[num_axes + 1]] == 1
+    if number < 0.04 and plain and space.kinds.shape[0] > 1:
+        return num_axes + 2
+    if number < 0.08 and space.layouts.shape[0] > 1 and (ranks > 1 or space.scalars[N_ORDERS_ONE] == 1):
+        return num_axes + 3
+    if number < 0.14 and plain and ranks <= space.scalars[N_LONGEST]:
+        return num_axes + 4 + _below(state, ranks - 1)
+    if number < 0.28 and shape[S_CHUNKS] > 1:
         return space.scalars[N_FIRST_CUT] + _below(state, shape[S_CHUNKS] - 1)
-    if number < 0.30:
-        return space.scalars[N_FIRST_RECOMPUTE] + _below(state, shape[S_RANKS])
-    if number < 0.36 and replicas > 1:
+    if number < 0.40:
+        return space.scalars[N_FIRST_RECOMPUTE] + _below(state, ranks)
+    if number < 0.45 and shape[S_REPLICAS] > 1:
         return space.scalars[N_ZERO_SLOT]
-    return _sharding(space, sizes, state)
+    return _sharding(space, most, state)
 
 
 @borrowing(int64(SPACE, float64[::1], uint64[::1]), inner=True)
-def _sharding(space, sizes, state):
+def _sharding(space, most, state):
     """A signature slot on an axis of several ranks; the ZeRO stage where there is none."""
-    num_axes = sizes.shape[0]
+    num_axes = most.shape[0]
     several = 0
     for axis in range(num_axes):
-        several += sizes[axis] > 1.0
+        several += most[axis] > 1.0
     if several == 0 or space.groups.shape[0] == 0:
         return space.scalars[N_ZERO_SLOT]
     left = _below(state, several)
     at = 0
     for axis in range(num_axes):
-        if sizes[axis] > 1.0:
+        if most[axis] > 1.0:
             if left == 0:
                 at = axis
             left -= 1
@@ -169,11 +210,24 @@ def _sharding(space, sizes, state):
 def _vary(space, slot, wanted, ends, state):
     """Asks for another value of a slot; an end of a chunk stays between its neighbours."""
     chunk = slot - space.scalars[N_FIRST_CUT]
-    if slot >= space.scalars[N_FIRST_RECOMPUTE]:
+    if chunk < 0 or slot >= space.scalars[N_FIRST_RECOMPUTE]:
         wanted[slot] = KEEP
     else:
         start = ends[chunk - 1] if chunk > 0 else 0
         ends[chunk] = start + 1 + _below(state, ends[chunk + 1] - start - 1)
+
+
+@borrowing(void(SPACE, int64, int64[::1], int64[::1], uint64[::1]), inner=True)
+def _hand_over(space, num_axes, devices, wanted, state):
+    """Takes devices from one stage for another; the last one has what is left."""
+    stages = space.degrees[wanted[0]]
+    part = space.scalars[N_PART]
+    one, two = _below(state, stages), _below(state, stages)
+    by = part * (1 + _below(state, 2))
+    even = space.scalars[N_DEVICES] // stages
+    for stage in range(stages - 1):
+        mine = devices[stage] + (by if stage == one else 0) - (by if stage == two else 0)
+        wanted[num_axes + 4 + stage] = mine // part if 0 < mine < space.scalars[N_DEVICES] and mine != even else 0
 
 
 @borrowing(void(SPACE, int64[:, ::1], int64[::1], int64, uint64[::1]), inner=True)
@@ -204,7 +258,7 @@ def move_many(tables, space, shapes, chances, seeds, donors, values, out):
     Args:
         tables: see `Tables.arrays`.
         space: see `compile_space`.
-        shapes: [shapes, first cut] values of all shapes.
+        shapes: [shapes, first slot behind them] values of all shapes.
         chances: [M_COUNT] cumulated probabilities of the kinds of moves.
         seeds: [n] of the random numbers, not 0.
         donors: [m, slots] plans whose shapes and signatures may be borrowed, the best first.
@@ -215,13 +269,21 @@ def move_many(tables, space, shapes, chances, seeds, donors, values, out):
     num_groups = space.groups.shape[0]
     first_cut, first_recompute = space.scalars[N_FIRST_CUT], space.scalars[N_FIRST_RECOMPUTE]
     zero_slot, first_signature = space.scalars[N_ZERO_SLOT], space.scalars[N_FIRST_SIGNATURE]
-    most = first_recompute - first_cut + 1
+    most_chunks = space.windows.shape[1]
+    longest = max(1, space.scalars[N_LONGEST])
     chosen = np.empty((tables.operators.shape[0], num_axes), np.int64)
-    old, new = np.empty(3, np.int64), np.empty(3, np.int64)
-    old_sizes, sizes = np.empty(num_axes), np.empty(num_axes)
-    old_ends, ends = np.empty(most, np.int64), np.empty(most, np.int64)
+    old, new = np.empty(S_COUNT, np.int64), np.empty(S_COUNT, np.int64)
+    old_devices, devices = np.empty(most_chunks, np.int64), np.empty(most_chunks, np.int64)
+    stages, boundaries = np.empty(most_chunks, np.int64), np.empty(most_chunks, np.int64)
+    sizes, samples = np.empty((longest, num_axes)), np.empty(longest, np.int64)
+    old_most, most = np.empty(num_axes), np.empty(num_axes)
+    shares = np.empty(most_chunks)
+    old_ends, ends = np.empty(most_chunks, np.int64), np.empty(most_chunks, np.int64)
     wanted = np.empty(values.shape[1], np.int64)
     mode = np.empty(space.modes.shape[0], np.bool_)
+    every_kind = np.ones(space.kinds.shape[0], np.bool_)
+    every_order = np.ones(space.layouts.shape[0], np.bool_)
+    parts = np.empty(space.send_rows.shape[1] - 1, np.bool_)
     state = np.empty(1, np.uint64)
     bound = False
     for unit in range(space.kept.shape[0]):
@@ -230,8 +292,8 @@ def move_many(tables, space, shapes, chances, seeds, donors, values, out):
     for plan in range(values.shape[0]):
         value, result = values[plan], out[plan]
         state[0] = seeds[plan]
-        _read(space, value, old, old_sizes)
-        _read_ends(space, value, old[S_CHUNKS], old_ends)
+        _read(space, value, old, old_devices, stages, boundaries, sizes, samples, old_most, shares)
+        _read_ends(space, value, old[S_CHUNKS], shares, old_ends)
         for _ in range(TRIES):
             num_chunks, num_ranks = old[S_CHUNKS], old[S_RANKS]
             for slot in range(value.shape[0]):
@@ -243,11 +305,12 @@ def move_many(tables, space, shapes, chances, seeds, donors, values, out):
             while kind < M_COUNT - 1 and number >= chances[kind]:
                 kind += 1
             evenly = False
-            if kind in (M_SHIFT, M_SLIDE) and num_chunks == 1:
+            differ = 1 < num_ranks <= space.scalars[N_LONGEST] and num_chunks == num_ranks
+            if (kind in (M_SHIFT, M_SLIDE) and num_chunks == 1) or (kind == M_DEVICES and not differ):
                 kind = M_ONE
             if kind in (M_ONE, M_TWO):
                 for _ in range(kind - M_ONE + 1):
-                    _vary(space, _active(space, old, old_sizes, state), wanted, ends, state)
+                    _vary(space, _active(space, value, old, old_most, state), wanted, ends, state)
             elif kind in (M_SHIFT, M_SLIDE):
                 # Units go from one chunk to another; all ends between them move alike.
                 one = _below(state, num_chunks - 1)
@@ -256,12 +319,15 @@ def move_many(tables, space, shapes, chances, seeds, donors, values, out):
                 by = by if _number(state) < 0.5 else -by
                 for chunk in range(min(one, two), max(one, two) + 1):
                     ends[chunk] += by
+            elif kind == M_DEVICES:
+                _hand_over(space, num_axes, old_devices, wanted, state)
+                evenly = _number(state) < 0.5
             elif kind == M_MODE:
                 picked = _below(state, space.modes.shape[0])
                 for rank in range(num_ranks):
                     wanted[first_recompute + rank] = picked
             elif kind in (M_GROUP, M_PAIR):
-                slot = _sharding(space, old_sizes, state)
+                slot = _sharding(space, old_most, state)
                 if slot >= first_signature:
                     group = (slot - first_signature) // num_axes
                     if kind == M_GROUP:
@@ -290,13 +356,13 @@ def move_many(tables, space, shapes, chances, seeds, donors, values, out):
             elif donors.shape[0] > 0:
                 u = _number(state)
                 donor = donors[int64(u * u * donors.shape[0])]
-                _read(space, donor, new, sizes)
+                _read(space, donor, new, devices, stages, boundaries, sizes, samples, most, shares)
                 if kind == M_SHAPE:
                     whole = _number(state) < 0.5
                     for slot in range(first_cut):
                         wanted[slot] = donor[slot]
                     if new[S_CHUNKS] != num_chunks:
-                        _read_ends(space, donor, new[S_CHUNKS], ends)
+                        _read_ends(space, donor, new[S_CHUNKS], shares, ends)
                     for rank in range(new[S_RANKS]):
                         wanted[first_recompute + rank] = value[first_recompute + rank * num_ranks // new[S_RANKS]]
                         if whole:
@@ -308,9 +374,9 @@ def move_many(tables, space, shapes, chances, seeds, donors, values, out):
                     for group in range(num_groups):
                         at = first_signature + group * num_axes
                         for axis in range(num_axes):
-                            if whole or (old_sizes[axis] == 1.0 and (other >= num_axes or old_sizes[other] == 1.0)):
+                            if whole or (old_most[axis] == 1.0 and (other >= num_axes or old_most[other] == 1.0)):
                                 wanted[at + axis] = donor[at + axis]
-                            elif old_sizes[axis] == 1.0:
+                            elif old_most[axis] == 1.0:
                                 wanted[at + axis] = value[at + other]
                 else:
                     first = _below(state, num_groups)
@@ -318,27 +384,40 @@ def move_many(tables, space, shapes, chances, seeds, donors, values, out):
                     for group in range(first, last):
                         for axis in range(num_axes):
                             slot = first_signature + group * num_axes + axis
-                            if sizes[axis] > 1.0:
+                            if most[axis] > 1.0:
                                 wanted[slot] = donor[slot]
 
             reshaped = False
-            for slot in range(first_cut):
+            for slot in range(num_axes + 2):
                 result[slot] = wanted[slot]
                 reshaped = reshaped or wanted[slot] != value[slot]
-            _read(space, result, new, sizes)
-            num_chunks, num_ranks = new[S_CHUNKS], new[S_RANKS]
+            plain = space.degrees[result[0]] > 1 and space.virtuals[result[num_axes + 1]] == 1
+            slot = num_axes + 2
+            result[slot] = _settle(state, every_kind, wanted[slot], value[slot]) if plain else 0
+            slot = num_axes + 3
+            result[slot] = 0
+            if space.degrees[result[0]] > 1 or space.scalars[N_ORDERS_ONE] == 1:
+                result[slot] = _settle(state, every_order, wanted[slot], value[slot])
+            for slot in range(num_axes + 4, first_cut):
+                result[slot] = value[slot]
+                if reshaped or wanted[slot] != value[slot]:
+                    size_mask(space, result, slot - num_axes - 4, parts)
+                    result[slot] = _settle(state, parts, wanted[slot], value[slot])
+                    reshaped = reshaped or result[slot] != value[slot]
+            _read(space, result, new, devices, stages, boundaries, sizes, samples, most, shares)
+            num_chunks, num_ranks, num_meshes = new[S_CHUNKS], new[S_RANKS], new[S_MESHES]
             start = 0
-            for chunk in range(most - 1):
+            for chunk in range(first_recompute - first_cut):
                 slot = first_cut + chunk
                 result[slot] = 0
                 if chunk < num_chunks - 1:
                     low, high = space.windows[num_chunks, chunk]
                     low = max(low, start + 1)
                     if evenly:
-                        ends[chunk] = nth_cut(space.weight, start, low, high, num_chunks - chunk, 0)
+                        ends[chunk] = nth_cut(space.weight, start, low, high, shares[chunk], 0)
                     else:
                         ends[chunk] = min(max(ends[chunk], low), high)
-                        result[slot] = cut_number(space.weight, start, low, high, num_chunks - chunk, ends[chunk])
+                        result[slot] = cut_number(space.weight, start, low, high, shares[chunk], ends[chunk])
                     start = ends[chunk]
             ends[num_chunks - 1] = space.units.shape[0]
             for rank in range(zero_slot - first_recompute):
@@ -351,7 +430,7 @@ def move_many(tables, space, shapes, chances, seeds, donors, values, out):
                     else:
                         result[slot] = _settle(state, space.modes, wanted[slot], value[slot])
             result[zero_slot] = 0
-            if sizes[0] * (sizes[1] if num_axes == 3 else 1.0) > 1.0:
+            if new[S_REPLICAS] > 1:
                 result[zero_slot] = _settle(state, space.zeros, wanted[zero_slot], value[zero_slot])
             for group in range(num_groups):
                 slot = first_signature + group * num_axes
@@ -362,7 +441,9 @@ def move_many(tables, space, shapes, chances, seeds, donors, values, out):
                 if touched:
                     legal = np.empty(space.groups[group, G_VALUES], np.bool_)
                     for axis in range(num_axes):
-                        signature_mask(tables, space, group, axis, chosen, sizes, new[S_SAMPLES], legal)
+                        signature_mask(
+                            tables, space, group, axis, chosen, sizes[:num_meshes], samples[:num_meshes], legal
+                        )
                         result[slot + axis] = _settle(state, legal, wanted[slot + axis], value[slot + axis])
                         assign(space, group, axis, result[slot + axis], chosen)
             changed = False

@@ -11,6 +11,7 @@ from automap.space import PlanSpace
 CASES = [
     ("gpt", "2x4xA100", 16, {}, {}),
     ("gpt", "4xV100-16GB+4xP100", 8, {"virtual_stages": 1}, {}),
+    ("gpt", "4xV100-16GB+4xP100", 64, {"pp": 4}, {}),
     ("gpt", "2x4xA100", 16, {"zero": 1, "recompute": "full"}, {}),
     ("squeezenet", "2x2xA100", 8, {}, {}),
     ("gpt", "4xA100", 8, {}, {"constraints": [{"scope": "h.1.*", "stage": 1}, {"scope": "h.0.*", "recompute": True}]}),
@@ -55,9 +56,29 @@ def test_one_decision_changes_alone(gpt, space):
     moved = s.neighbours(rng, values, values[:1], only(moves.M_ONE))
     for old, new in zip(values.tolist(), moved.tolist(), strict=True):
         assert s.shape(old) == s.shape(new)
+        stage = slice(s.first_stage, s.first_cut)
+        if old[stage] != new[stage]:
+            # What follows from another number of devices is repaired.
+            assert (
+                sum(a != b for a, b in zip(old[stage], new[stage], strict=True)) == 1
+                or old[stage][:2] == new[stage][:2]
+            )
+            continue
         apart = sum(a != b for a, b in zip(ends(s, old), ends(s, new), strict=True))
         rest = sum(a != b for a, b in zip(old[s.first_recompute :], new[s.first_recompute :], strict=True))
         assert apart + rest <= 1 or (apart == 0 and rest <= len(s.axes))
+
+
+def test_devices_go_from_one_stage_to_another(gpt, space):
+    s = space(gpt(layers=12), "8xA100", 64, pp=2, virtual_stages=1)
+    rng = np.random.default_rng(2)
+    values = s.random_batch(rng, 200)
+    values[:, s.first_stage + 2 : s.first_cut] = 0
+    values = np.array([s.repair(row) for row in values.tolist()])
+    moved = s.neighbours(rng, values, values[:1], only(moves.M_DEVICES))
+    seen = {s.stage_devices(row) for row in moved.tolist()}
+    assert {(3, 5), (5, 3)} <= seen
+    assert all(sum(devices) == 8 for devices in seen)
 
 
 def test_shifted_ends_leave_the_others_in_place(gpt, space):
