@@ -118,10 +118,9 @@ def least(scalars: Scalars, start: Sequence[int]) -> tuple[Picked, bool]:
 
 def solve(graph: CostGraph, weights: Floats, start: Sequence[int]) -> tuple[Picked, bool]:
     """The least assignment of a frame at some weights, [rows, C_COUNT], and whether it is proven so."""
-    small, left, best = reduced(graph, weights, start)
-    at = [int(np.searchsorted(keep, v)) for keep, v in zip(left, best, strict=True)]
-    found, is_proven = least(small, at)
-    return tuple(int(keep[v]) for keep, v in zip(left, found, strict=True)), is_proven
+    small = reduced(graph, weights, start)
+    found, is_proven = least(small.scalars, small.best)
+    return small.picked(found), is_proven and small.is_exact
 
 
 def propose(frame: Frame) -> list[Candidate]:

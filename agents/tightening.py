@@ -9,7 +9,9 @@ left, which proves it the optimum of the graph. Compiled.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -113,9 +115,20 @@ def _least(node, size, first, alive, costs):
 
 
 @kernel(
-    float64(int64[:, ::1], int64[::1], int64[::1], float64[::1], float64[::1], float64, int64, boolean[::1], int64[::1])
+    float64(
+        int64[:, ::1],
+        int64[::1],
+        int64[::1],
+        float64[::1],
+        float64[::1],
+        float64,
+        int64,
+        boolean[::1],
+        int64[::1],
+        float64[::1],
+    )
 )
-def tighten(factors, sizes, first, costs, tables, known, sweeps, alive, picked):
+def tighten(factors, sizes, first, costs, tables, known, sweeps, alive, picked, margins):
     """Leaves out values; see the module.
 
     Args:
@@ -128,6 +141,7 @@ def tighten(factors, sizes, first, costs, tables, known, sweeps, alive, picked):
         sweeps: at most.
         alive: [values], those that are left out are set to False.
         picked: [nodes], written: a value of each that looks best.
+        margins: [values], written: a lower bound on all assignments with the value.
 
     Returns:
         A lower bound on the cost of all assignments.
@@ -171,7 +185,8 @@ def tighten(factors, sizes, first, costs, tables, known, sweeps, alive, picked):
             low[node] = _least(node, sizes[node], first, alive, costs)
             bound += low[node]
             for v in range(first[node], first[node] + sizes[node]):
-                if alive[v] and bound + (costs[v] - low[node]) > known:
+                margins[v] = bound + (costs[v] - low[node]) if alive[v] else NEVER
+                if alive[v] and margins[v] > known:
                     alive[v] = False
                 elif alive[v] and costs[v] == low[node]:
                     picked[node] = v - first[node]
@@ -220,7 +235,7 @@ def descend(scalars: Scalars, picked: Sequence[int]) -> tuple[int, ...]:
 
 
 def candidates(
-    scalars: Scalars, start: Sequence[int], known: float = np.inf
+    scalars: Scalars, start: Sequence[int], known: float = np.inf, most: int | None = None
 ) -> tuple[list[Ints], tuple[int, ...], float]:
     """What is left of a graph whose factors have at most three nodes.
 
@@ -228,6 +243,7 @@ def candidates(
         scalars: the graph.
         start: an assignment.
         known: cost of an assignment; given if `scalars` is but a lower bound on the costs that are meant.
+        most: of more values of a node, those of the least bounds are kept and what is left may lack every optimum.
 
     Returns:
         values of each node that may be in an optimum; the best assignment met; and a lower bound.
@@ -242,14 +258,14 @@ def candidates(
     tables = np.concatenate(flat) if flat else np.empty(0)
     alive = np.ones(first[-1], dtype=np.bool_)
     costs = np.concatenate(scalars.nodes)
-    picked = np.zeros(len(sizes), dtype=np.int64)
+    picked, margins = np.zeros(len(sizes), dtype=np.int64), np.zeros(first[-1])
     best = descend(scalars, start)
     least = scalars.value(best)
     is_given, bound = np.isfinite(known), -np.inf
     for _ in range(PASSES):
         limit = known if is_given else least
         slack = limit - scalars.constant + TOLERANCE * abs(limit)
-        found = float(tighten(rows, sizes, first[:-1].copy(), costs, tables, slack, SWEEPS, alive, picked))
+        found = float(tighten(rows, sizes, first[:-1].copy(), costs, tables, slack, SWEEPS, alive, picked, margins))
         bound = max(bound, found + scalars.constant)
         other = descend(scalars, picked.tolist())
         is_better = scalars.value(other) < least
@@ -257,10 +273,34 @@ def candidates(
             best, least = other, scalars.value(other)
         if is_given or not is_better or alive.sum() == len(sizes):
             break
-    return [np.flatnonzero(alive[first[n] : first[n + 1]]) for n in range(len(sizes))], best, bound
+    left = [np.flatnonzero(alive[begin:end]) for begin, end in itertools.pairwise(first)]
+    if most is not None:
+        ranked = [
+            np.argsort(margins[begin:end][keep], kind="stable")
+            for begin, end, keep in zip(first[:-1], first[1:], left, strict=True)
+        ]
+        left = [np.sort(keep[order[:most]]) for keep, order in zip(left, ranked, strict=True)]
+    return left, best, bound
 
 
-def reduced(graph: CostGraph, weights: Floats, start: Sequence[int]) -> tuple[Scalars, list[Ints], tuple[int, ...]]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reduced:
+    """What is left of a frame's graph at some weights."""
+
+    scalars: Scalars
+    values: list[Ints]
+    """Of each node, those that are left."""
+    best: tuple[int, ...]
+    """The best assignment met, in numbers of what is left."""
+    is_exact: bool
+    """Whether an optimum is among what is left."""
+
+    def picked(self, found: Sequence[int]) -> tuple[int, ...]:
+        """An assignment of the frame's graph from one of what is left."""
+        return tuple(int(keep[v]) for keep, v in zip(self.values, found, strict=True))
+
+
+def reduced(graph: CostGraph, weights: Floats, start: Sequence[int]) -> Reduced:
     """The graph at some weights without values that no optimum takes.
 
     Where groups have many values, first those go that are too dear even if no tensor with several readers costs
@@ -270,26 +310,26 @@ def reduced(graph: CostGraph, weights: Floats, start: Sequence[int]) -> tuple[Sc
         graph: of a frame.
         weights: [rows, C_COUNT] of `CostGraph.scalars`, none negative.
         start: an assignment.
-
-    Returns:
-        what is left, the values of each node in it, and the best assignment met, of those left.
     """
-    everything = [np.arange(len(node.values)) for node in graph.nodes]
-    left, best = everything, tuple(start)
+    left, best = [np.arange(len(node.values)) for node in graph.nodes], tuple(start)
+    is_exact = True
     if max(map(len, left)) > MANY_VALUES:
         coarse = graph.scalars(weights, largest=0)
-        cheap = descend(coarse, start)
-        best = min(tuple(start), cheap, key=lambda picked: graph.value(weights, picked))
-        left, other, _ = candidates(coarse, best, graph.value(weights, best))
-        if graph.value(weights, other) < graph.value(weights, best):
-            best = other
-            left, _, _ = candidates(coarse, best, graph.value(weights, best))
+        best = min(best, descend(coarse, start), key=lambda picked: graph.value(weights, picked))
+        _, other, _ = candidates(coarse, best, graph.value(weights, best))
+        best = min(best, other, key=lambda picked: graph.value(weights, picked))
+        left, _, _ = candidates(coarse, best, graph.value(weights, best), MANY_VALUES)
+        is_exact = max(map(len, left)) < MANY_VALUES
         left = [np.union1d(keep, [v]) for keep, v in zip(left, best, strict=True)]
     fine = graph.scalars(weights, left)
     at = [int(np.searchsorted(keep, v)) for keep, v in zip(left, best, strict=True)]
     again, best, _ = candidates(fine, at)
-    values = [keep[some] for keep, some in zip(left, again, strict=True)]
-    return _restricted(fine, again), values, tuple(int(keep[v]) for keep, v in zip(left, best, strict=True))
+    return Reduced(
+        scalars=_restricted(fine, again),
+        values=[keep[some] for keep, some in zip(left, again, strict=True)],
+        best=tuple(int(np.searchsorted(some, v)) for some, v in zip(again, best, strict=True)),
+        is_exact=is_exact,
+    )
 
 
 def _restricted(scalars: Scalars, left: Sequence[Ints]) -> Scalars:
