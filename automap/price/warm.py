@@ -3,6 +3,7 @@
 from automap.price.batch import price_many
 from automap.price.combine import combine, overflow, passes, step_time_s
 from automap.price.draw import draw_many
+from automap.price.edges import exchange, vary
 from automap.price.legality import count_signatures, mode_mask, signature_mask, size_mask
 from automap.price.moves import move_many
 from automap.price.placements import divides
@@ -34,6 +35,8 @@ def main() -> None:
         move_many,
         floors,
         step_many,
+        vary,
+        exchange,
     ):
         kernel.compile()
 

@@ -1,0 +1,225 @@
+"""The step of a plan as a graph of linkage groups, its shape, cuts, recomputation and ZeRO being given.
+
+A node is a group of one unit type; its values are the legal joint signatures on all mesh axes. What a unit costs is a
+base, with everything undecided, plus what each node adds alone, plus factors:
+
+- a tensor made in one group and read in another: the conversions that it needs on its way and its gradient on its way
+  back (OneFlow's edges, arXiv 2110.15032, section 3.3). A unit's crossing tensor goes to the unit behind it, a
+  repeated block's to its own next copy;
+- of several groups that read one tensor, each pays nothing if the one before it asks for the same: the tensor is
+  converted once. (OneFlow gives such a tensor a proxy node whose values are sets of placements. Pairs of neighbours in
+  the order of reading are exact unless a request comes back behind another one.)
+- copies that are kept for the backward pass, likewise once for neighbours that keep the same.
+
+Costs are vectors of the columns of `unit_cost`; those in which units add up (seconds of the device, kernels, bytes,
+elements) are sums over the graph. The host's waits, the step and the memory of a rank are not linear in them:
+`Linear` holds their slopes at a plan. Units: seconds, bytes, elements.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.group_costs import Factor, GroupCosts
+from automap.price.edges import X_COUNT, X_RECOMPUTE_COMM
+from automap.price.evaluator import RECOMPUTE_MODES, blank
+from automap.space import PlanSpace, Values
+from automap.unit_rows import UnitRow, UnitRows
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+Known = dict[tuple[object, ...], GroupCosts]
+"""What graphs of one space share; the oldest goes where there are more than `MAX_KNOWN`."""
+MAX_KNOWN = 24
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scalars:
+    """The graph under one weighting of all columns: what a solver is given."""
+
+    constant: float
+    nodes: tuple[Floats, ...]
+    """[values] of each node."""
+    factors: tuple[tuple[tuple[int, ...], Floats], ...]
+    """Distinct nodes, ascending, and the table over their values."""
+
+    def value(self, picked: Sequence[int]) -> float:
+        """Of one assignment."""
+        total = self.constant + sum(float(costs[v]) for costs, v in zip(self.nodes, picked, strict=True))
+        return total + sum(float(table[tuple(picked[n] for n in nodes)]) for nodes, table in self.factors)
+
+
+class CostGraph:
+    """The graph of one frame.
+
+    Attributes:
+        nodes: in the order of the signature slots.
+        factors: with the unit rows that pay each, and their recompute modes.
+        units: prices units under any signatures; rows of weights are its rows.
+        base: [rows, C_COUNT] unit costs with nothing decided.
+    """
+
+    def __init__(self, space: PlanSpace, frame: Values, known: Known | None = None) -> None:
+        """Builds the graph.
+
+        Args:
+            space: of the problem.
+            frame: values of all slots before the first signature.
+            known: keeps what frames on one mesh share.
+        """
+        self.space, self.frame = space, frame
+        self._undecided = blank(space.evaluator, len(space.axes))
+        choice = space.choice_of(frame, self._undecided)
+        self.units = UnitRows(space.evaluator, choice)
+        self._rows = self.units.rows
+        self._modes = [self._mode(row) for row in self._rows]
+        ranks = [
+            next((row.rank for row in self._rows if row.unit_type == kind), 0)
+            for kind in range(len(space.linkage.types))
+        ]
+        key = (id(choice.layout), choice.samples, *ranks)
+        known = {} if known is None else known
+        if key not in known:
+            if len(known) >= MAX_KNOWN:
+                known.pop(next(iter(known)))
+            known[key] = GroupCosts(space, frame, choice, ranks)
+        self._costs = known[key]
+        self.nodes = self._costs.nodes
+        self.base = np.array(
+            [self._costs.bases[row.unit_type][mode] for row, mode in zip(self._rows, self._modes, strict=True)]
+        )
+        self.factors = tuple(self._bound())
+
+    def _mode(self, row: UnitRow) -> int:
+        """The recompute mode of a row."""
+        masks = self.space.evaluator.masks(row.unit_type)
+        return next(i for i, m in enumerate(RECOMPUTE_MODES) if np.array_equal(masks[m], row.segment.recomputed))
+
+    def _bound(self) -> Iterator[tuple[Factor, list[tuple[int, int]]]]:
+        for unit_type in range(len(self.space.linkage.types)):
+            rows = [i for i, row in enumerate(self._rows) if row.unit_type == unit_type]
+            behind: dict[tuple[int, bool], list[int]] = {}
+            for i in rows:
+                behind.setdefault((self._rows[i].before, self._rows[i].opens), []).append(i)
+            for factor in self._costs.inside(unit_type):
+                yield factor, [(i, self._modes[i]) for i in rows]
+            for (before, opens), mine in behind.items():
+                for factor in self._costs.crossing(unit_type, before, opens):
+                    yield factor, [(i, self._modes[i]) for i in mine]
+
+    def _nodes_of(self, row: UnitRow) -> range:
+        return range(int(self._costs.first_node[row.unit_type]), int(self._costs.first_node[row.unit_type + 1]))
+
+    # -- assignments --------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def num_plans(self) -> float:
+        """Assignments of the graph."""
+        return float(np.prod([len(node.values) for node in self.nodes]))
+
+    def values(self, picked: Sequence[int]) -> Values:
+        """The plan of an assignment, [nodes] numbers of values."""
+        signatures = [int(v) for node, p in zip(self.nodes, picked, strict=True) for v in node.values[p]]
+        return (*self.frame, *signatures)
+
+    def picked(self, values: Values) -> tuple[int, ...] | None:
+        """The assignment of a plan of this frame, or None where a group's signatures are not legal in it."""
+        found = []
+        at, num_axes = self.space.first_signature, len(self.space.axes)
+        for node in self.nodes:
+            same = np.flatnonzero((node.values == values[at : at + num_axes]).all(axis=1))
+            if not len(same):
+                return None
+            found.append(int(same[0]))
+            at += num_axes
+        return tuple(found)
+
+    def chosen(self, picked: Sequence[int]) -> Ints:
+        """[operator rows, axes] signatures of an assignment."""
+        chosen = self._undecided.copy()
+        for node, p in zip(self.nodes, picked, strict=True):
+            members, assignment = self.space.group_rows[node.unit_type, node.group]
+            chosen[members] = assignment[node.values[p]].T
+        return chosen
+
+    def unit_costs(self, picked: Sequence[int]) -> Floats:
+        """[rows, C_COUNT] what the graph says of the unit costs under an assignment."""
+        costs = self.base.copy()
+        for number, row in enumerate(self._rows):
+            for n in self._nodes_of(row):
+                costs[number] += self.nodes[n].costs[self._modes[number], picked[n]]
+        for factor, paying in self.factors:
+            code = [codes[picked[n]] for codes, n in zip(factor.codes, factor.nodes, strict=True)]
+            sign = 1.0
+            if len(code) == 3:
+                sign = float(code[1] != code[2]) - factor.is_charged
+            entry = sign * factor.table[tuple(code[:1] + code[-1:] if len(code) > 1 else code)]
+            for number, mode in paying:
+                if factor.repeated:
+                    np.add.at(costs[number], factor.columns, entry * _repeats(factor.repeated[mode]))
+                else:
+                    costs[number, factor.columns] += entry[mode]
+        return costs
+
+    def value(self, weights: Floats, picked: Sequence[int]) -> float:
+        """Of an assignment, every column of every row at its weight."""
+        return float((self.unit_costs(picked) * weights).sum())
+
+    def scalars(self, weights: Floats, left: Sequence[Ints] | None = None, *, largest: float = float("inf")) -> Scalars:
+        """The graph with every column of every row at its weight.
+
+        Args:
+            weights: [rows, C_COUNT] worth of one unit of each column.
+            left: values of each node that are considered; all if None.
+            largest: tables of three nodes with more entries are left out; none of them has a negative entry where no
+                weight is negative.
+        """
+        left = left or [np.arange(len(node.values)) for node in self.nodes]
+        nodes = [np.zeros(len(keep)) for keep in left]
+        for number, row in enumerate(self._rows):
+            for n in self._nodes_of(row):
+                nodes[n] += self.nodes[n].costs[self._modes[number], left[n]] @ weights[number]
+        factors: dict[tuple[int, ...], Floats] = {}
+        for factor, rows in self.factors:
+            distinct = tuple(sorted(set(factor.nodes)))
+            sizes = [len(left[n]) for n in distinct]
+            if len(distinct) > 2 and np.prod(sizes, dtype=np.float64) > largest:
+                continue
+            table = _weighed(factor, rows, weights)
+            if not table.any():
+                continue
+            # Where a node comes twice, both places take its value.
+            where = np.ix_(*(left[n] for n in distinct))
+            at = [code[where[distinct.index(n)]] for code, n in zip(factor.codes, factor.nodes, strict=True)]
+            over = table[tuple(at[:1] + at[-1:] if len(at) > 1 else at)]
+            if len(at) == 3:
+                over = over * ((at[1] != at[2]) - float(factor.is_charged))
+            if len(distinct) == 1:
+                nodes[distinct[0]] += over
+            else:
+                factors[distinct] = factors[distinct] + over if distinct in factors else over
+        constant = float((self.base * weights).sum())
+        return Scalars(constant=constant, nodes=tuple(nodes), factors=tuple(factors.items()))
+
+
+def _repeats(is_repeated: bool) -> Floats:
+    keep = np.ones(X_COUNT)
+    keep[X_RECOMPUTE_COMM:] = float(is_repeated)
+    return keep
+
+
+def _weighed(factor: Factor, rows: Sequence[tuple[int, int]], weights: Floats) -> Floats:
+    """The factor's table as scalars, over classes."""
+    if factor.repeated:
+        worth = sum(weights[row, factor.columns] * _repeats(factor.repeated[mode]) for row, mode in rows)
+        return np.asarray(factor.table @ worth)
+    found = np.zeros(factor.table.shape[:-2])
+    for row, mode in rows:
+        found += factor.table[..., mode, :] @ weights[row, factor.columns]
+    return found

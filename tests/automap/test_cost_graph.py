@@ -1,0 +1,120 @@
+"""The cost graph against the unit costs that it takes apart."""
+
+import numpy as np
+import pytest
+
+from automap.cluster import parse_cluster
+from automap.cost_graph import CostGraph
+from automap.price.communication import KIND_COUNT
+from automap.price.vectors import (
+    C_BACKWARD,
+    C_BACKWARD_COMM,
+    C_COUNT,
+    C_FORWARD,
+    C_FORWARD_COMM,
+    C_GATHER,
+    C_PARAMETERS,
+    C_RECOMPUTE,
+    C_REDUCE,
+    C_SAVED,
+    C_ZERO,
+)
+from automap.problem import Problem
+from automap.slopes import slopes
+from automap.space import PlanSpace
+from ir import zoo
+
+ADD_UP = (C_FORWARD, C_BACKWARD, C_RECOMPUTE, C_PARAMETERS, C_ZERO, *range(C_REDUCE, C_REDUCE + 2), C_GATHER)
+
+
+def graph_of(space, values):
+    graph = CostGraph(space, tuple(values[: space.first_signature]))
+    return graph, graph.picked(tuple(values))
+
+
+def seconds(costs):
+    """Of the device, all collectives counted in full: [rows, 2] forward, backward."""
+    forward = costs[:, C_FORWARD] + costs[:, C_FORWARD_COMM : C_FORWARD_COMM + KIND_COUNT].sum(axis=1)
+    backward = costs[:, C_BACKWARD] + costs[:, C_RECOMPUTE] + costs[:, C_BACKWARD_COMM:C_REDUCE].sum(axis=1)
+    return np.stack([forward, backward], axis=1)
+
+
+def test_a_chain_adds_up_exactly(mlp, space):
+    s = space(mlp((32, 64, 128, 64, 32)), "2x4xV100@10Gbit", 16)
+    for values in s.random_batch(np.random.default_rng(0), 20).tolist():
+        graph, picked = graph_of(s, values)
+        assert graph.values(picked) == tuple(values)
+        exact = graph.units.costs(graph.chosen(picked))
+        np.testing.assert_allclose(graph.unit_costs(picked)[:, ADD_UP], exact[:, ADD_UP], rtol=1e-12)
+        np.testing.assert_allclose(seconds(graph.unit_costs(picked)), seconds(exact), rtol=1e-12)
+        np.testing.assert_allclose(graph.unit_costs(picked)[:, C_SAVED], exact[:, C_SAVED], rtol=1e-12, atol=1e-6)
+
+
+@pytest.mark.parametrize("cluster", ["2x4xV100@10Gbit", "4xV100-16GB+4xP100-16GB"])
+def test_a_transformer_adds_up_but_for_requests_that_come_back(gpt, space, cluster):
+    """Compute, parameters and reductions always; conversions unless a tensor is asked for as A, B, A."""
+    s = space(gpt(layers=3), cluster, 16)
+    errors = []
+    for values in s.random_batch(np.random.default_rng(1), 25).tolist():
+        graph, picked = graph_of(s, values)
+        exact = graph.units.costs(graph.chosen(picked))
+        uniform = graph.units.choice.layout.uniform
+        mine = slice(None) if uniform else slice(0, 1)
+        found = graph.unit_costs(picked)
+        np.testing.assert_allclose(found[mine][:, ADD_UP], exact[mine][:, ADD_UP], rtol=1e-12)
+        errors += (seconds(found)[mine] / seconds(exact)[mine] - 1.0).reshape(-1).tolist()
+    assert np.median(np.abs(errors)) < 1e-12
+    assert np.quantile(np.abs(errors), 0.8) < 1e-9
+    assert min(errors) > -1e-9, "a conversion that is asked for again is charged again, never forgotten"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "cluster", "batch"),
+    [
+        ("gpt2", "8xA100-80GB", 64),
+        ("resnet50", "2x8xV100-16GB@25Gbit", 256),
+        ("moe:layers=2,hidden=64,heads=4,experts=4,seq_len=32,vocab_size=128", "2x4xA100-80GB", 32),
+    ],
+)
+def test_models_of_the_zoo_add_up(model, cluster, batch):
+    s = PlanSpace(Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch}, {}))
+    errors = []
+    for values in s.random_batch(np.random.default_rng(2), 15).tolist():
+        graph, picked = graph_of(s, values)
+        exact = graph.units.costs(graph.chosen(picked))
+        errors += (seconds(graph.unit_costs(picked)) / seconds(exact) - 1.0).reshape(-1).tolist()
+    assert np.median(np.abs(errors)) < 1e-12
+    assert np.abs(errors).max() < 0.1
+
+
+def test_scalars_weigh_the_same_costs(gpt, space):
+    s = space(gpt(layers=3), "2x4xV100@10Gbit", 16)
+    rng = np.random.default_rng(3)
+    for values in s.random_batch(rng, 10).tolist():
+        graph, picked = graph_of(s, values)
+        weights = rng.random((len(graph.base), C_COUNT))
+        expected = float((graph.unit_costs(picked) * weights).sum())
+        assert graph.scalars(weights).value(picked) == pytest.approx(expected, rel=1e-9)
+
+
+def test_slopes_are_those_of_the_price(gpt, space):
+    """Of the linear part of the price: more compute on the one rank there is, more parameters."""
+    s = space(gpt(layers=3), "4xA100", 16, pp=1)
+    values = s.random_batch(np.random.default_rng(4), 1)[0].tolist()
+    graph, picked = graph_of(s, values)
+    chosen = graph.chosen(picked)
+    units = graph.units
+    costs, tied = units.costs(chosen), units.tied(chosen)
+    at = slopes(units, chosen)
+    before = units.outcome(costs, tied, exact=True)
+    for row in range(len(costs)):
+        more = costs.copy()
+        more[row, C_PARAMETERS] += 1e6
+        more[row, C_ZERO] += 1e6
+        after = units.outcome(more, tied, exact=True)
+        predicted = 1e6 * (at.time[row, C_PARAMETERS] + at.time[row, C_ZERO])
+        assert after.step_time_s - before.step_time_s == pytest.approx(predicted, rel=1e-3, abs=1e-12)
+        used = 1e6 * (at.memory[0, row, C_PARAMETERS] + at.memory[0, row, C_ZERO])
+        capacity = at.capacity[0]
+        assert (after.overflow - before.overflow) * capacity == pytest.approx(used, rel=1e-3)
