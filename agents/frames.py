@@ -261,7 +261,11 @@ def search_frames(
     given = [values for values in map(space.encode, start) if values is not None]
     if given:
         incumbent.price(given)
-    baselines, ranked = grid(space, incumbent, keep=len(space.shapes) * 64)
-    known = [*given, *ranked] or [values for values in [incumbent.nearest] if values is not None]
+    templates = grid(space, incumbent)
+    fitting = np.flatnonzero(templates.prices[:, 1] <= 0.0)
+    ranked = templates.values[fitting[np.argsort(templates.prices[fitting, 0], kind="stable")]]
+    known = [*given, *(tuple(row) for row in ranked.tolist())] or [
+        values for values in [incumbent.nearest] if values is not None
+    ]
     run_frames(space, incumbent, propose, start=known)
-    return incumbent.result(seed=seed, baselines=baselines)
+    return incumbent.result(seed=seed, baselines=templates.baselines)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from automap.price.evaluator import blank
-from automap.price.legality import count_signatures
+from automap.price import legality
 from automap.stage_sizes import spread
 
 if TYPE_CHECKING:
@@ -96,17 +95,11 @@ def _signature_decades(
         outer: ranks of the outer axis, of unlike stages.
         groups: see `count_decades`.
     """
-    chosen = blank(space.evaluator, len(space.axes))
     inner = space.meshes.mesh(shape)[1:]
     sizes = np.array([(ranks, *inner) for ranks in outer], dtype=np.float64)
     samples = np.array([spread(shape.samples, ranks) for ranks in outer], dtype=np.int64)
-    total = 0.0
-    for number, key in enumerate(space.group_rows):
-        if groups is None or key in groups:
-            total += math.log10(
-                count_signatures(space.evaluator.tables.arrays, space.arrays, number, 0, chosen, sizes, samples)
-            )
-    return total
+    counted = np.array([groups is None or key in groups for key in space.group_rows])
+    return float(legality.count_decades(space.evaluator.tables.arrays, space.arrays, counted, sizes, samples))
 
 
 def cut_decades(space: PlanSpace, num_chunks: int, limit: int | None) -> float:

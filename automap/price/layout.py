@@ -110,7 +110,8 @@ def stage_layout(problem: Problem, devices: Sequence[int], mesh: Sequence[int]) 
         links[axis] = found.max(axis=0)
         for rate in (V_BYTES_PER_S, V_GATHER_BYTES_PER_S, V_EXCHANGE_BYTES_PER_S):
             links[axis, rate] = found[:, rate].min()
-    kinds = {cluster.device(d).name: cluster.device(d) for d in devices}.values()
+    hosts = dict.fromkeys(cluster.alike[cluster.places[np.asarray(devices)]].tolist())
+    kinds = {device.name: device for device in (cluster.devices[cluster.hosts[host].device] for host in hosts)}.values()
     capacity = min(k.memory_bytes for k in kinds) - problem.hints.memory_reserve_bytes
     hardware = _hardware(problem, tuple(kinds))
     fastest = max(_rate(problem, kind) for kind in cluster.devices.values())
@@ -125,17 +126,13 @@ def stage_layout(problem: Problem, devices: Sequence[int], mesh: Sequence[int]) 
 
 
 def _unlike(cluster: Cluster, groups: Ints) -> list[list[int]]:
-    """One of each set of groups, [groups, ranks], that have as many devices on as many hosts of each kind."""
-    if cluster.bandwidth_GBps is not None:
-        return [group.tolist() for group in groups]
-    hosts = np.sort(cluster.places[groups], axis=1)
-    _, where = np.unique(hosts, axis=0, return_index=True)
-    found: dict[tuple[tuple[int, int], ...], list[int]] = {}
-    for number in where.tolist():
-        counts = zip(*(column.tolist() for column in np.unique(hosts[number], return_counts=True)), strict=True)
-        key = tuple(sorted((int(cluster.alike[host]), count) for host, count in counts))
-        found.setdefault(key, groups[number].tolist())
-    return list(found.values())
+    """One of each set of groups, [groups, ranks], that stand alike on alike hosts."""
+    if cluster.bandwidth_GBps is None and len(groups) > 1:
+        hosts = np.sort(cluster.places[groups], axis=1)
+        # The kind of each rank's host, and whether it is another host than that of the rank before.
+        rows = np.concatenate([cluster.alike[hosts], np.diff(hosts, axis=1) > 0], axis=1)
+        groups = groups[list({row.tobytes(): number for number, row in enumerate(rows)}.values())]
+    return [group.tolist() for group in groups]
 
 
 def _rate(problem: Problem, kind: Device) -> float:
@@ -193,6 +190,7 @@ class Layouts:
         self._patterns: dict[tuple[bytes, bytes], int] = {}
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
         self._sends: dict[tuple[int, int, int], tuple[float, float]] = {}
+        self._pairs: dict[tuple[int, int, bool], tuple[float, float]] = {}
 
     def pattern(self, devices: Ints) -> int:
         """Number of the way in which devices, [devices], stand on hosts."""
@@ -212,12 +210,42 @@ class Layouts:
         return self._numbers[key]
 
     def send(self, patterns: tuple[int, int], senders: Ints, receivers: Ints) -> tuple[float, float]:
-        """See `send_between`, between devices of these patterns."""
-        places = self.problem.cluster.places
-        key = (*patterns, int(places[receivers[0]] - places[senders[0]]))
+        """Latency and bandwidth of each sender, of devices of these patterns, when all send at once, i to i.
+
+        Of stages of unlike size each device of the larger one has its share of a device of the smaller one: several
+        that send to one divide its link.
+        """
+        cluster = self.problem.cluster
+        key = (*patterns, int(cluster.places[receivers[0]] - cluster.places[senders[0]]))
         if key not in self._sends:
-            self._sends[key] = send_between(self.problem.cluster, senders, receivers)
+            most = max(len(senders), len(receivers))
+            pairs = np.stack([side[np.arange(most) * len(side) // most] for side in (senders, receivers)])
+            if cluster.bandwidth_GBps is None:
+                # Pairs on alike hosts are alike.
+                hosts = cluster.places[pairs]
+                (one, other), is_same = cluster.alike[hosts], hosts[0] == hosts[1]
+                kinds = 2 * (len(cluster.hosts) * one + other) + is_same
+                pairs = pairs[:, list(dict(zip(kinds.tolist(), range(most), strict=True)).values())]
+            found = [self._send_one(sender, receiver) for sender, receiver in pairs.T.tolist()]
+            share = max(1.0, len(senders) / len(receivers))
+            self._sends[key] = max(latency for latency, _ in found), min(rate for _, rate in found) / share
         return self._sends[key]
+
+    def _send_one(self, sender: int, receiver: int) -> tuple[float, float]:
+        """Latency and bandwidth from one device to another."""
+        cluster = self.problem.cluster
+        one, other = cluster.node_of[sender], cluster.node_of[receiver]
+        # Devices on alike hosts are alike.
+        key = (int(cluster.alike[one]), int(cluster.alike[other]), one == other)
+        if cluster.bandwidth_GBps is not None:
+            key = (sender, receiver, False)
+        if key not in self._pairs:
+            link = group_link(cluster, (sender, receiver))
+            inside = shared("send_share") * cluster.links[cluster.hosts[one].intra_node_link].bytes_per_s
+            is_named = link.hosts > 1 or cluster.bandwidth_GBps is not None
+            latency = float(link_vector(link, 1.0)[V_TREE_S])
+            self._pairs[key] = max(0.0, latency), link.bytes_per_s if is_named else inside
+        return self._pairs[key]
 
     def of(self, stages: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Layout:
         """The layout of pipeline ranks given as (devices, mesh)."""
@@ -275,27 +303,3 @@ def link_vector(link: GroupLink, gather_share: float) -> Floats:
     is_between = link.hosts > 1
     vector[V_GATHER_BYTES_PER_S] = link.line_bytes_per_s * gather_share if is_between else vector[V_BYTES_PER_S]
     return vector
-
-
-def send_between(cluster: Cluster, senders: Ints, receivers: Ints) -> tuple[float, float]:
-    """Latency and bandwidth of each sender when all send at once, device i to device i.
-
-    Of stages of unlike size each device of the larger one has its share of a device of the smaller one: several that
-    send to one divide its link.
-    """
-    most = max(len(senders), len(receivers))
-    pairs = np.stack([side[np.arange(most) * len(side) // most] for side in (senders, receivers)])
-    if cluster.bandwidth_GBps is None:
-        # Pairs on alike hosts are alike.
-        hosts = cluster.places[pairs]
-        kinds = np.stack([*cluster.alike[hosts], hosts[0] == hosts[1]])
-        pairs = pairs[:, np.unique(kinds, axis=1, return_index=True)[1]]
-    latency, bandwidth = 0.0, float("inf")
-    for sender, receiver in pairs.T.tolist():
-        link = group_link(cluster, (sender, receiver))
-        latency = max(latency, float(link_vector(link, 1.0)[V_TREE_S]))
-        host = cluster.hosts[cluster.node_of[sender]]
-        inside = shared("send_share") * cluster.links[host.intra_node_link].bytes_per_s
-        is_named = link.hosts > 1 or cluster.bandwidth_GBps is not None
-        bandwidth = min(bandwidth, link.bytes_per_s if is_named else inside)
-    return latency, bandwidth / max(1.0, len(senders) / len(receivers))

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numba import boolean, float64, int64, void
 
@@ -167,7 +169,7 @@ def assign(space, group, axis, value, chosen):
         chosen[space.members[space.groups[group, G_MEMBERS] + m], axis] = picked
 
 
-@kernel(float64(TABLES, SPACE, int64, int64, int64[:, ::1], float64[:, ::1], int64[::1]))
+@kernel(float64(TABLES, SPACE, int64, int64, int64[:, ::1], float64[:, ::1], int64[::1]), inner=True)
 def count_signatures(tables, space, group, axis, chosen, sizes, samples):
     """In how many ways the signatures of a group may be chosen on `axis` and all behind it; see `signature_mask`."""
     mask = np.empty(space.groups[group, G_VALUES], np.bool_)
@@ -180,6 +182,17 @@ def count_signatures(tables, space, group, axis, chosen, sizes, samples):
             else:
                 assign(space, group, axis, value, chosen)
                 total += count_signatures(tables, space, group, axis + 1, chosen, sizes, samples)
+    return total
+
+
+@kernel(float64(TABLES, SPACE, boolean[::1], float64[:, ::1], int64[::1]))
+def count_decades(tables, space, groups, sizes, samples):
+    """log10 of the number of ways to choose the signatures of all `groups`, [groups]; see `signature_mask`."""
+    chosen = np.full((tables.operators.shape[0], sizes.shape[1]), -1)
+    total = 0.0
+    for group in range(groups.shape[0]):
+        if groups[group]:
+            total += math.log10(count_signatures(tables, space, group, 0, chosen, sizes, samples))
     return total
 
 

@@ -4,7 +4,7 @@ from automap.price.batch import price_many
 from automap.price.combine import combine, overflow, passes, step_time_s
 from automap.price.draw import draw_many
 from automap.price.edges import exchange, vary
-from automap.price.legality import count_signatures, mode_mask, signature_mask, size_mask
+from automap.price.legality import count_decades, mode_mask, signature_mask, size_mask
 from automap.price.moves import move_many
 from automap.price.placements import divides
 from automap.price.schedule import count_actions, run_program
@@ -27,7 +27,7 @@ def main() -> None:
         overflow,
         step_time_s,
         signature_mask,
-        count_signatures,
+        count_decades,
         mode_mask,
         size_mask,
         price_many,
