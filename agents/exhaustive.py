@@ -57,4 +57,4 @@ def search_exhaustive(
         ]
         # The most promising branch is visited first: it lies last on the stack.
         pending += [values for _, values in sorted(branches, reverse=True)]
-    return incumbent.result(seed=seed)
+    return incumbent.result(seed=seed, proven=not pending)

@@ -35,6 +35,7 @@ class Incumbent:
         best_s: its step time, or infinity.
         own_best_s: best step time of a feasible plan since `watch` was called.
         nearest: values of the plan that overflows least while none fits.
+        improvements: (evaluations, seconds, step time) of each plan that was the best when it came.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Incumbent:
         self.own_best_s = float("inf")
         self.nearest: Values | None = None
         self.least_overflow = float("inf")
+        self.improvements: list[tuple[int, float, float]] = []
         self._on_progress = on_progress
         self._should_stop = should_stop
         self._clock = clock
@@ -108,6 +110,7 @@ class Incumbent:
             self.own_best_s = min(self.own_best_s, step_time_s)
             if step_time_s < self.best_s:
                 self.best, self.best_s = values, step_time_s
+                self.improvements.append((self.evaluations, self.seconds, step_time_s))
         elif self.best is None and overflow < self.least_overflow:
             self.nearest, self.least_overflow = values, overflow
         if self.seconds - self._reported >= REPORT_EVERY_S:
@@ -138,8 +141,9 @@ class Incumbent:
         found_by: str | None = None,
         searchers: Mapping[str, float | None] | None = None,
         baselines: Mapping[str, float | None] | None = None,
+        proven: bool = False,
     ) -> SearchResult:
-        """The plan found, priced in full.
+        """The plan found, priced in full; `proven` if no plan of the space is better.
 
         Raises:
             NothingFits: no plan that fits was found.
@@ -156,8 +160,15 @@ class Incumbent:
             baselines={**(baselines or {}), "yours": baseline_s(self.space)},
             searchers=searchers or {self.searcher: self.best_s},
             seconds=self.seconds,
+            proven=proven,
         )
-        return SearchResult(plan=replace(plan, search=record), evaluations=self.evaluations, seconds=self.seconds)
+        return SearchResult(
+            plan=replace(plan, search=record),
+            evaluations=self.evaluations,
+            seconds=self.seconds,
+            proven=proven,
+            improvements=tuple(self.improvements),
+        )
 
 
 def baseline_s(space: PlanSpace) -> float | None:

@@ -69,6 +69,10 @@ class SearchResult:
     """With `estimate`, `search` and `why` filled in."""
     evaluations: int
     seconds: float
+    proven: bool = False
+    """Whether no plan of the space that fits is faster."""
+    improvements: Sequence[tuple[int, float, float]] = ()
+    """(evaluations, seconds, step time in seconds) whenever a faster plan that fits was found."""
 
 
 OnProgress = Callable[[Progress], None]

@@ -140,6 +140,8 @@ class SearchRecord:
     searchers: Mapping[str, float | None] = field(default_factory=dict)
     """Best step time of each searcher that ran, seconds; null if it found nothing that fits."""
     seconds: float | None = None
+    proven: bool = False
+    """Whether no plan of the space that fits is faster by the estimate."""
 
 
 @dataclass(frozen=True, kw_only=True)
