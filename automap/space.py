@@ -328,7 +328,8 @@ class PlanSpace:
     def bound(self, values: Ints) -> npt.NDArray[np.float64]:
         """Lower bounds, as of `price`, on all completions of plans whose last signatures are -1, undecided, [n, slots].
 
-        Those of `Prefix` behind the shape and the cuts: undecided signatures at their best, the schedule in closed form.
+        Those of `Prefix` behind the shape and the cuts: undecided signatures at their best, the schedule in closed
+        form.
         """
         return self._price(values, exact=False)
 
