@@ -1,19 +1,29 @@
-"""Exhaustive: every plan of a small space, depth first, cut where an admissible bound cannot beat the best so far."""
+"""Exhaustive: every plan of a small space, cut where an admissible bound cannot beat the best so far.
+
+Depth first, the most promising beginnings first, `WIDTH` of them at a time: their continuations are bounded, and in the
+end priced, in one compiled call. The optimum is exact up to the rounding of bounds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from agents.incumbent import Incumbent
 from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
 from automap.errors import ProblemError
+from automap.listing import Beginnings, Listing
 from automap.plan import Plan
-from automap.prefix import BoundTable, walk
 from automap.problem import Problem
-from automap.space import PlanSpace, Values
+from automap.space import PlanSpace
 
 MAX_DECADES = 7.0
 """Larger spaces are refused; branch and bound visits a small part of them."""
+WIDTH = 256
+"""Beginnings that are continued at a time: few find good plans early, many share the work around a compiled call."""
+GROWTH = 4
+"""Continuations of each before they are bounded again: a bound costs as much as a price."""
 
 
 def search_exhaustive(
@@ -43,7 +53,8 @@ def search_exhaustive(
         values = space.encode(plan)
         if values is not None:
             incumbent.price([values])
-    return incumbent.result(seed=seed, proven=run_exhaustive(space, incumbent))
+    proven = run_exhaustive(space, incumbent)
+    return incumbent.result(seed=seed, proven=proven)
 
 
 def run_exhaustive(space: PlanSpace, incumbent: Incumbent, *, max_nodes: int | None = None) -> bool:
@@ -52,25 +63,55 @@ def run_exhaustive(space: PlanSpace, incumbent: Incumbent, *, max_nodes: int | N
     Args:
         space: of the problem.
         incumbent: prices, and says when to stop.
-        max_nodes: beginnings looked at before it gives up; None = as many as it takes.
+        max_nodes: beginnings bounded and plans priced before it gives up; None = as many as it takes.
 
     Returns:
-        whether no plan of the space that fits is faster than the best.
+        whether every plan was priced or is proven to be no faster than the best, or not to fit.
     """
-    table = BoundTable(space)
-    pending: list[Values] = [()]
+    listing = Listing(space)
     nodes = 0
+    nearest: Beginnings | None = None
+    pending = [listing.root()]
     while pending and not incumbent.finished and (max_nodes is None or nodes < max_nodes):
-        nodes += 1
-        prefix = walk(space, table, pending.pop())
-        if prefix.done:
-            incumbent.offer(tuple(prefix.values), prefix.bound.time_s, prefix.bound.overflow)
+        block = pending.pop()
+        block = block.take(block.bounds[:, 0] < incumbent.best_s)
+        if len(block) > WIDTH:
+            pending.append(block.take(slice(WIDTH, None)))
+            block = block.take(slice(WIDTH))
+        if not len(block):
             continue
-        branches = [
-            (float(seconds), (*prefix.values, int(value)))
-            for value, (seconds, over) in zip(prefix.legal(), prefix.bounds(), strict=True)
-            if seconds < incumbent.best_s and (over <= 0.0 or incumbent.best is None)
-        ]
-        # The most promising branch is visited first: it lies last on the stack.
-        pending += [values for _, values in sorted(branches, reverse=True)]
+        size = len(block)
+        while not listing.is_done(block) and len(block) < GROWTH * size:
+            block = listing.extend(block)
+        nodes += len(block)
+        if listing.is_done(block):
+            left = _price(block, incumbent)
+            pending += [left] if len(left) else []
+            continue
+        block = listing.bounded(block)
+        worst = int(block.bounds[:, 1].argmin())
+        if nearest is None or block.bounds[worst, 1] < nearest.bounds[0, 1]:
+            nearest = block.take(slice(worst, worst + 1))
+        block = block.take((block.bounds[:, 0] < incumbent.best_s) & (block.bounds[:, 1] <= 0.0))
+        pending.append(block.take(np.argsort(block.bounds[:, 0], kind="stable")))
+    if incumbent.best is None and incumbent.nearest is None and nearest is not None and not incumbent.finished:
+        _price(_smallest(listing, nearest), incumbent)
     return not pending
+
+
+def _price(block: Beginnings, incumbent: Incumbent) -> Beginnings:
+    """Prices complete plans, as many as the budget allows; the others."""
+    count = len(block)
+    if incumbent.budget.evaluations is not None:
+        count = min(count, incumbent.budget.evaluations - incumbent.charged)
+    incumbent.price([tuple(row) for row in block.values[:count].tolist()])
+    return block.take(slice(count, None))
+
+
+def _smallest(listing: Listing, some: Beginnings) -> Beginnings:
+    """One completion, every decision in favour of memory: what comes nearest where nothing fits."""
+    while not listing.is_done(some):
+        some = listing.bounded(listing.extend(some))
+        best = int(some.bounds[:, 1].argmin())
+        some = some.take(slice(best, best + 1))
+    return some

@@ -161,6 +161,12 @@ class BoundTable:
         """Bound of all plans of the space."""
         return Bound(*self._arrays[1][0].tolist())
 
+    def work(self, number: int) -> tuple[Floats, Floats]:
+        """[units + 1] least seconds of a micro-batch of shape `number` in all units before each; what recomputation
+        adds to them."""
+        _, _, work, again, _ = self._arrays
+        return work[self._rows[number]], again[self._rows[number]]
+
     def tree(self, asked: npt.NDArray[np.bool_]) -> Tree:
         """The bounds for the kernels, and [slots] which decisions are asked."""
         return Tree(*self._arrays, np.ascontiguousarray(asked), self._again)

@@ -418,11 +418,22 @@ class PlanSpace:
             [n, 2] seconds of a step, and the largest share of its memory by which a device overflows (at most 0 where
             the plan fits); the floats of `Evaluator.evaluate`.
         """
+        return self._price(values, exact=True)
+
+    def bound(self, values: Ints) -> npt.NDArray[np.float64]:
+        """Lower bounds, as of `price`, on all completions of plans whose last signatures are -1, undecided, [n, slots].
+
+        Those of `Prefix` behind the shape and the cuts: undecided signatures at their best, the schedule in closed
+        form.
+        """
+        return self._price(values, exact=False)
+
+    def _price(self, values: Ints, *, exact: bool) -> npt.NDArray[np.float64]:
         from automap.price.batch import price_many  # who prices one plan need not load it
 
         out = np.empty((len(values), 2))
         plans = np.ascontiguousarray(values, dtype=np.int64)
-        price_many(self.evaluator.tables.arrays, self.arrays, self.memo, plans, out)
+        price_many(self.evaluator.tables.arrays, self.arrays, self.memo, plans, exact, out)
         return out
 
     @functools.cached_property

@@ -13,14 +13,11 @@ from automap.counting import count_decades
 from automap.space import PlanSpace
 
 
-def influential_groups(space: PlanSpace, limit: int) -> frozenset[tuple[int, int]]:
-    """The `limit` linkage groups with the largest share of FLOPs and parameters, as (unit type, group).
-
-    Can lose the optimum only where a group outside the list gains from anything but a batch split.
-    """
+def influence(space: PlanSpace) -> dict[tuple[int, int], float]:
+    """(unit type, group) -> its share of the model's FLOPs and parameters."""
     graph = space.problem.graph
     units = space.linkage.blocks.units
-    influence: dict[tuple[int, int], float] = {}
+    shares: dict[tuple[int, int], float] = {}
     for unit_type, unit in enumerate(space.linkage.types):
         times = sum(u.type == unit_type for u in units)
         for number, group in enumerate(unit.groups):
@@ -29,8 +26,17 @@ def influential_groups(space: PlanSpace, limit: int) -> frozenset[tuple[int, int
             weights = sum(
                 graph.tensors[n].num_elements for op in ops for n in op.inputs if graph.tensors[n].role == "parameter"
             ) / max(graph.num_parameters, 1)
-            influence[unit_type, number] = times * (flops + weights)
-    ranked = sorted(influence, key=lambda key: (-influence[key], key))
+            shares[unit_type, number] = times * (flops + weights)
+    return shares
+
+
+def influential_groups(space: PlanSpace, limit: int) -> frozenset[tuple[int, int]]:
+    """The `limit` linkage groups with the largest share of FLOPs and parameters, as (unit type, group).
+
+    Can lose the optimum only where a group outside the list gains from anything but a batch split.
+    """
+    shares = influence(space)
+    ranked = sorted(shares, key=lambda key: (-shares[key], key))
     return frozenset(ranked[:limit])
 
 

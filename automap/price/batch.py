@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numba import float64, int64, void
+from numba import boolean, float64, int64, void
 
 from automap.price.arrays import N_FIRST_SIGNATURE, SPACE
 from automap.price.compiled import kernel
@@ -11,15 +11,16 @@ from automap.price.sharded import new_sharded
 from automap.price.vectors import TABLES
 
 
-@kernel(void(TABLES, SPACE, MEMO, int64[:, ::1], float64[:, ::1]))
-def price_many(tables, space, memo, values, out):
-    """Seconds and overflow of complete plans.
+@kernel(void(TABLES, SPACE, MEMO, int64[:, ::1], boolean, float64[:, ::1]))
+def price_many(tables, space, memo, values, exact, out):
+    """Seconds and overflow of plans.
 
     Args:
         tables: see `Tables.arrays`.
         space: see `compile_space`.
         memo: of the problem.
-        values: [n, slots].
+        values: [n, slots]; signatures may be -1, undecided.
+        exact: simulate the schedule of complete plans; otherwise bound them, and all completions, from below.
         out: [n, 2] seconds of a step; largest share of its memory by which a device overflows. Written.
     """
     num_axes = space.obeys.shape[0]
@@ -34,4 +35,4 @@ def price_many(tables, space, memo, values, out):
                 if desk.picked[group, axis] != value[slot]:
                     pick(space, group, axis, value[slot], desk)
         cost_rows(tables, space, memo, -1, desk, sharded)
-        finish(tables, space, desk, True, out[plan])
+        finish(tables, space, desk, exact, out[plan])

@@ -199,3 +199,20 @@ def test_many_plans_at_once_cost_what_each_costs_alone(gpt, light_graph, space, 
     plans += [values for _, values in itertools.islice(templates(s), 40)]
     alone = [s.evaluator.evaluate(s.choice(values)) for values in plans]
     assert s.price(np.array(plans)).tolist() == [[o.step_time_s, o.overflow] for o in alone]
+
+
+@pytest.mark.parametrize("cluster", ["2x4xA100", "4xV100-16GB+4xP100"])
+def test_many_prefixes_at_once_have_bounds_that_only_tighten(gpt, space, cluster):
+    s = space(gpt(layers=3), cluster, 16)
+    values = s.random_batch(np.random.default_rng(0), 50)
+    prices = s.price(values)
+    decided = values.copy()
+    for end in range(len(s.slots), s.first_signature - 1, -1):
+        decided[:, end:] = -1
+        bounds = s.bound(decided)
+        assert (bounds <= prices + 1e-12).all()
+        prices = bounds
+    table = BoundTable(s)
+    for row, (seconds, over) in zip(values, bounds.tolist(), strict=True):
+        prefix = walk(s, table, row[: s.first_signature])
+        assert prefix.bound.time_s >= seconds and prefix.bound.overflow >= over
