@@ -28,7 +28,7 @@ class Cooling:
 
     num_chains: int = 32
     """A compiled call for so many plans costs little more than its work."""
-    hot: float = 0.1
+    hot: float = 0.05
     cold: float = 0.001
     first_cycle: int = 32
     """Moves of each chain."""

@@ -41,7 +41,7 @@ Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Values = tuple[int, ...]
 
-MOVE_CHANCES = (0.3, 0.1, 0.1, 0.05, 0.05, 0.05, 0.05, 0.1, 0.05, 0.05, 0.05, 0.1)
+MOVE_CHANCES = (0.3, 0.1, 0.1, 0.05, 0.05, 0.05, 0.05, 0.1, 0.05, 0.05, 0.1)
 """Of each kind of move of `automap.price.moves`."""
 
 SHAPE_KINDS = ("pp", "tp", "middle", "micro_batches", "virtual")

@@ -27,8 +27,8 @@ from automap.price.legality import assign, mode_mask, signature_mask, size_mask,
 from automap.price.vectors import TABLES
 
 # Kinds of moves.
-M_ONE, M_TWO, M_SHIFT, M_SLIDE, M_DEVICES, M_MODE, M_GROUP, M_PAIR, M_AXIS, M_BORROW, M_BATCH, M_SHAPE = range(12)
-M_COUNT = 12
+M_ONE, M_TWO, M_SHIFT, M_SLIDE, M_DEVICES, M_MODE, M_GROUP, M_PAIR, M_BORROW, M_BATCH, M_SHAPE = range(11)
+M_COUNT = 11
 # What is read of a plan's shape.
 S_RANKS, S_CHUNKS, S_MESHES, S_REPLICAS = range(4)
 S_COUNT = 4
@@ -341,15 +341,6 @@ def move_many(tables, space, shapes, chances, seeds, donors, values, out):
                         same = space.groups[group, G_VALUES] == space.groups[other, G_VALUES]
                         same = same and space.groups[group, G_COUNT] == space.groups[other, G_COUNT]
                         wanted[at] = value[slot] if same and _number(state) < 0.5 else KEEP
-            elif kind == M_AXIS:
-                # Some or all groups do on one axis what they do on another.
-                axis = _below(state, num_axes)
-                other = (axis + 1 + _below(state, num_axes - 1)) % num_axes
-                first = _below(state, num_groups) if _number(state) < 0.5 else 0
-                last = min(num_groups, first + 1 + _below(state, 8)) if first > 0 else num_groups
-                for group in range(first, last):
-                    at = first_signature + group * num_axes
-                    wanted[at + axis] = value[at + other]
             elif kind == M_BATCH:
                 _batch(space, shapes, wanted, num_axes, state)
                 evenly = wanted[num_axes + 1] != value[num_axes + 1]
