@@ -17,6 +17,7 @@ from agents.repairs import nothing_fits
 from agents.searcher import Budget, OnProgress, Progress, SearchResult, ShouldStop
 from automap.errors import PlanError
 from automap.plan import Plan, SearchRecord
+from automap.prefix import BoundTable
 from automap.price.estimate import annotate, lower_bound_s, price
 from automap.space import Ints, PlanSpace, Values
 from automap.templates import templates
@@ -233,6 +234,7 @@ class Incumbent:
             searchers=dict(self.reached),
             seconds=self.seconds,
             proven=proven,
+            lower_bound_s=self.best_s if proven else BoundTable(self.space).first.time_s,
         )
         return SearchResult(
             plan=replace(plan, search=record),

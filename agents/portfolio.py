@@ -11,26 +11,29 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 
+from agents.elimination import run_elimination
 from agents.exhaustive import run_exhaustive
-from agents.expert import grid
+from agents.expert import Grid, grid
 from agents.incumbent import Incumbent
 from agents.mcmc import best_of_meshes, run_mcmc
 from agents.members import Member, Task, wait
 from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
 from automap.plan import Plan
 from automap.problem import Problem
-from automap.space import Ints, PlanSpace
+from automap.space import Ints, PlanSpace, Values
 
 PROVABLE_DECADES = 7.0
 """Of larger spaces no proof is tried."""
-PROOF_NODES = 3000
-"""Beginnings that branch and bound looks at, about a second's worth."""
-PLANNERS_SHARE = 0.3
-"""Of the budget that is left, for each planner at most."""
+PROOF_NODES = 200_000
+"""Beginnings that branch and bound looks at: a few seconds' worth."""
+PROOF_SHARE = 0.5
+"""Of what is left of a budget: a proof ends the search."""
+PLANNER_SHARE, PLANNER_S = 0.1, 5.0
+"""Of what is left of a budget, and seconds at most, for each other planner."""
 WARM_UP_S, WARM_UP_SHARE = 1.0, 0.1
 """Annealing before members are started: seconds at most, and share of a budget in seconds."""
 LEAST_S, LEAST_EVALUATIONS = 4.0, 2000
@@ -46,15 +49,38 @@ LISTEN_S = 0.05
 """Between two looks at whether the caller wants an end."""
 
 
-def _prove(space: PlanSpace, incumbent: Incumbent) -> bool:
+class _Limits(TypedDict):
+    evaluations: int | None
+    seconds: float | None
+
+
+def _prove(space: PlanSpace, incumbent: Incumbent, start: Sequence[Values]) -> bool:
     if space.decades > PROVABLE_DECADES:
         return False
     incumbent.searcher = "exhaustive"
-    return run_exhaustive(space, incumbent, max_nodes=PROOF_NODES)
+    with incumbent.share(**_part(incumbent, PROOF_SHARE)):
+        return run_exhaustive(space, incumbent, max_nodes=PROOF_NODES)
 
 
-PLANNERS: tuple[Callable[[PlanSpace, Incumbent], bool], ...] = (_prove,)
-"""Run one after the other before all else; each says whether it has proven the best plan to be the optimum."""
+def _eliminate(space: PlanSpace, incumbent: Incumbent, start: Sequence[Values]) -> bool:
+    incumbent.searcher = "elimination"
+    with incumbent.share(**_part(incumbent, PLANNER_SHARE, most_s=PLANNER_S)):
+        run_elimination(space, incumbent, start=start)
+    return False
+
+
+PLANNERS: tuple[Callable[[PlanSpace, Incumbent, Sequence[Values]], bool], ...] = (_prove, _eliminate)
+"""Run one after the other before all else, with the plans that fit so far, the best first; each says whether it has
+proven the best plan to be the optimum."""
+
+
+def _part(incumbent: Incumbent, share: float, most_s: float = float("inf")) -> _Limits:
+    """A share of what is left of a budget."""
+    left, left_s = incumbent.left, incumbent.left_s
+    return {
+        "evaluations": None if left is None else int(share * left),
+        "seconds": None if left_s is None else min(most_s, share * left_s),
+    }
 
 
 def search_portfolio(
@@ -76,10 +102,10 @@ def search_portfolio(
         incumbent.searcher = "start"
         incumbent.price(given)
     proven = False
+    ranked = _ranked(incumbent, templates)
     for run in PLANNERS:
         if not proven and not incumbent.finished:
-            with incumbent.share(seconds=None if incumbent.left_s is None else PLANNERS_SHARE * incumbent.left_s):
-                proven = run(space, incumbent)
+            proven = run(space, incumbent, ranked)
     known = best_of_meshes(space, templates.values, templates.prices)
     try:
         if not proven and not incumbent.finished:
@@ -87,6 +113,15 @@ def search_portfolio(
     finally:
         crew.end()
     return incumbent.result(seed=seed, baselines=templates.baselines, proven=proven)
+
+
+def _ranked(incumbent: Incumbent, templates: Grid) -> list[Values]:
+    """The best plan and all templates that fit, the best first; what comes nearest if none does."""
+    fitting = np.flatnonzero(templates.prices[:, 1] <= 0.0)
+    ranked = templates.values[fitting[np.argsort(templates.prices[fitting, 0], kind="stable")]]
+    first = incumbent.best or incumbent.nearest
+    assert first is not None
+    return [first, *(tuple(row) for row in ranked.tolist())]
 
 
 def _anneal(

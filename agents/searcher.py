@@ -84,6 +84,7 @@ _MODULES = {
     "dqn": "dqn",
     "mcmc": "mcmc",
     "hill-climbing": "mcmc",
+    "elimination": "elimination",
     "expert": "expert",
     "random": "random_plans",
     "exhaustive": "exhaustive",

@@ -142,6 +142,8 @@ class SearchRecord:
     seconds: float | None = None
     proven: bool = False
     """Whether no plan of the space that fits is faster by the estimate."""
+    lower_bound_s: float | None = None
+    """No plan of the space is faster, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from automap.plan import DeviceMemory, Plan, Stage, parse_devices
+from automap.plan import DeviceMemory, Plan, SearchRecord, Stage, parse_devices
 
 GIB = 1 << 30
 
@@ -72,7 +72,17 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     if estimate is not None and search is not None:
         lines.append(("against", against(plan)))
         lines.append(("found by", f"{search.found_by} in {search.evaluations:,} evaluations, seed {search.seed}"))
+        lines.append(("bound", gap(estimate.step_time_s, search)))
     return lines
+
+
+def gap(step_time_s: float, search: SearchRecord) -> str:
+    """How much faster another plan could be."""
+    if search.proven:
+        return "no plan of those that can be decided here is faster: proven"
+    if search.lower_bound_s is None:
+        return "not known"
+    return f"no plan takes less than {seconds(search.lower_bound_s)}, {1 - search.lower_bound_s / step_time_s:.0%} less"
 
 
 def against(plan: Plan) -> str:

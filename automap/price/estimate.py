@@ -131,7 +131,8 @@ def error_band(problem: Problem) -> float:
 
 
 def lower_bound_s(problem: Problem) -> float:
-    """No plan is faster: all measured seconds and all other FLOPs, the latter at the rates of the largest kernels."""
+    """No plan is faster: all measured seconds, all other FLOPs at the rates of the largest kernels, and the host's time
+    of a step."""
     graph, trainer, devices = problem.graph, problem.trainer, problem.cluster.num_devices
     kinds = [problem.cluster.device(d) for d in range(devices)]
     product_rate = sum(float(gemm_curve(kind, problem.precision)[G_FLOPS]) for kind in kinds)
@@ -152,7 +153,7 @@ def lower_bound_s(problem: Problem) -> float:
     total = sum(least.values())
     for seconds, names in device_seconds(graph, problem.hints):
         total += min(0.0, seconds / devices - sum(least[name] for name in names))
-    return problem.training.global_batch * total
+    return problem.training.global_batch * total + trainer.step_overhead_ms * 1e-3
 
 
 def sequence_length(graph: Graph) -> int | None:
