@@ -15,33 +15,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from gymnasium import spaces
 from stable_baselines3 import DQN
-from stable_baselines3.common.buffers import DictReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 
 from agents.incumbent import Incumbent
+from agents.plan_vec_env import PlanVecEnv
+from agents.replay import Batch, PlanReplay
 from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
 from automap.plan import Plan
 from automap.prefix import BoundTable
 from automap.problem import Problem
 from automap.space import PlanSpace, Values
-from envs.decision import GROWTH, MAX_ACTIONS, REWARD_SCALE, Decisions, Episodes, Observation, observation_space
+from envs.decision import GROWTH, MAX_ACTIONS, REWARD_SCALE, Decisions, Episodes, Observation
 from envs.features import ACTION_FEATURES, STATE_FEATURES
 from envs.hybrid import HybridDecisions
 
 FORBIDDEN = -1e9
 """Q of a masked action."""
-HISTORY = 64
-"""Signs that tell decisions apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,92 +51,28 @@ class Hyperparameters:
     """Acting is batched; more environments do not learn faster, since updates bound the speed."""
     hidden: tuple[int, ...] = (64, 64)
     """Twice as wide is twice as slow and found no better plans."""
+    num_signs: int = 64
+    """That tell the decisions of one problem apart (`PlanVecEnv`)."""
     learning_rate: float = 5e-4
     batch_size: int = 64
+    """Four times as many cost half as much again and learn no faster."""
     updates_per_step: int = 1
     """Of all environments together: one update for 16 decisions; twice as many found no better plans."""
     buffer_size: int = 30_000
+    """Decisions; some thousand plans."""
     learning_starts: int = 200
-    """Decisions."""
+    """Decisions: a few plans."""
     target_update: int = 400
     """Decisions between two copies into the target network."""
     elite_plans: int = 16
     elite_share: float = 0.25
+    """Of a batch, from the best distinct plans."""
     cycle_plans: int = 400
     """Plans of one exploration cycle: the schedule does not depend on the budget, so the search is anytime."""
     explored_first: float = 0.3
     """Share of random decisions at the start of a cycle."""
     explored_last: float = 1.0
     """Random decisions an episode in the second half of a cycle; fewer and episodes repeat the greedy plan."""
-
-
-class PlanVecEnv(VecEnv):
-    """Episodes side by side, as stable-baselines3 steps them.
-
-    To the observation of the environment it adds what tells the states of one problem apart: the slot to decide, and
-    the decisions so far as a sum of fixed random signs, one vector for each (slot, value).
-    """
-
-    def __init__(self, episodes: Episodes) -> None:
-        self.episodes = episodes
-        slots = len(episodes.space.slots)
-        space = observation_space()
-        space["slot"] = spaces.Box(0, slots, (1,), np.float32)
-        space["history"] = spaces.Box(-np.inf, np.inf, (HISTORY,), np.float32)
-        self.signs = np.random.default_rng(0).choice(
-            np.array([-1.0, 1.0], np.float32), (slots + 1, MAX_ACTIONS, HISTORY)
-        )
-        self._history = np.zeros((episodes.count, HISTORY), dtype=np.float32)
-        self._actions = np.zeros(episodes.count, dtype=np.int64)
-        super().__init__(episodes.count, space, spaces.Discrete(MAX_ACTIONS))
-
-    def observe(self) -> Observation:
-        """What the network sees."""
-        slot = self.episodes.prefixes.walks.position[:, None].astype(np.float32)
-        return {**self.episodes.observe(), "slot": slot, "history": self._history.copy()}
-
-    def reset(self) -> Observation:
-        """Begins all plans."""
-        self._history[:] = 0.0
-        self.episodes.begin(np.ones(self.num_envs, dtype=np.bool_))
-        return self.observe()
-
-    def step_async(self, actions: npt.NDArray[Any]) -> None:
-        """Takes note of the actions."""
-        self._actions = np.asarray(actions, dtype=np.int64)
-
-    def step_wait(self) -> tuple[Observation, npt.NDArray[Any], npt.NDArray[Any], list[dict[str, Any]]]:
-        """Steps; a plan that is complete makes room for the next."""
-        self._history += self.signs[self.episodes.prefixes.walks.position, self._actions]
-        rewards, done = self.episodes.step(self._actions)
-        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        if done.any():
-            self._history[done] = 0.0
-            last = self.observe()
-            for e in np.flatnonzero(done):
-                infos[e]["finished"] = self.episodes.finished(int(e))
-                infos[e]["terminal_observation"] = {name: rows[e] for name, rows in last.items()}
-            self.episodes.begin(done)
-        return self.observe(), rewards.astype(np.float32), done, infos
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Attributes of environments, which are one object here."""
-        return [getattr(self, attr_name, None)] * self.num_envs
-
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """See `get_attr`."""
-        setattr(self, attr_name, value)
-
-    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        """See `get_attr`."""
-        return [getattr(self, method_name)(*args, **kwargs)]
-
-    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
-        """Nothing is wrapped."""
-        return [False] * self.num_envs
 
 
 class MaskedQNetwork(QNetwork):
@@ -181,7 +116,9 @@ class _Sizes(torch.nn.Module):
 
     def __init__(self, observation_space: spaces.Dict) -> None:
         super().__init__()
-        self.features_dim = STATE_FEATURES + ACTION_FEATURES + HISTORY
+        shape = observation_space["history"].shape
+        assert shape is not None
+        self.features_dim = STATE_FEATURES + ACTION_FEATURES + shape[0]
 
 
 class MaskedPolicy(DQNPolicy):
@@ -196,115 +133,6 @@ class MaskedPolicy(DQNPolicy):
         arguments = self._update_features_extractor(self.net_args, features_extractor=None)
         arguments["action_space"] = spaces.Discrete(1)
         return MaskedQNetwork(**arguments, signs=self.signs).to(self.device)
-
-
-class Batch(NamedTuple):
-    """A sample of the replay."""
-
-    observations: dict[str, torch.Tensor]
-    actions: torch.Tensor
-    next_observations: dict[str, torch.Tensor]
-    rewards: torch.Tensor
-    dones: torch.Tensor
-    floors: torch.Tensor
-    """Return really obtained from here on; -inf while the episode goes on."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Episode:
-    worth_s: float
-    key: bytes
-    rows: dict[str, npt.NDArray[Any]]
-
-
-class PlanReplay(DictReplayBuffer):
-    """Replay that backfills returns when an episode ends and keeps the best distinct episodes."""
-
-    def __init__(self, *args: Any, elite_plans: int, elite_share: float, seed: int, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.floors = np.full((self.buffer_size, self.n_envs), -np.inf, dtype=np.float32)
-        self.elite_plans = elite_plans
-        self.elite_share = elite_share
-        self.rng = np.random.default_rng(seed)
-        self._open: list[list[int]] = [[] for _ in range(self.n_envs)]
-        self._elite: list[_Episode] = []
-        self._stacked: dict[str, npt.NDArray[Any]] = {}
-
-    def add(  # type: ignore[override]  # DictReplayBuffer narrows its parent's parameters in the same way
-        self,
-        obs: Observation,
-        next_obs: Observation,
-        action: npt.NDArray[Any],
-        reward: npt.NDArray[Any],
-        done: npt.NDArray[Any],
-        infos: list[dict[str, Any]],
-    ) -> None:
-        """Adds one step of every environment."""
-        at = self.pos
-        self.floors[at] = -np.inf
-        super().add(obs, next_obs, action, reward, done, infos)
-        for e in range(self.n_envs):
-            self._open[e].append(at)
-            if done[e]:
-                self._close(e, infos[e]["finished"].worth_s)
-
-    def _close(self, env: int, worth_s: float) -> None:
-        steps, self._open[env] = self._open[env], []
-        back = self.rewards[steps, env][::-1].cumsum()[::-1]
-        self.floors[steps, env] = back
-        rows = {f"obs.{k}": v[steps, env] for k, v in self.observations.items()}
-        rows |= {f"next.{k}": v[steps, env] for k, v in self.next_observations.items()}
-        rows |= {
-            "actions": self.actions[steps, env],
-            "rewards": self.rewards[steps, env],
-            "dones": self.dones[steps, env],
-            "floors": back,
-        }
-        self.remember(worth_s, rows)
-
-    def remember(self, worth_s: float, rows: dict[str, npt.NDArray[Any]]) -> None:
-        """Keeps an episode if it is among the best distinct ones.
-
-        Args:
-            worth_s: step time that the plan is rewarded as, seconds.
-            rows: its transitions, one array a field.
-        """
-        key = rows["actions"].tobytes()
-        if any(e.key == key for e in self._elite):
-            return
-        if len(self._elite) == self.elite_plans and worth_s >= self._elite[-1].worth_s:
-            return
-        self._elite.append(_Episode(worth_s=worth_s, key=key, rows={k: v.copy() for k, v in rows.items()}))
-        self._elite.sort(key=lambda e: e.worth_s)
-        del self._elite[self.elite_plans :]
-        self._stacked = {k: np.concatenate([e.rows[k] for e in self._elite]) for k in rows}
-
-    def sample_plans(self, batch_size: int) -> Batch:
-        """A batch: `elite_share` of it from the best episodes, the rest uniform."""
-        num_elite = int(batch_size * self.elite_share) if self._elite else 0
-        count = batch_size - num_elite
-        rows = self.rng.integers(0, self.buffer_size if self.full else self.pos, count)
-        envs = self.rng.integers(0, self.n_envs, count)
-        parts = {f"obs.{k}": v[rows, envs] for k, v in self.observations.items()}
-        parts |= {f"next.{k}": v[rows, envs] for k, v in self.next_observations.items()}
-        parts |= {
-            "actions": self.actions[rows, envs],
-            "rewards": self.rewards[rows, envs],
-            "dones": self.dones[rows, envs],
-            "floors": self.floors[rows, envs],
-        }
-        if num_elite:
-            chosen = self.rng.integers(0, len(self._stacked["rewards"]), num_elite)
-            parts = {k: np.concatenate([v, self._stacked[k][chosen]]) for k, v in parts.items()}
-        tensors = {k: torch.as_tensor(v) for k, v in parts.items()}
-        return Batch(
-            observations={k: tensors[f"obs.{k}"] for k in self.observations},
-            actions=tensors["actions"].long(),
-            next_observations={k: tensors[f"next.{k}"] for k in self.next_observations},
-            rewards=tensors["rewards"].reshape(-1, 1),
-            dones=tensors["dones"].reshape(-1, 1).float(),
-            floors=tensors["floors"].reshape(-1, 1),
-        )
 
 
 class MaskedDQN(DQN):
@@ -372,11 +200,7 @@ class MaskedDQN(DQN):
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample_plans(batch_size)
             with torch.no_grad():
-                following = self.q_net_target(batch.next_observations).max(dim=1, keepdim=True).values
-                target = batch.rewards + (1.0 - batch.dones) * following
-                seen = batch.observations["observation"][:, STATE_FEATURES:]
-                growth = seen.gather(1, ACTION_FEATURES * batch.actions + GROWTH)
-                target = torch.minimum(torch.maximum(target, batch.floors), -REWARD_SCALE * growth)
+                target = self.targets(batch)
             network: Any = self.q_net
             q = network.rate(batch.observations, torch.arange(batch_size), batch.actions[:, 0]).reshape(-1, 1)
             loss = torch.nn.functional.smooth_l1_loss(q, target)
@@ -386,6 +210,14 @@ class MaskedDQN(DQN):
             self.policy.optimizer.step()
         self._n_updates += gradient_steps
 
+    def targets(self, batch: Batch) -> torch.Tensor:
+        """[batch, 1] reward and best continuation, between the return really obtained and the bound."""
+        following = self.q_net_target(batch.next_observations).max(dim=1, keepdim=True).values
+        target = batch.rewards + (1.0 - batch.dones) * following
+        seen = batch.observations["observation"][:, STATE_FEATURES:]
+        growth = seen.gather(1, ACTION_FEATURES * batch.actions + GROWTH)
+        return torch.minimum(torch.maximum(target, batch.floors), -REWARD_SCALE * growth)
+
     def demonstrate(self, env: PlanVecEnv, plans: Sequence[Values]) -> None:
         """Walks known plans through `env`, of one episode, and keeps them as elite episodes; nothing is priced anew."""
         for values in plans:
@@ -393,7 +225,7 @@ class MaskedDQN(DQN):
             rows: dict[str, list[Any]] = {}
             done = False
             while not done:
-                action = np.array([values[env.episodes.prefixes.walks.position[0]]])
+                action = np.array([values[int(observation["slot"][0, 0])]])
                 env.step_async(action)
                 following, rewards, ended, infos = env.step_wait()
                 done = bool(ended[0])
@@ -406,7 +238,7 @@ class MaskedDQN(DQN):
                 observation = following
             arrays = {k: np.asarray(v) for k, v in rows.items()}
             arrays["floors"] = arrays["rewards"][::-1].cumsum()[::-1].astype(np.float32)
-            self.replay_buffer.remember(infos[0]["finished"].worth_s, arrays)
+            self.replay_buffer.remember(infos[0]["finished"], arrays)
 
 
 class _Watch(BaseCallback):
@@ -443,6 +275,7 @@ def run_dqn(
     demonstrations: Sequence[Values] = (),
     parameters: Hyperparameters | None = None,
     decisions: Decisions | None = None,
+    checkpoint: Path | None = None,
 ) -> None:
     """Searches with one DQN until the incumbent's budget ends.
 
@@ -454,20 +287,46 @@ def run_dqn(
         demonstrations: plans to learn from; they are not credited to the DQN.
         parameters: hyperparameters.
         decisions: what is asked; None = those of `HybridEnv`.
+        checkpoint: folder that the search goes on from, if it is there, and that is written at the end; see
+            `agents.checkpoint`.
+
+    Raises:
+        ProblemError: the checkpoint is damaged or of another network.
     """
-    torch.set_num_threads(1)
     parameters = parameters or Hyperparameters()
     table = BoundTable(space)
 
     def environment(count: int) -> PlanVecEnv:
         asked = decisions or HybridDecisions(space)
-        return PlanVecEnv(Episodes(asked, count, table, reference_s=reference_s))
+        return PlanVecEnv([Episodes(asked, count, table, reference_s=reference_s)], parameters.num_signs)
 
-    agent = MaskedDQN(environment(parameters.num_envs), parameters, seed)
+    agent = new_agent(environment(parameters.num_envs), parameters, seed)
+    watch = _Watch(incumbent)
+    known = list(demonstrations)
+    if checkpoint is not None and checkpoint.exists():
+        from agents.checkpoint import read_checkpoint
+
+        about = read_checkpoint(agent, checkpoint)
+        watch.plans = about["plans"]
+        elite = [tuple(values) for values in about["elite"]]
+        incumbent.price(elite)
+        known += elite
+    agent.demonstrate(environment(1), known)
+    agent.learn(total_timesteps=10**12, callback=watch, log_interval=10**12)
+    if checkpoint is not None:
+        from agents.checkpoint import write_checkpoint
+
+        about = {"plans": watch.plans, "elite": [list(v) for v in agent.replay_buffer.elite], "seed": seed}
+        write_checkpoint(agent, checkpoint, about)
+
+
+def new_agent(env: PlanVecEnv, parameters: Hyperparameters, seed: int) -> MaskedDQN:
+    """An untrained agent, on one thread."""
+    torch.set_num_threads(1)
+    agent = MaskedDQN(env, parameters, seed)
     # Without a logger of its own SB3 leaves a folder behind for every search.
     agent.set_logger(Logger(folder=None, output_formats=[]))
-    agent.demonstrate(environment(1), demonstrations)
-    agent.learn(total_timesteps=10**12, callback=_Watch(incumbent), log_interval=10**12)
+    return agent
 
 
 def search_dqn(
@@ -478,12 +337,18 @@ def search_dqn(
     on_progress: OnProgress,
     should_stop: ShouldStop,
     start: Sequence[Plan] = (),
+    checkpoint: Path | None = None,
 ) -> SearchResult:
-    """The best plan of one DQN; with `start=()` it learns from its own plans only. See `Searcher`."""
+    """The best plan of one DQN; with `start=()` it learns from its own plans only. See `Searcher`.
+
+    Args:
+        problem..start: see `agents.searcher.search`.
+        checkpoint: see `run_dqn`.
+    """
     space = PlanSpace(problem)
     incumbent = Incumbent(space, budget, searcher="dqn", on_progress=on_progress, should_stop=should_stop)
     known = [values for values in map(space.encode, start) if values is not None]
     for values in known:
         incumbent.price([values])
-    run_dqn(space, incumbent, seed=seed, reference_s=None, demonstrations=known)
+    run_dqn(space, incumbent, seed=seed, reference_s=None, demonstrations=known, checkpoint=checkpoint)
     return incumbent.result(seed=seed)

@@ -68,7 +68,7 @@ class Listing:
 
     def is_done(self, some: Beginnings) -> bool:
         """Whether every slot is decided."""
-        return some.values.shape[1] == len(self.space.slots)
+        return int(some.values.shape[1]) == len(self.space.slots)
 
     def plans(self, some: Beginnings | None = None) -> Iterator[Ints]:
         """All completions, [n, slots] at a time, in the order of their values."""

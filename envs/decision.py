@@ -51,6 +51,8 @@ class Finished:
     overflow: float
     worth_s: float
     """What it is rewarded as."""
+    log_gap: float
+    """log(worth / lower bound on all plans): the return, but for its sign and scale."""
     num_decisions: int
     num_operator_decisions: int
 
@@ -145,6 +147,7 @@ class Episodes:
             step_time_s=seconds,
             overflow=overflow,
             worth_s=self.worth_s(seconds, overflow),
+            log_gap=math.log(self.worth_s(seconds, overflow) / self.first_bound_s),
             num_decisions=int(self.num_decisions[number]),
             num_operator_decisions=int(self.num_operator_decisions[number]),
         )

@@ -1,0 +1,86 @@
+"""Pretrained: plans sampled from a network that was trained on other problems, priced, the best kept. No training.
+
+The network comes with the package (`agents/pretrained_network`, made by `automap train-agent`). It has seen neither the
+model nor the cluster: it rates decisions by their bounds and by what they mean. Noise on its ratings makes the plans of
+a batch differ. Worth it where evaluations are few and dear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from agents.checkpoint import read_checkpoint
+from agents.dqn import Hyperparameters, MaskedDQN, new_agent
+from agents.incumbent import Incumbent
+from agents.plan_vec_env import PlanVecEnv
+from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
+from automap.plan import Plan
+from automap.problem import Problem
+from automap.space import PlanSpace
+from envs.decision import Episodes
+from envs.hybrid import HybridDecisions
+
+NETWORK = Path(__file__).parent / "pretrained_network"
+PARAMETERS = Hyperparameters(num_envs=8, num_signs=0, hidden=(128, 128), batch_size=128, elite_share=0.0)
+"""Of the network: it knows nothing by heart, and the best plans of one problem say nothing about another."""
+NOISE = 0.3
+"""Scale of the Gumbel noise on ratings, which are `REWARD_SCALE` times logs of step times: 3 per cent."""
+SAMPLED = 64
+"""Plans at a time."""
+
+
+def run_pretrained(space: PlanSpace, incumbent: Incumbent, *, seed: int, network: Path = NETWORK) -> None:
+    """Samples plans until the incumbent's budget ends.
+
+    Args:
+        space: of the problem.
+        incumbent: takes every plan.
+        seed: of the noise.
+        network: folder of the checkpoint.
+
+    Raises:
+        ProblemError: the checkpoint is damaged or of another network.
+    """
+    env = PlanVecEnv([Episodes(HybridDecisions(space), SAMPLED)], PARAMETERS.num_signs)
+    agent = new_agent(env, PARAMETERS, seed)
+    read_checkpoint(agent, network)
+    rng = np.random.default_rng(seed)
+    observation = env.reset()
+    while not incumbent.finished:
+        env.step_async(sample(agent, observation, rng))
+        observation, _, _, infos = env.step_wait()
+        for info in infos:
+            if "finished" in info and not incumbent.finished:
+                ended = info["finished"]
+                incumbent.offer(ended.values, ended.step_time_s, ended.overflow)
+
+
+def sample(agent: MaskedDQN, observation: dict[str, np.ndarray], rng: np.random.Generator) -> np.ndarray:
+    """[episodes] the action of each that is rated best under noise."""
+    with torch.no_grad():
+        q = agent.q_net({name: torch.as_tensor(value) for name, value in observation.items()}).numpy()
+    actions: np.ndarray = (q + rng.gumbel(scale=NOISE, size=q.shape)).argmax(axis=1)
+    return actions
+
+
+def search_pretrained(
+    problem: Problem,
+    budget: Budget,
+    *,
+    seed: int,
+    on_progress: OnProgress,
+    should_stop: ShouldStop,
+    start: Sequence[Plan] = (),
+) -> SearchResult:
+    """The best of the plans that the pretrained network proposes; see `Searcher`."""
+    space = PlanSpace(problem)
+    incumbent = Incumbent(space, budget, searcher="dqn-pretrained", on_progress=on_progress, should_stop=should_stop)
+    for values in map(space.encode, start):
+        if values is not None:
+            incumbent.price([values])
+    run_pretrained(space, incumbent, seed=seed)
+    return incumbent.result(seed=seed)
