@@ -11,7 +11,7 @@ from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.plan import Plan
 from automap.prefix import BoundTable, Prefixes
-from automap.price.combine import R_CAPACITY, R_COMPUTE
+from automap.price.combine import R_CAPACITY, R_COMPUTE, R_OPTIMIZER
 from automap.price.estimate import estimate_choice, price
 from automap.problem import Problem
 from automap.space import PlanSpace
@@ -143,7 +143,7 @@ def test_one_stage_has_no_order_unless_links_were_measured(mlp):
 SMALL = [
     ((8, 8, 8), "2xV100-16GB+2xP100", 6, "automap", {"num_micro_batches": 1, "pp": 2, "recompute": "none", "zero": 1}),
     ((16, 16), "3xV100-16GB+3xP100", 6, "generic", {"num_micro_batches": 1, "recompute": "none", "zero": 2}),
-    ((6, 6, 6, 6), "6x1xV100-16GB@10Gbit", 12, "megatron-lm", {"num_micro_batches": 2, "pp": 3, "tp": 1, "zero": 0,
+    ((6, 6, 6), "6x1xV100-16GB@10Gbit", 12, "megatron-lm", {"num_micro_batches": 2, "pp": 3, "tp": 1, "zero": 0,
                                                               "recompute": "none"}),
     ((16, 16), "4xA100", 12, "torchtitan", {"pp": 2, "tp": 1, "zero": 3}),
 ]  # fmt: skip
@@ -220,7 +220,7 @@ def test_random_plans_are_sound_and_come_back(spec, cluster, batch, trainer, fix
             actions[number] = np.searchsorted(legal, rows[number, walked.walks.position[number]])
         before = walked.walks.bound.copy()
         walked.step(actions)
-        assert (walked.walks.bound >= before * (1 - 1e-12)).all()
+        assert (walked.walks.bound >= before - 1e-12).all()
     assert walked.walks.bound.tolist() == s.price(rows).tolist()
 
 
@@ -236,7 +236,8 @@ def test_a_stage_is_priced_by_its_largest_share(mlp, space):
     assert [int(stage.axes[0]) for stage in choice.layout.stages] == [15, 1]
     priced = s.evaluator.evaluate(choice).ranks
     even = s.evaluator.evaluate(replace(choice, samples=525, spread_over=())).ranks
-    assert priced[0, R_COMPUTE : R_CAPACITY + 1].tolist() == even[0, R_COMPUTE : R_CAPACITY + 1].tolist()
+    assert priced[0, R_COMPUTE] == even[0, R_COMPUTE]
+    assert priced[0, R_OPTIMIZER : R_CAPACITY + 1].tolist() == even[0, R_OPTIMIZER : R_CAPACITY + 1].tolist()
     assert priced[1, R_COMPUTE] < even[1, R_COMPUTE]
 
 
