@@ -320,20 +320,17 @@ class PlanSpace:
 
     # -- from values to choices ----------------------------------------------------------------------------------
 
-    def even_values(
-        self, shape: Shape, *, recompute: str, zero: int, order: int = 0, devices: Sequence[int] = ()
-    ) -> Values:
+    def even_values(self, shape: Shape, *, recompute: str, zero: int, stages: Sequence[int] = ()) -> Values:
         """The prefix, up to the signatures, of a plan with even cuts and one recompute mode, as constraints allow.
 
         Args:
             shape: of the plan.
             recompute: mode.
             zero: ZeRO stage, where there are replicas.
-            order: of the devices.
-            devices: values of the slots of that kind; those left out are even shares.
+            stages: values of the slots of schedule, order and devices; those left out are 0.
         """
         mode = RECOMPUTE_MODES.index(recompute)
-        values = [*self.meshes.values(shape), 0, order, *devices]
+        values = [*self.meshes.values(shape), *stages]
         values += [0] * (self.first_cut - len(values))
         for slot in self.slots[self.first_cut : self.first_signature]:
             if slot.kind == "recompute" and slot.index < shape.pp:

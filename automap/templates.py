@@ -196,7 +196,8 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
     """Every template of the tuned grid, as values of `space`; virtual stages only where the user fixed them.
 
     Over an ep axis of several ranks experts are always spread. The samples of every shape divide over the axes that
-    split the batch: the signatures depend on its mesh alone.
+    split the batch: the signatures depend on its meshes alone. Two stages without inner axes are tried in all sizes
+    (what DAPPLE's planner mostly finds, arXiv 2007.01045), and pipelines in all orders of the devices.
     """
     fixed = space.problem.hints.fix
     modes = [mode for mode, is_legal in zip(RECOMPUTE_MODES, space.modes, strict=True) if is_legal]
@@ -211,12 +212,25 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
         spreads = ["", *(["tp"] if has_experts and shape.tp > 1 else [])]
         spreads = ["ep"] if sizes.get("ep", 1) > 1 else spreads
         for sequence_parallel, spread in product((False, True) if shape.tp > 1 else (False,), spreads):
-            for mode, zero in product(modes, zeros):
-                prefix = space.even_values(shape, recompute=mode, zero=zero)
-                key = (*sizes.values(), sequence_parallel, spread)
+            for stages, mode, zero in product(_stages(space, shape), modes, zeros):
+                prefix = space.even_values(shape, recompute=mode, zero=zero, stages=stages)
+                key = (*sizes.values(), *sorted(set(space.stage_devices(prefix))), sequence_parallel, spread)
                 if key not in known:
                     full = megatron_signatures(
                         space, shape, prefix, sequence_parallel=sequence_parallel, expert_axis=spread
                     )
                     known[key] = full[len(prefix) :]
                 yield shape, (*prefix, *known[key])
+
+
+def _stages(space: PlanSpace, shape: Shape) -> list[tuple[int, ...]]:
+    """Values of the slots of schedule, order and devices that are tried of a shape."""
+    found: list[tuple[int, ...]] = [(0, order) for order in range(space.meshes.num_orders(shape.pp))]
+    if shape.pp == 2 and shape.tp == shape.middle == 1 and space.meshes.may_differ(shape):
+        prefixes = [(*space.meshes.values(shape), *stages) for stages in found]
+        return [
+            (*prefix[space.first_stage :], int(size))
+            for prefix in prefixes
+            for size in np.flatnonzero(space.legal(prefix))
+        ]
+    return found
