@@ -1,7 +1,7 @@
 """MCMC: Metropolis over moves of plans (FlexFlow, arXiv 1807.05358, section 6.2), many chains in lock step.
 
-All chains propose at once and are priced in one call. They cool down in cycles, each twice as long as the one before:
-the first ends within a few hundred plans, and the schedule knows no budget, so the search is anytime. A cycle begins
+All chains propose at once and are priced in one call. They cool down in cycles, each twice as long as the one before and
+with twice the chains: the first ends after a hundred plans, and the schedule knows no budget, so the search is anytime. A cycle begins
 from the best plans known, from templates and from plans drawn at random. With temperature 0 the same chains climb.
 """
 
@@ -26,7 +26,8 @@ Floats = npt.NDArray[np.float64]
 class Cooling:
     """How a search anneals. Temperatures are in logarithms of the step time: 0.01 is one percent."""
 
-    num_chains: int = 32
+    first_chains: int = 4
+    most_chains: int = 32
     """A compiled call for so many plans costs little more than its work."""
     hot: float = 0.05
     cold: float = 0.001
@@ -80,11 +81,11 @@ def run_mcmc(
     order = np.argsort(energies(prices), kind="stable")
     known = known[order]
     best, best_energy = known[:KEPT], energies(prices)[order][:KEPT]
-    length = float(cooling.first_cycle)
+    length, count = float(cooling.first_cycle), cooling.first_chains
     while not incumbent.finished:
         # Shapes that no template has are lent by plans drawn at random.
         donors = np.concatenate([known, space.random_batch(rng, DRAWN)])
-        chains = _begin(space, rng, best, known, cooling.num_chains)[: incumbent.left]
+        chains = _begin(space, rng, best, known, count)[: incumbent.left]
         now = energies(incumbent.price(chains))
         found, found_energy = chains.copy(), now.copy()
         for move in range(int(length)):
@@ -101,6 +102,7 @@ def run_mcmc(
             found[better], found_energy[better] = chains[better], now[better]
         best, best_energy = _merge(best, best_energy, found, found_energy)
         length = min(length * cooling.growth, cooling.longest_cycle)
+        count = min(2 * count, cooling.most_chains)
     return best
 
 

@@ -17,6 +17,7 @@ from agents.expert import grid
 from agents.incumbent import IllegalPlan, Incumbent
 from automap.cluster import parse_cluster
 from automap.errors import NothingFits
+from automap.prefix import BoundTable
 from automap.problem import Problem
 from automap.space import PlanSpace
 
@@ -65,7 +66,11 @@ def test_small_spaces_are_proven_and_the_search_ends(mlp, widths, cluster, fix):
     result = search(p, Budget.parse("600s"))
     assert time.monotonic() - began < 60
     assert result.proven and result.plan.search.proven
-    assert result.plan.estimate.step_time_s == fastest(PlanSpace(p))
+    optimum = fastest(PlanSpace(p))
+    assert result.plan.estimate.step_time_s == result.plan.search.lower_bound_s == optimum
+    # What is said of any plan of the model, and of the space before it was searched, holds for the optimum.
+    assert 0.0 < result.plan.estimate.lower_bound_s <= optimum
+    assert BoundTable(PlanSpace(p)).first.time_s <= optimum
 
 
 @pytest.mark.parametrize("evaluations", [1, 40, 300])
