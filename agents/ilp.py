@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 
 NODE_LIMIT = 200
 """Of HiGHS's branch and bound."""
-LARGEST_PROGRAM = 60_000
+LARGEST_PROGRAM = 4_000
 """Variables; larger ones are left to the prices on memory."""
 GAP = 1e-6
 """Relative, at which HiGHS ends."""

@@ -87,8 +87,8 @@ def test_the_search_is_as_good_as_elimination_and_the_same_again(gpt, short):
     """Also with less memory than the fastest plan takes beside what the trainer reserves."""
     reserve = {"memory_reserve_bytes": 15 * 2**30 - short} if short else {}
     s = make(gpt(layers=4, hidden=256, vocab=4096), "2x2xV100@10Gbit", 32, **reserve)
-    found, again = run(search_ilp, s, 1500), run(search_ilp, s, 1500, seed=1)
-    other = run(search_elimination, s, 1500)
+    found, again = run(search_ilp, s, 300), run(search_ilp, s, 300, seed=1)
+    other = run(search_elimination, s, 300)
     assert found.plan.stages == again.plan.stages
     assert found.evaluations == again.evaluations
     assert found.plan.estimate.step_time_s <= 1.02 * other.plan.estimate.step_time_s
