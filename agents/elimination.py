@@ -9,13 +9,14 @@ nodes when stuck and ends with a greedy search. Here:
    a repeated block's edge to itself is a table over values of its own nodes.
 3. Where every table left would be too large, nodes with many neighbours are held at their values in the plan at hand;
    each of them is then free in turn, until nothing gains (no longer exact; rare).
-4. Memory: a Lagrange multiplier on the fullest ranks, quadrupled until the plan fits, then bisected.
+4. Memory: a Lagrange multiplier on the fullest ranks, bisected on a logarithmic scale until the plan just fits.
 
 Slopes, solve, exact price, new slopes: see `agents.frames`. Units: seconds, bytes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,7 +38,9 @@ Picked = tuple[int, ...]
 LARGEST_TABLE = 1 << 21
 """Entries of a table before the least is taken over the node that goes."""
 HELD_PASSES = 3
-DOUBLINGS, BISECTIONS = 6, 4
+PRICES = (0.01, 100.0)
+"""Least and greatest price of a device's whole memory, in steps."""
+BISECTIONS = 6
 FULLEST = 16.0
 """Exponent by which the fullest ranks count more in the price of memory."""
 
@@ -137,18 +140,12 @@ def propose(frame: Frame) -> list[Candidate]:
         """`seconds` for a device's whole memory."""
         found.append(frame.price(solve(graph, frame.time + seconds * memory, found[-1].picked)[0]))
 
-    low, high = 0.0, 0.05 * found[0].seconds
-    for _ in range(DOUBLINGS):
-        with_memory_at(high)
-        if found[-1].overflow <= 0.0 or frame.incumbent.finished:
-            break
-        low, high = high, 4.0 * high
-    else:
-        return found
-    for _ in range(BISECTIONS):
+    low, high = (share * found[0].seconds for share in PRICES)
+    with_memory_at(high)
+    for _ in range(BISECTIONS if found[-1].overflow <= 0.0 else 0):
         if frame.incumbent.finished:
             break
-        middle = 0.5 * (low + high)
+        middle = math.sqrt(low * high)
         with_memory_at(middle)
         low, high = (low, middle) if found[-1].overflow <= 0.0 else (middle, high)
     return found

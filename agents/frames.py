@@ -27,6 +27,10 @@ from automap.space import PlanSpace, Values
 
 Floats = npt.NDArray[np.float64]
 
+EVALUATIONS_A_SOLVE = 50
+"""Of a budget in evaluations one solve is granted for so many, and `FEWEST_SOLVES` in any case: each prices but a few
+plans, and the search must end some time."""
+FEWEST_SOLVES = 12
 ROUNDS = 4
 """Solves in a frame at most."""
 WORTH_POLISHING = 1.05
@@ -88,10 +92,10 @@ def run_frames(space: PlanSpace, incumbent: Incumbent, propose: Propose, *, star
     first = sum(turn == 0 for turn, _ in waiting)
     for _, values in waiting[:first]:
         work.solve(values, rounds=1)
-        if incumbent.finished:
+        if work.finished:
             return
     waiting = waiting[first:]
-    while not incumbent.finished:
+    while not work.finished:
         is_done = not work.finish_best()
         if waiting:
             work.solve(waiting.pop(0)[1], rounds=1)
@@ -128,6 +132,15 @@ class _Frames:
         self._turns: Counter[tuple[int, ...]] = Counter()
         self._graphs: dict[Values, CostGraph] = {}
         self._known: Known = {}
+        self._solves = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the budget has ended."""
+        granted = self.incumbent.budget.evaluations
+        if granted is not None and self._solves >= max(FEWEST_SOLVES, granted // EVALUATIONS_A_SOLVE):
+            return True
+        return self.incumbent.finished
 
     def solve(self, values: Values, *, rounds: int) -> None:
         """Solves the frame of `values`, at slopes there first."""
@@ -141,11 +154,12 @@ class _Frames:
         for _ in range(rounds):
             at = slopes(graph.units, graph.chosen(picked))
             time = at.time if time is None else 0.5 * (time + at.time)
+            self._solves += 1
             found = self.propose(Frame(graph=graph, picked=picked, slopes=at, time=time, incumbent=self.incumbent))
             for one in found:
                 self._note(graph.values(one.picked), one.worth)
             picked = min(found, key=lambda one: one.worth).picked
-            if picked in seen or self.incumbent.finished:
+            if picked in seen or self.finished:
                 return
             seen.add(picked)
 

@@ -300,7 +300,7 @@ class Reduced:
         return tuple(int(keep[v]) for keep, v in zip(self.values, found, strict=True))
 
 
-def reduced(graph: CostGraph, weights: Floats, start: Sequence[int]) -> Reduced:
+def reduced(graph: CostGraph, weights: Floats, start: Sequence[int], *, known: float = np.inf) -> Reduced:
     """The graph at some weights without values that no optimum takes.
 
     Where groups have many values, first those go that are too dear even if no tensor with several readers costs
@@ -318,12 +318,14 @@ def reduced(graph: CostGraph, weights: Floats, start: Sequence[int]) -> Reduced:
         best = min(best, descend(coarse, start), key=lambda picked: graph.value(weights, picked))
         _, other, _ = candidates(coarse, best, graph.value(weights, best))
         best = min(best, other, key=lambda picked: graph.value(weights, picked))
-        left, _, _ = candidates(coarse, best, graph.value(weights, best), MANY_VALUES)
+        limit = known if np.isfinite(known) else graph.value(weights, best)
+        left, _, _ = candidates(coarse, best, limit, MANY_VALUES)
         is_exact = max(map(len, left)) < MANY_VALUES
         left = [np.union1d(keep, [v]) for keep, v in zip(left, best, strict=True)]
     fine = graph.scalars(weights, left)
     at = [int(np.searchsorted(keep, v)) for keep, v in zip(left, best, strict=True)]
-    again, best, _ = candidates(fine, at)
+    again, best, _ = candidates(fine, at, known)
+    again = [np.union1d(keep, [v]) for keep, v in zip(again, best, strict=True)]
     return Reduced(
         scalars=_restricted(fine, again),
         values=[keep[some] for keep, some in zip(left, again, strict=True)],

@@ -1,0 +1,95 @@
+"""The 0-1 program against brute force and elimination."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from agents import Budget
+from agents.elimination import search_elimination, solve
+from agents.ilp import program, search_ilp
+from automap.cluster import parse_cluster
+from automap.cost_graph import CostGraph, Scalars
+from automap.problem import Problem
+from automap.slopes import slopes
+from automap.space import PlanSpace
+
+
+def random_graph(rng, sizes, factors):
+    tables = tuple((nodes, rng.random([sizes[n] for n in nodes])) for nodes in factors)
+    return Scalars(constant=0.0, nodes=tuple(rng.random(n) for n in sizes), factors=tables)
+
+
+def every(graph):
+    return itertools.product(*(range(len(c)) for c in graph.nodes))
+
+
+SIZES, FACTORS = (3, 4, 3, 2, 3), [(0, 1), (1, 2), (0, 1, 2), (2, 3), (3, 4), (0, 4)]
+
+
+def test_without_limits_it_is_brute_force():
+    rng = np.random.default_rng(0)
+    for _ in range(15):
+        graph = random_graph(rng, SIZES, FACTORS)
+        assert graph.value(program(graph, [], [])) == pytest.approx(min(map(graph.value, every(graph))), abs=1e-6)
+
+
+def test_with_limits_it_is_brute_force_over_what_fits():
+    """Two ranks, limits that the fastest assignment breaks; memory has tables that time has not."""
+    rng = np.random.default_rng(1)
+    bound = 0
+    for _ in range(15):
+        graph = random_graph(rng, SIZES, FACTORS)
+        memory = [random_graph(rng, SIZES, [(0, 1), (1, 3)]) for _ in range(2)]
+        limits = [float(np.quantile([m.value(p) for p in every(m)], 0.1)) for m in memory]
+        fitting = [p for p in every(graph) if all(m.value(p) <= x for m, x in zip(memory, limits, strict=True))]
+        best = min(map(graph.value, fitting), default=None)
+        found = program(graph, memory, limits)
+        if best is None:
+            assert found is None
+            continue
+        assert found in fitting
+        assert graph.value(found) == pytest.approx(best, abs=1e-6)
+        bound += best > min(map(graph.value, every(graph))) + 1e-6
+    assert bound > 5
+
+
+def make(graph, cluster, batch, fix=None, **more):
+    hints = {"fix": fix or {}, **more}
+    return PlanSpace(Problem.build(graph, parse_cluster(cluster), {"global_batch": batch}, hints))
+
+
+def test_frames_of_a_model_agree_with_elimination(gpt):
+    s = make(gpt(layers=2), "2x2xV100@10Gbit", 8, {"pp": 2, "num_micro_batches": 4})
+    for values in s.random_batch(np.random.default_rng(0), 4).tolist():
+        graph = CostGraph(s, tuple(values[: s.first_signature]))
+        start = graph.picked(tuple(values))
+        at = slopes(graph.units, graph.chosen(start))
+        scalars = graph.scalars(at.time)
+        by_elimination, is_proven = solve(graph, at.time, start)
+        assert is_proven
+        assert scalars.value(program(scalars, [], [])) == pytest.approx(scalars.value(by_elimination), rel=1e-5)
+
+
+def run(searcher, space, evaluations, *, seed=0):
+    return searcher(
+        space.problem,
+        Budget(evaluations=evaluations),
+        seed=seed,
+        on_progress=lambda progress: None,
+        should_stop=lambda: False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("short", [0, 40_000_000])
+def test_the_search_is_as_good_as_elimination_and_the_same_again(gpt, short):
+    """Also with less memory than the fastest plan takes beside what the trainer reserves."""
+    reserve = {"memory_reserve_bytes": 15 * 2**30 - short} if short else {}
+    s = make(gpt(layers=4, hidden=256, vocab=4096), "2x2xV100@10Gbit", 32, **reserve)
+    found, again = run(search_ilp, s, 300), run(search_ilp, s, 300, seed=1)
+    other = run(search_elimination, s, 300)
+    assert found.plan.stages == again.plan.stages
+    assert found.evaluations == again.evaluations
+    assert found.plan.estimate.step_time_s <= 1.02 * other.plan.estimate.step_time_s
+    assert found.plan.search.found_by == "ilp"
