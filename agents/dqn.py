@@ -241,7 +241,7 @@ class MaskedDQN(DQN):
             self.replay_buffer.remember(infos[0]["finished"], arrays)
 
 
-class _Watch(BaseCallback):
+class Watch(BaseCallback):
     """Hands finished plans to the incumbent, moves the exploration schedule, ends the search."""
 
     def __init__(self, incumbent: Incumbent) -> None:
@@ -301,7 +301,7 @@ def run_dqn(
         return PlanVecEnv([Episodes(asked, count, table, reference_s=reference_s)], parameters.num_signs)
 
     agent = new_agent(environment(parameters.num_envs), parameters, seed)
-    watch = _Watch(incumbent)
+    watch = Watch(incumbent)
     known = list(demonstrations)
     if checkpoint is not None and checkpoint.exists():
         from agents.checkpoint import read_checkpoint
@@ -320,10 +320,10 @@ def run_dqn(
         write_checkpoint(agent, checkpoint, about)
 
 
-def new_agent(env: PlanVecEnv, parameters: Hyperparameters, seed: int) -> MaskedDQN:
+def new_agent(env: PlanVecEnv, parameters: Hyperparameters, seed: int, kind: type[MaskedDQN] = MaskedDQN) -> MaskedDQN:
     """An untrained agent, on one thread."""
     torch.set_num_threads(1)
-    agent = MaskedDQN(env, parameters, seed)
+    agent = kind(env, parameters, seed)
     # Without a logger of its own SB3 leaves a folder behind for every search.
     agent.set_logger(Logger(folder=None, output_formats=[]))
     return agent

@@ -82,6 +82,7 @@ ShouldStop = Callable[[], bool]
 _MODULES = {
     "portfolio": "portfolio",
     "dqn": "dqn",
+    "dqn-pretrained": "pretrained",
     "mcmc": "mcmc",
     "hill-climbing": "mcmc",
     "elimination": "elimination",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -45,7 +46,8 @@ OptimizerOption = Annotated[str, typer.Option(help="adam, momentum or sgd.")]
 LossOption = Annotated[str | None, typer.Option(help="cross_entropy or mse, if the model returns no loss.")]
 TrainerOption = Annotated[str, typer.Option(help="The training software.")]
 SearcherOption = Annotated[
-    str, typer.Option(help="portfolio, dqn, mcmc, hill-climbing, elimination, expert, random or exhaustive.")
+    str,
+    typer.Option(help="See `agents.search`: portfolio, dqn, dqn-pretrained, mcmc, elimination, exhaustive, expert, …"),
 ]
 BudgetOption = Annotated[str, typer.Option(help="30s, 2m, or a number of evaluations.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Of every random choice.")]
@@ -364,6 +366,22 @@ def validate(
     _one_thread()
     document = validation.validate(load_runs(runs))
     _print_json(document) if as_json else typer.echo(validation.table(document))
+
+
+@app.command("train-agent")
+def train_agent(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of the checkpoint; made if it is not there.")],
+    plans: Annotated[int, typer.Option(min=1, help="To decide, over all problems of the family.")] = 20_000,
+    seed: SeedOption = 0,
+) -> None:
+    """Trains the network of `dqn-pretrained` anew, on a family of models and clusters."""
+    from agents import pretraining
+
+    def told(count: int, gap: float) -> None:
+        typer.echo(f"{count} plans; the last take {math.exp(gap):.2f} times the lower bound, in the mean", err=True)
+
+    command = ["automap", "train-agent", str(folder), "--plans", str(plans), "--seed", str(seed)]
+    pretraining.train_agent(folder, plans=plans, seed=seed, on_progress=told, command=command)
 
 
 @app.command()

@@ -1,0 +1,129 @@
+"""Which ingredient of the DQN pays: the DQN as it is, and without each of them in turn.
+
+    python benchmarks/dqn_ablation.py [--evaluations 1000] [--seeds 2] [--every 4]
+
+Every fourth enumerable problem of `benchmarks/problems.py`, each with every seed. Prints for each variant the share of
+runs that end within 1 % of the known optimum and on it, and the median of the evaluations to 1 % (runs that never get
+there count as infinitely many).
+"""
+
+import argparse
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import problems
+import torch
+
+from agents.dqn import Hyperparameters, MaskedDQN, Watch, new_agent
+from agents.incumbent import Incumbent
+from agents.plan_vec_env import PlanVecEnv
+from agents.searcher import Budget
+from automap.space import PlanSpace
+from envs.decision import GROWTH, REWARD_SCALE, Episodes
+from envs.features import ACTION_FEATURES, STATE_FEATURES
+from envs.hybrid import HybridDecisions
+
+NEAR, EXACT = 0.01, 1e-9
+
+
+class RewardAtTheEnd(Episodes):
+    """Nothing but the price is rewarded."""
+
+    def step(self, actions):
+        rewards, done = super().step(actions)
+        rewards[:] = 0.0
+        for number in np.flatnonzero(done):
+            rewards[number] = -REWARD_SCALE * self.finished(int(number)).log_gap
+        return rewards, done
+
+
+class WithoutFloor(MaskedDQN):
+    """Targets may lie below what was really obtained."""
+
+    def targets(self, batch):
+        return super().targets(batch._replace(floors=torch.full_like(batch.floors, -math.inf)))
+
+
+class WithoutCeiling(MaskedDQN):
+    """Targets may promise more than the bound allows."""
+
+    def targets(self, batch):
+        following = self.q_net_target(batch.next_observations).max(dim=1, keepdim=True).values
+        return torch.maximum(batch.rewards + (1.0 - batch.dones) * following, batch.floors)
+
+
+class BlindToBounds(WithoutCeiling):
+    """Neither the network's input nor its output knows the growth of the bound behind an action."""
+
+    def act(self, observation):
+        return super().act(self._blind(observation))
+
+    def targets(self, batch):
+        return super().targets(batch._replace(next_observations=self._blind(batch.next_observations)))
+
+    @staticmethod
+    def _blind(observation):
+        seen = observation["observation"]
+        seen = seen.clone() if isinstance(seen, torch.Tensor) else seen.copy()
+        seen[:, STATE_FEATURES + GROWTH :: ACTION_FEATURES] = 0.0
+        return {**observation, "observation": seen}
+
+
+PLAIN = Hyperparameters()
+VARIANTS: dict[str, tuple[type[MaskedDQN], type[Episodes], Callable[[int], Hyperparameters]]] = {
+    "all of it": (MaskedDQN, Episodes, lambda plans: PLAIN),
+    "reward at the end only": (WithoutCeiling, RewardAtTheEnd, lambda plans: PLAIN),
+    "blind to bounds": (BlindToBounds, Episodes, lambda plans: PLAIN),
+    "without floor": (WithoutFloor, Episodes, lambda plans: PLAIN),
+    "without ceiling": (WithoutCeiling, Episodes, lambda plans: PLAIN),
+    "without elite": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, elite_share=0.0)),
+    "without signs": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, num_signs=0)),
+    "one cycle for the budget": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, cycle_plans=plans)),
+    "two updates a step": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, updates_per_step=2)),
+    "no learning at all": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, learning_rate=0.0)),
+}
+
+
+def run(space: PlanSpace, variant: str, evaluations: int, seed: int) -> Incumbent:
+    """One search."""
+    agent_class, episodes_class, parameters_of = VARIANTS[variant]
+    parameters, budget = parameters_of(evaluations), Budget(evaluations=evaluations)
+    incumbent = Incumbent(space, budget, searcher="dqn", on_progress=lambda p: None, should_stop=lambda: False)
+    env = PlanVecEnv([episodes_class(HybridDecisions(space), parameters.num_envs)], parameters.num_signs)
+    agent = new_agent(env, parameters, seed, agent_class)
+    agent.learn(total_timesteps=10**12, callback=Watch(incumbent), log_interval=10**12)
+    return incumbent
+
+
+def main() -> None:
+    """One line a variant."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--evaluations", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--every", type=int, default=4)
+    given = parser.parse_args()
+    cases = [
+        (PlanSpace(problems.problem_of(c)), problems.optimum(c)["step_time_s"]) for c in problems.CASES[:: given.every]
+    ]
+    print(f"{len(cases)} problems, {given.seeds} seeds, {given.evaluations} evaluations")
+    for variant in VARIANTS:
+        gaps, firsts = [], []
+        for space, optimum in cases:
+            for seed in range(given.seeds):
+                found = run(space, variant, given.evaluations, seed)
+                gaps.append(found.best_s / optimum - 1.0)
+                near = (count for count, _, reached in found.improvements if reached <= (1.0 + NEAR) * optimum)
+                firsts.append(next(near, math.inf))
+        print(
+            f"{variant:26} within 1 % {100 * np.mean(np.array(gaps) <= NEAR):4.0f} %   "
+            f"exact {100 * np.mean(np.array(gaps) <= EXACT):4.0f} %   "
+            f"median to 1 % {statistics.median(firsts):6.0f}   mean gap {100 * np.mean(gaps):6.2f} %",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

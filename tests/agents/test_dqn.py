@@ -1,0 +1,135 @@
+"""The DQN's parts: replay, targets, checkpoints, and the pretrained network."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from agents import Budget, search
+from agents.checkpoint import ABOUT, TENSORS, read_checkpoint, write_checkpoint
+from agents.dqn import FORBIDDEN, Hyperparameters, new_agent, run_dqn
+from agents.incumbent import Incumbent
+from agents.plan_vec_env import PlanVecEnv
+from agents.pretrained import NETWORK, PARAMETERS
+from agents.pretraining import FAMILY
+from automap.cluster import parse_cluster
+from automap.errors import ProblemError
+from automap.prefix import BoundTable, walk
+from automap.problem import Problem
+from envs.decision import REWARD_SCALE, Episodes
+from envs.hybrid import HybridDecisions
+
+SMALL = Hyperparameters(num_envs=4, hidden=(16,), num_signs=8)
+
+
+@pytest.fixture
+def s(gpt, space):
+    return space(gpt(), "2x2xA100", 8)
+
+
+def agent_of(space, parameters=SMALL, seed=0):
+    env = PlanVecEnv([Episodes(HybridDecisions(space), parameters.num_envs)], parameters.num_signs)
+    return new_agent(env, parameters, seed), env
+
+
+def incumbent_of(space, evaluations):
+    budget = Budget(evaluations=evaluations)
+    return Incumbent(space, budget, searcher="dqn", on_progress=lambda p: None, should_stop=lambda: False)
+
+
+def test_an_untrained_network_is_greedy_on_the_bound(s):
+    agent, env = agent_of(s)
+    observation = env.reset()
+    agent.explored = 0.0
+    walks = env.episodes[0].prefixes.walks
+    best = walks.legal[0, walks.ahead[0, : walks.offered[0], 0].argmin()]
+    assert agent.act(observation)[0] == best
+    with torch.no_grad():
+        q = agent.q_net({k: torch.as_tensor(v) for k, v in observation.items()})
+    assert (q[observation["action_mask"] == 0] == FORBIDDEN).all()
+
+
+@pytest.mark.slow
+def test_targets_lie_between_what_was_obtained_and_the_bound(s):
+    incumbent = incumbent_of(s, 60)
+    agent, env = agent_of(s)
+    observation = env.reset()
+    for _ in range(200):
+        env.step_async(agent.act(observation))
+        following, rewards, done, infos = env.step_wait()
+        after = {k: v.copy() for k, v in following.items()}
+        agent.replay_buffer.add(observation, after, env._actions, rewards, done, infos)
+        observation = following
+    batch = agent.replay_buffer.sample_plans(64)
+    targets = agent.targets(batch)
+    assert (targets >= batch.floors - 1e-5).all()
+    assert (targets <= 1e-5).all()
+    # Of the best plan the floor of its first decision is its whole return.
+    best = agent.replay_buffer.elite[0]
+    price = walk(s, BoundTable(s), best).bound
+    stacked = agent.replay_buffer._stacked
+    assert stacked["floors"].max() <= 1e-6
+    assert price.overflow <= 0.0
+    whole = REWARD_SCALE * np.log(BoundTable(s).first.time_s / price.time_s)
+    assert stacked["floors"].reshape(-1)[0] == pytest.approx(whole, rel=1e-4)
+    assert incumbent.evaluations == 0
+
+
+@pytest.mark.slow
+def test_a_search_goes_on_from_its_checkpoint(s, tmp_path):
+    first, second = incumbent_of(s, 80), incumbent_of(s, 60)
+    run_dqn(s, first, seed=0, reference_s=None, parameters=SMALL, checkpoint=tmp_path / "agent")
+    about = json.loads((tmp_path / "agent" / ABOUT).read_text())
+    assert about["plans"] == 80
+    assert 1 <= len(about["elite"]) <= SMALL.elite_plans
+    run_dqn(s, second, seed=1, reference_s=None, parameters=SMALL, checkpoint=tmp_path / "agent")
+    assert second.best_s <= first.best_s
+    assert json.loads((tmp_path / "agent" / ABOUT).read_text())["plans"] > 80
+
+
+def test_checkpoints_restore_every_number(s, tmp_path):
+    one, _ = agent_of(s, seed=0)
+    other, env = agent_of(s, seed=1)
+    write_checkpoint(one, tmp_path, {})
+    read_checkpoint(other, tmp_path)
+    observation = {k: torch.as_tensor(v) for k, v in env.reset().items()}
+    assert torch.equal(one.q_net(observation), other.q_net(observation))
+
+
+@pytest.mark.parametrize("damage", ["missing", "tensors", "json", "schema", "network"])
+def test_bad_checkpoints_are_refused(s, tmp_path, damage):
+    agent, _ = agent_of(s)
+    write_checkpoint(agent, tmp_path, {})
+    if damage == "missing":
+        (tmp_path / ABOUT).unlink()
+    elif damage == "tensors":
+        (tmp_path / TENSORS).write_bytes(b"\x80\x04pickle")
+    elif damage == "json":
+        (tmp_path / ABOUT).write_text("{")
+    elif damage == "schema":
+        (tmp_path / ABOUT).write_text((tmp_path / ABOUT).read_text().replace("automap.agent/1", "automap.agent/0"))
+    else:
+        agent, _ = agent_of(s, replace(SMALL, hidden=(32,)))
+    with pytest.raises(ProblemError) as caught:
+        read_checkpoint(agent, tmp_path)
+    assert caught.value.field == "checkpoint"
+
+
+def test_the_shipped_network_says_how_it_was_made():
+    about = json.loads((NETWORK / ABOUT).read_text())
+    assert about["command"][:2] == ["automap", "train-agent"]
+    assert [tuple(one) for one in about["problems"]] == list(FAMILY)
+    assert about["hyperparameters"]["hidden"] == list(PARAMETERS.hidden)
+    assert sum(file.stat().st_size for file in NETWORK.iterdir()) < 2e6
+
+
+@pytest.mark.slow
+def test_the_pretrained_network_proposes_plans_at_once(light_graph):
+    p = Problem.build(light_graph("vgg19"), parse_cluster("2x4xV100@25Gbit"), {"global_batch": 256})
+    found = search(p, Budget.parse(64), searcher="dqn-pretrained", seed=0).plan
+    random = search(p, Budget.parse(64), searcher="random", seed=0).plan
+    assert found.search.found_by == "dqn-pretrained"
+    assert found.search.evaluations == 64
+    assert found.estimate.step_time_s < random.estimate.step_time_s
