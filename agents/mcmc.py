@@ -1,9 +1,9 @@
 """MCMC: Metropolis over moves of plans (FlexFlow, arXiv 1807.05358, section 6.2), many chains in lock step.
 
 All chains propose at once and are priced in one call. They cool down in cycles, each twice as long as the one before
-and with twice the chains: the first ends after a hundred plans, and the schedule knows no budget, so the search is
-anytime. A cycle begins from the best plans known, from templates and from plans drawn at random. With temperature 0 the
-same chains climb.
+and of twice as many chains: the first is one chain of some dozens of plans, and the schedule knows no budget, so the
+search is anytime. A cycle begins from the best plans known, from templates and from plans drawn at random. With
+temperature 0 the same chains climb.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 class Cooling:
     """How a search anneals. Temperatures are in logarithms of the step time: 0.01 is one percent."""
 
-    first_chains: int = 4
+    first_chains: int = 1
     most_chains: int = 32
     """A compiled call for so many plans costs little more than its work."""
     hot: float = 0.05
@@ -123,8 +123,8 @@ def best_of_meshes(space: PlanSpace, values: Ints, prices: Floats) -> Ints:
 
 def _begin(space: PlanSpace, rng: np.random.Generator, best: Ints, known: Ints, count: int) -> Ints:
     """[count, slots] where the chains of a cycle begin; the first at the best plan there is."""
-    lots = [(best, RESUMED), (known, FROM_TEMPLATES)]
-    begun = [_favour(rng, plans, int(share * count)) for plans, share in lots if len(plans)]
+    lots = [(best, max(1, int(RESUMED * count))), (known, int(FROM_TEMPLATES * count))]
+    begun = [_favour(rng, plans, size) for plans, size in lots if len(plans)]
     drawn = space.random_batch(rng, count - sum(map(len, begun)))
     return np.concatenate([*begun, drawn])
 

@@ -124,7 +124,7 @@ class Member:
             file.write(json.dumps(head).encode() + b"\n" + problem.graph.to_bytes())
             file.seek(0)
             self._process = subprocess.Popen(
-                (sys.executable, "-m", "agents.members"),
+                (sys.executable, "-P", "-m", "agents.members"),
                 stdin=file,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -67,7 +67,7 @@ def sample(agent: MaskedDQN, observation: dict[str, np.ndarray], rng: np.random.
     return actions
 
 
-def search_dqn_pretrained(
+def search_pretrained(
     problem: Problem,
     budget: Budget,
     *,

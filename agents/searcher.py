@@ -79,18 +79,19 @@ class SearchResult:
 OnProgress = Callable[[Progress], None]
 ShouldStop = Callable[[], bool]
 
-_MODULES = {
-    "portfolio": "portfolio",
-    "dqn": "dqn",
-    "dqn-pretrained": "pretrained",
-    "mcmc": "mcmc",
-    "hill-climbing": "mcmc",
-    "elimination": "elimination",
-    "expert": "expert",
-    "random": "random_plans",
-    "exhaustive": "exhaustive",
+_AGENTS = {
+    "portfolio": "portfolio.search_portfolio",
+    "dqn": "dqn.search_dqn",
+    "dqn-pretrained": "pretrained.search_pretrained",
+    "mcmc": "mcmc.search_mcmc",
+    "hill-climbing": "mcmc.search_hill_climbing",
+    "elimination": "elimination.search_elimination",
+    "ilp": "ilp.search_ilp",
+    "expert": "expert.search_expert",
+    "random": "random_plans.search_random",
+    "exhaustive": "exhaustive.search_exhaustive",
 }
-SEARCHERS = tuple(_MODULES)
+SEARCHERS = tuple(_AGENTS)
 
 
 class Searcher(Protocol):
@@ -144,5 +145,6 @@ def search(
 
 def _agent(name: str) -> Searcher:
     # Imported when asked for: the DQN brings torch, which nobody else needs.
-    found: Searcher = getattr(import_module(f"agents.{_MODULES[name]}"), f"search_{name.replace('-', '_')}")
+    module, _, function = _AGENTS[name].partition(".")
+    found: Searcher = getattr(import_module(f"agents.{module}"), function)
     return found

@@ -4,7 +4,7 @@
 
 For each pair one portfolio search. Prints the step time of the best template of the whole grid, that of the plan found,
 their ratio, the plan's distance from the lower bound, who found it, and after how many seconds the search was within
-0.1 % of its end. "nothing fits" is a result as well. GNMT-16 is read from DAPPLE's published layer profile below FOLDER.
+0.1 % of its end. "nothing fits" is a result as well. GNMT-16 is read from DAPPLE's layer profile below FOLDER.
 The committed figures are in benchmarks/results/.
 """
 

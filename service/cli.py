@@ -47,7 +47,9 @@ LossOption = Annotated[str | None, typer.Option(help="cross_entropy or mse, if t
 TrainerOption = Annotated[str, typer.Option(help="The training software.")]
 SearcherOption = Annotated[
     str,
-    typer.Option(help="See `agents.search`: portfolio, dqn, dqn-pretrained, mcmc, elimination, exhaustive, expert, …"),
+    typer.Option(
+        help="portfolio, dqn, dqn-pretrained, mcmc, hill-climbing, elimination, ilp, expert, random or exhaustive."
+    ),
 ]
 BudgetOption = Annotated[str, typer.Option(help="30s, 2m, or a number of evaluations.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Of every random choice.")]
