@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from automap.errors import ProblemError
 from automap.hints import Constraint
+from automap.limits import Limits
 from automap.names import select
 from automap.price.evaluator import RECOMPUTE_MODES, Evaluator
 from automap.problem import Problem
@@ -30,11 +31,12 @@ class Constrained:
         stages: whether operators are bound to stages.
         recomputes: whether operators are bound to be recomputed or not.
         kept: [units, modes] which recompute modes keep all that must not be recomputed.
+        narrowed: whether some chunks may not end before every unit that leaves others their own.
         again: [units, modes] which recompute modes run again all that must be. One mode holds for a whole rank: `again`
             goes before `kept`.
     """
 
-    def __init__(self, problem: Problem, evaluator: Evaluator) -> None:
+    def __init__(self, problem: Problem, evaluator: Evaluator, limits: Limits) -> None:
         """Compiles the constraints.
 
         Raises:
@@ -70,6 +72,8 @@ class Constrained:
         self.kept, self.again = forced
         self.recomputes = bool((~forced).any())
         self.stages = bool(self._unit_stage)
+        self._limits = limits.windows
+        self.narrowed = self.stages or bool(limits.windows)
         self._windows: dict[int, list[tuple[int, int]] | None] = {}
 
     def _named(self) -> list[list[tuple[int, int]]]:
@@ -160,6 +164,8 @@ class Constrained:
 
     def window(self, chunk: int, num_chunks: int) -> tuple[int, int]:
         """First and last unit before which chunk `chunk` may end (the last chunk ends behind all units)."""
+        if num_chunks in self._limits:
+            return self._limits[num_chunks][chunk]
         if not self.stages:
             return chunk + 1, len(self._units) - (num_chunks - 1 - chunk)
         windows = self._of_chunks(num_chunks)

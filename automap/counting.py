@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from automap.price import legality
+from automap.price.arrays import SpaceArrays, ungrouped
 from automap.stage_sizes import spread
 
 if TYPE_CHECKING:
@@ -17,16 +19,52 @@ if TYPE_CHECKING:
     from automap.space import PlanSpace
 
 
-def count_decades(
-    space: PlanSpace, *, limit: int | None = None, groups: Collection[tuple[int, int]] | None = None
-) -> float:
+@dataclass(frozen=True, kw_only=True)
+class Signing:
+    """Whose signatures are counted."""
+
+    arrays: SpaceArrays
+    """Of the groups."""
+    times: Sequence[int]
+    """[groups] how often each is decided."""
+
+
+def grouped(
+    space: PlanSpace, groups: Collection[tuple[int, int]] | None = None, *, every_unit: bool = False
+) -> Signing:
+    """Linkage groups decide, or only some of them, as (unit type, group); once a unit type, or once a unit."""
+    times = _units(space) if every_unit else [1] * len(space.linkage.types)
+    return Signing(
+        arrays=space.arrays,
+        times=[times[key[0]] if groups is None or key in groups else 0 for key in space.group_rows],
+    )
+
+
+def alone(space: PlanSpace, *, views: bool) -> Signing:
+    """Every operator of every unit decides, views of parameters too or not."""
+    times = _units(space)
+    decided = [
+        times[kind] if views or not space.operator(kind, offset).is_view else 0
+        for kind, unit in enumerate(space.linkage.types)
+        for offset in range(len(unit.signatures))
+    ]
+    return Signing(arrays=ungrouped(space), times=decided)
+
+
+def _units(space: PlanSpace) -> list[int]:
+    """[unit types] units of each."""
+    return [sum(unit.type == kind for unit in space.linkage.blocks.units) for kind in range(len(space.linkage.types))]
+
+
+def count_decades(space: PlanSpace, *, limit: int | None = None, signing: Signing | None = None) -> float:
     """log10 of the number of plans with some decisions pruned; constraints on recomputation are not counted off.
 
     Args:
         space: of the problem.
         limit: of every slot only the values below it are counted; None = all.
-        groups: (unit type, group) whose signatures are decided, the others being forced; None = all.
+        signing: whose signatures are decided, all others being forced; None = those of all linkage groups.
     """
+    signing = signing or grouped(space)
     modes, zeros = int(space.modes.sum()), int(space.zeros.sum())
     cuts: dict[int, float] = {}
     signatures: dict[object, float] = {}
@@ -44,7 +82,7 @@ def count_decades(
         for outer, ways in stage_ways(space, shape, limit).items():
             key = (outer, shape.tp, shape.middle, shape.samples)
             if key not in signatures:
-                signatures[key] = _signature_decades(space, shape, sorted(outer), groups)
+                signatures[key] = _signature_decades(space, shape, sorted(outer), signing)
             total = _add(total, here + math.log10(ways) + signatures[key])
     return total
 
@@ -84,27 +122,25 @@ def stage_ways(space: PlanSpace, shape: Shape, limit: int | None) -> dict[frozen
     return found
 
 
-def _signature_decades(
-    space: PlanSpace, shape: Shape, outer: Sequence[int], groups: Collection[tuple[int, int]] | None
-) -> float:
-    """log10 of the number of ways to choose the signatures of all groups, or of some.
+def _signature_decades(space: PlanSpace, shape: Shape, outer: Sequence[int], signing: Signing) -> float:
+    """log10 of the number of ways to choose the signatures.
 
     Args:
         space: of the problem.
         shape: of the plans.
         outer: ranks of the outer axis, of unlike stages.
-        groups: see `count_decades`.
+        signing: see `count_decades`.
     """
     inner = space.meshes.mesh(shape)[1:]
     sizes = np.array([(ranks, *inner) for ranks in outer], dtype=np.float64)
     samples = np.array([spread(shape.samples, ranks) for ranks in outer], dtype=np.int64)
-    counted = np.array([groups is None or key in groups for key in space.group_rows])
-    return float(legality.count_decades(space.evaluator.tables.arrays, space.arrays, counted, sizes, samples))
+    times = np.array(signing.times, dtype=np.float64)
+    return float(legality.count_decades(space.evaluator.tables.arrays, signing.arrays, times, sizes, samples))
 
 
 def cut_decades(space: PlanSpace, num_chunks: int, limit: int | None) -> float:
     """log10 of the number of ways to cut, of each slot only the values below `limit`; of ranks of the same speed."""
-    if not space.constrained.stages and (limit is None or limit >= space.num_units):
+    if not space.constrained.narrowed and (limit is None or limit >= space.num_units):
         return math.log10(math.comb(space.num_units - 1, num_chunks - 1))
     scale = 0.0
     # ways[start]: how the chunks behind may be cut when the next one begins at `start`, times 10^-scale.

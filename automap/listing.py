@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from automap.order import SPLIT_KINDS
 from automap.prefix import BoundTable
 from automap.price.evaluator import RECOMPUTE_MODES
-from automap.space import SHAPE_KINDS, PlanSpace, Slot
+from automap.space import PlanSpace, Slot
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -68,7 +69,7 @@ class Listing:
 
     def is_done(self, some: Beginnings) -> bool:
         """Whether every slot is decided."""
-        return int(some.values.shape[1]) == len(self.space.slots)
+        return bool(some.values.shape[1] == len(self.space.slots))
 
     def plans(self, some: Beginnings | None = None) -> Iterator[Ints]:
         """All completions, [n, slots] at a time, in the order of their values."""
@@ -104,7 +105,7 @@ class Listing:
     def _keys(self, slot: Slot, some: Beginnings) -> Ints:
         """[n, columns] all that the legal values of a slot depend on."""
         values, space = some.values, self.space
-        if slot.kind in SHAPE_KINDS:
+        if len(values[0]) < space.first_cut:
             return values
         shape = values[:, : space.first_cut]
         if slot.kind == "cut":
@@ -125,10 +126,10 @@ class Listing:
             values[:, :depth] = some.values
             found = self.space.bound(values)
         elif depth <= self.space.first_cut:
-            found = np.array([self._of_shapes[tuple(row)] for row in some.values.tolist()])
+            found = np.array([self._of_shapes[tuple(row)] for row in some.values[:, : self.space.first_stage].tolist()])
         else:
             found = some.bounds.copy()
-            shapes, alike = np.unique(some.values[:, : self.space.first_cut], axis=0, return_inverse=True)
+            shapes, alike = np.unique(some.values[:, : self.space.first_stage], axis=0, return_inverse=True)
             for number, shape in enumerate(shapes):
                 rows = np.flatnonzero(alike.reshape(-1) == number)
                 found[rows, 0] = self._floors(tuple(shape.tolist()), some.take(rows))
@@ -154,10 +155,12 @@ class Listing:
                 work[:, chunk] += again[:, chunk] * (some.values[:, slot] == RECOMPUTE_MODES.index("full"))
             busy[:, chunk % shape.pp] += work[:, chunk]
         before = np.zeros_like(busy)
-        if not space.is_split:
-            # Else gradients of weights fill the pipeline.
-            known = min(work.shape[1], shape.pp - 1)
-            before[:, 1 : known + 1] = np.cumsum(work[:, :known], axis=1)
+        known = min(work.shape[1], shape.pp - 1)
+        before[:, 1 : known + 1] = np.cumsum(work[:, :known], axis=1)
+        if shape.virtual == 1:
+            # Gradients of weights may fill the pipeline.
+            is_split = np.array([kind in SPLIT_KINDS for kind in space.schedules])
+            before[is_split[some.values[:, space.first_stage]]] = 0.0
         count = shape.num_micro_batches
         seconds: Floats = (before + count * busy).max(axis=1)
         left = shape.num_chunks - work.shape[1]

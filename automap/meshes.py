@@ -20,6 +20,7 @@ import numpy.typing as npt
 from automap.constraints import Constrained
 from automap.device_order import Order, device_orders
 from automap.errors import ProblemError
+from automap.limits import Limits
 from automap.price.estimate import sequence_length
 from automap.price.evaluator import RECOMPUTE_MODES
 from automap.problem import Problem
@@ -139,7 +140,7 @@ class Meshes:
         longest: stages of the longest pipeline whose stages may differ; 0 where none may.
     """
 
-    def __init__(self, problem: Problem, blocks: Blocks, constrained: Constrained) -> None:
+    def __init__(self, problem: Problem, blocks: Blocks, constrained: Constrained, limits: Limits) -> None:
         """Finds the shapes.
 
         Raises:
@@ -156,7 +157,7 @@ class Meshes:
         self.micro_batches = divisors(problem.training.global_batch)
         self.middles = list(self.middle.degrees) if self.middle else [1]
         self.devices = problem.cluster.num_devices
-        self.shapes = self._find()
+        self.shapes = tuple(shape for shape in self._find() if limits.shapes(shape))
         if not self.shapes:
             self._refuse()
         self.virtuals = sorted({shape.virtual for shape in self.shapes})

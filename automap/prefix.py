@@ -36,22 +36,25 @@ class BoundTable:
 
     Attributes:
         shape_bounds: [shapes, 2] seconds and overflow that no plan of a shape goes below.
+        frames: the distinct stages, rows of `SpaceArrays.axes`, with the samples of a micro-batch there.
     """
 
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
         evaluator, meshes, arrays = space.evaluator, space.meshes, space.arrays
         full = RECOMPUTE_MODES.index("full")
-        self._frames: dict[tuple[int, int], int] = {}
+        self.frames: dict[tuple[int, int], int] = {}
         even = [self._even(shape) for shape in space.shapes]
         unlike = [self._unlike(shape) for shape in space.shapes]
-        least = np.empty((len(self._frames), 3, evaluator.blocks.num_types))
-        frames = np.array(list(self._frames), dtype=np.int64)
+        least = np.empty((len(self.frames), 3, evaluator.blocks.num_types))
+        frames = np.array(list(self.frames), dtype=np.int64)
         exposed = np.asarray(evaluator.exposed, dtype=np.float64)
         floors(evaluator.tables.arrays, arrays, frames, exposed, full, least)
         # Floors of stages of unlike size come first, by frame; then those of all ranks of a shape.
         sets: dict[tuple[int, ...], int] = {(frame,): frame for frame in range(len(frames))}
         self._rows = np.array([sets.setdefault(some, len(sets)) for some in even], dtype=np.int64)
+        every = [(*some, *others) for some, others in zip(even, unlike, strict=True)]
+        self._every = [sets.setdefault(some, len(sets)) for some in every]
         found = np.array([least[list(some)].min(axis=0) for some in sets])
         found[:, 1] = np.maximum(0.0, found[:, 1] - found[:, 0])
         of_units = np.cumsum(found[:, :, arrays.units], axis=2)
@@ -77,7 +80,7 @@ class BoundTable:
 
     def _frame(self, row: int, samples: int) -> int:
         """Number of a distinct stage with the samples that it is priced with."""
-        return self._frames.setdefault((row, samples), len(self._frames))
+        return self.frames.setdefault((row, samples), len(self.frames))
 
     def _even(self, shape: Shape) -> tuple[int, ...]:
         """Frames of the ranks of a shape whose stages are alike, in any order of the devices."""
@@ -162,10 +165,10 @@ class BoundTable:
         return Bound(*self._arrays[1][0].tolist())
 
     def work(self, number: int) -> tuple[Floats, Floats]:
-        """[units + 1] least seconds of a micro-batch of shape `number` in all units before each; what recomputation
-        adds to them."""
+        """[units + 1] least seconds of a micro-batch of shape `number` in all units before each, on any rank; what
+        recomputation adds to them."""
         _, _, work, again, _ = self._arrays
-        return work[self._rows[number]], again[self._rows[number]]
+        return work[self._every[number]], again[self._every[number]]
 
     def tree(self, asked: npt.NDArray[np.bool_]) -> Tree:
         """The bounds for the kernels, and [slots] which decisions are asked."""

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from automap.constraints import Constrained
 from automap.counting import count_decades
+from automap.limits import WHOLE, Limits
 from automap.meshes import Meshes, Shape
 from automap.order import SPLIT_KINDS
 from automap.plan import Plan
@@ -78,10 +79,11 @@ class PlanSpace:
         modes: [modes] recompute modes that the trainer and `hints.fix` leave.
         zeros: [4] ZeRO stages that `hints.fix` leaves where there are replicas.
         schedules: of plans without virtual stages, the usual one first.
+        limits: what pruning leaves.
     """
 
-    def __init__(self, problem: Problem, evaluator: Evaluator | None = None) -> None:
-        """Builds the space.
+    def __init__(self, problem: Problem, evaluator: Evaluator | None = None, *, limits: Limits = WHOLE) -> None:
+        """Builds the space, or what `limits` leave of it.
 
         Raises:
             ProblemError: the batch and the devices, or the hints, leave no plan.
@@ -90,8 +92,9 @@ class PlanSpace:
         self.evaluator = evaluator or Evaluator(problem)
         self.linkage = self.evaluator.tables.linkage
         self.num_units = len(self.linkage.blocks.units)
-        self.constrained = Constrained(problem, self.evaluator)
-        self.meshes = Meshes(problem, self.linkage.blocks, self.constrained)
+        self.limits = limits
+        self.constrained = Constrained(problem, self.evaluator, limits)
+        self.meshes = Meshes(problem, self.linkage.blocks, self.constrained, limits)
         self.shapes, self.axes = self.meshes.shapes, self.meshes.axes
         self.constrained.check_axes(self.axes)
         fix = problem.hints.fix

@@ -1,7 +1,7 @@
 """HybridEnv: the whole plan in one episode: shape, cuts, recompute, ZeRO, then each influential linkage group.
 
 Of a model with more than `MAX_GROUPS` groups the most influential ones are decided; the others split the batch
-(`envs.pruning.influential_groups`).
+(`envs.pruning.most_influential`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from automap.prefix import BoundTable
 from automap.space import PlanSpace, Slot
 from envs.decision import Decisions, Ints, PlanEnv
-from envs.pruning import batch_split, influential_groups
+from envs.pruning import batch_split, most_influential
 
 MAX_GROUPS = 48
 """Linkage groups that an episode decides; an episode stays below 200 decisions."""
@@ -20,7 +20,7 @@ class HybridDecisions(Decisions):
 
     def __init__(self, space: PlanSpace) -> None:
         super().__init__(space)
-        self.groups = influential_groups(space, MAX_GROUPS)
+        self.groups = most_influential(space, MAX_GROUPS)
 
     def asks(self, slot: Slot) -> bool:
         """See `Decisions`."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ir.graph import Graph
 
 NUM_KINDS = 12
@@ -16,8 +18,10 @@ def count_plans(graph: Graph, cluster: str, global_batch: int) -> dict[str, Any]
     """Size of the plan space.
 
     Returns:
-        cluster and global_batch; decades: log10 of the number of plans; decades_pruned: of those that the environments
-        expose; decisions: slots of a plan.
+        cluster and global_batch; decades: log10 of the number of plans; decades_pruned: of those that all rules leave;
+        rules: {name: {before, after, lossless}} in the order in which they are applied, the first ones built into the
+        space; symmetry_decades: of the ways to exchange equal devices, of which the space has one; decisions: slots of
+        a plan.
 
     Raises:
         UserError: the cluster, or that the model cannot be trained on it as asked.
@@ -25,17 +29,21 @@ def count_plans(graph: Graph, cluster: str, global_batch: int) -> dict[str, Any]
     from automap.cluster import parse_cluster
     from automap.problem import Problem
     from automap.space import PlanSpace
-    from envs.decision import MAX_ACTIONS
-    from envs.hybrid import MAX_GROUPS
-    from envs.pruning import decades_pruned
+    from envs.pruning import steps, symmetry_decades
 
     found = parse_cluster(cluster)
     space = PlanSpace(Problem.build(graph, found, {"global_batch": global_batch}))
+    rules = steps(space)
     return {
         "cluster": found.name,
         "global_batch": global_batch,
         "decades": round(space.decades, 2),
-        "decades_pruned": round(decades_pruned(space, max_actions=MAX_ACTIONS, max_groups=MAX_GROUPS), 2),
+        "decades_pruned": round(rules[-1].after, 2),
+        "rules": {
+            step.rule: {"before": round(step.before, 2), "after": round(step.after, 2), "lossless": step.lossless}
+            for step in rules
+        },
+        "symmetry_decades": round(symmetry_decades(space), 2),
         "decisions": len(space.slots),
     }
 
@@ -62,8 +70,25 @@ def show(document: Mapping[str, Any]) -> None:
         for row in document["heaviest"]:
             heaviest.add_row(_percent(row["share"]), str(row["count"]), row["name"])
         console.print(heaviest)
+    if document["space"] is not None:
+        console.print(_pruning(document["space"]))
     for line in document["warnings"]:
         console.print(f"warning: {line}", markup=False, soft_wrap=True)
+
+
+def _pruning(space: Mapping[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table(
+        box=None, padding=(0, 2), header_style="bold", title="decades of plans, by pruning rule", title_justify="left"
+    )
+    for name in ("before", "after"):
+        table.add_column(name, justify="right")
+    table.add_column("rule")
+    table.add_column("can lose the optimum")
+    for rule, step in space["rules"].items():
+        table.add_row(f"{step['before']:.1f}", f"{step['after']:.1f}", rule, "no" if step["lossless"] else "yes")
+    return table
 
 
 def _facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -293,4 +293,22 @@ def _groups(space: PlanSpace) -> tuple[Ints, Ints, Ints, Mask]:
         obeys.append(np.array([space.constrained.signatures(unit_type, group, axis) for axis in space.axes]))
         count += len(values)
     every = np.concatenate(obeys, axis=1) if obeys else np.ones((len(space.axes), 0), dtype=np.bool_)
+    if space.limits.signatures is not None:
+        every &= space.limits.signatures
     return _ints(groups).reshape(-1, 6), _ints(members), _ints(assignments), np.ascontiguousarray(every)
+
+
+def ungrouped(space: PlanSpace) -> SpaceArrays:
+    """The arrays with every operator a group of its own, by operator row, that no constraint binds."""
+    groups: list[list[int]] = []
+    count, row = 0, 0
+    for unit in space.linkage.types:
+        for table in unit.signatures:
+            groups.append([row, 1, count, count, len(table), whole_signature(table)])
+            count, row = count + len(table), row + 1
+    return space.arrays._replace(
+        members=np.arange(row, dtype=np.int64),
+        assignments=_ints([value for group in groups for value in range(group[G_VALUES])]),
+        groups=_ints(groups).reshape(-1, 6),
+        obeys=np.ones((len(space.axes), count), dtype=np.bool_),
+    )

@@ -185,14 +185,15 @@ def count_signatures(tables, space, group, axis, chosen, sizes, samples):
     return total
 
 
-@kernel(float64(TABLES, SPACE, boolean[::1], float64[:, ::1], int64[::1]))
-def count_decades(tables, space, groups, sizes, samples):
-    """log10 of the number of ways to choose the signatures of all `groups`, [groups]; see `signature_mask`."""
+@kernel(float64(TABLES, SPACE, float64[::1], float64[:, ::1], int64[::1]))
+def count_decades(tables, space, times, sizes, samples):
+    """log10 of the number of ways to choose the signatures of all groups, each `times` [groups] over; see
+    `signature_mask`."""
     chosen = np.full((tables.operators.shape[0], sizes.shape[1]), -1)
     total = 0.0
-    for group in range(groups.shape[0]):
-        if groups[group]:
-            total += math.log10(count_signatures(tables, space, group, 0, chosen, sizes, samples))
+    for group in range(times.shape[0]):
+        if times[group] > 0.0:
+            total += times[group] * math.log10(count_signatures(tables, space, group, 0, chosen, sizes, samples))
     return total
 
 

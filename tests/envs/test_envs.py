@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import stable_baselines3.common.env_checker
 
-from automap.counting import count_decades
+from automap.counting import count_decades, grouped
 from automap.templates import templates
 from envs import Episodes, HybridEnv, PipelineEnv, ReplicationEnv, ShardingEnv
 from envs.decision import MAX_ACTIONS, REWARD_SCALE
 from envs.features import ACTION_FEATURES, STATE_FEATURES
 from envs.hybrid import HybridDecisions
-from envs.pruning import decades_pruned, influential_groups
+from envs.pruning import decades_pruned, most_influential
 from ir import zoo
 
 
@@ -154,7 +154,7 @@ def test_bounds_in_the_observation_are_the_known_loss(gpt, space):
 
 def test_influence_keeps_the_heaviest_groups(light_graph, space):
     s = space(light_graph("vgg19"), "2xA100", 8)
-    kept = influential_groups(s, 3)
+    kept = most_influential(s, 3)
     assert len(kept) == 3
     # The first fully connected layer holds 103 of the 144 million parameters.
     sizes = [
@@ -167,7 +167,7 @@ def test_influence_keeps_the_heaviest_groups(light_graph, space):
 def test_the_pruned_size_is_the_number_of_plans_that_are_offered(mlp, space):
     """By brute force: the first two values of every slot, one group decided, the other split by batch."""
     s = space(mlp((16, 32, 16, 16)), "2xA100", 4, num_micro_batches=2)
-    groups = influential_groups(s, 1)
+    groups = most_influential(s, 1)
     pending, plans = [()], 0
     while pending:
         prefix = pending.pop()
@@ -183,7 +183,7 @@ def test_the_pruned_size_is_the_number_of_plans_that_are_offered(mlp, space):
         pending += [(*prefix, int(v)) for v in legal]
     # No table of signatures, and no list of modes, is longer than what environments offer.
     assert plans > 50
-    assert 10 ** count_decades(s, limit=2, groups=groups) == pytest.approx(plans)
+    assert 10 ** count_decades(s, limit=2, signing=grouped(s, groups)) == pytest.approx(plans)
     assert decades_pruned(s, max_actions=MAX_ACTIONS, max_groups=48) == pytest.approx(s.decades)
     assert decades_pruned(s, max_actions=MAX_ACTIONS, max_groups=1) < s.decades
 
