@@ -85,6 +85,7 @@ _MODULES = {
     "mcmc": "mcmc",
     "hill-climbing": "mcmc",
     "elimination": "elimination",
+    "ilp": "ilp",
     "expert": "expert",
     "random": "random_plans",
     "exhaustive": "exhaustive",

@@ -45,7 +45,7 @@ OptimizerOption = Annotated[str, typer.Option(help="adam, momentum or sgd.")]
 LossOption = Annotated[str | None, typer.Option(help="cross_entropy or mse, if the model returns no loss.")]
 TrainerOption = Annotated[str, typer.Option(help="The training software.")]
 SearcherOption = Annotated[
-    str, typer.Option(help="portfolio, dqn, mcmc, hill-climbing, elimination, expert, random or exhaustive.")
+    str, typer.Option(help="portfolio, dqn, mcmc, hill-climbing, elimination, ilp, expert, random or exhaustive.")
 ]
 BudgetOption = Annotated[str, typer.Option(help="30s, 2m, or a number of evaluations.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Of every random choice.")]
