@@ -37,8 +37,9 @@ WORTH_POLISHING = 1.05
 """Frames are polished whose best plan takes at most so many times the best of all."""
 LATER = 0.005
 """What a turn of a mesh adds to the rank of its other frames, as a share."""
-NEAR_CUTS = 4
-"""Ends of a chunk that are tried, those nearest to an even share first."""
+TRIED = {"cut": 4, "recompute": 3, "zero": 4, "schedule": 8, "order": 8}
+"""Slots that are changed one at a time, and how many of their values are tried; ends of chunks that are nearest to an
+even share come first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +106,7 @@ def run_frames(space: PlanSpace, incumbent: Incumbent, propose: Propose, *, star
 
 def _mesh(space: PlanSpace, values: Values) -> tuple[int, ...]:
     shape = space.shape(values)
-    return (shape.pp, *space.meshes.mesh(shape))
+    return (shape.tp, shape.middle, *space.stage_devices(values))
 
 
 def _by_mesh(space: PlanSpace, plans: Sequence[Values]) -> list[tuple[int, Values]]:
@@ -133,14 +134,13 @@ class _Frames:
         self._graphs: dict[Values, CostGraph] = {}
         self._known: Known = {}
         self._solves = 0
+        left = incumbent.left
+        self._most_solves = np.inf if left is None else max(FEWEST_SOLVES, left // EVALUATIONS_A_SOLVE)
 
     @property
     def finished(self) -> bool:
         """Whether the budget has ended."""
-        granted = self.incumbent.budget.evaluations
-        if granted is not None and self._solves >= max(FEWEST_SOLVES, granted // EVALUATIONS_A_SOLVE):
-            return True
-        return self.incumbent.finished
+        return self.incumbent.finished or self._solves >= self._most_solves
 
     def solve(self, values: Values, *, rounds: int) -> None:
         """Solves the frame of `values`, at slopes there first."""
@@ -200,8 +200,8 @@ class _Frames:
 
     def _price(self, plans: Sequence[Values]) -> list[tuple[bool, float]]:
         """Worth of plans, as many of the first of them as the budget allows."""
-        limit = self.incumbent.budget.evaluations
-        room = len(plans) if limit is None else min(len(plans), limit - self.incumbent.charged)
+        left = self.incumbent.left
+        room = len(plans) if left is None else min(len(plans), left)
         if room <= 0:
             return []
         found = []
@@ -232,22 +232,21 @@ class _Frames:
         space, first = self.space, self.space.first_signature
         shape = space.shape(values)
         found = []
-        for slot in space.slots[space.first_cut : first]:
-            at = space.slots.index(slot)
-            others = range(min(slot.num_values, NEAR_CUTS if slot.kind == "cut" else slot.num_values))
-            found += [(*values[:at], other, *values[at + 1 :]) for other in others if other != values[at]]
+        for at, slot in enumerate(space.slots[:first]):
+            if slot.kind in TRIED:
+                others = range(min(slot.num_values, TRIED[slot.kind]))
+                found += [(*values[:at], other, *values[at + 1 :]) for other in others if other != values[at]]
         ranks = range(space.first_recompute, space.first_recompute + shape.pp)
         for mode in np.flatnonzero(space.modes).tolist():
             found.append(tuple(mode if at in ranks else v for at, v in enumerate(values)))
         for other in space.shapes:
-            if other != shape and other.pp == shape.pp and space.meshes.mesh(other) == space.meshes.mesh(shape):
+            if other != shape and (other.pp, other.tp, other.middle) == (shape.pp, shape.tp, shape.middle):
                 row = space.meshes.values(other)
-                same_cuts = other.virtual == shape.virtual
-                rest = (
-                    values[len(row) :]
-                    if same_cuts
-                    else (0,) * (space.first_recompute - len(row)) + values[space.first_recompute :]
-                )
+                rest = list(values[len(row) :])
+                if other.virtual != shape.virtual:
+                    rest[space.first_cut - len(row) : space.first_recompute - len(row)] = [0] * (
+                        space.first_recompute - space.first_cut
+                    )
                 found.append((*row, *rest))
         repaired = dict.fromkeys(space.repair(plan) for plan in found)
         return [plan for plan in repaired if plan[:first] not in self.best]

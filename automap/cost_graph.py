@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from automap.group_costs import Factor, GroupCosts
 from automap.price.edges import X_COUNT, X_RECOMPUTE_COMM
-from automap.price.evaluator import RECOMPUTE_MODES, blank
+from automap.price.evaluator import RECOMPUTE_MODES, Choice, blank
 from automap.space import PlanSpace, Values
 from automap.unit_rows import UnitRow, UnitRows
 
@@ -37,6 +37,8 @@ Floats = npt.NDArray[np.float64]
 Known = dict[tuple[object, ...], GroupCosts]
 """What graphs of one space share; the oldest goes where there are more than `MAX_KNOWN`."""
 MAX_KNOWN = 24
+MOST_STAGES = 4
+"""Unlike pipeline ranks whose costs are looked at; all are in the exact price."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +61,7 @@ class CostGraph:
     """The graph of one frame.
 
     Attributes:
-        nodes: in the order of the signature slots.
+        nodes: in the order of the signature slots; their costs are those on the first row's rank.
         factors: with the unit rows that pay each, and their recompute modes.
         units: prices units under any signatures; rows of weights are its rows.
         base: [rows, C_COUNT] unit costs with nothing decided.
@@ -79,22 +81,33 @@ class CostGraph:
         self.units = UnitRows(space.evaluator, choice)
         self._rows = self.units.rows
         self._modes = [self._mode(row) for row in self._rows]
-        ranks = [
-            next((row.rank for row in self._rows if row.unit_type == kind), 0)
-            for kind in range(len(space.linkage.types))
-        ]
-        key = (id(choice.layout), choice.samples, *ranks)
-        known = {} if known is None else known
-        if key not in known:
-            if len(known) >= MAX_KNOWN:
-                known.pop(next(iter(known)))
-            known[key] = GroupCosts(space, frame, choice, ranks)
-        self._costs = known[key]
-        self.nodes = self._costs.nodes
-        self.base = np.array(
-            [self._costs.bases[row.unit_type][mode] for row, mode in zip(self._rows, self._modes, strict=True)]
-        )
+        self._costs = self._group_costs(choice, {} if known is None else known)
+        of_first = self._costs[0]
+        self._first_node = of_first.first_node
+        self.nodes = of_first.nodes
+        paid = zip(self._costs, self._rows, self._modes, strict=True)
+        self.base = np.array([costs.bases[row.unit_type][mode] for costs, row, mode in paid])
         self.factors = tuple(self._bound())
+
+    def _group_costs(self, choice: Choice, known: Known) -> list[GroupCosts]:
+        """Of each row, on the devices of its rank; of more than `MOST_STAGES` distinct ranks some stand for others."""
+        numbers = choice.layout.numbers
+        meshes = frozenset(zip(numbers, choice.rank_samples.tolist(), strict=True))
+        found: dict[tuple[object, ...], GroupCosts] = {}
+        of_rows = []
+        for row in self._rows:
+            samples = float(choice.rank_samples[row.rank])
+            key: tuple[object, ...] = (numbers[row.rank], samples, choice.zero_axes.tobytes(), meshes)
+            if key not in found:
+                if len(found) == MOST_STAGES:
+                    key = next(reversed(found))
+                elif key not in known:
+                    if len(known) >= MAX_KNOWN:
+                        known.pop(next(iter(known)))
+                    known[key] = GroupCosts(self.space, self.frame, choice, row.rank)
+                found.setdefault(key, known[key])
+            of_rows.append(found[key])
+        return of_rows
 
     def _mode(self, row: UnitRow) -> int:
         """The recompute mode of a row."""
@@ -102,19 +115,22 @@ class CostGraph:
         return next(i for i, m in enumerate(RECOMPUTE_MODES) if np.array_equal(masks[m], row.segment.recomputed))
 
     def _bound(self) -> Iterator[tuple[Factor, list[tuple[int, int]]]]:
-        for unit_type in range(len(self.space.linkage.types)):
-            rows = [i for i, row in enumerate(self._rows) if row.unit_type == unit_type]
+        rows_of: dict[tuple[int, int], list[int]] = {}
+        for i, row in enumerate(self._rows):
+            rows_of.setdefault((row.unit_type, id(self._costs[i])), []).append(i)
+        for (unit_type, _), rows in rows_of.items():
+            costs = self._costs[rows[0]]
+            for factor in costs.inside(unit_type):
+                yield factor, [(i, self._modes[i]) for i in rows]
             behind: dict[tuple[int, bool], list[int]] = {}
             for i in rows:
                 behind.setdefault((self._rows[i].before, self._rows[i].opens), []).append(i)
-            for factor in self._costs.inside(unit_type):
-                yield factor, [(i, self._modes[i]) for i in rows]
             for (before, opens), mine in behind.items():
-                for factor in self._costs.crossing(unit_type, before, opens):
+                for factor in costs.crossing(unit_type, before, opens):
                     yield factor, [(i, self._modes[i]) for i in mine]
 
     def _nodes_of(self, row: UnitRow) -> range:
-        return range(int(self._costs.first_node[row.unit_type]), int(self._costs.first_node[row.unit_type + 1]))
+        return range(int(self._first_node[row.unit_type]), int(self._first_node[row.unit_type + 1]))
 
     # -- assignments --------------------------------------------------------------------------------------------------
 
@@ -153,7 +169,7 @@ class CostGraph:
         costs = self.base.copy()
         for number, row in enumerate(self._rows):
             for n in self._nodes_of(row):
-                costs[number] += self.nodes[n].costs[self._modes[number], picked[n]]
+                costs[number] += self._costs[number].nodes[n].costs[self._modes[number], picked[n]]
         for factor, paying in self.factors:
             code = [codes[picked[n]] for codes, n in zip(factor.codes, factor.nodes, strict=True)]
             sign = 1.0
@@ -184,7 +200,7 @@ class CostGraph:
         nodes = [np.zeros(len(keep)) for keep in left]
         for number, row in enumerate(self._rows):
             for n in self._nodes_of(row):
-                nodes[n] += self.nodes[n].costs[self._modes[number], left[n]] @ weights[number]
+                nodes[n] += self._costs[number].nodes[n].costs[self._modes[number], left[n]] @ weights[number]
         factors: dict[tuple[int, ...], Floats] = {}
         for factor, rows in self.factors:
             distinct = tuple(sorted(set(factor.nodes)))

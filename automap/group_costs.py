@@ -1,4 +1,4 @@
-"""Group costs: what each linkage group adds to its unit on one mesh, and what passes between groups.
+"""Group costs: what each linkage group adds to its unit on the devices of a rank, and what passes between groups.
 
 Nothing here depends on cuts, recomputation, ZeRO or the schedule: frames on one mesh share it. See
 `automap.cost_graph`. Units: seconds, bytes, elements.
@@ -6,7 +6,7 @@ Nothing here depends on cuts, recomputation, ZeRO or the schedule: frames on one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -87,7 +87,7 @@ class Factor:
 
 
 class GroupCosts:
-    """Of all unit types on one mesh.
+    """Of all unit types on the devices of one pipeline rank.
 
     Attributes:
         nodes: in the order of the signature slots.
@@ -95,19 +95,19 @@ class GroupCosts:
         bases: of each unit type [modes, C_COUNT] with nothing decided.
     """
 
-    def __init__(self, space: PlanSpace, frame: Values, choice: Choice, ranks: Sequence[int]) -> None:
+    def __init__(self, space: PlanSpace, frame: Values, choice: Choice, rank: int) -> None:
         """Builds the nodes; factors follow when they are asked for.
 
         Args:
             space: of the problem.
             frame: a frame on the mesh.
             choice: what it decides.
-            ranks: of each unit type, the rank on which its signatures are weighed.
+            rank: the pipeline rank whose devices compute.
         """
         self.space = space
         self._tables = space.evaluator.tables.arrays
-        self._zero_axes, self._samples = choice.zero_axes, float(choice.samples)
-        self._stages = [choice.layout.stages[rank] for rank in ranks]
+        self._zero_axes, self._samples = choice.zero_axes, float(choice.rank_samples[rank])
+        self._stage = choice.layout.stages[rank]
         self.first_node = np.cumsum([0, *(len(u.groups) for u in space.linkage.types)])
         self._group_of = np.full(len(self._tables.operators), -1, dtype=np.int64)
         for (unit_type, group), (members, _) in space.group_rows.items():
@@ -138,7 +138,7 @@ class GroupCosts:
 
     def _vary(self, unit_type: int, members: Ints, assignment: Ints, values: Ints, incoming: Ints) -> Floats:
         first, last = (int(x) for x in self.space.evaluator.tables.spans[unit_type : unit_type + 2])
-        stage = self._stages[unit_type]
+        stage = self._stage
         masks = np.array([self.space.evaluator.masks(unit_type)[mode] for mode in RECOMPUTE_MODES])
         out = np.empty((len(masks), len(values), len(incoming), C_COUNT))
         boundary = int(self.space.evaluator.tables.boundary_out[unit_type])
@@ -197,16 +197,16 @@ class GroupCosts:
         found: Ints = places[self.nodes[node].values].transpose(0, 2, 1).copy()
         if row >= operator[OP_OPERANDS] + operator[OP_INPUTS]:
             found[:, 1] = np.where(found[:, 0] == PARTIAL, BROADCAST, found[:, 0])
-        alone = self._stages[self.nodes[node].unit_type].axes <= 1.0
+        alone = self._stage.axes <= 1.0
         found[:, :, alone] = UNKNOWN
         return found
 
-    def _bytes(self, tensor: int, placements: Ints, unit_type: int) -> Floats:
+    def _bytes(self, tensor: int, placements: Ints) -> Floats:
         """[ways] bytes that a rank holds of a tensor under placements [ways, axes]."""
         sizes = self._tables.sizes[tensor]
         whole = (sizes[E_FIXED] + sizes[E_SAMPLE] * self._samples) * sizes[E_BYTES]
         split = (placements >= 0) | (placements == UNKNOWN)
-        found: Floats = whole / np.where(split, self._stages[unit_type].axes, 1.0).prod(axis=1)
+        found: Floats = whole / np.where(split, self._stage.axes, 1.0).prod(axis=1)
         return found
 
     # -- factors ------------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class GroupCosts:
         self, unit_type: int, reading: list[int], made: int, placements: Ints, *, is_inside: bool
     ) -> Iterator[Factor]:
         """Conversions of the tensor of output row `made`, placed by the value of its node, to operands in order."""
-        arrays, stage = self._tables, self._stages[unit_type]
+        arrays, stage = self._tables, self._stage
         maker = int(arrays.operands[made, D_OWNER])
         source = int(self._group_of[maker])
         sources, source_codes = _classes(placements)
@@ -327,10 +327,10 @@ class GroupCosts:
             found = [_classes(self._placements(r)[:, 0]) for r in (earlier, row)]
             amounts, least = [], []
             for r, (ways, _) in zip((earlier, row), found, strict=True):
-                tensor, share = int(arrays.operands[r, D_TENSOR]), self._kept_share(r, unit_type)
-                amounts.append(share * self._bytes(tensor, ways, unit_type))
+                tensor, share = int(arrays.operands[r, D_TENSOR]), self._kept_share(r)
+                amounts.append(share * self._bytes(tensor, ways))
                 split = np.full((1, ways.shape[1]), UNKNOWN, dtype=np.int64)
-                least.append(share * float(self._bytes(tensor, split, unit_type)[0]))
+                least.append(share * float(self._bytes(tensor, split)[0]))
             alike = amounts[0][:, None] == amounts[1][None]
             if arrays.operands[earlier, D_TENSOR] == arrays.operands[row, D_TENSOR]:
                 alike &= (found[0][0][:, None] == found[1][0][None]).all(axis=2)
@@ -350,10 +350,10 @@ class GroupCosts:
                 repeated=(),
             )
 
-    def _kept_share(self, row: int, unit_type: int) -> float:
+    def _kept_share(self, row: int) -> float:
         shape = self._tables.shapes[self._tables.operands[row, D_OWNER]]
         is_product = shape[X_KIND] == PRODUCT and shape[X_WEIGHT] > 0.0
-        return float(self._stages[unit_type].hardware[H_KEPT]) if is_product else 1.0
+        return float(self._stage.hardware[H_KEPT]) if is_product else 1.0
 
 
 def _classes(placements: Ints) -> tuple[Ints, Ints]:

@@ -52,7 +52,7 @@ class UnitRows:
         numbers: dict[tuple[object, ...], int] = {}
         before = -1
         for chunk, segments in enumerate(choice.chunks):
-            rank = 0 if choice.layout.uniform else chunk % len(choice.layout.stages)
+            rank = 0 if choice.is_uniform else chunk % len(choice.layout.stages)
             for position, segment in enumerate(segments):
                 unit_type = evaluator.blocks.units[segment.unit].type
                 key = (unit_type, before, position == 0, segment.recomputed.tobytes(), rank)
@@ -85,7 +85,7 @@ class UnitRows:
                     row.rank,
                     choice.layout,
                     self._incoming(row, chosen),
-                    choice.samples,
+                    float(choice.rank_samples[row.rank]),
                     choice.zero_axes,
                     int(evaluator.tables.boundary_out[row.unit_type]),
                     sharded=sharded,

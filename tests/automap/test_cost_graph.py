@@ -40,7 +40,7 @@ def seconds(costs):
 
 
 def test_a_chain_adds_up_exactly(mlp, space):
-    s = space(mlp((32, 64, 128, 64, 32)), "2x4xV100@10Gbit", 16)
+    s = space(mlp((32, 64, 128, 64, 32)), "2x2xV100@10Gbit", 16)
     for values in s.random_batch(np.random.default_rng(0), 20).tolist():
         graph, picked = graph_of(s, values)
         assert graph.values(picked) == tuple(values)
@@ -50,7 +50,7 @@ def test_a_chain_adds_up_exactly(mlp, space):
         np.testing.assert_allclose(graph.unit_costs(picked)[:, C_SAVED], exact[:, C_SAVED], rtol=1e-12, atol=1e-6)
 
 
-@pytest.mark.parametrize("cluster", ["2x4xV100@10Gbit", "4xV100-16GB+4xP100-16GB"])
+@pytest.mark.parametrize("cluster", ["2x2xV100@10Gbit", "2xV100-16GB+2xP100-16GB"])
 def test_a_transformer_adds_up_but_for_requests_that_come_back(gpt, space, cluster):
     """Compute, parameters and reductions always; conversions unless a tensor is asked for as A, B, A."""
     s = space(gpt(layers=3), cluster, 16)
@@ -58,11 +58,9 @@ def test_a_transformer_adds_up_but_for_requests_that_come_back(gpt, space, clust
     for values in s.random_batch(np.random.default_rng(1), 25).tolist():
         graph, picked = graph_of(s, values)
         exact = graph.units.costs(graph.chosen(picked))
-        uniform = graph.units.choice.layout.uniform
-        mine = slice(None) if uniform else slice(0, 1)
         found = graph.unit_costs(picked)
-        np.testing.assert_allclose(found[mine][:, ADD_UP], exact[mine][:, ADD_UP], rtol=1e-12)
-        errors += (seconds(found)[mine] / seconds(exact)[mine] - 1.0).reshape(-1).tolist()
+        np.testing.assert_allclose(found[:, ADD_UP], exact[:, ADD_UP], rtol=1e-12)
+        errors += (seconds(found) / seconds(exact) - 1.0).reshape(-1).tolist()
     assert np.median(np.abs(errors)) < 1e-12
     assert np.quantile(np.abs(errors), 0.8) < 1e-9
     assert min(errors) > -1e-9, "a conversion that is asked for again is charged again, never forgotten"
@@ -89,7 +87,7 @@ def test_models_of_the_zoo_add_up(model, cluster, batch):
 
 
 def test_scalars_weigh_the_same_costs(gpt, space):
-    s = space(gpt(layers=3), "2x4xV100@10Gbit", 16)
+    s = space(gpt(layers=3), "2x2xV100@10Gbit", 16)
     rng = np.random.default_rng(3)
     for values in s.random_batch(rng, 10).tolist():
         graph, picked = graph_of(s, values)
