@@ -9,7 +9,7 @@ export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit check fuzz prove bench clean
+.PHONY: help setup demo test unit check fuzz prove bench bench-search clean
 
 help:
 	@echo "make demo    set up, then find plans for three real models"
@@ -17,8 +17,9 @@ help:
 	@echo "make unit    only the quick tests"
 	@echo "make check   formatting, lint, types, import rules"
 	@echo "make fuzz    a minute of hostile model files"
-	@echo "make prove   ten thousand random plans, each verified"
-	@echo "make bench   the benchmarks"
+	@echo "make prove   random plans verified, small problems enumerated, pruning"
+	@echo "make bench   the benchmarks of speed"
+	@echo "make bench-search   searchers against known optima, real models, growth, ablation: hours"
 	@echo "make setup   make .venv and nothing else"
 	@echo "make clean   remove what these made"
 
@@ -68,6 +69,11 @@ prove: $(STAMP)
 
 bench: $(STAMP)
 	@for script in benchmarks/*_speed.py benchmarks/*_limits.py; do [ ! -e "$$script" ] || $(BIN)/python "$$script" || exit 1; done
+
+bench-search: $(STAMP)
+	@for script in problems searchers real_models search_scale dqn_ablation; do \
+		$(BIN)/python benchmarks/$$script.py || exit 1; \
+	done
 
 clean:
 	rm -rf .venv build dist demo *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
