@@ -17,7 +17,7 @@ from automap.price.evaluator import RECOMPUTE_MODES
 from automap.problem import Problem
 from automap.space import PlanSpace
 from automap.templates import templates
-from envs.decision import HybridEnv
+from envs import HybridEnv
 
 
 def problem(graph, constraints, cluster="8xA100", batch=16, trainer="generic", **fix) -> Problem:
@@ -154,8 +154,8 @@ def test_environments_obey(gpt):
     while not done:
         legal = np.flatnonzero(observation["action_mask"])
         observation, _, done, _, info = env.step(int(rng.choice(legal)))
-    assert stage_of(space, info["values"], "h.1.mlp.up/MatMul") == 0
-    assert stage_of(space, info["values"], "h.2.mlp.up/MatMul") == 1
+    assert stage_of(space, info["finished"].values, "h.1.mlp.up/MatMul") == 0
+    assert stage_of(space, info["finished"].values, "h.2.mlp.up/MatMul") == 1
 
 
 @pytest.mark.slow
