@@ -197,7 +197,7 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
 
     Over an ep axis of several ranks experts are always spread. The samples of every shape divide over the axes that
     split the batch: the signatures depend on its meshes alone. Two stages without inner axes are tried in all sizes
-    (what DAPPLE's planner mostly finds, arXiv 2007.01045), and pipelines in all orders of the devices.
+    (what DAPPLE's planner mostly finds, arXiv 2007.01045), and pipelines in up to three orders of the devices.
     """
     fixed = space.problem.hints.fix
     modes = [mode for mode, is_legal in zip(RECOMPUTE_MODES, space.modes, strict=True) if is_legal]
@@ -225,7 +225,9 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
 
 def _stages(space: PlanSpace, shape: Shape) -> list[tuple[int, ...]]:
     """Values of the slots of schedule, order and devices that are tried of a shape."""
-    found: list[tuple[int, ...]] = [(0, order) for order in range(space.meshes.num_orders(shape.pp))]
+    # Of more than three orders the last one is the first the other way round.
+    count = space.meshes.num_orders(shape.pp)
+    found: list[tuple[int, ...]] = [(0, order) for order in sorted({0, min(1, count - 1), count - 1})]
     if shape.pp == 2 and shape.tp == shape.middle == 1 and space.meshes.may_differ(shape):
         prefixes = [(*space.meshes.values(shape), *stages) for stages in found]
         return [
