@@ -1,9 +1,9 @@
 """MCMC: Metropolis over moves of plans (FlexFlow, arXiv 1807.05358, section 6.2), many chains in lock step.
 
-All chains propose at once and are priced in one call. They cool down in cycles, each twice as long as the one before
-and of twice as many chains: the first is one chain of some dozens of plans, and the schedule knows no budget, so the
-search is anytime. A cycle begins from the best plans known, from templates and from plans drawn at random. With
-temperature 0 the same chains climb.
+All chains propose at once and are priced in one call. They cool down in cycles, each twice as long as the last and
+of twice as many chains: the first is one chain of some dozens of plans, and the schedule knows no budget, so the search
+is anytime. A cycle begins from the best plans known, from templates and from plans drawn at random. With temperature 0
+the same chains climb.
 """
 
 from __future__ import annotations

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from automap.space import PlanSpace
 
 LOG = logging.getLogger("automap.search")
+Kind = Literal["mcmc", "dqn", "elimination", "ilp"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
     """What a member does."""
 
-    kind: Literal["mcmc", "dqn"]
+    kind: Kind
     seed: int
     evaluations: int | None
     """Plans that it prices; None = until it is ended."""
@@ -92,15 +93,23 @@ def work(space: PlanSpace, task: Task, on_report: Callable[[Report], None]) -> N
         on_progress=lambda progress: on_report(Report.of(incumbent, is_last=False)),
         should_stop=lambda: False,
     )
-    known = np.array(task.known, dtype=np.int64).reshape(len(task.known), len(space.slots))
+    plans = [tuple(plan) for plan in task.known]
     if task.kind == "dqn":
         from agents.dqn import run_dqn
 
-        plans = [tuple(row) for row in known.tolist()]
         run_dqn(space, incumbent, seed=task.seed, reference_s=task.reference_s, demonstrations=plans)
+    elif task.kind == "elimination":
+        from agents.elimination import run_elimination
+
+        run_elimination(space, incumbent, start=plans)
+    elif task.kind == "ilp":
+        from agents.ilp import run_ilp
+
+        run_ilp(space, incumbent, start=plans)
     else:
         from agents.mcmc import run_mcmc
 
+        known = np.array(plans, dtype=np.int64).reshape(len(plans), len(space.slots))
         run_mcmc(space, incumbent, seed=task.seed, known=known, prices=space.price(known))
     on_report(Report.of(incumbent, is_last=True))
 

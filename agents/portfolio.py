@@ -1,30 +1,31 @@
 """Portfolio: the best of all searchers within one budget.
 
-In this order: the plans given and the grid of templates; planners, which are quick and may prove the optimum, whereupon
-the search ends; annealing; then, of larger budgets, annealing here and other members in processes of their own, a DQN
-among them that learns from the best plans so far. Of a budget in evaluations every member has a fixed share and hears
-of the others only where a share ends: cores change nothing but the time. The plan says who found it.
+In this order: the grid of templates and the plans given; branch and bound over small spaces, whose proof ends the
+search; annealing; then, of larger budgets, annealing here and other members in processes of their own (`PLACES`),
+planners and a DQN among them, that begin from the best plans so far. Of a budget in evaluations every member has a
+fixed share and hears of the others only where a share ends: cores change nothing but the time. The plan says who found
+it.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypedDict
 
 import numpy as np
 
-from agents.elimination import run_elimination
 from agents.exhaustive import run_exhaustive
-from agents.expert import Grid, grid
+from agents.expert import grid
 from agents.incumbent import Incumbent
 from agents.mcmc import best_of_meshes, run_mcmc
-from agents.members import Member, Task, wait
+from agents.members import Kind, Member, Task, wait
 from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
 from automap.plan import Plan
 from automap.problem import Problem
-from automap.space import Ints, PlanSpace, Values
+from automap.space import Ints, PlanSpace
 
 PROVABLE_DECADES = 7.0
 """Of larger spaces no proof is tried."""
@@ -32,55 +33,39 @@ PROOF_NODES = 200_000
 """Beginnings that branch and bound looks at: a few seconds' worth."""
 PROOF_SHARE = 0.5
 """Of what is left of a budget: a proof ends the search."""
-PLANNER_SHARE, PLANNER_S = 0.1, 5.0
-"""Of what is left of a budget, and seconds at most, for each other planner."""
 WARM_UP_S, WARM_UP_SHARE = 1.0, 0.1
 """Annealing before members are started: seconds at most, and share of a budget in seconds."""
 LEAST_S, LEAST_EVALUATIONS = 4.0, 2000
 """What must be left for members to be started: a process takes a second to begin."""
-DQN_LEAST_S = 12.0
-"""What must be left for a DQN: its library takes some seconds to import."""
-DQN_SHARE, DQN_MOST = 0.25, 10_000
-"""Of a budget in evaluations that is left, and evaluations at most: it takes 100 times as long as annealing."""
 MOST_MEMBERS = 8
-DEMONSTRATED = 16
-"""Plans that the DQN learns from."""
 LISTEN_S = 0.05
 """Between two looks at whether the caller wants an end."""
 
 
-class _Limits(TypedDict):
-    evaluations: int | None
-    seconds: float | None
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """When a kind of member takes part, and with what."""
+
+    kind: Kind
+    least_s: float
+    """Seconds that must be left."""
+    least_cores: int
+    """Processors, of a budget in seconds."""
+    share: float
+    """Of the evaluations that are left; 0 = only budgets in seconds have it."""
+    most: int
+    """Evaluations at most."""
+    shown: int
+    """Plans that it begins from or learns from."""
 
 
-def _prove(space: PlanSpace, incumbent: Incumbent, start: Sequence[Values]) -> bool:
-    if space.decades > PROVABLE_DECADES:
-        return False
-    incumbent.searcher = "exhaustive"
-    with incumbent.share(**_part(incumbent, PROOF_SHARE)):
-        return run_exhaustive(space, incumbent, max_nodes=PROOF_NODES)
-
-
-def _eliminate(space: PlanSpace, incumbent: Incumbent, start: Sequence[Values]) -> bool:
-    incumbent.searcher = "elimination"
-    with incumbent.share(**_part(incumbent, PLANNER_SHARE, most_s=PLANNER_S)):
-        run_elimination(space, incumbent, start=start)
-    return False
-
-
-PLANNERS: tuple[Callable[[PlanSpace, Incumbent, Sequence[Values]], bool], ...] = (_prove, _eliminate)
-"""Run one after the other before all else, with the plans that fit so far, the best first; each says whether it has
-proven the best plan to be the optimum."""
-
-
-def _part(incumbent: Incumbent, share: float, most_s: float = float("inf")) -> _Limits:
-    """A share of what is left of a budget."""
-    left, left_s = incumbent.left, incumbent.left_s
-    return {
-        "evaluations": None if left is None else int(share * left),
-        "seconds": None if left_s is None else min(most_s, share * left_s),
-    }
+PLACES: tuple[Place, ...] = (
+    Place(kind="elimination", least_s=LEAST_S, least_cores=1, share=0.1, most=2_000, shown=1_000),
+    # It takes 100 times as long for a plan as annealing, and some seconds to import its library.
+    Place(kind="dqn", least_s=12.0, least_cores=1, share=0.25, most=10_000, shown=16),
+    Place(kind="ilp", least_s=12.0, least_cores=4, share=0.0, most=0, shown=1_000),
+)
+"""Who searches beside annealing; further processors anneal as well."""
 
 
 def search_portfolio(
@@ -101,64 +86,69 @@ def search_portfolio(
     if given:
         incumbent.searcher = "start"
         incumbent.price(given)
-    proven = False
-    ranked = _ranked(incumbent, templates)
-    for run in PLANNERS:
-        if not proven and not incumbent.finished:
-            proven = run(space, incumbent, ranked)
+    proven = not incumbent.finished and _prove(space, incumbent)
     known = best_of_meshes(space, templates.values, templates.prices)
     try:
         if not proven and not incumbent.finished:
-            _anneal(space, incumbent, crew, known, seed, templates.baselines["expert"])
+            _search(space, incumbent, crew, known, seed, templates.baselines["expert"])
     finally:
         crew.end()
     return incumbent.result(seed=seed, baselines=templates.baselines, proven=proven)
 
 
-def _ranked(incumbent: Incumbent, templates: Grid) -> list[Values]:
-    """The best plan and all templates that fit, the best first; what comes nearest if none does."""
-    fitting = np.flatnonzero(templates.prices[:, 1] <= 0.0)
-    ranked = templates.values[fitting[np.argsort(templates.prices[fitting, 0], kind="stable")]]
-    first = incumbent.best or incumbent.nearest
-    assert first is not None
-    return [first, *(tuple(row) for row in ranked.tolist())]
+def _prove(space: PlanSpace, incumbent: Incumbent) -> bool:
+    """Tries to prove the optimum of a small space."""
+    best = incumbent.best or incumbent.nearest
+    assert best is not None
+    # Ways along one plan are about as many as there are plans, and quickly counted.
+    ways = sum(math.log10(space.legal(best[:slot]).sum()) for slot in range(len(best)))
+    if ways > PROVABLE_DECADES + 2.0 or space.decades > PROVABLE_DECADES:
+        return False
+    incumbent.searcher = "exhaustive"
+    left, left_s = incumbent.left, incumbent.left_s
+    with incumbent.share(
+        evaluations=None if left is None else int(PROOF_SHARE * left),
+        seconds=None if left_s is None else PROOF_SHARE * left_s,
+    ):
+        return run_exhaustive(space, incumbent, max_nodes=PROOF_NODES)
 
 
-def _anneal(
+def _search(
     space: PlanSpace, incumbent: Incumbent, crew: _Crew, known: Ints, seed: int, reference_s: float | None
 ) -> None:
     """Annealing alone, then with others, until the budget ends."""
     left, left_s = incumbent.left, incumbent.left_s
-    crewed = (left is None or left >= LEAST_EVALUATIONS) and (left_s is None or left_s >= LEAST_S)
-    if crewed:
-        warm_up_s = None if left_s is None else min(WARM_UP_S, WARM_UP_SHARE * left_s)
-        with incumbent.share(evaluations=None if left is None else left // 2, seconds=warm_up_s):
-            best = _chains(space, incumbent, known, seed)
-        known = np.concatenate([best, known])
-        dqn = None if left is None else min(DQN_MOST, int(DQN_SHARE * left))
-        if left_s is None or left_s >= DQN_LEAST_S:
-            crew.start(space.problem, _task("dqn", seed, dqn, known[:DEMONSTRATED], reference_s))
-        if left is None:
-            for number in range(2, cores()):
-                crew.start(space.problem, _task("mcmc", seed + number, None, known, reference_s))
-            crew.listening = incumbent
-        with incumbent.share(evaluations=None if left is None else left - left // 2 - (dqn or 0)):
-            _chains(space, incumbent, known, seed + 1)
-        crew.join(incumbent)
-    else:
-        _chains(space, incumbent, known, seed)
+    if (left is not None and left < LEAST_EVALUATIONS) or (left_s is not None and left_s < LEAST_S):
+        _anneal(space, incumbent, known, seed)
+        return
+    warm_up_s = None if left_s is None else min(WARM_UP_S, WARM_UP_SHARE * left_s)
+    with incumbent.share(evaluations=None if left is None else left // 2, seconds=warm_up_s):
+        known = np.concatenate([_anneal(space, incumbent, known, seed), known])
+    processors = cores()
+    handed = 0
+    for place in PLACES:
+        quota = None if left is None else min(place.most, int(place.share * left))
+        enough = (left_s is None or left_s >= place.least_s) and (left is not None or processors >= place.least_cores)
+        if enough and quota != 0:
+            crew.start(space.problem, _task(place.kind, seed, quota, known[: place.shown], reference_s))
+            handed += quota or 0
+    if left is None:
+        for number in range(1, processors - crew.size):
+            crew.start(space.problem, _task("mcmc", seed + 1 + number, None, known, reference_s))
+        crew.listening = incumbent
+    with incumbent.share(evaluations=None if left is None else left - left // 2 - handed):
+        _anneal(space, incumbent, known, seed + 1)
+    crew.join(incumbent)
 
 
-def _chains(space: PlanSpace, incumbent: Incumbent, known: Ints, seed: int) -> Ints:
+def _anneal(space: PlanSpace, incumbent: Incumbent, known: Ints, seed: int) -> Ints:
     incumbent.searcher = "mcmc"
     if incumbent.best is not None:
         known = np.concatenate([[incumbent.best], known])
     return run_mcmc(space, incumbent, seed=seed, known=known, prices=space.price(known))
 
 
-def _task(
-    kind: Literal["mcmc", "dqn"], seed: int, evaluations: int | None, known: Ints, reference_s: float | None
-) -> Task:
+def _task(kind: Kind, seed: int, evaluations: int | None, known: Ints, reference_s: float | None) -> Task:
     plans = tuple(tuple(row) for row in known.tolist())
     return Task(kind=kind, seed=seed, evaluations=evaluations, known=plans, reference_s=reference_s)
 
@@ -175,6 +165,11 @@ class _Crew:
         self._members: list[Member] = []
         self._counted: list[int] = []
         self._caller_wants_end = should_stop
+
+    @property
+    def size(self) -> int:
+        """Members."""
+        return len(self._members)
 
     def start(self, problem: Problem, task: Task) -> None:
         """Starts a member."""

@@ -334,16 +334,12 @@ class PlanSpace:
         """
         mode = RECOMPUTE_MODES.index(recompute)
         values = [*self.meshes.values(shape), *stages]
-        values += [0] * (self.first_cut - len(values))
-        for slot in self.slots[self.first_cut : self.first_signature]:
-            if slot.kind == "recompute" and slot.index < shape.pp:
-                legal = self.legal(values) if self.constrained.recomputes else None
-                values.append(mode if legal is None or legal[mode] else int(np.flatnonzero(legal)[0]))
-            elif slot.kind == "zero":
-                values.append(zero if shape.replicas > 1 else 0)
-            else:
-                values.append(0)
-        return tuple(values)
+        values += [0] * (self.first_recompute - len(values))
+        for _ in range(shape.pp):
+            legal = self.legal(values) if self.constrained.recomputes else None
+            values.append(mode if legal is None or legal[mode] else int(np.flatnonzero(legal)[0]))
+        values += [0] * (self.zero_slot - len(values))
+        return (*values, zero if shape.replicas > 1 else 0)
 
     def signatures(self, values: Sequence[int]) -> Ints:
         """[operator rows, axes] signature of every operator; -1 where `values` has not decided yet."""
