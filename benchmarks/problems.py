@@ -249,7 +249,7 @@ def _hybrid() -> list[Case]:
             "resnet50",
             "2x2xV100@10Gbit",
             64,
-            {"pp": 2, "num_micro_batches": 4, "zero": 0, "recompute": "none", "schedule": "1f1b"},
+            {"dp": 1, "recompute": "none", "schedule": "1f1b"},
             6.0,
             None,
         ),
@@ -259,7 +259,7 @@ def _hybrid() -> list[Case]:
         (f"moe:{EXPERTS}", "2x4xA100@100Gbit", 32, {"pp": 2, "num_micro_batches": 4, "zero": 1}, 6.0, None),
         ("random:21,4,4096", "2x2xV100-16GB@25Gbit", 32, {"schedule": "1f1b"}, 6.0, 4.66),
         ("random:22,6,2048", "2x4xV100@25Gbit", 64, {"schedule": "1f1b", "zero": 1, "num_micro_batches": 8}, 6.5, None),
-        ("random:23,8,1024", "2x2xV100@10Gbit", 64, {"pp": 2, "zero": 0, "schedule": "1f1b"}, 6.0, None),
+        ("random:23,8,1024", "2x2xV100@10Gbit", 64, {"num_micro_batches": 4, "zero": 0, "schedule": "1f1b"}, 6.0, None),
         ("random:24,5,8192", "2x4xA100@100Gbit", 32, {"schedule": "1f1b", "num_micro_batches": 4}, 6.5, 9.55),
         (
             "random:25,5,2048",
