@@ -19,10 +19,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from problems import CASES, QUICK, Case, optimum, problem_of
+
 from agents.searcher import SEARCHERS, Budget, SearchResult, search
 from automap.errors import NothingFits
 from automap.problem import Problem
-from benchmarks.problems import CASES, QUICK, Case, optimum, problem_of
 
 NEAR, EXACT = 0.01, 1e-9
 Run = Callable[[Problem, Budget, int], SearchResult]
