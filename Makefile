@@ -17,7 +17,7 @@ help:
 	@echo "make unit    only the quick tests"
 	@echo "make check   formatting, lint, types, import rules"
 	@echo "make fuzz    a minute of hostile model files"
-	@echo "make prove   random plans verified, small problems enumerated, pruning"
+	@echo "make prove   ten thousand random plans verified; pruning and bounds against full enumeration"
 	@echo "make bench   the benchmarks of speed"
 	@echo "make bench-search   searchers against known optima, real models, growth, ablation: hours"
 	@echo "make setup   make .venv and nothing else"
@@ -66,6 +66,7 @@ fuzz: $(STAMP)
 
 prove: $(STAMP)
 	@$(BIN)/python benchmarks/prove_plans.py
+	@$(BIN)/python benchmarks/prove_pruning.py
 
 bench: $(STAMP)
 	@for script in benchmarks/*_speed.py benchmarks/*_limits.py; do [ ! -e "$$script" ] || $(BIN)/python "$$script" || exit 1; done

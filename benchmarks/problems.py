@@ -146,6 +146,7 @@ def _leader(space: PlanSpace, unit_type: int, group: int) -> str:
 
 
 SMALL = "layers=4,hidden=1024,heads=16,seq_len=512,vocab_size=8192"
+DEEPER = "gpt:layers=8,hidden=1024,heads=16,seq_len=512,vocab_size=8192"
 EXPERTS = "layers=4,hidden=1024,heads=16,kv_heads=16,ffn=2048,experts=8,seq_len=512,vocab_size=8192"
 ONE_STAGE = {"pp": 1, "num_micro_batches": 1, "recompute": "none"}
 
@@ -197,10 +198,10 @@ def _sharding() -> list[Case]:
 def _pipeline() -> list[Case]:
     """Data parallel stages: where to cut, how many, what to recompute."""
     rows: list[tuple[str, str, int, dict[str, Any], float | None]] = [
-        (f"gpt:{SMALL}", "4x1xV100@10Gbit", 32, {"pp": 4, "num_micro_batches": 8}, None),
+        (DEEPER, "4x1xV100@10Gbit", 32, {"pp": 4, "num_micro_batches": 8}, None),
         ("gpt2", "4x1xV100-16GB@10Gbit", 32, {"pp": 4, "zero": 0}, 3.2),
         ("gpt2", "2x4xV100@25Gbit", 64, {"pp": 4, "num_micro_batches": 8, "recompute": "none"}, None),
-        ("gpt2-medium", "2x4xV100-16GB@25Gbit", 32, {"pp": 4, "zero": 1, "schedule": "1f1b"}, 4.5),
+        ("gpt2-medium", "2x4xV100-16GB@25Gbit", 32, {"pp": 4, "zero": 1, "schedule": "1f1b", "recompute": "none"}, 6.0),
         ("bert-base", "8x1xP100@10Gbit", 64, {"pp": 4, "schedule": "1f1b", "zero": 0}, None),
         ("bert-base", "2x4xV100@25Gbit", 64, {"schedule": "1f1b", "zero": 1, "recompute": "none"}, None),
         ("bert-large", "4x1xV100-16GB@25Gbit", 32, {"pp": 4, "zero": 0, "schedule": "1f1b"}, 4.0),
@@ -221,7 +222,7 @@ def _pipeline() -> list[Case]:
             "random:14,14,2048",
             "4x1xV100+4x1xP100@25Gbit",
             64,
-            {"pp": 4, "schedule": "1f1b", "recompute": "none"},
+            {"pp": 4, "schedule": "1f1b", "recompute": "none", "num_micro_batches": 8},
             None,
         ),
         ("random:15,9,4096", "2x4xA100@100Gbit", 32, {"pp": 8, "schedule": "1f1b", "recompute": "none"}, None),
@@ -243,17 +244,24 @@ def _hybrid() -> list[Case]:
         ("bert-large", "2x4xV100-16GB@25Gbit", 32, {"pp": 2, "num_micro_batches": 8, "schedule": "1f1b"}, 6.5, 3.0),
         (f"llama:{SMALL}", "2x4xA100@100Gbit", 32, {"schedule": "1f1b", "zero": 1, "recompute": "none"}, 6.5, None),
         ("t5-small", "2x2xV100@25Gbit", 16, {"pp": 2, "schedule": "1f1b", "zero": 0}, 6.0, None),
-        ("t5-base", "2x4xV100@25Gbit", 32, {"num_micro_batches": 4, "pp": 2, "recompute": "none"}, 6.0, None),
-        ("resnet50", "2x2xV100@10Gbit", 64, {"schedule": "1f1b", "zero": 0, "recompute": "none"}, 6.0, None),
+        ("t5-base", "2x4xV100@25Gbit", 32, {"num_micro_batches": 4, "pp": 2, "schedule": "1f1b"}, 6.0, None),
+        ("vgg19", "2x2xV100@10Gbit", 64, {"dp": 1, "recompute": "none", "schedule": "1f1b"}, 6.0, None),
         ("vgg16", "2x2xV100@25Gbit", 64, {"schedule": "1f1b", "zero": 0}, 6.5, None),
         ("vgg19", "2x4xV100@10Gbit", 128, {"pp": 2, "schedule": "1f1b", "recompute": "none"}, 6.5, 3.5),
         ("vit-b", "2x4xA100@25Gbit", 64, {"schedule": "1f1b", "zero": 1, "num_micro_batches": 8}, 6.5, None),
         (f"moe:{EXPERTS}", "2x4xA100@100Gbit", 32, {"pp": 2, "num_micro_batches": 4, "zero": 1}, 6.0, None),
         ("random:21,4,4096", "2x2xV100-16GB@25Gbit", 32, {"schedule": "1f1b"}, 6.0, 4.66),
-        ("random:22,6,2048", "2x4xV100@25Gbit", 64, {"schedule": "1f1b", "zero": 1}, 6.5, None),
-        ("random:23,8,1024", "2x2xV100@10Gbit", 64, {"pp": 2, "zero": 0}, 6.0, None),
+        ("random:22,6,2048", "2x4xV100@25Gbit", 64, {"schedule": "1f1b", "zero": 1, "num_micro_batches": 8}, 6.5, None),
+        ("random:23,8,1024", "2x2xV100@10Gbit", 64, {"num_micro_batches": 4, "zero": 0, "schedule": "1f1b"}, 6.0, None),
         ("random:24,5,8192", "2x4xA100@100Gbit", 32, {"schedule": "1f1b", "num_micro_batches": 4}, 6.5, 9.55),
-        ("random:25,5,2048", "1x4xV100+1x4xP100@25Gbit", 64, {"schedule": "1f1b", "zero": 0}, 6.0, None),
+        (
+            "random:25,5,2048",
+            "1x4xV100+1x4xP100@25Gbit",
+            64,
+            {"schedule": "1f1b", "zero": 0, "num_micro_batches": 8},
+            6.0,
+            None,
+        ),
         ("random:26,6,4096", "4x2xV100-16GB@10Gbit", 64, {"pp": 4, "zero": 1, "recompute": "none"}, 6.5, 3.8),
     ]
     return [

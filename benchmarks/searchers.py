@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from problems import CASES, QUICK, Case, optimum, problem_of
+
 from agents.searcher import SEARCHERS, Budget, SearchResult, search
 from automap.errors import NothingFits
 from automap.problem import Problem
