@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from agents.cuts import cut_anew
 from agents.expert import grid
 from agents.incumbent import Incumbent
 from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
@@ -246,7 +247,7 @@ class _Frames:
                         space.first_recompute - space.first_cut
                     )
                 found.append((*row, *rest))
-        repaired = dict.fromkeys(space.repair(plan) for plan in found)
+        repaired = dict.fromkeys([*cut_anew(space, values), *(space.repair(plan) for plan in found)])
         return [plan for plan in repaired if plan[:first] not in self.best]
 
 
