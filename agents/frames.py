@@ -9,6 +9,7 @@ exact prices decide. Nothing depends on the clock but the end of a budget in sec
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from agents.cuts import cut_anew
 from agents.expert import grid
 from agents.incumbent import Incumbent
 from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
@@ -31,6 +33,8 @@ EVALUATIONS_A_SOLVE = 50
 """Of a budget in evaluations one solve is granted for so many, and `FEWEST_SOLVES` in any case: each prices but a few
 plans, and the search must end some time."""
 FEWEST_SOLVES = 12
+TURNS = 3
+"""After so many frames less one that were waiting, one is worked out."""
 ROUNDS = 4
 """Solves in a frame at most."""
 WORTH_POLISHING = 1.05
@@ -90,17 +94,12 @@ def run_frames(space: PlanSpace, incumbent: Incumbent, propose: Propose, *, star
     """
     work = _Frames(space, incumbent, propose)
     waiting = _by_mesh(space, start)
-    first = sum(turn == 0 for turn, _ in waiting)
-    for _, values in waiting[:first]:
-        work.solve(values, rounds=1)
+    for turn in itertools.count():
         if work.finished:
             return
-    waiting = waiting[first:]
-    while not work.finished:
-        is_done = not work.finish_best()
-        if waiting:
-            work.solve(waiting.pop(0)[1], rounds=1)
-        elif is_done:
+        if waiting and turn % TURNS:
+            work.solve(waiting.pop(0), rounds=1)
+        elif not work.finish_best() and not waiting:
             return
 
 
@@ -109,8 +108,8 @@ def _mesh(space: PlanSpace, values: Values) -> tuple[int, ...]:
     return (shape.tp, shape.middle, *space.stage_devices(values))
 
 
-def _by_mesh(space: PlanSpace, plans: Sequence[Values]) -> list[tuple[int, Values]]:
-    """The first plan of each frame, with its turn: first the first frames of all meshes, then their second ones."""
+def _by_mesh(space: PlanSpace, plans: Sequence[Values]) -> list[Values]:
+    """The first plan of each frame: first the first frames of all meshes, then their second ones."""
     frames: dict[Values, Values] = {}
     for values in plans:
         frames.setdefault(values[: space.first_signature], values)
@@ -120,7 +119,7 @@ def _by_mesh(space: PlanSpace, plans: Sequence[Values]) -> list[tuple[int, Value
         mesh = _mesh(space, frame)
         ranked.append((turns[mesh], number, values))
         turns[mesh] += 1
-    return [(turn, values) for turn, _, values in sorted(ranked)]
+    return [values for _, _, values in sorted(ranked)]
 
 
 class _Frames:
@@ -248,7 +247,7 @@ class _Frames:
                         space.first_recompute - space.first_cut
                     )
                 found.append((*row, *rest))
-        repaired = dict.fromkeys(space.repair(plan) for plan in found)
+        repaired = dict.fromkeys([*cut_anew(space, values), *(space.repair(plan) for plan in found)])
         return [plan for plan in repaired if plan[:first] not in self.best]
 
 

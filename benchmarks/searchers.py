@@ -24,7 +24,6 @@ from problems import CASES, QUICK, Case, optimum, problem_of
 from agents.searcher import SEARCHERS, Budget, SearchResult, search
 from automap.errors import NothingFits
 from automap.problem import Problem
-from benchmarks.problems import CASES, QUICK, Case, optimum, problem_of
 
 NEAR, EXACT = 0.01, 1e-9
 Run = Callable[[Problem, Budget, int], SearchResult]
