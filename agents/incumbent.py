@@ -226,7 +226,10 @@ class Incumbent:
         faults = Verifier(self.space.problem).violations(plan)
         if faults:
             raise IllegalPlan(f"{self.best_by} found a plan that breaks rules: " + "; ".join(map(str, faults)))
+        free = [slot.kind for slot in self.space.free_slots(self.best)]
         record = SearchRecord(
+            num_decisions=len(free),
+            num_operator_decisions=free.count("signature"),
             found_by=self.best_by,
             seed=seed,
             evaluations=self.evaluations,

@@ -144,6 +144,10 @@ class SearchRecord:
     """Whether no plan of the space that fits is faster by the estimate."""
     lower_bound_s: float | None = None
     """No plan of the space is faster, seconds."""
+    num_decisions: int = 0
+    """Decisions that this plan takes where more than one value is legal."""
+    num_operator_decisions: int = 0
+    """Those about the sharding of operators."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -467,6 +467,10 @@ class PlanSpace:
         chances = 1.0 / np.prod(np.array(ways, dtype=np.float64), axis=1)
         return np.array(rows, dtype=np.int64), chances / chances.sum()
 
+    def free_slots(self, values: Sequence[int]) -> list[Slot]:
+        """The slots of a plan at which more than one value is legal behind those before."""
+        return [slot for i, slot in enumerate(self.slots) if self.legal(values[:i]).sum() > 1]
+
     def repair(self, values: Sequence[int]) -> Values:
         """The nearest legal plan: each value kept if it is legal behind those before it, else the first legal one."""
         fixed: list[int] = []

@@ -122,6 +122,7 @@ def test_plan_carries_everything_a_user_reads(gpt):
     again = Plan.from_json(json.loads(json.dumps(plan.to_json())))
     assert price(p, again) == plan.estimate
     assert plan.launch.startswith("torchrun")
+    assert 0 < plan.search.num_operator_decisions < plan.search.num_decisions
     assert plan.why
     assert plan.estimate.error_band_s[0] < plan.estimate.step_time_s < plan.estimate.error_band_s[1]
     assert plan.estimate.tokens_per_s_per_device > 0
