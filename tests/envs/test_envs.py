@@ -113,6 +113,20 @@ def test_most_decisions_are_about_operators_and_episodes_are_short(light_graph, 
     assert max(episode(env, rng)[2]["finished"].num_decisions for _ in range(5)) <= 200
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("spec", "cluster"), [("gpt:layers=96", "8x8xA100-80GB"), ("bert-large", "2x8xV100@25Gbit")])
+def test_most_decisions_of_transformers_are_about_operators(spec, cluster, space):
+    side, rng, ended = Episodes(HybridDecisions(space(zoo.build(spec), cluster, 128)), 32), np.random.default_rng(0), []
+    while len(ended) < 64:
+        walks = side.prefixes.walks
+        _, done = side.step(walks.legal[np.arange(32), (rng.random(32) * walks.offered).astype(int)])
+        ended += [side.finished(int(e)) for e in np.flatnonzero(done)]
+        if done.any():
+            side.begin(done)
+    assert max(one.num_decisions for one in ended) <= 200
+    assert sum(one.num_operator_decisions for one in ended) >= sum(one.num_decisions for one in ended) / 2
+
+
 def test_infeasible_plans_are_worth_less_than_feasible_ones(gpt, space):
     s = space(gpt(layers=4, hidden=1024, heads=16, seq=1024, vocab=50000), "2xV100-16GB", 64)
     outcomes = [s.evaluator.evaluate(s.choice(values)) for _, values in templates(s)]
