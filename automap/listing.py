@@ -36,13 +36,17 @@ class Beginnings:
     """[n, decided cuts] units before the end of each chunk; that of the chunk before where there is no such chunk."""
     bounds: Floats
     """[n, 2] seconds and overflow that no completion is below."""
+    meshes: Ints
+    """[n] which set of meshes the stages have, numbered by `Listing`; 0 until all before the signatures is decided."""
 
     def __len__(self) -> int:
         return len(self.values)
 
     def take(self, which: Ints | Mask | slice) -> Beginnings:
         """Some of them."""
-        return Beginnings(values=self.values[which], ends=self.ends[which], bounds=self.bounds[which])
+        return Beginnings(
+            values=self.values[which], ends=self.ends[which], bounds=self.bounds[which], meshes=self.meshes[which]
+        )
 
 
 class Listing:
@@ -52,6 +56,9 @@ class Listing:
         self.space = space
         self.table = BoundTable(space)
         self._shapes = {space.meshes.values(shape): number for number, shape in enumerate(space.shapes)}
+        self._meshes: dict[tuple[tuple[tuple[float, ...], int], ...], int] = {}
+        self._masks: dict[tuple[int, ...], Mask] = {}
+        self._works: dict[tuple[int, ...], tuple[Floats, Floats, Floats]] = {}
         self._of_shapes: dict[tuple[int, ...], Floats] = {}
         for values, number in self._shapes.items():
             bound = self.table.shape_bounds[number]
@@ -65,6 +72,7 @@ class Listing:
             values=np.zeros((1, 0), dtype=np.int64),
             ends=np.zeros((1, 0), dtype=np.int64),
             bounds=self._of_shapes[()][None],
+            meshes=np.zeros(1, dtype=np.int64),
         )
 
     def is_done(self, some: Beginnings) -> bool:
@@ -86,9 +94,12 @@ class Listing:
     def extend(self, some: Beginnings) -> Beginnings:
         """Every legal continuation by one slot, in the order of the values, with the bounds of what it continues."""
         slot = self.space.slots[some.values.shape[1]]
-        first, alike = _distinct(self._keys(slot, some))
+        if some.values.shape[1] == self.space.first_signature:
+            some = self._with_meshes(some)
+        keys = self._keys(slot, some)
+        first, alike = _distinct(keys)
         rows = [tuple(row) for row in some.values[first].tolist()]
-        legal = np.array([self.space.legal(row) for row in rows])
+        legal = np.array([self._mask(slot, row, key) for row, key in zip(rows, keys[first].tolist(), strict=True)])
         parent, value = np.nonzero(legal[alike])
         ends = some.ends[parent]
         if slot.kind == "cut":
@@ -100,7 +111,31 @@ class Listing:
                     candidates = self.space.cut_candidates(row, slot.index, shape)
                     found[at, : len(candidates)] = candidates
             ends = _behind(ends, found[alike[parent], value])
-        return Beginnings(values=_behind(some.values[parent], value), ends=ends, bounds=some.bounds[parent])
+        return Beginnings(
+            values=_behind(some.values[parent], value),
+            ends=ends,
+            bounds=some.bounds[parent],
+            meshes=some.meshes[parent],
+        )
+
+    def _with_meshes(self, some: Beginnings) -> Beginnings:
+        """The same with their sets of meshes."""
+        first, alike = _distinct(some.values[:, : self.space.first_cut])
+        numbers = []
+        for row in some.values[first].tolist():
+            sizes, samples = self.space.unlike_meshes(row)
+            key = tuple(sorted(zip(map(tuple, sizes.tolist()), samples.tolist(), strict=True)))
+            numbers.append(self._meshes.setdefault(key, len(self._meshes)))
+        return replace(some, meshes=np.array(numbers, dtype=np.int64)[alike])
+
+    def _mask(self, slot: Slot, row: tuple[int, ...], key: list[int]) -> Mask:
+        """Legal values of a slot behind `row`, which is like all others with its `key`."""
+        if slot.kind != "signature":
+            return self.space.legal(row)
+        known = (len(row), *key)
+        if known not in self._masks:
+            self._masks[known] = self.space.legal(row)
+        return self._masks[known]
 
     def _keys(self, slot: Slot, some: Beginnings) -> Ints:
         """[n, columns] all that the legal values of a slot depend on."""
@@ -113,7 +148,7 @@ class Listing:
         if slot.kind == "recompute" and space.constrained.recomputes:
             return np.concatenate([shape, some.ends], axis=1)
         if slot.kind == "signature":
-            return np.concatenate([shape, values[:, values.shape[1] - slot.index :]], axis=1)
+            return np.concatenate([some.meshes[:, None], values[:, values.shape[1] - slot.index :]], axis=1)
         return shape
 
     # -- bounds --------------------------------------------------------------------------------------------------
@@ -129,43 +164,60 @@ class Listing:
             found = np.array([self._of_shapes[tuple(row)] for row in some.values[:, : self.space.first_stage].tolist()])
         else:
             found = some.bounds.copy()
-            shapes, alike = np.unique(some.values[:, : self.space.first_stage], axis=0, return_inverse=True)
-            for number, shape in enumerate(shapes):
+            stages, alike = np.unique(some.values[:, : self.space.first_cut], axis=0, return_inverse=True)
+            for number, values in enumerate(stages.tolist()):
                 rows = np.flatnonzero(alike.reshape(-1) == number)
-                found[rows, 0] = self._floors(tuple(shape.tolist()), some.take(rows))
+                found[rows, 0] = self._floors(tuple(values), some.take(rows))
         return replace(some, bounds=np.maximum(some.bounds, found))
 
-    def _floors(self, shape_values: tuple[int, ...], some: Beginnings) -> Floats:
+    def _work(self, values: tuple[int, ...]) -> tuple[Floats, Floats, Floats]:
+        """See `BoundTable.work` of the stages that `values` decide; and [ranks] their devices."""
+        if values not in self._works:
+            space = self.space
+            number = self._shapes[values[: space.first_stage]]
+            is_unlike = any(values[space.first_stage + 2 :])
+            stages = space.layout(values).numbers if is_unlike else ()
+            devices = np.array(space.stage_devices(values), dtype=np.float64)
+            self._works[values] = (*self.table.work(number, stages), devices)
+        return self._works[values]
+
+    def _floors(self, values: tuple[int, ...], some: Beginnings) -> Floats:
         """[n] seconds that the chunks which are cut ask of their ranks, and the others of those that are left.
 
-        The floors of `Prefix`, for many beginnings of one shape.
+        The floors of `Prefix`, for many beginnings with the same stages.
         """
         space = self.space
-        shape = space.shape(shape_values)
-        least, added = self.table.work(self._shapes[shape_values])
+        shape = space.shape(values)
+        least, added, devices = self._work(values)
         num_cuts = min(some.ends.shape[1], shape.num_chunks - 1)
         edges = np.pad(some.ends[:, :num_cuts], ((0, 0), (1, 0)))
         if num_cuts == shape.num_chunks - 1:
             edges = np.pad(edges, ((0, 0), (0, 1)), constant_values=space.num_units)
-        work, again = np.diff(least[edges], axis=1), np.diff(added[edges], axis=1)
+        known = edges.shape[1] - 1
+        work = np.empty((len(some), known))
         busy = np.zeros((len(some), shape.pp))
-        for chunk in range(work.shape[1]):
-            slot = space.first_recompute + chunk % shape.pp
+        for chunk in range(known):
+            rank = chunk % shape.pp
+            first, last = edges[:, chunk], edges[:, chunk + 1]
+            work[:, chunk] = least[rank, last] - least[rank, first]
+            slot = space.first_recompute + rank
             if slot < some.values.shape[1]:
-                work[:, chunk] += again[:, chunk] * (some.values[:, slot] == RECOMPUTE_MODES.index("full"))
-            busy[:, chunk % shape.pp] += work[:, chunk]
+                is_full = some.values[:, slot] == RECOMPUTE_MODES.index("full")
+                work[:, chunk] += (added[rank, last] - added[rank, first]) * is_full
+            busy[:, rank] += work[:, chunk]
         before = np.zeros_like(busy)
-        known = min(work.shape[1], shape.pp - 1)
-        before[:, 1 : known + 1] = np.cumsum(work[:, :known], axis=1)
-        if shape.virtual == 1:
+        passed = min(known, shape.pp - 1)
+        before[:, 1 : passed + 1] = np.cumsum(work[:, :passed], axis=1)
+        if shape.virtual == 1 and space.schedules[values[space.first_stage]] in SPLIT_KINDS:
             # Gradients of weights may fill the pipeline.
-            is_split = np.array([kind in SPLIT_KINDS for kind in space.schedules])
-            before[is_split[some.values[:, space.first_stage]]] = 0.0
+            before[:] = 0.0
         count = shape.num_micro_batches
         seconds: Floats = (before + count * busy).max(axis=1)
-        left = shape.num_chunks - work.shape[1]
-        if shape.virtual == 1 and left:
-            seconds = np.maximum(seconds, count * (least[-1] - work.sum(axis=1)) / left)
+        if shape.virtual == 1 and known < shape.num_chunks:
+            # What is left is shared by the ranks that are left, at best by their devices.
+            each = (np.diff(least[known:], axis=1) * devices[known:, None]).min(axis=0) / devices[known:].sum()
+            behind = np.concatenate([np.cumsum(each[::-1])[::-1], [0.0]])
+            seconds = np.maximum(seconds, count * behind[edges[:, -1]])
         return seconds
 
 

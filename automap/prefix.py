@@ -53,8 +53,6 @@ class BoundTable:
         # Floors of stages of unlike size come first, by frame; then those of all ranks of a shape.
         sets: dict[tuple[int, ...], int] = {(frame,): frame for frame in range(len(frames))}
         self._rows = np.array([sets.setdefault(some, len(sets)) for some in even], dtype=np.int64)
-        every = [(*some, *others) for some, others in zip(even, unlike, strict=True)]
-        self._every = [sets.setdefault(some, len(sets)) for some in every]
         found = np.array([least[list(some)].min(axis=0) for some in sets])
         found[:, 1] = np.maximum(0.0, found[:, 1] - found[:, 0])
         of_units = np.cumsum(found[:, :, arrays.units], axis=2)
@@ -164,11 +162,23 @@ class BoundTable:
         """Bound of all plans of the space."""
         return Bound(*self._arrays[1][0].tolist())
 
-    def work(self, number: int) -> tuple[Floats, Floats]:
-        """[units + 1] least seconds of a micro-batch of shape `number` in all units before each, on any rank; what
-        recomputation adds to them."""
-        _, _, work, again, _ = self._arrays
-        return work[self._every[number]], again[self._every[number]]
+    def work(self, number: int, stages: Sequence[int]) -> tuple[Floats, Floats]:
+        """Least seconds of a micro-batch in all units before each, and what recomputation adds to them.
+
+        Args:
+            number: of the shape.
+            stages: [ranks] rows of `SpaceArrays.axes`, of stages of unlike size; empty where they are alike.
+
+        Returns:
+            twice [ranks, units + 1].
+        """
+        _, _, work, again, rows = self._arrays
+        shape = self.space.shapes[number]
+        at = [int(self._rows[number])] * shape.pp
+        if stages:
+            at = rows[list(stages), self.space.meshes.micro_batches.index(shape.num_micro_batches)].tolist()
+            assert min(at) >= 0, "a stage that the shape cannot have"
+        return work[at], again[at]
 
     def tree(self, asked: npt.NDArray[np.bool_]) -> Tree:
         """The bounds for the kernels, and [slots] which decisions are asked."""
