@@ -41,9 +41,10 @@ WORTH_POLISHING = 1.05
 """Frames are polished whose best plan takes at most so many times the best of all."""
 LATER = 0.005
 """What a turn of a mesh adds to the rank of its other frames, as a share."""
-TRIED = {"cut": 4, "recompute": 3, "zero": 4, "schedule": 8, "order": 8}
-"""Slots that are changed one at a time, and how many of their values are tried; ends of chunks that are nearest to an
-even share come first."""
+TRIED_CUTS = 4
+"""Ends of a chunk, those nearest to its share first."""
+TRIED_ORDERS = 8
+"""Of the devices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +132,7 @@ class _Frames:
         self.done: set[Values] = set()
         self._turns: Counter[tuple[int, ...]] = Counter()
         self._graphs: dict[Values, CostGraph] = {}
-        self._known: Known = {}
+        self._known = Known(space)
         self._solves = 0
         left = incumbent.left
         self._most_solves = np.inf if left is None else max(FEWEST_SOLVES, left // EVALUATIONS_A_SOLVE)
@@ -230,25 +231,45 @@ class _Frames:
         """Plans of other frames on the same mesh with the signatures of `values`, where those are legal there."""
         space, first = self.space, self.space.first_signature
         shape = space.shape(values)
-        found = []
+        found: list[list[int]] = []
+        tried = {"cut": TRIED_CUTS, "recompute": len(space.modes), "zero": len(space.zeros)}
+        tried["order"] = min(TRIED_ORDERS, space.meshes.num_orders(shape.pp))
+        if shape.pp > 1 and shape.virtual == 1:
+            tried["schedule"] = len(space.schedules)
+        idle = {"cut": shape.num_chunks - 1, "recompute": shape.pp}
         for at, slot in enumerate(space.slots[:first]):
-            if slot.kind in TRIED:
-                others = range(min(slot.num_values, TRIED[slot.kind]))
-                found += [(*values[:at], other, *values[at + 1 :]) for other in others if other != values[at]]
+            if slot.index < idle.get(slot.kind, 1):
+                others = range(min(slot.num_values, tried.get(slot.kind, 0)))
+                found += [[*values[:at], other, *values[at + 1 :]] for other in others if other != values[at]]
         ranks = range(space.first_recompute, space.first_recompute + shape.pp)
         for mode in np.flatnonzero(space.modes).tolist():
-            found.append(tuple(mode if at in ranks else v for at, v in enumerate(values)))
+            found.append([mode if at in ranks else v for at, v in enumerate(values)])
         for other in space.shapes:
             if other != shape and (other.pp, other.tp, other.middle) == (shape.pp, shape.tp, shape.middle):
                 row = space.meshes.values(other)
-                rest = list(values[len(row) :])
+                plan = [*row, *values[len(row) :]]
                 if other.virtual != shape.virtual:
-                    rest[space.first_cut - len(row) : space.first_recompute - len(row)] = [0] * (
-                        space.first_recompute - space.first_cut
-                    )
-                found.append((*row, *rest))
-        repaired = dict.fromkeys([*cut_anew(space, values), *(space.repair(plan) for plan in found)])
-        return [plan for plan in repaired if plan[:first] not in self.best]
+                    plan[space.first_cut : space.first_recompute] = [0] * (space.first_recompute - space.first_cut)
+                if other.virtual > 1:
+                    plan[space.first_stage] = 0
+                found.append(plan)
+        frames = dict.fromkeys([*(v[:first] for v in cut_anew(space, values)), *map(self._settled, found)])
+        others = [frame for frame in frames if frame != values[:first] and frame not in self.best]
+        return [self._known.with_signatures(frame, values[first:]) for frame in others]
+
+    def _settled(self, plan: Sequence[int]) -> Values:
+        """The frame of a plan whose shape is legal: ends of chunks, modes and ZeRO kept as far as they are legal."""
+        space = self.space
+        shape = space.shape(plan)
+        frame = list(plan[: space.first_cut])
+        for slot in space.slots[space.first_cut : space.first_signature]:
+            value = plan[len(frame)]
+            if slot.index >= {"cut": shape.num_chunks - 1, "recompute": shape.pp}.get(slot.kind, 1):
+                frame.append(0)
+                continue
+            legal = space.legal(frame)
+            frame.append(int(value) if legal[value] else int(np.flatnonzero(legal)[0]))
+        return tuple(frame)
 
 
 def _moved(picked: tuple[int, ...], moves: Sequence[tuple[int, int]]) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from automap.group_costs import Factor, GroupCosts
+from automap.group_costs import Factor, GroupCosts, joint_values
 from automap.price.edges import X_COUNT, X_RECOMPUTE_COMM
 from automap.price.evaluator import RECOMPUTE_MODES, Choice, blank
 from automap.space import PlanSpace, Values
@@ -34,11 +34,35 @@ from automap.unit_rows import UnitRow, UnitRows
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-Known = dict[tuple[object, ...], GroupCosts]
-"""What graphs of one space share; the oldest goes where there are more than `MAX_KNOWN`."""
 MAX_KNOWN = 24
 MOST_STAGES = 4
 """Unlike pipeline ranks whose costs are looked at; all are in the exact price."""
+
+
+class Known:
+    """What the graphs of one space share; of more than `MAX_KNOWN` stages the oldest goes."""
+
+    def __init__(self, space: PlanSpace) -> None:
+        self.space = space
+        self.costs: dict[tuple[object, ...], GroupCosts] = {}
+        self._legal: dict[tuple[bytes, bytes], tuple[Ints, ...]] = {}
+
+    def legal(self, frame: Values) -> tuple[Ints, ...]:
+        """`joint_values` of a frame."""
+        sizes, samples = self.space.unlike_meshes(frame)
+        key = (sizes.tobytes(), samples.tobytes())
+        if key not in self._legal:
+            self._legal[key] = joint_values(self.space, frame)
+        return self._legal[key]
+
+    def with_signatures(self, frame: Values, signatures: Sequence[int]) -> Values:
+        """The plan of a frame with these signatures; of groups where they are not legal with the first that are."""
+        found = list(frame)
+        num_axes = len(self.space.axes)
+        for number, values in enumerate(self.legal(frame)):
+            wanted = signatures[number * num_axes : (number + 1) * num_axes]
+            found += wanted if (values == wanted).all(axis=1).any() else values[0].tolist()
+        return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +105,7 @@ class CostGraph:
         self.units = UnitRows(space.evaluator, choice)
         self._rows = self.units.rows
         self._modes = [self._mode(row) for row in self._rows]
-        self._costs = self._group_costs(choice, {} if known is None else known)
+        self._costs = self._group_costs(choice, known or Known(space))
         of_first = self._costs[0]
         self._first_node = of_first.first_node
         self.nodes = of_first.nodes
@@ -101,11 +125,11 @@ class CostGraph:
             if key not in found:
                 if len(found) == MOST_STAGES:
                     key = next(reversed(found))
-                elif key not in known:
-                    if len(known) >= MAX_KNOWN:
-                        known.pop(next(iter(known)))
-                    known[key] = GroupCosts(self.space, self.frame, choice, row.rank)
-                found.setdefault(key, known[key])
+                elif key not in known.costs:
+                    if len(known.costs) >= MAX_KNOWN:
+                        known.costs.pop(next(iter(known.costs)))
+                    known.costs[key] = GroupCosts(self.space, known.legal(self.frame), choice, row.rank)
+                found.setdefault(key, known.costs[key])
             of_rows.append(found[key])
         return of_rows
 

@@ -6,7 +6,7 @@ Nothing here depends on cuts, recomputation, ZeRO or the schedule: frames on one
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -86,6 +86,20 @@ class Factor:
     """Whether the last node has been charged with it, so that minus the cost is saved where 0 is due."""
 
 
+def joint_values(space: PlanSpace, frame: Values) -> tuple[Ints, ...]:
+    """Of each group the legal values of its slots on all axes, [values, axes]; by the frame's meshes and samples."""
+    found = []
+    num_axes = len(space.axes)
+    for number in range(len(space.group_rows)):
+        slot = space.first_signature + number * num_axes
+        before = [*frame, *[0] * (slot - len(frame))]
+        values: list[tuple[int, ...]] = [()]
+        for _ in space.axes:
+            values = [(*v, w) for v in values for w in np.flatnonzero(space.legal([*before, *v])).tolist()]
+        found.append(np.array(values, dtype=np.int64))
+    return tuple(found)
+
+
 class GroupCosts:
     """Of all unit types on the devices of one pipeline rank.
 
@@ -95,13 +109,13 @@ class GroupCosts:
         bases: of each unit type [modes, C_COUNT] with nothing decided.
     """
 
-    def __init__(self, space: PlanSpace, frame: Values, choice: Choice, rank: int) -> None:
+    def __init__(self, space: PlanSpace, legal: Sequence[Ints], choice: Choice, rank: int) -> None:
         """Builds the nodes; factors follow when they are asked for.
 
         Args:
             space: of the problem.
-            frame: a frame on the mesh.
-            choice: what it decides.
+            legal: of each group, see `joint_values`.
+            choice: a frame on the mesh.
             rank: the pipeline rank whose devices compute.
         """
         self.space = space
@@ -112,7 +126,7 @@ class GroupCosts:
         self._group_of = np.full(len(self._tables.operators), -1, dtype=np.int64)
         for (unit_type, group), (members, _) in space.group_rows.items():
             self._group_of[members] = self.first_node[unit_type] + group
-        self.nodes = tuple(self._build_nodes(frame))
+        self.nodes = tuple(self._build_nodes(legal))
         self._factors: dict[tuple[int, int, bool], tuple[Factor, ...]] = {}
 
     def inside(self, unit_type: int) -> tuple[Factor, ...]:
@@ -163,7 +177,7 @@ class GroupCosts:
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 
-    def _build_nodes(self, frame: Values) -> Iterator[Node]:
+    def _build_nodes(self, legal: Sequence[Ints]) -> Iterator[Node]:
         num_axes = len(self.space.axes)
         unknown = np.full((1, num_axes), UNKNOWN, dtype=np.int64)
         nothing = np.zeros((1, num_axes), dtype=np.int64)
@@ -172,17 +186,9 @@ class GroupCosts:
             for kind in range(len(self.space.linkage.types))
         ]
         for number, ((unit_type, group), (members, assignment)) in enumerate(self.space.group_rows.items()):
-            values = self._legal(frame, self.space.first_signature + number * num_axes)
+            values = legal[number]
             costs = self._vary(unit_type, members, assignment, values, unknown)[:, :, 0]
             yield Node(unit_type=unit_type, group=group, values=values, costs=costs - self.bases[unit_type][:, None])
-
-    def _legal(self, frame: Values, slot: int) -> Ints:
-        """[values, axes] legal joint values of the group whose slots begin at `slot`."""
-        before = [*frame, *[0] * (slot - len(frame))]
-        found: list[tuple[int, ...]] = [()]
-        for _ in self.space.axes:
-            found = [(*v, w) for v in found for w in np.flatnonzero(self.space.legal([*before, *v])).tolist()]
-        return np.array(found, dtype=np.int64)
 
     # -- placements ---------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,41 @@
+"""Frames: what is tried beside a plan is legal."""
+
+import numpy as np
+import pytest
+
+from agents import Budget
+from agents.elimination import propose
+from agents.frames import _Frames
+from agents.incumbent import Incumbent
+from automap.cluster import parse_cluster
+from automap.problem import Problem
+from automap.space import PlanSpace
+
+
+@pytest.mark.parametrize(
+    ("cluster", "hints"),
+    [
+        ("2x2xV100@10Gbit", {}),
+        ("2xV100-16GB+2xP100-16GB", {}),
+        ("4xA100", {"fix": {"pp": 2}}),
+        ("4xA100", {"constraints": [{"scope": "h.1.*", "stage": 1}]}),
+        ("4xA100", {"constraints": [{"scope": "h.0.*", "recompute": True}], "fix": {"pp": 2}}),
+    ],
+)
+def test_neighbours_are_plans_of_the_space(gpt, cluster, hints):
+    space = PlanSpace(Problem.build(gpt(layers=4), parse_cluster(cluster), {"global_batch": 8}, hints))
+    incumbent = Incumbent(
+        space,
+        Budget(evaluations=100),
+        searcher="elimination",
+        on_progress=lambda progress: None,
+        should_stop=lambda: False,
+    )
+    work = _Frames(space, incumbent, propose)
+    count = 0
+    for row in space.random_batch(np.random.default_rng(0), 12).tolist():
+        for plan in work._neighbours(tuple(row)):
+            assert space.repair(plan) == plan
+            assert plan[: space.first_signature] != tuple(row[: space.first_signature])
+            count += 1
+    assert count > 50
