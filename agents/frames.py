@@ -254,8 +254,8 @@ class _Frames:
                     plan[space.first_stage] = 0
                 found.append(plan)
         frames = dict.fromkeys([*(v[:first] for v in cut_anew(space, values)), *map(self._settled, found)])
-        others = [frame for frame in frames if frame != values[:first] and frame not in self.best]
-        return [self._known.with_signatures(frame, values[first:]) for frame in others]
+        new = [frame for frame in frames if frame != values[:first] and frame not in self.best]
+        return [self._known.with_signatures(frame, values[first:]) for frame in new]
 
     def _settled(self, plan: Sequence[int]) -> Values:
         """The frame of a plan whose shape is legal: ends of chunks, modes and ZeRO kept as far as they are legal."""

@@ -114,7 +114,10 @@ def test_most_decisions_are_about_operators_and_episodes_are_short(light_graph, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("spec", "cluster"), [("gpt:layers=96,hidden=4096,heads=32", "8x8xA100-80GB"), ("bert-large", "2x8xV100@25Gbit")])
+@pytest.mark.parametrize(
+    ("spec", "cluster"),
+    [("gpt:layers=96,hidden=4096,heads=32", "8x8xA100-80GB"), ("bert-large", "2x8xV100@25Gbit")],
+)
 def test_most_decisions_of_transformers_are_about_operators(spec, cluster, space):
     side, rng, ended = Episodes(HybridDecisions(space(zoo.build(spec), cluster, 128)), 32), np.random.default_rng(0), []
     while len(ended) < 64:
