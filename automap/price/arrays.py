@@ -143,9 +143,11 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
     """The arrays of a space."""
     evaluator, meshes = space.evaluator, space.meshes
     tables = evaluator.tables
-    layouts, stages, sends = _layouts(space)
-    stage_rows, send_rows = _unlike_stages(space, sends)
-    distinct = evaluator.stands.stages
+    # Number of a distinct stage, of which the evaluator may know others -> its row.
+    rows: dict[int, int] = {}
+    layouts, stages, sends = _layouts(space, rows)
+    stage_rows, send_rows = _unlike_stages(space, rows, sends)
+    distinct = [evaluator.stands.stages[number] for number in rows]
     most = max(shape.num_chunks for shape in space.shapes)
     windows = np.zeros((most + 1, most, 2), dtype=np.int64)
     for num_chunks in {shape.num_chunks for shape in space.shapes}:
@@ -226,8 +228,13 @@ def _floats(values: object) -> Floats:
     return np.ascontiguousarray(np.array(values, dtype=np.float64))
 
 
-def _layouts(space: PlanSpace) -> tuple[Ints, list[int], list[tuple[float, float]]]:
-    """The arrays `layouts` and `stages`, and what sending to the next rank costs behind each of the latter."""
+def _layouts(space: PlanSpace, rows: dict[int, int]) -> tuple[Ints, list[int], list[tuple[float, float]]]:
+    """The arrays `layouts` and `stages`, and what sending to the next rank costs behind each of the latter.
+
+    Args:
+        space: of the problem.
+        rows: number of a distinct stage -> its row, added to.
+    """
     meshes = space.meshes
     sizes = len(meshes.degrees), len(meshes.degrees), len(meshes.middles)
     layouts = np.full((len(meshes.orders), *sizes, 2), -1, dtype=np.int64)
@@ -239,13 +246,13 @@ def _layouts(space: PlanSpace) -> tuple[Ints, list[int], list[tuple[float, float
             for order in range(meshes.num_orders(shape.pp)):
                 layout = space.layout_of(shape, order, (meshes.devices // shape.pp,) * shape.pp)
                 layouts[order][at] = len(stages), int(layout.uniform)
-                stages += layout.numbers
+                stages += [rows.setdefault(number, len(rows)) for number in layout.numbers]
                 sends += zip(layout.send_latency_s.tolist(), layout.send_bytes_per_s.tolist(), strict=True)
     return layouts, stages, sends
 
 
-def _unlike_stages(space: PlanSpace, sends: list[tuple[float, float]]) -> tuple[Ints, Ints]:
-    """The arrays `stage_rows` and `send_rows`; what boundaries cost is added to `sends`."""
+def _unlike_stages(space: PlanSpace, rows: dict[int, int], sends: list[tuple[float, float]]) -> tuple[Ints, Ints]:
+    """The arrays `stage_rows` and `send_rows`; distinct stages are added to `rows`, what boundaries cost to `sends`."""
     meshes, stands = space.meshes, space.evaluator.stands
     parts = meshes.devices // meshes.part if meshes.longest else 0
     within = sorted({(shape.tp, shape.middle) for shape in space.shapes if meshes.may_differ(shape)})
@@ -259,7 +266,7 @@ def _unlike_stages(space: PlanSpace, sends: list[tuple[float, float]]) -> tuple[
             for tp, middle in within:
                 if len(mine) % (tp * middle) == 0 and last - first < parts:
                     mesh = meshes.mesh_of(len(mine), tp, middle)
-                    row = stands.number(*stages[first, last], mesh)
+                    row = rows.setdefault(stands.number(*stages[first, last], mesh), len(rows))
                     stage_rows[number, meshes.degrees.index(tp), meshes.middles.index(middle), first, last - first] = (
                         row
                     )
