@@ -46,8 +46,8 @@ MISFIT = 0.5
 PER_OVERFLOW = 4.0
 """Another one for each share of the memory that is missing."""
 RESUMED, FROM_TEMPLATES = 0.25, 0.25
-"""Shares of the chains that begin a cycle from the best plans known and from templates; the others at random. With more of the
-former, searches of VGG-19 stayed near the templates."""
+"""Shares of the chains that begin a cycle from the best plans known and from templates; the others begin at random.
+With larger shares searches of VGG-19 never left the surroundings of the templates."""
 OF_A_MESH = 2
 """Templates of each mesh that lend their shape and signatures."""
 KEPT = 32
