@@ -130,7 +130,7 @@ def propose(frame: Frame) -> list[Candidate]:
     """Prices the plans that elimination finds at the frame's slopes, without and with a price on memory."""
     graph, at = frame.graph, frame.slopes
     found = [frame.price(solve(graph, frame.time, frame.picked)[0])]
-    if found[0].overflow <= 0.0:
+    if found[0].overflow <= 0.0 or frame.incumbent.finished:
         return found
     fullness = (at.used / at.capacity) / (at.used / at.capacity).max()
     worth = fullness**FULLEST / (fullness**FULLEST).sum() / at.capacity

@@ -35,7 +35,7 @@ class Cooling:
     first_cycle: int = 32
     """Moves of each chain."""
     growth: float = 2.0
-    longest_cycle: int = 4096
+    longest_cycle: int = 1024
 
 
 ANNEALING = Cooling()
@@ -45,8 +45,9 @@ MISFIT = 0.5
 """Logarithm of the step time that a plan which does not fit loses, whatever its overflow."""
 PER_OVERFLOW = 4.0
 """Another one for each share of the memory that is missing."""
-RESUMED, FROM_TEMPLATES = 0.5, 0.3
-"""Shares of the chains that begin a cycle from the best plans known and from templates; the others at random."""
+RESUMED, FROM_TEMPLATES = 0.25, 0.25
+"""Shares of the chains that begin a cycle from the best plans known and from templates; the others begin at random.
+With larger shares searches of VGG-19 never left the surroundings of the templates."""
 OF_A_MESH = 2
 """Templates of each mesh that lend their shape and signatures."""
 KEPT = 32

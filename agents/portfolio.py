@@ -130,6 +130,7 @@ def _search(
         quota = None if left is None else min(place.most, int(place.share * left))
         enough = (left_s is None or left_s >= place.least_s) and (left is not None or processors >= place.least_cores)
         if enough and quota != 0:
+            incumbent.reached[place.kind] = None
             crew.start(space.problem, _task(place.kind, seed, quota, known[: place.shown], reference_s))
             handed += quota or 0
     if left is None:

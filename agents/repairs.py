@@ -102,6 +102,9 @@ def remedies(problem: Problem) -> tuple[Remedy, ...]:
 
 def fastest_template_s(problem: Problem) -> float | None:
     """Step time of the best template of a problem, or None if none fits."""
+    state = problem.graph.num_parameters * sum(problem.state_bytes)
+    if state > sum(problem.cluster.device(d).memory_bytes for d in range(problem.cluster.num_devices)):
+        return None  # not even parameters, gradients and optimizer state do
     space = PlanSpace(problem)
     prices = space.price(np.array([values for _, values in templates(space)]))
     fits = prices[:, 1] <= 0.0
