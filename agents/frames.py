@@ -118,7 +118,9 @@ def _by_mesh(space: PlanSpace, plans: Sequence[Values]) -> list[Values]:
     ranked = []
     for number, (frame, values) in enumerate(frames.items()):
         mesh = _mesh(space, frame)
-        ranked.append((turns[mesh], number, values))
+        # Stages of unlike size come a turn later: there are many ways, and each has unlike costs to look at.
+        late = len(set(space.stage_devices(frame))) > 1
+        ranked.append((turns[mesh] + late, number, values))
         turns[mesh] += 1
     return [values for _, _, values in sorted(ranked)]
 
