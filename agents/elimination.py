@@ -3,7 +3,7 @@
 OneFlow removes nodes of one or two neighbours and sums parallel edges, exactly, with the argmins remembered; it merges
 nodes when stuck and ends with a greedy search. Here:
 
-1. Values that no optimum takes are left out (`agents.tightening`; exact).
+1. Values that no optimum takes are left out (`automap.tightening`; exact).
 2. `eliminate`: the node whose removal makes the smallest table goes first; the table over its neighbours of the least
    sums remembers its argmins. One neighbour is OneFlow's child elimination, two its node elimination, more its merging;
    a repeated block's edge to itself is a table over values of its own nodes.
@@ -25,11 +25,11 @@ import numpy.typing as npt
 from agents.frames import Candidate, Frame, run_frames
 from agents.incumbent import Incumbent
 from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
-from agents.tightening import descend, reduced
 from automap.cost_graph import CostGraph, Scalars
 from automap.plan import Plan
 from automap.problem import Problem
 from automap.space import PlanSpace, Values
+from automap.tightening import descend, reduced
 
 Floats = npt.NDArray[np.float64]
 Factors = list[tuple[tuple[int, ...], Floats]]

@@ -118,7 +118,9 @@ def _by_mesh(space: PlanSpace, plans: Sequence[Values]) -> list[Values]:
     ranked = []
     for number, (frame, values) in enumerate(frames.items()):
         mesh = _mesh(space, frame)
-        ranked.append((turns[mesh], number, values))
+        # Stages of unlike size come a turn later: there are many ways, and each has unlike costs to look at.
+        late = len(set(space.stage_devices(frame))) > 1
+        ranked.append((turns[mesh] + late, number, values))
         turns[mesh] += 1
     return [values for _, _, values in sorted(ranked)]
 
@@ -254,17 +256,18 @@ class _Frames:
                     plan[space.first_stage] = 0
                 found.append(plan)
         frames = dict.fromkeys([*(v[:first] for v in cut_anew(space, values)), *map(self._settled, found)])
-        new = [frame for frame in frames if frame != values[:first] and frame not in self.best]
-        return [self._known.with_signatures(frame, values[first:]) for frame in new]
+        fresh = [frame for frame in frames if frame != values[:first] and frame not in self.best]
+        return [self._known.with_signatures(frame, values[first:]) for frame in fresh]
 
     def _settled(self, plan: Sequence[int]) -> Values:
-        """The frame of a plan whose shape is legal: ends of chunks, modes and ZeRO kept as far as they are legal."""
+        """The frame of a plan whose shape is legal: all else of it kept as far as it is legal."""
         space = self.space
         shape = space.shape(plan)
-        frame = list(plan[: space.first_cut])
-        for slot in space.slots[space.first_cut : space.first_signature]:
+        first = space.first_stage + 2
+        frame = list(plan[: first if any(plan[first : space.first_cut]) else space.first_cut])
+        for slot in space.slots[len(frame) : space.first_signature]:
             value = plan[len(frame)]
-            if slot.index >= {"cut": shape.num_chunks - 1, "recompute": shape.pp}.get(slot.kind, 1):
+            if slot.index >= {"cut": shape.num_chunks - 1, "recompute": shape.pp, "zero": 1}.get(slot.kind, shape.pp):
                 frame.append(0)
                 continue
             legal = space.legal(frame)

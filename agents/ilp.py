@@ -26,11 +26,11 @@ from agents.elimination import BISECTIONS, FULLEST, PRICES, solve
 from agents.frames import Candidate, Frame, run_frames, search_frames
 from agents.incumbent import Incumbent
 from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
-from agents.tightening import reduced
 from automap.cost_graph import Scalars
 from automap.plan import Plan
 from automap.problem import Problem
 from automap.space import PlanSpace, Values
+from automap.tightening import reduced
 
 Floats = npt.NDArray[np.float64]
 

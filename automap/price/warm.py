@@ -11,6 +11,7 @@ from automap.price.schedule import count_actions, run_program
 from automap.price.sharded import new_sharded
 from automap.price.unit import shard_unit, unit_cost
 from automap.price.walk import floors, step_many
+from automap.tightening import tighten
 
 
 def main() -> None:
@@ -37,6 +38,7 @@ def main() -> None:
         step_many,
         vary,
         exchange,
+        tighten,
     ):
         kernel.compile()
 

@@ -7,13 +7,13 @@ import pytest
 
 from agents import Budget
 from agents.elimination import least, search_elimination, solve
-from agents.tightening import candidates
 from automap.cluster import parse_cluster
 from automap.cost_graph import CostGraph, Scalars
 from automap.problem import Problem
 from automap.slopes import slopes
 from automap.space import PlanSpace
 from automap.templates import templates
+from automap.tightening import candidates
 
 
 def random_graph(rng, sizes, factors):
