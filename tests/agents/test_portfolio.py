@@ -62,9 +62,8 @@ def small_crew(monkeypatch):
 )
 def test_small_spaces_are_proven_and_the_search_ends(mlp, widths, cluster, fix):
     p = problem(mlp(widths), cluster, 8, fix)
-    began = time.monotonic()
-    result = search(p, Budget.parse("600s"))
-    assert time.monotonic() - began < 60
+    # Without a proof this would not end.
+    result = search(p, Budget.parse("10000h"))
     assert result.proven and result.plan.search.proven
     optimum = fastest(PlanSpace(p))
     assert result.plan.estimate.step_time_s == result.plan.search.lower_bound_s == optimum
