@@ -79,8 +79,8 @@ def space_of(model: str, cluster: str, trainer: str) -> PlanSpace:
 
 def on(choice: Choice, evaluator: Evaluator) -> Choice:
     """The same plan on another cluster of the same form."""
-    stages = choice.layout.stages
-    return replace(choice, layout=evaluator.layout([int(s) for s in stages[0].axes], len(stages)))
+    stages = tuple((stage.devices, tuple(int(size) for size in stage.axes)) for stage in choice.layout.stages)
+    return replace(choice, layout=evaluator.layout_of(stages))
 
 
 CASES = {
