@@ -70,7 +70,7 @@ def operator_signatures(graph: Graph, op: Operator) -> tuple[Signature, ...]:
     if op.kind != "Add" or len(op.inputs) != 2:
         return found
     carries = [graph.tensors[name].role == "activation" and not _from_view(graph, name) for name in op.inputs]
-    if sum(carries) != 1:
+    if sum(carries) != 1 or any(graph.tensors[name].role == "input" for name in op.inputs):
         return found
     inputs = tuple(PARTIAL if c else BROADCAST for c in carries)
     return (

@@ -17,6 +17,9 @@ from automap.templates import megatron_signatures, templates
 from automap.verify import Verifier, verify
 from automap.verify.actions import rank_orders
 from ir import zoo
+from ir.factors import PARTIAL
+from ir.linkage import operator_signatures
+from ir.zoo.net import Net
 
 GPT = "gpt:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=128"
 T5 = "t5:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=128"
@@ -77,6 +80,18 @@ def test_templates_and_random_plans_pass(spec, cluster, batch, trainer, fix):
 def test_plans_of_imported_models_pass(light_graph, name):
     problem = Problem.build(light_graph(name), parse_cluster("2x2xV100@25Gbit"), {"global_batch": 8})
     assert not wrong_plans(problem, 100)
+
+
+def test_data_added_to_a_sum_is_no_bias():
+    """All that is partial becomes partial: the model's own input is added like any activation."""
+    net = Net()
+    x = net.builder.input("x", (1, 8, 16))
+    down = net.linear(net.linear(x, "up", 64, bias=False), "down", 16, bias=False)
+    graph = net.finish(net.linear(net.add(x, down, "residual"), "head", 32))
+    problem = Problem.build(graph, parse_cluster("2x2xV100"), {"global_batch": 8})
+    add = next(op for op in problem.graph if op.kind == "Add" and "x" in op.inputs)
+    assert {s.inputs for s in operator_signatures(problem.graph, add) if PARTIAL in s.outputs} == {(PARTIAL, PARTIAL)}
+    assert not wrong_plans(problem, 200, num_templates=5)
 
 
 def test_plans_in_low_precision_pass():
