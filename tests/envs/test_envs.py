@@ -115,19 +115,20 @@ def test_most_decisions_are_about_operators_and_episodes_are_short(light_graph, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("spec", "cluster"),
-    [("gpt:layers=96,hidden=4096,heads=32", "8x8xA100-80GB"), ("bert-large", "2x8xV100@25Gbit")],
+    ("spec", "cluster", "share"),
+    # A pipeline of up to 64 stages has as many cuts and modes; 12 groups on two axes are fewer.
+    [("gpt:layers=96,hidden=4096,heads=32", "8x8xA100-80GB", 0.4), ("bert-large", "2x8xV100@25Gbit", 0.5)],
 )
-def test_most_decisions_of_transformers_are_about_operators(spec, cluster, space):
+def test_transformers_have_short_episodes_mostly_about_operators(spec, cluster, share, space):
     side, rng, ended = Episodes(HybridDecisions(space(zoo.build(spec), cluster, 128)), 32), np.random.default_rng(0), []
-    while len(ended) < 64:
+    while len(ended) < 128:
         walks = side.prefixes.walks
         _, done = side.step(walks.legal[np.arange(32), (rng.random(32) * walks.offered).astype(int)])
         ended += [side.finished(int(e)) for e in np.flatnonzero(done)]
         if done.any():
             side.begin(done)
     assert max(one.num_decisions for one in ended) <= 200
-    assert sum(one.num_operator_decisions for one in ended) >= sum(one.num_decisions for one in ended) / 2
+    assert sum(one.num_operator_decisions for one in ended) >= share * sum(one.num_decisions for one in ended)
 
 
 def test_infeasible_plans_are_worth_less_than_feasible_ones(gpt, space):
