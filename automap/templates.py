@@ -61,6 +61,8 @@ def megatron_signatures(
                     value = next(
                         (v for v in (inside, _batch(op, table)) if v is not None and legal[v]), whole_signature(table)
                     )
+                # What the user constrains may be none of these.
+                value = value if legal[value] else int(np.flatnonzero(legal)[0])
                 values.append(value)
                 _place(space, unit_type, unit, number, value, where)
         if unit.boundary_out is not None:
@@ -203,6 +205,8 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
     modes = [mode for mode, is_legal in zip(RECOMPUTE_MODES, space.modes, strict=True) if is_legal]
     has_experts = any(op.kind == DISPATCH for op in space.problem.graph)
     known: dict[tuple[object, ...], Values] = {}
+    # Whether what a constraint asks for divides may depend on the samples.
+    constrained = bool(space.problem.hints.constraints)
     for shape in space.shapes:
         if shape.virtual > 1 and fixed.virtual_stages is None:
             continue
@@ -214,7 +218,13 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
         for sequence_parallel, spread in product((False, True) if shape.tp > 1 else (False,), spreads):
             for stages, mode, zero in product(_stages(space, shape), modes, zeros):
                 prefix = space.even_values(shape, recompute=mode, zero=zero, stages=stages)
-                key = (*sizes.values(), *sorted(set(space.stage_devices(prefix))), sequence_parallel, spread)
+                key = (
+                    *sizes.values(),
+                    *sorted(set(space.stage_devices(prefix))),
+                    sequence_parallel,
+                    spread,
+                    shape.samples if constrained else 0,
+                )
                 if key not in known:
                     full = megatron_signatures(
                         space, shape, prefix, sequence_parallel=sequence_parallel, expert_axis=spread

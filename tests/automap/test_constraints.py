@@ -158,6 +158,17 @@ def test_environments_obey(gpt):
     assert stage_of(space, info["finished"].values, "h.2.mlp.up/MatMul") == 1
 
 
+@pytest.mark.parametrize("wanted", [{"dp": "S(0)", "tp": "S(0)"}, {"dp": "S(0)", "tp": "S(1)"}, {"tp": "B"}])
+def test_templates_obey(light_graph, wanted):
+    """Also where no expert would shard an operator so."""
+    graph = light_graph("resnet50")
+    add = next(op for op in graph if op.kind in ("Add", "Sum"))
+    space = PlanSpace(problem(graph, [{"scope": add.name, "sharding": wanted}], "2xA100", pp=1))
+    listed = [values for _, values in templates(space)]
+    assert any(space.shape(values).tp == 2 for values in listed)
+    assert all(space.repair(values) == values for values in listed)
+
+
 @pytest.mark.slow
 def test_a_search_obeys(gpt):
     wanted = [{"scope": "h.2", "stage": 1}, {"scope": "h.1", "stage": 0}, {"scope": "h.0", "recompute": True}]
