@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from automap.meshes import Shape
 from automap.price.arrays import Y_FIRST
+from automap.price.combine import P_RESERVED
 from automap.price.evaluator import RECOMPUTE_MODES
 from automap.price.walk import BEGIN, Tree, Walks, floors, step_many
 from automap.space import PlanSpace, Slot, Values
@@ -46,7 +47,7 @@ class BoundTable:
         self.frames: dict[tuple[int, int], int] = {}
         even = [self._even(shape) for shape in space.shapes]
         unlike = [self._unlike(shape) for shape in space.shapes]
-        least = np.empty((len(self.frames), 3, evaluator.blocks.num_types))
+        least = np.empty((len(self.frames), 4, evaluator.blocks.num_types))
         frames = np.array(list(self.frames), dtype=np.int64)
         exposed = np.asarray(evaluator.exposed, dtype=np.float64)
         floors(evaluator.tables.arrays, arrays, frames, exposed, full, least)
@@ -56,7 +57,7 @@ class BoundTable:
         found = np.array([least[list(some)].min(axis=0) for some in sets])
         found[:, 1] = np.maximum(0.0, found[:, 1] - found[:, 0])
         of_units = np.cumsum(found[:, :, arrays.units], axis=2)
-        of_units = np.concatenate([np.zeros((len(found), 3, 1)), of_units], axis=2)
+        of_units = np.concatenate([np.zeros((len(found), 4, 1)), of_units], axis=2)
         self.shape_bounds = np.array(
             [
                 self._of_shape(shape, frames, least, some, others)
@@ -72,9 +73,14 @@ class BoundTable:
             bounds,
             np.ascontiguousarray(of_units[:, 0]),
             np.ascontiguousarray(of_units[:, 1]),
+            np.ascontiguousarray(of_units[:, 2] * sum(space.problem.state_bytes)),
+            np.ascontiguousarray(of_units[:, 3]),
             rows,
         )
         self._again = np.array([full], dtype=np.int64)
+        shared = sum(space.problem.graph.tensors[name].num_elements for name, _, _ in evaluator.tied)
+        held = float(arrays.settings[P_RESERVED])
+        self._aside = np.array([shared * float(sum(space.problem.state_bytes)), held])
 
     def _frame(self, row: int, samples: int) -> int:
         """Number of a distinct stage with the samples that it is priced with."""
@@ -107,7 +113,7 @@ class BoundTable:
     def _of_shape(
         self, shape: Shape, frames: Ints, least: Floats, even: Sequence[int], unlike: Sequence[int]
     ) -> tuple[float, float]:
-        """Seconds and overflow that no plan of a shape goes below; `least` [frames, 3, types], see `floors`."""
+        """Seconds and overflow that no plan of a shape goes below; `least` [frames, 4, types], see `floors`."""
         space, arrays = self.space, self.space.arrays
         times = np.bincount(arrays.units, minlength=least.shape[2])
         state = sum(space.problem.state_bytes)
@@ -172,7 +178,7 @@ class BoundTable:
         Returns:
             twice [ranks, units + 1].
         """
-        _, _, work, again, rows = self._arrays
+        _, _, work, again, _, _, rows = self._arrays
         shape = self.space.shapes[number]
         at = [int(self._rows[number])] * shape.pp
         if stages:
@@ -182,7 +188,7 @@ class BoundTable:
 
     def tree(self, asked: npt.NDArray[np.bool_]) -> Tree:
         """The bounds for the kernels, and [slots] which decisions are asked."""
-        return Tree(*self._arrays, np.ascontiguousarray(asked), self._again)
+        return Tree(*self._arrays, np.ascontiguousarray(asked), self._again, self._aside)
 
 
 class Prefixes:

@@ -53,6 +53,7 @@ from automap.price.vectors import (
     C_FORWARD_HOST,
     C_RECOMPUTE,
     C_REDUCE,
+    C_SAVED,
     C_ZERO,
     TABLES,
 )
@@ -84,12 +85,18 @@ class Tree(NamedTuple):
     """[floors, units + 1] least seconds of a micro-batch in all units before each."""
     again: Floats
     """[floors, units + 1] what recomputation adds to them."""
+    weights: Floats
+    """[floors, units + 1] least bytes of parameters, gradients and moments."""
+    kept: Floats
+    """[floors, units + 1] least bytes that a micro-batch leaves for its backward pass."""
     unlike: Ints
     """[distinct stages, values of the slot `micro_batches`] row of floors, or -1; of stages of unlike size."""
     asked: Mask
     """[slots] which are decided one by one; the others take what is preferred."""
     again_mode: Ints
     """[1] the recompute mode that runs whole units again."""
+    aside: Floats
+    """[2] bytes of state of parameters that several units use, which may count once; bytes that the framework holds."""
 
 
 @kernel(void(TABLES, SPACE, int64[:, ::1], float64[::1], int64, float64[:, :, ::1]))
@@ -102,8 +109,8 @@ def floors(tables, space, frames, exposed, again, out):
         frames: [n, 2] row among the distinct stages, samples of a micro-batch.
         exposed: [KIND_COUNT] share of each kind of collective that nothing hides.
         again: recompute mode that runs whole units again.
-        out: [n, 3, types] seconds of a micro-batch, seconds where all is computed again, parameters held under ZeRO;
-            written.
+        out: [n, 4, types] seconds of a micro-batch, seconds where all is computed again, parameters held under ZeRO,
+            bytes kept for the backward pass under the mode that keeps least; written.
     """
     sharded = new_sharded(tables, space.obeys.shape[0])
     desk = new_desk(tables, space)
@@ -129,7 +136,8 @@ def floors(tables, space, frames, exposed, again, out):
                 desk.cursor,
                 sharded,
             )
-            for mode in (0, again):
+            out[frame, 3, kind] = np.inf
+            for mode in range(space.modes.shape[0]):
                 unit_cost(
                     tables,
                     first,
@@ -151,7 +159,10 @@ def floors(tables, space, frames, exposed, again, out):
                 seconds += row[C_FORWARD_HOST] + row[C_BACKWARD_HOST]
                 for c in range(C_FORWARD_COMM, C_REDUCE):
                     seconds += row[c] * exposed[(c - C_FORWARD_COMM) % KIND_COUNT]
-                out[frame, 0 if mode == 0 else 1, kind] = seconds
+                if mode in (0, again):
+                    out[frame, 0 if mode == 0 else 1, kind] = seconds
+                if space.modes[mode]:
+                    out[frame, 3, kind] = min(out[frame, 3, kind], row[C_SAVED])
             out[frame, 2, kind] = row[C_ZERO]
 
 
@@ -176,7 +187,9 @@ class Walks(NamedTuple):
     """[walks, slots] values of slots that are not asked."""
 
 
-TREE = types.NamedTuple((int64[:, ::1], *[float64[:, ::1]] * 3, int64[:, ::1], boolean[::1], int64[::1]), Tree)
+TREE = types.NamedTuple(
+    (int64[:, ::1], *[float64[:, ::1]] * 5, int64[:, ::1], boolean[::1], int64[::1], float64[::1]), Tree
+)
 """Numba's type of `Tree`."""
 WALKS = types.NamedTuple(
     (
@@ -259,6 +272,26 @@ def _pipeline_floor(space, tree, node, value, desk, ends, known, again_until):
     for rank in range(ranks):
         longest = max(longest, before[rank] + count * busy[rank])
     return longest
+
+
+@borrowing(float64(SPACE, TREE, int64[::1], int64[::1], DESK, int64, int64, int64), inner=True)
+def _memory_floor(space, tree, node, value, desk, chunk, start, end):
+    """A device that holds the units of a chunk overflows by no smaller a share of its memory.
+
+    Args:
+        space, tree, node, value, desk: see `_pipeline_floor`.
+        chunk: of the pipeline.
+        start: units before the chunk.
+        end: units before its end.
+    """
+    ranks = node[T_RANKS]
+    rank = chunk % ranks
+    row = _floor_of(space, tree, node, value, desk, rank)
+    # As many micro-batches wait for their backward pass as in `combine` where the schedule is bounded.
+    waiting = min(ranks - rank, node[T_COUNT]) if node[T_CHUNKS] == ranks else 1
+    used = max(0.0, tree.weights[row, end] - tree.weights[row, start] - tree.aside[0]) + tree.aside[1]
+    used += waiting * (tree.kept[row, end] - tree.kept[row, start])
+    return used / max(1.0, space.capacity[desk.stages[rank]]) - 1.0
 
 
 @kernel(void(SPACE, TREE, int64[::1], int64[::1], DESK, int64, float64[::1]), inner=True)
@@ -396,6 +429,11 @@ def _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends):
                 ends[chunk] = nth_cut(space.weight, start, max(low, start + 1), high, desk.shares[chunk], legal[i])
                 ahead[i, 0] = _pipeline_floor(space, tree, node, value, desk, ends, chunk + 1, again)
                 ahead[i, 0] = max(ahead[i, 0], node[T_COUNT] * rest[ends[chunk]])
+                over = _memory_floor(space, tree, node, value, desk, chunk, start, ends[chunk])
+                if chunk == chunks - 2:
+                    last = space.units.shape[0]
+                    over = max(over, _memory_floor(space, tree, node, value, desk, chunk + 1, ends[chunk], last))
+                ahead[i, 1] = max(bound[1], over)
             else:
                 again[slot - first_recompute] = int64(legal[i] == tree.again_mode[0])
                 ahead[i, 0] = _pipeline_floor(space, tree, node, value, desk, ends, chunks, again)
