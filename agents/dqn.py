@@ -71,8 +71,8 @@ class Hyperparameters:
     """Plans of one exploration cycle: the schedule does not depend on the budget, so the search is anytime."""
     explored_first: float = 0.3
     """Share of random decisions at the start of a cycle."""
-    explored_last: float = 1.0
-    """Random decisions an episode in the second half of a cycle; fewer and episodes repeat the greedy plan."""
+    explored_last: float = 2.0
+    """Random decisions an episode in the second half of a cycle; with one, episodes repeat the greedy plan often."""
 
 
 class MaskedQNetwork(QNetwork):
