@@ -57,8 +57,8 @@ class Hyperparameters:
     batch_size: int = 64
     """Four times as many cost half as much again and learn no faster."""
     updates_per_step: int = 4
-    """Of all environments together: one update for 4 decisions. One for 16 is twice as fast, but ended on the optimum of
-    3 of 7 pipeline problems in 2,000 plans; this one on that of 6 in 1,500."""
+    """Of all environments together: one update for 4 decisions. One for 16 is twice as fast, but ended on the optimum
+    of 3 of 7 pipeline problems in 2,000 plans; this one on that of 6 in 1,500."""
     buffer_size: int = 30_000
     """Decisions; some thousand plans."""
     learning_starts: int = 200
