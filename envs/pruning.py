@@ -390,13 +390,3 @@ def symmetry_decades(space: PlanSpace) -> float:
         node.count * math.lgamma(node.num_devices + 1) + math.lgamma(node.count + 1) for node in cluster.nodes
     )
     return exchanges / math.log(10.0)
-
-
-def decades_pruned(space: PlanSpace, *, max_actions: int, max_groups: int) -> float:
-    """log10 of the number of plans that `HybridEnv` can reach.
-
-    Of every decision only the first `max_actions` values are offered, and only the `max_groups` most influential groups
-    are decided; legality, forced decisions and equal units decided once are already part of the space. Decisions that
-    memory bounds mask while a plan is built are still counted.
-    """
-    return count_decades(space, limit=max_actions, signing=grouped(space, most_influential(space, max_groups)))

@@ -53,7 +53,6 @@ def test_an_untrained_network_is_greedy_on_the_bound(s):
 
 @pytest.mark.slow
 def test_targets_lie_between_what_was_obtained_and_the_bound(s):
-    incumbent = incumbent_of(s, 60)
     agent, env = agent_of(s)
     observation = env.reset()
     for _ in range(200):
@@ -74,7 +73,6 @@ def test_targets_lie_between_what_was_obtained_and_the_bound(s):
     assert price.overflow <= 0.0
     whole = REWARD_SCALE * np.log(BoundTable(s).first.time_s / price.time_s)
     assert stacked["floors"].reshape(-1)[0] == pytest.approx(whole, rel=1e-4)
-    assert incumbent.evaluations == 0
 
 
 @pytest.mark.slow
