@@ -46,9 +46,11 @@ OptimizerOption = Annotated[str, typer.Option(help="adam, momentum or sgd.")]
 LossOption = Annotated[str | None, typer.Option(help="cross_entropy or mse, if the model returns no loss.")]
 TrainerOption = Annotated[str, typer.Option(help="The training software.")]
 SearcherOption = Annotated[
-    str,
+    list[str],
     typer.Option(
-        help="portfolio, dqn, dqn-pretrained, mcmc, hill-climbing, elimination, ilp, expert, random or exhaustive."
+        metavar="NAME",
+        help="portfolio, dqn, dqn-pretrained, mcmc, hill-climbing, elimination, ilp, expert, random or exhaustive; "
+        "several one after another, each with its share of the budget.",
     ),
 ]
 BudgetOption = Annotated[str, typer.Option(help="30s, 2m, or a number of evaluations.")]
@@ -82,6 +84,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on s
 UrlOption = Annotated[str, typer.Option(envvar="AUTOMAP_URL", help="Of the service.")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 
+PORTFOLIO = ["portfolio"]
 URL = "http://127.0.0.1:8080"
 INSPECTED = "8xA100-80GB"
 """Where `inspect` counts plans if no cluster is named."""
@@ -115,7 +118,7 @@ def search(
     optimizer: OptimizerOption = "adam",
     loss: LossOption = None,
     trainer: TrainerOption = "generic",
-    searcher: SearcherOption = "portfolio",
+    searcher: SearcherOption = PORTFOLIO,
     budget: BudgetOption = "30s",
     seed: SeedOption = 0,
     hints: HintsOption = None,
@@ -137,7 +140,7 @@ def search(
         hints=_read_hints(hints),
         model=options,
         budget=budget,
-        searcher=searcher,
+        searchers=tuple(searcher),
         seed=seed,
     )
     with progress_line() as show, interruptible() as interrupted:
@@ -460,7 +463,7 @@ def submit(
     optimizer: OptimizerOption = "adam",
     loss: LossOption = None,
     trainer: TrainerOption = "generic",
-    searcher: SearcherOption = "portfolio",
+    searcher: SearcherOption = PORTFOLIO,
     budget: BudgetOption = "30s",
     seed: SeedOption = 0,
     hints: HintsOption = None,
@@ -487,7 +490,7 @@ def submit(
             place,
             _training(global_batch, precision, optimizer, loss, trainer),
             budget=budget,
-            searcher=searcher,
+            searchers=tuple(searcher),
             seed=seed,
             hints=_read_hints(hints),
             **about,
