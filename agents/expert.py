@@ -9,15 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from agents.incumbent import Incumbent
+from agents.incumbent import TEMPLATES, Incumbent
 from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
 from automap.plan import Plan
 from automap.problem import Problem
 from automap.space import Ints, PlanSpace
 from automap.templates import templates
-
-PRICED = 256
-"""Templates that are priced at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +40,7 @@ def grid(space: PlanSpace, incumbent: Incumbent) -> Grid:
     values: list[Ints] = []
     prices: list[npt.NDArray[np.float64]] = []
     listed = templates(space)
-    while some := list(itertools.islice(listed, PRICED)):
+    while some := list(itertools.islice(listed, TEMPLATES)):
         values.append(np.array([plan for _, plan in some]))
         prices.append(incumbent.price(values[-1]))
         for (shape, _), (seconds, overflow) in zip(some, prices[-1].tolist(), strict=True):
