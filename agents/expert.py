@@ -30,12 +30,13 @@ class Grid:
 
 
 def grid(space: PlanSpace, incumbent: Incumbent) -> Grid:
-    """Prices the whole grid: every search is measured against it. At most half of a budget is charged for it.
+    """Prices the whole grid: every search is measured against it. At most a quarter of a budget is charged for it.
 
     Args:
         space: of the problem.
         incumbent: counts and keeps the best.
     """
+    before = incumbent.charged
     best_data_parallel = best = float("inf")
     values: list[Ints] = []
     prices: list[npt.NDArray[np.float64]] = []
@@ -51,7 +52,7 @@ def grid(space: PlanSpace, incumbent: Incumbent) -> Grid:
         if incumbent.stopped:
             break
     if incumbent.budget.evaluations is not None:
-        incumbent.charged = min(incumbent.charged, incumbent.budget.evaluations // 2)
+        incumbent.charged = min(incumbent.charged, before + incumbent.budget.evaluations // 4)
     baselines = {"dp": best_data_parallel, "expert": best}
     return Grid(
         values=np.concatenate(values),
