@@ -1,10 +1,10 @@
 """Portfolio: the best of all searchers within one budget.
 
 In this order: the grid of templates and the plans given; branch and bound over small spaces, whose proof ends the
-search, or, of larger spaces and a budget in evaluations, what the pretrained network proposes; annealing; then, of larger
-budgets, annealing here and other members in processes of their own (`PLACES`), planners and a DQN among them, that begin
-from the best plans so far. Of a budget in evaluations every member has a fixed share and hears of the others only where a
-share ends: cores change nothing but the time. The plan says who found it.
+search, or, of larger spaces and a budget in evaluations, what the pretrained network proposes; annealing; then, of
+larger budgets, annealing here and other members in processes of their own (`PLACES`), planners and a DQN among them,
+that begin from the best plans so far. Of a budget in evaluations every member has a fixed share and hears of the others
+only where a share ends: cores change nothing but the time. The plan says who found it.
 """
 
 from __future__ import annotations
