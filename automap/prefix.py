@@ -54,9 +54,9 @@ class BoundTable:
         least = np.empty((len(self.frames), 6, evaluator.blocks.num_types))
         frames = np.array(list(self.frames), dtype=np.int64)
         # Where meshes or shares differ, what leaves no choice depends on all of them.
-        shared = {frame for some in even if min(some) < 0 for frame in some}
-        shared |= {frame for pair in self._pairs for frame in pair} | {frame for others in unlike for frame in others}
-        is_even = np.isin(np.arange(len(frames)), list(shared), invert=True)
+        bound_up = {frame for some in even if min(some) < 0 for frame in some}
+        bound_up |= {frame for some in (*self._pairs, *unlike) for frame in some}
+        is_even = np.isin(np.arange(len(frames)), list(bound_up), invert=True)
         frames = np.column_stack([frames, is_even.astype(np.int64)])
         exposed = np.asarray(evaluator.exposed, dtype=np.float64)
         floors(evaluator.tables.arrays, arrays, frames, exposed, full, least)
