@@ -92,6 +92,8 @@ class StageLayout:
     """Arithmetic of its devices together, each as slow as the slowest, over that of the cluster's fastest device."""
     kinds: tuple[Kind, ...] = ()
     """Of its ranks, the slowest first; empty where all are alike."""
+    seen_by: tuple[int, ...] = ()
+    """Devices as which all are taken, see `Layout.seen`; empty: all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +123,10 @@ class Layout:
             for rank, stage in enumerate(self.stages):
                 if shared[rank] and stage.kinds:
                     kind = stage.kinds[min(view, len(stage.kinds) - 1)]
-                    stages[rank], numbers[rank] = kind.stage, kind.number
+                    places = np.array(stage.devices).reshape(int(stage.axes[0]), -1)
+                    mine = tuple(places[list(kind.ranks)].reshape(-1).tolist())
+                    stages[rank] = replace(kind.stage, devices=stage.devices, seen_by=mine)
+                    numbers[rank] = kind.number
             self.views[key] = replace(self, stages=tuple(stages), numbers=tuple(numbers), views={})
         return self.views[key]
 

@@ -275,7 +275,8 @@ class _Spent:
 def _compute(case: _Case, seconds: float) -> str:
     classes, named = _by_operator(case)
     peak = min(
-        case.evaluator.problem.cluster.device(d).flops(case.evaluator.problem.precision) for d in case.stage.devices
+        case.evaluator.problem.cluster.device(d).flops(case.evaluator.problem.precision)
+        for d in case.stage.seen_by or case.stage.devices
     )
     hardware, texts = case.stage.hardware, []
     reached = {
