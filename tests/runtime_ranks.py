@@ -140,6 +140,7 @@ def difference(found, wanted):
 
 def _rank(rank, size, folder, cases, work):
     torch.set_num_threads(1)
+    import faulthandler; faulthandler.dump_traceback_later(55)
     store = dist.FileStore(str(Path(folder) / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
     groups, found = Groups(), []

@@ -143,8 +143,9 @@ def move(x: Tensor, steps: Sequence[Step], tag: Tag = NO_TAG) -> Tensor:
             x = x.narrow(step.dim, sum(step.sizes[: axis.index]), step.sizes[axis.index])
         elif step.kind == "pad":
             x = _padded(x, step)
-        elif axis.index:
-            x = torch.zeros_like(x)
+        else:
+            # A copy on the first rank too: what is saved for the backward pass must be alike on all.
+            x = torch.zeros_like(x) if axis.index else x.clone()
     return x
 
 
