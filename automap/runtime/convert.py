@@ -101,7 +101,7 @@ def all_gather(x: Tensor, axis: Axis, dim: int, sizes: Sequence[int], tag: Tag =
 def reduce_scatter(x: Tensor, axis: Axis, dim: int, sizes: Sequence[int], tag: Tag = NO_TAG) -> Tensor:
     """The own part along `dim` of the sum over the ranks."""
     note("reduce_scatter", axis, x.nbytes, tag)
-    parts = [p.contiguous() for p in x.split(list(sizes), dim)]
+    parts = [p.contiguous() for p in torch.split(x, list(sizes), dim)]
     made = torch.empty_like(parts[axis.index])
     if len(set(sizes)) == 1:
         dist.reduce_scatter_single(made.reshape(-1), torch.cat([p.reshape(-1) for p in parts]), group=axis.group)
@@ -113,7 +113,7 @@ def reduce_scatter(x: Tensor, axis: Axis, dim: int, sizes: Sequence[int], tag: T
 def all_to_all(x: Tensor, step: Step, tag: Tag = NO_TAG) -> Tensor:
     """The own part along one dim of what is split along another."""
     axis = step.axis
-    given = [p.contiguous() for p in x.split(list(step.to_sizes), step.to_dim)]
+    given = [p.contiguous() for p in torch.split(x, list(step.to_sizes), step.to_dim)]
     shape = list(given[axis.index].shape)
     taken = []
     for size in step.sizes:
@@ -123,7 +123,7 @@ def all_to_all(x: Tensor, step: Step, tag: Tag = NO_TAG) -> Tensor:
     found = flat.new_empty(sum(p.numel() for p in taken))
     dist.all_to_all_single(found, flat, [p.numel() for p in taken], [p.numel() for p in given], group=axis.group)
     note("all_to_all", axis, max(flat.nbytes, found.nbytes), tag)
-    pieces = found.split([p.numel() for p in taken])
+    pieces = torch.split(found, [p.numel() for p in taken])
     return torch.cat([piece.reshape(p.shape) for piece, p in zip(pieces, taken, strict=True)], step.dim)
 
 
@@ -202,12 +202,12 @@ def exchange_rows(
     """
 
     def common(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
-        low = max(one[0], other[0])
-        return low, max(low, min(one[1], other[1]))
+        low, high = max(one[0], other[0]), min(one[1], other[1])
+        return (low, high) if low < high else (one[0], one[0])
 
     me = axis.index
     gives = [common(held[me], w) for w in wanted]
-    takes = [common(h, wanted[me]) for h in held]
+    takes = [common(wanted[me], h) for h in held]
     shape = list(x.shape)
     row = x.numel() // shape[dim]
     flat = torch.cat([x.narrow(dim, low - held[me][0], high - low).reshape(-1) for low, high in gives])
@@ -220,7 +220,7 @@ def exchange_rows(
     note("send_recv", axis, moved * x.element_size(), tag)
     shape[dim] = wanted[me][1] - wanted[me][0]
     made = x.new_zeros(shape)
-    for (low, high), part in zip(takes, found.split([(high - low) * row for low, high in takes]), strict=True):
+    for (low, high), part in zip(takes, torch.split(found, [(high - low) * row for low, high in takes]), strict=True):
         if high > low:
             shape[dim] = high - low
             made.narrow(dim, low - wanted[me][0], high - low).add_(part.reshape(shape))

@@ -29,6 +29,8 @@ from ir.operators.experts import COMBINE, DISPATCH
 RANDOM = {"Dropout", "Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 LOSSES = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"}
 Form = Callable[["Local"], Sequence[Tensor]]
+AFFINE: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (torch.mul, torch.add)
+"""What joins operands 1 and 2 to what is normalised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +263,7 @@ def _statistics(
 
 def _affine(use: Local, x: Tensor, shape: Sequence[int] | None = None) -> Tensor:
     """Times operand 1 plus operand 2."""
-    for side, joined in zip(use.operands[1:3], (torch.mul, torch.add), strict=False):
+    for side, joined in zip(use.operands[1:3], AFFINE, strict=False):
         x = joined(x, side if shape is None else side.reshape(*shape))
     return x
 
@@ -328,7 +330,7 @@ def _group_norm(use: Local, axes: Sequence[Axis]) -> Tensor:
     count = x.shape[1] // groups * prod(shape[2:])
     dims = tuple(range(2, split.ndim))
     found = _standardised(use, split, dims, count, place.attributes.get("epsilon", 1e-5), axes).reshape(x.shape)
-    for side, joined in zip(use.operands[1:3], (torch.mul, torch.add), strict=False):
+    for side, joined in zip(use.operands[1:3], AFFINE, strict=False):
         wide = side if side.shape[0] == x.shape[1] else side.repeat_interleave(x.shape[1] // groups)
         found = joined(found, wide.reshape(-1, *[1] * (x.ndim - 2)))
     return found
@@ -350,11 +352,14 @@ def _reduction(use: Local, axes: Sequence[Axis]) -> Tensor:
         top = use.largest(x.amax(dims, keepdim=True), axes)
         total = use.total(torch.exp(x - top).sum(dims, keepdim=keep), axes, BROADCAST)
         return torch.log(total) + top.reshape(total.shape)
-    parts = {"L1": torch.abs, "L2": torch.square, "SumSquare": torch.square}.get(how, lambda t: t)(x)
-    total = use.total(parts.sum(dims, keepdim=keep), axes, BROADCAST)
+    if how in ("L1", "L2", "SumSquare"):
+        x = x.abs() if how == "L1" else x * x
+    total = use.total(x.sum(dims, keepdim=keep), axes, BROADCAST)
     if how == "Mean":
         return total / prod(place.whole[0][d] for d in dims)
-    return {"L2": torch.sqrt, "LogSum": torch.log}.get(how, lambda t: t)(total)
+    if how == "L2":
+        return torch.sqrt(total)
+    return torch.log(total) if how == "LogSum" else total
 
 
 def _product(use: Local, x: Tensor, dims: Sequence[int], axes: Sequence[Axis], *, keep: bool) -> Tensor:

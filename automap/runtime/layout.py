@@ -6,6 +6,7 @@ Units: elements, samples.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,6 +98,9 @@ class Layouts:
         """Extent of `dim` on each rank of `axis`."""
         here = self.mesh.here
         found = []
+        for position in range(len(self.mesh.devices)):
+            # Whether it can be split so must be found out alike on all ranks.
+            self.box(tensor, tuple(placements), self.mesh.coordinates(position))
         for index in range(axis.size):
             at = (*here[: axis.number], index, *here[axis.number + 1 :])
             start, stop = self.box(tensor, tuple(placements), at)[dim]
@@ -109,8 +113,9 @@ class Layouts:
         live = [axis for axis in self.mesh.live if source[axis.number] != target[axis.number]]
         current = list(source)
         steps: list[Step] = []
-        if self._walk(tensor, live, current, target, steps):
-            return tuple(steps)
+        with contextlib.suppress(PlanError):  # a placement on the way, which has no even split
+            if self._walk(tensor, live, current, target, steps):
+                return tuple(steps)
         current, steps = list(source), []
         for axis in reversed(self.mesh.live):
             a, dim = axis.number, source[axis.number]

@@ -66,9 +66,9 @@ class Outline:
 
     def wants(self, position: int, slot: int) -> Placements:
         """In which placement an operator reads an operand."""
-        return self._clean(tuple(s.inputs[slot] for s in self.operators[position].signatures))
+        return self.clean(tuple(s.inputs[slot] for s in self.operators[position].signatures))
 
-    def _clean(self, placements: Placements) -> Placements:
+    def clean(self, placements: Placements) -> Placements:
         """B on axes of one rank."""
         return tuple(p if axis.size > 1 else BROADCAST for p, axis in zip(placements, self.mesh.axes, strict=True))
 
@@ -195,7 +195,7 @@ def _place(stage: Outline, made: Mapping[str, Placements]) -> None:
         for slot, name in enumerate(planned.op.inputs):
             readers.setdefault(name, []).append(stage.wants(position, slot))
         for name in planned.op.outputs:
-            stage.lies[name] = stage._clean(made[name])  # noqa: SLF001  (a part of its construction)
+            stage.lies[name] = stage.clean(made[name])
     whole = (BROADCAST,) * len(stage.mesh.axes)
     for op in stage.constants:
         stage.lies.update(dict.fromkeys(op.outputs, whole))
@@ -228,7 +228,7 @@ def _cross(stage: Outline, stages: Sequence[Outline], made: Mapping[str, Placeme
 
     def sent(name: str) -> Placements:
         # A sum is made whole before it leaves a stage.
-        return stage._clean(tuple(BROADCAST if p == PARTIAL else p for p in made[name]))  # noqa: SLF001
+        return stage.clean(tuple(BROADCAST if p == PARTIAL else p for p in made[name]))
 
     for name in entering(stage):
         stage.lies[name] = sent(name)
@@ -274,7 +274,7 @@ def _return(stage: Outline, sampled: frozenset[str]) -> None:
                 )
         for slot, name in enumerate(planned.op.inputs):
             if name in stage.trained and outputs:
-                own = stage._clean(tuple(s.input_gradients[slot] for s in planned.signatures))  # noqa: SLF001
+                own = stage.clean(tuple(s.input_gradients[slot] for s in planned.signatures))
                 stage.given[position, slot] = tuple(
                     PARTIAL if stays[a] and stage.returns[outputs[0]][a] == PARTIAL else own[a] for a in axes
                 )

@@ -111,7 +111,7 @@ class _Flat:
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """The parameters in a vector."""
         sizes = [prod(shape) for shape in self.shapes]
-        parts = vector.split([*sizes, vector.numel() - sum(sizes)])
+        parts = torch.split(vector, [*sizes, vector.numel() - sum(sizes)])
         return {n: p.reshape(s) for n, p, s in zip(self.names, parts, self.shapes, strict=False)}
 
     def cut(self, vector: Tensor) -> Tensor:
@@ -278,7 +278,7 @@ class Parameters:
             for flat in flats:
                 vector = flat.in_use()
                 if vector is not None and vector.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
-                    return _Again(flat, tensor.shape, tensor.stride(), tensor.storage_offset())
+                    return _Again(flat, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
             return tensor
 
         def unpack(kept: Tensor | _Again) -> Tensor:

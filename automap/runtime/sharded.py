@@ -218,7 +218,8 @@ class Sharded:
 
     def forward(self, tensors: Mapping[str, Tensor], micro_batch: int) -> dict[str, Tensor]:
         """See `StageProgram.forward`."""
-        env: Env = dict(tensors)
+        env: Env = {}
+        env.update(tensors.items())
         step = (self.steps, micro_batch)
         with self.held.saving():
             for item in self.items:
@@ -269,7 +270,7 @@ class Sharded:
             with direction(next(passes, "recompute")):
                 for one in item.operators:
                     self._run(one, inside, step)
-            return tuple(inside[name] for name in item.makes)  # type: ignore[index]
+            return tuple(inside[name] for name in item.makes)
 
         made = checkpoint(body, use_reentrant=False, preserve_rng_state=False)
         env.update(zip(item.makes, made, strict=True))
