@@ -20,7 +20,7 @@ from automap.runtime.lower import Action, lower
 from automap.runtime.mail import Mail
 from automap.runtime.program import Box, Crossing, StageProgram
 from automap.runtime.transfer import Layout, Piece, transfer
-from automap.runtime.weight_gradients import Deferred, record
+from automap.runtime.weight_gradients import Deferred, splitting
 
 Data = Callable[[str, Box, int], Tensor]
 """(input of the graph, box, micro-batch) -> that part of it."""
@@ -118,20 +118,13 @@ def _tied_routes(stages: Sequence[Ends]) -> dict[str, tuple[Route, ...]]:
     }
 
 
-def ranks_of(plan: Plan) -> tuple[tuple[int, ...], ...]:
-    """[stages] the processes of each: the devices of the plan, counted from 0 without gaps."""
-    devices = [parse_devices(stage.devices) for stage in plan.stages]
-    number = {device: rank for rank, device in enumerate(sorted({d for mine in devices for d in mine}))}
-    return tuple(tuple(number[device] for device in mine) for mine in devices)
-
-
 def action_lists(plan: Plan) -> dict[int, list[Action]]:
-    """What each process does, in order.
+    """What each process does, in order; a process is named by its device.
 
     Raises:
         PlanError: an explicit order is malformed, or can never be finished.
     """
-    ranks = ranks_of(plan)
+    ranks = [parse_devices(stage.devices) for stage in plan.stages]
     pipeline = ranks.index(ranks[0], 1) if ranks[0] in ranks[1:] else len(ranks)
     kind, count = plan.schedule.kind, plan.num_micro_batches
     if kind == "explicit":
@@ -256,7 +249,7 @@ class Pipeline:
             tensor = self._mail.take(key, self._box(number, crossing), crossing.dtype)
             leaves[crossing.name] = tensor.requires_grad_(crossing.carries_gradient)
         given = {c.name: data(c.name, self._box(number, c), micro_batch) for c in program.data}
-        with record(self._trained(number)):
+        with splitting(self._trained(number)):
             made = program.forward({**leaves, **given}, micro_batch)
         if program.loss is not None:
             part = made[program.loss].detach()
@@ -278,7 +271,7 @@ class Pipeline:
         if number in self._answered:
             self._mail.settle((number, micro_batch))
         names = [name for name in gradients if made[name].requires_grad]
-        with record(self._trained(number), store):
+        with splitting(self._trained(number), store):
             torch.autograd.backward([made[name] for name in names], [gradients[name] for name in names])
 
     # -- tensors on the way --------------------------------------------------------------------------------------------

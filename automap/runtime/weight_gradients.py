@@ -1,6 +1,6 @@
 """Gradients of weights apart from those of inputs, as zero-bubble schedules want them.
 
-Products and convolutions with a weight are differentiated by functions of ours. Between `record` and the end of a
+Products and convolutions with a weight are differentiated by functions of ours. Between `splitting` and the end of a
 backward pass they put off the gradient of the weight: the pass gives the gradients of inputs (I), and `Deferred.run`
 those of the weights (W). Whatever else is trained (biases, norms, tables) gets its gradient in I.
 """
@@ -43,7 +43,7 @@ class _State:
 
 
 @contextlib.contextmanager
-def record(parameters: Iterable[Tensor], store: Deferred | None = None) -> Iterator[None]:
+def splitting(parameters: Iterable[Tensor], store: Deferred | None = None) -> Iterator[None]:
     """Has products with these parameters put off their gradients, for a forward or a backward pass.
 
     Args:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from automap.runtime.weight_gradients import Deferred, convolution, product, record
+from automap.runtime.weight_gradients import Deferred, convolution, product, splitting
 
 
 def network(x, w, v, c):
@@ -26,10 +26,10 @@ def test_inputs_first_then_weights(again):
     wanted = values()
     network(*wanted).backward()
     x, *weights = values()
-    with record(weights):
+    with splitting(weights):
         loss = checkpoint(network, x, *weights, use_reentrant=False) if again else network(x, *weights)
     store = Deferred()
-    with record(weights, store):
+    with splitting(weights, store):
         loss.backward()
     torch.testing.assert_close(x.grad, wanted[0].grad)
     assert all(weight.grad is None for weight in weights)
@@ -41,7 +41,7 @@ def test_inputs_first_then_weights(again):
 def test_whole_backward_passes_and_batches_of_weights():
     x, w = torch.randn(3, 1, 2, 4), torch.randn(5, 4, 2)
     leaves = [x.clone().requires_grad_(), w.clone().requires_grad_()]
-    with record([leaves[1]]):
+    with splitting([leaves[1]]):
         product(*leaves).sin().sum().backward()
     others = [x.clone().requires_grad_(), w.clone().requires_grad_()]
     (others[0] @ others[1]).sin().sum().backward()
@@ -52,9 +52,9 @@ def test_whole_backward_passes_and_batches_of_weights():
 def test_only_recorded_parameters_are_put_off():
     w, v = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
     store = Deferred()
-    with record([w]):
+    with splitting([w]):
         y = product(product(torch.ones(1, 2), w * v), v).sum()
-    with record([w], store):
+    with splitting([w], store):
         y.backward()
     assert w.grad is not None
     assert v.grad is not None
