@@ -111,30 +111,37 @@ def run_case(name, rank):
     mine = {number: part for number, part in enumerate(parts) if rank in ranks[number]}
     order = global_order(lists_of(schedule, ranks, count), stages)
     pipeline = Pipeline(stages, mine, order, rank, torch.device("cpu"))
-    found = {}
     for _ in range(2):
         for part in mine.values():
             for parameter in part.parameters.values():
                 parameter.grad = None
         loss = pipeline.step(lambda name, box, m: data[m][name][tuple(slice(*span) for span in box)])
-    wanted, gradients = one_process(graph, values, data)
-    if loss is not None:
-        found["loss"] = abs(loss - wanted) / abs(wanted)
-    largest = max(float(g.abs().max()) for g in gradients.values())
+    own = {}
     for part in mine.values():
-        for key, parameter in part.parameters.items():
-            if key in gradients:
-                scale = max(float(gradients[key].abs().max()), 1e-3 * largest)
-                found[key] = float((parameter.grad - gradients[key]).abs().max()) / scale
+        own.update({key: parameter.grad for key, parameter in part.parameters.items()})
+    return worst(loss, own, *one_process(graph, values, data, 6))
+
+
+def worst(loss, own, wanted, gradients):
+    """Differences from one process: of the loss over the loss, of gradients over their largest element.
+
+    Gradients that are zero but for rounding are held against 1e-3 of the largest of all.
+    """
+    found = {} if loss is None else {"loss": abs(loss - wanted) / abs(wanted)}
+    largest = max(float(g.abs().max()) for g in gradients.values())
+    for name, gradient in own.items():
+        if name in gradients:
+            scale = max(float(gradients[name].abs().max()), 1e-3 * largest)
+            found[name] = float((gradient - gradients[name]).abs().max()) / scale
     return found
 
 
-def one_process(graph, values, data):
-    """Loss and gradients of the step, each micro-batch computed as a whole."""
+def one_process(graph, values, data, samples, tokens=1):
+    """Mean loss of a token of the step and its gradients, each micro-batch computed as a whole."""
     leaves = {t.name: values[t.name].clone().requires_grad_() for t in graph.parameters}
     total = 0.0
     for tensors in data:
-        loss = run(graph, {**values, **leaves, **tensors}, 6)[graph.outputs[-1]] / (6 * len(data))
+        loss = run(graph, {**values, **leaves, **tensors}, samples)[graph.outputs[-1]] / (samples * tokens * len(data))
         loss.backward()
         total += float(loss.detach())
     return total, {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
@@ -144,8 +151,4 @@ def compare(folder, rank, num_ranks, argument):
     """Runs all cases; name -> errors."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=num_ranks)
-    found = {}
-    for name in argument["cases"]:
-        found[name] = run_case(name, rank)
-        dist.barrier()
-    return found
+    return {name: run_case(name, rank) for name in argument["cases"]}

@@ -52,6 +52,9 @@ class PlainStage:
             self.parameters = {n: values[n].clone().requires_grad_() for n in names}
             self.state = {n: values[n] for n in read if role[n] in ("buffer", "constant")}
 
+    def weights(self):
+        return list(self.parameters.values())
+
     def forward(self, tensors, micro_batch):
         values = {**self.parameters, **self.state, **tensors}
         for op in self.operators:

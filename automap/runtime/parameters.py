@@ -263,6 +263,11 @@ class Parameters:
             env[key], flat.in_use = vector, weakref.ref(vector)
         return flat.views(env[key])[name]
 
+    def used(self) -> list[Tensor]:
+        """What `read` connects to, but for what is gathered anew for each micro-batch (ZeRO 3)."""
+        kept = [flat for flat in self.flats if flat.zero < 3]
+        return [t for flat in kept for t in (flat.leaves.values() or [flat.piece]) if t is not None]
+
     def flat_key(self, name: str) -> object:
         """Under which key `read` keeps the vector of a parameter; None where there is none."""
         flat = self.home[name]

@@ -6,7 +6,7 @@ between stages. A layout says which part of a tensor each rank of a stage holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,10 +53,14 @@ class StageProgram(Protocol):
     """Name of the loss among the results of `forward`, if this stage makes it: backward starts from it with a one."""
     parameters: dict[str, torch.Tensor]
     """Leaves for the optimizer. Under ZeRO these are flat pieces, under names of their own."""
-    layouts: Mapping[str, Crossing]
+    layouts: dict[str, Crossing]
     """How each parameter of the graph that this stage reads lies here, by its name in the graph."""
     tied: tuple[str, ...]
     """Parameters that other stages hold as well."""
+
+    def weights(self) -> Sequence[torch.Tensor]:
+        """Leaves that `forward` reads and whose gradients a schedule may put off."""
+        ...
 
     def forward(self, tensors: Mapping[str, torch.Tensor], micro_batch: int) -> dict[str, torch.Tensor]:
         """Runs one micro-batch.

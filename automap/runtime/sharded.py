@@ -216,6 +216,10 @@ class Sharded:
 
     # -- running ----------------------------------------------------------------------------------------------------
 
+    def weights(self) -> list[Tensor]:
+        """See `StageProgram.weights`."""
+        return self.held.used()
+
     def forward(self, tensors: Mapping[str, Tensor], micro_batch: int) -> dict[str, Tensor]:
         """See `StageProgram.forward`."""
         env: Env = {}

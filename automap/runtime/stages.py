@@ -225,7 +225,7 @@ class Pipeline:
 
     def _trained(self, number: int) -> Sequence[Tensor]:
         """The parameters whose gradients may be put off."""
-        return list(self.programs[number].parameters.values()) if number in self._split else []
+        return self.programs[number].weights() if number in self._split else []
 
     # -- actions -----------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ All values follow from a seed and the name of the tensor, so that every rank mak
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator, Mapping
 
@@ -87,7 +88,7 @@ class RandomValues(Mapping[str, Tensor]):
             return (SPREAD * normal).to(dtype)
         is_kernel = len(tensor.shape) > 3
         fan_in = tensor.num_elements // tensor.shape[0] if is_kernel else min(tensor.shape[-2:])
-        return (normal * max(fan_in, 1) ** -0.5).to(dtype)
+        return (normal / math.sqrt(max(fan_in, 1))).to(dtype)
 
     def _is_scale(self, name: str) -> bool:
         """Whether it is what a norm multiplies with."""

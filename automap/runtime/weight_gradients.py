@@ -30,10 +30,16 @@ class Deferred:
 
     def run(self) -> None:
         """Computes all of them, in the order in which the backward pass met them."""
+        made = []
         for weight, gradient in self._thunks:
-            # From a view of a parameter the gradient goes on to the parameter.
-            torch.autograd.backward([weight], [gradient()], retain_graph=True)
+            if weight.grad_fn is None:
+                torch.autograd.backward([weight], [gradient()])
+            else:
+                made.append((weight, gradient()))
         self._thunks.clear()
+        if made:
+            # On from what is made of parameters to these: together, for what gathered them may reduce gradients.
+            torch.autograd.backward([w for w, _ in made], [g for _, g in made], retain_graph=True)
 
 
 class _State:
