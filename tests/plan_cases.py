@@ -1,7 +1,6 @@
 """Plans of a small decoder that every rank of a launch executes, one after the other, and compares with one process."""
 
 import stage_cases
-import torch
 from small_graphs import build_gpt
 from stage_cases import VOCAB, one_process, worst
 from stage_programs import random_data, random_values
@@ -9,6 +8,7 @@ from stage_programs import random_data, random_values
 from automap.cluster import parse_cluster
 from automap.names import matches
 from automap.plan import AxisSharding, Plan, Schedule, Stage, Zero, model_ref
+from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from automap.runtime.groups import Groups
 from automap.runtime.runner import join
@@ -97,11 +97,11 @@ def plan_of(name, problem):
     )
 
 
-def run_case(name, rank, problem, groups):
+def run_case(name, rank, evaluator, groups):
     """See `stage_cases.run_case`."""
-    graph = problem.graph
+    graph = evaluator.problem.graph
     values, data = random_values(graph), random_data(graph, SAMPLES, COUNT, VOCAB)
-    pipeline, programs = join(problem, plan_of(name, problem), rank, values, groups)
+    pipeline, programs = join(evaluator, plan_of(name, evaluator.problem), rank, values, groups)
     for _ in range(2):
         for program in programs.values():
             for leaf in program.parameters.values():
@@ -114,9 +114,8 @@ def run_case(name, rank, problem, groups):
 
 
 def all_cases(rank, names):
-    made, groups = problem(), Groups()
-    torch.manual_seed(0)
-    return {name: run_case(name, rank, made, groups) for name in names}
+    evaluator, groups = Evaluator(problem()), Groups()
+    return {name: run_case(name, rank, evaluator, groups) for name in names}
 
 
 def compare(folder, rank, num_ranks, argument):

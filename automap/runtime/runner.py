@@ -53,7 +53,7 @@ class Runner:
         dtype = DTYPES[problem.precision]
         torch.backends.cuda.matmul.allow_tf32 = problem.precision == "tf32"
         self.pipeline, self.programs = join(
-            problem, plan, rank, RandomValues(graph, seed), Groups(), dtype=dtype, device=device
+            Evaluator(problem), plan, rank, RandomValues(graph, seed), Groups(), dtype=dtype, device=device
         )
         self._data: Data = RandomData(graph, plan.samples_per_micro_batch, seed, dtype, device)
         leaves = {f"{n}.{name}": leaf for n, p in self.programs.items() for name, leaf in p.parameters.items()}
@@ -70,7 +70,7 @@ class Runner:
 
 
 def join(
-    problem: Problem,
+    evaluator: Evaluator,
     plan: Plan,
     rank: int,
     values: Mapping[str, Tensor],
@@ -82,7 +82,7 @@ def join(
     """The pipeline of a plan and the programs of this rank in it.
 
     Args:
-        problem: what the plan is for.
+        evaluator: of the problem that the plan is for.
         plan: to be executed.
         rank: of this process, a device number of the plan.
         values: parameters, buffers and stored constants, see `build_programs`.
@@ -95,7 +95,7 @@ def join(
         ModelError: a value is missing or of another shape.
     """
     device = device or torch.device("cpu")
-    outlines, programs = build_programs(plan, Evaluator(problem), rank, values, groups, dtype=dtype, device=device)
+    outlines, programs = build_programs(plan, evaluator, rank, values, groups, dtype=dtype, device=device)
     stages = [Ends(ranks=o.mesh.devices, inputs=o.inputs, outputs=o.outputs, parameters=o.parameters) for o in outlines]
     order = global_order(action_lists(plan), stages)
     return Pipeline(stages, programs, order, rank, device), dict(programs)

@@ -6,10 +6,12 @@ rank between two barriers. Starting torch is left to the ranks. Units: seconds, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from automap.errors import PlanError
 from automap.plan import Plan, parse_devices
 from automap.problem import Problem
 from automap.records import to_json
@@ -17,6 +19,9 @@ from automap.runtime.launch import Limits, OutcomeKind, launch
 from ir.serialize import graph_to_json
 
 RANK = "automap.runtime.trial_rank:run_rank"
+MIN_PROCESSES = 8
+PROCESSES_PER_CORE = 2
+"""More of them would wait for each other and be measured as nothing that is real."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,10 +71,13 @@ def run_trial(problem: Problem, plan: Plan, *, steps: int, limits: Limits, seed:
 
     Args:
         problem: what the plan is for.
-        plan: one process runs for each device number up to the highest that it names.
+        plan: see `num_processes`.
         steps: that are measured, behind a warm-up.
         limits: of the processes.
         seed: of parameters and data.
+
+    Raises:
+        PlanError: the plan needs more processes than this host can be asked for.
     """
     argument = {
         "graph": graph_to_json(problem.graph),
@@ -81,8 +89,7 @@ def run_trial(problem: Problem, plan: Plan, *, steps: int, limits: Limits, seed:
         "time_s": limits.time_s,
         "seed": seed,
     }
-    num_ranks = 1 + max(device for stage in plan.stages for device in parse_devices(stage.devices))
-    done = launch(RANK, argument, num_ranks, limits)
+    done = launch(RANK, argument, num_processes(plan), limits)
     found: Mapping[str, Any] = done.results[0] if done.results else {}
     return Trial(
         outcome=done.outcome,
@@ -95,6 +102,24 @@ def run_trial(problem: Problem, plan: Plan, *, steps: int, limits: Limits, seed:
         predicted=_predicted(plan),
         time_s=done.time_s,
     )
+
+
+def num_processes(plan: Plan) -> int:
+    """Processes that a plan takes on one host: one for each device number up to the highest that it names.
+
+    Raises:
+        PlanError: more than a host can be asked for.
+    """
+    found = 1 + max(device for stage in plan.stages for device in parse_devices(stage.devices))
+    most = max(MIN_PROCESSES, PROCESSES_PER_CORE * (os.cpu_count() or 1))
+    if found > most:
+        raise PlanError(
+            f"this host runs at most {most} processes, one a device",
+            field="plan.stages",
+            value=f"{found} devices",
+            repair="Try a plan for fewer devices, or on a larger host.",
+        )
+    return found
 
 
 def with_measured(plan: Plan, trial: Trial) -> Plan:
