@@ -97,10 +97,8 @@ def plan_of(name, problem):
     )
 
 
-def run_case(name, rank, evaluator, groups):
+def run_case(name, rank, evaluator, groups, values, data, wanted):
     """See `stage_cases.run_case`."""
-    graph = evaluator.problem.graph
-    values, data = random_values(graph), random_data(graph, SAMPLES, COUNT, VOCAB)
     pipeline, programs = join(evaluator, plan_of(name, evaluator.problem), rank, values, groups)
     for _ in range(2):
         for program in programs.values():
@@ -110,12 +108,15 @@ def run_case(name, rank, evaluator, groups):
     found = {}
     for program in programs.values():
         found.update(program.whole_gradients())
-    return worst(loss, found, *one_process(graph, values, data, SAMPLES, TOKENS))
+    return worst(loss, found, *wanted)
 
 
 def all_cases(rank, names):
     evaluator, groups = Evaluator(problem()), Groups()
-    return {name: run_case(name, rank, evaluator, groups) for name in names}
+    graph = evaluator.problem.graph
+    values, data = random_values(graph), random_data(graph, SAMPLES, COUNT, VOCAB)
+    wanted = one_process(graph, values, data, SAMPLES, TOKENS)
+    return {name: run_case(name, rank, evaluator, groups, values, data, wanted) for name in names}
 
 
 def compare(folder, rank, num_ranks, argument):

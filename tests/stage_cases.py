@@ -1,5 +1,7 @@
 """Pipelines that every rank of a launch runs, one after the other, and compares with one process."""
 
+import functools
+
 import torch
 import torch.distributed as dist
 from small_graphs import build_gpt
@@ -93,12 +95,10 @@ def run_case(name, rank):
     """Errors of the loss and of each gradient of this rank's stages, each over what it is compared with."""
     model, cuts, ranks, schedule = CASES[name]
     count = 6 if schedule == "interleaved" else 4
-    graph = GRAPHS[model]()
-    values = random_values(graph)
-    data = random_data(graph, 6, count, VOCAB)
+    graph, values, data, wanted = reference(model, count)
     ends = [graph.producer[cut] + 1 for cut in cuts]
     spans = [range(a, b) for a, b in zip([0, *ends], [*ends, len(graph.operators)], strict=True)]
-    groups = [dist.new_group(mine) for mine in ranks]
+    groups = [dist.new_group(mine) if len(mine) > 1 else None for mine in ranks]
     parts = [
         PlainStage(graph, span, SHARES[len(mine)], count, mine.index(rank) if rank in mine else 0, group,
                    values if rank in mine else None)
@@ -119,7 +119,15 @@ def run_case(name, rank):
     own = {}
     for part in mine.values():
         own.update({key: parameter.grad for key, parameter in part.parameters.items()})
-    return worst(loss, own, *one_process(graph, values, data, 6))
+    return worst(loss, own, *wanted)
+
+
+@functools.cache
+def reference(model, count):
+    """Graph, values, micro-batches, and what one process makes of them."""
+    graph = GRAPHS[model]()
+    values, data = random_values(graph), random_data(graph, 6, count, VOCAB)
+    return graph, values, data, one_process(graph, values, data, 6)
 
 
 def worst(loss, own, wanted, gradients):
