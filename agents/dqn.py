@@ -8,7 +8,9 @@ stable-baselines3's DQN, made for plan search (`benchmarks/dqn_ablation.py` says
 - Targets are clipped from below by the return really obtained (an episode is deterministic, so it is reachable) and
   from above by the admissible bound: nothing better than no further loss exists.
 - A quarter of every batch comes from the best distinct plans found so far.
-- Exploration comes in cycles and is measured in decisions an episode, half of them drawn by the bound.
+- Exploration comes in cycles and is measured in decisions an episode, half of them drawn by the bound. The tree of
+  what has been explored (`agents/explored.py`) keeps the search from plans that it knows, and from those whose bound
+  says that they cannot win.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 
+from agents.explored import Explored
 from agents.incumbent import Incumbent
 from agents.plan_vec_env import PlanVecEnv
 from agents.replay import Batch, PlanReplay
@@ -142,8 +145,11 @@ class MaskedDQN(DQN):
 
     replay_buffer: PlanReplay
 
-    def __init__(self, env: PlanVecEnv, parameters: Hyperparameters, seed: int) -> None:
+    def __init__(
+        self, env: PlanVecEnv, parameters: Hyperparameters, seed: int, explored: Explored | None = None
+    ) -> None:
         self.parameters = parameters
+        self.tree = explored
         self.rng = np.random.default_rng(seed)
         self.explored = parameters.explored_first
         super().__init__(
@@ -182,30 +188,37 @@ class MaskedDQN(DQN):
         return actions, actions
 
     def act(self, observation: Observation) -> npt.NDArray[Any]:
-        """One action an environment: greedy, or with probability `explored` a legal random one."""
+        """One open action an environment: greedy, or with probability `explored` a random one."""
         with torch.no_grad():
-            q = self.q_net({k: torch.as_tensor(v) for k, v in observation.items()})
-        actions: npt.NDArray[Any] = q.argmax(dim=1).numpy()
+            q = self.q_net({k: torch.as_tensor(v) for k, v in observation.items()}).numpy()
+        actions = np.empty(len(q), dtype=np.int64)
         for e in range(len(actions)):
+            legal = np.flatnonzero(observation["action_mask"][e])
+            if self.tree is not None:
+                legal = self.tree.open_actions(e, legal)
             if self.rng.random() < self.explored:
-                legal = np.flatnonzero(observation["action_mask"][e])
                 weights = np.ones(len(legal))
                 if self.rng.random() < 0.5:
                     known = observation["observation"][e, STATE_FEATURES:].reshape(MAX_ACTIONS, ACTION_FEATURES)
                     growth = known[legal, GROWTH]
                     weights = np.exp(-REWARD_SCALE * (growth - growth.min()).astype(np.float64))
                 actions[e] = self.rng.choice(legal, p=weights / weights.sum())
+            else:
+                actions[e] = legal[q[e, legal].argmax()]
+            if self.tree is not None:
+                self.tree.take(e, int(actions[e]))
         return actions
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """Huber steps on clipped one-step targets."""
-        for _ in range(gradient_steps):
-            batch = self.replay_buffer.sample_plans(batch_size)
-            with torch.no_grad():
-                target = self.targets(batch)
-            network: Any = self.q_net
-            q = network.rate(batch.observations, torch.arange(batch_size), batch.actions[:, 0]).reshape(-1, 1)
-            loss = torch.nn.functional.smooth_l1_loss(q, target)
+        # The target network stands still meanwhile: one call rates the next states of all batches.
+        batch = self.replay_buffer.sample_plans(gradient_steps * batch_size)
+        with torch.no_grad():
+            target = self.targets(batch)
+        network: Any = self.q_net
+        for rows in torch.randperm(len(target)).split(batch_size):
+            q = network.rate(batch.observations, rows, batch.actions[rows, 0]).reshape(-1, 1)
+            loss = torch.nn.functional.smooth_l1_loss(q, target[rows])
             self.policy.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(self.q_net.parameters(), self.max_grad_norm)
@@ -255,17 +268,19 @@ class Watch(BaseCallback):
     def _on_step(self) -> bool:
         agent = self.model
         assert isinstance(agent, MaskedDQN)
-        for info in self.locals["infos"]:
+        for number, info in enumerate(self.locals["infos"]):
             if "finished" in info and not self.incumbent.finished:
                 ended = info["finished"]
                 self.incumbent.offer(ended.values, ended.step_time_s, ended.overflow)
                 self.plans += 1
                 self.decisions = ended.num_decisions
+                if agent.tree is not None:
+                    agent.tree.finish(number)
         parameters = agent.parameters
         phase = min(1.0, 2.0 * (self.plans % parameters.cycle_plans) / parameters.cycle_plans)
         last = min(parameters.explored_first, parameters.explored_last / max(1, self.decisions))
         agent.explored = parameters.explored_first + phase * (last - parameters.explored_first)
-        return not self.incumbent.finished
+        return not (self.incumbent.finished or (agent.tree is not None and agent.tree.is_exhausted))
 
 
 def run_dqn(
@@ -302,7 +317,9 @@ def run_dqn(
         asked = decisions or HybridDecisions(space)
         return PlanVecEnv([Episodes(asked, count, table, reference_s=reference_s)], parameters.num_signs)
 
-    agent = new_agent(environment(parameters.num_envs), parameters, seed)
+    env = environment(parameters.num_envs)
+    explored = Explored(env.episodes[0], lambda: incumbent.best_s)
+    agent = new_agent(env, parameters, seed, explored=explored)
     watch = Watch(incumbent)
     known = list(demonstrations)
     if checkpoint is not None and checkpoint.exists():
@@ -322,10 +339,16 @@ def run_dqn(
         write_checkpoint(agent, checkpoint, about)
 
 
-def new_agent(env: PlanVecEnv, parameters: Hyperparameters, seed: int, kind: type[MaskedDQN] = MaskedDQN) -> MaskedDQN:
-    """An untrained agent, on one thread."""
+def new_agent(
+    env: PlanVecEnv,
+    parameters: Hyperparameters,
+    seed: int,
+    kind: type[MaskedDQN] = MaskedDQN,
+    explored: Explored | None = None,
+) -> MaskedDQN:
+    """An untrained agent, on one thread; without `explored` it may come back to plans that it knows."""
     torch.set_num_threads(1)
-    agent = kind(env, parameters, seed)
+    agent = kind(env, parameters, seed, explored)
     # Without a logger of its own SB3 leaves a folder behind for every search.
     agent.set_logger(Logger(folder=None, output_formats=[]))
     return agent

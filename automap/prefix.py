@@ -47,17 +47,21 @@ class BoundTable:
         self.frames: dict[tuple[int, int], int] = {}
         even = [self._even(shape) for shape in space.shapes]
         unlike = [self._unlike(shape) for shape in space.shapes]
-        least = np.empty((len(self.frames), 4, evaluator.blocks.num_types))
+        least = np.empty((len(self.frames), 6, evaluator.blocks.num_types))
         frames = np.array(list(self.frames), dtype=np.int64)
+        is_even = np.isin(np.arange(len(frames)), [frame for others in unlike for frame in others], invert=True)
+        frames = np.column_stack([frames, is_even.astype(np.int64)])
         exposed = np.asarray(evaluator.exposed, dtype=np.float64)
         floors(evaluator.tables.arrays, arrays, frames, exposed, full, least)
+        least[:, 2] = self._held(least)
         # Floors of stages of unlike size come first, by frame; then those of all ranks of a shape.
         sets: dict[tuple[int, ...], int] = {(frame,): frame for frame in range(len(frames))}
         self._rows = np.array([sets.setdefault(some, len(sets)) for some in even], dtype=np.int64)
         found = np.array([least[list(some)].min(axis=0) for some in sets])
         found[:, 1] = np.maximum(0.0, found[:, 1] - found[:, 0])
         of_units = np.cumsum(found[:, :, arrays.units], axis=2)
-        of_units = np.concatenate([np.zeros((len(found), 4, 1)), of_units], axis=2)
+        of_units = np.concatenate([np.zeros((len(found), 6, 1)), of_units], axis=2)
+        sent = np.ascontiguousarray(np.pad(found[:, 4, arrays.units], ((0, 0), (1, 0))))
         self.shape_bounds = np.array(
             [
                 self._of_shape(shape, frames, least, some, others)
@@ -72,15 +76,24 @@ class BoundTable:
             nodes,
             bounds,
             np.ascontiguousarray(of_units[:, 0]),
-            np.ascontiguousarray(of_units[:, 1]),
-            np.ascontiguousarray(of_units[:, 2] * sum(space.problem.state_bytes)),
+            np.ascontiguousarray(of_units[:, 2]),
             np.ascontiguousarray(of_units[:, 3]),
+            sent,
             rows,
         )
-        self._again = np.array([full], dtype=np.int64)
+        self._again = of_units[:, 1]
         shared = sum(space.problem.graph.tensors[name].num_elements for name, _, _ in evaluator.tied)
         held = float(arrays.settings[P_RESERVED])
         self._aside = np.array([shared * float(sum(space.problem.state_bytes)), held])
+
+    def _held(self, least: Floats) -> Floats:
+        """[frames, types] bytes of parameters, gradients and moments under the ZeRO stage that leaves least."""
+        stage = int(np.flatnonzero(self.space.zeros).max())
+        parameter, gradient, optimizer = self.space.problem.state_bytes
+        sharded = (stage >= 3) * parameter + (stage >= 2) * gradient + (stage >= 1) * optimizer
+        whole = parameter + gradient + optimizer - sharded
+        found: Floats = sharded * least[:, 2] + whole * least[:, 5]
+        return found
 
     def _frame(self, row: int, samples: int) -> int:
         """Number of a distinct stage with the samples that it is priced with."""
@@ -113,7 +126,7 @@ class BoundTable:
     def _of_shape(
         self, shape: Shape, frames: Ints, least: Floats, even: Sequence[int], unlike: Sequence[int]
     ) -> tuple[float, float]:
-        """Seconds and overflow that no plan of a shape goes below; `least` [frames, 4, types], see `floors`."""
+        """Seconds and overflow that no plan of a shape goes below; `least` [frames, 6, types], see `floors`."""
         space, arrays = self.space, self.space.arrays
         times = np.bincount(arrays.units, minlength=least.shape[2])
         state = sum(space.problem.state_bytes)
@@ -132,9 +145,9 @@ class BoundTable:
             if shape.virtual == 1 and not space.is_split:
                 # The best spread of the work when rank r must wait for one pass through the ranks before it.
                 seconds = max(seconds, through / (1.0 - (1.0 - 1.0 / count) ** shape.pp))
-            parameters = float(mine[:, 2].min(axis=0) @ times)
+            held = float(mine[:, 2].min(axis=0) @ times)
             capacity = max(1.0, float(arrays.capacity[rows].max()))
-            found.append((seconds, (parameters - tied) * state / shape.pp / capacity - 1.0))
+            found.append((seconds, (held - tied * state) / shape.pp / capacity - 1.0))
         return min(seconds for seconds, _ in found), min(overflow for _, overflow in found)
 
     def _tree(self) -> tuple[Ints, Floats]:
@@ -178,17 +191,17 @@ class BoundTable:
         Returns:
             twice [ranks, units + 1].
         """
-        _, _, work, again, _, _, rows = self._arrays
+        _, _, work, _, _, _, rows = self._arrays
         shape = self.space.shapes[number]
         at = [int(self._rows[number])] * shape.pp
         if stages:
             at = rows[list(stages), self.space.meshes.micro_batches.index(shape.num_micro_batches)].tolist()
             assert min(at) >= 0, "a stage that the shape cannot have"
-        return work[at], again[at]
+        return work[at], self._again[at]
 
     def tree(self, asked: npt.NDArray[np.bool_]) -> Tree:
         """The bounds for the kernels, and [slots] which decisions are asked."""
-        return Tree(*self._arrays, np.ascontiguousarray(asked), self._again, self._aside)
+        return Tree(*self._arrays, np.ascontiguousarray(asked), self._aside)
 
 
 class Prefixes:

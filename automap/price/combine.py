@@ -454,13 +454,19 @@ def step_time_s(result: np.ndarray) -> float:
     return slowest
 
 
+@borrowing(float64(float64[::1]), inner=True)
+def rank_overflow(result):
+    """Share of its memory by which a rank overflows; at most 0 when everything fits."""
+    used = 0.0
+    for column in range(R_PARAMETERS, R_CAPACITY):
+        used += result[column]
+    return used / max(result[R_CAPACITY], 1.0) - 1.0
+
+
 @borrowing(float64(float64[:, ::1]))
 def overflow(result: np.ndarray) -> float:
     """Largest share of its memory by which a rank overflows; 0 or less when everything fits."""
     worst = -1.0
     for rank in range(result.shape[0]):
-        used = 0.0
-        for column in range(R_PARAMETERS, R_CAPACITY):
-            used += result[rank, column]
-        worst = max(worst, used / max(result[rank, R_CAPACITY], 1.0) - 1.0)
+        worst = max(worst, rank_overflow(result[rank]))
     return worst

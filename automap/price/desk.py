@@ -108,6 +108,8 @@ class Desk(NamedTuple):
     """[2] scratch."""
     settings: Floats
     """[P_COUNT]"""
+    ranks: Floats
+    """[ranks, R_COUNT] what `finish` found, see `combine`."""
     records: Floats
     """No list of collectives is kept."""
     cursor: Ints
@@ -137,7 +139,7 @@ DESK = types.NamedTuple(
         boolean[::1],
         float64[:, ::1],
         *[float64[::1]] * 2,
-        float64[:, ::1],
+        *[float64[:, ::1]] * 2,
         int64[::1],
     ),
     Desk,
@@ -181,6 +183,7 @@ def new_desk(tables, space):
         np.zeros((space.tied.shape[0], 5 + num_axes)),
         np.empty(2),
         np.empty(P_COUNT),
+        np.empty((most, R_COUNT)),
         np.empty((0, L_COUNT)),
         np.zeros(1, np.int64),
     )
@@ -542,7 +545,7 @@ def finish(tables, space, desk, exact, out):
     Args:
         tables: see `Tables.arrays`.
         space: see `compile_space`.
-        desk: `tied` and `whole` are written.
+        desk: `tied`, `whole` and `ranks` are written.
         exact: see `combine`.
         out: [2] seconds of a step; largest share of its memory by which a device overflows. Written.
     """
@@ -585,7 +588,7 @@ def finish(tables, space, desk, exact, out):
 
     for i in range(frame[F_PARTS]):
         desk.whole[i] = desk.covered[desk.parts[i, 1]]
-    result = np.empty((num_ranks, R_COUNT))
+    result = desk.ranks[:num_ranks]
     combine(
         desk.costs[: frame[F_ROWS]],
         desk.parts[: frame[F_PARTS]],

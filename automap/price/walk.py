@@ -1,8 +1,8 @@
 """Walks: many plans being decided at once, each with lower bounds behind every legal value of its next decision.
 
 All bounds are admissible: no completion is faster or smaller. Behind a shape they come from a tree over shapes, and
-stay while schedule, order and devices of the stages are decided; while cuts and recomputation are, they come from the
-least that units cost on the ranks; then from the rows of `Desk` with undecided signatures at their best. Units:
+stay while schedule, order and devices of the stages are decided; while cuts are, they come from the least that units
+cost on the ranks; then from the rows of `Desk` with undecided recomputation, ZeRO and signatures at their best. Units:
 seconds; memory as share of capacity (overflow).
 """
 
@@ -25,13 +25,14 @@ from automap.price.arrays import (
     N_ZERO_SLOT,
     SPACE,
 )
-from automap.price.combine import P_ZERO
+from automap.price.combine import P_MICRO_BATCH_S, P_SEND_OVERLAP, P_SEND_S, P_STEP_S, P_ZERO, rank_overflow
 from automap.price.communication import KIND_COUNT, UNKNOWN
 from automap.price.compiled import borrowing, kernel
 from automap.price.desk import (
     DESK,
     F_KIND,
     F_MESHES,
+    F_RANKS,
     MEMO,
     cost_rows,
     finish,
@@ -47,10 +48,12 @@ from automap.price.unit import shard_unit, unit_cost
 from automap.price.vectors import (
     C_BACKWARD,
     C_BACKWARD_HOST,
+    C_BOUNDARY,
     C_COUNT,
     C_FORWARD,
     C_FORWARD_COMM,
     C_FORWARD_HOST,
+    C_PARAMETERS,
     C_RECOMPUTE,
     C_REDUCE,
     C_SAVED,
@@ -83,20 +86,49 @@ class Tree(NamedTuple):
     """[nodes, 2] seconds and overflow that no plan behind a node goes below."""
     work: Floats
     """[floors, units + 1] least seconds of a micro-batch in all units before each."""
-    again: Floats
-    """[floors, units + 1] what recomputation adds to them."""
     weights: Floats
     """[floors, units + 1] least bytes of parameters, gradients and moments."""
     kept: Floats
     """[floors, units + 1] least bytes that a micro-batch leaves for its backward pass."""
+    sent: Floats
+    """[floors, units + 1] least bytes of the tensor that crosses behind as many units."""
     unlike: Ints
     """[distinct stages, values of the slot `micro_batches`] row of floors, or -1; of stages of unlike size."""
     asked: Mask
     """[slots] which are decided one by one; the others take what is preferred."""
-    again_mode: Ints
-    """[1] the recompute mode that runs whole units again."""
     aside: Floats
     """[2] bytes of state of parameters that several units use, which may count once; bytes that the framework holds."""
+
+
+@kernel(void(TABLES, SPACE, DESK, boolean, boolean[::1]), inner=True)
+def _settle(tables, space, desk, known, mask):
+    """Picks the signatures that the meshes leave no choice of; the others are undecided.
+
+    Args:
+        tables: see `Tables.arrays`.
+        space: see `compile_space`.
+        desk: with its meshes.
+        known: whether the meshes are; otherwise nothing is picked.
+        mask: scratch, as long as a group has values.
+    """
+    num_axes, meshes = desk.incoming.shape[0], desk.frame[F_MESHES]
+    for group in range(space.groups.shape[0]):
+        for axis in range(num_axes):
+            pick(space, group, axis, -1, desk)
+        axis, only = 0, 0 if known else -1
+        while axis < num_axes and only >= 0:
+            legal = mask[: space.groups[group, G_VALUES]]
+            sizes, samples = desk.sizes[:meshes], desk.samples[:meshes]
+            signature_mask(tables, space, group, axis, desk.chosen, sizes, samples, legal)
+            only = -1
+            for value in range(legal.shape[0]):
+                if legal[value]:
+                    only = value if only == -1 else -2
+            # The mask's trials are taken back.
+            for a in range(axis + 1, num_axes):
+                pick(space, group, a, -1, desk)
+            pick(space, group, axis, max(only, -1), desk)
+            axis += 1
 
 
 @kernel(void(TABLES, SPACE, int64[:, ::1], float64[::1], int64, float64[:, :, ::1]))
@@ -106,20 +138,27 @@ def floors(tables, space, frames, exposed, again, out):
     Args:
         tables: see `Tables.arrays`.
         space: see `compile_space`.
-        frames: [n, 2] row among the distinct stages, samples of a micro-batch.
+        frames: [n, 3] row among the distinct stages, samples of a micro-batch, whether all stages beside it are alike:
+            then signatures that leave no choice are known.
         exposed: [KIND_COUNT] share of each kind of collective that nothing hides.
         again: recompute mode that runs whole units again.
-        out: [n, 4, types] seconds of a micro-batch, seconds where all is computed again, parameters held under ZeRO,
-            bytes kept for the backward pass under the mode that keeps least; written.
+        out: [n, 6, types] seconds of a micro-batch, seconds where all is computed again, parameters held under ZeRO,
+            bytes kept for the backward pass under the mode that keeps least, bytes that cross behind the unit,
+            parameters held without ZeRO; written.
     """
     sharded = new_sharded(tables, space.obeys.shape[0])
     desk = new_desk(tables, space)
     desk.incoming[:] = UNKNOWN
     row = np.empty(C_COUNT)
+    mask = np.empty(max(1, space.obeys.shape[1]), np.bool_)
+    desk.frame[F_MESHES] = 1
     for frame in range(frames.shape[0]):
         at, samples = frames[frame, 0], float64(frames[frame, 1])
         for a in range(space.obeys.shape[0] - 1):
             desk.zero_axes[a] = space.axes[at, a] > 1.0
+        desk.sizes[0] = space.axes[at]
+        desk.samples[0] = frames[frame, 1]
+        _settle(tables, space, desk, frames[frame, 2] == 1, mask)
         for kind in range(out.shape[2]):
             first, last = space.spans[kind], space.spans[kind + 1]
             shard_unit(
@@ -149,7 +188,7 @@ def floors(tables, space, frames, exposed, again, out):
                     space.links[at],
                     space.hardware[at],
                     samples,
-                    -1,
+                    space.boundary[kind],
                     desk.records,
                     desk.cursor,
                     sharded,
@@ -164,6 +203,8 @@ def floors(tables, space, frames, exposed, again, out):
                 if space.modes[mode]:
                     out[frame, 3, kind] = min(out[frame, 3, kind], row[C_SAVED])
             out[frame, 2, kind] = row[C_ZERO]
+            out[frame, 4, kind] = row[C_BOUNDARY]
+            out[frame, 5, kind] = row[C_PARAMETERS]
 
 
 class Walks(NamedTuple):
@@ -187,9 +228,7 @@ class Walks(NamedTuple):
     """[walks, slots] values of slots that are not asked."""
 
 
-TREE = types.NamedTuple(
-    (int64[:, ::1], *[float64[:, ::1]] * 5, int64[:, ::1], boolean[::1], int64[::1], float64[::1]), Tree
-)
+TREE = types.NamedTuple((int64[:, ::1], *[float64[:, ::1]] * 5, int64[:, ::1], boolean[::1], float64[::1]), Tree)
 """Numba's type of `Tree`."""
 WALKS = types.NamedTuple(
     (
@@ -237,8 +276,8 @@ def _floor_of(space, tree, node, value, desk, rank):
     return tree.unlike[desk.stages[rank], value[space.obeys.shape[0]]]
 
 
-@kernel(float64(SPACE, TREE, int64[::1], int64[::1], DESK, int64[::1], int64, int64[::1]), inner=True)
-def _pipeline_floor(space, tree, node, value, desk, ends, known, again_until):
+@kernel(float64(SPACE, TREE, int64[::1], int64[::1], DESK, int64[::1], int64), inner=True)
+def _pipeline_floor(space, tree, node, value, desk, ends, known):
     """The step is at least what the known chunks ask of their ranks, behind the chunks before them.
 
     Args:
@@ -249,20 +288,24 @@ def _pipeline_floor(space, tree, node, value, desk, ends, known, again_until):
         desk: see `set_stages`.
         ends: [chunks] of the known chunks.
         known: how many are known.
-        again_until: [ranks] 1 where the rank computes its units again.
     """
     ranks, count = node[T_RANKS], node[T_COUNT]
     # Gradients of weights may fill the pipeline.
     is_filled = desk.frame[F_KIND] == ZB1P or desk.frame[F_KIND] == ZB2P
     busy = np.zeros(ranks)
     before = np.zeros(ranks)
-    start, passed = 0, 0.0
+    start, passed, received = 0, 0.0, 0.0
     for chunk in range(known):
         rank = chunk % ranks
         row = _floor_of(space, tree, node, value, desk, rank)
         seconds = tree.work[row, ends[chunk]] - tree.work[row, start]
-        if again_until[rank] == 1:
-            seconds += tree.again[row, ends[chunk]] - tree.again[row, start]
+        sent = 0.0
+        if chunk < node[T_CHUNKS] - 1:
+            rate = space.send_bytes_per_s[desk.boundaries[rank]]
+            sent = desk.settings[P_SEND_S] + (1.0 - desk.settings[P_SEND_OVERLAP]) * tree.sent[row, ends[chunk]] / rate
+        seconds += received + sent if node[T_CHUNKS] == ranks else max(received, sent)
+        seconds += desk.settings[P_MICRO_BATCH_S] * ranks / node[T_CHUNKS]
+        received = sent
         busy[rank] += seconds
         if chunk < ranks:
             before[rank] = 0.0 if is_filled else passed
@@ -271,7 +314,7 @@ def _pipeline_floor(space, tree, node, value, desk, ends, known, again_until):
     longest = 0.0
     for rank in range(ranks):
         longest = max(longest, before[rank] + count * busy[rank])
-    return longest
+    return longest + desk.settings[P_STEP_S]
 
 
 @borrowing(float64(SPACE, TREE, int64[::1], int64[::1], DESK, int64, int64, int64), inner=True)
@@ -392,8 +435,49 @@ def _legal(tables, space, tree, walks, walk, slot, desk, ends, mask):
     return found
 
 
-@kernel(void(TABLES, SPACE, MEMO, TREE, WALKS, int64, int64, DESK, SHARDED, int64[::1]), inner=True)
-def _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends):
+@kernel(void(TABLES, SPACE, MEMO, int64[::1], int64, int64, DESK, SHARDED, float64[::1]), inner=True)
+def _look_at_mode(tables, space, memo, value, slot, mode, desk, sharded, out):
+    """Bounds what follows a recompute mode of a rank: the modes of ranks behind it and ZeRO at their best.
+
+    A rank is fastest where nothing is computed again; which mode needs least memory is tried.
+
+    Args:
+        tables: see `Tables.arrays`.
+        space: see `compile_space`.
+        memo: of the problem.
+        value: [slots], those before `slot` are decided; the others are scratch.
+        slot: of the mode.
+        mode: that is decided.
+        desk: with the signatures that are known.
+        sharded: scratch.
+        out: [2] seconds, overflow; written.
+    """
+    first, ranks = space.scalars[N_FIRST_RECOMPUTE], desk.frame[F_RANKS]
+    is_last = slot == first + ranks - 1
+    value[slot] = mode
+    seconds = np.inf
+    used = np.full((4, ranks), np.inf)
+    for other in range(space.modes.shape[0]):
+        if other > 0 and (is_last or not space.modes[other]):
+            continue
+        value[slot + 1 : first + ranks] = other
+        set_frame(space, value, desk)
+        cost_rows(tables, space, memo, -1, desk, sharded)
+        replicated = desk.zero_axes.any()
+        for zero in range(4):
+            if space.zeros[zero] if replicated else zero == 0:
+                desk.settings[P_ZERO] = zero
+                finish(tables, space, desk, False, out)
+                seconds = min(seconds, out[0])
+                for rank in range(ranks):
+                    used[zero, rank] = min(used[zero, rank], rank_overflow(desk.ranks[rank]))
+    out[0], out[1] = seconds, np.inf
+    for zero in range(4):
+        out[1] = min(out[1], used[zero].max())
+
+
+@kernel(void(TABLES, SPACE, MEMO, TREE, WALKS, int64, int64, DESK, SHARDED, int64[::1], boolean[::1]), inner=True)
+def _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends, mask):
     """Writes the bounds behind the legal values of a slot into `walks.ahead`."""
     value, node = walks.values[walk], tree.nodes[walks.node[walk]]
     legal, ahead, bound = walks.legal[walk], walks.ahead[walk], walks.bound[walk]
@@ -409,38 +493,31 @@ def _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends):
     elif slot < first_cut:
         for i in range(count):
             ahead[i] = bound
-    elif slot < zero_slot:
-        ranks, chunks = node[T_RANKS], node[T_CHUNKS]
-        again = np.zeros(ranks, np.int64)
+    elif slot < first_recompute:
+        chunks = node[T_CHUNKS]
         rest = np.zeros(space.units.shape[0] + 1)
         chunk = slot - first_cut
-        if slot < first_recompute:
-            start = _ends(space, value, desk, chunks, chunk, ends)
-            low, high = space.windows[chunks, chunk]
-            if chunks == ranks:
-                _rest(space, tree, node, value, desk, chunk + 1, rest)
-        else:
-            _ends(space, value, desk, chunks, chunks, ends)
-            for rank in range(slot - first_recompute):
-                again[rank] = int64(value[first_recompute + rank] == tree.again_mode[0])
+        start = _ends(space, value, desk, chunks, chunk, ends)
+        low, high = space.windows[chunks, chunk]
+        if chunks == node[T_RANKS]:
+            _rest(space, tree, node, value, desk, chunk + 1, rest)
         for i in range(count):
-            ahead[i, 1] = bound[1]
-            if slot < first_recompute:
-                ends[chunk] = nth_cut(space.weight, start, max(low, start + 1), high, desk.shares[chunk], legal[i])
-                ahead[i, 0] = _pipeline_floor(space, tree, node, value, desk, ends, chunk + 1, again)
-                ahead[i, 0] = max(ahead[i, 0], node[T_COUNT] * rest[ends[chunk]])
-                over = _memory_floor(space, tree, node, value, desk, chunk, start, ends[chunk])
-                if chunk == chunks - 2:
-                    last = space.units.shape[0]
-                    over = max(over, _memory_floor(space, tree, node, value, desk, chunk + 1, ends[chunk], last))
-                ahead[i, 1] = max(bound[1], over)
-            else:
-                again[slot - first_recompute] = int64(legal[i] == tree.again_mode[0])
-                ahead[i, 0] = _pipeline_floor(space, tree, node, value, desk, ends, chunks, again)
+            ends[chunk] = nth_cut(space.weight, start, max(low, start + 1), high, desk.shares[chunk], legal[i])
+            known = chunk + 1
+            over = _memory_floor(space, tree, node, value, desk, chunk, start, ends[chunk])
+            if chunk == chunks - 2:
+                ends[chunks - 1] = space.units.shape[0]
+                known = chunks
+                over = max(over, _memory_floor(space, tree, node, value, desk, chunk + 1, ends[chunk], ends[known - 1]))
+            ahead[i, 0] = _pipeline_floor(space, tree, node, value, desk, ends, known)
+            ahead[i, 0] = max(ahead[i, 0], node[T_COUNT] * rest[ends[chunk]])
+            ahead[i, 1] = over
+    elif slot < zero_slot:
+        _settle(tables, space, desk, True, mask)
+        for i in range(count):
+            _look_at_mode(tables, space, memo, value, slot, legal[i], desk, sharded, ahead[i])
     elif slot == zero_slot:
-        for group in range(desk.picked.shape[0]):
-            for axis in range(desk.picked.shape[1]):
-                pick(space, group, axis, -1, desk)
+        _settle(tables, space, desk, True, mask)
         cost_rows(tables, space, memo, -1, desk, sharded)
         for i in range(count):
             desk.settings[P_ZERO] = legal[i]
@@ -547,7 +624,7 @@ def step_many(tables, space, memo, tree, walks, actions):
                     if slot > zero_slot and is_stale:
                         finish(tables, space, desk, False, seen)
                         _tighten(bound, seen[0], seen[1])
-                    _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends)
+                    _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends, mask)
                 break
             walks.offered[walk] = count
             picked = legal[0] if count == 1 else _unasked(space, walks, walk, slot)
