@@ -15,8 +15,9 @@ stable-baselines3's DQN, made for plan search (`benchmarks/dqn_ablation.py` says
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,6 @@ from agents.plan_vec_env import PlanVecEnv
 from agents.replay import Batch, PlanReplay
 from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
 from automap.plan import Plan
-from automap.prefix import BoundTable
 from automap.problem import Problem
 from automap.space import PlanSpace, Values
 from envs.decision import GROWTH, MAX_ACTIONS, REWARD_SCALE, Decisions, Episodes, Observation
@@ -233,14 +233,17 @@ class MaskedDQN(DQN):
         growth = seen.gather(1, ACTION_FEATURES * batch.actions + GROWTH)
         return torch.minimum(torch.maximum(target, batch.floors), -REWARD_SCALE * growth)
 
-    def demonstrate(self, env: PlanVecEnv, plans: Sequence[Values]) -> None:
-        """Walks known plans through `env`, of one episode, and keeps them as elite episodes; nothing is priced anew."""
+    def demonstrate(self, env: PlanVecEnv, plans: Iterable[Values]) -> None:
+        """Walks known plans through `env`, of one episode, and keeps them as elite episodes; nothing is priced anew.
+
+        Of a plan that the environment does not offer, the nearest one that it does.
+        """
         for values in plans:
             observation = env.reset()
             rows: dict[str, list[Any]] = {}
             done = False
             while not done:
-                action = np.array([values[int(observation["slot"][0, 0])]])
+                action = np.array([min(values[int(observation["slot"][0, 0])], MAX_ACTIONS - 1)])
                 env.step_async(action)
                 following, rewards, ended, infos = env.step_wait()
                 done = bool(ended[0])
@@ -311,11 +314,10 @@ def run_dqn(
         ProblemError: the checkpoint is damaged or of another network.
     """
     parameters = parameters or Hyperparameters()
-    table = BoundTable(space)
 
     def environment(count: int) -> PlanVecEnv:
         asked = decisions or HybridDecisions(space)
-        return PlanVecEnv([Episodes(asked, count, table, reference_s=reference_s)], parameters.num_signs)
+        return PlanVecEnv([Episodes(asked, count, incumbent.table, reference_s=reference_s)], parameters.num_signs)
 
     env = environment(parameters.num_envs)
     explored = Explored(env.episodes[0], lambda: incumbent.best_s)
@@ -330,7 +332,7 @@ def run_dqn(
         elite = [tuple(values) for values in about["elite"]]
         incumbent.price(elite)
         known += elite
-    agent.demonstrate(environment(1), known)
+    agent.demonstrate(environment(1), takewhile(lambda _: not incumbent.finished, known))
     agent.learn(total_timesteps=10**12, callback=watch, log_interval=10**12)
     if checkpoint is not None:
         from agents.checkpoint import write_checkpoint

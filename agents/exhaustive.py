@@ -102,8 +102,8 @@ def run_exhaustive(space: PlanSpace, incumbent: Incumbent, *, max_nodes: int | N
 def _price(block: Beginnings, incumbent: Incumbent) -> Beginnings:
     """Prices complete plans, as many as the budget allows; the others."""
     count = len(block)
-    if incumbent.budget.evaluations is not None:
-        count = min(count, incumbent.budget.evaluations - incumbent.charged)
+    if incumbent.left is not None:
+        count = min(count, incumbent.left)
     incumbent.price([tuple(row) for row in block.values[:count].tolist()])
     return block.take(slice(count, None))
 

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from agents.incumbent import Incumbent
+from agents.incumbent import TEMPLATES, Incumbent
 from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
 from automap.plan import Plan
 from automap.problem import Problem
 from automap.space import Ints, PlanSpace
 from automap.templates import templates
-
-PRICED = 256
-"""Templates that are priced at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,17 +30,18 @@ class Grid:
 
 
 def grid(space: PlanSpace, incumbent: Incumbent) -> Grid:
-    """Prices the whole grid: every search is measured against it. At most half of a budget is charged for it.
+    """Prices the whole grid: every search is measured against it. At most a quarter of a budget is charged for it.
 
     Args:
         space: of the problem.
         incumbent: counts and keeps the best.
     """
+    before = incumbent.charged
     best_data_parallel = best = float("inf")
     values: list[Ints] = []
     prices: list[npt.NDArray[np.float64]] = []
     listed = templates(space)
-    while some := list(itertools.islice(listed, PRICED)):
+    while some := list(itertools.islice(listed, TEMPLATES)):
         values.append(np.array([plan for _, plan in some]))
         prices.append(incumbent.price(values[-1]))
         for (shape, _), (seconds, overflow) in zip(some, prices[-1].tolist(), strict=True):
@@ -54,7 +52,7 @@ def grid(space: PlanSpace, incumbent: Incumbent) -> Grid:
         if incumbent.stopped:
             break
     if incumbent.budget.evaluations is not None:
-        incumbent.charged = min(incumbent.charged, incumbent.budget.evaluations // 2)
+        incumbent.charged = min(incumbent.charged, before + incumbent.budget.evaluations // 4)
     baselines = {"dp": best_data_parallel, "expert": best}
     return Grid(
         values=np.concatenate(values),

@@ -5,10 +5,12 @@ Every searcher prices through one of these, so that evaluations are counted alik
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,8 @@ from automap.space import Ints, PlanSpace, Values
 from automap.templates import templates
 from automap.verify import Verifier
 
+TEMPLATES = 256
+"""That are priced at a time."""
 REPORT_EVERY_S = 0.2
 """Pause between two progress reports."""
 
@@ -75,6 +79,11 @@ class Incumbent:
         self._pause_s: float | None = None
         self._pause_at: int | None = None
         self._bound_s = lower_bound_s(space.problem)
+
+    @cached_property
+    def table(self) -> BoundTable:
+        """Bounds of the space."""
+        return BoundTable(self.space)
 
     @property
     def seconds(self) -> float:
@@ -195,12 +204,17 @@ class Incumbent:
     def _take_templates(self) -> None:
         """Prices the grid of templates whatever the budget: one too small to find a plan still gets the best of them.
 
+        A caller who wants an end gets the first ones that fit.
+
         Raises:
             NothingFits: none of them fits either.
         """
-        plans = np.array([values for _, values in templates(self.space)])
         self.searcher = "expert"
-        self.price(plans)
+        listed = templates(self.space)
+        while some := list(itertools.islice(listed, TEMPLATES)):
+            self.price([values for _, values in some])
+            if self.best is not None and self.stopped:
+                break
         if self.best is None:
             assert self.nearest is not None
             raise nothing_fits(self.space, self.nearest)
@@ -237,7 +251,7 @@ class Incumbent:
             searchers=dict(self.reached),
             seconds=self.seconds,
             proven=proven,
-            lower_bound_s=self.best_s if proven else BoundTable(self.space).first.time_s,
+            lower_bound_s=self.best_s if proven else self.table.first.time_s,
         )
         return SearchResult(
             plan=replace(plan, search=record),

@@ -45,7 +45,7 @@ def run_pretrained(space: PlanSpace, incumbent: Incumbent, *, seed: int, network
     Raises:
         ProblemError: the checkpoint is damaged or of another network.
     """
-    env = PlanVecEnv([Episodes(HybridDecisions(space), SAMPLED)], PARAMETERS.num_signs)
+    env = PlanVecEnv([Episodes(HybridDecisions(space), SAMPLED, incumbent.table)], PARAMETERS.num_signs)
     agent = new_agent(env, PARAMETERS, seed)
     read_checkpoint(agent, network)
     rng = np.random.default_rng(seed)

@@ -137,10 +137,13 @@ def search(
         ProblemError: unknown searcher, or the space is too large for an exhaustive search.
     """
     if searcher not in SEARCHERS:
-        raise ProblemError(
-            "unknown searcher", field="searcher", value=searcher, repair="Use one of " + ", ".join(SEARCHERS) + "."
-        )
+        raise unknown_searcher(searcher, field="searcher")
     return _agent(searcher)(problem, budget, seed=seed, on_progress=on_progress, should_stop=should_stop, start=start)
+
+
+def unknown_searcher(name: str, *, field: str) -> ProblemError:
+    """Says who could be asked instead."""
+    return ProblemError("unknown searcher", field=field, value=name, repair="Use one of " + ", ".join(SEARCHERS) + ".")
 
 
 def _agent(name: str) -> Searcher:

@@ -93,7 +93,7 @@ class AutomapClient:
         training: Mapping[str, Any],
         *,
         budget: str | int = "30s",
-        searcher: str = "portfolio",
+        searchers: Sequence[str] = ("portfolio",),
         seed: int = 0,
         hints: Mapping[str, Any] | None = None,
         name: str = "",
@@ -108,7 +108,7 @@ class AutomapClient:
             cluster: text or document.
             training: at least `global_batch`.
             budget: `30s` or a number of evaluations.
-            searcher: who searches.
+            searchers: who search, one after another, each with its share of the budget.
             seed: of every random choice.
             hints: see `automap.hints`.
             name: of the model in the plan.
@@ -131,7 +131,7 @@ class AutomapClient:
             "cluster": cluster,
             "training": dict(training),
             "budget": budget,
-            "searcher": searcher,
+            "searchers": list(searchers),
             "seed": seed,
             "hints": dict(hints or {}),
         }

@@ -72,6 +72,9 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     if estimate is not None and search is not None:
         lines.append(("against", against(plan)))
         lines.append(("found by", f"{search.found_by} in {search.evaluations:,} evaluations, seed {search.seed}"))
+        if len(search.searchers) > 1:
+            each = (f"{name} {'nothing' if s is None else seconds(s)}" for name, s in search.searchers.items())
+            lines.append(("reached", ", ".join(each)))
         lines.append(("bound", gap(estimate.step_time_s, search)))
     return lines
 

@@ -45,7 +45,8 @@ class JobRequest:
     hints: Mapping[str, Any] = field(default_factory=dict)
     model: ModelOptions = ModelOptions()
     budget: str = "30s"
-    searcher: str = "portfolio"
+    searchers: tuple[str, ...] = ("portfolio",)
+    """One after another within the budget."""
     seed: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -60,14 +61,14 @@ class JobRequest:
 
 
 class Search(Protocol):
-    """The shape of `agents.search`."""
+    """The shape of `agents.search_in_turn`."""
 
     def __call__(
         self,
         problem: Problem,
         budget: Budget,
         *,
-        searcher: str,
+        searchers: Sequence[str],
         seed: int,
         on_progress: OnProgress,
         should_stop: ShouldStop,
@@ -151,22 +152,17 @@ def build_problem(graph: Graph, request: JobRequest) -> Problem:
 
 
 def check_search(request: JobRequest) -> Budget:
-    """Checks budget and searcher.
+    """Checks budget and searchers.
 
     Raises:
-        ProblemError: one of them is not known.
+        ProblemError: one of them is not known, or they do not go together.
     """
-    from agents.searcher import SEARCHERS, Budget
-    from automap.errors import ProblemError
+    from agents.in_turn import check_searchers
+    from agents.searcher import Budget
 
-    if request.searcher not in SEARCHERS:
-        raise ProblemError(
-            "unknown searcher",
-            field="searcher",
-            value=request.searcher,
-            repair="Use one of " + ", ".join(SEARCHERS) + ".",
-        )
-    return Budget.parse(request.budget)
+    budget = Budget.parse(request.budget)
+    check_searchers(request.searchers, budget)
+    return budget
 
 
 def run_job(
@@ -184,7 +180,7 @@ def run_job(
         load_graph: returns the imported model; called once the rest of the request is known to be good.
         on_progress: called a few times a second.
         should_stop: asked often; once true, the best plan so far is returned.
-        search: in place of `agents.search`.
+        search: in place of `agents.search_in_turn`.
 
     Raises:
         UserError: the request, the model, or that nothing fits.
@@ -192,13 +188,13 @@ def run_job(
     budget = check_search(request)
     problem = build_problem(load_graph(), request)
     if search is None:
-        from agents import search as searching
+        from agents import search_in_turn
 
-        search = searching
+        search = search_in_turn
     return search(
         problem,
         budget,
-        searcher=request.searcher,
+        searchers=request.searchers,
         seed=request.seed,
         on_progress=on_progress,
         should_stop=should_stop,

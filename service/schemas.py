@@ -29,7 +29,9 @@ class JobBody(BaseModel):
     cluster: Text | dict[str, Any] = Field(description="A preset such as 4x8xA100-80GB, or a cluster document.")
     training: dict[str, Any] = Field(description="global_batch, precision, optimizer, loss, trainer ...")
     budget: Annotated[int, Field(ge=1)] | Text = Field(default="30s", description="30s, 2m, or evaluations.")
-    searcher: Text = Field(default="portfolio")
+    searchers: list[Text] = Field(
+        default=["portfolio"], description="One after another, each with its share of the budget; the best plan wins."
+    )
     seed: int = Field(default=0, ge=0, lt=2**32)
     hints: dict[str, Any] = Field(default={}, description="What you know or insist on.")
 
@@ -47,7 +49,7 @@ class JobBody(BaseModel):
                 zoo=self.zoo.removeprefix("zoo:"),
             ),
             budget=str(self.budget),
-            searcher=self.searcher,
+            searchers=tuple(self.searchers),
             seed=self.seed,
         )
 

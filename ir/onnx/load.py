@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,13 @@ from ir.onnx.control import SEQUENCES
 from ir.onnx.fold import fold
 from ir.onnx.guard import Limits, parse, refuse
 from ir.onnx.infer import infer
+from ir.onnx.inputs import add_inputs
 from ir.onnx.merged import MergedViews
-from ir.onnx.nodes import BAGS, Declared, Node, Source, dtype_name, small_value
+from ir.onnx.nodes import BAGS, Node, Source, dtype_name, small_value
 from ir.onnx.read import read_model
 from ir.onnx.rows import add_rows
+from ir.onnx.samples import SampleLookups
+from ir.onnx.sequences import Sequences
 from ir.operators import KINDS, Value
 from ir.parameters import roles_without_metadata, split_fused, stored_role
 
@@ -122,12 +124,12 @@ class _Importer:
     """Elements of the larger constants computed so far."""
 
     def __post_init__(self) -> None:
-        self._by_output: dict[str, Node] = {}
-        self._sequences: dict[str, list[str]] = {}
         self.merged = MergedViews(self.builder)
+        self.sequences = Sequences(self.builder, self.merged, self.alias, self._node)
+        self.samples = SampleLookups(self.builder, self.source.nodes, self._resolve, self._node)
 
     def run(self, name: str, sha256: str) -> Graph:
-        self._inputs()
+        add_inputs(self.builder, self.source, dims=self.dims, parameters=self.parameters, batch_dims=self.batch_dims)
         self._stored()
         uses = {n for node in self.source.nodes for n in node.inputs} | set(self.source.outputs)
         for node in self.source.nodes:
@@ -146,94 +148,7 @@ class _Importer:
             )
         return graph
 
-    # Inputs and stored tensors
-
-    def _inputs(self) -> None:
-        marked = {"PARAMETER": "parameter", "USER_INPUT": "input", "": "input"}
-        roles = {}
-        for name, declared in self.source.inputs.items():
-            is_named = any(fnmatchcase(name, pattern) for pattern in self.parameters)
-            # Other marks (CONSTANT_TENSOR) are values that the trace made, neither data nor trained.
-            roles[name] = "parameter" if is_named else marked.get(declared.kind, "buffer")
-        used = {n for node in self.source.nodes for n in node.inputs}
-        data = {n: d for n, d in self.source.inputs.items() if roles[n] == "input" and n in used}
-        places = self._batch_places(data)
-        for name, declared in self.source.inputs.items():
-            if name not in used and name not in self.source.outputs:
-                continue
-            if declared.shape is None:
-                raise refuse("an input has no declared shape", name, "Export with shapes.")
-            place = places.get(name)
-            shape = [self._bind(name, i, size, is_batch=i == place) for i, size in enumerate(declared.shape)]
-            if place is not None:
-                shape[place] //= self.builder.export_batch
-            self.builder.add_tensor(
-                Tensor(name=name, shape=tuple(shape), dtype=declared.dtype, role=roles[name], batch_dim=place)  # type: ignore[arg-type]
-            )
-
-    def _bind(self, name: str, index: int, size: Dim, *, is_batch: bool) -> int:
-        if isinstance(size, str):
-            if is_batch:
-                return self.builder.export_batch
-            if size not in self.dims:
-                raise ModelError(
-                    f"dim {index} of input {name} is symbolic and has no size",
-                    field=f"dims.{size}",
-                    value="unbound",
-                    repair=f'Bind it: `--dim {size}=128`, or in a request the field `dims`: {{"{size}": 128}}.',
-                )
-            size = self.dims[size]
-        if size <= 0:
-            raise ModelError(
-                f"dim {index} of input {name} has no size",
-                field="model",
-                value=size,
-                repair="Export with positive sizes.",
-            )
-        return size
-
-    def _batch_places(self, data: Mapping[str, Declared]) -> dict[str, int | None]:
-        """The batch dim of each data input, and the exported batch size (1 when symbolic)."""
-        for name in self.batch_dims:
-            if name not in data:
-                raise ModelError(
-                    "no data input has this name",
-                    field=f"batch_dims.{name}",
-                    value=name,
-                    repair=f"Data inputs are: {', '.join(data) or 'none'}.",
-                )
-        places: dict[str, int | None] = {}
-        sizes: dict[str, Dim] = {}
-        for name, declared in data.items():
-            rank = len(declared.shape or ())
-            place = self.batch_dims.get(name, 0 if rank else None)
-            if place is not None and not 0 <= place < rank:
-                raise ModelError(
-                    "the batch dim is outside the input's rank",
-                    field=f"batch_dims.{name}",
-                    value=place,
-                    repair=f"Give a dim from 0 to {rank - 1}, or null.",
-                )
-            places[name] = place
-            if place is not None and declared.shape is not None:
-                size = declared.shape[place]
-                sizes[name] = self.dims.get(size, size) if isinstance(size, str) and size in self.dims else size
-        symbolic = {n for n, s in sizes.items() if isinstance(s, str)}
-        static = [s for s in sizes.values() if not isinstance(s, str)]
-        # One input tells the batch: a symbolic leading dim if there is any, else the first explicit or data input.
-        first = next((n for n in self.batch_dims if n in sizes and n not in symbolic), None)
-        batch = 1 if symbolic else (int(sizes[first]) if first else int(static[0]) if static else 1)
-        for name, size in sizes.items():
-            agrees = name in symbolic if symbolic else size == batch
-            if not agrees and name not in self.batch_dims:
-                places[name] = None
-                self.builder.warnings.append(
-                    f"{name}: leading dim {size} is not the batch, taken as the same for all samples"
-                )
-        if batch <= 0:
-            raise refuse("the batch dim has no size", batch, "Export at a batch of 1 or more.")
-        self.builder.export_batch = batch
-        return places
+    # Stored tensors
 
     def _stored(self) -> None:
         guess = roles_without_metadata(self.source)
@@ -270,7 +185,8 @@ class _Importer:
         if node.kind == BAGS:
             self._bags(node, inputs)
             return
-        if node.kind in SEQUENCES and self._sequence(node, inputs, uses):
+        if node.kind in SEQUENCES:
+            self.sequences.add(node, inputs, uses)
             return
         if node.kind in ELIDED and inputs and not self._trains(node, inputs):
             self.alias[node.outputs[0]] = inputs[0]
@@ -301,11 +217,7 @@ class _Importer:
             return
         if add_rows(builder, node, inputs, attributes):
             return
-        if node.kind == "Gather" and (self._gather_samples(node, inputs) or self._gather_own(node, inputs)):
-            return
-        if node.kind == "GatherND" and (self._gather_pairs(node, inputs) or self._gather_own(node, inputs)):
-            return
-        if node.kind == "ScatterND" and self._scatter_samples(node, inputs):
+        if self.samples.add(node, inputs):
             return
         outputs = [n if n and (i == 0 or n in uses or node.kind == "Split") else "" for i, n in enumerate(node.outputs)]
         while len(outputs) > 1 and not outputs[-1]:
@@ -400,72 +312,6 @@ class _Importer:
         kind = str(node.attributes["reduction"])
         builder.add(kind, [entry], [out], name=node.name, scope=scope, attributes=attributes, opset=18)
 
-    def _sequence(self, node: Node, inputs: Sequence[str], uses: set[str]) -> bool:
-        """Sequences of known length, as lists of names; False for one that an embedding bag made (a tensor already)."""
-        lists = self._sequences
-        out = node.outputs[0]
-        if node.kind == "SequenceEmpty":
-            lists[out] = []
-        elif node.kind == "SequenceConstruct":
-            lists[out] = list(inputs)
-        elif node.kind == "SplitToSequence":
-            self._split_to_sequence(node, inputs, uses)
-        elif inputs[0] in lists:
-            self._on_sequence(node, inputs, uses)
-        elif node.kind == "ConcatFromSequence" and inputs[0] in self.builder.tensors:
-            self.alias[out] = inputs[0]
-        else:
-            raise _unknown_sequence(node)
-        return True
-
-    def _on_sequence(self, node: Node, inputs: Sequence[str], uses: set[str]) -> None:
-        out, items = node.outputs[0], self._sequences[inputs[0]]
-        at = self.builder.values.get(inputs[-1]) if len(inputs) > 1 else None
-        if node.kind == "SequenceInsert":
-            if len(inputs) > 2 and at is None:
-                raise _unknown_sequence(node)
-            place = int(at.reshape(-1)[0]) if len(inputs) > 2 and at is not None else len(items)
-            self._sequences[out] = [*items[:place], inputs[1], *items[place:]]
-        elif node.kind == "SequenceLength":
-            self.builder.constant(out, np.asarray(len(items), dtype=np.int64))
-        elif node.kind == "SequenceAt":
-            if at is None or not -len(items) <= int(at.reshape(-1)[0]) < len(items):
-                raise _unknown_sequence(node)
-            self.alias[out] = items[int(at.reshape(-1)[0])]
-        else:
-            axis = int(node.attributes.get("axis", 0))
-            if node.attributes.get("new_axis"):
-                self.builder.constant(f"{out}#axis", np.asarray([axis]))
-                fresh = [f"{out}#{i}" for i in range(len(items))]
-                for name, item in zip(fresh, items, strict=True):
-                    self._node(Node("Unsqueeze", [item, f"{out}#axis"], [name], {}, node.name, node.scope, 13), uses)
-                items = fresh
-            self._node(Node("Concat", items, [out], {"axis": axis}, node.name, node.scope, node.opset), uses)
-
-    def _split_to_sequence(self, node: Node, inputs: Sequence[str], uses: set[str]) -> None:
-        for name in inputs:
-            self.merged.make(name)
-        tensor, out = self.builder.tensors.get(inputs[0]), node.outputs[0]
-        given = self.builder.values.get(inputs[1]) if len(inputs) > 1 else np.asarray(1)
-        if tensor is None or given is None:
-            raise _unknown_sequence(node)
-        axis = int(node.attributes.get("axis", 0)) % len(tensor.shape)
-        size = tensor.shape_at(self.builder.export_batch)[axis]
-        sizes = [int(v) for v in given.reshape(-1)]
-        if not given.ndim:
-            sizes = [min(sizes[0], size - at) for at in range(0, size, max(sizes[0], 1))]
-        drops = len(inputs) < 2 and not node.attributes.get("keepdims", 1)
-        names = [f"{out}#{i}" for i in range(len(sizes))]
-        self.builder.constant(f"{out}#sizes", np.asarray(sizes, dtype=np.int64))
-        split = Node("Split", [inputs[0], f"{out}#sizes"], names, {"axis": axis}, node.name, node.scope, 13)
-        self._node(split, uses | set(names))
-        if drops:
-            self.builder.constant(f"{out}#axis", np.asarray([axis]))
-            for name in names:
-                self._node(Node("Squeeze", [name, f"{out}#axis"], [f"{name}s"], {}, node.name, node.scope, 13), uses)
-            names = [f"{name}s" for name in names]
-        self._sequences[out] = names
-
     def _trains(self, node: Node, inputs: list[str]) -> bool:
         """A Dropout that says it is in training mode stays; the ratio alone is for inference."""
         if node.kind != "Dropout" or len(inputs) < 3:
@@ -554,163 +400,6 @@ class _Importer:
         self.alias[node.outputs[0]] = inputs[0]
         return True
 
-    def _gather_samples(self, node: Node, inputs: Sequence[str]) -> bool:
-        """A look-up along `(b s)` by known places that stay within each sample: a look-up along `s` of `[b, s]`.
-
-        Indexing by `[arange(b)[:, None], places]` and `as_strided` are exported like that.
-        """
-        builder = self.builder
-        data, value = builder.tensors.get(inputs[0]), builder.values.get(inputs[1])
-        if data is None or value is None or data.batch_dim is None or not value.ndim:
-            return False
-        axis = int(node.attributes.get("axis", 0)) % len(data.shape)
-        batch, rows = builder.export_batch, data.shape[axis]
-        if axis != data.batch_dim or value.shape[0] != batch:
-            return False
-        value = np.where(value < 0, value + rows * batch, value)
-        own = value[:1]
-        samples = np.arange(batch).reshape(-1, *[1] * (value.ndim - 1))
-        if own.min(initial=0) < 0 or own.max(initial=0) >= rows or not np.array_equal(value, own + samples * rows):
-            return False
-        lead, tail = data.shape[:axis], data.shape[axis + 1 :]
-        kept = own.reshape(-1)
-        entry, made, result = f"{node.outputs[0]}#apart", f"{node.outputs[0]}#rows", node.outputs[0]
-
-        def reshape(source: str, target: str, shape: Sequence[int]) -> None:
-            given = np.asarray([n * batch if d == axis else n for d, n in enumerate(shape)])
-            builder.constant(f"{target}#shape", given)
-            builder.add("Reshape", [source, f"{target}#shape"], [target], scope=node.scope, name=node.name)
-
-        reshape(inputs[0], entry, (*lead, 1, rows, *tail))
-        if not np.array_equal(kept, np.arange(rows)):
-            builder.constant(f"{made}#places", kept)
-            builder.add("Gather", [entry, f"{made}#places"], [made], scope=node.scope, attributes={"axis": axis + 1})
-            entry = made
-        reshape(entry, result, (*lead, *own.shape, *tail))
-        return True
-
-    def _is_by_sample(self, value: Value) -> bool:
-        """Whether index tuples are `(sample, places...)`, with the same places for each sample in turn."""
-        if value.ndim < 2 or value.shape[-1] < 2 or value.shape[0] != self.builder.export_batch:
-            return False
-        samples = np.arange(len(value)).reshape(-1, *[1] * (value.ndim - 2))
-        own = value[:1, ..., 1:]
-        return bool((value[..., 0] == samples).all() and (value[..., 1:] == own).all())
-
-    def _gather_pairs(self, node: Node, inputs: Sequence[str]) -> bool:
-        """`x[arange(b)[:, None], places]` with known places: a look-up along dim 1, the same for each sample.
-
-        Masks of transformers are exported like that.
-        """
-        builder = self.builder
-        data, value = builder.tensors.get(inputs[0]), builder.values.get(inputs[1])
-        if data is None or data.batch_dim != 0 or data.shape[0] != 1 or value is None or value.shape[-1:] != (2,):
-            return False
-        if node.attributes.get("batch_dims") or not self._is_by_sample(value):
-            return False
-        places, out = value[0, ..., 1], node.outputs[0]
-        if np.array_equal(places.reshape(-1), np.arange(data.shape[1])):
-            builder.constant(f"{out}#shape", np.asarray([builder.export_batch, *places.shape, *data.shape[2:]]))
-            builder.add("Reshape", [inputs[0], f"{out}#shape"], [out], name=node.name, scope=node.scope)
-        else:
-            builder.constant(f"{out}#places", np.ascontiguousarray(places))
-            builder.add(
-                "Gather",
-                [inputs[0], f"{out}#places"],
-                [out],
-                name=node.name,
-                scope=node.scope,
-                attributes={"axis": 1},
-            )
-        return True
-
-    def _scatter_samples(self, node: Node, inputs: Sequence[str]) -> bool:
-        """`x[arange(b), places] = y` with known places: the batch is moved behind the dims that are looked into."""
-        builder = self.builder
-        value = builder.values.get(inputs[1])
-        if value is None or not self._is_by_sample(value) or node.attributes.get("reduction", "none") != "none":
-            return False
-        operands = [builder.tensors.get(n) or builder.values.get(n) for n in (inputs[0], inputs[2])]
-        if any(o is None for o in operands):
-            return False
-        out, depth, lead = node.outputs[0], value.shape[-1], value.ndim - 1
-        ranks = [len(o.shape) for o in operands if o is not None]
-        names = []
-        for name, rank, place, label in (
-            (inputs[0], ranks[0], depth - 1, "data"),
-            (inputs[2], ranks[1], lead - 1, "new"),
-        ):
-            perm = (*range(1, place + 1), 0, *range(place + 1, rank))
-            turned = Node("Transpose", [name], [f"{out}#{label}"], {"perm": perm}, node.name, node.scope, node.opset)
-            self._node(turned, set())
-            names.append(f"{out}#{label}")
-        builder.constant(f"{out}#places", np.ascontiguousarray(value[0, ..., 1:]))
-        made = Node("ScatterND", [names[0], f"{out}#places", names[1]], [f"{out}#moved"], {}, node.name, node.scope)
-        self._node(made, set())
-        back = (depth - 1, *range(depth - 1), *range(depth, ranks[0]))
-        self._node(Node("Transpose", [f"{out}#moved"], [out], {"perm": back}, node.name, node.scope), set())
-        return True
-
-    def _gather_own(self, node: Node, inputs: Sequence[str]) -> bool:
-        """`x[arange(b), places]`: a look-up by each sample in its own rows.
-
-        The older exporter adds `arange(b) * rows` to the places and looks up in `[(b rows), ...]`, the newer one joins
-        `arange(b)` and the places to pairs.
-        """
-        builder = self.builder
-        data, index = builder.tensors.get(inputs[0]), builder.tensors.get(inputs[1])
-        if data is None or index is None or data.batch_dim != 0 or index.batch_dim != 0:
-            return False
-        maker = self._producers().get(inputs[1])
-        rows, name = data.shape[0], node.outputs[0]
-        if node.kind == "Gather":
-            if int(node.attributes.get("axis", 0)) or maker is None or maker.kind != "Add" or len(index.shape) != 1:
-                return False
-            places = self._other_than_samples(maker, rows)
-            if places is None:
-                return False
-            builder.constant(f"{name}#shape", np.asarray([builder.export_batch, rows, *data.shape[1:]]))
-            builder.add("Reshape", [inputs[0], f"{name}#shape"], [f"{name}#rows"], name=node.name, scope=node.scope)
-            builder.constant(f"{name}#axis", np.asarray([-1]))
-            builder.add("Unsqueeze", [places, f"{name}#axis"], [f"{name}#places"], name=node.name, scope=node.scope)
-            source, places = f"{name}#rows", f"{name}#places"
-        else:
-            if node.attributes.get("batch_dims") or maker is None or maker.kind != "Concat" or len(maker.inputs) != 2:
-                return False
-            rest = self._other_than_samples(maker, 1)
-            if rest is None or rows != 1 or self._resolve(maker.inputs[1]) != rest:
-                return False
-            source, places = inputs[0], rest
-        builder.add(
-            "GatherND",
-            [source, places],
-            [name],
-            name=node.name,
-            scope=node.scope,
-            attributes={"batch_dims": 1},
-            opset=node.opset,
-        )
-        return True
-
-    def _producers(self) -> Mapping[str, Node]:
-        if not self._by_output:
-            self._by_output = {name: node for node in self.source.nodes for name in node.outputs}
-        return self._by_output
-
-    def _other_than_samples(self, maker: Node, rows: int) -> str | None:
-        """The operand of a two-operand node whose other one is `arange(b) * rows`."""
-        names = [self._resolve(n) for n in maker.inputs]
-        for i, name in enumerate(names):
-            value = self.builder.values.get(name)
-            if value is None or names[1 - i] not in self.builder.tensors:
-                continue
-            # Where the sum was made, a constant that held all samples was cut to the first.
-            if value.size in (1, self.builder.export_batch) and np.array_equal(
-                value.reshape(-1), np.arange(value.size) * rows
-            ):
-                return names[1 - i]
-        return None
-
     def _hints(self, node: Node, inputs: Sequence[str]) -> list[tuple[tuple[int, ...], str] | None]:
         """Exported output shapes of a kind outside the table: as declared, else inferred by onnx."""
         found: list[tuple[tuple[int, ...], str] | None] = []
@@ -733,16 +422,3 @@ class _Importer:
                 first = False
             found.append((tuple(shape), declared.dtype) if all(s > 0 for s in shape) else None)
         return found
-
-
-def _unknown_sequence(node: Node) -> ModelError:
-    return refuse(
-        f"a sequence of tensors is not known at import: {node.kind}",
-        node.name or node.outputs[0],
-        "Export with tensors only: stack or split them by constant sizes.",
-    )
-
-
-def data_inputs(graph: Graph) -> Iterable[Tensor]:
-    """The tensors that a batch fills."""
-    return (t for t in graph.tensors.values() if t.role == "input")

@@ -18,7 +18,7 @@ from automap.cluster import parse_cluster
 from automap.errors import ProblemError
 from automap.prefix import BoundTable, walk
 from automap.problem import Problem
-from envs.decision import REWARD_SCALE, Episodes
+from envs.decision import MAX_ACTIONS, REWARD_SCALE, Episodes
 from envs.hybrid import HybridDecisions
 
 SMALL = Hyperparameters(num_envs=4, hidden=(16,), num_signs=8)
@@ -131,3 +131,16 @@ def test_the_pretrained_network_proposes_plans_at_once(light_graph):
     assert found.search.found_by == "dqn-pretrained"
     assert found.search.evaluations == 64
     assert found.estimate.step_time_s < random.estimate.step_time_s
+
+
+@pytest.mark.slow
+def test_a_plan_beyond_what_is_offered_is_shown_as_the_nearest(gpt, space):
+    wide = space(gpt(layers=80), "2x1xA100", 64, pp=2)
+    agent, _ = agent_of(wide)
+    rng = np.random.default_rng(0)
+    plan = next(v for v in (wide.random(rng) for _ in range(2000)) if max(v) >= MAX_ACTIONS)
+    agent.demonstrate(PlanVecEnv([Episodes(HybridDecisions(wide), 1)], SMALL.num_signs), [plan])
+    shown = agent.replay_buffer.elite[0]
+    at = next(slot for slot, value in enumerate(plan) if value >= MAX_ACTIONS)
+    assert shown[:at] == plan[:at]
+    assert max(shown) < MAX_ACTIONS

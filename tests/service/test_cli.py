@@ -38,7 +38,7 @@ def model(tmp_path: Path, light: Callable[[str], bytes]) -> str:
 
 @pytest.fixture
 def searching(monkeypatch: pytest.MonkeyPatch, search: Any) -> None:
-    monkeypatch.setattr(agents, "search", search)
+    monkeypatch.setattr(agents, "search_in_turn", search)
 
 
 def test_start_up_is_light() -> None:
@@ -94,7 +94,9 @@ def test_search_for_programs(model: str, capsys: pytest.CaptureFixture[str]) -> 
         (["MODEL", "--cluster", "nowhere.json"], "cluster"),
         (["MODEL", "--global-batch", "0"], "training.global_batch"),
         (["MODEL", "--precision", "int3"], "training.precision"),
-        (["MODEL", "--searcher", "oracle"], "searcher"),
+        (["MODEL", "--searcher", "oracle"], "searchers[0]"),
+        (["MODEL", "--searcher", "mcmc", "--searcher", "mcmc"], "searchers[1]"),
+        (["MODEL", "--searcher", "mcmc", "--searcher", "dqn", "--budget", "1"], "budget"),
         (["MODEL", "--budget", "soon"], "budget"),
         (["MODEL", "--hints", "nowhere.json"], "hints"),
         (["MODEL", "--dim", "x"], "dims"),
@@ -123,7 +125,7 @@ def test_nothing_fits(model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     def nothing(*given: object, **rest: object) -> None:
         raise NothingFits("too big", field="cluster", value="8xV100-16GB", repair="Take more devices.")
 
-    monkeypatch.setattr(agents, "search", nothing)
+    monkeypatch.setattr(agents, "search_in_turn", nothing)
     assert main(["search", model, "--cluster", "8xV100-16GB", "--global-batch", "64"]) == 3
     shown = capsys.readouterr()
     assert shown.out == ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,9 @@ def squeezenet(light: Callable[[str], bytes]) -> bytes:
     return light("squeezenet")
 
 
-def submit(service: Any, model: bytes, budget: str) -> str:
+def submit(service: Any, model: bytes, budget: str, searchers: Sequence[str] = ("random",)) -> str:
     uploaded = service.client.upload_model(model, name="squeezenet")
-    job = service.client.submit(uploaded["id"], CLUSTER, TRAINING, budget=budget, searcher="random")
+    job = service.client.submit(uploaded["id"], CLUSTER, TRAINING, budget=budget, searchers=searchers)
     return str(job["id"])
 
 
@@ -61,7 +62,18 @@ def test_the_command_line_against_a_service(
     path = tmp_path / "net.onnx"
     path.write_bytes(squeezenet)
     at = ["--url", running.url]
-    words = ["--cluster", CLUSTER, "--global-batch", "64", "--budget", "1s"]
+    words = [
+        "--cluster",
+        CLUSTER,
+        "--global-batch",
+        "64",
+        "--budget",
+        "1s",
+        "--searcher",
+        "expert",
+        "--searcher",
+        "mcmc",
+    ]
     assert main(["submit", str(path), *words, *at]) == 0
     job_id = capsys.readouterr().out.strip()
     assert main(["watch", job_id, "-o", str(tmp_path / "plan.json"), *at]) == 0
@@ -76,8 +88,24 @@ def test_the_command_line_against_a_service(
     assert main(["status", "unknown", *at]) == 1
 
 
+def test_a_job_of_several_searchers(running: Any, squeezenet: bytes) -> None:
+    model = running.client.upload_model(squeezenet)["id"]
+    names = ["random", "mcmc", "expert"]
+    searched = []
+    for searchers in (names, names, ["mcmc"]):
+        budget = 300 if len(searchers) == 3 else 100
+        job = running.client.submit(model, CLUSTER, TRAINING, budget=budget, searchers=searchers, seed=5)
+        assert running.client.wait(job["id"])["request"]["searchers"] == searchers
+        searched.append(running.client.plan(job["id"]))
+    first, second, alone = (plan.search for plan in searched)
+    assert replace(first, seconds=None) == replace(second, seconds=None)
+    assert list(first.searchers) == names
+    assert first.searchers["mcmc"] == alone.searchers["mcmc"]
+    assert searched[0].estimate.step_time_s == min(first.searchers.values()) == first.searchers[first.found_by]
+
+
 def test_a_running_job_is_cancelled_at_once(running: Any, squeezenet: bytes, until: Any) -> None:
-    job_id = submit(running, squeezenet, "60s")
+    job_id = submit(running, squeezenet, "60s", searchers=["random", "mcmc"])
     is_running(running, job_id, until)
     child = horse(running, until)
     began = time.monotonic()
@@ -93,7 +121,7 @@ def test_a_running_job_is_cancelled_at_once(running: Any, squeezenet: bytes, unt
 def test_a_job_that_cannot_be_solved_fails_with_its_reason(running: Any, light: Callable[[str], bytes]) -> None:
     model = running.client.upload_model(light("vgg19"))
     hints = {"memory_reserve_bytes": 15.9 * 2**30}
-    job = running.client.submit(model["id"], CLUSTER, TRAINING, budget="1s", searcher="random", hints=hints)
+    job = running.client.submit(model["id"], CLUSTER, TRAINING, budget="1s", searchers=["random"], hints=hints)
     with pytest.raises(NothingFits):
         running.client.wait(job["id"])
     assert running.client.job(job["id"])["state"] == "failed"
