@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from automap.runtime.operators.base import Use, function
+from automap.runtime.weight_gradients import convolution, product
 
 
 @function("MatMul")
 def matmul(use: Use) -> Tensor:
     """As numpy's."""
-    return torch.matmul(use.x, use.operand(1))
+    return product(use.x, use.operand(1))
 
 
 @function("Gemm")
@@ -23,10 +24,10 @@ def gemm(use: Use) -> Tensor:
     a = use.x.t() if use.integer("transA") else use.x
     b = use.operand(1).t() if use.integer("transB") else use.operand(1)
     alpha, beta, bias = use.number("alpha", 1.0), use.number("beta", 1.0), use.optional(2)
-    product = a @ b if alpha == 1.0 else alpha * (a @ b)
+    ab = product(a, b) if alpha == 1.0 else alpha * product(a, b)
     if bias is None:
-        return product
-    return product + (bias if beta == 1.0 else beta * bias)
+        return ab
+    return ab + (bias if beta == 1.0 else beta * bias)
 
 
 @function("Einsum")
@@ -72,8 +73,7 @@ def conv(use: Use) -> Tensor:
     strides, dilations = use.ints("strides", (1,) * rank), use.ints("dilations", (1,) * rank)
     begin, end = window_pads(use, x.shape[2:], w.shape[2:], strides, dilations)
     groups = x.shape[1] // w.shape[1]
-    made: Callable[..., Tensor] = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]
-    return made(padded(x, begin, end), w, use.optional(2), strides, 0, dilations, groups)
+    return convolution(padded(x, begin, end), w, use.optional(2), strides, dilations, groups)
 
 
 @function("ConvTranspose")

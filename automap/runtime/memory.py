@@ -1,0 +1,61 @@
+"""Peak memory of the tensors of a process on the CPU, counted storage by storage.
+
+Seen is what torch's operators return, until nobody holds it; not temporaries inside a kernel, and not buffers of
+libraries. On a GPU `torch.cuda` counts better. Units: bytes.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class PeakMemory(TorchDispatchMode):
+    """Counts what is allocated while it is on, on top of all tensors that are there when it is entered.
+
+    Attributes:
+        peak: the most at any time, bytes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._now = 0
+        self._known: set[int] = set()
+
+    def __enter__(self) -> PeakMemory:
+        for found in gc.get_objects():
+            if issubclass(type(found), Tensor):
+                self._add(found)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator and looks at its results."""
+        made = func(*args, **(kwargs or {}))
+        for found in tree_leaves(made):
+            if isinstance(found, Tensor):
+                self._add(found)
+        return made
+
+    def _add(self, tensor: Tensor) -> None:
+        if tensor.device.type == "meta" or tensor.layout != torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+        self._known.add(key)
+        self._now += size
+        self.peak = max(self.peak, self._now)
+        weakref.finalize(storage, self._drop, key, size)
+
+    def _drop(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self._now -= size

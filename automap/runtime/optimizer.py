@@ -1,0 +1,47 @@
+"""The optimizer of a training step over one rank's leaves, with float32 masters of those of less precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+LEARNING_RATE = 1e-3
+MOMENTUM = 0.9
+
+
+class Optimizer:
+    """Adam, SGD with momentum, or SGD."""
+
+    def __init__(self, leaves: Mapping[str, Tensor], kind: str) -> None:
+        """For leaves of the same names on every rank that holds them.
+
+        Args:
+            leaves: trained tensors.
+            kind: adam, momentum or sgd.
+        """
+        self.leaves = list(leaves.values())
+        self.masters = [leaf if leaf.dtype == torch.float32 else leaf.detach().float() for leaf in self.leaves]
+        self._inner: torch.optim.Optimizer | None = None
+        if self.masters:
+            if kind == "adam":
+                self._inner = torch.optim.Adam(self.masters, lr=LEARNING_RATE)
+            else:
+                self._inner = torch.optim.SGD(
+                    self.masters, lr=LEARNING_RATE, momentum=MOMENTUM if kind == "momentum" else 0.0
+                )
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Applies the gradients of the leaves and forgets them."""
+        for leaf, master in zip(self.leaves, self.masters, strict=True):
+            if master is not leaf and leaf.grad is not None:
+                master.grad = leaf.grad.float()
+                leaf.grad = None
+        if self._inner is not None:
+            self._inner.step()
+            self._inner.zero_grad()
+        for leaf, master in zip(self.leaves, self.masters, strict=True):
+            if master is not leaf:
+                leaf.copy_(master)

@@ -1,0 +1,64 @@
+"""Trials: a plan really run and measured, and what becomes of one that cannot be."""
+
+import pytest
+from small_graphs import build_mlp
+
+from automap.cluster import parse_cluster
+from automap.errors import PlanError
+from automap.plan import Plan
+from automap.problem import Problem
+from automap.runtime.launch import Limits
+from automap.runtime.trial import run_trial, with_measured
+from automap.space import PlanSpace
+
+LIMITS = Limits(time_s=120)
+WIDTHS = (64, 256, 256, 32)
+
+
+def planned(cluster="2xH100", precision="fp32", **fix):
+    """A problem, and the plan of even stages with an estimate."""
+    from automap.price.estimate import annotate
+    from automap.translate import to_choice
+
+    problem = Problem.build(
+        build_mlp(WIDTHS), parse_cluster(cluster), {"global_batch": 32, "precision": precision}, {"fix": fix}
+    )
+    space = PlanSpace(problem)
+    shape = next(s for s in space.meshes.shapes if s.virtual == 1)
+    plan = space.decode(space.even_values(shape, recompute="none", zero=0))
+    return problem, annotate(plan, to_choice(plan, space.evaluator), space.evaluator)
+
+
+@pytest.mark.slow
+def test_a_plan_is_run_and_measured():
+    problem, plan = planned(pp=2, num_micro_batches=4)
+    trial = run_trial(problem, plan, steps=5, limits=LIMITS)
+    assert (trial.outcome, trial.message) == ("ok", "")
+    assert len(trial.step_times_s) == 5
+    assert 0.0 < min(trial.step_times_s) <= trial.step_time_s <= max(trial.step_times_s) < trial.time_s
+    assert trial.losses[-1] < trial.losses[0], "the same data again and again: Adam must get better at it"
+    # Parameters, gradients and two moments of each stage, plus little else in so small a model.
+    states = 16 * problem.graph.num_parameters
+    assert states < sum(trial.peak_memory_bytes) < 1.5 * states
+    assert trial.predicted["step_time_s"] == plan.estimate.step_time_s
+    found = with_measured(plan, trial)
+    assert found.measured["step_time_s"] == trial.step_time_s
+    assert Plan.from_json(found.to_json()) == found
+
+
+@pytest.mark.slow
+def test_a_plan_that_is_not_executed_is_refused_by_name():
+    problem, plan = planned("1xH100", "fp8")
+    trial = run_trial(problem, plan, steps=1, limits=LIMITS)
+    assert trial.outcome == "refused"
+    assert "plan.training.precision" in trial.message
+    assert trial.measured is None
+    assert with_measured(plan, trial).measured == {"outcome": "refused"}
+
+
+def test_a_plan_for_a_larger_host_is_refused(gpt):
+    problem = Problem.build(gpt(), parse_cluster("64x8xH100"), {"global_batch": 512}, {"fix": {"dp": 512}})
+    space = PlanSpace(problem)
+    plan = space.decode(space.even_values(space.meshes.shapes[0], recompute="none", zero=0))
+    with pytest.raises(PlanError, match="512 devices"):
+        run_trial(problem, plan, steps=1, limits=LIMITS)
