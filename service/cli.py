@@ -222,6 +222,33 @@ def verify(
 
 
 @app.command()
+def trial(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a JSON file.")],
+    model: ModelArgument,
+    steps: Annotated[int, typer.Option(min=1, help="That are measured, behind a warm-up.")] = 10,
+    time_limit: Annotated[float, typer.Option(min=1.0, help="Of the whole trial, seconds.")] = 300.0,
+    seed: SeedOption = 0,
+    hints: HintsOption = None,
+    dim: DimOption = None,
+    batch_dim: BatchDimOption = None,
+    parameters: ParametersOption = None,
+    output: OutputOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Runs a plan for some steps on this host, one process a device, and measures it. Exit code 1: it did not run."""
+    from service.trials import page, try_file
+
+    _one_thread()
+    data, options = read_input(model, dim, batch_dim, parameters)
+    request = JobRequest(cluster=None, training={}, hints=read_hints(hints), model=options)
+    tried, found = try_file(data, request, plan, steps=steps, time_s=time_limit, seed=seed)
+    write_plan(tried, output)
+    print_json(found.to_json()) if as_json else typer.echo(page(found))
+    if found.outcome != "ok":
+        raise typer.Exit(2 if found.outcome == "refused" else 1)
+
+
+@app.command()
 def inspect(
     model: ModelArgument,
     dim: DimOption = None,

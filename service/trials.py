@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from automap.records import to_json
 from service.estimation import price_file
-from service.report import GIB, seconds
+from service.report import seconds
 from service.run_job import JobRequest, build_problem, import_graph
 
 if TYPE_CHECKING:
     from automap.plan import Plan
     from automap.runtime.trial import Trial
+
+MIB = 1 << 20
 
 
 def try_file(data: bytes, request: JobRequest, path: Path, *, steps: int, time_s: float, seed: int
@@ -61,9 +63,9 @@ def page(trial: Trial) -> str:
         f"outcome   ok after {seconds(trial.time_s)} and {trial.num_warm_up_steps} steps of warm-up",
         f"step      {seconds(trial.step_time_s)}, the median of {len(trial.step_times_s)}: "
         f"{seconds(min(trial.step_times_s))} to {seconds(max(trial.step_times_s))}",
-        f"memory    {max(trial.peak_memory_bytes) / GIB:.3g} GiB of tensors in the fullest process",
+        f"memory    {max(trial.peak_memory_bytes) / MIB:,.0f} MiB of tensors in the fullest process",
     ]
     if trial.predicted is not None:
         step, memory = trial.predicted["step_time_s"], trial.predicted["peak_memory_bytes"]
-        lines.append(f"predicted {seconds(step)} and {memory / GIB:.3g} GiB on the cluster of the plan")
+        lines.append(f"predicted {seconds(step)} and {memory / MIB:,.0f} MiB on the cluster of the plan")
     return "\n".join(lines)
