@@ -16,7 +16,7 @@ from automap.meshes import Shape
 from automap.price.arrays import Y_FIRST
 from automap.price.combine import P_RESERVED
 from automap.price.evaluator import RECOMPUTE_MODES
-from automap.price.walk import BEGIN, Tree, Walks, floors, step_many
+from automap.price.walk import BEGIN, Tree, Walks, floors, settled, step_many
 from automap.space import PlanSpace, Slot, Values
 from automap.stage_sizes import spread
 
@@ -53,13 +53,8 @@ class BoundTable:
         unlike = [self._unlike(shape) for shape in space.shapes]
         least = np.empty((len(self.frames), 6, evaluator.blocks.num_types))
         frames = np.array(list(self.frames), dtype=np.int64)
-        # Where meshes or shares differ, what leaves no choice depends on all of them.
-        bound_up = {frame for some in even if min(some) < 0 for frame in some}
-        bound_up |= {frame for some in (*self._pairs, *unlike) for frame in some}
-        is_even = np.isin(np.arange(len(frames)), list(bound_up), invert=True)
-        frames = np.column_stack([frames, is_even.astype(np.int64)])
         exposed = np.asarray(evaluator.exposed, dtype=np.float64)
-        floors(evaluator.tables.arrays, arrays, frames, exposed, full, least)
+        floors(evaluator.tables.arrays, arrays, frames, self._settled(frames, even, unlike), exposed, full, least)
         least[:, 2] = self._held(least)
         # Frames of two kinds stand behind the others: time of the fastest, memory of the slowest.
         pairs = np.array(list(self._pairs), dtype=np.int64).reshape(-1, 2)
@@ -99,6 +94,27 @@ class BoundTable:
         shared = sum(space.problem.graph.tensors[name].num_elements for name, _, _ in evaluator.tied)
         held = float(arrays.settings[P_RESERVED])
         self._aside = np.array([shared * float(sum(space.problem.state_bytes)), held])
+
+    def _settled(self, frames: Ints, even: Sequence[Sequence[int]], unlike: Sequence[Sequence[int]]) -> Ints:
+        """[frames, groups, axes] signatures that leave no choice, -1 where one is left.
+
+        Where meshes or shares of the stages of a pipeline differ, a signature must divide on all of them: there only
+        those count that all such frames agree on.
+        """
+        arrays = self.space.arrays
+        picked = np.empty((len(frames), len(arrays.groups), len(arrays.obeys)), dtype=np.int64)
+        settled(self.space.evaluator.tables.arrays, arrays, frames, picked)
+        bound_up = {frame for some in even if min(some) < 0 for frame in some if frame >= 0}
+        bound_up |= {frame for some in (*self._pairs, *unlike) for frame in some if frame >= 0}
+        some = sorted(bound_up)
+        if some:
+            is_split = (arrays.axes[frames[some, 0]] > 1.0)[:, None, :]
+            most = np.where(is_split, picked[some], -1).max(axis=0)
+            agreed = (~is_split | (picked[some] == most)).all(axis=0)
+            # What is undecided on an axis leaves those behind it undecided.
+            agreed = np.logical_and.accumulate(agreed, axis=1)
+            picked[some] = np.where(agreed, picked[some], -1)
+        return picked
 
     def _held(self, least: Floats) -> Floats:
         """[frames, types] bytes of parameters, gradients and moments under the ZeRO stage that leaves least."""

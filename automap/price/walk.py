@@ -104,22 +104,21 @@ class Tree(NamedTuple):
     """[2] bytes of state of parameters that several units use, which may count once; bytes that the framework holds."""
 
 
-@kernel(void(TABLES, SPACE, DESK, boolean, boolean[::1]), inner=True)
-def _settle(tables, space, desk, known, mask):
+@kernel(void(TABLES, SPACE, DESK, boolean[::1]), inner=True)
+def _settle(tables, space, desk, mask):
     """Picks the signatures that the meshes leave no choice of; the others are undecided.
 
     Args:
         tables: see `Tables.arrays`.
         space: see `compile_space`.
         desk: with its meshes.
-        known: whether the meshes are; otherwise nothing is picked.
         mask: scratch, as long as a group has values.
     """
     num_axes, meshes = desk.incoming.shape[0], desk.frame[F_MESHES]
     for group in range(space.groups.shape[0]):
         for axis in range(num_axes):
             pick(space, group, axis, -1, desk)
-        axis, only = 0, 0 if known else -1
+        axis, only = 0, 0
         while axis < num_axes and only >= 0:
             legal = mask[: space.groups[group, G_VALUES]]
             sizes, samples = desk.sizes[:meshes], desk.divided[:meshes]
@@ -135,15 +134,35 @@ def _settle(tables, space, desk, known, mask):
             axis += 1
 
 
-@kernel(void(TABLES, SPACE, int64[:, ::1], float64[::1], int64, float64[:, :, ::1]))
-def floors(tables, space, frames, exposed, again, out):
+@kernel(void(TABLES, SPACE, int64[:, ::1], int64[:, :, ::1]))
+def settled(tables, space, frames, out):
+    """Signatures that the mesh of a stage leaves no choice of.
+
+    Args:
+        tables: see `Tables.arrays`.
+        space: see `compile_space`.
+        frames: [n, 2] row among the distinct stages, samples of a micro-batch.
+        out: [n, groups, axes] value of each, -1 where there is a choice; written.
+    """
+    desk = new_desk(tables, space)
+    mask = np.empty(max(1, space.obeys.shape[1]), np.bool_)
+    desk.frame[F_MESHES] = 1
+    for frame in range(frames.shape[0]):
+        desk.sizes[0] = space.axes[frames[frame, 0]]
+        desk.divided[0] = frames[frame, 1]
+        _settle(tables, space, desk, mask)
+        out[frame] = desk.picked
+
+
+@kernel(void(TABLES, SPACE, int64[:, ::1], int64[:, :, ::1], float64[::1], int64, float64[:, :, ::1]))
+def floors(tables, space, frames, picked, exposed, again, out):
     """The least that units of each type cost on one rank, whatever their signatures.
 
     Args:
         tables: see `Tables.arrays`.
         space: see `compile_space`.
-        frames: [n, 3] row among the distinct stages, samples of a micro-batch, whether all stages beside it are alike:
-            then signatures that leave no choice are known.
+        frames: [n, 2] row among the distinct stages, samples of a micro-batch.
+        picked: [n, groups, axes] values of signatures that are known, -1 of others.
         exposed: [KIND_COUNT] share of each kind of collective that nothing hides.
         again: recompute mode that runs whole units again.
         out: [n, 6, types] seconds of a micro-batch, seconds where all is computed again, parameters held under ZeRO,
@@ -154,15 +173,13 @@ def floors(tables, space, frames, exposed, again, out):
     desk = new_desk(tables, space)
     desk.incoming[:] = UNKNOWN
     row = np.empty(C_COUNT)
-    mask = np.empty(max(1, space.obeys.shape[1]), np.bool_)
-    desk.frame[F_MESHES] = 1
     for frame in range(frames.shape[0]):
         at, samples = frames[frame, 0], float64(frames[frame, 1])
         for a in range(space.obeys.shape[0] - 1):
             desk.zero_axes[a] = space.axes[at, a] > 1.0
-        desk.sizes[0] = space.axes[at]
-        desk.divided[0] = frames[frame, 1]
-        _settle(tables, space, desk, frames[frame, 2] == 1, mask)
+        for group in range(space.groups.shape[0]):
+            for axis in range(space.obeys.shape[0]):
+                pick(space, group, axis, picked[frame, group, axis], desk)
         for kind in range(out.shape[2]):
             first, last = space.spans[kind], space.spans[kind + 1]
             shard_unit(
@@ -521,11 +538,11 @@ def _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends, mas
             ahead[i, 0] = max(ahead[i, 0], node[T_COUNT] * rest[ends[chunk]])
             ahead[i, 1] = over
     elif slot < zero_slot:
-        _settle(tables, space, desk, True, mask)
+        _settle(tables, space, desk, mask)
         for i in range(count):
             _look_at_mode(tables, space, memo, value, slot, legal[i], desk, sharded, ahead[i])
     elif slot == zero_slot:
-        _settle(tables, space, desk, True, mask)
+        _settle(tables, space, desk, mask)
         cost_rows(tables, space, memo, -1, desk, sharded)
         for i in range(count):
             desk.settings[P_ZERO] = legal[i]
