@@ -91,7 +91,7 @@ class BoundTable:
             rows,
         )
         self._again = of_units[:, 1]
-        shared = sum(space.problem.graph.tensors[name].num_elements for name, _, _ in evaluator.tied)
+        shared = sum(space.problem.graph.tensors[name].num_elements for name, _, _ in evaluator.tied.parameters)
         held = float(arrays.settings[P_RESERVED])
         self._aside = np.array([shared * float(sum(space.problem.state_bytes)), held])
 
@@ -187,7 +187,7 @@ class BoundTable:
         space, arrays = self.space, self.space.arrays
         times = np.bincount(arrays.units, minlength=least.shape[2])
         state = sum(space.problem.state_bytes)
-        tied = sum(space.problem.graph.tensors[name].num_elements for name, _, _ in space.evaluator.tied)
+        tied = sum(space.problem.graph.tensors[name].num_elements for name, _, _ in space.evaluator.tied.parameters)
         found = []
         for some in (even, unlike):
             if not some:

@@ -27,13 +27,14 @@ from automap.limits import WHOLE, Limits
 from automap.meshes import Meshes, Shape
 from automap.order import SPLIT_KINDS
 from automap.plan import Plan
+from automap.plan_writing import to_plan
 from automap.price.arrays import SpaceArrays, compile_space
 from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, Segment, blank, by_type
 from automap.price.layout import Layout
 from automap.price.legality import mode_mask, share_mask, signature_mask, size_mask
 from automap.problem import Problem
 from automap.stage_sizes import spread
-from automap.translate import same_choice, to_choice, to_plan
+from automap.translate import same_choice, to_choice
 from ir.graph import Operator
 
 if TYPE_CHECKING:
