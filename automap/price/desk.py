@@ -41,7 +41,7 @@ from automap.price.arrays import (
 from automap.price.combine import P_COUNT, P_ZERO, R_COUNT, combine, overflow, step_time_s
 from automap.price.communication import L_COUNT, UNKNOWN, V_COUNT
 from automap.price.compiled import borrowing, kernel
-from automap.price.legality import unlike_meshes
+from automap.price.legality import signature_mask, unlike_meshes
 from automap.price.placements import dual
 from automap.price.sharded import SHARDED
 from automap.price.tables import OP_INPUTS, OP_SIGNATURES, S_PLACES
@@ -61,6 +61,8 @@ K_COUNT = K_INCOMING + MAX_AXES
 F_RANKS, F_CHUNKS, F_COUNT_OF_BATCHES, F_KIND, F_MESHES, F_UNIFORM, F_ROWS, F_PARTS = range(8)
 REMEMBERED = 1 << 14
 """Costs of units that a memo holds, 6 MB of them; a power of two."""
+BITS = 62
+"""Signatures of a group whose legality is remembered."""
 
 
 class Desk(NamedTuple):
@@ -117,12 +119,14 @@ class Desk(NamedTuple):
 
 
 class Memo(NamedTuple):
-    """What units cost in surroundings that were priced before; a later one takes the place of an earlier one."""
+    """What was worked out before; a later entry takes the place of an earlier one."""
 
     keys: Ints
     """[remembered, 2] two hashes of unit and surroundings; zeros where there is nothing."""
     costs: Floats
     """[remembered, C_COUNT + 1] costs, then whether the unit is recomputed as a whole."""
+    legal: Ints
+    """[remembered, 3] two hashes of a linkage group on meshes of stages; which signatures are legal there, as bits."""
 
 
 DESK = types.NamedTuple(
@@ -145,13 +149,17 @@ DESK = types.NamedTuple(
     Desk,
 )
 """Numba's type of `Desk`."""
-MEMO = types.NamedTuple((int64[:, ::1], float64[:, ::1]), Memo)
+MEMO = types.NamedTuple((int64[:, ::1], float64[:, ::1], int64[:, ::1]), Memo)
 """Numba's type of `Memo`."""
 
 
 def new_memo() -> Memo:
     """An empty memo; of one problem."""
-    return Memo(np.zeros((REMEMBERED, 2), np.int64), np.empty((REMEMBERED, C_COUNT + 1)))
+    return Memo(
+        np.zeros((REMEMBERED, 2), np.int64),
+        np.empty((REMEMBERED, C_COUNT + 1)),
+        np.zeros((REMEMBERED, 3), np.int64),
+    )
 
 
 @kernel(DESK(TABLES, SPACE), inner=True)
@@ -403,6 +411,54 @@ def pick(space, group, axis, value, desk):
         desk.chosen[space.members[space.groups[group, G_MEMBERS] + m], axis] = signature
 
 
+@borrowing(types.UniTuple(int64, 2)(int64, int64, int64), forceinline=True, inner=True)
+def _mix(one, two, word):
+    """Two hashes with one more word."""
+    one = (one ^ word) * int64(1099511628211)
+    one ^= one >> 29
+    two = (two + word) * int64(6364136223846793005) + int64(1442695040888963407)
+    return one, two ^ (two >> 31)
+
+
+@borrowing(void(TABLES, SPACE, MEMO, int64, int64, DESK, boolean[::1]), inner=True)
+def remember_mask(tables, space, memo, group, axis, desk, mask):
+    """`signature_mask` of what is picked on the axes before; what it tries is taken back.
+
+    Args:
+        tables: see `Tables.arrays`.
+        space: see `compile_space`.
+        memo: read and written.
+        group: row of `space.groups`.
+        axis: mesh axis.
+        desk: the axis and those behind it are left undecided.
+        mask: [values], written.
+    """
+    one, two = _mix(int64(1469598103934665603), int64(7809847782465536322), group * MAX_AXES + axis)
+    for a in range(axis):
+        one, two = _mix(one, two, desk.picked[group, a])
+    num_meshes, num_axes = desk.frame[F_MESHES], desk.incoming.shape[0]
+    for mesh in range(num_meshes):
+        for a in range(num_axes):
+            one, two = _mix(one, two, int64(desk.sizes[mesh, a]))
+        one, two = _mix(one, two, desk.samples[mesh])
+    one |= 1
+    place = two & (REMEMBERED - 1)
+    known = memo.legal[place]
+    if mask.shape[0] > BITS or known[0] != one or known[1] != two:
+        sizes, samples = desk.sizes[:num_meshes], desk.samples[:num_meshes]
+        signature_mask(tables, space, group, axis, desk.chosen, sizes, samples, mask)
+        for a in range(axis, num_axes):
+            pick(space, group, a, -1, desk)
+        known[0] = one
+        known[1] = two
+        known[2] = 0
+        for value in range(min(mask.shape[0], BITS)):
+            known[2] |= int64(mask[value]) << value
+    else:
+        for value in range(mask.shape[0]):
+            mask[value] = (known[2] >> value) & 1 == 1
+
+
 @borrowing(types.UniTuple(int64, 2)(SPACE, DESK, int64), inner=True)
 def _hashes(space, desk, row):
     """Two hashes of all that the costs of a row depend on, neither of them zero."""
@@ -426,10 +482,7 @@ def _hashes(space, desk, row):
             word = desk.stages[keys[row, K_RANK]]
         else:
             word = kind * 16 + keys[row, K_MODE]
-        one = (one ^ word) * int64(1099511628211)
-        one ^= one >> 29
-        two = (two + word) * int64(6364136223846793005) + int64(1442695040888963407)
-        two ^= two >> 31
+        one, two = _mix(one, two, word)
     return one | 1, two
 
 

@@ -39,10 +39,11 @@ from automap.price.desk import (
     new_desk,
     nth_cut,
     pick,
+    remember_mask,
     set_frame,
     set_stages,
 )
-from automap.price.legality import mode_mask, signature_mask, size_mask
+from automap.price.legality import mode_mask, size_mask
 from automap.price.sharded import SHARDED, new_sharded
 from automap.price.unit import shard_unit, unit_cost
 from automap.price.vectors import (
@@ -359,8 +360,8 @@ def _rest(space, tree, node, value, desk, first, rest):
         rest[unit] = rest[unit + 1] + least / devices
 
 
-@kernel(int64(TABLES, SPACE, TREE, WALKS, int64, int64, DESK, int64[::1], boolean[::1]), inner=True)
-def _legal(tables, space, tree, walks, walk, slot, desk, ends, mask):
+@kernel(int64(TABLES, SPACE, MEMO, TREE, WALKS, int64, int64, DESK, int64[::1], boolean[::1]), inner=True)
+def _legal(tables, space, memo, tree, walks, walk, slot, desk, ends, mask):
     """Writes the legal values of a slot into `walks.legal`; returns their number."""
     value, node = walks.values[walk], tree.nodes[walks.node[walk]]
     legal = walks.legal[walk]
@@ -415,19 +416,7 @@ def _legal(tables, space, tree, walks, walk, slot, desk, ends, mask):
         num_axes = desk.incoming.shape[0]
         group, axis = divmod(slot - space.scalars[N_FIRST_SIGNATURE], num_axes)
         num_values = space.groups[group, G_VALUES]
-        signature_mask(
-            tables,
-            space,
-            group,
-            axis,
-            desk.chosen,
-            desk.sizes[: desk.frame[F_MESHES]],
-            desk.samples[: desk.frame[F_MESHES]],
-            mask[:num_values],
-        )
-        # The mask's trials are taken back.
-        for a in range(axis, num_axes):
-            pick(space, group, a, -1, desk)
+        remember_mask(tables, space, memo, group, axis, desk, mask[:num_values])
     for v in range(min(most, num_values)):
         if mask[v]:
             legal[found] = v
@@ -614,7 +603,7 @@ def step_many(tables, space, memo, tree, walks, actions):
                     for axis in range(num_axes):
                         at = first_signature + group * num_axes + axis
                         pick(space, group, axis, value[at] if at < slot else -1, desk)
-            count = _legal(tables, space, tree, walks, walk, slot, desk, ends, mask)
+            count = _legal(tables, space, memo, tree, walks, walk, slot, desk, ends, mask)
             if count > 1 and (tree.asked[slot] or walks.preferred[walk, slot] == LATER):
                 is_through = False
                 if tree.asked[slot]:
