@@ -36,7 +36,7 @@ from automap.translate import same_choice, to_choice, to_plan
 from ir.graph import Operator
 
 if TYPE_CHECKING:
-    from automap.price.desk import Memo
+    from automap.price.memo import Memo
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -435,7 +435,7 @@ class PlanSpace:
     @functools.cached_property
     def memo(self) -> Memo:
         """What units cost, of the plans priced last."""
-        from automap.price.desk import new_memo
+        from automap.price.memo import new_memo
 
         return new_memo()
 

@@ -4,9 +4,8 @@
 
 Episodes side by side, actions at random among the legal ones. A decision is one step of one episode with its reward,
 the bounds behind all its legal values, and what an agent would see of it: forced slots count nothing. Time is the
-processor's. Prints one line a problem and environment: decisions a second, microseconds of a decision in the kernel
-and in the observation, legal values a decision, and the mean return of an episode, which tells how tight bounds are
-only through the order in which rewards come: it is that of the plan.
+processor's. Prints one line a problem and environment: decisions a second, microseconds of a decision in stepping and
+in observing, legal values a decision, and the mean return of an episode.
 """
 
 import sys

@@ -33,6 +33,8 @@ _SOURCES = (
     "combine",
     "arrays",
     "legality",
+    "memo",
+    "cuts",
     "desk",
     "batch",
     "walk",

@@ -41,7 +41,9 @@ from automap.price.arrays import (
 from automap.price.combine import P_COUNT, P_ZERO, R_COUNT, combine, overflow, step_time_s
 from automap.price.communication import L_COUNT, UNKNOWN, V_COUNT
 from automap.price.compiled import borrowing, kernel
+from automap.price.cuts import cut_shares, nth_cut
 from automap.price.legality import signature_mask, unlike_meshes
+from automap.price.memo import BITS, MEMO, REMEMBERED, mix
 from automap.price.placements import dual
 from automap.price.sharded import SHARDED
 from automap.price.tables import OP_INPUTS, OP_SIGNATURES, S_PLACES
@@ -59,10 +61,6 @@ K_COUNT = K_INCOMING + MAX_AXES
 # Slots of Desk.frame: pipeline ranks, chunks, micro-batches, kind of the schedule; unlike meshes; whether one rank
 # stands for all; rows and parts laid out.
 F_RANKS, F_CHUNKS, F_COUNT_OF_BATCHES, F_KIND, F_MESHES, F_UNIFORM, F_ROWS, F_PARTS = range(8)
-REMEMBERED = 1 << 14
-"""Costs of units that a memo holds, 6 MB of them; a power of two."""
-BITS = 62
-"""Signatures of a group whose legality is remembered."""
 
 
 class Desk(NamedTuple):
@@ -118,17 +116,6 @@ class Desk(NamedTuple):
     """[1] rows of it written."""
 
 
-class Memo(NamedTuple):
-    """What was worked out before; a later entry takes the place of an earlier one."""
-
-    keys: Ints
-    """[remembered, 2] two hashes of unit and surroundings; zeros where there is nothing."""
-    costs: Floats
-    """[remembered, C_COUNT + 1] costs, then whether the unit is recomputed as a whole."""
-    legal: Ints
-    """[remembered, 3] two hashes of a linkage group on meshes of stages; which signatures are legal there, as bits."""
-
-
 DESK = types.NamedTuple(
     (
         *[int64[::1]] * 5,
@@ -149,17 +136,6 @@ DESK = types.NamedTuple(
     Desk,
 )
 """Numba's type of `Desk`."""
-MEMO = types.NamedTuple((int64[:, ::1], float64[:, ::1], int64[:, ::1]), Memo)
-"""Numba's type of `Memo`."""
-
-
-def new_memo() -> Memo:
-    """An empty memo; of one problem."""
-    return Memo(
-        np.zeros((REMEMBERED, 2), np.int64),
-        np.empty((REMEMBERED, C_COUNT + 1)),
-        np.zeros((REMEMBERED, 3), np.int64),
-    )
 
 
 @kernel(DESK(TABLES, SPACE), inner=True)
@@ -253,52 +229,6 @@ def find_stages(space, value, alike, devices, stages, boundaries):
             stages[rank] = space.stage_rows[order, value[1], place, before, mine]
             before += mine
             boundaries[rank] = space.send_rows[order, before, mine, after]
-
-
-@borrowing(void(SPACE, int64[::1], int64, float64[::1]), inner=True)
-def cut_shares(space, stages, num_ranks, shares):
-    """Writes, of each chunk, how many times its rank's speed the ranks of it and of all chunks behind have together.
-
-    Args:
-        space: see `compile_space`.
-        stages: [ranks] rows among the distinct stages.
-        num_ranks: pipeline ranks.
-        shares: [chunks], written; where ranks are alike, how many chunks are left.
-    """
-    left = 0.0
-    for chunk in range(shares.shape[0]):
-        left += space.speed[stages[chunk % num_ranks]]
-    for chunk in range(shares.shape[0]):
-        mine = space.speed[stages[chunk % num_ranks]]
-        shares[chunk] = left / mine
-        left -= mine
-
-
-@borrowing(int64(float64[::1], int64, int64, int64, float64, int64), inner=True)
-def nth_cut(weight, start, low, high, share, number):
-    """The end in [low, high] that is `number`-th nearest to one `share`-th of what is left behind unit `start`.
-
-    Of two that are equally near the left one comes first.
-    """
-    target = weight[start] + (weight[weight.shape[0] - 1] - weight[start]) / share
-    right = low
-    after = high + 1
-    while right < after:
-        middle = (right + after) // 2
-        if weight[middle] < target:
-            right = middle + 1
-        else:
-            after = middle
-    left = right - 1
-    found = low
-    for _ in range(number + 1):
-        if left >= low and (right > high or abs(weight[left] - target) <= abs(weight[right] - target)):
-            found = left
-            left -= 1
-        else:
-            found = right
-            right += 1
-    return found
 
 
 @borrowing(void(SPACE, int64[::1], DESK), inner=True)
@@ -411,15 +341,6 @@ def pick(space, group, axis, value, desk):
         desk.chosen[space.members[space.groups[group, G_MEMBERS] + m], axis] = signature
 
 
-@borrowing(types.UniTuple(int64, 2)(int64, int64, int64), forceinline=True, inner=True)
-def _mix(one, two, word):
-    """Two hashes with one more word."""
-    one = (one ^ word) * int64(1099511628211)
-    one ^= one >> 29
-    two = (two + word) * int64(6364136223846793005) + int64(1442695040888963407)
-    return one, two ^ (two >> 31)
-
-
 @borrowing(void(TABLES, SPACE, MEMO, int64, int64, DESK, boolean[::1]), inner=True)
 def remember_mask(tables, space, memo, group, axis, desk, mask):
     """`signature_mask` of what is picked on the axes before; what it tries is taken back.
@@ -433,14 +354,14 @@ def remember_mask(tables, space, memo, group, axis, desk, mask):
         desk: the axis and those behind it are left undecided.
         mask: [values], written.
     """
-    one, two = _mix(int64(1469598103934665603), int64(7809847782465536322), group * MAX_AXES + axis)
+    one, two = mix(int64(1469598103934665603), int64(7809847782465536322), group * MAX_AXES + axis)
     for a in range(axis):
-        one, two = _mix(one, two, desk.picked[group, a])
+        one, two = mix(one, two, desk.picked[group, a])
     num_meshes, num_axes = desk.frame[F_MESHES], desk.incoming.shape[0]
     for mesh in range(num_meshes):
         for a in range(num_axes):
-            one, two = _mix(one, two, int64(desk.sizes[mesh, a]))
-        one, two = _mix(one, two, desk.samples[mesh])
+            one, two = mix(one, two, int64(desk.sizes[mesh, a]))
+        one, two = mix(one, two, desk.samples[mesh])
     one |= 1
     place = two & (REMEMBERED - 1)
     known = memo.legal[place]
@@ -482,7 +403,7 @@ def _hashes(space, desk, row):
             word = desk.stages[keys[row, K_RANK]]
         else:
             word = kind * 16 + keys[row, K_MODE]
-        one, two = _mix(one, two, word)
+        one, two = mix(one, two, word)
     return one | 1, two
 
 

@@ -28,22 +28,22 @@ from automap.price.arrays import (
 from automap.price.combine import P_MICRO_BATCH_S, P_SEND_OVERLAP, P_SEND_S, P_STEP_S, P_ZERO, rank_overflow
 from automap.price.communication import KIND_COUNT, UNKNOWN
 from automap.price.compiled import borrowing, kernel
+from automap.price.cuts import nth_cut
 from automap.price.desk import (
     DESK,
     F_KIND,
     F_MESHES,
     F_RANKS,
-    MEMO,
     cost_rows,
     finish,
     new_desk,
-    nth_cut,
     pick,
     remember_mask,
     set_frame,
     set_stages,
 )
-from automap.price.legality import mode_mask, size_mask
+from automap.price.legality import mode_mask, signature_mask, size_mask
+from automap.price.memo import MEMO
 from automap.price.sharded import SHARDED, new_sharded
 from automap.price.unit import shard_unit, unit_cost
 from automap.price.vectors import (
