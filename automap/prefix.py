@@ -16,7 +16,8 @@ from automap.meshes import Shape
 from automap.price.arrays import Y_FIRST
 from automap.price.combine import P_RESERVED
 from automap.price.evaluator import RECOMPUTE_MODES
-from automap.price.walk import BEGIN, Tree, Walks, floors, settled, step_many
+from automap.price.floors import floors, settled
+from automap.price.walk import BEGIN, Tree, Walks, step_many
 from automap.space import PlanSpace, Slot, Values
 from automap.stage_sizes import spread
 

@@ -38,7 +38,7 @@ from automap.translate import same_choice, to_choice
 from ir.graph import Operator
 
 if TYPE_CHECKING:
-    from automap.price.desk import Memo
+    from automap.price.memo import Memo
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -492,7 +492,7 @@ class PlanSpace:
     @functools.cached_property
     def memo(self) -> Memo:
         """What units cost, of the plans priced last."""
-        from automap.price.desk import new_memo
+        from automap.price.memo import new_memo
 
         return new_memo()
 
