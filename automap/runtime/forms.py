@@ -339,13 +339,14 @@ def _group_norm(use: Local, axes: Sequence[Axis]) -> Tensor:
 def _reduction(use: Local, axes: Sequence[Axis]) -> Tensor:
     """The results of all ranks' parts are reduced once more."""
     place, x = use.place, use.x
-    how, dims = place.op.kind.removeprefix("Reduce"), place.attributes["axes"]
+    how, dims = place.op.kind.removeprefix("Reduce"), tuple(place.attributes["axes"])
     keep = bool(place.attributes["keepdims"])
     if how in ("Max", "Min"):
         sign = 1 if how == "Max" else -1
         local = sign * (sign * x).amax(dims, keepdim=keep)
         top = sign * use.largest(sign * local, axes)
-        return torch.where(local == top, local, top)
+        found: Tensor = torch.where(local == top, local, top)
+        return found
     if how == "Prod":
         return _product(use, x, dims, axes, keep=keep)
     if how == "LogSumExp":
@@ -356,9 +357,9 @@ def _reduction(use: Local, axes: Sequence[Axis]) -> Tensor:
         x = x.abs() if how == "L1" else x * x
     total = use.total(x.sum(dims, keepdim=keep), axes, BROADCAST)
     if how == "Mean":
-        return total / prod(place.whole[0][d] for d in dims)
+        total = total / prod(place.whole[0][d] for d in dims)
     if how == "L2":
-        return torch.sqrt(total)
+        total = torch.sqrt(total)
     return torch.log(total) if how == "LogSum" else total
 
 

@@ -181,12 +181,13 @@ class Parameters:
         """
         self.stage = stage
         self.sharded_over = tuple(axis for axis in stage.mesh.live if zero and axis.name in zero_axes)
-        units = self._units()
+        readers = self._readers()
         groups: dict[object, list[str]] = {}
         for name in stage.parameters:
             axes, sums = self._axes(name)
-            # What other stages hold too is made complete before it is scattered: it stands apart.
-            key = (units[name] if axes else -1, axes, sums, name in stage.tied, name in stage.trained)
+            # Under ZeRO what a unit alone reads is gathered with it; what other stages hold too is made complete
+            # before it is scattered.
+            key = (readers[name] if axes else None, axes, sums, name in stage.tied, name in stage.trained)
             groups.setdefault(key, []).append(name)
         self.flats: list[_Flat] = []
         for names in groups.values():
@@ -201,13 +202,13 @@ class Parameters:
             else:
                 self.leaves.update({n: t for n, t in flat.leaves.items() if n in stage.trained})
 
-    def _units(self) -> dict[str, int]:
-        """Parameter -> unit that reads it first."""
-        found: dict[str, int] = {}
+    def _readers(self) -> dict[str, tuple[int, ...]]:
+        """Parameter -> units that read it."""
+        found: dict[str, list[int]] = {}
         for planned in self.stage.operators:
             for name in planned.op.inputs:
-                found.setdefault(name, planned.unit)
-        return found
+                found.setdefault(name, []).append(planned.unit)
+        return {name: tuple(dict.fromkeys(units)) for name, units in found.items()}
 
     def _axes(self, name: str) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
         """Axes that ZeRO shards a parameter over, and those on which its gradient is partial."""
@@ -252,12 +253,12 @@ class Parameters:
             flat.leaves = {n: v.detach().requires_grad_() for n, v in flat.views(vector).items()}
         return flat
 
-    def read(self, name: str, env: MutableMapping[object, Tensor]) -> Tensor:
-        """The local part of a parameter, connected to its leaf; `env` keeps flat vectors that are in use."""
+    def read(self, name: str, env: MutableMapping[object, Tensor], unit: int) -> Tensor:
+        """The local part of a parameter, connected to its leaf; `env` keeps flat vectors that a unit uses."""
         flat = self.home[name]
         if flat.zero < 2:
             return flat.leaves[name]
-        key = ("parameters", id(flat))
+        key = ("parameters", id(flat), unit)
         if key not in env:
             vector: Tensor = _Use.apply(flat.piece, flat)  # type: ignore[no-untyped-call]
             env[key], flat.in_use = vector, weakref.ref(vector)
@@ -268,10 +269,10 @@ class Parameters:
         kept = [flat for flat in self.flats if flat.zero < 3]
         return [t for flat in kept for t in (flat.leaves.values() or [flat.piece]) if t is not None]
 
-    def flat_key(self, name: str) -> object:
+    def flat_key(self, name: str, unit: int) -> object:
         """Under which key `read` keeps the vector of a parameter; None where there is none."""
         flat = self.home[name]
-        return ("parameters", id(flat)) if flat.zero >= 2 else None
+        return ("parameters", id(flat), unit) if flat.zero >= 2 else None
 
     def saving(self) -> contextlib.AbstractContextManager[object]:
         """While open, vectors of ZeRO 3 are not kept for the backward pass, which gathers them again."""

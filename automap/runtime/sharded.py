@@ -44,6 +44,8 @@ class Read:
     """Under which the converted tensor is kept for other readers; the name where nothing changes."""
     there: tuple[Step, ...]
     back: tuple[Step, ...]
+    unit: int
+    """That reads it."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ class Sharded:
         there = stage.layouts.steps(tensor, stage.lies[name], wanted)
         back = stage.layouts.steps(tensor, given, stage.returns[name]) if given is not None else ()
         key: object = (unit, name, wanted, given) if there or back else name
-        return Read(name, key, there, back)
+        return Read(name, key, there, back, unit)
 
     def _send(self, crossing: Crossing) -> Read:
         """A result on its way out of the stage: sums are made whole."""
@@ -172,7 +174,7 @@ class Sharded:
         back: tuple[Step, ...] = ()
         if crossing.carries_gradient:
             back = stage.layouts.steps(tensor, crossing.placements, stage.returns[crossing.name])
-        return Read(crossing.name, crossing.name, there, back)
+        return Read(crossing.name, crossing.name, there, back, -1)
 
     def _items(self, compiled: Sequence[Compiled]) -> list[Item]:
         items: list[Item] = []
@@ -207,7 +209,7 @@ class Sharded:
                 last.update(dict.fromkeys(one.outputs, number))
                 for read in one.reads:
                     if read.name in self.stage.parameters:
-                        last[self.held.flat_key(read.name)] = number
+                        last[self.held.flat_key(read.name, read.unit)] = number
         kept = {crossing.name for crossing in self.outputs} | {self.loss}
         for number, item in enumerate(items):
             item.drops = tuple(k for k, at in last.items() if at == number and k not in kept)
@@ -241,18 +243,18 @@ class Sharded:
                 found[self.loss] = env[self.loss].reshape(()) * self.scale
         return found
 
-    def _value(self, name: str, env: Env) -> Tensor:
-        found = env.get(name)
+    def _value(self, read: Read, env: Env) -> Tensor:
+        found = env.get(read.name)
         if found is not None:
             return found
-        return self.fixed[name] if name in self.fixed else self.held.read(name, env)
+        return self.fixed[read.name] if read.name in self.fixed else self.held.read(read.name, env, read.unit)
 
     def _operand(self, read: Read, env: Env, operator: str) -> Tensor:
         if read.key == read.name:
-            return self._value(read.name, env)
+            return self._value(read, env)
         found = env.get(read.key)
         if found is None:
-            found = convert(self._value(read.name, env), read.there, read.back, (operator, read.name))
+            found = convert(self._value(read, env), read.there, read.back, (operator, read.name))
             env[read.key] = found
         return found
 
