@@ -93,7 +93,7 @@ def cut_anew(space: PlanSpace, values: Values) -> list[Values]:
 
 def _chunks(space: PlanSpace, values: Values) -> tuple[list[Floats], list[Ints]]:
     """Of each rank [units + 1, units + 1] seconds of a micro-batch in the fastest mode that fits, and that mode."""
-    evaluator, choice = space.evaluator, space.choice(values)
+    evaluator, choice = space.evaluator, space.choice(values).views[0]
     shape, settings = space.shape(values), evaluator.settings(choice.zero)
     known: dict[tuple[int, float], Floats] = {}
     seconds, modes = [], []
@@ -135,7 +135,7 @@ def _spans(of_units: Floats) -> Floats:
 
 def _unit_costs(space: PlanSpace, values: Values, rank: int) -> Floats:
     """[modes, units, C_COUNT] as if all units stood in one chunk on a rank."""
-    evaluator, choice = space.evaluator, space.choice(values)
+    evaluator, choice = space.evaluator, space.choice(values).views[0]
     segments = [segment for chunk in choice.chunks for segment in chunk]
     axes = len(space.axes)
     known: dict[tuple[int, bytes, str], Floats] = {}

@@ -216,7 +216,7 @@ class MaskedDQN(DQN):
         with torch.no_grad():
             target = self.targets(batch)
         network: Any = self.q_net
-        for rows in torch.randperm(len(target)).split(batch_size):
+        for rows in torch.randperm(len(target)).reshape(gradient_steps, batch_size):
             q = network.rate(batch.observations, rows, batch.actions[rows, 0]).reshape(-1, 1)
             loss = torch.nn.functional.smooth_l1_loss(q, target[rows])
             self.policy.optimizer.zero_grad()

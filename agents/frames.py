@@ -21,6 +21,7 @@ from agents.cuts import cut_anew
 from agents.expert import grid
 from agents.incumbent import Incumbent
 from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
+from automap.batch_shares import NUM_WAYS
 from automap.cost_graph import CostGraph, Known
 from automap.plan import Plan
 from automap.problem import Problem
@@ -235,6 +236,7 @@ class _Frames:
         shape = space.shape(values)
         found: list[list[int]] = []
         tried = {"cut": TRIED_CUTS, "recompute": len(space.modes), "zero": len(space.zeros)}
+        tried["shares"] = NUM_WAYS
         tried["order"] = min(TRIED_ORDERS, space.meshes.num_orders(shape.pp))
         if shape.pp > 1 and shape.virtual == 1:
             tried["schedule"] = len(space.schedules)

@@ -101,7 +101,7 @@ class CostGraph:
         """
         self.space, self.frame = space, frame
         self._undecided = blank(space.evaluator, len(space.axes))
-        choice = space.choice_of(frame, self._undecided)
+        choice = space.choice_of(frame, self._undecided).views[0]
         self.units = UnitRows(space.evaluator, choice)
         self._rows = self.units.rows
         self._modes = [self._mode(row) for row in self._rows]

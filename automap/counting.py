@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from automap.price import legality
-from automap.price.arrays import SpaceArrays, ungrouped
+from automap.price.arrays import N_PROPORTIONAL, Y_FIRST, SpaceArrays, ungrouped
 from automap.stage_sizes import spread
 
 if TYPE_CHECKING:
     from automap.meshes import Shape
     from automap.space import PlanSpace
+
+
+Mesh = tuple[int, int]
+"""Ranks of the outer axis of a stage, and what the samples of one of them have in common with the inner axes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +81,9 @@ def count_decades(space: PlanSpace, *, limit: int | None = None, signing: Signin
         here = cuts[shape.num_chunks] + shape.pp * math.log10(modes)
         here += math.log10(zeros if shape.replicas > 1 else 1)
         kinds = len(space.schedules) if shape.pp > 1 and shape.virtual == 1 else 1
-        orders = space.meshes.num_orders(shape.pp)
-        here += math.log10(min(kinds, limit or kinds) * min(orders, limit or orders))
+        here += math.log10(min(kinds, limit or kinds))
         for outer, ways in stage_ways(space, shape, limit).items():
-            key = (outer, shape.tp, shape.middle, shape.samples)
+            key = (outer, shape.tp, shape.middle)
             if key not in signatures:
                 signatures[key] = _signature_decades(space, shape, sorted(outer), signing)
             total = _add(total, here + math.log10(ways) + signatures[key])
@@ -93,47 +96,107 @@ def _add(one: float, other: float) -> float:
     return high + (math.log10(1 + 10 ** (low - high)) if low > -math.inf else 0.0)
 
 
-def stage_ways(space: PlanSpace, shape: Shape, limit: int | None) -> dict[frozenset[int], int]:
-    """Ranks of the outer axis that stages of a shape have between them -> in how many ways.
+def stage_ways(space: PlanSpace, shape: Shape, limit: int | None) -> Counter[frozenset[Mesh]]:
+    """Meshes that stages of a shape have between them -> in how many ways: orders, devices and batch shares.
 
     Args:
-        space: of the problem.
+        space: see `count_decades`.
         shape: of the plans.
         limit: of every slot only the values below it are counted; None = all.
     """
+    within = shape.tp * shape.middle
+    orders = min(space.meshes.num_orders(shape.pp), limit or len(space.meshes.orders))
+    is_mixed = bool((space.arrays.mixed >= 0).any())
+    known: dict[tuple[tuple[int, int], ...], list[frozenset[Mesh]]] = {}
+    found: Counter[frozenset[Mesh]] = Counter()
+    for sizes in _sizes(space, shape, limit):
+        outer = [devices // within for devices in sizes]
+        for order in range(orders if is_mixed else 1):
+            rows = _rows(space, shape, order, sizes) if is_mixed else ()
+            stages = tuple(zip(outer, space.arrays.mixed[rows].tolist() if is_mixed else [-1] * shape.pp, strict=True))
+            if stages not in known:
+                known[stages] = _share_meshes(space, shape, stages, limit)
+            for meshes in known[stages]:
+                found[meshes] += 1 if is_mixed else orders
+    return found
+
+
+def _sizes(space: PlanSpace, shape: Shape, limit: int | None) -> Iterator[tuple[int, ...]]:
+    """Devices that the stages of a shape may have."""
     meshes = space.meshes
     if not meshes.may_differ(shape):
-        return {frozenset({shape.dp}): 1}
+        yield (meshes.devices // shape.pp,) * shape.pp
+        return
     at = meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
     fills = meshes.fills[at][meshes.micro_batches.index(shape.num_micro_batches)]
-    share, parts = meshes.devices // shape.pp // meshes.part, fills.shape[1] - 1
-    found: Counter[frozenset[int]] = Counter()
-    pending: list[tuple[tuple[int, ...], int]] = [((), parts)]
+    share = meshes.devices // shape.pp // meshes.part
+    pending: list[tuple[tuple[int, ...], int]] = [((), fills.shape[1] - 1)]
     while pending:
         sizes, left = pending.pop()
         behind = shape.pp - 1 - len(sizes)
         if behind == 0:
-            found[frozenset(n * meshes.part // shape.tp // shape.middle for n in (*sizes, left))] += 1
+            yield tuple(n * meshes.part for n in (*sizes, left))
             continue
         for mine in range(1, left):
             is_offered = mine == share or limit is None or mine < limit
             if is_offered and fills[1, mine] and fills[behind, left - mine]:
                 pending.append(((*sizes, mine), left - mine))
+
+
+def _rows(space: PlanSpace, shape: Shape, order: int, sizes: Sequence[int]) -> list[int]:
+    """[stages] row of each among the distinct stages."""
+    meshes, arrays = space.meshes, space.arrays
+    within = meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
+    if len(set(sizes)) == 1:
+        first = arrays.layouts[(order, meshes.degrees.index(shape.pp), *within)][Y_FIRST]
+        alike: list[int] = arrays.stages[first : first + shape.pp].tolist()
+        return alike
+    parts = [devices // meshes.part for devices in sizes]
+    return [int(arrays.stage_rows[(order, *within, sum(parts[:i]), mine)]) for i, mine in enumerate(parts)]
+
+
+def _share_meshes(
+    space: PlanSpace, shape: Shape, stages: Sequence[tuple[int, int]], limit: int | None
+) -> list[frozenset[Mesh]]:
+    """Meshes under every way to share out samples.
+
+    Args:
+        space: see `count_decades`.
+        shape: of the plans.
+        stages: ranks of the outer axis, and number among those of several kinds of devices, or -1.
+        limit: see `stage_ways`.
+    """
+    arrays, within = space.arrays, shape.tp * shape.middle
+    count = space.meshes.micro_batches.index(shape.num_micro_batches)
+    ways: dict[tuple[int, ...], int] = {}
+    for way in range(arrays.share_ways.shape[2]):
+        ways.setdefault(tuple(int(arrays.share_ways[n, count, way]) for _, n in stages if n >= 0), way)
+    legal = list(ways.values())
+    if arrays.scalars[N_PROPORTIONAL] and len(legal) > 1:
+        legal = legal[1:]
+    found = []
+    for way in legal:
+        if limit is not None and way >= limit:
+            continue
+        meshes: set[Mesh] = set()
+        for ranks, number in stages:
+            shares = {spread(shape.samples, ranks) // ranks}
+            if number >= 0 and arrays.share_ways[number, count, way]:
+                quantum = int(arrays.quanta[number])
+                each = arrays.kind_ranks[number] * quantum
+                totals = arrays.kind_samples[number, count, way]
+                shares = {*(totals // each * quantum).tolist(), *(-(-totals // each) * quantum).tolist()}
+            # Whether samples divide depends on the factors that they have in common with the inner axes.
+            meshes |= {(ranks, math.gcd(share, within)) for share in shares}
+        found.append(frozenset(meshes))
     return found
 
 
-def _signature_decades(space: PlanSpace, shape: Shape, outer: Sequence[int], signing: Signing) -> float:
-    """log10 of the number of ways to choose the signatures.
-
-    Args:
-        space: of the problem.
-        shape: of the plans.
-        outer: ranks of the outer axis, of unlike stages.
-        signing: see `count_decades`.
-    """
+def _signature_decades(space: PlanSpace, shape: Shape, meshes: Sequence[Mesh], signing: Signing) -> float:
+    """log10 of the number of ways to choose the signatures on these meshes of stages of a shape."""
     inner = space.meshes.mesh(shape)[1:]
-    sizes = np.array([(ranks, *inner) for ranks in outer], dtype=np.float64)
-    samples = np.array([spread(shape.samples, ranks) for ranks in outer], dtype=np.int64)
+    sizes = np.array([(ranks, *inner) for ranks, _ in meshes], dtype=np.float64)
+    samples = np.array([ranks * share for ranks, share in meshes], dtype=np.int64)
     times = np.array(signing.times, dtype=np.float64)
     return float(legality.count_decades(space.evaluator.tables.arrays, signing.arrays, times, sizes, samples))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from automap.errors import ProblemError
 from automap.order import WRITTEN_KINDS
@@ -77,6 +77,8 @@ class Fix:
     do."""
     num_micro_batches: int | None = None
     virtual_stages: int | None = None
+    batch_shares: Literal["even", "proportional"] | None = None
+    """How samples are spread over unlike devices of a stage: as evenly as they go, or by the speed of the devices."""
     zero: int | None = None
     recompute: str | None = None
     schedule: str | None = None

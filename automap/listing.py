@@ -175,8 +175,8 @@ class Listing:
         if values not in self._works:
             space = self.space
             number = self._shapes[values[: space.first_stage]]
-            is_unlike = any(values[space.first_stage + 2 :])
-            stages = space.layout(values).numbers if is_unlike else ()
+            is_unlike = any(values[space.first_stage + 2 : space.shares_slot])
+            stages = space.rows_seen(values) if is_unlike else ()
             devices = np.array(space.stage_devices(values), dtype=np.float64)
             self._works[values] = (*self.table.work(number, stages), devices)
         return self._works[values]

@@ -66,7 +66,7 @@ class Stage:
     """Axes and sizes; the last axis runs over consecutive devices."""
     batch_axes: tuple[str, ...]
     batch_shares: tuple[int, ...] | None = None
-    """Samples of a micro-batch for each index of the batch axes; null = as even as possible."""
+    """Samples of a micro-batch for each index of the first batch axis, at least 1; null = as even as possible."""
     zero: Zero = Zero()
     shardings: Mapping[str, Mapping[str, AxisSharding]] = field(default_factory=dict)
     """Operator or glob (see `automap.names`) -> axis -> placements; the most specific glob wins."""

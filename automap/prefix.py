@@ -16,7 +16,7 @@ from automap.meshes import Shape
 from automap.price.arrays import Y_FIRST
 from automap.price.combine import P_RESERVED
 from automap.price.evaluator import RECOMPUTE_MODES
-from automap.price.walk import BEGIN, Tree, Walks, floors, step_many
+from automap.price.walk import BEGIN, Tree, Walks, floors, settled, step_many
 from automap.space import PlanSpace, Slot, Values
 from automap.stage_sizes import spread
 
@@ -38,6 +38,9 @@ class BoundTable:
     Attributes:
         shape_bounds: [shapes, 2] seconds and overflow that no plan of a shape goes below.
         frames: the distinct stages, rows of `SpaceArrays.axes`, with the samples of a micro-batch there.
+
+    A stage whose unlike devices have unlike shares takes at least as long as its fastest kind with the smallest share
+    that any way gives it, and keeps at least what the slowest does: both together are a frame of their own.
     """
 
     def __init__(self, space: PlanSpace) -> None:
@@ -45,15 +48,21 @@ class BoundTable:
         evaluator, meshes, arrays = space.evaluator, space.meshes, space.arrays
         full = RECOMPUTE_MODES.index("full")
         self.frames: dict[tuple[int, int], int] = {}
+        self._pairs: dict[tuple[int, int], int] = {}
         even = [self._even(shape) for shape in space.shapes]
         unlike = [self._unlike(shape) for shape in space.shapes]
         least = np.empty((len(self.frames), 6, evaluator.blocks.num_types))
         frames = np.array(list(self.frames), dtype=np.int64)
-        is_even = np.isin(np.arange(len(frames)), [frame for others in unlike for frame in others], invert=True)
-        frames = np.column_stack([frames, is_even.astype(np.int64)])
         exposed = np.asarray(evaluator.exposed, dtype=np.float64)
-        floors(evaluator.tables.arrays, arrays, frames, exposed, full, least)
+        floors(evaluator.tables.arrays, arrays, frames, self._settled(frames, even, unlike), exposed, full, least)
         least[:, 2] = self._held(least)
+        # Frames of two kinds stand behind the others: time of the fastest, memory of the slowest.
+        pairs = np.array(list(self._pairs), dtype=np.int64).reshape(-1, 2)
+        of_pairs = np.concatenate([least[pairs[:, 1], :2], least[pairs[:, 0], 2:]], axis=1)
+        of_pairs[:, 4] = np.minimum(least[pairs[:, 0], 4], least[pairs[:, 1], 4])
+        least = np.concatenate([least, of_pairs])
+        even, unlike = ([self._numbered(some, len(frames)) for some in every] for every in (even, unlike))
+        frames = np.concatenate([frames, frames[pairs[:, 0]]])
         # Floors of stages of unlike size come first, by frame; then those of all ranks of a shape.
         sets: dict[tuple[int, ...], int] = {(frame,): frame for frame in range(len(frames))}
         self._rows = np.array([sets.setdefault(some, len(sets)) for some in even], dtype=np.int64)
@@ -86,6 +95,27 @@ class BoundTable:
         held = float(arrays.settings[P_RESERVED])
         self._aside = np.array([shared * float(sum(space.problem.state_bytes)), held])
 
+    def _settled(self, frames: Ints, even: Sequence[Sequence[int]], unlike: Sequence[Sequence[int]]) -> Ints:
+        """[frames, groups, axes] signatures that leave no choice, -1 where one is left.
+
+        Where meshes or shares of the stages of a pipeline differ, a signature must divide on all of them: there only
+        those count that all such frames agree on.
+        """
+        arrays = self.space.arrays
+        picked = np.empty((len(frames), len(arrays.groups), len(arrays.obeys)), dtype=np.int64)
+        settled(self.space.evaluator.tables.arrays, arrays, frames, picked)
+        bound_up = {frame for some in even if min(some) < 0 for frame in some if frame >= 0}
+        bound_up |= {frame for some in (*self._pairs, *unlike) for frame in some if frame >= 0}
+        some = sorted(bound_up)
+        if some:
+            is_split = (arrays.axes[frames[some, 0]] > 1.0)[:, None, :]
+            most = np.where(is_split, picked[some], -1).max(axis=0)
+            agreed = (~is_split | (picked[some] == most)).all(axis=0)
+            # What is undecided on an axis leaves those behind it undecided.
+            agreed = np.logical_and.accumulate(agreed, axis=1)
+            picked[some] = np.where(agreed, picked[some], -1)
+        return picked
+
     def _held(self, least: Floats) -> Floats:
         """[frames, types] bytes of parameters, gradients and moments under the ZeRO stage that leaves least."""
         stage = int(np.flatnonzero(self.space.zeros).max())
@@ -99,6 +129,31 @@ class BoundTable:
         """Number of a distinct stage with the samples that it is priced with."""
         return self.frames.setdefault((row, samples), len(self.frames))
 
+    def _shared(self, row: int, count: int) -> list[int]:
+        """Frames of a distinct stage in which devices may have unlike shares; numbers below 0 are of pairs.
+
+        Args:
+            row: of the stage among the distinct ones.
+            count: value of the slot of micro-batches.
+        """
+        arrays = self.space.arrays
+        number = int(arrays.mixed[row])
+        ways = np.flatnonzero(arrays.share_ways[number, count]) if number >= 0 else ()
+        if not len(ways):
+            return []
+        each = arrays.kind_ranks[number] * arrays.quanta[number]
+        most = -(-arrays.kind_samples[number, count, ways] // each) * arrays.quanta[number] * int(arrays.axes[row, 0])
+        slow, fast = (
+            self._frame(int(arrays.kind_rows[number, kind]), int(most[:, kind].min()))
+            for kind in (0, most.shape[1] - 1)
+        )
+        return [-1 - self._pairs.setdefault((slow, fast), len(self._pairs))]
+
+    @staticmethod
+    def _numbered(some: Sequence[int], num_frames: int) -> tuple[int, ...]:
+        """Frames with pairs numbered behind the others."""
+        return tuple(frame if frame >= 0 else num_frames - 1 - frame for frame in some)
+
     def _even(self, shape: Shape) -> tuple[int, ...]:
         """Frames of the ranks of a shape whose stages are alike, in any order of the devices."""
         meshes, arrays = self.space.meshes, self.space.arrays
@@ -107,7 +162,9 @@ class BoundTable:
         for order in range(meshes.num_orders(shape.pp)):
             first = int(arrays.layouts[order][at][Y_FIRST])
             rows.update(arrays.stages[first : first + shape.pp].tolist())
-        return tuple(self._frame(row, shape.samples) for row in sorted(rows))
+        count = meshes.micro_batches.index(shape.num_micro_batches)
+        shared = [frame for row in sorted(rows) for frame in self._shared(row, count)]
+        return (*(self._frame(row, shape.samples) for row in sorted(rows)), *shared)
 
     def _unlike(self, shape: Shape) -> tuple[int, ...]:
         """Frames of all stages that a shape may have where they are of unlike size."""
@@ -115,13 +172,13 @@ class BoundTable:
         if not meshes.may_differ(shape):
             return ()
         tp, middle = meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
-        alone = arrays.fills[tp, middle, meshes.micro_batches.index(shape.num_micro_batches), 1]
-        rows = np.unique(arrays.stage_rows[:, tp, middle, :, alone])
-        outer = arrays.axes[rows[rows >= 0], 0].astype(np.int64)
-        return tuple(
-            self._frame(int(row), spread(shape.samples, int(ranks)))
-            for row, ranks in zip(rows[rows >= 0], outer, strict=True)
-        )
+        count = meshes.micro_batches.index(shape.num_micro_batches)
+        rows = np.unique(arrays.stage_rows[:, tp, middle, :, arrays.fills[tp, middle, count, 1]])
+        rows = rows[rows >= 0]
+        shared = [frame for row in rows.tolist() for frame in self._shared(row, count)]
+        outer = arrays.axes[rows, 0].astype(np.int64).tolist()
+        even = [self._frame(row, spread(shape.samples, ranks)) for row, ranks in zip(rows.tolist(), outer, strict=True)]
+        return (*even, *shared)
 
     def _of_shape(
         self, shape: Shape, frames: Ints, least: Floats, even: Sequence[int], unlike: Sequence[int]

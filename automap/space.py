@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from automap.batch_shares import NUM_WAYS, dealt
 from automap.constraints import Constrained
 from automap.counting import count_decades
 from automap.limits import WHOLE, Limits
@@ -29,7 +30,7 @@ from automap.plan import Plan
 from automap.price.arrays import SpaceArrays, compile_space
 from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, Segment, blank, by_type
 from automap.price.layout import Layout
-from automap.price.legality import mode_mask, signature_mask, size_mask
+from automap.price.legality import mode_mask, share_mask, signature_mask, size_mask
 from automap.problem import Problem
 from automap.stage_sizes import spread
 from automap.translate import same_choice, to_choice, to_plan
@@ -47,8 +48,9 @@ MOVE_CHANCES = (0.3, 0.1, 0.1, 0.05, 0.05, 0.05, 0.05, 0.1, 0.05, 0.05, 0.1)
 
 SHAPE_KINDS = ("pp", "tp", "middle", "micro_batches", "virtual")
 """Kinds of the slots that decide a shape; `middle` is there where meshes have a third axis."""
-STAGE_KINDS = ("schedule", "order", "devices")
-"""Kinds of the slots behind them: order of micro-batches, order of the devices, devices of each stage but the last."""
+STAGE_KINDS = ("schedule", "order", "devices", "shares")
+"""Kinds of the slots behind them: order of micro-batches, order of the devices, devices of each stage but the last, and
+how samples are spread over unlike devices of a stage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,8 +76,8 @@ class PlanSpace:
         evaluator: prices what is decided.
         meshes: the shapes.
         axes: names of the mesh axes, outermost first.
-        first_stage, first_cut, first_recompute, zero_slot, first_signature: numbers of slots; the first one of
-            `STAGE_KINDS` stands behind those of the shape.
+        first_stage, shares_slot, first_cut, first_recompute, zero_slot, first_signature: numbers of slots; the first
+            one of `STAGE_KINDS` stands behind those of the shape.
         modes: [modes] recompute modes that the trainer and `hints.fix` leave.
         zeros: [4] ZeRO stages that `hints.fix` leaves where there are replicas.
         schedules: of plans without virtual stages, the usual one first.
@@ -108,7 +110,8 @@ class PlanSpace:
         kinds = [slot.kind for slot in self.slots]
         self.first_recompute, self.zero_slot = kinds.index("recompute"), kinds.index("zero")
         self.first_stage = kinds.index("schedule")
-        self.first_cut = self.first_stage + sum(kind in STAGE_KINDS for kind in kinds)
+        self.shares_slot = kinds.index("shares")
+        self.first_cut = self.shares_slot + 1
         self.first_signature = self.zero_slot + 1
         self._legal: dict[tuple[object, ...], Mask] = {}
         self._targets: dict[tuple[float, ...], Ints] = {}
@@ -137,6 +140,9 @@ class PlanSpace:
             Slot(kind="devices", name=f"devices of stage {i}", num_values=parts, index=i)
             for i in range(meshes.longest - 1)
         ]
+        is_mixed = len({host.device for host in self.problem.cluster.hosts}) > 1
+        ways = {None: NUM_WAYS, "even": 1, "proportional": 2}[self.problem.hints.fix.batch_shares]
+        slots.append(Slot(kind="shares", name="samples of unlike devices", num_values=ways if is_mixed else 1))
         slots += [
             Slot(kind="cut", name=f"end of chunk {i}", num_values=self.num_units, index=i) for i in range(chunks - 1)
         ]
@@ -179,7 +185,7 @@ class PlanSpace:
     def stage_devices(self, values: Sequence[int]) -> tuple[int, ...]:
         """[stages] devices of each; the undecided ones share what is left evenly, as far as it goes."""
         shape, meshes = self.shape(values), self.meshes
-        picked = values[self.first_stage + 2 : self.first_cut]
+        picked = values[self.first_stage + 2 : self.shares_slot]
         if not any(picked):
             return (meshes.devices // shape.pp,) * shape.pp
         sizes = [value * meshes.part if value else meshes.devices // shape.pp for value in picked[: shape.pp - 1]]
@@ -206,15 +212,58 @@ class PlanSpace:
                 )
         return self._layouts[key]
 
-    def unlike_meshes(self, values: Sequence[int]) -> tuple[npt.NDArray[np.float64], Ints]:
-        """[meshes, axes] distinct meshes of the stages, and [meshes] samples that a stage is priced with."""
-        shape = self.shape(values)
-        meshes = [
-            self.meshes.mesh_of(devices, shape.tp, shape.middle)
-            for devices in dict.fromkeys(self.stage_devices(values))
+    def stage_rows(self, values: Sequence[int]) -> list[int]:
+        """[stages] row of each among the distinct stages of `arrays`; all slots before `shares` are decided."""
+        decided = np.array(values[: self.first_cut], dtype=np.int64)
+        devices, rows, boundaries = np.empty((3, self.arrays.windows.shape[1]), dtype=np.int64)
+        from automap.price.desk import find_stages  # who prices one plan need not load it
+
+        find_stages(self.arrays, decided, devices, rows, boundaries)
+        found: list[int] = rows[: self.shape(values).pp].tolist()
+        return found
+
+    def rows_seen(self, values: Sequence[int]) -> list[int]:
+        """[stages] `stage_rows` as the slowest kind of device sees them, see `Choice.views`."""
+        arrays, rows = self.arrays, self.stage_rows(values)
+        shares = self.batch_shares(values) or (None,) * len(rows)
+        return [
+            row if mine is None else int(arrays.kind_rows[arrays.mixed[row], 0])
+            for row, mine in zip(rows, shares, strict=True)
         ]
-        samples = [spread(shape.samples, mesh[0]) for mesh in meshes]
-        return np.array(meshes, dtype=np.float64), np.array(samples, dtype=np.int64)
+
+    def batch_shares(self, values: Sequence[int]) -> tuple[tuple[int, ...] | None, ...]:
+        """[stages] samples of a micro-batch for each index of the outer axis; None and empty: as evenly as they go."""
+        way = values[self.shares_slot]
+        if not way:
+            return ()
+        shape, arrays, found = self.shape(values), self.arrays, list[tuple[int, ...] | None]()
+        count = self.meshes.micro_batches.index(shape.num_micro_batches)
+        for row, stage in zip(self.stage_rows(values), self.layout(values).stages, strict=True):
+            number = int(arrays.mixed[row])
+            if number < 0 or not arrays.share_ways[number, count, way]:
+                found.append(None)
+                continue
+            shares = [0] * int(stage.axes[0])
+            for kind, total in zip(stage.kinds, arrays.kind_samples[number, count, way].tolist(), strict=False):
+                of_kind = dealt(total, len(kind.ranks), int(arrays.quanta[number]))
+                for rank, mine in zip(kind.ranks, of_kind, strict=True):
+                    shares[rank] = mine
+            found.append(tuple(shares))
+        return tuple(found)
+
+    def unlike_meshes(self, values: Sequence[int]) -> tuple[npt.NDArray[np.float64], Ints]:
+        """[meshes, axes] distinct meshes of the stages, and [meshes] samples of a micro-batch that divide over each:
+        the share of a rank times the ranks."""
+        shape = self.shape(values)
+        devices = self.stage_devices(values)
+        meshes = [self.meshes.mesh_of(mine, shape.tp, shape.middle) for mine in devices]
+        shares = self.batch_shares(values) or (None,) * len(meshes)
+        found = dict.fromkeys(
+            (mesh, share * mesh[0])
+            for mesh, mine in zip(meshes, shares, strict=True)
+            for share in ([spread(shape.samples, mesh[0]) // mesh[0]] if mine is None else dict.fromkeys(mine))
+        )
+        return np.array([mesh for mesh, _ in found], dtype=np.float64), np.array([n for _, n in found], dtype=np.int64)
 
     def legal(self, prefix: Sequence[int]) -> Mask:
         """Which values of slot `len(prefix)` may follow; at least one always may."""
@@ -230,6 +279,9 @@ class PlanSpace:
             size_mask(self.arrays, np.array(prefix, dtype=np.int64), slot.index, mask)
         elif slot.kind == "order":
             mask[: self.meshes.num_orders(shape.pp)] = True
+        elif slot.kind == "shares" and slot.num_values > 1:
+            decided = np.array([*prefix, 0], dtype=np.int64)
+            share_mask(self.arrays, decided, shape.pp, np.array(self.stage_rows(prefix), dtype=np.int64), mask)
         elif slot.kind == "schedule" and shape.pp > 1 and shape.virtual == 1:
             mask[:] = True
         elif slot.kind == "cut" and slot.index < shape.num_chunks - 1:
@@ -282,7 +334,10 @@ class PlanSpace:
     def cut_shares(self, values: Sequence[int]) -> list[float]:
         """[chunks] how many times its rank's speed the ranks of a chunk and of all behind it have together."""
         stages = self.layout(values).stages
-        speeds = [stages[chunk % len(stages)].speed for chunk in range(self.shape(values).num_chunks)]
+        samples = self.batch_shares(values) or (None,) * len(stages)
+        # With its own share each kind works at its own speed.
+        found = [s.speed if mine is None else s.kinds[0].stage.speed for s, mine in zip(stages, samples, strict=True)]
+        speeds = [found[chunk % len(stages)] for chunk in range(self.shape(values).num_chunks)]
         left = functools.reduce(operator.add, speeds, 0.0)
         shares = []
         for speed in speeds:
@@ -394,7 +449,7 @@ class PlanSpace:
                 )
             chunks.append(tuple(segments))
         layout = self.layout(values)
-        is_unlike = any(values[self.first_stage + 2 : self.first_cut])
+        is_unlike = any(values[self.first_stage + 2 : self.shares_slot])
         return Choice(
             axes=self.axes,
             layout=layout,
@@ -405,6 +460,7 @@ class PlanSpace:
             zero=values[self.zero_slot],
             zero_axes=self.zero_axes(shape),
             spread_over=(0,) * shape.pp if is_unlike else (),
+            shares=self.batch_shares(values),
         )
 
     def price(self, values: Ints) -> npt.NDArray[np.float64]:
@@ -510,6 +566,10 @@ class PlanSpace:
         values: list[int] = [*self.meshes.values(shape), *placed]
         if self.layout(values) is not choice.layout:
             return None
+        way = self._shares_value(values, choice)
+        if way is None:
+            return None
+        values.append(way)
         shares = self.cut_shares(values)
         start = 0
         for slot in self.slots[self.first_cut : self.first_signature]:
@@ -544,12 +604,19 @@ class PlanSpace:
             return None
         values = [self.schedules.index(kind), meshes.orders.index(turn)]
         even = meshes.devices // len(stages)
-        for slot in self.slots[self.first_stage + 2 : self.first_cut]:
+        for slot in self.slots[self.first_stage + 2 : self.shares_slot]:
             size = len(stages[slot.index].devices) if slot.index < len(stages) - 1 else even
             if size != even and size % meshes.part:
                 return None
             values.append(0 if size == even else size // meshes.part)
         return values
+
+    def _shares_value(self, values: Sequence[int], choice: Choice) -> int | None:
+        """The value of the slot `shares` behind all slots before, or None if there is none such."""
+        if not choice.shares:
+            return 0
+        legal = np.flatnonzero(self.legal(values)).tolist()
+        return next((way for way in legal if self.batch_shares((*values, way)) == choice.shares), None)
 
     def _mode(self, choice: Choice, rank: int) -> int:
         """The first recompute mode that all chunks of a rank follow; 0 where none does."""

@@ -238,11 +238,9 @@ def _stages(space: PlanSpace, shape: Shape) -> list[tuple[int, ...]]:
     # Of more than three orders the last one is the first the other way round.
     count = space.meshes.num_orders(shape.pp)
     found: list[tuple[int, ...]] = [(0, order) for order in sorted({0, min(1, count - 1), count - 1})]
+    first = space.meshes.values(shape)
     if shape.pp == 2 and shape.tp == shape.middle == 1 and space.meshes.may_differ(shape):
-        prefixes = [(*space.meshes.values(shape), *stages) for stages in found]
-        return [
-            (*prefix[space.first_stage :], int(size))
-            for prefix in prefixes
-            for size in np.flatnonzero(space.legal(prefix))
-        ]
-    return found
+        found = [(*some, int(size)) for some in found for size in np.flatnonzero(space.legal((*first, *some)))]
+    found = [(*some, *[0] * (space.shares_slot - space.first_stage - len(some))) for some in found]
+    # Even shares, and those in proportion to the speed of the devices where they are of several kinds.
+    return [(*some, int(way)) for some in found for way in np.flatnonzero(space.legal((*first, *some))[:2])]

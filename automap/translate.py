@@ -65,7 +65,7 @@ def same_choice(one: Choice, other: Choice) -> bool:
         return False
     if [s.devices for s in one.layout.stages] != [s.devices for s in other.layout.stages]:
         return False
-    if not np.array_equal(one.rank_samples, other.rank_samples):
+    if not np.array_equal(one.rank_samples, other.rank_samples) or one.shares != other.shares:
         return False
     if len(one.chunks) != len(other.chunks):
         return False
@@ -101,9 +101,10 @@ def to_plan(choice: Choice, evaluator: Evaluator) -> Plan:
         names = [op.name for op in _operators(evaluator, segments)]
         split = {a: _splits_batch(evaluator, segments, a, defaults) for a in named}
         batch_axes = [axes[a] for a in split if split[a]] if split else [axes[0]]
-        if choice.rank_samples[number % num_ranks] != choice.samples:
+        shares = choice.shares[number % num_ranks] if choice.shares else None
+        if shares is not None or choice.rank_samples[number % num_ranks] != choice.samples:
             # The axis over which samples are spread comes first, whatever most operators do there.
-            first = choice.spread_over[number % num_ranks]
+            first = 0 if shares is not None else choice.spread_over[number % num_ranks]
             split[first] = True
             batch_axes = [axes[first], *(axis for axis in batch_axes if axis != axes[first])]
         stages.append(
@@ -112,6 +113,7 @@ def to_plan(choice: Choice, evaluator: Evaluator) -> Plan:
                 devices=format_devices(layout.devices),
                 mesh=mesh,
                 batch_axes=tuple(batch_axes),
+                batch_shares=shares,
                 zero=Zero(stage=choice.zero, axes=sharded if choice.zero else ()),
                 shardings=_shardings(evaluator, segments, names, split, axes, defaults),
                 recompute=_recompute(evaluator, segments, names),
@@ -296,19 +298,12 @@ def to_choice(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp
             raise _refuse(f"stages[{number}].zero", stage.zero.stage, "stages differ", "Give every stage the same.")
         if not 0 <= stage.zero.stage <= 3 or any(a not in dict(stage.mesh) for a in stage.zero.axes):
             raise _refuse(f"stages[{number}].zero", stage.zero.stage, "no such ZeRO", "Stage 0 to 3 over mesh axes.")
-        shares = stage.batch_shares
-        if shares is not None and max(shares) - min(shares) > 1:
-            raise _refuse(
-                f"stages[{number}].batch_shares",
-                list(shares),
-                "shares that differ by more than one are not priced",
-                "Use null.",
-            )
     live = {axis for stage in plan.stages for axis, size in stage.mesh if size > 1}
     spread_over = tuple(_first_batch_axis(plan, number, axes) for number in range(ranks))
+    shares = tuple(_shares(plan, number, spread_over[number % ranks]) for number in range(len(plan.stages)))
     samples = [
-        spread(plan.samples_per_micro_batch, int(stage.axes[a]))
-        for stage, a in zip(layout.stages, spread_over, strict=True)
+        [spread(plan.samples_per_micro_batch, int(stage.axes[a]))] if mine is None else [n * len(mine) for n in {*mine}]
+        for stage, a, mine in zip(layout.stages, spread_over, shares, strict=False)
     ]
     known = _Known(evaluator)
     chunks, cursor = [], 0
@@ -347,7 +342,8 @@ def to_choice(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp
         zero=zero.stage,
         zero_axes=np.array([a in zero.axes and any(dict(s.mesh).get(a, 1) > 1 for s in plan.stages) for a in axes]),
         program=program,
-        spread_over=spread_over if set(samples) != {plan.samples_per_micro_batch} else (),
+        spread_over=spread_over if any(some != [plan.samples_per_micro_batch] for some in samples) else (),
+        shares=shares[:ranks] if any(mine is not None for mine in shares) else (),
     )
 
 
@@ -364,6 +360,30 @@ def _first_batch_axis(plan: Plan, number: int, axes: Sequence[str]) -> int:
             "Give fewer ranks, or larger micro-batches.",
         )
     return list(axes).index(name)
+
+
+def _shares(plan: Plan, number: int, axis: int) -> tuple[int, ...] | None:
+    """Samples of each rank of the first batch axis, or None where these are as even as they go."""
+    stage, shares = plan.stages[number], plan.stages[number].batch_shares
+    ranks = _ranks(plan, 1 << 62)
+    if shares != plan.stages[number % ranks].batch_shares:
+        raise _refuse(f"stages[{number}].batch_shares", shares, "differ", "Virtual stages share them.")
+    if shares is None:
+        return None
+    path, count = (
+        f"stages[{number}].batch_shares",
+        dict(stage.mesh).get(stage.batch_axes[0], 1) if stage.batch_axes else 1,
+    )
+    if len(shares) != count or sum(shares) != plan.samples_per_micro_batch or min(shares, default=0) < 1:
+        raise _refuse(
+            path,
+            list(shares),
+            f"are not the samples of {count} ranks, at least one each, {plan.samples_per_micro_batch} in all",
+            "Give each rank of the first batch axis its samples, or null.",
+        )
+    if axis != 0:
+        raise _refuse(path, stage.batch_axes[0], "only shares of the outermost axis are priced", "Use null.")
+    return shares if len({*shares}) > 1 else None
 
 
 def _program(schedule: Schedule, ranks: int, chunks: int, num_micro_batches: int) -> Ints:
@@ -498,7 +518,7 @@ def _segments(
     operators: Sequence[tuple[str, int, int]],
     axes: Sequence[str],
     live: AbstractSet[str],
-    samples: int,
+    samples: Sequence[int],
     number: int,
     known: _Known,
 ) -> tuple[Segment, ...]:
@@ -541,11 +561,12 @@ def _segments(
                     chosen[k, a] = known.default(unit_type, offset, batch=batch and axis in live)
         _follow(evaluator, unit_type, members, inside, chosen)
         for k, (name, offset) in enumerate(members):
-            alike = (base + offset, samples, chosen[k].tobytes(), mesh_sizes)
-            if alike not in known.divides:
-                path = f"stages[{number}].shardings.{name}"
-                _check_divides(evaluator, base + offset, chosen[k], sizes, samples, path)
-                known.divides.add(alike)
+            for count in samples:
+                alike = (base + offset, count, chosen[k].tobytes(), mesh_sizes)
+                if alike not in known.divides:
+                    path = f"stages[{number}].shardings.{name}"
+                    _check_divides(evaluator, base + offset, chosen[k], sizes, count, path)
+                    known.divides.add(alike)
         recomputed = np.array(
             [name in stage.recompute or first_match(regions, name) is not None for name, _ in members],
             dtype=np.bool_,

@@ -23,7 +23,6 @@ from agents.searcher import Budget
 from automap.hints import Constraint
 from automap.price.evaluator import Evaluator
 from automap.price.tables import build_tables
-from automap.problem import Problem
 from automap.space import PlanSpace
 from ir.linkage import link
 

@@ -57,8 +57,9 @@ class Features:
         self.space = space
         self.first_bound_s, self.reference_s = first_bound_s, reference_s
         slots = space.slots
-        self._kind = np.array([KINDS.index(slot.kind) for slot in slots])
-        self._index = np.array([slot.index for slot in slots], dtype=np.float32) / 8.0
+        # Shares of unlike devices go on with what `devices` began; their index tells them apart.
+        self._kind = np.array([KINDS.index("devices" if slot.kind == "shares" else slot.kind) for slot in slots])
+        self._index = np.array([8 if s.kind == "shares" else s.index for s in slots], dtype=np.float32) / 8.0
         groups = list(space.group_rows)
         self._group = np.array([groups.index((s.unit_type, s.group)) if s.group >= 0 else 0 for s in slots])
         self._cluster = _cluster_features(space)

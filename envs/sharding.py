@@ -10,7 +10,7 @@ from envs.decision import Decisions, Ints, PlanEnv
 
 
 class ShardingDecisions(Decisions):
-    """The signatures of all linkage groups on every mesh axis, in topological order."""
+    """The signatures of all linkage groups on every mesh axis, in topological order (docs/search.md: why)."""
 
     def __init__(self, space: PlanSpace, frame: Values) -> None:
         """Takes the frame.

@@ -29,6 +29,9 @@ def strategy(plan: Plan) -> str:
         if count > 1
         else f"{plan.samples_per_micro_batch} at once"
     )
+    shares = sorted({share for stage in stages for share in stage.batch_shares or ()})
+    if shares:
+        words.append(f"{shares[0]} to {shares[-1]} samples a rank")
     own = list(dict.fromkeys(name for stage in stages for name in _off_batch(stage)))
     if own:
         words.append(own[0] + (f" and {len(own) - 1} more" if len(own) > 1 else "") + " not split by batch")

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import boolean, float64, int64, types
 
+from automap.batch_shares import share_out
 from automap.order import KINDS
 from ir.factors import whole_signature
 
@@ -23,7 +24,8 @@ Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 # Slots of SpaceArrays.scalars. N_PART: devices of a part, see `automap.stage_sizes`; N_LONGEST: stages of the longest
-# pipeline whose stages may differ; N_ORDERS_ONE: whether the order of the devices matters to a single stage.
+# pipeline whose stages may differ; N_ORDERS_ONE: whether the order of the devices matters to a single stage;
+# N_MOST_MESHES: rows of `legality.unlike_meshes`; N_PROPORTIONAL: whether the user asked for uneven batch shares.
 (
     N_DEVICES,
     N_BATCH,
@@ -34,7 +36,10 @@ Mask = npt.NDArray[np.bool_]
     N_PART,
     N_LONGEST,
     N_ORDERS_ONE,
-) = range(9)
+    N_SHARES_SLOT,
+    N_MOST_MESHES,
+    N_PROPORTIONAL,
+) = range(12)
 # Columns of SpaceArrays.groups, one row a linkage group: its first member and their number, the first of its
 # assignments, the first and the number of its values, the value that keeps the leader whole.
 G_MEMBERS, G_COUNT, G_ASSIGNMENT, G_FIRST, G_VALUES, G_WHOLE = range(6)
@@ -78,6 +83,15 @@ class SpaceArrays(NamedTuple):
     """[types, 2] operator row and output slot of the crossing tensor, or -1."""
     groups: Ints
     tied: Ints
+    mixed: Ints
+    """[distinct stages] number among those of several kinds of devices, or -1."""
+    quanta: Ints
+    """[stages of several kinds] samples of a rank come in multiples of this."""
+    kind_rows: Ints
+    """[stages of several kinds, kinds] row among the distinct stages of the stage as if it consisted of each kind."""
+    kind_ranks: Ints
+    """[stages of several kinds, kinds] ranks of the outer axis of each kind; where there are fewer the last one is
+    repeated."""
     weight: Floats
     """[units + 1] cumulated weight, strictly rising."""
     capacity: Floats
@@ -98,9 +112,15 @@ class SpaceArrays(NamedTuple):
     """[distinct stages, axes, V_COUNT]"""
     windows: Ints
     """[chunks + 1, chunks, 2] first and last legal end of each chunk, by number of chunks."""
+    share_ways: Ints
+    """[stages of several kinds, values of `micro_batches`, values of `shares`] the first way that is the same; 0: even
+    shares."""
     send_rows: Ints
     """[order, parts before, parts of the last stage among them, parts of the next] boundary, or -1; the first stage
     follows the last one."""
+    kind_samples: Ints
+    """[stages of several kinds, values of `micro_batches`, values of `shares`, kinds] samples of all ranks of a kind
+    together."""
     layouts: Ints
     stage_rows: Ints
     """[order, inner degree, middle degree, parts before, parts] row among the distinct stages, or -1."""
@@ -124,11 +144,13 @@ SPACE = types.NamedTuple(
     (
         *[int64[::1]] * 13,
         *[int64[:, ::1]] * 3,
+        *[int64[::1]] * 2,
+        *[int64[:, ::1]] * 2,
         *[float64[::1]] * 7,
         *[float64[:, ::1]] * 2,
         float64[:, :, ::1],
-        int64[:, :, ::1],
-        int64[:, :, :, ::1],
+        *[int64[:, :, ::1]] * 2,
+        *[int64[:, :, :, ::1]] * 2,
         *[int64[:, :, :, :, ::1]] * 2,
         boolean[:, :, :, :, ::1],
         *[boolean[:, ::1]] * 4,
@@ -147,6 +169,7 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
     rows: dict[int, int] = {}
     layouts, stages, sends = _layouts(space, rows)
     stage_rows, send_rows = _unlike_stages(space, rows, sends)
+    mixed = _mixed(space, rows)
     distinct = [evaluator.stands.stages[number] for number in rows]
     most = max(shape.num_chunks for shape in space.shapes)
     windows = np.zeros((most + 1, most, 2), dtype=np.int64)
@@ -168,6 +191,9 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         meshes.part,
         meshes.longest,
         int(space.problem.cluster.bandwidth_GBps is not None),
+        space.shares_slot,
+        mixed.most_meshes,
+        int(space.problem.hints.fix.batch_shares == "proportional"),
     ]
     names = [name for name, _, _ in evaluator.tied]
     tied = [
@@ -196,6 +222,10 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         makers=evaluator.makers,
         groups=groups,
         tied=_ints(tied).reshape(-1, I_COUNT),
+        mixed=_ints(mixed.numbers),
+        quanta=mixed.quanta,
+        kind_rows=mixed.rows,
+        kind_ranks=mixed.ranks,
         weight=space.cumulative_weight,
         capacity=_floats([s.capacity for s in distinct]),
         speed=_floats([s.speed for s in distinct]),
@@ -207,7 +237,9 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         hardware=_floats([s.hardware for s in distinct]),
         links=_floats([s.links for s in distinct]),
         windows=windows,
+        share_ways=mixed.ways,
         send_rows=send_rows,
+        kind_samples=mixed.samples,
         layouts=layouts,
         stage_rows=stage_rows,
         fills=meshes.fills,
@@ -281,6 +313,54 @@ def _unlike_stages(space: PlanSpace, rows: dict[int, int], sends: list[tuple[flo
                 send_rows[number, parts, last, first] = len(sends)
                 sends.append(stands.send((one, other), senders, receivers))
     return stage_rows, send_rows
+
+
+class _Mixed(NamedTuple):
+    """Stages of several kinds of devices, see `SpaceArrays`."""
+
+    numbers: list[int]
+    quanta: Ints
+    rows: Ints
+    ranks: Ints
+    samples: Ints
+    ways: Ints
+    most_meshes: int
+
+
+def _mixed(space: PlanSpace, rows: dict[int, int]) -> _Mixed:
+    """How the samples of a micro-batch may be shared out; the stages as if of one kind are added to `rows`."""
+    meshes, stands = space.meshes, space.evaluator.stands
+    fix = space.problem.hints.fix.batch_shares
+    stages = [(row, stands.stages[number]) for number, row in rows.items() if stands.stages[number].kinds]
+    stages = [] if fix == "even" else stages
+    most = max((len(stage.kinds) for _, stage in stages), default=1)
+    kind_rows = np.empty((len(stages), most), dtype=np.int64)
+    kind_ranks = np.empty((len(stages), most), dtype=np.int64)
+    for at, (_, stage) in enumerate(stages):
+        for view in range(most):
+            kind = stage.kinds[min(view, len(stage.kinds) - 1)]
+            kind_rows[at, view] = rows.setdefault(kind.number, len(rows))
+            kind_ranks[at, view] = len(kind.ranks)
+    numbers = [-1] * len(rows)
+    for at, (row, _) in enumerate(stages):
+        numbers[row] = at
+    quanta = np.array([stage.axes[1] if space.meshes.splits_batch else 1 for _, stage in stages], dtype=np.int64)
+    batch = _ints([space.problem.training.global_batch // count for count in meshes.micro_batches])
+    samples, ways = share_out(space.evaluator, [stage for _, stage in stages], quanta, batch, most)
+    for at, (_, stage) in enumerate(stages):
+        samples[at, :, :, len(stage.kinds) :] = samples[at, :, :, len(stage.kinds) - 1, None]
+    num_values = space.slots[space.shares_slot].num_values
+    samples, ways = samples[:, :, :num_values], ways[:, :, :num_values]
+    longest = max((shape.pp for shape in space.shapes), default=1)
+    return _Mixed(
+        numbers=numbers,
+        quanta=quanta,
+        rows=kind_rows,
+        ranks=kind_ranks,
+        samples=np.ascontiguousarray(samples),
+        ways=np.ascontiguousarray(ways),
+        most_meshes=1 + 2 * most * longest if stages else max(1, meshes.longest),
+    )
 
 
 def _groups(space: PlanSpace) -> tuple[Ints, Ints, Ints, Mask]:

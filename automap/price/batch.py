@@ -6,7 +6,7 @@ from numba import boolean, float64, int64, void
 
 from automap.price.arrays import N_FIRST_SIGNATURE, SPACE
 from automap.price.compiled import kernel
-from automap.price.desk import MEMO, cost_rows, finish, new_desk, pick, set_frame
+from automap.price.desk import MEMO, new_desk, pick, price_laid, set_frame
 from automap.price.sharded import new_sharded
 from automap.price.vectors import TABLES
 
@@ -34,5 +34,4 @@ def price_many(tables, space, memo, values, exact, out):
                 slot = space.scalars[N_FIRST_SIGNATURE] + group * num_axes + axis
                 if desk.picked[group, axis] != value[slot]:
                     pick(space, group, axis, value[slot], desk)
-        cost_rows(tables, space, memo, -1, desk, sharded)
-        finish(tables, space, desk, exact, out[plan])
+        price_laid(tables, space, memo, value, desk, sharded, exact, out[plan])

@@ -29,10 +29,12 @@ from automap.price.arrays import (
     I_OTHER_SLOT,
     I_USER_ROW,
     I_USER_SLOT,
+    N_BATCH,
     N_FIRST_CUT,
     N_FIRST_RECOMPUTE,
-    N_LONGEST,
+    N_MOST_MESHES,
     N_PART,
+    N_SHARES_SLOT,
     N_ZERO_SLOT,
     SPACE,
     Y_FIRST,
@@ -41,7 +43,7 @@ from automap.price.arrays import (
 from automap.price.combine import P_COUNT, P_ZERO, R_COUNT, combine, overflow, step_time_s
 from automap.price.communication import L_COUNT, UNKNOWN, V_COUNT
 from automap.price.compiled import borrowing, kernel
-from automap.price.legality import unlike_meshes
+from automap.price.legality import share_devices, share_of, sharing, unlike_meshes
 from automap.price.placements import dual
 from automap.price.sharded import SHARDED
 from automap.price.tables import OP_INPUTS, OP_SIGNATURES, S_PLACES
@@ -57,8 +59,8 @@ Mask = npt.NDArray[np.bool_]
 K_TYPE, K_MODE, K_RANK, K_BEFORE, K_OPENS, K_INCOMING = range(6)
 K_COUNT = K_INCOMING + MAX_AXES
 # Slots of Desk.frame: pipeline ranks, chunks, micro-batches, kind of the schedule; unlike meshes; whether one rank
-# stands for all; rows and parts laid out.
-F_RANKS, F_CHUNKS, F_COUNT_OF_BATCHES, F_KIND, F_MESHES, F_UNIFORM, F_ROWS, F_PARTS = range(8)
+# stands for all; rows and parts laid out; whether all ranks have as many devices.
+F_RANKS, F_CHUNKS, F_COUNT_OF_BATCHES, F_KIND, F_MESHES, F_UNIFORM, F_ROWS, F_PARTS, F_ALIKE = range(9)
 REMEMBERED = 1 << 14
 """Costs of units that a memo holds, 6 MB of them; a power of two."""
 
@@ -70,12 +72,16 @@ class Desk(NamedTuple):
     """See the F_ constants."""
     devices: Ints
     """[ranks]"""
-    stages: Ints
+    rows: Ints
     """[ranks] row of each among the distinct stages."""
+    stages: Ints
+    """[ranks] the same as the kind of device sees it that is looked from, see `Choice.views`."""
     boundaries: Ints
     """[ranks] row of the boundary behind each."""
     samples: Ints
-    """[unlike meshes] of a micro-batch, with which a stage is priced."""
+    """[ranks] of a micro-batch, with which that kind is priced."""
+    divided: Ints
+    """[unlike meshes] samples of a micro-batch that must divide, see `unlike_meshes`."""
     sizes: Floats
     """[unlike meshes, axes]"""
     shares: Floats
@@ -127,7 +133,7 @@ class Memo(NamedTuple):
 
 DESK = types.NamedTuple(
     (
-        *[int64[::1]] * 5,
+        *[int64[::1]] * 7,
         float64[:, ::1],
         float64[::1],
         *[int64[:, ::1]] * 3,
@@ -160,14 +166,16 @@ def new_desk(tables, space):
     num_units = space.units.shape[0]
     num_axes = space.obeys.shape[0]
     most = space.windows.shape[1]
-    longest = max(1, space.scalars[N_LONGEST])
+    meshes = space.scalars[N_MOST_MESHES]
     desk = Desk(
-        np.zeros(8, np.int64),
+        np.zeros(9, np.int64),
         np.empty(most, np.int64),
         np.empty(most, np.int64),
         np.empty(most, np.int64),
-        np.empty(longest, np.int64),
-        np.empty((longest, num_axes)),
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+        np.empty(meshes, np.int64),
+        np.empty((meshes, num_axes)),
         np.empty(most),
         np.full((space.groups.shape[0], num_axes), -1),
         np.full((tables.operators.shape[0], num_axes), -1),
@@ -218,33 +226,64 @@ def outgoing(tables, makers, unit_type, is_sent, chosen, placement):
                 placement[a] = dual(placement[a])
 
 
-@borrowing(void(SPACE, int64[::1], boolean, int64[::1], int64[::1], int64[::1]), inner=True)
-def find_stages(space, value, alike, devices, stages, boundaries):
+@borrowing(boolean(SPACE, int64[::1], int64[::1], int64[::1], int64[::1]))
+def find_stages(space, value, devices, rows, boundaries):
     """Writes where the stages of a pipeline stand.
 
     Args:
         space: see `compile_space`.
-        value: those of the slots before the first cut.
-        alike: whether all stages have as many devices.
-        devices: [ranks] of each.
-        stages: [ranks], row of each among the distinct stages, written.
+        value: those of the slots that say how many devices stages have, and before.
+        devices: [ranks] of each, written.
+        rows: [ranks] of each among the distinct stages, written.
         boundaries: [ranks], row of the boundary behind each, written.
+
+    Returns:
+        Whether all stages have as many devices.
     """
     num_axes = space.obeys.shape[0]
     num_ranks = space.degrees[value[0]]
     place = value[2] if num_axes == 3 else 0
     order = value[num_axes + 3]
+    alike = share_devices(space, value, devices)
     before = 0
     for rank in range(num_ranks):
         if alike:
             boundaries[rank] = space.layouts[order, value[0], value[1], place, Y_FIRST] + rank
-            stages[rank] = space.stages[boundaries[rank]]
+            rows[rank] = space.stages[boundaries[rank]]
         else:
             mine = devices[rank] // space.scalars[N_PART]
             after = devices[(rank + 1) % num_ranks] // space.scalars[N_PART]
-            stages[rank] = space.stage_rows[order, value[1], place, before, mine]
+            rows[rank] = space.stage_rows[order, value[1], place, before, mine]
             before += mine
             boundaries[rank] = space.send_rows[order, before, mine, after]
+    return alike
+
+
+@borrowing(void(SPACE, int64[::1], int64, int64[::1], int64[::1], int64[::1], int64[::1]))
+def look_from(space, value, kind, devices, rows, stages, samples):
+    """Writes the stages as a kind of device sees them: see `Choice.views`.
+
+    Args:
+        space: see `compile_space`.
+        value: those of the slots before the first cut.
+        kind: number of the kind, the slowest first.
+        devices: [ranks] of each.
+        rows: [ranks] of each among the distinct stages.
+        stages: [ranks] row with the hardware of the kind where ranks have unlike shares, written.
+        samples: [ranks] of a micro-batch with which each is priced, written.
+    """
+    num_axes = space.obeys.shape[0]
+    batch = space.scalars[N_BATCH] // space.micro_batches[value[num_axes]]
+    within = space.degrees[value[1]] * (space.middles[value[2]] if num_axes == 3 else 1)
+    for rank in range(space.degrees[value[0]]):
+        outer = devices[rank] // within
+        number = sharing(space, value, rows[rank])
+        if number < 0:
+            stages[rank] = rows[rank]
+            samples[rank] = -(-batch // outer) * outer
+        else:
+            stages[rank] = space.kind_rows[number, kind]
+            samples[rank] = share_of(space, value, number, kind, True) * outer
 
 
 @borrowing(void(SPACE, int64[::1], int64, float64[::1]), inner=True)
@@ -253,7 +292,7 @@ def cut_shares(space, stages, num_ranks, shares):
 
     Args:
         space: see `compile_space`.
-        stages: [ranks] rows among the distinct stages.
+        stages: [ranks] rows among the distinct stages, see `look_from`.
         num_ranks: pipeline ranks.
         shares: [chunks], written; where ranks are alike, how many chunks are left.
     """
@@ -307,12 +346,13 @@ def set_stages(space, value, desk):
     num_ranks = space.degrees[value[0]]
     virtual = space.virtuals[value[num_axes + 1]]
     num_chunks = num_ranks * virtual
-    num_meshes = unlike_meshes(space, value, desk.devices, desk.sizes, desk.samples)
-    find_stages(space, value, num_meshes == 1, desk.devices, desk.stages, desk.boundaries)
+    alike = find_stages(space, value, desk.devices, desk.rows, desk.boundaries)
+    num_meshes = unlike_meshes(space, value, alike, desk.devices, desk.rows, desk.sizes, desk.divided)
+    look_from(space, value, 0, desk.devices, desk.rows, desk.stages, desk.samples)
     shares = desk.shares[:num_chunks]
     cut_shares(space, desk.stages, num_ranks, shares)
     uniform = 0
-    if num_meshes == 1:
+    if alike:
         place = value[2] if num_axes == 3 else 0
         uniform = space.layouts[value[num_axes + 3], value[0], value[1], place, Y_UNIFORM]
     frame[F_RANKS] = num_ranks
@@ -321,6 +361,7 @@ def set_stages(space, value, desk):
     frame[F_KIND] = INTERLEAVED if virtual > 1 else space.kinds[value[num_axes + 2]]
     frame[F_MESHES] = num_meshes
     frame[F_UNIFORM] = uniform
+    frame[F_ALIKE] = int64(alike)
     for a in range(num_axes):
         desk.zero_axes[a] = False
         for mesh in range(num_meshes):
@@ -421,7 +462,7 @@ def _hashes(space, desk, row):
         elif i >= 3:
             word = keys[row, K_INCOMING + i - 3]
         elif i == 2:
-            word = desk.samples[keys[row, K_RANK] if desk.frame[F_MESHES] > 1 else 0]
+            word = desk.samples[keys[row, K_RANK]]
         elif i == 1:
             word = desk.stages[keys[row, K_RANK]]
         else:
@@ -481,7 +522,7 @@ def cost_rows(tables, space, memo, kind, desk, sharded):
             continue
         first, last = space.spans[mine], space.spans[mine + 1]
         at = desk.stages[where]
-        samples = float64(desk.samples[where if frame[F_MESHES] > 1 else 0])
+        samples = float64(desk.samples[where])
         if desk.laid[mine] != where:
             desk.laid[mine] = where
             shard_unit(
@@ -611,3 +652,31 @@ def finish(tables, space, desk, exact, out):
     )
     out[0] = step_time_s(result)
     out[1] = overflow(result)
+
+
+@kernel(void(TABLES, SPACE, MEMO, int64[::1], DESK, SHARDED, boolean, float64[::1]), inner=True)
+def price_laid(tables, space, memo, value, desk, sharded, exact, out):
+    """Prices the rows and the step: of a plan with unlike shares as every kind of device sees it, the most of each.
+
+    A bound looks at the slowest kind alone, which the plan takes no less than.
+
+    Args:
+        tables: see `Tables.arrays`.
+        space: see `compile_space`.
+        memo: read and written.
+        value: [slots].
+        desk: with frame and signatures.
+        sharded: scratch.
+        exact: see `combine`.
+        out: see `finish`.
+    """
+    seconds, over = 0.0, -np.inf
+    views = space.kind_rows.shape[1] if exact and value[space.scalars[N_SHARES_SLOT]] > 0 else 1
+    for kind in range(views - 1, -1, -1):
+        if views > 1:
+            look_from(space, value, kind, desk.devices, desk.rows, desk.stages, desk.samples)
+        cost_rows(tables, space, memo, -1, desk, sharded)
+        finish(tables, space, desk, exact, out)
+        seconds, over = max(seconds, out[0]), max(over, out[1])
+    out[0] = seconds
+    out[1] = over

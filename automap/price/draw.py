@@ -10,14 +10,15 @@ from automap.price.arrays import (
     N_FIRST_CUT,
     N_FIRST_RECOMPUTE,
     N_FIRST_SIGNATURE,
-    N_LONGEST,
+    N_MOST_MESHES,
     N_ORDERS_ONE,
+    N_SHARES_SLOT,
     N_ZERO_SLOT,
     SPACE,
 )
 from automap.price.compiled import borrowing, kernel
-from automap.price.desk import cut_shares, find_stages, nth_cut
-from automap.price.legality import assign, mode_mask, signature_mask, size_mask, unlike_meshes
+from automap.price.desk import cut_shares, find_stages, look_from, nth_cut
+from automap.price.legality import assign, mode_mask, share_mask, signature_mask, size_mask, unlike_meshes
 from automap.price.vectors import TABLES
 
 
@@ -50,12 +51,14 @@ def draw_many(tables, space, numbers, values):
     num_axes = space.obeys.shape[0]
     first_recompute, zero_slot = space.scalars[N_FIRST_RECOMPUTE], space.scalars[N_ZERO_SLOT]
     chosen = np.empty((tables.operators.shape[0], num_axes), np.int64)
-    longest = max(1, space.scalars[N_LONGEST])
-    sizes, samples = np.empty((longest, num_axes)), np.empty(longest, np.int64)
+    meshes = space.scalars[N_MOST_MESHES]
+    sizes, samples = np.empty((meshes, num_axes)), np.empty(meshes, np.int64)
     most = space.windows.shape[1]
-    devices, stages, boundaries = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
+    devices, rows, boundaries = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
+    stages, of_ranks = np.empty(most, np.int64), np.empty(most, np.int64)
     mask = np.empty(space.modes.shape[0], np.bool_)
     parts = np.empty(space.send_rows.shape[1] - 1, np.bool_)
+    ways = np.empty(space.share_ways.shape[2], np.bool_)
     for plan in range(values.shape[0]):
         value, number = values[plan], numbers[plan]
         num_ranks = space.degrees[value[0]]
@@ -69,15 +72,19 @@ def draw_many(tables, space, numbers, values):
         value[order] = 0
         if num_ranks > 1 or space.scalars[N_ORDERS_ONE] == 1:
             value[order] = int64(number[order] * space.layouts.shape[0])
-        for slot in range(order + 1, space.scalars[N_FIRST_CUT]):
+        shares = space.scalars[N_SHARES_SLOT]
+        for slot in range(order + 1, shares):
             size_mask(space, value, slot - order - 1, parts)
             value[slot] = _pick(parts, number[slot])
-        num_meshes = unlike_meshes(space, value, devices, sizes, samples)
+        alike = find_stages(space, value, devices, rows, boundaries)
+        share_mask(space, value, num_ranks, rows, ways)
+        value[shares] = _pick(ways, number[shares])
+        num_meshes = unlike_meshes(space, value, alike, devices, rows, sizes, samples)
 
         ends = np.full(num_chunks, num_units)
-        shares = np.empty(num_chunks)
-        find_stages(space, value, num_meshes == 1, devices, stages, boundaries)
-        cut_shares(space, stages, num_ranks, shares)
+        speeds = np.empty(num_chunks)
+        look_from(space, value, 0, devices, rows, stages, of_ranks)
+        cut_shares(space, stages, num_ranks, speeds)
         start = 0
         for slot in range(space.scalars[N_FIRST_CUT], first_recompute):
             chunk = slot - space.scalars[N_FIRST_CUT]
@@ -86,7 +93,7 @@ def draw_many(tables, space, numbers, values):
                 low, high = space.windows[num_chunks, chunk]
                 low = max(low, start + 1)
                 value[slot] = int64(number[slot] * (high - low + 1))
-                start = nth_cut(space.weight, start, low, high, shares[chunk], value[slot])
+                start = nth_cut(space.weight, start, low, high, speeds[chunk], value[slot])
                 ends[chunk] = start
         for slot in range(first_recompute, zero_slot):
             value[slot] = 0

@@ -6,7 +6,11 @@ No cost is computed here: the figures are those of the compiled Evaluator. Units
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
 
 from automap.measured_blocks import device_seconds
 from automap.order import A_RANK, words
@@ -90,15 +94,16 @@ def _estimate(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> Estimat
     band = error_band(problem)
     memory = tuple(
         DeviceMemory(
-            devices=format_devices(choice.layout.stages[r].devices),
-            parameters=float(ranks[r, R_PARAMETERS]),
-            gradients=float(ranks[r, R_GRADIENTS]),
-            optimizer=float(ranks[r, R_STATE]),
-            activations=float(ranks[r, R_ACTIVATIONS]),
-            buffers=float(ranks[r, R_BUFFERS]),
-            capacity=float(ranks[r, R_CAPACITY]),
+            devices=format_devices(devices),
+            parameters=float(seen[R_PARAMETERS]),
+            gradients=float(seen[R_GRADIENTS]),
+            optimizer=float(seen[R_STATE]),
+            activations=float(seen[R_ACTIVATIONS]),
+            buffers=float(seen[R_BUFFERS]),
+            capacity=float(seen[R_CAPACITY]),
         )
         for r in range(len(ranks))
+        for devices, seen in _by_kind(choice, outcome, r)
     )
     return Estimate(
         step_time_s=step,
@@ -116,6 +121,20 @@ def _estimate(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> Estimat
         },
         lower_bound_s=lower_bound_s(problem),
     )
+
+
+def _by_kind(choice: Choice, outcome: Outcome, rank: int) -> Iterator[tuple[tuple[int, ...], npt.NDArray[np.float64]]]:
+    """Devices of a pipeline rank that have the same, with the row of the result that is theirs."""
+    stage = choice.layout.stages[rank]
+    if not (choice.shares and choice.shares[rank] and stage.kinds):
+        yield stage.devices, outcome.ranks[rank]
+        return
+    places = np.array(stage.devices).reshape(int(stage.axes[0]), -1)
+    found = [
+        (tuple(sorted(places[list(kind.ranks)].reshape(-1).tolist())), outcome.of_views[view][rank])
+        for view, kind in enumerate(stage.kinds)
+    ]
+    yield from sorted(found, key=lambda pair: pair[0])
 
 
 def error_band(problem: Problem) -> float:
@@ -172,7 +191,7 @@ def annotate(plan: Plan, choice: Choice, evaluator: Evaluator) -> Plan:
         plan,
         estimate=_estimate(choice, evaluator, outcome),
         launch=launch_line(evaluator.problem),
-        why=reasons(choice, evaluator, outcome),
+        why=reasons(choice.views[outcome.view], evaluator, outcome),
     )
 
 

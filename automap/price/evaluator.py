@@ -119,13 +119,46 @@ class Choice:
     """Of an explicit schedule, see `automap.order`; of other kinds empty."""
     spread_over: tuple[int, ...] = ()
     """[ranks] mesh axis over which the samples of a micro-batch are spread as evenly as they go; empty: they divide."""
+    shares: tuple[tuple[int, ...] | None, ...] = ()
+    """[ranks] samples of each index of the outer axis; None and empty: as of `spread_over`."""
+    most: tuple[int, ...] = ()
+    """[ranks] of a choice as one kind of device sees it: samples of the rank with most, times the ranks."""
 
     @functools.cached_property
     def rank_samples(self) -> Floats:
         """[ranks] samples of a micro-batch that each rank is priced with: the largest share times their number."""
+        if self.most:
+            return np.array(self.most, dtype=np.float64)
         stages = self.layout.stages
         replicas = [int(stage.axes[a]) for stage, a in zip(stages, self.spread_over, strict=False)] or [1] * len(stages)
-        return np.array([spread(self.samples, count) for count in replicas], dtype=np.float64)
+        samples = [spread(self.samples, count) for count in replicas]
+        for rank, mine in enumerate(self.shares):
+            if mine is not None:
+                samples[rank] = max(mine) * len(mine)
+        return np.array(samples, dtype=np.float64)
+
+    @functools.cached_property
+    def views(self) -> tuple[Choice, ...]:
+        """The choice as each kind of device sees it, the slowest first: all of a stage alike, with the kind's share.
+
+        What it costs is the most that any of them does. Only a choice with shares has several: others are priced as if
+        all devices of a stage were as slow, and as small, as the worst of them.
+        """
+        stages = self.layout.stages
+        shared = tuple(mine is not None for mine in self.shares)
+        kinds = [len(stage.kinds) for stage, is_shared in zip(stages, shared, strict=False) if is_shared]
+        if not any(kinds):
+            return (self,)
+        found = []
+        for view in range(max(kinds)):
+            samples = [int(count) for count in self.rank_samples]
+            for rank, mine in enumerate(self.shares):
+                if mine is not None and stages[rank].kinds:
+                    kind = stages[rank].kinds[min(view, len(stages[rank].kinds) - 1)]
+                    samples[rank] = max(mine[index] for index in kind.ranks) * len(mine)
+            layout = self.layout.seen(view, shared)
+            found.append(replace(self, layout=layout, shares=(), most=tuple(samples)))
+        return tuple(found)
 
     @functools.cached_property
     def is_uniform(self) -> bool:
@@ -141,7 +174,11 @@ class Outcome:
     overflow: float
     """Largest share of its memory by which a device overflows; at most 0 when the choice fits."""
     ranks: Floats = field(repr=False)
-    """[ranks, R_COUNT], see `combine`."""
+    """[ranks, R_COUNT], see `combine`; as the kind of device sees them that is done last."""
+    view: int = 0
+    """Number of that kind among `Choice.views`."""
+    of_views: tuple[Floats, ...] = field(default=(), repr=False)
+    """`ranks` of each of them."""
 
     @property
     def fits(self) -> bool:
@@ -302,6 +339,19 @@ class Evaluator:
             choice: what is priced.
             exact: simulate the schedule; otherwise bound it from below in closed form.
         """
+        if choice.shares:
+            found = [self._evaluate(view, exact=exact) for view in choice.views]
+            view = max(range(len(found)), key=lambda number: (found[number].step_time_s, -number))
+            return Outcome(
+                step_time_s=found[view].step_time_s,
+                overflow=max(outcome.overflow for outcome in found),
+                ranks=found[view].ranks,
+                view=view,
+                of_views=tuple(outcome.ranks for outcome in found),
+            )
+        return self._evaluate(choice, exact=exact)
+
+    def _evaluate(self, choice: Choice, *, exact: bool) -> Outcome:
         calls, parts, whole = self.distinct_units(choice)
         tied = self.tied_rows(self.tied_homes(choice), choice.layout, choice.zero_axes)
         return self.combine(choice, self.unit_rows(choice, calls), parts, whole, tied, exact=exact)
@@ -332,7 +382,7 @@ class Evaluator:
             exact,
             result,
         )
-        return Outcome(step_time_s=step_time_s(result), overflow=overflow(result), ranks=result)
+        return Outcome(step_time_s=step_time_s(result), overflow=overflow(result), ranks=result, of_views=(result,))
 
     def timeline(self, choice: Choice) -> tuple[Ints, Floats]:
         """All actions of the pipeline and when each begins and ends.
@@ -340,6 +390,7 @@ class Evaluator:
         Returns:
             The program (see `automap.order`), and [actions, 2] seconds; the floats that `evaluate` simulates.
         """
+        choice = choice.views[self.evaluate(choice).view]
         calls, parts, _ = self.distinct_units(choice)
         layout = choice.layout
         ranks, chunks = len(layout.stages), len(choice.chunks)

@@ -7,8 +7,8 @@ bytes/s, FLOP/s.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,17 @@ WAITED_FOR = 7.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Ranks of a stage's outer axis whose devices are alike, where others are not."""
+
+    ranks: tuple[int, ...]
+    stage: StageLayout
+    """The stage as if all its devices were so; its speed is that of all kinds together when each has its share."""
+    number: int
+    """Of that stage, see `Layouts`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StageLayout:
     """One pipeline rank: its devices as a mesh."""
 
@@ -79,6 +90,10 @@ class StageLayout:
     """Bytes of the smallest device that a plan may use."""
     speed: float
     """Arithmetic of its devices together, each as slow as the slowest, over that of the cluster's fastest device."""
+    kinds: tuple[Kind, ...] = ()
+    """Of its ranks, the slowest first; empty where all are alike."""
+    seen_by: tuple[int, ...] = ()
+    """Devices as which all are taken, see `Layout.seen`; empty: all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +107,28 @@ class Layout:
     """[ranks] to the next rank; the last one to the first, for virtual stages."""
     send_bytes_per_s: Floats
     """[ranks] for each device of the rank."""
+    views: dict[tuple[int, tuple[bool, ...]], Layout] = field(default_factory=dict, repr=False)
+    """Those that `seen` made."""
+
+    def seen(self, view: int, shared: tuple[bool, ...]) -> Layout:
+        """The layout as a kind of device sees it: as if the stages of several kinds consisted of it.
+
+        Args:
+            view: number of the kind; of stages with fewer kinds the last one is meant.
+            shared: [ranks] which stages are meant.
+        """
+        key = (view, shared)
+        if key not in self.views:
+            stages, numbers = list(self.stages), list(self.numbers)
+            for rank, stage in enumerate(self.stages):
+                if shared[rank] and stage.kinds:
+                    kind = stage.kinds[min(view, len(stage.kinds) - 1)]
+                    places = np.array(stage.devices).reshape(int(stage.axes[0]), -1)
+                    mine = tuple(places[list(kind.ranks)].reshape(-1).tolist())
+                    stages[rank] = replace(kind.stage, devices=stage.devices, seen_by=mine)
+                    numbers[rank] = kind.number
+            self.views[key] = replace(self, stages=tuple(stages), numbers=tuple(numbers), views={})
+        return self.views[key]
 
     @property
     def uniform(self) -> bool:
@@ -111,9 +148,9 @@ def stage_layout(problem: Problem, devices: Sequence[int], mesh: Sequence[int]) 
         for rate in (V_BYTES_PER_S, V_GATHER_BYTES_PER_S, V_EXCHANGE_BYTES_PER_S):
             links[axis, rate] = found[:, rate].min()
     hosts = dict.fromkeys(cluster.alike[cluster.places[np.asarray(devices)]].tolist())
-    kinds = {device.name: device for device in (cluster.devices[cluster.hosts[host].device] for host in hosts)}.values()
+    kinds = _devices(cluster, hosts)
     capacity = min(k.memory_bytes for k in kinds) - problem.hints.memory_reserve_bytes
-    hardware = _hardware(problem, tuple(kinds))
+    hardware = _hardware(problem, kinds)
     fastest = max(_rate(problem, kind) for kind in cluster.devices.values())
     return StageLayout(
         devices=tuple(devices),
@@ -123,6 +160,35 @@ def stage_layout(problem: Problem, devices: Sequence[int], mesh: Sequence[int]) 
         capacity=capacity,
         speed=len(devices) * (float(hardware[H_GEMM + G_FLOPS]) / fastest),
     )
+
+
+def _devices(cluster: Cluster, hosts: Iterable[int]) -> tuple[Device, ...]:
+    """The kinds of devices of hosts."""
+    return tuple({host.device: cluster.devices[host.device] for host in (cluster.hosts[h] for h in hosts)}.values())
+
+
+def _kinds(problem: Problem, stage: StageLayout) -> list[tuple[tuple[int, ...], StageLayout]]:
+    """Ranks of the outer axis whose devices are alike, and the stage as if all were so, the slowest first."""
+    cluster, outer = problem.cluster, int(stage.axes[0])
+    hosts = cluster.alike[cluster.places[np.array(stage.devices)]].reshape(outer, -1)
+    if outer == 1 or len({cluster.hosts[host].device for host in np.unique(hosts).tolist()}) == 1:
+        return []
+    found: dict[frozenset[str], list[int]] = {}
+    for rank, mine in enumerate(hosts.tolist()):
+        found.setdefault(frozenset(cluster.hosts[host].device for host in mine), []).append(rank)
+    if len(found) == 1:
+        return []
+    devices = {names: tuple(cluster.devices[name] for name in sorted(names)) for names in found}
+    rate = {names: min(_rate(problem, device) for device in some) for names, some in devices.items()}
+    fastest = max(_rate(problem, device) for device in cluster.devices.values())
+    inner = len(stage.devices) // outer
+    speed = sum(len(ranks) * inner * rate[names] for names, ranks in found.items()) / fastest
+    kinds = []
+    for names in sorted(found, key=lambda names: (rate[names], sorted(names))):
+        capacity = min(d.memory_bytes for d in devices[names]) - problem.hints.memory_reserve_bytes
+        alike = replace(stage, hardware=_hardware(problem, devices[names]), capacity=capacity, speed=speed)
+        kinds.append((tuple(found[names]), alike))
+    return kinds
 
 
 def _unlike(cluster: Cluster, groups: Ints) -> list[list[int]]:
@@ -181,7 +247,8 @@ class Layouts:
     """The layouts of a problem; what stands alike on alike hosts is laid out once.
 
     Attributes:
-        stages: the distinct ones, by number; those of others differ in their device numbers alone.
+        stages: the distinct ones, by number; those of others differ in their device numbers alone. Behind a stage of
+            several kinds stand those of its `kinds`.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -206,7 +273,18 @@ class Layouts:
         key = (pattern, tuple(mesh))
         if key not in self._numbers:
             self._numbers[key] = len(self.stages)
-            self.stages.append(stage_layout(self.problem, devices.tolist(), mesh))
+            stage = stage_layout(self.problem, devices.tolist(), mesh)
+            self.stages.append(stage)
+            kinds = _kinds(self.problem, stage)
+            numbers = range(len(self.stages), len(self.stages) + len(kinds))
+            self.stages += [alike for _, alike in kinds]
+            self.stages[self._numbers[key]] = replace(
+                stage,
+                kinds=tuple(
+                    Kind(ranks=ranks, stage=alike, number=number)
+                    for (ranks, alike), number in zip(kinds, numbers, strict=True)
+                ),
+            )
         return self._numbers[key]
 
     def send(self, patterns: tuple[int, int], senders: Ints, receivers: Ints) -> tuple[float, float]:

@@ -20,9 +20,10 @@ from automap.price.arrays import (
     G_WHOLE,
     N_BATCH,
     N_DEVICES,
-    N_FIRST_CUT,
     N_LONGEST,
     N_PART,
+    N_PROPORTIONAL,
+    N_SHARES_SLOT,
     SPACE,
 )
 from automap.price.compiled import borrowing, kernel
@@ -72,38 +73,103 @@ def share_devices(space, value, devices):
         slot = num_axes + 4 + stage
         if stage == num_ranks - 1:
             devices[stage] = left
-        elif slot < space.scalars[N_FIRST_CUT] and value[slot] > 0:
+        elif slot < space.scalars[N_SHARES_SLOT] and value[slot] > 0:
             devices[stage] = value[slot] * space.scalars[N_PART]
             alike = False
         left -= devices[stage]
     return alike
 
 
-@borrowing(int64(SPACE, int64[::1], int64[::1], float64[:, ::1], int64[::1]), inner=True)
-def unlike_meshes(space, value, devices, sizes, samples):
-    """Writes the meshes that stages have and the samples of a micro-batch that each is priced with.
+@borrowing(int64(SPACE, int64[::1], int64), inner=True)
+def sharing(space, value, row):
+    """Number of a distinct stage among those of several kinds if its ranks have unlike shares, or -1."""
+    shares = value[space.scalars[N_SHARES_SLOT]]
+    number = space.mixed[row]
+    if shares == 0 or number < 0:
+        return -1
+    return number if space.share_ways[number, value[space.obeys.shape[0]], shares] > 0 else -1
+
+
+@borrowing(int64(SPACE, int64[::1], int64, int64, boolean), inner=True)
+def share_of(space, value, number, kind, largest):
+    """Samples of a micro-batch for a rank of a kind, the largest share or the smallest; see `sharing`."""
+    total = space.kind_samples[number, value[space.obeys.shape[0]], value[space.scalars[N_SHARES_SLOT]], kind]
+    each = space.kind_ranks[number, kind] * space.quanta[number]
+    return (-(-total // each) if largest else total // each) * space.quanta[number]
+
+
+@borrowing(void(SPACE, int64[::1], int64, int64[::1], boolean[::1]))
+def share_mask(space, value, num_ranks, rows, mask):
+    """How the samples of a micro-batch may be shared out: the ways that differ somewhere.
+
+    Args:
+        space: see `compile_space`.
+        value: those of the slots before.
+        num_ranks: pipeline ranks.
+        rows: [ranks] of each among the distinct stages.
+        mask: [values], written.
+    """
+    count = value[space.obeys.shape[0]]
+    several = False
+    for way in range(mask.shape[0]):
+        mask[way] = True
+        for other in range(way):
+            same = True
+            for rank in range(num_ranks):
+                number = space.mixed[rows[rank]]
+                if number >= 0:
+                    same = same and space.share_ways[number, count, way] == space.share_ways[number, count, other]
+            mask[way] = mask[way] and not same
+        several = several or (way > 0 and mask[way])
+    if several and space.scalars[N_PROPORTIONAL] == 1:
+        mask[0] = False
+
+
+@borrowing(int64(float64[:, ::1], int64[::1], int64, int64, int64, int64, int64), inner=True)
+def _add_mesh(sizes, samples, count, outer, middle, inner, share):
+    """Adds a mesh unless it is there; returns how many there are."""
+    for mesh in range(count):
+        if sizes[mesh, 0] == outer and samples[mesh] == share * outer:
+            return count
+    sizes[count, 1] = middle
+    sizes[count, sizes.shape[1] - 1] = inner
+    sizes[count, 0] = outer
+    samples[count] = share * outer
+    return count + 1
+
+
+@borrowing(int64(SPACE, int64[::1], boolean, int64[::1], int64[::1], float64[:, ::1], int64[::1]), inner=True)
+def unlike_meshes(space, value, alike, devices, rows, sizes, samples):
+    """Writes the meshes that stages have, each with the samples of a micro-batch that must divide over it.
 
     Args:
         space: see `compile_space`.
         value: those of the slots before the first cut.
-        devices: [stages] scratch.
-        sizes: [unlike stages, axes], written.
-        samples: [unlike stages], written.
+        alike: whether all stages have as many devices.
+        devices: [stages] of each.
+        rows: [stages] of each among the distinct stages.
+        sizes: [meshes, axes], written.
+        samples: [meshes] the share of one rank times the ranks, written.
 
     Returns:
-        How many were written: one where all stages are alike.
+        How many were written: one where all stages and ranks are alike.
     """
     num_axes = sizes.shape[1]
-    count = 1 if share_devices(space, value, devices) else space.degrees[value[0]]
     batch = space.scalars[N_BATCH] // space.micro_batches[value[num_axes]]
-    for stage in range(count):
-        middle = space.middles[value[2]] if num_axes == 3 else 1
-        inner = space.degrees[value[1]]
+    middle = space.middles[value[2]] if num_axes == 3 else 1
+    inner = space.degrees[value[1]]
+    count = 0
+    shared = value[space.scalars[N_SHARES_SLOT]] > 0
+    for stage in range(1 if alike and not shared else space.degrees[value[0]]):
         outer = devices[stage] // inner // middle
-        sizes[stage, 1] = middle
-        sizes[stage, num_axes - 1] = inner
-        sizes[stage, 0] = outer
-        samples[stage] = -(-batch // outer) * outer
+        number = sharing(space, value, rows[stage])
+        if number < 0:
+            count = _add_mesh(sizes, samples, count, outer, middle, inner, -(-batch // outer))
+        else:
+            for kind in range(space.kind_rows.shape[1]):
+                for largest in (True, False):
+                    share = share_of(space, value, number, kind, largest)
+                    count = _add_mesh(sizes, samples, count, outer, middle, inner, share)
     return count
 
 

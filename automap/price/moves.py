@@ -16,14 +16,16 @@ from automap.price.arrays import (
     N_FIRST_RECOMPUTE,
     N_FIRST_SIGNATURE,
     N_LONGEST,
+    N_MOST_MESHES,
     N_ORDERS_ONE,
     N_PART,
+    N_SHARES_SLOT,
     N_ZERO_SLOT,
     SPACE,
 )
 from automap.price.compiled import borrowing, kernel
-from automap.price.desk import cut_shares, find_stages, nth_cut
-from automap.price.legality import assign, mode_mask, signature_mask, size_mask, unlike_meshes
+from automap.price.desk import cut_shares, find_stages, look_from, nth_cut
+from automap.price.legality import assign, mode_mask, share_mask, signature_mask, size_mask, unlike_meshes
 from automap.price.vectors import TABLES
 
 # Kinds of moves.
@@ -63,8 +65,7 @@ def _below(state, count):
         int64[::1],
         int64[::1],
         int64[::1],
-        int64[::1],
-        int64[::1],
+        int64[:, ::1],
         float64[:, ::1],
         int64[::1],
         float64[::1],
@@ -72,7 +73,7 @@ def _below(state, count):
     ),
     inner=True,
 )
-def _read(space, value, shape, devices, stages, boundaries, sizes, samples, most, shares):
+def _read(space, value, shape, devices, scratch, sizes, samples, most, shares):
     """Reads where the stages of a plan stand.
 
     Args:
@@ -80,17 +81,18 @@ def _read(space, value, shape, devices, stages, boundaries, sizes, samples, most
         value: [slots], those before the first cut.
         shape: see the S_ constants, written.
         devices: [stages] of each, written.
-        stages: [stages] scratch.
-        boundaries: [stages] scratch.
-        sizes: [unlike stages, axes] ranks of each mesh axis, written.
-        samples: [unlike stages] of a micro-batch, written.
+        scratch: [4, stages].
+        sizes: [meshes, axes] ranks of each mesh axis, see `unlike_meshes`; written.
+        samples: [meshes] of a micro-batch, written.
         most: [axes] ranks of each axis on the stage that has most, written.
         shares: [chunks] see `cut_shares`, written.
     """
     num_axes = sizes.shape[1]
     ranks = space.degrees[value[0]]
-    count = unlike_meshes(space, value, devices, sizes, samples)
-    find_stages(space, value, count == 1, devices, stages, boundaries)
+    rows, boundaries, stages, of_ranks = scratch[0], scratch[1], scratch[2], scratch[3]
+    alike = find_stages(space, value, devices, rows, boundaries)
+    count = unlike_meshes(space, value, alike, devices, rows, sizes, samples)
+    look_from(space, value, 0, devices, rows, stages, of_ranks)
     shape[S_RANKS] = ranks
     shape[S_CHUNKS] = ranks * space.virtuals[value[num_axes + 1]]
     shape[S_MESHES] = count
@@ -178,6 +180,8 @@ def _active(space, value, shape, most, state):
         return num_axes + 3
     if number < 0.14 and plain and ranks <= space.scalars[N_LONGEST]:
         return num_axes + 4 + _below(state, ranks - 1)
+    if number < 0.20 and space.share_ways.shape[2] > 1:
+        return space.scalars[N_SHARES_SLOT]
     if number < 0.28 and shape[S_CHUNKS] > 1:
         return space.scalars[N_FIRST_CUT] + _below(state, shape[S_CHUNKS] - 1)
     if number < 0.40:
@@ -270,12 +274,12 @@ def move_many(tables, space, shapes, chances, seeds, donors, values, out):
     first_cut, first_recompute = space.scalars[N_FIRST_CUT], space.scalars[N_FIRST_RECOMPUTE]
     zero_slot, first_signature = space.scalars[N_ZERO_SLOT], space.scalars[N_FIRST_SIGNATURE]
     most_chunks = space.windows.shape[1]
-    longest = max(1, space.scalars[N_LONGEST])
+    meshes = space.scalars[N_MOST_MESHES]
     chosen = np.empty((tables.operators.shape[0], num_axes), np.int64)
     old, new = np.empty(S_COUNT, np.int64), np.empty(S_COUNT, np.int64)
     old_devices, devices = np.empty(most_chunks, np.int64), np.empty(most_chunks, np.int64)
-    stages, boundaries = np.empty(most_chunks, np.int64), np.empty(most_chunks, np.int64)
-    sizes, samples = np.empty((longest, num_axes)), np.empty(longest, np.int64)
+    scratch = np.empty((4, most_chunks), np.int64)
+    sizes, samples = np.empty((meshes, num_axes)), np.empty(meshes, np.int64)
     old_most, most = np.empty(num_axes), np.empty(num_axes)
     shares = np.empty(most_chunks)
     old_ends, ends = np.empty(most_chunks, np.int64), np.empty(most_chunks, np.int64)
@@ -284,6 +288,8 @@ def move_many(tables, space, shapes, chances, seeds, donors, values, out):
     every_kind = np.ones(space.kinds.shape[0], np.bool_)
     every_order = np.ones(space.layouts.shape[0], np.bool_)
     parts = np.empty(space.send_rows.shape[1] - 1, np.bool_)
+    ways = np.empty(space.share_ways.shape[2], np.bool_)
+    shares_slot = space.scalars[N_SHARES_SLOT]
     state = np.empty(1, np.uint64)
     bound = False
     for unit in range(space.kept.shape[0]):
@@ -292,7 +298,7 @@ def move_many(tables, space, shapes, chances, seeds, donors, values, out):
     for plan in range(values.shape[0]):
         value, result = values[plan], out[plan]
         state[0] = seeds[plan]
-        _read(space, value, old, old_devices, stages, boundaries, sizes, samples, old_most, shares)
+        _read(space, value, old, old_devices, scratch, sizes, samples, old_most, shares)
         _read_ends(space, value, old[S_CHUNKS], shares, old_ends)
         for _ in range(TRIES):
             num_chunks, num_ranks = old[S_CHUNKS], old[S_RANKS]
@@ -347,7 +353,7 @@ def move_many(tables, space, shapes, chances, seeds, donors, values, out):
             elif donors.shape[0] > 0:
                 u = _number(state)
                 donor = donors[int64(u * u * donors.shape[0])]
-                _read(space, donor, new, devices, stages, boundaries, sizes, samples, most, shares)
+                _read(space, donor, new, devices, scratch, sizes, samples, most, shares)
                 if kind == M_SHAPE:
                     whole = _number(state) < 0.5
                     for slot in range(first_cut):
@@ -389,13 +395,21 @@ def move_many(tables, space, shapes, chances, seeds, donors, values, out):
             result[slot] = 0
             if space.degrees[result[0]] > 1 or space.scalars[N_ORDERS_ONE] == 1:
                 result[slot] = _settle(state, every_order, wanted[slot], value[slot])
-            for slot in range(num_axes + 4, first_cut):
+            for slot in range(num_axes + 4, shares_slot):
                 result[slot] = value[slot]
                 if reshaped or wanted[slot] != value[slot]:
                     size_mask(space, result, slot - num_axes - 4, parts)
                     result[slot] = _settle(state, parts, wanted[slot], value[slot])
                     reshaped = reshaped or result[slot] != value[slot]
-            _read(space, result, new, devices, stages, boundaries, sizes, samples, most, shares)
+            result[shares_slot] = 0
+            if ways.shape[0] > 1:
+                find_stages(space, result, devices, scratch[0], scratch[1])
+                share_mask(space, result, space.degrees[result[0]], scratch[0], ways)
+                result[shares_slot] = _settle(state, ways, wanted[shares_slot], value[shares_slot])
+                reshaped = reshaped or result[shares_slot] != value[shares_slot]
+                # In another order of the devices the same way may be other samples.
+                reshaped = reshaped or (result[shares_slot] > 0 and result[num_axes + 3] != value[num_axes + 3])
+            _read(space, result, new, devices, scratch, sizes, samples, most, shares)
             num_chunks, num_ranks, num_meshes = new[S_CHUNKS], new[S_RANKS], new[S_MESHES]
             start = 0
             for chunk in range(first_recompute - first_cut):

@@ -22,6 +22,7 @@ from automap.price.arrays import (
     N_FIRST_RECOMPUTE,
     N_FIRST_SIGNATURE,
     N_ORDERS_ONE,
+    N_SHARES_SLOT,
     N_ZERO_SLOT,
     SPACE,
 )
@@ -30,19 +31,22 @@ from automap.price.communication import KIND_COUNT, UNKNOWN
 from automap.price.compiled import borrowing, kernel
 from automap.price.desk import (
     DESK,
+    F_ALIKE,
     F_KIND,
     F_MESHES,
     F_RANKS,
     MEMO,
     cost_rows,
+    find_stages,
     finish,
     new_desk,
     nth_cut,
     pick,
+    price_laid,
     set_frame,
     set_stages,
 )
-from automap.price.legality import mode_mask, signature_mask, size_mask
+from automap.price.legality import mode_mask, share_mask, signature_mask, size_mask
 from automap.price.sharded import SHARDED, new_sharded
 from automap.price.unit import shard_unit, unit_cost
 from automap.price.vectors import (
@@ -100,25 +104,24 @@ class Tree(NamedTuple):
     """[2] bytes of state of parameters that several units use, which may count once; bytes that the framework holds."""
 
 
-@kernel(void(TABLES, SPACE, DESK, boolean, boolean[::1]), inner=True)
-def _settle(tables, space, desk, known, mask):
+@kernel(void(TABLES, SPACE, DESK, boolean[::1]), inner=True)
+def _settle(tables, space, desk, mask):
     """Picks the signatures that the meshes leave no choice of; the others are undecided.
 
     Args:
         tables: see `Tables.arrays`.
         space: see `compile_space`.
         desk: with its meshes.
-        known: whether the meshes are; otherwise nothing is picked.
         mask: scratch, as long as a group has values.
     """
     num_axes, meshes = desk.incoming.shape[0], desk.frame[F_MESHES]
     for group in range(space.groups.shape[0]):
         for axis in range(num_axes):
             pick(space, group, axis, -1, desk)
-        axis, only = 0, 0 if known else -1
+        axis, only = 0, 0
         while axis < num_axes and only >= 0:
             legal = mask[: space.groups[group, G_VALUES]]
-            sizes, samples = desk.sizes[:meshes], desk.samples[:meshes]
+            sizes, samples = desk.sizes[:meshes], desk.divided[:meshes]
             signature_mask(tables, space, group, axis, desk.chosen, sizes, samples, legal)
             only = -1
             for value in range(legal.shape[0]):
@@ -131,15 +134,35 @@ def _settle(tables, space, desk, known, mask):
             axis += 1
 
 
-@kernel(void(TABLES, SPACE, int64[:, ::1], float64[::1], int64, float64[:, :, ::1]))
-def floors(tables, space, frames, exposed, again, out):
+@kernel(void(TABLES, SPACE, int64[:, ::1], int64[:, :, ::1]))
+def settled(tables, space, frames, out):
+    """Signatures that the mesh of a stage leaves no choice of.
+
+    Args:
+        tables: see `Tables.arrays`.
+        space: see `compile_space`.
+        frames: [n, 2] row among the distinct stages, samples of a micro-batch.
+        out: [n, groups, axes] value of each, -1 where there is a choice; written.
+    """
+    desk = new_desk(tables, space)
+    mask = np.empty(max(1, space.obeys.shape[1]), np.bool_)
+    desk.frame[F_MESHES] = 1
+    for frame in range(frames.shape[0]):
+        desk.sizes[0] = space.axes[frames[frame, 0]]
+        desk.divided[0] = frames[frame, 1]
+        _settle(tables, space, desk, mask)
+        out[frame] = desk.picked
+
+
+@kernel(void(TABLES, SPACE, int64[:, ::1], int64[:, :, ::1], float64[::1], int64, float64[:, :, ::1]))
+def floors(tables, space, frames, picked, exposed, again, out):
     """The least that units of each type cost on one rank, whatever their signatures.
 
     Args:
         tables: see `Tables.arrays`.
         space: see `compile_space`.
-        frames: [n, 3] row among the distinct stages, samples of a micro-batch, whether all stages beside it are alike:
-            then signatures that leave no choice are known.
+        frames: [n, 2] row among the distinct stages, samples of a micro-batch.
+        picked: [n, groups, axes] values of signatures that are known, -1 of others.
         exposed: [KIND_COUNT] share of each kind of collective that nothing hides.
         again: recompute mode that runs whole units again.
         out: [n, 6, types] seconds of a micro-batch, seconds where all is computed again, parameters held under ZeRO,
@@ -150,15 +173,13 @@ def floors(tables, space, frames, exposed, again, out):
     desk = new_desk(tables, space)
     desk.incoming[:] = UNKNOWN
     row = np.empty(C_COUNT)
-    mask = np.empty(max(1, space.obeys.shape[1]), np.bool_)
-    desk.frame[F_MESHES] = 1
     for frame in range(frames.shape[0]):
         at, samples = frames[frame, 0], float64(frames[frame, 1])
         for a in range(space.obeys.shape[0] - 1):
             desk.zero_axes[a] = space.axes[at, a] > 1.0
-        desk.sizes[0] = space.axes[at]
-        desk.samples[0] = frames[frame, 1]
-        _settle(tables, space, desk, frames[frame, 2] == 1, mask)
+        for group in range(space.groups.shape[0]):
+            for axis in range(space.obeys.shape[0]):
+                pick(space, group, axis, picked[frame, group, axis], desk)
         for kind in range(out.shape[2]):
             first, last = space.spans[kind], space.spans[kind + 1]
             shard_unit(
@@ -271,7 +292,7 @@ def _ends(space, value, desk, num_chunks, count, ends):
 @borrowing(int64(SPACE, TREE, int64[::1], int64[::1], DESK, int64), inner=True)
 def _floor_of(space, tree, node, value, desk, rank):
     """The row of floors of a rank; see `set_stages`."""
-    if desk.frame[F_MESHES] == 1:
+    if desk.frame[F_ALIKE] == 1:
         return node[T_FLOOR]
     return tree.unlike[desk.stages[rank], value[space.obeys.shape[0]]]
 
@@ -385,9 +406,13 @@ def _legal(tables, space, tree, walks, walk, slot, desk, ends, mask):
         if node[T_RANKS] > 1 or space.scalars[N_ORDERS_ONE] == 1:
             num_values = space.layouts.shape[0]
             mask[:num_values] = True
-    elif slot < first_cut:
+    elif slot < space.scalars[N_SHARES_SLOT]:
         num_values = space.send_rows.shape[1] - 1
         size_mask(space, value, slot - schedule - 2, mask[:num_values])
+    elif slot < first_cut:
+        num_values = space.share_ways.shape[2]
+        find_stages(space, value, desk.devices, desk.rows, desk.boundaries)
+        share_mask(space, value, node[T_RANKS], desk.rows, mask[:num_values])
     elif slot < space.scalars[N_FIRST_RECOMPUTE]:
         chunk = slot - first_cut
         if chunk < node[T_CHUNKS] - 1:
@@ -422,7 +447,7 @@ def _legal(tables, space, tree, walks, walk, slot, desk, ends, mask):
             axis,
             desk.chosen,
             desk.sizes[: desk.frame[F_MESHES]],
-            desk.samples[: desk.frame[F_MESHES]],
+            desk.divided[: desk.frame[F_MESHES]],
             mask[:num_values],
         )
         # The mask's trials are taken back.
@@ -513,11 +538,11 @@ def _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends, mas
             ahead[i, 0] = max(ahead[i, 0], node[T_COUNT] * rest[ends[chunk]])
             ahead[i, 1] = over
     elif slot < zero_slot:
-        _settle(tables, space, desk, True, mask)
+        _settle(tables, space, desk, mask)
         for i in range(count):
             _look_at_mode(tables, space, memo, value, slot, legal[i], desk, sharded, ahead[i])
     elif slot == zero_slot:
-        _settle(tables, space, desk, True, mask)
+        _settle(tables, space, desk, mask)
         cost_rows(tables, space, memo, -1, desk, sharded)
         for i in range(count):
             desk.settings[P_ZERO] = legal[i]
@@ -587,6 +612,7 @@ def step_many(tables, space, memo, tree, walks, actions):
     sharded = new_sharded(tables, num_axes)
     ends = np.empty(space.windows.shape[1], np.int64)
     widest = max(space.units.shape[0], space.obeys.shape[1], space.send_rows.shape[1], space.layouts.shape[0], 5)
+    widest = max(widest, space.share_ways.shape[2])
     mask = np.empty(max(walks.legal.shape[1], widest), np.bool_)
     seen = np.empty(2)
     for walk in range(actions.shape[0]):
@@ -639,5 +665,4 @@ def step_many(tables, space, memo, tree, walks, actions):
                 for group in range(space.groups.shape[0]):
                     for axis in range(num_axes):
                         pick(space, group, axis, value[first_signature + group * num_axes + axis], desk)
-            cost_rows(tables, space, memo, -1, desk, sharded)
-            finish(tables, space, desk, True, bound)
+            price_laid(tables, space, memo, value, desk, sharded, True, bound)

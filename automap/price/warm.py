@@ -10,7 +10,7 @@ from automap.price.placements import divides
 from automap.price.schedule import count_actions, run_program
 from automap.price.sharded import new_sharded
 from automap.price.unit import shard_unit, unit_cost
-from automap.price.walk import floors, step_many
+from automap.price.walk import floors, settled, step_many
 from automap.tightening import tighten
 
 
@@ -35,6 +35,7 @@ def main() -> None:
         draw_many,
         move_many,
         floors,
+        settled,
         step_many,
         vary,
         exchange,

@@ -185,11 +185,11 @@ class _Case:
         return f" {what} would make the step {_seconds(outcome.step_time_s)}, {saved:.1%} less."
 
     def batches(self, factor: float) -> Choice | None:
-        """The same plan with `factor` times as many micro-batches, or None where they do not divide."""
+        """The same plan with `factor` times as many micro-batches; None where they do not divide, or into shares."""
         choice = self.choice
         count, samples = choice.num_micro_batches * factor, choice.samples / factor
         ranks = len(choice.layout.stages)
-        if count != int(count) or samples != int(samples) or count < 1:
+        if count != int(count) or samples != int(samples) or count < 1 or choice.most:
             return None
         if choice.kind == "interleaved" and int(count) % ranks:
             return None
@@ -275,7 +275,8 @@ class _Spent:
 def _compute(case: _Case, seconds: float) -> str:
     classes, named = _by_operator(case)
     peak = min(
-        case.evaluator.problem.cluster.device(d).flops(case.evaluator.problem.precision) for d in case.stage.devices
+        case.evaluator.problem.cluster.device(d).flops(case.evaluator.problem.precision)
+        for d in case.stage.seen_by or case.stage.devices
     )
     hardware, texts = case.stage.hardware, []
     reached = {

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from automap.plan import DeviceMemory, Plan
-from automap.verify.actions import peaks, rank_orders
-from automap.verify.reading import Chunk, Model, Violation, devices_of
+from automap.plan import DeviceMemory, Plan, format_devices
+from automap.verify.actions import Action, peaks, rank_orders
+from automap.verify.reading import Chunk, Model, Violation, alike_ranks
 from ir.graph import DTYPE_BYTES, Operator
 from ir.groups import PRODUCTS
 from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
@@ -71,18 +71,23 @@ class Recount:
         self.home = {i: chunk for chunk in chunks for i in chunk.operators}
 
     def devices(self) -> tuple[tuple[DeviceMemory, Activations], ...]:
-        """Peak memory of the devices of each pipeline rank, and the bounds on its activations."""
+        """Peak memory of the devices of each pipeline rank, each kind by itself, and the bounds on its activations."""
         orders = rank_orders(self.plan)
-        kept = {chunk.number: self._kept(chunk) for chunk in self.chunks}
-        low = peaks(orders, {number: math.floor(k.low) for number, k in kept.items()})
-        counted = peaks(orders, {number: k.counted for number, k in kept.items()})
-        high = peaks(orders, {number: math.ceil(k.high) for number, k in kept.items()})
-        return tuple(
-            self._rank(rank, Activations(low=low[rank], counted=counted[rank], high=high[rank]))
-            for rank in range(len(orders))
-        )
+        found = []
+        for rank in range(len(orders)):
+            for devices, samples in alike_ranks(self.plan, self.plan.stages[rank], self.problem).items():
+                seen = [replace(chunk, samples=samples) if chunk.rank == rank else chunk for chunk in self.chunks]
+                found.append(Recount(self.plan, seen, self.model)._of(rank, devices, orders[rank]))
+        return tuple(found)
 
-    def _rank(self, rank: int, peak: Activations) -> tuple[DeviceMemory, Activations]:
+    def _of(self, rank: int, devices: Sequence[int], order: Sequence[Action]) -> tuple[DeviceMemory, Activations]:
+        """Of these devices of a rank, whose samples the chunks have."""
+        kept = {chunk.number: self._kept(chunk) for chunk in self.chunks if chunk.rank == rank}
+        peak = Activations(
+            low=peaks([order], {number: math.floor(k.low) for number, k in kept.items()})[0],
+            counted=peaks([order], {number: k.counted for number, k in kept.items()})[0],
+            high=peaks([order], {number: math.ceil(k.high) for number, k in kept.items()})[0],
+        )
         chunks = [chunk for chunk in self.chunks if chunk.rank == rank]
         zero = chunks[0].stage.zero.stage
         state_bytes = self.problem.state_bytes
@@ -100,15 +105,15 @@ class Recount:
             counted=peak.counted + max(a.counted for a in again),
             high=peak.high + max(a.high for a in again),
         )
-        devices = [self.problem.cluster.device(d) for d in devices_of(chunks[0].stage)]
         memory = DeviceMemory(
-            devices=chunks[0].stage.devices,
+            devices=format_devices(tuple(devices)),
             parameters=parameters,
             gradients=gradients,
             optimizer=optimizer,
             activations=activations.counted,
             buffers=2.0 * work + self.problem.trainer.reserved_GiB * GIB + gathered,
-            capacity=min(d.memory_bytes for d in devices) - self.problem.hints.memory_reserve_bytes,
+            capacity=min(self.problem.cluster.device(d).memory_bytes for d in devices)
+            - self.problem.hints.memory_reserve_bytes,
         )
         return memory, activations
 

@@ -44,6 +44,8 @@ def _fixed(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violat
             yield Violation(where=f"{chunk.where}.zero.stage", what=f"hints.fix.zero is {fix.zero}")
         if fix.recompute is not None and chunk.again != _mode(chunk, model, fix.recompute):
             yield Violation(where=f"{chunk.where}.recompute", what=f"hints.fix.recompute is {fix.recompute}")
+        if fix.batch_shares == "even" and chunk.stage.batch_shares is not None:
+            yield Violation(where=f"{chunk.where}.batch_shares", what="hints.fix.batch_shares is even")
     found = {"pp": ranks, "num_micro_batches": plan.num_micro_batches, "virtual_stages": len(plan.stages) // ranks}
     for name, value in found.items():
         asked = getattr(fix, name)
@@ -134,8 +136,9 @@ def _divides(chunk: Chunk, other: Chunk, model: Model, way: Mapping[int, Placed]
     outer = axes[: axes.index(axis)]
     sizes = {a: other.sizes.get(a, 1) for a in axes}
     return not any(
-        remainders(model, index, {**{a: chunk.placed[index][a] for a in outer}, axis: placed}, sizes, other.samples)
+        remainders(model, index, {**{a: chunk.placed[index][a] for a in outer}, axis: placed}, sizes, samples)
         for index, placed in way.items()
+        for samples in dict.fromkeys(other.shares)
     )
 
 

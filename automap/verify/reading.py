@@ -57,7 +57,9 @@ class Chunk:
     sizes: Mapping[str, int]
     """Axes that have more than one rank here or in another stage, outermost first."""
     samples: int
-    """See `spread_samples`; samples are spread over the first batch axis as evenly as they go."""
+    """The most of `spread_samples`, unless some of its devices are looked at."""
+    shares: tuple[int, ...]
+    """See `spread_samples`."""
     again: frozenset[int]
     """Operators that the backward pass runs again."""
     placed: dict[int, dict[str, Placed]] = field(default_factory=dict)
@@ -222,10 +224,38 @@ def num_ranks(plan: Plan) -> int:
     return where.index(where[0], 1) if where[0] in where[1:] else len(where)
 
 
-def spread_samples(plan: Plan, stage: Stage) -> int:
-    """Samples of a micro-batch as if all ranks of the first batch axis had as many as that with most."""
+def spread_samples(plan: Plan, stage: Stage) -> tuple[int, ...]:
+    """Of each rank of the first batch axis the samples of a micro-batch as if all ranks had as many.
+
+    Where no shares are stated, all count as the one that has most.
+    """
     ranks = dict(stage.mesh).get(stage.batch_axes[0], 1) if stage.batch_axes else 1
-    return math.ceil(plan.samples_per_micro_batch / ranks) * ranks
+    shares = stage.batch_shares or (math.ceil(plan.samples_per_micro_batch / ranks),) * ranks
+    return tuple(share * ranks for share in shares)
+
+
+def alike_ranks(plan: Plan, stage: Stage, problem: Problem) -> dict[tuple[int, ...], int]:
+    """Devices of a stage that have the same kinds of devices in their rank of the first batch axis -> samples.
+
+    These are `spread_samples` of the rank that has most. Where no unlike shares are stated all devices count as alike.
+    """
+    devices = parse_devices(stage.devices)
+    if len({*spread_samples(plan, stage)}) == 1:
+        return {devices: max(spread_samples(plan, stage))}
+    # Places are numbered with the last axis running fastest.
+    sizes = [size for _, size in stage.mesh]
+    at = [axis for axis, _ in stage.mesh].index(stage.batch_axes[0])
+    ranks = [place // math.prod(sizes[at + 1 :]) % sizes[at] for place in range(len(devices))]
+    kinds = [
+        frozenset(problem.cluster.device(d).name for d, rank in zip(devices, ranks, strict=True) if rank == mine)
+        for mine in range(sizes[at])
+    ]
+    samples = spread_samples(plan, stage)
+    found: dict[tuple[int, ...], int] = {}
+    for kind in dict.fromkeys(kinds):
+        mine = tuple(sorted(d for d, rank in zip(devices, ranks, strict=True) if kinds[rank] == kind))
+        found[mine] = max(count for count, other in zip(samples, kinds, strict=True) if other == kind)
+    return dict(sorted(found.items()))
 
 
 def read_chunks(plan: Plan, model: Model) -> tuple[Chunk, ...]:
@@ -249,7 +279,8 @@ def read_chunks(plan: Plan, model: Model) -> tuple[Chunk, ...]:
                 rank=number % ranks,
                 operators=range(first, last + 1),
                 sizes={axis: size for axis, size in stage.mesh if axis in live},
-                samples=spread_samples(plan, stage),
+                samples=max(spread_samples(plan, stage)),
+                shares=spread_samples(plan, stage),
                 again=frozenset(again),
             )
         )
@@ -340,6 +371,7 @@ def remainders(
 def uneven(chunk: Chunk, model: Model) -> Iterator[Violation]:
     """Splits that do not divide evenly."""
     for index, placed in chunk.placed.items():
-        for what in remainders(model, index, placed, chunk.sizes, chunk.samples):
+        left = [remainders(model, index, placed, chunk.sizes, samples) for samples in dict.fromkeys(chunk.shares)]
+        for what in dict.fromkeys(what for some in left for what in some):
             name = model.graph.operators[index].name
             yield Violation(where=f"{chunk.where}.shardings.{name}", what=f"{what} on {dict(chunk.sizes)}")

@@ -37,21 +37,29 @@ def _batch(plan: Plan, model: Model) -> Iterator[Violation]:
         )
     for number, stage in enumerate(plan.stages):
         mesh = dict(stage.mesh)
-        parts = 1
         for axis in stage.batch_axes:
             where = f"stages[{number}].batch_axes"
             if axis not in mesh:
                 yield Violation(where=where, what=f"the mesh has no axis {axis!r}")
             elif axis == stage.batch_axes[0] and not 1 <= mesh[axis] <= samples:
                 yield Violation(where=where, what=f"{samples} samples do not reach all {mesh[axis]} ranks of {axis}")
-            elif mesh[axis] < 1 or spread_samples(plan, stage) % mesh[axis]:
+            elif mesh[axis] < 1 or any(count % mesh[axis] for count in set(spread_samples(plan, stage))):
                 yield Violation(where=where, what=f"{samples} samples do not divide over {mesh[axis]} ranks of {axis}")
-            parts *= mesh.get(axis, 1)
-        shares = stage.batch_shares
-        if shares is not None and (len(shares) != parts or sum(shares) != samples or min(shares) < 0):
-            yield Violation(
-                where=f"stages[{number}].batch_shares", what=f"{shares} are not {parts} shares of {samples} samples"
-            )
+        yield from _shares(plan, number)
+
+
+def _shares(plan: Plan, number: int) -> Iterator[Violation]:
+    stage, where = plan.stages[number], f"stages[{number}].batch_shares"
+    shares, samples = stage.batch_shares, plan.samples_per_micro_batch
+    if shares is None:
+        return
+    parts = dict(stage.mesh).get(stage.batch_axes[0], 1) if stage.batch_axes else 1
+    if len(shares) != parts or sum(shares) != samples or min(shares) < 1:
+        yield Violation(where=where, what=f"{shares} are not {parts} shares of {samples} samples, none of them empty")
+    for other in plan.stages:
+        if other.devices == stage.devices and other.batch_shares != shares:
+            yield Violation(where=where, what=f"another stage on devices {stage.devices} has {other.batch_shares}")
+            return
 
 
 def _meshes(plan: Plan) -> Iterator[Violation]:

@@ -37,7 +37,7 @@ def enumerate_plans(space):
 
 
 def is_uneven(space, values):
-    return any(values[space.first_stage + 2 : space.first_cut])
+    return any(values[space.first_stage + 2 : space.shares_slot])
 
 
 def shape_of(space, **wanted):
@@ -90,7 +90,7 @@ def test_every_division_of_the_devices_is_offered_once(mlp, space):
     found, pending = [], [(*s.meshes.values(shape), 0, 0)]
     while pending:
         prefix = pending.pop()
-        if len(prefix) == s.first_cut:
+        if len(prefix) == s.shares_slot:
             found.append(s.stage_devices(prefix))
         else:
             pending += [(*prefix, int(v)) for v in np.flatnonzero(s.legal(prefix))]
@@ -255,7 +255,7 @@ def test_cuts_follow_the_speed_of_the_stages(mlp, space):
     prefix = s.meshes.values(shape_of(s, virtual=1))
     weight = s.cumulative_weight / s.cumulative_weight[-1]
     for devices in (0, 2, 12):
-        values = (*prefix, 0, 0, devices)
+        values = (*prefix, 0, 0, devices, 0)
         (end,) = s.cuts((*values, 0), 1)
         assert np.abs(weight[1:-1] - (devices or 8) / 16).min() == pytest.approx(abs(weight[end] - (devices or 8) / 16))
     mixed = space(mlp((64,) * 17), "4xV100-16GB+4xP100", 64, pp=2, tp=1, num_micro_batches=1)
@@ -263,8 +263,11 @@ def test_cuts_follow_the_speed_of_the_stages(mlp, space):
     fast, slow = (stage.speed for stage in mixed.layout((*values, 0, 0, 0)).stages)
     assert fast == 4.0
     assert slow < 2.0
-    assert mixed.cut_shares((*values, 0, 0, 0))[0] == (fast + slow) / fast
-    assert mixed.cut_shares((*values, 0, 1, 0))[0] == (fast + slow) / slow
+    assert mixed.cut_shares((*values, 0, 0, 0, 0))[0] == (fast + slow) / fast
+    assert mixed.cut_shares((*values, 0, 1, 0, 0))[0] == (fast + slow) / slow
+    # Six devices, two of them slow: each at its own speed where shares are in proportion, else all like the slowest.
+    assert mixed.cut_shares((*values, 0, 0, 6, 0))[0] == (6 * slow / 4 + 2 * slow / 4) / (6 * slow / 4)
+    assert mixed.cut_shares((*values, 0, 0, 6, 1))[0] == pytest.approx((fast + slow) / (fast + slow / 2))
 
 
 def test_dapple_plans_of_vgg_can_be_had():
@@ -308,6 +311,18 @@ def test_a_document_says_who_does_what(uneven):
     assert to_choice(shares, s.evaluator, s.axes).rank_samples.tolist() == [20.0, 18.0]
 
 
+def with_shares(plan, shares):
+    return replace(plan, stages=(replace(plan.stages[0], batch_shares=shares), *plan.stages[1:]))
+
+
+def test_shares_of_alike_devices_cost_what_the_largest_does(uneven):
+    s, plan = uneven
+    choice = to_choice(with_shares(plan, (6, 4, 2, 2, 2)), s.evaluator, s.axes)
+    assert choice.rank_samples.tolist() == [30.0, 18.0]
+    assert s.decode(s.encode(plan)) == plan
+    assert s.encode(with_shares(plan, (6, 4, 2, 2, 2))) is None
+
+
 def test_plans_outside_the_space_have_no_values(uneven):
     s, plan = uneven
     first, second = plan.stages
@@ -321,12 +336,10 @@ def test_plans_outside_the_space_have_no_values(uneven):
     ("change", "field"),
     [
         (lambda plan: replace(plan, num_micro_batches=8, samples_per_micro_batch=4), "plan.stages[0].batch_axes"),
-        (
-            lambda plan: replace(
-                plan, stages=(replace(plan.stages[0], batch_shares=(5, 5, 2, 2, 2)), plan.stages[1])
-            ),
-            "plan.stages[0].batch_shares",
-        ),
+        (lambda plan: with_shares(plan, (5, 5, 2, 2, 3)), "plan.stages[0].batch_shares"),
+        (lambda plan: with_shares(plan, (8, 8)), "plan.stages[0].batch_shares"),
+        (lambda plan: with_shares(plan, (6, 6, 2, 2, 0)), "plan.stages[0].batch_shares"),
+        (lambda plan: with_shares(plan, ()), "plan.stages[0].batch_shares"),
     ],
 )  # fmt: skip
 def test_shares_that_cannot_be_priced_are_refused(uneven, change, field):
