@@ -114,13 +114,12 @@ class Sharded:
         stage, graph = self.stage, self.stage.graph
         found: dict[str, Tensor] = {}
         for name in stage.stored:
-            value = value_of(graph, name, values).detach().to(self.device)
-            found[name] = value.to(stage.dtype) if graph.tensors[name].is_float else value
+            found[name] = value_of(graph, name, values).detach().to(self.device)
         for op in stage.constants:
             operands = [found[name] for name in op.inputs]
-            results = apply(_in_type(op, stage.dtype), graph.tensors, operands, stage.layouts.samples, self.device)
+            results = apply(op, graph.tensors, operands, stage.layouts.samples, self.device)
             found.update(zip(op.outputs, results, strict=True))
-        return found
+        return {name: _narrowed(value, stage.dtype) for name, value in found.items()}
 
     def _compile(self, position: int, planned: Planned, *, local_batch_norm: bool) -> Compiled:
         stage, op = self.stage, planned.op
@@ -320,6 +319,14 @@ def _factor(planned: Planned, axis: int, *, local_batch_norm: bool) -> Factor | 
     exchange = factor.collective
     is_local = local_batch_norm and factor.is_batch and exchange is not None and exchange.name == "batch_norm"
     return replace(factor, collective=None) if is_local else factor
+
+
+def _narrowed(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A constant in the type of this run; what hides scores stays finite if it was."""
+    if not value.is_floating_point():
+        return value
+    largest = min(torch.finfo(dtype).max, torch.finfo(value.dtype).max)
+    return torch.where(value.isinf(), value, value.clamp(-largest, largest)).to(dtype)
 
 
 def _in_type(op: Operator, dtype: torch.dtype) -> Operator:
