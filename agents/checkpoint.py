@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from automap.errors import ProblemError
-from envs.features import ACTION_FEATURES, STATE_FEATURES
+from envs.observing import ACTION_FEATURES, STATE_FEATURES
 
 if TYPE_CHECKING:
     from agents.dqn import MaskedDQN

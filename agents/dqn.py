@@ -39,8 +39,8 @@ from automap.plan import Plan
 from automap.problem import Problem
 from automap.space import PlanSpace, Values
 from envs.decision import GROWTH, MAX_ACTIONS, REWARD_SCALE, Decisions, Episodes, Observation
-from envs.features import ACTION_FEATURES, STATE_FEATURES
 from envs.hybrid import HybridDecisions
+from envs.observing import ACTION_FEATURES, STATE_FEATURES
 
 FORBIDDEN = -1e9
 """Q of a masked action."""

@@ -16,7 +16,8 @@ from automap.meshes import Shape
 from automap.price.arrays import Y_FIRST
 from automap.price.combine import P_RESERVED
 from automap.price.evaluator import RECOMPUTE_MODES
-from automap.price.walk import BEGIN, Tree, Walks, floors, settled, step_many
+from automap.price.floors import floors, settled
+from automap.price.walk import BEGIN, Tree, Walks, step_many
 from automap.space import PlanSpace, Slot, Values
 from automap.stage_sizes import spread
 
@@ -91,7 +92,7 @@ class BoundTable:
             rows,
         )
         self._again = of_units[:, 1]
-        shared = sum(space.problem.graph.tensors[name].num_elements for name, _, _ in evaluator.tied)
+        shared = sum(space.problem.graph.tensors[name].num_elements for name, _, _ in evaluator.tied.parameters)
         held = float(arrays.settings[P_RESERVED])
         self._aside = np.array([shared * float(sum(space.problem.state_bytes)), held])
 
@@ -187,7 +188,7 @@ class BoundTable:
         space, arrays = self.space, self.space.arrays
         times = np.bincount(arrays.units, minlength=least.shape[2])
         state = sum(space.problem.state_bytes)
-        tied = sum(space.problem.graph.tensors[name].num_elements for name, _, _ in space.evaluator.tied)
+        tied = sum(space.problem.graph.tensors[name].num_elements for name, _, _ in space.evaluator.tied.parameters)
         found = []
         for some in (even, unlike):
             if not some:

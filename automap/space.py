@@ -27,17 +27,18 @@ from automap.limits import WHOLE, Limits
 from automap.meshes import Meshes, Shape
 from automap.order import SPLIT_KINDS
 from automap.plan import Plan
+from automap.plan_writing import to_plan
 from automap.price.arrays import SpaceArrays, compile_space
 from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, Segment, blank, by_type
 from automap.price.layout import Layout
 from automap.price.legality import mode_mask, share_mask, signature_mask, size_mask
 from automap.problem import Problem
 from automap.stage_sizes import spread
-from automap.translate import same_choice, to_choice, to_plan
+from automap.translate import same_choice, to_choice
 from ir.graph import Operator
 
 if TYPE_CHECKING:
-    from automap.price.desk import Memo
+    from automap.price.memo import Memo
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -491,7 +492,7 @@ class PlanSpace:
     @functools.cached_property
     def memo(self) -> Memo:
         """What units cost, of the plans priced last."""
-        from automap.price.desk import new_memo
+        from automap.price.memo import new_memo
 
         return new_memo()
 

@@ -194,6 +194,15 @@ def _megatron(
     return best
 
 
+def meshes_of(space: PlanSpace, shape: Shape, prefix: Values) -> tuple[int, ...]:
+    """What `megatron_signatures` depend on: the meshes of all stages.
+
+    Whether what a constraint asks for divides may also depend on the samples of a micro-batch.
+    """
+    samples = shape.samples if space.problem.hints.constraints else 0
+    return (*space.meshes.mesh(shape), *sorted(set(space.stage_devices(prefix))), samples)
+
+
 def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
     """Every template of the tuned grid, as values of `space`; virtual stages only where the user fixed them.
 
@@ -205,8 +214,6 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
     modes = [mode for mode, is_legal in zip(RECOMPUTE_MODES, space.modes, strict=True) if is_legal]
     has_experts = any(op.kind == DISPATCH for op in space.problem.graph)
     known: dict[tuple[object, ...], Values] = {}
-    # Whether what a constraint asks for divides may depend on the samples.
-    constrained = bool(space.problem.hints.constraints)
     for shape in space.shapes:
         if shape.virtual > 1 and fixed.virtual_stages is None:
             continue
@@ -218,13 +225,7 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
         for sequence_parallel, spread in product((False, True) if shape.tp > 1 else (False,), spreads):
             for stages, mode, zero in product(_stages(space, shape), modes, zeros):
                 prefix = space.even_values(shape, recompute=mode, zero=zero, stages=stages)
-                key = (
-                    *sizes.values(),
-                    *sorted(set(space.stage_devices(prefix))),
-                    sequence_parallel,
-                    spread,
-                    shape.samples if constrained else 0,
-                )
+                key = (*meshes_of(space, shape, prefix), sequence_parallel, spread)
                 if key not in known:
                     full = megatron_signatures(
                         space, shape, prefix, sequence_parallel=sequence_parallel, expert_axis=spread

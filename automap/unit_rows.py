@@ -70,7 +70,7 @@ class UnitRows:
         self.rows = tuple(rows.values())
         self.parts = np.array(parts, dtype=np.int64)
         self._whole = np.array(whole, dtype=np.bool_)
-        self._homes = evaluator.tied_homes(choice)
+        self._homes = evaluator.tied.homes(choice)
 
     def costs(self, chosen: Ints) -> Floats:
         """[rows, C_COUNT]"""
@@ -107,7 +107,7 @@ class UnitRows:
 
     def tied(self, chosen: Ints) -> Floats:
         """What `combine` needs of parameters that two units read."""
-        return self.evaluator.tied_rows(self._homes, self.choice.layout, self.choice.zero_axes, chosen)
+        return self.evaluator.tied.rows(self._homes, self.choice.layout, self.choice.zero_axes, chosen)
 
     def outcome(self, costs: Floats, tied: Floats, *, exact: bool) -> Outcome:
         """Time and memory of a step with these unit costs."""

@@ -23,8 +23,8 @@ from agents.plan_vec_env import PlanVecEnv
 from agents.searcher import Budget
 from automap.space import PlanSpace
 from envs.decision import GROWTH, REWARD_SCALE, Episodes
-from envs.features import ACTION_FEATURES, STATE_FEATURES
 from envs.hybrid import HybridDecisions
+from envs.observing import ACTION_FEATURES, STATE_FEATURES
 
 NEAR, EXACT = 0.01, 1e-9
 

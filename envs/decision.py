@@ -23,14 +23,13 @@ from automap.meshes import Shape
 from automap.prefix import BoundTable, Prefixes
 from automap.price.walk import BEGIN, GO_ON, WAIT
 from automap.space import PlanSpace, Slot, Values
-from envs.features import ACTION_FEATURES, STATE_FEATURES, Features
+from envs.features import Features
+from envs.observing import ACTION_FEATURES, LIMIT, STATE_FEATURES
 
 MAX_ACTIONS = 64
 """Actions of every environment; of a slot with more values the first 64 are offered (cuts: the 64 most even ones)."""
 REWARD_SCALE = 10.0
 """Good plans differ by per cents, 0.01 in logs: scaled so that the differences outweigh Adam's noise."""
-MAX_LOG_RATIO = 3.0
-"""Bounds and prices further than a factor e^3 from the best are all equally bad."""
 REFERENCE = 2.0
 """Step time of a good plan over the lower bound, where none is known. With e^3 what does not fit is so bad that the DQN
 keeps away from where memory binds: two of four such problems ended 4 and 12 % further from the optimum."""
@@ -75,7 +74,10 @@ class Decisions(abc.ABC):
         return np.full(len(self.space.slots), -1, dtype=np.int64)
 
     def complete(self, head: Values, shape: Shape) -> Values:
-        """The preferred values of all slots behind `head`, all but the signatures, for those that wait for it."""
+        """`head`, all but the signatures, with the signatures preferred behind it, for those that wait for it.
+
+        They may depend on the slots before the first cut, not on cuts, recomputation and ZeRO.
+        """
         raise NotImplementedError
 
 
@@ -104,7 +106,7 @@ class Episodes:
         self.prefixes = Prefixes(table, count, most=MAX_ACTIONS, asks=decisions.asks, preferred=decisions.preferred())
         self._features = Features(self.space, self.first_bound_s, self.reference_s)
         self._is_operator = np.array([*(slot.kind == "signature" for slot in self.space.slots), False])
-        self._completed: dict[Values, Values] = {}
+        self._completed: dict[bytes, Ints] = {}
         self.num_decisions = np.zeros(count, dtype=np.int64)
         self.num_operator_decisions = np.zeros(count, dtype=np.int64)
         self._complete()
@@ -127,13 +129,14 @@ class Episodes:
             [episodes] rewards, and which plans are now complete.
         """
         walks = self.prefixes.walks
-        far = np.abs(walks.legal - actions[:, None])
-        far[np.arange(MAX_ACTIONS) >= walks.offered[:, None]] = MAX_ACTIONS
+        # Actions stand for the places of the legal values that they come next to.
+        behind = np.arange(walks.legal.shape[1]) >= walks.offered[:, None]
+        places = (np.abs(walks.legal - actions[:, None]) + MAX_ACTIONS * behind).argmin(axis=1)
         before = walks.bound[:, 0].copy()
         was_done = self.prefixes.done
         self.num_decisions += ~was_done
         self.num_operator_decisions += self._is_operator[walks.position]
-        self.prefixes.step(np.where(was_done, WAIT, far.argmin(axis=1)))
+        self.prefixes.step(np.where(was_done, WAIT, places))
         self._complete()
         done = self.prefixes.done
         after = walks.bound[:, 0].copy()
@@ -169,34 +172,20 @@ class Episodes:
         if not waiting.any():
             return
         for number in np.flatnonzero(waiting):
-            head = tuple(walks.values[number, :first].tolist())
-            if head not in self._completed:
-                self._completed[head] = self.decisions.complete(head, self.space.shape(head))
-            walks.preferred[number] = self._completed[head]
+            placed = walks.values[number, : self.space.first_cut].tobytes()
+            if placed not in self._completed:
+                head = tuple(walks.values[number, :first].tolist())
+                completed = self.decisions.complete(head, self.space.shape(head))
+                self._completed[placed] = np.array(completed[first:], dtype=np.int64)
+            walks.preferred[number, first:] = self._completed[placed]
         self.prefixes.step(np.where(waiting, GO_ON, WAIT))
 
     def observe(self) -> Observation:
         """[episodes, OBSERVED] features and [episodes, MAX_ACTIONS] masks; of a complete plan zeros, and all legal."""
-        walks, done = self.prefixes.walks, self.prefixes.done
-        rows = np.arange(self.count)[:, None]
-        valid = np.arange(MAX_ACTIONS) < walks.offered[:, None]
-        legal = np.where(valid, walks.legal, 0)
-        # What provably cannot fit is masked, unless nothing can.
-        fits = valid & (walks.ahead[:, :, 1] <= 0.0)
-        open_ = np.where(fits.any(axis=1, keepdims=True), fits, valid)
-        mask = np.zeros((self.count, MAX_ACTIONS), dtype=np.int8)
-        mask[np.broadcast_to(rows, legal.shape)[open_], legal[open_]] = 1
-        mask[done] = 1
-        actions = np.zeros((self.count, MAX_ACTIONS, ACTION_FEATURES), dtype=np.float32)
-        at = np.broadcast_to(rows, legal.shape)[valid], legal[valid]
-        growth = np.log(np.maximum(walks.ahead[:, :, 0], 1e-30) / walks.bound[:, :1])
-        actions[(*at, GROWTH)] = np.minimum(growth, MAX_LOG_RATIO)[valid]
-        actions[(*at, MEMORY)] = np.clip(walks.ahead[:, :, 1], -1.0, 2.0)[valid]
-        actions[:, :, 2:] = self._features.of_actions(walks)
-        state = self._features.of_states(walks)
-        observation = np.concatenate([state, actions.reshape(self.count, -1)], axis=1, dtype=np.float32)
-        observation[done] = 0.0
-        return {"observation": np.clip(observation, -10.0, 10.0), "action_mask": mask}
+        seen = np.empty((self.count, OBSERVED), dtype=np.float32)
+        mask = np.empty((self.count, MAX_ACTIONS), dtype=np.int8)
+        self._features.write(self.prefixes.walks, seen, mask)
+        return {"observation": seen, "action_mask": mask}
 
 
 class PlanEnv(gymnasium.Env[Observation, np.int64]):
@@ -248,7 +237,7 @@ def observation_space() -> Any:
     """Of every environment."""
     return spaces.Dict(
         {
-            "observation": spaces.Box(-10.0, 10.0, (OBSERVED,), np.float32),
+            "observation": spaces.Box(-LIMIT, LIMIT, (OBSERVED,), np.float32),
             "action_mask": spaces.Box(0, 1, (MAX_ACTIONS,), np.int8),
         }
     )

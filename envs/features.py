@@ -13,34 +13,11 @@ import numpy.typing as npt
 
 from automap.price.walk import Walks
 from automap.space import PlanSpace, Slot
+from envs.observing import GROUP_FEATURES, KINDS, NONE, UNKNOWN, Facts, write_features
 from ir.factors import PARTIAL
-
-KINDS = (
-    "pp",
-    "tp",
-    "middle",
-    "micro_batches",
-    "virtual",
-    "schedule",
-    "order",
-    "devices",
-    "cut",
-    "recompute",
-    "zero",
-    "signature",
-)
-"""Of slots."""
-GROUP_FEATURES = 10
-CLUSTER_FEATURES = 6
-STATE_FEATURES = len(KINDS) + 5 + 3 + 7 + 3 + 4 + GROUP_FEATURES + CLUSTER_FEATURES
-ACTION_FEATURES = 9
-"""Growth, memory (see `envs.decision`); number, share; divides work, splits the batch, splits a weight, leaves a sum,
-takes its input as it comes."""
 
 GIB = float(1 << 30)
 Floats32 = npt.NDArray[np.float32]
-NONE, UNKNOWN = -9, -8
-"""Placements of a value that is not there, and of one that nothing says."""
 
 
 class Features:
@@ -55,15 +32,8 @@ class Features:
             reference_s: step time of a good plan, seconds.
         """
         self.space = space
-        self.first_bound_s, self.reference_s = first_bound_s, reference_s
-        slots = space.slots
-        # Shares of unlike devices go on with what `devices` began; their index tells them apart.
-        self._kind = np.array([KINDS.index("devices" if slot.kind == "shares" else slot.kind) for slot in slots])
-        self._index = np.array([8 if s.kind == "shares" else s.index for s in slots], dtype=np.float32) / 8.0
+        slots, arrays = space.slots, space.arrays
         groups = list(space.group_rows)
-        self._group = np.array([groups.index((s.unit_type, s.group)) if s.group >= 0 else 0 for s in slots])
-        self._cluster = _cluster_features(space)
-        self._groups = np.array([_group_features(space, *key) for key in groups], dtype=np.float32)
         most = max((len(values) for _, values in space.group_rows.values()), default=1)
         self._meaning = np.zeros((len(groups), most, 4), dtype=np.float32)
         self._wants = np.full((len(groups), most), NONE, dtype=np.int64)
@@ -72,10 +42,34 @@ class Features:
         for number, key in enumerate(groups):
             self._read_group(groups, number, *key)
         most_values = max(slot.num_values for slot in slots)
-        self._numbers = np.zeros((len(slots), most_values), dtype=np.float32)
+        numbers = np.zeros((len(slots), most_values), dtype=np.float32)
         for number, slot in enumerate(slots):
-            self._numbers[number, : slot.num_values] = _numbers(space, slot)
-        self._values = np.array([slot.num_values for slot in slots], dtype=np.float32)
+            numbers[number, : slot.num_values] = _numbers(space, slot)
+        rows = [_group_features(space, *key) for key in groups]
+        scalars = (
+            *(len(space.axes), space.first_cut, space.first_recompute, space.zero_slot, space.first_signature),
+            *(space.problem.cluster.num_devices, space.problem.training.global_batch),
+        )
+        self._facts = Facts(
+            scalars=np.array(scalars, dtype=np.int64),
+            # Shares of unlike devices go on with what `devices` began; their index tells them apart.
+            kind=np.array([KINDS.index("devices" if s.kind == "shares" else s.kind) for s in slots], dtype=np.int64),
+            group=np.array([groups.index((s.unit_type, s.group)) if s.group >= 0 else 0 for s in slots]),
+            source=self._source,
+            degrees=arrays.degrees,
+            middles=arrays.middles,
+            micro_batches=arrays.micro_batches,
+            virtuals=arrays.virtuals,
+            wants=self._wants,
+            gives=self._gives,
+            place=np.array([8 if s.kind == "shares" else s.index for s in slots], dtype=np.float32) / np.float32(8.0),
+            num_values=np.array([slot.num_values for slot in slots], dtype=np.float32),
+            cluster=_cluster_features(space),
+            numbers=numbers,
+            groups=np.array(rows, dtype=np.float32).reshape(len(groups), GROUP_FEATURES - 2),
+            meaning=self._meaning,
+            times=np.array([first_bound_s, reference_s]),
+        )
 
     def _read_group(self, groups: list[tuple[int, int]], number: int, unit_type: int, group: int) -> None:
         """What the values of a group mean, and which group its leader's first input comes from."""
@@ -107,91 +101,15 @@ class Features:
         for value, assigned in enumerate(unit.groups[other].assignment):
             self._gives[number, value] = unit.signatures[maker][assigned[members.index(maker)]].outputs[output]
 
-    def of_states(self, walks: Walks) -> Floats32:
-        """[walks, STATE_FEATURES]"""
-        space = self.space
-        slot = np.minimum(walks.position, len(space.slots) - 1)
-        count = len(slot)
-        out = np.zeros((count, STATE_FEATURES), dtype=np.float32)
-        rows = np.arange(count)
-        out[rows, self._kind[slot]] = 1.0
-        at = len(KINDS)
-        bound = walks.bound[:, 0]
-        out[:, at] = walks.position / len(space.slots)
-        out[:, at + 1] = np.log(bound / self.first_bound_s)
-        out[:, at + 2] = walks.bound[:, 1]
-        out[:, at + 3] = np.log(self.reference_s / bound)
-        out[:, at + 4] = self._index[slot]
-        at += 5
-        is_signature = walks.position >= space.first_signature
-        axes = len(space.axes)
-        axis = (slot - space.first_signature) % axes
-        # Outer, inner, and where there are three the one between them.
-        out[rows, at + np.where(axis == 0, 0, np.where(axis == axes - 1, 1, 2))] = is_signature
-        at += 3
-        shaped = walks.position >= space.first_cut
-        if shaped.any():
-            out[shaped, at : at + 7] = self._shapes(walks.values[shaped])
-            modes = walks.values[:, space.first_recompute : space.zero_slot]
-            decided = np.arange(space.first_recompute, space.zero_slot) < walks.position[:, None]
-            for mode in range(3):
-                share = ((modes == mode) & decided).sum(axis=1) / np.maximum(1, decided.sum(axis=1))
-                out[:, at + 7 + mode] = share
-            behind = walks.position > space.zero_slot
-            out[rows[behind], at + 10 + walks.values[behind, space.zero_slot]] = 1.0
-        at += 14
-        if is_signature.any():
-            group = self._group[slot[is_signature]]
-            out[is_signature, at : at + GROUP_FEATURES - 2] = self._groups[group]
-            given = self._given(walks, slot)[is_signature]
-            out[is_signature, at + GROUP_FEATURES - 2] = given >= 0
-            out[is_signature, at + GROUP_FEATURES - 1] = given == PARTIAL
-        out[:, at + GROUP_FEATURES :] = self._cluster
-        return out
+    def write(self, walks: Walks, observation: Floats32, mask: npt.NDArray[np.int8]) -> None:
+        """Writes what is seen of every plan; of a complete one zeros, and every action as legal.
 
-    def _given(self, walks: Walks, slot: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """[walks] the placement in which the leader's input comes on the axis."""
-        space, axes = self.space, len(self.space.axes)
-        group = self._group[slot]
-        source = self._source[group]
-        axis = (slot - space.first_signature) % axes
-        at = np.clip(space.first_signature + source * axes + axis, 0, len(space.slots) - 1)
-        known = (source >= 0) & (at < walks.position) & (slot >= space.first_signature)
-        value = walks.values[np.arange(len(slot)), at]
-        found: npt.NDArray[np.int64] = np.where(
-            known, self._gives[group, np.clip(value, 0, self._gives.shape[1] - 1)], UNKNOWN
-        )
-        return found
-
-    def _shapes(self, values: npt.NDArray[np.int64]) -> Floats32:
-        found = np.empty((len(values), 7), dtype=np.float32)
-        for row, value in enumerate(values):
-            shape = self.space.shape(value)
-            numbers = (shape.pp, shape.tp, shape.dp, shape.num_micro_batches, shape.samples, shape.virtual)
-            found[row] = [math.log2(max(n, 1)) / 4.0 for n in (*numbers, shape.middle)]
-        return found
-
-    def of_actions(self, walks: Walks) -> Floats32:
-        """[walks, actions, ACTION_FEATURES - 2]"""
-        most = walks.legal.shape[1]
-        slot = np.minimum(walks.position, len(self.space.slots) - 1)
-        out = np.zeros((len(slot), most, ACTION_FEATURES - 2), dtype=np.float32)
-        width = min(most, self._numbers.shape[1])
-        out[:, :width, 0] = self._numbers[slot, :width]
-        out[:, :, 1] = np.arange(most) / self._values[slot][:, None]
-        is_signature = walks.position >= self.space.first_signature
-        if is_signature.any():
-            group = self._group[slot[is_signature]]
-            width = min(most, self._meaning.shape[1])
-            out[is_signature, :width, 2:6] = self._meaning[group, :width]
-            given = self._given(walks, slot)[is_signature]
-            out[is_signature, :width, 6] = self._wants[group, :width] == given[:, None]
-        # Only legal actions mean anything.
-        legal = np.zeros((len(slot), most), dtype=np.bool_)
-        valid = np.arange(most) < walks.offered[:, None]
-        legal[np.nonzero(valid)[0], walks.legal[valid]] = True
-        out[~legal] = 0.0
-        return out
+        Args:
+            walks: the plans.
+            observation: [walks, STATE_FEATURES + actions * ACTION_FEATURES], written.
+            mask: [walks, actions], written: 0 for what is illegal and, unless that is all, for what cannot fit.
+        """
+        write_features(walks, self._facts, observation, mask)
 
 
 def _numbers(space: PlanSpace, slot: Slot) -> npt.NDArray[np.float64]:

@@ -11,12 +11,16 @@ from automap.meshes import Shape
 from automap.prefix import BoundTable
 from automap.price.walk import LATER
 from automap.space import PlanSpace, Slot, Values
-from automap.templates import megatron_signatures
+from automap.templates import megatron_signatures, meshes_of
 from envs.decision import Decisions, Ints, PlanEnv
 
 
 class PipelineDecisions(Decisions):
     """Everything but the signatures."""
+
+    def __init__(self, space: PlanSpace) -> None:
+        super().__init__(space)
+        self._signatures: dict[tuple[int, ...], Values] = {}
 
     def asks(self, slot: Slot) -> bool:
         """See `Decisions`."""
@@ -29,7 +33,11 @@ class PipelineDecisions(Decisions):
 
     def complete(self, head: Values, shape: Shape) -> Values:
         """Megatron's signatures."""
-        return megatron_signatures(self.space, shape, head, sequence_parallel=False)
+        meshes = meshes_of(self.space, shape, head)
+        if meshes not in self._signatures:
+            full = megatron_signatures(self.space, shape, head, sequence_parallel=False)
+            self._signatures[meshes] = full[len(head) :]
+        return (*head, *self._signatures[meshes])
 
 
 class PipelineEnv(PlanEnv):

@@ -229,7 +229,7 @@ def _seen_by_others(space: PlanSpace, number: int) -> list[tuple[object, ...]]:
     operands = [(*op.inputs, *op.outputs) for op in (space.operator(unit_type, m) for m in range(len(unit.signatures)))]
     names = [name for m in members for name in operands[m]]
     others = {name for offset, own in enumerate(operands) if offset not in members for name in own}
-    shared = {name for name, _, _ in space.evaluator.tied} | {unit.boundary_in, unit.boundary_out}
+    shared = {name for name, _, _ in space.evaluator.tied.parameters} | {unit.boundary_in, unit.boundary_out}
     start = space.linkage.blocks.representative(unit_type)
     inside = {name for op in graph.operators[start.start : start.stop] for name in op.outputs}
     found: list[tuple[object, ...]] = []

@@ -73,9 +73,9 @@ def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any])
             )
     with _uncollected():
         from automap.hand_made import Strategy, hand_made, undivided
+        from automap.plan_writing import to_plan
         from automap.price.estimate import annotate
         from automap.price.evaluator import Evaluator
-        from automap.translate import to_plan
 
         evaluator = Evaluator(build_problem(import_graph(data, request), request))
         choice = hand_made(evaluator, Strategy(**stated))

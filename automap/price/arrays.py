@@ -195,13 +195,19 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         mixed.most_meshes,
         int(space.problem.hints.fix.batch_shares == "proportional"),
     ]
-    names = [name for name, _, _ in evaluator.tied]
+    names = [name for name, _, _ in evaluator.tied.parameters]
     tied = [
         [
-            *(one, other, *evaluator.reader(name, one), *evaluator.reader(name, other), *evaluator.user(name, other)),
+            *(
+                one,
+                other,
+                *evaluator.tied.reader(name, one),
+                *evaluator.tied.reader(name, other),
+                *evaluator.tied.user(name, other),
+            ),
             names.index(name),
         ]
-        for name, one, other in evaluator.tied
+        for name, one, other in evaluator.tied.parameters
     ]
     groups, members, assignments, obeys = _groups(space)
     tensors = space.problem.graph.tensors
@@ -231,7 +237,7 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         speed=_floats([s.speed for s in distinct]),
         send_latency_s=_floats([latency for latency, _ in sends]),
         send_bytes_per_s=_floats([rate for _, rate in sends]),
-        tied_elements=_floats([tensors[name].num_elements for name, _, _ in evaluator.tied]),
+        tied_elements=_floats([tensors[name].num_elements for name, _, _ in evaluator.tied.parameters]),
         settings=evaluator.settings(0),
         axes=_floats([s.axes for s in distinct]),
         hardware=_floats([s.hardware for s in distinct]),

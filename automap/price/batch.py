@@ -6,7 +6,9 @@ from numba import boolean, float64, int64, void
 
 from automap.price.arrays import N_FIRST_SIGNATURE, SPACE
 from automap.price.compiled import kernel
-from automap.price.desk import MEMO, new_desk, pick, price_laid, set_frame
+from automap.price.desk import new_desk, pick, set_frame
+from automap.price.laid import price_laid
+from automap.price.memo import MEMO
 from automap.price.sharded import new_sharded
 from automap.price.vectors import TABLES
 

@@ -24,7 +24,8 @@ from automap.price.arrays import (
     SPACE,
 )
 from automap.price.compiled import borrowing, kernel
-from automap.price.desk import cut_shares, find_stages, look_from, nth_cut
+from automap.price.cuts import cut_shares, nth_cut
+from automap.price.desk import find_stages, look_from
 from automap.price.legality import assign, mode_mask, share_mask, signature_mask, size_mask, unlike_meshes
 from automap.price.vectors import TABLES
 

@@ -27,43 +27,26 @@ from automap.price.arrays import (
     SPACE,
 )
 from automap.price.combine import P_MICRO_BATCH_S, P_SEND_OVERLAP, P_SEND_S, P_STEP_S, P_ZERO, rank_overflow
-from automap.price.communication import KIND_COUNT, UNKNOWN
 from automap.price.compiled import borrowing, kernel
+from automap.price.cuts import nth_cut
 from automap.price.desk import (
     DESK,
     F_ALIKE,
     F_KIND,
-    F_MESHES,
     F_RANKS,
-    MEMO,
-    cost_rows,
     find_stages,
-    finish,
     new_desk,
-    nth_cut,
     pick,
-    price_laid,
+    remember_mask,
     set_frame,
     set_stages,
 )
-from automap.price.legality import mode_mask, share_mask, signature_mask, size_mask
+from automap.price.floors import settle
+from automap.price.laid import cost_rows, finish, price_laid
+from automap.price.legality import mode_mask, share_mask, size_mask
+from automap.price.memo import MEMO
 from automap.price.sharded import SHARDED, new_sharded
-from automap.price.unit import shard_unit, unit_cost
-from automap.price.vectors import (
-    C_BACKWARD,
-    C_BACKWARD_HOST,
-    C_BOUNDARY,
-    C_COUNT,
-    C_FORWARD,
-    C_FORWARD_COMM,
-    C_FORWARD_HOST,
-    C_PARAMETERS,
-    C_RECOMPUTE,
-    C_REDUCE,
-    C_SAVED,
-    C_ZERO,
-    TABLES,
-)
+from automap.price.vectors import TABLES
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -102,130 +85,6 @@ class Tree(NamedTuple):
     """[slots] which are decided one by one; the others take what is preferred."""
     aside: Floats
     """[2] bytes of state of parameters that several units use, which may count once; bytes that the framework holds."""
-
-
-@kernel(void(TABLES, SPACE, DESK, boolean[::1]), inner=True)
-def _settle(tables, space, desk, mask):
-    """Picks the signatures that the meshes leave no choice of; the others are undecided.
-
-    Args:
-        tables: see `Tables.arrays`.
-        space: see `compile_space`.
-        desk: with its meshes.
-        mask: scratch, as long as a group has values.
-    """
-    num_axes, meshes = desk.incoming.shape[0], desk.frame[F_MESHES]
-    for group in range(space.groups.shape[0]):
-        for axis in range(num_axes):
-            pick(space, group, axis, -1, desk)
-        axis, only = 0, 0
-        while axis < num_axes and only >= 0:
-            legal = mask[: space.groups[group, G_VALUES]]
-            sizes, samples = desk.sizes[:meshes], desk.divided[:meshes]
-            signature_mask(tables, space, group, axis, desk.chosen, sizes, samples, legal)
-            only = -1
-            for value in range(legal.shape[0]):
-                if legal[value]:
-                    only = value if only == -1 else -2
-            # The mask's trials are taken back.
-            for a in range(axis + 1, num_axes):
-                pick(space, group, a, -1, desk)
-            pick(space, group, axis, max(only, -1), desk)
-            axis += 1
-
-
-@kernel(void(TABLES, SPACE, int64[:, ::1], int64[:, :, ::1]))
-def settled(tables, space, frames, out):
-    """Signatures that the mesh of a stage leaves no choice of.
-
-    Args:
-        tables: see `Tables.arrays`.
-        space: see `compile_space`.
-        frames: [n, 2] row among the distinct stages, samples of a micro-batch.
-        out: [n, groups, axes] value of each, -1 where there is a choice; written.
-    """
-    desk = new_desk(tables, space)
-    mask = np.empty(max(1, space.obeys.shape[1]), np.bool_)
-    desk.frame[F_MESHES] = 1
-    for frame in range(frames.shape[0]):
-        desk.sizes[0] = space.axes[frames[frame, 0]]
-        desk.divided[0] = frames[frame, 1]
-        _settle(tables, space, desk, mask)
-        out[frame] = desk.picked
-
-
-@kernel(void(TABLES, SPACE, int64[:, ::1], int64[:, :, ::1], float64[::1], int64, float64[:, :, ::1]))
-def floors(tables, space, frames, picked, exposed, again, out):
-    """The least that units of each type cost on one rank, whatever their signatures.
-
-    Args:
-        tables: see `Tables.arrays`.
-        space: see `compile_space`.
-        frames: [n, 2] row among the distinct stages, samples of a micro-batch.
-        picked: [n, groups, axes] values of signatures that are known, -1 of others.
-        exposed: [KIND_COUNT] share of each kind of collective that nothing hides.
-        again: recompute mode that runs whole units again.
-        out: [n, 6, types] seconds of a micro-batch, seconds where all is computed again, parameters held under ZeRO,
-            bytes kept for the backward pass under the mode that keeps least, bytes that cross behind the unit,
-            parameters held without ZeRO; written.
-    """
-    sharded = new_sharded(tables, space.obeys.shape[0])
-    desk = new_desk(tables, space)
-    desk.incoming[:] = UNKNOWN
-    row = np.empty(C_COUNT)
-    for frame in range(frames.shape[0]):
-        at, samples = frames[frame, 0], float64(frames[frame, 1])
-        for a in range(space.obeys.shape[0] - 1):
-            desk.zero_axes[a] = space.axes[at, a] > 1.0
-        for group in range(space.groups.shape[0]):
-            for axis in range(space.obeys.shape[0]):
-                pick(space, group, axis, picked[frame, group, axis], desk)
-        for kind in range(out.shape[2]):
-            first, last = space.spans[kind], space.spans[kind + 1]
-            shard_unit(
-                tables,
-                first,
-                last,
-                desk.chosen[first:last],
-                space.axes[at],
-                space.links[at],
-                desk.zero_axes,
-                space.hardware[at],
-                samples,
-                desk.records,
-                desk.cursor,
-                sharded,
-            )
-            out[frame, 3, kind] = np.inf
-            for mode in range(space.modes.shape[0]):
-                unit_cost(
-                    tables,
-                    first,
-                    last,
-                    desk.chosen[first:last],
-                    space.masks[mode, first:last],
-                    desk.incoming,
-                    space.axes[at],
-                    space.links[at],
-                    space.hardware[at],
-                    samples,
-                    space.boundary[kind],
-                    desk.records,
-                    desk.cursor,
-                    sharded,
-                    row,
-                )
-                seconds = row[C_FORWARD] + row[C_BACKWARD] + row[C_RECOMPUTE]
-                seconds += row[C_FORWARD_HOST] + row[C_BACKWARD_HOST]
-                for c in range(C_FORWARD_COMM, C_REDUCE):
-                    seconds += row[c] * exposed[(c - C_FORWARD_COMM) % KIND_COUNT]
-                if mode in (0, again):
-                    out[frame, 0 if mode == 0 else 1, kind] = seconds
-                if space.modes[mode]:
-                    out[frame, 3, kind] = min(out[frame, 3, kind], row[C_SAVED])
-            out[frame, 2, kind] = row[C_ZERO]
-            out[frame, 4, kind] = row[C_BOUNDARY]
-            out[frame, 5, kind] = row[C_PARAMETERS]
 
 
 class Walks(NamedTuple):
@@ -380,8 +239,8 @@ def _rest(space, tree, node, value, desk, first, rest):
         rest[unit] = rest[unit + 1] + least / devices
 
 
-@kernel(int64(TABLES, SPACE, TREE, WALKS, int64, int64, DESK, int64[::1], boolean[::1]), inner=True)
-def _legal(tables, space, tree, walks, walk, slot, desk, ends, mask):
+@kernel(int64(TABLES, SPACE, MEMO, TREE, WALKS, int64, int64, DESK, int64[::1], boolean[::1]), inner=True)
+def _legal(tables, space, memo, tree, walks, walk, slot, desk, ends, mask):
     """Writes the legal values of a slot into `walks.legal`; returns their number."""
     value, node = walks.values[walk], tree.nodes[walks.node[walk]]
     legal = walks.legal[walk]
@@ -440,19 +299,7 @@ def _legal(tables, space, tree, walks, walk, slot, desk, ends, mask):
         num_axes = desk.incoming.shape[0]
         group, axis = divmod(slot - space.scalars[N_FIRST_SIGNATURE], num_axes)
         num_values = space.groups[group, G_VALUES]
-        signature_mask(
-            tables,
-            space,
-            group,
-            axis,
-            desk.chosen,
-            desk.sizes[: desk.frame[F_MESHES]],
-            desk.divided[: desk.frame[F_MESHES]],
-            mask[:num_values],
-        )
-        # The mask's trials are taken back.
-        for a in range(axis, num_axes):
-            pick(space, group, a, -1, desk)
+        remember_mask(tables, space, memo, group, axis, desk, mask[:num_values])
     for v in range(min(most, num_values)):
         if mask[v]:
             legal[found] = v
@@ -538,11 +385,11 @@ def _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends, mas
             ahead[i, 0] = max(ahead[i, 0], node[T_COUNT] * rest[ends[chunk]])
             ahead[i, 1] = over
     elif slot < zero_slot:
-        _settle(tables, space, desk, mask)
+        settle(tables, space, desk, mask)
         for i in range(count):
             _look_at_mode(tables, space, memo, value, slot, legal[i], desk, sharded, ahead[i])
     elif slot == zero_slot:
-        _settle(tables, space, desk, mask)
+        settle(tables, space, desk, mask)
         cost_rows(tables, space, memo, -1, desk, sharded)
         for i in range(count):
             desk.settings[P_ZERO] = legal[i]
@@ -640,7 +487,7 @@ def step_many(tables, space, memo, tree, walks, actions):
                     for axis in range(num_axes):
                         at = first_signature + group * num_axes + axis
                         pick(space, group, axis, value[at] if at < slot else -1, desk)
-            count = _legal(tables, space, tree, walks, walk, slot, desk, ends, mask)
+            count = _legal(tables, space, memo, tree, walks, walk, slot, desk, ends, mask)
             if count > 1 and (tree.asked[slot] or walks.preferred[walk, slot] == LATER):
                 is_through = False
                 if tree.asked[slot]:

@@ -4,13 +4,14 @@ from automap.price.batch import price_many
 from automap.price.combine import combine, overflow, passes, step_time_s
 from automap.price.draw import draw_many
 from automap.price.edges import exchange, vary
+from automap.price.floors import floors, settled
 from automap.price.legality import count_decades, mode_mask, signature_mask, size_mask
 from automap.price.moves import move_many
 from automap.price.placements import divides
 from automap.price.schedule import count_actions, run_program
 from automap.price.sharded import new_sharded
 from automap.price.unit import shard_unit, unit_cost
-from automap.price.walk import floors, settled, step_many
+from automap.price.walk import step_many
 from automap.tightening import tighten
 
 

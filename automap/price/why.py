@@ -153,7 +153,7 @@ class _Case:
         """Local elements of gradients that are reduced over an axis; a parameter that two units read counts once."""
         choice, evaluator = self.choice, self.evaluator
         elements = self.total(C_REDUCE + axis)
-        for tied in evaluator.tied_rows(evaluator.tied_homes(choice), choice.layout, choice.zero_axes):
+        for tied in evaluator.tied.rows(evaluator.tied.homes(choice), choice.layout, choice.zero_axes):
             if tied[0] == tied[1] == self.rank:
                 elements -= float(tied[3] * tied[5 + axis])
         return elements

@@ -12,12 +12,13 @@ from automap import hand_made as module
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.hand_made import Strategy, undivided
+from automap.plan_writing import to_plan
 from automap.price.estimate import price
 from automap.price.evaluator import Choice, Evaluator, Segment
 from automap.problem import Problem
 from automap.space import PlanSpace
 from automap.templates import templates
-from automap.translate import to_choice, to_plan
+from automap.translate import to_choice
 from ir import zoo
 from ir.factors import whole_signature
 

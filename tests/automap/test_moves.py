@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from automap.price import moves
-from automap.price.desk import nth_cut
+from automap.price.cuts import nth_cut
 from automap.problem import Problem
 from automap.space import PlanSpace
 

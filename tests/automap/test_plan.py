@@ -10,10 +10,11 @@ from automap.errors import PlanError
 from automap.names import matches
 from automap.order import write_order
 from automap.plan import Plan, Schedule, format_devices, parse_devices, plan_schema
+from automap.plan_writing import to_plan
 from automap.price.combine import P_STEP_S, R_END, R_OPTIMIZER, R_SYNC
 from automap.price.estimate import annotate, price
 from automap.templates import templates
-from automap.translate import to_choice, to_plan
+from automap.translate import to_choice
 
 
 @pytest.fixture(scope="module")

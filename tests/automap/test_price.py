@@ -334,7 +334,7 @@ def test_the_gradient_of_positions_is_reduced_once_a_step(space):
     for _, segment, incoming in s.evaluator.surroundings(choice):
         row = s.evaluator.unit_row(segment, 0, choice.layout, incoming, choice.samples, choice.zero_axes, -1)
         reduced += row[C_REDUCE]
-    tied = sum(graph.tensors[name].num_elements for name, _, _ in s.evaluator.tied)
+    tied = sum(graph.tensors[name].num_elements for name, _, _ in s.evaluator.tied.parameters)
     assert reduced == graph.num_parameters + tied
 
 
@@ -344,7 +344,7 @@ def test_a_parameter_that_two_units_of_a_rank_read_is_reduced_once(gpt, space):
     choice = template(s, micro=4)
     row = s.evaluator.evaluate(choice).ranks[0]
     link = s.evaluator.layout((4, 1), 1).stages[0].links[0]
-    assert s.evaluator.tied
+    assert s.evaluator.tied.parameters
     whole = collective_s(ALL_REDUCE, 4.0, link, graph.num_parameters * s.problem.state_bytes[1])
     hidden = s.problem.trainer.gradient_overlap
     twice = graph.num_parameters + graph.tensors["wte"].num_elements

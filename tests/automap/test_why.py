@@ -10,13 +10,13 @@ import pytest
 
 from automap.cluster import parse_cluster
 from automap.hand_made import Strategy, hand_made
+from automap.plan_writing import to_plan
 from automap.price.combine import R_END
 from automap.price.estimate import annotate, estimate_choice
 from automap.price.evaluator import Choice, Evaluator
 from automap.price.why import NUM_REASONS, reasons
 from automap.problem import Problem
 from automap.space import PlanSpace
-from automap.translate import to_plan
 from ir import zoo
 
 GPT = "gpt:layers=8,hidden=512,heads=8,seq_len=256,vocab_size=2048"

@@ -9,8 +9,8 @@ from automap.counting import count_decades, grouped
 from automap.templates import templates
 from envs import Episodes, HybridEnv, PipelineEnv, ReplicationEnv, ShardingEnv
 from envs.decision import MAX_ACTIONS, REWARD_SCALE
-from envs.features import ACTION_FEATURES, STATE_FEATURES
 from envs.hybrid import HybridDecisions
+from envs.observing import ACTION_FEATURES, STATE_FEATURES
 from envs.pruning import most_influential
 from ir import zoo
 

@@ -1,0 +1,57 @@
+"""Where pipelines are cut: ends of chunks are numbered by how near they are to the share of their ranks.
+
+A rank's share of what is left is that of its speed in the speed of it and of all behind it.
+"""
+
+from __future__ import annotations
+
+from numba import float64, int64, void
+
+from automap.price.arrays import SPACE
+from automap.price.compiled import borrowing
+
+
+@borrowing(void(SPACE, int64[::1], int64, float64[::1]), inner=True)
+def cut_shares(space, stages, num_ranks, shares):
+    """Writes, of each chunk, how many times its rank's speed the ranks of it and of all chunks behind have together.
+
+    Args:
+        space: see `compile_space`.
+        stages: [ranks] rows among the distinct stages.
+        num_ranks: pipeline ranks.
+        shares: [chunks], written; where ranks are alike, how many chunks are left.
+    """
+    left = 0.0
+    for chunk in range(shares.shape[0]):
+        left += space.speed[stages[chunk % num_ranks]]
+    for chunk in range(shares.shape[0]):
+        mine = space.speed[stages[chunk % num_ranks]]
+        shares[chunk] = left / mine
+        left -= mine
+
+
+@borrowing(int64(float64[::1], int64, int64, int64, float64, int64), inner=True)
+def nth_cut(weight, start, low, high, share, number):
+    """The end in [low, high] that is `number`-th nearest to one `share`-th of what is left behind unit `start`.
+
+    Of two that are equally near the left one comes first.
+    """
+    target = weight[start] + (weight[weight.shape[0] - 1] - weight[start]) / share
+    right = low
+    after = high + 1
+    while right < after:
+        middle = (right + after) // 2
+        if weight[middle] < target:
+            right = middle + 1
+        else:
+            after = middle
+    left = right - 1
+    found = low
+    for _ in range(number + 1):
+        if left >= low and (right > high or abs(weight[left] - target) <= abs(weight[right] - target)):
+            found = left
+            left -= 1
+        else:
+            found = right
+            right += 1
+    return found

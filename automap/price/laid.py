@@ -1,0 +1,313 @@
+"""What a plan costs that is laid out on a desk; all compiled.
+
+`cost_rows` prices the rows and `finish` puts the step together. Where signatures are undecided the costs are lower
+bounds. What a unit costs in its surroundings is remembered (`Memo`), since plans that are priced one after another have
+most of it in common. The arithmetic is that of `unit_cost` and `combine`, in the same order as in `Evaluator.evaluate`:
+the results are identical floats.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import boolean, float64, int64, types, void
+
+from automap.order import A_COUNT
+from automap.price.arrays import (
+    I_FIRST,
+    I_ONE,
+    I_ONE_ROW,
+    I_ONE_SLOT,
+    I_OTHER,
+    I_OTHER_ROW,
+    I_OTHER_SLOT,
+    I_USER_ROW,
+    I_USER_SLOT,
+    N_SHARES_SLOT,
+    SPACE,
+)
+from automap.price.combine import combine, overflow, step_time_s
+from automap.price.communication import UNKNOWN, V_COUNT
+from automap.price.compiled import borrowing, kernel
+from automap.price.desk import (
+    DESK,
+    F_COUNT_OF_BATCHES,
+    F_KIND,
+    F_PARTS,
+    F_RANKS,
+    F_ROWS,
+    K_BEFORE,
+    K_INCOMING,
+    K_MODE,
+    K_OPENS,
+    K_RANK,
+    K_TYPE,
+    look_from,
+)
+from automap.price.memo import MEMO, REMEMBERED, mix
+from automap.price.placements import dual
+from automap.price.sharded import SHARDED
+from automap.price.tables import OP_INPUTS, OP_SIGNATURES, S_PLACES
+from automap.price.unit import shard_unit, unit_cost
+from automap.price.vectors import C_COUNT, H_COUNT, TABLES
+from ir.factors import BROADCAST, PARTIAL
+
+
+@borrowing(void(TABLES, int64[:, ::1], int64, boolean, int64[:, ::1], int64[::1]), inner=True)
+def outgoing(tables, makers, unit_type, is_sent, chosen, placement):
+    """Writes the placement in which a unit's crossing tensor leaves it; UNKNOWN where undecided.
+
+    Args:
+        tables: see `Tables.arrays`.
+        makers: [types, 2] operator row and output slot of the crossing tensor, or -1.
+        unit_type: of the unit, or -1 before the first.
+        is_sent: whether it goes to another chunk; a partial tensor is reduced before that.
+        chosen: [operator rows, axes].
+        placement: [axes], written.
+    """
+    maker = makers[unit_type, 0] if unit_type >= 0 else -1
+    for a in range(placement.shape[0]):
+        if maker < 0:
+            placement[a] = BROADCAST
+        elif chosen[maker, a] < 0:
+            placement[a] = UNKNOWN
+        else:
+            row = tables.operators[maker, OP_SIGNATURES] + chosen[maker, a]
+            slot = tables.operators[maker, OP_INPUTS] + makers[unit_type, 1]
+            placement[a] = tables.places[tables.signatures[row, S_PLACES] + slot, 0]
+            if is_sent:
+                placement[a] = dual(placement[a])
+
+
+@borrowing(types.UniTuple(int64, 2)(SPACE, DESK, int64), inner=True)
+def _hashes(space, desk, row):
+    """Two hashes of all that the costs of a row depend on, neither of them zero."""
+    keys = desk.keys
+    kind = keys[row, K_TYPE]
+    one, two = int64(1469598103934665603), int64(7809847782465536322)
+    num_axes = desk.incoming.shape[0]
+    first, last = space.group_spans[kind], space.group_spans[kind + 1]
+    count = 3 + 2 * num_axes + (last - first) * num_axes
+    for i in range(count):
+        if i >= 3 + 2 * num_axes:
+            left = i - 3 - 2 * num_axes
+            word = desk.picked[first + left // num_axes, left % num_axes]
+        elif i >= 3 + num_axes:
+            word = int64(desk.zero_axes[i - 3 - num_axes])
+        elif i >= 3:
+            word = keys[row, K_INCOMING + i - 3]
+        elif i == 2:
+            word = desk.samples[keys[row, K_RANK]]
+        elif i == 1:
+            word = desk.stages[keys[row, K_RANK]]
+        else:
+            word = kind * 16 + keys[row, K_MODE]
+        one, two = mix(one, two, word)
+    return one | 1, two
+
+
+@borrowing(void(TABLES, SPACE, MEMO, int64, DESK, SHARDED), inner=True)
+def cost_rows(tables, space, memo, kind, desk, sharded):
+    """Prices the rows that see a unit type.
+
+    Args:
+        tables: see `Tables.arrays`.
+        space: see `compile_space`.
+        memo: read and written.
+        kind: unit type whose signatures changed, or -1: all rows.
+        desk: `costs` and `covered` are written.
+        sharded: scratch.
+    """
+    frame, keys, costs, covered = desk.frame, desk.keys, desk.costs, desk.covered
+    num_axes = desk.incoming.shape[0]
+    records, cursor = desk.records, desk.cursor
+    for t in range(desk.laid.shape[0]):
+        desk.laid[t] = -1
+    for row in range(frame[F_ROWS]):
+        if 0 <= kind != keys[row, K_TYPE] and keys[row, K_BEFORE] != kind:
+            continue
+        mine, mode, where = keys[row, K_TYPE], keys[row, K_MODE], keys[row, K_RANK]
+        outgoing(tables, space.makers, keys[row, K_BEFORE], keys[row, K_OPENS] == 1, desk.chosen, desk.incoming)
+        for a in range(num_axes):
+            keys[row, K_INCOMING + a] = desk.incoming[a]
+        # Behind another unit, but in the same surroundings: the cost is known.
+        same = -1
+        for k in range(row):
+            if keys[k, K_TYPE] == mine and keys[k, K_MODE] == mode and keys[k, K_RANK] == where:
+                alike = True
+                for a in range(num_axes):
+                    alike = alike and keys[k, K_INCOMING + a] == desk.incoming[a]
+                if alike:
+                    same = k
+                    break
+        if same >= 0:
+            covered[row] = covered[same]
+            for c in range(C_COUNT):
+                costs[row, c] = costs[same, c]
+            continue
+        one, two = _hashes(space, desk, row)
+        place = two & (REMEMBERED - 1)
+        if memo.keys[place, 0] == one and memo.keys[place, 1] == two:
+            for c in range(C_COUNT):
+                costs[row, c] = memo.costs[place, c]
+            covered[row] = memo.costs[place, C_COUNT] > 0.0
+            continue
+        first, last = space.spans[mine], space.spans[mine + 1]
+        at = desk.stages[where]
+        samples = float64(desk.samples[where])
+        if desk.laid[mine] != where:
+            desk.laid[mine] = where
+            shard_unit(
+                tables,
+                first,
+                last,
+                desk.chosen[first:last],
+                space.axes[at],
+                space.links[at],
+                desk.zero_axes,
+                space.hardware[at],
+                samples,
+                records,
+                cursor,
+                sharded,
+            )
+        covered[row] = unit_cost(
+            tables,
+            first,
+            last,
+            desk.chosen[first:last],
+            space.masks[mode, first:last],
+            desk.incoming,
+            space.axes[at],
+            space.links[at],
+            space.hardware[at],
+            samples,
+            space.boundary[mine],
+            records,
+            cursor,
+            sharded,
+            costs[row],
+        )
+        memo.keys[place, 0] = one
+        memo.keys[place, 1] = two
+        for c in range(C_COUNT):
+            memo.costs[place, c] = costs[row, c]
+        memo.costs[place, C_COUNT] = float64(covered[row])
+
+
+@borrowing(void(TABLES, int64, int64, int64[:, ::1], float64[::1], boolean[::1], float64[::1]), inner=True)
+def _split(tables, row, slot, chosen, axes, zero_axes, result):
+    """Over how many ranks a parameter is split where operator `row` reads it, and over how many more ZeRO shards it.
+
+    Undecided counts as split.
+    """
+    result[0] = 1.0
+    result[1] = 1.0
+    for a in range(axes.shape[0]):
+        at = tables.signatures[tables.operators[row, OP_SIGNATURES] + chosen[row, a], S_PLACES] + slot
+        if chosen[row, a] < 0 or tables.places[at, 0] >= 0:
+            result[0] *= axes[a]
+        elif zero_axes[a] and tables.places[at, 0] == BROADCAST:
+            result[1] *= axes[a]
+
+
+@kernel(void(TABLES, SPACE, DESK, boolean, float64[::1]), inner=True)
+def finish(tables, space, desk, exact, out):
+    """The step of the priced rows.
+
+    Args:
+        tables: see `Tables.arrays`.
+        space: see `compile_space`.
+        desk: `tied`, `whole` and `ranks` are written.
+        exact: see `combine`.
+        out: [2] seconds of a step; largest share of its memory by which a device overflows. Written.
+    """
+    frame, tied, ways, chosen, zero_axes = desk.frame, desk.tied, desk.ways, desk.chosen, desk.zero_axes
+    num_axes = desk.incoming.shape[0]
+    num_ranks = frame[F_RANKS]
+    axes, links = np.empty((num_ranks, num_axes)), np.empty((num_ranks, num_axes, V_COUNT))
+    hardware, capacity = np.empty((num_ranks, H_COUNT)), np.empty(num_ranks)
+    latency, rate = np.empty(num_ranks), np.empty(num_ranks)
+    for rank in range(num_ranks):
+        at, behind = desk.stages[rank], desk.boundaries[rank]
+        axes[rank], links[rank] = space.axes[at], space.links[at]
+        hardware[rank], capacity[rank] = space.hardware[at], space.capacity[at]
+        latency[rank], rate[rank] = space.send_latency_s[behind], space.send_bytes_per_s[behind]
+    for t in range(space.tied.shape[0]):
+        one = desk.home[space.tied[t, I_ONE]]
+        other = desk.home[space.tied[t, I_OTHER]]
+        for earlier in range(space.tied[t, I_FIRST], t):
+            if desk.home[space.tied[earlier, I_OTHER]] == other:
+                one = other
+        tied[t, 0] = one
+        tied[t, 1] = other
+        row, slot = space.tied[t, I_ONE_ROW], space.tied[t, I_ONE_SLOT]
+        _split(tables, row, slot, chosen, axes[one], zero_axes, ways)
+        tied[t, 2] = space.tied_elements[t] / ways[0]
+        row, slot = space.tied[t, I_OTHER_ROW], space.tied[t, I_OTHER_SLOT]
+        _split(tables, row, slot, chosen, axes[other], zero_axes, ways)
+        tied[t, 3] = space.tied_elements[t] / ways[0]
+        tied[t, 4] = space.tied_elements[t] / ways[0] / ways[1]
+        user = space.tied[t, I_USER_ROW]
+        part = 1.0
+        for a in range(num_axes - 1, -1, -1):
+            at = tables.signatures[tables.operators[user, OP_SIGNATURES] + chosen[user, a], S_PLACES]
+            at += space.tied[t, I_USER_SLOT]
+            is_sum = tables.places[at, 0] == BROADCAST and tables.places[at, 1] == PARTIAL
+            tied[t, 5 + a] = 0.0
+            if chosen[user, a] >= 0 and is_sum and axes[other, a] > 1.0:
+                tied[t, 5 + a] = part
+                part /= axes[other, a]
+
+    for i in range(frame[F_PARTS]):
+        desk.whole[i] = desk.covered[desk.parts[i, 1]]
+    result = desk.ranks[:num_ranks]
+    combine(
+        desk.costs[: frame[F_ROWS]],
+        desk.parts[: frame[F_PARTS]],
+        desk.whole[: frame[F_PARTS]],
+        frame[F_KIND],
+        np.empty((0, A_COUNT), np.int64),
+        num_ranks,
+        frame[F_COUNT_OF_BATCHES],
+        axes,
+        links,
+        hardware,
+        zero_axes,
+        latency,
+        rate,
+        capacity,
+        tied,
+        desk.settings,
+        exact,
+        result,
+    )
+    out[0] = step_time_s(result)
+    out[1] = overflow(result)
+
+
+@kernel(void(TABLES, SPACE, MEMO, int64[::1], DESK, SHARDED, boolean, float64[::1]), inner=True)
+def price_laid(tables, space, memo, value, desk, sharded, exact, out):
+    """Prices the rows and the step: of a plan with unlike shares as every kind of device sees it, the most of each.
+
+    A bound looks at the slowest kind alone, which the plan takes no less than.
+
+    Args:
+        tables: see `Tables.arrays`.
+        space: see `compile_space`.
+        memo: read and written.
+        value: [slots].
+        desk: with frame and signatures.
+        sharded: scratch.
+        exact: see `combine`.
+        out: see `finish`.
+    """
+    seconds, over = 0.0, -np.inf
+    views = space.kind_rows.shape[1] if exact and value[space.scalars[N_SHARES_SLOT]] > 0 else 1
+    for kind in range(views - 1, -1, -1):
+        if views > 1:
+            look_from(space, value, kind, desk.devices, desk.rows, desk.stages, desk.samples)
+        cost_rows(tables, space, memo, -1, desk, sharded)
+        finish(tables, space, desk, exact, out)
+        seconds, over = max(seconds, out[0]), max(over, out[1])
+    out[0] = seconds
+    out[1] = over

@@ -1,0 +1,108 @@
+"""Decisions a second on one core without the network: every environment on real models and enumerable problems.
+
+    python benchmarks/decision_speed.py [SECONDS]
+
+Episodes side by side, actions at random among the legal ones. A decision is one step of one episode with its reward,
+the bounds behind all its legal values, and what an agent would see of it: forced slots count nothing. Time is the
+processor's. Prints one line a problem and environment: decisions a second, microseconds of a decision in stepping and
+in observing, legal values a decision, and the mean return of an episode.
+"""
+
+import sys
+import time
+
+import numpy as np
+
+from automap.cluster import parse_cluster
+from automap.prefix import BoundTable
+from automap.problem import Problem
+from automap.space import PlanSpace
+from automap.templates import templates
+from benchmarks.problems import CASES, problem_of
+from envs import Episodes
+from envs.decision import Decisions
+from envs.hybrid import HybridDecisions
+from envs.pipeline import PipelineDecisions
+from envs.replication import ReplicationDecisions
+from envs.sharding import ShardingDecisions
+from ir import zoo
+
+EPISODES = 256
+"""Side by side."""
+WARM_UP_S = 1.0
+"""Seconds of stepping before the measurement."""
+REAL = (
+    ("gpt2", "1x8xA100-80GB", 64),
+    ("bert-large", "2x8xV100-16GB@25Gbit", 128),
+    ("gpt2-xl", "8x8xH100-80GB", 512),
+    ("resnet50", "2x4xV100@25Gbit", 256),
+    ("mixtral-8x7b", "4x8xA100-80GB", 256),
+)
+"""Model of the zoo, cluster, global batch."""
+ENUMERABLE = (2, 34, 50)
+"""Numbers of `benchmarks.problems.CASES`, one of each kind."""
+
+
+def decisions_of(kind: str, space: PlanSpace) -> Decisions:
+    """What an environment asks; of the sharding environment at the shape of the fastest template on two axes."""
+    if kind == "sharding":
+        known = [values for shape, values in templates(space) if shape.tp > 1] or [v for _, v in templates(space)]
+        prices = space.price(np.array(known))
+        best = known[int(np.lexsort((prices[:, 0], prices[:, 1] > 0.0))[0])]
+        return ShardingDecisions(space, best[: space.first_signature])
+    return {"hybrid": HybridDecisions, "pipeline": PipelineDecisions, "replication": ReplicationDecisions}[kind](space)
+
+
+def measure(decisions: Decisions, table: BoundTable, seconds: float) -> str:
+    """One line of figures."""
+    episodes = Episodes(decisions, EPISODES, table)
+    rng, rows = np.random.default_rng(0), np.arange(EPISODES)
+    spent, taken, offered, returns = np.zeros(2), 0, 0, [0, 0.0]
+    totals = np.zeros(EPISODES)
+    began, warm = time.process_time(), False
+    while True:
+        start = time.process_time()
+        if not warm and start - began > WARM_UP_S:
+            warm, began, spent, taken, offered = True, start, np.zeros(2), 0, 0
+        elif warm and start - began > seconds:
+            break
+        walks = episodes.prefixes.walks
+        offered += int(walks.offered.sum())
+        actions = walks.legal[rows, (rng.random(EPISODES) * walks.offered).astype(np.int64)]
+        drawn = time.process_time()
+        rewards, done = episodes.step(actions)
+        if done.any():
+            episodes.begin(done)
+        stepped = time.process_time()
+        episodes.observe()
+        seen = time.process_time()
+        spent += stepped - drawn, seen - stepped
+        taken += EPISODES
+        totals += rewards
+        returns[0] += int(done.sum())
+        returns[1] += float(totals[done].sum())
+        totals[done] = 0.0
+    step_us, observe_us = 1e6 * spent / taken
+    return (
+        f"{taken / spent.sum():8.0f} decisions/s: {step_us:6.2f} us stepping, {observe_us:5.2f} us observing, "
+        f"{offered / taken:4.1f} legal values, mean return {returns[1] / max(1, returns[0]):8.3f}"
+    )
+
+
+def main(seconds: float) -> None:
+    """Measures all."""
+    problems = []
+    for model, cluster, batch in REAL:
+        problem = Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch}, {})
+        problems += [(f"{model} on {cluster}", problem, ("sharding", "replication", "pipeline", "hybrid"))]
+    for number in ENUMERABLE:
+        problems += [(CASES[number].name, problem_of(CASES[number]), (CASES[number].kind,))]
+    for name, problem, kinds in problems:
+        space = PlanSpace(problem)
+        table = BoundTable(space)
+        for kind in kinds:
+            print(f"{name[:58]:58} {kind:11} {measure(decisions_of(kind, space), table, seconds)}", flush=True)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 2.0)
