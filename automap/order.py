@@ -246,22 +246,24 @@ def _served(lists: Sequence[Sequence[Action]], num_chunks: int, num_micro_batche
                 at += 1
             progressed = progressed or at > cursor[rank]
             cursor[rank] = at
-    for rank, actions in enumerate(lists):
-        if cursor[rank] < len(actions):
-            word, chunk, micro_batch = action = actions[cursor[rank]]
-            if word == FORWARD:
-                needed = f"forward of chunk {chunk - 1}"
-            elif word == WEIGHT:
-                needed = f"gradient of chunk {chunk}"
-            elif not onward[(chunk + 1) * num_micro_batches + micro_batch]:
-                needed = f"forward of chunk {chunk}"
-            else:
-                needed = f"gradient of chunk {chunk + 1}"
-            raise _refuse(
-                f"[{rank}][{cursor[rank]}]",
-                _text(action),
-                f"rank {rank} waits forever: {_text(action)} needs the {needed} and micro-batch {micro_batch}, "
-                "which is never reached",
-                "Move it back, or what it needs forward.",
-            )
+    waiting = [rank for rank, actions in enumerate(lists) if cursor[rank] < len(actions)]
+    if waiting:
+        rank = waiting[0]
+        others = "".join(f"; rank {r} waits at {_text(lists[r][cursor[r]])}" for r in waiting[1:])
+        word, chunk, micro_batch = action = lists[rank][cursor[rank]]
+        if word == FORWARD:
+            needed = f"forward of chunk {chunk - 1}"
+        elif word == WEIGHT:
+            needed = f"gradient of chunk {chunk}"
+        elif not onward[(chunk + 1) * num_micro_batches + micro_batch]:
+            needed = f"forward of chunk {chunk}"
+        else:
+            needed = f"gradient of chunk {chunk + 1}"
+        raise _refuse(
+            f"[{rank}][{cursor[rank]}]",
+            _text(action),
+            f"rank {rank} waits forever: {_text(action)} needs the {needed} and micro-batch {micro_batch}, "
+            "which is never reached" + others,
+            "Move it back, or what it needs forward.",
+        )
     return found

@@ -1,5 +1,7 @@
 """Plans of a small decoder that every rank of a launch executes, one after the other, and compares with one process."""
 
+import functools
+
 import stage_cases
 from small_graphs import build_gpt
 from stage_cases import VOCAB, one_process, worst
@@ -11,6 +13,7 @@ from automap.plan import AxisSharding, Plan, Schedule, Stage, Zero, model_ref
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from automap.runtime.groups import Groups
+from automap.runtime.optimizer import Optimizer
 from automap.runtime.runner import join
 
 COUNT, SAMPLES, TOKENS = 4, 7, 8
@@ -36,7 +39,7 @@ MEGATRON = {
 SEQUENCE = {**MEGATRON, **{f"h.*.ln_{n}/LayerNormalization": "S(1) B B -> S(1)" for n in (1, 2)},
             "h.*/Add": "S(1) S(1) -> S(1)", "h.*/Add_1": "S(1) S(1) -> S(1)"}  # fmt: skip
 ZERO = [Zero(stage=level, axes=("dp",)) for level in range(4)]
-TWO = ["h.1/Add_1"]
+TWO = ["h.0/Add_1"]
 FOUR = ["h.0/Add_1", "h.1/Add_1", "h.2/Add_1"]
 
 
@@ -62,12 +65,38 @@ CASES = {
 """Name -> operators behind which it is cut, stages, kind of schedule."""
 
 
-def problem():
-    return Problem.build(
-        build_gpt(layers=4, hidden=16, seq=TOKENS, vocab=VOCAB),
-        parse_cluster("4xA100-80GB"),
-        {"global_batch": COUNT * SAMPLES, "precision": "fp32"},
-    )
+TRAINED, STEPS = ("dp2 with ZeRO 1 -> tp2, zero-bubble",), 10
+"""Cases that are trained further, and for how many steps."""
+
+
+class Setting:
+    """A model with values and data, and what one process makes of them."""
+
+    def __init__(self, layers):
+        problem = Problem.build(
+            build_gpt(layers=layers, hidden=16, seq=TOKENS, vocab=VOCAB),
+            parse_cluster("4xA100-80GB"),
+            {"global_batch": COUNT * SAMPLES, "precision": "fp32"},
+        )
+        self.evaluator, self.graph = Evaluator(problem), problem.graph
+        self.values = random_values(self.graph)
+        self.data = random_data(self.graph, SAMPLES, COUNT, VOCAB)
+        self.loss, self.gradients = one_process(self.graph, self.values, self.data, SAMPLES, TOKENS)
+
+    def part(self, tensor, box, micro_batch):
+        return self.data[micro_batch][tensor][tuple(slice(*span) for span in box)]
+
+    @functools.cached_property
+    def trained_loss(self):
+        """Behind steps of Adam."""
+        leaves = {t.name: self.values[t.name].clone().requires_grad_() for t in self.graph.parameters}
+        optimizer, gradients = Optimizer(leaves, "adam"), self.gradients
+        for _ in range(STEPS):
+            for key, leaf in leaves.items():
+                leaf.grad = gradients[key].clone()
+            optimizer.step()
+            loss, gradients = one_process(self.graph, {**self.values, **leaves}, self.data, SAMPLES, TOKENS)
+        return loss
 
 
 def plan_of(name, problem):
@@ -97,29 +126,34 @@ def plan_of(name, problem):
     )
 
 
-def run_case(name, rank, evaluator, groups, values, data, wanted):
-    """See `stage_cases.run_case`."""
-    pipeline, programs = join(evaluator, plan_of(name, evaluator.problem), rank, values, groups)
+def run_case(name, rank, setting, groups):
+    """See `stage_cases.run_case`; and the loss behind steps of Adam where the case asks for it."""
+    plan = plan_of(name, setting.evaluator.problem)
+    pipeline, programs = join(setting.evaluator, plan, rank, setting.values, groups)
     for _ in range(2):
         for program in programs.values():
             for leaf in program.parameters.values():
                 leaf.grad = None
-        loss = pipeline.step(lambda name, box, m: data[m][name][tuple(slice(*span) for span in box)])
+        loss = pipeline.step(setting.part)
     found = {}
     for program in programs.values():
         found.update(program.whole_gradients())
-    return worst(loss, found, *wanted)
-
-
-def all_cases(rank, names):
-    evaluator, groups = Evaluator(problem()), Groups()
-    graph = evaluator.problem.graph
-    values, data = random_values(graph), random_data(graph, SAMPLES, COUNT, VOCAB)
-    wanted = one_process(graph, values, data, SAMPLES, TOKENS)
-    return {name: run_case(name, rank, evaluator, groups, values, data, wanted) for name in names}
+    errors = worst(loss, found, setting.loss, setting.gradients)
+    if name in TRAINED:
+        optimizer = Optimizer({f"{n}.{k}": v for n, p in programs.items() for k, v in p.parameters.items()}, "adam")
+        for _ in range(STEPS):
+            optimizer.step()
+            pipeline.refresh()
+            loss = pipeline.step(setting.part)
+        if loss is not None:
+            errors["trained"] = abs(loss - setting.trained_loss) / abs(setting.trained_loss)
+    return errors
 
 
 def compare(folder, rank, num_ranks, argument):
     """Both kinds of cases: name -> errors."""
     found = stage_cases.compare(folder, rank, num_ranks, {"cases": argument["pipelines"]})
-    return {**found, **all_cases(rank, argument["plans"])}
+    small, large, groups = Setting(2), Setting(4), Groups()
+    for name in argument["plans"]:
+        found[name] = run_case(name, rank, large if CASES[name][0] is FOUR else small, groups)
+    return found

@@ -146,7 +146,7 @@ def worst(loss, own, wanted, gradients):
 
 def one_process(graph, values, data, samples, tokens=1):
     """Mean loss of a token of the step and its gradients, each micro-batch computed as a whole."""
-    leaves = {t.name: values[t.name].clone().requires_grad_() for t in graph.parameters}
+    leaves = {t.name: values[t.name].detach().clone().requires_grad_() for t in graph.parameters}
     total = 0.0
     for tensors in data:
         loss = run(graph, {**values, **leaves, **tensors}, samples)[graph.outputs[-1]] / (samples * tokens * len(data))

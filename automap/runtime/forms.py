@@ -21,6 +21,7 @@ from automap.runtime.convert import Tag, all_reduce, convert
 from automap.runtime.groups import Axis
 from automap.runtime.interpreter import apply_local
 from automap.runtime.layout import Step
+from automap.runtime.operators.loss import wide
 from automap.runtime.program import Box
 from ir.factors import BROADCAST, PARTIAL, Factor, Placement, Signature
 from ir.graph import Operator
@@ -166,7 +167,8 @@ def random(use: Local) -> Sequence[Tensor]:
     """The same numbers on replicas of a result, others on every part of it, and again when recomputed."""
     box = use.place.result_boxes[0]
     key = repr((use.place.op.name, use.step, [start for start, _ in box])).encode()
-    with torch.random.fork_rng(devices=[]):
+    device = use.place.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=7).digest()))
         return use.plain()
 
@@ -511,7 +513,8 @@ def _hidden(use: Local, scores: Tensor) -> Tensor | None:
 
 def loss(use: Local) -> list[Tensor]:
     """Classes split: maximum, sum of powers and the picked score are all-reduced. Rows split: sums and counts are."""
-    place, a, x = use.place, use.place.attributes, use.x
+    place, a = use.place, use.place.attributes
+    x = wide(use.x)
     dim = a.get("class_dim", 1 if x.ndim > 1 else 0)
     classes, rows = place.axes("cross_entropy"), place.axes("norm")
     labels, weight = use.operands[1].to(torch.int64), use.operands[2] if len(use.operands) > 2 else None

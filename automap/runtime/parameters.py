@@ -170,7 +170,9 @@ class Parameters:
         leaves: what the optimizer works on, by name.
     """
 
-    def __init__(self, stage: Outline, values: Mapping[str, Tensor], zero: int, zero_axes: Sequence[str]) -> None:
+    def __init__(
+        self, stage: Outline, values: Mapping[str, Tensor], zero: int, zero_axes: Sequence[str], device: torch.device
+    ) -> None:
         """Cuts the own parts out of whole values.
 
         Args:
@@ -178,8 +180,9 @@ class Parameters:
             values: whole parameters, under the names of the graph or of its file.
             zero: ZeRO stage.
             zero_axes: axes that ZeRO shards over.
+            device: of this process.
         """
-        self.stage = stage
+        self.stage, self.device = stage, device
         self.sharded_over = tuple(axis for axis in stage.mesh.live if zero and axis.name in zero_axes)
         readers = self._readers()
         groups: dict[object, list[str]] = {}
@@ -231,7 +234,8 @@ class Parameters:
             tensor = stage.graph.tensors[name]
             whole = value_of(stage.graph, name, values).detach()
             box = stage.layouts.here(tensor, stage.lies[name])
-            parts.append(whole[tuple(slice(*span) for span in box)].to(stage.dtype if tensor.is_float else whole.dtype))
+            dtype = stage.dtype if tensor.is_float else whole.dtype
+            parts.append(whole[tuple(slice(*span) for span in box)].to(self.device, dtype))
         flat = _Flat(
             names=tuple(names),
             shapes=tuple(tuple(p.shape) for p in parts),

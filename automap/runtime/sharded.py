@@ -19,7 +19,7 @@ from automap.errors import PlanError
 from automap.plan import Plan
 from automap.price.evaluator import Evaluator
 from automap.runtime.convert import all_reduce, convert, direction
-from automap.runtime.forms import Form, Local, Place, Split, choose
+from automap.runtime.forms import Form, Local, Place, Split, choose, with_attributes
 from automap.runtime.groups import Groups, make_meshes
 from automap.runtime.interpreter import apply, local_operator
 from automap.runtime.layout import Step
@@ -29,7 +29,7 @@ from automap.runtime.parameters import Parameters, value_of
 from automap.runtime.program import Crossing
 from automap.translate import to_choice
 from ir.factors import PARTIAL, Factor, placement_text
-from ir.graph import Graph
+from ir.graph import Graph, Operator
 
 SUMMED_LOSSES = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", "MeanSquaredErrorLoss"}
 Env = dict[object, Tensor]
@@ -96,7 +96,7 @@ class Sharded:
         self.stage, self.scale, self.device = stage, scale, device
         self.inputs, self.outputs, self.data = stage.inputs, stage.outputs, stage.data
         self.loss, self.layouts, self.tied = stage.loss, stage.parameters, stage.tied
-        held = Parameters(stage, values, zero, zero_axes)
+        held = Parameters(stage, values, zero, zero_axes, device)
         self.held = held
         self.parameters = held.leaves
         self.fixed = self._fixed(values)
@@ -114,14 +114,12 @@ class Sharded:
         stage, graph = self.stage, self.stage.graph
         found: dict[str, Tensor] = {}
         for name in stage.stored:
-            value = value_of(graph, name, values).detach().to(self.device)
-            found[name] = value.to(stage.dtype) if graph.tensors[name].is_float else value
+            found[name] = value_of(graph, name, values).detach().to(self.device)
         for op in stage.constants:
             operands = [found[name] for name in op.inputs]
             results = apply(op, graph.tensors, operands, stage.layouts.samples, self.device)
-            for name, result in zip(op.outputs, results, strict=True):
-                found[name] = result.to(stage.dtype) if result.is_floating_point() else result
-        return found
+            found.update(zip(op.outputs, results, strict=True))
+        return {name: _narrowed(value, stage.dtype) for name, value in found.items()}
 
     def _compile(self, position: int, planned: Planned, *, local_batch_norm: bool) -> Compiled:
         stage, op = self.stage, planned.op
@@ -137,7 +135,7 @@ class Sharded:
             for axis in stage.mesh.live
         )
         _check_factors(planned, splits)
-        local = op
+        local = _in_type(op, stage.dtype)
         for split in splits:
             local = local_operator(local, split.signature, split.axis.size)
         wanted = [stage.wants(position, slot) for slot in range(len(op.inputs))]
@@ -321,6 +319,20 @@ def _factor(planned: Planned, axis: int, *, local_batch_norm: bool) -> Factor | 
     exchange = factor.collective
     is_local = local_batch_norm and factor.is_batch and exchange is not None and exchange.name == "batch_norm"
     return replace(factor, collective=None) if is_local else factor
+
+
+def _narrowed(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A constant in the type of this run; what hides scores stays finite if it was."""
+    if not value.is_floating_point():
+        return value
+    largest = min(torch.finfo(dtype).max, torch.finfo(value.dtype).max)
+    return torch.where(value.isinf(), value, value.clamp(-largest, largest)).to(dtype)
+
+
+def _in_type(op: Operator, dtype: torch.dtype) -> Operator:
+    """What a file in float32 calls so is in the type of this run."""
+    named = {k: str(dtype).removeprefix("torch.") for k, v in op.attributes if k in ("to", "dtype") and v == "float32"}
+    return with_attributes(op, **named) if named and dtype != torch.float32 else op
 
 
 def _check_factors(planned: Planned, splits: Sequence[Split]) -> None:

@@ -25,6 +25,7 @@ MODELS = {
     "gpt": f"gpt:{SIZES}",
     "bert": f"bert:{SIZES}",
     "moe": f"moe:{SIZES},kv_heads=2,ffn=32,experts=4",
+    "dropout": f"gpt:{SIZES},dropout_percent=20",
     "resnet": "resnet:blocks=1-1,width=8,image_size=32,num_classes=12",
 }
 
@@ -83,6 +84,8 @@ def two_ranks():
         uneven(expert("dp, ZeRO 1", "gpt", 2, batch=6, count=1, zero=1), (1, 2)),
         expert("tp", "bert", 2, tp=2),
         expert("ep", "moe", 2, middle=2, experts="ep"),
+        expert("dropped", "dropout", 2),
+        expert("dropped, recomputed", "dropout", 2, recompute="full"),
         expert("dp", "lstm", 2),
         expert("synchronized", "resnet", 2),
         expert("local", "resnet", 2, batch_norm="local"),
@@ -115,6 +118,8 @@ def ran(tmp_path_factory):
 def test_plans_compute_the_step_of_one_process(ran):
     wrong = []
     for case, outcomes in ran:
+        if "dropped" in case.name:
+            continue
         wanted = reference(case, shards=2 if case.problem.training.batch_norm == "local" else 1)
         for rank, found in enumerate(outcomes):
             if isinstance(found, str):
@@ -127,6 +132,16 @@ def test_plans_compute_the_step_of_one_process(ran):
                     f"{case.name}, rank {rank}: loss {found.loss} for {wanted.loss}, {name} by {error}, {last}"
                 )
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+def test_recomputation_drops_the_same(ran):
+    """Random numbers depend on step, micro-batch, operator and place, not on when they are drawn."""
+    once, again = (outcomes[0] for case, outcomes in ran if "dropped" in case.name)
+    assert once.loss == again.loss
+    assert difference(again.gradients, once.gradients)[1] < 1e-12
+    (plain,) = (outcomes[0] for case, outcomes in ran if case.name == "gpt, dp, ZeRO 0")
+    assert abs(once.loss - plain.loss) > 1e-3
 
 
 def sent(outcome, count):

@@ -22,6 +22,7 @@ def test_pipelines_and_plans_compute_the_step_of_one_process():
         assert len({key for mine in errors for key in mine}) > 3, name
         wrong = {k: v for mine in errors for k, v in mine.items() if not v < 1e-4}
         assert not wrong, (name, wrong)
+        assert any("trained" in mine for mine in errors) == (name in plan_cases.TRAINED), name
 
 
 def actions(*words):

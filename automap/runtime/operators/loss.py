@@ -8,10 +8,15 @@ from torch import Tensor
 from automap.runtime.operators.base import Use, function
 
 
+def wide(scores: Tensor) -> Tensor:
+    """Losses add up many rows: in float32 or wider."""
+    return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
+
+
 @function("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 def cross_entropy(use: Use) -> list[Tensor]:
     """Scores or log-probabilities with the classes in `class_dim` (default 1) and integer labels."""
-    scores, labels, weight = use.x, use.operand(1).to(torch.int64), use.optional(2)
+    scores, labels, weight = wide(use.x), use.operand(1).to(torch.int64), use.optional(2)
     dim = use.integer("class_dim", 1 if scores.ndim > 1 else 0)
     logs = torch.log_softmax(scores, dim) if use.kind == "SoftmaxCrossEntropyLoss" else scores
     kept = torch.ones_like(labels, dtype=torch.bool)
@@ -29,4 +34,4 @@ def cross_entropy(use: Use) -> list[Tensor]:
 @function("MeanSquaredErrorLoss")
 def mean_squared_error(use: Use) -> Tensor:
     """Mean over the `elements` of a sample, summed over samples."""
-    return ((use.x - use.operand(1)) ** 2).sum() / use.integer("elements")
+    return ((wide(use.x) - wide(use.operand(1))) ** 2).sum() / use.integer("elements")
