@@ -27,6 +27,8 @@ from automap.errors import NothingFits
 from automap.problem import Problem
 
 NEAR, EXACT = 0.01, 1e-9
+COUNTS = (64, 500, 2000)
+"""Evaluations of which the runs with a budget in seconds tell too."""
 Run = Callable[[Problem, Budget, int, float], SearchResult]
 """Problem, budget, seed, step time in seconds that ends the search."""
 
@@ -64,6 +66,8 @@ class Tally:
     gaps: list[float] = field(default_factory=list)
     evaluations: list[float] = field(default_factory=list)
     """To 1 %, endless where it was not reached."""
+    to_optimum: list[float] = field(default_factory=list)
+    """Evaluations to the optimum."""
     seconds: list[float] = field(default_factory=list)
     spent: list[float] = field(default_factory=list)
     proven: int = 0
@@ -74,12 +78,15 @@ class Tally:
         if result is None or result.plan.estimate is None:
             self.gaps.append(1.0)
             self.evaluations.append(math.inf)
+            self.to_optimum.append(math.inf)
             self.seconds.append(math.inf)
             return
         self.gaps.append(result.plan.estimate.step_time_s / best - 1.0)
         assert self.gaps[-1] > -EXACT, "faster than the proven optimum"
         near = [(count, when) for count, when, time_s in result.improvements if time_s <= best * (1.0 + NEAR)]
         self.evaluations.append(near[0][0] if near else math.inf)
+        exact = [count for count, _, time_s in result.improvements if time_s <= best * (1.0 + EXACT)]
+        self.to_optimum.append(exact[0] if exact else math.inf)
         self.seconds.append(near[0][1] if near else math.inf)
         self.proven += result.proven
 
@@ -94,6 +101,12 @@ class Tally:
             f"{_middle(self.seconds, 0.5, 2):>8} {_middle(self.seconds, 0.9, 2):>8} "
             f"{statistics.median(self.spent):8.2f} {100 * self.proven / count:5.0f} % {count:5}"
         )
+
+    def within(self, evaluations: int) -> str:
+        """What the runs had reached after so many evaluations."""
+        near, exact = (sum(n <= evaluations for n in some) for some in (self.evaluations, self.to_optimum))
+        count = len(self.gaps)
+        return f"{evaluations:5}: {100 * near / count:3.0f} % within 1 %, {100 * exact / count:3.0f} % exact"
 
 
 HEADER = (
@@ -165,6 +178,8 @@ def main(variants: dict[str, Run] | None = None) -> None:
         for name in asked.searchers.split(","):
             for kind, tally in measure(name, cases, asked.seeds, budget, asked.until_optimum).items():
                 print(f"{name:18}{kind:10}{tally.row()}", flush=True)
+                if budget.seconds is not None:
+                    print("   after plans  " + "   ".join(tally.within(count) for count in COUNTS), flush=True)
 
 
 if __name__ == "__main__":
