@@ -160,7 +160,10 @@ def bias(use: Local) -> list[Tensor]:
     mixed = [s for s in use.place.splits if set(s.signature.inputs) == {BROADCAST, PARTIAL}]
     slot = mixed[0].signature.inputs.index(BROADCAST)
     x, b = use.operands[1 - slot], use.operands[slot]
-    return [x + (b if all(s.axis.index == 0 for s in mixed) else b - b.detach())]
+    if all(s.axis.index == 0 for s in mixed):
+        return [x + b]
+    # A mask, which has no gradient, may be infinite.
+    return [x + (b - b.detach()) if b.requires_grad else x.expand(use.place.shapes[0])]
 
 
 def random(use: Local) -> Sequence[Tensor]:
