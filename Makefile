@@ -4,6 +4,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.complete
 TORCH := torch==2.13.0
+# Two processes, a file of tests at a time: what a file has set up is set up once.
+WORKERS := -n 2 --dist loadfile
 
 export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -50,10 +52,10 @@ demo: $(STAMP)
 	@$(BIN)/automap demo
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(WORKERS)
 
 unit: $(STAMP)
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest $(WORKERS) -m "not slow"
 
 check: $(STAMP)
 	@$(BIN)/ruff format --check .

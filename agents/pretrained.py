@@ -1,8 +1,8 @@
 """Pretrained: plans sampled from a network that was trained on other problems, priced, the best kept. No training.
 
 The network comes with the package (`agents/pretrained_network`, made by `automap train-agent`). It has seen neither the
-model nor the cluster: it rates decisions by their bounds and by what they mean. Noise on its ratings makes the plans of
-a batch differ. Worth it where evaluations are few and dear.
+model nor the cluster: it rates decisions by their bounds and by what they mean. Noise on its ratings makes the plans
+differ; none is proposed twice, nor one whose bound says that it cannot win. Worth it where evaluations are few and dear.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 
 from agents.checkpoint import read_checkpoint
 from agents.dqn import Hyperparameters, MaskedDQN, new_agent
+from agents.explored import Explored
 from agents.incumbent import Incumbent
 from agents.plan_vec_env import PlanVecEnv
 from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
@@ -29,8 +30,8 @@ PARAMETERS = Hyperparameters(num_envs=8, num_signs=0, hidden=(128, 128), batch_s
 """Of the network: it knows nothing by heart, and the best plans of one problem say nothing about another."""
 NOISE = 0.3
 """Scale of the Gumbel noise on ratings, which are `REWARD_SCALE` times logs of step times: 3 per cent."""
-SAMPLED = 64
-"""Plans at a time."""
+SAMPLED = 8
+"""Plans at a time; the next ones know what these cost."""
 
 
 def run_pretrained(space: PlanSpace, incumbent: Incumbent, *, seed: int, network: Path = NETWORK) -> None:
@@ -49,21 +50,30 @@ def run_pretrained(space: PlanSpace, incumbent: Incumbent, *, seed: int, network
     agent = new_agent(env, PARAMETERS, seed)
     read_checkpoint(agent, network)
     rng = np.random.default_rng(seed)
+    explored = Explored(env.episodes[0], lambda: incumbent.best_s)
     observation = env.reset()
-    while not incumbent.finished:
-        env.step_async(sample(agent, observation, rng))
+    while not (incumbent.finished or explored.is_exhausted):
+        env.step_async(sample(agent, observation, rng, explored))
         observation, _, _, infos = env.step_wait()
-        for info in infos:
+        for number, info in enumerate(infos):
             if "finished" in info and not incumbent.finished:
                 ended = info["finished"]
                 incumbent.offer(ended.values, ended.step_time_s, ended.overflow)
+                explored.finish(number)
 
 
-def sample(agent: MaskedDQN, observation: dict[str, np.ndarray], rng: np.random.Generator) -> np.ndarray:
-    """[episodes] the action of each that is rated best under noise."""
+def sample(
+    agent: MaskedDQN, observation: dict[str, np.ndarray], rng: np.random.Generator, explored: Explored
+) -> np.ndarray:
+    """[episodes] the open action of each that is rated best under noise."""
     with torch.no_grad():
         q = agent.q_net({name: torch.as_tensor(value) for name, value in observation.items()}).numpy()
-    actions: np.ndarray = (q + rng.gumbel(scale=NOISE, size=q.shape)).argmax(axis=1)
+    q = q + rng.gumbel(scale=NOISE, size=q.shape)
+    actions = np.empty(len(q), dtype=np.int64)
+    for number, mask in enumerate(observation["action_mask"]):
+        legal = explored.open_actions(number, np.flatnonzero(mask))
+        actions[number] = legal[q[number, legal].argmax()]
+        explored.take(number, int(actions[number]))
     return actions
 
 
