@@ -22,19 +22,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.checkpoint import checkpoint
 
 from automap.errors import PlanError
 from automap.plan import Plan
 from automap.runtime.groups import Axis
-from automap.runtime.trainer_roles import Roles, devices_of, read_roles
+from automap.runtime.trainer_roles import LOSS, Roles, devices_of, read_roles
 from automap.runtime.trainer_stages import cut, prune
 from automap.runtime.trainer_styles import Split, apply_role, interleave, split_cross_entropy, weight_dim
 from ir.graph import Graph
@@ -121,7 +122,7 @@ class Trainer:
         made: Split = {}
         for path, role in roles.modules.items():
             apply_role(module.get_submodule(path), role, self._axis, mesh["split"], made)
-        for path in roles.recomputed:
+        for path in filter(None, roles.recomputed):
             child = module.get_submodule(path)
             child.forward = functools.partial(_again, child.forward)  # type: ignore[method-assign]
         number = len(plan.stages)
@@ -135,7 +136,6 @@ class Trainer:
         self._own_ties()
         self._fold(mesh, kept, units)
         self._schedule = None if ranks == 1 and number == 1 else self._pipeline(kept)
-        self._stages = kept
 
     # -- Setting up
 
@@ -161,10 +161,9 @@ class Trainer:
         for i, some in enumerate((replicated, sharded, rest)):
             for n in some:
                 shape[i] *= count[n]
-        mesh = DeviceMesh(
+        return DeviceMesh(
             self.device.type, grid.reshape(len(devices), *shape), mesh_dim_names=("pipe", "replicate", "shard", "split")
         )
-        return mesh
 
     def _own_rows(self) -> Tensor:
         """Samples of this rank: a first batch axis as the plan shares it, the others in equal parts of that."""
@@ -244,10 +243,11 @@ class Trainer:
         stages = [
             PipelineStage(stage, n, number, self.device, group=group) for n, stage in zip(self._mine, kept, strict=True)
         ]
-        arguments = {"n_microbatches": self.plan.num_micro_batches, "loss_fn": self._share, "scale_grads": False}
+        count = self.plan.num_micro_batches
         if kind == "interleaved":
-            return ScheduleInterleaved1F1B(stages, **arguments)
-        return {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[kind](stages[0], **arguments)
+            return ScheduleInterleaved1F1B(stages, count, loss_fn=self._share, scale_grads=False)
+        single = Schedule1F1B if kind == "1f1b" else ScheduleGPipe
+        return single(stages[0], count, loss_fn=self._share, scale_grads=False)
 
     # -- Training
 
@@ -275,10 +275,8 @@ class Trainer:
         *inputs, labels = (x.to(self.device) for x in data)
         counts = self._count(labels).to(torch.float64) * self._reports(last=True)
         self._total = float(self._everywhere(counts))
-        if self._schedule is None:
-            losses = self._accumulate(inputs, labels)
-        else:
-            losses = self._run_schedule(inputs, labels)
+        run = self._accumulate if self._schedule is None else self._run_schedule
+        losses = run(inputs, labels)
         self._finish()
         return float(self._everywhere(sum(losses, torch.zeros((), device=self.device)).double() * self._reports(True)))
 
@@ -296,9 +294,10 @@ class Trainer:
     def _share(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """What some samples of this rank add to the loss of the whole batch."""
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
+        loss = self._loss
         if self.roles.splits_classes:
-            return split_cross_entropy(outputs, labels, self._axis, IGNORED) / self._total
-        return self._loss(outputs, labels) / self._total
+            loss = functools.partial(split_cross_entropy, axis=self._axis, ignored=IGNORED)
+        return (_again(loss, outputs, labels) if LOSS in self.roles.recomputed else loss(outputs, labels)) / self._total
 
     def _autocast(self) -> Any:
         """Replicas compute in bf16 under autocast; FSDP2 does so by its own policy."""
@@ -307,7 +306,7 @@ class Trainer:
 
     def _accumulate(self, inputs: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
         losses, root = [], self.module
-        pieces = zip(*(x.split(self._own_samples) for x in (*inputs, labels)), strict=True)
+        pieces = zip(*(torch.split(x, self._own_samples) for x in (*inputs, labels)), strict=True)
         for number, (*some, those) in enumerate(pieces):
             last = number == self.plan.num_micro_batches - 1
             if isinstance(root, FSDPModule):
@@ -350,7 +349,7 @@ class Trainer:
 
         Fused weights are written in the order of the user's module and tied weights once, so that any plan reads them.
         """
-        dcp.save({**self._file_state(optimizer), "more": more}, checkpoint_id=folder)
+        save({**self._file_state(optimizer), "more": more}, checkpoint_id=folder)
 
     def load(self, folder: str | Path, optimizer: torch.optim.Optimizer, **more: Any) -> dict[str, Any]:
         """Reads what `save` wrote, also under another plan.
@@ -365,7 +364,7 @@ class Trainer:
         """
         _allocate(optimizer)
         state = {**self._file_state(optimizer), "more": dict(more)}
-        dcp.load(state, checkpoint_id=folder)
+        load(state, checkpoint_id=folder)
         with torch.no_grad():
             for key, value in self._state(optimizer).items():
                 fused = self._fused(key)
@@ -424,7 +423,11 @@ class Trainer:
 
 
 def _whole_of(value: Tensor) -> Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value.clone()
+    """Gathered over the shards of ZeRO first: one plain all-gather an axis."""
+    if not isinstance(value, DTensor):
+        return value.clone()
+    outer = [Replicate()] * (value.device_mesh.ndim - 1)
+    return value.redistribute(placements=[*outer, value.placements[-1]]).full_tensor()
 
 
 def _local_of(value: Tensor) -> Tensor:
@@ -530,5 +533,5 @@ def _sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup)
 def _sum_bucket(bucket: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     flat = torch.cat([g.reshape(-1) for g in bucket])
     dist.all_reduce(flat, group=group)
-    for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+    for gradient, part in zip(bucket, torch.split(flat, [g.numel() for g in bucket]), strict=True):
         gradient.copy_(part.reshape(gradient.shape))

@@ -25,6 +25,9 @@ RoleKind = Literal["column", "row", "vocabulary", "along", "whole"]
 
 INSTEAD = "Run the plan with `automap trial`, whose interpreter executes the graph itself, or search with hints.fix."
 
+LOSS = ""
+"""Stands for the loss among paths of modules."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Move:
@@ -67,7 +70,8 @@ class Roles:
     ends: dict[str, int] = field(default_factory=dict)
     """Scope -> the largest stage of its operators."""
     recomputed: tuple[str, ...] = ()
-    """Paths of modules that run again in the backward pass, none inside another."""
+    """Paths of modules that run again in the backward pass, none inside another; `LOSS` for the loss, behind whose
+    scores nothing is kept."""
 
 
 def read_roles(plan: Plan, graph: Graph, module: nn.Module) -> Roles:
@@ -103,7 +107,7 @@ def read_roles(plan: Plan, graph: Graph, module: nn.Module) -> Roles:
     chosen = {op.name: _signature(plan.stages[n], n, graph, op, roles.axis) for op, n in by_operator}
     if roles.axis is not None:
         _Reader(graph, module, chosen, roles).read()
-    roles.recomputed = tuple(_recomputed(plan, by_operator, module))
+    roles.recomputed = tuple(_recomputed(graph, plan, by_operator, module))
     return roles
 
 
@@ -388,28 +392,38 @@ def _dual(placement: Placement) -> Placement:
     return placement if placement >= 0 else BROADCAST
 
 
-def _recomputed(plan: Plan, by_operator: Sequence[tuple[Operator, int]], module: nn.Module) -> Iterator[str]:
-    """The largest modules that run again whole."""
+def _recomputed(
+    graph: Graph, plan: Plan, by_operator: Sequence[tuple[Operator, int]], module: nn.Module
+) -> Iterator[str]:
+    """The largest modules that run again whole, and the loss."""
     again: set[str] = set()
     for number, stage in enumerate(plan.stages):
         names = [op.name for op, n in by_operator if n == number]
         for glob in stage.recompute:
             again.update(select(glob, names))
-    if not again:
-        return
+    # What keeps nothing for its backward pass but data need not run again.
+    left = {
+        op.name
+        for op, _ in by_operator
+        if op.name in again and any(graph.tensors[t].role == "activation" for t in op.saved)
+    }
     inside: dict[str, list[str]] = {}
     for op, _ in by_operator:
         parts = op.scope.split(".") if op.scope else []
         for depth in range(1, len(parts) + 1):
             inside.setdefault(".".join(parts[:depth]), []).append(op.name)
-    covered: set[str] = set()
-    paths = {path for path, child in module.named_modules() if not isinstance(child, nn.ModuleList | nn.ModuleDict)}
-    for path in sorted(inside.keys() & paths, key=lambda p: p.count(".")):
-        if again.issuperset(inside[path]) and not covered.issuperset(inside[path]):
-            covered.update(inside[path])
+    lists = nn.ModuleList | nn.ModuleDict
+    paths = [path for path, child in module.named_modules() if path in inside and not isinstance(child, lists)]
+    for path in sorted(paths, key=lambda path: path.count(".")):
+        if again.issuperset(inside[path]) and not left.isdisjoint(inside[path]):
+            left.difference_update(inside[path])
             yield path
-    if left := sorted(again - covered):
-        raise _refuse("stages.recompute", left[0], "is finer than a module", "Recompute whole modules. " + INSTEAD)
+    loss = next(op.name for op, _ in reversed(by_operator) if graph.outputs[-1] in op.outputs)
+    if loss in left:
+        left.discard(loss)
+        yield LOSS
+    if left:
+        raise _refuse("stages.recompute", min(left), "is finer than a module", f"Recompute whole modules. {INSTEAD}")
 
 
 def _refuse(field_name: str, value: object, message: str, repair: str) -> PlanError:
