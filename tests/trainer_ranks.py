@@ -50,10 +50,7 @@ def run(name, document, folder, resume):
     plan = Plan.from_json(document)
     trainer = parallelize(build(), plan, zoo.build(MODEL))
     optimizer = torch.optim.SGD(trainer.parameters(), lr=1.0, momentum=0.9)
-    if resume:
-        step = trainer.load(Path(folder) / resume, optimizer, step=0)["step"]
-    else:
-        step = 1
+    step = trainer.load(Path(folder) / resume, optimizer, step=0)["step"] if resume else 1
     losses = []
     for number in range(step, 3):
         losses.append(trainer.step(*(x[trainer.rows] for x in batch(number))))

@@ -13,9 +13,7 @@ unequal shares of samples or of labels need nothing else. What is finer than mod
 
 from __future__ import annotations
 
-import fnmatch
 import functools
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,12 +28,22 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor, Replicate
-from torch.utils.checkpoint import checkpoint
 
 from automap.errors import PlanError
 from automap.plan import Plan
-from automap.runtime.groups import Axis
 from automap.runtime.trainer_roles import LOSS, Roles, devices_of, read_roles
+from automap.runtime.trainer_setup import (
+    check_same,
+    computes,
+    divide_sizes,
+    even_parts,
+    own_device,
+    probe_inputs,
+    run_again,
+    sharding_axis,
+    tied_names,
+    unit_paths,
+)
 from automap.runtime.trainer_stages import cut, prune
 from automap.runtime.trainer_styles import Split, apply_role, interleave, split_cross_entropy, weight_dim
 from ir.graph import Graph
@@ -80,15 +88,15 @@ def parallelize(
     Raises:
         PlanError: the plan is of another model, has another number of devices, or is finer than modules.
     """
-    if not dist.is_initialized():
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     roles = read_roles(plan, graph, module)
     if roles.splits_classes and loss is not summed_cross_entropy:
         raise PlanError(
             "only the built-in cross-entropy runs on split classes", field="loss", value=loss,
             repair="Leave it out, or take a plan that keeps the classes whole.",
         )  # fmt: skip
-    return Trainer(module, plan, roles, loss, count, per_rank)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    return Trainer(module, plan, graph, roles, loss, count, per_rank)
 
 
 class Trainer:
@@ -104,38 +112,32 @@ class Trainer:
         self,
         module: nn.Module,
         plan: Plan,
+        graph: Graph,
         roles: Roles,
         loss: LossFunction,
         count: Callable[[Tensor], Tensor],
         per_rank: Sequence[str],
     ) -> None:
         self.plan, self.roles, self._loss, self._count = plan, roles, loss, count
-        self.device = _device()
+        self.device = own_device()
         mesh = self._make_mesh()
-        self._axis, self._pipe, self._shard = _axis(roles, mesh["split"]), mesh["pipe"], mesh["shard"]
+        self._axis, self._pipe, self._shard = sharding_axis(roles, mesh["split"]), mesh["pipe"], mesh["shard"]
         self._columns = mesh.mesh.flatten(1).t().tolist()
         self.rows = self._own_rows()
         self._alike(module)
-        self._ties = _ties(module)
-        units = _unit_paths(module)
-        _divide(module, per_rank, roles.axis_size)
-        made: Split = {}
-        for path, role in roles.modules.items():
-            apply_role(module.get_submodule(path), role, self._axis, mesh["split"], made)
-        for path in filter(None, roles.recomputed):
-            child = module.get_submodule(path)
-            child.forward = functools.partial(_again, child.forward)  # type: ignore[method-assign]
-        number = len(plan.stages)
-        self._stages, self._names = ([module], []) if number == 1 else cut(module, roles, number)
-        here, ranks = self._pipe.get_local_rank(), self._pipe.size()
-        self._mine = list(range(here, number, ranks))
-        kept = [self._stages[n] for n in self._mine]
+        self._ties = tied_names(module)
+        units = unit_paths(module)
+        self._split(module, graph, mesh["split"], per_rank)
+        number, ranks = len(plan.stages), self._pipe.size()
+        self._mine = list(range(self._pipe.get_local_rank(), number, ranks))
+        stages, self._names = ([module], []) if number == 1 else cut(module, roles, number)
+        self._tie_groups = self._make_tie_groups(module, stages)
+        kept = [stages[n] for n in self._mine]
         if number > 1:
             prune(module, kept)
         self.module = module
-        self._own_ties()
         self._fold(mesh, kept, units)
-        self._schedule = None if ranks == 1 and number == 1 else self._pipeline(kept)
+        self._schedule = self._pipeline(kept) if number > 1 else None
 
     # -- Setting up
 
@@ -176,7 +178,7 @@ class Trainer:
         low, high = 0, plan.samples_per_micro_batch
         for number, name in enumerate(stage.batch_axes):
             size = dict(stage.mesh).get(name, 1)
-            shares = stage.batch_shares if number == 0 and stage.batch_shares else _parts(high - low, size)
+            shares = stage.batch_shares if number == 0 and stage.batch_shares else even_parts(high - low, size)
             if number and (high - low) % size:
                 raise PlanError(
                     f"{size} ranks do not divide {high - low} samples", field="plan.stages[0].batch_axes", value=name,
@@ -201,20 +203,36 @@ class Trainer:
             for tensor in (*module.parameters(), *module.buffers()):
                 dist.broadcast(tensor, 0)
 
-    def _own_ties(self) -> None:
-        """Groups of ranks between which the gradients of a weight are added that several stages hold."""
-        self._tie_groups: list[tuple[str, dist.ProcessGroup]] = []
-        names = [{name for name, _ in stage.named_parameters(remove_duplicate=False)} for stage in self._stages]
-        ranks = self._pipe.size()
-        for alias, first in self._ties.items():
-            holders = sorted({i % ranks for i, held in enumerate(names) if alias in held or first in held})
-            if len(holders) < 2:
-                continue
-            for column in self._columns:
-                group = dist.new_group([column[i] for i in holders])
-                if dist.get_rank() in [column[i] for i in holders]:
-                    mine = first if first in dict(self.module.named_parameters()) else alias
-                    self._tie_groups.append((mine, group))
+    def _split(self, module: nn.Module, graph: Graph, mesh: DeviceMesh, per_rank: Sequence[str]) -> None:
+        """Splits layers over the sharding axis, and sees to it that the network still computes the same."""
+        roles = self.roles
+        if roles.axis is not None:
+            inputs = probe_inputs(graph, module, roles.axis_size)
+            wanted = computes(module, inputs)
+            divide_sizes(module, per_rank, roles.axis_size)
+            made: Split = {}
+            for path, role in roles.modules.items():
+                apply_role(module.get_submodule(path), role, self._axis, mesh, made)
+            check_same(computes(module, inputs), wanted, roles, self._axis)
+        for path in filter(None, roles.recomputed):
+            child = module.get_submodule(path)
+            child.forward = functools.partial(run_again, child.forward)
+
+    def _make_tie_groups(
+        self, module: nn.Module, stages: Sequence[nn.Module]
+    ) -> list[tuple[set[str], dist.ProcessGroup]]:
+        """Names of each weight that several stages hold, and the ranks between which its gradients are added."""
+        found = []
+        names = [{name for name, _ in stage.named_parameters(remove_duplicate=False)} for stage in stages]
+        for first in dict.fromkeys(self._ties.values()):
+            aliases = {first, *(alias for alias, other in self._ties.items() if other == first)}
+            holders = sorted({i % self._pipe.size() for i, held in enumerate(names) if held & aliases})
+            for column in self._columns if len(holders) > 1 else ():
+                ranks = [column[i] for i in holders]
+                group = dist.new_group(ranks)
+                if dist.get_rank() in ranks:
+                    found.append((aliases, group))
+        return found
 
     def _fold(self, mesh: DeviceMesh, kept: Sequence[nn.Module], units: Sequence[str]) -> None:
         """Data parallelism: FSDP2 under ZeRO, else plain replicas."""
@@ -240,7 +258,7 @@ class Trainer:
     def _pipeline(self, kept: Sequence[nn.Module]) -> Any:
         number, kind = len(self.plan.stages), self.plan.schedule.kind
         group = self._pipe.get_group()
-        stages = [
+        stages: list[Any] = [
             PipelineStage(stage, n, number, self.device, group=group) for n, stage in zip(self._mine, kept, strict=True)
         ]
         count = self.plan.num_micro_batches
@@ -297,7 +315,9 @@ class Trainer:
         loss = self._loss
         if self.roles.splits_classes:
             loss = functools.partial(split_cross_entropy, axis=self._axis, ignored=IGNORED)
-        return (_again(loss, outputs, labels) if LOSS in self.roles.recomputed else loss(outputs, labels)) / self._total
+        return (
+            run_again(loss, outputs, labels) if LOSS in self.roles.recomputed else loss(outputs, labels)
+        ) / self._total
 
     def _autocast(self) -> Any:
         """Replicas compute in bf16 under autocast; FSDP2 does so by its own policy."""
@@ -324,6 +344,7 @@ class Trainer:
     def _run_schedule(self, inputs: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
         losses: list[Tensor] = []
         last = len(self.plan.stages) - 1 in self._mine
+        assert self._schedule is not None
         with self._autocast():
             self._schedule.step(
                 **dict(zip(self._names, inputs, strict=True)), target=labels if last else None,
@@ -339,8 +360,8 @@ class Trainer:
                 _sum_gradients(named.values(), group)
         if self._axis.group is not None:
             _sum_gradients((p for name, p in named.items() if name in self.roles.summed), self._axis.group)
-        for name, group in self._tie_groups:
-            _sum_gradients([named[name]], group)
+        for aliases, group in self._tie_groups:
+            _sum_gradients((named[name] for name in aliases & named.keys()), group)
 
     # -- Checkpoints
 
@@ -447,70 +468,6 @@ def _allocate(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-
-
-def _device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    number = int(os.environ.get("LOCAL_RANK", "0"))
-    torch.cuda.set_device(number)
-    return torch.device("cuda", number)
-
-
-def _axis(roles: Roles, mesh: DeviceMesh) -> Axis:
-    size = mesh.size()
-    group = mesh.get_group() if size > 1 else None
-    return Axis(name=roles.axis or "", number=0, size=size, index=mesh.get_local_rank(), group=group)
-
-
-def _parts(samples: int, ranks: int) -> tuple[int, ...]:
-    """As even as they go, the larger ones first."""
-    return tuple(samples // ranks + (i < samples % ranks) for i in range(ranks))
-
-
-def _ties(module: nn.Module) -> dict[str, str]:
-    """Names of shared parameters -> the first name of each."""
-    first: dict[int, str] = {}
-    found = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if first.setdefault(id(parameter), name) != name:
-            found[name] = first[id(parameter)]
-    return found
-
-
-def _divide(module: nn.Module, attributes: Sequence[str], size: int) -> None:
-    """Divides sizes that modules hold as attributes."""
-    for glob in attributes if size > 1 else ():
-        pattern, _, attribute = glob.rpartition(".")
-        found = [child for path, child in module.named_modules() if fnmatch.fnmatchcase(path, pattern)]
-        for child in found:
-            value = getattr(child, attribute, None)
-            if not isinstance(value, int) or value % size:
-                raise PlanError(
-                    f"is no number that {size} ranks divide", field=f"per_rank.{glob}", value=value,
-                    repair="Name attributes that hold numbers of heads or of features.",
-                )  # fmt: skip
-            setattr(child, attribute, value // size)
-        if not found:
-            raise PlanError("names no module", field="per_rank", value=glob, repair="Write it as h.*.attn.num_heads.")
-
-
-def _again(forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """A forward pass that keeps its inputs alone."""
-    found: Tensor = checkpoint(forward, *args, use_reentrant=False, **kwargs)
-    return found
-
-
-def _unit_paths(module: nn.Module) -> list[str]:
-    """The repeated blocks of a network: children of lists, none inside another."""
-    found: list[str] = []
-    for path, child in module.named_modules():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
-            for name, block in child.named_children():
-                inner = f"{path}.{name}" if path else name
-                if not any(inner.startswith(f"{p}.") for p in found) and any(True for _ in block.parameters()):
-                    found.append(inner)
-    return found
 
 
 def _sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:

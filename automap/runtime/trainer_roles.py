@@ -125,6 +125,8 @@ def check_rectangular(plan: Plan) -> None:
                     f"stages[{number}].{name}", getattr(stage, name), "stages are not alike", INSTEAD
                 )  # fmt: skip
     pipeline = len({stage.devices for stage in plan.stages}) > 1
+    if len(plan.stages) > 1 and not pipeline:
+        raise _refuse("stages", len(plan.stages), "all stages are on the same devices", "Make them one stage.")
     if plan.sync.kind != "synchronous":
         raise _refuse("sync.kind", plan.sync.kind, "modules are trained synchronously", "Use synchronous.")
     if plan.schedule.kind not in ("1f1b", "gpipe", "interleaved"):

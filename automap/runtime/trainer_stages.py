@@ -85,7 +85,7 @@ def _place(traced: torch.fx.Graph, module: nn.Module, roles: Roles) -> dict[torc
 
 def _crossing(traced: torch.fx.Graph, stage_of: dict[torch.fx.Node, int], number: int) -> torch.fx.Node:
     """The one node of stages up to `number` that later ones read."""
-    found = [
+    found: list[torch.fx.Node] = [
         node
         for node in traced.nodes
         if stage_of.get(node, number + 1) <= number and any(stage_of.get(u, -1) > number for u in node.users)

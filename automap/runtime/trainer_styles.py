@@ -32,8 +32,8 @@ def _steps(x_size: int, given: Placement, wanted: Placement, axis: Axis) -> tupl
     if given >= 0 and wanted == BROADCAST:
         return (Step("all_gather", axis, given, (x_size,) * axis.size),)
     if given in (PARTIAL, BROADCAST) and wanted >= 0:
-        kind = "reduce_scatter" if given == PARTIAL else "slice"
-        return (Step(kind, axis, wanted, (x_size // axis.size,) * axis.size),)
+        sizes = (x_size // axis.size,) * axis.size
+        return (Step("reduce_scatter" if given == PARTIAL else "slice", axis, wanted, sizes),)
     if given >= 0 and wanted == PARTIAL:
         return (Step("pad", axis, given, (x_size,) * axis.size),)
     raise PlanError(
@@ -186,7 +186,7 @@ def apply_role(module: nn.Module, role: Role, axis: Axis, mesh: DeviceMesh, made
         forward = functools.partial(_linear, module, role, axis)
     else:
         forward = functools.partial(_as_it_is, forward, role, axis)
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
 
 
 def _split(parameter: nn.Parameter, name: str, dim: int, role: Role, axis: Axis, mesh: DeviceMesh) -> nn.Parameter:

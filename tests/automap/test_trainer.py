@@ -1,5 +1,6 @@
 """Plans on the network of the example, on real processes: losses, gradients and checkpoints of one process."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,10 @@ import torch.nn.functional as F  # noqa: N812
 from runtime_ranks import expert_plan, make_problem
 from trainer_ranks import BATCH, IGNORED, MODEL, batch, build, run_ranks
 
-from automap.plan import Zero
+from automap.errors import PlanError
+from automap.names import matches
+from automap.plan import Schedule, Sync, Zero
+from automap.runtime.trainer_roles import read_roles
 from ir import zoo
 
 
@@ -18,12 +22,28 @@ def plan_of(devices, **how):
     return expert_plan(problem, **how)
 
 
-def pipeline(**changes):
-    """Two stages of one device each."""
-    plan = plan_of(1, count=4)
-    first = replace(plan.stages[0], operators=("wte/Gather", "h.0/Add_1"))
-    last = replace(plan.stages[0], operators=("h.1.ln_1/LayerNormalization", "loss"), devices="1")
-    return replace(plan, stages=(first, last), **changes)
+ENDS = ("Add", "h.0/Add_1", "h.1/Add_1", "loss")
+STARTS = ("wte/Gather", "h.0.ln_1/LayerNormalization", "h.1.ln_1/LayerNormalization", "ln_f/LayerNormalization")
+
+
+def pipeline(plan, kind="1f1b", recompute=()):
+    """The plan of one stage on two pipeline ranks, the second on the next devices."""
+    stage = replace(plan.stages[0], recompute=recompute)
+    size = math.prod(n for _, n in stage.mesh)
+    devices = [f"{first}-{first + size - 1}" for first in (0, size)]
+    cuts = [(0, 1), (2, 3)] if kind != "interleaved" else [(i, i) for i in range(4)]
+    stages = []
+    for number, (first, last) in enumerate(cuts):
+        inside = {k: v for k, v in stage.shardings.items() if any(matches(k, n) for n in names(first, last))}
+        stages.append(
+            replace(stage, operators=(STARTS[first], ENDS[last]), devices=devices[number % 2], shardings=inside)
+        )
+    return replace(plan, stages=tuple(stages), schedule=Schedule(kind=kind))
+
+
+def names(first, last):
+    every = [op.name for op in zoo.build(MODEL)]
+    return every[every.index(STARTS[first]) : every.index(ENDS[last]) + 1]
 
 
 def shared(plan, *shares):
@@ -72,6 +92,7 @@ def check(size, plans, folder, resumed=()):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_two_processes(tmp_path):
     dp = plan_of(2, count=2)
     plans = {
@@ -80,16 +101,61 @@ def test_two_processes(tmp_path):
         **{f"dp2, ZeRO {zero}": plan_of(2, count=2, zero=zero) for zero in (1, 2, 3)},
         "tp2": plan_of(2, tp=2, count=2),
         "tp2, sequence parallel": plan_of(2, tp=2, count=2, sequence_parallel=True, recompute="full"),
-        "pp2": pipeline(),
+        "pp2": pipeline(plan_of(1, count=4)),
+        "pp2, gpipe": pipeline(plan_of(1, count=2), "gpipe", recompute=("h.*",)),
+        "pp2, interleaved": pipeline(plan_of(1, count=4), "interleaved"),
     }
     check(2, plans, tmp_path, [("dp2", "dp2"), ("pp2", "tp2"), ("tp2", "dp2, ZeRO 3"), ("dp2, ZeRO 1", "pp2")])
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_four_processes(tmp_path):
     plans = {
         "dp2 x tp2": plan_of(4, tp=2, count=2),
         "dp2 x tp2, ZeRO 1": plan_of(4, tp=2, count=2, zero=1),
+        "pp2 x tp2": pipeline(plan_of(2, tp=2, count=4)),
+        "pp2 x dp2, ZeRO 1": pipeline(plan_of(2, count=4, zero=1)),
+        "pp2 x dp2, shares 3:1": pipeline(shared(plan_of(2, count=2), 3, 1)),
         "dp2 x tp2, ZeRO 3": plan_of(4, tp=2, count=2, zero=3, sequence_parallel=True),
     }
-    check(4, plans, tmp_path, [("dp2 x tp2", "dp2 x tp2, ZeRO 3"), ("dp2 x tp2, ZeRO 3", "dp2 x tp2")])
+    check(4, plans, tmp_path, [("dp2 x tp2", "dp2 x tp2, ZeRO 3"), ("dp2 x tp2, ZeRO 3", "pp2 x tp2")])
+
+
+def changed(plan, **changes):
+    return replace(plan, stages=tuple(replace(stage, **changes) for stage in plan.stages))
+
+
+def test_roles_of_a_tensor_parallel_plan():
+    roles = read_roles(plan_of(2, tp=2), zoo.build(MODEL), build())
+    kinds = {path: role.kind for path, role in roles.modules.items() if not path.startswith("h.1")}
+    assert kinds == {
+        "wte": "vocabulary", "wpe": "whole", "lm_head": "column", "ln_f": "whole", "h.0.ln_1": "whole",
+        "h.0.ln_2": "whole", "h.0.attn.c_attn": "column", "h.0.attn.c_proj": "row", "h.0.mlp.c_fc": "column",
+        "h.0.mlp.c_proj": "row",
+    }  # fmt: skip
+    assert roles.modules["h.1.attn.c_attn"].pieces == (16, 16, 16)
+    assert roles.splits_classes and not roles.summed
+
+
+def test_refusals():
+    graph, module, dp = zoo.build(MODEL), build(), plan_of(2)
+    tp = plan_of(2, tp=2)
+    inside = dict(tp.stages[0].shardings)
+    del inside["h.*.attn/Softmax"]
+    pp = pipeline(plan_of(1, count=4))
+    uneven = replace(pp, stages=(pp.stages[0], replace(pp.stages[1], batch_axes=())))
+    for plan, field in (
+        (changed(tp, shardings=inside), "shardings"),
+        (changed(dp, recompute=("h.*.attn/Softmax",)), "recompute"),
+        (replace(dp, sync=Sync(kind="local_sgd", period=2)), "sync"),
+        (replace(pp, schedule=Schedule(kind="zb1p")), "schedule"),
+        (changed(pp, zero=Zero(stage=3, axes=("dp",))), "zero"),
+        (uneven, "batch_axes"),
+        (replace(dp, model=replace(dp.model, sha256="0")), "sha256"),
+    ):
+        with pytest.raises(PlanError, match=field):
+            read_roles(plan, graph, module)
+    module.h[1].mlp.c_fc.bias = None
+    with pytest.raises(PlanError, match=r"h\.1\.mlp\.c_fc\.bias"):
+        read_roles(dp, graph, module)
