@@ -1,0 +1,94 @@
+"""A small GPT trained on the standard library's source by a plan, with checkpoints.
+
+    automap search zoo:gpt:layers=4,hidden=128,heads=4,seq_len=128,vocab_size=256 --cluster 1x4xA100 --global-batch 32 \
+        -o plan.json
+    torchrun --nproc-per-node 4 examples/train_gpt.py plan.json checkpoint
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from automap.plan import Plan
+from automap.runtime.trainer import parallelize
+from ir import zoo
+
+
+class Attention(nn.Module):
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.size = hidden // heads
+        self.c_attn, self.c_proj = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # The number of heads is written as -1: a rank may have some of them.
+        q, k, v = (y.unflatten(2, (-1, self.size)).transpose(1, 2) for y in self.c_attn(x).chunk(3, dim=2))
+        return self.c_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+class Mlp(nn.Module):
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.c_fc, self.c_proj = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.attn, self.mlp = Attention(hidden, heads), Mlp(hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class Gpt(nn.Module):
+    """Named as `zoo:gpt`; the head shares the embedding."""
+
+    def __init__(self, layers: int, hidden: int, heads: int, seq_len: int, vocab_size: int) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(vocab_size, hidden), nn.Embedding(seq_len, hidden)
+        self.h = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
+        self.ln_f, self.lm_head = nn.LayerNorm(hidden), nn.Linear(hidden, vocab_size, bias=False)
+        self.lm_head.weight = self.wte.weight
+        self.register_buffer("positions", torch.arange(seq_len), persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.wte(ids) + self.wpe(self.positions)
+        for block in self.h:
+            x = block(x)
+        return self.lm_head(self.ln_f(x))
+
+
+def main(plan_file: str, folder: str, steps: int = 100) -> None:
+    plan = Plan.from_json(json.loads(Path(plan_file).read_text()))
+    sizes = {key: int(value) for key, value in (pair.split("=") for pair in plan.model.name.split(":")[1].split(","))}
+    torch.manual_seed(0)
+    trainer = parallelize(Gpt(**sizes), plan, zoo.build(plan.model.name))
+    optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-3)
+    done = trainer.load(folder, optimizer, done=0)["done"] if Path(folder).exists() else 0
+    text = torch.frombuffer(bytearray(Path(argparse.__file__).read_bytes()), dtype=torch.uint8)
+    for step in range(done, done + steps):
+        generator = torch.Generator().manual_seed(step)
+        starts = torch.randint(len(text) - sizes["seq_len"], (plan.training.global_batch,), generator=generator)
+        samples = text[starts[trainer.rows][:, None] + torch.arange(sizes["seq_len"] + 1)].long()
+        loss = trainer.step(samples[:, :-1], samples[:, 1:])
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 10 == 0 and dist.get_rank() == 0:
+            print(f"step {step}: loss {loss:.3f}")
+    trainer.save(folder, optimizer, done=done + steps)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

@@ -1,0 +1,161 @@
+"""Plans on the network of the example, on real processes: losses, gradients and checkpoints of one process."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F  # noqa: N812
+from runtime_ranks import expert_plan, make_problem
+from trainer_ranks import BATCH, IGNORED, MODEL, batch, build, run_ranks
+
+from automap.errors import PlanError
+from automap.names import matches
+from automap.plan import Schedule, Sync, Zero
+from automap.runtime.trainer_roles import read_roles
+from ir import zoo
+
+
+def plan_of(devices, **how):
+    problem = make_problem(zoo.build(MODEL), devices, BATCH, {"fix": {"pp": 1}})
+    return expert_plan(problem, **how)
+
+
+ENDS = ("Add", "h.0/Add_1", "h.1/Add_1", "loss")
+STARTS = ("wte/Gather", "h.0.ln_1/LayerNormalization", "h.1.ln_1/LayerNormalization", "ln_f/LayerNormalization")
+
+
+def pipeline(plan, kind="1f1b", recompute=()):
+    """The plan of one stage on two pipeline ranks, the second on the next devices."""
+    stage = replace(plan.stages[0], recompute=recompute)
+    size = math.prod(n for _, n in stage.mesh)
+    devices = [f"{first}-{first + size - 1}" for first in (0, size)]
+    cuts = [(0, 1), (2, 3)] if kind != "interleaved" else [(i, i) for i in range(4)]
+    stages = []
+    for number, (first, last) in enumerate(cuts):
+        inside = {k: v for k, v in stage.shardings.items() if any(matches(k, n) for n in names(first, last))}
+        stages.append(
+            replace(stage, operators=(STARTS[first], ENDS[last]), devices=devices[number % 2], shardings=inside)
+        )
+    return replace(plan, stages=tuple(stages), schedule=Schedule(kind=kind))
+
+
+def names(first, last):
+    every = [op.name for op in zoo.build(MODEL)]
+    return every[every.index(STARTS[first]) : every.index(ENDS[last]) + 1]
+
+
+def shared(plan, *shares):
+    return replace(plan, stages=tuple(replace(stage, batch_shares=shares) for stage in plan.stages))
+
+
+def one_process():
+    """Losses of two steps, and gradients of the first by name."""
+    module = build()
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0, momentum=0.9)
+    losses, gradients = [], {}
+    for number in (1, 2):
+        ids, labels = batch(number)
+        loss = F.cross_entropy(module(ids).flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+        loss.backward()
+        losses.append(float(loss.detach()))
+        gradients = gradients or {n: p.grad.clone() for n, p in module.named_parameters()}
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, gradients
+
+
+def saved_gradients(folder):
+    """By the weights that plain SGD of rate 1 left."""
+    before = {f"model.{n}": p.detach() for n, p in build().named_parameters()}
+    after = {n: torch.full_like(p, torch.nan) for n, p in before.items()}
+    dcp.load(after, checkpoint_id=folder, no_dist=True)
+    return {n.removeprefix("model."): before[n] - after[n] for n in before}
+
+
+def check(size, plans, folder, resumed=()):
+    cases = [(name, plan.to_json(), str(folder), "") for name, plan in plans.items()]
+    cases += [(f"{name} of {first}", plans[name].to_json(), str(folder), first) for name, first in resumed]
+    ranks = run_ranks(size, cases, folder)
+    losses, gradients = one_process()
+    top = max(float(g.abs().max()) for g in gradients.values())
+    for number, (name, *_, resume) in enumerate(cases):
+        for found in ranks:
+            assert not isinstance(found[number], str), f"{name}\n{found[number]}"
+            assert found[number] == pytest.approx(losses[1:] if resume else losses, abs=1e-9), name
+        if not resume:
+            of_plan = saved_gradients(folder / name)
+            for n, wanted in gradients.items():
+                scale = max(float(wanted.abs().max()), 1e-3 * top)
+                assert float((of_plan[n] - wanted).abs().max()) / scale < 1e-8, (name, n)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_two_processes(tmp_path):
+    dp = plan_of(2, count=2)
+    plans = {
+        "dp2": dp,
+        "dp2, shares 3:1": shared(dp, 3, 1),
+        **{f"dp2, ZeRO {zero}": plan_of(2, count=2, zero=zero) for zero in (1, 2, 3)},
+        "tp2": plan_of(2, tp=2, count=2),
+        "tp2, sequence parallel": plan_of(2, tp=2, count=2, sequence_parallel=True, recompute="full"),
+        "pp2": pipeline(plan_of(1, count=4)),
+        "pp2, gpipe": pipeline(plan_of(1, count=2), "gpipe", recompute=("h.*",)),
+        "pp2, interleaved": pipeline(plan_of(1, count=4), "interleaved"),
+    }
+    check(2, plans, tmp_path, [("dp2", "dp2"), ("pp2", "tp2"), ("tp2", "dp2, ZeRO 3"), ("dp2, ZeRO 1", "pp2")])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_four_processes(tmp_path):
+    plans = {
+        "dp2 x tp2": plan_of(4, tp=2, count=2),
+        "dp2 x tp2, ZeRO 1": plan_of(4, tp=2, count=2, zero=1),
+        "pp2 x tp2": pipeline(plan_of(2, tp=2, count=4)),
+        "pp2 x dp2, ZeRO 1": pipeline(plan_of(2, count=4, zero=1)),
+        "pp2 x dp2, shares 3:1": pipeline(shared(plan_of(2, count=2), 3, 1)),
+        "dp2 x tp2, ZeRO 3": plan_of(4, tp=2, count=2, zero=3, sequence_parallel=True),
+    }
+    check(4, plans, tmp_path, [("dp2 x tp2", "dp2 x tp2, ZeRO 3"), ("dp2 x tp2, ZeRO 3", "pp2 x tp2")])
+
+
+def changed(plan, **changes):
+    return replace(plan, stages=tuple(replace(stage, **changes) for stage in plan.stages))
+
+
+def test_roles_of_a_tensor_parallel_plan():
+    roles = read_roles(plan_of(2, tp=2), zoo.build(MODEL), build())
+    kinds = {path: role.kind for path, role in roles.modules.items() if not path.startswith("h.1")}
+    assert kinds == {
+        "wte": "vocabulary", "wpe": "whole", "lm_head": "column", "ln_f": "whole", "h.0.ln_1": "whole",
+        "h.0.ln_2": "whole", "h.0.attn.c_attn": "column", "h.0.attn.c_proj": "row", "h.0.mlp.c_fc": "column",
+        "h.0.mlp.c_proj": "row",
+    }  # fmt: skip
+    assert roles.modules["h.1.attn.c_attn"].pieces == (16, 16, 16)
+    assert roles.splits_classes and not roles.summed
+
+
+def test_refusals():
+    graph, module, dp = zoo.build(MODEL), build(), plan_of(2)
+    tp = plan_of(2, tp=2)
+    inside = dict(tp.stages[0].shardings)
+    del inside["h.*.attn/Softmax"]
+    pp = pipeline(plan_of(1, count=4))
+    uneven = replace(pp, stages=(pp.stages[0], replace(pp.stages[1], batch_axes=())))
+    for plan, field in (
+        (changed(tp, shardings=inside), "shardings"),
+        (changed(dp, recompute=("h.*.attn/Softmax",)), "recompute"),
+        (replace(dp, sync=Sync(kind="local_sgd", period=2)), "sync"),
+        (replace(pp, schedule=Schedule(kind="zb1p")), "schedule"),
+        (changed(pp, zero=Zero(stage=3, axes=("dp",))), "zero"),
+        (uneven, "batch_axes"),
+        (replace(dp, model=replace(dp.model, sha256="0")), "sha256"),
+    ):
+        with pytest.raises(PlanError, match=field):
+            read_roles(plan, graph, module)
+    module.h[1].mlp.c_fc.bias = None
+    with pytest.raises(PlanError, match=r"h\.1\.mlp\.c_fc\.bias"):
+        read_roles(dp, graph, module)
