@@ -158,8 +158,7 @@ class Incumbent:
         if not len(values):
             return found
         fits = found[:, 1] <= 0.0
-        if fits.any():
-            self._ranked.take(values[fits], found[fits, 0], self.searcher)
+        self._ranked.take(values, np.where(fits, found[:, 0], np.inf), self.searcher)
         at = int((np.where(fits, found[:, 0], np.inf) if fits.any() else found[:, 1]).argmin())
         # Of many plans the best one alone is told of, when its turn has come.
         self.count(at)

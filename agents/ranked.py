@@ -71,23 +71,29 @@ class Ranked:
 
     def __init__(self, space: PlanSpace) -> None:
         """Begins with none."""
-        kinds = [slot.kind for slot in space.slots if slot.kind in SHAPE_KINDS]
-        self._num_shape_slots = len(kinds)
+        slots = [slot for slot in space.slots if slot.kind in SHAPE_KINDS]
+        kinds = [slot.kind for slot in slots]
+        self._num_shape_slots = len(slots)
+        self._places = np.cumprod([1, *(slot.num_values for slot in slots[:-1])])
         self._mesh_slots = [kinds.index(kind) for kind in ("pp", "tp", "middle") if kind in kinds]
         self._kept: dict[Values, Candidate[Found]] = {}
         self._waiting: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], str]] = []
         self._num_waiting = 0
+        self._limit_s = np.inf
 
     def take(self, values: npt.NDArray[np.int64], step_times_s: npt.NDArray[np.float64], found_by: str) -> None:
-        """Takes note of plans that fit.
+        """Takes note of plans; of those that do not fit the step time is infinite.
 
         Args:
-            values: [plans, slots]; not changed afterwards.
+            values: [plans, slots].
             step_times_s: [plans].
             found_by: the searcher.
         """
-        self._waiting.append((values, step_times_s, found_by))
-        self._num_waiting += len(values)
+        able = step_times_s < self._limit_s
+        if not able.any():
+            return
+        self._waiting.append((values[able], step_times_s[able], found_by))
+        self._num_waiting += len(self._waiting[-1][0])
         if self._num_waiting >= _WAITING:
             self._look_through()
 
@@ -102,18 +108,21 @@ class Ranked:
     def _look_through(self) -> None:
         if not self._waiting:
             return
-        values = np.concatenate([values for values, _, _ in self._waiting])
+        shapes = np.concatenate([values[:, : self._num_shape_slots] @ self._places for values, _, _ in self._waiting])
         times = np.concatenate([times for _, times, _ in self._waiting])
-        names = [name for values, _, name in self._waiting for _ in range(len(values))]
-        self._waiting.clear()
-        self._num_waiting = 0
         order = np.argsort(times, kind="stable")
-        _, first = np.unique(values[order, : self._num_shape_slots], axis=0, return_index=True)
+        _, first = np.unique(shapes[order], return_index=True)
+        ends = np.cumsum([len(values) for values, _, _ in self._waiting])
         for row in order[first].tolist():
-            plan: Values = tuple(values[row].tolist())
+            batch = int(np.searchsorted(ends, row, side="right"))
+            values, _, found_by = self._waiting[batch]
+            plan: Values = tuple(values[row - ends[batch]].tolist())
             shape, step_time_s = plan[: self._num_shape_slots], float(times[row])
             if shape not in self._kept or step_time_s < self._kept[shape].step_time_s:
                 mesh = tuple(plan[slot] for slot in self._mesh_slots)
-                self._kept[shape] = Candidate(step_time_s, mesh, shape, (plan, names[row]))
-        best = {candidate.shape for candidate in unlike(self._kept.values(), MOST)}
-        self._kept = {shape: candidate for shape, candidate in self._kept.items() if shape in best}
+                self._kept[shape] = Candidate(step_time_s, mesh, shape, (plan, found_by))
+        self._waiting.clear()
+        self._num_waiting = 0
+        best = unlike(self._kept.values(), MOST)
+        self._kept = {found.item[0][: self._num_shape_slots]: found for found in best}
+        self._limit_s = best[-1].step_time_s if len(best) == MOST else np.inf
