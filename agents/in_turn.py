@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agents.ranked import unlike_plans
 from agents.searcher import (
     SEARCHERS,
     Budget,
@@ -238,10 +239,34 @@ class _Turns:
             proven=any(r.proven for r in records),
             lower_bound_s=max((r.lower_bound_s for r in records if r.lower_bound_s is not None), default=None),
         )
+        chosen = replace(plan, search=record, warnings=(*plan.warnings, *self._warnings))
+
+        def unlike(count: int) -> tuple[Plan, ...]:
+            in_order = sorted(self.turns, key=lambda turn: turn is not best)
+            found = unlike_plans([plan for turn in in_order for plan in turn.result.unlike(count)], count)
+            return (chosen, *(self._in_all(plan, record) for plan in found[1:]))
+
         return SearchResult(
-            plan=replace(plan, search=record, warnings=(*plan.warnings, *self._warnings)),
+            plan=chosen,
             evaluations=self._evaluations,
             seconds=self.seconds,
             proven=record.proven,
             improvements=tuple(self._improvements),
+            unlike=unlike,
+        )
+
+    @staticmethod
+    def _in_all(plan: Plan, record: SearchRecord) -> Plan:
+        """A plan of one turn, with the record of all."""
+        own = plan.search
+        assert own is not None
+        return replace(
+            plan,
+            search=replace(
+                record,
+                found_by=own.found_by,
+                proven=False,
+                num_decisions=own.num_decisions,
+                num_operator_decisions=own.num_operator_decisions,
+            ),
         )

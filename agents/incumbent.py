@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from agents.ranked import Ranked
 from agents.repairs import nothing_fits
 from agents.searcher import Budget, OnProgress, Progress, SearchResult, ShouldStop
 from automap.errors import PlanError
@@ -75,6 +76,7 @@ class Incumbent:
         self._should_stop = should_stop
         self._clock = clock
         self._start = clock()
+        self._ranked = Ranked(space)
         self._reported = -REPORT_EVERY_S
         self._pause_s: float | None = None
         self._pause_at: int | None = None
@@ -156,6 +158,7 @@ class Incumbent:
         if not len(values):
             return found
         fits = found[:, 1] <= 0.0
+        self._ranked.take(values, np.where(fits, found[:, 0], np.inf), self.searcher)
         at = int((np.where(fits, found[:, 0], np.inf) if fits.any() else found[:, 1]).argmin())
         # Of many plans the best one alone is told of, when its turn has come.
         self.count(at)
@@ -166,6 +169,8 @@ class Incumbent:
     def offer(self, values: Values, step_time_s: float, overflow: float) -> None:
         """Takes note of a plan that has been priced."""
         self.count(1)
+        if overflow <= 0.0:
+            self._rank(self.searcher, values, step_time_s)
         self.adopt(self.searcher, values, step_time_s, overflow)
         if self.seconds - self._reported >= REPORT_EVERY_S:
             self.report()
@@ -175,12 +180,17 @@ class Incumbent:
         self.reached.setdefault(searcher, None)
         if overflow <= 0.0:
             before = self.reached[searcher]
-            self.reached[searcher] = step_time_s if before is None else min(before, step_time_s)
+            if before is None or step_time_s < before:
+                self.reached[searcher] = step_time_s
+                self._rank(searcher, values, step_time_s)
             if step_time_s < self.best_s:
                 self.best, self.best_s, self.best_by = values, step_time_s, searcher
                 self.improvements.append((self.evaluations, self.seconds, step_time_s))
         elif self.best is None and overflow < self.least_overflow:
             self.nearest, self.least_overflow = values, overflow
+
+    def _rank(self, searcher: str, values: Values, step_time_s: float) -> None:
+        self._ranked.take(np.array([values], dtype=np.int64), np.array([step_time_s]), searcher)
 
     def count(self, evaluations: int) -> None:
         """Counts plans that somebody else has priced, and charges the budget for them."""
@@ -235,15 +245,7 @@ class Incumbent:
         if self.best is None:
             self._take_templates()
         assert self.best is not None
-        choice = self.space.choice(self.best)
-        plan = annotate(self.space.decode(self.best), choice, self.space.evaluator)
-        faults = Verifier(self.space.problem).violations(plan)
-        if faults:
-            raise IllegalPlan(f"{self.best_by} found a plan that breaks rules: " + "; ".join(map(str, faults)))
-        free = [slot.kind for slot in self.space.free_slots(self.best)]
         record = SearchRecord(
-            num_decisions=len(free),
-            num_operator_decisions=free.count("signature"),
             found_by=self.best_by,
             seed=seed,
             evaluations=self.evaluations,
@@ -253,12 +255,36 @@ class Incumbent:
             proven=proven,
             lower_bound_s=self.best_s if proven else self.table.first.time_s,
         )
+        first = self.best
+        best = self._plan(first, record)
+
+        def unlike(count: int) -> tuple[Plan, ...]:
+            (_, *others) = self._ranked.best(count, first)
+            return (
+                best,
+                *(self._plan(values, replace(record, found_by=name, proven=False)) for values, name in others),
+            )
+
         return SearchResult(
-            plan=replace(plan, search=record),
+            plan=best,
             evaluations=self.evaluations,
             seconds=self.seconds,
             proven=proven,
             improvements=tuple(self.improvements),
+            unlike=unlike,
+        )
+
+    def _plan(self, values: Values, record: SearchRecord) -> Plan:
+        """A plan in full, with what is counted of it in its record."""
+        choice = self.space.choice(values)
+        plan = annotate(self.space.decode(values), choice, self.space.evaluator)
+        faults = Verifier(self.space.problem).violations(plan)
+        if faults:
+            raise IllegalPlan(f"{record.found_by} found a plan that breaks rules: " + "; ".join(map(str, faults)))
+        free = [slot.kind for slot in self.space.free_slots(values)]
+        return replace(
+            plan,
+            search=replace(record, num_decisions=len(free), num_operator_decisions=free.count("signature")),
         )
 
 

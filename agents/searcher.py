@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Protocol
 
@@ -68,6 +68,9 @@ class SearchResult:
 
     plan: Plan
     """With `estimate`, `search` and `why` filled in."""
+    unlike: Callable[[int], tuple[Plan, ...]] = field(compare=False)
+    """Of a number, so many of the best plans that are unlike each other, or fewer where there are no more; the first is
+    `plan`. See `agents.ranked`."""
     evaluations: int
     seconds: float
     proven: bool = False

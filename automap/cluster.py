@@ -39,6 +39,8 @@ PRESETS = (
 """Examples that `automap clusters` and `GET /v1/clusters` show; any `[NODESx]GPUSxDEVICE[@LINK]` is understood."""
 
 MAX_DEVICES = 65536
+LOCAL = "local"
+"""The name of this host, once `automap profile` has measured it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

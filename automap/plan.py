@@ -128,6 +128,35 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TrialRecord:
+    """What came of one plan when the best ones were tried."""
+
+    strategy: str
+    """The plan in a line."""
+    outcome: str
+    """See `automap.runtime.launch`."""
+    message: str
+    """Why it is not ok."""
+    predicted: Mapping[str, float]
+    """{step_time_s, peak_memory_bytes} by the estimate."""
+    measured: Mapping[str, float] | None
+    """{step_time_s, peak_memory_bytes, num_steps}; null unless the outcome is ok."""
+    time_s: float
+    """Of the whole trial."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """How measured step times compare with the estimates; applied to none of them."""
+
+    num_trials: int
+    factor: float
+    """Geometric mean of measured over predicted."""
+    spread: float
+    """The largest such ratio over the smallest; 1 = all trials agree."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SearchRecord:
     """Where the plan came from."""
 
@@ -148,6 +177,10 @@ class SearchRecord:
     """Decisions that this plan takes where more than one value is legal."""
     num_operator_decisions: int = 0
     """Those about the sharding of operators."""
+    trials: tuple[TrialRecord, ...] = ()
+    """Of the plans that were tried, in the order of their estimates."""
+    calibration: Calibration | None = None
+    """Of the trials that were ok."""
 
 
 @dataclass(frozen=True, kw_only=True)

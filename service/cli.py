@@ -35,6 +35,7 @@ from service.cli_options import (
     SearcherOption,
     SeedOption,
     TrainerOption,
+    TrialsOption,
     read_hints,
     read_input,
     training_of,
@@ -43,7 +44,7 @@ from service.cli_options import (
 from service.cli_output import print_json, show_plan, write_plan
 from service.cli_service import app as service_verbs
 from service.problems import RemoteError, problem_of
-from service.run_job import JobRequest
+from service.run_job import JobRequest, Trials
 
 app = typer.Typer(
     name="automap",
@@ -88,6 +89,7 @@ def search(
     searcher: SearcherOption = PORTFOLIO,
     budget: BudgetOption = "30s",
     seed: SeedOption = 0,
+    trials: TrialsOption = None,
     hints: HintsOption = None,
     dim: DimOption = None,
     batch_dim: BatchDimOption = None,
@@ -109,6 +111,7 @@ def search(
         budget=budget,
         searchers=tuple(searcher),
         seed=seed,
+        trials=None if trials is None else Trials(top_k=trials),
     )
     with progress_line() as show, interruptible() as interrupted:
         plan = run_job(

@@ -33,6 +33,10 @@ SearcherOption = Annotated[
 ]
 BudgetOption = Annotated[str, typer.Option(help="30s, 2m, or a number of evaluations.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Of every random choice.")]
+TrialsOption = Annotated[
+    int | None,
+    typer.Option(metavar="K", help="Run the best K plans for some steps, on the cluster local, and choose by that."),
+]
 HintsOption = Annotated[Path | None, typer.Option(help="JSON file: what you know or insist on.")]
 DimOption = Annotated[
     list[str] | None, typer.Option("--dim", metavar="NAME=SIZE", help="Size of a symbolic dim; of a profile: batch=N.")

@@ -30,6 +30,7 @@ from service.cli_options import (
     SearcherOption,
     SeedOption,
     TrainerOption,
+    TrialsOption,
     UrlOption,
     read_hints,
     read_input,
@@ -108,6 +109,7 @@ def submit(
     searcher: SearcherOption = PORTFOLIO,
     budget: BudgetOption = "30s",
     seed: SeedOption = 0,
+    trials: TrialsOption = None,
     hints: HintsOption = None,
     dim: DimOption = None,
     batch_dim: BatchDimOption = None,
@@ -135,6 +137,7 @@ def submit(
             searchers=tuple(searcher),
             seed=seed,
             hints=read_hints(hints),
+            trials=None if trials is None else {"top_k": trials},
             **about,
         )
     print_json(job) if as_json else typer.echo(job["id"])

@@ -96,6 +96,7 @@ class AutomapClient:
         searchers: Sequence[str] = ("portfolio",),
         seed: int = 0,
         hints: Mapping[str, Any] | None = None,
+        trials: Mapping[str, Any] | None = None,
         name: str = "",
         dims: Mapping[str, int] | None = None,
         parameters: Sequence[str] = (),
@@ -111,6 +112,7 @@ class AutomapClient:
             searchers: who search, one after another, each with its share of the budget.
             seed: of every random choice.
             hints: see `automap.hints`.
+            trials: {top_k, steps, time_limit_s}: run the best plans before one of them is chosen; None = do not.
             name: of the model in the plan.
             dims: sizes of symbolic dims of an uploaded model.
             parameters: globs over its inputs that are parameters.
@@ -134,6 +136,7 @@ class AutomapClient:
             "searchers": list(searchers),
             "seed": seed,
             "hints": dict(hints or {}),
+            "trials": None if trials is None else dict(trials),
         }
         return self._call("POST", "/v1/jobs", json=body)
 

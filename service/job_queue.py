@@ -17,6 +17,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from agents.searcher import Budget
+from service.run_job import JobRequest
 from service.store import Store
 
 NAME = "automap"
@@ -24,7 +25,7 @@ ENTRY = "service.worker.perform"
 NUM_RETRIES = 2
 """A job whose worker dies runs at most this often again."""
 OVERHEAD_S = 120
-"""Import, set-up and writing, beside the search itself."""
+"""Import, set-up and writing, beside search and trials."""
 _KEEP_S = 600
 
 
@@ -33,9 +34,11 @@ def queue(client: redis.Redis) -> Queue:
     return Queue(NAME, connection=client, serializer=JSONSerializer)
 
 
-def time_limit_s(budget: Budget, max_budget_s: float) -> int:
-    """How long a run may take; a budget in evaluations gets `max_budget_s`."""
-    return math.ceil(budget.seconds if budget.seconds is not None else max_budget_s) + OVERHEAD_S
+def time_limit_s(request: JobRequest, max_budget_s: float) -> int:
+    """How long a run may take: budget, trials and `OVERHEAD_S`; a budget in evaluations gets `max_budget_s`."""
+    seconds = Budget.parse(request.budget).seconds
+    trials_s = 0.0 if request.trials is None else request.trials.seconds
+    return math.ceil((max_budget_s if seconds is None else seconds) + trials_s) + OVERHEAD_S
 
 
 def enqueuer(client: redis.Redis, limit_s: int) -> Callable[[Pipeline, str], None]:
@@ -81,6 +84,6 @@ def recover(client: redis.Redis, store: Store, max_budget_s: float) -> int:
     for job in jobs:
         store.requeue(job.id)
         with client.pipeline() as pipe:
-            enqueuer(client, time_limit_s(Budget.parse(job.request.budget), max_budget_s))(pipe, job.id)
+            enqueuer(client, time_limit_s(job.request, max_budget_s))(pipe, job.id)
             pipe.execute()
     return len(jobs)

@@ -79,6 +79,23 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             each = (f"{name} {'nothing' if s is None else seconds(s)}" for name, s in search.searchers.items())
             lines.append(("reached", ", ".join(each)))
         lines.append(("bound", gap(estimate.step_time_s, search)))
+        lines += trials(search)
+    return lines
+
+
+def trials(search: SearchRecord) -> list[tuple[str, str]]:
+    """What came of each plan that was tried, and how far the estimates are from it."""
+    lines = []
+    for trial in search.trials:
+        found = trial.outcome.replace("_", " ")
+        if trial.measured is not None:
+            found = f"{seconds(trial.measured['step_time_s'])} measured"
+        lines.append(("tried", f"{trial.strategy}: {seconds(trial.predicted['step_time_s'])} estimated, {found}"))
+    scale = search.calibration
+    if scale is not None:
+        text = f"steps take {scale.factor:.3g} times their estimates here"
+        more = f", the ratios are within {scale.spread:.3g} of each other" if scale.num_trials > 1 else ""
+        lines.append(("scale", f"{text} ({scale.num_trials} measured{more})"))
     return lines
 
 

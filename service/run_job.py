@@ -1,4 +1,4 @@
-"""One job: import → search → plan. The worker and `automap search` run the same function.
+"""One job: import → search → trials → plan. The worker and `automap search` run the same function.
 
 A pure function of a request and callbacks: it knows nothing of HTTP, queues, files or terminals. `automap` and `agents`
 are imported when a job runs, so that parsing requests stays quick.
@@ -6,6 +6,7 @@ are imported when a job runs, so that parsing requests stays quick.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,6 +37,29 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Trials:
+    """The best plans are run on this host before one of them is chosen."""
+
+    top_k: int = 3
+    """Plans, 1..16; unlike each other, so that there may be fewer."""
+    steps: int = 5
+    """That are measured of each behind a warm-up, 1..1000."""
+    time_limit_s: float = 120.0
+    """Of each, 1..3600."""
+
+    @property
+    def seconds(self) -> float:
+        """That all together may take."""
+        return self.top_k * self.time_limit_s
+
+
+_TRIAL_BOUNDS = {"top_k": 16, "steps": 1000, "time_limit_s": 3600}
+"""Most of each; the least is 1."""
+SEARCH_SHARE = 0.5
+"""Of the progress of a job with trials."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class JobRequest:
     """What is searched, for how long and by whom; the model's bytes travel apart."""
 
@@ -48,6 +72,8 @@ class JobRequest:
     searchers: tuple[str, ...] = ("portfolio",)
     """One after another within the budget."""
     seed: int = 0
+    trials: Trials | None = None
+    """None = the plan is chosen by its estimate."""
 
     def to_json(self) -> dict[str, Any]:
         """The request as JSON types."""
@@ -152,17 +178,28 @@ def build_problem(graph: Graph, request: JobRequest) -> Problem:
 
 
 def check_search(request: JobRequest) -> Budget:
-    """Checks budget and searchers.
+    """Checks budget, searchers and trials.
 
     Raises:
-        ProblemError: one of them is not known, or they do not go together.
+        ProblemError: one of them is not known or out of bounds, or they do not go together.
     """
     from agents.in_turn import check_searchers
     from agents.searcher import Budget
 
     budget = Budget.parse(request.budget)
     check_searchers(request.searchers, budget)
+    if request.trials is not None:
+        _check_trials(request.trials)
     return budget
+
+
+def _check_trials(trials: Trials) -> None:
+    from automap.errors import ProblemError
+
+    for name, most in _TRIAL_BOUNDS.items():
+        value = getattr(trials, name)
+        if not 1 <= value <= most:
+            raise ProblemError("out of bounds", field=f"trials.{name}", value=f"{value:g}", repair=f"Give 1 to {most}.")
 
 
 def run_job(
@@ -173,7 +210,7 @@ def run_job(
     should_stop: ShouldStop,
     search: Search | None = None,
 ) -> Plan:
-    """The fastest plan that fits.
+    """The fastest plan that fits, by the estimate or, if so many are tried, by what is measured.
 
     Args:
         request: what is asked.
@@ -191,11 +228,62 @@ def run_job(
         from agents import search_in_turn
 
         search = search_in_turn
-    return search(
+    trials, lacks = request.trials, None
+    if trials is not None:
+        from automap.runtime.host import lacking
+
+        lacks = lacking(problem.cluster)
+    share = SEARCH_SHARE if trials is not None and lacks is None else 1.0
+    result = search(
         problem,
         budget,
         searchers=request.searchers,
         seed=request.seed,
-        on_progress=on_progress,
+        on_progress=lambda progress: on_progress(replace(progress, fraction=share * progress.fraction)),
         should_stop=should_stop,
-    ).plan
+    )
+    if trials is None:
+        return result.plan
+    if lacks is not None:
+        text = f"no plan was tried: a trial {lacks}. Trials run on the cluster local, which `automap profile` measures"
+        return replace(result.plan, warnings=(*result.plan.warnings, text))
+    return _tried(problem, result, trials, request.seed, on_progress, should_stop)
+
+
+def _tried(
+    problem: Problem,
+    result: SearchResult,
+    trials: Trials,
+    seed: int,
+    on_progress: OnProgress,
+    should_stop: ShouldStop,
+) -> Plan:
+    """The best of the plans by what is measured of them."""
+    from agents.searcher import Progress
+    from service.re_ranking import re_rank
+
+    plans, began = result.unlike(trials.top_k), time.monotonic()
+    estimate = result.plan.estimate
+    assert estimate is not None
+
+    def told(number: int, fraction: float, best_s: float | None) -> None:
+        on_progress(
+            Progress(
+                searcher=f"trial {number + 1} of {len(plans)}",
+                evaluations=result.evaluations,
+                seconds=result.seconds + time.monotonic() - began,
+                best_step_time_s=best_s or estimate.step_time_s,
+                lower_bound_s=estimate.lower_bound_s,
+                fraction=SEARCH_SHARE + (1.0 - SEARCH_SHARE) * (number + fraction) / len(plans),
+            )
+        )
+
+    return re_rank(
+        problem,
+        plans,
+        steps=trials.steps,
+        time_limit_s=trials.time_limit_s,
+        seed=seed,
+        on_trial=told,
+        should_stop=should_stop,
+    )

@@ -9,10 +9,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from service.run_job import JobRequest, ModelOptions
+from service.run_job import JobRequest, ModelOptions, Trials
 from service.store import Job, Model, State
 
 Text = Annotated[str, StringConstraints(max_length=500)]
+
+
+class TrialsBody(BaseModel):
+    """`trials` of a job."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    top_k: int = Field(default=3, description="Plans, 1 to 16; unlike each other, so that there may be fewer.")
+    steps: int = Field(default=5, description="Measured of each, 1 to 1000.")
+    time_limit_s: float = Field(default=120.0, description="Of each, 1 to 3600.")
 
 
 class JobBody(BaseModel):
@@ -34,6 +44,9 @@ class JobBody(BaseModel):
     )
     seed: int = Field(default=0, ge=0, lt=2**32)
     hints: dict[str, Any] = Field(default={}, description="What you know or insist on.")
+    trials: TrialsBody | None = Field(
+        default=None, description="Run the best plans where the worker runs, on the cluster local, and choose by that."
+    )
 
     def request(self) -> JobRequest:
         """The same as a record."""
@@ -51,6 +64,7 @@ class JobBody(BaseModel):
             budget=str(self.budget),
             searchers=tuple(self.searchers),
             seed=self.seed,
+            trials=None if self.trials is None else Trials(**self.trials.model_dump()),
         )
 
 

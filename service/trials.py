@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,22 +36,16 @@ def try_file(data: bytes, request: JobRequest, path: Path, *, steps: int, time_s
     Raises:
         UserError: the file, the model, or that the plan is illegal, for another model, or needs too many processes.
     """
+    from automap.runtime.host import memory_bytes
     from automap.runtime.launch import Limits
     from automap.runtime.trial import num_processes, run_trial, with_measured
 
     plan = price_file(data, request, {}, path)
     stated = replace(request, cluster=plan.cluster, training=to_json(plan.training))
     problem = build_problem(import_graph(data, stated), stated)
-    limits = Limits(time_s=time_s, memory_bytes=_memory_bytes(num_processes(plan)))
+    limits = Limits(time_s=time_s, memory_bytes=memory_bytes(num_processes(plan)))
     trial = run_trial(problem, plan, steps=steps, limits=limits, seed=seed)
     return with_measured(plan, trial), trial
-
-
-def _memory_bytes(num_ranks: int) -> int | None:
-    """An equal part of what this host has free; None with a GPU, whose drivers map far more than they use."""
-    if Path("/proc/driver/nvidia").exists():
-        return None
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // num_ranks
 
 
 def page(trial: Trial) -> str:

@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -88,9 +89,16 @@ class _Worker(rq.Worker):  # type: ignore[misc]
         """Seconds that the job stays ours after a heartbeat."""
         return LEASE_S
 
+    def execute_job(self, job: QueuedJob, queue: rq.Queue) -> None:
+        """Runs a child; temporary files that it had no time to remove go with it."""
+        with tempfile.TemporaryDirectory(prefix="automap-job-", ignore_cleanup_errors=True) as folder:
+            self._folder = folder
+            super().execute_job(job, queue)
+
     def main_work_horse(self, job: QueuedJob, queue: rq.Queue) -> None:
         """First act of the child."""
         lifetime.die_with_parent(signal.SIGKILL, self.pid)
+        tempfile.tempdir = self._folder
         super().main_work_horse(job, queue)
 
     def kill_horse(self, sig: signal.Signals = signal.SIGKILL) -> None:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,14 +23,17 @@ from typing import Any, Literal, get_args
 from automap.runtime import rank as rank_process
 
 OutcomeKind = Literal[
-    "refused", "out_of_memory", "port_in_use", "crashed", "time_limit", "no_result", "peer_lost", "ok"
+    "stopped", "refused", "out_of_memory", "port_in_use", "crashed", "time_limit", "no_result", "peer_lost", "ok"
 ]
 """What became of a launch; of several, what stands first is the cause of the others.
 
-`refused`: the plan or the model, by an error that names the repair. `crashed`: an exception or a signal. `no_result`:
-a rank ended well and said nothing. `peer_lost`: a connection broke and no rank says why.
+`stopped`: the caller wanted an end. `refused`: the plan or the model, by an error that names the repair. `crashed`: an
+exception or a signal. `no_result`: a rank ended well and said nothing. `peer_lost`: a connection broke and no rank says
+why.
 """
 _SEVERITY = {kind: place for place, kind in enumerate(get_args(OutcomeKind))}
+_End = Literal["all", "failed", "time_limit", "stopped"]
+"""Why a launcher waits no longer."""
 _POLL_S = 0.05
 _SHOWN_CHARACTERS = 2000
 """Of the output of a rank, in messages."""
@@ -60,8 +63,15 @@ class Launched:
     time_s: float
 
 
-def launch(task: str, argument: Mapping[str, Any], num_ranks: int, limits: Limits, folder: Path | None = None
-           ) -> Launched:  # fmt: skip
+def launch(
+    task: str,
+    argument: Mapping[str, Any],
+    num_ranks: int,
+    limits: Limits,
+    folder: Path | None = None,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Launched:
     """Runs a function on every rank and waits for the end of all.
 
     Args:
@@ -71,6 +81,7 @@ def launch(task: str, argument: Mapping[str, Any], num_ranks: int, limits: Limit
         num_ranks: processes.
         limits: of time and memory.
         folder: for exchange with the ranks, empty; None = a temporary one.
+        should_stop: asked every `_POLL_S`; once true, the ranks are ended.
 
     Returns:
         The outcome. No process of a rank is left.
@@ -81,10 +92,10 @@ def launch(task: str, argument: Mapping[str, Any], num_ranks: int, limits: Limit
         (folder / "argument.json").write_text(json.dumps(argument))
         start = time.monotonic()
         processes = stack.enter_context(_processes(task, num_ranks, limits, folder))
-        in_time = _wait(processes, folder, start + limits.time_s, limits.grace_s)
+        end = _wait(processes, folder, start + limits.time_s, limits.grace_s, should_stop)
         codes = [_exit_code(process.pid) for process in processes]
         seconds = time.monotonic() - start
-        kind, message = _judge(codes, folder, limits, in_time=in_time)
+        kind, message = _judge(codes, folder, limits, end)
         results = tuple(_read(folder, rank)["result"] for rank in range(num_ranks)) if kind == "ok" else ()
         return Launched(outcome=kind, message=message, results=results, time_s=seconds)
 
@@ -115,26 +126,34 @@ def _processes(task: str, num_ranks: int, limits: Limits, folder: Path) -> Itera
             process.wait()
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, deadline: float, grace_s: float) -> bool:
-    """Waits until all ranks have ended, or one has failed and the grace is over; False if the time is up first."""
+def _wait(
+    processes: Sequence[subprocess.Popen[bytes]],
+    folder: Path,
+    deadline: float,
+    grace_s: float,
+    should_stop: Callable[[], bool],
+) -> _End:
+    """Waits until all ranks have ended, one has failed and the grace is over, the time is up, or the caller stops."""
     failed_at: float | None = None
     while True:
         codes = [_exit_code(process.pid) for process in processes]
         now = time.monotonic()
         if None not in codes:
-            return True
+            return "all"
+        if should_stop():
+            return "stopped"
         if failed_at is None and any(
             code is not None and (code or not _path(folder, rank).exists()) for rank, code in enumerate(codes)
         ):
             failed_at = now
         if failed_at is not None and now > failed_at + grace_s:
-            return True
+            return "failed"
         if failed_at is None and now > deadline:
             for process, code in zip(processes, codes, strict=True):
                 if code is None:
                     os.kill(process.pid, rank_process.SAY_WHERE)
             time.sleep(min(grace_s, 10 * _POLL_S))
-            return False
+            return "time_limit"
         time.sleep(_POLL_S)
 
 
@@ -146,8 +165,10 @@ def _exit_code(pid: int) -> int | None:
     return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
-def _judge(codes: Sequence[int | None], folder: Path, limits: Limits, *, in_time: bool) -> tuple[OutcomeKind, str]:
-    if not in_time:
+def _judge(codes: Sequence[int | None], folder: Path, limits: Limits, end: _End) -> tuple[OutcomeKind, str]:
+    if end == "stopped":
+        return "stopped", "ended because the caller wanted it"
+    if end == "time_limit":
         where = "; ".join(f"rank {r}: {_log(folder, r)}" for r, code in enumerate(codes) if code is None)
         return "time_limit", f"not done after {limits.time_s:g} s; {where}"
     found: list[tuple[OutcomeKind, str]] = [

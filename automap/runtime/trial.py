@@ -7,7 +7,7 @@ rank between two barriers. Starting torch is left to the ranks. Units: seconds, 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,7 +66,15 @@ class Trial:
         }
 
 
-def run_trial(problem: Problem, plan: Plan, *, steps: int, limits: Limits, seed: int = 0) -> Trial:
+def run_trial(
+    problem: Problem,
+    plan: Plan,
+    *,
+    steps: int,
+    limits: Limits,
+    seed: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Trial:
     """Runs a plan for real on this host.
 
     Args:
@@ -75,6 +83,7 @@ def run_trial(problem: Problem, plan: Plan, *, steps: int, limits: Limits, seed:
         steps: that are measured, behind a warm-up.
         limits: of the processes.
         seed: of parameters and data.
+        should_stop: asked many times a second; once true, the processes are ended.
 
     Raises:
         PlanError: the plan needs more processes than this host can be asked for.
@@ -89,7 +98,7 @@ def run_trial(problem: Problem, plan: Plan, *, steps: int, limits: Limits, seed:
         "time_s": limits.time_s,
         "seed": seed,
     }
-    done = launch(RANK, argument, num_processes(plan), limits)
+    done = launch(RANK, argument, num_processes(plan), limits, should_stop=should_stop)
     found: Mapping[str, Any] = done.results[0] if done.results else {}
     return Trial(
         outcome=done.outcome,
@@ -120,6 +129,21 @@ def num_processes(plan: Plan) -> int:
             repair="Try a plan for fewer devices, or on a larger host.",
         )
     return found
+
+
+def refused(plan: Plan, message: str) -> Trial:
+    """The trial of a plan that cannot be started on this host."""
+    return Trial(
+        outcome="refused",
+        message=message,
+        step_time_s=None,
+        step_times_s=(),
+        num_warm_up_steps=None,
+        peak_memory_bytes=(),
+        losses=(),
+        predicted=_predicted(plan),
+        time_s=0.0,
+    )
 
 
 def with_measured(plan: Plan, trial: Trial) -> Plan:

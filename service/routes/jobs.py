@@ -100,6 +100,14 @@ def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings
             value=request.budget,
             repair=f"Give at most {settings.max_budget_s:g}s, or ask the operator to raise AUTOMAP_MAX_BUDGET_S.",
         )
+    if request.trials is not None and request.trials.seconds > settings.max_budget_s:
+        raise ProblemError(
+            "too long for all trials together",
+            field="trials.time_limit_s",
+            value=f"{request.trials.top_k} x {request.trials.time_limit_s:g} s",
+            repair=f"Give at most {settings.max_budget_s:g} s in all, or ask the operator to raise "
+            "AUTOMAP_MAX_BUDGET_S.",
+        )
     if isinstance(request.cluster, str) and request.cluster.endswith(".json"):
         # Only the command line reads files: the service must not open paths that a request names.
         raise ClusterError(
@@ -114,7 +122,7 @@ def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings
     build_problem(graphs.load(store, model_id, request), request)
     if len(job_queue.queue(store.client)) >= settings.max_queued_jobs:
         raise HTTPException(429, problem(429, "Too many jobs are waiting", "Try again later."), {"Retry-After": "30"})
-    limit_s = job_queue.time_limit_s(budget, settings.max_budget_s)
+    limit_s = job_queue.time_limit_s(request, settings.max_budget_s)
     return store.create(model_id, request, job_queue.enqueuer(store.client, limit_s))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from rq.serializers import JSONSerializer
 
 from automap.errors import NothingFits
 from service import job_queue, worker
-from service.run_job import JobRequest, ModelOptions
+from service.run_job import JobRequest, ModelOptions, Trials
 from service.store import Store
 
 REQUEST = JobRequest(cluster="8xV100-16GB", training={"global_batch": 64}, model=ModelOptions(name="net"), budget="1s")
@@ -114,7 +115,7 @@ def test_recovery_queues_what_has_not_ended(store: Store, client: redis.Redis, s
 
 
 def test_time_limits() -> None:
-    from agents.searcher import Budget
-
-    assert job_queue.time_limit_s(Budget.parse("30s"), 3600) == 150
-    assert job_queue.time_limit_s(Budget.parse(2000), 3600) == 3720
+    assert job_queue.time_limit_s(replace(REQUEST, budget="30s"), 3600) == 150
+    assert job_queue.time_limit_s(replace(REQUEST, budget="2000"), 3600) == 3720
+    trials = Trials(top_k=2, time_limit_s=60.0)
+    assert job_queue.time_limit_s(replace(REQUEST, budget="30s", trials=trials), 3600) == 270
