@@ -2,7 +2,8 @@
 
 The network comes with the package (`agents/pretrained_network`, made by `automap train-agent`). It has seen neither the
 model nor the cluster: it rates decisions by their bounds and by what they mean. Noise on its ratings makes the plans
-differ; none is proposed twice, nor one whose bound says that it cannot win. Worth it where evaluations are few and dear.
+differ; none is proposed twice, nor one whose bound says that it cannot win. Worth it where evaluations are few and
+dear.
 """
 
 from __future__ import annotations
