@@ -39,8 +39,7 @@ class Block(nn.Module):
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
-        self.ln_1, self.ln_2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
-        self.attn = Attention(hidden, heads)
+        self.ln_1, self.attn, self.ln_2 = nn.LayerNorm(hidden), Attention(hidden, heads), nn.LayerNorm(hidden)
         up, down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
         self.mlp = nn.Sequential(collections.OrderedDict(c_fc=up, act=nn.GELU("tanh"), c_proj=down))
 
