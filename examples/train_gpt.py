@@ -1,11 +1,11 @@
-"""A small GPT trained on the standard library's source by a plan, with checkpoints.
+"""A small GPT trained on source text of the standard library by a plan; run again, it goes on from its checkpoint.
 
-    automap search zoo:gpt:layers=4,hidden=128,heads=4,seq_len=128,vocab_size=256 --cluster 1x4xA100 --global-batch 32 \
-        -o plan.json
-    torchrun --nproc-per-node 4 examples/train_gpt.py plan.json checkpoint
+    automap search zoo:gpt:layers=4,hidden=128,heads=4,seq_len=128,vocab_size=256 --cluster 1x4xA100 \\
+        --global-batch 32 -o plan.json
+    torchrun --standalone --nproc-per-node 4 examples/train_gpt.py plan.json checkpoint 100
 """
 
-import argparse
+import collections
 import json
 import sys
 from pathlib import Path
@@ -21,33 +21,30 @@ from ir import zoo
 
 
 class Attention(nn.Module):
+    """Causal, with queries, keys and values of one product."""
+
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
         self.size = hidden // heads
         self.c_attn, self.c_proj = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        # The number of heads is written as -1: a rank may have some of them.
+        """The number of heads is written as -1: a rank may have some of them."""
         q, k, v = (y.unflatten(2, (-1, self.size)).transpose(1, 2) for y in self.c_attn(x).chunk(3, dim=2))
         return self.c_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
 
 
-class Mlp(nn.Module):
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self.c_fc, self.c_proj = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
-
-
 class Block(nn.Module):
+    """Attention and MLP, each behind a norm and beside a residual."""
+
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
-        self.ln_1, self.ln_2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
-        self.attn, self.mlp = Attention(hidden, heads), Mlp(hidden)
+        self.ln_1, self.attn, self.ln_2 = nn.LayerNorm(hidden), Attention(hidden, heads), nn.LayerNorm(hidden)
+        up, down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+        self.mlp = nn.Sequential(collections.OrderedDict(c_fc=up, act=nn.GELU("tanh"), c_proj=down))
 
     def forward(self, x: Tensor) -> Tensor:
+        """One layer."""
         x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
 
@@ -58,26 +55,26 @@ class Gpt(nn.Module):
     def __init__(self, layers: int, hidden: int, heads: int, seq_len: int, vocab_size: int) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocab_size, hidden), nn.Embedding(seq_len, hidden)
-        self.h = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
+        self.h = nn.Sequential(*(Block(hidden, heads) for _ in range(layers)))
         self.ln_f, self.lm_head = nn.LayerNorm(hidden), nn.Linear(hidden, vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight
+        nn.init.normal_(self.wte.weight, std=0.02)
         self.register_buffer("positions", torch.arange(seq_len), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.wte(ids) + self.wpe(self.positions)
-        for block in self.h:
-            x = block(x)
-        return self.lm_head(self.ln_f(x))
+        """Tokens in, logits out."""
+        return self.lm_head(self.ln_f(self.h(self.wte(ids) + self.wpe(self.positions))))
 
 
-def main(plan_file: str, folder: str, steps: int = 100) -> None:
+def main(plan_file: str, folder: str, steps: int) -> None:
+    """Trains some steps more than the checkpoint in `folder`, if there is one, and writes it."""
     plan = Plan.from_json(json.loads(Path(plan_file).read_text()))
     sizes = {key: int(value) for key, value in (pair.split("=") for pair in plan.model.name.split(":")[1].split(","))}
     torch.manual_seed(0)
     trainer = parallelize(Gpt(**sizes), plan, zoo.build(plan.model.name))
     optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-3)
     done = trainer.load(folder, optimizer, done=0)["done"] if Path(folder).exists() else 0
-    text = torch.frombuffer(bytearray(Path(argparse.__file__).read_bytes()), dtype=torch.uint8)
+    text = torch.frombuffer(bytearray(Path(collections.__file__).read_bytes()), dtype=torch.uint8)
     for step in range(done, done + steps):
         generator = torch.Generator().manual_seed(step)
         starts = torch.randint(len(text) - sizes["seq_len"], (plan.training.global_batch,), generator=generator)
@@ -86,9 +83,10 @@ def main(plan_file: str, folder: str, steps: int = 100) -> None:
         optimizer.step()
         optimizer.zero_grad()
         if step % 10 == 0 and dist.get_rank() == 0:
-            print(f"step {step}: loss {loss:.3f}")
+            print(f"step {step}: loss {loss:.3f}", flush=True)
     trainer.save(folder, optimizer, done=done + steps)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -1,6 +1,8 @@
 """What ranks do in the tests of the module trainer; imported once by the process that they are forked from."""
 
+import contextlib
 import datetime
+import functools
 import importlib.util
 import multiprocessing
 import os
@@ -11,7 +13,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+import torch.nn.functional as F  # noqa: N812
 
+from automap.errors import PlanError
 from automap.plan import Plan
 from automap.runtime.trainer import IGNORED, parallelize
 from ir import zoo
@@ -35,6 +39,19 @@ def build():
     return gpt
 
 
+def count_heads(gpt):
+    """The network with the number of heads in its code instead of their size."""
+
+    def forward(attention, x):
+        q, k, v = (y.unflatten(2, (attention.heads, -1)).transpose(1, 2) for y in attention.c_attn(x).chunk(3, dim=2))
+        return attention.c_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+    for block in gpt.h:
+        block.attn.heads = SIZES["heads"]
+        block.attn.forward = functools.partial(forward, block.attn)
+    return gpt
+
+
 def batch(seed=1):
     """Inputs and labels; samples have unequal numbers of labels."""
     generator = torch.Generator().manual_seed(seed)
@@ -48,7 +65,13 @@ def batch(seed=1):
 def run(name, document, folder, resume):
     """Losses of a step and, after it, of one more; weights in between are saved."""
     plan = Plan.from_json(document)
-    trainer = parallelize(build(), plan, zoo.build(MODEL))
+    graph, module, per_rank = zoo.build(MODEL), build(), ()
+    if name == "heads are counted":
+        with contextlib.suppress(PlanError):
+            parallelize(count_heads(build()), plan, graph)
+            raise AssertionError("was not refused")
+        module, per_rank = count_heads(module), ("h.*.attn.heads",)
+    trainer = parallelize(module, plan, graph, per_rank=per_rank)
     optimizer = torch.optim.SGD(trainer.parameters(), lr=1.0, momentum=0.9)
     step = trainer.load(Path(folder) / resume, optimizer, step=0)["step"] if resume else 1
     losses = []

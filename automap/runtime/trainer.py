@@ -14,6 +14,7 @@ unequal shares of samples or of labels need nothing else. What is finer than mod
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from automap.errors import PlanError
 from automap.plan import Plan
-from automap.runtime.trainer_roles import LOSS, Roles, devices_of, read_roles
+from automap.runtime.trainer_roles import LOSS, Roles, devices_of, read_roles, unit_paths
 from automap.runtime.trainer_setup import (
     check_same,
     computes,
@@ -42,7 +43,6 @@ from automap.runtime.trainer_setup import (
     run_again,
     sharding_axis,
     tied_names,
-    unit_paths,
 )
 from automap.runtime.trainer_stages import cut, prune
 from automap.runtime.trainer_styles import Split, apply_role, interleave, split_cross_entropy, weight_dim
@@ -368,9 +368,19 @@ class Trainer:
     def save(self, folder: str | Path, optimizer: torch.optim.Optimizer, **more: Any) -> None:
         """Writes weights, optimizer state and `more` (numbers, text) to a folder, every process its part.
 
+        An older checkpoint there is replaced once the new one is complete.
         Fused weights are written in the order of the user's module and tied weights once, so that any plan reads them.
         """
-        save({**self._file_state(optimizer), "more": more}, checkpoint_id=folder)
+        fresh = Path(f"{folder}.writing")
+        self._by_one(lambda: shutil.rmtree(fresh, ignore_errors=True))
+        save({**self._file_state(optimizer), "more": more}, checkpoint_id=fresh)
+        self._by_one(lambda: _take_place(fresh, Path(folder)))
+
+    def _by_one(self, work: Callable[[], None]) -> None:
+        """The first process works, the others wait for it."""
+        if dist.get_rank() == 0:
+            work()
+        float(self._everywhere(torch.zeros((), device=self.device)))
 
     def load(self, folder: str | Path, optimizer: torch.optim.Optimizer, **more: Any) -> dict[str, Any]:
         """Reads what `save` wrote, also under another plan.
@@ -441,6 +451,12 @@ class Trainer:
         parts = part.chunk(self._shard.size())
         index = self._shard.get_local_rank()
         return parts[index] if index < len(parts) else part[:0]
+
+
+def _take_place(fresh: Path, folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+    fresh.rename(folder)
 
 
 def _whole_of(value: Tensor) -> Tensor:

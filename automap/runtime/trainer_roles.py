@@ -397,7 +397,7 @@ def _dual(placement: Placement) -> Placement:
 def _recomputed(
     graph: Graph, plan: Plan, by_operator: Sequence[tuple[Operator, int]], module: nn.Module
 ) -> Iterator[str]:
-    """The largest modules that run again whole, and the loss."""
+    """The largest modules that run again whole, blocks one by one, and the loss."""
     again: set[str] = set()
     for number, stage in enumerate(plan.stages):
         names = [op.name for op, n in by_operator if n == number]
@@ -414,8 +414,12 @@ def _recomputed(
         parts = op.scope.split(".") if op.scope else []
         for depth in range(1, len(parts) + 1):
             inside.setdefault(".".join(parts[:depth]), []).append(op.name)
-    lists = nn.ModuleList | nn.ModuleDict
-    paths = [path for path, child in module.named_modules() if path in inside and not isinstance(child, lists)]
+    units = unit_paths(module)
+    paths = [
+        path
+        for path, _ in module.named_modules()
+        if path in inside and not any(unit.startswith(f"{path}.") for unit in units)
+    ]
     for path in sorted(paths, key=lambda path: path.count(".")):
         if again.issuperset(inside[path]) and not left.isdisjoint(inside[path]):
             left.difference_update(inside[path])
@@ -426,6 +430,18 @@ def _recomputed(
         yield LOSS
     if left:
         raise _refuse("stages.recompute", min(left), "is finer than a module", f"Recompute whole modules. {INSTEAD}")
+
+
+def unit_paths(module: nn.Module) -> list[str]:
+    """The repeated blocks of a network: children of lists, none inside another."""
+    found: list[str] = []
+    for path, child in module.named_modules():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            for name, block in child.named_children():
+                inner = f"{path}.{name}" if path else name
+                if not any(inner.startswith(f"{p}.") for p in found) and any(True for _ in block.parameters()):
+                    found.append(inner)
+    return found
 
 
 def _refuse(field_name: str, value: object, message: str, repair: str) -> PlanError:

@@ -139,15 +139,3 @@ def run_again(forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tens
     """A forward pass that keeps its inputs alone."""
     found: Tensor = checkpoint(forward, *args, use_reentrant=False, **kwargs)
     return found
-
-
-def unit_paths(module: nn.Module) -> list[str]:
-    """The repeated blocks of a network: children of lists, none inside another."""
-    found: list[str] = []
-    for path, child in module.named_modules():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
-            for name, block in child.named_children():
-                inner = f"{path}.{name}" if path else name
-                if not any(inner.startswith(f"{p}.") for p in found) and any(True for _ in block.parameters()):
-                    found.append(inner)
-    return found

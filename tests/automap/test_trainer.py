@@ -100,6 +100,7 @@ def test_two_processes(tmp_path):
         "dp2, shares 3:1": shared(dp, 3, 1),
         **{f"dp2, ZeRO {zero}": plan_of(2, count=2, zero=zero) for zero in (1, 2, 3)},
         "tp2": plan_of(2, tp=2, count=2),
+        "heads are counted": plan_of(2, tp=2, count=1),
         "tp2, sequence parallel": plan_of(2, tp=2, count=2, sequence_parallel=True, recompute="full"),
         "pp2": pipeline(plan_of(1, count=4)),
         "pp2, gpipe": pipeline(plan_of(1, count=2), "gpipe", recompute=("h.*",)),
