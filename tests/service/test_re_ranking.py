@@ -18,7 +18,7 @@ from automap.plan import Plan
 from automap.runtime import host
 from automap.runtime import trial as runtime
 from service.cli import main
-from service.report import summary
+from service.report import seconds, summary
 from service.run_job import JobRequest, ModelOptions, Trials, check_search, import_graph, run_job
 
 SMALL = "gpt:layers=2,hidden=32,heads=2,seq_len=16,vocab_size=64"
@@ -99,6 +99,8 @@ def test_the_plan_measured_fastest_leaves(outcomes: Callable[..., list[Plan]]) -
     assert fractions == sorted(fractions) and 0.5 < fractions[-1] <= 1.0
     assert told[-1].searcher == "trial 3 of 3"
     assert told[-1].best_step_time_s == pytest.approx(8.0 * tried[0].estimate.step_time_s)  # type: ignore[union-attr]
+    third_s = seconds(0.5 * third.step_time_s)
+    assert ("measured", f"{third_s} a step, the median of 1") in summary(plan)
     lines = [text for label, text in summary(plan) if label in ("tried", "scale")]
     assert len(lines) == 4
     assert "out of memory" in lines[1]
