@@ -62,6 +62,9 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     if estimate is not None:
         low, high = estimate.error_band_s
         lines.append(("step", f"{seconds(estimate.step_time_s)} (between {seconds(low)} and {seconds(high)})"))
+        if plan.measured is not None and "step_time_s" in plan.measured:
+            text = f"{seconds(plan.measured['step_time_s'])} a step, the median of {plan.measured['num_steps']}"
+            lines.append(("measured", text))
         speed = f"{estimate.samples_per_s:,.0f} samples/s"
         if estimate.tokens_per_s_per_device is not None:
             num_devices = len({d for stage in plan.stages for d in parse_devices(stage.devices)})

@@ -14,9 +14,10 @@ from automap.runtime.launch import Limits, launch
 LIMITS = Limits(time_s=60, grace_s=0.2)
 
 
-def tried(folder, limits=LIMITS, **what):
+def tried(folder, limits=LIMITS, should_stop=lambda: False, **what):
     """A launch of two ranks, all of whose processes are gone."""
-    done = launch("launch_tasks:do", {name[-1]: value for name, value in what.items()}, 2, limits, folder)
+    argument = {name[-1]: value for name, value in what.items()}
+    done = launch("launch_tasks:do", argument, 2, limits, folder, should_stop=should_stop)
     pids = [int(pid) for path in folder.glob("pids-*") for pid in path.read_text().split()]
     gone(pids)
     return done
@@ -64,6 +65,18 @@ def test_time_has_a_limit_and_ranks_say_where_they_are(tmp_path):
     done = tried(tmp_path, replace(LIMITS, time_s=1.0), rank_1="hang with a child")
     assert done.outcome == "time_limit"
     assert "in do" in done.message
+
+
+def test_a_launch_can_be_stopped(tmp_path):
+    done = tried(
+        tmp_path,
+        should_stop=lambda: len(list(tmp_path.glob("pids-*"))) == 2,
+        rank_0="hang",
+        rank_1="hang with a child",
+    )
+    assert done.outcome == "stopped"
+    assert done.results == ()
+    assert done.time_s < 30
 
 
 def test_ranks_die_with_their_launcher(tmp_path):

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from automap.cluster import LOCAL, parse_cluster
 from automap.errors import NothingFits, UserError
 from service.cli import main
 from service.problems import RemoteError
@@ -116,6 +117,40 @@ def test_a_running_job_is_cancelled_at_once(running: Any, squeezenet: bytes, unt
         running.client.wait(job_id)
     job_id = submit(running, squeezenet, "1s")
     assert running.client.wait(job_id)["state"] == "succeeded"
+
+
+def ranks(service: Any) -> list[psutil.Process]:
+    """Processes of trials."""
+    return [p for p in service.children() if "automap.runtime.rank" in p.cmdline()]
+
+
+def test_trials_in_processes_of_their_own(running: Any, until: Any) -> None:
+    model = "zoo:gpt:layers=2,hidden=32,heads=2,seq_len=16,vocab_size=64"
+    here = {**parse_cluster("2xV100-16GB").to_json(), "name": LOCAL}
+    training = {"global_batch": 8, "precision": "fp32"}
+    client, asked = running.client, {"budget": 100, "searchers": ["mcmc"]}
+
+    job = client.submit(model, here, training, **asked, trials={"top_k": 2, "steps": 1000})
+    processes = until(lambda: found if len(found := ranks(running)) == 2 else None)
+    folder = Path(next(word for word in processes[0].cmdline() if "automap-ranks-" in word))
+    client.cancel(job["id"])
+    until(
+        lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes),
+        deadline_s=1,
+    )
+    until(lambda: not folder.parent.exists(), deadline_s=5)
+
+    job = client.submit(model, here, training, **asked, trials={"top_k": 1, "steps": 2})
+    seen = []
+    client.wait(job["id"], on_progress=lambda j: seen.append((j["progress"] or {}).get("searcher")), every_s=0.1)
+    plan = client.plan(job["id"])
+    (trial,) = plan.search.trials
+    assert (trial.outcome, trial.message) == ("ok", "")
+    assert plan.measured == {"outcome": "ok", **trial.measured}
+    ratio = trial.measured["step_time_s"] / plan.estimate.step_time_s
+    assert (plan.search.calibration.factor, plan.search.calibration.spread) == (pytest.approx(ratio), 1.0)
+    assert "trial 1 of 1" in seen
+    assert not ranks(running)
 
 
 def test_a_job_that_cannot_be_solved_fails_with_its_reason(running: Any, light: Callable[[str], bytes]) -> None:
