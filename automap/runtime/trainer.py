@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from automap.errors import PlanError
 from automap.plan import Plan
-from automap.runtime.trainer_roles import LOSS, Roles, devices_of, read_roles, unit_paths
+from automap.runtime.trainer_roles import LOSS, Roles, devices_of, read_roles, tied_names, unit_paths
 from automap.runtime.trainer_setup import (
     check_same,
     computes,
@@ -42,7 +42,6 @@ from automap.runtime.trainer_setup import (
     probe_inputs,
     run_again,
     sharding_axis,
-    tied_names,
 )
 from automap.runtime.trainer_stages import cut, prune
 from automap.runtime.trainer_styles import Split, apply_role, interleave, split_cross_entropy, weight_dim
@@ -359,7 +358,9 @@ class Trainer:
             for group in self._batch_groups:
                 _sum_gradients(named.values(), group)
         if self._axis.group is not None:
-            _sum_gradients((p for name, p in named.items() if name in self.roles.summed), self._axis.group)
+            _sum_gradients(
+                (p for name, p in named.items() if self._ties.get(name, name) in self.roles.summed), self._axis.group
+            )
         for aliases, group in self._tie_groups:
             _sum_gradients((named[name] for name in aliases & named.keys()), group)
 

@@ -154,8 +154,11 @@ def devices_of(plan: Plan) -> list[tuple[int, ...]]:
 
 def _check_parameters(graph: Graph, module: nn.Module) -> None:
     wanted: dict[str, int] = {}
+    ties = tied_names(module)
     for tensor in graph.parameters:
         name = graph.pieces[tensor.name][0] if tensor.name in graph.pieces else tensor.name
+        # A file may have any of the names of a shared parameter.
+        name = ties.get(name, name)
         wanted[name] = wanted.get(name, 0) + tensor.num_elements
     found = {name: p.numel() for name, p in module.named_parameters()}
     wrong = sorted({name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)})
@@ -227,6 +230,7 @@ class _Reader:
         self.leaves = {path: child for path, child in module.named_modules() if path and role_of(child) is not None}
         self.operators = [(op, s) for op in graph.operators if (s := chosen.get(op.name)) is not None]
         self.by_name = {op.name: s for op, s in self.operators}
+        self.ties = tied_names(module)
         self.moves: dict[str, dict[str, Move]] = {}
 
     def read(self) -> None:
@@ -292,7 +296,7 @@ class _Reader:
         for name, placement, gradient in zip(op.inputs, signature.inputs, signature.input_gradients, strict=True):
             for parameter in self._parameters(name):
                 if placement == BROADCAST and gradient == PARTIAL:
-                    self.roles.summed.add(parameter)
+                    self.roles.summed.add(self.ties.get(parameter, parameter))
                 if self._leaf(op) is None and placement != BROADCAST:
                     raise self._finer(op, f"splits {parameter}, and is no linear layer, embedding or norm")
 
@@ -430,6 +434,16 @@ def _recomputed(
         yield LOSS
     if left:
         raise _refuse("stages.recompute", min(left), "is finer than a module", f"Recompute whole modules. {INSTEAD}")
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Names of shared parameters -> the first name of each."""
+    first: dict[int, str] = {}
+    found = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            found[name] = first[id(parameter)]
+    return found
 
 
 def unit_paths(module: nn.Module) -> list[str]:

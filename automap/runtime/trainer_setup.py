@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
@@ -79,10 +81,14 @@ def check_same(found: Tensor, wanted: Tensor, roles: Roles, axis: Axis) -> None:
     if roles.splits_classes:
         wanted = wanted.chunk(axis.size, -1)[axis.index]
     limit = PROBE_ULPS * torch.finfo(wanted.dtype).eps * float(wanted.abs().max())
-    if found.shape != wanted.shape or not float((found - wanted).abs().max()) <= limit:
-        value = tuple(found.shape) if found.shape != wanted.shape else float((found - wanted).abs().max())
+    error = float((found - wanted).abs().max()) if found.shape == wanted.shape else math.inf
+    # NaN is no agreement either. All ranks hear of it, so that none goes on alone.
+    wrong = torch.tensor(float(not error <= limit), device=wanted.device)
+    dist.all_reduce(wrong)
+    if wrong:
         raise PlanError(
-            "computes something else on split layers than whole", field="module", value=value,
+            "computes something else on split layers than whole", field="module",
+            value=f"{error:.1e} where {limit:.1e} is rounding",
             repair="Write the number of heads as -1 and their size as a number, or name such numbers in per_rank.",
         )  # fmt: skip
 
@@ -106,16 +112,6 @@ def sharding_axis(roles: Roles, mesh: DeviceMesh) -> Axis:
 def even_parts(samples: int, ranks: int) -> tuple[int, ...]:
     """As even as they go, the larger ones first."""
     return tuple(samples // ranks + (i < samples % ranks) for i in range(ranks))
-
-
-def tied_names(module: nn.Module) -> dict[str, str]:
-    """Names of shared parameters -> the first name of each."""
-    first: dict[int, str] = {}
-    found = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if first.setdefault(id(parameter), name) != name:
-            found[name] = first[id(parameter)]
-    return found
 
 
 def divide_sizes(module: nn.Module, attributes: Sequence[str], size: int) -> None:
