@@ -21,14 +21,14 @@ from automap.cluster import GIB, LOCAL, Cluster, Device, Link, Node, known_links
 from automap.fitted import COLLECTIVES, Constants, Kernels
 from automap.plan import Plan
 from automap.price.estimate import price
+from automap.price.evaluator import Evaluator
+from automap.price.tables import Tables
 from automap.problem import Problem
 from automap.runtime.launch import Limits, OutcomeKind, launch
 from automap.runtime.profiler_fit import Floats, fit_attention, fit_collective, fit_gemm, fit_linear
 from automap.space import PlanSpace
 from ir import zoo
 
-Run = tuple[str, Plan]
-"""A model of the zoo and a plan for it."""
 RANK = "automap.runtime.profiler_rank:run_rank"
 TIME_LIMIT_S = 100.0
 STARTING_S, FITTING_S = 30.0, 10.0
@@ -74,6 +74,19 @@ ALONE = "pcie3"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """Steps that are timed."""
+
+    model: str
+    """Of the zoo."""
+    problem: Problem
+    plan: Plan
+    """Of one device."""
+    tables: Tables
+    """Of the problem, whatever the cluster."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
     """What became of a profile."""
 
@@ -100,7 +113,7 @@ def profile_host(*, time_limit_s: float = TIME_LIMIT_S, num_devices: int | None 
         "device": device,
         "measure_s": max(LEAST_MEASURE_S, time_limit_s - STARTING_S - FITTING_S),
         "time_s": time_limit_s,
-        "plans": [[spec, plan.to_json()] for spec, plan in runs],
+        "plans": [[run.model, run.plan.to_json()] for run in runs],
     }
     limits = Limits(time_s=time_limit_s - FITTING_S)
     done = launch(RANK, argument, gpus or num_devices or len(os.sched_getaffinity(0)), limits)
@@ -130,8 +143,10 @@ def step_plans(kind: str) -> list[Run]:
         precision = "bf16" if kind == "cuda" else "fp32"
         training = {"global_batch": SAMPLES * micro_batches, "precision": precision, "trainer": "automap"}
         hints = {"fix": {"num_micro_batches": micro_batches}}
-        space = PlanSpace(Problem.build(zoo.build(spec), parse_cluster("1xcpu"), training, hints))
-        found.append((spec, space.decode(space.even_values(space.meshes.shapes[0], recompute="none", zero=0))))
+        problem = Problem.build(zoo.build(spec), parse_cluster("1xcpu"), training, hints)
+        space = PlanSpace(problem)
+        plan = space.decode(space.even_values(space.meshes.shapes[0], recompute="none", zero=0))
+        found.append(Run(model=spec, problem=problem, plan=plan, tables=space.evaluator.tables))
     return found
 
 
@@ -279,8 +294,8 @@ def _with_steps(cluster: Cluster, results: Sequence[Mapping[str, Any]], runs: Se
 
 def _price(run: Run, cluster: Cluster) -> float:
     """Step time of a plan on a cluster."""
-    spec, plan = run
-    return price(Problem.build(zoo.build(spec), cluster, plan.training), plan).step_time_s
+    problem = replace(run.problem, cluster=cluster)
+    return price(problem, run.plan, Evaluator(problem, run.tables)).step_time_s
 
 
 def residuals(cluster: Cluster) -> Iterator[tuple[str, float, float, float]]:

@@ -29,9 +29,9 @@ def two_ranks():
     """What two ranks of a made-up host report: every time follows one of the price's forms."""
     random = np.random.default_rng(0)
     curve = np.array([3e-6, FLOPS, 0.5 * STREAM, 2.0, 10.0, 0.0, 0.0, 1, 32e6 * 0.2, 2.0, 0.0, 8.0])
-    shapes = [[1.0, *random.choice([8.0, 40.0, 200.0, 1000.0], 3)] for _ in range(40)]
+    shapes = [[1.0, *random.choice([8.0, 40.0, 200.0, 1000.0], 3)] for _ in range(20)]
     link = host_link(2, latency_s=1e-4, growth=0.0, bytes_per_s=1e9, small_group=0.0, ramp=0.0)
-    sizes = [2.0**p for p in range(10, 26, 2)]
+    sizes = [2.0**p for p in (10, 14, 20, 25)]
     rank = {
         "device": {"name": "A CPU @ 2", "memory_bytes": 4 << 30, "reserved_bytes": 0, "num_multiprocessors": 1,
                    "cache_bytes": 32_000_000},
@@ -45,14 +45,19 @@ def two_ranks():
         "adam_s_per_element": 5e-9,
         "loss": [1e6, 1e6, 1e-3],
         "backward_ratio": 0.8,
-        "steps": [0.01 * (i + 1) for i in range(9)],
+        "steps": [0.01, 0.03, 0.02, 0.04, 0.05, *[None] * 4],
     }  # fmt: skip
     return [rank, rank]
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    return profiler.build_cluster("cpu", two_ranks(), profiler.step_plans("cpu"))
+def runs():
+    return profiler.step_plans("cpu")
+
+
+@pytest.fixture(scope="module")
+def cluster(runs):
+    return profiler.build_cluster("cpu", two_ranks(), runs)
 
 
 def test_a_profile_is_read_back_as_it_was_written(cluster):
@@ -74,22 +79,19 @@ def test_rates_are_those_that_were_measured(cluster):
         assert collective_s(number, 2.0, link, size) == pytest.approx(1e-4 + share * size / 1e9, rel=0.03)
 
 
-def test_steps_are_explained_by_the_constants():
+@pytest.mark.slow
+def test_steps_are_explained_by_the_constants(cluster, runs):
     """Steps that the price itself makes of known constants give these back."""
-    runs = profiler.step_plans("cpu")
-    first = profiler.build_cluster("cpu", two_ranks(), runs)
-    known = replace(first.constants, host_us_per_operator=50.0, micro_batch_ms=0.7, step_overhead_ms=2.0)
-    (device,) = first.devices.values()
+    known = replace(cluster.constants, host_us_per_operator=50.0, micro_batch_ms=0.7, step_overhead_ms=2.0)
+    (device,) = cluster.devices.values()
     known = replace(
         known,
         optimizer_bytes=5e-9 * STREAM * 0.4,
         loss_passes=1e-3 / 2e6 * STREAM * 0.4,
     )
-    true = replace(first, devices={device.name: replace(device, memory_efficiency=0.4)}, constants=known)
+    true = replace(cluster, devices={device.name: replace(device, memory_efficiency=0.4)}, constants=known)
     alone = replace(true, nodes=(replace(true.nodes[0], num_devices=1),))
-    steps = [
-        price(Problem.build(profiler.zoo.build(spec), alone, plan.training), plan).step_time_s for spec, plan in runs
-    ]
+    steps = [price(replace(run.problem, cluster=alone), run.plan).step_time_s for run in runs]
     reports = two_ranks()
     for report in reports:
         report["steps"] = [*steps[:8], None]
@@ -167,5 +169,10 @@ def test_this_host_is_measured_in_time_and_nothing_is_left():
             begun = time.perf_counter()
             torch.mm(a, b)
             times.append(time.perf_counter() - begun)
-        off.append(abs(gemm_s(m, n, k, 1.0, 4.0, 4.0, curve) / statistics.median(times) - 1.0))
-    assert statistics.median(off) <= device.kernels.gemm["fp32"].cross_validated["p90_error"]
+        off.append(gemm_s(m, n, k, 1.0, 4.0, 4.0, curve) / statistics.median(times))
+    # Whoever else uses the cores slows all shapes alike, now or while the host was measured.
+    pace = statistics.median(off)
+    assert 1 / 4 < pace < 4
+    assert (
+        statistics.median(abs(x / pace - 1.0) for x in off) <= device.kernels.gemm["fp32"].cross_validated["p90_error"]
+    )
