@@ -12,6 +12,7 @@ import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def profile_host(*, time_limit_s: float = TIME_LIMIT_S, num_devices: int | None 
 
 def _num_gpus() -> int:
     """GPUs that torch could use, asked of the driver: torch itself is left to the ranks."""
-    if not Path("/proc/driver/nvidia/gpus").exists():
+    if not Path("/proc/driver/nvidia/gpus").exists() or "+cpu" in metadata.version("torch"):
         return 0
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
