@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from automap.price.estimate import price
 from automap.price.evaluator import Evaluator
 from automap.price.tables import Tables
 from automap.problem import Problem
+from automap.runtime.host import gpus
 from automap.runtime.launch import Limits, OutcomeKind, launch
 from automap.runtime.profiler_fit import Floats, fit_attention, fit_collective, fit_gemm, fit_linear
 from automap.space import PlanSpace
@@ -123,13 +123,12 @@ def profile_host(*, time_limit_s: float = TIME_LIMIT_S, num_devices: int | None 
 
 
 def _num_gpus() -> int:
-    """GPUs that torch could use, asked of the driver: torch itself is left to the ranks."""
-    if not Path("/proc/driver/nvidia/gpus").exists() or "+cpu" in metadata.version("torch"):
+    """GPUs that torch could use, by its build and the driver: torch itself is left to the ranks."""
+    if "+cpu" in metadata.version("torch"):
         return 0
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return len([name for name in named.split(",") if name.strip()])
-    return len(list(Path("/proc/driver/nvidia/gpus").iterdir()))
+    there = sum(gpus().values())
+    return there if named is None else min(there, len([name for name in named.split(",") if name.strip()]))
 
 
 def step_plans(kind: str) -> list[Run]:
