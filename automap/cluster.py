@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,8 +19,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import platformdirs
 
 from automap.errors import ClusterError
+from automap.fitted import COLLECTIVES, CollectiveCurve, Constants, Kernels
 from automap.records import from_json, to_json
 
 GIB = 1 << 30
@@ -67,10 +70,22 @@ class Device:
     """Rate of large matrix products in hours of training over that of one short kernel (power limits), 0..1.1."""
     portable_attention: float = 1.0
     """Rate of attention kernels that are not written for this kind over those that are, 0..1."""
+    kernels: Kernels | None = None
+    """Its own measured curves, each a share of the peaks above; None = those of the kind that `curves_of` names."""
     aliases: tuple[str, ...] = ()
     schema: str = "automap.device/1"
     source: Mapping[str, str] | None = None
     """Where each number comes from: datasheet, fitted or assumed."""
+
+    def __post_init__(self) -> None:
+        missing = [] if self.kernels is None else [p for p in self.peak_TFLOPs if p not in self.kernels.gemm]
+        if missing:
+            raise ClusterError(
+                f"{self.name} has no measured products in a precision whose peak it states",
+                field="kernels.gemm",
+                value=", ".join(missing),
+                repair="Add a curve for it, or take it out of peak_TFLOPs.",
+            )
 
     @property
     def memory_bytes(self) -> float:
@@ -106,9 +121,22 @@ class Link:
     """Share of the line rate that collectives reach."""
     share_by_ranks: Mapping[str, float] = field(default_factory=dict)
     """Ranks of a group -> its share of the bandwidth, where the links form a mesh; other groups have all."""
+    collectives: Mapping[str, CollectiveCurve] = field(default_factory=dict)
+    """Kind of collective -> its own measured curve inside a host, a share of the bandwidth; others run at `efficiency`
+    with the constants that all links share."""
     aliases: tuple[str, ...] = ()
     schema: str = "automap.link/1"
     source: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        for kind in self.collectives:
+            if kind not in COLLECTIVES:
+                raise ClusterError(
+                    "no kind of collective",
+                    field="collectives",
+                    value=kind,
+                    repair="Use " + ", ".join(COLLECTIVES) + ".",
+                )
 
     @property
     def bytes_per_s(self) -> float:
@@ -144,6 +172,8 @@ class Cluster:
     links: Mapping[str, Link]
     bandwidth_GBps: tuple[tuple[float, ...], ...] | None = None  # noqa: N815
     """Achieved bandwidth between every two devices; overrides the links' where given."""
+    constants: Constants | None = None
+    """Measured of these hosts, in place of those that all clusters share and of the trainer's."""
     schema: str = "automap.cluster/1"
 
     def __post_init__(self) -> None:
@@ -246,14 +276,17 @@ _PART = re.compile(r"^(?:(?P<nodes>\d+)x)?(?P<gpus>\d+)x(?P<device>[A-Za-z][\w.-
 def parse_cluster(spec: str | Mapping[str, Any]) -> Cluster:
     """A cluster from a preset text, a parsed JSON document, or the path of a JSON file.
 
-    `[NODESx]GPUSxDEVICE`, parts joined by `+`, then `@LINK` for the link between nodes (one NIC a node when named
-    this way; without it, the link and the NICs of that device's usual server).
+    `local` is this host as `automap profile` measured it. `[NODESx]GPUSxDEVICE`, parts joined by `+`, then `@LINK` for
+    the link between nodes (one NIC a node when named this way; without it, the link and the NICs of that device's usual
+    server).
 
     Raises:
         ClusterError: names what is not understood and what to write instead.
     """
     if isinstance(spec, Mapping):
         return from_json(Cluster, dict(spec), path="cluster", error=ClusterError)
+    if spec == LOCAL:
+        return _read_local()
     if spec.endswith(".json"):
         return parse_cluster(_read_file(spec))
     text, _, link_name = spec.strip().partition("@")
@@ -303,6 +336,24 @@ def parse_cluster(spec: str | Mapping[str, Any]) -> Cluster:
     return Cluster(name=spec.strip(), nodes=tuple(nodes), devices=devices, links=links)
 
 
+def local_profile() -> Path:
+    """Where the measured cluster file of this host lies: in the user's data folder, or AUTOMAP_DATA_DIR."""
+    folder = os.environ.get("AUTOMAP_DATA_DIR")
+    return (Path(folder) if folder else platformdirs.user_data_path("automap")) / "local-cluster.json"
+
+
+def _read_local() -> Cluster:
+    path = local_profile()
+    if not path.exists():
+        raise ClusterError(
+            "this host has not been measured",
+            field="cluster",
+            value=LOCAL,
+            repair="Run `automap profile` first (two minutes at most), or name devices, as in 1x2xcpu.",
+        )
+    return parse_cluster(_read_file(str(path)))
+
+
 def _read_file(path: str) -> Mapping[str, Any]:
     try:
         document = json.loads(Path(path).read_text())
@@ -327,7 +378,9 @@ class GroupLink:
     """Of each device that sends an equal part to every other: what leaves its host goes through its own share of the
     NICs."""
     line_bytes_per_s: float
-    """Line rate of the NICs that the group has on a host."""
+    """Line rate of the NICs that the group has on a host; inside a host, of the devices' link."""
+    collectives: Mapping[str, CollectiveCurve] = field(default_factory=dict)
+    """Measured curves of the link inside a host, see `Link`; shares of `line_bytes_per_s`."""
 
 
 def group_link(cluster: Cluster, ranks: Sequence[int]) -> GroupLink:
@@ -345,11 +398,15 @@ def group_link(cluster: Cluster, ranks: Sequence[int]) -> GroupLink:
         node = cluster.node_of[rank]
         by_node[node] = by_node.get(node, 0) + 1
     bandwidth = exchange = line = float("inf")
+    collectives: Mapping[str, CollectiveCurve] = {}
     for node, here in by_node.items():
         host = cluster.hosts[node]
         intra, inter = cluster.links[host.intra_node_link], cluster.links[host.inter_node_link]
         if here > 1:
             bandwidth = min(bandwidth, intra.group_bytes_per_s(here))
+        if len(by_node) == 1:
+            line = intra.bandwidth_GBps * 1e9 * intra.share_by_ranks.get(str(here), 1.0)
+            collectives = intra.collectives
         if len(by_node) > 1:
             share = host.nics * here / host.num_devices
             bandwidth = min(bandwidth, inter.bytes_per_s * share)
@@ -359,10 +416,12 @@ def group_link(cluster: Cluster, ranks: Sequence[int]) -> GroupLink:
     matrix = cluster.bandwidth_GBps
     if matrix is not None:
         bandwidth = exchange = line = min(matrix[a][b] for a in ranks for b in ranks if a != b) * 1e9
+        collectives = {}
     return GroupLink(
         size=size,
         hosts=len(by_node),
         bytes_per_s=bandwidth,
         exchange_bytes_per_s=exchange,
         line_bytes_per_s=line,
+        collectives=collectives,
     )

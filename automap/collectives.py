@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from automap.fitted import COLLECTIVES
 from automap.price.communication import (
     L_AXIS,
     L_BACKWARD,
@@ -23,7 +24,6 @@ from automap.price.communication import (
     L_TENSOR,
 )
 from automap.price.evaluator import Choice, Evaluator
-from automap.price.tables import COLLECTIVES
 
 _BUFFER_PER_OPERATOR = 16
 

@@ -10,7 +10,7 @@ import functools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ ASYNC_TENSOR_OVERLAP = 0.5
 products in pieces, each under the transfer of the next (docs/cost-model-formulas.md)."""
 MAX_TENSOR_OVERLAP = 0.95
 """Of the collectives of a stage: the first piece waits for its operand."""
+DEFAULT_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 SyncKind = Literal["synchronous", "local_sgd", "dasgd"]
 
 
@@ -40,8 +41,9 @@ class Training:
     global_batch: int
     """Samples of one optimizer step, over all devices."""
     precision: Precision | None = None
-    """Of the arithmetic; None = bf16 where every device has it, else fp16. fp8, mxfp8 and nvfp4 are those of products
-    with a weight alone: all else is in bf16, and weights, gradients and optimizer state are kept as with bf16."""
+    """Of the arithmetic; None = bf16 where every device has it, else fp16, else fp32. fp8, mxfp8 and nvfp4 are those of
+    products with a weight alone: all else is in bf16, and weights, gradients and optimizer state are kept as with bf16.
+    """
     scaling: Literal["tensor", "row"] = "tensor"
     """What shares one scale in fp8: a whole tensor, or each row."""
     async_tensor_parallel: bool = False
@@ -170,7 +172,8 @@ class Problem:
                 repair="Use one of " + ", ".join(trainers()) + ".",
             )
         kinds = list(cluster.devices.values())
-        precision = training.precision or ("bf16" if all("bf16" in d.peak_TFLOPs for d in kinds) else "fp16")
+        common = [p for p in DEFAULT_PRECISIONS if all(p in d.peak_TFLOPs for d in kinds)]
+        precision = training.precision or (common[0] if common else "fp16")
         for device in kinds:
             device.flops(precision)
         if training.scaling == "row" and precision != "fp8":
@@ -212,8 +215,13 @@ class Problem:
 
     @property
     def trainer(self) -> Trainer:
-        """The training software that the plan is for."""
-        return trainers()[self.training.trainer]
+        """The training software that the plan is for, with the costs that were measured of these hosts."""
+        trainer, own = trainers()[self.training.trainer], self.cluster.constants
+        if own is None:
+            return trainer
+        names = {f.name for f in fields(Trainer)}
+        changes: dict[str, Any] = {name: value for name, value in own.stated().items() if name in names}
+        return replace(trainer, **changes)
 
     @property
     def precision(self) -> str:

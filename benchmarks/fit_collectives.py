@@ -18,8 +18,8 @@ import numpy as np
 from fitting import Floats, errors, fit, folds, measured_device, measurements, robust, write
 
 from automap.cluster import known_links
+from automap.fitted import COLLECTIVES
 from automap.price.communication import collective_s, host_link
-from automap.price.tables import COLLECTIVES
 
 NAMES = ("latency_us", "latency_growth", "efficiency", "small_group", "ramp")
 START = np.array([8.0, 0.2, 0.75, 0.3, 2.5])

@@ -18,7 +18,7 @@ import numpy as np
 from fitting import Floats, errors, fit, folds, measured_device, measurements, robust, write
 
 from automap.cluster import Device
-from automap.price.gemm import CACHE_SHARE, G_COUNT, gemm_s
+from automap.price.gemm import CACHE_SHARE, G_COUNT, GRAIN, gemm_s
 
 NAMES = ("floor_us", "compute_efficiency", "memory_efficiency", "norm", "depth_elements", "split", "tail")
 NAMES += ("cache_speedup", "quantise_bytes")
@@ -44,6 +44,7 @@ def curve(x: Floats, device: Device, dtype: str) -> Floats:
             device.cache_MB * 1e6 * CACHE_SHARE,
             x[7],
             x[8] / bandwidth,
+            GRAIN,
         ]
     )
     assert len(found) == G_COUNT

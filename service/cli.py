@@ -252,6 +252,27 @@ def trial(
 
 
 @app.command()
+def profile(
+    output: OutputOption = None,
+    time_limit: Annotated[float, typer.Option(min=40.0, max=120.0, help="Of the whole measurement, seconds.")] = 100.0,
+    devices: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Processes on the CPU; default: one a core.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measures this host; then `--cluster local` means it. Exit code 1: it could not be measured."""
+    from service.profiling import measure_host
+
+    _one_thread()
+    found = measure_host(output, time_limit_s=time_limit, num_devices=devices)
+    if found.cluster is None:
+        typer.echo(f"automap: {found.outcome.replace('_', ' ')}: {found.message}", err=True)
+        raise typer.Exit(1)
+    if as_json:
+        print_json(found.cluster.to_json())
+
+
+@app.command()
 def inspect(
     model: ModelArgument,
     dim: DimOption = None,
@@ -284,7 +305,7 @@ def inspect(
 @app.command()
 def clusters(as_json: JsonOption = False) -> None:
     """Lists cluster presets and devices."""
-    from service.clusters import describe_clusters
+    from service.clusters import describe_clusters, local_line
 
     document = describe_clusters()
     if as_json:
@@ -297,6 +318,7 @@ def clusters(as_json: JsonOption = False) -> None:
     for device in document["devices"]:
         peaks = ", ".join(f"{kind} {peak:g}" for kind, peak in device["peak_TFLOPs"].items())
         typer.echo(f"  {device['name']:14} {device['memory_GiB']:g} GiB, TFLOP/s: {peaks}")
+    typer.echo(local_line(document["local"]))
 
 
 @app.command()

@@ -16,8 +16,8 @@ from automap.price.communication import (
     KIND_COUNT,
     RAMP_UNIT_S,
     V_GATHER_BYTES_PER_S,
+    V_LATENCY_S,
     V_RAMP,
-    V_RING_S,
     collective_s,
 )
 from automap.price.compiled import borrowing, kernel
@@ -98,7 +98,8 @@ def _gather_s(size, link, data, rings):
     if size <= 1.0 or data <= 0.0:
         return 0.0
     x = (size - 1.0) / size * data / link[V_GATHER_BYTES_PER_S]
-    return rings * link[V_RING_S] + x + link[V_RAMP] * math.sqrt(rings * x * RAMP_UNIT_S)
+    latency, ramp = link[V_LATENCY_S + ALL_GATHER], link[V_RAMP + ALL_GATHER]
+    return rings * latency + x + ramp * math.sqrt(rings * x * RAMP_UNIT_S)
 
 
 @borrowing(

@@ -25,10 +25,13 @@ KIND_COUNT = 5
 RAMP_UNIT_S = 1e-6
 
 
-# Columns of a link: latency of rings and of trees; achieved bytes/s; ramp between small and large messages; bytes/s of
-# ZeRO's gathers and scatters, and of all-to-alls; host time of a collective, in that of a group of two.
-V_RING_S, V_TREE_S, V_BYTES_PER_S, V_RAMP, V_GATHER_BYTES_PER_S, V_EXCHANGE_BYTES_PER_S, V_WAIT = range(7)
-V_COUNT = 7
+# Columns of a link, each of the first three one a kind of collective: latency; achieved bytes/s; ramp between small and
+# large messages. Then bytes/s of ZeRO's gathers and scatters; host time of a collective, in that of a group of two.
+V_LATENCY_S, V_BYTES_PER_S, V_RAMP = 0, KIND_COUNT, 2 * KIND_COUNT
+V_GATHER_BYTES_PER_S, V_WAIT = range(3 * KIND_COUNT, 3 * KIND_COUNT + 2)
+V_COUNT = 3 * KIND_COUNT + 2
+RINGS = (ALL_GATHER, REDUCE_SCATTER)
+"""Kinds that go round the ranks one by one; all else goes up and down a tree."""
 
 
 @borrowing(float64(int64, float64, float64[::1], float64))
@@ -38,7 +41,7 @@ def collective_s(kind: int, size: float, link: np.ndarray, data: float) -> float
     Args:
         kind: ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL or SEND_RECV.
         size: ranks of the group.
-        link: [V_COUNT] of the group. All-gather and reduce-scatter are rings, all else trees.
+        link: [V_COUNT] of the group.
         data: bytes of the larger of what a rank holds before and after (the nccl-tests convention).
     """
     if size <= 1.0 or data <= 0.0:
@@ -48,9 +51,8 @@ def collective_s(kind: int, size: float, link: np.ndarray, data: float) -> float
         share *= 2.0
     if kind == SEND_RECV:
         share = 1.0
-    latency = link[V_RING_S] if kind in (ALL_GATHER, REDUCE_SCATTER) else link[V_TREE_S]
-    x = share * data / link[V_EXCHANGE_BYTES_PER_S if kind == ALL_TO_ALL else V_BYTES_PER_S]
-    return float(latency + x + link[V_RAMP] * math.sqrt(x * RAMP_UNIT_S))
+    x = share * data / link[V_BYTES_PER_S + kind]
+    return float(link[V_LATENCY_S + kind] + x + link[V_RAMP + kind] * math.sqrt(x * RAMP_UNIT_S))
 
 
 def host_link(
@@ -72,12 +74,12 @@ def host_link(
         ramp: of the square root, which stands for NCCL's change of protocols between small and large messages.
     """
     vector = np.zeros(V_COUNT)
-    rates = [V_BYTES_PER_S, V_GATHER_BYTES_PER_S, V_EXCHANGE_BYTES_PER_S]
-    vector[rates] = bytes_per_s
+    rate = bytes_per_s
     if size > 1:
-        vector[V_RING_S] = vector[V_TREE_S] = latency_s * (1.0 + growth * (size - 1.0))
-        vector[rates] = bytes_per_s / (1.0 + small_group / size)
-        vector[V_RAMP] = ramp
+        vector[V_LATENCY_S : V_LATENCY_S + KIND_COUNT] = latency_s * (1.0 + growth * (size - 1.0))
+        vector[V_RAMP : V_RAMP + KIND_COUNT] = ramp
+        rate = bytes_per_s / (1.0 + small_group / size)
+    vector[V_BYTES_PER_S : V_BYTES_PER_S + KIND_COUNT] = vector[V_GATHER_BYTES_PER_S] = rate
     return vector
 
 

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from automap.cluster import Device
+from automap.cluster import Cluster, Device
+from automap.fitted import AttentionCurve, GemmCurve
 from automap.price.attention import A_COUNT
 from automap.price.gemm import CACHE_SHARE, G_COUNT
+from automap.records import from_json
 
 Floats = npt.NDArray[np.float64]
 
@@ -39,9 +41,22 @@ def shared(name: str) -> float:
     return float(fitted("step")["constants"][name]["value"])
 
 
+def constant(name: str, cluster: Cluster) -> float:
+    """A constant that the cluster measured of itself, else the shared one."""
+    own = None if cluster.constants is None else getattr(cluster.constants, name)
+    return shared(name) if own is None else float(own)
+
+
+@functools.cache
+def _published(kind: str) -> Mapping[str, GemmCurve]:
+    """Curves of products of a kind of device that has a data file, by precision."""
+    curves = fitted("gemm")["curves"][kind]
+    return {name: from_json(GemmCurve, curve, path=f"gemm.{kind}.{name}") for name, curve in curves.items()}
+
+
 def is_measured(device: Device) -> bool:
     """Whether the device's own kernels were measured; else the estimate's band is wider."""
-    return device.name.startswith(f"{device.curves_of}-")
+    return device.kernels is not None or device.name.startswith(f"{device.curves_of}-")
 
 
 def gemm_curve(device: Device, precision: str, *, scaling: str = "tensor") -> Floats:
@@ -56,29 +71,38 @@ def gemm_curve(device: Device, precision: str, *, scaling: str = "tensor") -> Fl
     Raises:
         ClusterError: the device has no such precision.
     """
-    kinds = fitted("gemm")["curves"][device.curves_of]
-    found = kinds.get(FITTED_AS.get(precision, "bf16"), kinds["bf16"])
-    bandwidth = device.hbm_bandwidth_GBps * 1e9
     rate = device.flops(precision)
+    if device.kernels is not None:
+        own = device.kernels.gemm[precision]
+        return _gemm_vector(device, own, rate * own.compute_efficiency)
+    kinds = _published(device.curves_of)
+    found = kinds.get(FITTED_AS.get(precision, "bf16"), kinds["bf16"])
     if precision == "nvfp4":
         rate = device.flops("fp8")
-    share = shared("fp32_efficiency") if precision == "fp32" else found["compute_efficiency"] * device.sustained_clock
+    share = shared("fp32_efficiency") if precision == "fp32" else found.compute_efficiency * device.sustained_clock
     if FITTED_AS.get(precision) == "fp8":
         share *= shared("fp8_speedup") * (shared("nvfp4_speedup") if precision == "nvfp4" else 1.0)
         share *= shared("row_scaled_rate") if scaling == "row" else 1.0
+    return _gemm_vector(device, found, rate * share)
+
+
+def _gemm_vector(device: Device, curve: GemmCurve, flops_per_s: float) -> Floats:
+    """[G_COUNT] of a curve on a device, at this rate of large products."""
+    bandwidth = device.hbm_bandwidth_GBps * 1e9
     vector = np.array(
         [
-            found["floor_us"] * 1e-6,
-            rate * share,
-            bandwidth * found["memory_efficiency"],
-            found["norm"],
-            found["depth_elements"],
-            found["split"],
-            found["tail"],
+            curve.floor_us * 1e-6,
+            flops_per_s,
+            bandwidth * curve.memory_efficiency,
+            curve.norm,
+            curve.depth_elements,
+            curve.split,
+            curve.tail,
             device.num_multiprocessors,
             device.cache_MB * 1e6 * CACHE_SHARE,
-            found["cache_speedup"],
-            found["quantise_bytes"] / bandwidth,
+            curve.cache_speedup,
+            curve.quantise_bytes / bandwidth,
+            curve.grain,
         ]
     )
     assert len(vector) == G_COUNT
@@ -94,24 +118,29 @@ def attention_curve(device: Device, *, rate: float, portable: bool) -> Floats:
         portable: the trainer's kernel is written for all devices (FlashAttention 2, Triton) and uses none of the
             instructions that came with this one.
     """
-    kinds = fitted("attention")["curves"]
-    # Kernels were measured on four kinds; others have those of the nearest one that came before.
-    found = kinds[device.curves_of if device.curves_of in kinds else "A100"]
-    if portable:
-        rate *= device.portable_attention
+    if device.kernels is not None:
+        # What ran is what was measured.
+        found, rate = device.kernels.attention, 1.0
+    else:
+        kinds = fitted("attention")["curves"]
+        # Kernels were measured on four kinds; others have those of the nearest one that came before.
+        kind = device.curves_of if device.curves_of in kinds else "A100"
+        found = from_json(AttentionCurve, kinds[kind], path=f"attention.{kind}")
+        if portable:
+            rate *= device.portable_attention
     vector = np.array(
         [
-            found["floor_us"] * 1e-6,
+            found.floor_us * 1e-6,
             device.peak_TFLOPs.get("bf16", device.peak_TFLOPs.get("fp16", device.peak_TFLOPs["fp32"]))
             * 1e12
-            * found["compute_efficiency"]
+            * found.compute_efficiency
             * device.sustained_clock
             * rate,
-            device.hbm_bandwidth_GBps * 1e9 * found["memory_efficiency"],
-            found["tail"],
-            found["small_head_elements"],
+            device.hbm_bandwidth_GBps * 1e9 * found.memory_efficiency,
+            found.tail,
+            found.small_head_elements,
             device.num_multiprocessors,
-            shared("attention_backward"),
+            shared("attention_backward") if found.backward is None else found.backward,
         ]
     )
     assert len(vector) == A_COUNT

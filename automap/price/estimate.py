@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from automap.fitted import COLLECTIVES
 from automap.measured_blocks import device_seconds
 from automap.order import A_RANK, words
 from automap.plan import DeviceMemory, Estimate, Plan, format_devices
@@ -35,7 +36,6 @@ from automap.price.combine import (
 from automap.price.curves import attention_curve, fitted, gemm_curve, is_measured
 from automap.price.evaluator import Choice, Evaluator, Outcome
 from automap.price.gemm import G_FLOPS
-from automap.price.tables import COLLECTIVES
 from automap.price.why import reasons
 from automap.problem import Problem
 from automap.translate import to_choice

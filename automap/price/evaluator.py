@@ -41,7 +41,7 @@ from automap.price.combine import (
     step_time_s,
 )
 from automap.price.communication import KIND_COUNT, NO_RECORDS
-from automap.price.curves import gemm_curve, shared
+from automap.price.curves import constant, gemm_curve
 from automap.price.gemm import G_FLOPS
 from automap.price.layout import Layout, Layouts
 from automap.price.schedule import count_actions, run_program
@@ -215,8 +215,10 @@ class Evaluator:
         self._settings[P_SINGLY] = float(trainer.gathers_singly)
         # Gradients in fp16 keep the type of the weights on their way; only bf16 trainers add them up in fp32.
         self._settings[P_SENT] = 2.0 if problem.precision == "fp16" else gradient
-        self._settings[P_UPDATE] = shared("optimizer_bytes") * _touched(problem) / _touched(problem, "adam")
-        self._settings[P_MICRO_BATCH_S] = shared("micro_batch_ms") * 1e-3
+        self._settings[P_UPDATE] = (
+            constant("optimizer_bytes", problem.cluster) * _touched(problem) / _touched(problem, "adam")
+        )
+        self._settings[P_MICRO_BATCH_S] = constant("micro_batch_ms", problem.cluster) * 1e-3
         self._settings[P_STEP_S] = trainer.step_overhead_ms * 1e-3
         self._settings[P_SEND_S] = trainer.send_host_ms * 1e-3
         self._settings[P_SEND_OVERLAP] = trainer.send_overlap

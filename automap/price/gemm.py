@@ -32,14 +32,15 @@ from automap.price.compiled import borrowing
     G_CACHE_BYTES,
     G_CACHE_SPEEDUP,
     G_QUANTISE_S,
-) = range(11)
-G_COUNT = 11
+    G_GRAIN,
+) = range(12)
+G_COUNT = 12
 TILE = 128.0
 """Rows and columns of a tile."""
 CACHE_SHARE = 0.2
 """Share of the last-level cache that the operands of one product keep."""
 GRAIN = 64.0
-"""Rows and columns are padded to multiples of this."""
+"""Rows and columns are padded to multiples of this by the kernels of published GPUs."""
 
 
 @borrowing(float64(float64, float64, float64, float64, float64, float64, float64[::1]))
@@ -57,14 +58,15 @@ def gemm_s(
         output_bytes: of one element of the result.
         curve: [G_COUNT] floor in seconds; achieved FLOP/s and bytes/s; exponent p; depth in elements; split and tail
             in 0..1; multiprocessors; cache in bytes and its speed over memory; seconds that quantising one byte of the
-            left operand adds.
+            left operand adds; rows and columns that the result is padded to multiples of.
 
     Returns:
         Seconds; 0 where there is nothing to do.
     """
     if m <= 0.0 or n <= 0.0 or k <= 0.0 or batch <= 0.0:
         return 0.0
-    tiles = batch * math.ceil(m / GRAIN) * math.ceil(n / GRAIN) * (GRAIN * GRAIN / (TILE * TILE))
+    grain = curve[G_GRAIN]
+    tiles = batch * math.ceil(m / grain) * math.ceil(n / grain) * (grain * grain / (TILE * TILE))
     waves = tiles / curve[G_MULTIPROCESSORS]
     if waves < 1.0:
         rounds = waves ** (1.0 - curve[G_SPLIT])

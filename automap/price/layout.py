@@ -14,19 +14,22 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.cluster import Cluster, Device, GroupLink, group_link
+from automap.fitted import COLLECTIVES, CollectiveCurve
 from automap.price.attention import A_COUNT, A_FLOPS
 from automap.price.communication import (
+    KIND_COUNT,
+    RINGS,
     V_BYTES_PER_S,
     V_COUNT,
-    V_EXCHANGE_BYTES_PER_S,
     V_GATHER_BYTES_PER_S,
-    V_RING_S,
-    V_TREE_S,
+    V_LATENCY_S,
+    V_RAMP,
     V_WAIT,
     host_link,
 )
-from automap.price.curves import attention_curve, gemm_curve, shared
+from automap.price.curves import attention_curve, constant, gemm_curve, shared
 from automap.price.gemm import G_COUNT, G_FLOPS
+from automap.price.tables import ALL_GATHER, ALL_TO_ALL, SEND_RECV
 from automap.price.vectors import (
     H_ATTENTION,
     H_BANDWIDTH,
@@ -136,6 +139,10 @@ class Layout:
         return len(set(self.numbers)) == 1
 
 
+_RATES = [*range(V_BYTES_PER_S, V_BYTES_PER_S + KIND_COUNT), V_GATHER_BYTES_PER_S]
+"""Columns of a link that are the better the larger."""
+
+
 def stage_layout(problem: Problem, devices: Sequence[int], mesh: Sequence[int]) -> StageLayout:
     """The mesh `mesh` over `devices`, last axis on consecutive devices."""
     cluster = problem.cluster
@@ -145,8 +152,7 @@ def stage_layout(problem: Problem, devices: Sequence[int], mesh: Sequence[int]) 
         distinct = _unlike(cluster, np.moveaxis(grid, axis, -1).reshape(-1, mesh[axis]))
         found = np.array([link_vector(group_link(cluster, g), share) for g in distinct])
         links[axis] = found.max(axis=0)
-        for rate in (V_BYTES_PER_S, V_GATHER_BYTES_PER_S, V_EXCHANGE_BYTES_PER_S):
-            links[axis, rate] = found[:, rate].min()
+        links[axis, _RATES] = found[:, _RATES].min(axis=0)
     hosts = dict.fromkeys(cluster.alike[cluster.places[np.asarray(devices)]].tolist())
     kinds = _devices(cluster, hosts)
     capacity = min(k.memory_bytes for k in kinds) - problem.hints.memory_reserve_bytes
@@ -208,7 +214,7 @@ def _rate(problem: Problem, kind: Device) -> float:
 
 def _hardware(problem: Problem, kinds: Sequence[Device]) -> Floats:
     """[H_COUNT] what the kernels of a stage on devices of `kinds` depend on."""
-    trainer = problem.trainer
+    trainer, cluster = problem.trainer, problem.cluster
     products = [gemm_curve(kind, problem.base_precision) for kind in kinds]
     weights = [gemm_curve(kind, problem.precision, scaling=problem.training.scaling) for kind in kinds]
     attentions = [
@@ -221,14 +227,14 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Floats:
     vector[H_BANDWIDTH] = min(kind.hbm_bandwidth_GBps * 1e9 * kind.memory_efficiency for kind in kinds)
     vector[H_ELEMENTWISE] = trainer.elementwise_traffic
     vector[H_LOSS] = trainer.loss_passes
-    vector[H_KERNEL_S] = shared("kernel_us") * 1e-6
+    vector[H_KERNEL_S] = constant("kernel_us", cluster) * 1e-6
     vector[H_ELEMENT] = problem.activation_bytes
-    vector[H_MISALIGNED] = shared("misaligned")
-    vector[H_FALLBACK] = shared("fallback_kernels")
+    vector[H_MISALIGNED] = constant("misaligned", cluster)
+    vector[H_FALLBACK] = constant("fallback_kernels", cluster)
     vector[H_HOST_S] = trainer.host_us_per_operator * 1e-6
-    vector[H_HOST_BACKWARD] = shared("host_backward")
+    vector[H_HOST_BACKWARD] = constant("host_backward", cluster)
     vector[H_HOST_COLLECTIVE_S] = trainer.host_us_per_collective * 1e-6
-    vector[H_OVERLAP_EXPONENT] = shared("overlap_exponent")
+    vector[H_OVERLAP_EXPONENT] = constant("overlap_exponent", cluster)
     vector[H_SCATTERED] = float(trainer.scattered_sends)
     vector[H_REGATHERS] = float(trainer.regathers)
     vector[H_EXPOSED] = 1.0 - problem.tensor_overlap
@@ -321,8 +327,11 @@ class Layouts:
             link = group_link(cluster, (sender, receiver))
             inside = shared("send_share") * cluster.links[cluster.hosts[one].intra_node_link].bytes_per_s
             is_named = link.hosts > 1 or cluster.bandwidth_GBps is not None
-            latency = float(link_vector(link, 1.0)[V_TREE_S])
-            self._pairs[key] = max(0.0, latency), link.bytes_per_s if is_named else inside
+            vector = link_vector(link, 1.0)
+            rate = link.bytes_per_s if is_named else inside
+            if COLLECTIVES[SEND_RECV] in link.collectives:
+                rate = float(vector[V_BYTES_PER_S + SEND_RECV])
+            self._pairs[key] = max(0.0, float(vector[V_LATENCY_S + SEND_RECV])), rate
         return self._pairs[key]
 
     def of(self, stages: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Layout:
@@ -355,18 +364,34 @@ def build_layout(problem: Problem, stages: Sequence[tuple[Sequence[int], Sequenc
     return Layouts(problem).of(stages)
 
 
+def own_link(curve: CollectiveCurve, size: int, bytes_per_s: float) -> Floats:
+    """[V_COUNT] the link of a group of `size` ranks by a measured curve, a share of `bytes_per_s`."""
+    return host_link(
+        size,
+        latency_s=curve.latency_us * 1e-6,
+        growth=curve.latency_growth,
+        bytes_per_s=bytes_per_s * curve.efficiency,
+        small_group=curve.small_group,
+        ramp=curve.ramp,
+    )
+
+
 def link_vector(link: GroupLink, gather_share: float) -> Floats:
     """[V_COUNT] what `collective_s` takes of a group.
 
     Inside a host small groups lack a part of the rate and small messages climb slowly; between hosts rings wait for
-    every rank and trees for every level. ZeRO's gathers reach `gather_share` of the line rate there.
+    every rank and trees for every level. ZeRO's gathers reach `gather_share` of the line rate there. Kinds of which the
+    link has curves of its own have those inside a host.
     """
     latency = shared("node_latency_us") * 1e-6
     if link.hosts > 1:
         vector = np.zeros(V_COUNT)
-        vector[V_BYTES_PER_S] = link.bytes_per_s
-        vector[V_RING_S] = latency + shared("ring_us") * 1e-6 * (link.size - 1.0)
-        vector[V_TREE_S] = latency + shared("tree_level_us") * 1e-6 * math.log2(link.hosts)
+        vector[V_BYTES_PER_S : V_BYTES_PER_S + KIND_COUNT] = link.bytes_per_s
+        vector[V_BYTES_PER_S + ALL_TO_ALL] = link.exchange_bytes_per_s
+        tree = latency + shared("tree_level_us") * 1e-6 * math.log2(link.hosts)
+        vector[V_LATENCY_S : V_LATENCY_S + KIND_COUNT] = tree
+        for kind in RINGS:
+            vector[V_LATENCY_S + kind] = latency + shared("ring_us") * 1e-6 * (link.size - 1.0)
     else:
         vector = host_link(
             link.size,
@@ -376,8 +401,11 @@ def link_vector(link: GroupLink, gather_share: float) -> Floats:
             small_group=shared("small_group"),
             ramp=shared("ramp"),
         )
-    vector[V_EXCHANGE_BYTES_PER_S] = link.exchange_bytes_per_s if link.hosts > 1 else vector[V_BYTES_PER_S]
+        for name, own in link.collectives.items():
+            columns = COLLECTIVES.index(name) + np.array([V_LATENCY_S, V_BYTES_PER_S, V_RAMP])
+            vector[columns] = own_link(own, link.size, link.line_bytes_per_s)[columns]
     vector[V_WAIT] = min(link.size - 1.0, WAITED_FOR) ** shared("group_wait_exponent")
     is_between = link.hosts > 1
-    vector[V_GATHER_BYTES_PER_S] = link.line_bytes_per_s * gather_share if is_between else vector[V_BYTES_PER_S]
+    gathered = vector[V_BYTES_PER_S + ALL_GATHER]
+    vector[V_GATHER_BYTES_PER_S] = link.line_bytes_per_s * gather_share if is_between else gathered
     return vector

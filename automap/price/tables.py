@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from automap.fitted import COLLECTIVES
 from automap.measured_blocks import block_rows
 from automap.price.shapes import MEASURED, X_COUNT, Shapes
 from automap.problem import Problem
@@ -54,7 +55,6 @@ ACTIVATION, PARAMETER, OTHER, BOUNDARY, CARRIED = range(5)
 memory), OTHER is data, buffers and constants."""
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SEND_RECV = range(5)
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 
 
 class Arrays(NamedTuple):

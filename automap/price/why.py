@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.cluster import group_link
+from automap.fitted import COLLECTIVES
 from automap.price.attention import A_FLOPS
 from automap.price.combine import (
     P_GATHER_OVERLAP,
@@ -41,14 +42,13 @@ from automap.price.communication import (
     L_COUNT,
     L_KIND,
     V_BYTES_PER_S,
-    V_EXCHANGE_BYTES_PER_S,
     V_GATHER_BYTES_PER_S,
 )
 from automap.price.evaluator import Choice, Evaluator, Outcome, Segment
 from automap.price.gemm import G_FLOPS
 from automap.price.placements import divides
 from automap.price.shapes import ATTENTION, BATCHED_PRODUCT, INSIDE, MEASURED, PRODUCT, ROOFLINE, X_CAUSAL, X_KIND
-from automap.price.tables import COLLECTIVES, OP_SIGNATURES, S_DIVIDES
+from automap.price.tables import ALL_REDUCE, OP_SIGNATURES, S_DIVIDES
 from automap.price.vectors import (
     C_BACKWARD,
     C_BACKWARD_COMM,
@@ -404,8 +404,7 @@ def _collective(kind: int) -> Callable[[_Case, float], str]:
                 sums[1] += unit.times * float(record[L_BYTES])
         axis = max(found, key=lambda a: found[a][1])
         count, data = found[axis]
-        is_exchange = COLLECTIVES[kind] == "all_to_all"
-        rate = float(case.stage.links[axis, V_EXCHANGE_BYTES_PER_S if is_exchange else V_BYTES_PER_S])
+        rate = float(case.stage.links[axis, V_BYTES_PER_S + kind])
         hidden = 1.0 - float(case.evaluator.exposed[kind])
         text = f"{_KINDS[COLLECTIVES[kind]]} on {case.where(axis)}, {_rate(rate)}): {count:.0f} a micro-batch of "
         text += f"{_bytes(data / count)} on average, {case.micro_batches} micro-batches"
@@ -437,7 +436,7 @@ def _sync(case: _Case, seconds: float) -> str:
     for axis in range(len(case.stage.axes)):
         data = case.reduced(axis) * float(case.settings[P_SENT])
         if data > 0.0:
-            rate = float(case.stage.links[axis, V_BYTES_PER_S])
+            rate = float(case.stage.links[axis, V_BYTES_PER_S + ALL_REDUCE])
             texts.append(f"{_bytes(data)} on {case.where(axis)}, {_rate(rate)})")
     backward = case.total(C_BACKWARD, C_RECOMPUTE, C_BACKWARD_HOST)
     text = (

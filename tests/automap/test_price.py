@@ -13,12 +13,10 @@ from automap.price.attention import attention_s
 from automap.price.communication import (
     KIND_COUNT,
     NO_RECORDS,
+    RINGS,
     V_BYTES_PER_S,
     V_COUNT,
-    V_EXCHANGE_BYTES_PER_S,
-    V_GATHER_BYTES_PER_S,
-    V_RING_S,
-    V_TREE_S,
+    V_LATENCY_S,
     collective_s,
     convert,
 )
@@ -61,7 +59,7 @@ def converted(source, target, sizes, data=8e6, latency=1e-5, rate=1e9, link=None
         np.array(source),
         np.array(target),
         np.array(sizes, float),
-        np.tile([latency, latency, rate, 0.0, rate, rate, 1.0] if link is None else link, (n, 1)),
+        np.tile([*np.repeat([latency, rate, 0.0], KIND_COUNT).tolist(), rate, 1.0] if link is None else link, (n, 1)),
         times,
         (0, 0, 0),
         NO_RECORDS,
@@ -120,9 +118,10 @@ def test_conversions_meet_those_of_dtensor(constants, conversion):
     words = {"S0": 0, "S1": 1, "R": B, "P": P}
     source, target = (words[word] for word in conversion.split("->"))
     link = np.zeros(V_COUNT)
-    link[[V_BYTES_PER_S, V_GATHER_BYTES_PER_S, V_EXCHANGE_BYTES_PER_S]] = rate
-    link[V_RING_S] = (6.6 + (ranks - 1) * hop) * 1e-6
-    link[V_TREE_S] = (6.6 + 2 * (ranks - 1) * hop) * 1e-6
+    for kind in range(KIND_COUNT):
+        rounds = 1 if kind in RINGS else 2
+        link[V_BYTES_PER_S + kind] = rate
+        link[V_LATENCY_S + kind] = (6.6 + rounds * (ranks - 1) * hop) * 1e-6
     mine = converted([source], [target], [ranks], data=4.0 * 8192 * 8192, link=link).sum() * 1e6
     differs = (ranks - 1) * hop - 1.0 if conversion == "S0->S1" else 0.0
     assert mine - differs == pytest.approx(DTENSOR[constants][conversion], abs=0.01)
@@ -152,7 +151,9 @@ def test_pairs_of_a_mesh_of_links_have_a_part_of_its_rate():
     """DGX-1: two of eight V100s share one or two of six links."""
     cluster = parse_cluster("8xV100")
     pair, whole = (link_vector(group_link(cluster, range(n)), 1.0) for n in (2, 8))
-    assert pair[V_BYTES_PER_S] * (1 + 0.3 / 2) == pytest.approx(0.18 * whole[V_BYTES_PER_S] * (1 + 0.3 / 8))
+    assert pair[V_BYTES_PER_S + ALL_REDUCE] * (1 + 0.3 / 2) == pytest.approx(
+        0.18 * whole[V_BYTES_PER_S + ALL_REDUCE] * (1 + 0.3 / 8)
+    )
 
 
 def _is_attention(op, graph):

@@ -1,0 +1,316 @@
+"""Profile: this host measured by processes of its own, one a device, as a cluster that can be priced.
+
+What is timed is in `profiler_rank`, how it becomes constants in `profiler_fit`. A device is a GPU, else a core.
+Starting torch is left to the ranks. Units: seconds, bytes, FLOP/s.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from automap.cluster import GIB, LOCAL, Cluster, Device, Link, Node, known_links, parse_cluster
+from automap.fitted import COLLECTIVES, Constants, Kernels
+from automap.plan import Plan
+from automap.price.estimate import price
+from automap.price.evaluator import Evaluator
+from automap.price.tables import Tables
+from automap.problem import Problem
+from automap.runtime.host import gpus
+from automap.runtime.launch import Limits, OutcomeKind, launch
+from automap.runtime.profiler_fit import Floats, fit_attention, fit_collective, fit_gemm, fit_linear
+from automap.space import PlanSpace
+from ir import zoo
+
+RANK = "automap.runtime.profiler_rank:run_rank"
+TIME_LIMIT_S = 100.0
+STARTING_S, FITTING_S = 30.0, 10.0
+"""Of the time limit, for starting the ranks and for fitting; what is left is for measuring."""
+LEAST_MEASURE_S = 1.0
+ELEMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
+STEP_MODEL = "gpt:layers={},hidden={},heads=4,seq_len={},vocab_size=256"
+STEPS = {
+    "cpu": (
+        ((1, 16, 8), 1), ((4, 16, 8), 1), ((1, 128, 64), 2), ((1, 16, 8), 4), ((2, 64, 128), 1), ((4, 16, 8), 4),
+        ((2, 128, 128), 1), ((2, 256, 64), 1), ((1, 256, 128), 2),
+    ),
+    "cuda": (
+        ((1, 16, 8), 1), ((4, 16, 8), 1), ((2, 1024, 2048), 2), ((1, 16, 8), 4), ((2, 2048, 1024), 1), ((4, 16, 8), 4),
+        ((2, 1024, 1024), 4), ((2, 512, 2048), 2), ((1, 2048, 2048), 2),
+    ),
+}  # fmt: skip
+"""Kind of device -> ((layers, width, positions), micro-batches) of the steps that are timed, the most telling first."""
+SAMPLES = 2
+"""Of a micro-batch."""
+AMOUNTS = {"host_us_per_operator": 20.0, "micro_batch_ms": 0.5, "step_overhead_ms": 1.0, "memory": 1.0}
+"""What those steps tell, in sizes that are usual: constants, and the inverse of `memory_efficiency`."""
+NO_MEMORY, LEAST_MEMORY = 1e-6, 0.05
+"""Of that inverse: as good as 0; and what is stated where the steps see nothing of the memory."""
+COMPUTED: dict[str, Any] = {
+    "overlap_exponent": 1.0,
+    "kernel_us": 0.0,
+    "misaligned": 1.0,
+    "fallback_kernels": 0.0,
+    "host_us_per_collective": 0.0,
+    "send_host_ms": 0.0,
+    "elementwise_traffic": 1.0,
+}
+"""Constants where the host itself computes: nothing overlaps with it, its part of a collective is in the collective's
+own curve, no kernel is for tensor cores, and operators run one by one."""
+CHOSEN = "assumed: the host itself computes"
+ROUNDS = 3
+"""Of the fit to steps where host and device overlap."""
+BETWEEN_NODES = "ethernet-10"
+"""The link that is stated for more hosts like this one; nothing of it is measured."""
+ALONE = "pcie3"
+"""The link inside a host of one device; nothing uses it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """Steps that are timed."""
+
+    model: str
+    """Of the zoo."""
+    problem: Problem
+    plan: Plan
+    """Of one device."""
+    tables: Tables
+    """Of the problem, whatever the cluster."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """What became of a profile."""
+
+    outcome: OutcomeKind
+    message: str
+    """What went wrong, for a reader."""
+    cluster: Cluster | None
+    """The measured host, if the outcome is `ok`."""
+    time_s: float
+    """Of the measurement."""
+
+
+def profile_host(*, time_limit_s: float = TIME_LIMIT_S, num_devices: int | None = None) -> Profile:
+    """Measures this host.
+
+    Args:
+        time_limit_s: for all of it; what is not measured by then is left out, ranks that hang are ended.
+        num_devices: processes on a host without GPUs; None = one a core.
+    """
+    gpus = _num_gpus()
+    device = "cuda" if gpus else "cpu"
+    runs = step_plans(device)
+    argument = {
+        "device": device,
+        "measure_s": max(LEAST_MEASURE_S, time_limit_s - STARTING_S - FITTING_S),
+        "time_s": time_limit_s,
+        "plans": [[run.model, run.plan.to_json()] for run in runs],
+    }
+    limits = Limits(time_s=time_limit_s - FITTING_S)
+    done = launch(RANK, argument, gpus or num_devices or len(os.sched_getaffinity(0)), limits)
+    cluster = build_cluster(device, done.results, runs) if done.outcome == "ok" else None
+    return Profile(outcome=done.outcome, message=done.message, cluster=cluster, time_s=done.time_s)
+
+
+def _num_gpus() -> int:
+    """GPUs that torch could use, by its build and the driver: torch itself is left to the ranks."""
+    if "+cpu" in metadata.version("torch"):
+        return 0
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    there = sum(gpus().values())
+    return there if named is None else min(there, len([name for name in named.split(",") if name.strip()]))
+
+
+def step_plans(kind: str) -> list[Run]:
+    """Small models, and a plan of one device for each, whose steps are timed.
+
+    Args:
+        kind: of the device, cuda or cpu.
+    """
+    found = []
+    for sizes, micro_batches in STEPS[kind]:
+        spec = STEP_MODEL.format(*sizes)
+        precision = "bf16" if kind == "cuda" else "fp32"
+        training = {"global_batch": SAMPLES * micro_batches, "precision": precision, "trainer": "automap"}
+        hints = {"fix": {"num_micro_batches": micro_batches}}
+        problem = Problem.build(zoo.build(spec), parse_cluster("1xcpu"), training, hints)
+        space = PlanSpace(problem)
+        plan = space.decode(space.even_values(space.meshes.shapes[0], recompute="none", zero=0))
+        found.append(Run(model=spec, problem=problem, plan=plan, tables=space.evaluator.tables))
+    return found
+
+
+def build_cluster(kind: str, results: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Cluster:
+    """The cluster that measurements describe.
+
+    Args:
+        kind: cuda or cpu.
+        results: of each rank, see `profiler_rank.run_rank`.
+        runs: the models and plans whose steps were timed.
+    """
+    about = results[0]["device"]
+    source = f"measured: automap profile, {datetime.datetime.now(tz=datetime.UTC).date().isoformat()}"
+    stream = statistics.median(float(result["stream"]) for result in results)
+    multiprocessors, cache = int(about["num_multiprocessors"]), float(about["cache_bytes"])
+    gemms = {p: _rows(results, "gemm", p) for p in results[0]["gemm"]}
+    peaks = {p: float(np.max(2.0 * np.prod(rows[:, :4], axis=1) / rows[:, 4])) for p, rows in gemms.items()}
+    widest = next(iter(peaks))
+    kernels = Kernels(
+        gemm={
+            p: fit_gemm(
+                rows,
+                flops=peaks[p],
+                bytes_per_s=stream,
+                element_bytes=ELEMENT_BYTES[p],
+                num_multiprocessors=multiprocessors,
+                cache_bytes=cache,
+            )
+            for p, rows in gemms.items()
+        },
+        attention=fit_attention(
+            _rows(results, "attention"),
+            flops=peaks[widest],
+            bytes_per_s=stream,
+            element_bytes=ELEMENT_BYTES[widest],
+            num_multiprocessors=multiprocessors,
+        ),
+    )
+    computed = COMPUTED if kind == "cpu" else {"elementwise_traffic": COMPUTED["elementwise_traffic"]}
+    link = _link(kind, results, source)
+    device = Device(
+        name=re.sub(r"[^\w.-]+", "-", str(about["name"])).strip("-"),
+        peak_TFLOPs={p: _rounded(peak / 1e12) for p, peak in peaks.items()},
+        hbm_bandwidth_GBps=_rounded(stream / 1e9),
+        memory_GiB=_rounded(min(float(result["device"]["memory_bytes"]) for result in results) / GIB),
+        memory_efficiency=1.0,
+        intra_node_link=link.name,
+        inter_node_link=BETWEEN_NODES,
+        nics_per_node=1,
+        num_multiprocessors=multiprocessors,
+        cache_MB=_rounded(cache / 1e6),
+        sustained_clock=1.0,
+        kernels=kernels,
+        source=dict.fromkeys(("peak_TFLOPs", "hbm_bandwidth_GBps", "memory_GiB", "memory_efficiency"), source),
+    )
+    constants = Constants(
+        **computed,
+        host_backward=_rounded(_median(results, "backward_ratio")),
+        reserved_GiB=_rounded(about["reserved_bytes"] / GIB),
+    )
+    node = Node(device=device.name, num_devices=len(results), intra_node_link=link.name, inter_node_link=BETWEEN_NODES,
+                nics=1)  # fmt: skip
+    between = next(known for known in known_links() if known.name == BETWEEN_NODES)
+    cluster = Cluster(
+        name=LOCAL,
+        nodes=(node,),
+        devices={device.name: device},
+        links={link.name: link, between.name: between},
+        constants=constants,
+    )
+    return _with_steps(cluster, results, runs, source)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _median(results: Sequence[Mapping[str, Any]], name: str) -> float:
+    return statistics.median(float(result[name]) for result in results)
+
+
+def _rows(results: Sequence[Mapping[str, Any]], *path: str) -> Floats:
+    """The rows of a section of all ranks."""
+    found = []
+    for result in results:
+        section: Any = result
+        for name in path:
+            section = section[name]
+        found += section
+    return np.array(found, dtype=float)
+
+
+def _link(kind: str, results: Sequence[Mapping[str, Any]], source: str) -> Link:
+    """What joins the devices of the host."""
+    if len(results) == 1:
+        return next(known for known in known_links() if known.name == ALONE)
+    rows = {name: _rows(results, "collectives", name) for name in COLLECTIVES}
+    best = float(np.max(rows["send_recv"][:, 1] / rows["send_recv"][:, 2]))
+    curves = {name: fit_collective(name, found, best) for name, found in rows.items()}
+    return Link(
+        name="local-nccl" if kind == "cuda" else "local-gloo",
+        scope="intra",
+        bandwidth_GBps=_rounded(best / 1e9),
+        efficiency=curves["all_reduce"].efficiency,
+        collectives=curves,
+        source={"bandwidth_GBps": source, "collectives": source},
+    )
+
+
+def _with_steps(cluster: Cluster, results: Sequence[Mapping[str, Any]], runs: Sequence[Run], source: str) -> Cluster:
+    """The cluster with the host times and the rate of memory that explain the steps of small models."""
+    device, constants = next(iter(cluster.devices.values())), cluster.constants
+    assert constants is not None
+    stream = device.hbm_bandwidth_GBps * 1e9
+    loss = np.median([result["loss"] for result in results], axis=0)
+    passes_per_rate, update_s = loss[2] / loss[:2].sum(), _median(results, "adam_s_per_element")
+
+    def at(amounts: Floats) -> Cluster:
+        """The optimizer and the loss take what they took, whatever the rate of memory."""
+        efficiency = 1.0 / max(NO_MEMORY, amounts[-1])
+        stated: dict[str, Any] = {name: _rounded(x) for name, x in zip(AMOUNTS, amounts[:-1], strict=False)}
+        stated["loss_passes"] = _rounded(passes_per_rate * stream * efficiency)
+        stated["optimizer_bytes"] = _rounded(update_s * stream * efficiency)
+        own = replace(device, memory_efficiency=_rounded(efficiency))
+        return replace(cluster, devices={device.name: own}, constants=replace(constants, **stated))
+
+    took = [[result["steps"][i] for result in results] for i in range(len(runs))]
+    timed = [(run, statistics.median(s)) for run, s in zip(runs, took, strict=True) if None not in s]
+    node = replace(cluster.nodes[0], num_devices=1)
+
+    def priced(amounts: Floats) -> Floats:
+        alone = replace(at(amounts), nodes=(node,))
+        return np.array([_price(run, alone) for run, _ in timed])
+
+    measured, reference = np.array([seconds for _, seconds in timed]), np.array(list(AMOUNTS.values()))
+    rounds = 1 if constants.overlap_exponent == 1.0 else ROUNDS
+    amounts, errors = fit_linear(priced, measured, reference, rounds)
+    amounts[-1] = max(LEAST_MEMORY, amounts[-1])
+    found = at(amounts)
+    assert found.constants is not None
+    sources = dict.fromkeys(found.constants.stated(), source) | dict.fromkeys(COMPUTED, CHOSEN)
+    stated = replace(found.constants, errors={"steps": errors}, source=sources)
+    return replace(found, constants=stated)
+
+
+def _price(run: Run, cluster: Cluster) -> float:
+    """Step time of a plan on a cluster."""
+    problem = replace(run.problem, cluster=cluster)
+    return price(problem, run.plan, Evaluator(problem, run.tables)).step_time_s
+
+
+def residuals(cluster: Cluster) -> Iterator[tuple[str, float, float, float]]:
+    """What was fitted: (name, rows, median and 90th percentile of the absolute relative error)."""
+    for device in cluster.devices.values():
+        if device.kernels is not None:
+            for precision, curve in device.kernels.gemm.items():
+                yield (f"products, {precision}", curve.rows, *_both(curve.cross_validated))
+            yield ("attention", device.kernels.attention.rows, *_both(device.kernels.attention.cross_validated))
+    for link in cluster.links.values():
+        for kind, own in link.collectives.items():
+            yield (kind, own.rows, *_both(own.cross_validated))
+    for name, found in (cluster.constants.errors if cluster.constants else {}).items():
+        yield (name, found["rows"], *_both(found))
+
+
+def _both(found: Mapping[str, float]) -> tuple[float, float]:
+    return found["median_error"], found["p90_error"]

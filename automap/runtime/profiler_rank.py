@@ -1,0 +1,382 @@
+"""What one rank of a profile does: times kernels, collectives and the runtime itself, and reports rows of seconds.
+
+All ranks measure at the same time, as they will compute at the same time. Each section has a share of the time and
+leaves out what it has no time for. Nothing is fitted here. Units: seconds, bytes, elements.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from automap.cluster import parse_cluster
+from automap.fitted import COLLECTIVES
+from automap.plan import Plan
+from automap.problem import Problem
+from automap.runtime.interpreter import apply, run
+from automap.runtime.optimizer import Optimizer
+from automap.runtime.runner import DTYPES, Runner
+from automap.runtime.synthetic import RandomData, RandomValues
+from ir import zoo
+
+REPEATS = 5
+SHARES = {"stream": 0.03, "gemm": 0.3, "attention": 0.12, "steps": 0.3, "collectives": 0.25}
+"""Of the measuring time, for each section."""
+BUFFER_BYTES = 1 << 26
+"""Of the buffers that are streamed through memory."""
+GEMM_SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+GEMM_ROWS = 480
+LEAST_ROWS = 12
+"""Of a section, however little time there is."""
+MOST_S = 0.02
+"""No kernel that takes longer at the host's peak is timed."""
+LEAST_STEPS = 4
+TINY_MODEL = "gpt:layers=2,hidden=16,heads=2,seq_len=8,vocab_size=32"
+LOSS_MODEL = "gpt:layers=1,hidden=64,heads=4,seq_len=128,vocab_size=8192"
+COLLECTIVE_BYTES = tuple(1 << p for p in (10, 20, 16, 23, 18, 21, 14, 25, 12, 22, 24))
+COLLECTIVE_REPEATS = 15
+ADAM_ELEMENTS = 1 << 20
+
+Row = list[float]
+
+
+def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any]) -> dict[str, Any]:
+    """Measures on one rank, see `automap.runtime.profiler`.
+
+    Args:
+        folder: where ranks meet.
+        rank: of this process, also the number of its GPU.
+        num_ranks: of all.
+        argument: {device: cuda or cpu; measure_s: what the sections share; time_s: the limit of all; plans: [[model,
+            plan of one device]]}.
+
+    Returns:
+        Section -> its rows; `device` -> what the device says of itself.
+    """
+    torch.set_num_threads(1)
+    device = torch.device(argument["device"], rank) if argument["device"] == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=f"file://{folder / 'store'}",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timedelta(seconds=argument["time_s"]),
+    )
+    dist.barrier()
+    about = describe(device, num_ranks)
+    measure_s = float(argument["measure_s"])
+    clock = Clock(device)
+    flops = _peak_flops(clock)
+    sections: dict[str, Callable[[float], Any]] = {
+        "stream": lambda until: _stream(clock),
+        "gemm": lambda until: _gemms(clock, flops, until),
+        "attention": lambda until: _attentions(clock, flops, until),
+        "steps": lambda until: _steps(argument["plans"], clock, until),
+        "collectives": lambda until: _collectives(clock, num_ranks, until),
+    }
+    # First, for the optimizer imports much when it is first used.
+    found: dict[str, Any] = {"device": about, "adam_s_per_element": _adam(clock), "seconds": {}}
+    for name, section in sections.items():
+        dist.barrier()
+        begun = time.monotonic()
+        found[name] = section(begun + SHARES[name] * measure_s)
+        found["seconds"][name] = time.monotonic() - begun
+    found["loss"] = _loss(clock)
+    found["backward_ratio"] = _backward_ratio(clock)
+    return found
+
+
+class Clock:
+    """Times what runs on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def synchronise(self) -> None:
+        """Waits for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def kernel(self, launch: Callable[[], object], *, with_host: bool = False) -> float:
+        """Seconds of one kernel among many of its kind, the median of some repeats.
+
+        Args:
+            launch: starts it, on tensors that are there.
+            with_host: on a GPU, launches each anew, as the host can; else what was launched is recorded once and played
+                back without the host.
+        """
+        launch()
+        once = self.repeated(launch, 1)
+        count = max(1, min(200, int(5e-4 / max(once, 1e-7))))
+        if self.device.type == "cuda" and not with_host:
+            graph = torch.cuda.CUDAGraph()
+            # Threads of NCCL ask for events meanwhile.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                for _ in range(count):
+                    launch()
+            graph.replay()
+            return statistics.median(self.repeated(graph.replay, 1) for _ in range(REPEATS)) / count
+        return statistics.median(self.repeated(launch, count) for _ in range(REPEATS))
+
+    def repeated(self, launch: Callable[[], object], count: int) -> float:
+        """Seconds of one of `count` runs, one after the other."""
+        self.synchronise()
+        start = time.perf_counter()
+        for _ in range(count):
+            launch()
+        self.synchronise()
+        return (time.perf_counter() - start) / count
+
+    def together(self, run: Callable[[], object], group: dist.ProcessGroup | None = None) -> float:
+        """Seconds of what all ranks of a group do together: those of the slowest."""
+        dist.barrier(group)
+        self.synchronise()
+        start = time.perf_counter()
+        run()
+        self.synchronise()
+        return self.slowest(time.perf_counter() - start, group)
+
+    def slowest(self, seconds: float, group: dist.ProcessGroup | None = None) -> float:
+        """The largest over the ranks."""
+        found = torch.tensor(seconds, dtype=torch.float64, device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group)
+        return float(found)
+
+
+def describe(device: torch.device, num_ranks: int) -> dict[str, Any]:
+    """What a device says of itself: name, memory in bytes, multiprocessors, last-level cache in bytes."""
+    if device.type == "cuda":
+        about = torch.cuda.get_device_properties(device)
+        free, total = torch.cuda.mem_get_info(device)
+        return {
+            "name": about.name,
+            "memory_bytes": total,
+            "reserved_bytes": total - free - torch.cuda.memory_reserved(device),
+            "num_multiprocessors": about.multi_processor_count,
+            "cache_bytes": about.L2_cache_size,
+        }
+    return {
+        "name": _processor_name(),
+        "memory_bytes": _free_bytes() // num_ranks,
+        "reserved_bytes": 0,
+        "num_multiprocessors": 1,
+        "cache_bytes": _cache_bytes(),
+    }
+
+
+def _processor_name() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
+
+
+def _cache_bytes() -> int:
+    """The largest cache that the first core sees; a guess where the system does not say."""
+    units = {"K": 1 << 10, "M": 1 << 20}
+    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=8 << 20)
+
+
+def _free_bytes() -> int:
+    """Memory that processes can still get here, with this one's libraries loaded; what a container may hold."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    limit, used = (Path("/sys/fs/cgroup") / f"memory.{name}" for name in ("max", "current"))
+    if limit.exists() and used.exists() and limit.read_text().strip().isdigit():
+        free = min(free, int(limit.read_text()) - int(used.read_text()))
+    return max(free, 1)
+
+
+def _precisions(device: torch.device) -> tuple[str, ...]:
+    return ("bf16", "fp16", "fp32") if device.type == "cuda" else ("fp32",)
+
+
+def _peak_flops(clock: Clock) -> float:
+    """Roughly: of one large product in the device's widest-used precision."""
+    size = 4096 if clock.device.type == "cuda" else 512
+    a = torch.ones(size, size, dtype=DTYPES[_precisions(clock.device)[0]], device=clock.device)
+    return 2.0 * size**3 / clock.kernel(lambda: torch.mm(a, a))
+
+
+def _stream(clock: Clock) -> float:
+    """Bytes/s of a copy that no cache holds."""
+    source = torch.ones(BUFFER_BYTES // 4, device=clock.device)
+    target = torch.empty_like(source)
+    return 2.0 * BUFFER_BYTES / clock.kernel(lambda: target.copy_(source))
+
+
+def _gemms(clock: Clock, flops: float, until: float) -> dict[str, list[Row]]:
+    """Precision -> rows (batch, m, n, k, seconds), in the three layouts of a forward pass and its two gradients."""
+    found: dict[str, list[Row]] = {p: [] for p in _precisions(clock.device)}
+    random = np.random.default_rng(0)
+    for number in range(GEMM_ROWS):
+        if number >= LEAST_ROWS and time.monotonic() > until:
+            break
+        batch = int(random.choice((4, 16, 48))) if number % 4 == 3 else 1
+        m, n, k = (int(size) for size in random.choice(GEMM_SIZES, size=3))
+        if 2.0 * batch * m * n * k > MOST_S * flops or 4.0 * batch * (m * k + k * n + m * n) > BUFFER_BYTES:
+            continue
+        for precision, rows in found.items():
+            how: dict[str, Any] = {"dtype": DTYPES[precision], "device": clock.device}
+            a = torch.randn(batch, k, m, **how).mT if number % 3 == 1 else torch.randn(batch, m, k, **how)
+            b = torch.randn(batch, n, k, **how).mT if number % 3 == 0 else torch.randn(batch, k, n, **how)
+            c = torch.empty(batch, m, n, **how)
+            if batch == 1:
+                a, b, c = a[0], b[0], c[0]
+            seconds = clock.kernel(functools.partial(torch.matmul, a, b, out=c))
+            rows.append([batch, m, n, k, seconds])
+    return found
+
+
+def _attentions(clock: Clock, flops: float, until: float) -> list[Row]:
+    """Rows (batch * heads, positions, head size, seconds forward, seconds backward), causal."""
+    dtype = DTYPES[_precisions(clock.device)[0]]
+    found: list[Row] = []
+    shapes = list(itertools.product((4, 16, 64), (128, 256, 512, 1024, 2048, 4096), (32, 64, 128)))
+    for number in np.random.default_rng(0).permutation(len(shapes)):
+        heads, positions, size = shapes[number]
+        is_late = len(found) >= LEAST_ROWS and time.monotonic() > until
+        if is_late or 14.0 * heads * positions**2 * size > MOST_S * flops:
+            continue
+        how: dict[str, Any] = {"dtype": dtype, "device": clock.device, "requires_grad": True}
+        q, k, v = (torch.randn(1, heads, positions, size, **how) for _ in range(3))
+        out = _attend(q, k, v)
+        gradient = torch.ones_like(out)
+        forward = functools.partial(_attend, q.detach(), k.detach(), v.detach())
+        backward = functools.partial(torch.autograd.grad, out, (q, k, v), gradient, retain_graph=True)
+        # Autograd stays on the stream of the forward pass, which cannot be recorded.
+        found.append([heads, positions, size, clock.kernel(forward), clock.kernel(backward, with_host=True)])
+    return found
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _loss(clock: Clock) -> Row:
+    """(bytes as the price counts them forward, backward, seconds of both) of a cross-entropy over a vocabulary."""
+    graph = zoo.build(LOSS_MODEL)
+    op = graph.operators[-1]
+    shapes = [graph.tensors[name].shape for name in op.inputs]
+    dtype = DTYPES[_precisions(clock.device)[0]]
+    logits = torch.rand(shapes[0], dtype=dtype, device=clock.device).requires_grad_()
+    labels = torch.zeros(shapes[1], dtype=torch.int64, device=clock.device)
+
+    def both() -> None:
+        (out,) = apply(op, graph.tensors, [logits, labels], 1)
+        torch.autograd.grad(out, logits)
+
+    return [logits.nbytes * op.traffic[0], logits.nbytes * op.traffic[1], clock.kernel(both, with_host=True)]
+
+
+def _backward_ratio(clock: Clock) -> float:
+    """Host time of the backward pass over that of the forward pass, of operators so small that nothing else counts."""
+    graph = zoo.build(TINY_MODEL)
+    data = RandomData(graph, 1, 0, torch.float32, clock.device)
+    values = {name: value.to(clock.device) for name, value in RandomValues(graph, 0).items()}
+    values |= {
+        t.name: data(t.name, tuple((0, extent) for extent in t.shape_at(1)), 0)
+        for t in graph.tensors.values()
+        if t.role == "input"
+    }
+    leaves = [values[t.name].requires_grad_() for t in graph.parameters if t.is_float]
+    loss = run(graph, values, 1)[graph.outputs[-1]]
+    forward = clock.kernel(lambda: run(graph, values, 1), with_host=True)
+    backward = clock.kernel(lambda: torch.autograd.grad(loss, leaves, retain_graph=True), with_host=True)
+    return backward / forward
+
+
+def _steps(plans: Sequence[Any], clock: Clock, until: float) -> list[float | None]:
+    """Seconds of a step of each plan of one device, which every rank takes by itself; None = no time left."""
+    found: list[float | None] = []
+    for number, (spec, document) in enumerate(plans):
+        if number >= LEAST_STEPS and time.monotonic() > until:
+            found.append(None)
+            continue
+        plan = Plan.from_json(document)
+        problem = Problem.build(zoo.build(spec), parse_cluster("1xcpu"), plan.training)
+        runner = Runner(problem, plan, 0, 0, clock.device)
+        for _ in range(2):
+            runner.step()
+        found.append(statistics.median(clock.repeated(runner.step, 1) for _ in range(REPEATS)))
+    return found
+
+
+def _adam(clock: Clock) -> float:
+    """Seconds that the optimizer takes for an element of a large parameter."""
+    leaf = torch.zeros(ADAM_ELEMENTS, device=clock.device, requires_grad=True)
+    optimizer = Optimizer({"leaf": leaf}, "adam")
+    gradient = torch.ones_like(leaf)
+
+    def step() -> None:
+        leaf.grad = gradient
+        optimizer.step()
+
+    for _ in range(2):
+        step()
+    return statistics.median(clock.repeated(step, 1) for _ in range(REPEATS)) / ADAM_ELEMENTS
+
+
+def group_sizes(num_ranks: int) -> list[int]:
+    """Sizes of the groups that are measured: powers of two, and all."""
+    powers = [1 << p for p in range(1, num_ranks.bit_length()) if 1 << p <= num_ranks]
+    return sorted({*powers, num_ranks} - {1})
+
+
+def _collectives(clock: Clock, num_ranks: int, until: float) -> dict[str, list[Row]]:
+    """Kind -> rows (ranks, bytes, seconds); groups of one size run at the same time, side by side."""
+    found: dict[str, list[Row]] = {kind: [] for kind in COLLECTIVES}
+    rank = dist.get_rank()
+    sizes = group_sizes(num_ranks)
+    groups = {}
+    for size in sizes:
+        for first in range(0, num_ranks - size + 1, size):
+            group = dist.new_group(list(range(first, first + size)))
+            if first <= rank < first + size:
+                groups[size] = (group, first)
+    for number, data in enumerate(COLLECTIVE_BYTES):
+        for size in sizes:
+            if clock.slowest(time.monotonic() - until) > 0.0 and number > 2:
+                return found
+            if size in groups:
+                group, first = groups[size]
+                for kind in COLLECTIVES if size == sizes[0] else COLLECTIVES[:-1]:
+                    found[kind].append([size, data, _time_collective(clock, kind, data, size, group, first)])
+    return found
+
+
+def _time_collective(clock: Clock, kind: str, data: int, size: int, group: dist.ProcessGroup, first: int) -> float:
+    """Seconds of one collective; `data` bytes are the larger of what a rank holds before and after."""
+    whole = torch.zeros(data // (4 * size) * size, device=clock.device)
+    part = torch.zeros(len(whole) // size, device=clock.device)
+    out = torch.empty_like(whole)
+
+    def send() -> None:
+        mine = dist.get_rank() - first
+        if mine == 0:
+            dist.send(whole, first + 1, group)
+        elif mine == 1:
+            dist.recv(out, first, group)
+
+    run: Callable[[], object] = {
+        "all_reduce": lambda: dist.all_reduce(whole, group=group),
+        "all_gather": lambda: dist.all_gather_single(out, part, group),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(part, whole, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(out, whole, group=group),
+        "send_recv": send,
+    }[kind]
+    run()
+    return statistics.median(clock.together(run, group) for _ in range(COLLECTIVE_REPEATS))

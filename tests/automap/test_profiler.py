@@ -1,0 +1,178 @@
+"""Profiles: what a host was measured to be becomes a cluster that is read back and priced."""
+
+import json
+import statistics
+import time
+from dataclasses import replace
+
+import numpy as np
+import psutil
+import pytest
+from small_graphs import build_mlp
+
+from automap.cluster import LOCAL, group_link, local_profile, parse_cluster
+from automap.errors import ClusterError
+from automap.fitted import COLLECTIVES
+from automap.price.communication import collective_s, host_link
+from automap.price.curves import attention_curve, gemm_curve, is_measured
+from automap.price.estimate import price
+from automap.price.gemm import gemm_s
+from automap.price.layout import link_vector
+from automap.problem import Problem
+from automap.runtime import profiler
+from automap.space import PlanSpace
+
+STREAM, FLOPS = 1e10, 8e10
+
+
+def two_ranks():
+    """What two ranks of a made-up host report: every time follows one of the price's forms."""
+    random = np.random.default_rng(0)
+    curve = np.array([3e-6, FLOPS, 0.5 * STREAM, 2.0, 10.0, 0.0, 0.0, 1, 32e6 * 0.2, 2.0, 0.0, 8.0])
+    shapes = [[1.0, *random.choice([8.0, 40.0, 200.0, 1000.0], 3)] for _ in range(20)]
+    link = host_link(2, latency_s=1e-4, growth=0.0, bytes_per_s=1e9, small_group=0.0, ramp=0.0)
+    sizes = [2.0**p for p in (10, 14, 20, 25)]
+    rank = {
+        "device": {"name": "A CPU @ 2", "memory_bytes": 4 << 30, "reserved_bytes": 0, "num_multiprocessors": 1,
+                   "cache_bytes": 32_000_000},
+        "stream": STREAM,
+        "gemm": {"fp32": [[*s, gemm_s(*s[1:], s[0], 4.0, 4.0, curve)] for s in shapes]},
+        "attention": [[h, s, 64.0, 1e-9 * h * s * s, 3e-9 * h * s * s] for h in (4, 16) for s in (128, 256, 512, 1024)],
+        "collectives": {
+            kind: [[2.0, size, collective_s(number, 2.0, link, size)] for size in sizes]
+            for number, kind in enumerate(COLLECTIVES)
+        },
+        "adam_s_per_element": 5e-9,
+        "loss": [1e6, 1e6, 1e-3],
+        "backward_ratio": 0.8,
+        "steps": [0.01, 0.03, 0.02, 0.04, 0.05, *[None] * 4],
+    }  # fmt: skip
+    return [rank, rank]
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return profiler.step_plans("cpu")
+
+
+@pytest.fixture(scope="module")
+def cluster(runs):
+    return profiler.build_cluster("cpu", two_ranks(), runs)
+
+
+def test_a_profile_is_read_back_as_it_was_written(cluster):
+    assert parse_cluster(json.loads(json.dumps(cluster.to_json()))) == cluster
+
+
+def test_rates_are_those_that_were_measured(cluster):
+    (device,) = cluster.devices.values()
+    assert (device.name, cluster.num_devices) == ("A-CPU-2", 2)
+    assert device.memory_GiB == 4.0
+    assert is_measured(device)
+    vector = gemm_curve(device, "fp32")
+    assert gemm_s(1000.0, 1000.0, 1000.0, 1.0, 4.0, 4.0, vector) == pytest.approx(2e9 / FLOPS, rel=0.05)
+    fast, slow = (attention_curve(device, rate=rate, portable=True) for rate in (1.0, 0.1))
+    assert (fast == slow).all(), "what ran is what was measured, whatever the trainer's kernel reaches elsewhere"
+    for number, size in ((number, 2.0**p) for number in range(len(COLLECTIVES)) for p in (12, 24)):
+        link = link_vector(group_link(cluster, (0, 1)), 1.0)
+        share = {"all_reduce": 1.0, "send_recv": 1.0}.get(COLLECTIVES[number], 0.5)
+        assert collective_s(number, 2.0, link, size) == pytest.approx(1e-4 + share * size / 1e9, rel=0.03)
+
+
+@pytest.mark.slow
+def test_steps_are_explained_by_the_constants(cluster, runs):
+    """Steps that the price itself makes of known constants give these back."""
+    known = replace(cluster.constants, host_us_per_operator=50.0, micro_batch_ms=0.7, step_overhead_ms=2.0)
+    (device,) = cluster.devices.values()
+    known = replace(
+        known,
+        optimizer_bytes=5e-9 * STREAM * 0.4,
+        loss_passes=1e-3 / 2e6 * STREAM * 0.4,
+    )
+    true = replace(cluster, devices={device.name: replace(device, memory_efficiency=0.4)}, constants=known)
+    alone = replace(true, nodes=(replace(true.nodes[0], num_devices=1),))
+    steps = [price(replace(run.problem, cluster=alone), run.plan).step_time_s for run in runs]
+    reports = two_ranks()
+    for report in reports:
+        report["steps"] = [*steps[:8], None]
+    found = profiler.build_cluster("cpu", reports, runs)
+    assert found.constants.host_us_per_operator == pytest.approx(50.0, rel=0.01)
+    assert found.constants.micro_batch_ms == pytest.approx(0.7, rel=0.02)
+    assert found.constants.step_overhead_ms == pytest.approx(2.0, rel=0.02)
+    assert found.devices[device.name].memory_efficiency == pytest.approx(0.4, rel=0.02)
+    assert found.constants.errors["steps"]["rows"] == 8
+
+
+def test_a_plan_is_priced_with_the_hosts_own_constants(cluster):
+    problem = Problem.build(build_mlp((64, 256, 32)), cluster, {"global_batch": 8}, {"fix": {"dp": 2}})
+    assert problem.precision == "fp32", "the only one that was measured"
+    assert problem.trainer.host_us_per_operator == cluster.constants.host_us_per_operator
+    space = PlanSpace(problem)
+    plan = space.decode(space.even_values(space.meshes.shapes[0], recompute="none", zero=0))
+    slower = replace(cluster, constants=replace(cluster.constants, step_overhead_ms=1e3))
+    first, second = (price(replace(problem, cluster=c), plan).step_time_s for c in (cluster, slower))
+    assert second - first == pytest.approx(1.0 - cluster.constants.step_overhead_ms * 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        (("constants", "host_us_per_operator"), -1.0, "cluster.constants.host_us_per_operator"),
+        (("devices", "A-CPU-2", "kernels", "gemm", "fp32", "floor_us"), -0.5, "kernels.gemm.floor_us"),
+        (("devices", "A-CPU-2", "kernels", "gemm", "fp32", "norm"), 0.5, "kernels.gemm.norm"),
+        (("devices", "A-CPU-2", "kernels", "attention", "compute_efficiency"), 0, "kernels.attention"),
+        (("devices", "A-CPU-2", "peak_TFLOPs", "bf16"), 1.0, "kernels.gemm"),
+        (("links", "local-gloo", "collectives", "all_reduce", "latency_us"), -3, "collectives.latency_us"),
+        (("links", "local-gloo", "collectives", "broadcast"), {}, "collectives"),
+        (("constants", "speed"), 3, "cluster.constants.speed"),
+    ],
+)
+def test_a_spoilt_file_is_refused_by_field_and_value(cluster, path, value, field):
+    document = json.loads(json.dumps(cluster.to_json()))
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = place["all_reduce"] if path[-1] == "broadcast" else value
+    with pytest.raises(ClusterError) as caught:
+        parse_cluster(document)
+    assert field in caught.value.field
+    assert caught.value.repair
+
+
+def test_local_is_the_profile_in_the_data_folder(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("AUTOMAP_DATA_DIR", str(tmp_path))
+    with pytest.raises(ClusterError, match="automap profile"):
+        parse_cluster(LOCAL)
+    local_profile().write_text(json.dumps(cluster.to_json()))
+    assert parse_cluster(LOCAL) == cluster
+
+
+@pytest.mark.slow
+def test_this_host_is_measured_in_time_and_nothing_is_left():
+    import torch
+
+    start = time.monotonic()
+    found = profiler.profile_host(time_limit_s=40.0, num_devices=2)
+    assert (found.outcome, found.message) == ("ok", "")
+    assert time.monotonic() - start < 40.0
+    assert not psutil.Process().children(recursive=True)
+    assert parse_cluster(found.cluster.to_json()) == found.cluster
+    assert found.cluster.num_devices == 2
+    names = {name for name, *_ in profiler.residuals(found.cluster)}
+    assert names == {"products, fp32", "attention", "steps", *COLLECTIVES}
+    (device,) = found.cluster.devices.values()
+    curve, off = gemm_curve(device, "fp32"), []
+    for m, n, k in ((64, 64, 64), (128, 256, 128), (256, 256, 256), (512, 128, 64), (96, 384, 256)):
+        a, b = torch.ones(m, k), torch.ones(k, n)
+        times = []
+        for _ in range(9):
+            begun = time.perf_counter()
+            torch.mm(a, b)
+            times.append(time.perf_counter() - begun)
+        off.append(gemm_s(m, n, k, 1.0, 4.0, 4.0, curve) / statistics.median(times))
+    # Whoever else uses the cores slows all shapes alike, now or while the host was measured.
+    pace = statistics.median(off)
+    assert 1 / 4 < pace < 4
+    assert (
+        statistics.median(abs(x / pace - 1.0) for x in off) <= device.kernels.gemm["fp32"].cross_validated["p90_error"]
+    )
