@@ -18,6 +18,7 @@ import problems
 import torch
 
 from agents.dqn import Hyperparameters, MaskedDQN, Watch, new_agent
+from agents.explored import Explored
 from agents.incumbent import Incumbent
 from agents.plan_vec_env import PlanVecEnv
 from agents.searcher import Budget
@@ -73,6 +74,8 @@ class BlindToBounds(WithoutCeiling):
 
 
 PLAIN = Hyperparameters()
+WITHOUT_TREE = "without tree"
+"""Plans may come twice, and decisions be taken whose bound says that they cannot win."""
 VARIANTS: dict[str, tuple[type[MaskedDQN], type[Episodes], Callable[[int], Hyperparameters]]] = {
     "all of it": (MaskedDQN, Episodes, lambda plans: PLAIN),
     "reward at the end only": (WithoutCeiling, RewardAtTheEnd, lambda plans: PLAIN),
@@ -80,6 +83,7 @@ VARIANTS: dict[str, tuple[type[MaskedDQN], type[Episodes], Callable[[int], Hyper
     "without floor": (WithoutFloor, Episodes, lambda plans: PLAIN),
     "without ceiling": (WithoutCeiling, Episodes, lambda plans: PLAIN),
     "without elite": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, elite_share=0.0)),
+    WITHOUT_TREE: (MaskedDQN, Episodes, lambda plans: PLAIN),
     "without signs": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, num_signs=0)),
     "one cycle for the budget": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, cycle_plans=plans)),
     "two updates a step": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, updates_per_step=2)),
@@ -92,8 +96,9 @@ def run(space: PlanSpace, variant: str, evaluations: int, seed: int) -> Incumben
     agent_class, episodes_class, parameters_of = VARIANTS[variant]
     parameters, budget = parameters_of(evaluations), Budget(evaluations=evaluations)
     incumbent = Incumbent(space, budget, searcher="dqn", on_progress=lambda p: None, should_stop=lambda: False)
-    env = PlanVecEnv([episodes_class(HybridDecisions(space), parameters.num_envs)], parameters.num_signs)
-    agent = new_agent(env, parameters, seed, agent_class)
+    episodes = episodes_class(HybridDecisions(space), parameters.num_envs)
+    explored = None if variant == WITHOUT_TREE else Explored(episodes, lambda: incumbent.best_s)
+    agent = new_agent(PlanVecEnv([episodes], parameters.num_signs), parameters, seed, agent_class, explored)
     agent.learn(total_timesteps=10**12, callback=Watch(incumbent), log_interval=10**12)
     return incumbent
 
