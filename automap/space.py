@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import numpy.typing as npt
 from automap.batch_shares import NUM_WAYS, dealt
 from automap.constraints import Constrained
 from automap.counting import count_decades
+from automap.encoding import values_of
 from automap.limits import WHOLE, Limits
 from automap.meshes import Meshes, Shape
 from automap.order import SPLIT_KINDS
@@ -34,7 +34,7 @@ from automap.price.layout import Layout
 from automap.price.legality import mode_mask, share_mask, signature_mask, size_mask
 from automap.problem import Problem
 from automap.stage_sizes import spread
-from automap.translate import same_choice, to_choice
+from automap.translate import to_choice
 from ir.graph import Operator
 
 if TYPE_CHECKING:
@@ -546,90 +546,7 @@ class PlanSpace:
         Raises:
             PlanError: the plan is malformed or for another problem.
         """
-        choice = to_choice(plan, self.evaluator, self.axes)
-        stages = choice.layout.stages
-        inner = {tuple(int(size) for size in stage.axes[1:]) for stage in stages}
-        if choice.axes != self.axes or len(inner) != 1:
-            return None
-        (*middle, tp), pp = next(iter(inner)), len(stages)
-        shape = Shape(
-            pp=pp,
-            tp=tp,
-            dp=self.meshes.devices // pp // math.prod((*middle, tp)),
-            num_micro_batches=choice.num_micro_batches,
-            samples=choice.samples,
-            virtual=len(choice.chunks) // pp,
-            middle=math.prod(middle),
-        )
-        placed = self._stage_values(choice)
-        if shape not in self.shapes or placed is None:
-            return None
-        values: list[int] = [*self.meshes.values(shape), *placed]
-        if self.layout(values) is not choice.layout:
-            return None
-        way = self._shares_value(values, choice)
-        if way is None:
-            return None
-        values.append(way)
-        shares = self.cut_shares(values)
-        start = 0
-        for slot in self.slots[self.first_cut : self.first_signature]:
-            if slot.kind == "cut" and slot.index < shape.num_chunks - 1:
-                end = start + len(choice.chunks[slot.index])
-                candidates = self.candidates(start, slot.index, shape.num_chunks, shares[slot.index]).tolist()
-                if end not in candidates:
-                    return None
-                values.append(candidates.index(end))
-                start = end
-            elif slot.kind == "recompute" and slot.index < pp:
-                values.append(self._mode(choice, slot.index))
-            elif slot.kind == "zero":
-                values.append(choice.zero)
-            else:
-                values.append(0)
-        chosen: dict[int, Ints] = {}
-        for segment in (s for chunk in choice.chunks for s in chunk):
-            chosen.setdefault(self.linkage.blocks.units[segment.unit].type, segment.chosen)
-        for slot in self.slots[self.first_signature :]:
-            group = self.linkage.types[slot.unit_type].groups[slot.group]
-            values.append(int(chosen[slot.unit_type][group.leader, slot.index]))
-        found = self.repair(values)
-        return found if found == tuple(values) and same_choice(self.choice(found), choice) else None
-
-    def _stage_values(self, choice: Choice) -> list[int] | None:
-        """The values of the slots of `STAGE_KINDS`, or None if there are none such."""
-        stages, meshes = choice.layout.stages, self.meshes
-        turn = tuple(device for stage in stages for device in stage.devices)
-        kind = self.schedules[0] if choice.kind == "interleaved" else choice.kind
-        if turn not in meshes.orders or kind not in self.schedules:
-            return None
-        values = [self.schedules.index(kind), meshes.orders.index(turn)]
-        even = meshes.devices // len(stages)
-        for slot in self.slots[self.first_stage + 2 : self.shares_slot]:
-            size = len(stages[slot.index].devices) if slot.index < len(stages) - 1 else even
-            if size != even and size % meshes.part:
-                return None
-            values.append(0 if size == even else size // meshes.part)
-        return values
-
-    def _shares_value(self, values: Sequence[int], choice: Choice) -> int | None:
-        """The value of the slot `shares` behind all slots before, or None if there is none such."""
-        if not choice.shares:
-            return 0
-        legal = np.flatnonzero(self.legal(values)).tolist()
-        return next((way for way in legal if self.batch_shares((*values, way)) == choice.shares), None)
-
-    def _mode(self, choice: Choice, rank: int) -> int:
-        """The first recompute mode that all chunks of a rank follow; 0 where none does."""
-        segments = [s for chunk in choice.chunks[rank :: len(choice.layout.stages)] for s in chunk]
-        types = [self.linkage.blocks.units[s.unit].type for s in segments]
-        for mode, name in enumerate(RECOMPUTE_MODES):
-            if all(
-                np.array_equal(s.recomputed, self.evaluator.masks(t)[name])
-                for s, t in zip(segments, types, strict=True)
-            ):
-                return mode
-        return 0
+        return values_of(self, to_choice(plan, self.evaluator, self.axes))
 
     def neighbours(
         self, rng: np.random.Generator, values: Ints, donors: Ints, chances: Sequence[float] = MOVE_CHANCES
