@@ -34,6 +34,5 @@ def price_many(tables, space, memo, values, exact, out):
         for group in range(space.groups.shape[0]):
             for axis in range(num_axes):
                 slot = space.scalars[N_FIRST_SIGNATURE] + group * num_axes + axis
-                if desk.picked[group, axis] != value[slot]:
-                    pick(space, group, axis, value[slot], desk)
+                pick(space, group, axis, value[slot], desk)
         price_laid(tables, space, memo, value, desk, sharded, exact, out[plan])

@@ -7,11 +7,13 @@ does not hide, then its optimizer; the step ends with the slowest rank. Units: s
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from numba import boolean, float64, int64, types, void
 
-from automap.order import BACKWARD, FORWARD, INPUT, WEIGHT
+from automap.order import A_COUNT, BACKWARD, FORWARD, INPUT, WEIGHT
 from automap.price.communication import (
     KIND_COUNT,
     RAMP_UNIT_S,
@@ -49,6 +51,9 @@ from automap.price.vectors import (
     MAX_AXES,
 )
 
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
 # Slots of the settings vector.
 # P_SENT: bytes of a gradient on its way; P_UPDATE: bytes that the optimizer moves a parameter.
 (
@@ -72,6 +77,7 @@ from automap.price.vectors import (
 P_COUNT = 16
 SPREAD_OVERLAP = 0.8
 """Share of the gradients' overlap that ZeRO 1's gathers of the weights reach."""
+
 # Columns of the result, one row a rank.
 (
     R_END,
@@ -90,6 +96,41 @@ SPREAD_OVERLAP = 0.8
 ) = range(13)
 R_COMM = 13
 R_COUNT = R_COMM + KIND_COUNT
+
+
+class Room(NamedTuple):
+    """Scratch memory of one caller, for so many ranks and chunks at most."""
+
+    counts: Floats
+    """[words, chunks]"""
+    seconds: Floats
+    """[words, chunks]"""
+    chunks: Floats
+    """[CHUNK_ROWS, chunks]"""
+    ranks: Floats
+    """[RANK_ROWS, ranks]"""
+    reduce: Floats
+    """[ranks, axes]"""
+    program: Ints
+    """[0, A_COUNT] of a schedule that is not explicit."""
+
+
+ROOM = types.NamedTuple((*[float64[:, ::1]] * 5, int64[:, ::1]), Room)
+"""Numba's type of `Room`."""
+CHUNK_ROWS, RANK_ROWS = 3, 9
+
+
+@kernel(ROOM(int64, int64, int64))
+def new_room(num_ranks, num_chunks, num_axes):
+    """Memory for pipelines of so many ranks and chunks at most."""
+    return Room(
+        np.empty((4, num_chunks)),
+        np.empty((4, num_chunks)),
+        np.empty((CHUNK_ROWS, num_chunks)),
+        np.empty((RANK_ROWS, num_ranks)),
+        np.empty((num_ranks, num_axes)),
+        np.empty((0, A_COUNT), np.int64),
+    )
 
 
 @borrowing(float64(float64, float64[::1], float64, float64), inner=True)
@@ -167,18 +208,21 @@ def _bound_schedule(num_micro_batches, counts, seconds, kept, busy, ends, peak):
         ends[rank] = min(ends[rank], max(ends[0], busy[rank]))
 
 
-@kernel(
+@borrowing(
     void(
         float64[:, ::1],
         int64[:, ::1],
         float64[:, ::1],
         int64,
+        int64[::1],
         float64[:, ::1],
         float64[:, :, ::1],
         boolean[::1],
+        int64[::1],
         float64[::1],
         float64[::1],
         float64[:, ::1],
+        float64[::1],
         float64[::1],
         float64[:, ::1],
     )
@@ -188,28 +232,33 @@ def passes(
     parts,
     counts,
     num_micro_batches,
+    stages,
     axes,
     links,
     zero_axes,
+    boundaries,
     send_bytes_per_s,
     settings,
     seconds,
+    exchange,
     last_backward,
     result,
 ):
     """Seconds of one action of every kind on every chunk.
 
     Args:
-        costs, parts, num_micro_batches, axes, links, zero_axes, send_bytes_per_s, settings: see `combine`.
+        costs, parts, num_micro_batches, stages, axes, links, zero_axes, boundaries, send_bytes_per_s, settings: see
+            `combine`.
         counts: [words, chunks] how often a chunk does each word in a step.
         seconds: [words, chunks], written. Exchanges are part of the passes: a rank waits for its neighbours, and
             nothing is on its way besides.
+        exchange: [chunks] seconds that a rank waits for what crosses behind a chunk, written.
         last_backward: [ranks] seconds of the last backward pass, without its exchanges; written.
         result: [ranks, R_COUNT], what the passes consist of is added.
     """
-    num_ranks = axes.shape[0]
-    num_chunks = seconds.shape[1]
-    exchange = np.zeros(num_chunks)
+    num_ranks = last_backward.shape[0]
+    num_chunks = exchange.shape[0]
+    exchange[:] = 0.0
     zero_stage = settings[P_ZERO]
     seconds[:] = 0.0
     last_backward[:] = 0.0
@@ -242,7 +291,8 @@ def passes(
         if zero_stage >= 2.0:
             gathers = costs[row, C_GATHER : C_GATHER + MAX_AXES]
             rings = costs[row, C_TENSORS] if settings[P_SINGLY] > 0.0 else 1.0
-            one, two = _zero_s(gathers, rings, axes[rank], links[rank], settings, spent_forward, spent_backward)
+            at = stages[rank]
+            one, two = _zero_s(gathers, rings, axes[at], links[at], settings, spent_forward, spent_backward)
             seconds[FORWARD, chunk] += times * one
             seconds[BACKWARD, chunk] += times * two
             seconds[INPUT, chunk] += times * two
@@ -250,7 +300,7 @@ def passes(
             result[rank, R_COMM + gather] += times * num_micro_batches * (one + two)
         if chunk < num_chunks - 1 and (i == parts.shape[0] - 1 or parts[i + 1, 0] != chunk):
             shown = 1.0 - settings[P_SEND_OVERLAP]
-            exchange[chunk] = settings[P_SEND_S] + shown * costs[row, C_BOUNDARY] / send_bytes_per_s[rank]
+            exchange[chunk] = settings[P_SEND_S] + shown * costs[row, C_BOUNDARY] / send_bytes_per_s[boundaries[rank]]
 
     per_rank = float64(num_chunks // num_ranks)
     for chunk in range(num_chunks):
@@ -266,7 +316,7 @@ def passes(
         seconds[INPUT, chunk] += 0.5 * shown
 
 
-@kernel(
+@borrowing(
     void(
         float64[:, ::1],
         int64[:, ::1],
@@ -275,16 +325,19 @@ def passes(
         int64[:, ::1],
         int64,
         int64,
+        int64[::1],
         float64[:, ::1],
         float64[:, :, ::1],
         float64[:, ::1],
-        boolean[::1],
         float64[::1],
+        boolean[::1],
+        int64[::1],
         float64[::1],
         float64[::1],
         float64[:, ::1],
         float64[::1],
         boolean,
+        ROOM,
         float64[:, ::1],
     )
 )
@@ -296,16 +349,19 @@ def combine(
     program,
     num_ranks,
     num_micro_batches,
+    stages,
     axes,
     links,
     hardware,
+    capacity,
     zero_axes,
+    boundaries,
     send_latency_s,
     send_bytes_per_s,
-    capacity,
     tied,
     settings,
     exact,
+    room,
     result,
 ):
     """Time and memory of every rank.
@@ -318,34 +374,36 @@ def combine(
         program: of an explicit schedule; of other kinds empty.
         num_ranks: pipeline ranks.
         num_micro_batches: of one step.
-        axes: [ranks, axes] mesh sizes.
-        links: [ranks, axes, V_COUNT].
-        hardware: [ranks, H_COUNT].
+        stages: [ranks] row of each in the four arrays that follow.
+        axes: [stages, axes] mesh sizes.
+        links: [stages, axes, V_COUNT].
+        hardware: [stages, H_COUNT].
+        capacity: [stages] bytes.
         zero_axes: [axes] whether ZeRO shards over the axis.
-        send_latency_s: [ranks] to the next rank.
-        send_bytes_per_s: [ranks] to the next rank.
-        capacity: [ranks] bytes.
+        boundaries: [ranks] row of the boundary behind each in the two arrays that follow.
+        send_latency_s: [boundaries] to the next rank.
+        send_bytes_per_s: [boundaries] to the next rank.
         tied: [n, 5 + axes] parameters used by two units: rank, rank, local elements at the one, at the other, and there
             under ZeRO; then the share of its gradient at the other that is reduced over each axis.
         settings: see the P_ constants.
         exact: simulate the schedule; otherwise bound it from below in closed form.
+        room: scratch.
         result: [ranks, R_COUNT], written.
     """
     num_chunks = 0
     for i in range(parts.shape[0]):
         num_chunks = max(num_chunks, parts[i, 0] + 1)
     num_axes = axes.shape[1]
-    counts = np.empty((4, num_chunks))
-    seconds = np.empty((4, num_chunks))
-    kept = np.zeros(num_chunks)
-    live = np.zeros(num_ranks)
-    workspace = np.zeros(num_ranks)
-    gathered = np.zeros(num_ranks)
-    reduce = np.zeros((num_ranks, num_axes))
+    counts, seconds = room.counts, room.seconds
+    kept, send, exchange = room.chunks[0, :num_chunks], room.chunks[1, :num_chunks], room.chunks[2, :num_chunks]
+    live, workspace, gathered = room.ranks[0, :num_ranks], room.ranks[1, :num_ranks], room.ranks[2, :num_ranks]
+    parameters, sharded, busy = room.ranks[3, :num_ranks], room.ranks[4, :num_ranks], room.ranks[5, :num_ranks]
+    ends, peak, last_backward = room.ranks[6, :num_ranks], room.ranks[7, :num_ranks], room.ranks[8, :num_ranks]
+    reduce = room.reduce
+    room.chunks[:, :num_chunks] = 0.0
+    room.ranks[:, :num_ranks] = 0.0
+    reduce[:num_ranks] = 0.0
     zero_stage = settings[P_ZERO]
-    parameters = np.zeros(num_ranks)
-    sharded = np.zeros(num_ranks)
-    last_backward = np.empty(num_ranks)
     for rank in range(num_ranks):
         for c in range(R_COUNT):
             result[rank, c] = 0.0
@@ -355,12 +413,15 @@ def combine(
         parts,
         counts,
         num_micro_batches,
+        stages,
         axes,
         links,
         zero_axes,
+        boundaries,
         send_bytes_per_s,
         settings,
         seconds,
+        exchange,
         last_backward,
         result,
     )
@@ -387,30 +448,27 @@ def combine(
             for a in range(num_axes):
                 reduce[one, a] = max(0.0, reduce[one, a] - tied[t, 3] * tied[t, 5 + a])
 
-    busy = np.zeros(num_ranks)
-    ends = np.zeros(num_ranks)
-    peak = np.zeros(num_ranks)
     for chunk in range(num_chunks):
         kept[chunk] = math.ceil(kept[chunk])
         for word in range(4):
             busy[chunk % num_ranks] += counts[word, chunk] * seconds[word, chunk]
     if exact:
-        send = np.zeros(num_chunks)
         run_schedule(kind, num_ranks, num_micro_batches, program, seconds, send, kept, busy, ends, peak)
     else:
         _bound_schedule(num_micro_batches, counts, seconds, kept, busy, ends, peak)
 
     for rank in range(num_ranks):
+        at = stages[rank]
         sync = 0.0
         spread = 0.0
         for a in range(num_axes):
             data = reduce[rank, a] * settings[P_SENT]
             if data <= 0.0 or (zero_axes[a] and zero_stage >= 2.0):
                 continue
-            whole = collective_s(ALL_REDUCE, axes[rank, a], links[rank, a], data)
+            whole = collective_s(ALL_REDUCE, axes[at, a], links[at, a], data)
             if zero_axes[a] and zero_stage >= 1.0:
                 sync += 0.5 * whole
-                spread += _gather_s(axes[rank, a], links[rank, a], reduce[rank, a] * settings[P_PARAMETER], 1.0)
+                spread += _gather_s(axes[at, a], links[at, a], reduce[rank, a] * settings[P_PARAMETER], 1.0)
             else:
                 sync += whole
         hidden = settings[P_GRADIENT_OVERLAP]
@@ -421,14 +479,15 @@ def combine(
             one = int64(tied[t, 0])
             other = int64(tied[t, 1])
             if one != other and rank in (one, other):
-                slow = min(send_bytes_per_s[one], send_bytes_per_s[other])
-                wait = max(send_latency_s[one], send_latency_s[other])
+                here, there = boundaries[one], boundaries[other]
+                slow = min(send_bytes_per_s[here], send_bytes_per_s[there])
+                wait = max(send_latency_s[here], send_latency_s[there])
                 # An all-reduce of two: each sends all that it has.
                 sync += wait + max(tied[t, 2], tied[t, 3]) * settings[P_SENT] / slow
         mine = parameters[rank]
         shard = sharded[rank]
         state = shard if zero_stage >= 1.0 else mine
-        update = state * settings[P_UPDATE] / hardware[rank, H_BANDWIDTH]
+        update = state * settings[P_UPDATE] / hardware[at, H_BANDWIDTH]
         result[rank, R_BUBBLE] = max(0.0, ends[rank] - busy[rank])
         result[rank, R_SYNC] = sync
         result[rank, R_OPTIMIZER] = update
@@ -443,7 +502,7 @@ def combine(
             result[rank, R_BUFFERS] += 2.0 * gathered[rank] * settings[P_PARAMETER]
         if zero_stage >= 2.0:
             result[rank, R_BUFFERS] += gathered[rank] * settings[P_GRADIENT]
-        result[rank, R_CAPACITY] = capacity[rank]
+        result[rank, R_CAPACITY] = capacity[at]
 
 
 @borrowing(float64(float64[:, ::1]))

@@ -27,12 +27,12 @@ from automap.price.arrays import (
     Y_FIRST,
     Y_UNIFORM,
 )
-from automap.price.combine import P_COUNT, P_ZERO, R_COUNT
+from automap.price.combine import P_COUNT, P_ZERO, R_COUNT, ROOM, Room, new_room
 from automap.price.communication import L_COUNT
 from automap.price.compiled import borrowing, kernel
 from automap.price.cuts import cut_shares, nth_cut
 from automap.price.legality import share_devices, share_of, sharing, signature_mask, unlike_meshes
-from automap.price.memo import BITS, MEMO, REMEMBERED, mix
+from automap.price.memo import BITS, MEMO, REMEMBERED, mix, scramble
 from automap.price.vectors import C_COUNT, MAX_AXES, TABLES
 
 Ints = npt.NDArray[np.int64]
@@ -72,6 +72,10 @@ class Desk(NamedTuple):
     """[groups, axes] value of each group's slots, -1 = undecided."""
     chosen: Ints
     """[operator rows, axes] the signatures that follow."""
+    types: Ints
+    """[groups] unit type of each."""
+    hashes: Ints
+    """[types, 2] two hashes of what is picked in each."""
     keys: Ints
     """[rows, K_COUNT]"""
     costs: Floats
@@ -85,7 +89,8 @@ class Desk(NamedTuple):
     home: Ints
     """[units] pipeline rank."""
     laid: Ints
-    """[types] for which rank `Sharded` holds the unit type, or -1."""
+    """[types, 3] distinct stage, samples of a micro-batch and axes of ZeRO for which `Sharded` holds the unit type, or
+    -1."""
     incoming: Ints
     """[axes] scratch."""
     zero_axes: Mask
@@ -94,6 +99,12 @@ class Desk(NamedTuple):
     """See `combine`."""
     ways: Floats
     """[2] scratch."""
+    room: Room
+    """Scratch of `combine`."""
+    rest: Floats
+    """[units + 1] see `automap.price.walk`."""
+    used: Floats
+    """[4, ranks] likewise."""
     settings: Floats
     """[P_COUNT]"""
     ranks: Floats
@@ -109,15 +120,23 @@ DESK = types.NamedTuple(
         *[int64[::1]] * 7,
         float64[:, ::1],
         float64[::1],
-        *[int64[:, ::1]] * 3,
+        *[int64[:, ::1]] * 2,
+        int64[::1],
+        *[int64[:, ::1]] * 2,
         float64[:, ::1],
         boolean[::1],
         int64[:, ::1],
         boolean[::1],
-        *[int64[::1]] * 3,
+        int64[::1],
+        int64[:, ::1],
+        int64[::1],
         boolean[::1],
         float64[:, ::1],
-        *[float64[::1]] * 2,
+        float64[::1],
+        ROOM,
+        float64[::1],
+        float64[:, ::1],
+        float64[::1],
         *[float64[:, ::1]] * 2,
         int64[::1],
     ),
@@ -145,17 +164,22 @@ def new_desk(tables, space):
         np.empty(most),
         np.full((space.groups.shape[0], num_axes), -1),
         np.full((tables.operators.shape[0], num_axes), -1),
+        np.empty(space.groups.shape[0], np.int64),
+        np.zeros((space.boundary.shape[0], 2), np.int64),
         np.empty((num_units, K_COUNT), np.int64),
         np.empty((num_units, C_COUNT)),
         np.empty(num_units, np.bool_),
         np.empty((num_units, 3), np.int64),
         np.empty(num_units, np.bool_),
         np.empty(num_units, np.int64),
-        np.empty(space.boundary.shape[0], np.int64),
+        np.full((space.boundary.shape[0], 3), -1),
         np.empty(num_axes, np.int64),
         np.zeros(num_axes, np.bool_),
         np.zeros((space.tied.shape[0], 5 + num_axes)),
         np.empty(2),
+        new_room(most, most, num_axes),
+        np.empty(num_units + 1),
+        np.empty((4, most)),
         np.empty(P_COUNT),
         np.empty((most, R_COUNT)),
         np.empty((0, L_COUNT)),
@@ -163,6 +187,9 @@ def new_desk(tables, space):
     )
     for c in range(P_COUNT):
         desk.settings[c] = space.settings[c]
+    for kind in range(space.boundary.shape[0]):
+        for group in range(space.group_spans[kind], space.group_spans[kind + 1]):
+            desk.types[group] = kind
     return desk
 
 
@@ -330,9 +357,23 @@ def set_frame(space, value, desk):
 @borrowing(void(SPACE, int64, int64, int64, DESK), inner=True)
 def pick(space, group, axis, value, desk):
     """Decides the signatures of a group on an axis, or takes that back with -1."""
-    members = space.groups[group, G_COUNT]
+    if desk.picked[group, axis] != value:
+        hashes = desk.hashes[desk.types[group]]
+        for known, sign in ((desk.picked[group, axis], -1), (value, 1)):
+            if known >= 0:
+                # The sum does not depend on the order in which signatures are picked.
+                word = ((group * MAX_AXES + axis) << 20) + 2 * known
+                hashes[0] += sign * scramble(word)
+                hashes[1] += sign * scramble(word + 1)
+        desk.picked[group, axis] = value
+        restore(space, group, axis, desk)
+
+
+@borrowing(void(SPACE, int64, int64, DESK), inner=True)
+def restore(space, group, axis, desk):
+    """Writes to `chosen` what is picked for a group on an axis."""
+    members, value = space.groups[group, G_COUNT], desk.picked[group, axis]
     at = space.groups[group, G_ASSIGNMENT] + value * members
-    desk.picked[group, axis] = value
     for m in range(members):
         signature = space.assignments[at + m] if value >= 0 else -1
         desk.chosen[space.members[space.groups[group, G_MEMBERS] + m], axis] = signature
@@ -367,6 +408,7 @@ def remember_mask(tables, space, memo, group, axis, desk, mask):
         signature_mask(tables, space, group, axis, desk.chosen, sizes, samples, mask)
         for a in range(axis, num_axes):
             pick(space, group, a, -1, desk)
+            restore(space, group, a, desk)
         known[0] = one
         known[1] = two
         known[2] = 0

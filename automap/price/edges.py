@@ -107,7 +107,21 @@ def vary(
         for m in range(members.shape[0]):
             for a in range(axes.shape[0]):
                 chosen[members[m] - first, a] = assignment[values[v, a], m]
-        shard_unit(tables, first, last, chosen, axes, links, zero_axes, hardware, samples, records, cursor, sharded)
+        shard_unit(
+            tables,
+            first,
+            last,
+            chosen,
+            axes,
+            links,
+            zero_axes,
+            hardware,
+            samples,
+            records,
+            cursor,
+            v > 0,
+            sharded,
+        )
         for mode in range(masks.shape[0]):
             for way in range(incoming.shape[0]):
                 unit_cost(

@@ -36,6 +36,7 @@ from automap.price.combine import (
     P_ZERO,
     R_COUNT,
     combine,
+    new_room,
     overflow,
     passes,
     step_time_s,
@@ -305,6 +306,7 @@ class Evaluator:
             float(samples),
             records,
             cursor,
+            False,
             sharded,
         )
         unit_cost(
@@ -356,7 +358,6 @@ class Evaluator:
         layout = choice.layout
         ranks = len(layout.stages)
         result = np.empty((ranks, R_COUNT))
-        arrays = self.stage_arrays(layout)
         combine(
             costs,
             parts,
@@ -365,14 +366,16 @@ class Evaluator:
             choice.program,
             ranks,
             choice.num_micro_batches,
-            *arrays[:3],
+            np.arange(ranks),
+            *self.stage_arrays(layout),
             choice.zero_axes,
+            np.arange(ranks),
             layout.send_latency_s,
             layout.send_bytes_per_s,
-            arrays[3],
             tied,
             self.settings(choice.zero),
             exact,
+            new_room(ranks, len(choice.chunks), len(choice.zero_axes)),
             result,
         )
         return Outcome(step_time_s=step_time_s(result), overflow=overflow(result), ranks=result, of_views=(result,))
@@ -399,12 +402,15 @@ class Evaluator:
             parts,
             counts,
             choice.num_micro_batches,
+            np.arange(ranks),
             axes,
             links,
             choice.zero_axes,
+            np.arange(ranks),
             layout.send_bytes_per_s,
             self.settings(choice.zero),
             seconds,
+            np.empty(chunks),
             np.empty(ranks),
             np.zeros((ranks, R_COUNT)),
         )

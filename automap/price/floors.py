@@ -7,8 +7,8 @@ from numba import boolean, float64, int64, void
 
 from automap.price.arrays import G_VALUES, SPACE
 from automap.price.communication import KIND_COUNT, UNKNOWN
-from automap.price.compiled import kernel
-from automap.price.desk import DESK, F_MESHES, new_desk, pick
+from automap.price.compiled import borrowing, kernel
+from automap.price.desk import DESK, F_MESHES, new_desk, pick, restore
 from automap.price.legality import signature_mask
 from automap.price.sharded import new_sharded
 from automap.price.unit import shard_unit, unit_cost
@@ -29,7 +29,7 @@ from automap.price.vectors import (
 )
 
 
-@kernel(void(TABLES, SPACE, DESK, boolean[::1]), inner=True)
+@borrowing(void(TABLES, SPACE, DESK, boolean[::1]), inner=True)
 def settle(tables, space, desk, mask):
     """Picks the signatures that the meshes leave no choice of; the others are undecided.
 
@@ -53,8 +53,8 @@ def settle(tables, space, desk, mask):
                 if legal[value]:
                     only = value if only == -1 else -2
             # The mask's trials are taken back.
-            for a in range(axis + 1, num_axes):
-                pick(space, group, a, -1, desk)
+            for a in range(axis, num_axes):
+                restore(space, group, a, desk)
             pick(space, group, axis, max(only, -1), desk)
             axis += 1
 
@@ -119,6 +119,7 @@ def floors(tables, space, frames, picked, exposed, again, out):
                 samples,
                 desk.records,
                 desk.cursor,
+                False,
                 sharded,
             )
             out[frame, 3, kind] = np.inf

@@ -8,10 +8,10 @@ the results are identical floats.
 
 from __future__ import annotations
 
-import numpy as np
+import math
+
 from numba import boolean, float64, int64, types, void
 
-from automap.order import A_COUNT
 from automap.price.arrays import (
     I_FIRST,
     I_ONE,
@@ -26,8 +26,8 @@ from automap.price.arrays import (
     SPACE,
 )
 from automap.price.combine import combine, overflow, step_time_s
-from automap.price.communication import UNKNOWN, V_COUNT
-from automap.price.compiled import borrowing, kernel
+from automap.price.communication import UNKNOWN
+from automap.price.compiled import borrowing
 from automap.price.desk import (
     DESK,
     F_COUNT_OF_BATCHES,
@@ -48,7 +48,7 @@ from automap.price.placements import dual
 from automap.price.sharded import SHARDED
 from automap.price.tables import OP_INPUTS, OP_SIGNATURES, S_PLACES
 from automap.price.unit import shard_unit, unit_cost
-from automap.price.vectors import C_COUNT, H_COUNT, TABLES
+from automap.price.vectors import C_COUNT, TABLES
 from ir.factors import BROADCAST, PARTIAL
 
 
@@ -81,27 +81,12 @@ def outgoing(tables, makers, unit_type, is_sent, chosen, placement):
 @borrowing(types.UniTuple(int64, 2)(SPACE, DESK, int64), inner=True)
 def _hashes(space, desk, row):
     """Two hashes of all that the costs of a row depend on, neither of them zero."""
-    keys = desk.keys
-    kind = keys[row, K_TYPE]
-    one, two = int64(1469598103934665603), int64(7809847782465536322)
-    num_axes = desk.incoming.shape[0]
-    first, last = space.group_spans[kind], space.group_spans[kind + 1]
-    count = 3 + 2 * num_axes + (last - first) * num_axes
-    for i in range(count):
-        if i >= 3 + 2 * num_axes:
-            left = i - 3 - 2 * num_axes
-            word = desk.picked[first + left // num_axes, left % num_axes]
-        elif i >= 3 + num_axes:
-            word = int64(desk.zero_axes[i - 3 - num_axes])
-        elif i >= 3:
-            word = keys[row, K_INCOMING + i - 3]
-        elif i == 2:
-            word = desk.samples[keys[row, K_RANK]]
-        elif i == 1:
-            word = desk.stages[keys[row, K_RANK]]
-        else:
-            word = kind * 16 + keys[row, K_MODE]
-        one, two = mix(one, two, word)
+    keys, kind = desk.keys, desk.keys[row, K_TYPE]
+    one, two = mix(desk.hashes[kind, 0], desk.hashes[kind, 1], kind * 16 + keys[row, K_MODE])
+    one, two = mix(one, two, desk.stages[keys[row, K_RANK]])
+    one, two = mix(one, two, desk.samples[keys[row, K_RANK]])
+    for a in range(desk.incoming.shape[0]):
+        one, two = mix(one, two, keys[row, K_INCOMING + a] * 2 + int64(desk.zero_axes[a]))
     return one | 1, two
 
 
@@ -120,8 +105,9 @@ def cost_rows(tables, space, memo, kind, desk, sharded):
     frame, keys, costs, covered = desk.frame, desk.keys, desk.costs, desk.covered
     num_axes = desk.incoming.shape[0]
     records, cursor = desk.records, desk.cursor
-    for t in range(desk.laid.shape[0]):
-        desk.laid[t] = -1
+    zero_axes = 0
+    for a in range(num_axes):
+        zero_axes = 2 * zero_axes + int64(desk.zero_axes[a])
     for row in range(frame[F_ROWS]):
         if 0 <= kind != keys[row, K_TYPE] and keys[row, K_BEFORE] != kind:
             continue
@@ -141,35 +127,37 @@ def cost_rows(tables, space, memo, kind, desk, sharded):
                     break
         if same >= 0:
             covered[row] = covered[same]
-            for c in range(C_COUNT):
+            for c in range(costs.shape[1]):
                 costs[row, c] = costs[same, c]
             continue
         one, two = _hashes(space, desk, row)
         place = two & (REMEMBERED - 1)
         if memo.keys[place, 0] == one and memo.keys[place, 1] == two:
-            for c in range(C_COUNT):
+            for c in range(costs.shape[1]):
                 costs[row, c] = memo.costs[place, c]
             covered[row] = memo.costs[place, C_COUNT] > 0.0
             continue
         first, last = space.spans[mine], space.spans[mine + 1]
         at = desk.stages[where]
         samples = float64(desk.samples[where])
-        if desk.laid[mine] != where:
-            desk.laid[mine] = where
-            shard_unit(
-                tables,
-                first,
-                last,
-                desk.chosen[first:last],
-                space.axes[at],
-                space.links[at],
-                desk.zero_axes,
-                space.hardware[at],
-                samples,
-                records,
-                cursor,
-                sharded,
-            )
+        laid = desk.laid[mine]
+        again = laid[0] == at and laid[1] == desk.samples[where] and laid[2] == zero_axes
+        laid[0], laid[1], laid[2] = at, desk.samples[where], zero_axes
+        shard_unit(
+            tables,
+            first,
+            last,
+            desk.chosen[first:last],
+            space.axes[at],
+            space.links[at],
+            desk.zero_axes,
+            space.hardware[at],
+            samples,
+            records,
+            cursor,
+            again,
+            sharded,
+        )
         covered[row] = unit_cost(
             tables,
             first,
@@ -189,7 +177,7 @@ def cost_rows(tables, space, memo, kind, desk, sharded):
         )
         memo.keys[place, 0] = one
         memo.keys[place, 1] = two
-        for c in range(C_COUNT):
+        for c in range(costs.shape[1]):
             memo.costs[place, c] = costs[row, c]
         memo.costs[place, C_COUNT] = float64(covered[row])
 
@@ -210,7 +198,7 @@ def _split(tables, row, slot, chosen, axes, zero_axes, result):
             result[1] *= axes[a]
 
 
-@kernel(void(TABLES, SPACE, DESK, boolean, float64[::1]), inner=True)
+@borrowing(void(TABLES, SPACE, DESK, boolean, float64[::1]), inner=True)
 def finish(tables, space, desk, exact, out):
     """The step of the priced rows.
 
@@ -224,14 +212,6 @@ def finish(tables, space, desk, exact, out):
     frame, tied, ways, chosen, zero_axes = desk.frame, desk.tied, desk.ways, desk.chosen, desk.zero_axes
     num_axes = desk.incoming.shape[0]
     num_ranks = frame[F_RANKS]
-    axes, links = np.empty((num_ranks, num_axes)), np.empty((num_ranks, num_axes, V_COUNT))
-    hardware, capacity = np.empty((num_ranks, H_COUNT)), np.empty(num_ranks)
-    latency, rate = np.empty(num_ranks), np.empty(num_ranks)
-    for rank in range(num_ranks):
-        at, behind = desk.stages[rank], desk.boundaries[rank]
-        axes[rank], links[rank] = space.axes[at], space.links[at]
-        hardware[rank], capacity[rank] = space.hardware[at], space.capacity[at]
-        latency[rank], rate[rank] = space.send_latency_s[behind], space.send_bytes_per_s[behind]
     for t in range(space.tied.shape[0]):
         one = desk.home[space.tied[t, I_ONE]]
         other = desk.home[space.tied[t, I_OTHER]]
@@ -241,10 +221,10 @@ def finish(tables, space, desk, exact, out):
         tied[t, 0] = one
         tied[t, 1] = other
         row, slot = space.tied[t, I_ONE_ROW], space.tied[t, I_ONE_SLOT]
-        _split(tables, row, slot, chosen, axes[one], zero_axes, ways)
+        _split(tables, row, slot, chosen, space.axes[desk.stages[one]], zero_axes, ways)
         tied[t, 2] = space.tied_elements[t] / ways[0]
         row, slot = space.tied[t, I_OTHER_ROW], space.tied[t, I_OTHER_SLOT]
-        _split(tables, row, slot, chosen, axes[other], zero_axes, ways)
+        _split(tables, row, slot, chosen, space.axes[desk.stages[other]], zero_axes, ways)
         tied[t, 3] = space.tied_elements[t] / ways[0]
         tied[t, 4] = space.tied_elements[t] / ways[0] / ways[1]
         user = space.tied[t, I_USER_ROW]
@@ -254,9 +234,10 @@ def finish(tables, space, desk, exact, out):
             at += space.tied[t, I_USER_SLOT]
             is_sum = tables.places[at, 0] == BROADCAST and tables.places[at, 1] == PARTIAL
             tied[t, 5 + a] = 0.0
-            if chosen[user, a] >= 0 and is_sum and axes[other, a] > 1.0:
+            ranks = space.axes[desk.stages[other], a]
+            if chosen[user, a] >= 0 and is_sum and ranks > 1.0:
                 tied[t, 5 + a] = part
-                part /= axes[other, a]
+                part /= ranks
 
     for i in range(frame[F_PARTS]):
         desk.whole[i] = desk.covered[desk.parts[i, 1]]
@@ -266,26 +247,29 @@ def finish(tables, space, desk, exact, out):
         desk.parts[: frame[F_PARTS]],
         desk.whole[: frame[F_PARTS]],
         frame[F_KIND],
-        np.empty((0, A_COUNT), np.int64),
+        desk.room.program,
         num_ranks,
         frame[F_COUNT_OF_BATCHES],
-        axes,
-        links,
-        hardware,
+        desk.stages,
+        space.axes,
+        space.links,
+        space.hardware,
+        space.capacity,
         zero_axes,
-        latency,
-        rate,
-        capacity,
+        desk.boundaries,
+        space.send_latency_s,
+        space.send_bytes_per_s,
         tied,
         desk.settings,
         exact,
+        desk.room,
         result,
     )
     out[0] = step_time_s(result)
     out[1] = overflow(result)
 
 
-@kernel(void(TABLES, SPACE, MEMO, int64[::1], DESK, SHARDED, boolean, float64[::1]), inner=True)
+@borrowing(void(TABLES, SPACE, MEMO, int64[::1], DESK, SHARDED, boolean, float64[::1]), inner=True)
 def price_laid(tables, space, memo, value, desk, sharded, exact, out):
     """Prices the rows and the step: of a plan with unlike shares as every kind of device sees it, the most of each.
 
@@ -301,7 +285,7 @@ def price_laid(tables, space, memo, value, desk, sharded, exact, out):
         exact: see `combine`.
         out: see `finish`.
     """
-    seconds, over = 0.0, -np.inf
+    seconds, over = 0.0, -math.inf
     views = space.kind_rows.shape[1] if exact and value[space.scalars[N_SHARES_SLOT]] > 0 else 1
     for kind in range(views - 1, -1, -1):
         if views > 1:

@@ -55,3 +55,12 @@ def mix(one, two, word):
     one ^= one >> 29
     two = (two + word) * int64(6364136223846793005) + int64(1442695040888963407)
     return one, two ^ (two >> 31)
+
+
+@borrowing(int64(int64), forceinline=True, inner=True)
+def scramble(word):
+    """A hash whose sums tell sets of words apart: the finalizer of splitmix64 (Steele, Lea, Flood 2014)."""
+    x = word * int64(-7046029254386353131)
+    x = (x ^ ((x >> 30) & int64(0x3FFFFFFFF))) * int64(-4658895280553007687)
+    x = (x ^ ((x >> 27) & int64(0x1FFFFFFFFF))) * int64(-7723592293110705685)
+    return x ^ ((x >> 31) & int64(0x1FFFFFFFF))

@@ -51,9 +51,11 @@ def local_bytes(sizes, tensor, placement, axes, samples):
 
 @borrowing(void(TABLES, int64, int64, int64[:, ::1], float64[::1], float64, SHARDED), inner=True)
 def place_operands(tables, first, last, chosen, axes, samples, sharded):
-    """Writes `lies`, `returns` and `held` of all operands of operators [first, last); see `shard_unit`."""
+    """Writes `lies`, `returns` and `held` of the operands of stale operators of [first, last); see `shard_unit`."""
     lies, returns = sharded.lies, sharded.returns
     for op in range(first, last):
+        if not sharded.stale[op]:
+            continue
         begin = tables.operators[op, OP_OPERANDS]
         outputs = begin + tables.operators[op, OP_INPUTS]
         end = outputs + tables.operators[op, OP_OUTPUTS]

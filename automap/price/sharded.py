@@ -19,6 +19,7 @@ from automap.price.vectors import C_COUNT, TABLES
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 
 class Sharded(NamedTuple):
@@ -32,24 +33,31 @@ class Sharded(NamedTuple):
     """[operands] bytes that one rank holds."""
     stored: Floats
     """[operands] bytes of it that one rank keeps for the backward pass, of rows that it keeps."""
-    forward: Floats
-    """[operators] seconds of the forward kernel."""
-    launches: Floats
-    """[operators] kernels that the host launches."""
-    undecided: npt.NDArray[np.bool_]
+    parts: Floats
+    """[operators, C_COUNT] what each adds to its unit."""
+    priced: Ints
+    """[operators, axes] the signatures with which it was priced."""
+    changed: Mask
+    """[operators] whether these are others now."""
+    stale: Mask
+    """[operators] whether it is priced now."""
+    touched: Mask
+    """[tensors] by an operator that changed; false between calls."""
+    undecided: Mask
     """[operators] whether a signature is undecided."""
     totals: Floats
     """[operators, C_COUNT] of a unit, in the row of its first operator: all but what `unit_cost` adds."""
     counts: Ints
-    """[operators, 3] of a unit, in the row of its first operator: lengths of the lists that follow."""
+    """[operators, 2] of a unit, in the row of its first operator: lengths of the lists that follow."""
     entering: Ints
     """[operands] rows of inputs that cross into a unit."""
     kept: Ints
     """[operands] rows whose tensors the backward pass may need."""
-    repeats: Ints
-    """[operands + operators, 2] operators that communicate forward, and what makes the tensor, or -1."""
+    moves: Mask
+    """[operands + operators] whether a tensor is brought to the operand, or exchanged inside the operator, forward."""
     repeats_s: Floats
-    """[operands + operators, SENT_COUNT] their seconds by kind of collective, host waits, and seconds round a ring."""
+    """[operands + operators + 1, SENT_COUNT] seconds of it by kind of collective, host waits, and seconds round a ring;
+    the last row is scratch."""
     keeps: Ints
     """[operands, axes] see `automap.price.kept`."""
     noted: Floats
@@ -70,7 +78,7 @@ SENT_WAIT, SENT_RING = KIND_COUNT, KIND_COUNT + 1
 """Columns of `Sharded.repeats_s` behind the kinds of collectives."""
 SENT_COUNT = KIND_COUNT + 2
 
-N_ENTERING, N_KEPT, N_REPEATS = range(3)
+N_ENTERING, N_KEPT = range(2)
 """Columns of `Sharded.counts`."""
 
 SHARDED = types.NamedTuple(
@@ -79,14 +87,14 @@ SHARDED = types.NamedTuple(
         int64[:, ::1],
         float64[::1],
         float64[::1],
-        float64[::1],
-        float64[::1],
-        boolean[::1],
+        float64[:, ::1],
+        int64[:, ::1],
+        *[boolean[::1]] * 4,
         float64[:, ::1],
         int64[:, ::1],
         int64[::1],
         int64[::1],
-        int64[:, ::1],
+        boolean[::1],
         float64[:, ::1],
         int64[:, ::1],
         float64[::1],
@@ -112,15 +120,18 @@ def new_sharded(tables, num_axes):
         np.empty((operands, num_axes), np.int64),
         np.empty(operands),
         np.empty(operands),
-        np.empty(operators),
-        np.empty(operators),
+        np.empty((operators, C_COUNT)),
+        np.empty((operators, num_axes), np.int64),
+        np.empty(operators, np.bool_),
+        np.empty(operators, np.bool_),
+        np.zeros(tensors, np.bool_),
         np.empty(operators, np.bool_),
         np.empty((operators, C_COUNT)),
-        np.empty((operators, 3), np.int64),
+        np.empty((operators, 2), np.int64),
         np.empty(operands, np.int64),
         np.empty(operands, np.int64),
-        np.empty((operands + operators, 2), np.int64),
-        np.empty((operands + operators, SENT_COUNT)),
+        np.empty(operands + operators, np.bool_),
+        np.empty((operands + operators + 1, SENT_COUNT)),
         np.empty((operands, num_axes), np.int64),
         np.empty(operands),
         np.zeros(tensors),

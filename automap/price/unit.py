@@ -20,7 +20,7 @@ from automap.price.measured import measured_block
 from automap.price.operators import operator_s
 from automap.price.placements import dual, local_bytes, place_operands
 from automap.price.shapes import ATTENTION, INSIDE, PRODUCT, X_KIND, X_WEIGHT
-from automap.price.sharded import N_ENTERING, N_KEPT, N_REPEATS, SHARDED
+from automap.price.sharded import N_ENTERING, N_KEPT, SHARDED
 from automap.price.tables import (
     ALL_GATHER,
     BOUNDARY,
@@ -28,6 +28,7 @@ from automap.price.tables import (
     D_EARLIER,
     D_MOVED,
     D_OWNER,
+    D_READER,
     D_SAVED,
     D_SOURCE,
     D_TENSOR,
@@ -55,7 +56,6 @@ from automap.price.vectors import (
     C_BACKWARD_COMM,
     C_BACKWARD_RING,
     C_BOUNDARY,
-    C_COUNT,
     C_FORWARD,
     C_FORWARD_ATTENDED,
     C_FORWARD_COMM,
@@ -86,6 +86,47 @@ def _kept_share(shape, hardware):
     return hardware[H_KEPT] if shape[X_KIND] == PRODUCT and shape[X_WEIGHT] > 0.0 else 1.0
 
 
+@borrowing(boolean(TABLES, int64, int64, int64[:, ::1], SHARDED), inner=True)
+def _find_stale(tables, first, last, chosen, sharded):
+    """Writes which of the operators that are priced already must be priced again; returns whether there are any.
+
+    Those that touch a tensor which one with another signature touches, and those whose gradient such a one reduces.
+    """
+    operators, operands, changed = tables.operators, tables.operands, sharded.changed
+    start, stop = operators[first, OP_OPERANDS], _end(operators, last - 1)
+    found = False
+    for op in range(first, last):
+        changed[op] = False
+        for a in range(chosen.shape[1]):
+            changed[op] = changed[op] or sharded.priced[op, a] != chosen[op - first, a]
+        if changed[op]:
+            found = True
+            for row in range(operators[op, OP_OPERANDS], _end(operators, op)):
+                sharded.touched[operands[row, D_TENSOR]] = True
+    if not found:
+        return False
+    for op in range(first, last):
+        stale = changed[op]
+        for row in range(operators[op, OP_OPERANDS], _end(operators, op)):
+            stale = stale or sharded.touched[operands[row, D_TENSOR]]
+            reader = operands[row, D_READER]
+            while not stale and start <= reader < stop:
+                stale = changed[operands[reader, D_OWNER]]
+                reader = operands[reader, D_READER]
+        sharded.stale[op] = stale
+    for op in range(first, last):
+        if changed[op]:
+            for row in range(operators[op, OP_OPERANDS], _end(operators, op)):
+                sharded.touched[operands[row, D_TENSOR]] = False
+    return True
+
+
+@borrowing(int64(int64[:, ::1], int64), forceinline=True, inner=True)
+def _end(operators, op):
+    """One past the last operand row of an operator."""
+    return operators[op, OP_OPERANDS] + operators[op, OP_INPUTS] + operators[op, OP_OUTPUTS]
+
+
 @borrowing(
     void(
         TABLES,
@@ -99,10 +140,11 @@ def _kept_share(shape, hardware):
         float64,
         float64[:, ::1],
         int64[::1],
+        boolean,
         SHARDED,
     )
 )
-def shard_unit(tables, first, last, chosen, axes, links, zero_axes, hardware, samples, records, cursor, sharded):
+def shard_unit(tables, first, last, chosen, axes, links, zero_axes, hardware, samples, records, cursor, again, sharded):
     """What operators [first, last) of one unit cost for one micro-batch on one rank, apart from their surroundings.
 
     Args:
@@ -117,74 +159,152 @@ def shard_unit(tables, first, last, chosen, axes, links, zero_axes, hardware, sa
         samples: of the micro-batch, over all ranks of the mesh.
         records: buffer for a list of the collectives, see `automap.price.communication.spend`; may be empty.
         cursor: [1] rows of it written.
+        again: whether `sharded` holds these operators priced with the same `axes` to `samples`, so that only those are
+            priced which another signature changes; nothing is written to `records` then.
         sharded: written.
+    """
+    operators, operands, tensors = tables.operators, tables.operands, tables.tensors
+    if again:
+        if not _find_stale(tables, first, last, chosen, sharded):
+            return
+    else:
+        for op in range(first, last):
+            sharded.stale[op] = True
+        _list_rows(operators, operands, tensors, first, last, sharded)
+    start = operators[first, OP_OPERANDS]
+    place_operands(tables, first, last, chosen, axes, samples, sharded)
+    for op in range(first, last):
+        if sharded.stale[op]:
+            for a in range(axes.shape[0]):
+                sharded.priced[op, a] = chosen[op - first, a]
+            _shard_operator(
+                tables, op, first, last, chosen, axes, links, zero_axes, hardware, samples, records, cursor, sharded
+            )
+    total = sharded.totals[first]
+    # Lengths that the compiler does not know: it makes vector instructions of such loops, and unrolls the others.
+    for c in range(total.shape[0]):
+        total[c] = 0.0
+    workspace = 0.0
+    for op in range(first, last):
+        part = sharded.parts[op]
+        workspace = max(workspace, part[C_WORKSPACE])
+        for c in range(total.shape[0]):
+            total[c] += part[c]
+    total[C_WORKSPACE] = workspace
+    kept = sharded.kept[start : start + sharded.counts[first, N_KEPT]]
+    for row in kept:
+        sharded.noted[row] = NOT_KEPT
+        if operands[row, D_SAVED] == 1:
+            op = operands[row, D_OWNER]
+            amount = _kept_share(tables.shapes[op], hardware) * sharded.held[row]
+            for a in range(axes.shape[0]):
+                sharded.keeps[row, a] = sharded.lies[row, a]
+            root = tensors[operands[row, D_TENSOR], T_ROOT]
+            noted, known, loose = sharded.noted, sharded.known, sharded.loose
+            note(operands, start, row, root, amount, sharded.undecided[op], sharded.keeps, noted, known, loose)
+    total[C_LIVE] = settle(operands, tensors, kept, sharded.known, sharded.loose)
+
+
+@borrowing(void(int64[:, ::1], int64[:, ::1], int64[:, ::1], int64, int64, SHARDED), inner=True)
+def _list_rows(operators, operands, tensors, first, last, sharded):
+    """Lists the rows of a unit that cross into it, and those that its backward pass may need."""
+    start = operators[first, OP_OPERANDS]
+    num_entering, num_kept = 0, 0
+    for row in range(start, _end(operators, last - 1)):
+        op, role = operands[row, D_OWNER], tensors[operands[row, D_TENSOR], T_ROLE]
+        if role == PARAMETER:
+            continue
+        enters = row < operators[op, OP_OPERANDS] + operators[op, OP_INPUTS] and role in (BOUNDARY, CARRIED)
+        if enters:
+            sharded.entering[start + num_entering] = row
+            num_entering += 1
+        if enters or operands[row, D_SAVED] == 1:
+            sharded.kept[start + num_kept] = row
+            num_kept += 1
+    sharded.counts[first, N_ENTERING], sharded.counts[first, N_KEPT] = num_entering, num_kept
+
+
+@borrowing(
+    void(
+        TABLES,
+        int64,
+        int64,
+        int64,
+        int64[:, ::1],
+        float64[::1],
+        float64[:, ::1],
+        boolean[::1],
+        float64[::1],
+        float64,
+        float64[:, ::1],
+        int64[::1],
+        SHARDED,
+    ),
+    inner=True,
+)
+def _shard_operator(
+    tables, op, first, last, chosen, axes, links, zero_axes, hardware, samples, records, cursor, sharded
+):
+    """Writes what one operator adds to its unit: `Sharded.parts`, `moves`, `repeats_s` and `stored`.
+
+    Args:
+        op: operator row.
+        tables..sharded: see `shard_unit`; the operands of the unit are placed.
     """
     operators, operands, tensors = tables.operators, tables.operands, tables.tensors
     lies, returns = sharded.lies, sharded.returns
     num_axes = axes.shape[0]
-    start = operators[first, OP_OPERANDS]
-    stop = operators[last - 1, OP_OPERANDS] + operators[last - 1, OP_INPUTS] + operators[last - 1, OP_OUTPUTS]
-    noted, known, loose = sharded.noted, sharded.known, sharded.loose
-    total = sharded.totals[first]
-    for c in range(C_COUNT):
-        total[c] = 0.0
-    num_entering, num_kept, num_repeats = 0, 0, start + first
+    start, stop = operators[first, OP_OPERANDS], _end(operators, last - 1)
+    begin = operators[op, OP_OPERANDS]
+    outputs = begin + operators[op, OP_INPUTS]
     dims, times = sharded.dims, sharded.times
-    place_operands(tables, first, last, chosen, axes, samples, sharded)
+    part = sharded.parts[op]
+    for c in range(part.shape[0]):
+        part[c] = 0.0
+    divisor = 1.0
+    undecided = False
+    for a in range(num_axes):
+        if axes[a] > 1.0:
+            signature = chosen[op - first, a]
+            divides = operators[op, OP_DIVISIBLE]
+            if signature < 0:
+                undecided = True
+            else:
+                divides = tables.signatures[operators[op, OP_SIGNATURES] + signature, S_DIVIDES]
+            if divides == 1:
+                divisor *= axes[a]
+    sharded.undecided[op] = undecided
+    is_ring = hardware[H_RING] > 0.0 and tables.shapes[op, X_KIND] in (ATTENTION, INSIDE)
 
-    for op in range(first, last):
-        begin = operators[op, OP_OPERANDS]
-        outputs = begin + operators[op, OP_INPUTS]
-        divisor = 1.0
-        undecided = False
-        for a in range(num_axes):
-            if axes[a] > 1.0:
-                signature = chosen[op - first, a]
-                divides = operators[op, OP_DIVISIBLE]
-                if signature < 0:
-                    undecided = True
-                else:
-                    divides = tables.signatures[operators[op, OP_SIGNATURES] + signature, S_DIVIDES]
-                if divides == 1:
-                    divisor *= axes[a]
-        sharded.undecided[op] = undecided
-        is_ring = hardware[H_RING] > 0.0 and tables.shapes[op, X_KIND] in (ATTENTION, INSIDE)
-
-        moved = 0.0
-        produced = 0.0
-        for row in range(begin, outputs + operators[op, OP_OUTPUTS]):
-            # Inside a fused kernel tensors stay in registers; what several of its operators read is read once.
-            if operands[row, D_MOVED] == 1:
-                moved += sharded.held[row]
-                if row >= outputs:
-                    produced += sharded.held[row]
-            tensor = operands[row, D_TENSOR]
-            role = tensors[tensor, T_ROLE]
-            if role == PARAMETER:
-                if operands[row, D_EARLIER] < 0:
-                    elements = tables.sizes[tensor, E_FIXED]
-                    add_elements(lies[row], elements, zero_axes, axes, total)
-                    total[C_TENSORS] += tables.sizes[tensor, E_TENSORS]
-                    if tensors[tensor, T_GRAD] == 1:
-                        add_reduction(operators, operands, lies, returns, row, start, stop, axes, elements, total)
-                continue
-            enters = row < outputs and role in (BOUNDARY, CARRIED)
-            if enters:
-                sharded.entering[start + num_entering] = row
-                num_entering += 1
-            source = operands[row, D_SOURCE]
-            if source >= start:
-                given = returns[row]
-                maker = operands[source, D_OWNER]
-                if operators[maker, OP_PARAMETRIC] == 1:
-                    given = sharded.axes[0]
-                    for a in range(num_axes):
-                        # What depends on parameters alone keeps its gradient partial until the end of the step.
-                        summed = lies[source, a] == BROADCAST and returns[row, a] == PARTIAL
-                        given[a] = BROADCAST if summed else returns[row, a]
-                sent = sharded.repeats_s[num_repeats]
-                is_due = differs(lies[source], lies[row]) or differs(given, returns[source])
-                if is_due and convert_operand(
+    moved = 0.0
+    for row in range(begin, _end(operators, op)):
+        # Inside a fused kernel tensors stay in registers; what several of its operators read is read once.
+        if operands[row, D_MOVED] == 1:
+            moved += sharded.held[row]
+            if row >= outputs:
+                part[C_WORKSPACE] += sharded.held[row]
+        tensor = operands[row, D_TENSOR]
+        sharded.moves[row] = False
+        if tensors[tensor, T_ROLE] == PARAMETER:
+            if operands[row, D_EARLIER] < 0:
+                elements = tables.sizes[tensor, E_FIXED]
+                add_elements(lies[row], elements, zero_axes, axes, part)
+                part[C_TENSORS] += tables.sizes[tensor, E_TENSORS]
+                if tensors[tensor, T_GRAD] == 1:
+                    add_reduction(operators, operands, lies, returns, row, start, stop, axes, elements, part)
+            continue
+        source = operands[row, D_SOURCE]
+        if source >= start:
+            given = returns[row]
+            maker = operands[source, D_OWNER]
+            if operators[maker, OP_PARAMETRIC] == 1:
+                given = sharded.axes[0]
+                for a in range(num_axes):
+                    # What depends on parameters alone keeps its gradient partial until the end of the step.
+                    summed = lies[source, a] == BROADCAST and returns[row, a] == PARTIAL
+                    given[a] = BROADCAST if summed else returns[row, a]
+            if differs(lies[source], lies[row]) or differs(given, returns[source]):
+                sharded.moves[row] = convert_operand(
                     tables,
                     lies,
                     returns,
@@ -200,69 +320,35 @@ def shard_unit(tables, first, last, chosen, axes, links, zero_axes, hardware, sa
                     is_ring,
                     records,
                     cursor,
-                    sent,
-                    total,
-                ):
-                    sharded.repeats[num_repeats, 0] = op
-                    sharded.repeats[num_repeats, 1] = maker
-                    num_repeats += 1
-            if enters or operands[row, D_SAVED] == 1:
-                sharded.kept[start + num_kept] = row
-                num_kept += 1
-                noted[row] = NOT_KEPT
-                if operands[row, D_SAVED] == 1:
-                    root = tensors[tensor, T_ROOT]
-                    share = _kept_share(tables.shapes[op], hardware)
-                    sharded.stored[row] = share * sharded.held[row]
-                    for a in range(num_axes):
-                        sharded.keeps[row, a] = lies[row, a]
-                    amount = sharded.stored[row]
-                    note(operands, start, row, root, amount, undecided, sharded.keeps, noted, known, loose)
-                    if source >= start and hardware[H_REGATHERS] > 0.0:
-                        lies_kept = sharded.axes[1]
-                        own_part(lies[source], lies[row], lies_kept)
-                        sharded.stored[row] = share * local_bytes(tables.sizes, tensor, lies_kept, axes, samples)
+                    sharded.repeats_s[row],
+                    part,
+                )
+        if operands[row, D_SAVED] == 1:
+            share = _kept_share(tables.shapes[op], hardware)
+            sharded.stored[row] = share * sharded.held[row]
+            if source >= start and hardware[H_REGATHERS] > 0.0:
+                own_part(lies[source], lies[row], sharded.axes[1])
+                sharded.stored[row] = share * local_bytes(tables.sizes, tensor, sharded.axes[1], axes, samples)
 
-        total[C_WORKSPACE] = max(total[C_WORKSPACE], produced)
-        sharded.forward[op] = 0.0
-        sharded.launches[op] = 0.0
-        if operators[op, OP_FREE] == 1:
-            continue
-        kernels = operator_s(
-            tables, op, first, chosen, lies, axes, divisor, undecided, moved, hardware, samples, dims, times
-        )
-        sharded.forward[op] = times[0]
-        sharded.launches[op] = kernels
-        total[C_FORWARD] += times[0]
-        total[C_BACKWARD] += times[1]
-        total[C_INPUT] += times[1] - times[2]
-        total[C_WEIGHT] += times[2]
-        total[C_LAUNCHED] += kernels
-        total[C_WEIGHING] += kernels * tables.shapes[op, X_WEIGHT]
-        if tables.shapes[op, X_KIND] == ATTENTION:
-            total[C_FORWARD_ATTENDED] += times[0]
-            total[C_BACKWARD_ATTENDED] += times[1]
-        if exchange_inside(
-            tables,
-            op,
-            first,
-            chosen,
-            axes,
-            links,
-            divisor,
-            samples,
-            records,
-            cursor,
-            sharded.repeats_s[num_repeats],
-            total,
-        ):
-            sharded.repeats[num_repeats, 0] = op
-            sharded.repeats[num_repeats, 1] = -1
-            num_repeats += 1
-
-    total[C_LIVE] = settle(operands, tensors, sharded.kept[start : start + num_kept], known, loose)
-    counts = sharded.counts[first]
-    counts[N_ENTERING], counts[N_KEPT], counts[N_REPEATS] = num_entering, num_kept, num_repeats - start - first
+    inside = operands.shape[0] + op
+    sharded.moves[inside] = False
+    if operators[op, OP_FREE] == 1:
+        return
+    kernels = operator_s(
+        tables, op, first, chosen, lies, axes, divisor, undecided, moved, hardware, samples, dims, times
+    )
+    part[C_FORWARD] = times[0]
+    part[C_BACKWARD] = times[1]
+    part[C_INPUT] = times[1] - times[2]
+    part[C_WEIGHT] = times[2]
+    part[C_LAUNCHED] = kernels
+    part[C_WEIGHING] = kernels * tables.shapes[op, X_WEIGHT]
+    if tables.shapes[op, X_KIND] == ATTENTION:
+        part[C_FORWARD_ATTENDED] = times[0]
+        part[C_BACKWARD_ATTENDED] = times[1]
+    sharded.moves[inside] = exchange_inside(
+        tables, op, first, chosen, axes, links, divisor, samples, records, cursor, sharded.repeats_s[inside], part
+    )
 
 
 @borrowing(void(int64[:, ::1], int64, int64[::1], int64[::1]), inner=True)
@@ -339,9 +425,9 @@ def unit_cost(
     lies = sharded.lies
     keeps, noted, known, loose = sharded.keeps, sharded.noted, sharded.known, sharded.loose
     start = operators[first, OP_OPERANDS]
-    stop = operators[last - 1, OP_OPERANDS] + operators[last - 1, OP_INPUTS] + operators[last - 1, OP_OUTPUTS]
-    num_entering, num_kept, num_repeats = sharded.counts[first]
-    for c in range(C_COUNT):
+    stop = _end(operators, last - 1)
+    num_entering, num_kept = sharded.counts[first]
+    for c in range(out.shape[0]):
         out[c] = sharded.totals[first, c]
     relaunched = 0.0
     attended_again = 0.0
@@ -349,14 +435,14 @@ def unit_cost(
     for k in range(last - first):
         if recomputed[k]:
             num_again += 1
-            out[C_RECOMPUTE] += sharded.forward[first + k]
-            relaunched += sharded.launches[first + k]
+            out[C_RECOMPUTE] += sharded.parts[first + k, C_FORWARD]
+            relaunched += sharded.parts[first + k, C_LAUNCHED]
             if tables.shapes[first + k, X_KIND] == ATTENTION:
-                attended_again += sharded.forward[first + k]
+                attended_again += sharded.parts[first + k, C_FORWARD]
     whole = num_again == last - first
 
     arrives, wanted = sharded.axes[0], sharded.axes[1]
-    sent = sharded.repeats_s[start + first + num_repeats]
+    sent = sharded.repeats_s[sharded.repeats_s.shape[0] - 1]
     for i in range(start, start + num_entering):
         row = sharded.entering[i]
         tensor, op = operands[row, D_TENSOR], operands[row, D_OWNER]
@@ -400,10 +486,13 @@ def unit_cost(
     regathers = hardware[H_REGATHERS] > 0.0
     out[C_SAVED] = out[C_LIVE]
     if num_again > 0 or regathers:
-        for i in range(start + first, start + first + num_repeats):
-            op, maker = sharded.repeats[i]
-            if recomputed[op - first] and (maker < 0 or recomputed[maker - first]):
-                repeat(sharded.repeats_s[i], out)
+        for op in range(first, last):
+            if recomputed[op - first]:
+                for row in range(operators[op, OP_OPERANDS], _end(operators, op)):
+                    if sharded.moves[row] and recomputed[operands[operands[row, D_SOURCE], D_OWNER] - first]:
+                        repeat(sharded.repeats_s[row], out)
+                if sharded.moves[operands.shape[0] + op]:
+                    repeat(sharded.repeats_s[operands.shape[0] + op], out)
         kept = sharded.kept[start : start + num_kept]
         for row in kept:
             tensor, op = operands[row, D_TENSOR], operands[row, D_OWNER]

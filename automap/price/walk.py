@@ -156,7 +156,7 @@ def _floor_of(space, tree, node, value, desk, rank):
     return tree.unlike[desk.stages[rank], value[space.obeys.shape[0]]]
 
 
-@kernel(float64(SPACE, TREE, int64[::1], int64[::1], DESK, int64[::1], int64), inner=True)
+@borrowing(float64(SPACE, TREE, int64[::1], int64[::1], DESK, int64[::1], int64), inner=True)
 def _pipeline_floor(space, tree, node, value, desk, ends, known):
     """The step is at least what the known chunks ask of their ranks, behind the chunks before them.
 
@@ -172,8 +172,9 @@ def _pipeline_floor(space, tree, node, value, desk, ends, known):
     ranks, count = node[T_RANKS], node[T_COUNT]
     # Gradients of weights may fill the pipeline.
     is_filled = desk.frame[F_KIND] == ZB1P or desk.frame[F_KIND] == ZB2P
-    busy = np.zeros(ranks)
-    before = np.zeros(ranks)
+    busy, before = desk.room.ranks[0, :ranks], desk.room.ranks[1, :ranks]
+    busy[:] = 0.0
+    before[:] = 0.0
     start, passed, received = 0, 0.0, 0.0
     for chunk in range(known):
         rank = chunk % ranks
@@ -217,15 +218,17 @@ def _memory_floor(space, tree, node, value, desk, chunk, start, end):
     return used / max(1.0, space.capacity[desk.stages[rank]]) - 1.0
 
 
-@kernel(void(SPACE, TREE, int64[::1], int64[::1], DESK, int64, float64[::1]), inner=True)
-def _rest(space, tree, node, value, desk, first, rest):
-    """Writes the least seconds of a micro-batch on each rank from `first` on, if these share all units behind each.
+@borrowing(void(SPACE, TREE, int64[::1], int64[::1], DESK, int64), inner=True)
+def _rest(space, tree, node, value, desk, first):
+    """Writes into `Desk.rest` the least seconds of a micro-batch on each rank from `first` on.
+
+    These share all units behind each.
 
     Args:
         space, tree, node, value, desk: see `_pipeline_floor`.
         first: pipeline rank.
-        rest: [units + 1], written.
     """
+    rest = desk.rest
     devices = 0
     for rank in range(first, node[T_RANKS]):
         devices += desk.devices[rank]
@@ -239,7 +242,7 @@ def _rest(space, tree, node, value, desk, first, rest):
         rest[unit] = rest[unit + 1] + least / devices
 
 
-@kernel(int64(TABLES, SPACE, MEMO, TREE, WALKS, int64, int64, DESK, int64[::1], boolean[::1]), inner=True)
+@borrowing(int64(TABLES, SPACE, MEMO, TREE, WALKS, int64, int64, DESK, int64[::1], boolean[::1]), inner=True)
 def _legal(tables, space, memo, tree, walks, walk, slot, desk, ends, mask):
     """Writes the legal values of a slot into `walks.legal`; returns their number."""
     value, node = walks.values[walk], tree.nodes[walks.node[walk]]
@@ -294,7 +297,8 @@ def _legal(tables, space, memo, tree, walks, walk, slot, desk, ends, mask):
             replicated = replicated or desk.zero_axes[a]
         if replicated:
             num_values = 4
-            mask[:4] = space.zeros
+            for zero in range(4):
+                mask[zero] = space.zeros[zero]
     else:
         num_axes = desk.incoming.shape[0]
         group, axis = divmod(slot - space.scalars[N_FIRST_SIGNATURE], num_axes)
@@ -307,7 +311,7 @@ def _legal(tables, space, memo, tree, walks, walk, slot, desk, ends, mask):
     return found
 
 
-@kernel(void(TABLES, SPACE, MEMO, int64[::1], int64, int64, DESK, SHARDED, float64[::1]), inner=True)
+@borrowing(void(TABLES, SPACE, MEMO, int64[::1], int64, int64, DESK, SHARDED, float64[::1]), inner=True)
 def _look_at_mode(tables, space, memo, value, slot, mode, desk, sharded, out):
     """Bounds what follows a recompute mode of a rank: the modes of ranks behind it and ZeRO at their best.
 
@@ -328,14 +332,17 @@ def _look_at_mode(tables, space, memo, value, slot, mode, desk, sharded, out):
     is_last = slot == first + ranks - 1
     value[slot] = mode
     seconds = np.inf
-    used = np.full((4, ranks), np.inf)
+    used = desk.used[:, :ranks]
+    used[:] = np.inf
     for other in range(space.modes.shape[0]):
         if other > 0 and (is_last or not space.modes[other]):
             continue
         value[slot + 1 : first + ranks] = other
         set_frame(space, value, desk)
         cost_rows(tables, space, memo, -1, desk, sharded)
-        replicated = desk.zero_axes.any()
+        replicated = False
+        for a in range(desk.zero_axes.shape[0]):
+            replicated = replicated or desk.zero_axes[a]
         for zero in range(4):
             if space.zeros[zero] if replicated else zero == 0:
                 desk.settings[P_ZERO] = zero
@@ -345,10 +352,13 @@ def _look_at_mode(tables, space, memo, value, slot, mode, desk, sharded, out):
                     used[zero, rank] = min(used[zero, rank], rank_overflow(desk.ranks[rank]))
     out[0], out[1] = seconds, np.inf
     for zero in range(4):
-        out[1] = min(out[1], used[zero].max())
+        worst = -np.inf
+        for rank in range(ranks):
+            worst = max(worst, used[zero, rank])
+        out[1] = min(out[1], worst)
 
 
-@kernel(void(TABLES, SPACE, MEMO, TREE, WALKS, int64, int64, DESK, SHARDED, int64[::1], boolean[::1]), inner=True)
+@borrowing(void(TABLES, SPACE, MEMO, TREE, WALKS, int64, int64, DESK, SHARDED, int64[::1], boolean[::1]), inner=True)
 def _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends, mask):
     """Writes the bounds behind the legal values of a slot into `walks.ahead`."""
     value, node = walks.values[walk], tree.nodes[walks.node[walk]]
@@ -361,18 +371,18 @@ def _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends, mas
         for i in range(count):
             while tree.nodes[child, T_VALUE] != legal[i]:
                 child += 1
-            ahead[i] = tree.bounds[child]
+            ahead[i, 0], ahead[i, 1] = tree.bounds[child, 0], tree.bounds[child, 1]
     elif slot < first_cut:
         for i in range(count):
-            ahead[i] = bound
+            ahead[i, 0], ahead[i, 1] = bound[0], bound[1]
     elif slot < first_recompute:
         chunks = node[T_CHUNKS]
-        rest = np.zeros(space.units.shape[0] + 1)
+        desk.rest[:] = 0.0
         chunk = slot - first_cut
         start = _ends(space, value, desk, chunks, chunk, ends)
         low, high = space.windows[chunks, chunk]
         if chunks == node[T_RANKS]:
-            _rest(space, tree, node, value, desk, chunk + 1, rest)
+            _rest(space, tree, node, value, desk, chunk + 1)
         for i in range(count):
             ends[chunk] = nth_cut(space.weight, start, max(low, start + 1), high, desk.shares[chunk], legal[i])
             known = chunk + 1
@@ -382,7 +392,7 @@ def _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends, mas
                 known = chunks
                 over = max(over, _memory_floor(space, tree, node, value, desk, chunk + 1, ends[chunk], ends[known - 1]))
             ahead[i, 0] = _pipeline_floor(space, tree, node, value, desk, ends, known)
-            ahead[i, 0] = max(ahead[i, 0], node[T_COUNT] * rest[ends[chunk]])
+            ahead[i, 0] = max(ahead[i, 0], node[T_COUNT] * desk.rest[ends[chunk]])
             ahead[i, 1] = over
     elif slot < zero_slot:
         settle(tables, space, desk, mask)

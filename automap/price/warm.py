@@ -1,7 +1,7 @@
 """Compiles the kernels that Python calls into their cache, or reads them from it; run once by `make setup`."""
 
 from automap.price.batch import price_many
-from automap.price.combine import combine, overflow, passes, step_time_s
+from automap.price.combine import combine, new_room, overflow, passes, step_time_s
 from automap.price.draw import draw_many
 from automap.price.edges import exchange, vary
 from automap.price.floors import floors, settled
@@ -25,6 +25,7 @@ def main() -> None:
         count_actions,
         run_program,
         passes,
+        new_room,
         combine,
         overflow,
         step_time_s,
