@@ -1,0 +1,52 @@
+"""Units priced again where a signature changed, against the same units priced from nothing: identical floats."""
+
+import numpy as np
+import pytest
+
+from automap.price.communication import NO_RECORDS, UNKNOWN
+from automap.price.sharded import new_sharded
+from automap.price.tables import OP_SIGNATURES
+from automap.price.unit import shard_unit, unit_cost
+from automap.price.vectors import C_COUNT
+from ir import zoo
+
+
+@pytest.mark.parametrize(
+    ("model", "trainer"), [("gpt2", "megatron-core"), ("resnet50", "generic"), ("mixtral-8x7b", "generic")]
+)
+def test_a_unit_priced_again_costs_what_it_costs_from_nothing(model, trainer, space):
+    found = space(zoo.build(model), "2x4xA100-80GB@25Gbit", 32, training={"trainer": trainer}, pp=1, tp=4)
+    tables, rng = found.evaluator.tables, np.random.default_rng(7)
+    stage = found.layout(found.even_values(found.shapes[0], recompute="none", zero=0)).stages[0]
+    arrays, num_axes = tables.arrays, len(stage.axes)
+    zero_axes, cursor = np.arange(num_axes) < num_axes - 1, np.zeros(1, dtype=np.int64)
+    kept = new_sharded(arrays, num_axes)
+    behind = [*tables.operators[1:, OP_SIGNATURES], len(tables.signatures)]
+    signatures = np.array(behind) - tables.operators[:, OP_SIGNATURES]
+
+    def cost(first, last, chosen, recomputed, incoming, again, sharded):
+        out, where = np.empty(C_COUNT), (stage.axes, stage.links)
+        rest = (stage.hardware, 32.0)
+        shard_unit(arrays, first, last, chosen, *where, zero_axes, *rest, NO_RECORDS, cursor, again, sharded)
+        unit_cost(
+            arrays, first, last, chosen, recomputed, incoming, *where, *rest, -1, NO_RECORDS, cursor, sharded, out
+        )
+        return out
+
+    changed = 0
+    for kind in range(found.evaluator.blocks.num_types):
+        first, last = (int(x) for x in tables.spans[kind : kind + 2])
+        chosen = np.full((last - first, num_axes), -1, dtype=np.int64)
+        previous = cost(first, last, chosen, np.zeros(last - first, bool), np.full(num_axes, UNKNOWN), False, kept)
+        for _ in range(40):
+            for _ in range(int(rng.integers(0, 4))):
+                op, axis = int(rng.integers(last - first)), int(rng.integers(num_axes))
+                chosen[op, axis] = rng.integers(-1, signatures[first + op])
+            recomputed = rng.random(last - first) < rng.choice([0.0, 0.5, 1.0])
+            incoming = rng.integers(-1, 2, num_axes)
+            mine = cost(first, last, chosen, recomputed, incoming, True, kept)
+            nothing = new_sharded(arrays, num_axes)
+            assert mine.tobytes() == cost(first, last, chosen, recomputed, incoming, False, nothing).tobytes()
+            changed += not np.array_equal(mine, previous)
+            previous = mine
+    assert changed > 100
