@@ -51,10 +51,10 @@ def local_bytes(sizes, tensor, placement, axes, samples):
 
 @borrowing(void(TABLES, int64, int64, int64[:, ::1], float64[::1], float64, SHARDED), inner=True)
 def place_operands(tables, first, last, chosen, axes, samples, sharded):
-    """Writes `lies`, `returns` and `held` of the operands of stale operators of [first, last); see `shard_unit`."""
+    """Writes `lies`, `returns` and `held` of the operands of changed operators in [first, last); see `shard_unit`."""
     lies, returns = sharded.lies, sharded.returns
     for op in range(first, last):
-        if not sharded.stale[op]:
+        if not sharded.changed[op]:
             continue
         begin = tables.operators[op, OP_OPERANDS]
         outputs = begin + tables.operators[op, OP_INPUTS]

@@ -33,14 +33,16 @@ class Sharded(NamedTuple):
     """[operands] bytes that one rank holds."""
     stored: Floats
     """[operands] bytes of it that one rank keeps for the backward pass, of rows that it keeps."""
-    parts: Floats
-    """[operators, C_COUNT] what each adds to its unit."""
+    own: Floats
+    """[operators, C_COUNT] what each adds to its unit by its own signature."""
+    joined: Floats
+    """[operators, C_COUNT] what each adds by its signature and those of its neighbours."""
     priced: Ints
     """[operators, axes] the signatures with which it was priced."""
     changed: Mask
-    """[operators] whether these are others now."""
+    """[operators] whether these are others now, so that `own` is written."""
     stale: Mask
-    """[operators] whether it is priced now."""
+    """[operators] whether `joined` is written."""
     touched: Mask
     """[tensors] by an operator that changed; false between calls."""
     undecided: Mask
@@ -88,6 +90,7 @@ SHARDED = types.NamedTuple(
         float64[::1],
         float64[::1],
         float64[:, ::1],
+        float64[:, ::1],
         int64[:, ::1],
         *[boolean[::1]] * 4,
         float64[:, ::1],
@@ -120,6 +123,7 @@ def new_sharded(tables, num_axes):
         np.empty((operands, num_axes), np.int64),
         np.empty(operands),
         np.empty(operands),
+        np.empty((operators, C_COUNT)),
         np.empty((operators, C_COUNT)),
         np.empty((operators, num_axes), np.int64),
         np.empty(operators, np.bool_),

@@ -88,9 +88,9 @@ def _kept_share(shape, hardware):
 
 @borrowing(boolean(TABLES, int64, int64, int64[:, ::1], SHARDED), inner=True)
 def _find_stale(tables, first, last, chosen, sharded):
-    """Writes which of the operators that are priced already must be priced again; returns whether there are any.
+    """Writes which operators changed their signatures, and which join others then; returns whether any changed.
 
-    Those that touch a tensor which one with another signature touches, and those whose gradient such a one reduces.
+    Those join others that touch a tensor which one that changed touches, or whose gradient such a one reduces.
     """
     operators, operands, changed = tables.operators, tables.operands, sharded.changed
     start, stop = operators[first, OP_OPERANDS], _end(operators, last - 1)
@@ -169,27 +169,27 @@ def shard_unit(tables, first, last, chosen, axes, links, zero_axes, hardware, sa
             return
     else:
         for op in range(first, last):
-            sharded.stale[op] = True
+            sharded.changed[op] = sharded.stale[op] = True
         _list_rows(operators, operands, tensors, first, last, sharded)
-    start = operators[first, OP_OPERANDS]
+    start, stop = operators[first, OP_OPERANDS], _end(operators, last - 1)
     place_operands(tables, first, last, chosen, axes, samples, sharded)
     for op in range(first, last):
         if sharded.stale[op]:
+            _join(tables, op, start, stop, axes, links, hardware, samples, records, cursor, sharded)
+        if sharded.changed[op]:
             for a in range(axes.shape[0]):
                 sharded.priced[op, a] = chosen[op - first, a]
-            _shard_operator(
-                tables, op, first, last, chosen, axes, links, zero_axes, hardware, samples, records, cursor, sharded
-            )
+            _work(tables, op, first, chosen, axes, links, zero_axes, hardware, samples, records, cursor, sharded)
     total = sharded.totals[first]
     # Lengths that the compiler does not know: it makes vector instructions of such loops, and unrolls the others.
     for c in range(total.shape[0]):
         total[c] = 0.0
     workspace = 0.0
     for op in range(first, last):
-        part = sharded.parts[op]
-        workspace = max(workspace, part[C_WORKSPACE])
+        own, joined = sharded.own[op], sharded.joined[op]
+        workspace = max(workspace, own[C_WORKSPACE])
         for c in range(total.shape[0]):
-            total[c] += part[c]
+            total[c] += own[c] + joined[c]
     total[C_WORKSPACE] = workspace
     kept = sharded.kept[start : start + sharded.counts[first, N_KEPT]]
     for row in kept:
@@ -229,7 +229,6 @@ def _list_rows(operators, operands, tensors, first, last, sharded):
         TABLES,
         int64,
         int64,
-        int64,
         int64[:, ::1],
         float64[::1],
         float64[:, ::1],
@@ -242,28 +241,22 @@ def _list_rows(operators, operands, tensors, first, last, sharded):
     ),
     inner=True,
 )
-def _shard_operator(
-    tables, op, first, last, chosen, axes, links, zero_axes, hardware, samples, records, cursor, sharded
-):
-    """Writes what one operator adds to its unit: `Sharded.parts`, `moves`, `repeats_s` and `stored`.
+def _work(tables, op, first, chosen, axes, links, zero_axes, hardware, samples, records, cursor, sharded):
+    """Writes what one operator adds to its unit by its own signature: `Sharded.own`, and what moves inside it.
 
     Args:
         op: operator row.
         tables..sharded: see `shard_unit`; the operands of the unit are placed.
     """
-    operators, operands, tensors = tables.operators, tables.operands, tables.tensors
-    lies, returns = sharded.lies, sharded.returns
-    num_axes = axes.shape[0]
-    start, stop = operators[first, OP_OPERANDS], _end(operators, last - 1)
-    begin = operators[op, OP_OPERANDS]
-    outputs = begin + operators[op, OP_INPUTS]
+    operators, operands, tensors, lies = tables.operators, tables.operands, tables.tensors, sharded.lies
+    outputs = operators[op, OP_OPERANDS] + operators[op, OP_INPUTS]
     dims, times = sharded.dims, sharded.times
-    part = sharded.parts[op]
-    for c in range(part.shape[0]):
-        part[c] = 0.0
+    own = sharded.own[op]
+    for c in range(own.shape[0]):
+        own[c] = 0.0
     divisor = 1.0
     undecided = False
-    for a in range(num_axes):
+    for a in range(axes.shape[0]):
         if axes[a] > 1.0:
             signature = chosen[op - first, a]
             divides = operators[op, OP_DIVISIBLE]
@@ -274,24 +267,77 @@ def _shard_operator(
             if divides == 1:
                 divisor *= axes[a]
     sharded.undecided[op] = undecided
-    is_ring = hardware[H_RING] > 0.0 and tables.shapes[op, X_KIND] in (ATTENTION, INSIDE)
-
     moved = 0.0
-    for row in range(begin, _end(operators, op)):
+    for row in range(operators[op, OP_OPERANDS], _end(operators, op)):
         # Inside a fused kernel tensors stay in registers; what several of its operators read is read once.
         if operands[row, D_MOVED] == 1:
             moved += sharded.held[row]
             if row >= outputs:
-                part[C_WORKSPACE] += sharded.held[row]
+                own[C_WORKSPACE] += sharded.held[row]
+        tensor = operands[row, D_TENSOR]
+        if tensors[tensor, T_ROLE] == PARAMETER and operands[row, D_EARLIER] < 0:
+            add_elements(lies[row], tables.sizes[tensor, E_FIXED], zero_axes, axes, own)
+            own[C_TENSORS] += tables.sizes[tensor, E_TENSORS]
+    inside = operands.shape[0] + op
+    sharded.moves[inside] = False
+    if operators[op, OP_FREE] == 1:
+        return
+    kernels = operator_s(
+        tables, op, first, chosen, lies, axes, divisor, undecided, moved, hardware, samples, dims, times
+    )
+    own[C_FORWARD] = times[0]
+    own[C_BACKWARD] = times[1]
+    own[C_INPUT] = times[1] - times[2]
+    own[C_WEIGHT] = times[2]
+    own[C_LAUNCHED] = kernels
+    own[C_WEIGHING] = kernels * tables.shapes[op, X_WEIGHT]
+    if tables.shapes[op, X_KIND] == ATTENTION:
+        own[C_FORWARD_ATTENDED] = times[0]
+        own[C_BACKWARD_ATTENDED] = times[1]
+    sharded.moves[inside] = exchange_inside(
+        tables, op, first, chosen, axes, links, divisor, samples, records, cursor, sharded.repeats_s[inside], own
+    )
+
+
+@borrowing(
+    void(
+        TABLES,
+        int64,
+        int64,
+        int64,
+        float64[::1],
+        float64[:, ::1],
+        float64[::1],
+        float64,
+        float64[:, ::1],
+        int64[::1],
+        SHARDED,
+    ),
+    inner=True,
+)
+def _join(tables, op, start, stop, axes, links, hardware, samples, records, cursor, sharded):
+    """Writes what one operator adds to its unit by its signature and those around it: `Sharded.joined`, what moves.
+
+    Args:
+        op: operator row.
+        start: first operand row of the unit.
+        stop: one past its last.
+        tables..sharded: see `shard_unit`; the operands of the unit are placed.
+    """
+    operators, operands, tensors = tables.operators, tables.operands, tables.tensors
+    lies, returns = sharded.lies, sharded.returns
+    num_axes = axes.shape[0]
+    is_ring = hardware[H_RING] > 0.0 and tables.shapes[op, X_KIND] in (ATTENTION, INSIDE)
+    joined = sharded.joined[op]
+    for c in range(joined.shape[0]):
+        joined[c] = 0.0
+    for row in range(operators[op, OP_OPERANDS], _end(operators, op)):
         tensor = operands[row, D_TENSOR]
         sharded.moves[row] = False
         if tensors[tensor, T_ROLE] == PARAMETER:
-            if operands[row, D_EARLIER] < 0:
+            if operands[row, D_EARLIER] < 0 and tensors[tensor, T_GRAD] == 1:
                 elements = tables.sizes[tensor, E_FIXED]
-                add_elements(lies[row], elements, zero_axes, axes, part)
-                part[C_TENSORS] += tables.sizes[tensor, E_TENSORS]
-                if tensors[tensor, T_GRAD] == 1:
-                    add_reduction(operators, operands, lies, returns, row, start, stop, axes, elements, part)
+                add_reduction(operators, operands, lies, returns, row, start, stop, axes, elements, joined)
             continue
         source = operands[row, D_SOURCE]
         if source >= start:
@@ -321,7 +367,7 @@ def _shard_operator(
                     records,
                     cursor,
                     sharded.repeats_s[row],
-                    part,
+                    joined,
                 )
         if operands[row, D_SAVED] == 1:
             share = _kept_share(tables.shapes[op], hardware)
@@ -329,26 +375,6 @@ def _shard_operator(
             if source >= start and hardware[H_REGATHERS] > 0.0:
                 own_part(lies[source], lies[row], sharded.axes[1])
                 sharded.stored[row] = share * local_bytes(tables.sizes, tensor, sharded.axes[1], axes, samples)
-
-    inside = operands.shape[0] + op
-    sharded.moves[inside] = False
-    if operators[op, OP_FREE] == 1:
-        return
-    kernels = operator_s(
-        tables, op, first, chosen, lies, axes, divisor, undecided, moved, hardware, samples, dims, times
-    )
-    part[C_FORWARD] = times[0]
-    part[C_BACKWARD] = times[1]
-    part[C_INPUT] = times[1] - times[2]
-    part[C_WEIGHT] = times[2]
-    part[C_LAUNCHED] = kernels
-    part[C_WEIGHING] = kernels * tables.shapes[op, X_WEIGHT]
-    if tables.shapes[op, X_KIND] == ATTENTION:
-        part[C_FORWARD_ATTENDED] = times[0]
-        part[C_BACKWARD_ATTENDED] = times[1]
-    sharded.moves[inside] = exchange_inside(
-        tables, op, first, chosen, axes, links, divisor, samples, records, cursor, sharded.repeats_s[inside], part
-    )
 
 
 @borrowing(void(int64[:, ::1], int64, int64[::1], int64[::1]), inner=True)
@@ -435,10 +461,10 @@ def unit_cost(
     for k in range(last - first):
         if recomputed[k]:
             num_again += 1
-            out[C_RECOMPUTE] += sharded.parts[first + k, C_FORWARD]
-            relaunched += sharded.parts[first + k, C_LAUNCHED]
+            out[C_RECOMPUTE] += sharded.own[first + k, C_FORWARD]
+            relaunched += sharded.own[first + k, C_LAUNCHED]
             if tables.shapes[first + k, X_KIND] == ATTENTION:
-                attended_again += sharded.parts[first + k, C_FORWARD]
+                attended_again += sharded.own[first + k, C_FORWARD]
     whole = num_again == last - first
 
     arrives, wanted = sharded.axes[0], sharded.axes[1]
