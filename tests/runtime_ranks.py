@@ -57,25 +57,41 @@ class Outcome:
     last_loss: float | None = None
 
 
-def make_problem(graph, devices, batch, hints=None, **training):
-    """A problem of fp32 on one host."""
+def make_problem(graph, cluster, batch, hints=None, **training):
+    """A problem of fp32 on a cluster, or on so many devices of one host."""
     settings = {"global_batch": batch, "precision": "fp32", "batch_norm": "synchronized", **training}
-    return Problem.build(graph, parse_cluster(f"1x{devices}xA100"), settings, hints)
+    return Problem.build(
+        graph, parse_cluster(f"1x{cluster}xA100" if isinstance(cluster, int) else cluster), settings, hints
+    )
 
 
-def expert_plan(problem, *, tp=1, middle=1, count=2, zero=0, recompute="none", sequence_parallel=False, experts=""):
-    """A plan of one stage in Megatron's manner."""
+def expert_plan(
+    problem,
+    *,
+    pp=1,
+    tp=1,
+    middle=1,
+    virtual=1,
+    count=2,
+    stages=(),
+    zero=0,
+    recompute="none",
+    sequence_parallel=False,
+    experts="",
+):
+    """A plan in Megatron's manner; `stages` are values of the slots of schedule, order and devices."""
     space = PlanSpace(problem)
-    shape = next(s for s in space.shapes if (s.pp, s.tp, s.middle, s.num_micro_batches) == (1, tp, middle, count))
-    prefix = space.even_values(shape, recompute=recompute, zero=zero)
+    wanted = (pp, tp, middle, virtual, count)
+    shape = next(s for s in space.shapes if (s.pp, s.tp, s.middle, s.virtual, s.num_micro_batches) == wanted)
+    prefix = space.even_values(shape, recompute=recompute, zero=zero, stages=stages)
     return space.decode(
         megatron_signatures(space, shape, prefix, sequence_parallel=sequence_parallel, expert_axis=experts)
     )
 
 
-def with_stage(plan, **changes):
-    """The plan with its stage changed."""
-    return replace(plan, stages=(replace(plan.stages[0], **changes),))
+def with_stages(plan, **changes):
+    """The plan with all its stages changed."""
+    return replace(plan, stages=tuple(replace(stage, **changes) for stage in plan.stages))
 
 
 def whole_values(graph, seed=0):
@@ -86,7 +102,9 @@ def whole_values(graph, seed=0):
         if tensor.name in graph.producer or tensor.role not in ("parameter", "buffer", "constant"):
             continue
         if tensor.is_float:
-            found[tensor.name] = 0.3 * torch.randn(tensor.shape, generator=generator, dtype=FLOAT)
+            fan_in = 1 if len(tensor.shape) < 2 else math.prod(tensor.shape) // tensor.shape[len(tensor.shape) == 2]
+            scale = min(0.3, fan_in**-0.5)
+            found[tensor.name] = scale * torch.randn(tensor.shape, generator=generator, dtype=FLOAT)
         else:
             found[tensor.name] = torch.randint(0, _bound(graph, tensor.name), tensor.shape, generator=generator)
     return found
@@ -165,9 +183,7 @@ def run_case(case, groups):
     graph, plan, rank = case.problem.graph, case.plan, dist.get_rank()
     agreed = torch.ones(1)
     try:
-        pipeline, programs = join(
-            evaluator_of(case.problem), plan, rank, whole_values(graph), groups, dtype=case.dtype
-        )
+        pipeline, programs = join(evaluator_of(case.problem), plan, rank, whole_values(graph), groups, dtype=case.dtype)
     except Exception:
         agreed.zero_()
         raise
@@ -204,7 +220,9 @@ def difference(found, wanted):
         name: float((gradient - wanted[name]).abs().max()) / max(float(wanted[name].abs().max()), 1e-3 * top)
         for name, gradient in found.items()
     }
-    return max(((name, worse(0.0, error)) for name, error in scaled.items()), key=lambda item: item[1], default=("", 0.0))
+    return max(
+        ((name, worse(0.0, error)) for name, error in scaled.items()), key=lambda item: item[1], default=("", 0.0)
+    )
 
 
 def errors(case, outcomes, wanted):
@@ -233,15 +251,16 @@ def worse(one, other):
     return max(one, math.inf if math.isnan(other) else other)
 
 
-def _rank(rank, size, folder, cases, work):
+def _rank(rank, size, folder, cases, work, limit_s):
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+    limit = datetime.timedelta(seconds=limit_s)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
     groups, found = Groups(), []
     for case in cases:
         try:
             outcome = work(case, groups)
-            found.append(None if outcome is None else asdict(outcome))
+            found.append(asdict(outcome) if isinstance(outcome, Outcome) else outcome)
         except Exception:
             found.append(traceback.format_exc())  # the parent judges it
     torch.save(found, Path(folder) / f"{rank}.pt")
@@ -249,10 +268,10 @@ def _rank(rank, size, folder, cases, work):
     dist.destroy_process_group()
 
 
-def run_ranks(size, cases, folder, work=run_case):
-    """What `work(case, groups)` returns for each case on each process, None outside of its plan, or a traceback.
+def run_ranks(size, cases, folder, work=run_case, *, limit_s=60):
+    """What `work(case, groups)` returns for each case on each process, or a traceback; an `Outcome` or plain data.
 
-    Processes are forked from one that has imported everything.
+    Processes are forked from one that has imported everything; none waits longer than `limit_s` for another.
 
     Returns:
         [case][rank]
@@ -261,7 +280,7 @@ def run_ranks(size, cases, folder, work=run_case):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     multiprocessing.set_forkserver_preload(["runtime_preload"])
     try:
-        mp.start_processes(_rank, (size, str(folder), cases, work), size, start_method="forkserver")
+        mp.start_processes(_rank, (size, str(folder), cases, work, limit_s), size, start_method="forkserver")
     finally:
         os.environ.pop("PYTHONPATH")
         if before is not None:
@@ -271,6 +290,6 @@ def run_ranks(size, cases, folder, work=run_case):
 
 
 def _outcome(found):
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or "sent" not in found:
         return found
     return Outcome(**{**found, "sent": [Sent(**one) for one in found["sent"]]})

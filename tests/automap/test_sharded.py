@@ -1,76 +1,21 @@
 """Plans of one stage on real processes: loss, gradients and optimizer steps of one process; collectives as priced."""
 
-import functools
 from collections import Counter
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from runtime_ranks import Case, difference, errors, expert_plan, make_problem, reference, run_ranks, with_stage
+from plan_cases import expert, random_plans, uneven
+from runtime_ranks import difference, errors, reference, run_ranks, with_stages
 
 from automap.collectives import list_collectives
 from automap.errors import PlanError
 from automap.price.evaluator import Evaluator
 from automap.runtime.parameters import to_file, value_of
 from automap.runtime.sharded import outlines
-from automap.space import PlanSpace
 from automap.translate import to_choice
-from ir import zoo
 from ir.build import GraphBuilder
 from ir.factors import BROADCAST, PARTIAL
-
-SIZES = "layers=2,hidden=16,heads=4,seq_len=8,vocab_size=24"
-MODELS = {
-    "gpt": f"gpt:{SIZES}",
-    "bert": f"bert:{SIZES}",
-    "moe": f"moe:{SIZES},kv_heads=2,ffn=32,experts=4",
-    "dropout": f"gpt:{SIZES},dropout_percent=20",
-    "resnet": "resnet:blocks=1-1,width=8,image_size=32,num_classes=12",
-}
-
-
-def lstm():
-    """An LSTM over features, a linear layer over its states, cross-entropy."""
-    builder = GraphBuilder()
-    builder.input("x", (1, 5, 6))
-    for name, shape in (("w", (1, 32, 6)), ("r", (1, 32, 8)), ("b", (1, 64)), ("head", (8, 10))):
-        builder.parameter(name, shape)
-    builder.add("LSTM", ["x", "w", "r", "b"], ["y"], attributes={"layout": 1, "hidden_size": 8})
-    builder.add("Reshape", ["y"], ["z"], attributes={"shape": (1, 5, 8)})
-    builder.add("MatMul", ["z", "head"], ["scores"])
-    return builder.finish(["scores"])
-
-
-def random_plans(model, devices, count, seed):
-    """Plans drawn from the space, of one stage."""
-    problem = problem_of(model, devices)
-    space = PlanSpace(problem)
-    drawn = space.random_batch(np.random.default_rng(seed), count).tolist()
-    return [Case(f"{model}, random {i}", problem, space.decode(values)) for i, values in enumerate(drawn)]
-
-
-@functools.cache
-def problem_of(model, devices, batch=8, batch_norm="synchronized"):
-    """Of plans of one stage."""
-    graph = lstm() if model == "lstm" else zoo.build(MODELS[model])
-    return make_problem(graph, devices, batch, {"fix": {"pp": 1}}, batch_norm=batch_norm)
-
-
-def expert(name, model, devices, *, batch=8, steps=False, batch_norm="synchronized", **how):
-    """An expert plan as a case."""
-    problem = problem_of(model, devices, batch, batch_norm)
-    parts = (batch // 4, batch // 4) if batch_norm == "local" else ()
-    return Case(f"{model}, {name}", problem, expert_plan(problem, **how), steps, parts=parts)
-
-
-def uneven(case, shares):
-    """Micro-batches of `sum(shares)` samples, so shared out over the batch axes."""
-    samples = sum(shares)
-    plan = replace(
-        case.plan, num_micro_batches=case.problem.training.global_batch // samples, samples_per_micro_batch=samples
-    )
-    return replace(case, name=f"{case.name}, shares {shares}", plan=with_stage(plan, batch_shares=shares))
 
 
 def two_ranks():
@@ -218,7 +163,7 @@ def test_parts_cover_the_whole_and_routes_end_where_they_should():
 
 def test_samples_that_leave_a_rank_without_any_are_refused():
     case = expert("dp x tp", "gpt", 4, tp=2, count=1)
-    plan = with_stage(case.plan, batch_shares=(9, 8))
+    plan = with_stages(case.plan, batch_shares=(9, 8))
     with pytest.raises(PlanError, match="batch_shares"):
         outlines(plan, Evaluator(case.problem))
 
