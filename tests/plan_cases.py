@@ -14,6 +14,7 @@ from automap.plan import AxisSharding, Plan, Schedule, Stage, Zero, model_ref
 from automap.space import PlanSpace
 from ir import zoo
 from ir.build import GraphBuilder
+from ir.factors import whole_signature
 from ir.onnx.load import load_model
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -58,7 +59,9 @@ GRAPHS = {
 def problem_of(model, cluster, batch=8, batch_norm="synchronized", fix=(("pp", 1),)):
     """One for all plans that ask for the same; `cluster` may be a number of devices."""
     graph = GRAPHS[model]() if model in GRAPHS else zoo.build(MODELS[model])
-    return make_problem(graph, cluster, batch, {"fix": dict(fix)}, batch_norm=batch_norm)
+    # Adam takes steps of one size also where a gradient is nothing but rounding, which batch normalisation multiplies.
+    optimizer = "momentum" if model.startswith("resnet") else "adam"
+    return make_problem(graph, cluster, batch, {"fix": dict(fix)}, batch_norm=batch_norm, optimizer=optimizer)
 
 
 def random_plans(model, cluster, count, seed, **more):
@@ -76,6 +79,23 @@ def expert(name, model, devices, *, batch=8, steps=False, batch_norm="synchroniz
     replicas = devices // how.get("pp", 1)
     parts = (plan.samples_per_micro_batch // replicas,) * replicas if batch_norm == "local" else ()
     return Case(f"{model}, {name}", problem, plan, steps, parts=parts)
+
+
+def spatial(name, model, devices, *, batch=8, batch_norm):
+    """A plan that splits samples over dp and rows of pixels over tp, wherever that is possible."""
+    problem = problem_of(model, devices, batch, batch_norm)
+    space = PlanSpace(problem)
+    shape = next(s for s in space.shapes if (s.tp, s.num_micro_batches) == (2, 2))
+    values = list(space.even_values(shape, recompute="none", zero=0))
+    for slot in space.slots[space.first_signature :]:
+        unit = space.linkage.types[slot.unit_type]
+        table, legal = unit.signatures[unit.groups[slot.group].leader], space.legal(values)
+        wanted = 0 if space.axes[slot.index] == "dp" else 2
+        fitting = [i for i, signature in enumerate(table) if legal[i] and signature.outputs[0] == wanted]
+        values.append(fitting[0] if fitting else whole_signature(table))
+    plan = space.decode(values)
+    parts = (plan.samples_per_micro_batch // 2,) * 2 if batch_norm == "local" else ()
+    return Case(f"{model}, {name}", problem, plan, parts=parts)
 
 
 def uneven(case, shares):

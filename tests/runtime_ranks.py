@@ -20,7 +20,7 @@ from automap.problem import Problem
 from automap.runtime.convert import Sent, record
 from automap.runtime.groups import Groups
 from automap.runtime.interpreter import run
-from automap.runtime.optimizer import LEARNING_RATE, Optimizer
+from automap.runtime.optimizer import LEARNING_RATE, MOMENTUM, Optimizer
 from automap.runtime.runner import join
 from automap.runtime.sharded import loss_scale
 from automap.space import PlanSpace
@@ -147,7 +147,10 @@ def reference(case):
     parts = case.parts or (plan.samples_per_micro_batch,)
     scale = loss_scale(graph, plan.num_micro_batches, plan.samples_per_micro_batch)
     batch_dims = {t.name: t.batch_dim for t in graph.tensors.values()}
-    optimizer = torch.optim.Adam(leaves.values(), lr=LEARNING_RATE)
+    if case.problem.training.optimizer == "adam":
+        optimizer = torch.optim.Adam(leaves.values(), lr=LEARNING_RATE)
+    else:
+        optimizer = torch.optim.SGD(leaves.values(), lr=LEARNING_RATE, momentum=MOMENTUM)
     losses, first = [], {}
     for step in range(OPTIMIZER_STEPS + 1 if case.steps else 1):
         optimizer.zero_grad()
@@ -193,7 +196,7 @@ def run_case(case, groups):
     if not programs:
         return None
     leaves = {f"{n}.{name}": leaf for n, p in programs.items() for name, leaf in p.parameters.items()}
-    optimizer = Optimizer(leaves, "adam")
+    optimizer = Optimizer(leaves, case.problem.training.optimizer)
     outcome = None
     for step in range(OPTIMIZER_STEPS + 1 if case.steps else 1):
         data = micro_batches(graph, plan, case.dtype, seed=1 + step)
