@@ -8,7 +8,7 @@ from small_graphs import build_mlp
 
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
-from automap.plan import Plan, Schedule
+from automap.plan import AxisSharding, Plan, Schedule
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from automap.runtime.launch import Limits
@@ -108,7 +108,7 @@ def unlike(plan, **changes):
     ("change", "message"),
     [
         (lambda plan: replace(plan, model=replace(plan.model, sha256="0" * 64)), "plan.model.sha256"),
-        (lambda plan: unlike(plan, devices="0-2", mesh=(("dp", 3), ("tp", 1))), "2 devices"),
+        (lambda plan: unlike(plan, devices="0-2", mesh=(("dp", 3), ("tp", 1))), "the cluster has devices 0 to 1"),
         (lambda plan: unlike(plan, mesh=(("dp", 2), ("tp", 1))), "mesh"),
         (lambda plan: replace(plan, samples_per_micro_batch=7), "samples_per_micro_batch"),
         (
@@ -122,7 +122,7 @@ def unlike(plan, **changes):
                     ),
                 ),
             ),
-            "wait for each other",
+            "rank 0 waits forever: 0B0",
         ),
     ],
 )
@@ -130,3 +130,11 @@ def test_plans_that_cannot_be_run_are_refused_by_name(change, message):
     problem, plan = planned(pp=2, num_micro_batches=4)
     with pytest.raises(PlanError, match=message):
         to_choice(change(plan), Evaluator(problem))
+
+
+def test_a_mesh_that_does_not_divide_a_dim_is_refused_by_name():
+    problem, plan = planned("4xH100", pp=1, tp=1, num_micro_batches=1)
+    columns = {"layers.0/MatMul": {"tp": AxisSharding(inputs=("B", "S(1)"), outputs=("S(1)",))}}
+    split = unlike(plan, devices="0-2", mesh=(("dp", 1), ("tp", 3)), shardings=columns)
+    with pytest.raises(PlanError, match="does not divide evenly over the mesh"):
+        to_choice(split, Evaluator(problem))
