@@ -11,7 +11,7 @@ export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit check fuzz prove prove-plans prove-pruning bench bench-search clean
+.PHONY: help setup demo test unit check fuzz prove prove-plans prove-pruning equality bench bench-search clean
 
 help:
 	@echo "make demo    set up, then find plans for three real models"
@@ -20,6 +20,7 @@ help:
 	@echo "make check   formatting, lint, types, import rules"
 	@echo "make fuzz    a minute of hostile model files"
 	@echo "make prove   ten thousand random plans verified; pruning and bounds against full enumeration"
+	@echo "make equality   plans of all kinds on real processes against one process"
 	@echo "make bench   the benchmarks of speed"
 	@echo "make bench-search   searchers against known optima, real models, growth, ablation: hours"
 	@echo "make setup   make .venv and nothing else"
@@ -74,6 +75,9 @@ prove-plans: $(STAMP)
 
 prove-pruning: $(STAMP)
 	@$(BIN)/python benchmarks/prove_pruning.py
+
+equality: $(STAMP)
+	@$(BIN)/python benchmarks/equality.py
 
 bench: $(STAMP)
 	@for script in benchmarks/*_speed.py benchmarks/*_limits.py; do [ ! -e "$$script" ] || $(BIN)/python "$$script" || exit 1; done

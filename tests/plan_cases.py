@@ -1,23 +1,114 @@
-"""Plans of a small decoder that every rank of a launch executes, one after the other, and compares with one process."""
+"""Plans that are run and compared with one process: expert, uneven and random ones, and pipelines of unlike meshes."""
 
 import functools
+from dataclasses import replace
+from pathlib import Path
 
-import stage_cases
+import numpy as np
+import onnx
+from runtime_ranks import Case, expert_plan, make_problem, with_stages
 from small_graphs import build_gpt
-from stage_cases import VOCAB, one_process, worst
-from stage_programs import random_data, random_values
 
-from automap.cluster import parse_cluster
 from automap.names import matches
 from automap.plan import AxisSharding, Plan, Schedule, Stage, Zero, model_ref
-from automap.price.evaluator import Evaluator
-from automap.problem import Problem
-from automap.runtime.groups import Groups
-from automap.runtime.optimizer import Optimizer
-from automap.runtime.runner import join
+from automap.space import PlanSpace
+from ir import zoo
+from ir.build import GraphBuilder
+from ir.factors import whole_signature
+from ir.onnx.load import load_model
 
-COUNT, SAMPLES, TOKENS = 4, 7, 8
-"""Micro-batches; samples of each, which two and three ranks share unevenly; tokens of each."""
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+
+SIZES = "layers=2,hidden=16,heads=4,seq_len=8,vocab_size=24"
+MODELS = {
+    "gpt": f"gpt:{SIZES}",
+    "deep": f"gpt:{SIZES.replace('layers=2', 'layers=4')}",
+    "bert": f"bert:{SIZES}",
+    "moe": f"moe:{SIZES},kv_heads=2,ffn=32,experts=4",
+    "dropout": f"gpt:{SIZES},dropout_percent=20",
+    "resnet": "resnet:blocks=1-1,width=8,image_size=32,num_classes=12",
+}
+
+
+def lstm():
+    """An LSTM over features, a linear layer over its states, cross-entropy."""
+    builder = GraphBuilder()
+    builder.input("x", (1, 5, 6))
+    for name, shape in (("w", (1, 32, 6)), ("r", (1, 32, 8)), ("b", (1, 64)), ("head", (8, 10))):
+        builder.parameter(name, shape)
+    builder.add("LSTM", ["x", "w", "r", "b"], ["y"], attributes={"layout": 1, "hidden_size": 8})
+    builder.add("Reshape", ["y"], ["z"], attributes={"shape": (1, 5, 8)})
+    builder.add("MatMul", ["z", "head"], ["scores"])
+    return builder.finish(["scores"])
+
+
+def resnet50():
+    """The one of the onnx package, without its weights."""
+    return load_model((LIGHT / "light_resnet50.onnx").read_bytes(), name="resnet50")
+
+
+GRAPHS = {
+    "lstm": lstm,
+    "resnet50": resnet50,
+    "plain": lambda: build_gpt(hidden=16, seq=8, vocab=32),
+    "plain of four": lambda: build_gpt(layers=4, hidden=16, seq=8, vocab=32),
+}
+
+
+@functools.cache
+def problem_of(model, cluster, batch=8, batch_norm="synchronized", fix=(("pp", 1),)):
+    """One for all plans that ask for the same; `cluster` may be a number of devices."""
+    graph = GRAPHS[model]() if model in GRAPHS else zoo.build(MODELS[model])
+    # Adam takes steps of one size also where a gradient is nothing but rounding, which batch normalisation multiplies.
+    optimizer = "momentum" if model.startswith("resnet") else "adam"
+    return make_problem(graph, cluster, batch, {"fix": dict(fix)}, batch_norm=batch_norm, optimizer=optimizer)
+
+
+def random_plans(model, cluster, count, seed, **more):
+    """Plans drawn from the space."""
+    problem = problem_of(model, cluster, **more)
+    space = PlanSpace(problem)
+    drawn = space.random_batch(np.random.default_rng(seed), count).tolist()
+    return [Case(f"{model}, random {i} on {cluster}", problem, space.decode(v)) for i, v in enumerate(drawn)]
+
+
+def expert(name, model, devices, *, batch=8, steps=False, batch_norm="synchronized", fix=(), **how):
+    """An expert plan as a case; under `local` statistics all its ranks are replicas."""
+    problem = problem_of(model, devices, batch, batch_norm, (("pp", how.get("pp", 1)), *fix))
+    plan = expert_plan(problem, **how)
+    replicas = devices // how.get("pp", 1)
+    parts = (plan.samples_per_micro_batch // replicas,) * replicas if batch_norm == "local" else ()
+    return Case(f"{model}, {name}", problem, plan, steps, parts=parts)
+
+
+def spatial(name, model, devices, *, batch=8, batch_norm):
+    """A plan that splits samples over dp and rows of pixels over tp, wherever that is possible."""
+    problem = problem_of(model, devices, batch, batch_norm)
+    space = PlanSpace(problem)
+    shape = next(s for s in space.shapes if (s.tp, s.num_micro_batches) == (2, 2))
+    values = list(space.even_values(shape, recompute="none", zero=0))
+    for slot in space.slots[space.first_signature :]:
+        unit = space.linkage.types[slot.unit_type]
+        table, legal = unit.signatures[unit.groups[slot.group].leader], space.legal(values)
+        wanted = 0 if space.axes[slot.index] == "dp" else 2
+        fitting = [i for i, signature in enumerate(table) if legal[i] and signature.outputs[0] == wanted]
+        values.append(fitting[0] if fitting else whole_signature(table))
+    plan = space.decode(values)
+    parts = (plan.samples_per_micro_batch // 2,) * 2 if batch_norm == "local" else ()
+    return Case(f"{model}, {name}", problem, plan, parts=parts)
+
+
+def uneven(case, shares):
+    """Micro-batches of `sum(shares)` samples, so shared out over the batch axes of every stage."""
+    samples = sum(shares)
+    count = case.problem.training.global_batch // samples
+    plan = replace(case.plan, num_micro_batches=count, samples_per_micro_batch=samples)
+    parts = shares if case.parts else ()
+    return replace(case, name=f"{case.name}, shares {shares}", plan=with_stages(plan, batch_shares=shares), parts=parts)
+
+
+COUNT, SAMPLES = 4, 7
+"""Micro-batches; samples of each, which two and three ranks share unevenly."""
 MEGATRON = {
     "wte/Gather": "S(0) B -> P",
     **{f"h.*.{up}/{kind}": f"{first} S(2)" for up in ("attn.q", "attn.k", "attn.v", "mlp.up")
@@ -65,40 +156,6 @@ CASES = {
 """Name -> operators behind which it is cut, stages, kind of schedule."""
 
 
-TRAINED, STEPS = ("dp2 with ZeRO 1 -> tp2, zero-bubble",), 10
-"""Cases that are trained further, and for how many steps."""
-
-
-class Setting:
-    """A model with values and data, and what one process makes of them."""
-
-    def __init__(self, layers):
-        problem = Problem.build(
-            build_gpt(layers=layers, hidden=16, seq=TOKENS, vocab=VOCAB),
-            parse_cluster("4xA100-80GB"),
-            {"global_batch": COUNT * SAMPLES, "precision": "fp32"},
-        )
-        self.evaluator, self.graph = Evaluator(problem), problem.graph
-        self.values = random_values(self.graph)
-        self.data = random_data(self.graph, SAMPLES, COUNT, VOCAB)
-        self.loss, self.gradients = one_process(self.graph, self.values, self.data, SAMPLES, TOKENS)
-
-    def part(self, tensor, box, micro_batch):
-        return self.data[micro_batch][tensor][tuple(slice(*span) for span in box)]
-
-    @functools.cached_property
-    def trained_loss(self):
-        """Behind steps of Adam."""
-        leaves = {t.name: self.values[t.name].clone().requires_grad_() for t in self.graph.parameters}
-        optimizer, gradients = Optimizer(leaves, "adam"), self.gradients
-        for _ in range(STEPS):
-            for key, leaf in leaves.items():
-                leaf.grad = gradients[key].clone()
-            optimizer.step()
-            loss, gradients = one_process(self.graph, {**self.values, **leaves}, self.data, SAMPLES, TOKENS)
-        return loss
-
-
 def plan_of(name, problem):
     """The plan of a case."""
     cuts, parts, kind = CASES[name]
@@ -126,34 +183,7 @@ def plan_of(name, problem):
     )
 
 
-def run_case(name, rank, setting, groups):
-    """See `stage_cases.run_case`; and the loss behind steps of Adam where the case asks for it."""
-    plan = plan_of(name, setting.evaluator.problem)
-    pipeline, programs = join(setting.evaluator, plan, rank, setting.values, groups)
-    for _ in range(2):
-        for program in programs.values():
-            for leaf in program.parameters.values():
-                leaf.grad = None
-        loss = pipeline.step(setting.part)
-    found = {}
-    for program in programs.values():
-        found.update(program.whole_gradients())
-    errors = worst(loss, found, setting.loss, setting.gradients)
-    if name in TRAINED:
-        optimizer = Optimizer({f"{n}.{k}": v for n, p in programs.items() for k, v in p.parameters.items()}, "adam")
-        for _ in range(STEPS):
-            optimizer.step()
-            pipeline.refresh()
-            loss = pipeline.step(setting.part)
-        if loss is not None:
-            errors["trained"] = abs(loss - setting.trained_loss) / abs(setting.trained_loss)
-    return errors
-
-
-def compare(folder, rank, num_ranks, argument):
-    """Both kinds of cases: name -> errors."""
-    found = stage_cases.compare(folder, rank, num_ranks, {"cases": argument["pipelines"]})
-    small, large, groups = Setting(2), Setting(4), Groups()
-    for name in argument["plans"]:
-        found[name] = run_case(name, rank, large if CASES[name][0] is FOUR else small, groups)
-    return found
+def unlike(name, *, steps=True):
+    """A case of `CASES`."""
+    problem = problem_of("plain of four" if CASES[name][0] is FOUR else "plain", 4, COUNT * SAMPLES, fix=())
+    return Case(name, problem, plan_of(name, problem), steps)

@@ -1,6 +1,7 @@
-"""Plans of one stage run on real processes and by one process: values, data, the reference, the launcher."""
+"""Plans run on real processes and by one process: values, data, the reference, the launcher."""
 
 import datetime
+import math
 import multiprocessing
 import os
 import sys
@@ -19,7 +20,9 @@ from automap.problem import Problem
 from automap.runtime.convert import Sent, record
 from automap.runtime.groups import Groups
 from automap.runtime.interpreter import run
-from automap.runtime.sharded import build_programs, loss_scale
+from automap.runtime.optimizer import LEARNING_RATE, MOMENTUM, Optimizer
+from automap.runtime.runner import join
+from automap.runtime.sharded import loss_scale
 from automap.space import PlanSpace
 from automap.templates import megatron_signatures
 
@@ -29,47 +32,66 @@ FLOAT = torch.float64
 
 @dataclass(frozen=True)
 class Case:
-    """A plan of one stage."""
+    """A plan and how it is run."""
 
     name: str
     problem: Problem
     plan: Plan
     steps: bool = False
     """Whether the optimizer works as well."""
+    dtype: torch.dtype = torch.float64
+    parts: tuple[int, ...] = ()
+    """Samples of the parts of a micro-batch that do not know of each other; none = one part."""
 
 
 @dataclass
 class Outcome:
     """What one rank saw."""
 
-    loss: float
+    loss: float | None
+    """Of the first step, on ranks that know it."""
     gradients: dict
-    passes: list
-    """Collectives of the forward and backward passes."""
-    ends: list
-    """Those at the end of the step."""
+    """Whole ones of the parameters of its stages."""
+    sent: list
+    """Collectives of the first step."""
     last_loss: float | None = None
 
 
-def make_problem(graph, devices, batch, hints=None, **training):
-    """A problem of fp32 on one host."""
+def make_problem(graph, cluster, batch, hints=None, **training):
+    """A problem of fp32 on a cluster, or on so many devices of one host."""
     settings = {"global_batch": batch, "precision": "fp32", "batch_norm": "synchronized", **training}
-    return Problem.build(graph, parse_cluster(f"1x{devices}xA100"), settings, hints)
+    return Problem.build(
+        graph, parse_cluster(f"1x{cluster}xA100" if isinstance(cluster, int) else cluster), settings, hints
+    )
 
 
-def expert_plan(problem, *, tp=1, middle=1, count=2, zero=0, recompute="none", sequence_parallel=False, experts=""):
-    """A plan of one stage in Megatron's manner."""
+def expert_plan(
+    problem,
+    *,
+    pp=1,
+    tp=1,
+    middle=1,
+    virtual=1,
+    count=2,
+    stages=(),
+    zero=0,
+    recompute="none",
+    sequence_parallel=False,
+    experts="",
+):
+    """A plan in Megatron's manner; `stages` are values of the slots of schedule, order and devices."""
     space = PlanSpace(problem)
-    shape = next(s for s in space.shapes if (s.pp, s.tp, s.middle, s.num_micro_batches) == (1, tp, middle, count))
-    prefix = space.even_values(shape, recompute=recompute, zero=zero)
+    wanted = (pp, tp, middle, virtual, count)
+    shape = next(s for s in space.shapes if (s.pp, s.tp, s.middle, s.virtual, s.num_micro_batches) == wanted)
+    prefix = space.even_values(shape, recompute=recompute, zero=zero, stages=stages)
     return space.decode(
         megatron_signatures(space, shape, prefix, sequence_parallel=sequence_parallel, expert_axis=experts)
     )
 
 
-def with_stage(plan, **changes):
-    """The plan with its stage changed."""
-    return replace(plan, stages=(replace(plan.stages[0], **changes),))
+def with_stages(plan, **changes):
+    """The plan with all its stages changed."""
+    return replace(plan, stages=tuple(replace(stage, **changes) for stage in plan.stages))
 
 
 def whole_values(graph, seed=0):
@@ -80,7 +102,9 @@ def whole_values(graph, seed=0):
         if tensor.name in graph.producer or tensor.role not in ("parameter", "buffer", "constant"):
             continue
         if tensor.is_float:
-            found[tensor.name] = 0.3 * torch.randn(tensor.shape, generator=generator, dtype=FLOAT)
+            fan_in = 1 if len(tensor.shape) < 2 else math.prod(tensor.shape) // tensor.shape[len(tensor.shape) == 2]
+            scale = min(0.3, fan_in**-0.5)
+            found[tensor.name] = scale * torch.randn(tensor.shape, generator=generator, dtype=FLOAT)
         else:
             found[tensor.name] = torch.randint(0, _bound(graph, tensor.name), tensor.shape, generator=generator)
     return found
@@ -97,7 +121,7 @@ def _bound(graph, name):
     return 2
 
 
-def micro_batches(graph, plan, seed=1):
+def micro_batches(graph, plan, dtype, seed=1):
     """Data of each micro-batch."""
     generator = torch.Generator().manual_seed(seed)
     found = []
@@ -108,38 +132,41 @@ def micro_batches(graph, plan, seed=1):
                 continue
             shape = tensor.shape_at(plan.samples_per_micro_batch)
             if tensor.is_float:
-                one[tensor.name] = torch.randn(shape, generator=generator, dtype=FLOAT)
+                one[tensor.name] = torch.randn(shape, generator=generator, dtype=FLOAT).to(dtype)
             else:
                 one[tensor.name] = torch.randint(0, _bound(graph, tensor.name), shape, generator=generator)
         found.append(one)
     return found
 
 
-def reference(case, shards=1):
-    """Outcome of one process; each micro-batch in `shards` equal parts that do not know of each other."""
+def reference(case):
+    """Outcome of one process, which computes the micro-batches of the plan one after the other."""
     graph, plan = case.problem.graph, case.plan
-    values = whole_values(graph)
+    values = {n: x.to(case.dtype) if x.is_floating_point() else x for n, x in whole_values(graph).items()}
     leaves = {t.name: values[t.name].requires_grad_() for t in graph.parameters if t.is_float}
-    samples = plan.samples_per_micro_batch // shards
+    parts = case.parts or (plan.samples_per_micro_batch,)
     scale = loss_scale(graph, plan.num_micro_batches, plan.samples_per_micro_batch)
     batch_dims = {t.name: t.batch_dim for t in graph.tensors.values()}
-    optimizer = torch.optim.Adam(leaves.values(), lr=1e-2)
+    if case.problem.training.optimizer == "adam":
+        optimizer = torch.optim.Adam(leaves.values(), lr=LEARNING_RATE)
+    else:
+        optimizer = torch.optim.SGD(leaves.values(), lr=LEARNING_RATE, momentum=MOMENTUM)
     losses, first = [], {}
-    for step in range(OPTIMIZER_STEPS if case.steps else 1):
+    for step in range(OPTIMIZER_STEPS + 1 if case.steps else 1):
         optimizer.zero_grad()
         total = 0.0
-        for data in micro_batches(graph, plan, seed=1 + step):
-            for part in range(shards):
-                rows = {
-                    n: x.narrow(batch_dims[n], part * samples, samples) if shards > 1 else x for n, x in data.items()
-                }
+        for data in micro_batches(graph, plan, case.dtype, seed=1 + step):
+            cut = {n: x.split([k * x.shape[batch_dims[n]] // sum(parts) for k in parts], batch_dims[n])
+                   for n, x in data.items()}  # fmt: skip
+            for part, samples in enumerate(parts):
+                rows = {n: x[part] for n, x in cut.items()}
                 loss = run(graph, {**values, **rows}, samples)[graph.outputs[-1]].sum() * scale
                 loss.backward()
                 total += float(loss.detach())
         losses.append(total)
         first = first or {n: torch.zeros_like(v) if v.grad is None else v.grad.clone() for n, v in leaves.items()}
         optimizer.step()
-    return Outcome(losses[0], first, [], [], losses[-1])
+    return Outcome(losses[0], first, [], losses[-1])
 
 
 _evaluators = []
@@ -155,12 +182,11 @@ def evaluator_of(problem):
 
 
 def run_case(case, groups):
-    """Outcome of this rank."""
-    graph, plan = case.problem.graph, case.plan
+    """Outcome of this rank, None outside of the plan."""
+    graph, plan, rank = case.problem.graph, case.plan, dist.get_rank()
     agreed = torch.ones(1)
     try:
-        evaluator = evaluator_of(case.problem)
-        _, programs = build_programs(plan, evaluator, dist.get_rank(), whole_values(graph), groups, dtype=FLOAT)
+        pipeline, programs = join(evaluator_of(case.problem), plan, rank, whole_values(graph), groups, dtype=case.dtype)
     except Exception:
         agreed.zero_()
         raise
@@ -169,50 +195,75 @@ def run_case(case, groups):
     assert agreed, "another rank refused"
     if not programs:
         return None
-    program = programs[0]
-    position = program.stage.mesh.devices.index(dist.get_rank())
-    optimizer = torch.optim.Adam(program.parameters.values(), lr=1e-2)
+    leaves = {f"{n}.{name}": leaf for n, p in programs.items() for name, leaf in p.parameters.items()}
+    optimizer = Optimizer(leaves, case.problem.training.optimizer)
     outcome = None
-    for step in range(OPTIMIZER_STEPS if case.steps else 1):
-        optimizer.zero_grad()
-        total = torch.zeros((), dtype=FLOAT)
-        with record() as passes:
-            for number, data in enumerate(micro_batches(graph, plan, seed=1 + step)):
-                local = {c.name: data[c.name][tuple(slice(*span) for span in c.boxes[position])] for c in program.data}
-                loss = program.forward(local, number)[program.loss]
-                loss.backward()
-                total += loss.detach()
-        with record() as ends:
-            program.finish()
-        loss = float(program.total_loss(total))
-        outcome = outcome or Outcome(loss, program.whole_gradients(), passes, ends)
+    for step in range(OPTIMIZER_STEPS + 1 if case.steps else 1):
+        data = micro_batches(graph, plan, case.dtype, seed=1 + step)
+        with record() as sent:
+            loss = pipeline.step(lambda name, box, m, data=data: data[m][name][tuple(slice(*span) for span in box)])
+        if outcome is None:
+            gradients = {}
+            for program in programs.values():
+                gradients.update(program.whole_gradients())
+            outcome = Outcome(loss, gradients, sent)
         outcome.last_loss = loss
         optimizer.step()
-        program.refresh()
+        pipeline.refresh()
     return outcome
 
 
 def difference(found, wanted):
-    """(tensor, largest difference), scaled by the larger of its own maximum and 1e-3 of the largest gradient."""
+    """(tensor, largest difference), scaled by the larger of its own maximum and 1e-3 of the largest gradient.
+
+    Gradients of stages that a rank has no part in are not looked for.
+    """
     top = max(float(g.abs().max()) for g in wanted.values())
-    worst = ("", 0.0)
-    for name, gradient in wanted.items():
-        scale = max(float(gradient.abs().max()), 1e-3 * top)
-        error = float((found[name] - gradient).abs().max()) / scale
-        if not error <= worst[1]:
-            worst = (name, error)
-    return worst
+    scaled = {
+        name: float((gradient - wanted[name]).abs().max()) / max(float(wanted[name].abs().max()), 1e-3 * top)
+        for name, gradient in found.items()
+    }
+    return max(
+        ((name, worse(0.0, error)) for name, error in scaled.items()), key=lambda item: item[1], default=("", 0.0)
+    )
 
 
-def _rank(rank, size, folder, cases, work):
+def errors(case, outcomes, wanted):
+    """(what, largest relative error) of a case over all its ranks, against `reference`.
+
+    Raises:
+        AssertionError: a rank failed, or nobody has a gradient or the loss.
+    """
+    found, seen, losses = {"loss": 0.0, "gradients": 0.0, "trained": 0.0}, set(), 0
+    for rank, outcome in enumerate(outcomes):
+        assert not isinstance(outcome, str), f"{case.name}, rank {rank}: {outcome}"
+        if outcome is None:
+            continue
+        seen.update(outcome.gradients)
+        found["gradients"] = worse(found["gradients"], difference(outcome.gradients, wanted.gradients)[1])
+        if outcome.loss is not None:
+            losses += 1
+            found["loss"] = worse(found["loss"], abs(outcome.loss - wanted.loss) / abs(wanted.loss))
+            found["trained"] = worse(found["trained"], abs(outcome.last_loss / wanted.last_loss - 1.0))
+    assert losses and seen == set(wanted.gradients), f"{case.name}: nobody has {set(wanted.gradients) - seen}"
+    return found
+
+
+def worse(one, other):
+    """The larger of two errors; what is no number is worst."""
+    return max(one, math.inf if math.isnan(other) else other)
+
+
+def _rank(rank, size, folder, cases, work, limit_s):
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+    limit = datetime.timedelta(seconds=limit_s)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
     groups, found = Groups(), []
     for case in cases:
         try:
             outcome = work(case, groups)
-            found.append(None if outcome is None else asdict(outcome))
+            found.append(asdict(outcome) if isinstance(outcome, Outcome) else outcome)
         except Exception:
             found.append(traceback.format_exc())  # the parent judges it
     torch.save(found, Path(folder) / f"{rank}.pt")
@@ -220,10 +271,10 @@ def _rank(rank, size, folder, cases, work):
     dist.destroy_process_group()
 
 
-def run_ranks(size, cases, folder, work=run_case):
-    """What `work(case, groups)` returns for each case on each process, None outside of its plan, or a traceback.
+def run_ranks(size, cases, folder, work=run_case, *, limit_s=60):
+    """What `work(case, groups)` returns for each case on each process, or a traceback; an `Outcome` or plain data.
 
-    Processes are forked from one that has imported everything.
+    Processes are forked from one that has imported everything; none waits longer than `limit_s` for another.
 
     Returns:
         [case][rank]
@@ -232,7 +283,7 @@ def run_ranks(size, cases, folder, work=run_case):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     multiprocessing.set_forkserver_preload(["runtime_preload"])
     try:
-        mp.start_processes(_rank, (size, str(folder), cases, work), size, start_method="forkserver")
+        mp.start_processes(_rank, (size, str(folder), cases, work, limit_s), size, start_method="forkserver")
     finally:
         os.environ.pop("PYTHONPATH")
         if before is not None:
@@ -242,7 +293,6 @@ def run_ranks(size, cases, folder, work=run_case):
 
 
 def _outcome(found):
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or "sent" not in found:
         return found
-    passes, ends = ([Sent(**one) for one in found[name]] for name in ("passes", "ends"))
-    return Outcome(**{**found, "passes": passes, "ends": ends})
+    return Outcome(**{**found, "sent": [Sent(**one) for one in found["sent"]]})

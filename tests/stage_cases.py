@@ -1,14 +1,15 @@
-"""Pipelines that every rank of a launch runs, one after the other, and compares with one process."""
+"""Pipelines without plans, which every rank runs one after the other and compares with one process."""
 
 import functools
 
+import runtime_ranks
 import torch
 import torch.distributed as dist
 from small_graphs import build_gpt
 from stage_programs import PlainStage, random_data, random_values
 
 from automap.order import A_CHUNK, A_MICRO_BATCH, A_WORD, KINDS, arrange, read_order
-from automap.runtime.interpreter import run
+from automap.runtime import interpreter
 from automap.runtime.lower import Action
 from automap.runtime.stages import Ends, Pipeline, global_order
 from ir.build import GraphBuilder
@@ -144,19 +145,18 @@ def worst(loss, own, wanted, gradients):
     return found
 
 
-def one_process(graph, values, data, samples, tokens=1):
-    """Mean loss of a token of the step and its gradients, each micro-batch computed as a whole."""
+def one_process(graph, values, data, samples):
+    """Mean loss of a sample of the step and its gradients, each micro-batch computed as a whole."""
     leaves = {t.name: values[t.name].detach().clone().requires_grad_() for t in graph.parameters}
     total = 0.0
     for tensors in data:
-        loss = run(graph, {**values, **leaves, **tensors}, samples)[graph.outputs[-1]] / (samples * tokens * len(data))
+        made = interpreter.run(graph, {**values, **leaves, **tensors}, samples)
+        loss = made[graph.outputs[-1]] / (samples * len(data))
         loss.backward()
         total += float(loss.detach())
     return total, {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
 
-def compare(folder, rank, num_ranks, argument):
-    """Runs all cases; name -> errors."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=num_ranks)
-    return {name: run_case(name, rank) for name in argument["cases"]}
+def run(case, groups):
+    """What `runtime_ranks.run_ranks` asks for: of the name of a pipeline its errors, of a plan its outcome."""
+    return run_case(case, dist.get_rank()) if isinstance(case, str) else runtime_ranks.run_case(case, groups)

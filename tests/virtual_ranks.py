@@ -12,7 +12,7 @@ import torch
 from ir.factors import BROADCAST, PARTIAL, gradient_placement
 
 COLLECTIVES = {("S", "B"): "all_gather", ("P", "B"): "all_reduce", ("P", "S"): "reduce_scatter",
-               ("S", "S"): "all_to_all", ("B", "S"): None, ("B", "P"): None, ("S", "P"): "all_gather"}  # fmt: skip
+               ("S", "S"): "all_to_all", ("B", "S"): None, ("B", "P"): None, ("S", "P"): None}  # fmt: skip
 """What turns one placement into another; None = nothing is sent."""
 
 
@@ -70,8 +70,12 @@ def move(parts, source, target):
     """Another placement of the same tensor."""
     if source == target:
         return [part.clone() for part in parts]
-    whole = torch.cat(parts, source) if source >= 0 else sum(parts) if source == PARTIAL else None
     ranks = len(parts)
+    if source >= 0 and target == PARTIAL:
+        # Zeros around what each rank holds.
+        return [torch.cat([p if i == r else torch.zeros_like(p) for i, p in enumerate(parts)], source)
+                for r in range(ranks)]  # fmt: skip
+    whole = torch.cat(parts, source) if source >= 0 else sum(parts) if source == PARTIAL else None
     if target >= 0:
         return [(parts[r] if whole is None else whole).chunk(ranks, target)[r].clone() for r in range(ranks)]
     wholes = parts if whole is None else [whole] * ranks

@@ -189,6 +189,8 @@ def convert(
     for a in range(sizes.shape[0] - 1, -1, -1):
         if source[a] >= 0 and (target[a] == BROADCAST or target[a] == PARTIAL):
             local *= sizes[a]
-            waited += links[a, V_WAIT]
-            times[ALL_GATHER] += spend(ALL_GATHER, a, sizes[a], links[a], local, tag, records, cursor)
+            if target[a] == BROADCAST:
+                # Parts of a sum are zeros around what a rank holds: nothing is sent.
+                waited += links[a, V_WAIT]
+                times[ALL_GATHER] += spend(ALL_GATHER, a, sizes[a], links[a], local, tag, records, cursor)
     return waited

@@ -299,7 +299,8 @@ class _Builder:
         for signature in table:
             factor = None if signature.factor is None else op.rule.factors[signature.factor]
             exchange = factor.collective if factor else None
-            if exchange is not None and exchange.name == "batch_norm" and self.problem.training.batch_norm == "local":
+            is_local = self.problem.training.batch_norm == "local" and factor is not None and factor.is_batch
+            if exchange is not None and exchange.name == "batch_norm" and is_local:
                 exchange = None
             kind = -1 if exchange is None else COLLECTIVES.index(exchange.kind)
             self.signatures.append(
@@ -311,7 +312,9 @@ class _Builder:
                     -1 if signature.factor is None else shape.classes[signature.factor],
                 ]
             )
-            self.exchanges.append([*exchange.forward_bytes, *exchange.backward_bytes] if exchange else [0.0] * 4)
+            # What has no gradient sends none back.
+            back = exchange.backward_bytes if exchange and self._depends(op.inputs[0]) else (0.0, 0.0)
+            self.exchanges.append([*(exchange.forward_bytes if exchange else (0.0, 0.0)), *back])
             gradients = (*signature.input_gradients, *([BROADCAST] * len(signature.outputs)))
             placements = (*signature.inputs, *signature.outputs)
             self.places += [[p, g] for p, g in zip(placements, gradients, strict=True)]

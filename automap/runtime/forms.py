@@ -385,7 +385,9 @@ def batch_norm(use: Local) -> list[Tensor]:
     """Sums over all samples are all-reduced."""
     place, x, axes = use.place, use.x, use.place.axes("batch_norm")
     dims, shape = tuple(d for d in range(x.ndim) if d != 1), (-1, *[1] * (x.ndim - 2))
-    count = prod(place.whole[0][d] for d in dims)
+    # Dims that are split without an exchange count as this rank has them.
+    summed = {s.signature.inputs[0] for s in place.splits if s.exchange}
+    count = prod(place.whole[0][d] if d in summed else x.shape[d] for d in dims)
     found = _affine(use, _standardised(use, x, dims, count, place.attributes.get("epsilon", 1e-5), axes), shape)
     if len(place.shapes) == 1:
         return [found]

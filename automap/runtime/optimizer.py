@@ -22,7 +22,7 @@ class Optimizer:
             kind: adam, momentum or sgd.
         """
         self.leaves = list(leaves.values())
-        self.masters = [leaf if leaf.dtype == torch.float32 else leaf.detach().float() for leaf in self.leaves]
+        self.masters = [leaf if leaf.dtype.itemsize >= 4 else leaf.detach().float() for leaf in self.leaves]
         self._inner: torch.optim.Optimizer | None = None
         if self.masters:
             if kind == "adam":

@@ -1,15 +1,20 @@
 """Trials: a plan really run and measured, and what becomes of one that cannot be."""
 
+from dataclasses import replace
+
+import psutil
 import pytest
 from small_graphs import build_mlp
 
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
-from automap.plan import Plan
+from automap.plan import AxisSharding, Plan, Schedule
+from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from automap.runtime.launch import Limits
 from automap.runtime.trial import run_trial, with_measured
 from automap.space import PlanSpace
+from automap.translate import to_choice
 
 LIMITS = Limits(time_s=120)
 WIDTHS = (64, 256, 256, 32)
@@ -62,3 +67,74 @@ def test_a_plan_for_a_larger_host_is_refused(gpt):
     plan = space.decode(space.even_values(space.meshes.shapes[0], recompute="none", zero=0))
     with pytest.raises(PlanError, match="512 devices"):
         run_trial(problem, plan, steps=1, limits=LIMITS)
+
+
+class Killer:
+    """Ends one rank with SIGKILL as soon as the ranks talk to each other."""
+
+    def __init__(self):
+        self.ranks = []
+
+    def __call__(self):
+        """Whether the trial is to stop: never."""
+        found = psutil.Process().children()
+        if not self.ranks and len(found) == 2 and all(self._talks(rank) for rank in found):
+            self.ranks = found
+            found[1].kill()
+        return False
+
+    def _talks(self, rank):
+        return any(c.status == psutil.CONN_ESTABLISHED for c in rank.net_connections("tcp"))
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_the_trial():
+    problem, plan = planned(pp=2, num_micro_batches=4)
+    killer = Killer()
+    trial = run_trial(problem, plan, steps=10**9, limits=LIMITS, should_stop=killer)
+    assert (trial.outcome, trial.measured) == ("crashed", None)
+    assert "rank 1: ended by SIGKILL" in trial.message
+    assert killer.ranks
+    assert not any(rank.is_running() for rank in killer.ranks)
+    assert trial.time_s < LIMITS.time_s
+
+
+def unlike(plan, **changes):
+    """The plan with its first stage changed."""
+    return replace(plan, stages=(replace(plan.stages[0], **changes), *plan.stages[1:]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda plan: replace(plan, model=replace(plan.model, sha256="0" * 64)), "plan.model.sha256"),
+        (lambda plan: unlike(plan, devices="0-2", mesh=(("dp", 3), ("tp", 1))), "the cluster has devices 0 to 1"),
+        (lambda plan: unlike(plan, mesh=(("dp", 2), ("tp", 1))), "mesh"),
+        (lambda plan: replace(plan, samples_per_micro_batch=7), "samples_per_micro_batch"),
+        (
+            lambda plan: replace(
+                plan,
+                schedule=Schedule(
+                    kind="explicit",
+                    order=(
+                        ("0F0", "0B0", "0F1", "0B1", "0F2", "0B2", "0F3", "0B3"),
+                        ("1F1", "1B1", "1F0", "1B0", "1F2", "1B2", "1F3", "1B3"),
+                    ),
+                ),
+            ),
+            "rank 0 waits forever: 0B0",
+        ),
+    ],
+)
+def test_plans_that_cannot_be_run_are_refused_by_name(change, message):
+    problem, plan = planned(pp=2, num_micro_batches=4)
+    with pytest.raises(PlanError, match=message):
+        to_choice(change(plan), Evaluator(problem))
+
+
+def test_a_mesh_that_does_not_divide_a_dim_is_refused_by_name():
+    problem, plan = planned("4xH100", pp=1, tp=1, num_micro_batches=1)
+    columns = {"layers.0/MatMul": {"tp": AxisSharding(inputs=("B", "S(1)"), outputs=("S(1)",))}}
+    split = unlike(plan, devices="0-2", mesh=(("dp", 1), ("tp", 3)), shardings=columns)
+    with pytest.raises(PlanError, match="does not divide evenly over the mesh"):
+        to_choice(split, Evaluator(problem))

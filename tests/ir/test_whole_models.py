@@ -1,16 +1,29 @@
-"""Exported weight-free, imported, and computed with the module's own weights: the module's results and gradients."""
+"""Files imported and computed: with the module's own weights its results and gradients; with any, onnxruntime's."""
 
 import pytest
 import torch
+from ort_oracle import compare
 
 from automap.runtime.interpreter import run
 from ir.onnx.load import load_model
 
 SAMPLES = 3
+EXPORTED = pytest.mark.parametrize("name", ["gpt", "gpt_linear", "llama", "bert", "vit", "resnet", "mlp"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt", "gpt_linear", "llama", "bert", "vit", "resnet", "mlp"])
+@EXPORTED
+def test_onnxruntime_agrees(name, export):
+    assert compare(export(name)) < 1e-5
+
+
+@pytest.mark.slow
+def test_onnxruntime_agrees_on_the_light_models(light, light_name):
+    assert compare(light(light_name)) < 1e-5
+
+
+@pytest.mark.slow
+@EXPORTED
 def test_the_graph_computes_what_the_module_does(name, export, build):
     graph = load_model(export(name))
     torch.manual_seed(0)

@@ -1,0 +1,141 @@
+"""Plans of all kinds against one process: loss and gradients of the first step, loss behind ten steps of the optimizer.
+
+    python benchmarks/equality.py [WORD]
+
+Each plan runs on one to four real processes (gloo) in float32; so does the same graph in one process, micro-batch by
+micro-batch. The optimizer is Adam, of networks with batch normalisation SGD with momentum. Errors are relative: of a
+loss to itself, of a gradient to the larger of its own maximum and 1e-3 of the largest gradient. None may exceed 1e-4.
+Statistics of batch normalisation are those of a micro-batch (`synchronized`), or of the same parts of it in one process
+as on the ranks (`local`). A plan in bf16 is held against one process in float32. Only plans with WORD in their name are
+run if one is given. Fails if any plan is wrong.
+"""
+
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+import torch
+from plan_cases import CASES, expert, random_plans, spatial, uneven, unlike
+from runtime_ranks import errors, reference, run_ranks
+
+LIMIT = 1e-4
+BF16_LIMIT = 2e-2
+"""Of the loss: bf16 keeps eight bits, 4e-3; errors of some hundred roundings add up."""
+RANKS = 4
+ZB = (("schedule", "zb1p"),)
+
+
+def cases():
+    """All plans but those of bf16."""
+    mixed = "2xV100-16GB+2xP100"
+    return [
+        *(expert(f"dp2, ZeRO {zero}", "gpt", 2, zero=zero) for zero in range(4)),
+        expert("1 process, 2 micro-batches, recomputed", "gpt", 1, recompute="full"),
+        expert("dp4", "gpt", 4),
+        expert("tp2", "gpt", 2, tp=2),
+        expert("tp4", "gpt", 4, tp=4),
+        expert("tp2, sequence-parallel, recomputed", "gpt", 2, tp=2, sequence_parallel=True, recompute="full"),
+        expert("tp2, attention recomputed", "gpt", 2, tp=2, recompute="selective"),
+        expert("dp2 x tp2", "gpt", 4, tp=2),
+        expert("dp2 x tp2, ZeRO 3, sequence-parallel", "gpt", 4, tp=2, zero=3, sequence_parallel=True),
+        expert("dp2, ZeRO 3, recomputed", "gpt", 2, zero=3, recompute="full"),
+        expert("cp2", "gpt", 2, middle=2, fix=(("cp", 2),)),
+        expert("cp2 x tp2", "gpt", 4, tp=2, middle=2, fix=(("cp", 2),)),
+        expert("dp2 x cp2, ZeRO 2", "gpt", 4, middle=2, zero=2, fix=(("cp", 2),)),
+        expert("pp2, 1F1B", "gpt", 2, pp=2, count=4),
+        expert("pp2, GPipe", "gpt", 2, pp=2, count=4, fix=(("schedule", "gpipe"),)),
+        expert("pp2, zero-bubble", "gpt", 2, pp=2, count=4, fix=ZB),
+        expert("pp2, zero-bubble H2", "gpt", 2, pp=2, count=4, fix=(("schedule", "zb2p"),)),
+        expert("pp2 x tp2, interleaved", "deep", 4, pp=2, tp=2, virtual=2, count=4, fix=(("virtual_stages", 2),)),
+        expert("pp2 x tp2, sequence-parallel", "gpt", 4, pp=2, tp=2, count=4, sequence_parallel=True),
+        expert("pp2 x dp2, ZeRO 1, recomputed", "gpt", 4, pp=2, zero=1, recompute="full"),
+        expert("pp2 x dp2, ZeRO 3, zero-bubble", "gpt", 4, pp=2, zero=3, fix=ZB),
+        expert("pp2 x cp2", "gpt", 4, pp=2, middle=2, fix=(("cp", 2),)),
+        expert("pp4", "deep", 4, pp=4, count=4),
+        uneven(expert("dp2", "gpt", 2, batch=8, count=1), (5, 3)),
+        uneven(expert("dp2 x tp2, ZeRO 1", "gpt", 4, batch=6, count=1, tp=2, zero=1), (1, 2)),
+        uneven(expert("dp2, ZeRO 3", "gpt", 2, batch=8, count=1, zero=3), (3, 1)),
+        uneven(expert("pp2 x dp2", "gpt", 4, batch=8, count=1, pp=2), (3, 1)),
+        uneven(expert("dp3", "bert", 3, batch=12, count=1), (3, 1, 2)),
+        *(unlike(name) for name in CASES),
+        *random_plans("gpt", mixed, 2, 5, fix=()),
+        expert("tp2", "bert", 2, tp=2),
+        expert("dp2 x tp2, ZeRO 2", "bert", 4, tp=2, zero=2),
+        expert("pp2 x tp2, zero-bubble", "bert", 4, pp=2, tp=2, count=4, fix=ZB),
+        *random_plans("bert", 4, 2, 2, fix=()),
+        expert("ep2", "moe", 2, middle=2, experts="ep"),
+        expert("ep2 x tp2", "moe", 4, tp=2, middle=2, experts="ep"),
+        expert("dp2 x ep2, ZeRO 1", "moe", 4, middle=2, experts="ep", zero=1),
+        expert("pp2 x ep2", "moe", 4, pp=2, middle=2, experts="ep"),
+        expert("experts on tp2", "moe", 2, tp=2, experts="tp"),
+        *random_plans("moe", 4, 1, 3, fix=()),
+        expert("dp2", "lstm", 2),
+        expert("dp4, ZeRO 3", "lstm", 4, zero=3),
+        uneven(expert("dp2", "lstm", 2, batch=8, count=1), (5, 3)),
+        *random_plans("lstm", 2, 2, 0),
+        expert("dp2, synchronized", "resnet", 2),
+        uneven(expert("dp2, synchronized", "resnet", 2, batch=8, count=1), (5, 3)),
+        expert("dp2, local", "resnet", 2, batch_norm="local"),
+        uneven(expert("dp2, local", "resnet", 2, batch=8, count=1, batch_norm="local"), (5, 3)),
+        spatial("dp2 x two halves of each image, synchronized", "resnet", 4, batch_norm="synchronized"),
+        spatial("dp2 x two halves of each image, local", "resnet", 4, batch_norm="local"),
+        *random_plans("resnet", 4, 2, 1, fix=()),
+        expert("dp2, synchronized", "resnet50", 2, batch=2, count=1),
+        expert("dp2, local, ZeRO 1", "resnet50", 2, batch=2, count=1, batch_norm="local", zero=1),
+        expert("pp2, synchronized", "resnet50", 2, batch=2, count=1, pp=2),
+    ]
+
+
+def in_bf16():
+    """Plans that are run in bf16, end to end."""
+    return [
+        replace(case, name=f"{case.name}, bf16", dtype=torch.bfloat16, steps=True)
+        for case in (
+            expert("dp2 x tp2, ZeRO 3", "gpt", 4, tp=2, zero=3, sequence_parallel=True),
+            expert("pp2 x dp2, zero-bubble", "gpt", 4, pp=2, fix=ZB),
+            expert("ep2", "moe", 2, middle=2, experts="ep"),
+            expert("dp2, synchronized", "resnet", 2),
+        )
+    ]
+
+
+def checked(case, outcomes, known):
+    """Prints how far a plan is from one process; whether that is near enough. `known` keeps what one process found."""
+    is_half = case.dtype == torch.bfloat16
+    key = (case.plan.model.sha256, case.plan.num_micro_batches, case.plan.samples_per_micro_batch, case.parts)
+    if key not in known:
+        known[key] = reference(replace(case, dtype=torch.float32))
+    wanted = known[key]
+    mesh = " -> ".join(f"{stage.devices} {dict(stage.mesh)}" for stage in case.plan.stages)
+    try:
+        found = errors(case, outcomes, wanted)
+    except AssertionError as error:
+        print(f"FAILED  {case.name} [{mesh}]: {error}", flush=True)
+        return False
+    limits = {"loss": BF16_LIMIT, "trained": BF16_LIMIT} if is_half else dict.fromkeys(found, LIMIT)
+    is_near = all(found[what] < limit for what, limit in limits.items())
+    figures = "  ".join(f"{what} {error:.1e}" for what, error in found.items())
+    print(f"{'equal ' if is_near else 'WRONG '}  {figures}  {case.name} [{mesh}]", flush=True)
+    return is_near
+
+
+def main(word=""):
+    """Runs all plans in one set of processes."""
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    full = [replace(case, dtype=torch.float32, steps=True) for case in cases()]
+    chosen = [case for case in [*full, *in_bf16()] if word in case.name]
+    with tempfile.TemporaryDirectory() as folder:
+        found = run_ranks(RANKS, chosen, Path(folder), limit_s=600)
+    known = {}
+    right = sum(checked(case, outcomes, known) for case, outcomes in zip(chosen, found, strict=True))
+    print(f"{right} of {len(chosen)} plans equal to one process, {time.perf_counter() - start:.0f} s")
+    return int(right < len(chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
