@@ -45,7 +45,7 @@ def two_ranks():
         "adam_s_per_element": 5e-9,
         "loss": [1e6, 1e6, 1e-3],
         "backward_ratio": 0.8,
-        "steps": [0.01, 0.03, 0.02, 0.04, 0.05, *[None] * 4],
+        "steps": [0.01, 0.03, 0.02, 0.04, 0.05, *[None] * 11],
     }  # fmt: skip
     return [rank, rank]
 
@@ -82,7 +82,14 @@ def test_rates_are_those_that_were_measured(cluster):
 @pytest.mark.slow
 def test_steps_are_explained_by_the_constants(cluster, runs):
     """Steps that the price itself makes of known constants give these back."""
-    known = replace(cluster.constants, host_us_per_operator=50.0, micro_batch_ms=0.7, step_overhead_ms=2.0)
+    known = replace(
+        cluster.constants,
+        host_us_per_operator=50.0,
+        micro_batch_ms=0.7,
+        step_overhead_ms=2.0,
+        host_us_per_collective=150.0,
+        send_host_ms=0.3,
+    )
     (device,) = cluster.devices.values()
     known = replace(
         known,
@@ -90,17 +97,23 @@ def test_steps_are_explained_by_the_constants(cluster, runs):
         loss_passes=1e-3 / 2e6 * STREAM * 0.4,
     )
     true = replace(cluster, devices={device.name: replace(device, memory_efficiency=0.4)}, constants=known)
-    alone = replace(true, nodes=(replace(true.nodes[0], num_devices=1),))
-    steps = [price(replace(run.problem, cluster=alone), run.plan).step_time_s for run in runs]
+    steps = []
+    for run in runs:
+        there = replace(true, nodes=(replace(true.nodes[0], num_devices=run.num_devices),))
+        steps.append(price(replace(run.problem, cluster=there), run.plan).step_time_s)
     reports = two_ranks()
     for report in reports:
-        report["steps"] = [*steps[:8], None]
+        report["steps"] = [*steps[:8], None, *steps[9:]]
     found = profiler.build_cluster("cpu", reports, runs)
     assert found.constants.host_us_per_operator == pytest.approx(50.0, rel=0.01)
     assert found.constants.micro_batch_ms == pytest.approx(0.7, rel=0.02)
     assert found.constants.step_overhead_ms == pytest.approx(2.0, rel=0.02)
     assert found.devices[device.name].memory_efficiency == pytest.approx(0.4, rel=0.02)
     assert found.constants.errors["steps"]["rows"] == 8
+    # The curves of the links are fitted anew, from rows of the same forms.
+    assert found.constants.host_us_per_collective == pytest.approx(150.0, rel=0.1)
+    assert found.constants.send_host_ms == pytest.approx(0.3, rel=0.1)
+    assert found.constants.errors["steps of two"]["rows"] == 7
 
 
 def test_a_plan_is_priced_with_the_hosts_own_constants(cluster):
@@ -159,7 +172,7 @@ def test_this_host_is_measured_in_time_and_nothing_is_left():
     assert parse_cluster(found.cluster.to_json()) == found.cluster
     assert found.cluster.num_devices == 2
     names = {name for name, *_ in profiler.residuals(found.cluster)}
-    assert names == {"products, fp32", "attention", "steps", *COLLECTIVES}
+    assert names == {"products, fp32", "attention", "steps", "steps of two", *COLLECTIVES}
     (device,) = found.cluster.devices.values()
     curve, off = gemm_curve(device, "fp32"), []
     for m, n, k in ((64, 64, 64), (128, 256, 128), (256, 256, 256), (512, 128, 64), (96, 384, 256)):
