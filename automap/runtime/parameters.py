@@ -250,9 +250,10 @@ class Parameters:
             }
             return flat
         vector = flat.flatten(parts, parts[0])
-        flat.piece = flat.cut(vector).clone().requires_grad_()
+        piece = flat.cut(vector)
         if zero < 3:
             flat.whole = vector
+        flat.piece = (piece.clone() if zero == 3 else piece).detach().requires_grad_()
         if zero == 1:
             flat.leaves = {n: v.detach().requires_grad_() for n, v in flat.views(vector).items()}
         return flat

@@ -62,8 +62,8 @@ SAMPLES = 2
 """Of a micro-batch."""
 AMOUNTS = {"host_us_per_operator": 20.0, "micro_batch_ms": 0.5, "step_overhead_ms": 1.0, "memory": 1.0}
 """What those steps tell, in sizes that are usual: constants, and the inverse of `memory_efficiency`."""
-AMOUNTS_TOGETHER = {"host_us_per_collective": 100.0, "send_host_ms": 0.2}
-"""What steps of two devices tell besides."""
+AMOUNTS_TOGETHER = {"latency_us": 100.0, "send_host_ms": 0.2}
+"""What steps of two devices tell besides: what a collective inside a step takes beyond one alone, and a constant."""
 NO_MEMORY, LEAST_MEMORY = 1e-6, 0.05
 """Of that inverse: as good as 0; and what is stated where the steps see nothing of the memory."""
 COMPUTED: dict[str, Any] = {
@@ -71,10 +71,11 @@ COMPUTED: dict[str, Any] = {
     "kernel_us": 0.0,
     "misaligned": 1.0,
     "fallback_kernels": 0.0,
+    "host_us_per_collective": 0.0,
     "elementwise_traffic": 1.0,
 }
-"""Constants where the host itself computes: nothing overlaps with it, no kernel is for tensor cores, and operators run
-one by one."""
+"""Constants where the host itself computes: nothing overlaps with it, its part of a collective is in the collective's
+own curve, no kernel is for tensor cores, and operators run one by one."""
 CHOSEN = "assumed: the host itself computes"
 ROUNDS = 3
 """Of the fit to steps where host and device overlap."""
@@ -152,7 +153,7 @@ def step_plans(kind: str) -> list[Run]:
     return alone + [_run(kind, sizes, count, 2, degrees) for sizes, count, degrees in TOGETHER[kind]]
 
 
-def _run(kind: str, sizes: tuple[int, int, int], count: int, num_devices: int, degrees: Mapping[str, int]) -> Run:
+def _run(kind: str, sizes: tuple[int, int, int], count: int, num_devices: int, degrees: Mapping[str, Any]) -> Run:
     spec = STEP_MODEL.format(*sizes)
     precision = "bf16" if kind == "cuda" else "fp32"
     training = {"global_batch": SAMPLES * count, "precision": precision, "trainer": "automap"}
@@ -295,9 +296,16 @@ def _with_steps(cluster: Cluster, results: Sequence[Mapping[str, Any]], runs: Se
     found, errors = at(amounts), {"steps": alone}
 
     def joined(amounts: Floats) -> Cluster:
+        """Each collective takes that much longer, and each exchange between stages."""
         assert found.constants is not None
-        stated = {name: _rounded(x) for name, x in zip(AMOUNTS_TOGETHER, amounts, strict=True)}
-        return replace(found, constants=replace(found.constants, **stated))
+        more, send_ms = (_rounded(x) for x in amounts)
+        link = found.links[device.intra_node_link]
+        curves = {
+            kind: curve if kind == "send_recv" else replace(curve, latency_us=_rounded(curve.latency_us + more))
+            for kind, curve in link.collectives.items()
+        }
+        links = {**found.links, link.name: replace(link, collectives=curves)}
+        return replace(found, links=links, constants=replace(found.constants, send_host_ms=send_ms))
 
     together = [(run, s) for run, s in timed if run.num_devices > 1]
     if len(together) > len(AMOUNTS_TOGETHER):
