@@ -1,8 +1,9 @@
 """Predicted against measured steps and memory of many plans of one model on this host, and what three trials correct.
 
 The host is profiled, then every plan is priced, then all plans are run in the same two processes, taking turns, so that
-whatever else the host does slows all of them alike. Printed are both times of each plan, both peaks of memory, the rank
-correlation, and the errors behind a calibration by trials of the plans of three numbers, on the others.
+whatever else the host does slows all of them alike; of each the least step counts, as in the profile. Printed are both
+times and both peaks of memory of each plan, the rank correlation of the times, and the error on the other plans behind
+a calibration by trials of three.
 
     python benchmarks/order_of_runs.py [--cluster FILE] [--model MODEL] [--rounds N]
 """
@@ -10,21 +11,23 @@ correlation, and the errors behind a calibration by trials of the plans of three
 from __future__ import annotations
 
 import argparse
+import datetime
+import os
 import statistics
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from scipy.stats import spearmanr
 
+from automap.calibration import calibrate, calibrated
 from automap.cluster import Cluster, parse_cluster
 from automap.hand_made import Strategy, hand_made
-from automap.plan import Plan
+from automap.plan import Estimate, Plan
 from automap.plan_writing import to_plan
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
@@ -57,8 +60,12 @@ PLANS = {
     "pp2, zero-bubble of 8": Strategy(pp=2, micro_batch=2, schedule="zb1p"),
     "pp2, recompute, 1F1B of 8": Strategy(pp=2, micro_batch=2, recompute="full"),
 }
+TRIED = ("dp2", "tp2", "pp2, 1F1B of 4")
+"""One of each mesh, as a search tries them."""
 RANK = "order_of_runs:run_rank"
-LIMITS = Limits(time_s=600.0)
+LIMITS = Limits(time_s=900.0)
+PROFILE_S = 90.0
+WARM_UP = 2
 MIB = 1 << 20
 
 
@@ -68,13 +75,15 @@ def build(model: str, cluster: Cluster) -> Problem:
     return Problem.build(zoo.build(model), cluster, training)
 
 
-def priced(problem: Problem) -> dict[str, Plan]:
+def priced(model: str, cluster: Cluster) -> list[tuple[Plan, Estimate]]:
     """All plans with their estimates."""
-    evaluator = Evaluator(problem)
-    found = {}
-    for name, strategy in PLANS.items():
+    evaluator = Evaluator(build(model, cluster))
+    found = []
+    for strategy in PLANS.values():
         choice = hand_made(evaluator, strategy)
-        found[name] = annotate(to_plan(choice, evaluator), choice, evaluator)
+        plan = annotate(to_plan(choice, evaluator), choice, evaluator)
+        assert plan.estimate is not None
+        found.append((plan, plan.estimate))
     return found
 
 
@@ -82,7 +91,11 @@ def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any
     """One rank: {times: [plans][rounds] seconds of the slowest rank, peaks: [plans] bytes of this rank}."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=num_ranks, timeout=timedelta(seconds=60)
+        "gloo",
+        init_method=f"file://{folder / 'store'}",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=datetime.timedelta(seconds=120),
     )
     problem = build(argument["model"], parse_cluster(argument["cluster"]))
     device = torch.device("cpu")
@@ -91,60 +104,81 @@ def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any
         with PeakMemory() as others:
             pass
         runner = Runner(problem, Plan.from_json(document), rank, 0, device)
-        for _ in range(2):
+        for _ in range(WARM_UP):
             runner.step()
         with PeakMemory() as memory:
             runner.step()
         peaks.append(memory.peak - others.peak)
         clocks.append(Clock(runner.step, device))
-    begun = time.monotonic()
     times: list[list[float]] = [[] for _ in clocks]
     for _ in range(argument["rounds"]):
         for clock, mine in zip(clocks, times, strict=True):
-            before = waited_s()
-            wall = clock.measure()
-            delay = torch.tensor(waited_s() - before, dtype=torch.float64)
-            dist.all_reduce(delay, dist.ReduceOp.MAX)
-            mine.append(wall - float(delay))
-    return {"times": times, "peaks": peaks, "seconds": time.monotonic() - begun}
-
-
-def waited_s() -> float:
-    """For how long this process was ready to run and waited for a core, until now."""
-    return int(Path("/proc/self/schedstat").read_text().split()[1]) * 1e-9
+            mine.append(clock.measure())
+    return {"times": times, "peaks": peaks}
 
 
 def main() -> None:
-    """Prints the table."""
+    """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cluster", help="a measured cluster file; else the host is profiled now")
     parser.add_argument("--model", default=MODEL)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
-    cluster = parse_cluster(options.cluster) if options.cluster else profile_host(time_limit_s=60.0).cluster
+    load = os.getloadavg()[0]
+    cluster = parse_cluster(options.cluster) if options.cluster else profile_host(time_limit_s=PROFILE_S).cluster
     assert cluster is not None
-    problem = build(options.model, cluster)
-    plans = priced(problem)
+    plans = priced(options.model, cluster)
     argument = {
         "model": options.model,
         "cluster": cluster.to_json(),
-        "plans": [replace(plan, why=(), estimate=None).to_json() for plan in plans.values()],
+        "plans": [replace(plan, why=(), estimate=None).to_json() for plan, _ in plans],
         "rounds": options.rounds,
     }
     done = launch(RANK, argument, 2, LIMITS)
-    assert done.outcome == "ok", done.message
-    table = []
-    for number, (name, plan) in enumerate(plans.items()):
-        times = done.results[0]["times"][number]
-        estimate = plan.estimate
-        assert estimate is not None
-        table.append((name, estimate.step_time_s, min(times), statistics.median(times)))
-        b = estimate.breakdown_s
-        parts = " ".join(f"{k[:9]} {1e3 * v:.0f}" for k, v in {**b, **b["exposed_communication"]}.items() if isinstance(v, float))
-        memory = max(d.total for d in estimate.memory_bytes) / MIB
-        seen = max(result["peaks"][number] for result in done.results) / MIB
-        print(f"{name:38s}{1e3 * table[-1][1]:8.0f}{1e3 * table[-1][2]:8.0f}{1e3 * table[-1][3]:8.0f} {table[-1][1] / table[-1][2]:6.2f}  {memory:7.1f}{seen:7.1f}{memory / seen:6.2f}  {parts}")
-    print(spearmanr([t[1] for t in table], [t[2] for t in table])[0], done.results[0]["seconds"])
+    if done.outcome != "ok":
+        raise SystemExit(f"{done.outcome}: {done.message}")
+    times = done.results[0]["times"]
+    peaks = [max(result["peaks"][number] for result in done.results) for number in range(len(plans))]
+    print(f"{datetime.date.today()}: {options.model}, a batch of {BATCH}, 2 processes, {options.rounds} rounds")
+    print(f"{os.cpu_count()} cores; mean number of other processes at work before and behind: {load:.1f}, ", end="")
+    print(f"{max(0.0, os.getloadavg()[0] - 2.0):.1f}")
+    show(options.model, cluster, [estimate for _, estimate in plans], times, peaks)
+
+
+def show(
+    model: str,
+    cluster: Cluster,
+    estimates: Sequence[Estimate],
+    times: Sequence[Sequence[float]],
+    peaks: Sequence[float],
+) -> None:
+    """The table and what follows from it."""
+    names, measured = list(PLANS), np.array([min(mine) for mine in times])
+    found = calibrate([(estimates[names.index(name)], float(measured[names.index(name)])) for name in TRIED])
+    assert found is not None
+    again = np.array([estimate.step_time_s for _, estimate in priced(model, calibrated(cluster, found))])
+    predicted = np.array([estimate.step_time_s for estimate in estimates])
+    held = np.array([max(device.total for device in estimate.memory_bytes) for estimate in estimates])
+    print(f"{'':37s}{'step, ms':>31s}{'':9s}{'peak, MiB':>20s}")
+    print(f"{'plan':37s}{'predicted':>10s}{'measured':>9s}{'median':>8s}{'ratio':>6s}{'calibrated':>11s}", end="")
+    print(f"{'predicted':>11s}{'measured':>9s}{'ratio':>6s}")
+    for i, name in enumerate(names):
+        print(
+            f"{name:37s}{1e3 * predicted[i]:10.0f}{1e3 * measured[i]:9.0f}{1e3 * statistics.median(times[i]):8.0f}",
+            end="",
+        )
+        print(f"{predicted[i] / measured[i]:6.2f}{again[i] / measured[i]:11.2f}", end="")
+        print(f"{held[i] / MIB:11.1f}{peaks[i] / MIB:9.1f}{held[i] / peaks[i]:6.2f}")
+    others = [i for i, name in enumerate(names) if name not in TRIED]
+    rank, rank_again = (spearmanr(mine, measured)[0] for mine in (predicted, again))
+    print(f"Spearman of the steps: {rank:.3f}; calibrated {rank_again:.3f}")
+    print(f"mean absolute error of the steps: {np.mean(np.abs(predicted / measured - 1.0)):.1%}")
+    print(
+        f"behind trials of {', '.join(TRIED)} (computing takes {found.compute:.2f} times as long as predicted, "
+        f"communicating {found.communication:.2f}): {np.mean(np.abs(again / measured - 1.0)[others]):.1%} on the others"
+    )
+    off = np.abs(held / np.array(peaks) - 1.0)
+    print(f"memory: mean absolute error {np.mean(off):.1%}, largest {np.max(off):.1%}")
 
 
 if __name__ == "__main__":
