@@ -11,7 +11,7 @@ export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit check fuzz prove prove-plans prove-pruning equality bench bench-search clean
+.PHONY: help setup demo test unit check fuzz prove prove-plans prove-pruning equality bench bench-search bench-runs clean
 
 help:
 	@echo "make demo    set up, then find plans for three real models"
@@ -23,6 +23,7 @@ help:
 	@echo "make equality   plans of all kinds on real processes against one process"
 	@echo "make bench   the benchmarks of speed"
 	@echo "make bench-search   searchers against known optima, real models, growth, ablation: hours"
+	@echo "make bench-runs     predicted against measured plans, overhead of the runtime: minutes, on a quiet host of two cores"
 	@echo "make setup   make .venv and nothing else"
 	@echo "make clean   remove what these made"
 
@@ -86,6 +87,10 @@ bench-search: $(STAMP)
 	@for script in problems searchers real_models search_scale dqn_ablation; do \
 		$(BIN)/python benchmarks/$$script.py || exit 1; \
 	done
+
+bench-runs: $(STAMP)
+	@$(BIN)/python benchmarks/order_of_runs.py
+	@$(BIN)/python benchmarks/runtime_overhead.py
 
 clean:
 	rm -rf .venv build dist demo *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -147,13 +147,17 @@ class TrialRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """How measured step times compare with the estimates; applied to none of them."""
+    """How measured step times compare with the estimates; applied to none of them, see `automap.calibration`."""
 
     num_trials: int
     factor: float
     """Geometric mean of measured over predicted."""
     spread: float
     """The largest such ratio over the smallest; 1 = all trials agree."""
+    compute: float
+    """Times as long as estimated that everything takes but communication."""
+    communication: float
+    """Likewise collectives, sends and reductions of gradients; as `factor` where the trials cannot tell."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,15 +6,14 @@ no torch. Units: seconds.
 
 from __future__ import annotations
 
-import math
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from automap.calibration import calibrate
 from automap.errors import PlanError
-from automap.plan import Calibration, Plan, TrialRecord
+from automap.plan import Plan, TrialRecord
 from automap.problem import Problem
 from automap.runtime import trial as runtime
 from automap.runtime.host import memory_bytes
@@ -71,7 +70,13 @@ def re_rank(
     record = replace(
         chosen.search,
         trials=tuple(_record(plan, trial) for plan, trial in tried),
-        calibration=calibration([trial for _, trial in tried]),
+        calibration=calibrate(
+            [
+                (plan.estimate, trial.step_time_s)
+                for plan, trial in tried
+                if plan.estimate is not None and trial.step_time_s is not None
+            ]
+        ),
     )
     warnings = [*chosen.warnings]
     if stopped:
@@ -81,19 +86,6 @@ def re_rank(
         told = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
         warnings.append(f"no trial could be measured ({told}): the plan is the best by its estimate")
     return replace(chosen, search=record, warnings=tuple(warnings))
-
-
-def calibration(trials: Sequence[runtime.Trial]) -> Calibration | None:
-    """How the measured ones compare with their estimates; None without any."""
-    ratios = [
-        trial.step_time_s / trial.predicted["step_time_s"]
-        for trial in trials
-        if trial.step_time_s is not None and trial.predicted is not None
-    ]
-    if not ratios:
-        return None
-    factor = math.exp(statistics.fmean(map(math.log, ratios)))
-    return Calibration(num_trials=len(ratios), factor=factor, spread=max(ratios) / min(ratios))
 
 
 def _try(

@@ -97,7 +97,10 @@ def trials(search: SearchRecord) -> list[tuple[str, str]]:
     scale = search.calibration
     if scale is not None:
         text = f"steps take {scale.factor:.3g} times their estimates here"
-        more = f", the ratios are within {scale.spread:.3g} of each other" if scale.num_trials > 1 else ""
+        more = ""
+        if scale.num_trials > 1:
+            more = f", the ratios within {scale.spread:.3g} of each other: computing {scale.compute:.3g}, "
+            more += f"communicating {scale.communication:.3g}"
         lines.append(("scale", f"{text} ({scale.num_trials} measured{more})"))
     return lines
 

@@ -79,9 +79,14 @@ def note(kind: str, axis: Axis, amount: int, tag: Tag) -> None:
 def all_reduce(x: Tensor, axis: Axis, tag: Tag = NO_TAG, *, largest: bool = False) -> Tensor:
     """The sum over the ranks of an axis, or the elementwise maximum."""
     made = x.clone(memory_format=torch.contiguous_format)
-    note("all_reduce", axis, made.nbytes, tag)
-    dist.all_reduce(made, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, axis.group)
+    all_reduce_in_place(made, axis, tag, largest=largest)
     return made
+
+
+def all_reduce_in_place(x: Tensor, axis: Axis, tag: Tag = NO_TAG, *, largest: bool = False) -> None:
+    """Writes the sum over the ranks of an axis, or the elementwise maximum, into a contiguous tensor."""
+    note("all_reduce", axis, x.nbytes, tag)
+    dist.all_reduce(x, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, axis.group)
 
 
 def all_gather(x: Tensor, axis: Axis, dim: int, sizes: Sequence[int], tag: Tag = NO_TAG) -> Tensor:
@@ -92,8 +97,11 @@ def all_gather(x: Tensor, axis: Axis, dim: int, sizes: Sequence[int], tag: Tag =
     x = x.contiguous()
     flat = x.new_empty(axis.size * x.numel())
     dist.all_gather_single(flat, x.reshape(-1), axis.group)
-    parts = flat.reshape(axis.size, *x.shape).unbind()
-    made = torch.cat([p.narrow(dim, 0, size) for p, size in zip(parts, sizes, strict=True)], dim)
+    if dim == 0 and min(sizes) == most:
+        made = flat.reshape(axis.size * most, *x.shape[1:])
+    else:
+        parts = flat.reshape(axis.size, *x.shape).unbind()
+        made = torch.cat([p.narrow(dim, 0, size) for p, size in zip(parts, sizes, strict=True)], dim)
     note("all_gather", axis, made.nbytes, tag)
     return made
 
@@ -101,9 +109,14 @@ def all_gather(x: Tensor, axis: Axis, dim: int, sizes: Sequence[int], tag: Tag =
 def reduce_scatter(x: Tensor, axis: Axis, dim: int, sizes: Sequence[int], tag: Tag = NO_TAG) -> Tensor:
     """The own part along `dim` of the sum over the ranks."""
     note("reduce_scatter", axis, x.nbytes, tag)
+    is_even = len(set(sizes)) == 1
+    if dim == 0 and is_even:
+        made = x.new_empty(sizes[0], *x.shape[1:])
+        dist.reduce_scatter_single(made.reshape(-1), x.reshape(-1), group=axis.group)
+        return made
     parts = [p.contiguous() for p in torch.split(x, list(sizes), dim)]
     made = torch.empty_like(parts[axis.index])
-    if len(set(sizes)) == 1:
+    if is_even:
         dist.reduce_scatter_single(made.reshape(-1), torch.cat([p.reshape(-1) for p in parts]), group=axis.group)
     else:
         dist.reduce_scatter(made, parts, group=axis.group)

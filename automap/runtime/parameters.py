@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from automap.runtime.convert import all_gather, all_reduce, direction, move, reduce_scatter
+from automap.runtime.convert import all_gather, all_reduce, all_reduce_in_place, direction, move, reduce_scatter
 from automap.runtime.groups import Axis
 from automap.runtime.outline import Outline
 from ir.errors import ModelError
@@ -250,9 +250,10 @@ class Parameters:
             }
             return flat
         vector = flat.flatten(parts, parts[0])
-        flat.piece = flat.cut(vector).clone().requires_grad_()
+        piece = flat.cut(vector)
         if zero < 3:
             flat.whole = vector
+        flat.piece = (piece.clone() if zero == 3 else piece).detach().requires_grad_()
         if zero == 1:
             flat.leaves = {n: v.detach().requires_grad_() for n, v in flat.views(vector).items()}
         return flat
@@ -347,8 +348,10 @@ class Parameters:
         if not flat.sums:
             return
         vector = flat.flatten([leaf.grad for leaf in leaves], leaves[0])
+        for leaf in leaves:
+            leaf.grad = None
         for leaf, total in zip(leaves, flat.views(_total(vector, flat.sums, flat.label)).values(), strict=True):
-            leaf.grad = total.clone()
+            leaf.grad = total
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -383,9 +386,10 @@ class Parameters:
 
 
 def _total(vector: Tensor, axes: Sequence[Axis], label: tuple[str, str]) -> Tensor:
-    """The sum over some axes."""
+    """The sum over some axes; the vector may be overwritten."""
     if len(axes) < 2:
-        return all_reduce(vector, axes[0], label)
+        all_reduce_in_place(vector, axes[0], label)
+        return vector
     inner, size = axes[-1], vector.numel()
     padded = torch.cat([vector, vector.new_zeros(-size % inner.size)])
     parts = (padded.numel() // inner.size,) * inner.size

@@ -10,7 +10,7 @@ import datetime
 import os
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
@@ -19,7 +19,9 @@ import numpy as np
 
 from automap.cluster import GIB, LOCAL, Cluster, Device, Link, Node, known_links, parse_cluster
 from automap.fitted import COLLECTIVES, Constants, Kernels
+from automap.hand_made import Strategy, hand_made
 from automap.plan import Plan
+from automap.plan_writing import to_plan
 from automap.price.estimate import price
 from automap.price.evaluator import Evaluator
 from automap.price.tables import Tables
@@ -27,7 +29,6 @@ from automap.problem import Problem
 from automap.runtime.host import gpus
 from automap.runtime.launch import Limits, OutcomeKind, launch
 from automap.runtime.profiler_fit import Floats, fit_attention, fit_collective, fit_gemm, fit_linear
-from automap.space import PlanSpace
 from ir import zoo
 
 RANK = "automap.runtime.profiler_rank:run_rank"
@@ -48,10 +49,21 @@ STEPS = {
     ),
 }  # fmt: skip
 """Kind of device -> ((layers, width, positions), micro-batches) of the steps that are timed, the most telling first."""
+TOGETHER: dict[str, tuple[tuple[tuple[int, int, int], int, dict[str, int]], ...]] = {
+    "cpu": (
+        ((2, 16, 8), 4, {"tp": 2}), ((2, 16, 8), 4, {"pp": 2}), ((2, 64, 64), 2, {"tp": 2}),
+        ((2, 16, 8), 4, {"zero": 3}), ((2, 64, 64), 4, {"pp": 2}), ((2, 128, 64), 1, {"tp": 2}), ((2, 128, 64), 1, {}),
+    ),
+    "cuda": (),
+}  # fmt: skip
+"""Likewise of two devices, with the degrees of the plan (`automap.hand_made.Strategy`); the rest of them share the
+batch."""
 SAMPLES = 2
 """Of a micro-batch."""
 AMOUNTS = {"host_us_per_operator": 20.0, "micro_batch_ms": 0.5, "step_overhead_ms": 1.0, "memory": 1.0}
 """What those steps tell, in sizes that are usual: constants, and the inverse of `memory_efficiency`."""
+AMOUNTS_TOGETHER = {"latency_us": 100.0, "send_host_ms": 0.2}
+"""What steps of two devices tell besides: what a collective inside a step takes beyond one alone, and a constant."""
 NO_MEMORY, LEAST_MEMORY = 1e-6, 0.05
 """Of that inverse: as good as 0; and what is stated where the steps see nothing of the memory."""
 COMPUTED: dict[str, Any] = {
@@ -60,7 +72,6 @@ COMPUTED: dict[str, Any] = {
     "misaligned": 1.0,
     "fallback_kernels": 0.0,
     "host_us_per_collective": 0.0,
-    "send_host_ms": 0.0,
     "elementwise_traffic": 1.0,
 }
 """Constants where the host itself computes: nothing overlaps with it, its part of a collective is in the collective's
@@ -82,7 +93,8 @@ class Run:
     """Of the zoo."""
     problem: Problem
     plan: Plan
-    """Of one device."""
+    num_devices: int
+    """Of the plan: one or two."""
     tables: Tables
     """Of the problem, whatever the cluster."""
 
@@ -114,7 +126,7 @@ def profile_host(*, time_limit_s: float = TIME_LIMIT_S, num_devices: int | None 
         "device": device,
         "measure_s": max(LEAST_MEASURE_S, time_limit_s - STARTING_S - FITTING_S),
         "time_s": time_limit_s,
-        "plans": [[run.model, run.plan.to_json()] for run in runs],
+        "plans": [[run.model, run.plan.to_json(), run.num_devices] for run in runs],
     }
     limits = Limits(time_s=time_limit_s - FITTING_S)
     done = launch(RANK, argument, gpus or num_devices or len(os.sched_getaffinity(0)), limits)
@@ -132,22 +144,25 @@ def _num_gpus() -> int:
 
 
 def step_plans(kind: str) -> list[Run]:
-    """Small models, and a plan of one device for each, whose steps are timed.
+    """Small models, and plans of one device and of two for them, whose steps are timed.
 
     Args:
         kind: of the device, cuda or cpu.
     """
-    found = []
-    for sizes, micro_batches in STEPS[kind]:
-        spec = STEP_MODEL.format(*sizes)
-        precision = "bf16" if kind == "cuda" else "fp32"
-        training = {"global_batch": SAMPLES * micro_batches, "precision": precision, "trainer": "automap"}
-        hints = {"fix": {"num_micro_batches": micro_batches}}
-        problem = Problem.build(zoo.build(spec), parse_cluster("1xcpu"), training, hints)
-        space = PlanSpace(problem)
-        plan = space.decode(space.even_values(space.meshes.shapes[0], recompute="none", zero=0))
-        found.append(Run(model=spec, problem=problem, plan=plan, tables=space.evaluator.tables))
-    return found
+    alone = [_run(kind, sizes, count, 1, {}) for sizes, count in STEPS[kind]]
+    return alone + [_run(kind, sizes, count, 2, degrees) for sizes, count, degrees in TOGETHER[kind]]
+
+
+def _run(kind: str, sizes: tuple[int, int, int], count: int, num_devices: int, degrees: Mapping[str, Any]) -> Run:
+    spec = STEP_MODEL.format(*sizes)
+    precision = "bf16" if kind == "cuda" else "fp32"
+    training = {"global_batch": SAMPLES * count, "precision": precision, "trainer": "automap"}
+    problem = Problem.build(zoo.build(spec), parse_cluster(f"{num_devices}xcpu"), training)
+    evaluator = Evaluator(problem)
+    replicas = num_devices // (degrees.get("tp", 1) * degrees.get("pp", 1))
+    strategy = Strategy(micro_batch=SAMPLES // replicas, **degrees)
+    plan = to_plan(hand_made(evaluator, strategy), evaluator)
+    return Run(model=spec, problem=problem, plan=plan, num_devices=num_devices, tables=evaluator.tables)
 
 
 def build_cluster(kind: str, results: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Cluster:
@@ -275,26 +290,47 @@ def _with_steps(cluster: Cluster, results: Sequence[Mapping[str, Any]], runs: Se
 
     took = [[result["steps"][i] for result in results] for i in range(len(runs))]
     timed = [(run, statistics.median(s)) for run, s in zip(runs, took, strict=True) if None not in s]
-    node = replace(cluster.nodes[0], num_devices=1)
-
-    def priced(amounts: Floats) -> Floats:
-        alone = replace(at(amounts), nodes=(node,))
-        return np.array([_price(run, alone) for run, _ in timed])
-
-    measured, reference = np.array([seconds for _, seconds in timed]), np.array(list(AMOUNTS.values()))
     rounds = 1 if constants.overlap_exponent == 1.0 else ROUNDS
-    amounts, errors = fit_linear(priced, measured, reference, rounds)
+    amounts, alone = _explained(at, [(run, s) for run, s in timed if run.num_devices == 1], AMOUNTS, rounds)
     amounts[-1] = max(LEAST_MEMORY, amounts[-1])
-    found = at(amounts)
+    found, errors = at(amounts), {"steps": alone}
+
+    def joined(amounts: Floats) -> Cluster:
+        """Each collective takes that much longer, and each exchange between stages."""
+        assert found.constants is not None
+        more, send_ms = (_rounded(x) for x in amounts)
+        link = found.links[device.intra_node_link]
+        curves = {
+            kind: curve if kind == "send_recv" else replace(curve, latency_us=_rounded(curve.latency_us + more))
+            for kind, curve in link.collectives.items()
+        }
+        links = {**found.links, link.name: replace(link, collectives=curves)}
+        return replace(found, links=links, constants=replace(found.constants, send_host_ms=send_ms))
+
+    together = [(run, s) for run, s in timed if run.num_devices > 1]
+    if len(together) > len(AMOUNTS_TOGETHER):
+        amounts, errors["steps of two"] = _explained(joined, together, AMOUNTS_TOGETHER, ROUNDS)
+        found = joined(amounts)
     assert found.constants is not None
     sources = dict.fromkeys(found.constants.stated(), source) | dict.fromkeys(COMPUTED, CHOSEN)
-    stated = replace(found.constants, errors={"steps": errors}, source=sources)
-    return replace(found, constants=stated)
+    return replace(found, constants=replace(found.constants, errors=errors, source=sources))
+
+
+def _explained(
+    at: Callable[[Floats], Cluster], timed: Sequence[tuple[Run, float]], usual: Mapping[str, float], rounds: int
+) -> tuple[Floats, dict[str, float]]:
+    """Amounts at which the price of steps comes nearest to what they took, and the errors; see `fit_linear`."""
+
+    def priced(amounts: Floats) -> Floats:
+        return np.array([_price(run, at(amounts)) for run, _ in timed])
+
+    return fit_linear(priced, np.array([s for _, s in timed]), np.array(list(usual.values())), rounds)
 
 
 def _price(run: Run, cluster: Cluster) -> float:
-    """Step time of a plan on a cluster."""
-    problem = replace(run.problem, cluster=cluster)
+    """Step time of a plan on as many devices of a cluster as it takes."""
+    node = replace(cluster.nodes[0], num_devices=run.num_devices)
+    problem = replace(run.problem, cluster=replace(cluster, nodes=(node,)))
     return price(problem, run.plan, Evaluator(problem, run.tables)).step_time_s
 
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from automap.errors import PlanError
 from automap.plan import Plan
+from automap.runtime.trainer_gradients import OverlappedSums, local_of, sum_gradients
 from automap.runtime.trainer_roles import LOSS, Roles, devices_of, read_roles, tied_names, unit_paths
 from automap.runtime.trainer_setup import (
     check_same,
@@ -49,7 +51,6 @@ from ir.graph import Graph
 
 IGNORED = -100
 """A label that counts nothing, as in torch."""
-BUCKET_BYTES = 2**26
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -237,8 +238,14 @@ class Trainer:
         """Data parallelism: FSDP2 under ZeRO, else plain replicas."""
         stage = self.plan.stages[0]
         self._zero = stage.zero.stage if mesh["shard"].size() > 1 else 0
-        self._batch_groups = [mesh[name].get_group() for name in ("replicate", "shard") if mesh[name].size() > 1]
+        self._sums: OverlappedSums | None = None
         if not self._zero:
+            # Without ZeRO no axis is set apart for its shards.
+            if mesh["replicate"].size() > 1:
+                # A weight of several stages of this rank is reached by the passes of each.
+                holders = Counter(p for root in kept for p in root.parameters())
+                passes = {p: count * self.plan.num_micro_batches for p, count in holders.items()}
+                self._sums = OverlappedSums(passes, mesh["replicate"].get_group())
             return
         folded = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
         policy = MixedPrecisionPolicy()
@@ -293,6 +300,8 @@ class Trainer:
         counts = self._count(labels).to(torch.float64) * self._reports(last=True)
         self._total = float(self._everywhere(counts))
         run = self._accumulate if self._schedule is None else self._run_schedule
+        if self._sums is not None:
+            self._sums.begin()
         losses = run(inputs, labels)
         self._finish()
         return float(self._everywhere(sum(losses, torch.zeros((), device=self.device)).double() * self._reports(True)))
@@ -354,15 +363,14 @@ class Trainer:
     def _finish(self) -> None:
         """Adds up gradients over replicas, over the sharding axis where they are partial, and over tied copies."""
         named = dict(self.module.named_parameters())
-        if not self._zero:
-            for group in self._batch_groups:
-                _sum_gradients(named.values(), group)
+        if self._sums is not None:
+            self._sums.finish()
         if self._axis.group is not None:
-            _sum_gradients(
+            sum_gradients(
                 (p for name, p in named.items() if self._ties.get(name, name) in self.roles.summed), self._axis.group
             )
         for aliases, group in self._tie_groups:
-            _sum_gradients((named[name] for name in aliases & named.keys()), group)
+            sum_gradients((named[name] for name in aliases & named.keys()), group)
 
     # -- Checkpoints
 
@@ -401,7 +409,7 @@ class Trainer:
             for key, value in self._state(optimizer).items():
                 fused = self._fused(key)
                 if fused is not None and value.dim():
-                    _local_of(value).copy_(self._own_part(state[key], *fused))
+                    local_of(value).copy_(self._own_part(state[key], *fused))
                 elif state[key] is not value:
                     value.copy_(state[key])
         found: dict[str, Any] = state["more"]
@@ -468,10 +476,6 @@ def _whole_of(value: Tensor) -> Tensor:
     return value.redistribute(placements=[*outer, value.placements[-1]]).full_tensor()
 
 
-def _local_of(value: Tensor) -> Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
 def _allocate(optimizer: torch.optim.Optimizer) -> None:
     """Makes an optimizer that has not worked yet hold its state: one step of zero gradients that changes nothing."""
     if optimizer.state:
@@ -485,27 +489,3 @@ def _allocate(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-
-
-def _sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Adds up gradients over the ranks of a group, in buckets."""
-    bucket: list[Tensor] = []
-    for parameter in parameters:
-        if not parameter.requires_grad:
-            continue
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        gradient = _local_of(parameter.grad)
-        if bucket and (gradient.dtype != bucket[0].dtype or sum(g.nbytes for g in bucket) > BUCKET_BYTES):
-            _sum_bucket(bucket, group)
-            bucket = []
-        bucket.append(gradient)
-    if bucket:
-        _sum_bucket(bucket, group)
-
-
-def _sum_bucket(bucket: Sequence[Tensor], group: dist.ProcessGroup) -> None:
-    flat = torch.cat([g.reshape(-1) for g in bucket])
-    dist.all_reduce(flat, group=group)
-    for gradient, part in zip(bucket, torch.split(flat, [g.numel() for g in bucket]), strict=True):
-        gradient.copy_(part.reshape(gradient.shape))

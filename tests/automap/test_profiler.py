@@ -5,15 +5,15 @@ import statistics
 import time
 from dataclasses import replace
 
-import numpy as np
 import psutil
 import pytest
+from made_up_host import FLOPS, STREAM, two_ranks
 from small_graphs import build_mlp
 
 from automap.cluster import LOCAL, group_link, local_profile, parse_cluster
 from automap.errors import ClusterError
 from automap.fitted import COLLECTIVES
-from automap.price.communication import collective_s, host_link
+from automap.price.communication import collective_s
 from automap.price.curves import attention_curve, gemm_curve, is_measured
 from automap.price.estimate import price
 from automap.price.gemm import gemm_s
@@ -21,33 +21,6 @@ from automap.price.layout import link_vector
 from automap.problem import Problem
 from automap.runtime import profiler
 from automap.space import PlanSpace
-
-STREAM, FLOPS = 1e10, 8e10
-
-
-def two_ranks():
-    """What two ranks of a made-up host report: every time follows one of the price's forms."""
-    random = np.random.default_rng(0)
-    curve = np.array([3e-6, FLOPS, 0.5 * STREAM, 2.0, 10.0, 0.0, 0.0, 1, 32e6 * 0.2, 2.0, 0.0, 8.0])
-    shapes = [[1.0, *random.choice([8.0, 40.0, 200.0, 1000.0], 3)] for _ in range(20)]
-    link = host_link(2, latency_s=1e-4, growth=0.0, bytes_per_s=1e9, small_group=0.0, ramp=0.0)
-    sizes = [2.0**p for p in (10, 14, 20, 25)]
-    rank = {
-        "device": {"name": "A CPU @ 2", "memory_bytes": 4 << 30, "reserved_bytes": 0, "num_multiprocessors": 1,
-                   "cache_bytes": 32_000_000},
-        "stream": STREAM,
-        "gemm": {"fp32": [[*s, gemm_s(*s[1:], s[0], 4.0, 4.0, curve)] for s in shapes]},
-        "attention": [[h, s, 64.0, 1e-9 * h * s * s, 3e-9 * h * s * s] for h in (4, 16) for s in (128, 256, 512, 1024)],
-        "collectives": {
-            kind: [[2.0, size, collective_s(number, 2.0, link, size)] for size in sizes]
-            for number, kind in enumerate(COLLECTIVES)
-        },
-        "adam_s_per_element": 5e-9,
-        "loss": [1e6, 1e6, 1e-3],
-        "backward_ratio": 0.8,
-        "steps": [0.01, 0.03, 0.02, 0.04, 0.05, *[None] * 4],
-    }  # fmt: skip
-    return [rank, rank]
 
 
 @pytest.fixture(scope="module")
@@ -82,25 +55,47 @@ def test_rates_are_those_that_were_measured(cluster):
 @pytest.mark.slow
 def test_steps_are_explained_by_the_constants(cluster, runs):
     """Steps that the price itself makes of known constants give these back."""
-    known = replace(cluster.constants, host_us_per_operator=50.0, micro_batch_ms=0.7, step_overhead_ms=2.0)
+    known = replace(
+        cluster.constants,
+        host_us_per_operator=50.0,
+        micro_batch_ms=0.7,
+        step_overhead_ms=2.0,
+        send_host_ms=0.3,
+    )
     (device,) = cluster.devices.values()
     known = replace(
         known,
         optimizer_bytes=5e-9 * STREAM * 0.4,
         loss_passes=1e-3 / 2e6 * STREAM * 0.4,
     )
-    true = replace(cluster, devices={device.name: replace(device, memory_efficiency=0.4)}, constants=known)
-    alone = replace(true, nodes=(replace(true.nodes[0], num_devices=1),))
-    steps = [price(replace(run.problem, cluster=alone), run.plan).step_time_s for run in runs]
+    link = cluster.links["local-gloo"]
+    curves = {
+        kind: replace(curve, latency_us=100.0 if kind == "send_recv" else 250.0)
+        for kind, curve in link.collectives.items()
+    }
+    true = replace(
+        cluster,
+        devices={device.name: replace(device, memory_efficiency=0.4)},
+        links={**cluster.links, link.name: replace(link, collectives=curves)},
+        constants=known,
+    )
+    steps = []
+    for run in runs:
+        there = replace(true, nodes=(replace(true.nodes[0], num_devices=run.num_devices),))
+        steps.append(price(replace(run.problem, cluster=there), run.plan).step_time_s)
     reports = two_ranks()
     for report in reports:
-        report["steps"] = [*steps[:8], None]
+        report["steps"] = [*steps[:8], None, *steps[9:]]
     found = profiler.build_cluster("cpu", reports, runs)
     assert found.constants.host_us_per_operator == pytest.approx(50.0, rel=0.01)
     assert found.constants.micro_batch_ms == pytest.approx(0.7, rel=0.02)
     assert found.constants.step_overhead_ms == pytest.approx(2.0, rel=0.02)
     assert found.devices[device.name].memory_efficiency == pytest.approx(0.4, rel=0.02)
     assert found.constants.errors["steps"]["rows"] == 8
+    assert found.links["local-gloo"].collectives["all_gather"].latency_us == pytest.approx(100.0 + 150.0, rel=0.1)
+    assert found.links["local-gloo"].collectives["send_recv"].latency_us == pytest.approx(100.0, rel=0.1)
+    assert found.constants.send_host_ms == pytest.approx(0.3, rel=0.1)
+    assert found.constants.errors["steps of two"]["rows"] == 7
 
 
 def test_a_plan_is_priced_with_the_hosts_own_constants(cluster):
@@ -159,7 +154,7 @@ def test_this_host_is_measured_in_time_and_nothing_is_left():
     assert parse_cluster(found.cluster.to_json()) == found.cluster
     assert found.cluster.num_devices == 2
     names = {name for name, *_ in profiler.residuals(found.cluster)}
-    assert names == {"products, fp32", "attention", "steps", *COLLECTIVES}
+    assert names == {"products, fp32", "attention", "steps", "steps of two", *COLLECTIVES}
     (device,) = found.cluster.devices.values()
     curve, off = gemm_curve(device, "fp32"), []
     for m, n, k in ((64, 64, 64), (128, 256, 128), (256, 256, 256), (512, 128, 64), (96, 384, 256)):

@@ -1,0 +1,110 @@
+"""Gradients added up over groups of ranks, in buckets: behind the backward passes, or under the last of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
+"""As torch's DistributedDataParallel has them: a small bucket first, so that the network is busy early."""
+
+
+def local_of(value: Tensor) -> Tensor:
+    """This rank's part."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+class OverlappedSums:
+    """Gradients of replicas: each bucket sets out once the last backward pass of a step has made all of it.
+
+    Buckets go from the end of the network to its beginning, on every rank in this order, whatever is ready.
+    """
+
+    def __init__(self, parameters: Mapping[nn.Parameter, int], group: dist.ProcessGroup) -> None:
+        """Watches parameters.
+
+        Args:
+            parameters: in the same order on every rank, with the backward passes of a step that reach each.
+            group: the replicas.
+        """
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self._buckets = list(_buckets(reversed(trained)))
+        self._group = group
+        self._passes = [sum(parameters[p] for p in bucket) for bucket in self._buckets]
+        self._home = {id(p): number for number, bucket in enumerate(self._buckets) for p in bucket}
+        self._missing: list[int] = []
+        self._on_the_way: list[tuple[dist.Work, Tensor]] = []
+        for parameter in trained:
+            parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+
+    def begin(self) -> None:
+        """Before the first backward pass of a step."""
+        self._missing = list(self._passes)
+
+    def _arrived(self, parameter: Tensor) -> None:
+        if self._missing:
+            self._missing[self._home[id(parameter)]] -= 1
+            self._start(0)
+
+    def _start(self, most_missing: int | None) -> None:
+        """Starts the next buckets of which no more than this is missing; None = all."""
+        while len(self._on_the_way) < len(self._buckets):
+            number = len(self._on_the_way)
+            if most_missing is not None and self._missing[number] > most_missing:
+                break
+            flat = _flat(self._buckets[number])
+            work = dist.all_reduce(flat, group=self._group, async_op=True)
+            assert work is not None
+            self._on_the_way.append((work, flat))
+
+    def finish(self) -> None:
+        """Behind the last backward pass: gradients are complete afterwards. What no pass reached counts as zero."""
+        self._start(None)
+        for (work, flat), bucket in zip(self._on_the_way, self._buckets, strict=True):
+            work.wait()
+            _give(flat, bucket)
+        self._missing, self._on_the_way = [], []
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """Adds up gradients over the ranks of a group, one bucket after the other."""
+    for bucket in _buckets(p for p in parameters if p.requires_grad):
+        flat = _flat(bucket)
+        dist.all_reduce(flat, group=group)
+        _give(flat, bucket)
+
+
+def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    bucket: list[nn.Parameter] = []
+    held, most = 0, FIRST_BUCKET_BYTES
+    for parameter in parameters:
+        size = local_of(parameter).nbytes
+        if bucket and (parameter.dtype != bucket[0].dtype or held + size > most):
+            yield bucket
+            bucket, held, most = [], 0, BUCKET_BYTES
+        bucket.append(parameter)
+        held += size
+    if bucket:
+        yield bucket
+
+
+def _flat(bucket: Sequence[nn.Parameter]) -> Tensor:
+    """The gradients of a bucket side by side."""
+    for parameter in bucket:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return torch.cat([local_of(p.grad).reshape(-1) for p in bucket if p.grad is not None])
+
+
+def _give(flat: Tensor, bucket: Sequence[nn.Parameter]) -> None:
+    """Makes the parts of a vector the gradients of a bucket."""
+    for parameter, part in zip(bucket, torch.split(flat, [local_of(p).numel() for p in bucket]), strict=True):
+        assert parameter.grad is not None
+        if isinstance(parameter.grad, DTensor):
+            parameter.grad.to_local().copy_(part.reshape(parameter.grad.to_local().shape))
+        else:
+            parameter.grad = part.reshape(parameter.shape)

@@ -1,0 +1,185 @@
+"""Predicted against measured steps and memory of many plans of one model on this host, and what three trials correct.
+
+The host is profiled, then every plan is priced, then all plans are run in the same two processes, taking turns, so that
+whatever else the host does slows all of them alike; of each the least step counts, as in the profile. Printed are both
+times and both peaks of memory of each plan, the rank correlation of the times, and the error on the other plans behind
+a calibration by trials of three.
+
+    python benchmarks/order_of_runs.py [--cluster FILE] [--model MODEL] [--rounds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from scipy.stats import spearmanr
+
+from automap.calibration import calibrate, calibrated
+from automap.cluster import Cluster, parse_cluster
+from automap.hand_made import Strategy, hand_made
+from automap.plan import Estimate, Plan
+from automap.plan_writing import to_plan
+from automap.price.estimate import annotate
+from automap.price.evaluator import Evaluator
+from automap.problem import Problem
+from automap.runtime.launch import Limits, launch
+from automap.runtime.memory import PeakMemory
+from automap.runtime.profiler import profile_host
+from automap.runtime.runner import Runner
+from automap.runtime.trial_rank import Clock
+from ir import zoo
+
+MODEL = "gpt:layers=4,hidden=256,heads=4,seq_len=128,vocab_size=1024"
+BATCH = 16
+PLANS = {
+    "dp2": Strategy(micro_batch=8),
+    "dp2, 4 micro-batches": Strategy(micro_batch=2),
+    "dp2, ZeRO 1": Strategy(micro_batch=8, zero=1),
+    "dp2, ZeRO 2, 2 micro-batches": Strategy(micro_batch=4, zero=2),
+    "dp2, ZeRO 3": Strategy(micro_batch=8, zero=3),
+    "dp2, ZeRO 3, 4 micro-batches": Strategy(micro_batch=2, zero=3),
+    "dp2, recompute, 2 micro-batches": Strategy(micro_batch=4, recompute="full"),
+    "tp2": Strategy(tp=2, micro_batch=16),
+    "tp2, 4 micro-batches": Strategy(tp=2, micro_batch=4),
+    "tp2, sequence split": Strategy(tp=2, micro_batch=16, sequence_parallel=True),
+    "tp2, sequence split, 4 micro-batches": Strategy(tp=2, micro_batch=4, sequence_parallel=True),
+    "pp2, 1 micro-batch": Strategy(pp=2, micro_batch=16),
+    "pp2, 1F1B of 4": Strategy(pp=2, micro_batch=4),
+    "pp2, 1F1B of 16": Strategy(pp=2, micro_batch=1),
+    "pp2, GPipe of 8": Strategy(pp=2, micro_batch=2, schedule="gpipe"),
+    "pp2, zero-bubble of 8": Strategy(pp=2, micro_batch=2, schedule="zb1p"),
+    "pp2, recompute, 1F1B of 8": Strategy(pp=2, micro_batch=2, recompute="full"),
+}
+TRIED = ("dp2", "tp2", "pp2, 1F1B of 4")
+"""One of each mesh, as a search tries them."""
+RANK = "order_of_runs:run_rank"
+LIMITS = Limits(time_s=900.0)
+PROFILE_S = 90.0
+WARM_UP = 2
+MIB = 1 << 20
+
+
+def build(model: str, cluster: Cluster) -> Problem:
+    """The problem."""
+    training = {"global_batch": BATCH, "precision": "fp32", "trainer": "automap"}
+    return Problem.build(zoo.build(model), cluster, training)
+
+
+def priced(model: str, cluster: Cluster) -> list[tuple[Plan, Estimate]]:
+    """All plans with their estimates."""
+    evaluator = Evaluator(build(model, cluster))
+    found = []
+    for strategy in PLANS.values():
+        choice = hand_made(evaluator, strategy)
+        plan = annotate(to_plan(choice, evaluator), choice, evaluator)
+        assert plan.estimate is not None
+        found.append((plan, plan.estimate))
+    return found
+
+
+def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any]) -> dict[str, Any]:
+    """One rank: {times: [plans][rounds] seconds of the slowest rank, peaks: [plans] bytes of this rank}."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'store'}",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=datetime.timedelta(seconds=120),
+    )
+    problem = build(argument["model"], parse_cluster(argument["cluster"]))
+    device = torch.device("cpu")
+    peaks, clocks = [], []
+    for document in argument["plans"]:
+        with PeakMemory() as others:
+            pass
+        runner = Runner(problem, Plan.from_json(document), rank, 0, device)
+        for _ in range(WARM_UP):
+            runner.step()
+        with PeakMemory() as memory:
+            runner.step()
+        peaks.append(memory.peak - others.peak)
+        clocks.append(Clock(runner.step, device))
+    times: list[list[float]] = [[] for _ in clocks]
+    for _ in range(argument["rounds"]):
+        for clock, mine in zip(clocks, times, strict=True):
+            mine.append(clock.measure())
+    return {"times": times, "peaks": peaks}
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cluster", help="a measured cluster file; else the host is profiled now")
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    cluster = parse_cluster(options.cluster) if options.cluster else profile_host(time_limit_s=PROFILE_S).cluster
+    assert cluster is not None
+    plans = priced(options.model, cluster)
+    argument = {
+        "model": options.model,
+        "cluster": cluster.to_json(),
+        "plans": [replace(plan, why=(), estimate=None).to_json() for plan, _ in plans],
+        "rounds": options.rounds,
+    }
+    done = launch(RANK, argument, 2, LIMITS)
+    if done.outcome != "ok":
+        raise SystemExit(f"{done.outcome}: {done.message}")
+    times = done.results[0]["times"]
+    peaks = [max(result["peaks"][number] for result in done.results) for number in range(len(plans))]
+    print(f"{datetime.date.today()}: {options.model}, a batch of {BATCH}, 2 processes, {options.rounds} rounds")
+    print(f"{os.cpu_count()} cores; mean number of other processes at work before and behind: {load:.1f}, ", end="")
+    print(f"{max(0.0, os.getloadavg()[0] - 2.0):.1f}")
+    show(options.model, cluster, [estimate for _, estimate in plans], times, peaks)
+
+
+def show(
+    model: str,
+    cluster: Cluster,
+    estimates: Sequence[Estimate],
+    times: Sequence[Sequence[float]],
+    peaks: Sequence[float],
+) -> None:
+    """The table and what follows from it."""
+    names, measured = list(PLANS), np.array([min(mine) for mine in times])
+    found = calibrate([(estimates[names.index(name)], float(measured[names.index(name)])) for name in TRIED])
+    assert found is not None
+    again = np.array([estimate.step_time_s for _, estimate in priced(model, calibrated(cluster, found))])
+    predicted = np.array([estimate.step_time_s for estimate in estimates])
+    held = np.array([max(device.total for device in estimate.memory_bytes) for estimate in estimates])
+    print(f"{'':37s}{'step, ms':>31s}{'':9s}{'peak, MiB':>20s}")
+    print(f"{'plan':37s}{'predicted':>10s}{'measured':>9s}{'median':>8s}{'ratio':>6s}{'calibrated':>11s}", end="")
+    print(f"{'predicted':>11s}{'measured':>9s}{'ratio':>6s}")
+    for i, name in enumerate(names):
+        print(
+            f"{name:37s}{1e3 * predicted[i]:10.0f}{1e3 * measured[i]:9.0f}{1e3 * statistics.median(times[i]):8.0f}",
+            end="",
+        )
+        print(f"{predicted[i] / measured[i]:6.2f}{again[i] / measured[i]:11.2f}", end="")
+        print(f"{held[i] / MIB:11.1f}{peaks[i] / MIB:9.1f}{held[i] / peaks[i]:6.2f}")
+    others = [i for i, name in enumerate(names) if name not in TRIED]
+    rank, rank_again = (spearmanr(mine, measured)[0] for mine in (predicted, again))
+    print(f"Spearman of the steps: {rank:.3f}; calibrated {rank_again:.3f}")
+    print(f"mean absolute error of the steps: {np.mean(np.abs(predicted / measured - 1.0)):.1%}")
+    print(
+        f"behind trials of {', '.join(TRIED)} (computing takes {found.compute:.2f} times as long as predicted, "
+        f"communicating {found.communication:.2f}): {np.mean(np.abs(again / measured - 1.0)[others]):.1%} on the others"
+    )
+    off = np.abs(held / np.array(peaks) - 1.0)
+    print(f"memory: mean absolute error {np.mean(off):.1%}, largest {np.max(off):.1%}")
+
+
+if __name__ == "__main__":
+    main()
