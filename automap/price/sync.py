@@ -25,6 +25,7 @@ from automap.plan import Plan, Sync
 from automap.price.combine import (
     P_GRADIENT,
     P_PARAMETER,
+    P_SENT,
     R_BUFFERS,
     R_END,
     R_PARAMETERS,
@@ -60,6 +61,16 @@ class Averaging:
     """[ranks] of one averaging, in the memory of the rank."""
     shown_s: tuple[float, ...]
     """[ranks] by which a step is longer, on average: the part of R_END that no other column has."""
+
+
+class Silent(Evaluator):
+    """Prices plans as if no gradient were reduced: in time and memory no mode is below it, without ZeRO."""
+
+    def settings(self, zero: int) -> Floats:
+        """See `Evaluator`."""
+        settings = super().settings(zero)
+        settings[P_SENT] = 0.0
+        return settings
 
 
 def evaluate_plan(plan: Plan, choice: Choice, evaluator: Evaluator) -> Outcome:
