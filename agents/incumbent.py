@@ -15,11 +15,13 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from agents.ranked import Ranked
+from agents.ranked import MOST, Ranked
+from agents.ranked import unlike as unlike_candidates
 from agents.repairs import nothing_fits
 from agents.searcher import Budget, OnProgress, Progress, SearchResult, ShouldStop
+from agents.synced import Synced, with_modes
 from automap.errors import PlanError
-from automap.plan import Plan, SearchRecord
+from automap.plan import Plan, SearchRecord, Sync
 from automap.prefix import BoundTable
 from automap.price.estimate import annotate, lower_bound_s, price
 from automap.space import Ints, PlanSpace, Values
@@ -255,14 +257,25 @@ class Incumbent:
             proven=proven,
             lower_bound_s=self.best_s if proven else self.table.first.time_s,
         )
-        first = self.best
-        best = self._plan(first, record)
+        first, in_order = self.best, self._in_order
+        if self.space.problem.training.sync_modes != ("synchronous",):
+            # What is known of the space holds for synchronous plans alone.
+            proven, record = False, replace(record, proven=False, lower_bound_s=self._bound_s)
+            modes = with_modes(self.space, self._ranked.best(MOST, first))
+            record = replace(record, found_by=modes[0].item[0][1])
+
+            def in_order(count: int) -> list[Synced]:
+                return [found.item for found in unlike_candidates(modes, count)]
+
+        ((values, _), sync), *_ = in_order(1)
+        best = self._plan(values, record, sync)
 
         def unlike(count: int) -> tuple[Plan, ...]:
-            (_, *others) = self._ranked.best(count, first)
+            (_, *others) = in_order(count)
+            of_others = replace(record, proven=False)
             return (
                 best,
-                *(self._plan(values, replace(record, found_by=name, proven=False)) for values, name in others),
+                *(self._plan(values, replace(of_others, found_by=name), sync) for (values, name), sync in others),
             )
 
         return SearchResult(
@@ -274,10 +287,15 @@ class Incumbent:
             unlike=unlike,
         )
 
-    def _plan(self, values: Values, record: SearchRecord) -> Plan:
+    def _in_order(self, count: int) -> list[Synced]:
+        """The best unlike plans, synchronous."""
+        assert self.best is not None
+        return [(found, Sync()) for found in self._ranked.best(count, self.best)]
+
+    def _plan(self, values: Values, record: SearchRecord, sync: Sync) -> Plan:
         """A plan in full, with what is counted of it in its record."""
         choice = self.space.choice(values)
-        plan = annotate(self.space.decode(values), choice, self.space.evaluator)
+        plan = annotate(replace(self.space.decode(values), sync=sync), choice, self.space.evaluator)
         faults = Verifier(self.space.problem).violations(plan)
         if faults:
             raise IllegalPlan(f"{record.found_by} found a plan that breaks rules: " + "; ".join(map(str, faults)))

@@ -49,14 +49,15 @@ def unlike(candidates: Iterable[Candidate[T]], count: int) -> list[Candidate[T]]
 
 def unlike_plans(plans: Iterable[Plan], count: int) -> tuple[Plan, ...]:
     """The same for plans with estimates."""
-    return tuple(found.item for found in unlike(map(_candidate, plans), count))
+    with_times = ((plan, plan.estimate.step_time_s) for plan in plans if plan.estimate is not None)
+    return tuple(found.item for found in unlike((candidate(plan, step_s, plan) for plan, step_s in with_times), count))
 
 
-def _candidate(plan: Plan) -> Candidate[Plan]:
-    assert plan.estimate is not None
+def candidate(plan: Plan, step_time_s: float, item: T) -> Candidate[T]:
+    """A plan with its step time, for which `item` stands."""
     mesh = tuple(dict.fromkeys((stage.devices, stage.mesh) for stage in plan.stages))
     shape = mesh, len(plan.stages), plan.num_micro_batches
-    return Candidate(plan.estimate.step_time_s, mesh, shape, plan)
+    return Candidate(step_time_s, mesh, shape, item)
 
 
 Found = tuple[Values, str]

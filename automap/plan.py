@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from automap.errors import PlanError
-from automap.problem import Problem, Training
+from automap.problem import Problem, SyncKind, Training
 from automap.records import from_json, json_schema, to_json
 from ir.graph import Graph
 
@@ -76,11 +76,49 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sync:
-    """How replicas stay together."""
+    """How replicas, the ranks of the first batch axis, stay together; see `automap.runtime.sync`.
 
-    kind: Literal["synchronous", "local_sgd", "dasgd"] = "synchronous"
+    Raises:
+        PlanError: fields that do not belong to the kind, or are out of bounds.
+    """
+
+    kind: SyncKind = "synchronous"
+    """synchronous: gradients are summed over the replicas in every step. local_sgd: each takes steps of its own, and
+    parameters are averaged every `period` steps. dasgd: likewise, but the average arrives `delay` steps later."""
     period: int | None = None
+    """Steps from one averaging to the next, at least 1; null if synchronous."""
     delay: int | None = None
+    """Of dasgd: steps that hide the averaging, 1 to `period`; else null."""
+    merge: Literal["corrected", "mixing"] | None = None
+    """Of dasgd: what becomes of the steps taken meanwhile. corrected: kept, w <- average + (w - what was averaged);
+    mixing: w <- local_share w + (1 - local_share) average. Default corrected; of other kinds null."""
+    local_share: float | None = None
+    """Of mixing: 0 to less than 1; else null."""
+
+    def __post_init__(self) -> None:
+        if self.kind == "dasgd" and self.merge is None:
+            object.__setattr__(self, "merge", "corrected")
+        self._belongs("period", self.kind != "synchronous")
+        self._belongs("delay", self.kind == "dasgd")
+        self._belongs("merge", self.kind == "dasgd")
+        self._belongs("local_share", self.merge == "mixing")
+        if self.period is not None and self.period < 1:
+            raise self._fault("period", "must be positive", "Give at least 1 step.")
+        if self.delay is not None and not 1 <= self.delay <= (self.period or 0):
+            text = f"is not from 1 to the period of {self.period}: one averaging must end before the next begins"
+            raise self._fault("delay", text, "Shorten the delay, or lengthen the period; local_sgd does not wait.")
+        if self.local_share is not None and not 0.0 <= self.local_share < 1.0:
+            raise self._fault("local_share", "is no share that leaves room for the average", "Give 0 to less than 1.")
+
+    def _belongs(self, name: str, wanted: bool) -> None:
+        if (getattr(self, name) is not None) != wanted:
+            of = f"{self.kind}, merge {self.merge}" if self.merge else self.kind
+            repair = "Give it." if wanted else "Leave it out."
+            raise self._fault(name, f"{'is needed' if wanted else 'has no meaning'} with {of}", repair)
+
+    def _fault(self, name: str, text: str, repair: str) -> PlanError:
+        value = getattr(self, name)
+        return PlanError(text, field=f"plan.sync.{name}", value="null" if value is None else value, repair=repair)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -55,7 +55,9 @@ class Training:
     """A file of `automap/data/trainers`: what the training software overlaps, fuses and reserves."""
     batch_norm: Literal["local", "synchronized"] = "local"
     sync_modes: tuple[SyncKind, ...] = ("synchronous",)
-    """What the user allows."""
+    """How replicas may stay together, see `automap.plan.Sync`: those that are not synchronous train another way."""
+    sync_period: int = 4
+    """The longest period that they may have where they are not synchronous, steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,6 +191,13 @@ class Problem:
                 field="training.sync_modes",
                 value=training.sync_modes,
                 repair='Add "synchronous".',
+            )
+        if training.sync_period < 1:
+            raise ProblemError(
+                "must be positive",
+                field="training.sync_period",
+                value=training.sync_period,
+                repair="Give the most steps between two averagings.",
             )
         batch, devices = training.global_batch, cluster.num_devices
         if batch > 1 and devices > 1 and math.gcd(batch, devices) == 1 and hints.fix.dp != 1:

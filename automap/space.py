@@ -546,7 +546,8 @@ class PlanSpace:
         Raises:
             PlanError: the plan is malformed or for another problem.
         """
-        return values_of(self, to_choice(plan, self.evaluator, self.axes))
+        choice = to_choice(plan, self.evaluator, self.axes)
+        return values_of(self, choice) if plan.sync.kind == "synchronous" else None
 
     def neighbours(
         self, rng: np.random.Generator, values: Ints, donors: Ints, chances: Sequence[float] = MOVE_CHANCES

@@ -76,7 +76,7 @@ def same_choice(one: Choice, other: Choice) -> bool:
 
 
 def to_choice(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp")) -> Choice:
-    """The choice that `plan` states.
+    """The choice that `plan` states; how replicas stay together is no part of it (`automap.price.sync`).
 
     Args:
         plan: of the evaluator's problem.
@@ -88,8 +88,6 @@ def to_choice(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp
     """
     problem = evaluator.problem
     check_model(plan, problem)
-    if plan.sync.kind != "synchronous":
-        raise _refuse("sync.kind", plan.sync.kind, "only synchronous training is priced", "Use synchronous.")
     batch = problem.training.global_batch
     if plan.num_micro_batches < 1 or plan.num_micro_batches * plan.samples_per_micro_batch != batch:
         raise _refuse(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from automap.plan import DeviceMemory, Plan, SearchRecord, Stage, parse_devices
+from automap.plan import DeviceMemory, Plan, SearchRecord, Stage, Sync, parse_devices
 
 GIB = 1 << 30
 
@@ -45,7 +45,7 @@ def strategy(plan: Plan) -> str:
     if plan.schedule.kind != "1f1b" and len(groups) > 1:
         words.append(plan.schedule.kind)
     if plan.sync.kind != "synchronous":
-        words.append(plan.sync.kind)
+        words.append(_sync(plan.sync))
     return " · ".join(words)
 
 
@@ -142,6 +142,14 @@ def _mesh(stage: Stage) -> tuple[tuple[str, int], ...]:
 def _off_batch(stage: Stage) -> list[str]:
     """Operators that do something else on an axis that splits the batch of all others."""
     return [name for name, axes in stage.shardings.items() if any(axis in stage.batch_axes for axis in axes)]
+
+
+def _sync(sync: Sync) -> str:
+    every = "every step" if sync.period == 1 else f"every {sync.period} steps"
+    if sync.kind == "local_sgd":
+        return f"local SGD, averaged {every}"
+    later = "1 step" if sync.delay == 1 else f"{sync.delay} steps"
+    return f"DaSGD, averaged {every}, merged {later} later"
 
 
 def _recompute(stage: Stage) -> str:

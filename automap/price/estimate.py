@@ -36,6 +36,7 @@ from automap.price.combine import (
 from automap.price.curves import attention_curve, fitted, gemm_curve, is_measured
 from automap.price.evaluator import Choice, Evaluator, Outcome
 from automap.price.gemm import G_FLOPS
+from automap.price.sync import evaluate_plan
 from automap.price.why import reasons
 from automap.problem import Problem
 from automap.translate import to_choice
@@ -56,7 +57,7 @@ def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None, *, w
     """
     evaluator = evaluator or Evaluator(problem)
     choice = to_choice(plan, evaluator)
-    estimate = estimate_choice(choice, evaluator)
+    estimate = _estimate(choice, evaluator, evaluate_plan(plan, choice, evaluator))
     return replace(estimate, timeline=timeline(choice, evaluator)) if with_timeline else estimate
 
 
@@ -71,7 +72,7 @@ def timeline(choice: Choice, evaluator: Evaluator) -> tuple[tuple[tuple[str, flo
 
 
 def estimate_choice(choice: Choice, evaluator: Evaluator) -> Estimate:
-    """The estimate of a choice."""
+    """The estimate of a choice, synchronous."""
     return _estimate(choice, evaluator, evaluator.evaluate(choice))
 
 
@@ -86,6 +87,8 @@ def _estimate(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> Estimat
         exposed["pipeline"] = row[R_EXCHANGE]
     if row[R_SYNC] > 0.0:
         exposed["gradient_sync"] = row[R_SYNC]
+    if outcome.averaging is not None:
+        exposed["averaging"] = outcome.averaging.shown_s[slowest]
     batch = problem.training.global_batch
     devices = problem.cluster.num_devices
     flops = sum(op.forward_flops.at(1) + op.backward_flops.at(1) for op in problem.graph.operators) * batch
@@ -186,7 +189,7 @@ def sequence_length(graph: Graph) -> int | None:
 
 def annotate(plan: Plan, choice: Choice, evaluator: Evaluator) -> Plan:
     """`plan`, which states `choice`, with its estimate, a launch line and the reasons for its three largest costs."""
-    outcome = evaluator.evaluate(choice)
+    outcome = evaluate_plan(plan, choice, evaluator)
     return replace(
         plan,
         estimate=_estimate(choice, evaluator, outcome),

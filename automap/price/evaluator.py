@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +64,9 @@ from automap.price.vectors import C_COUNT
 from automap.problem import Problem
 from automap.stage_sizes import spread
 from ir.factors import BROADCAST, PARTIAL
+
+if TYPE_CHECKING:
+    from automap.price.sync import Averaging
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -181,6 +184,8 @@ class Outcome:
     """Number of that kind among `Choice.views`."""
     of_views: tuple[Floats, ...] = field(default=(), repr=False)
     """`ranks` of each of them."""
+    averaging: Averaging | None = None
+    """Of `ranks`, where replicas are averaged in place of their gradients."""
 
     @property
     def fits(self) -> bool:
@@ -216,9 +221,8 @@ class Evaluator:
         self._settings[P_SINGLY] = float(trainer.gathers_singly)
         # Gradients in fp16 keep the type of the weights on their way; only bf16 trainers add them up in fp32.
         self._settings[P_SENT] = 2.0 if problem.precision == "fp16" else gradient
-        self._settings[P_UPDATE] = (
-            constant("optimizer_bytes", problem.cluster) * _touched(problem) / _touched(problem, "adam")
-        )
+        moved = _touched(problem) / _touched(problem, "adam")
+        self._settings[P_UPDATE] = constant("optimizer_bytes", problem.cluster) * moved
         self._settings[P_MICRO_BATCH_S] = constant("micro_batch_ms", problem.cluster) * 1e-3
         self._settings[P_STEP_S] = trainer.step_overhead_ms * 1e-3
         self._settings[P_SEND_S] = trainer.send_host_ms * 1e-3
@@ -292,9 +296,8 @@ class Evaluator:
         """
         stage = layout.stages[rank]
         out = np.empty(C_COUNT)
-        tables, cursor = self.tables.arrays, np.zeros(1, dtype=np.int64)
+        tables, cursor, where = self.tables.arrays, np.zeros(1, dtype=np.int64), (stage.axes, stage.links)
         sharded = sharded or new_sharded(tables, len(stage.axes))
-        where = stage.axes, stage.links
         shard_unit(
             tables,
             segment.first,
@@ -327,15 +330,16 @@ class Evaluator:
         )
         return out
 
-    def evaluate(self, choice: Choice, *, exact: bool = True) -> Outcome:
+    def evaluate(self, choice: Choice, *, exact: bool = True, apart: int | None = None) -> Outcome:
         """Time and memory of a step.
 
         Args:
             choice: what is priced.
             exact: simulate the schedule; otherwise bound it from below in closed form.
+            apart: a mesh axis over which no gradients are reduced (`automap.price.sync`), without ZeRO.
         """
         if choice.shares:
-            found = [self._evaluate(view, exact=exact) for view in choice.views]
+            found = [self._evaluate(each, exact=exact, apart=apart) for each in choice.views]
             view = max(range(len(found)), key=lambda number: (found[number].step_time_s, -number))
             return Outcome(
                 step_time_s=found[view].step_time_s,
@@ -344,20 +348,30 @@ class Evaluator:
                 view=view,
                 of_views=tuple(outcome.ranks for outcome in found),
             )
-        return self._evaluate(choice, exact=exact)
+        return self._evaluate(choice, exact=exact, apart=apart)
 
-    def _evaluate(self, choice: Choice, *, exact: bool) -> Outcome:
+    def _evaluate(self, choice: Choice, *, exact: bool, apart: int | None) -> Outcome:
         calls, parts, whole = self.distinct_units(choice)
         tied = self.tied.rows(self.tied.homes(choice), choice.layout, choice.zero_axes)
-        return self.combine(choice, self.unit_rows(choice, calls), parts, whole, tied, exact=exact)
+        return self.combine(choice, self.unit_rows(choice, calls), parts, whole, tied, exact=exact, apart=apart)
 
     def combine(
-        self, choice: Choice, costs: Floats, parts: Ints, whole: Mask, tied: Floats, *, exact: bool = True
+        self,
+        choice: Choice,
+        costs: Floats,
+        parts: Ints,
+        whole: Mask,
+        tied: Floats,
+        *,
+        exact: bool = True,
+        apart: int | None = None,
     ) -> Outcome:
         """The outcome from unit costs; see `automap.price.combine`."""
-        layout = choice.layout
-        ranks = len(layout.stages)
+        layout, ranks = choice.layout, len(choice.layout.stages)
         result = np.empty((ranks, R_COUNT))
+        axes, *arrays = self.stage_arrays(layout)
+        if apart is not None:  # behind the costs of units, axes are only those that gradients are reduced over
+            axes = np.where(np.arange(axes.shape[1]) == apart, 1.0, axes)
         combine(
             costs,
             parts,
@@ -367,7 +381,8 @@ class Evaluator:
             ranks,
             choice.num_micro_batches,
             np.arange(ranks),
-            *self.stage_arrays(layout),
+            axes,
+            *arrays,
             choice.zero_axes,
             np.arange(ranks),
             layout.send_latency_s,

@@ -33,6 +33,7 @@ from automap.price.combine import (
     R_EXCHANGE,
     R_OPTIMIZER,
     R_OVERHEAD,
+    R_PARAMETERS,
     R_STATE,
     R_SYNC,
 )
@@ -48,6 +49,7 @@ from automap.price.evaluator import Choice, Evaluator, Outcome, Segment
 from automap.price.gemm import G_FLOPS
 from automap.price.placements import divides
 from automap.price.shapes import ATTENTION, BATCHED_PRODUCT, INSIDE, MEASURED, PRODUCT, ROOFLINE, X_CAUSAL, X_KIND
+from automap.price.sync import AVERAGED_BYTES, averaged
 from automap.price.tables import ALL_REDUCE, OP_SIGNATURES, S_DIVIDES
 from automap.price.vectors import (
     C_BACKWARD,
@@ -77,6 +79,7 @@ WORTH = 0.005
 MEASURED_FROM = 1e-6
 """A unit whose kernels add up to something else, by more than this share, was measured as a whole."""
 _RECORDS_PER_OPERATOR = 16
+_ROUNDING = 1e-9
 _CLASSES = {
     PRODUCT: "matrix products",
     BATCHED_PRODUCT: "products of attention",
@@ -176,7 +179,11 @@ class _Case:
         if choice is None or what in self._said:
             return ""
         self._said.add(what)
-        outcome = self.evaluator.evaluate(choice)
+        mine = self.outcome.averaging
+        if mine is None:
+            outcome = self.evaluator.evaluate(choice)
+        else:
+            outcome = averaged(choice, self.evaluator, mine.sync, mine.axis)
         saved = 1.0 - outcome.step_time_s / self.outcome.step_time_s
         if saved < WORTH:
             return ""
@@ -240,6 +247,8 @@ def reasons(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> tuple[str
         (row[R_EXCHANGE], _exchange),
         (row[R_SYNC], _sync),
     ]
+    if outcome.averaging is not None:
+        parts.append((outcome.averaging.shown_s[case.rank], _averaging))
     inside = _exposed(case)
     for kind in range(len(COLLECTIVES)):
         parts.append((min(inside[kind], row[R_COMM + kind]), _collective(kind)))
@@ -433,9 +442,10 @@ def _zero(case: _Case, seconds: float) -> str:
 
 def _sync(case: _Case, seconds: float) -> str:
     texts = []
+    mine = case.outcome.averaging
     for axis in range(len(case.stage.axes)):
         data = case.reduced(axis) * float(case.settings[P_SENT])
-        if data > 0.0:
+        if data > 0.0 and (mine is None or axis != mine.axis):
             rate = float(case.stage.links[axis, V_BYTES_PER_S + ALL_REDUCE])
             texts.append(f"{_bytes(data)} on {case.where(axis)}, {_rate(rate)})")
     backward = case.total(C_BACKWARD, C_RECOMPUTE, C_BACKWARD_HOST)
@@ -448,6 +458,24 @@ def _sync(case: _Case, seconds: float) -> str:
     return text + case.gain(case.batches(0.5), "Micro-batches twice as large")
 
 
+def _averaging(case: _Case, seconds: float) -> str:
+    mine = case.outcome.averaging
+    assert mine is not None
+    sync, took = mine.sync, mine.all_reduce_s[case.rank]
+    data = AVERAGED_BYTES * float(case.result[R_PARAMETERS] / case.settings[P_PARAMETER])
+    rate = float(case.stage.links[mine.axis, V_BYTES_PER_S + ALL_REDUCE])
+    every = "every step" if sync.period == 1 else f"every {sync.period} steps"
+    text = f"the averaging of replicas, {every}: {_bytes(data)} on {case.where(mine.axis)}, {_rate(rate)}) in "
+    text += f"{_seconds(took)}, {_seconds(mine.copies_s[case.rank])} to copy them"
+    if sync.delay is not None:
+        rest = seconds * (sync.period or 1) - mine.copies_s[case.rank]
+        what = f"{_seconds(took - rest)} of it" if rest > _ROUNDING * took else "all of it"
+        text += (
+            f"; the {sync.delay} steps of the delay hide {what}" if sync.delay > 1 else f"; the next step hides {what}"
+        )
+    return text + "."
+
+
 # -- the rest ---------------------------------------------------------------------------------------------------------
 
 
@@ -455,7 +483,7 @@ def _optimizer(case: _Case, seconds: float) -> str:
     elements = seconds * float(case.stage.hardware[H_BANDWIDTH]) / float(case.settings[P_UPDATE])
     text = f"the optimizer: {elements / 1e9:.3g} G parameters a device, {case.settings[P_UPDATE]:.0f} bytes moved for "
     text += f"each at {_rate(float(case.stage.hardware[H_BANDWIDTH]))}, {_bytes(float(case.result[R_STATE]))} of state."
-    if case.choice.zero == 0 and case.choice.zero_axes.any():
+    if case.choice.zero == 0 and case.choice.zero_axes.any() and case.outcome.averaging is None:
         text += case.gain(replace(case.choice, zero=1), "ZeRO 1")
     return text
 

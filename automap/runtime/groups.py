@@ -49,6 +49,8 @@ class Axis:
     """Those that differ from this rank on this axis alone, in order; None where that is nobody else."""
     shares: tuple[int, ...] | None = None
     """Samples of a micro-batch for each index, where they are not spread evenly."""
+    is_apart: bool = False
+    """Whether its ranks are replicas that are averaged now and then, and have no collectives within a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,11 @@ class Mesh:
     def live(self) -> tuple[Axis, ...]:
         """Axes of more than one rank."""
         return tuple(axis for axis in self.axes if axis.size > 1)
+
+    @property
+    def apart(self) -> Axis | None:
+        """The axis whose replicas are averaged now and then."""
+        return next((axis for axis in self.live if axis.is_apart), None)
 
     def coordinates(self, position: int) -> tuple[int, ...]:
         """[axes] index on each axis of the device at `position`."""
@@ -95,10 +102,13 @@ def make_meshes(
     Raises:
         PlanError: the plan names devices that have no process.
     """
-    return tuple(_mesh(stage, number, axes, rank, groups) for number, stage in enumerate(plan.stages))
+    is_apart = plan.sync.kind != "synchronous"
+    return tuple(_mesh(stage, i, axes, rank, groups, is_apart=is_apart) for i, stage in enumerate(plan.stages))
 
 
-def _mesh(stage: Stage, number: int, axes: Sequence[str], rank: int | None, groups: Groups | None) -> Mesh:
+def _mesh(
+    stage: Stage, number: int, axes: Sequence[str], rank: int | None, groups: Groups | None, *, is_apart: bool
+) -> Mesh:
     devices = parse_devices(stage.devices)
     if groups is not None and max(devices) >= dist.get_world_size():
         raise PlanError(
@@ -121,5 +131,6 @@ def _mesh(stage: Stage, number: int, axes: Sequence[str], rank: int | None, grou
                 group = found if here in line else group
         shares = stage.batch_shares if a == spread and size > 1 else None
         index = here[a] if here else 0
-        made.append(Axis(name=axes[a], number=a, size=size, index=index, group=group, shares=shares))
+        apart = is_apart and stage.batch_axes[:1] == (axes[a],)
+        made.append(Axis(name=axes[a], number=a, size=size, index=index, group=group, shares=shares, is_apart=apart))
     return Mesh(devices=devices, axes=tuple(made), is_mine=here is not None)

@@ -42,6 +42,11 @@ class Optimizer:
         if self._inner is not None:
             self._inner.step()
             self._inner.zero_grad()
+        self.publish()
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Brings the masters to the leaves."""
         for leaf, master in zip(self.leaves, self.masters, strict=True):
             if master is not leaf:
                 leaf.copy_(master)

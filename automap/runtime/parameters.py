@@ -214,10 +214,10 @@ class Parameters:
         return {name: tuple(dict.fromkeys(units)) for name, units in found.items()}
 
     def _axes(self, name: str) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
-        """Axes that ZeRO shards a parameter over, and those on which its gradient is partial."""
+        """Axes that ZeRO shards a parameter over, and those on which its gradient is partial and summed."""
         lies = self.stage.lies[name]
         returns = self.stage.returns.get(name, lies)
-        sums = tuple(axis for axis in self.stage.mesh.live if returns[axis.number] == PARTIAL)
+        sums = tuple(axis for axis in self.stage.mesh.live if returns[axis.number] == PARTIAL and not axis.is_apart)
         return tuple(axis for axis in self.sharded_over if lies[axis.number] == BROADCAST), sums
 
     def _flat(

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from automap.errors import PlanError
 from automap.plan import Plan
 from automap.price.evaluator import Evaluator
+from automap.price.sync import replica_axis
 from automap.runtime.convert import all_reduce, convert, direction
 from automap.runtime.forms import Form, Local, Place, Split, choose, with_attributes
 from automap.runtime.groups import Groups, make_meshes
@@ -27,6 +28,7 @@ from automap.runtime.operators import FUNCTIONS
 from automap.runtime.outline import Outline, Planned, outline
 from automap.runtime.parameters import Parameters, value_of
 from automap.runtime.program import Crossing
+from automap.runtime.sync import replica_share
 from automap.translate import to_choice
 from ir.factors import PARTIAL, Factor, placement_text
 from ir.graph import Graph, Operator
@@ -161,6 +163,7 @@ class Sharded:
         tensor = stage.graph.tensors[name]
         there = stage.layouts.steps(tensor, stage.lies[name], wanted)
         back = stage.layouts.steps(tensor, given, stage.returns[name]) if given is not None else ()
+        _check_apart(name, (*there, *back))
         key: object = (unit, name, wanted, given) if there or back else name
         return Read(name, key, there, back, unit)
 
@@ -172,6 +175,7 @@ class Sharded:
         back: tuple[Step, ...] = ()
         if crossing.carries_gradient:
             back = stage.layouts.steps(tensor, crossing.placements, stage.returns[crossing.name])
+        _check_apart(crossing.name, (*there, *back))
         return Read(crossing.name, crossing.name, there, back, -1)
 
     def _items(self, compiled: Sequence[Compiled]) -> list[Item]:
@@ -284,7 +288,7 @@ class Sharded:
         assert self.loss is not None
         losses = losses.detach()
         for axis in self.stage.mesh.live:
-            if self.stage.lies[self.loss][axis.number] == PARTIAL:
+            if self.stage.lies[self.loss][axis.number] == PARTIAL and not axis.is_apart:
                 losses = all_reduce(losses, axis)
         return losses
 
@@ -347,6 +351,18 @@ def _check_factors(planned: Planned, splits: Sequence[Split]) -> None:
             raise _refuse(planned, what, "Split it over a number of ranks that divides them.")
         if split.exchange == "halo" and len(alike) > 1:
             raise _refuse(planned, "one dim of windows is split over two axes", "Leave it whole on one of them.")
+
+
+def _check_apart(name: str, steps: Sequence[Step]) -> None:
+    """Refuses a tensor that replicas would have to exchange within a step."""
+    for step in steps:
+        if step.axis.is_apart and step.kind not in ("slice", "first", "pad"):
+            raise PlanError(
+                f"replicas over {step.axis.name} cannot be apart: {name} would go by {step.kind.replace('_', '-')}",
+                field="plan.sync.kind",
+                value="not synchronous",
+                repair="Split the batch, and nothing else, over the first batch axis. Or synchronous.",
+            )
 
 
 def _refuse(planned: Planned, what: str, repair: str) -> PlanError:
@@ -419,13 +435,15 @@ def build_programs(
         ModelError: a value is missing or of another shape.
     """
     choice = to_choice(plan, evaluator)
+    if plan.sync.kind != "synchronous":
+        replica_axis(plan, choice, evaluator)
     stages = outline(plan, choice, evaluator, make_meshes(plan, choice.axes, rank, groups), dtype)
     scale = loss_scale(evaluator.problem.graph, plan.num_micro_batches, plan.samples_per_micro_batch)
     programs = {
         stage.number: Sharded(
             stage,
             values,
-            scale=scale,
+            scale=scale / replica_share(stage),
             zero=plan.stages[stage.number].zero.stage,
             zero_axes=plan.stages[stage.number].zero.axes,
             local_batch_norm=plan.training.batch_norm == "local",

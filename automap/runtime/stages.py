@@ -39,10 +39,19 @@ class Ends:
     outputs: tuple[Crossing, ...]
     parameters: Mapping[str, Crossing] = field(default_factory=dict)
     """Parameters that it reads, by name."""
+    replicas: tuple[int, ...] = ()
+    """Of each rank the number of its replica, where replicas are apart; those of all stages are then the same."""
 
     def layout(self, crossing: Crossing) -> Layout:
         """Where the parts of a tensor are."""
         return dict(zip(self.ranks, crossing.boxes, strict=True))
+
+    def layouts(self, crossing: Crossing) -> list[Layout]:
+        """The same for each replica by itself."""
+        if not self.replicas:
+            return [self.layout(crossing)]
+        where = list(zip(self.replicas, self.ranks, crossing.boxes, strict=True))
+        return [{rank: box for r, rank, box in where if r == replica} for replica in range(max(self.replicas) + 1)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,15 +95,15 @@ def backward_routes(stages: Sequence[Ends]) -> tuple[Route, ...]:
 def _route(
     stages: Sequence[Ends], maker: int, made: Crossing, reader: int, read: Crossing, *, is_back: bool = False
 ) -> Route:
-    sources, targets = stages[maker].layout(made), stages[reader].layout(read)
+    sources, targets = stages[maker].layouts(made), stages[reader].layouts(read)
     if is_back:
         sources, targets = targets, sources
     return Route(
         name=made.name,
         maker=maker,
         reader=reader,
-        sources=sources,
-        pieces=tuple(transfer(sources, targets)),
+        sources={rank: box for layout in sources for rank, box in layout.items()},
+        pieces=tuple(piece for ends in zip(sources, targets, strict=True) for piece in transfer(*ends)),
         dtype=made.dtype,
     )
 

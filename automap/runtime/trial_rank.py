@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -50,10 +51,13 @@ def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any
     )
     plan = Plan.from_json(argument["plan"])
     runner = Runner(_problem(argument), plan, rank, argument["seed"], device)
-    clock = Clock(runner.step, device)
-    warm_up = clock.warm_up(until=started + WARM_UP_SHARE * argument["time_s"])
-    times = [clock.measure() for _ in range(argument["steps"])]
-    peak = _peak_memory(runner.step, device)
+    # Where replicas are averaged every few steps, a round of them is measured, and each counts alike.
+    clock, period = Clock(runner.round, device), runner.period
+    warm_up = clock.warm_up(until=started + WARM_UP_SHARE * argument["time_s"]) * period
+    rounds = [clock.measure() for _ in range(math.ceil(argument["steps"] / period))]
+    times = [seconds / period for seconds in rounds for _ in range(period)]
+    peak = _peak_memory(runner.round, device)
+    runner.finish()
     return {
         "step_time_s": statistics.median(times),
         "step_times_s": times,

@@ -3,7 +3,7 @@
 Written without the space, the price, their translator and the templates, so that a mistake in one of them shows. What
 is shared is the graph (`ir`: factor rules, fused groups, units between legal cuts), the plan and problem documents, and
 the meaning of names. Rules stand in `structure` (operators, devices, cuts, samples), `reading` (placements), `actions`
-(the schedule), `obeyed` (hints) and `memory`.
+(the schedule), `obeyed` (hints), `replicas` (those that are averaged) and `memory`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from automap.verify.actions import check_order
 from automap.verify.memory import Activations, Recount, check_memory
 from automap.verify.obeyed import check_hints
 from automap.verify.reading import Model, Violation, place, read_chunks, uneven
+from automap.verify.replicas import check_replicas
 from automap.verify.structure import check_structure
 
 __all__ = ["Verifier", "Violation", "verify"]
@@ -38,7 +39,11 @@ class Verifier:
         order = tuple(check_order(plan))
         if found or order:
             return (*found, *order)
-        return (*check_hints(plan, chunks, model), *check_memory(plan, chunks, model))
+        return (
+            *check_hints(plan, chunks, model),
+            *check_replicas(plan, chunks, model),
+            *check_memory(plan, chunks, model),
+        )
 
     def memory(self, plan: Plan) -> tuple[tuple[DeviceMemory, Activations], ...]:
         """Memory of the devices of each pipeline rank, and the bounds on an estimate of its activations.

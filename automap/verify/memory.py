@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from automap.plan import DeviceMemory, Plan, format_devices
 from automap.verify.actions import Action, peaks, rank_orders
 from automap.verify.reading import Chunk, Model, Violation, alike_ranks
+from automap.verify.replicas import held_bytes
 from ir.graph import DTYPE_BYTES, Operator
 from ir.groups import PRODUCTS
 from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
@@ -97,6 +98,7 @@ class Recount:
         # Under ZeRO the weights of a unit and of the next one are gathered; its gradients are whole until scattered.
         largest = max(self._elements(unit)[0] for chunk in chunks for unit in self._units(chunk))
         gathered = 2.0 * largest * state_bytes[0] * (zero >= 3) + largest * state_bytes[1] * (zero >= 2)
+        averaged = whole * held_bytes(self.plan, state_bytes[1])
         work = max(self._written(chunk, i) for chunk in chunks for i in chunk.operators)
         # One unit at a time is run again, and keeps all that its backward pass needs.
         again = [self._unit_saves(chunk, unit) for chunk in chunks for unit in self._units(chunk)]
@@ -111,7 +113,7 @@ class Recount:
             gradients=gradients,
             optimizer=optimizer,
             activations=activations.counted,
-            buffers=2.0 * work + self.problem.trainer.reserved_GiB * GIB + gathered,
+            buffers=2.0 * work + self.problem.trainer.reserved_GiB * GIB + gathered + averaged,
             capacity=min(self.problem.cluster.device(d).memory_bytes for d in devices)
             - self.problem.hints.memory_reserve_bytes,
         )

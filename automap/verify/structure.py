@@ -179,6 +179,8 @@ def _recompute(plan: Plan, model: Model) -> Iterator[Violation]:
 
 
 def _sync(plan: Plan, model: Model) -> Iterator[Violation]:
-    kind, allowed = plan.sync.kind, model.problem.training.sync_modes
-    if kind not in allowed:
-        yield Violation(where="sync.kind", what=f"{kind} was not allowed, only {', '.join(allowed)}")
+    sync, training = plan.sync, model.problem.training
+    if sync.kind not in training.sync_modes:
+        yield Violation(where="sync.kind", what=f"{sync.kind} was not allowed, only {', '.join(training.sync_modes)}")
+    if sync.period is not None and sync.period > training.sync_period:
+        yield Violation(where="sync.period", what=f"{sync.period} steps, where {training.sync_period} are allowed")

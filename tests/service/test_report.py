@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from automap.cluster import parse_cluster
-from automap.plan import AxisSharding, Plan, Schedule, Zero
+from automap.plan import AxisSharding, Plan, Schedule, Sync, Zero
 from automap.problem import Problem
 from ir.onnx.sandbox import import_model
 from service.report import against, seconds, strategy, summary
@@ -32,6 +32,10 @@ def test_strategies(plan: Plan) -> None:
     assert strategy(chunks).endswith("interleaved")
     one = replace(plan, stages=(replace(stage, mesh=(("dp", 1),), devices="0", zero=Zero()),))
     assert strategy(one) == "one device · 64 at once"
+    late = replace(plan, sync=Sync(kind="dasgd", period=4, delay=2))
+    assert strategy(late) == "dp 8 · 64 at once · DaSGD, averaged every 4 steps, merged 2 steps later"
+    local = replace(plan, sync=Sync(kind="local_sgd", period=1))
+    assert strategy(local) == "dp 8 · 64 at once · local SGD, averaged every step"
 
 
 def test_operators_that_go_their_own_way_are_named(plan: Plan) -> None:

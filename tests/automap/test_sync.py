@@ -1,0 +1,54 @@
+"""Replicas on real processes against the equations of local SGD and DaSGD, followed by one process."""
+
+from dataclasses import replace
+
+import pytest
+import sync_cases
+from small_graphs import build_gpt
+from sync_plans import plan_of, space_of
+
+from automap.errors import PlanError
+from automap.plan import Sync
+from automap.price.estimate import annotate
+from automap.price.sync import held_bytes
+from automap.runtime.groups import Groups
+from automap.runtime.launch import Limits, launch
+from automap.runtime.sharded import build_programs
+from automap.runtime.trial import run_trial
+
+DASGD = Sync(kind="dasgd", period=3, delay=2, merge="corrected")
+
+
+@pytest.mark.slow
+def test_replicas_go_as_the_equations_say():
+    """One launch for all. Averaging every step under plain SGD is compared with one process and the whole batch."""
+    done = launch("sync_cases:compare", {}, 4, Limits(time_s=180))
+    assert done.outcome == "ok", done.message
+    found = dict(done.results[0])
+    held = found.pop("memory")
+    assert len(found) == len(sync_cases.CASES)
+    wrong = {name: errors for name, errors in found.items() if not max(errors.values()) < 1e-9}
+    assert not wrong, wrong
+    for mode, sync in sync_cases.MODES.items():
+        # Local SGD averages where gradients were, here 4 bytes.
+        wanted = held_bytes(sync, 4.0) + (4.0 if sync.kind == "local_sgd" else 0.0)
+        assert held[mode] == pytest.approx(wanted, abs=0.01), mode
+
+
+@pytest.mark.slow
+def test_a_trial_runs_whole_rounds_of_the_mode_of_the_plan():
+    space = space_of(build_gpt(hidden=16), "2xA100")
+    plan, choice = plan_of(space)
+    plan = annotate(replace(plan, sync=DASGD), choice, space.evaluator)
+    trial = run_trial(space.problem, plan, steps=4, limits=Limits(time_s=120))
+    assert (trial.outcome, trial.message) == ("ok", "")
+    assert len(trial.step_times_s) == 6, "two rounds of three steps"
+    assert trial.num_warm_up_steps % 3 == 0
+    assert trial.losses[-1] < trial.losses[0]
+
+
+def test_what_is_refused_by_price_is_not_executed():
+    space = space_of(cluster="2xA100")
+    plan, _ = plan_of(space, zero=1)
+    with pytest.raises(PlanError, match="under ZeRO"):
+        build_programs(replace(plan, sync=DASGD), space.evaluator, 0, {}, Groups())
