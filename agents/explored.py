@@ -48,7 +48,7 @@ class Explored:
         self._at = [self._root] * episodes.count
 
     def open_actions(self, number: int, legal: Ints) -> Ints:
-        """Actions of an episode that are worth taking; all that are legal where none is open.
+        """Actions of an episode that are worth taking; where none is open, those behind which some plan is not priced.
 
         Args:
             number: of the episode.
@@ -64,8 +64,8 @@ class Explored:
         is_open = ~node.is_closed & (node.bounds < self._best_s())
         if not is_open.any():
             self._close(node)
-            return legal
-        return node.actions[is_open]
+            is_open = ~node.is_closed
+        return node.actions[is_open] if is_open.any() else legal
 
     def take(self, number: int, action: int) -> None:
         """An episode goes on behind one of its legal actions."""
@@ -73,10 +73,25 @@ class Explored:
         behind = int(np.searchsorted(node.actions, action))
         self._at[number] = node.children.setdefault(behind, _Node(node, behind))
 
-    def finish(self, number: int) -> None:
-        """The plan of an episode is complete and priced; the episode begins anew."""
-        self._close(self._at[number])
+    def finish(self, number: int) -> bool:
+        """The plan of an episode is complete and priced; the episode begins anew.
+
+        Returns:
+            False where the plan was closed by then: of episodes side by side two may come to one plan.
+        """
+        node = self._at[number]
+        is_new = not self._is_closed(node)
+        self._close(node)
         self._at[number] = self._root
+        return is_new
+
+    @staticmethod
+    def _is_closed(node: _Node) -> bool:
+        while node.parent is not None:
+            if node.parent.is_closed[node.behind]:
+                return True
+            node = node.parent
+        return False
 
     def _close(self, node: _Node) -> None:
         while node.parent is not None:
