@@ -288,6 +288,7 @@ class Watch(BaseCallback):
     def __init__(self, incumbent: Incumbent) -> None:
         super().__init__()
         self.incumbent = incumbent
+        self.priced: set[Values] = set()
         self.plans = 0
         self.decisions = 0
 
@@ -297,10 +298,14 @@ class Watch(BaseCallback):
         for number, info in enumerate(self.locals["infos"]):
             if "finished" in info and not self.incumbent.finished:
                 ended = info["finished"]
-                if agent.tree is None or agent.tree.finish(number):
+                # Of episodes side by side two may come to one plan.
+                if ended.values not in self.priced:
+                    self.priced.add(ended.values)
                     self.incumbent.offer(ended.values, ended.step_time_s, ended.overflow)
                     self.plans += 1
                     self.decisions = ended.num_decisions
+                if agent.tree is not None:
+                    agent.tree.finish(number)
                 agent.lead(number, self.incumbent.space)
         parameters = agent.parameters
         phase = min(1.0, 2.0 * (self.plans % parameters.cycle_plans) / parameters.cycle_plans)

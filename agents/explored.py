@@ -73,25 +73,10 @@ class Explored:
         behind = int(np.searchsorted(node.actions, action))
         self._at[number] = node.children.setdefault(behind, _Node(node, behind))
 
-    def finish(self, number: int) -> bool:
-        """The plan of an episode is complete and priced; the episode begins anew.
-
-        Returns:
-            False where the plan was closed by then: of episodes side by side two may come to one plan.
-        """
-        node = self._at[number]
-        is_new = not self._is_closed(node)
-        self._close(node)
+    def finish(self, number: int) -> None:
+        """The plan of an episode is complete and priced; the episode begins anew."""
+        self._close(self._at[number])
         self._at[number] = self._root
-        return is_new
-
-    @staticmethod
-    def _is_closed(node: _Node) -> bool:
-        while node.parent is not None:
-            if node.parent.is_closed[node.behind]:
-                return True
-            node = node.parent
-        return False
 
     def _close(self, node: _Node) -> None:
         while node.parent is not None:

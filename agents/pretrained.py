@@ -57,9 +57,10 @@ def run_pretrained(space: PlanSpace, incumbent: Incumbent, *, seed: int, network
         env.step_async(sample(agent, observation, rng, explored))
         observation, _, _, infos = env.step_wait()
         for number, info in enumerate(infos):
-            if "finished" in info and not incumbent.finished and explored.finish(number):
+            if "finished" in info and not incumbent.finished:
                 ended = info["finished"]
                 incumbent.offer(ended.values, ended.step_time_s, ended.overflow)
+                explored.finish(number)
 
 
 def sample(
