@@ -8,9 +8,12 @@ stable-baselines3's DQN, made for plan search (`benchmarks/dqn_ablation.py` says
 - Targets are clipped from below by the return really obtained (an episode is deterministic, so it is reachable) and
   from above by the admissible bound: nothing better than no further loss exists.
 - A quarter of every batch comes from the best distinct plans found so far.
-- Exploration comes in cycles and is measured in decisions an episode, half of them drawn by the bound. The tree of
-  what has been explored (`agents/explored.py`) keeps the search from plans that it knows, and from those whose bound
-  says that they cannot win.
+- Half of the episodes are led to a plan near one of the best; the network decides where that is no longer open. It
+  learns most about decisions that differ little from good ones (Go-Explore, arXiv 1901.10995, explores from there too).
+- The exploration of the others comes in cycles and is measured in decisions an episode, half of them drawn by the
+  bound.
+- The tree of what has been explored (`agents/explored.py`) keeps the search from plans that it knows, and from those
+  whose bound says that they cannot win.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from agents.replay import Batch, PlanReplay
 from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
 from automap.plan import Plan
 from automap.problem import Problem
-from automap.space import PlanSpace, Values
+from automap.space import Ints, PlanSpace, Values
 from envs.decision import GROWTH, MAX_ACTIONS, REWARD_SCALE, Decisions, Episodes, Observation
 from envs.hybrid import HybridDecisions
 from envs.observing import ACTION_FEATURES, STATE_FEATURES
@@ -71,6 +74,9 @@ class Hyperparameters:
     elite_plans: int = 16
     elite_share: float = 0.25
     """Of a batch, from the best distinct plans."""
+    led_share: float = 0.5
+    """Of the episodes, led to a neighbour of one of the best plans: bounds say little until all stages are cut, and a
+    plan that is good but for one end of a stage is hardly met by decisions drawn one by one from the first one on."""
     cycle_plans: int = 400
     """Plans of one exploration cycle: the schedule does not depend on the budget, so the search is anytime."""
     explored_first: float = 0.3
@@ -152,6 +158,7 @@ class MaskedDQN(DQN):
         self.tree = explored
         self.rng = np.random.default_rng(seed)
         self.explored = parameters.explored_first
+        self.leads: list[Ints | None] = [None] * env.num_envs
         super().__init__(
             MaskedPolicy,
             env,
@@ -188,7 +195,7 @@ class MaskedDQN(DQN):
         return actions, actions
 
     def act(self, observation: Observation) -> npt.NDArray[Any]:
-        """One open action an environment: greedy, or with probability `explored` a random one."""
+        """One open action an environment."""
         with torch.no_grad():
             q = self.q_net({k: torch.as_tensor(v) for k, v in observation.items()}).numpy()
         actions = np.empty(len(q), dtype=np.int64)
@@ -196,18 +203,34 @@ class MaskedDQN(DQN):
             legal = np.flatnonzero(observation["action_mask"][e])
             if self.tree is not None:
                 legal = self.tree.open_actions(e, legal)
-            if self.rng.random() < self.explored:
-                weights = np.ones(len(legal))
-                if self.rng.random() < 0.5:
-                    known = observation["observation"][e, STATE_FEATURES:].reshape(MAX_ACTIONS, ACTION_FEATURES)
-                    growth = known[legal, GROWTH]
-                    weights = np.exp(-REWARD_SCALE * (growth - growth.min()).astype(np.float64))
-                actions[e] = self.rng.choice(legal, p=weights / weights.sum())
+            lead = self.leads[e]
+            slot = int(observation["slot"][e, 0])
+            if lead is not None and lead[slot] in legal:
+                actions[e] = lead[slot]
+            elif lead is None and self.rng.random() < self.explored:
+                actions[e] = self._drawn(observation["observation"][e], legal)
             else:
                 actions[e] = legal[q[e, legal].argmax()]
             if self.tree is not None:
                 self.tree.take(e, int(actions[e]))
         return actions
+
+    def _drawn(self, seen: npt.NDArray[Any], legal: Ints) -> int:
+        """A random action; half of the time those whose bound grows less are likelier."""
+        weights = np.ones(len(legal))
+        if self.rng.random() < 0.5:
+            growth = seen[STATE_FEATURES:].reshape(MAX_ACTIONS, ACTION_FEATURES)[legal, GROWTH]
+            weights = np.exp(-REWARD_SCALE * (growth - growth.min()).astype(np.float64))
+        return int(self.rng.choice(legal, p=weights / weights.sum()))
+
+    def lead(self, number: int, space: PlanSpace) -> None:
+        """Says where an episode that begins is led: to a neighbour of one of the best plans, or nowhere."""
+        best = np.array(self.replay_buffer.elite, dtype=np.int64)
+        self.leads[number] = None
+        if len(best) and self.rng.random() < self.parameters.led_share:
+            # The better a plan is, the likelier it is taken.
+            near = best[[int(len(best) * self.rng.random() ** 2)]]
+            self.leads[number] = space.neighbours(self.rng, near, best)[0]
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """Huber steps on clipped one-step targets."""
@@ -265,6 +288,7 @@ class Watch(BaseCallback):
     def __init__(self, incumbent: Incumbent) -> None:
         super().__init__()
         self.incumbent = incumbent
+        self.priced: set[Values] = set()
         self.plans = 0
         self.decisions = 0
 
@@ -274,11 +298,15 @@ class Watch(BaseCallback):
         for number, info in enumerate(self.locals["infos"]):
             if "finished" in info and not self.incumbent.finished:
                 ended = info["finished"]
-                self.incumbent.offer(ended.values, ended.step_time_s, ended.overflow)
-                self.plans += 1
-                self.decisions = ended.num_decisions
+                # Of episodes side by side two may come to one plan.
+                if ended.values not in self.priced:
+                    self.priced.add(ended.values)
+                    self.incumbent.offer(ended.values, ended.step_time_s, ended.overflow)
+                    self.plans += 1
+                    self.decisions = ended.num_decisions
                 if agent.tree is not None:
                     agent.tree.finish(number)
+                agent.lead(number, self.incumbent.space)
         parameters = agent.parameters
         phase = min(1.0, 2.0 * (self.plans % parameters.cycle_plans) / parameters.cycle_plans)
         last = min(parameters.explored_first, parameters.explored_last / max(1, self.decisions))

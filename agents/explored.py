@@ -48,7 +48,7 @@ class Explored:
         self._at = [self._root] * episodes.count
 
     def open_actions(self, number: int, legal: Ints) -> Ints:
-        """Actions of an episode that are worth taking; all that are legal where none is open.
+        """Actions of an episode that are worth taking; where none is open, those behind which some plan is not priced.
 
         Args:
             number: of the episode.
@@ -64,8 +64,8 @@ class Explored:
         is_open = ~node.is_closed & (node.bounds < self._best_s())
         if not is_open.any():
             self._close(node)
-            return legal
-        return node.actions[is_open]
+            is_open = ~node.is_closed
+        return node.actions[is_open] if is_open.any() else legal
 
     def take(self, number: int, action: int) -> None:
         """An episode goes on behind one of its legal actions."""

@@ -7,34 +7,39 @@ Of every searcher and budget: the share of runs that end at the optimum (within 
 gap, evaluations and seconds to 1 % (median and 90th percentile; a run that does not get there counts as endless). A
 budget in evaluations and one seed give the same plans anywhere; seconds are of the machine at hand. A run in which
 nothing fits counts as a gap of 100 %. With --until-optimum a run ends where it has reached the known optimum, which
-only saves time: no searcher is told of it.
+only saves time: no searcher is told of it. `dqn-shown` is the DQN with demonstrations; a quarter of its budget is
+MCMC's. Each run is told of on stderr when it ends.
 """
 
 import argparse
+import contextlib
 import datetime
 import math
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from problems import CASES, QUICK, Case, optimum, problem_of
 
+from agents.ranked import MOST
 from agents.searcher import SEARCHERS, Budget, Progress, SearchResult, search
 from automap.errors import NothingFits
+from automap.plan import Plan
 from automap.problem import Problem
 
 NEAR, EXACT = 0.01, 1e-9
 COUNTS = (64, 500, 2000)
-"""Evaluations of which the runs with a budget in seconds tell too."""
+"""Evaluations of which runs with larger budgets tell too; the schedules of random, mcmc and dqn know no budget."""
 Run = Callable[[Problem, Budget, int, float], SearchResult]
 """Problem, budget, seed, step time in seconds that ends the search."""
 
 
-def variant(name: str) -> Run:
-    """A searcher by name; None of its settings are changed."""
+def variant(name: str, start: Sequence[Plan] = ()) -> Run:
+    """A searcher by name, with the plans that it begins from."""
 
     def run(problem: Problem, budget: Budget, seed: int, enough_s: float) -> SearchResult:
         best_s = math.inf
@@ -50,12 +55,35 @@ def variant(name: str) -> Run:
             seed=seed,
             on_progress=note,
             should_stop=lambda: best_s <= enough_s,
+            start=start,
         )
 
     return run
 
 
-VARIANTS: dict[str, Run] = {name: variant(name) for name in SEARCHERS}
+def shown(problem: Problem, budget: Budget, seed: int, enough_s: float) -> SearchResult:
+    """A DQN that begins from unlike plans of MCMC, which has a quarter of the budget."""
+    first = None
+    with contextlib.suppress(NothingFits):
+        first = variant("mcmc")(problem, _share(budget, 0.25), seed, enough_s)
+    plans = () if first is None else first.unlike(MOST)
+    dqn = variant("dqn", plans)(problem, _share(budget, 0.75), seed, enough_s)
+    if first is None:
+        return dqn
+    later = [
+        (count + first.evaluations, seconds + first.seconds, reached) for count, seconds, reached in dqn.improvements
+    ]
+    return replace(dqn, evaluations=first.evaluations + dqn.evaluations, improvements=[*first.improvements, *later])
+
+
+def _share(budget: Budget, share: float) -> Budget:
+    return Budget(
+        seconds=None if budget.seconds is None else share * budget.seconds,
+        evaluations=None if budget.evaluations is None else int(share * budget.evaluations),
+    )
+
+
+VARIANTS: dict[str, Run] = {name: variant(name) for name in SEARCHERS} | {"dqn-shown": shown}
 """What `--searchers` may name; other benchmarks add their own."""
 
 
@@ -134,6 +162,8 @@ def measure(
                 result = VARIANTS[name](problem, budget, seed, (1.0 + EXACT) * best if until_optimum else 0.0)
             except NothingFits:
                 result = None
+            gap = math.nan if result is None else result.plan.estimate.step_time_s / best - 1.0
+            print(f"{name}, seed {seed}, gap {100 * gap:.2f} %, {case.name}", file=sys.stderr, flush=True)
             for kind in (case.kind, "all"):
                 tallies.setdefault(kind, Tally()).add(best, result, time.monotonic() - began)
     return tallies
@@ -175,11 +205,11 @@ def main(variants: dict[str, Run] | None = None) -> None:
     print("plans and s: to within 1 % of the optimum, median and 90th percentile")
     for budget in budgets:
         print(f"\nbudget {budget}\n{HEADER}", flush=True)
+        told_of = [count for count in COUNTS if count <= (budget.evaluations or math.inf)]
         for name in asked.searchers.split(","):
             for kind, tally in measure(name, cases, asked.seeds, budget, asked.until_optimum).items():
                 print(f"{name:18}{kind:10}{tally.row()}", flush=True)
-                if budget.seconds is not None:
-                    print("   after plans  " + "   ".join(tally.within(count) for count in COUNTS), flush=True)
+                print("   after plans  " + "   ".join(tally.within(count) for count in told_of), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import torch
 from agents import Budget, search
 from agents.checkpoint import ABOUT, TENSORS, read_checkpoint, write_checkpoint
 from agents.dqn import FORBIDDEN, Hyperparameters, new_agent, run_dqn
+from agents.explored import Explored
 from agents.incumbent import Incumbent
 from agents.plan_vec_env import PlanVecEnv
 from agents.pretrained import NETWORK, PARAMETERS
@@ -144,3 +145,36 @@ def test_a_plan_beyond_what_is_offered_is_shown_as_the_nearest(gpt, space):
     at = next(slot for slot, value in enumerate(plan) if value >= MAX_ACTIONS)
     assert shown[:at] == plan[:at]
     assert max(shown) < MAX_ACTIONS
+
+
+def test_an_episode_is_led_to_a_neighbour_of_the_best_plan_and_past_what_is_known(gpt, space):
+    s = space(gpt(layers=6), "1x4xV100", 16, zero=0)
+    parameters = replace(SMALL, num_envs=1, led_share=1.0)
+    episodes = Episodes(HybridDecisions(s), 1)
+    tree = Explored(episodes, lambda: np.inf)
+    env = PlanVecEnv([episodes], parameters.num_signs)
+    agent = new_agent(env, parameters, 0, explored=tree)
+    agent.lead(0, s)
+    assert agent.leads == [None]  # no plan is known yet
+    best = tuple(s.random_batch(np.random.default_rng(3), 1)[0].tolist())
+    agent.demonstrate(PlanVecEnv([Episodes(HybridDecisions(s), 1)], parameters.num_signs), [best])
+
+    def plan():
+        observation, done = env.reset(), [False]
+        while not done[0]:
+            env.step_async(agent.act(observation))
+            observation, _, done, infos = env.step_wait()
+        tree.finish(0)
+        return infos[0]["finished"].values
+
+    met: set[tuple[int, ...]] = set()
+    for _ in range(5):
+        agent.lead(0, s)
+        wanted = tuple(agent.leads[0].tolist())
+        assert wanted != best
+        for _ in range(2):
+            found = plan()
+            # What is closed behind a known plan is decided by the network.
+            assert found not in met
+            assert found == wanted or wanted in met
+            met.add(found)

@@ -15,32 +15,32 @@ from envs.hybrid import HybridDecisions
 @pytest.fixture
 def small(gpt, space):
     """Two stages of one device: some hundred ways to cut, recompute and split the batch."""
-    return space(gpt(layers=6), "1x2xV100", 16, pp=2, zero=0).problem
+    return space(gpt(layers=3), "1x2xV100", 8, pp=2, zero=0).problem
 
 
-def random_walks(space, best_s):
-    """Plans of one episode after another whose open actions are drawn, until nothing is open; and the tree."""
-    episodes = Episodes(HybridDecisions(space), 1)
+def random_walks(space, best_s, count=1):
+    """Plans of episodes side by side whose open actions are drawn, until nothing is open."""
+    episodes = Episodes(HybridDecisions(space), count)
     tree, rng, found = Explored(episodes, best_s), np.random.default_rng(0), []
     while not tree.is_exhausted:
-        done = np.array([False])
-        while not done[0]:
-            legal = np.flatnonzero(episodes.observe()["action_mask"][0])
-            action = int(rng.choice(tree.open_actions(0, legal)))
-            tree.take(0, action)
-            _, done = episodes.step(np.array([action]))
-        found.append(episodes.finished(0))
-        tree.finish(0)
+        actions = np.zeros(count, dtype=np.int64)
+        for number, mask in enumerate(episodes.observe()["action_mask"]):
+            actions[number] = rng.choice(tree.open_actions(number, np.flatnonzero(mask)))
+            tree.take(number, int(actions[number]))
+        _, done = episodes.step(actions)
+        for number in np.flatnonzero(done):
+            found.append(episodes.finished(int(number)).values)
+            tree.finish(int(number))
         episodes.begin(done)
     return found
 
 
-def test_every_plan_is_met_once_where_no_bound_closes_anything(small):
+@pytest.mark.parametrize("count", [1, 4])
+def test_every_plan_is_met_where_no_bound_closes_anything(small, count):
     space = PlanSpace(small)
-    found = random_walks(space, lambda: np.inf)
-    plans = {ended.values for ended in found}
-    assert len(plans) == len(found)
-    assert len(plans) == round(10**space.decades)
+    found = random_walks(space, lambda: np.inf, count)
+    assert len(set(found)) == round(10**space.decades)
+    assert (len(found) > len(set(found))) == (count > 1)  # side by side two may come to one plan
 
 
 @pytest.mark.slow
@@ -54,6 +54,6 @@ def test_a_dqn_that_ends_by_itself_has_found_the_optimum(small):
     priced = []
     offer = incumbent.offer
     incumbent.offer = lambda values, seconds, over: (priced.append(values), offer(values, seconds, over))[1]
-    run_dqn(space, incumbent, seed=0, reference_s=None, parameters=Hyperparameters(num_envs=1))
+    run_dqn(space, incumbent, seed=0, reference_s=None, parameters=Hyperparameters(num_envs=4))
     assert incumbent.best_s == pytest.approx(optimum.plan.estimate.step_time_s, rel=1e-12)
     assert len(priced) == len(set(priced)) < round(10**space.decades)
