@@ -29,6 +29,6 @@ def two_ranks():
         "adam_s_per_element": 5e-9,
         "loss": [1e6, 1e6, 1e-3],
         "backward_ratio": 0.8,
-        "steps": [0.01, 0.03, 0.02, 0.04, 0.05, *[None] * 11],
+        "steps": [0.01, 0.03, 0.02, 0.04, 0.05, *[None] * 12],
     }  # fmt: skip
     return [rank, rank]

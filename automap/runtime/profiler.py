@@ -51,8 +51,9 @@ STEPS = {
 """Kind of device -> ((layers, width, positions), micro-batches) of the steps that are timed, the most telling first."""
 TOGETHER: dict[str, tuple[tuple[tuple[int, int, int], int, dict[str, int]], ...]] = {
     "cpu": (
-        ((2, 16, 8), 4, {"tp": 2}), ((2, 16, 8), 4, {"pp": 2}), ((2, 64, 64), 2, {"tp": 2}),
-        ((2, 16, 8), 4, {"zero": 3}), ((2, 64, 64), 4, {"pp": 2}), ((2, 128, 64), 1, {"tp": 2}), ((2, 128, 64), 1, {}),
+        ((2, 16, 8), 4, {"tp": 2}), ((2, 16, 8), 4, {"pp": 2}), ((1, 256, 128), 1, {"zero": 3}),
+        ((2, 64, 64), 2, {"tp": 2}), ((1, 256, 128), 1, {"tp": 2}), ((2, 64, 64), 4, {"pp": 2}),
+        ((1, 256, 128), 1, {}), ((2, 16, 8), 4, {"zero": 3}),
     ),
     "cuda": (),
 }  # fmt: skip
@@ -62,8 +63,9 @@ SAMPLES = 2
 """Of a micro-batch."""
 AMOUNTS = {"host_us_per_operator": 20.0, "micro_batch_ms": 0.5, "step_overhead_ms": 1.0, "memory": 1.0}
 """What those steps tell, in sizes that are usual: constants, and the inverse of `memory_efficiency`."""
-AMOUNTS_TOGETHER = {"latency_us": 100.0, "send_host_ms": 0.2}
-"""What steps of two devices tell besides: what a collective inside a step takes beyond one alone, and a constant."""
+AMOUNTS_TOGETHER = {"latency_us": 100.0, "slowdown": 0.5, "send_host_ms": 0.2}
+"""What steps of two devices tell besides: by how much the latency of a collective inside a step exceeds that of one
+alone, and, as a share, the time of its bytes; and a constant."""
 NO_MEMORY, LEAST_MEMORY = 1e-6, 0.05
 """Of that inverse: as good as 0; and what is stated where the steps see nothing of the memory."""
 COMPUTED: dict[str, Any] = {
@@ -298,14 +300,19 @@ def _with_steps(cluster: Cluster, results: Sequence[Mapping[str, Any]], runs: Se
     def joined(amounts: Floats) -> Cluster:
         """Each collective takes that much longer, and each exchange between stages."""
         assert found.constants is not None
-        more, send_ms = (_rounded(x) for x in amounts)
+        latency_us, slowdown, send_ms = amounts.tolist()
         link = found.links[device.intra_node_link]
         curves = {
-            kind: curve if kind == "send_recv" else replace(curve, latency_us=_rounded(curve.latency_us + more))
+            kind: replace(
+                curve,
+                latency_us=_rounded(curve.latency_us + latency_us),
+                efficiency=_rounded(curve.efficiency / (1.0 + slowdown)),
+            )
             for kind, curve in link.collectives.items()
+            if kind != "send_recv"
         }
-        links = {**found.links, link.name: replace(link, collectives=curves)}
-        return replace(found, links=links, constants=replace(found.constants, send_host_ms=send_ms))
+        links = {**found.links, link.name: replace(link, collectives={**link.collectives, **curves})}
+        return replace(found, links=links, constants=replace(found.constants, send_host_ms=_rounded(send_ms)))
 
     together = [(run, s) for run, s in timed if run.num_devices > 1]
     if len(together) > len(AMOUNTS_TOGETHER):
