@@ -11,7 +11,7 @@ export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit check fuzz prove prove-plans prove-pruning bench bench-search clean
+.PHONY: help setup demo test unit check fuzz prove prove-plans prove-pruning bench bench-search bench-sync clean
 
 help:
 	@echo "make demo    set up, then find plans for three real models"
@@ -22,6 +22,7 @@ help:
 	@echo "make prove   ten thousand random plans verified; pruning and bounds against full enumeration"
 	@echo "make bench   the benchmarks of speed"
 	@echo "make bench-search   searchers against known optima, real models, growth, ablation: hours"
+	@echo "make bench-sync     a small training under each sync mode, on two processes: minutes"
 	@echo "make setup   make .venv and nothing else"
 	@echo "make clean   remove what these made"
 
@@ -82,6 +83,9 @@ bench-search: $(STAMP)
 	@for script in problems searchers real_models search_scale dqn_ablation; do \
 		$(BIN)/python benchmarks/$$script.py || exit 1; \
 	done
+
+bench-sync: $(STAMP)
+	@$(BIN)/python benchmarks/sync_training.py
 
 clean:
 	rm -rf .venv build dist demo *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
