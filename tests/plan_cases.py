@@ -99,9 +99,9 @@ class Setting:
         return loss
 
 
-def plan_of(name, problem):
+def plan_of(case, problem):
     """The plan of a case."""
-    cuts, parts, kind = CASES[name]
+    cuts, parts, kind = case
     names = [op.name for op in problem.graph.operators]
     ends = [names.index(cut) + 1 for cut in cuts]
     stages = []
@@ -128,7 +128,7 @@ def plan_of(name, problem):
 
 def run_case(name, rank, setting, groups):
     """See `stage_cases.run_case`; and the loss behind steps of Adam where the case asks for it."""
-    plan = plan_of(name, setting.evaluator.problem)
+    plan = plan_of(CASES[name], setting.evaluator.problem)
     pipeline, programs = join(setting.evaluator, plan, rank, setting.values, groups)
     for _ in range(2):
         for program in programs.values():

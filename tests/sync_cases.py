@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from plan_cases import CASES as SYNCHRONOUS
 from plan_cases import SAMPLES, SEQUENCE, TOKENS, TWO, plan_of, stage
 from small_graphs import build_gpt
 from stage_cases import VOCAB, one_process
 from stage_programs import random_data, random_values
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from automap.cluster import parse_cluster
 from automap.plan import Sync
@@ -70,8 +70,7 @@ class Setting:
         return self.data[micro_batch][tensor][tuple(slice(*span) for span in box)]
 
     def plan(self, name, sync):
-        SYNCHRONOUS[name] = PLANS[name]
-        return replace(plan_of(name, self.problem), num_micro_batches=COUNT, sync=sync)
+        return replace(plan_of(PLANS[name], self.problem), num_micro_batches=COUNT, sync=sync)
 
 
 def run_case(setting, case, rank, groups):
@@ -173,15 +172,23 @@ NUMBERS = 100_000
 """Parameters whose averaging is measured."""
 
 
+class Made(PeakMemory):
+    """Counts what is made meanwhile, and not what a thread of the library still holds of an averaging before."""
+
+    def __enter__(self):
+        return TorchDispatchMode.__enter__(self)
+
+
 def memory(rank, groups):
     """Mode -> bytes a parameter that averaging takes at most."""
     axis = Axis(name="dp", number=0, size=2, index=rank, group=groups.of((0, 1)), is_apart=True)
     found = {}
     for mode, sync in MODES.items():
-        replicas = Replicas(sync, [torch.zeros(NUMBERS // 2), torch.zeros(2, NUMBERS // 4)], axis, 0.5)
-        with PeakMemory() as seen:
+        with Made() as seen:
+            parameters = [torch.zeros(NUMBERS // 2), torch.zeros(2, NUMBERS // 4)]
             before = seen.peak
-            # One averaging: a thread of the library may hold on to the memory of the one before for a moment.
+            replicas = Replicas(sync, parameters, axis, 0.5)
+            # One averaging: that thread may hold its memory when the next one begins.
             for _ in range(min(sync.period + (sync.delay or 0), 2 * sync.period - 1)):
                 replicas.after_step()
         replicas.finish()
