@@ -11,7 +11,7 @@ export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit check fuzz prove prove-plans prove-pruning equality bench bench-search bench-runs clean
+.PHONY: help setup demo test unit check fuzz prove prove-plans prove-pruning equality bench bench-search bench-runs bench-sync clean
 
 help:
 	@echo "make demo    set up, then find plans for three real models"
@@ -24,6 +24,7 @@ help:
 	@echo "make bench   the benchmarks of speed"
 	@echo "make bench-search   searchers against known optima, real models, growth, ablation: hours"
 	@echo "make bench-runs     predicted against measured plans, overhead of the runtime: minutes, on a quiet host of two cores"
+	@echo "make bench-sync     a small training under each sync mode, on two processes: minutes"
 	@echo "make setup   make .venv and nothing else"
 	@echo "make clean   remove what these made"
 
@@ -91,6 +92,8 @@ bench-search: $(STAMP)
 bench-runs: $(STAMP)
 	@$(BIN)/python benchmarks/order_of_runs.py
 	@$(BIN)/python benchmarks/runtime_overhead.py
+bench-sync: $(STAMP)
+	@$(BIN)/python benchmarks/sync_training.py
 
 clean:
 	rm -rf .venv build dist demo *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -34,6 +34,8 @@ from service.cli_options import (
     PrecisionOption,
     SearcherOption,
     SeedOption,
+    SyncOption,
+    SyncPeriodOption,
     TrainerOption,
     TrialsOption,
     read_hints,
@@ -86,6 +88,8 @@ def search(
     optimizer: OptimizerOption = "adam",
     loss: LossOption = None,
     trainer: TrainerOption = "generic",
+    sync: SyncOption = None,
+    sync_period: SyncPeriodOption = None,
     searcher: SearcherOption = PORTFOLIO,
     budget: BudgetOption = "30s",
     seed: SeedOption = 0,
@@ -105,7 +109,7 @@ def search(
     data, options = read_input(model, dim, batch_dim, parameters)
     request = JobRequest(
         cluster=cluster,
-        training=training_of(global_batch, precision, optimizer, loss, trainer),
+        training=training_of(global_batch, precision, optimizer, loss, trainer, sync, sync_period),
         hints=read_hints(hints),
         model=options,
         budget=budget,

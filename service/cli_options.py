@@ -23,6 +23,13 @@ PrecisionOption = Annotated[
 OptimizerOption = Annotated[str, typer.Option(help="adam, momentum or sgd.")]
 LossOption = Annotated[str | None, typer.Option(help="cross_entropy or mse, if the model returns no loss.")]
 TrainerOption = Annotated[str, typer.Option(help="The training software.")]
+SyncOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="MODE", help="local_sgd or dasgd, or both: allowed beside synchronous training."),
+]
+SyncPeriodOption = Annotated[
+    int | None, typer.Option(help="The most steps from one averaging of replicas to the next; default: 4.")
+]
 SearcherOption = Annotated[
     list[str],
     typer.Option(
@@ -111,7 +118,13 @@ def _read_model(path: Path, parameters: tuple[str, ...]) -> bytes:
 
 
 def training_of(
-    global_batch: int, precision: str | None, optimizer: str, loss: str | None, trainer: str
+    global_batch: int,
+    precision: str | None,
+    optimizer: str,
+    loss: str | None,
+    trainer: str,
+    sync: list[str] | None,
+    sync_period: int | None,
 ) -> dict[str, Any]:
     """The training document, without what was not said."""
     given = {
@@ -120,6 +133,8 @@ def training_of(
         "optimizer": optimizer,
         "loss": loss,
         "trainer": trainer,
+        "sync_modes": list(dict.fromkeys(["synchronous", *sync])) if sync else None,
+        "sync_period": sync_period,
     }
     return {key: value for key, value in given.items() if value is not None}
 

@@ -156,9 +156,9 @@ CASES = {
 """Name -> operators behind which it is cut, stages, kind of schedule."""
 
 
-def plan_of(name, problem):
+def plan_of(case, problem):
     """The plan of a case."""
-    cuts, parts, kind = CASES[name]
+    cuts, parts, kind = case
     names = [op.name for op in problem.graph.operators]
     ends = [names.index(cut) + 1 for cut in cuts]
     stages = []
@@ -186,4 +186,4 @@ def plan_of(name, problem):
 def unlike(name, *, steps=True):
     """A case of `CASES`."""
     problem = problem_of("plain of four" if CASES[name][0] is FOUR else "plain", 4, COUNT * SAMPLES, fix=())
-    return Case(name, problem, plan_of(name, problem), steps)
+    return Case(name, problem, plan_of(CASES[name], problem), steps)

@@ -145,13 +145,13 @@ def worst(loss, own, wanted, gradients):
     return found
 
 
-def one_process(graph, values, data, samples):
-    """Mean loss of a sample of the step and its gradients, each micro-batch computed as a whole."""
+def one_process(graph, values, data, samples, tokens=1):
+    """Mean loss of a token of the step and its gradients, each micro-batch computed as a whole."""
     leaves = {t.name: values[t.name].detach().clone().requires_grad_() for t in graph.parameters}
     total = 0.0
     for tensors in data:
         made = interpreter.run(graph, {**values, **leaves, **tensors}, samples)
-        loss = made[graph.outputs[-1]] / (samples * len(data))
+        loss = made[graph.outputs[-1]] / (samples * tokens * len(data))
         loss.backward()
         total += float(loss.detach())
     return total, {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}

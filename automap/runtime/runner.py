@@ -131,7 +131,7 @@ def join(
             inputs=o.inputs,
             outputs=o.outputs,
             parameters=o.parameters,
-            replicas=_replicas(o.mesh),
+            replicas=replicas_on(o.mesh),
         )
         for o in outlines
     ]
@@ -139,7 +139,7 @@ def join(
     return Pipeline(stages, programs, order, rank, device), programs
 
 
-def _replicas(mesh: Mesh) -> tuple[int, ...]:
+def replicas_on(mesh: Mesh) -> tuple[int, ...]:
     """Of each rank the number of its replica; empty where none are apart."""
     axis = mesh.apart
     return () if axis is None else tuple(mesh.coordinates(i)[axis.number] for i in range(len(mesh.devices)))

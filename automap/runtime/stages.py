@@ -108,7 +108,7 @@ def _route(
     )
 
 
-def _tied_routes(stages: Sequence[Ends]) -> dict[str, tuple[Route, ...]]:
+def tied_routes(stages: Sequence[Ends]) -> dict[str, tuple[Route, ...]]:
     """Gradients of parameters that several stages read, from each of them to each other."""
     holders: dict[str, list[int]] = {}
     for number, stage in enumerate(stages):
@@ -184,7 +184,7 @@ class Pipeline:
         self.programs = dict(sorted(programs.items()))
         self._stages, self._order = stages, order
         self._forward, self._backward = forward_routes(stages), backward_routes(stages)
-        self._tied = _tied_routes(stages)
+        self._tied = tied_routes(stages)
         self._maker = {(route.reader, route.name): route.maker for route in self._forward}
         self._split = {action.stage for action in order if action.word == WEIGHT}
         returning = {(route.maker, route.name, route.reader) for route in self._backward}

@@ -13,7 +13,9 @@ from automap.price.estimate import annotate
 from automap.price.sync import held_bytes
 from automap.runtime.groups import Groups
 from automap.runtime.launch import Limits, launch
-from automap.runtime.sharded import build_programs
+from automap.runtime.runner import replicas_on
+from automap.runtime.sharded import build_programs, outlines
+from automap.runtime.stages import Ends, backward_routes, forward_routes, tied_routes
 from automap.runtime.trial import run_trial
 
 DASGD = Sync(kind="dasgd", period=3, delay=2, merge="corrected")
@@ -45,6 +47,31 @@ def test_a_trial_runs_whole_rounds_of_the_mode_of_the_plan():
     assert len(trial.step_times_s) == 6, "two rounds of three steps"
     assert trial.num_warm_up_steps % 3 == 0
     assert trial.losses[-1] < trial.losses[0]
+
+
+def test_what_goes_between_stages_stays_within_a_replica():
+    """Of a shared weight every replica of a stage has the same part: anybody could give its gradient."""
+    setting = sync_cases.Setting("6xA100-80GB")
+    plan = setting.plan("dp2 -> dp2 x tp2", DASGD)
+    stages = outlines(plan, setting.evaluator)
+    replica = {rank: number for s in stages for rank, number in zip(s.mesh.devices, replicas_on(s.mesh), strict=True)}
+    assert replica == {0: 0, 1: 1, 2: 0, 3: 0, 4: 1, 5: 1}
+
+    def crossing(*, are_apart):
+        ends = [
+            Ends(ranks=s.mesh.devices, inputs=s.inputs, outputs=s.outputs, parameters=s.parameters,
+                 replicas=replicas_on(s.mesh) if are_apart else ())
+            for s in stages
+        ]  # fmt: skip
+        routes = [
+            *forward_routes(ends),
+            *backward_routes(ends),
+            *(r for some in tied_routes(ends).values() for r in some),
+        ]
+        assert {route.name for route in routes} > {"wte"}
+        return [(r.name, p) for r in routes for p in r.pieces if replica[p.source] != replica[p.target]]
+
+    assert crossing(are_apart=False) and not crossing(are_apart=True)
 
 
 def test_what_is_refused_by_price_is_not_executed():

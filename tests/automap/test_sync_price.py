@@ -271,8 +271,8 @@ def judged(space, choices):
 )
 def test_price_and_verifier_agree_on_which_replicas_can_be_apart(spec, cluster):
     space = space_of(zoo.build(spec), cluster)
-    rows = [values for _, values in templates(space)][::7]
-    rows += [tuple(row) for row in space.random_batch(np.random.default_rng(0), 60).tolist()]
+    rows = [values for _, values in templates(space)][::17]
+    rows += [tuple(row) for row in space.random_batch(np.random.default_rng(0), 20).tolist()]
     zero = [tuple(0 if slot.kind == "zero" else v for slot, v in zip(space.slots, row, strict=True)) for row in rows]
     rows = list(dict.fromkeys(space.repair(row) for row in zero))
     found = judged(space, [(space.decode(row), space.choice(row)) for row in rows])

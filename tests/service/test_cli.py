@@ -94,6 +94,8 @@ def test_search_for_programs(model: str, capsys: pytest.CaptureFixture[str]) -> 
         (["MODEL", "--cluster", "nowhere.json"], "cluster"),
         (["MODEL", "--global-batch", "0"], "training.global_batch"),
         (["MODEL", "--precision", "int3"], "training.precision"),
+        (["MODEL", "--sync", "sometimes"], "training.sync_modes[1]"),
+        (["MODEL", "--sync", "dasgd", "--sync-period", "0"], "training.sync_period"),
         (["MODEL", "--searcher", "oracle"], "searchers[0]"),
         (["MODEL", "--searcher", "mcmc", "--searcher", "mcmc"], "searchers[1]"),
         (["MODEL", "--searcher", "mcmc", "--searcher", "dqn", "--budget", "1"], "budget"),
