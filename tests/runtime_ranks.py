@@ -20,7 +20,7 @@ from automap.problem import Problem
 from automap.runtime.convert import Sent, record
 from automap.runtime.groups import Groups
 from automap.runtime.interpreter import run
-from automap.runtime.optimizer import LEARNING_RATE, MOMENTUM, Optimizer
+from automap.runtime.optimizer import LEARNING_RATE, Optimizer
 from automap.runtime.runner import join
 from automap.runtime.sharded import loss_scale
 from automap.space import PlanSpace
@@ -150,7 +150,7 @@ def reference(case):
     if case.problem.training.optimizer == "adam":
         optimizer = torch.optim.Adam(leaves.values(), lr=LEARNING_RATE)
     else:
-        optimizer = torch.optim.SGD(leaves.values(), lr=LEARNING_RATE, momentum=MOMENTUM)
+        optimizer = torch.optim.SGD(leaves.values(), lr=LEARNING_RATE)
     losses, first = [], {}
     for step in range(OPTIMIZER_STEPS + 1 if case.steps else 1):
         optimizer.zero_grad()

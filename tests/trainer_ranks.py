@@ -9,16 +9,19 @@ import os
 import sys
 import traceback
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F  # noqa: N812
+from torch import nn
 
 from automap.errors import PlanError
 from automap.plan import Plan
 from automap.runtime.trainer import IGNORED, parallelize
 from ir import zoo
+from ir.zoo.net import Net
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train_gpt.py"
 SIZES = {"layers": 2, "hidden": 16, "heads": 4, "seq_len": 8, "vocab_size": 24}
@@ -37,6 +40,45 @@ def build():
         for parameter in gpt.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     return gpt
+
+
+class Conv1D(nn.Module):
+    """The linear layer of the transformers library: its weight is that of `nn.Linear` turned over."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(linear.weight.detach().T.contiguous()), linear.bias
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+OTHER = "Conv1D and RMSNorm"
+
+
+def module_of(name):
+    """The network of a case: with other layers where its name asks for them."""
+    gpt = build()
+    if OTHER in name:
+        for block in gpt.h:
+            for part, layer in (
+                (block.attn, "c_attn"),
+                (block.attn, "c_proj"),
+                (block.mlp, "c_fc"),
+                (block.mlp, "c_proj"),
+            ):
+                setattr(part, layer, Conv1D(getattr(part, layer)))
+        for part, layer in [(gpt, "ln_f"), *((block, f"ln_{i}") for block in gpt.h for i in (1, 2))]:
+            norm = nn.RMSNorm(SIZES["hidden"], eps=1e-5).double()
+            norm.weight = getattr(part, layer).weight
+            setattr(part, layer, norm)
+    return gpt
+
+
+def graph_of(name):
+    """Of the network of a case."""
+    with mock.patch.object(Net, "layer_norm", Net.rms_norm) if OTHER in name else contextlib.nullcontext():
+        return zoo.build(MODEL)
 
 
 def count_heads(gpt):
@@ -65,7 +107,7 @@ def batch(seed=1):
 def run(name, document, folder, resume):
     """Losses of a step and, after it, of one more; weights in between are saved."""
     plan = Plan.from_json(document)
-    graph, module, per_rank = zoo.build(MODEL), build(), ()
+    graph, module, per_rank = graph_of(name), module_of(name), ()
     if name == "heads are counted":
         with contextlib.suppress(PlanError):
             parallelize(count_heads(build()), plan, graph)

@@ -99,10 +99,11 @@ def priced(case):
 
 @pytest.mark.slow
 def test_the_collectives_that_run_are_those_that_are_priced(ran):
-    """Of expert plans; random ones may ask for what the runtime does with less, or with more (docs/runtime.md)."""
+    """Of expert plans and random ones of GPT; docs/runtime.md says where they are others."""
     compared = 0
     for case, outcomes in ran:
-        if "random" in case.name or "local" in case.name or "shares" in case.name:
+        is_odd = "random" in case.name and not case.name.startswith("gpt")
+        if is_odd or "local" in case.name or "shares" in case.name:
             continue
         wanted, found = priced(case), sent(outcomes[0], case.plan.num_micro_batches)
         # The price gathers the gradient of positions that ranks use in part; it is summed once a step instead.

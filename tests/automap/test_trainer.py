@@ -1,5 +1,6 @@
 """Plans on the network of the example, on real processes: losses, gradients and checkpoints of one process."""
 
+import functools
 import math
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F  # noqa: N812
 from runtime_ranks import expert_plan, make_problem
-from trainer_ranks import BATCH, IGNORED, MODEL, batch, build, run_ranks
+from trainer_ranks import BATCH, IGNORED, MODEL, OTHER, batch, build, graph_of, module_of, run_ranks
 
 from automap.errors import PlanError
 from automap.names import matches
@@ -17,8 +18,8 @@ from automap.runtime.trainer_roles import read_roles
 from ir import zoo
 
 
-def plan_of(devices, **how):
-    problem = make_problem(zoo.build(MODEL), devices, BATCH, {"fix": {"pp": 1}})
+def plan_of(devices, name="", **how):
+    problem = make_problem(graph_of(name), devices, BATCH, {"fix": {"pp": 1}})
     return expert_plan(problem, **how)
 
 
@@ -50,9 +51,10 @@ def shared(plan, *shares):
     return replace(plan, stages=tuple(replace(stage, batch_shares=shares) for stage in plan.stages))
 
 
-def one_process():
+@functools.cache
+def one_process(other=""):
     """Losses of two steps, and gradients of the first by name."""
-    module = build()
+    module = module_of(other)
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0, momentum=0.9)
     losses, gradients = [], {}
     for number in (1, 2):
@@ -68,7 +70,7 @@ def one_process():
 
 def saved_gradients(folder):
     """By the weights that plain SGD of rate 1 left."""
-    before = {f"model.{n}": p.detach() for n, p in build().named_parameters()}
+    before = {f"model.{n}": p.detach() for n, p in module_of(folder.name).named_parameters()}
     after = {n: torch.full_like(p, torch.nan) for n, p in before.items()}
     dcp.load(after, checkpoint_id=folder, no_dist=True)
     return {n.removeprefix("model."): before[n] - after[n] for n in before}
@@ -78,9 +80,9 @@ def check(size, plans, folder, resumed=()):
     cases = [(name, plan.to_json(), str(folder), "") for name, plan in plans.items()]
     cases += [(f"{name} of {first}", plans[name].to_json(), str(folder), first) for name, first in resumed]
     ranks = run_ranks(size, cases, folder)
-    losses, gradients = one_process()
-    top = max(float(g.abs().max()) for g in gradients.values())
     for number, (name, *_, resume) in enumerate(cases):
+        losses, gradients = one_process(OTHER if OTHER in name else "")
+        top = max(float(g.abs().max()) for g in gradients.values())
         for found in ranks:
             assert not isinstance(found[number], str), f"{name}\n{found[number]}"
             assert found[number] == pytest.approx(losses[1:] if resume else losses, abs=1e-9), name
@@ -102,6 +104,7 @@ def test_two_processes(tmp_path):
         "tp2": plan_of(2, tp=2, count=2),
         "heads are counted": plan_of(2, tp=2, count=1),
         "tp2, sequence parallel": plan_of(2, tp=2, count=2, sequence_parallel=True, recompute="full"),
+        f"tp2, {OTHER}": plan_of(2, OTHER, tp=2, count=2, sequence_parallel=True),
         "pp2": pipeline(plan_of(1, count=4)),
         "pp2, gpipe": pipeline(plan_of(1, count=2), "gpipe", recompute=("h.*",)),
         "pp2, interleaved": pipeline(plan_of(1, count=4), "interleaved"),
