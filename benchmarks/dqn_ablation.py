@@ -5,7 +5,8 @@
 Enumerable problems of `benchmarks/problems.py`, each with every seed; by default pipeline and hybrid problems: on
 sharding problems some ten plans suffice, whatever is left out. A run ends where it has reached the known optimum, which
 only saves time. Prints for each variant the share of runs that end within 1 % of the optimum and on it, and the median
-of the evaluations to either (runs that never get there count as infinitely many).
+of the evaluations to either (runs that never get there count as infinitely many). A run in which nothing fits counts as
+a gap of 100 %.
 """
 
 import argparse
@@ -136,7 +137,7 @@ def main() -> None:
         for space, optimum_s in cases:
             for seed in range(given.seeds):
                 found = run(space, variant, given.evaluations, seed, optimum_s)
-                gaps.append(found.best_s / optimum_s - 1.0)
+                gaps.append(1.0 if found.best is None else found.best_s / optimum_s - 1.0)
                 near.append(_plans_to(found, (1.0 + NEAR) * optimum_s))
                 exact.append(_plans_to(found, (1.0 + EXACT) * optimum_s))
         print(
