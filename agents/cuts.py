@@ -14,9 +14,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from automap.price.choice import RECOMPUTE_MODES
 from automap.price.combine import P_GRADIENT, P_OPTIMIZER, P_PARAMETER, P_RESERVED
 from automap.price.communication import KIND_COUNT
-from automap.price.evaluator import RECOMPUTE_MODES
 from automap.price.vectors import (
     C_BACKWARD,
     C_BACKWARD_HOST,

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from automap.price.evaluator import Evaluator, Segment
+from automap.price.choice import Segment
+from automap.price.evaluator import Evaluator
 from automap.price.layout import Layout, StageLayout
 from automap.price.sharded import new_sharded
 from automap.price.vectors import C_BACKWARD, C_BACKWARD_HOST, C_FORWARD, C_FORWARD_HOST

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from automap.fitted import COLLECTIVES
+from automap.price.choice import Choice
 from automap.price.communication import (
     L_AXIS,
     L_BACKWARD,
@@ -23,7 +24,7 @@ from automap.price.communication import (
     L_SECONDS,
     L_TENSOR,
 )
-from automap.price.evaluator import Choice, Evaluator
+from automap.price.evaluator import Evaluator
 
 _BUFFER_PER_OPERATOR = 16
 

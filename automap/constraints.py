@@ -15,7 +15,8 @@ from automap.errors import ProblemError
 from automap.hints import Constraint
 from automap.limits import Limits
 from automap.names import select
-from automap.price.evaluator import RECOMPUTE_MODES, Evaluator
+from automap.price.choice import RECOMPUTE_MODES
+from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from ir.factors import BROADCAST, parse_placement, placement_text
 from ir.graph import Operator

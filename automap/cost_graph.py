@@ -26,8 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.group_costs import Factor, GroupCosts, joint_values
+from automap.price.choice import RECOMPUTE_MODES, Choice
 from automap.price.edges import X_COUNT, X_RECOMPUTE_COMM
-from automap.price.evaluator import RECOMPUTE_MODES, Choice, blank
+from automap.price.evaluator import blank
 from automap.space import PlanSpace, Values
 from automap.unit_rows import UnitRow, UnitRows
 

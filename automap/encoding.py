@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.meshes import Shape
-from automap.price.evaluator import RECOMPUTE_MODES, Choice
+from automap.price.choice import RECOMPUTE_MODES, Choice
 from automap.translate import same_choice
 
 if TYPE_CHECKING:

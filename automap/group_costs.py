@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from automap.price.choice import RECOMPUTE_MODES, Choice
 from automap.price.communication import UNKNOWN
 from automap.price.edges import COLUMNS, X_COUNT, exchange, vary
-from automap.price.evaluator import RECOMPUTE_MODES, Choice
 from automap.price.shapes import ATTENTION, INSIDE, PRODUCT, X_KIND, X_WEIGHT
 from automap.price.tables import (
     BOUNDARY,

@@ -20,8 +20,9 @@ import numpy.typing as npt
 from automap.errors import PlanError
 from automap.meshes import Shape, divisors
 from automap.plan import ScheduleKind
+from automap.price.choice import RECOMPUTE_MODES, Choice
 from automap.price.estimate import sequence_length
-from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, blank
+from automap.price.evaluator import Evaluator, blank
 from automap.price.tables import OP_SIGNATURES, S_BATCH, S_DIVIDES
 from automap.published import Unpriced, chunks, mesh, signatures
 from ir.operators.experts import DISPATCH

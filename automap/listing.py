@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from automap.order import SPLIT_KINDS
 from automap.prefix import BoundTable
-from automap.price.evaluator import RECOMPUTE_MODES
+from automap.price.choice import RECOMPUTE_MODES
 from automap.space import PlanSpace, Slot
 
 Floats = npt.NDArray[np.float64]

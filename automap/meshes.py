@@ -21,8 +21,8 @@ from automap.constraints import Constrained
 from automap.device_order import Order, device_orders
 from automap.errors import ProblemError
 from automap.limits import Limits
+from automap.price.choice import RECOMPUTE_MODES
 from automap.price.estimate import sequence_length
-from automap.price.evaluator import RECOMPUTE_MODES
 from automap.problem import Problem
 from automap.stage_sizes import MAX_UNEVEN_STAGES, part_size, ways_to_fill
 from ir.blocks import Blocks

@@ -22,7 +22,8 @@ from automap.plan import (
     format_devices,
     model_ref,
 )
-from automap.price.evaluator import Choice, Evaluator, Segment
+from automap.price.choice import Choice, Segment
+from automap.price.evaluator import Evaluator
 from automap.translate import default_signatures
 from ir.factors import placement_text
 from ir.graph import Operator

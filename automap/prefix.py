@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from automap.meshes import Shape
 from automap.price.arrays import Y_FIRST
+from automap.price.choice import RECOMPUTE_MODES
 from automap.price.combine import P_RESERVED
-from automap.price.evaluator import RECOMPUTE_MODES
 from automap.price.floors import floors, settled
 from automap.price.walk import BEGIN, Tree, Walks, step_many
 from automap.space import PlanSpace, Slot, Values

@@ -24,7 +24,8 @@ from automap.errors import ProblemError, UserError
 from automap.hints import Fix, Hints
 from automap.meshes import Shape
 from automap.plan import ScheduleKind
-from automap.price.evaluator import Choice, Evaluator, Segment, by_type
+from automap.price.choice import Choice, Segment
+from automap.price.evaluator import Evaluator, by_type
 from automap.problem import Precision, Problem, trainers
 from automap.space import PlanSpace
 from automap.templates import megatron_signatures

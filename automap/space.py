@@ -29,7 +29,8 @@ from automap.order import SPLIT_KINDS
 from automap.plan import Plan
 from automap.plan_writing import to_plan
 from automap.price.arrays import SpaceArrays, compile_space
-from automap.price.evaluator import RECOMPUTE_MODES, Choice, Evaluator, Segment, blank, by_type
+from automap.price.choice import RECOMPUTE_MODES, Choice, Segment
+from automap.price.evaluator import Evaluator, blank, by_type
 from automap.price.layout import Layout
 from automap.price.legality import mode_mask, share_mask, signature_mask, size_mask
 from automap.problem import Problem

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.meshes import Shape
-from automap.price.evaluator import RECOMPUTE_MODES
+from automap.price.choice import RECOMPUTE_MODES
 from automap.space import PlanSpace, Values
 from ir.factors import BROADCAST, PARTIAL, Placement, Signature, whole_signature
 from ir.graph import Operator

@@ -24,7 +24,8 @@ from automap.plan import (
     check_model,
     parse_devices,
 )
-from automap.price.evaluator import Choice, Evaluator, Segment
+from automap.price.choice import Choice, Segment
+from automap.price.evaluator import Evaluator
 from automap.price.layout import Layout
 from automap.price.placements import divides
 from automap.price.tables import OP_SIGNATURES, S_BATCH

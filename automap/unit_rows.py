@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from automap.price.evaluator import Choice, Evaluator, Outcome, Segment
+from automap.price.choice import Choice, Segment
+from automap.price.evaluator import Evaluator, Outcome
 from automap.price.sharded import new_sharded
 from ir.factors import BROADCAST, PARTIAL
 

@@ -22,8 +22,8 @@ from automap.limits import Limits
 from automap.listing import Listing
 from automap.prefix import BoundTable
 from automap.price.arrays import G_FIRST, G_VALUES, G_WHOLE
+from automap.price.choice import Segment
 from automap.price.communication import UNKNOWN
-from automap.price.evaluator import Segment
 from automap.price.layout import Layout, StageLayout
 from automap.price.legality import signature_mask
 from automap.price.tables import OP_INPUTS, OP_OUTPUTS, OP_SIGNATURES, S_PLACES

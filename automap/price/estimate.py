@@ -17,6 +17,7 @@ from automap.measured_blocks import device_seconds
 from automap.order import A_RANK, words
 from automap.plan import DeviceMemory, Estimate, Plan, format_devices
 from automap.price.attention import A_FLOPS, A_HEAD, REFERENCE_HEAD
+from automap.price.choice import Choice
 from automap.price.combine import (
     R_ACTIVATIONS,
     R_BUBBLE,
@@ -34,7 +35,7 @@ from automap.price.combine import (
     R_SYNC,
 )
 from automap.price.curves import attention_curve, fitted, gemm_curve, is_measured
-from automap.price.evaluator import Choice, Evaluator, Outcome
+from automap.price.evaluator import Evaluator, Outcome
 from automap.price.gemm import G_FLOPS
 from automap.price.sync import evaluate_plan
 from automap.price.why import reasons

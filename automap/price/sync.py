@@ -22,6 +22,7 @@ import numpy.typing as npt
 from automap.errors import PlanError
 from automap.fitted import COLLECTIVES
 from automap.plan import Plan, Sync
+from automap.price.choice import Choice
 from automap.price.combine import (
     P_GRADIENT,
     P_PARAMETER,
@@ -33,7 +34,7 @@ from automap.price.combine import (
     step_time_s,
 )
 from automap.price.communication import L_AXIS, L_COUNT, L_KIND, L_OPERATOR, collective_s
-from automap.price.evaluator import Choice, Evaluator, Outcome
+from automap.price.evaluator import Evaluator, Outcome
 from automap.price.tables import ALL_REDUCE
 from automap.price.vectors import H_BANDWIDTH
 from ir.factors import BROADCAST, PARTIAL

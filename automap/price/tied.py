@@ -18,7 +18,7 @@ from automap.problem import Problem
 from ir.factors import BROADCAST, PARTIAL
 
 if TYPE_CHECKING:
-    from automap.price.evaluator import Choice, Segment
+    from automap.price.choice import Choice, Segment
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

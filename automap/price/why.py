@@ -16,6 +16,7 @@ import numpy.typing as npt
 from automap.cluster import group_link
 from automap.fitted import COLLECTIVES
 from automap.price.attention import A_FLOPS
+from automap.price.choice import Choice, Segment
 from automap.price.combine import (
     P_GATHER_OVERLAP,
     P_GRADIENT_OVERLAP,
@@ -45,7 +46,7 @@ from automap.price.communication import (
     V_BYTES_PER_S,
     V_GATHER_BYTES_PER_S,
 )
-from automap.price.evaluator import Choice, Evaluator, Outcome, Segment
+from automap.price.evaluator import Evaluator, Outcome
 from automap.price.gemm import G_FLOPS
 from automap.price.placements import divides
 from automap.price.shapes import ATTENTION, BATCHED_PRODUCT, INSIDE, MEASURED, PRODUCT, ROOFLINE, X_CAUSAL, X_KIND

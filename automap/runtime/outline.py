@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import torch
 
 from automap.plan import Plan
-from automap.price.evaluator import Choice, Evaluator
+from automap.price.choice import Choice
+from automap.price.evaluator import Evaluator
 from automap.runtime.groups import Mesh
 from automap.runtime.layout import Layouts, Placements
 from automap.runtime.operators.base import torch_dtype

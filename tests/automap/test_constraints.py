@@ -13,7 +13,7 @@ from automap.counting import cut_decades
 from automap.errors import ProblemError
 from automap.names import select
 from automap.prefix import BoundTable
-from automap.price.evaluator import RECOMPUTE_MODES
+from automap.price.choice import RECOMPUTE_MODES
 from automap.problem import Problem
 from automap.space import PlanSpace
 from automap.templates import templates

@@ -13,8 +13,9 @@ from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.hand_made import Strategy, undivided
 from automap.plan_writing import to_plan
+from automap.price.choice import Choice, Segment
 from automap.price.estimate import price
-from automap.price.evaluator import Choice, Evaluator, Segment
+from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from automap.space import PlanSpace
 from automap.templates import templates

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from automap.cluster import Cluster, known_devices, parse_cluster
 from automap.price import combine as c
+from automap.price.choice import Choice
 from automap.price.curves import shared
-from automap.price.evaluator import Choice, Evaluator
+from automap.price.evaluator import Evaluator
 from automap.price.vectors import C_BACKWARD, C_BACKWARD_HOST, C_FORWARD, C_FORWARD_HOST, H_BANDWIDTH, H_HOST_S
 from automap.problem import Problem, trainers
 from automap.space import PlanSpace

@@ -11,9 +11,10 @@ import pytest
 from automap.cluster import parse_cluster
 from automap.hand_made import Strategy, hand_made
 from automap.plan_writing import to_plan
+from automap.price.choice import Choice
 from automap.price.combine import R_END
 from automap.price.estimate import annotate, estimate_choice
-from automap.price.evaluator import Choice, Evaluator
+from automap.price.evaluator import Evaluator
 from automap.price.why import NUM_REASONS, reasons
 from automap.problem import Problem
 from automap.space import PlanSpace
