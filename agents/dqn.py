@@ -5,8 +5,7 @@ stable-baselines3's DQN, made for plan search (`benchmarks/dqn_ablation.py` says
 - The action mask lies in the observation, so acting and the target maximum see legal values only.
 - The immediate reward of a decision is known before it is taken (the growth of the lower bound), so the network adds
   to it only what is lost later: Q(s, a) = -scale * growth(s, a) + f(s, a). An untrained network is greedy on the bound.
-- Targets are clipped from below by the return really obtained (an episode is deterministic, so it is reachable) and
-  from above by the admissible bound: nothing better than no further loss exists.
+- Targets are clipped from below by the return really obtained: an episode is deterministic, so it is reachable.
 - A quarter of every batch comes from the best distinct plans found so far.
 - Half of the episodes are led to a plan near one of the best; the network decides where that is no longer open. It
   learns most about decisions that differ little from good ones (Go-Explore, arXiv 1901.10995, explores from there too).
@@ -249,12 +248,9 @@ class MaskedDQN(DQN):
         self._n_updates += gradient_steps
 
     def targets(self, batch: Batch) -> torch.Tensor:
-        """[batch, 1] reward and best continuation, between the return really obtained and the bound."""
+        """[batch, 1] reward and best continuation, no less than the return really obtained."""
         following = self.q_net_target(batch.next_observations).max(dim=1, keepdim=True).values
-        target = batch.rewards + (1.0 - batch.dones) * following
-        seen = batch.observations["observation"][:, STATE_FEATURES:]
-        growth = seen.gather(1, ACTION_FEATURES * batch.actions + GROWTH)
-        return torch.minimum(torch.maximum(target, batch.floors), -REWARD_SCALE * growth)
+        return torch.maximum(batch.rewards + (1.0 - batch.dones) * following, batch.floors)
 
     def demonstrate(self, env: PlanVecEnv, plans: Iterable[Values]) -> None:
         """Walks known plans through `env`, of one episode, and keeps them as elite episodes; nothing is priced anew.

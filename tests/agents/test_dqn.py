@@ -53,7 +53,7 @@ def test_an_untrained_network_is_greedy_on_the_bound(s):
 
 
 @pytest.mark.slow
-def test_targets_lie_between_what_was_obtained_and_the_bound(s):
+def test_targets_are_no_less_than_what_was_obtained(s):
     agent, env = agent_of(s)
     observation = env.reset()
     for _ in range(200):
@@ -65,7 +65,6 @@ def test_targets_lie_between_what_was_obtained_and_the_bound(s):
     batch = agent.replay_buffer.sample_plans(64)
     targets = agent.targets(batch)
     assert (targets >= batch.floors - 1e-5).all()
-    assert (targets <= 1e-5).all()
     # Of the best plan the floor of its first decision is its whole return.
     best = agent.replay_buffer.elite[0]
     price = walk(s, BoundTable(s), best).bound

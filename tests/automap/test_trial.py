@@ -77,10 +77,11 @@ class Killer:
 
     def __call__(self):
         """Whether the trial is to stop: never."""
-        found = psutil.Process().children()
-        if not self.ranks and len(found) == 2 and all(self._talks(rank) for rank in found):
-            self.ranks = found
-            found[1].kill()
+        if not self.ranks:
+            found = [child for child in psutil.Process().children() if "automap.runtime.rank" in child.cmdline()]
+            if len(found) == 2 and all(self._talks(rank) for rank in found):
+                self.ranks = found
+                found[1].kill()
         return False
 
     def _talks(self, rank):
