@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+# The root comes before it: folders of tests are named after the packages.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from plan_cases import CASES, expert, random_plans, spatial, uneven, unlike
