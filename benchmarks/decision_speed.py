@@ -12,13 +12,13 @@ import sys
 import time
 
 import numpy as np
+from problems import CASES, problem_of
 
 from automap.cluster import parse_cluster
 from automap.prefix import BoundTable
 from automap.problem import Problem
 from automap.space import PlanSpace
 from automap.templates import templates
-from benchmarks.problems import CASES, problem_of
 from envs import Episodes
 from envs.decision import Decisions
 from envs.hybrid import HybridDecisions
