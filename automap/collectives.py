@@ -18,15 +18,12 @@ from automap.price.communication import (
     L_AXIS,
     L_BACKWARD,
     L_BYTES,
-    L_COUNT,
     L_KIND,
     L_OPERATOR,
     L_SECONDS,
     L_TENSOR,
 )
 from automap.price.evaluator import Evaluator
-
-_BUFFER_PER_OPERATOR = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,19 +55,8 @@ def list_collectives(choice: Choice, evaluator: Evaluator) -> Iterator[Collectiv
     for number, segment, incoming in evaluator.surroundings(choice):
         unit = evaluator.blocks.units[segment.unit]
         representative = evaluator.blocks.representative(unit.type)
-        records = np.full((_BUFFER_PER_OPERATOR * (segment.last - segment.first), L_COUNT), -1.0)
-        evaluator.unit_row(
-            segment,
-            number % num_ranks,
-            choice.layout,
-            incoming,
-            choice.rank_samples[number % num_ranks],
-            choice.zero_axes,
-            int(tables.boundary_out[unit.type]),
-            records,
-        )
+        listed = evaluator.collectives(choice, number % num_ranks, segment, incoming)
         base = int(tables.spans[unit.type])
-        listed = records[records[:, L_KIND] >= 0.0]
         for record in listed[np.argsort(listed[:, L_OPERATOR], kind="stable")]:
             offset = int(record[L_OPERATOR]) - base
             op = graph.operators[unit.start + offset]

@@ -71,7 +71,7 @@ class UnitRows:
         self.rows = tuple(rows.values())
         self.parts = np.array(parts, dtype=np.int64)
         self._whole = np.array(whole, dtype=np.bool_)
-        self._homes = evaluator.tied.homes(choice)
+        self._ties = evaluator.tied.ties(choice)
 
     def costs(self, chosen: Ints) -> Floats:
         """[rows, C_COUNT]"""
@@ -108,7 +108,7 @@ class UnitRows:
 
     def tied(self, chosen: Ints) -> Floats:
         """What `combine` needs of parameters that two units read."""
-        return self.evaluator.tied.rows(self._homes, self.choice.layout, self.choice.zero_axes, chosen)
+        return self.evaluator.tied.rows(self._ties, self.choice.layout, self.choice.zero_axes, chosen)
 
     def outcome(self, costs: Floats, tied: Floats, *, exact: bool) -> Outcome:
         """Time and memory of a step with these unit costs."""

@@ -35,6 +35,7 @@ _SOURCES = (
     "legality",
     "memo",
     "cuts",
+    "ties",
     "desk",
     "laid",
     "batch",

@@ -45,10 +45,9 @@ Mask = npt.NDArray[np.bool_]
 G_MEMBERS, G_COUNT, G_ASSIGNMENT, G_FIRST, G_VALUES, G_WHOLE = range(6)
 # Columns of SpaceArrays.layouts, [order, pipeline degree, inner degree, middle degree].
 Y_FIRST, Y_UNIFORM = range(2)
-# Columns of SpaceArrays.tied: units, then operator row and input slot that read the parameter in each, and
-# that compute with it in the other; the first row about the same parameter.
-I_ONE, I_OTHER, I_ONE_ROW, I_ONE_SLOT, I_OTHER_ROW, I_OTHER_SLOT, I_USER_ROW, I_USER_SLOT, I_FIRST = range(9)
-I_COUNT = 9
+# Columns of SpaceArrays.tied: units, the first row about the same parameter, and where the reader of each unit begins,
+# see `read_too`.
+I_ONE, I_OTHER, I_FIRST, I_ONE_READER, I_OTHER_READER, I_COUNT = 0, 1, 2, 3, 7, 11
 
 
 class SpaceArrays(NamedTuple):
@@ -197,16 +196,7 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
     ]
     names = [name for name, _, _ in evaluator.tied.parameters]
     tied = [
-        [
-            *(
-                one,
-                other,
-                *evaluator.tied.reader(name, one),
-                *evaluator.tied.reader(name, other),
-                *evaluator.tied.user(name, other),
-            ),
-            names.index(name),
-        ]
+        [one, other, names.index(name), *evaluator.tied.reader(name, one), *evaluator.tied.reader(name, other)]
         for name, one, other in evaluator.tied.parameters
     ]
     groups, members, assignments, obeys = _groups(space)

@@ -383,8 +383,8 @@ def combine(
         boundaries: [ranks] row of the boundary behind each in the two arrays that follow.
         send_latency_s: [boundaries] to the next rank.
         send_bytes_per_s: [boundaries] to the next rank.
-        tied: [n, 5 + axes] parameters used by two units: rank, rank, local elements at the one, at the other, and there
-            under ZeRO; then the share of its gradient at the other that is reduced over each axis.
+        tied: [n, 5 + axes] parameters used by two units: rank, rank, elements that unlike ranks exchange; of one rank
+            the elements that its units count too many, those under ZeRO, and those reduced over each axis.
         settings: see the P_ constants.
         exact: simulate the schedule; otherwise bound it from below in closed form.
         room: scratch.
@@ -446,7 +446,7 @@ def combine(
             parameters[one] -= tied[t, 3]
             sharded[one] -= tied[t, 4]
             for a in range(num_axes):
-                reduce[one, a] = max(0.0, reduce[one, a] - tied[t, 3] * tied[t, 5 + a])
+                reduce[one, a] = max(0.0, reduce[one, a] - tied[t, 5 + a])
 
     for chunk in range(num_chunks):
         kept[chunk] = math.ceil(kept[chunk])
@@ -483,7 +483,7 @@ def combine(
                 slow = min(send_bytes_per_s[here], send_bytes_per_s[there])
                 wait = max(send_latency_s[here], send_latency_s[there])
                 # An all-reduce of two: each sends all that it has.
-                sync += wait + max(tied[t, 2], tied[t, 3]) * settings[P_SENT] / slow
+                sync += wait + tied[t, 2] * settings[P_SENT] / slow
         mine = parameters[rank]
         shard = sharded[rank]
         state = shard if zero_stage >= 1.0 else mine

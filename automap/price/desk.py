@@ -33,6 +33,7 @@ from automap.price.compiled import borrowing, kernel
 from automap.price.cuts import cut_shares, nth_cut
 from automap.price.legality import share_devices, share_of, sharing, signature_mask, unlike_meshes
 from automap.price.memo import BITS, MEMO, REMEMBERED, mix, scramble
+from automap.price.ties import E_REDUCE, T_COUNT
 from automap.price.vectors import C_COUNT, MAX_AXES, TABLES
 
 Ints = npt.NDArray[np.int64]
@@ -97,8 +98,12 @@ class Desk(NamedTuple):
     """[axes] whether ZeRO shards over the axis."""
     tied: Floats
     """See `combine`."""
-    ways: Floats
-    """[2] scratch."""
+    alone: Ints
+    """[axes, T_COUNT] scratch: how one unit reads a tied parameter."""
+    together: Ints
+    """[axes, T_COUNT] likewise of all units of a rank."""
+    amounts: Floats
+    """[E_REDUCE + axes] scratch."""
     room: Room
     """Scratch of `combine`."""
     rest: Floats
@@ -132,6 +137,7 @@ DESK = types.NamedTuple(
         int64[::1],
         boolean[::1],
         float64[:, ::1],
+        *[int64[:, ::1]] * 2,
         float64[::1],
         ROOM,
         float64[::1],
@@ -176,7 +182,9 @@ def new_desk(tables, space):
         np.empty(num_axes, np.int64),
         np.zeros(num_axes, np.bool_),
         np.zeros((space.tied.shape[0], 5 + num_axes)),
-        np.empty(2),
+        np.empty((num_axes, T_COUNT), np.int64),
+        np.empty((num_axes, T_COUNT), np.int64),
+        np.empty(E_REDUCE + num_axes),
         new_room(most, most, num_axes),
         np.empty(num_units + 1),
         np.empty((4, most)),

@@ -41,7 +41,7 @@ from automap.price.combine import (
     passes,
     step_time_s,
 )
-from automap.price.communication import KIND_COUNT, NO_RECORDS
+from automap.price.communication import KIND_COUNT, L_COUNT, L_KIND, NO_RECORDS
 from automap.price.curves import constant, gemm_curve
 from automap.price.gemm import G_FLOPS
 from automap.price.layout import Layout, Layouts
@@ -72,6 +72,8 @@ Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 CHUNK, ROW, TIMES = range(3)
+_RECORDS_PER_OPERATOR = 16
+"""Room for its collectives, forward and backward; a list that does not fit would be cut off, which is refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,7 +257,7 @@ class Evaluator:
 
     def _evaluate(self, choice: Choice, *, exact: bool, apart: int | None) -> Outcome:
         calls, parts, whole = self.distinct_units(choice)
-        tied = self.tied.rows(self.tied.homes(choice), choice.layout, choice.zero_axes)
+        tied = self.tied.rows(self.tied.ties(choice), choice.layout, choice.zero_axes)
         return self.combine(choice, self.unit_rows(choice, calls), parts, whole, tied, exact=exact, apart=apart)
 
     def combine(
@@ -382,6 +384,15 @@ class Evaluator:
     def _alive(self) -> list[Layout]:
         # Keeps the ids of `_stacked` from being used again.
         return []
+
+    def collectives(self, choice: Choice, rank: int, segment: Segment, incoming: Ints) -> Floats:
+        """[n, L_COUNT] collectives of one micro-batch of a segment, forward and backward, as they are priced."""
+        records = np.full((_RECORDS_PER_OPERATOR * len(segment.chosen), L_COUNT), -1.0)
+        boundary = int(self.tables.boundary_out[self.blocks.units[segment.unit].type])
+        samples = choice.rank_samples[rank]
+        self.unit_row(segment, rank, choice.layout, incoming, samples, choice.zero_axes, boundary, records)
+        assert records[-1, L_KIND] < 0.0, "more collectives than were thought of"
+        return records[records[:, L_KIND] >= 0.0]
 
     def surroundings(self, choice: Choice) -> Iterator[tuple[int, Segment, Ints]]:
         """Every segment with its chunk and the placement of what crosses into it."""

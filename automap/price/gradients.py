@@ -19,7 +19,8 @@ def add_elements(lies, elements, zero_axes, axes, total):
             elements /= axes[a]
     total[C_PARAMETERS] += elements
     for a in range(axes.shape[0] - 1, -1, -1):
-        if zero_axes[a] and lies[a] == BROADCAST:
+        # What is read as a sum lies whole: one rank takes it, the others zeros.
+        if zero_axes[a] and (lies[a] == BROADCAST or lies[a] == PARTIAL):
             total[C_GATHER + a] += elements
             elements /= axes[a]
     total[C_ZERO] += elements

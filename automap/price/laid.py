@@ -15,13 +15,9 @@ from numba import boolean, float64, int64, types, void
 from automap.price.arrays import (
     I_FIRST,
     I_ONE,
-    I_ONE_ROW,
-    I_ONE_SLOT,
+    I_ONE_READER,
     I_OTHER,
-    I_OTHER_ROW,
-    I_OTHER_SLOT,
-    I_USER_ROW,
-    I_USER_SLOT,
+    I_OTHER_READER,
     N_SHARES_SLOT,
     SPACE,
 )
@@ -47,9 +43,10 @@ from automap.price.memo import MEMO, REMEMBERED, mix
 from automap.price.placements import dual
 from automap.price.sharded import SHARDED
 from automap.price.tables import OP_INPUTS, OP_SIGNATURES, S_PLACES
+from automap.price.ties import E_HELD, add_read, begin, read_too
 from automap.price.unit import shard_unit, unit_cost
 from automap.price.vectors import C_COUNT, TABLES
-from ir.factors import BROADCAST, PARTIAL
+from ir.factors import BROADCAST
 
 
 @borrowing(void(TABLES, int64[:, ::1], int64, boolean, int64[:, ::1], int64[::1]), inner=True)
@@ -182,20 +179,40 @@ def cost_rows(tables, space, memo, kind, desk, sharded):
         memo.costs[place, C_COUNT] = float64(covered[row])
 
 
-@borrowing(void(TABLES, int64, int64, int64[:, ::1], float64[::1], boolean[::1], float64[::1]), inner=True)
-def _split(tables, row, slot, chosen, axes, zero_axes, result):
-    """Over how many ranks a parameter is split where operator `row` reads it, and over how many more ZeRO shards it.
-
-    Undecided counts as split.
-    """
-    result[0] = 1.0
-    result[1] = 1.0
-    for a in range(axes.shape[0]):
-        at = tables.signatures[tables.operators[row, OP_SIGNATURES] + chosen[row, a], S_PLACES] + slot
-        if chosen[row, a] < 0 or tables.places[at, 0] >= 0:
-            result[0] *= axes[a]
-        elif zero_axes[a] and tables.places[at, 0] == BROADCAST:
-            result[1] *= axes[a]
+@borrowing(void(TABLES, SPACE, DESK), inner=True)
+def _tie(tables, space, desk):
+    """Writes what parameters that two units read cost beside them, see `combine`."""
+    alone, together, amounts, chosen = desk.alone, desk.together, desk.amounts, desk.chosen
+    for t in range(space.tied.shape[0]):
+        about, elements = space.tied[t], space.tied_elements[t]
+        one, other = desk.home[about[I_ONE]], desk.home[about[I_OTHER]]
+        first, second = about[I_ONE_READER : I_ONE_READER + 4], about[I_OTHER_READER : I_OTHER_READER + 4]
+        begin(together)
+        if one == other:
+            read_too(tables, first, 0, chosen, together)
+        for earlier in range(about[I_FIRST], t):
+            # A rank that has the parameter for an earlier unit needs it from no other.
+            if desk.home[space.tied[earlier, I_OTHER]] == other:
+                one = other
+                read_too(tables, space.tied[earlier, I_OTHER_READER : I_OTHER_READER + 4], 0, chosen, together)
+        begin(alone)
+        read_too(tables, second, 0, chosen, alone)
+        axes, row = space.axes[desk.stages[other]], desk.tied[t]
+        row[:] = 0.0
+        row[0], row[1] = one, other
+        if one == other:
+            add_read(together, elements, axes, desk.zero_axes, 1.0, row[3:])
+            add_read(alone, elements, axes, desk.zero_axes, 1.0, row[3:])
+            read_too(tables, second, 0, chosen, together)
+            add_read(together, elements, axes, desk.zero_axes, -1.0, row[3:])
+            continue
+        amounts[:] = 0.0
+        add_read(alone, elements, axes, desk.zero_axes, 1.0, amounts)
+        row[2] = amounts[E_HELD]
+        amounts[:] = 0.0
+        read_too(tables, first, 0, chosen, together)
+        add_read(together, elements, space.axes[desk.stages[one]], desk.zero_axes, 1.0, amounts)
+        row[2] = max(row[2], amounts[E_HELD])
 
 
 @borrowing(void(TABLES, SPACE, DESK, boolean, float64[::1]), inner=True)
@@ -209,36 +226,9 @@ def finish(tables, space, desk, exact, out):
         exact: see `combine`.
         out: [2] seconds of a step; largest share of its memory by which a device overflows. Written.
     """
-    frame, tied, ways, chosen, zero_axes = desk.frame, desk.tied, desk.ways, desk.chosen, desk.zero_axes
-    num_axes = desk.incoming.shape[0]
+    frame = desk.frame
     num_ranks = frame[F_RANKS]
-    for t in range(space.tied.shape[0]):
-        one = desk.home[space.tied[t, I_ONE]]
-        other = desk.home[space.tied[t, I_OTHER]]
-        for earlier in range(space.tied[t, I_FIRST], t):
-            if desk.home[space.tied[earlier, I_OTHER]] == other:
-                one = other
-        tied[t, 0] = one
-        tied[t, 1] = other
-        row, slot = space.tied[t, I_ONE_ROW], space.tied[t, I_ONE_SLOT]
-        _split(tables, row, slot, chosen, space.axes[desk.stages[one]], zero_axes, ways)
-        tied[t, 2] = space.tied_elements[t] / ways[0]
-        row, slot = space.tied[t, I_OTHER_ROW], space.tied[t, I_OTHER_SLOT]
-        _split(tables, row, slot, chosen, space.axes[desk.stages[other]], zero_axes, ways)
-        tied[t, 3] = space.tied_elements[t] / ways[0]
-        tied[t, 4] = space.tied_elements[t] / ways[0] / ways[1]
-        user = space.tied[t, I_USER_ROW]
-        part = 1.0
-        for a in range(num_axes - 1, -1, -1):
-            at = tables.signatures[tables.operators[user, OP_SIGNATURES] + chosen[user, a], S_PLACES]
-            at += space.tied[t, I_USER_SLOT]
-            is_sum = tables.places[at, 0] == BROADCAST and tables.places[at, 1] == PARTIAL
-            tied[t, 5 + a] = 0.0
-            ranks = space.axes[desk.stages[other], a]
-            if chosen[user, a] >= 0 and is_sum and ranks > 1.0:
-                tied[t, 5 + a] = part
-                part /= ranks
-
+    _tie(tables, space, desk)
     for i in range(frame[F_PARTS]):
         desk.whole[i] = desk.covered[desk.parts[i, 1]]
     result = desk.ranks[:num_ranks]
@@ -255,11 +245,11 @@ def finish(tables, space, desk, exact, out):
         space.links,
         space.hardware,
         space.capacity,
-        zero_axes,
+        desk.zero_axes,
         desk.boundaries,
         space.send_latency_s,
         space.send_bytes_per_s,
-        tied,
+        desk.tied,
         desk.settings,
         exact,
         desk.room,

@@ -33,7 +33,7 @@ from automap.price.combine import (
     overflow,
     step_time_s,
 )
-from automap.price.communication import L_AXIS, L_COUNT, L_KIND, L_OPERATOR, collective_s
+from automap.price.communication import L_AXIS, L_KIND, L_OPERATOR, collective_s
 from automap.price.evaluator import Evaluator, Outcome
 from automap.price.tables import ALL_REDUCE
 from automap.price.vectors import H_BANDWIDTH
@@ -46,7 +46,6 @@ AVERAGED_BYTES = 4.0
 TOUCHED = {"local_sgd": 16.0, "mixing": 20.0, "corrected": 32.0}
 """Bytes of memory that an averaging moves for each parameter: all are packed (read and written) and unpacked; a merge
 reads the parameter as well, and the corrected one writes a snapshot and reads it."""
-_RECORDS_PER_OPERATOR = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,18 +267,8 @@ def _ties(choice: Choice, evaluator: Evaluator, axis: int) -> str | None:
                     return f"{op.name} has a part of its weights on each"
             if graph.outputs[-1] in op.outputs and signature.outputs[0] != PARTIAL:
                 return f"{op.name} does not split the batch, and with it the loss"
-        records = np.full((_RECORDS_PER_OPERATOR * len(segment.chosen), L_COUNT), -1.0)
-        evaluator.unit_row(
-            segment,
-            call.rank,
-            choice.layout,
-            call.incoming,
-            choice.rank_samples[call.rank],
-            choice.zero_axes,
-            call.boundary_row,
-            records,
-        )
-        for record in records[(records[:, L_KIND] >= 0.0) & (records[:, L_AXIS] == axis)]:
+        records = evaluator.collectives(choice, call.rank, segment, call.incoming)
+        for record in records[records[:, L_AXIS] == axis]:
             op = graph.operators[unit.start + int(record[L_OPERATOR]) - int(tables.spans[unit.type])]
             return f"{op.name} needs an {COLLECTIVES[int(record[L_KIND])].replace('_', '-')} among them"
     return None

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from automap.price.layout import Layout
-from automap.price.tables import OP_SIGNATURES, S_PLACES, Tables
+from automap.price.tables import Tables
+from automap.price.ties import E_HELD, E_REDUCE, T_COUNT, add_read, begin, read_too
 from automap.problem import Problem
-from ir.factors import BROADCAST, PARTIAL
 
 if TYPE_CHECKING:
     from automap.price.choice import Choice, Segment
@@ -25,12 +26,25 @@ Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tie:
+    """A parameter that is read by two units of a choice."""
+
+    name: str
+    ranks: tuple[int, int]
+    """Of the one and of the other; twice the other's where that has the parameter for an earlier unit anyway."""
+    before: tuple[Segment, ...]
+    """Units of the other's rank that read it before; of unlike ranks the one unit."""
+    other: Segment
+
+
 class TiedParameters:
     """Those of one problem, and what they cost."""
 
     def __init__(self, problem: Problem, tables: Tables) -> None:
         self.problem = problem
         self.tables = tables
+        self._readers: dict[tuple[str, int], tuple[int, int, int, int]] = {}
 
     @functools.cached_property
     def parameters(self) -> tuple[tuple[str, int, int], ...]:
@@ -47,8 +61,8 @@ class TiedParameters:
             found += [(tensor.name, units[0], other) for other in units[1:]]
         return tuple(found)
 
-    def homes(self, choice: Choice) -> list[tuple[str, int, Segment, int, Segment]]:
-        """Parameters read by two units of the choice: name, rank and segment of the one, of the other."""
+    def ties(self, choice: Choice) -> list[Tie]:
+        """Parameters read by two units of the choice."""
         wanted = {unit for _, one, other in self.parameters for unit in (one, other)}
         home: dict[int, tuple[int, Segment]] = {}
         num_ranks = len(choice.layout.stages)
@@ -57,92 +71,66 @@ class TiedParameters:
                 if segment.unit in wanted:
                     home.setdefault(segment.unit, (number % num_ranks, segment))
         found = []
-        there: set[tuple[str, int]] = set()
+        there: dict[tuple[str, int], list[Segment]] = {}
         for name, one, other in self.parameters:
             if one in home and other in home:
-                rank = home[other][0]
-                # A rank that has the parameter for an earlier unit holds and reduces it once.
-                first = rank if (name, rank) in there else home[one][0]
-                there.add((name, rank))
-                found.append((name, first, home[one][1], *home[other]))
+                (first, segment), (rank, second) = home[one], home[other]
+                before = [*([segment] if first == rank else []), *there.get((name, rank), [])]
+                there.setdefault((name, rank), []).append(second)
+                ranks = (rank if before else first, rank)
+                found.append(Tie(name=name, ranks=ranks, before=tuple(before or [segment]), other=second))
         return found
 
-    def rows(
-        self,
-        homes: Sequence[tuple[str, int, Segment, int, Segment]],
-        layout: Layout,
-        zero_axes: Mask,
-        chosen: Ints | None = None,
-    ) -> Floats:
+    def rows(self, ties: Sequence[Tie], layout: Layout, zero_axes: Mask, chosen: Ints | None = None) -> Floats:
         """What `combine` needs of tied parameters; `chosen` [operator rows, axes] replaces the segments' signatures."""
-        rows = []
-        for name, one, first, other, second in homes:
-            elements = float(self.problem.graph.tensors[name].num_elements)
-            row = [float(one), float(other)]
-            for rank, segment in ((one, first), (other, second)):
-                signatures = segment.chosen if chosen is None else chosen[segment.first : segment.last]
-                split, zero = self._shard(name, segment, signatures, layout.stages[rank].axes, zero_axes)
-                row.append(elements / split)
-            row.append(elements / split / zero)
-            rows.append([*row, *self._partial(name, second, signatures, layout.stages[other].axes)])
-        return np.array(rows, dtype=np.float64).reshape(-1, 5 + len(zero_axes))
+        rows = np.zeros((len(ties), 3 + E_REDUCE + len(zero_axes)))
+        alone, together = (np.empty((len(zero_axes), T_COUNT), dtype=np.int64) for _ in range(2))
 
-    def _shard(self, name: str, segment: Segment, chosen: Ints, axes: Floats, zero_axes: Mask) -> tuple[float, float]:
-        """Over how many ranks a parameter is split in a unit, and over how many more ZeRO shards it."""
-        tables = self.tables
-        operator, slot = self.reader(name, segment.unit)
-        split = zero = 1.0
-        for a in range(len(axes)):
-            signature = int(chosen[operator - segment.first, a])
-            row = tables.signatures[tables.operators[operator, OP_SIGNATURES] + signature, S_PLACES] + slot
-            # Undecided counts as split, as in the kernel.
-            if signature < 0 or tables.places[row, 0] >= 0:
-                split *= float(axes[a])
-            elif zero_axes[a] and tables.places[row, 0] == BROADCAST:
-                zero *= float(axes[a])
-        return split, zero
+        def read(tie: Tie, segment: Segment, reading: Ints) -> None:
+            reader = np.array(self.reader(tie.name, segment.unit))
+            if chosen is None:
+                read_too(self.tables.arrays, reader, segment.first, segment.chosen, reading)
+            else:
+                read_too(self.tables.arrays, reader, 0, chosen, reading)
 
-    def _partial(self, name: str, segment: Segment, chosen: Ints, axes: Floats) -> list[float]:
-        """[axes] part of a parameter's local gradient that is reduced over each axis in a unit, see C_REDUCE."""
-        tables = self.tables
-        operator, slot = self.user(name, segment.unit)
-        found = [0.0] * len(axes)
-        part = 1.0
-        for a in reversed(range(len(axes))):
-            signature = int(chosen[operator - segment.first, a])
-            row = tables.signatures[tables.operators[operator, OP_SIGNATURES] + signature, S_PLACES] + slot
-            is_sum = tables.places[row, 0] == BROADCAST and tables.places[row, 1] == PARTIAL
-            if signature >= 0 and axes[a] > 1.0 and is_sum:
-                found[a] = part
-                part /= float(axes[a])
-        return found
+        for row, tie in zip(rows, ties, strict=True):
+            elements = float(self.problem.graph.tensors[tie.name].num_elements)
+            here, there = (layout.stages[rank].axes for rank in tie.ranks)
+            row[:2] = tie.ranks
+            begin(alone)
+            read(tie, tie.other, alone)
+            begin(together)
+            for segment in tie.before:
+                read(tie, segment, together)
+            if tie.ranks[0] == tie.ranks[1]:
+                add_read(together, elements, there, zero_axes, 1.0, row[3:])
+                add_read(alone, elements, there, zero_axes, 1.0, row[3:])
+                read(tie, tie.other, together)
+                add_read(together, elements, there, zero_axes, -1.0, row[3:])
+                continue
+            mine, others = (np.zeros(E_REDUCE + len(zero_axes)) for _ in range(2))
+            add_read(together, elements, here, zero_axes, 1.0, mine)
+            add_read(alone, elements, there, zero_axes, 1.0, others)
+            row[2] = max(mine[E_HELD], others[E_HELD])
+        return rows
 
-    def user(self, name: str, unit: int) -> tuple[int, int]:
-        """Operator row and input slot that compute with parameter `name`, or with a view of it, in `unit`."""
-        where, operators = self.tables.linkage.blocks.units[unit], self.problem.graph.operators
-        row, slot = self.reader(name, unit)
-        offset = row - int(self.tables.spans[where.type])
-        while operators[where.start + offset].is_view:
-            made = operators[where.start + offset].outputs[0]
-            after = range(offset + 1, where.stop - where.start)
-            following = next((k for k in after if made in operators[where.start + k].inputs), None)
-            if following is None:
-                break
-            offset, slot = following, operators[where.start + following].inputs.index(made)
-        return int(self.tables.spans[where.type]) + offset, slot
-
-    def reader(self, name: str, unit: int) -> tuple[int, int]:
-        """Operator row and input slot that read parameter `name` in `unit`."""
-        key = (name, unit)
-        if key not in self._readers:
-            where = self.tables.linkage.blocks.units[unit]
-            for offset in range(where.stop - where.start):
-                op = self.problem.graph.operators[where.start + offset]
-                if name in op.inputs:
-                    self._readers[key] = (int(self.tables.spans[where.type]) + offset, op.inputs.index(name))
+    def reader(self, name: str, unit: int) -> tuple[int, int, int, int]:
+        """Operator row and input slot that read a parameter in a unit, and that compute with it or a view of it."""
+        if (name, unit) not in self._readers:
+            where, operators = self.tables.linkage.blocks.units[unit], self.problem.graph.operators
+            base, row = int(self.tables.spans[where.type]), range(where.start, where.stop)
+            read = next(i for i in row if name in operators[i].inputs)
+            used, seen = read, name
+            while operators[used].is_view:
+                made = operators[used].outputs[0]
+                following = next((i for i in row if i > used and made in operators[i].inputs), None)
+                if following is None:
                     break
-        return self._readers[key]
-
-    @functools.cached_property
-    def _readers(self) -> dict[tuple[str, int], tuple[int, int]]:
-        return {}
+                used, seen = following, made
+            self._readers[name, unit] = (
+                base + read - where.start,
+                operators[read].inputs.index(name),
+                base + used - where.start,
+                operators[used].inputs.index(seen),
+            )
+        return self._readers[name, unit]

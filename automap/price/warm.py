@@ -10,6 +10,7 @@ from automap.price.moves import move_many
 from automap.price.placements import divides
 from automap.price.schedule import count_actions, run_program
 from automap.price.sharded import new_sharded
+from automap.price.ties import add_read, begin, read_too
 from automap.price.unit import shard_unit, unit_cost
 from automap.price.walk import step_many
 from automap.tightening import tighten
@@ -33,6 +34,9 @@ def main() -> None:
         count_decades,
         mode_mask,
         size_mask,
+        begin,
+        read_too,
+        add_read,
         price_many,
         draw_many,
         move_many,

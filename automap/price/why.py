@@ -41,7 +41,6 @@ from automap.price.combine import (
 from automap.price.communication import (
     L_AXIS,
     L_BYTES,
-    L_COUNT,
     L_KIND,
     V_BYTES_PER_S,
     V_GATHER_BYTES_PER_S,
@@ -79,7 +78,6 @@ WORTH = 0.005
 """Share of the step that a change must save to be named."""
 MEASURED_FROM = 1e-6
 """A unit whose kernels add up to something else, by more than this share, was measured as a whole."""
-_RECORDS_PER_OPERATOR = 16
 _ROUNDING = 1e-9
 _CLASSES = {
     PRODUCT: "matrix products",
@@ -139,14 +137,13 @@ class _Case:
                 sends=any(sends for _, _, sends in equal),
             )
 
-    def row(self, segment: Segment, incoming: Ints, records: Floats | None = None) -> Floats:
+    def row(self, segment: Segment, incoming: Ints) -> Floats:
         """Costs of a segment for one micro-batch."""
         unit_type = self.evaluator.blocks.units[segment.unit].type
         boundary = int(self.evaluator.tables.boundary_out[unit_type])
-        given = np.empty((0, L_COUNT)) if records is None else records
         choice = self.choice
         return self.evaluator.unit_row(
-            segment, self.rank, choice.layout, incoming, self.samples, choice.zero_axes, boundary, given
+            segment, self.rank, choice.layout, incoming, self.samples, choice.zero_axes, boundary
         )
 
     def total(self, *columns: int) -> float:
@@ -157,9 +154,9 @@ class _Case:
         """Local elements of gradients that are reduced over an axis; a parameter that two units read counts once."""
         choice, evaluator = self.choice, self.evaluator
         elements = self.total(C_REDUCE + axis)
-        for tied in evaluator.tied.rows(evaluator.tied.homes(choice), choice.layout, choice.zero_axes):
+        for tied in evaluator.tied.rows(evaluator.tied.ties(choice), choice.layout, choice.zero_axes):
             if tied[0] == tied[1] == self.rank:
-                elements -= float(tied[3] * tied[5 + axis])
+                elements -= float(tied[5 + axis])
         return elements
 
     def where(self, axis: int) -> str:
@@ -405,9 +402,7 @@ def _collective(kind: int) -> Callable[[_Case, float], str]:
     def say(case: _Case, seconds: float) -> str:
         found: dict[int, list[float]] = {}
         for unit in case.units:
-            segment = unit.segment
-            records = np.full((_RECORDS_PER_OPERATOR * (segment.last - segment.first), L_COUNT), -1.0)
-            case.row(segment, unit.incoming, records)
+            records = case.evaluator.collectives(case.choice, case.rank, unit.segment, unit.incoming)
             for record in records[records[:, L_KIND] == kind]:
                 sums = found.setdefault(int(record[L_AXIS]), [0.0, 0.0])
                 sums[0] += unit.times

@@ -23,6 +23,7 @@ from automap.runtime.interpreter import apply_local
 from automap.runtime.layout import Step
 from automap.runtime.operators.loss import wide
 from automap.runtime.program import Box
+from automap.runtime.weight_gradients import product
 from ir.factors import BROADCAST, PARTIAL, Factor, Placement, Signature
 from ir.graph import Operator
 from ir.operators.experts import COMBINE, DISPATCH
@@ -164,6 +165,11 @@ def bias(use: Local) -> list[Tensor]:
         return [x + b]
     # A mask, which has no gradient, may be infinite.
     return [x + (b - b.detach()) if b.requires_grad else x.expand(use.place.shapes[0])]
+
+
+def with_bias(use: Local) -> list[Tensor]:
+    """A matrix product and the addition behind it."""
+    return [product(*use.operands)]
 
 
 def random(use: Local) -> Sequence[Tensor]:

@@ -20,7 +20,7 @@ from automap.plan import Plan
 from automap.price.evaluator import Evaluator
 from automap.price.sync import replica_axis
 from automap.runtime.convert import all_reduce, convert, direction
-from automap.runtime.forms import Form, Local, Place, Split, choose, with_attributes
+from automap.runtime.forms import Form, Local, Place, Split, choose, with_attributes, with_bias
 from automap.runtime.groups import Groups, make_meshes
 from automap.runtime.interpreter import apply, local_operator
 from automap.runtime.layout import Step
@@ -46,8 +46,9 @@ class Read:
     """Under which the converted tensor is kept for other readers; the name where nothing changes."""
     there: tuple[Step, ...]
     back: tuple[Step, ...]
+    operator: str
+    """That reads it; empty on the way out."""
     unit: int
-    """That reads it."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class Sharded:
         back = stage.layouts.steps(tensor, given, stage.returns[name]) if given is not None else ()
         _check_apart(name, (*there, *back))
         key: object = (unit, name, wanted, given) if there or back else name
-        return Read(name, key, there, back, unit)
+        return Read(name, key, there, back, stage.operators[position].op.name, unit)
 
     def _send(self, crossing: Crossing) -> Read:
         """A result on its way out of the stage: sums are made whole."""
@@ -176,22 +177,55 @@ class Sharded:
         if crossing.carries_gradient:
             back = stage.layouts.steps(tensor, crossing.placements, stage.returns[crossing.name])
         _check_apart(crossing.name, (*there, *back))
-        return Read(crossing.name, crossing.name, there, back, -1)
+        return Read(crossing.name, crossing.name, there, back, "", -1)
 
     def _items(self, compiled: Sequence[Compiled]) -> list[Item]:
         items: list[Item] = []
         previous: Planned | None = None
+        products: dict[str, tuple[Planned, Item, int]] = {}
         for planned, one in zip(self.stage.operators, compiled, strict=True):
             joins = (
                 previous is not None and planned.recomputed and previous.recomputed and previous.unit == planned.unit
             )
+            previous = planned
+            before = next((products[read.key] for read in one.reads if read.key in products), None)
+            if before is not None and self._adds_bias(before, planned, one, run=items[-1] if joins else None):
+                _, item, at = before
+                given = [read for read in one.reads if read.name in self.stage.parameters]
+                item.operators[at] = Compiled(one.place, with_bias, (*item.operators[at].reads, *given), one.outputs)
+                continue
             if joins:
                 items[-1].operators.append(one)
             else:
                 items.append(Item([one], planned.recomputed))
-            previous = planned
+            if planned.op.kind == "MatMul":
+                products[one.outputs[0]] = planned, items[-1], len(items[-1].operators) - 1
         self._link(items)
         return items
+
+    def _adds_bias(self, before: tuple[Planned, Item, int], planned: Planned, one: Compiled, run: Item | None) -> bool:
+        """Whether an operator adds a bias to a matrix product that nobody else reads: the two are one kernel.
+
+        Args:
+            before: operator, item and place in it that make what is read.
+            planned: the operator.
+            one: the same.
+            run: the item that it joins, if it joins one.
+        """
+        maker, item, at = before
+        graph, product = self.stage.graph, item.operators[at]
+        (made,) = product.outputs
+        weight, others = graph.tensors[maker.op.inputs[1]].shape, [n for n in planned.op.inputs if n != made]
+        return (
+            planned.op.kind == "Add"
+            and product.form is Local.plain
+            and one.form is Local.plain
+            and (item is run if planned.recomputed else not maker.recomputed)
+            and made not in graph.outputs
+            and len(graph.consumers[made]) == 1
+            and len(weight) == 2
+            and [graph.tensors[n].shape for n in others if n in self.stage.parameters] == [weight[1:]]
+        )
 
     def _link(self, items: Sequence[Item]) -> None:
         """Fills `before`, `makes` and `drops`."""
@@ -251,17 +285,17 @@ class Sharded:
             return found
         return self.fixed[read.name] if read.name in self.fixed else self.held.read(read.name, env, read.unit)
 
-    def _operand(self, read: Read, env: Env, operator: str) -> Tensor:
+    def _operand(self, read: Read, env: Env) -> Tensor:
         if read.key == read.name:
             return self._value(read, env)
         found = env.get(read.key)
         if found is None:
-            found = convert(self._value(read, env), read.there, read.back, (operator, read.name))
+            found = convert(self._value(read, env), read.there, read.back, (read.operator, read.name))
             env[read.key] = found
         return found
 
     def _run(self, one: Compiled, env: Env, step: tuple[int, int]) -> None:
-        operands = [self._operand(read, env, one.place.op.name) for read in one.reads]
+        operands = [self._operand(read, env) for read in one.reads]
         env.update(zip(one.outputs, one.form(Local(one.place, operands, step)), strict=True))
 
     def _again(self, item: Item, env: Env, step: tuple[int, int]) -> None:
@@ -269,7 +303,7 @@ class Sharded:
         for one in item.operators:
             for read in one.reads:
                 if read.key in item.before:
-                    self._operand(read, env, one.place.op.name)
+                    self._operand(read, env)
         given = {key: env[key] for one in item.operators for key in one.uses() if key in env}
         passes = iter(("forward",))
 

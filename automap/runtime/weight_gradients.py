@@ -64,12 +64,15 @@ def splitting(parameters: Iterable[Tensor], store: Deferred | None = None) -> It
         _State.weights, _State.store = before
 
 
-def product(x: Tensor, weight: Tensor) -> Tensor:
-    """`torch.matmul`; `weight` may be anything."""
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.matmul`, and a bias added to it; `weight` may be anything."""
     if x.ndim >= 2 and weight.ndim >= 2 and _is_weight(weight):
         made: Tensor = _Product.apply(x, weight)  # type: ignore[no-untyped-call]
-        return made
-    return torch.matmul(x, weight)
+    elif bias is not None and bias.ndim == 1 and weight.ndim == 2 <= x.ndim:
+        return torch.nn.functional.linear(x, weight.t(), bias)
+    else:
+        made = torch.matmul(x, weight)
+    return made if bias is None else made + bias
 
 
 def convolution(

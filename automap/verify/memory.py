@@ -122,20 +122,29 @@ class Recount:
     # -- parameters ----------------------------------------------------------------------------------------------
 
     def _elements(self, operators: Iterable[int]) -> tuple[float, float]:
-        """Elements of the parameters that one rank holds for these operators, without and with ZeRO's shards."""
-        whole = sharded = 0.0
-        seen: set[str] = set()
+        """Elements of the parameters that one rank holds for these operators, without and with ZeRO's shards.
+
+        Where units want one unlike, it lies whole and each takes its part; a unit wants it as its first reader does.
+        """
+        lies: dict[str, tuple[Chunk, Place]] = {}
+        seen: set[tuple[str, int]] = set()
         for index in operators:
-            chunk = self.home[index]
             for slot, name in enumerate(self.graph.operators[index].inputs):
-                if self.graph.tensors[name].role != "parameter" or name in seen:
-                    continue
-                seen.add(name)
-                place = self._read(chunk, index, slot)
-                mine = self.graph.tensors[name].num_elements / self._parts(chunk, place)
-                whole += mine
-                zero = (chunk.sizes[a] for a, p in place.items() if a in chunk.stage.zero.axes and p == "B")
-                sharded += mine / math.prod(zero)
+                use = name, self.model.unit_of[index]
+                if self.graph.tensors[name].role == "parameter" and use not in seen:
+                    seen.add(use)
+                    chunk = self.home[index]
+                    # What is read as a sum lies whole: one rank takes it, the others zeros.
+                    read = self._read(chunk, index, slot)
+                    place: Place = {axis: "B" if p == "P" else p for axis, p in read.items()}
+                    _, before = lies.setdefault(name, (chunk, place))
+                    lies[name] = chunk, {axis: p if p == before[axis] else "B" for axis, p in place.items()}
+        whole = sharded = 0.0
+        for name, (chunk, place) in lies.items():
+            mine = self.graph.tensors[name].num_elements / self._parts(chunk, place)
+            whole += mine
+            zero = (chunk.sizes[a] for a, p in place.items() if a in chunk.stage.zero.axes and p == "B")
+            sharded += mine / math.prod(zero)
         return whole, sharded
 
     # -- activations ---------------------------------------------------------------------------------------------

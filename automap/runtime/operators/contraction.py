@@ -24,10 +24,12 @@ def gemm(use: Use) -> Tensor:
     a = use.x.t() if use.integer("transA") else use.x
     b = use.operand(1).t() if use.integer("transB") else use.operand(1)
     alpha, beta, bias = use.number("alpha", 1.0), use.number("beta", 1.0), use.optional(2)
-    ab = product(a, b) if alpha == 1.0 else alpha * product(a, b)
-    if bias is None:
-        return ab
-    return ab + (bias if beta == 1.0 else beta * bias)
+    if bias is not None and beta != 1.0:
+        bias = beta * bias
+    if alpha == 1.0:
+        return product(a, b, bias)
+    ab = alpha * product(a, b)
+    return ab if bias is None else ab + bias
 
 
 @function("Einsum")

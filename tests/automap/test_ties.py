@@ -1,0 +1,107 @@
+"""Parameters that several units of a rank read, against the definition, recounted from the graph alone."""
+
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+
+from automap.price import combine as c
+from automap.price.vectors import C_REDUCE
+from ir import zoo
+
+B, P = -1, -2
+
+
+def readings(space, choice):
+    """(rank, parameter) -> of each reader, axis -> placement, and whether the reader leaves a sum of its gradient."""
+    graph, blocks = space.problem.graph, space.evaluator.blocks
+    signatures = {}
+    for number, segments in enumerate(choice.chunks):
+        for segment in segments:
+            unit = blocks.units[segment.unit]
+            for k, index in enumerate(range(unit.start, unit.stop)):
+                table = space.linkage.types[unit.type].signatures[k]
+                signatures[index] = (number % len(choice.layout.stages), [table[int(v)] for v in segment.chosen[k]])
+    found = defaultdict(list)
+    for tensor in graph.parameters:
+        for index in graph.consumers[tensor.name]:
+            user, name = index, tensor.name
+            while graph.operators[user].is_view:
+                name = graph.operators[user].outputs[0]
+                user = graph.consumers[name][0]
+            slot, used = graph.operators[index].inputs.index(tensor.name), graph.operators[user].inputs.index(name)
+            rank, read = signatures[index]
+            grads = [s.inputs[used] == B and s.input_gradients[used] == P for s in signatures[user][1]]
+            found[rank, tensor.name].append(
+                [(max(s.inputs[slot], B), grad) for s, grad in zip(read, grads, strict=True)]
+            )
+    return found
+
+
+def counted(space, choice, rank, name, readers):
+    """Elements that a rank holds of a parameter, and those of its gradient that are reduced over each axis."""
+    elements = space.problem.graph.tensors[name].num_elements
+    sizes, reduced = choice.layout.stages[rank].axes, [0.0] * len(choice.axes)
+    lies = [{reader[axis][0] for reader in readers} for axis in range(len(sizes))]
+    for size, some in zip(sizes, lies, strict=True):
+        elements /= size if len(some) == 1 and min(some) >= 0 else 1
+    held = elements
+    for axis in reversed(range(len(sizes))):
+        if sizes[axis] > 1 and (len(lies[axis]) > 1 or any(reader[axis][1] for reader in readers)):
+            reduced[axis] = elements
+            elements /= sizes[axis]
+    return np.array([held, *reduced])
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_what_readers_want_unlike_lies_whole_and_its_gradient_is_reduced(pp, gpt, space):
+    rng = np.random.default_rng(3)
+    s = space(gpt(), "2x4xA100", 16, zero=0, pp=pp)
+    unlike = 0
+    for _ in range(60):
+        choice = s.choice(s.random(rng))
+        wanted = np.zeros((pp, 1 + len(choice.axes)))
+        for (rank, name), readers in readings(s, choice).items():
+            wanted[rank] += counted(s, choice, rank, name, readers)
+            unlike += any(len({reader[axis][0] for reader in readers}) > 1 for axis in range(len(choice.axes)))
+        priced = np.zeros_like(wanted)
+        priced[:, 0] = s.evaluator.evaluate(choice).ranks[:, c.R_PARAMETERS] / s.problem.state_bytes[0]
+        for number, segment, incoming in s.evaluator.surroundings(choice):
+            rank = number % pp
+            row = s.evaluator.unit_row(segment, rank, choice.layout, incoming, choice.samples, choice.zero_axes, -1)
+            priced[rank, 1:] += row[C_REDUCE : C_REDUCE + len(choice.axes)]
+        for row in s.evaluator.tied.rows(s.evaluator.tied.ties(choice), choice.layout, choice.zero_axes):
+            priced[int(row[0]), 1:] -= row[5:] if row[0] == row[1] else 0.0
+        assert priced == pytest.approx(wanted)
+    assert unlike > 10 or pp > 1
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_three_readers_count_as_one(pp, space):
+    """T5's table is read by the encoder, the decoder and the head."""
+    rng = np.random.default_rng(3)
+    graph = zoo.build("t5:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=128")
+    s = space(graph, "2x4xA100", 16, zero=0, pp=pp)
+    name = max(graph.parameters, key=lambda tensor: len(graph.consumers[tensor.name])).name
+    several = Counter()
+    for _ in range(60):
+        choice = s.choice(s.random(rng))
+        ties = [tie for tie in s.evaluator.tied.ties(choice) if tie.name == name]
+        rows = s.evaluator.tied.rows(ties, choice.layout, choice.zero_axes)
+        for rank in range(pp):
+            readers = readings(s, choice)[rank, name]
+            several[len(readers)] += 1
+            alone = sum(counted(s, choice, rank, name, [reader]) for reader in readers)
+            together = counted(s, choice, rank, name, readers) if readers else 0.0
+            given = rows[(rows[:, 0] == rank) & (rows[:, 1] == rank)].sum(axis=0)
+            assert given[[3, *range(5, len(given))]] == pytest.approx(alone - together)
+    assert several[3] if pp == 1 else several[1] and several[2]
+
+
+def test_zero_shards_once_what_lies_whole_because_readers_differ(gpt, space):
+    rng = np.random.default_rng(4)
+    s = space(gpt(), "4xA100", 16, zero=3, pp=1, tp=1)
+    for _ in range(40):
+        ranks = s.evaluator.evaluate(s.choice(s.random(rng))).ranks
+        # On its only axis of several ranks every parameter is split or sharded.
+        assert ranks[0, c.R_STATE] == pytest.approx(s.problem.graph.num_parameters / 4 * s.problem.state_bytes[2])
