@@ -39,7 +39,8 @@ class Collective:
     seconds: float
     stage: int
     operator: str
-    """The consumer that asks for the conversion, or the operator that exchanges inside."""
+    """The consumer that asks for the conversion, or the operator that exchanges inside; empty where a sum is made whole
+    on its way out of the stage."""
     tensor: str
     direction: Literal["forward", "backward"]
 
@@ -63,13 +64,14 @@ def list_collectives(choice: Choice, evaluator: Evaluator) -> Iterator[Collectiv
             model = graph.operators[representative.start + offset]
             wanted = tables.tensor_name(int(record[L_TENSOR]))
             slot = (*model.inputs, *model.outputs).index(wanted)
+            leaves = bool(record[L_BACKWARD] < 0.0)
             yield Collective(
                 kind=COLLECTIVES[int(record[L_KIND])],
                 axis=choice.axes[int(record[L_AXIS])],
                 bytes=float(record[L_BYTES]),
                 seconds=float(record[L_SECONDS]),
-                stage=number,
-                operator=op.name,
+                stage=number - leaves,
+                operator="" if leaves else op.name,
                 tensor=(*op.inputs, *op.outputs)[slot],
-                direction="backward" if record[L_BACKWARD] else "forward",
+                direction="backward" if record[L_BACKWARD] > 0.0 else "forward",
             )

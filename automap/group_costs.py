@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.price.choice import RECOMPUTE_MODES, Choice
-from automap.price.communication import UNKNOWN
+from automap.price.communication import SUMMED, UNKNOWN
 from automap.price.edges import COLUMNS, X_COUNT, exchange, vary
 from automap.price.shapes import ATTENTION, INSIDE, PRODUCT, X_KIND, X_WEIGHT
 from automap.price.tables import (
@@ -251,7 +251,9 @@ class GroupCosts:
         maker, slot = (int(x) for x in self.space.evaluator.makers[before])
         made = int(arrays.operators[maker, OP_OPERANDS] + arrays.operators[maker, OP_INPUTS] + slot)
         placements = self._placements(made)[:, 0]
+        crossing = placements
         if opens:
+            crossing = np.where(placements == PARTIAL, SUMMED, placements)
             placements = np.where(placements == PARTIAL, BROADCAST, placements)
         for tensor, reading in self._readers(unit_type, enters=True).items():
             arriving = placements
@@ -259,7 +261,7 @@ class GroupCosts:
                 keeps = (placements == UNKNOWN) | (placements == arrays.tensors[tensor, T_BATCH_DIM])
                 arriving = np.where(keeps, placements, BROADCAST)
             yield from self._ways(unit_type, reading, made, arriving, is_inside=False)
-        ways, codes = _classes(placements)
+        ways, codes = _classes(crossing)
         unknown = np.full((1, len(self.space.axes)), UNKNOWN, dtype=np.int64)
         nothing = np.zeros((1, len(self.space.axes)), dtype=np.int64)
         costs = self._vary(unit_type, NO_MEMBERS, NO_ASSIGNMENT, nothing, np.concatenate([ways, unknown]))[:, 0]

@@ -257,9 +257,9 @@ class BoundTable:
             assert min(at) >= 0, "a stage that the shape cannot have"
         return work[at], self._again[at]
 
-    def tree(self, asked: npt.NDArray[np.bool_]) -> Tree:
-        """The bounds for the kernels, and [slots] which decisions are asked."""
-        return Tree(*self._arrays, np.ascontiguousarray(asked), self._aside)
+    def tree(self, asked: npt.NDArray[np.bool_], free_ranks: int) -> Tree:
+        """The bounds for the kernels, [slots] which decisions are asked, and `Prefixes`' free ranks."""
+        return Tree(*self._arrays, np.ascontiguousarray(asked), np.array([free_ranks]), self._aside)
 
 
 class Prefixes:
@@ -275,6 +275,7 @@ class Prefixes:
         count: int,
         *,
         most: int | None = None,
+        free_ranks: int | None = None,
         asks: Callable[[Slot], bool] = lambda slot: True,
         preferred: Ints | None = None,
     ) -> None:
@@ -284,6 +285,8 @@ class Prefixes:
             table: bounds of the space.
             count: of plans.
             most: only values below it are offered; None = all.
+            free_ranks: on longer pipelines a rank, but for the last one, recomputes no more than the one before it;
+                None = every rank is free.
             asks: which slots are decided; the others take their preferred value if it is legal, else keep operators
                 whole, else take the first legal one.
             preferred: [slots] values of slots that are not asked; None = none.
@@ -292,7 +295,8 @@ class Prefixes:
         num_slots = len(space.slots)
         most = most or max(slot.num_values for slot in space.slots)
         self.space = space
-        self.tree = table.tree(np.array([asks(slot) for slot in space.slots]))
+        longest = num_slots if free_ranks is None else free_ranks
+        self.tree = table.tree(np.array([asks(slot) for slot in space.slots]), longest)
         wanted = np.full(num_slots, -1, dtype=np.int64) if preferred is None else preferred
         self.walks = Walks(
             values=np.zeros((count, num_slots), dtype=np.int64),

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.price.choice import Choice, Segment
+from automap.price.communication import SUMMED
 from automap.price.evaluator import Evaluator, Outcome
 from automap.price.sharded import new_sharded
 from ir.factors import BROADCAST, PARTIAL
@@ -103,7 +104,7 @@ class UnitRows:
         maker = replace(row.segment, first=first, last=last, chosen=chosen[first:last])
         placement = evaluator.output_placement(maker, row.before, axes)
         if row.opens:
-            placement[placement == PARTIAL] = BROADCAST
+            placement[placement == PARTIAL] = SUMMED
         return placement
 
     def tied(self, chosen: Ints) -> Floats:

@@ -28,6 +28,9 @@ from envs.observing import ACTION_FEATURES, LIMIT, STATE_FEATURES
 
 MAX_ACTIONS = 64
 """Actions of every environment; of a slot with more values the first 64 are offered (cuts: the 64 most even ones)."""
+FREE_RANKS = 8
+"""On longer pipelines a rank, but for the last one, recomputes no more than the one before it, which holds no fewer
+micro-batches: else most decisions would be about recomputation."""
 REWARD_SCALE = 10.0
 """Good plans differ by per cents, 0.01 in logs: scaled so that the differences outweigh Adam's noise."""
 REFERENCE = 2.0
@@ -103,7 +106,14 @@ class Episodes:
         table = table or BoundTable(self.space)
         self.first_bound_s = table.first.time_s
         self.reference_s = reference_s or self.first_bound_s * REFERENCE
-        self.prefixes = Prefixes(table, count, most=MAX_ACTIONS, asks=decisions.asks, preferred=decisions.preferred())
+        self.prefixes = Prefixes(
+            table,
+            count,
+            most=MAX_ACTIONS,
+            free_ranks=FREE_RANKS,
+            asks=decisions.asks,
+            preferred=decisions.preferred(),
+        )
         self._features = Features(self.space, self.first_bound_s, self.reference_s)
         self._is_operator = np.array([*(slot.kind == "signature" for slot in self.space.slots), False])
         self._completed: dict[bytes, Ints] = {}

@@ -20,6 +20,8 @@ from ir.factors import BROADCAST, PARTIAL
 
 UNKNOWN = -3
 """A placement that has not been decided yet: converting from or to it is free, and it is split wherever it may be."""
+SUMMED = -4
+"""Placement of what crosses into a chunk: whole, by an all-reduce before it was sent."""
 
 KIND_COUNT = 5
 RAMP_UNIT_S = 1e-6
@@ -110,7 +112,7 @@ def spend(
         size: see `collective_s`.
         link: see `collective_s`.
         data: see `collective_s`.
-        tag: operator row that asks for it, tensor row, 1 in the backward pass.
+        tag: operator row that asks for it, tensor row, 1 in the backward pass or -1 before the tensor is sent here.
         records: [n, L_COUNT] buffer.
         cursor: [1] rows written.
     """

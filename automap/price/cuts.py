@@ -5,7 +5,7 @@ A rank's share of what is left is that of its speed in the speed of it and of al
 
 from __future__ import annotations
 
-from numba import float64, int64, void
+from numba import float64, int64, types, void
 
 from automap.price.arrays import SPACE
 from automap.price.compiled import borrowing
@@ -30,11 +30,14 @@ def cut_shares(space, stages, num_ranks, shares):
         left -= mine
 
 
-@borrowing(int64(float64[::1], int64, int64, int64, float64, int64), inner=True)
-def nth_cut(weight, start, low, high, share, number):
-    """The end in [low, high] that is `number`-th nearest to one `share`-th of what is left behind unit `start`.
+@borrowing(types.UniTuple(int64, 2)(float64[::1], int64, int64, int64, float64, int64, int64), inner=True)
+def _near(weight, start, low, high, share, number, end):
+    """Goes through the ends in [low, high], the nearest to one `share`-th of what is left behind unit `start` first.
 
-    Of two that are equally near the left one comes first.
+    Of two that are equally near the left one comes first. It stops at the `number`-th, or at `end`.
+
+    Returns:
+        The end where it stopped, and how many came before it.
     """
     target = weight[start] + (weight[weight.shape[0] - 1] - weight[start]) / share
     right = low
@@ -46,12 +49,25 @@ def nth_cut(weight, start, low, high, share, number):
         else:
             after = middle
     left = right - 1
-    found = low
-    for _ in range(number + 1):
+    found, before = low, -1
+    while before < number and (before < 0 or found != end):
         if left >= low and (right > high or abs(weight[left] - target) <= abs(weight[right] - target)):
             found = left
             left -= 1
         else:
             found = right
             right += 1
-    return found
+        before += 1
+    return found, before
+
+
+@borrowing(int64(float64[::1], int64, int64, int64, float64, int64), inner=True)
+def nth_cut(weight, start, low, high, share, number):
+    """The end that comes as number `number`; see `_near`."""
+    return _near(weight, start, low, high, share, number, -1)[0]
+
+
+@borrowing(int64(float64[::1], int64, int64, int64, float64, int64), inner=True)
+def cut_number(weight, start, low, high, share, end):
+    """The inverse of `nth_cut`: how many ends come before `end`."""
+    return _near(weight, start, low, high, share, high - low, end)[1]

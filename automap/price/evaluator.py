@@ -41,7 +41,7 @@ from automap.price.combine import (
     passes,
     step_time_s,
 )
-from automap.price.communication import KIND_COUNT, L_COUNT, L_KIND, NO_RECORDS
+from automap.price.communication import KIND_COUNT, L_COUNT, L_KIND, NO_RECORDS, SUMMED
 from automap.price.curves import constant, gemm_curve
 from automap.price.gemm import G_FLOPS
 from automap.price.layout import Layout, Layouts
@@ -399,8 +399,7 @@ class Evaluator:
         axes = len(choice.zero_axes)
         incoming = np.full(axes, BROADCAST, dtype=np.int64)
         for number, segments in enumerate(choice.chunks):
-            # A partial tensor is never sent: it is reduced before it leaves the stage.
-            incoming[incoming == PARTIAL] = BROADCAST
+            incoming[incoming == PARTIAL] = SUMMED
             for segment in segments:
                 yield number, segment, incoming
                 incoming = self.output_placement(segment, self.blocks.units[segment.unit].type, axes)

@@ -22,7 +22,7 @@ from automap.price.arrays import (
     SPACE,
 )
 from automap.price.combine import combine, overflow, step_time_s
-from automap.price.communication import UNKNOWN
+from automap.price.communication import SUMMED, UNKNOWN
 from automap.price.compiled import borrowing
 from automap.price.desk import (
     DESK,
@@ -40,13 +40,12 @@ from automap.price.desk import (
     look_from,
 )
 from automap.price.memo import MEMO, REMEMBERED, mix
-from automap.price.placements import dual
 from automap.price.sharded import SHARDED
 from automap.price.tables import OP_INPUTS, OP_SIGNATURES, S_PLACES
 from automap.price.ties import E_HELD, add_read, begin, read_too
 from automap.price.unit import shard_unit, unit_cost
 from automap.price.vectors import C_COUNT, TABLES
-from ir.factors import BROADCAST
+from ir.factors import BROADCAST, PARTIAL
 
 
 @borrowing(void(TABLES, int64[:, ::1], int64, boolean, int64[:, ::1], int64[::1]), inner=True)
@@ -71,8 +70,8 @@ def outgoing(tables, makers, unit_type, is_sent, chosen, placement):
             row = tables.operators[maker, OP_SIGNATURES] + chosen[maker, a]
             slot = tables.operators[maker, OP_INPUTS] + makers[unit_type, 1]
             placement[a] = tables.places[tables.signatures[row, S_PLACES] + slot, 0]
-            if is_sent:
-                placement[a] = dual(placement[a])
+            if is_sent and placement[a] == PARTIAL:
+                placement[a] = SUMMED
 
 
 @borrowing(types.UniTuple(int64, 2)(SPACE, DESK, int64), inner=True)

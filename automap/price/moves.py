@@ -24,7 +24,7 @@ from automap.price.arrays import (
     SPACE,
 )
 from automap.price.compiled import borrowing, kernel
-from automap.price.cuts import cut_shares, nth_cut
+from automap.price.cuts import cut_number, cut_shares, nth_cut
 from automap.price.desk import find_stages, look_from
 from automap.price.legality import assign, mode_mask, share_mask, signature_mask, size_mask, unlike_meshes
 from automap.price.vectors import TABLES
@@ -116,32 +116,6 @@ def _read_ends(space, value, num_chunks, shares, ends):
         start = nth_cut(space.weight, start, max(low, start + 1), high, shares[chunk], picked)
         ends[chunk] = start
     ends[num_chunks - 1] = space.units.shape[0]
-
-
-@borrowing(int64(float64[::1], int64, int64, int64, float64, int64), inner=True)
-def cut_number(weight, start, low, high, share, end):
-    """The inverse of `nth_cut`: how many ends in [low, high] come before `end`."""
-    target = weight[start] + (weight[weight.shape[0] - 1] - weight[start]) / share
-    right = low
-    after = high + 1
-    while right < after:
-        middle = (right + after) // 2
-        if weight[middle] < target:
-            right = middle + 1
-        else:
-            after = middle
-    left = right - 1
-    number = 0
-    while True:
-        if left >= low and (right > high or abs(weight[left] - target) <= abs(weight[right] - target)):
-            if left == end:
-                return number
-            left -= 1
-        else:
-            if right == end:
-                return number
-            right += 1
-        number += 1
 
 
 @borrowing(int64(uint64[::1], boolean[::1], int64, int64), inner=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from numba import boolean, float64, int64, void
 
-from automap.price.communication import UNKNOWN
+from automap.price.communication import KIND_COUNT, SUMMED, UNKNOWN, convert
 from automap.price.compiled import borrowing
 from automap.price.exchanges import convert_operand, differs, exchange_inside, repeat
 from automap.price.gradients import add_elements, add_reduction
@@ -32,7 +32,9 @@ from automap.price.tables import (
     D_SAVED,
     D_SOURCE,
     D_TENSOR,
+    E_BYTES,
     E_FIXED,
+    E_SAMPLE,
     E_TENSORS,
     OP_DIVISIBLE,
     OP_FREE,
@@ -60,6 +62,7 @@ from automap.price.vectors import (
     C_FORWARD_ATTENDED,
     C_FORWARD_COMM,
     C_FORWARD_RING,
+    C_FORWARD_WAITS,
     C_INPUT,
     C_LAUNCHED,
     C_LIVE,
@@ -384,9 +387,56 @@ def _arrive(tensors, tensor, incoming, arrives):
     A carried tensor is split by samples where the boundary is, and whole otherwise.
     """
     for a in range(incoming.shape[0]):
-        arrives[a] = incoming[a]
+        arrives[a] = BROADCAST if incoming[a] == SUMMED else incoming[a]
         if tensors[tensor, T_ROLE] == CARRIED and incoming[a] not in (UNKNOWN, tensors[tensor, T_BATCH_DIM]):
             arrives[a] = BROADCAST
+
+
+@borrowing(
+    void(
+        TABLES,
+        int64,
+        int64,
+        int64[::1],
+        float64[::1],
+        float64[:, ::1],
+        float64,
+        float64[:, ::1],
+        int64[::1],
+        SHARDED,
+        float64[::1],
+    ),
+    inner=True,
+)
+def _add_sum(tables, start, stop, incoming, axes, links, samples, records, cursor, sharded, total):
+    """Adds the all-reduce of what was made as a sum and sent whole, as if the ranks that take it had made it.
+
+    Args:
+        tables: see `Tables.arrays`.
+        start: first row of `Sharded.entering` of the unit.
+        stop: one past its last.
+        incoming..samples: see `unit_cost`.
+        records: see `shard_unit`.
+        cursor: see `shard_unit`.
+        sharded: scratch.
+        total: [C_COUNT], added to.
+    """
+    made, whole = sharded.axes[0], sharded.axes[1]
+    is_sum = False
+    for a in range(axes.shape[0]):
+        is_sum = is_sum or incoming[a] == SUMMED
+        made[a] = PARTIAL if incoming[a] == SUMMED else incoming[a]
+        whole[a] = dual(made[a])
+    for i in range(start, stop if is_sum else start):
+        row = sharded.entering[i]
+        tensor = tables.operands[row, D_TENSOR]
+        if tables.tensors[tensor, T_ROLE] == BOUNDARY:
+            sizes = tables.sizes[tensor]
+            data = (sizes[E_FIXED] + sizes[E_SAMPLE] * samples) * sizes[E_BYTES]
+            times = total[C_FORWARD_COMM : C_FORWARD_COMM + KIND_COUNT]
+            tag = (tables.operands[row, D_OWNER], tensor, -1)
+            total[C_FORWARD_WAITS] += convert(data, made, whole, axes, links, times, tag, records, cursor)
+            return
 
 
 @borrowing(
@@ -433,7 +483,7 @@ def unit_cost(
         last: one past the last operator row.
         chosen: see `shard_unit`.
         recomputed: [last - first] whether the operator runs again in the backward pass.
-        incoming: [axes] placement of the tensor that crosses into the unit.
+        incoming: [axes] placement of the tensor that crosses into the unit, or SUMMED.
         axes: [axes] ranks of each mesh axis.
         links: [axes, V_COUNT] of a collective over the axis.
         hardware: [H_COUNT], see the H_ constants.
@@ -467,6 +517,7 @@ def unit_cost(
                 attended_again += sharded.own[first + k, C_FORWARD]
     whole = num_again == last - first
 
+    _add_sum(tables, start, start + num_entering, incoming, axes, links, samples, records, cursor, sharded, out)
     arrives, wanted = sharded.axes[0], sharded.axes[1]
     sent = sharded.repeats_s[sharded.repeats_s.shape[0] - 1]
     for i in range(start, start + num_entering):

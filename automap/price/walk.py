@@ -83,6 +83,8 @@ class Tree(NamedTuple):
     """[distinct stages, values of the slot `micro_batches`] row of floors, or -1; of stages of unlike size."""
     asked: Mask
     """[slots] which are decided one by one; the others take what is preferred."""
+    free_ranks: Ints
+    """[1] on longer pipelines a rank recomputes no more than the one before it; the last one is free."""
     aside: Floats
     """[2] bytes of state of parameters that several units use, which may count once; bytes that the framework holds."""
 
@@ -108,7 +110,9 @@ class Walks(NamedTuple):
     """[walks, slots] values of slots that are not asked."""
 
 
-TREE = types.NamedTuple((int64[:, ::1], *[float64[:, ::1]] * 5, int64[:, ::1], boolean[::1], float64[::1]), Tree)
+TREE = types.NamedTuple(
+    (int64[:, ::1], *[float64[:, ::1]] * 5, int64[:, ::1], boolean[::1], int64[::1], float64[::1]), Tree
+)
 """Numba's type of `Tree`."""
 WALKS = types.NamedTuple(
     (
@@ -288,6 +292,9 @@ def _legal(tables, space, memo, tree, walks, walk, slot, desk, ends, mask):
             num_values = space.modes.shape[0]
             _ends(space, value, desk, node[T_CHUNKS], node[T_CHUNKS], ends)
             mode_mask(space, ends[: node[T_CHUNKS]], node[T_RANKS], rank, mask[:num_values])
+            before = value[slot - 1]
+            if tree.free_ranks[0] < node[T_RANKS] and 0 < rank < node[T_RANKS] - 1 and mask[: before + 1].any():
+                mask[before + 1 : num_values] = False
     elif slot == zero_slot:
         # Whether there are replicas is written when the frame is laid out.
         value[zero_slot] = 0

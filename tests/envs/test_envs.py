@@ -115,11 +115,9 @@ def test_most_decisions_are_about_operators_and_episodes_are_short(light_graph, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("spec", "cluster", "share"),
-    # A pipeline of up to 64 stages has as many cuts and modes; 12 groups on two axes are fewer.
-    [("gpt:layers=96,hidden=4096,heads=32", "8x8xA100-80GB", 0.4), ("bert-large", "2x8xV100@25Gbit", 0.5)],
+    ("spec", "cluster"), [("gpt:layers=96,hidden=4096,heads=32", "8x8xA100-80GB"), ("bert-large", "2x8xV100@25Gbit")]
 )
-def test_transformers_have_short_episodes_mostly_about_operators(spec, cluster, share, space):
+def test_transformers_have_short_episodes_mostly_about_operators(spec, cluster, space):
     side, rng, ended = Episodes(HybridDecisions(space(zoo.build(spec), cluster, 128)), 32), np.random.default_rng(0), []
     while len(ended) < 128:
         walks = side.prefixes.walks
@@ -128,7 +126,22 @@ def test_transformers_have_short_episodes_mostly_about_operators(spec, cluster, 
         if done.any():
             side.begin(done)
     assert max(one.num_decisions for one in ended) <= 200
-    assert sum(one.num_operator_decisions for one in ended) >= share * sum(one.num_decisions for one in ended)
+    assert sum(one.num_operator_decisions for one in ended) >= 0.5 * sum(one.num_decisions for one in ended)
+
+
+def test_on_long_pipelines_no_rank_but_the_last_recomputes_more_than_the_one_before(gpt, space):
+    rng, later = np.random.default_rng(5), 0
+    for pp in (8, 16):
+        s = space(gpt(layers=16), "16xA100", 64, pp=pp, virtual_stages=1)
+        for _ in range(20):
+            env = make("hybrid", s)
+            values = episode(env, rng)[2]["finished"].values
+            modes = values[s.first_recompute : s.first_recompute + pp]
+            falls = sorted(modes[:-1], reverse=True) == list(modes[:-1])
+            assert falls or pp == 8
+            later += pp == 16 and modes[-1] > modes[-2]
+    # Memory may bind where the head is.
+    assert later
 
 
 def test_infeasible_plans_are_worth_less_than_feasible_ones(gpt, space):
