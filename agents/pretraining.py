@@ -47,9 +47,20 @@ FAMILY: tuple[tuple[str, str, int], ...] = (
     ("resnet:blocks=3-4-6-3,image_size=224", "1x8xV100-16GB", 256),
     ("vgg16", "2x4xV100@25Gbit", 128),
     ("vgg:convolutions=1-1-2-2-2,image_size=224", "8x1xV100@10Gbit", 256),
+    ("gpt:layers=32,hidden=4096,heads=32,seq_len=2048,vocab_size=51200", "8x8xA100-80GB", 512),
+    ("llama:layers=40,hidden=5120,heads=40,seq_len=2048,vocab_size=32000", "2x8xA100-80GB@200Gbit", 64),
+    ("bert:layers=12,hidden=1024,heads=16,seq_len=512,vocab_size=30522", "2x8xV100@10Gbit", 128),
+    ("t5:layers=12,hidden=1024,heads=16,seq_len=512,vocab_size=32128", "2x8xA100", 128),
+    ("vit:layers=24,hidden=1024,heads=16", "2x8xV100-16GB@25Gbit", 512),
+    (
+        "moe:layers=16,hidden=4096,heads=32,kv_heads=8,ffn=14336,experts=8,seq_len=2048,vocab_size=32000",
+        "8x8xA100-80GB",
+        256,
+    ),
+    ("resnet:blocks=3-4-23-3,image_size=224", "2x8xV100@25Gbit", 512),
 )
 """(model of the zoo, cluster, global batch): trained on."""
-EPISODES = 6
+EPISODES = 5
 """Of each problem, side by side."""
 EXPLORED_FIRST, EXPLORED_LAST = 0.5, 0.05
 """Share of random decisions, falling over the first three quarters of the training."""
