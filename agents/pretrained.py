@@ -40,8 +40,8 @@ PARAMETERS = Hyperparameters(
 target are larger and slower than for one problem."""
 NOISE, MESH_NOISE = 0.1, 4.0
 """Scales of the Gumbel noise on ratings, which are `REWARD_SCALE` times logs of step times: 1 and 40 per cent. On eight
-unseen problems (64 plans, two seeds) an earlier network had a mean gap of 47 % with 0.3 on all decisions, of 87 % with 1,
-and of 15 % so."""
+unseen problems (64 plans, two seeds) an earlier network had a mean gap of 47 % with 0.3 on all decisions, of 87 % with
+1, and of 15 % so."""
 MESH_KINDS = frozenset(("pp", "tp", "middle", "micro_batches"))
 """Slots of the latter."""
 SAMPLED = 8
