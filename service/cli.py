@@ -257,7 +257,9 @@ def trial(
 
 @app.command()
 def profile(
-    output: OutputOption = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", callback=writable, help="A second copy of the cluster file.")
+    ] = None,
     time_limit: Annotated[float, typer.Option(min=40.0, max=120.0, help="Of the whole measurement, seconds.")] = 100.0,
     devices: Annotated[
         int | None, typer.Option(min=1, max=64, help="Processes on the CPU; default: one a core.")
