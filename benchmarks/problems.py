@@ -33,6 +33,8 @@ from ir.factors import placement_text, whole_signature
 from ir.graph import Graph
 from ir.zoo.net import Net
 
+DIGESTED = 300
+"""Plans."""
 OPTIMA = Path(__file__).parent / "optima.json"
 GIB = float(1 << 30)
 Kind = Literal["sharding", "pipeline", "hybrid"]
@@ -278,8 +280,8 @@ QUICK = tuple(case for kind in ("sharding", "pipeline", "hybrid") for case in [c
 
 
 def digest(space: PlanSpace) -> str:
-    """Changes with the problem or its price: from the prices of three random plans."""
-    plans = space.random_batch(np.random.default_rng(0), 3)
+    """Changes with the problem or its price: from the prices of random plans, so many that few rules escape them."""
+    plans = space.random_batch(np.random.default_rng(0), DIGESTED)
     text = json.dumps([plans.tolist(), space.price(plans).tolist(), space.decades])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
