@@ -116,10 +116,10 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_files_are_refused(name):
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(ModelError) as error:
         load_model(BAD[name])
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert error.value.field in ("model", "hints.parameters") and error.value.value and error.value.repair
 
 
@@ -147,10 +147,10 @@ def test_external_data_is_refused_anywhere(kind):
 @pytest.mark.parametrize("depth", [20, 30, 60, 1000])
 def test_function_laughs_are_refused(depth):
     data = laughs(depth)
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(ModelTooExpensive):
         load_model(data)
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 def test_an_operand_read_twice_does_not_double_the_work():
