@@ -28,10 +28,13 @@ C_FORWARD_RING, C_BACKWARD_RING, C_RECOMPUTE_RING, C_FORWARD_ATTENDED, C_BACKWAR
 )
 C_GATHER = C_BACKWARD_ATTENDED + 1
 C_TENSORS = C_GATHER + MAX_AXES
-C_COUNT = C_TENSORS + 1
-"""C_REDUCE + axis: local elements of parameter gradients that are reduced over that axis once a step; C_GATHER + axis:
-those of parameters that ZeRO gathers over it. Where several axes take part, the inner ones come first, and an outer one
-carries what a rank is left with behind them. C_TENSORS: parameters of the unit. C_FORWARD_HOST, C_BACKWARD_HOST: what
+C_SCATTER = C_TENSORS + 1
+C_COUNT = C_SCATTER + MAX_AXES
+"""C_REDUCE + axis: local elements of parameter gradients that are all-reduced over that axis once a step without ZeRO.
+With ZeRO, C_GATHER + axis: those of parameters that are gathered over it; C_SCATTER + axis: those of gradients that are
+scattered over it, or, if ZeRO does not shard over it, all-reduced once a step. Where several axes take part, the inner
+ones come first, and an outer one carries what a rank is left with behind them; with ZeRO the axes that it shards over
+come before all others. C_TENSORS: parameters of the unit. C_FORWARD_HOST, C_BACKWARD_HOST: what
 the device waits for its host, recomputation included; C_WEIGHT: the part of C_BACKWARD that makes gradients of weights,
 C_INPUT the rest; C_INPUT_HOST, C_WEIGHT_HOST: the waits when these two run apart; C_LAUNCHED: kernels of the forward
 pass; C_WEIGHING: those whose backward pass makes gradients of weights; C_FORWARD_WAITS, C_BACKWARD_WAITS: host time of
