@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from automap.runtime.convert import all_gather, all_reduce, all_reduce_in_place, direction, move, reduce_scatter
+from automap.runtime.convert import all_gather, all_reduce_in_place, direction, move, reduce_scatter
 from automap.runtime.groups import Axis
 from automap.runtime.outline import Outline
 from ir.errors import ModelError
@@ -312,8 +312,8 @@ class Parameters:
             leaf = flat.leaves[name]
             if leaf.grad is None:
                 leaf.grad = torch.zeros_like(leaf)
-            for axis in flat.sums:
-                leaf.grad = all_reduce(leaf.grad, axis, ("", name))
+            if flat.sums:
+                leaf.grad = _total(leaf.grad.reshape(-1), flat.sums, ("", name)).reshape(leaf.shape)
             found[name] = leaf.grad
         return found
 
@@ -338,9 +338,9 @@ class Parameters:
                     leaf.grad = None
             if piece.grad is None:
                 piece.grad = torch.zeros_like(piece)
-            for axis in () if is_tied else flat.sums:
-                if axis not in flat.axes:
-                    piece.grad = all_reduce(piece.grad, axis, flat.label)
+            rest = () if is_tied else tuple(axis for axis in flat.sums if axis not in flat.axes)
+            if rest:
+                piece.grad = _total(piece.grad, rest, flat.label)
 
     def _reduce(self, flat: _Flat) -> None:
         """All-reduces the gradients of leaves, the inner axis first and of its piece only over the others."""
@@ -356,9 +356,10 @@ class Parameters:
     @torch.no_grad()
     def refresh(self) -> None:
         """Gathers what the optimizer has changed."""
-        for flat in self.flats:
-            if flat.whole is not None and flat.piece is not None:
-                flat.whole.copy_(flat.gather(flat.piece))
+        with direction("update"):
+            for flat in self.flats:
+                if flat.whole is not None and flat.piece is not None:
+                    flat.whole.copy_(flat.gather(flat.piece))
 
     @torch.no_grad()
     def wholes(self, *, gradients: bool) -> dict[str, Tensor]:
