@@ -235,6 +235,17 @@ class Cluster:
         """Whether all hosts are alike."""
         return len(self.nodes) == 1 and self.bandwidth_GBps is None
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader of prices on this cluster must know."""
+        seen = self.constants.conditions.seen() if self.constants is not None and self.constants.conditions else ()
+        if not seen:
+            return ()
+        repair = "measure it again with `automap profile` when it has nothing else to do"
+        return (
+            f"{self.name} was not quiet while it was measured, so its times are too long: {', '.join(seen)}; {repair}",
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The document that `parse_cluster` reads back."""
         document: dict[str, Any] = to_json(self)

@@ -16,6 +16,8 @@ from automap.errors import ClusterError
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 """Kinds, by the numbers that the price has for them."""
+QUIET = {"others": 0.05, "stolen": 0.01, "waiting": 0.05, "spread": 0.25}
+"""Most of each of `Conditions` on a quiet host; see `docs/runtime.md`."""
 _POSITIVE = frozenset({"compute_efficiency", "memory_efficiency", "efficiency", "cache_speedup", "grain", "backward"})
 _AT_LEAST_ONE = frozenset({"norm", "overlap_exponent", "misaligned"})
 _SHARES = frozenset({"split", "tail"})
@@ -113,6 +115,33 @@ class CollectiveCurve:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Conditions:
+    """How quiet a host was while it was measured; all are shares."""
+
+    others: float
+    """Of the time of its cores, what processes had that did not measure."""
+    stolen: float
+    """Of the time of its cores, what the hypervisor gave to other machines."""
+    waiting: float
+    """Of the time in which a process had nothing to do but compute, what it had no core for; 0 of GPUs."""
+    spread: float
+    """Of one kernel's repeats, the largest time less the least, over their median; the median over all kernels."""
+
+    def __post_init__(self) -> None:
+        _check(self, "cluster.constants.conditions")
+
+    def seen(self) -> tuple[str, ...]:
+        """What was not as on a quiet host, in words; empty if all was."""
+        texts = {
+            "others": f"other processes had {self.others:.0%} of the time of the cores",
+            "stolen": f"the hypervisor gave {self.stolen:.0%} of the time of the cores to other machines",
+            "waiting": f"processes that computed waited for a core {self.waiting:.0%} of the time",
+            "spread": f"repeats of one kernel were {self.spread:.0%} apart",
+        }
+        return tuple(text for name, text in texts.items() if getattr(self, name) > QUIET[name])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Constants:
     """Constants of one cluster; each takes the place of that of the same name, of `fitted/step.json` or the trainer.
 
@@ -136,6 +165,8 @@ class Constants:
     reserved_GiB: float | None = None  # noqa: N815
     errors: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     """What was measured -> {rows, median_error, p90_error} of the fit."""
+    conditions: Conditions | None = None
+    """Under which the host was measured; None of constants that come from elsewhere."""
     source: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:

@@ -6,6 +6,8 @@ No cost is computed here: the figures are those of the compiled Evaluator. Units
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,7 +17,7 @@ import numpy.typing as npt
 from automap.fitted import COLLECTIVES
 from automap.measured_blocks import device_seconds
 from automap.order import A_RANK, words
-from automap.plan import DeviceMemory, Estimate, Plan, format_devices
+from automap.plan import DeviceMemory, Estimate, Plan, format_devices, parse_devices
 from automap.price.attention import A_FLOPS, A_HEAD, REFERENCE_HEAD
 from automap.price.choice import Choice
 from automap.price.combine import (
@@ -42,6 +44,9 @@ from automap.price.why import reasons
 from automap.problem import Problem
 from automap.translate import to_choice
 from ir.graph import Graph
+
+EXAMPLE_MODEL = re.compile(r"gpt:(?:(?:layers|hidden|heads|seq_len|vocab_size)=\d+,?)+")
+"""Models that `examples/train_gpt.py` builds, by the name that the zoo gives them."""
 
 
 def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None, *, with_timeline: bool = False) -> Estimate:
@@ -194,16 +199,22 @@ def annotate(plan: Plan, choice: Choice, evaluator: Evaluator) -> Plan:
     return replace(
         plan,
         estimate=_estimate(choice, evaluator, outcome),
-        launch=launch_line(evaluator.problem),
+        launch=launch_line(plan, evaluator.problem),
         why=reasons(choice.views[outcome.view], evaluator, outcome),
     )
 
 
-def launch_line(problem: Problem) -> str:
-    """How to start one process a device."""
-    hosts = problem.cluster.hosts
-    per_host = max(host.num_devices for host in hosts)
+def launch_line(plan: Plan, problem: Problem) -> str:
+    """How to start one process a device: for a decoder of the zoo the example, else a script of the user's own."""
+    cluster = problem.cluster
+    devices = {device for stage in plan.stages for device in parse_devices(stage.devices)}
+    counts = Counter(int(cluster.node_of[device]) for device in devices)
     where = (
-        "--standalone" if len(hosts) == 1 else f"--nnodes={len(hosts)} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
+        "--standalone" if len(counts) == 1 else f"--nnodes={len(counts)} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
     )
-    return f"torchrun {where} --nproc-per-node={per_host} TRAIN.py --plan plan.json"
+    # Each host then starts a process for each of its own devices.
+    each = str(next(iter(counts.values()))) if len(set(counts.values())) == 1 else "auto"
+    start = f"torchrun {where} --nproc-per-node={each}"
+    if EXAMPLE_MODEL.fullmatch(plan.model.name):
+        return f"{start} examples/train_gpt.py plan.json checkpoint 100"
+    return f"{start} YOUR_TRAINING.py  # calls automap.runtime.trainer.parallelize, see docs/training.md"
