@@ -245,7 +245,7 @@ def run_job(
     if trials is None:
         return result.plan
     if lacks is not None:
-        text = f"no plan was tried: a trial {lacks}. Trials run on the cluster local, which `automap profile` measures"
+        text = f"no plan was tried: a trial {lacks}. Trials run on clusters that are this host, or a part of it"
         return replace(result.plan, warnings=(*result.plan.warnings, text))
     return _tried(problem, result, trials, request.seed, on_progress, should_stop)
 
