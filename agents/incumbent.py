@@ -255,7 +255,7 @@ class Incumbent:
             searchers=dict(self.reached),
             seconds=self.seconds,
             proven=proven,
-            lower_bound_s=self.best_s if proven else self.table.first.time_s,
+            lower_bound_s=self.best_s if proven else max(self.table.first.time_s, self._bound_s),
         )
         first, in_order = self.best, self._in_order
         if self.space.problem.training.sync_modes != ("synchronous",):

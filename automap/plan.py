@@ -207,7 +207,8 @@ class SearchRecord:
     evaluations: int
     """Complete plans priced by all searchers together."""
     baselines: Mapping[str, float | None]
-    """Step times in seconds: dp = pure data parallelism, expert = best template, yours = hints.baseline."""
+    """Step times in seconds: dp = pure data parallelism, expert = best template, yours = hints.baseline; null where none
+    of these fits, no dp where the batch or the hints leave no such plan."""
     searchers: Mapping[str, float | None] = field(default_factory=dict)
     """Best step time of each searcher that ran, seconds; null if it found nothing that fits."""
     seconds: float | None = None

@@ -76,12 +76,13 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         text = f"{memory.total / GIB:.1f} of {memory.capacity / GIB:.1f} GiB ({share:.0%}) on devices {memory.devices}"
         lines.append(("memory", text))
     if estimate is not None and search is not None:
-        lines.append(("against", against(plan)))
+        if comparison := against(plan):
+            lines.append(("against", comparison))
         lines.append(("found by", f"{search.found_by} in {search.evaluations:,} evaluations, seed {search.seed}"))
         if len(search.searchers) > 1:
             each = (f"{name} {'nothing' if s is None else seconds(s)}" for name, s in search.searchers.items())
             lines.append(("reached", ", ".join(each)))
-        lines.append(("bound", gap(estimate.step_time_s, search)))
+        lines.append(("bound", gap(plan)))
         lines += trials(search)
     return lines
 
@@ -105,13 +106,16 @@ def trials(search: SearchRecord) -> list[tuple[str, str]]:
     return lines
 
 
-def gap(step_time_s: float, search: SearchRecord) -> str:
-    """How much faster another plan could be."""
-    if search.proven:
-        return "no plan of those that can be decided here is faster: proven"
-    if search.lower_bound_s is None:
+def gap(plan: Plan) -> str:
+    """How much faster another plan could be: one that the search can decide, unless the bound holds for any plan."""
+    assert plan.estimate is not None and plan.search is not None
+    least, anyhow, step_s = plan.search.lower_bound_s, plan.estimate.lower_bound_s, plan.estimate.step_time_s
+    if plan.search.proven:
+        return "no plan that this search can decide is faster: proven"
+    if least is None:
         return "not known"
-    return f"no plan takes less than {seconds(search.lower_bound_s)}, {1 - search.lower_bound_s / step_time_s:.0%} less"
+    which = "that this search can decide" if least > anyhow else "of this model on this cluster"
+    return f"no plan {which} takes less than {seconds(least)}, {1 - least / step_s:.0%} less"
 
 
 def against(plan: Plan) -> str:
@@ -123,8 +127,10 @@ def against(plan: Plan) -> str:
         baseline_s = plan.search.baselines.get(key)
         if baseline_s is not None:
             texts.append(f"{baseline_s / plan.estimate.step_time_s:.2f}x {name}")
-        elif key != "yours":
-            texts.append(f"{name} does not fit")
+        elif key in plan.search.baselines and key != "yours":
+            texts.append(f"{name} does not fit into memory")
+        elif key == "dp" and "expert" in plan.search.baselines:
+            texts.append(f"{name} is not possible with this batch or these hints")
     return ", ".join(texts)
 
 

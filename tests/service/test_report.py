@@ -53,7 +53,10 @@ def test_summary(plan: Plan) -> None:
     assert "fake" in lines["found by"]
     assert plan.search is not None
     lone = replace(plan, search=replace(plan.search, baselines={"dp": None, "expert": 1.0, "yours": 2.0}))
-    assert against(lone) == "pure data parallelism does not fit, 2.00x the best expert template, 4.00x your plan"
+    text = "pure data parallelism does not fit into memory, 2.00x the best expert template, 4.00x your plan"
+    assert against(lone) == text
+    small = replace(plan, search=replace(plan.search, baselines={"expert": 1.0}))
+    assert against(small).startswith("pure data parallelism is not possible with this batch or these hints, 2.00x")
 
 
 @pytest.mark.parametrize(
