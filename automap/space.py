@@ -451,7 +451,7 @@ class PlanSpace:
                 )
             chunks.append(tuple(segments))
         layout = self.layout(values)
-        is_unlike = any(values[self.first_stage + 2 : self.shares_slot])
+        is_unlike = any(values[self.first_stage + 2 : self.shares_slot]) or shape.samples % shape.dp != 0
         return Choice(
             axes=self.axes,
             layout=layout,

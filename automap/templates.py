@@ -206,7 +206,7 @@ def meshes_of(space: PlanSpace, shape: Shape, prefix: Values) -> tuple[int, ...]
 def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
     """Every template of the tuned grid, as values of `space`; virtual stages only where the user fixed them.
 
-    Over an ep axis of several ranks experts are always spread. The samples of every shape divide over the axes that
+    Over an ep axis of several ranks experts are always spread. The fullest share of every shape divides over the axes that
     split the batch: the signatures depend on its meshes alone. Two stages without inner axes are tried in all sizes
     (what DAPPLE's planner mostly finds, arXiv 2007.01045), and pipelines in up to three orders of the devices.
     """

@@ -40,6 +40,14 @@ def two_ranks():
     ]
 
 
+def three_ranks():
+    return [
+        expert("dp, as even as they go", "gpt", 3, steps=True),
+        expert("dp, ZeRO 2, as even as they go", "gpt", 3, count=1, zero=2),
+        *random_plans("moe", 3, 1, 4),
+    ]
+
+
 def four_ranks():
     return [
         expert("dp x tp", "gpt", 4, tp=2),
@@ -54,8 +62,8 @@ def four_ranks():
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """Cases with the outcomes of their ranks; plans of two devices run on the first two of four processes."""
-    cases = [*two_ranks(), *four_ranks()]
+    """Cases with the outcomes of their ranks; plans of fewer devices run on the first of four processes."""
+    cases = [*two_ranks(), *three_ranks(), *four_ranks()]
     found = run_ranks(4, cases, tmp_path_factory.mktemp("ranks"))
     return [(case, outcomes[: case.problem.cluster.num_devices]) for case, outcomes in zip(cases, found, strict=True)]
 
