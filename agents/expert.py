@@ -46,9 +46,9 @@ def grid(space: PlanSpace, incumbent: Incumbent) -> Grid:
         values.append(np.array([plan for _, plan in some]))
         prices.append(incumbent.price(values[-1]))
         for (shape, _), (seconds, overflow) in zip(some, prices[-1].tolist(), strict=True):
-            seconds = seconds if overflow <= 0.0 else float("inf")
+            step_s = seconds if overflow <= 0.0 else float("inf")
             names = ("dp", "expert") if shape.dp == space.meshes.devices else ("expert",)
-            baselines |= {name: min(seconds, baselines.get(name, float("inf"))) for name in names}
+            baselines |= {name: min(step_s, baselines.get(name, float("inf"))) for name in names}
         if incumbent.stopped:
             break
     if incumbent.budget.evaluations is not None:

@@ -10,11 +10,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from automap.errors import ProblemError
 from automap.plan import Plan
 from automap.problem import Problem
+
+if TYPE_CHECKING:
+    from agents.plainest import Offer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +74,9 @@ class SearchResult:
     unlike: Callable[[int], tuple[Plan, ...]] = field(compare=False)
     """Of a number, so many of the best plans that are unlike each other, or fewer where there are no more; the first is
     `plan`. See `agents.ranked`."""
+    plainest: Callable[[float], Offer] = field(compare=False)
+    """Of a step time in seconds, the plainest plan that takes no longer; `plan` is as fast as any. See
+    `agents.plainest`."""
     evaluations: int
     seconds: float
     proven: bool = False

@@ -236,8 +236,8 @@ class Meshes:
         return tuple(found)
 
     def _counts(self, dp: int, inner: int) -> list[int]:
-        """Numbers of micro-batches whose samples divide over dp and then over `inner`; where the batch leaves none, those
-        that give each rank of dp samples at all, as evenly as they go."""
+        """Numbers of micro-batches whose samples divide over dp and then over `inner`; where the batch leaves none,
+        those that give each rank of dp samples at all, as evenly as they go."""
         samples = {count: self.problem.training.global_batch // count for count in self.micro_batches}
         even = [count for count, mine in samples.items() if mine % (dp * inner) == 0]
         return even or [n for n, mine in samples.items() if mine >= dp and spread(mine, dp) // dp % inner == 0]

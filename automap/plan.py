@@ -207,13 +207,15 @@ class SearchRecord:
     evaluations: int
     """Complete plans priced by all searchers together."""
     baselines: Mapping[str, float | None]
-    """Step times in seconds: dp = pure data parallelism, expert = best template, yours = hints.baseline; null where none
-    of these fits, no dp where the batch or the hints leave no such plan."""
+    """Step times in seconds: dp = pure data parallelism, expert = best template, yours = hints.baseline; null where
+    none of these fits, no dp where the batch or the hints leave no such plan."""
     searchers: Mapping[str, float | None] = field(default_factory=dict)
     """Best step time of each searcher that ran, seconds; null if it found nothing that fits."""
     seconds: float | None = None
+    fastest_s: float | None = None
+    """Step time of the fastest plan found, of which this one is a plainer equal within `tie`; null: of this one."""
     proven: bool = False
-    """Whether no plan of the space that fits is faster by the estimate."""
+    """Whether no plan of the space that fits is faster than the fastest one found, by the estimate."""
     lower_bound_s: float | None = None
     """No plan of the space is faster, seconds."""
     num_decisions: int = 0
