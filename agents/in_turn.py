@@ -252,7 +252,7 @@ class _Turns:
 
         def plainest(limit_s: float) -> Offer:
             able = [turn for turn in self.turns if turn.step_time_s <= max(limit_s, best.step_time_s)]
-            offers = ((turn.result.plainest(limit_s), turn) for turn in able)
+            offers = [(turn.result.plainest(limit_s), turn) for turn in able if turn.result.plainest is not None]
             offer, turn = min(offers, key=lambda some: some[0].plainness)
             is_own = turn.name in turn.record.searchers
             plan = replace(offer.plan, warnings=(*offer.plan.warnings, *self._warnings))

@@ -16,8 +16,8 @@ from agents.in_turn import search_in_turn
 from agents.parts import Part, near, on_all, promising
 from agents.plainest import TIE, Offer, tidy
 from agents.ranked import candidate, unlike_plans
-from agents.searcher import Budget, OnProgress, Progress, SearchResult, ShouldStop
-from automap.errors import ProblemError, UserError
+from agents.searcher import Budget, OnProgress, Progress, SearchResult, ShouldStop, check_tie
+from automap.errors import UserError
 from automap.plan import Plan, SearchRecord
 from automap.price.estimate import error_band
 from automap.price.evaluator import Evaluator
@@ -31,21 +31,6 @@ LEAST_S = 0.01
 """Left to a search where looking for parts took too long: it falls back on a template."""
 TOLD = 1e-6
 """Share by which a plan must be slower than the fastest one for that to be said."""
-
-
-def check_tie(tie: float) -> None:
-    """Refuses ties out of bounds.
-
-    Raises:
-        ProblemError: not from 0 to 1.
-    """
-    if not 0.0 <= tie <= 1.0:
-        raise ProblemError(
-            "is no share of the error band",
-            field="tie",
-            value=f"{tie:g}",
-            repair="Give 0, for the fastest plan by the estimate, to 1; the default is 0.1.",
-        )
 
 
 def search_offer(
@@ -149,13 +134,10 @@ class _Found:
         of_part = self._of_part(evaluator, self.on_part.plan) if self.on_part is not None else None
         fastest_s = min(_step_s(plan) for plan in (main.plan, of_part) if plan is not None)
         limit_s = fastest_s * (1.0 + self.tie * error_band(self.problem))
-        offers = [main.plainest(limit_s)] if _step_s(main.plan) <= limit_s else []
+        offers = [_plainest(main, limit_s)] if _step_s(main.plan) <= limit_s else []
         if self.on_part is not None and of_part is not None and _step_s(of_part) <= limit_s:
-            offer = self.on_part.plainest(limit_s)
-            plan = self._of_part(evaluator, offer.plan)
-            offers.append(offer if plan is None else replace(offer, plan=plan))
-            if plan is None:
-                offers[-1] = replace(offer, plan=of_part)
+            offer = _plainest(self.on_part, limit_s)
+            offers.append(replace(offer, plan=self._of_part(evaluator, offer.plan) or of_part))
         offer = min(offers, key=lambda some: some.plainness)
         record = self._record(offer, fastest_s)
         chosen = replace(offer.plan, search=record, why=(*offer.plan.why, *_told(offer.plan, fastest_s)))
@@ -170,6 +152,7 @@ class _Found:
             evaluations=record.evaluations,
             seconds=record.seconds or main.seconds,
             proven=record.proven,
+            plainest=None,
         )
 
     def _of_part(self, evaluator: Evaluator, plan: Plan) -> Plan | None:
@@ -180,6 +163,8 @@ class _Found:
     def _record(self, offer: Offer, fastest_s: float) -> SearchRecord:
         own, other = self.main.plan.search, self.on_part.plan.search if self.on_part is not None else None
         assert own is not None and offer.plan.estimate is not None
+        templates = [own.baselines.get("expert"), *(part.template_s for part in self.parts)]
+        expert_s = min((step_s for step_s in templates if step_s is not None), default=None)
         # A part that was not searched may hold whatever its bound allows.
         bounds = {part.devices: part.bound_s for part in self.parts}
         proofs = {part.devices: part.bound_s >= fastest_s for part in self.parts}
@@ -190,6 +175,7 @@ class _Found:
         return replace(
             own,
             found_by=offer.found_by,
+            baselines={**own.baselines, "expert": expert_s} if "expert" in own.baselines else own.baselines,
             evaluations=own.evaluations + (other.evaluations if other is not None else 0),
             seconds=(own.seconds or 0.0) + (other.seconds or 0.0 if other is not None else 0.0),
             fastest_s=fastest_s if _step_s(offer.plan) > fastest_s else None,
@@ -229,6 +215,11 @@ class _Found:
                 )
             )
         return found
+
+
+def _plainest(found: SearchResult, limit_s: float) -> Offer:
+    assert found.plainest is not None
+    return found.plainest(limit_s)
 
 
 def _step_s(plan: Plan) -> float:

@@ -114,7 +114,7 @@ def plainness(choice: Choice, evaluator: Evaluator, *, is_template: bool) -> Pla
     """How plain a choice is."""
     stages, cuts = choice.layout.stages, [len(segments) for segments in choice.chunks]
     devices = [device for stage in stages for device in stage.devices]
-    modes = {(seg.recomputed.any(), seg.recomputed.all()) for segments in choice.chunks for seg in segments}
+    modes = {(bool(seg.recomputed.any()), bool(seg.recomputed.all())) for segments in choice.chunks for seg in segments}
     odd = (
         choice.zero > 0,
         modes != {(False, False)},

@@ -74,15 +74,30 @@ class SearchResult:
     unlike: Callable[[int], tuple[Plan, ...]] = field(compare=False)
     """Of a number, so many of the best plans that are unlike each other, or fewer where there are no more; the first is
     `plan`. See `agents.ranked`."""
-    plainest: Callable[[float], Offer] = field(compare=False)
-    """Of a step time in seconds, the plainest plan that takes no longer; `plan` is as fast as any. See
-    `agents.plainest`."""
     evaluations: int
     seconds: float
+    plainest: Callable[[float], Offer] | None = field(default=None, compare=False)
+    """Of a step time in seconds, the plainest plan that takes no longer, see `agents.plainest`; None where the plan has
+    been chosen so."""
     proven: bool = False
     """Whether no plan of the space that fits is faster."""
     improvements: Sequence[tuple[int, float, float]] = ()
     """(evaluations, seconds, step time in seconds) whenever a faster plan that fits was found."""
+
+
+def check_tie(tie: float) -> None:
+    """Refuses ties out of bounds.
+
+    Raises:
+        ProblemError: not from 0 to 1.
+    """
+    if not 0.0 <= tie <= 1.0:
+        raise ProblemError(
+            "is no share of the error band",
+            field="tie",
+            value=f"{tie:g}",
+            repair="Give 0, for the fastest plan by the estimate, to 1; the default is 0.1.",
+        )
 
 
 OnProgress = Callable[[Progress], None]

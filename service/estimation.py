@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from automap.errors import ModelError, PlanError, ProblemError
 from automap.records import to_json
-from service.report import GIB, seconds, strategy
+from service.report import GIB, seconds
+from service.strategy import strategy
 from service.run_job import JobRequest, ModelOptions, build_problem, import_graph
 
 if TYPE_CHECKING:

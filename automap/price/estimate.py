@@ -91,9 +91,9 @@ def _estimate(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> Estimat
     if outcome.averaging is not None:
         exposed["averaging"] = outcome.averaging.shown_s[slowest]
     batch = problem.training.global_batch
-    devices = problem.cluster.num_devices
+    used = {device for stage in choice.layout.stages for device in stage.devices}
     flops = sum(op.forward_flops.at(1) + op.backward_flops.at(1) for op in problem.graph.operators) * batch
-    peak = sum(problem.cluster.device(d).flops(problem.precision) for d in range(devices))
+    peak = sum(problem.cluster.device(d).flops(problem.precision) for d in used)
     tokens = sequence_length(problem.graph)
     band = error_band(problem)
     memory = tuple(
@@ -113,7 +113,7 @@ def _estimate(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> Estimat
         step_time_s=step,
         error_band_s=(step * (1.0 - band), step * (1.0 + band)),
         samples_per_s=batch / step,
-        tokens_per_s_per_device=None if tokens is None else batch * tokens / step / devices,
+        tokens_per_s_per_device=None if tokens is None else batch * tokens / step / len(used),
         mfu=flops / (step * peak),
         memory_bytes=memory,
         breakdown_s={
@@ -194,15 +194,17 @@ def annotate(plan: Plan, choice: Choice, evaluator: Evaluator) -> Plan:
     return replace(
         plan,
         estimate=_estimate(choice, evaluator, outcome),
-        launch=launch_line(evaluator.problem),
+        launch=launch_line(evaluator.problem, choice),
         why=reasons(choice.views[outcome.view], evaluator, outcome),
     )
 
 
-def launch_line(problem: Problem) -> str:
-    """How to start one process a device."""
-    hosts = problem.cluster.hosts
-    per_host = max(host.num_devices for host in hosts)
+def launch_line(problem: Problem, choice: Choice) -> str:
+    """How to start one process a device, up to the last one that is used."""
+    cluster = problem.cluster
+    last = max(device for stage in choice.layout.stages for device in stage.devices)
+    hosts = cluster.hosts[: cluster.node_of[last] + 1]
+    per_host = max(host.num_devices for host in hosts) if len(hosts) > 1 else last + 1
     where = (
         "--standalone" if len(hosts) == 1 else f"--nnodes={len(hosts)} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
     )

@@ -18,7 +18,6 @@ from automap.space import PlanSpace
 from automap.stage_sizes import MAX_UNEVEN_STAGES, part_size, spread, ways_to_fill
 from automap.templates import templates
 from automap.translate import to_choice
-from automap.templates import templates
 from automap.verify import Verifier
 from ir import zoo
 

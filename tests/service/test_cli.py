@@ -38,7 +38,7 @@ def model(tmp_path: Path, light: Callable[[str], bytes]) -> str:
 
 @pytest.fixture
 def searching(monkeypatch: pytest.MonkeyPatch, search: Any) -> None:
-    monkeypatch.setattr(agents, "search_in_turn", search)
+    monkeypatch.setattr(agents, "search_offer", search)
 
 
 def test_start_up_is_light() -> None:
@@ -67,7 +67,7 @@ def test_search_for_people(model: str, tmp_path: Path, capsys: pytest.CaptureFix
     path = tmp_path / "plan.json"
     assert main(["search", model, "--cluster", "8xV100-16GB", "--global-batch", "64", "-o", str(path)]) == 0
     shown = capsys.readouterr()
-    assert shown.out.startswith("strategy  dp 8")
+    assert shown.out.startswith("strategy  8 replicas")
     assert "1.20x the best expert template" in shown.out
     plan = Plan.from_json(json.loads(path.read_text()))
     assert plan.model.name == "squeezenet"
@@ -127,7 +127,7 @@ def test_nothing_fits(model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     def nothing(*given: object, **rest: object) -> None:
         raise NothingFits("too big", field="cluster", value="8xV100-16GB", repair="Take more devices.")
 
-    monkeypatch.setattr(agents, "search_in_turn", nothing)
+    monkeypatch.setattr(agents, "search_offer", nothing)
     assert main(["search", model, "--cluster", "8xV100-16GB", "--global-batch", "64"]) == 3
     shown = capsys.readouterr()
     assert shown.out == ""

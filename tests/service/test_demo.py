@@ -25,4 +25,4 @@ def test_the_demonstration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert plan.search is not None
         expert = plan.search.baselines["expert"]
         assert expert is not None
-        assert plan.estimate.step_time_s <= expert
+        assert (plan.search.fastest_s or plan.estimate.step_time_s) <= expert
