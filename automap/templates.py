@@ -237,7 +237,9 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
         for (sequence_parallel, only_batch), way in product(insides, ways):
             if only_batch and way == "tp":
                 continue
-            for stages, mode, zero in product(_stages(space, shape), modes, zeros):
+            # Shares that differ need not divide over tp.
+            placed = [stages for stages in _stages(space, shape) if not (only_batch and stages[-1])]
+            for stages, mode, zero in product(placed, modes, zeros):
                 prefix = space.even_values(shape, recompute=mode, zero=zero, stages=stages)
                 key = (*meshes_of(space, shape, prefix), sequence_parallel, only_batch, way)
                 if key not in known:

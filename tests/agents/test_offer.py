@@ -21,6 +21,7 @@ from ir import zoo
 
 GPT = "gpt:layers=2,hidden=256,heads=4,vocab_size=512,seq_len=128"
 RESNET = "resnet:blocks=1-1-1-1,image_size=64"
+WHO = ("expert", "mcmc")
 PROBLEMS = [(GPT, "1x4xA100-80GB", 32), (GPT, "2x2xV100-16GB@10Gbit", 8), (RESNET, "2x4xV100-16GB@25Gbit", 64)]
 
 
@@ -125,7 +126,7 @@ def test_a_slow_network_leaves_hosts_idle():
     problem = build(RESNET, "4x2xV100-16GB@10Gbit", 32)
     parts = promising(problem)
     assert near(parts) == parts[0]
-    result = search_offer(problem, Budget.parse(120), searchers=("mcmc",))
+    result = search_offer(problem, Budget.parse(240), searchers=WHO)
     plan = result.plan
     used = tuple(d for stage in plan.stages for d in parse_devices(stage.devices))
     assert used in {part.devices for part in parts}
@@ -153,7 +154,7 @@ def test_parts_that_cannot_be_as_fast_are_left_alone():
 
 def test_gradients_are_reduced_in_two_levels_from_every_seed():
     problem = build("resnet50", "2x4xV100-16GB@25Gbit", 512, fix={"pp": 1})
-    plans = [search_offer(problem, Budget.parse(20), searchers=("mcmc",), seed=seed).plan for seed in range(3)]
+    plans = [search_offer(problem, Budget.parse(40), searchers=WHO, seed=seed).plan for seed in range(3)]
     (mesh,) = {stage.mesh for plan in plans for stage in plan.stages}
     assert mesh == (("dp", 2), ("tp", 4))
     assert all(stage.batch_axes == ("dp", "tp") for plan in plans for stage in plan.stages)
