@@ -6,7 +6,7 @@ part is worth a look where not even its bound is above what the best template ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from agents.repairs import fastest_template_s
@@ -38,7 +38,7 @@ class Part:
     bound_s: float
     """No plan of the part takes less."""
     template_s: float | None
-    """Step time of its best template, or None if none fits."""
+    """Step time of its best template; None where none fits, or none was priced."""
     reference_s: float
     """Step time of the best template on all devices."""
 
@@ -76,13 +76,16 @@ def _counts(number: int, batch: int) -> list[int]:
     return sorted({*divisors(number), max(d for d in divisors(batch) if d <= number)})
 
 
-def promising(problem: Problem) -> tuple[Part, ...]:
-    """Parts of a problem's cluster that may hold a plan as fast as any on all devices, the best template's first."""
+def promising(problem: Problem, should_stop: Callable[[], bool] = lambda: False) -> tuple[Part, ...]:
+    """Parts of a problem's cluster that may hold a plan as fast as any on all devices, the best template's first.
+
+    Args:
+        problem: whose cluster is looked at.
+        should_stop: asked before each part; once true, templates of the others are not priced.
+    """
     found: list[Part] = []
     known = list(clusters_within(problem.cluster, problem.training.global_batch))
-    if not known:
-        return ()
-    reference_s = fastest_template_s(problem)
+    reference_s = fastest_template_s(problem) if known else None
     if reference_s is None:
         return ()
     # What the user runs today is for all devices.
@@ -90,21 +93,16 @@ def promising(problem: Problem) -> tuple[Part, ...]:
     for cluster, devices in known:
         try:
             part = Problem.build(problem.graph, cluster, problem.training, hints)
-            bound_s = lower_bound_s(part)
-            if bound_s < reference_s:
+            bound_s, template_s = lower_bound_s(part), None
+            if bound_s < reference_s and not should_stop():
                 bound_s = max(bound_s, BoundTable(PlanSpace(part)).first.time_s)
-            if bound_s < reference_s:
-                found.append(
-                    Part(
-                        problem=part,
-                        devices=devices,
-                        bound_s=bound_s,
-                        template_s=fastest_template_s(part),
-                        reference_s=reference_s,
-                    )
-                )
+                template_s = fastest_template_s(part) if bound_s < reference_s else None
         except UserError:
             continue  # the hints ask for more devices
+        if bound_s < reference_s:
+            found.append(
+                Part(problem=part, devices=devices, bound_s=bound_s, template_s=template_s, reference_s=reference_s)
+            )
     return tuple(sorted(found, key=lambda part: part.template_s or float("inf")))
 
 
