@@ -212,7 +212,7 @@ def _one_by_one(space: PlanSpace, values: Values, limit_s: float) -> Values:
 
 
 def _with(space: PlanSpace, values: Values, number: int, value: int) -> Values:
-    return space.repair([*values[:number], value, *values[number + 1 :]])
+    return space.repair([*values[:number], value, *values[number + 1 :]], kept=number)
 
 
 def _ordinary(space: PlanSpace, values: Values, kind: str, axis: int) -> list[dict[int, int]]:

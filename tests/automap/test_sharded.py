@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from plan_cases import expert, random_plans, uneven
+from plan_cases import expert, idle, random_plans, uneven
 from runtime_ranks import difference, errors, reference, run_ranks, with_stages
 
 from automap.collectives import list_collectives
@@ -54,6 +54,7 @@ def four_ranks():
         expert("dp x tp, ZeRO 3, sequence-parallel", "gpt", 4, tp=2, zero=3, sequence_parallel=True),
         uneven(expert("dp x tp", "gpt", 4, batch=6, count=1, tp=2), (1, 2)),
         expert("ep x tp", "moe", 4, tp=2, middle=2, experts="ep"),
+        idle(expert("dp, ZeRO 1", "gpt", 2, zero=1, steps=True), 4),
         *random_plans("gpt", 4, 2, 2),
         *random_plans("bert", 4, 1, 2),
         *random_plans("moe", 4, 1, 3),
