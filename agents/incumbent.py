@@ -15,6 +15,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from agents.plainest import IllegalPlan, Offer, as_it_is
+from agents.plainest import plainest as plainest_of
 from agents.ranked import MOST, Ranked
 from agents.ranked import unlike as unlike_candidates
 from agents.repairs import nothing_fits
@@ -32,10 +34,6 @@ TEMPLATES = 256
 """That are priced at a time."""
 REPORT_EVERY_S = 0.2
 """Pause between two progress reports."""
-
-
-class IllegalPlan(RuntimeError):
-    """A plan that was found breaks the rules of `automap.verify`: a fault of ours."""
 
 
 class Incumbent:
@@ -255,7 +253,7 @@ class Incumbent:
             searchers=dict(self.reached),
             seconds=self.seconds,
             proven=proven,
-            lower_bound_s=self.best_s if proven else self.table.first.time_s,
+            lower_bound_s=self.best_s if proven else max(self.table.first.time_s, self._bound_s),
         )
         first, in_order = self.best, self._in_order
         if self.space.problem.training.sync_modes != ("synchronous",):
@@ -278,8 +276,15 @@ class Incumbent:
                 *(self._plan(values, replace(of_others, found_by=name), sync) for (values, name), sync in others),
             )
 
+        def plainest(limit_s: float) -> Offer:
+            found = (values, record.found_by)
+            if sync.kind != "synchronous":
+                return as_it_is(self.space, found, best)
+            return plainest_of(self.space, found, self._ranked.best(MOST, first), limit_s)
+
         return SearchResult(
             plan=best,
+            plainest=plainest,
             evaluations=self.evaluations,
             seconds=self.seconds,
             proven=proven,

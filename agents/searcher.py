@@ -10,11 +10,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from automap.errors import ProblemError
 from automap.plan import Plan
 from automap.problem import Problem
+
+if TYPE_CHECKING:
+    from agents.plainest import Offer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,10 +76,28 @@ class SearchResult:
     `plan`. See `agents.ranked`."""
     evaluations: int
     seconds: float
+    plainest: Callable[[float], Offer] | None = field(default=None, compare=False)
+    """Of a step time in seconds, the plainest plan that takes no longer, see `agents.plainest`; None where the plan has
+    been chosen so."""
     proven: bool = False
     """Whether no plan of the space that fits is faster."""
     improvements: Sequence[tuple[int, float, float]] = ()
     """(evaluations, seconds, step time in seconds) whenever a faster plan that fits was found."""
+
+
+def check_tie(tie: float) -> None:
+    """Refuses ties out of bounds.
+
+    Raises:
+        ProblemError: not from 0 to 1.
+    """
+    if not 0.0 <= tie <= 1.0:
+        raise ProblemError(
+            "is no share of the error band",
+            field="tie",
+            value=f"{tie:g}",
+            repair="Give 0, for the fastest plan by the estimate, to 1; the default is 0.1.",
+        )
 
 
 OnProgress = Callable[[Progress], None]

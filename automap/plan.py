@@ -61,7 +61,7 @@ class Stage:
     operators: tuple[str, str]
     """First and last operator, in the graph's order."""
     devices: str
-    """Device numbers, as in 0-7 or 0,2,4."""
+    """Device numbers, as in 0-7 or 0,2,4; those of the cluster that no stage names are idle."""
     mesh: tuple[tuple[str, int], ...]
     """Axes and sizes; the last axis runs over consecutive devices."""
     batch_axes: tuple[str, ...]
@@ -148,9 +148,9 @@ class Estimate:
     error_band_s: tuple[float, float]
     samples_per_s: float
     tokens_per_s_per_device: float | None
-    """Null where the model has no sequence."""
+    """Of those that the plan uses; null where the model has no sequence."""
     mfu: float
-    """Model FLOP/s over peak FLOP/s, recomputation not counted."""
+    """Model FLOP/s over peak FLOP/s of the devices that the plan uses, recomputation not counted."""
     memory_bytes: tuple[DeviceMemory, ...]
     breakdown_s: Mapping[str, Any]
     """compute, exposed_communication {kind: s}, bubble, optimizer, overhead: they add up to the step time."""
@@ -207,12 +207,15 @@ class SearchRecord:
     evaluations: int
     """Complete plans priced by all searchers together."""
     baselines: Mapping[str, float | None]
-    """Step times in seconds: dp = pure data parallelism, expert = best template, yours = hints.baseline."""
+    """Step times in seconds: dp = pure data parallelism, expert = best template, yours = hints.baseline; null where
+    none of these fits, no dp where the batch or the hints leave no such plan."""
     searchers: Mapping[str, float | None] = field(default_factory=dict)
     """Best step time of each searcher that ran, seconds; null if it found nothing that fits."""
     seconds: float | None = None
+    fastest_s: float | None = None
+    """Step time of the fastest plan found, of which this one is a plainer equal within `tie`; null: of this one."""
     proven: bool = False
-    """Whether no plan of the space that fits is faster by the estimate."""
+    """Whether no plan of the space that fits is faster than the fastest one found, by the estimate."""
     lower_bound_s: float | None = None
     """No plan of the space is faster, seconds."""
     num_decisions: int = 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import resources
@@ -198,16 +197,6 @@ class Problem:
                 field="training.sync_period",
                 value=training.sync_period,
                 repair="Give the most steps between two averagings.",
-            )
-        batch, devices = training.global_batch, cluster.num_devices
-        if batch > 1 and devices > 1 and math.gcd(batch, devices) == 1 and hints.fix.dp != 1:
-            below = batch // devices * devices
-            raise ProblemError(
-                f"shares no divisor with the {devices} devices, so that no two replicas could have equal parts of it",
-                field="training.global_batch",
-                value=batch,
-                repair=f"Use a multiple of {devices}, such as {below or 2 * devices} or {below + devices}; or set "
-                "hints.fix.dp to 1 to go without data parallelism.",
             )
         if not any(t.batch_dim is not None for t in graph.tensors.values()):
             raise ProblemError(

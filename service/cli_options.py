@@ -39,10 +39,20 @@ SearcherOption = Annotated[
     ),
 ]
 BudgetOption = Annotated[str, typer.Option(help="30s, 2m, or a number of evaluations.")]
+TieOption = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="Share of the error band within which plans are equally fast, and the plainest leaves; 0: the fastest.",
+    ),
+]
 SeedOption = Annotated[int, typer.Option(min=0, help="Of every random choice.")]
 TrialsOption = Annotated[
     int | None,
-    typer.Option(metavar="K", help="Run the best K plans for some steps, on the cluster local, and choose by that."),
+    typer.Option(
+        metavar="K", help="Run the best K plans for some steps, if this host is the cluster, and choose by that."
+    ),
 ]
 HintsOption = Annotated[Path | None, typer.Option(help="JSON file: what you know or insist on.")]
 DimOption = Annotated[

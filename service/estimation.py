@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from automap.errors import ModelError, PlanError, ProblemError
 from automap.records import to_json
-from service.report import GIB, seconds, strategy
+from service.report import GIB, seconds
 from service.run_job import JobRequest, ModelOptions, build_problem, import_graph
+from service.strategy import strategy
 
 if TYPE_CHECKING:
     from automap.plan import Estimate, Plan

@@ -71,6 +71,8 @@ class JobRequest:
     budget: str = "30s"
     searchers: tuple[str, ...] = ("portfolio",)
     """One after another within the budget."""
+    tie: float = 0.1
+    """Share of the error band within which plans are equally fast, and the plainest leaves; 0 = the fastest, 0..1."""
     seed: int = 0
     trials: Trials | None = None
     """None = the plan is chosen by its estimate."""
@@ -87,7 +89,7 @@ class JobRequest:
 
 
 class Search(Protocol):
-    """The shape of `agents.search_in_turn`."""
+    """The shape of `agents.search_offer`."""
 
     def __call__(
         self,
@@ -95,6 +97,7 @@ class Search(Protocol):
         budget: Budget,
         *,
         searchers: Sequence[str],
+        tie: float,
         seed: int,
         on_progress: OnProgress,
         should_stop: ShouldStop,
@@ -178,16 +181,17 @@ def build_problem(graph: Graph, request: JobRequest) -> Problem:
 
 
 def check_search(request: JobRequest) -> Budget:
-    """Checks budget, searchers and trials.
+    """Checks budget, searchers, tie and trials.
 
     Raises:
         ProblemError: one of them is not known or out of bounds, or they do not go together.
     """
     from agents.in_turn import check_searchers
-    from agents.searcher import Budget
+    from agents.searcher import Budget, check_tie
 
     budget = Budget.parse(request.budget)
     check_searchers(request.searchers, budget)
+    check_tie(request.tie)
     if request.trials is not None:
         _check_trials(request.trials)
     return budget
@@ -217,7 +221,7 @@ def run_job(
         load_graph: returns the imported model; called once the rest of the request is known to be good.
         on_progress: called a few times a second.
         should_stop: asked often; once true, the best plan so far is returned.
-        search: in place of `agents.search_in_turn`.
+        search: in place of `agents.search_offer`.
 
     Raises:
         UserError: the request, the model, or that nothing fits.
@@ -225,9 +229,9 @@ def run_job(
     budget = check_search(request)
     problem = build_problem(load_graph(), request)
     if search is None:
-        from agents import search_in_turn
+        from agents import search_offer
 
-        search = search_in_turn
+        search = search_offer
     trials, lacks = request.trials, None
     if trials is not None:
         from automap.runtime.host import lacking
@@ -238,6 +242,7 @@ def run_job(
         problem,
         budget,
         searchers=request.searchers,
+        tie=request.tie,
         seed=request.seed,
         on_progress=lambda progress: on_progress(replace(progress, fraction=share * progress.fraction)),
         should_stop=should_stop,
@@ -245,7 +250,7 @@ def run_job(
     if trials is None:
         return result.plan
     if lacks is not None:
-        text = f"no plan was tried: a trial {lacks}. Trials run on the cluster local, which `automap profile` measures"
+        text = f"no plan was tried: a trial {lacks}. Trials run on clusters that are this host, or a part of it"
         return replace(result.plan, warnings=(*result.plan.warnings, text))
     return _tried(problem, result, trials, request.seed, on_progress, should_stop)
 

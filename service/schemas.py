@@ -42,10 +42,17 @@ class JobBody(BaseModel):
     searchers: list[Text] = Field(
         default=["portfolio"], description="One after another, each with its share of the budget; the best plan wins."
     )
+    tie: float = Field(
+        default=0.1,
+        ge=0.0,
+        le=1.0,
+        description="Share of the error band within which plans are equally fast, and the plainest leaves.",
+    )
     seed: int = Field(default=0, ge=0, lt=2**32)
     hints: dict[str, Any] = Field(default={}, description="What you know or insist on.")
     trials: TrialsBody | None = Field(
-        default=None, description="Run the best plans where the worker runs, on the cluster local, and choose by that."
+        default=None,
+        description="Run the best plans where the worker runs, if that is the cluster, and choose by that.",
     )
 
     def request(self) -> JobRequest:
@@ -63,6 +70,7 @@ class JobBody(BaseModel):
             ),
             budget=str(self.budget),
             searchers=tuple(self.searchers),
+            tie=self.tie,
             seed=self.seed,
             trials=None if self.trials is None else Trials(**self.trials.model_dump()),
         )

@@ -160,7 +160,7 @@ def run(job_id: str, client: redis.Redis, *, search: Any = None) -> None:
     Args:
         job_id: of a queued job.
         client: the service's Redis.
-        search: in place of `agents.search_in_turn`.
+        search: in place of `agents.search_offer`.
     """
     store = Store(client)
     token = store.begin(job_id)

@@ -96,9 +96,9 @@ def _estimate(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> Estimat
     if outcome.averaging is not None:
         exposed["averaging"] = outcome.averaging.shown_s[slowest]
     batch = problem.training.global_batch
-    devices = problem.cluster.num_devices
+    used = {device for stage in choice.layout.stages for device in stage.devices}
     flops = sum(op.forward_flops.at(1) + op.backward_flops.at(1) for op in problem.graph.operators) * batch
-    peak = sum(problem.cluster.device(d).flops(problem.precision) for d in range(devices))
+    peak = sum(problem.cluster.device(d).flops(problem.precision) for d in used)
     tokens = sequence_length(problem.graph)
     band = error_band(problem)
     memory = tuple(
@@ -118,7 +118,7 @@ def _estimate(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> Estimat
         step_time_s=step,
         error_band_s=(step * (1.0 - band), step * (1.0 + band)),
         samples_per_s=batch / step,
-        tokens_per_s_per_device=None if tokens is None else batch * tokens / step / devices,
+        tokens_per_s_per_device=None if tokens is None else batch * tokens / step / len(used),
         mfu=flops / (step * peak),
         memory_bytes=memory,
         breakdown_s={

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from automap.price.estimate import price
 from automap.price.evaluator import Evaluator
 from automap.price.tables import Tables
 from automap.problem import Problem
-from automap.runtime.host import gpus
+from automap.runtime.host import as_name, gpus
 from automap.runtime.launch import Limits, OutcomeKind, launch
 from automap.runtime.profiler_fit import Floats, fit_attention, fit_collective, fit_gemm, fit_linear
 from automap.runtime.quiet import conditions
@@ -206,7 +205,7 @@ def build_cluster(kind: str, results: Sequence[Mapping[str, Any]], runs: Sequenc
     computed = COMPUTED if kind == "cpu" else {"elementwise_traffic": COMPUTED["elementwise_traffic"]}
     link = _link(kind, results, source)
     device = Device(
-        name=re.sub(r"[^\w.-]+", "-", str(about["name"])).strip("-"),
+        name=as_name(str(about["name"])),
         peak_TFLOPs={p: _rounded(peak / 1e12) for p, peak in peaks.items()},
         hbm_bandwidth_GBps=_rounded(stream / 1e9),
         memory_GiB=_rounded(min(float(result["device"]["memory_bytes"]) for result in results) / GIB),

@@ -26,6 +26,7 @@ from automap.plan import Plan
 from automap.problem import Problem
 from automap.runtime.convert import all_gather, all_reduce, all_to_all, reduce_scatter
 from automap.runtime.groups import Axis
+from automap.runtime.host import processor
 from automap.runtime.interpreter import apply, run
 from automap.runtime.layout import Step
 from automap.runtime.optimizer import Optimizer
@@ -210,18 +211,12 @@ def describe(device: torch.device, num_ranks: int) -> dict[str, Any]:
             "cache_bytes": about.L2_cache_size,
         }
     return {
-        "name": _processor_name(),
+        "name": processor(),
         "memory_bytes": _free_bytes() // num_ranks,
         "reserved_bytes": 0,
         "num_multiprocessors": 1,
         "cache_bytes": _cache_bytes(),
     }
-
-
-def _processor_name() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
 
 
 def _cache_bytes() -> int:

@@ -70,7 +70,7 @@ def test_the_demonstration(shown: str, folder: Path) -> None:
         assert plan.search is not None
         expert = plan.search.baselines["expert"]
         assert expert is not None
-        assert plan.estimate.step_time_s <= expert
+        assert (plan.search.fastest_s or plan.estimate.step_time_s) <= expert
 
 
 def test_the_readme_has_the_lines_that_it_prints(shown: str) -> None:

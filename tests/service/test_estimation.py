@@ -24,7 +24,7 @@ def test_a_page_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", GPT, *PLACE, *words]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
-    assert lines[0] == "strategy  pp 2 × dp 2 × tp 2 · 8 micro-batches of 8 · recompute full"
+    assert lines[0] == "strategy  pipeline 2 × 2 replicas × tensor parallel 2 · 8 micro-batches of 8 · recompute full"
     assert lines[1].startswith("step      ")
     assert "tokens/s a device, MFU " in lines[2]
     for part in ("compute", "bubble", "optimizer", "overhead", "exposed all-reduce", "exposed pipeline"):
