@@ -24,7 +24,7 @@ from priced_runs import PricedRun
 
 import automap
 from automap.cluster import Device
-from automap.price.curves import fitted
+from automap.fitted import fitted
 from automap.price.layout import Layout
 from automap.problem import WEIGHT_BYTES, trainers
 from automap.published import Run, Unpriced, load_runs

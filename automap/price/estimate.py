@@ -14,7 +14,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from automap.fitted import COLLECTIVES
+from automap.errors import PlanError
+from automap.fitted import COLLECTIVES, fitted
 from automap.measured_blocks import device_seconds
 from automap.order import A_RANK, words
 from automap.plan import DeviceMemory, Estimate, Plan, format_devices, parse_devices
@@ -36,7 +37,7 @@ from automap.price.combine import (
     R_STATE,
     R_SYNC,
 )
-from automap.price.curves import attention_curve, fitted, gemm_curve, is_measured
+from automap.price.curves import attention_curve, gemm_curve, is_measured
 from automap.price.evaluator import Evaluator, Outcome
 from automap.price.gemm import G_FLOPS
 from automap.price.sync import evaluate_plan
@@ -65,6 +66,22 @@ def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None, *, w
     choice = to_choice(plan, evaluator)
     estimate = _estimate(choice, evaluator, evaluate_plan(plan, choice, evaluator))
     return replace(estimate, timeline=timeline(choice, evaluator)) if with_timeline else estimate
+
+
+def baseline_s(evaluator: Evaluator) -> float | None:
+    """Step time of the plan that the user runs today (`hints.baseline`), or None without one.
+
+    Raises:
+        PlanError: the baseline is malformed, illegal, or for another model.
+    """
+    document = evaluator.problem.hints.baseline
+    if document is None:
+        return None
+    try:
+        return price(evaluator.problem, Plan.from_json(dict(document)), evaluator).step_time_s
+    except PlanError as fault:
+        field = "hints.baseline" + fault.field.removeprefix("plan")
+        raise PlanError(fault.message, field=field, value=fault.value, repair=fault.repair) from None
 
 
 def timeline(choice: Choice, evaluator: Evaluator) -> tuple[tuple[tuple[str, float, float], ...], ...]:

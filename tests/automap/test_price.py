@@ -8,6 +8,7 @@ import pytest
 
 from automap.cluster import group_link, parse_cluster
 from automap.collectives import list_collectives
+from automap.fitted import fitted
 from automap.price import combine as c
 from automap.price.attention import attention_s
 from automap.price.communication import (
@@ -20,7 +21,7 @@ from automap.price.communication import (
     collective_s,
     convert,
 )
-from automap.price.curves import attention_curve, fitted, gemm_curve, shared
+from automap.price.curves import attention_curve, gemm_curve, shared
 from automap.price.estimate import estimate_choice, lower_bound_s
 from automap.price.gemm import gemm_s
 from automap.price.layout import link_vector
