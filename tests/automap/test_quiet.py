@@ -75,6 +75,9 @@ def test_a_busy_host_is_named_wherever_its_prices_are_read(calm, name):
     assert line in plan.warnings
 
 
-def test_conditions_that_nothing_gives_are_refused():
-    with pytest.raises(ClusterError, match="conditions"):
-        replace(CALM, others=-0.1)
+def test_conditions_that_nothing_gives_are_refused(calm):
+    document = calm.to_json()
+    document["constants"]["conditions"]["others"] = -0.1
+    with pytest.raises(ClusterError) as caught:
+        parse_cluster(document)
+    assert caught.value.field == "cluster.constants.conditions.others"
