@@ -28,8 +28,8 @@ class PricedRun:
         document = json.dumps(problem.cluster.to_json(), sort_keys=True)
         self._where = (document, replace(problem.training, global_batch=1), first, len(self._stages))
         self._calls, self._parts, self._whole = case.evaluator.distinct_units(case.choice)
-        homes = case.evaluator.tied.homes(case.choice)
-        self._tied = case.evaluator.tied.rows(homes, case.choice.layout, case.choice.zero_axes)
+        ties = case.evaluator.tied.ties(case.choice)
+        self._tied = case.evaluator.tied.rows(ties, case.choice.layout, case.choice.zero_axes)
 
     def price(self, layouts: dict[object, Layout]) -> Outcome:
         """The outcome under the constants as they are now.
