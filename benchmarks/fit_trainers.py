@@ -14,11 +14,21 @@ import argparse
 import json
 import time
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from constants import (
+    OF_STEP,
+    SHARED,
+    TRAINERS,
+    clock_of,
+    constants,
+    depends,
+    link_kind,
+    owner,
+)
 from fitting import EVERY, Floats, Rows, fit, measurements, robust
 from priced_runs import PricedRun
 
@@ -26,105 +36,15 @@ import automap
 from automap.cluster import Device
 from automap.price.curves import fitted
 from automap.price.layout import Layout
-from automap.problem import WEIGHT_BYTES, trainers
+from automap.problem import trainers
 from automap.published import Run, Unpriced, load_runs
 from automap.validation import Predicted, summarize
 
 DATA = Path(automap.__file__).parent / "data"
-TRAINER = (
-    "elementwise_traffic",
-    "attention_rate",
-    "host_us_per_operator",
-    "host_us_per_collective",
-    "gradient_overlap",
-    "tensor_overlap",
-    "gather_bandwidth_share",
-    "step_overhead_ms",
-    "send_host_ms",
-    "loss_passes",
-)
-"""The fields of automap/data/trainers that are fitted; at most ten, so that a trainer stays a few physical facts."""
-OF_KERNELS = ("elementwise_traffic", "attention_rate", "loss_passes")
-SAME_KERNELS = {"megatron-deepspeed": "megatron-lm"}
-"""A fork runs the kernels of what it was forked from."""
-INTER = ("infiniband-edr", "infiniband-hdr", "infiniband-ndr", "ethernet", "omni-path")
-INTRA = ("nvlink2", "nvlink3", "nvlink4", "nvlink5", "pcie")
-CLOCKS = ("V100", "A100", "H100", "H100-96GB", "H200", "GB200")
-MEMORIES = ("V100", "A100", "H100", "GB200")
-FOLD_STEPS = 2
-"""From the constants of all runs to those of a part of them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Constant:
-    """One fitted number."""
-
-    name: str
-    prior: float
-    low: float
-    high: float
-    hold: float = 0.01
-    """Strength of the prior."""
-
-
-def _trainer_constants(name: str) -> list[Constant]:
-    core = name in ("megatron-core", "torchtitan", "llm-foundry-fsdp", "internevo")
-    traffic = {"llm-foundry-fsdp": 1.2, "torchtitan": 0.7, "megatron-core": 0.8, "deeplearningexamples": 0.8}
-    rows = (
-        ("elementwise_traffic", traffic.get(name, 1.0), 0.5, 2.2, 0.003),
-        ("attention_rate", 0.5 if name == "llm-foundry-fsdp" else 0.9, 0.2, 1.0, 0.01),
-        ("host_us_per_operator", 40.0 if name in ("megatron-deepspeed", "megatron-lm") else 15.0, 2.0, 90.0, 0.1),
-        ("host_us_per_collective", 40.0, 0.0, 300.0, 0.01),
-        ("gradient_overlap", 0.9 if core else 0.5 if name in ("oneflow", "alpa") else 0.0, 0.0, 1.0, 0.3),
-        ("tensor_overlap", {"torchtitan": 0.3, "megatron-core": 0.5}.get(name, 0.0), 0.0, 0.8, 0.01),
-        ("gather_bandwidth_share", 0.14 if name == "deepspeed" else 0.25, 0.1, 0.8, 0.3),
-        ("step_overhead_ms", 5.0, 0.0, 20.0, 0.01),
-        ("send_host_ms", 0.25, 0.0, 0.8, 0.03),
-        ("loss_passes", 24.0 if name in ("megatron-deepspeed", "megatron-lm") else 8.0, 1.0, 30.0, 0.1),
-    )
-    assert tuple(row[0] for row in rows) == TRAINER
-    return [
-        Constant(name=f"{name}.{key}", prior=p, low=lo, high=hi, hold=h)
-        for key, p, lo, hi, h in rows
-        if _owner(name, key) == name
-    ]
-
-
-def _owner(trainer: str, key: str) -> str:
-    """The trainer whose constant it is."""
-    return SAME_KERNELS.get(trainer, trainer) if key in OF_KERNELS else trainer
-
-
-SHARED = {
-    "overlap_exponent": (2.2, 1.2, 6.0, 0.01),
-    "host_backward": (1.24, 1.0, 2.0, 0.01),
-    "node_latency_us": (20.0, 5.0, 60.0, 0.01),
-    "kernel_us": (2.0, 0.0, 5.0, 0.1),
-    "attention_backward": (3.1, 2.0, 5.0, 0.1),
-    "optimizer_bytes": (24.0, 12.0, 40.0, 0.3),
-    "micro_batch_ms": (0.5, 0.0, 3.0, 0.01),
-    "group_wait_exponent": (0.5, 0.0, 2.0, 0.01),
-    "fallback_kernels": (10.0, 0.0, 40.0, 0.01),
-    "misaligned": (4.0, 1.0, 12.0, 0.01),
-    "ring_us": (4.0, 0.0, 30.0, 0.1),
-    "fp32_efficiency": (0.9, 0.5, 1.0, 0.001),
-    "fp8_speedup": (1.0, 0.5, 1.5, 0.01),
-    "nvfp4_speedup": (1.8, 1.2, 2.0, 0.1),
-    "row_scaled_rate": (0.6, 0.3, 1.0, 0.1),
-    "quantise_kernels": (1.0, 0.0, 4.0, 0.01),
-    "routing_passes": (2.0, 1.0, 4.0, 0.01),
-    "routing_kernels": (20.0, 5.0, 60.0, 0.0005),
-    "expert_rate": (0.85, 0.5, 1.0, 0.1),
-}
-"""Constants of automap/data/fitted/step.json that are fitted: prior, least, most, strength of the prior."""
-OF_PRECISION = {
-    "fp8_speedup": tuple(WEIGHT_BYTES),
-    "quantise_kernels": tuple(WEIGHT_BYTES),
-    "nvfp4_speedup": ("nvfp4",),
-    "fp32_efficiency": ("fp32",),
-}
-"""Constants that matter in some precisions alone."""
-OF_EXPERTS = ("routing_passes", "routing_kernels", "expert_rate")
+MOST_STEPS = 60
+"""Of one fit; one that is not done by then is said to be so."""
+CONVERGED = 1e-4
+"""A fit is done when a step lowers the sum of squares by less than this share of it."""
 
 
 class Fleet:
@@ -132,70 +52,55 @@ class Fleet:
 
     def __init__(self, rows: list[PricedRun]) -> None:
         self.rows = rows
-        names = {f.problem.trainer.name for f in rows}
-        self.trainers = sorted(names | {SAME_KERNELS[name] for name in names if name in SAME_KERNELS})
-        self.constants = [Constant(name=f"clock.{k}", prior=0.85, low=0.4, high=1.1, hold=0.001) for k in CLOCKS]
-        self.constants += [Constant(name=f"memory.{k}", prior=0.8, low=0.7, high=0.95, hold=1.0) for k in MEMORIES]
-        for name in self.trainers:
-            self.constants += _trainer_constants(name)
-        self.constants += [Constant(name=n, prior=p, low=lo, high=hi, hold=h) for n, (p, lo, hi, h) in SHARED.items()]
-        self.constants += [Constant(name=f"link.{k}", prior=0.65, low=0.5, high=1.0, hold=0.3) for k in INTER]
-        self.constants += [Constant(name=f"link.{k}", prior=0.75, low=0.6, high=0.95, hold=0.1) for k in INTRA[:3]]
-        self.constants += [Constant(name="portable_attention", prior=0.5, low=0.3, high=0.8, hold=0.1)]
+        self.trainers = sorted({f.problem.trainer.name for f in rows})
+        self.constants = constants(set(self.trainers))
         self.at = {c.name: i for i, c in enumerate(self.constants)}
-        self.prior = np.array([c.prior for c in self.constants])
-        self.low = np.array([c.low for c in self.constants])
-        self.high = np.array([c.high for c in self.constants])
-        self.hold = np.array([c.hold for c in self.constants])
+        self.prior, self.low, self.high, self.hold = (
+            np.array([getattr(c, field) for c in self.constants]) for field in ("prior", "low", "high", "hold")
+        )
         self.measured = np.array([f.run.iteration_s for f in rows])
-        self.current = np.clip([self._now(c.name) for c in self.constants], self.low, self.high)
-        self.touched = [np.flatnonzero([_depends(f, c.name) for f in rows]) for c in self.constants]
-
-    def _now(self, name: str) -> float:
-        """What the data files say of a constant: where a fit begins."""
-        kind, _, rest = name.partition(".")
-        if kind in SHARED:
-            return float(fitted("step")["constants"][kind]["value"])
-        if kind in self.trainers:
-            return float(getattr(trainers()[kind], rest))
-        devices = [d for f in self.rows for d in f.problem.cluster.devices.values()]
-        if kind == "link":
-            links = [k for f in self.rows for k in f.problem.cluster.links.values()]
-            return next((k.efficiency for k in links if _link_kind(k.name) == rest), self.prior[self.at[name]])
-        fields = {"clock": ("sustained_clock", CLOCKS), "memory": ("memory_efficiency", MEMORIES)}
-        field, kinds = fields.get(kind, ("portable_attention", ()))
-        alike = (d for d in devices if (_nearest(d, kinds) == rest if kinds else d.curves_of != "A100"))
-        return next((float(getattr(d, field)) for d in alike), self.prior[self.at[name]])
+        self.touched = [np.flatnonzero([depends(f, c.name) for f in rows]) for c in self.constants]
+        self._of_units = np.array([c.name.split(".")[-1] not in OF_STEP for c in self.constants])
+        self._applied: Floats | None = None
 
     def apply(self, x: Floats) -> None:
         """Gives the constants to the price."""
-        value = {name: float(x[i]) for name, i in self.at.items()}
-        for name in SHARED:
-            fitted("step")["constants"][name]["value"] = value[name]
+        before = np.full(len(x), np.nan) if self._applied is None else self._applied
+        changed = {self.constants[i].name: float(x[i]) for i in np.flatnonzero(x != before)}
+        self._applied = x.copy()
         software: Any = trainers()
-        for name in self.trainers:
-            fields = {key: value[f"{_owner(name, key)}.{key}"] for key in TRAINER}
-            software[name] = replace(software[name], **fields, parameter_gather_overlap=fields["gradient_overlap"])
-        for cluster in {id(f.problem.cluster): f.problem.cluster for f in self.rows}.values():
-            devices: Any = cluster.devices
-            links: Any = cluster.links
-            for name, device in devices.items():
-                devices[name] = replace(
-                    device,
-                    sustained_clock=value[f"clock.{_nearest(device, CLOCKS)}"],
-                    memory_efficiency=value[f"memory.{_nearest(device, MEMORIES)}"],
-                    portable_attention=1.0 if device.curves_of == "A100" else value["portable_attention"],
-                )
-            for name, link in links.items():
-                kind = _link_kind(name)
-                if f"link.{kind}" in value:
-                    links[name] = replace(link, efficiency=value[f"link.{kind}"])
+        for name, value in changed.items():
+            kind, _, key = name.partition(".")
+            if kind in SHARED:
+                fitted("step")["constants"][kind]["value"] = value
+            for trainer in self.trainers:
+                if key in TRAINERS and owner(trainer, key) == kind:
+                    software[trainer] = replace(software[trainer], **{key: value})
+                    if key == "gradient_overlap":
+                        software[trainer] = replace(software[trainer], parameter_gather_overlap=value)
+        kinds = {name.partition(".")[0] for name in changed}
+        clusters: Any = {id(f.problem.cluster): f.problem.cluster for f in self.rows}.values()
+        if kinds & {"clock", "portable_attention"}:
+            portable = float(x[self.at["portable_attention"]])
+            for devices in (cluster.devices for cluster in clusters):
+                for name, device in devices.items():
+                    devices[name] = replace(
+                        device,
+                        sustained_clock=float(x[self.at[f"clock.{clock_of(device)}"]]),
+                        portable_attention=1.0 if device.curves_of == "A100" else portable,
+                    )
+        if "link" in kinds:
+            for links in (cluster.links for cluster in clusters):
+                for name, link in links.items():
+                    if link_kind(name):
+                        links[name] = replace(link, efficiency=float(x[self.at[f"link.{link_kind(name)}"]]))
 
     def predict(self, x: Floats, rows: Rows = EVERY) -> Floats:
         """Seconds of some of the runs."""
         self.apply(x)
         layouts: dict[object, Layout] = {}
-        return np.array([self.rows[i].price(layouts).step_time_s for i in np.arange(len(self.rows))[rows]])
+        units = x[self._of_units].tobytes()
+        return np.array([self.rows[i].price(layouts, units).step_time_s for i in np.arange(len(self.rows))[rows]])
 
     def weights(self) -> Floats:
         """Of the rows: large groups count for less than their size; suspect rows not at all."""
@@ -210,8 +115,8 @@ class Fleet:
                 found[i] *= 0.3
         return found
 
-    def fit(self, left_out: Any, steps: int, begin: Floats | None = None) -> Floats:
-        """The constants from all rows but those left out."""
+    def fit(self, left_out: Any, on_step=lambda n, c: None) -> Floats:
+        """The constants from all rows but those left out, from the priors until a step gains nothing."""
         weights = self.weights() * ~left_out
 
         def residuals(x: Floats, rows: Rows) -> Floats:
@@ -226,45 +131,12 @@ class Fleet:
             self.prior,
             self.low,
             self.high,
-            steps=steps,
+            steps=MOST_STEPS,
             ridge=self.hold,
-            begin=begin,
             touched=self.touched,
+            converged=CONVERGED,
+            on_step=on_step,
         )
-
-
-def _depends(f: PricedRun, name: str) -> bool:
-    """Whether a constant can change the price of a run."""
-    kind, _, rest = name.partition(".")
-    device = f.problem.cluster.device(0)
-    precision = f.problem.precision
-    if kind == "clock":
-        return _nearest(device, CLOCKS) == rest
-    if kind == "memory":
-        return _nearest(device, MEMORIES) == rest
-    if kind == "link":
-        return any(_link_kind(link) == rest for link in f.problem.cluster.links)
-    if kind in OF_PRECISION:
-        return precision in OF_PRECISION[kind]
-    if kind == "row_scaled_rate":
-        return f.problem.training.scaling == "row"
-    if kind in OF_EXPERTS:
-        return bool(f.run.model.get("moe"))
-    name = f.problem.trainer.name
-    return kind in SHARED or kind in ("portable_attention", _owner(name, rest))
-
-
-def _link_kind(name: str) -> str:
-    return next((k for k in (*INTER, *INTRA) if name.startswith(k)), "")
-
-
-def _nearest(device: Device, kinds: tuple[str, ...]) -> str:
-    base = device.name.split("-")[0]
-    alike = {"P40": "V100", "P100": "V100", "A800": "A100", "B200": "GB200", "B300": "GB200", "GB300": "GB200"}
-    if device.name in kinds:
-        return device.name
-    base = alike.get(base, base)
-    return base if base in kinds else "H100"
 
 
 def _too_fast(f: PricedRun) -> bool:

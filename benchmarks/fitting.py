@@ -50,8 +50,9 @@ def fit(
     *,
     steps: int = 40,
     ridge: Floats | float = 1e-6,
-    begin: Floats | None = None,
     touched: Sequence[Rows] | None = None,
+    converged: float = 1e-6,
+    on_step: Callable[[int, float], None] = lambda step, cost: None,
 ) -> Floats:
     """Constants that make the sum of squared residuals least.
 
@@ -62,11 +63,12 @@ def fit(
         high: largest values.
         steps: at most so many.
         ridge: how strongly each constant, in units of its own size, is held at its start.
-        begin: where the search begins, if not at `start`.
         touched: the rows that each constant can change; None = all.
+        converged: the fit is done when a step lowers the sum by less than this share of it.
+        on_step: told of each step and the sum behind it.
     """
     scale = np.maximum(np.maximum(np.abs(start), 0.02 * (high - low)), 1e-9)
-    x = (start if begin is None else begin).astype(float).copy()
+    x = start.astype(float).copy()
     hold = np.sqrt(np.broadcast_to(np.asarray(ridge, dtype=float), x.shape))
 
     def held(y: Floats) -> Floats:
@@ -77,7 +79,7 @@ def fit(
 
     r = residuals(x, EVERY)
     cost, damping = cost_of(r, x), 1e-2
-    for _ in range(steps):
+    for number in range(steps):
         jacobian = np.zeros((len(r), len(x)))
         for j in range(len(x)):
             rows = EVERY if touched is None else touched[j]
@@ -101,7 +103,8 @@ def fit(
                 damping = max(damping / 5, 1e-9)
                 break
             damping *= 5
-        if not improved or gain < 1e-6 * cost:
+        on_step(number, cost)
+        if not improved or gain < converged * cost:
             break
     return x
 

@@ -9,9 +9,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
+
+from automap.price.choice import Choice
 from automap.price.evaluator import Evaluator, Outcome
 from automap.price.layout import Layout, build_layout
 from automap.published import Run, case_of
+
+Floats = npt.NDArray[np.float64]
 
 
 class PricedRun:
@@ -30,16 +36,20 @@ class PricedRun:
         self._calls, self._parts, self._whole = case.evaluator.distinct_units(case.choice)
         ties = case.evaluator.tied.ties(case.choice)
         self._tied = case.evaluator.tied.rows(ties, case.choice.layout, case.choice.zero_axes)
+        self._last: tuple[bytes, Choice, Floats] | None = None
 
-    def price(self, layouts: dict[object, Layout]) -> Outcome:
+    def price(self, layouts: dict[object, Layout], units: bytes) -> Outcome:
         """The outcome under the constants as they are now.
 
         Args:
             layouts: of other runs under the same constants; filled.
+            units: equal to that of the call before where all constants are that the costs of units depend on.
         """
         evaluator = Evaluator(self.problem, self._tables)
-        if self._where not in layouts:
-            layouts[self._where] = build_layout(self.problem, self._stages)
-        choice = replace(self.choice, layout=layouts[self._where])
-        costs = evaluator.unit_rows(choice, self._calls)
+        if self._last is None or self._last[0] != units:
+            if self._where not in layouts:
+                layouts[self._where] = build_layout(self.problem, self._stages)
+            choice = replace(self.choice, layout=layouts[self._where])
+            self._last = units, choice, evaluator.unit_rows(choice, self._calls)
+        _, choice, costs = self._last
         return evaluator.combine(choice, costs, self._parts, self._whole, self._tied)
