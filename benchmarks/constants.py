@@ -27,13 +27,16 @@ class Constant:
     """Strength of the prior: what a change by the whole prior adds to the sum of squares."""
 
 
+FITTED = (
+    "alpa", "deeplearningexamples", "deepspeed", "internevo", "llm-foundry-fsdp", "megatron-core",
+    "megatron-deepspeed", "megatron-lm", "oneflow", "torchtitan",
+)  # fmt: skip
 TRAINERS = {
     "elementwise_traffic": (
-        (("megatron-lm", "megatron-deepspeed", "deepspeed"), 1.0),
+        (("megatron-lm", "megatron-deepspeed", "deepspeed", "oneflow", "alpa"), 1.0),
         (("llm-foundry-fsdp",), 1.2),
         (("megatron-core",), 0.8),
         (("deeplearningexamples",), 0.8),
-        (("oneflow",), 1.0),
         (("torchtitan",), 0.7),
     ),
     "attention_rate": ((("llm-foundry-fsdp",), 0.5),),
@@ -56,13 +59,7 @@ TRAINERS = {
         (("llm-foundry-fsdp",), 0.25),
         (("deepspeed", "megatron-core", "megatron-deepspeed", "internevo", "torchtitan"), 0.25),
     ),
-    "step_overhead_ms": (
-        (
-            ("alpa", "deeplearningexamples", "deepspeed", "internevo", "llm-foundry-fsdp", "megatron-core")
-            + ("megatron-deepspeed", "megatron-lm", "oneflow", "torchtitan"),
-            5.0,
-        ),
-    ),
+    "step_overhead_ms": ((FITTED, 5.0),),
     "send_host_ms": ((("alpa", "megatron-core", "megatron-deepspeed", "megatron-lm", "oneflow"), 0.25),),
 }
 """Fields of automap/data/trainers: which trainers share the constant, and where it begins. A fork runs the kernels of
@@ -73,19 +70,16 @@ LIMITS = {
     "host_us_per_operator": (2.0, 90.0, 0.1),
     "host_us_per_collective": (0.0, 300.0, 0.01),
     "gradient_overlap": (0.0, 1.0, 0.3),
-    "tensor_overlap": (0.0, 0.8, 0.01),
+    "tensor_overlap": (0.0, 0.95, 0.01),
     "gather_bandwidth_share": (0.05, 0.8, 0.3),
     "step_overhead_ms": (0.0, 20.0, 0.01),
     "send_host_ms": (0.0, 0.8, 0.03),
 }
 """Least, most, and strength of the prior."""
 SHARED = {
-    "optimizer_bytes": (24.0, 12.0, 40.0, 0.3),
     "micro_batch_ms": (0.5, 0.0, 3.0, 0.01),
     "overlap_exponent": (2.2, 1.2, 6.0, 0.01),
-    "host_backward": (1.24, 1.0, 2.0, 0.01),
     "attention_backward": (3.1, 2.0, 5.0, 0.1),
-    "group_wait_exponent": (0.5, 0.0, 2.0, 0.01),
     "fallback_kernels": (10.0, 0.0, 40.0, 0.01),
     "misaligned": (4.0, 1.0, 16.0, 0.01),
     "ring_us": (4.0, 0.0, 30.0, 0.1),
@@ -94,13 +88,14 @@ SHARED = {
     "row_scaled_rate": (0.6, 0.3, 1.0, 0.1),
     "quantise_kernels": (1.0, 0.0, 4.0, 0.01),
     "expert_rate": (0.85, 0.3, 1.0, 0.1),
+    "convolution_rate": (0.7, 0.2, 1.0, 0.1),
 }
 """Of automap/data/fitted/step.json: prior, least, most, strength of the prior."""
 CLOCKS = ("V100", "A100", "H100", "H100-96GB", "GB200")
 LINKS = ("infiniband", "ethernet", "nvlink")
 """Links between hosts that were fitted, and the switches inside one."""
 KINDS = {"infiniband": ("infiniband", "omni-path"), "ethernet": ("ethernet",), "nvlink": ("nvlink",)}
-OF_STEP = ("gradient_overlap", "step_overhead_ms", "send_host_ms", "optimizer_bytes", "micro_batch_ms")
+OF_STEP = ("gradient_overlap", "step_overhead_ms", "send_host_ms", "micro_batch_ms")
 """What only `combine` reads: the costs of units do not depend on it."""
 
 
@@ -162,8 +157,8 @@ def depends(run: PricedRun, name: str) -> bool:
             "nvfp4_speedup": problem.precision == "nvfp4",
             "row_scaled_rate": problem.training.scaling == "row",
             "expert_rate": bool(run.run.model.get("moe")),
+            "convolution_rate": is_network,
             "ring_us": len(cluster.hosts) > 1,
-            "group_wait_exponent": cluster.num_devices > 1,
         }.get(kind, True)
     if owner(trainer.name, key) != kind:
         return False

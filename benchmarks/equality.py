@@ -10,6 +10,7 @@ ranks (`local`). The loss of a plan in bf16 is held against one process in float
 are run if one is given. Fails if any plan is wrong.
 """
 
+import argparse
 import sys
 import tempfile
 import time
@@ -138,8 +139,11 @@ def checked(case, outcomes, known):
     return is_near
 
 
-def main(word=""):
+def main():
     """Runs all plans in one set of processes."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("word", nargs="?", default="", help="in the names of the plans that are run")
+    word = parser.parse_args().word
     torch.set_num_threads(1)
     start = time.perf_counter()
     full = [replace(case, dtype=torch.float32, steps=True) for case in cases()]
@@ -153,4 +157,4 @@ def main(word=""):
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -24,17 +24,26 @@ Rows = npt.NDArray[np.int64] | slice
 EVERY = slice(None)
 
 
-def measurements(name: str) -> Path:
-    """The file of measurements: the script's first argument, else `../data/NAME` beside the checkout.
+def asked(about: str | None, name: str, *flags: tuple[str, str]) -> argparse.Namespace:
+    """What the command line asks for: `data`, the file of measurements, `write`, and more flags.
+
+    Args:
+        about: the script's docstring.
+        name: of the file that is read where none is named: `../data/NAME` beside the checkout.
+        flags: name and help of each.
 
     Raises:
-        SystemExit: it is not there; nothing is fitted, and that is said.
+        SystemExit: the file is not there (2).
     """
-    path = Path(sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else f"../data/{name}")
-    if not path.exists():
-        print(f"{path} is not there: nothing fitted")
-        raise SystemExit(0)
-    return path
+    parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
+    parser.add_argument("data", nargs="?", type=Path, default=Path("../data") / name, help="default: %(default)s")
+    parser.add_argument("--write", action="store_true", help="put what is found into automap/data")
+    for flag, text in flags:
+        parser.add_argument(flag, action="store_true", help=text)
+    found = parser.parse_args()
+    if not found.data.is_file():
+        parser.error(f"data: {found.data} is no file: name the measurements, a {Path(name).suffix} file as {name}")
+    return found
 
 
 def measured_device(gpu: str) -> Device:

@@ -1,9 +1,9 @@
 """The pretrained network on models and clusters that it has not seen, beside others with as few evaluations.
 
-    python benchmarks/pretrained_gap.py [--evaluations 64] [--seeds 3]
+    python benchmarks/pretrained_gap.py [--evaluations 64] [--seeds 3] [--known 5000] [--models WORD]
 
-The gap of each searcher's best plan to the best plan known, that of a portfolio of 5,000 evaluations; in the mean over
-seeds, and over all. "none" where no plan that fits was found.
+The gap of each searcher's best plan to the best plan known, that of a portfolio with so many evaluations; in the mean
+over seeds, and over all. "none" where no plan that fits was found.
 """
 
 import argparse
@@ -44,11 +44,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--evaluations", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--known", type=int, default=KNOWN, help="evaluations of the portfolio")
+    parser.add_argument("--models", default="", help="a word in the names of those that are planned")
     given = parser.parse_args()
     every: dict[str, list[float | None]] = {name: [] for name in COMPARED}
     for spec, cluster, batch in UNSEEN:
+        if given.models not in spec:
+            continue
         problem = Problem.build(zoo.build(spec), parse_cluster(cluster), {"global_batch": batch})
-        best_s = search(problem, Budget(evaluations=KNOWN), seed=0).plan.estimate.step_time_s
+        best_s = search(problem, Budget(evaluations=given.known), seed=0).plan.estimate.step_time_s
         line = []
         for name in COMPARED:
             gaps = [gap(problem, name, given.evaluations, seed, best_s) for seed in range(given.seeds)]

@@ -33,6 +33,7 @@ from automap.price.tables import ALL_GATHER, ALL_TO_ALL, SEND_RECV
 from automap.price.vectors import (
     H_ATTENTION,
     H_BANDWIDTH,
+    H_CONVOLUTION,
     H_COUNT,
     H_ELEMENT,
     H_ELEMENTWISE,
@@ -245,6 +246,9 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Floats:
     vector[H_ROUTING] = shared("routing_passes")
     vector[H_ROUTING_KERNELS] = shared("routing_kernels")
     vector[H_EXPERT_RATE] = shared("expert_rate")
+    # Who measured products of its own has not measured convolutions.
+    is_own = any(kind.kernels is not None for kind in kinds)
+    vector[H_CONVOLUTION] = 1.0 if is_own else shared("convolution_rate")
     vector[H_RING] = float(trainer.ring_attention)
     return vector
 
