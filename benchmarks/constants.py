@@ -88,7 +88,6 @@ SHARED = {
     "row_scaled_rate": (0.6, 0.3, 1.0, 0.1),
     "quantise_kernels": (1.0, 0.0, 4.0, 0.01),
     "expert_rate": (0.85, 0.3, 1.0, 0.1),
-    "convolution_rate": (0.7, 0.2, 1.0, 0.1),
 }
 """Of automap/data/fitted/step.json: prior, least, most, strength of the prior."""
 CLOCKS = ("V100", "A100", "H100", "H100-96GB", "GB200")
@@ -157,7 +156,6 @@ def depends(run: PricedRun, name: str) -> bool:
             "nvfp4_speedup": problem.precision == "nvfp4",
             "row_scaled_rate": problem.training.scaling == "row",
             "expert_rate": bool(run.run.model.get("moe")),
-            "convolution_rate": is_network,
             "ring_us": len(cluster.hosts) > 1,
         }.get(kind, True)
     if owner(trainer.name, key) != kind:

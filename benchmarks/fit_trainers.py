@@ -1,6 +1,6 @@
 """Fits what trainers, devices and links do to a training step, and prints the errors three ways.
 
-    python benchmarks/fit_trainers.py [published_runs.json] [--write]
+    python benchmarks/fit_trainers.py [published_runs.json] [--write] [--processes 1]
 
 (a) priors: every constant where its fit begins; (b) blocks of runs (model and number of GPUs) left out, five parts in
 turn, and whole groups left out; (c) fitted to all. Every fit begins at the priors and runs until a step gains next to
@@ -16,6 +16,7 @@ own.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -23,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from constants import SHARED, TRAINERS, clock_of, link_kind, owner
 from fitting import Floats, asked
-from fleet import Fleet, too_fast
+from fleet import Fleet, Mask, too_fast
 from priced_runs import PricedRun
 
 import automap
@@ -156,18 +157,29 @@ def write(fleet: Fleet, x: Floats, left_out: Floats) -> None:
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def left_out(fleet: Fleet, parts: list[object]) -> Floats:
+_fleet: list[Fleet] = []
+"""The one that a process of `left_out` inherits."""
+
+
+def _without(out: Mask) -> Floats:
+    """Seconds of the runs `out`, from a fit without them."""
+    (fleet,) = _fleet
+    return fleet.predict(fleet.fit(out), np.flatnonzero(out))
+
+
+def left_out(fleet: Fleet, parts: list[object], processes: int) -> Floats:
     """Seconds of each run, from a fit without the runs of its part."""
     found = np.zeros(len(fleet.rows))
-    for part in dict.fromkeys(parts):
-        out = np.array([mine == part for mine in parts])
-        found[out] = fleet.predict(fleet.fit(out), np.flatnonzero(out))
+    outs = [np.array([mine == part for mine in parts]) for part in dict.fromkeys(parts)]
+    with multiprocessing.get_context("fork").Pool(processes, _fleet.append, (fleet,)) as pool:
+        for out, seconds in zip(outs, pool.imap(_without, outs), strict=True):
+            found[out] = seconds
     return found
 
 
 def main() -> None:
     """See the module."""
-    options = asked(__doc__, "published_runs.json")
+    options = asked(__doc__, "published_runs.json", ("--processes", "that fit at the same time"))
     rows, unpriced = [], defaultdict(int)
     for run in load_runs(options.data):
         try:
@@ -185,8 +197,8 @@ def main() -> None:
     for constant, value in zip(fleet.constants, x, strict=True):
         bound = "  at its bound" if value in (constant.low, constant.high) else ""
         print(f"  {constant.name:45} {value:8.3g}  ({constant.prior:g}){bound}")
-    table(fleet, left_out(fleet, blocks(rows)), "(b) blocks left out")
-    of_groups = left_out(fleet, [f.run.group for f in rows])
+    table(fleet, left_out(fleet, blocks(rows), options.processes), "(b) blocks left out")
+    of_groups = left_out(fleet, [f.run.group for f in rows], options.processes)
     table(fleet, of_groups, "(b) groups left out")
     found, of_convolutions = bands(fleet, of_groups)
     for name, (half, text) in found.items():

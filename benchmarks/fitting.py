@@ -24,13 +24,13 @@ Rows = npt.NDArray[np.int64] | slice
 EVERY = slice(None)
 
 
-def asked(about: str | None, name: str, *flags: tuple[str, str]) -> argparse.Namespace:
-    """What the command line asks for: `data`, the file of measurements, `write`, and more flags.
+def asked(about: str | None, name: str, *counts: tuple[str, str]) -> argparse.Namespace:
+    """What the command line asks for: `data`, the file of measurements, `write`, and counts.
 
     Args:
         about: the script's docstring.
         name: of the file that is read where none is named: `../data/NAME` beside the checkout.
-        flags: name and help of each.
+        counts: option and help of each; 1 where none is given.
 
     Raises:
         SystemExit: the file is not there (2).
@@ -38,8 +38,8 @@ def asked(about: str | None, name: str, *flags: tuple[str, str]) -> argparse.Nam
     parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
     parser.add_argument("data", nargs="?", type=Path, default=Path("../data") / name, help="default: %(default)s")
     parser.add_argument("--write", action="store_true", help="put what is found into automap/data")
-    for flag, text in flags:
-        parser.add_argument(flag, action="store_true", help=text)
+    for option, text in counts:
+        parser.add_argument(option, type=int, default=1, help=text)
     found = parser.parse_args()
     if not found.data.is_file():
         parser.error(f"data: {found.data} is no file: name the measurements, a {Path(name).suffix} file as {name}")

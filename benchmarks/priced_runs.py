@@ -12,12 +12,18 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from automap.price.choice import Choice
-from automap.price.evaluator import Evaluator, Outcome
+from automap.price.choice import Choice, UnitCall
+from automap.price.evaluator import ROW, Evaluator, Outcome
 from automap.price.layout import Layout, build_layout
 from automap.published import Run, case_of
 
 Floats = npt.NDArray[np.float64]
+
+
+def _key(call: UnitCall) -> tuple[object, ...]:
+    segment = call.segment
+    arrays = (segment.chosen, segment.recomputed, call.incoming)
+    return (segment.first, segment.last, call.rank, call.boundary_row, *(array.tobytes() for array in arrays))
 
 
 class PricedRun:
@@ -33,7 +39,13 @@ class PricedRun:
         problem, first = case.problem, self._stages[0][1]
         document = json.dumps(problem.cluster.to_json(), sort_keys=True)
         self._where = (document, replace(problem.training, global_batch=1), first, len(self._stages))
-        self._calls, self._parts, self._whole = case.evaluator.distinct_units(case.choice)
+        calls, parts, self._whole = case.evaluator.distinct_units(case.choice)
+        # Calls that differ in their surroundings alone cost the same.
+        numbers = {_key(call): i for i, call in reversed(list(enumerate(calls)))}
+        kept = {number: i for i, number in enumerate(sorted(numbers.values()))}
+        self._calls = [calls[number] for number in kept]
+        self._parts = parts.copy()
+        self._parts[:, ROW] = [kept[numbers[_key(calls[row])]] for row in parts[:, ROW].tolist()]
         ties = case.evaluator.tied.ties(case.choice)
         self._tied = case.evaluator.tied.rows(ties, case.choice.layout, case.choice.zero_axes)
         self._last: tuple[bytes, Choice, Floats] | None = None

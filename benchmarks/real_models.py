@@ -55,7 +55,9 @@ def pair(model: str, cluster: str, budget: Budget, profiles: Path) -> float | No
     """One search, one line; gain over the best template, or None where there is none."""
     spec, batch, training = MODELS[model]
     head = f"{model:13} {cluster:18}"
-    problem = Problem.build(graph_of(spec, profiles), parse_cluster(CLUSTERS[cluster]), {"global_batch": batch, **training})
+    problem = Problem.build(
+        graph_of(spec, profiles), parse_cluster(CLUSTERS[cluster]), {"global_batch": batch, **training}
+    )
     try:
         result = search(problem, budget, seed=0)
     except NothingFits as fault:
