@@ -14,6 +14,7 @@ in bf16 are, which is printed beside them; they are counted apart. Only plans wi
 given. Fails if any plan is wrong.
 """
 
+import argparse
 import sys
 import tempfile
 import time
@@ -167,8 +168,11 @@ def in_halves(case):
     return case.dtype == torch.bfloat16
 
 
-def main(word=""):
+def main():
     """Runs all plans in one set of processes."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("word", nargs="?", default="", help="in the names of the plans that are run")
+    word = parser.parse_args().word
     torch.set_num_threads(1)
     start = time.perf_counter()
     full = [replace(case, dtype=torch.float32, steps=True) for case in cases()]
@@ -193,4 +197,4 @@ def main(word=""):
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

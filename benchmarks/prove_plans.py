@@ -11,9 +11,9 @@ estimate says so. Beside each case stands what the estimate says of activations 
 least, the median and the largest of all pipeline ranks.
 """
 
+import argparse
 import math
 import statistics
-import sys
 import time
 from collections import defaultdict
 from dataclasses import replace
@@ -112,11 +112,18 @@ def prove(case, count, rng):
     return faults
 
 
-def main(total: int) -> int:
+def main() -> int:
     """Exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("plans", nargs="?", type=int, default=PLANS, help="random ones, in all")
+    parser.add_argument("--models", default="", help="a word in the names of those that are looked at")
+    asked = parser.parse_args()
+    total, chosen = asked.plans, [case for case in CASES if asked.models in case[0]]
     began, rng = time.monotonic(), np.random.default_rng(0)
-    counts = [total // len(CASES) + (i < total % len(CASES)) for i in range(len(CASES))]
-    faults = [(case[0], *fault) for case, count in zip(CASES, counts, strict=True) for fault in prove(case, count, rng)]
+    counts = [total // len(chosen) + (i < total % len(chosen)) for i in range(len(chosen))]
+    faults = [
+        (case[0], *fault) for case, count in zip(chosen, counts, strict=True) for fault in prove(case, count, rng)
+    ]
     for spec, row, violation in faults[:10]:
         print(f"{spec} {row}: {violation.where}: {violation.what}")
     print(f"{sum(counts)} random plans, {len(faults)} violations, {time.monotonic() - began:.0f} s")
@@ -124,4 +131,4 @@ def main(total: int) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(int(sys.argv[1]) if len(sys.argv) > 1 else PLANS))
+    raise SystemExit(main())

@@ -42,6 +42,14 @@ def _published(kind: str) -> Mapping[str, GemmCurve]:
     return {name: from_json(GemmCurve, curve, path=f"gemm.{kind}.{name}") for name, curve in found.items()}
 
 
+@functools.cache
+def _published_attention(kind: str) -> AttentionCurve:
+    """The curve of fused attention on a kind of device; those without one have that of the kind that came before."""
+    curves = published_curves("attention")
+    kind = kind if kind in curves else "A100"
+    return from_json(AttentionCurve, curves[kind], path=f"attention.{kind}")
+
+
 def is_measured(device: Device) -> bool:
     """Whether the device's own kernels were measured; else the estimate's band is wider."""
     return device.kernels is not None or device.name.startswith(f"{device.curves_of}-")
@@ -110,10 +118,7 @@ def attention_curve(device: Device, *, rate: float, portable: bool) -> Floats:
         # What ran is what was measured.
         found, rate = device.kernels.attention, 1.0
     else:
-        kinds = published_curves("attention")
-        # Kernels were measured on four kinds; others have those of the nearest one that came before.
-        kind = device.curves_of if device.curves_of in kinds else "A100"
-        found = from_json(AttentionCurve, kinds[kind], path=f"attention.{kind}")
+        found = _published_attention(device.curves_of)
         if portable:
             rate *= device.portable_attention
     vector = np.array(

@@ -37,7 +37,7 @@ from automap.price.combine import (
     R_STATE,
     R_SYNC,
 )
-from automap.price.curves import attention_curve, gemm_curve, is_measured
+from automap.price.curves import attention_curve, gemm_curve, is_measured, shared
 from automap.price.evaluator import Evaluator, Outcome
 from automap.price.gemm import G_FLOPS
 from automap.price.sync import evaluate_plan
@@ -48,6 +48,8 @@ from ir.graph import Graph
 
 EXAMPLE_MODEL = re.compile(r"gpt:(?:(?:layers|hidden|heads|seq_len|vocab_size)=\d+,?)+")
 """Models that `examples/train_gpt.py` builds, by the name that the zoo gives them."""
+CONVOLUTIONS = ("Conv", "ConvTranspose")
+"""Kinds whose kernels nobody measured by themselves."""
 
 
 def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None, *, with_timeline: bool = False) -> Estimate:
@@ -166,13 +168,22 @@ def _by_kind(choice: Choice, outcome: Outcome, rank: int) -> Iterator[tuple[tupl
 def error_band(problem: Problem) -> float:
     """Half-width of the band around an estimate, as a share of it.
 
-    That of the trainer; a device whose own kernels were not measured adds, independently, by how much those of one
-    kind are off when priced by the curve of another.
+    That of the trainer, as its user on another cluster sees it. Two things add to it, independently: a device whose own
+    kernels were not measured, by how much those of one kind are off when priced by the curve of another; and
+    convolutions, of which none was measured by itself, by the error of networks made of them, times their share of the
+    arithmetic.
     """
-    band = problem.trainer.error_band
-    if all(is_measured(device) for device in problem.cluster.devices.values()):
-        return band
-    return math.hypot(band, float(fitted("gemm")["cross_validated"]["transfer"]))
+    parts = [problem.trainer.error_band, shared("convolution_band") * _convolved(problem.graph)]
+    if not all(is_measured(device) for device in problem.cluster.devices.values()):
+        parts.append(float(fitted("gemm")["cross_validated"]["transfer"]))
+    return math.hypot(*parts)
+
+
+def _convolved(graph: Graph) -> float:
+    """Share of the arithmetic that is done by convolutions whose time nobody states."""
+    flops = [(op, op.forward_flops.at(1) + op.backward_flops.at(1)) for op in graph.operators]
+    convolved = sum(amount for op, amount in flops if op.kind in CONVOLUTIONS and op.measured_s is None)
+    return convolved / max(1.0, sum(amount for _, amount in flops))
 
 
 def lower_bound_s(problem: Problem) -> float:

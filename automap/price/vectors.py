@@ -50,7 +50,8 @@ ATTENDED: the attention that hides them."""
 # gathered operand is kept as the rank's own part and gathered again; bytes of an operand of a product with a weight and
 # the kernels that make them so; passes over the bytes of routed tokens and kernels of one way of theirs; the part of
 # all-to-alls that nothing hides; 1 where keys and values go round a ring under attention; rate of experts' products
-# over that of others; bytes that are kept of an operand of a product with a weight over those of the activation.
+# over that of others; bytes that are kept of an operand of a product with a weight over those of the activation; rate
+# of convolutions over that of large products.
 H_GEMM, H_WEIGHTS, H_ATTENTION = 0, G_COUNT, 2 * G_COUNT
 (
     H_BANDWIDTH,
@@ -75,8 +76,9 @@ H_GEMM, H_WEIGHTS, H_ATTENTION = 0, G_COUNT, 2 * G_COUNT
     H_RING,
     H_EXPERT_RATE,
     H_KEPT,
-) = range(2 * G_COUNT + A_COUNT, 2 * G_COUNT + A_COUNT + 22)
-H_COUNT = H_KEPT + 1
+    H_CONVOLUTION,
+) = range(2 * G_COUNT + A_COUNT, 2 * G_COUNT + A_COUNT + 23)
+H_COUNT = H_CONVOLUTION + 1
 
 
 TABLES = types.NamedTuple(
