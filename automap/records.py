@@ -55,17 +55,18 @@ class Length:
     """How long a text may be, characters; stands in `Annotated`."""
 
     most: int
+    least: int = 0
 
     def holds(self, value: Any) -> bool:
-        """Whether `value` is no longer."""
-        return len(value) <= self.most
+        """Whether `value` is neither longer nor shorter."""
+        return self.least <= len(value) <= self.most
 
     def schema(self) -> dict[str, int]:
         """Keywords of JSON Schema."""
-        return {"maxLength": self.most}
+        return {"minLength": self.least, "maxLength": self.most}
 
     def __str__(self) -> str:
-        return f"a text of at most {self.most} characters"
+        return f"a text of {self.least} to {self.most} characters"
 
 
 @dataclass(frozen=True, slots=True)
