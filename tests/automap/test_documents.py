@@ -13,10 +13,16 @@ from ir.errors import UserError
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 DOCUMENTS = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**300), 10**300) | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(10**300), 10**300),
+        st.floats(allow_nan=False, allow_infinity=False),
+        TEXTS,
+    ),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
     max_leaves=20,
-)  # fmt: skip
+)
 
 
 @given(DOCUMENTS, st.booleans())
