@@ -167,7 +167,8 @@ class _Reader:
         kinds = [a for a in args if a is not type(None)]
         if len(kinds) == 1:
             return self.read(kinds[0], value, path)
-        fitting = next((kind for kind in kinds if type(value) is _types(kind)), None)
+        whole = isinstance(value, float) and value.is_integer()
+        fitting = next((kind for kind in kinds if (int if whole else type(value)) is _types(kind)), None)
         if fitting is None:
             raise self.fail(path, value, " or ".join(_NAMES[_types(kind)] for kind in kinds))
         return self.read(fitting, value, path)
