@@ -110,7 +110,7 @@ def _check(value: object, path: str, levels: int, error: type[UserError]) -> Non
         try:
             float(value)
         except OverflowError:
-            _refuse_number(math.copysign(math.inf, value), path, error)
+            _refuse_number(math.inf if value > 0 else -math.inf, path, error)
     elif isinstance(value, Mapping | list | tuple):
         if levels == 0:
             raise _too_deep(path, error)

@@ -31,7 +31,8 @@ Amount = Annotated[float, Range(0, 1e6)]
 """Bytes, elements, kernels or passes, for each of something."""
 AtLeastOne = Annotated[float, Range(1, 1e6)]
 Rows = Annotated[int, Range(0, 2**31 - 1)]
-Errors = Mapping[str, float]
+Errors = Mapping[str, Annotated[float, Range(0, 2**31 - 1)]]
+"""Shares, and the number of measurements under `rows`."""
 
 
 @functools.cache

@@ -14,8 +14,8 @@ from automap.errors import ProblemError
 from automap.records import Range
 from ir.factors import parse_placement
 
-Samples = Annotated[int, Range(1, 1 << 24)]
-"""Of a step or a part of it, and their parts: 16 million is a hundred times the largest batch that anybody reported."""
+Samples = Annotated[int, Range(1, 1 << 20)]
+"""Of a step or a part of it, and their parts: a million is ten times the largest batch that anybody reported."""
 Seconds = Annotated[float, Range(0, 1e6, above=True)]
 """Up to 11 days."""
 

@@ -55,17 +55,18 @@ class Length:
     """How long a text may be, characters; stands in `Annotated`."""
 
     most: int
+    least: int = 0
 
     def holds(self, value: Any) -> bool:
-        """Whether `value` is no longer."""
-        return len(value) <= self.most
+        """Whether `value` is neither longer nor shorter."""
+        return self.least <= len(value) <= self.most
 
     def schema(self) -> dict[str, int]:
         """Keywords of JSON Schema."""
-        return {"maxLength": self.most}
+        return {"minLength": self.least, "maxLength": self.most}
 
     def __str__(self) -> str:
-        return f"a text of at most {self.most} characters"
+        return f"a text of {self.least} to {self.most} characters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,8 @@ class _Reader:
         kinds = [a for a in args if a is not type(None)]
         if len(kinds) == 1:
             return self.read(kinds[0], value, path)
-        fitting = next((kind for kind in kinds if type(value) is _types(kind)), None)
+        whole = isinstance(value, float) and value.is_integer()
+        fitting = next((kind for kind in kinds if (int if whole else type(value)) is _types(kind)), None)
         if fitting is None:
             raise self.fail(path, value, " or ".join(_NAMES[_types(kind)] for kind in kinds))
         return self.read(fitting, value, path)

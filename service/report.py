@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from automap.plan import DeviceMemory, Plan, SearchRecord
 from service.strategy import num_devices, strategy
 
@@ -106,6 +104,8 @@ def against(plan: Plan) -> str:
 
 def seconds(value: float) -> str:
     """A time with three significant digits."""
-    if not math.isfinite(value) or value >= 1:
-        return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
-    return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
+    for unit, scale in (("µs", 1e6), ("ms", 1e3)):
+        # By what is shown: 999.6 µs are 1 ms, not 1e+03 µs.
+        if value * scale < 999.5:
+            return f"{value * scale:.3g} {unit}"
+    return f"{value:.3g} s" if value < 999.5 else f"{value:,.0f} s"

@@ -6,6 +6,7 @@ are imported when a job runs, so that parsing requests stays quick.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -59,6 +60,9 @@ class Trials:
         return self.top_k * self.time_limit_s
 
 
+GRACE_S = 6.0
+"""What a search may take beyond its budget. Nearly all end within one: the rest is for what runs to its end, such as
+the compiled price of some plans, before ten are over."""
 SEARCH_SHARE = 0.5
 """Of the progress of a job with trials."""
 
@@ -239,21 +243,38 @@ def run_job(
 
         lacks = lacking(problem.cluster)
     share = SEARCH_SHARE if trials is not None and lacks is None else 1.0
-    result = search(
-        problem,
-        budget,
-        searchers=request.searchers,
-        tie=request.tie,
-        seed=request.seed,
-        on_progress=lambda progress: on_progress(replace(progress, fraction=share * progress.fraction)),
-        should_stop=should_stop,
-    )
+    with _in_time(budget):
+        result = search(
+            problem,
+            budget,
+            searchers=request.searchers,
+            tie=request.tie,
+            seed=request.seed,
+            on_progress=lambda progress: on_progress(replace(progress, fraction=share * progress.fraction)),
+            should_stop=should_stop,
+        )
     if trials is None:
         return result.plan
     if lacks is not None:
         text = f"no plan was tried: a trial {lacks}. Trials run on clusters that are this host, or a part of it"
         return replace(result.plan, warnings=(*result.plan.warnings, text))
     return _tried(problem, result, trials, request.seed, on_progress, should_stop)
+
+
+def _in_time(budget: Budget) -> contextlib.AbstractContextManager[None]:
+    """A search that has not ended by itself `GRACE_S` after its budget ends there."""
+    from automap.errors import ProblemError
+    from service.deadline import deadline
+
+    if budget.seconds is None:
+        return contextlib.nullcontext()
+    late = ProblemError(
+        f"the search did not end in {budget.seconds:g} s: the problem is too large for so little time",
+        field="budget",
+        value=str(budget),
+        repair="Give it more time, or a smaller global batch, cluster or model.",
+    )
+    return deadline(budget.seconds + GRACE_S, late)
 
 
 def _tried(

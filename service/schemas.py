@@ -21,14 +21,15 @@ from service.run_job import DimPlace, DimSize, JobRequest, ModelOptions, Seed, T
 from service.store import Job, Model, State
 
 Text = Annotated[str, Length(500)]
+Name = Annotated[str, Length(500, least=1)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobBody:
     """`POST /v1/jobs`."""
 
-    model_id: Annotated[Text, "Of an uploaded model."] = ""
-    zoo: Annotated[Text, "A named model in place of it, such as gpt2-xl or gpt2:seq_len=512."] = ""
+    model_id: Annotated[Name, "Of an uploaded model."] = ""
+    zoo: Annotated[Name, "A named model in place of it, such as gpt2-xl or gpt2:seq_len=512."] = ""
     name: Annotated[Text, "Of the model, for people."] = ""
     dims: Annotated[Mapping[str, DimSize], "Symbolic dim -> size."] = field(default_factory=dict)
     parameters: Annotated[tuple[Text, ...], "Globs over graph inputs that are parameters."] = ()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from automap.cluster import Cluster, Device
+from automap.cluster import GENERAL, Cluster, Device
 from automap.fitted import AttentionCurve, GemmCurve, fitted, published_curves
 from automap.price.attention import A_COUNT
 from automap.price.gemm import CACHE_SHARE, G_COUNT
@@ -124,7 +124,7 @@ def attention_curve(device: Device, *, rate: float, portable: bool) -> Floats:
     vector = np.array(
         [
             found.floor_us * 1e-6,
-            device.peak_TFLOPs.get("bf16", device.peak_TFLOPs.get("fp16", device.peak_TFLOPs["fp32"]))
+            next(device.peak_TFLOPs[precision] for precision in GENERAL if precision in device.peak_TFLOPs)
             * 1e12
             * found.compute_efficiency
             * device.sustained_clock

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from automap.cluster import Device
 from automap.errors import PlanError
 from automap.fitted import COLLECTIVES, fitted
 from automap.measured_blocks import device_seconds
@@ -42,7 +43,7 @@ from automap.price.evaluator import Evaluator, Outcome
 from automap.price.gemm import G_FLOPS
 from automap.price.sync import evaluate_plan
 from automap.price.why import reasons
-from automap.problem import Problem
+from automap.problem import Problem, Trainer
 from automap.translate import to_choice
 from ir.graph import Graph
 
@@ -186,15 +187,22 @@ def _convolved(graph: Graph) -> float:
     return convolved / max(1.0, sum(amount for _, amount in flops))
 
 
+def _attention_rate(device: Device, trainer: Trainer) -> float:
+    curve = attention_curve(device, rate=trainer.attention_rate, portable=trainer.portable_attention)
+    # Larger heads than the one at which the rate is stated are cheaper an element.
+    return float(curve[A_FLOPS] * (REFERENCE_HEAD + curve[A_HEAD]) / REFERENCE_HEAD)
+
+
 def lower_bound_s(problem: Problem) -> float:
     """No plan is faster: all measured seconds, all other FLOPs at the rates of the largest kernels, and the host's time
     of a step."""
     graph, trainer, devices = problem.graph, problem.trainer, problem.cluster.num_devices
-    kinds = [problem.cluster.device(d) for d in range(devices)]
-    product_rate = sum(float(gemm_curve(kind, problem.precision)[G_FLOPS]) for kind in kinds)
-    curves = [attention_curve(kind, rate=trainer.attention_rate, portable=trainer.portable_attention) for kind in kinds]
-    # Larger heads than the one at which the rate is stated are cheaper an element.
-    attention_rate = sum(float(c[A_FLOPS] * (REFERENCE_HEAD + c[A_HEAD]) / REFERENCE_HEAD) for c in curves)
+    kinds = problem.cluster.devices
+    names = [host.device for host in problem.cluster.hosts for _ in range(host.num_devices)]
+    product = {name: float(gemm_curve(kinds[name], problem.precision)[G_FLOPS]) for name in {*names}}
+    product_rate = sum(product[name] for name in names)
+    attention = {name: _attention_rate(kinds[name], trainer) for name in {*names}}
+    attention_rate = sum(attention[name] for name in names)
     fused = {i for group in graph.fused if group.kind == "attention" for i in group.members}
     least: dict[str, float] = {}
     for index, op in enumerate(graph.operators):
@@ -207,8 +215,8 @@ def lower_bound_s(problem: Problem) -> float:
         else:
             least[op.name] = flops / product_rate
     total = sum(least.values())
-    for seconds, names in device_seconds(graph, problem.hints):
-        total += min(0.0, seconds / devices - sum(least[name] for name in names))
+    for seconds, inside in device_seconds(graph, problem.hints):
+        total += min(0.0, seconds / devices - sum(least[name] for name in inside))
     return problem.training.global_batch * total + trainer.step_overhead_ms * 1e-3
 
 

@@ -235,7 +235,9 @@ def build_cluster(kind: str, results: Sequence[Mapping[str, Any]], runs: Sequenc
         links={link.name: link, between.name: between},
         constants=constants,
     )
-    return _with_steps(cluster, results, runs, source)
+    found = _with_steps(cluster, results, runs, source)
+    # What could not be read again is no measurement: read now, it says which figure is out of its range.
+    return parse_cluster(found.to_json())
 
 
 def _rounded(value: float) -> float:

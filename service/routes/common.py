@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from fastapi import HTTPException, Request
+from fastapi.concurrency import run_in_threadpool
 
 from automap.documents import read_document
 from automap.records import from_json
@@ -36,4 +37,6 @@ async def job_body(request: Request) -> JobBody:
         repair = "Send the header Content-Type: application/json."
         document = problem(415, "The body is not JSON", field="Content-Type", value=kind, repair=repair)
         raise HTTPException(415, document)
-    return from_json(JobBody, read_document(await request.body()), path="")
+    data = await request.body()
+    # Some megabytes take a second, in which others must be served.
+    return await run_in_threadpool(lambda: from_json(JobBody, read_document(data), path=""))

@@ -42,20 +42,24 @@ router = APIRouter(prefix="/v1/models", tags=["models"])
 async def upload(
     request: Request,
     response: Response,
-    name: Annotated[str, Query(max_length=200)] = "",
-    dim: Annotated[list[str] | None, Query(description="name=size of a symbolic dim; repeatable")] = None,
+    dim: Annotated[list[str], Query(default_factory=list, description="name=size of a symbolic dim; repeatable")],
     batch_dim: Annotated[
-        list[str] | None, Query(description="input=dim that is its batch where that is not the leading one; repeatable")
-    ] = None,
-    parameters: Annotated[list[str] | None, Query(description="glob over parameter inputs; repeatable")] = None,
+        list[str],
+        Query(
+            default_factory=list,
+            description="input=dim that is its batch where that is not the leading one; repeatable",
+        ),
+    ],
+    parameters: Annotated[list[str], Query(default_factory=list, description="glob over parameter inputs; repeatable")],
+    name: Annotated[str, Query(max_length=200)] = "",
 ) -> ModelView:
     """Stores a model; the same bytes get the same id."""
     settings, store = settings_of(request), store_of(request)
     options = ModelOptions(
         name=name,
-        dims=parse_dims(dim or []),
-        parameters=tuple(parameters or []),
-        batch_dims=parse_batch_dims(batch_dim or []),
+        dims=parse_dims(dim),
+        parameters=tuple(parameters),
+        batch_dims=parse_batch_dims(batch_dim),
     )
     try:
         async with asyncio.timeout(settings.upload_timeout_s):

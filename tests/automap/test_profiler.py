@@ -118,11 +118,7 @@ def test_a_plan_is_priced_with_the_hosts_own_constants(cluster):
         (("constants", "host_us_per_operator"), -1.0, "cluster.constants.host_us_per_operator"),
         (("devices", "A-CPU-2", "kernels", "gemm", "fp32", "floor_us"), -0.5, "A-CPU-2.kernels.gemm.fp32.floor_us"),
         (("devices", "A-CPU-2", "kernels", "gemm", "fp32", "norm"), 0.5, "A-CPU-2.kernels.gemm.fp32.norm"),
-        (
-            ("devices", "A-CPU-2", "kernels", "attention", "compute_efficiency"),
-            0,
-            "kernels.attention.compute_efficiency",
-        ),
+        (("devices", "A-CPU-2", "kernels", "attention", "compute_efficiency"), 0, "attention.compute_efficiency"),
         (("devices", "A-CPU-2", "peak_TFLOPs", "bf16"), 1.0, "A-CPU-2.kernels.gemm"),
         (("links", "local-gloo", "collectives", "all_reduce", "latency_us"), -3, "collectives.all_reduce.latency_us"),
         (("links", "local-gloo", "collectives", "broadcast"), {}, "local-gloo.collectives"),

@@ -111,7 +111,18 @@ def test_summary(plan: Plan) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(3.14159, "3.14 s"), (0.0123, "12.3 ms"), (4.2e-6, "4.2 µs"), (123456.0, "123,456 s"), (float("inf"), "inf s")],
+    [
+        (3.14159, "3.14 s"),
+        (0.0123, "12.3 ms"),
+        (4.2e-6, "4.2 µs"),
+        (123456.0, "123,456 s"),
+        (float("inf"), "inf s"),
+        (0.0, "0 µs"),
+        (0.9994, "999 ms"),
+        (0.9996, "1 s"),
+        (9.996e-4, "1 ms"),
+        (999.6, "1,000 s"),
+    ],
 )
 def test_seconds(value: float, text: str) -> None:
     assert seconds(value) == text
