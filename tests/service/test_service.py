@@ -95,7 +95,7 @@ def test_a_job_of_several_searchers(running: Any, squeezenet: bytes) -> None:
     searched = []
     for searchers in (names, names, ["mcmc"]):
         budget = 300 if len(searchers) == 3 else 100
-        job = running.client.submit(model, CLUSTER, TRAINING, budget=budget, searchers=searchers, seed=5)
+        job = running.client.submit(model, CLUSTER, TRAINING, budget=budget, searchers=searchers, tie=0, seed=5)
         assert running.client.wait(job["id"])["request"]["searchers"] == searchers
         searched.append(running.client.plan(job["id"]))
     first, second, alone = (plan.search for plan in searched)
