@@ -116,7 +116,7 @@ def plainness(choice: Choice, evaluator: Evaluator, *, is_template: bool) -> Pla
     devices = [device for stage in stages for device in stage.devices]
     modes = {(bool(seg.recomputed.any()), bool(seg.recomputed.all())) for segments in choice.chunks for seg in segments}
     odd = (
-        choice.zero > 0,
+        choice.zero,
         modes != {(False, False)},
         len(modes - {(False, False)}) > 1,
         len(choice.chunks) > len(stages),
@@ -182,8 +182,9 @@ def simplified(space: PlanSpace, values: Values, limit_s: float) -> Values:
     for kind, axis in [("signature", a) for a in range(len(space.axes))] + [(k, -1) for k in ORDINARY]:
         for slots in _ordinary(space, values, kind, axis):
             tried = space.repair([slots.get(number, value) for number, value in enumerate(values)])
-            if tried != values and _able(space, np.array([tried]), limit_s)[0]:
+            if tried == values or _able(space, np.array([tried]), limit_s)[0]:
                 values = tried
+                break
     return _one_by_one(space, values, limit_s)
 
 
@@ -216,10 +217,10 @@ def _with(space: PlanSpace, values: Values, number: int, value: int) -> Values:
 
 
 def _ordinary(space: PlanSpace, values: Values, kind: str, axis: int) -> list[dict[int, int]]:
-    """Slots of a kind with what is ordinary there, of several ordinaries the farthest from the plan first."""
+    """Slots of a kind with what is ordinary there, of several that are the most ordinary first."""
     slots = [(number, slot) for number, slot in enumerate(space.slots) if slot.kind == kind]
     if kind != "signature":
-        return [{number: 0 for number, _ in slots}]
+        return [{number: value for number, _ in slots} for value in (range(3) if kind == "zero" else (0,))]
     mine = [(number, *_defaults(space, slot)) for number, slot in slots if slot.index == axis]
     splits = sum((values[n] == batch) - (values[n] == whole) for n, whole, batch in mine if whole != batch)
     nothing = {number: whole for number, whole, _ in mine}

@@ -45,7 +45,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             lines.append(("reached", ", ".join(each)))
         if search.fastest_s is not None:
             text = f"{seconds(search.fastest_s)}, {1 - search.fastest_s / estimate.step_time_s:.1%} less"
-            lines.append(("fastest", f"{text}: this plan is plainer, and the estimate a draw"))
+            lines.append(("fastest", f"{text}: this plan is plainer, and the estimate cannot tell them apart"))
         lines.append(("bound", gap(plan)))
         lines += trials(search)
     return lines

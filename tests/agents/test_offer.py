@@ -33,6 +33,7 @@ def step_s(plan):
     return plan.estimate.step_time_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "cluster", "batch"), PROBLEMS)
 def test_what_leaves_is_a_tie_of_the_fastest(spec, cluster, batch):
     problem = build(spec, cluster, batch)
@@ -122,6 +123,7 @@ def test_parts_are_whole_hosts_or_devices_of_one(cluster, batch, names):
         assert parse_cluster(json.loads(json.dumps(part.to_json()))) == part
 
 
+@pytest.mark.slow
 def test_a_slow_network_leaves_hosts_idle():
     problem = build(RESNET, "4x2xV100-16GB@10Gbit", 32)
     parts = promising(problem)
@@ -152,6 +154,7 @@ def test_parts_that_cannot_be_as_fast_are_left_alone():
     }
 
 
+@pytest.mark.slow
 def test_gradients_are_reduced_in_two_levels_from_every_seed():
     problem = build("resnet50", "2x4xV100-16GB@25Gbit", 512, fix={"pp": 1})
     plans = [search_offer(problem, Budget.parse(40), searchers=WHO, seed=seed).plan for seed in range(3)]
