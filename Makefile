@@ -85,7 +85,7 @@ bench: $(STAMP)
 	@for script in benchmarks/*_speed.py benchmarks/*_limits.py; do [ ! -e "$$script" ] || $(BIN)/python "$$script" || exit 1; done
 
 bench-search: $(STAMP)
-	@for script in problems searchers real_models search_scale dqn_ablation; do \
+	@for script in problems searchers real_models search_scale dqn_ablation cost_graph; do \
 		$(BIN)/python benchmarks/$$script.py || exit 1; \
 	done
 

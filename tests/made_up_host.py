@@ -33,6 +33,6 @@ def two_ranks():
         "computed_s": 50.0,
         "worked_s": 49.8,
         "spreads": [0.02, 0.05, 0.1],
-        "steps": [0.01, 0.03, 0.02, 0.04, 0.05, *[None] * 12],
+        "steps": [0.01, 0.03, 0.02, 0.04, 0.05, *[None] * 13],
     }  # fmt: skip
     return [rank, rank]

@@ -92,7 +92,7 @@ def test_steps_are_explained_by_the_constants(cluster, runs):
     assert found.constants.micro_batch_ms == pytest.approx(0.7, rel=0.02)
     assert found.constants.step_overhead_ms == pytest.approx(2.0, rel=0.02)
     assert found.devices[device.name].memory_efficiency == pytest.approx(0.4, rel=0.02)
-    assert found.constants.errors["steps"]["rows"] == 8
+    assert found.constants.errors["steps"]["rows"] == 9
     for kind, curve in found.links[link.name].collectives.items():
         wanted = curves.get(kind, link.collectives[kind])
         assert curve.latency_us == pytest.approx(wanted.latency_us, rel=0.1)
