@@ -21,11 +21,15 @@ BEGIN, END = "<!-- demo output: begin -->\n```\n", "```\n<!-- demo output: end -
 
 
 class Both(io.StringIO):
-    """Keeps what is written, and shows it."""
+    """Keeps what is written, and shows it where what was written before it was made is shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown = sys.stdout
 
     def write(self, text: str) -> int:
-        sys.__stdout__.write(text)
-        sys.__stdout__.flush()
+        self._shown.write(text)
+        self._shown.flush()
         return super().write(text)
 
 
