@@ -2,20 +2,24 @@
 
     python benchmarks/fit_gemm.py [gemm_measured.csv] [--write]
 
---write puts them into automap/data/fitted/gemm.json. Errors are those of rows left out, five parts in turn; rates are
-shares of the datasheet's. The rows are forward products; their transposes serve the two gradients.
+--write puts them into automap/data/fitted/gemm.json, and the rate of memory into automap/data/devices. Errors are those
+of rows left out, five parts in turn; rates are shares of the datasheet's. The rows are forward products; their
+transposes serve the two gradients.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 from collections import defaultdict
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from fitting import Floats, asked, errors, fit, folds, measured_device, robust, write
 
+import automap
 from automap.cluster import Device
 from automap.price.gemm import CACHE_SHARE, G_COUNT, GRAIN, gemm_s
 
@@ -76,6 +80,21 @@ def transfer(data: Mapping[str, Floats], curves: Mapping[str, Mapping[str, Any]]
     return float(np.mean(shifts))
 
 
+def write_memory(curves: Mapping[str, Mapping[str, Any]]) -> None:
+    """Puts the rate of memory that products reach into the files of devices; that of the A100 where none is known."""
+    for path in sorted((Path(automap.__file__).parent / "data" / "devices").glob("*.json")):
+        document = json.loads(path.read_text())
+        if document["name"] == "cpu":  # a host is profiled
+            continue
+        kind = document["curves_of"]
+        known = kind if kind in curves else "A100"
+        text = f"{known}: what memory-bound products reach (bf16, automap/data/fitted/gemm.json)"
+        is_own = document["name"].startswith(f"{known}-")
+        document["memory_efficiency"] = round(curves[known]["bf16"]["memory_efficiency"], 2)
+        document["source"]["memory_efficiency"] = f"measured on {text}" if is_own else f"assumed: measured on {text}"
+        path.write_text(json.dumps(document, indent=1) + "\n")
+
+
 def main() -> None:
     """Fits every device and type of the file."""
     options = asked(__doc__, "gemm_measured.csv")
@@ -120,6 +139,7 @@ def main() -> None:
             curves,
             {"median_error": round(median, 4), "transfer": round(shift, 3)},
         )
+        write_memory(curves)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def bands(fleet: Fleet, left_out: Floats) -> tuple[dict[str, tuple[float, str]],
     found = {}
     for name in fleet.trainers:
         mine = [f.problem.trainer.name == name and not is_network[i] for i, f in enumerate(fleet.rows)]
-        own, groups = band(fleet, left_out, mine)
+        own, groups = band(fleet, left_out, mine) if any(mine) else (0.0, 1)
         text = f"{INSIDE:.0%} of its {sum(mine)} runs lie inside when their group is left out of the fit"
         if groups == 1 and own < pooled:
             own, text = pooled, f"{INSIDE:.0%} of all trainers' runs lie inside when their group is left out of the fit"

@@ -31,10 +31,10 @@ SHARED = {"constants", "fitting", "fleet", "priced_runs"}
 """What scripts have in common, and is no script."""
 SCRIPTS = {
     "cost_graph": "--plans 2 --frames 1 --models vgg19",
-    "decision_speed": "0.001 --problems bert-large --warm-up 0.001",
+    "decision_speed": "0.001 --problems resnet50_on_2x4xV100 --warm-up 0.001",
     "dqn_ablation": "--evaluations 40 --seeds 1 --problems 12 --variants all_of_it",
     "dqn_pruning": "--evaluations 16 --seeds 1 --models vit",
-    "equality": "dp2,",
+    "equality": "ZeRO_1",
     "fit_attention": "{attention}",
     "fit_collectives": "{collectives}",
     "fit_gemm": "{gemm}",
