@@ -22,10 +22,9 @@ from agents.ranked import unlike as unlike_candidates
 from agents.repairs import nothing_fits
 from agents.searcher import Budget, OnProgress, Progress, SearchResult, ShouldStop
 from agents.synced import Synced, with_modes
-from automap.errors import PlanError
 from automap.plan import Plan, SearchRecord, Sync
 from automap.prefix import BoundTable
-from automap.price.estimate import annotate, lower_bound_s, price
+from automap.price.estimate import annotate, baseline_s, lower_bound_s
 from automap.space import Ints, PlanSpace, Values
 from automap.templates import templates
 from automap.verify import Verifier
@@ -249,7 +248,7 @@ class Incumbent:
             found_by=self.best_by,
             seed=seed,
             evaluations=self.evaluations,
-            baselines={**(baselines or {}), "yours": baseline_s(self.space)},
+            baselines={**(baselines or {}), "yours": baseline_s(self.space.evaluator)},
             searchers=dict(self.reached),
             seconds=self.seconds,
             proven=proven,
@@ -309,19 +308,3 @@ class Incumbent:
             plan,
             search=replace(record, num_decisions=len(free), num_operator_decisions=free.count("signature")),
         )
-
-
-def baseline_s(space: PlanSpace) -> float | None:
-    """Step time of the plan that the user runs today (`hints.baseline`), or None without one.
-
-    Raises:
-        PlanError: the baseline is malformed or for another model.
-    """
-    document = space.problem.hints.baseline
-    if document is None:
-        return None
-    try:
-        return price(space.problem, Plan.from_json(dict(document)), space.evaluator).step_time_s
-    except PlanError as fault:
-        field = "hints.baseline" + fault.field.removeprefix("plan")
-        raise PlanError(fault.message, field=field, value=fault.value, repair=fault.repair) from None

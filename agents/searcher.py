@@ -19,6 +19,9 @@ from automap.problem import Problem
 if TYPE_CHECKING:
     from agents.plainest import Offer
 
+MAX_EVALUATIONS = 10**12
+"""Of a budget, or seconds: at a microsecond each, 12 days."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
@@ -43,6 +46,8 @@ class Budget:
                 value=str(text),
                 repair="Give seconds as in 30s, minutes as in 2m, or a whole number of evaluations as in 2000.",
             )
+        if amount > MAX_EVALUATIONS:
+            raise ProblemError("too long", field="budget", value=str(text), repair=f"Give at most {MAX_EVALUATIONS}.")
         if match[2] is None:
             return Budget(evaluations=int(amount))
         return Budget(seconds=amount * {"s": 1, "m": 60, "h": 3600}[match[2]])

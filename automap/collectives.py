@@ -1,7 +1,7 @@
 """The list of collectives that a plan calls for, forward and backward.
 
 The list is written down by the very kernel that prices the plan, so that what runs can be checked against what was
-priced. Units: bytes, seconds.
+priced. Units: bytes, seconds; of parameters elements.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from automap.fitted import COLLECTIVES
 from automap.price.choice import Choice
@@ -24,6 +25,21 @@ from automap.price.communication import (
     L_TENSOR,
 )
 from automap.price.evaluator import Evaluator
+from automap.price.ties import (
+    E_AXES,
+    E_GATHER,
+    E_GATHER_EACH,
+    E_REDUCE,
+    E_SCATTER,
+    E_SCATTER_EACH,
+    TIE_EXCHANGED,
+    TIE_HAS,
+    TIE_ONE,
+    TIE_OTHER,
+)
+from automap.price.vectors import C_GATHER, C_REDUCE, C_SCATTER
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +64,8 @@ class Collective:
 def list_collectives(choice: Choice, evaluator: Evaluator) -> Iterator[Collective]:
     """Every collective inside the stages of one micro-batch, in the order of the operators.
 
-    Recomputed operators repeat their forward collectives; gradient reductions (once a step) and ZeRO's gathers are
-    not listed here.
+    Recomputed operators repeat their forward collectives; what parameters and their gradients send is in
+    `list_parameter_collectives`.
     """
     tables, graph = evaluator.tables, evaluator.problem.graph
     num_ranks = len(choice.layout.stages)
@@ -75,3 +91,72 @@ def list_collectives(choice: Choice, evaluator: Evaluator) -> Iterator[Collectiv
                 tensor=(*op.inputs, *op.outputs)[slot],
                 direction="backward" if record[L_BACKWARD] > 0.0 else "forward",
             )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterCollective:
+    """What all parameters of a pipeline rank, or their gradients, send over one axis."""
+
+    rank: int
+    kind: Literal["all_reduce", "reduce_scatter", "all_gather", "send_recv"]
+    """send_recv: with another pipeline rank, which has the parameters too."""
+    axis: str
+    """Mesh axis; empty for send_recv."""
+    what: Literal["weights", "gradients"]
+    when: Literal["step", "micro_batch"]
+    """How often. ZeRO 3 gathers weights twice a micro-batch: both are counted here."""
+    elements: float
+    """Of the larger of what a device holds before and after; of send_recv what it sends."""
+
+
+def list_parameter_collectives(choice: Choice, evaluator: Evaluator) -> Iterator[ParameterCollective]:
+    """What parameters and gradients send in a step: the sums that `automap.price.combine` turns into seconds."""
+    # Elements do not depend on the samples: what one kind of device sees, all see.
+    choice = choice.views[0]
+    calls, parts, _ = evaluator.distinct_units(choice)
+    costs = evaluator.unit_rows(choice, calls)
+    ranks, axes = len(choice.layout.stages), len(choice.zero_axes)
+    once, each = np.zeros((3, ranks, axes)), np.zeros((2, ranks, axes))
+    for chunk, row, times in parts.tolist():
+        for block, column in ((E_REDUCE, C_REDUCE), (E_GATHER, C_GATHER), (E_SCATTER, C_SCATTER)):
+            once[block, chunk % ranks] += times * costs[row, column : column + axes]
+    each += once[[E_GATHER, E_SCATTER]]
+    for tie in evaluator.tied.rows(evaluator.tied.ties(choice), choice.layout, choice.zero_axes):
+        one, other = int(tie[TIE_ONE]), int(tie[TIE_OTHER])
+        if one == other:
+            more = tie[TIE_HAS + E_AXES :].reshape(-1, axes)
+            once[:, one] -= more[[E_REDUCE, E_GATHER, E_SCATTER]]
+            each[:, one] += more[[E_GATHER_EACH, E_SCATTER_EACH]]
+        for rank in (one, other) if one != other else ():
+            yield ParameterCollective(
+                rank=rank, kind="send_recv", axis="", what="gradients", when="step", elements=float(tie[TIE_EXCHANGED])
+            )
+    for rank in range(ranks):
+        for a, (axis, is_zero) in enumerate(zip(choice.axes, choice.zero_axes, strict=True)):
+            for kind, what, when, elements in _over_axis(
+                choice.zero, bool(is_zero), once[:, rank, a], each[:, rank, a]
+            ):
+                if elements > 0.5 and choice.layout.stages[rank].axes[a] > 1.0:
+                    yield ParameterCollective(
+                        rank=rank, kind=kind, axis=axis, what=what, when=when, elements=float(elements)
+                    )
+
+
+_Kind = Literal["all_reduce", "reduce_scatter", "all_gather"]
+_What = Literal["weights", "gradients"]
+_When = Literal["step", "micro_batch"]
+
+
+def _over_axis(zero: int, is_zero: bool, once: Floats, each: Floats) -> Iterator[tuple[_Kind, _What, _When, float]]:
+    """What a rank sends over one axis: kind, what, when, elements."""
+    if zero == 0 or not is_zero:
+        yield "all_reduce", "gradients", "step", once[E_REDUCE if zero == 0 else E_SCATTER]
+        return
+    if zero == 1:
+        yield "reduce_scatter", "gradients", "step", once[E_SCATTER]
+    else:
+        yield "reduce_scatter", "gradients", "micro_batch", each[1]
+    if zero == 3:
+        yield "all_gather", "weights", "micro_batch", 2.0 * each[0]
+    else:
+        yield "all_gather", "weights", "step", once[E_GATHER]

@@ -21,7 +21,6 @@ from automap.constraints import Constrained
 from automap.device_order import Order, device_orders
 from automap.errors import ProblemError
 from automap.limits import Limits
-from automap.price.choice import RECOMPUTE_MODES
 from automap.price.estimate import sequence_length
 from automap.problem import Problem
 from automap.stage_sizes import MAX_UNEVEN_STAGES, part_size, spread, ways_to_fill
@@ -306,13 +305,6 @@ class Meshes:
                     value=value,
                     repair=f"Use one of {', '.join(map(str, divisors(whole)))}.",
                 )
-        if fix.recompute is not None and fix.recompute not in RECOMPUTE_MODES:
-            raise ProblemError(
-                "no such mode",
-                field="hints.fix.recompute",
-                value=fix.recompute,
-                repair=f"Use one of {', '.join(RECOMPUTE_MODES)}.",
-            )
 
     def _refuse(self) -> None:
         devices, batch = self.problem.cluster.num_devices, self.problem.training.global_batch

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.cluster import Cluster, Device, Link, Node, known_devices, known_links, parse_cluster
+from automap.documents import read_file
 from automap.errors import ProblemError, UserError
 from automap.hints import Fix, Hints
 from automap.meshes import Shape
@@ -95,12 +96,7 @@ def load_runs(path: Path) -> tuple[Run, ...]:
     Raises:
         ProblemError: the file is no list of runs.
     """
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError) as fault:
-        raise ProblemError(
-            f"cannot be read ({fault})", field="runs", value=str(path), repair="Name a readable JSON file."
-        ) from None
+    document = read_file(path, field="runs", error=ProblemError)
     if not isinstance(document, list):
         raise ProblemError("not a list", field="runs", value=str(path), repair="Give a JSON list of runs.")
     return tuple(_run(item, f"runs[{i}]") for i, item in enumerate(document))

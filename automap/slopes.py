@@ -33,6 +33,7 @@ from automap.price.vectors import (
     C_RECOMPUTE_COMM,
     C_REDUCE,
     C_SAVED,
+    C_SCATTER,
     C_WEIGHT,
     C_WEIGHT_HOST,
     C_WORKSPACE,
@@ -86,7 +87,7 @@ def slopes(units: UnitRows, chosen: Ints) -> Slopes:
     time = np.zeros_like(costs)
     memory = np.zeros((len(used), *costs.shape))
     num_axes = len(choice.zero_axes)
-    reduced = [c + a for a in range(num_axes) for c in (C_REDUCE, C_GATHER)]
+    reduced = [c + a for a in range(num_axes) for c in (C_REDUCE, C_GATHER, C_SCATTER)]
     room = float(capacity.max())
     for column in (*SECONDS, *BYTES, *ELEMENTS, *reduced):
         size = STEP * (step_s / choice.num_micro_batches if column in SECONDS else room)

@@ -1,6 +1,6 @@
 """Decisions a second on one core without the network: every environment on real models and enumerable problems.
 
-    python benchmarks/decision_speed.py [SECONDS]
+    python benchmarks/decision_speed.py [SECONDS] [--problems WORD] [--warm-up 1]
 
 Episodes side by side, actions at random among the legal ones. A decision is one step of one episode with its reward,
 the bounds behind all its legal values, and what an agent would see of it: forced slots count nothing. Time is the
@@ -8,7 +8,7 @@ processor's. Prints one line a problem and environment: decisions a second, micr
 in observing, legal values a decision, and the mean return of an episode.
 """
 
-import sys
+import argparse
 import time
 
 import numpy as np
@@ -53,7 +53,7 @@ def decisions_of(kind: str, space: PlanSpace) -> Decisions:
     return {"hybrid": HybridDecisions, "pipeline": PipelineDecisions, "replication": ReplicationDecisions}[kind](space)
 
 
-def measure(decisions: Decisions, table: BoundTable, seconds: float) -> str:
+def measure(decisions: Decisions, table: BoundTable, seconds: float, warm_up_s: float) -> str:
     """One line of figures."""
     episodes = Episodes(decisions, EPISODES, table)
     rng, rows = np.random.default_rng(0), np.arange(EPISODES)
@@ -62,7 +62,7 @@ def measure(decisions: Decisions, table: BoundTable, seconds: float) -> str:
     began, warm = time.process_time(), False
     while True:
         start = time.process_time()
-        if not warm and start - began > WARM_UP_S:
+        if not warm and start - began > warm_up_s:
             warm, began, spent, taken, offered = True, start, np.zeros(2), 0, 0
         elif warm and start - began > seconds:
             break
@@ -89,8 +89,13 @@ def measure(decisions: Decisions, table: BoundTable, seconds: float) -> str:
     )
 
 
-def main(seconds: float) -> None:
+def main() -> None:
     """Measures all."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("seconds", nargs="?", type=float, default=2.0, help="of the processor, for each line")
+    parser.add_argument("--problems", default="", help="a word in the names of those that are measured")
+    parser.add_argument("--warm-up", type=float, default=WARM_UP_S, help="seconds before each measurement")
+    asked = parser.parse_args()
     problems = []
     for model, cluster, batch in REAL:
         problem = Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch}, {})
@@ -98,11 +103,16 @@ def main(seconds: float) -> None:
     for number in ENUMERABLE:
         problems += [(CASES[number].name, problem_of(CASES[number]), (CASES[number].kind,))]
     for name, problem, kinds in problems:
+        if asked.problems not in name:
+            continue
         space = PlanSpace(problem)
         table = BoundTable(space)
         for kind in kinds:
-            print(f"{name[:58]:58} {kind:11} {measure(decisions_of(kind, space), table, seconds)}", flush=True)
+            print(
+                f"{name[:58]:58} {kind:11} {measure(decisions_of(kind, space), table, asked.seconds, asked.warm_up)}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 2.0)
+    main()

@@ -1,6 +1,6 @@
 """What pruning saves the DQN: plans to within 1 % of the optimum with repeated blocks decided once, and one by one.
 
-    python benchmarks/dqn_pruning.py [--evaluations 8000] [--seeds 5]
+    python benchmarks/dqn_pruning.py [--evaluations 8000] [--seeds 5] [--models WORD]
 
 Sharding problems on models of equal blocks. With pruning their blocks share one decision a linkage group; without it
 every block decides for itself, so the space holds all plans of the pruned one and many more. Both searches have equal
@@ -70,10 +70,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--evaluations", type=int, default=8000)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--models", default="", help="a word in the names of the problems")
     asked = parser.parse_args()
     print(f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores; {asked.seeds} seeds")
     ratios = []
-    for case in (c for c in CASES if c.kind == "sharding" and c.model.startswith(MODELS)):
+    for case in (c for c in CASES if c.kind == "sharding" and c.model.startswith(MODELS) and asked.models in c.name):
         aim_s = (1.0 + NEAR) * optimum(case)["step_time_s"]
         spaces = [PlanSpace(problem_of(case)), one_by_one(case)]
         found = [

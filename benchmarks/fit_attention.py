@@ -1,19 +1,19 @@
 """Fits the fused-attention curves of `automap.price.attention` to measured kernels, and says how well they hold.
 
-    python benchmarks/fit_attention.py [attention_forward_measured.csv]
+    python benchmarks/fit_attention.py [attention_forward_measured.csv] [--write]
 
-Writes automap/data/fitted/attention.json. Errors are those of rows left out, five parts in turn. Only forward kernels
-with a causal mask were measured; what the backward pass costs beside them is fitted to training runs and not here.
+--write puts them into automap/data/fitted/attention.json. Errors are those of rows left out, five parts in turn. Only
+forward kernels with a causal mask were measured; what the backward pass costs beside them is fitted to training runs
+and not here.
 """
 
 from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
-from fitting import Floats, errors, fit, folds, measured_device, measurements, robust, write
+from fitting import Floats, asked, errors, fit, folds, measured_device, robust, write
 
 from automap.cluster import Device
 from automap.price.attention import attention_s
@@ -31,10 +31,11 @@ def predict(x: Floats, rows: Floats, device: Device) -> Floats:
     return np.array([attention_s(b, h, g, s, s, d, True, 2.0, curve, False) for b, s, h, g, d in rows[:, :5]])
 
 
-def main(path: Path) -> None:
+def main() -> None:
     """Fits every device of the file."""
+    options = asked(__doc__, "attention_forward_measured.csv")
     data: dict[str, list[list[float]]] = defaultdict(list)
-    with path.open() as file:
+    with options.data.open() as file:
         for row in csv.DictReader(file):
             sizes = [float(row[key]) for key in ("batch", "seq_len", "num_heads", "num_kv_heads", "head_dim")]
             data[row["gpu"].removesuffix("-SXM")].append([*sizes, float(row["latency_us"]) * 1e-6])
@@ -62,8 +63,9 @@ def main(path: Path) -> None:
         print(f"{gpu:5} {len(rows):6} rows  median {found['median_error']:.1%}  p90 {found['p90_error']:.1%}")
     median = float(np.median(np.concatenate(everything)))
     print(f"all rows left out: median {median:.1%}")
-    write("attention", "benchmarks/fit_attention.py", path, curves, {"median_error": round(median, 4)})
+    if options.write:
+        write("attention", "benchmarks/fit_attention.py", options.data, curves, {"median_error": round(median, 4)})
 
 
 if __name__ == "__main__":
-    main(measurements("attention_forward_measured.csv"))
+    main()

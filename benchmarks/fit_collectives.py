@@ -1,21 +1,20 @@
 """Fits the link curves of `automap.price.communication` to measured collectives, and says how well they hold.
 
-    python benchmarks/fit_collectives.py [collectives_measured.csv]
+    python benchmarks/fit_collectives.py [collectives_measured.csv] [--write]
 
-Writes automap/data/fitted/collectives.json: one curve a GPU and operation over all group sizes inside a node, as shares
-of the link's datasheet rate. Links without a switch (PCIe, the mesh of a DGX-1) follow no law of the group's size: for
-them the achieved bandwidth of each size is kept as it was measured. Errors are those of rows left out, five parts in
-turn.
+--write puts them into automap/data/fitted/collectives.json. One curve a GPU and operation over all group sizes inside a
+node, as shares of the link's datasheet rate. Links without a switch (PCIe, the mesh of a DGX-1) follow no law of the
+group's size: for them the achieved bandwidth of each size is kept as it was measured. Errors are those of rows left
+out, five parts in turn.
 """
 
 from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
-from fitting import Floats, errors, fit, folds, measured_device, measurements, robust, write
+from fitting import Floats, asked, errors, fit, folds, measured_device, robust, write
 
 from automap.cluster import known_links
 from automap.fitted import COLLECTIVES
@@ -43,10 +42,11 @@ def predict(x: Floats, rows: Floats, kind: int, rate: float, sizes: Floats | Non
     return np.array(seconds)
 
 
-def main(path: Path) -> None:
+def main() -> None:
     """Fits every GPU and operation of the file."""
+    options = asked(__doc__, "collectives_measured.csv")
     data: dict[tuple[str, str, str], list[list[float]]] = defaultdict(list)
-    with path.open() as file:
+    with options.data.open() as file:
         for row in csv.DictReader(file):
             ranks = int(row["num_gpus"])
             if ranks <= int(row["gpus_per_node"]) and float(row["bytes"]) >= MIN_BYTES:
@@ -88,8 +88,9 @@ def main(path: Path) -> None:
         print(f"{gpu:6}{op:16}{source:16}{len(rows):5} rows  {line}")
     median = float(np.median(np.concatenate(everything)))
     print(f"all rows left out: median {median:.1%}")
-    write("collectives", "benchmarks/fit_collectives.py", path, curves, {"median_error": round(median, 4)})
+    if options.write:
+        write("collectives", "benchmarks/fit_collectives.py", options.data, curves, {"median_error": round(median, 4)})
 
 
 if __name__ == "__main__":
-    main(measurements("collectives_measured.csv"))
+    main()

@@ -1,9 +1,9 @@
 """Fits the matrix-product curves of `automap.price.gemm` to measured kernels, and says how well they hold.
 
-    python benchmarks/fit_gemm.py [gemm_measured.csv]
+    python benchmarks/fit_gemm.py [gemm_measured.csv] [--write]
 
-Writes automap/data/fitted/gemm.json. Errors are those of rows left out, five parts in turn; rates are shares of the
-datasheet's. The rows are forward products; their transposes serve the two gradients.
+--write puts them into automap/data/fitted/gemm.json. Errors are those of rows left out, five parts in turn; rates are
+shares of the datasheet's. The rows are forward products; their transposes serve the two gradients.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from __future__ import annotations
 import csv
 from collections import defaultdict
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fitting import Floats, errors, fit, folds, measured_device, measurements, robust, write
+from fitting import Floats, asked, errors, fit, folds, measured_device, robust, write
 
 from automap.cluster import Device
 from automap.price.gemm import CACHE_SHARE, G_COUNT, GRAIN, gemm_s
@@ -77,10 +76,11 @@ def transfer(data: Mapping[str, Floats], curves: Mapping[str, Mapping[str, Any]]
     return float(np.mean(shifts))
 
 
-def main(path: Path) -> None:
+def main() -> None:
     """Fits every device and type of the file."""
+    options = asked(__doc__, "gemm_measured.csv")
     data: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
-    with path.open() as file:
+    with options.data.open() as file:
         for row in csv.DictReader(file):
             sizes = [float(row[key]) for key in ("m", "n", "k")]
             data[row["gpu"].removesuffix("-SXM"), row["dtype"]].append([*sizes, float(row["latency_us"]) * 1e-6])
@@ -112,10 +112,15 @@ def main(path: Path) -> None:
     print(f"all rows left out: median {median:.1%}")
     shift = transfer({gpu: np.array(listed) for (gpu, dtype), listed in data.items() if dtype == "bf16"}, curves)
     print(f"one kind by the curve of another: off by {shift:.1%}")
-    write(
-        "gemm", "benchmarks/fit_gemm.py", path, curves, {"median_error": round(median, 4), "transfer": round(shift, 3)}
-    )
+    if options.write:
+        write(
+            "gemm",
+            "benchmarks/fit_gemm.py",
+            options.data,
+            curves,
+            {"median_error": round(median, 4), "transfer": round(shift, 3)},
+        )
 
 
 if __name__ == "__main__":
-    main(measurements("gemm_measured.csv"))
+    main()

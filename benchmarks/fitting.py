@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -24,17 +24,26 @@ Rows = npt.NDArray[np.int64] | slice
 EVERY = slice(None)
 
 
-def measurements(name: str) -> Path:
-    """The file of measurements: the script's first argument, else `../data/NAME` beside the checkout.
+def asked(about: str | None, name: str, *counts: tuple[str, str]) -> argparse.Namespace:
+    """What the command line asks for: `data`, the file of measurements, `write`, and counts.
+
+    Args:
+        about: the script's docstring.
+        name: of the file that is read where none is named: `../data/NAME` beside the checkout.
+        counts: option and help of each; 1 where none is given.
 
     Raises:
-        SystemExit: it is not there; nothing is fitted, and that is said.
+        SystemExit: the file is not there (2).
     """
-    path = Path(sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else f"../data/{name}")
-    if not path.exists():
-        print(f"{path} is not there: nothing fitted")
-        raise SystemExit(0)
-    return path
+    parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
+    parser.add_argument("data", nargs="?", type=Path, default=Path("../data") / name, help="default: %(default)s")
+    parser.add_argument("--write", action="store_true", help="put what is found into automap/data")
+    for option, text in counts:
+        parser.add_argument(option, type=int, default=1, help=text)
+    found = parser.parse_args()
+    if not found.data.is_file():
+        parser.error(f"data: {found.data} is no file: name the measurements, a {Path(name).suffix} file as {name}")
+    return found
 
 
 def measured_device(gpu: str) -> Device:
@@ -50,8 +59,9 @@ def fit(
     *,
     steps: int = 40,
     ridge: Floats | float = 1e-6,
-    begin: Floats | None = None,
     touched: Sequence[Rows] | None = None,
+    converged: float = 1e-6,
+    on_step: Callable[[int, float], None] = lambda step, cost: None,
 ) -> Floats:
     """Constants that make the sum of squared residuals least.
 
@@ -62,11 +72,12 @@ def fit(
         high: largest values.
         steps: at most so many.
         ridge: how strongly each constant, in units of its own size, is held at its start.
-        begin: where the search begins, if not at `start`.
         touched: the rows that each constant can change; None = all.
+        converged: the fit is done when a step lowers the sum by less than this share of it.
+        on_step: told of each step and the sum behind it.
     """
     scale = np.maximum(np.maximum(np.abs(start), 0.02 * (high - low)), 1e-9)
-    x = (start if begin is None else begin).astype(float).copy()
+    x = start.astype(float).copy()
     hold = np.sqrt(np.broadcast_to(np.asarray(ridge, dtype=float), x.shape))
 
     def held(y: Floats) -> Floats:
@@ -77,7 +88,7 @@ def fit(
 
     r = residuals(x, EVERY)
     cost, damping = cost_of(r, x), 1e-2
-    for _ in range(steps):
+    for number in range(steps):
         jacobian = np.zeros((len(r), len(x)))
         for j in range(len(x)):
             rows = EVERY if touched is None else touched[j]
@@ -101,7 +112,8 @@ def fit(
                 damping = max(damping / 5, 1e-9)
                 break
             damping *= 5
-        if not improved or gain < 1e-6 * cost:
+        on_step(number, cost)
+        if not improved or gain < converged * cost:
             break
     return x
 

@@ -5,6 +5,7 @@
 Prints how the files ended; stops with a traceback at the first that ends in anything but a graph or a clear refusal.
 """
 
+import argparse
 import sys
 import time
 from collections import Counter
@@ -21,11 +22,17 @@ from test_hostile import outcome  # noqa: E402
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 
-def main(seconds: float, seed: int) -> None:
+def main() -> None:
+    """Goes on until the time is over."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("seconds", nargs="?", type=float, default=60.0)
+    parser.add_argument("first_seed", nargs="?", type=int, default=1)
+    asked = parser.parse_args()
+    seed = asked.first_seed
     seeds = [build().SerializeToString() for build in hostile.BASES.values()]
     seeds += [(LIGHT / f"light_{name}.onnx").read_bytes() for name in ("squeezenet", "bvlc_alexnet", "shufflenet")]
     ends: Counter[str] = Counter()
-    first, end = seed, time.monotonic() + seconds
+    first, end = seed, time.monotonic() + asked.seconds
     while time.monotonic() < end:
         for number, data in enumerate(seeds):
             for changed in hostile.mutated(data, 5, seed):
@@ -37,4 +44,4 @@ def main(seconds: float, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 60.0, int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    main()

@@ -2,13 +2,13 @@
 
     python benchmarks/import_profiles.py [FOLDER]
 
-FOLDER is ../data/profiles where nothing else is said; without it nothing is measured, and the script says so.
+FOLDER is ../data/profiles where nothing else is said; it is an error if no profile is there.
 Prints one line a file: seconds to read and to find the units, measured seconds a batch in the file and in the graph
 (equal but for rounding; the data loader's time is no layer), parameters, units.
 """
 
+import argparse
 import re
-import sys
 import time
 from pathlib import Path
 
@@ -16,9 +16,15 @@ from ir.blocks import find_units
 from ir.profile_import import batch_in_name, load_profile
 
 
-def main(folder: Path) -> None:
-    """Reads every profile below `folder`."""
-    for file in sorted(folder.rglob("*.txt")):
+def main() -> None:
+    """Reads every profile below the folder."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("../data/profiles"))
+    folder = parser.parse_args().folder
+    files = sorted(folder.rglob("*.txt"))
+    if not files:
+        parser.error(f"folder: no profile, *.txt, below {folder}: name the folder of the profiles")
+    for file in files:
         text = file.read_text()
         batch = batch_in_name(file.stem) or 64
         began = time.perf_counter()
@@ -35,8 +41,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    profiles = Path(sys.argv[1] if len(sys.argv) > 1 else "../data/profiles")
-    if profiles.is_dir():
-        main(profiles)
-    else:
-        print(f"{profiles} is no folder: nothing measured")
+    main()

@@ -1,11 +1,12 @@
 """Seconds and peak memory of importing a Llama-70B-size graph: about 5,700 nodes, 10 MB, no weights.
 
-    python benchmarks/import_speed.py
+    python benchmarks/import_speed.py [--layers 80]
 
 The graph is written as the exporter writes it: decomposed RMS norms and rotary embeddings, grouped-query attention with
 expanded heads, module scopes and stack traces on every node. The committed figures are in benchmarks/results/.
 """
 
+import argparse
 import importlib.util
 import platform
 import time
@@ -169,8 +170,12 @@ def limits():
 
 
 def main() -> None:
+    """Imports it in the child alone, then as a user does."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    layers = parser.parse_args().layers
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
-    model = llama_70b()
+    model = llama_70b(layers)
     data = model.SerializeToString()
     print(f"{len(model.graph.node):,} nodes, {len(data) / 1e6:.1f} MB")
     seconds, cpu, peak, status, answer = limits().measure(data)

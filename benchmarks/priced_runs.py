@@ -9,9 +9,21 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from automap.price.evaluator import Evaluator, Outcome
+import numpy as np
+import numpy.typing as npt
+
+from automap.price.choice import Choice, UnitCall
+from automap.price.evaluator import ROW, Evaluator, Outcome
 from automap.price.layout import Layout, build_layout
 from automap.published import Run, case_of
+
+Floats = npt.NDArray[np.float64]
+
+
+def _key(call: UnitCall) -> tuple[object, ...]:
+    segment = call.segment
+    arrays = (segment.chosen, segment.recomputed, call.incoming)
+    return (segment.first, segment.last, call.rank, call.boundary_row, *(array.tobytes() for array in arrays))
 
 
 class PricedRun:
@@ -27,19 +39,29 @@ class PricedRun:
         problem, first = case.problem, self._stages[0][1]
         document = json.dumps(problem.cluster.to_json(), sort_keys=True)
         self._where = (document, replace(problem.training, global_batch=1), first, len(self._stages))
-        self._calls, self._parts, self._whole = case.evaluator.distinct_units(case.choice)
-        homes = case.evaluator.tied.homes(case.choice)
-        self._tied = case.evaluator.tied.rows(homes, case.choice.layout, case.choice.zero_axes)
+        calls, parts, self._whole = case.evaluator.distinct_units(case.choice)
+        # Calls that differ in their surroundings alone cost the same.
+        numbers = {_key(call): i for i, call in reversed(list(enumerate(calls)))}
+        kept = {number: i for i, number in enumerate(sorted(numbers.values()))}
+        self._calls = [calls[number] for number in kept]
+        self._parts = parts.copy()
+        self._parts[:, ROW] = [kept[numbers[_key(calls[row])]] for row in parts[:, ROW].tolist()]
+        ties = case.evaluator.tied.ties(case.choice)
+        self._tied = case.evaluator.tied.rows(ties, case.choice.layout, case.choice.zero_axes)
+        self._last: tuple[bytes, Choice, Floats] | None = None
 
-    def price(self, layouts: dict[object, Layout]) -> Outcome:
+    def price(self, layouts: dict[object, Layout], units: bytes) -> Outcome:
         """The outcome under the constants as they are now.
 
         Args:
             layouts: of other runs under the same constants; filled.
+            units: equal to that of the call before where all constants are that the costs of units depend on.
         """
         evaluator = Evaluator(self.problem, self._tables)
-        if self._where not in layouts:
-            layouts[self._where] = build_layout(self.problem, self._stages)
-        choice = replace(self.choice, layout=layouts[self._where])
-        costs = evaluator.unit_rows(choice, self._calls)
+        if self._last is None or self._last[0] != units:
+            if self._where not in layouts:
+                layouts[self._where] = build_layout(self.problem, self._stages)
+            choice = replace(self.choice, layout=layouts[self._where])
+            self._last = units, choice, evaluator.unit_rows(choice, self._calls)
+        _, choice, costs = self._last
         return evaluator.combine(choice, costs, self._parts, self._whole, self._tied)

@@ -1,14 +1,15 @@
 """How many plans and decisions a second one core prices: random whole plans, and episodes of the environment.
 
-    python benchmarks/pricing_speed.py [SECONDS]
+    python benchmarks/pricing_speed.py [SECONDS] [--models WORD] [--batches 60]
 
-Distinct random plans of the whole space; unit costs are remembered between plans as in a search. Prints one line a
-model; the committed figures are in benchmarks/results/.
+Distinct random plans of the whole space; unit costs are remembered between plans as in a search. Only models with
+WORD in their name are measured if one is given. Prints one line a model; the committed figures are in
+benchmarks/results/.
 """
 
+import argparse
 import itertools
 import platform
-import sys
 import time
 from pathlib import Path
 
@@ -53,13 +54,15 @@ def rate(step, seconds: float) -> float:
     return done / (time.process_time() - began)
 
 
-def many(seconds: float) -> None:
+def many(seconds: float, word: str, num_batches: int) -> None:
     """Whole plans drawn at random, many in one call: they have less in common than those of a search."""
     for spec, cluster, fix in SPEC:
+        if word not in spec:
+            continue
         graph = zoo.build(spec.removeprefix("zoo:"))
         space = PlanSpace(Problem.build(graph, parse_cluster(cluster), {"global_batch": BATCH}, {"fix": fix}))
         rng = np.random.default_rng(0)
-        batches = itertools.cycle([space.random_batch(rng, MANY) for _ in range(BATCHES)])
+        batches = itertools.cycle([space.random_batch(rng, MANY) for _ in range(num_batches)])
         space.price(next(batches)[:2])
         speed = rate(lambda batches=batches, space=space: len(space.price(next(batches))), seconds)
         print(f"{spec} on {cluster}, {fix or 'all plans'}: {speed:.0f} plans/s")
@@ -82,12 +85,21 @@ def with_timeline(seconds: float) -> None:
         print(f"{spec}, {schedule} with timeline: {1e3 / rate(price_one, seconds):.0f} ms")
 
 
-def main(seconds: float) -> None:
+def main() -> None:
     """Measures plans in one call, plans with timelines, then four light models one plan at a time."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("seconds", nargs="?", type=float, default=5.0, help="of the processor, for each line")
+    parser.add_argument("--models", default="", help="a word in the names of those that are measured")
+    parser.add_argument("--batches", type=int, default=BATCHES, help="of plans drawn beforehand")
+    asked = parser.parse_args()
+    seconds, word = asked.seconds, asked.models
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}")
-    many(seconds)
-    with_timeline(seconds)
+    many(seconds, word, asked.batches)
+    if word in SPEC[-1][0]:
+        with_timeline(seconds)
     for name in ("vgg19", "resnet50", "inception_v2", "densenet121"):
+        if word not in name:
+            continue
         graph = load_model((LIGHT / f"light_{name}.onnx").read_bytes(), name=name)
         space = PlanSpace(Problem.build(graph, parse_cluster(CLUSTER), {"global_batch": BATCH}))
         rng = np.random.default_rng(0)
@@ -118,4 +130,4 @@ def main(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 5.0)
+    main()

@@ -12,6 +12,7 @@ least influential linkage groups are constrained until the space is small enough
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import statistics
@@ -314,8 +315,12 @@ def optimum(case: Case) -> dict[str, Any]:
 
 def main() -> None:
     """Prints the problems; searches what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("word", nargs="?", default="", help="in the names of the problems")
+    word = parser.parse_args().word
+    chosen = [(number, case) for number, case in enumerate(CASES) if word in case.name]
     total = 0.0
-    for number, case in enumerate(CASES):
+    for number, case in chosen:
         row = optimum(case)
         total += row["seconds"]
         print(
@@ -323,8 +328,8 @@ def main() -> None:
             f"proven by {row['evaluations']} plans in {row['seconds']:.1f} s",
             flush=True,
         )
-    seconds = [optimum(case)["seconds"] for case in CASES]
-    print(f"{len(CASES)} proven in {total:.0f} s, median {statistics.median(seconds):.1f} s, most {max(seconds)} s")
+    seconds = [optimum(case)["seconds"] for _, case in chosen]
+    print(f"{len(chosen)} proven in {total:.0f} s, median {statistics.median(seconds):.1f} s, most {max(seconds)} s")
 
 
 if __name__ == "__main__":

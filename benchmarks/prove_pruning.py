@@ -7,9 +7,9 @@ all of them the lossless rules together leave a plan as fast as the fastest that
 searchers use on one of its beginnings. Then the decades of plans before and after every rule, for real models.
 """
 
+import argparse
 import math
 import statistics
-import sys
 import time
 from dataclasses import replace
 
@@ -167,11 +167,13 @@ def prove(total: int) -> bool:
     return not lost and not broken
 
 
-def shrinkage() -> None:
-    """Prints the decades of real models before and after each rule."""
+def shrinkage(word: str) -> None:
+    """Prints the decades of real models with `word` in their names before and after each rule."""
     print("\ndecades of plans; built into the space: parameters_only, linkage_groups, repeated_blocks")
     whole, added, lossless = [], [], []
     for model, batch in MODELS:
+        if word not in model:
+            continue
         for cluster in CLUSTERS:
             space = PlanSpace(Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch}))
             found = steps(space)
@@ -190,14 +192,18 @@ def shrinkage() -> None:
     )
 
 
-def main(total: int) -> int:
+def main() -> int:
     """Exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("problems", nargs="?", type=int, default=PROBLEMS, help="that are enumerated")
+    parser.add_argument("--models", default="", help="a word in the names of the real ones")
+    asked = parser.parse_args()
     began = time.monotonic()
-    holds = prove(total)
-    shrinkage()
+    holds = prove(asked.problems)
+    shrinkage(asked.models)
     print(f"{time.monotonic() - began:.0f} s")
     return int(not holds)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(int(sys.argv[1]) if len(sys.argv) > 1 else PROBLEMS))
+    raise SystemExit(main())

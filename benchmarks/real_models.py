@@ -43,13 +43,11 @@ CLUSTERS = {
 NEAR = 1.001
 
 
-def graph_of(spec: str, profiles: Path) -> Graph | None:
-    """The model, or None where its profile is not there."""
+def graph_of(spec: str, profiles: Path) -> Graph:
+    """The model."""
     if not spec.endswith(".txt"):
         return zoo.build(spec)
     file = profiles / spec
-    if not file.is_file():
-        return None
     return load_profile(file.read_text(), name=file.stem, batch=batch_in_name(file.stem))
 
 
@@ -57,11 +55,9 @@ def pair(model: str, cluster: str, budget: Budget, profiles: Path) -> float | No
     """One search, one line; gain over the best template, or None where there is none."""
     spec, batch, training = MODELS[model]
     head = f"{model:13} {cluster:18}"
-    graph = graph_of(spec, profiles)
-    if graph is None:
-        print(f"{head} not measured: no file {profiles / spec}", flush=True)
-        return None
-    problem = Problem.build(graph, parse_cluster(CLUSTERS[cluster]), {"global_batch": batch, **training})
+    problem = Problem.build(
+        graph_of(spec, profiles), parse_cluster(CLUSTERS[cluster]), {"global_batch": batch, **training}
+    )
     try:
         result = search(problem, budget, seed=0)
     except NothingFits as fault:
@@ -91,6 +87,9 @@ def main() -> None:
     parser.add_argument("--clusters", default=",".join(CLUSTERS))
     parser.add_argument("--profiles", type=Path, default=Path("../data/profiles"))
     given = parser.parse_args()
+    for spec in (MODELS[name][0] for name in given.models.split(",")):
+        if spec.endswith(".txt") and not (given.profiles / spec).is_file():
+            parser.error(f"--profiles: {given.profiles / spec} is no file: name the folder of the layer profiles")
     gains = [
         pair(model, cluster, Budget.parse(given.budget), given.profiles)
         for model in given.models.split(",")

@@ -106,7 +106,7 @@ def by_hand(layout: str, module: Gpt, ids: Tensor, labels: Tensor) -> Callable[[
         module.lm_head.weight = module.wte.weight
     plain = [p for p in model.parameters() if not isinstance(p, DTensor)]
     split = [p for p in model.parameters() if isinstance(p, DTensor)]
-    optimizer = torch.optim.Adam([{"params": some} for some in (plain, split) if some], lr=1e-3)
+    optimizer = torch.optim.Adam([{"params": some} for some in (plain, split) if some], lr=1e-3, fused=True)
     if layout != "tensor parallel":
         mine = slice(dist.get_rank() * len(ids) // 2, (dist.get_rank() + 1) * len(ids) // 2)
         ids, labels = ids[mine], labels[mine]
@@ -123,7 +123,7 @@ def by_hand(layout: str, module: Gpt, ids: Tensor, labels: Tensor) -> Callable[[
 def from_plan(plan: Plan, module: Gpt, ids: Tensor, labels: Tensor) -> Callable[[], None]:
     """The same step by the module trainer."""
     trainer = parallelize(module, plan, zoo.build(plan.model.name))
-    optimizer = torch.optim.Adam(trainer.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(trainer.parameters(), lr=1e-3, fused=True)
 
     def step() -> None:
         trainer.step(ids[trainer.rows], labels[trainer.rows])

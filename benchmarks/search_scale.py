@@ -1,6 +1,6 @@
 """How long a search takes as models and clusters grow: blocks 12 to 192, devices 8 to 4,096.
 
-    python benchmarks/search_scale.py [--budget 20s]
+    python benchmarks/search_scale.py [--budget 20s] [--blocks 12,24,48,96,192] [--devices 8,64,512,1024,4096]
 
 For each size one portfolio search of a GPT of 4,096 hidden units. Prints the seconds until there is a space, the first
 plan that fits, a plan within 1 % and within 0.1 % of the end of the budget, and the gain over the best template.
@@ -49,11 +49,14 @@ def main() -> None:
     """Both rows."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--budget", default="20s")
-    budget = Budget.parse(parser.parse_args().budget)
-    for blocks in BLOCKS:
-        one(blocks, MIDDLE_DEVICES, budget)
-    for devices in DEVICES:
-        one(MIDDLE_BLOCKS, devices, budget)
+    parser.add_argument("--blocks", default=",".join(map(str, BLOCKS)), help=f"on {MIDDLE_DEVICES} devices")
+    parser.add_argument("--devices", default=",".join(map(str, DEVICES)), help=f"for {MIDDLE_BLOCKS} blocks")
+    asked = parser.parse_args()
+    budget = Budget.parse(asked.budget)
+    for blocks in filter(None, asked.blocks.split(",")):
+        one(int(blocks), MIDDLE_DEVICES, budget)
+    for devices in filter(None, asked.devices.split(",")):
+        one(MIDDLE_BLOCKS, int(devices), budget)
 
 
 if __name__ == "__main__":

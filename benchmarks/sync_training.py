@@ -1,9 +1,9 @@
 """A small language model trained for real on two processes under each sync mode: final loss, and time on a slow link.
 
-    python benchmarks/sync_training.py
+    python benchmarks/sync_training.py [--steps 120] [--seeds 3] [--timed 12]
 
 A decoder of a million parameters learns the characters of Python's own help topics; a plan with two replicas runs it,
-gloo between two processes of one thread. For each of three seeds (initial values, order of the text) all modes see the
+gloo between two processes of one thread. For each of the seeds (initial values, order of the text) all modes see the
 same; the loss is that of the averaged model on text kept back. DaSGD averages every four steps with the corrected merge
 at delays 1 to 4. Then all-reduces of parameters or gradients are made to begin late in a thread of their own, and
 steps are timed.
@@ -13,6 +13,7 @@ deviation under synchronous training. Exit status 1 if they are not, or if DaSGD
 much as half of it spread over its period.
 """
 
+import argparse
 import platform
 import statistics
 import time
@@ -42,7 +43,7 @@ from ir import zoo
 
 TOKENS, BATCH = 32, 8
 SPEC = f"gpt:layers=2,hidden=208,heads=4,seq_len={TOKENS},vocab_size=128"
-SEEDS, STEPS, PERIOD = (0, 1, 2), 120, 4
+SEEDS, STEPS, PERIOD = 3, 120, 4
 KEPT_BACK, ROWS = 0.1, 128
 """Share of the text that is not trained on, and samples of it that are looked at."""
 LATE_S, WARM, TIMED = (0.0, 0.05, 0.1, 0.15), 4, 12
@@ -162,10 +163,10 @@ def train(folder, rank, num_ranks, argument):
     evaluator, plan = Evaluator(problem), Plan.from_json(argument["plan"])
     plans = {name: replace(plan, sync=from_json(Sync, sync, path="sync")) for name, sync in argument["modes"].items()}
     losses = {name: [] for name in plans}
-    for seed in SEEDS:
+    for seed in range(argument["seeds"]):
         for name, mine in plans.items():
             model = Trained(evaluator, mine, text, groups, seed)
-            for _ in range(STEPS):
+            for _ in range(argument["steps"]):
                 model.step()
             model.finish()
             losses[name].append(model.loss() if rank == 0 else 0.0)
@@ -178,19 +179,26 @@ def train(folder, rank, num_ranks, argument):
                 model.step()
             dist.barrier()
             began = time.perf_counter()
-            for _ in range(TIMED):
+            for _ in range(argument["timed"]):
                 model.step()
             dist.barrier()
-            seconds[name].append((time.perf_counter() - began) / TIMED)
+            seconds[name].append((time.perf_counter() - began) / argument["timed"])
             model.finish()
     return {"losses": losses, "seconds": seconds}
 
 
 def main() -> int:
     """Exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=STEPS, help="of training")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="two or more")
+    parser.add_argument("--timed", type=int, default=TIMED, help="steps that are timed")
+    argument = vars(parser.parse_args())
     problem, began = problem_of(), time.monotonic()
-    argument = {"plan": plan_of(problem).to_json(), "modes": {name: to_json(sync) for name, sync in MODES.items()}}
-    done = launch("sync_training:train", argument, 2, Limits(time_s=1800))
+    modes = {name: to_json(sync) for name, sync in MODES.items()}
+    done = launch(
+        "sync_training:train", {**argument, "plan": plan_of(problem).to_json(), "modes": modes}, 2, Limits(time_s=1800)
+    )
     if done.outcome != "ok":
         print(done.outcome, done.message)
         return 1
@@ -199,7 +207,7 @@ def main() -> int:
     )
     print(
         f"{SPEC}: {problem.graph.num_parameters:,} parameters; 2 replicas, {BATCH} samples of {TOKENS} characters a "
-        f"step, {STEPS} steps of Adam, {len(SEEDS)} seeds; {time.monotonic() - began:.0f} s"
+        f"step, {argument['steps']} steps of Adam, {argument['seeds']} seeds; {time.monotonic() - began:.0f} s"
     )
     losses, seconds = done.results[0]["losses"], done.results[0]["seconds"]
     plain = losses["synchronous"]

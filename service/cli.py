@@ -389,7 +389,9 @@ def strip(
 
 @app.command()
 def validate(
-    runs: Annotated[Path, typer.Argument(metavar="RUNS.json", help="Measured runs, as in docs/cost-model.md.")],
+    runs: Annotated[
+        Path, typer.Argument(metavar="RUNS.json", help="Measured runs, as docs/measured-runs.md describes them.")
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Compares the price with measured runs, group by group."""

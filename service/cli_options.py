@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from automap.documents import read_file
 from automap.errors import ModelError, PlanError, ProblemError
 from service.run_job import ModelOptions
 
@@ -157,12 +157,7 @@ def read_hints(path: Path | None) -> dict[str, Any]:
     """
     if path is None:
         return {}
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError) as fault:
-        raise ProblemError(
-            f"cannot be read ({fault})", field="hints", value=str(path), repair="Name a readable JSON file."
-        ) from None
+    document = read_file(path, field="hints", error=ProblemError)
     if not isinstance(document, dict):
         raise ProblemError("not an object", field="hints", value=str(path), repair="Write a JSON object.")
     return document

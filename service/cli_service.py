@@ -206,6 +206,8 @@ def _show_job(show: Any, job: Mapping[str, Any]) -> None:
 
 def _job_line(job: Mapping[str, Any]) -> str:
     request = job["request"]
+    if request is None:
+        return f"{job['id']}  {job['state']:9}  {job['problem']['detail']}"
     place = request["cluster"] if isinstance(request["cluster"], str) else request["cluster"].get("name", "")
     text = f"{job['id']}  {job['state']:9}  {request['model']['name'] or job['model_id'][:12]} on {place}"
     return text + (f"  {job['problem']['detail']}" if job["problem"] else "")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from automap.records import from_json, to_json
+from automap.records import Range, from_json, to_json
 
 if TYPE_CHECKING:
     from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
@@ -20,17 +20,23 @@ if TYPE_CHECKING:
     from ir.graph import Graph
 
 
+DimSize = Annotated[int, Range(1, 2**31 - 1)]
+DimPlace = Annotated[int, Range(0, 63)]
+"""Of a dim in its tensor; numpy knows no tensor of more than 64."""
+Seed = Annotated[int, Range(0, 2**32 - 1)]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelOptions:
     """What the user says about a model file, beside its bytes."""
 
     name: str = ""
     """For people; empty = the graph's own."""
-    dims: Mapping[str, int] = field(default_factory=dict)
+    dims: Mapping[str, DimSize] = field(default_factory=dict)
     """Symbolic dim -> size."""
     parameters: tuple[str, ...] = ()
     """Globs over graph inputs that are parameters."""
-    batch_dims: Mapping[str, int | None] = field(default_factory=dict)
+    batch_dims: Mapping[str, DimPlace | None] = field(default_factory=dict)
     """Data input -> its batch dim; null = it has none."""
     zoo: str = ""
     """A model of `ir.zoo` in place of a file, without `zoo:`."""
@@ -40,12 +46,12 @@ class ModelOptions:
 class Trials:
     """The best plans are run on this host before one of them is chosen."""
 
-    top_k: int = 3
-    """Plans, 1..16; unlike each other, so that there may be fewer."""
-    steps: int = 5
-    """That are measured of each behind a warm-up, 1..1000."""
-    time_limit_s: float = 120.0
-    """Of each, 1..3600."""
+    top_k: Annotated[int, Range(1, 16)] = 3
+    """Plans; unlike each other, so that there may be fewer."""
+    steps: Annotated[int, Range(1, 1000)] = 5
+    """That are measured of each behind a warm-up."""
+    time_limit_s: Annotated[float, Range(1, 3600)] = 120.0
+    """Of each."""
 
     @property
     def seconds(self) -> float:
@@ -53,8 +59,6 @@ class Trials:
         return self.top_k * self.time_limit_s
 
 
-_TRIAL_BOUNDS = {"top_k": 16, "steps": 1000, "time_limit_s": 3600}
-"""Most of each; the least is 1."""
 SEARCH_SHARE = 0.5
 """Of the progress of a job with trials."""
 
@@ -71,9 +75,9 @@ class JobRequest:
     budget: str = "30s"
     searchers: tuple[str, ...] = ("portfolio",)
     """One after another within the budget."""
-    tie: float = 0.1
-    """Share of the error band within which plans are equally fast, and the plainest leaves; 0 = the fastest, 0..1."""
-    seed: int = 0
+    tie: Annotated[float, Range(0, 1)] = 0.1
+    """Share of the error band within which plans are equally fast, and the plainest leaves; 0 = the fastest."""
+    seed: Seed = 0
     trials: Trials | None = None
     """None = the plan is chosen by its estimate."""
 
@@ -169,7 +173,7 @@ def _named(options: ModelOptions, loss: str | None) -> Graph:
 
 
 def build_problem(graph: Graph, request: JobRequest) -> Problem:
-    """Checks that model, cluster, training and hints fit each other.
+    """Checks that model, cluster, training and hints, the plan of today in them too, fit each other.
 
     Raises:
         UserError: names what does not.
@@ -177,33 +181,30 @@ def build_problem(graph: Graph, request: JobRequest) -> Problem:
     from automap.cluster import parse_cluster
     from automap.problem import Problem
 
-    return Problem.build(graph, parse_cluster(request.cluster), request.training, request.hints)
+    problem = Problem.build(graph, parse_cluster(request.cluster), request.training, request.hints)
+    if problem.hints.baseline is not None:
+        from automap.price.estimate import baseline_s
+        from automap.price.evaluator import Evaluator
+
+        baseline_s(Evaluator(problem))
+    return problem
 
 
 def check_search(request: JobRequest) -> Budget:
-    """Checks budget, searchers, tie and trials.
+    """Checks budget, searchers, tie, seed and trials.
 
     Raises:
-        ProblemError: one of them is not known or out of bounds, or they do not go together.
+        ProblemError: one of them is not known or out of range, or they do not go together.
     """
     from agents.in_turn import check_searchers
-    from agents.searcher import Budget, check_tie
-
-    budget = Budget.parse(request.budget)
-    check_searchers(request.searchers, budget)
-    check_tie(request.tie)
-    if request.trials is not None:
-        _check_trials(request.trials)
-    return budget
-
-
-def _check_trials(trials: Trials) -> None:
+    from agents.searcher import Budget
     from automap.errors import ProblemError
 
-    for name, most in _TRIAL_BOUNDS.items():
-        value = getattr(trials, name)
-        if not 1 <= value <= most:
-            raise ProblemError("out of bounds", field=f"trials.{name}", value=f"{value:g}", repair=f"Give 1 to {most}.")
+    # A record too: what Python or the command line made of it may be out of range.
+    from_json(JobRequest, request.to_json(), path="", error=ProblemError)
+    budget = Budget.parse(request.budget)
+    check_searchers(request.searchers, budget)
+    return budget
 
 
 def run_job(

@@ -209,7 +209,10 @@ def run_case(case, groups):
             outcome = Outcome(loss, gradients, sent)
         outcome.last_loss = loss
         optimizer.step()
-        pipeline.refresh()
+        with record() as gathered:
+            pipeline.refresh()
+        if step == 0:
+            outcome.sent += gathered
     return outcome
 
 

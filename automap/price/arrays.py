@@ -47,7 +47,8 @@ G_MEMBERS, G_COUNT, G_ASSIGNMENT, G_FIRST, G_VALUES, G_WHOLE = range(6)
 Y_FIRST, Y_UNIFORM = range(2)
 # Columns of SpaceArrays.tied: units, the first row about the same parameter, and where the reader of each unit begins,
 # see `read_too`.
-I_ONE, I_OTHER, I_FIRST, I_ONE_READER, I_OTHER_READER, I_COUNT = 0, 1, 2, 3, 7, 11
+I_ONE, I_OTHER, I_FIRST, I_ONE_READER, I_OTHER_READER = range(5)
+I_COUNT = 5
 
 
 class SpaceArrays(NamedTuple):
@@ -196,7 +197,7 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
     ]
     names = [name for name, _, _ in evaluator.tied.parameters]
     tied = [
-        [one, other, names.index(name), *evaluator.tied.reader(name, one), *evaluator.tied.reader(name, other)]
+        [one, other, names.index(name), evaluator.tied.reader(name, one), evaluator.tied.reader(name, other)]
         for name, one, other in evaluator.tied.parameters
     ]
     groups, members, assignments, obeys = _groups(space)

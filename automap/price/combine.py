@@ -25,11 +25,24 @@ from automap.price.communication import (
 from automap.price.compiled import borrowing, kernel
 from automap.price.schedule import count_actions, run_schedule
 from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
+from automap.price.ties import (
+    E_AXES,
+    E_GATHER,
+    E_HELD,
+    E_REDUCE,
+    E_SCATTER,
+    E_ZERO,
+    TIE_EXCHANGED,
+    TIE_HAS,
+    TIE_ONE,
+    TIE_OTHER,
+)
 from automap.price.vectors import (
     C_BACKWARD,
     C_BACKWARD_COMM,
     C_BACKWARD_HOST,
     C_BOUNDARY,
+    C_COUNT,
     C_FORWARD,
     C_FORWARD_COMM,
     C_FORWARD_HOST,
@@ -42,13 +55,13 @@ from automap.price.vectors import (
     C_RECOMPUTE_COMM,
     C_REDUCE,
     C_SAVED,
+    C_SCATTER,
     C_TENSORS,
     C_WEIGHT,
     C_WEIGHT_HOST,
     C_WORKSPACE,
     C_ZERO,
     H_BANDWIDTH,
-    MAX_AXES,
 )
 
 Floats = npt.NDArray[np.float64]
@@ -76,7 +89,7 @@ Ints = npt.NDArray[np.int64]
 ) = range(16)
 P_COUNT = 16
 SPREAD_OVERLAP = 0.8
-"""Share of the gradients' overlap that ZeRO 1's gathers of the weights reach."""
+"""Share of the gradients' overlap that the gathers of the weights behind the optimizer reach, under ZeRO 1 and 2."""
 
 # Columns of the result, one row a rank.
 (
@@ -110,12 +123,16 @@ class Room(NamedTuple):
     ranks: Floats
     """[RANK_ROWS, ranks]"""
     reduce: Floats
-    """[ranks, axes]"""
+    """[ranks, axes] sums of C_REDUCE, tied parameters once."""
+    gather: Floats
+    """[ranks, axes] of C_GATHER."""
+    scatter: Floats
+    """[ranks, axes] of C_SCATTER."""
     program: Ints
     """[0, A_COUNT] of a schedule that is not explicit."""
 
 
-ROOM = types.NamedTuple((*[float64[:, ::1]] * 5, int64[:, ::1]), Room)
+ROOM = types.NamedTuple((*[float64[:, ::1]] * 7, int64[:, ::1]), Room)
 """Numba's type of `Room`."""
 CHUNK_ROWS, RANK_ROWS = 3, 9
 
@@ -128,6 +145,8 @@ def new_room(num_ranks, num_chunks, num_axes):
         np.empty((4, num_chunks)),
         np.empty((CHUNK_ROWS, num_chunks)),
         np.empty((RANK_ROWS, num_ranks)),
+        np.empty((num_ranks, num_axes)),
+        np.empty((num_ranks, num_axes)),
         np.empty((num_ranks, num_axes)),
         np.empty((0, A_COUNT), np.int64),
     )
@@ -144,17 +163,29 @@ def _gather_s(size, link, data, rings):
 
 
 @borrowing(
-    types.UniTuple(float64, 2)(float64[::1], float64, float64[::1], float64[:, ::1], float64[::1], float64, float64),
+    types.UniTuple(float64, 2)(
+        float64[::1],
+        float64[::1],
+        float64,
+        float64[::1],
+        float64[:, ::1],
+        boolean[::1],
+        float64[::1],
+        float64,
+        float64,
+    ),
     inner=True,
 )
-def _zero_s(elements, rings, axes, links, settings, forward, backward):
+def _zero_s(gathered, scattered, rings, axes, links, zero_axes, settings, forward, backward):
     """What ZeRO 2 and 3 add to the passes of one unit and micro-batch: what they do not hide of its own traffic.
 
     Args:
-        elements: [MAX_AXES] parameters of the unit that are gathered over each axis, see C_GATHER.
+        gathered: [axes] parameters that are gathered over each axis, see C_GATHER.
+        scattered: [axes] gradients that are scattered over each, see C_SCATTER.
         rings: calls that gather them; their gradients are scattered in one.
         axes: [axes] mesh sizes.
         links: [axes, V_COUNT].
+        zero_axes: [axes] whether ZeRO shards over the axis.
         settings: see the P_ constants.
         forward: seconds of the forward pass.
         backward: seconds of the backward pass.
@@ -162,9 +193,10 @@ def _zero_s(elements, rings, axes, links, settings, forward, backward):
     scatter = 0.0
     gather = 0.0
     for a in range(axes.shape[0]):
-        scatter += _gather_s(axes[a], links[a], elements[a] * settings[P_SENT], 1.0)
-        if settings[P_ZERO] >= 3.0:
-            gather += _gather_s(axes[a], links[a], elements[a] * settings[P_PARAMETER], rings)
+        if zero_axes[a]:
+            scatter += _gather_s(axes[a], links[a], scattered[a] * settings[P_SENT], min(rings, 1.0))
+            if settings[P_ZERO] >= 3.0:
+                gather += _gather_s(axes[a], links[a], gathered[a] * settings[P_PARAMETER], rings)
     hidden = settings[P_GATHER_OVERLAP]
     first = gather * (1.0 - hidden) + max(0.0, gather * hidden - forward)
     hidden = settings[P_GRADIENT_OVERLAP]
@@ -220,6 +252,7 @@ def _bound_schedule(num_micro_batches, counts, seconds, kept, busy, ends, peak):
         boolean[::1],
         int64[::1],
         float64[::1],
+        float64[:, ::1],
         float64[::1],
         float64[:, ::1],
         float64[::1],
@@ -238,6 +271,7 @@ def passes(
     zero_axes,
     boundaries,
     send_bytes_per_s,
+    tied,
     settings,
     seconds,
     exchange,
@@ -247,8 +281,8 @@ def passes(
     """Seconds of one action of every kind on every chunk.
 
     Args:
-        costs, parts, num_micro_batches, stages, axes, links, zero_axes, boundaries, send_bytes_per_s, settings: see
-            `combine`.
+        costs, parts, num_micro_batches, stages, axes, links, zero_axes, boundaries, send_bytes_per_s, tied, settings:
+            see `combine`.
         counts: [words, chunks] how often a chunk does each word in a step.
         seconds: [words, chunks], written. Exchanges are part of the passes: a rank waits for its neighbours, and
             nothing is on its way besides.
@@ -289,10 +323,12 @@ def passes(
         seconds[INPUT, chunk] += times * spent_input
         seconds[WEIGHT, chunk] += times * spent_weight
         if zero_stage >= 2.0:
-            gathers = costs[row, C_GATHER : C_GATHER + MAX_AXES]
+            gathers, scatters = costs[row, C_GATHER:C_TENSORS], costs[row, C_SCATTER:C_COUNT]
             rings = costs[row, C_TENSORS] if settings[P_SINGLY] > 0.0 else 1.0
             at = stages[rank]
-            one, two = _zero_s(gathers, rings, axes[at], links[at], settings, spent_forward, spent_backward)
+            one, two = _zero_s(
+                gathers, scatters, rings, axes[at], links[at], zero_axes, settings, spent_forward, spent_backward
+            )
             seconds[FORWARD, chunk] += times * one
             seconds[BACKWARD, chunk] += times * two
             seconds[INPUT, chunk] += times * two
@@ -301,6 +337,20 @@ def passes(
         if chunk < num_chunks - 1 and (i == parts.shape[0] - 1 or parts[i + 1, 0] != chunk):
             shown = 1.0 - settings[P_SEND_OVERLAP]
             exchange[chunk] = settings[P_SEND_S] + shown * costs[row, C_BOUNDARY] / send_bytes_per_s[boundaries[rank]]
+    more = TIE_HAS + E_AXES + 3 * axes.shape[1]
+    for t in range(tied.shape[0] if zero_stage >= 2.0 else 0):
+        rank = int64(tied[t, TIE_ONE])
+        if rank == int64(tied[t, TIE_OTHER]):
+            # Units that read a parameter unlike gather all that each of them wants; bytes alone, for a unit has paid
+            # for its calls, and in the first chunk of the rank, for it does not matter where.
+            at = stages[rank]
+            gathers, scatters = tied[t, more:], tied[t, more + axes.shape[1] :]
+            one, two = _zero_s(gathers, scatters, 0.0, axes[at], links[at], zero_axes, settings, math.inf, math.inf)
+            seconds[FORWARD, rank] += one
+            seconds[BACKWARD, rank] += two
+            seconds[INPUT, rank] += two
+            gather = ALL_GATHER if zero_stage >= 3.0 else REDUCE_SCATTER
+            result[rank, R_COMM + gather] += num_micro_batches * (one + two)
 
     per_rank = float64(num_chunks // num_ranks)
     for chunk in range(num_chunks):
@@ -383,8 +433,7 @@ def combine(
         boundaries: [ranks] row of the boundary behind each in the two arrays that follow.
         send_latency_s: [boundaries] to the next rank.
         send_bytes_per_s: [boundaries] to the next rank.
-        tied: [n, 5 + axes] parameters used by two units: rank, rank, elements that unlike ranks exchange; of one rank
-            the elements that its units count too many, those under ZeRO, and those reduced over each axis.
+        tied: [n, tie_columns] parameters used by two units, see `automap.price.ties.tie`.
         settings: see the P_ constants.
         exact: simulate the schedule; otherwise bound it from below in closed form.
         room: scratch.
@@ -399,10 +448,12 @@ def combine(
     live, workspace, gathered = room.ranks[0, :num_ranks], room.ranks[1, :num_ranks], room.ranks[2, :num_ranks]
     parameters, sharded, busy = room.ranks[3, :num_ranks], room.ranks[4, :num_ranks], room.ranks[5, :num_ranks]
     ends, peak, last_backward = room.ranks[6, :num_ranks], room.ranks[7, :num_ranks], room.ranks[8, :num_ranks]
-    reduce = room.reduce
+    reduce, gather, scatter = room.reduce, room.gather, room.scatter
     room.chunks[:, :num_chunks] = 0.0
     room.ranks[:, :num_ranks] = 0.0
     reduce[:num_ranks] = 0.0
+    gather[:num_ranks] = 0.0
+    scatter[:num_ranks] = 0.0
     zero_stage = settings[P_ZERO]
     for rank in range(num_ranks):
         for c in range(R_COUNT):
@@ -419,6 +470,7 @@ def combine(
         zero_axes,
         boundaries,
         send_bytes_per_s,
+        tied,
         settings,
         seconds,
         exchange,
@@ -439,14 +491,18 @@ def combine(
         sharded[rank] += times * costs[row, C_ZERO]
         for a in range(num_axes):
             reduce[rank, a] += times * costs[row, C_REDUCE + a]
+            gather[rank, a] += times * costs[row, C_GATHER + a]
+            scatter[rank, a] += times * costs[row, C_SCATTER + a]
     for t in range(tied.shape[0]):
-        one = int64(tied[t, 0])
-        other = int64(tied[t, 1])
-        if one == other:
-            parameters[one] -= tied[t, 3]
-            sharded[one] -= tied[t, 4]
+        one = int64(tied[t, TIE_ONE])
+        if one == int64(tied[t, TIE_OTHER]):
+            has = tied[t, TIE_HAS:]
+            parameters[one] -= has[E_HELD]
+            sharded[one] -= has[E_ZERO]
             for a in range(num_axes):
-                reduce[one, a] = max(0.0, reduce[one, a] - tied[t, 5 + a])
+                reduce[one, a] = max(0.0, reduce[one, a] - has[E_AXES + E_REDUCE * num_axes + a])
+                gather[one, a] = max(0.0, gather[one, a] - has[E_AXES + E_GATHER * num_axes + a])
+                scatter[one, a] = max(0.0, scatter[one, a] - has[E_AXES + E_SCATTER * num_axes + a])
 
     for chunk in range(num_chunks):
         kept[chunk] = math.ceil(kept[chunk])
@@ -462,28 +518,28 @@ def combine(
         sync = 0.0
         spread = 0.0
         for a in range(num_axes):
-            data = reduce[rank, a] * settings[P_SENT]
-            if data <= 0.0 or (zero_axes[a] and zero_stage >= 2.0):
-                continue
+            data = (scatter[rank, a] if zero_stage >= 1.0 else reduce[rank, a]) * settings[P_SENT]
             whole = collective_s(ALL_REDUCE, axes[at, a], links[at, a], data)
-            if zero_axes[a] and zero_stage >= 1.0:
-                sync += 0.5 * whole
-                spread += _gather_s(axes[at, a], links[at, a], reduce[rank, a] * settings[P_PARAMETER], 1.0)
-            else:
+            if zero_stage < 1.0 or not zero_axes[a]:
                 sync += whole
+            elif zero_stage < 2.0:
+                sync += 0.5 * whole
+            if zero_stage < 3.0 and zero_stage >= 1.0:
+                # Whatever the gradients needed: no rank has updated more than its shard.
+                spread += _gather_s(axes[at, a], links[at, a], gather[rank, a] * settings[P_PARAMETER], 1.0)
         hidden = settings[P_GRADIENT_OVERLAP]
         # Only the backward pass of the last micro-batch can hide the reduction.
         sync = sync * (1.0 - hidden) + max(0.0, sync * hidden - last_backward[rank])
         sync += spread * (1.0 - SPREAD_OVERLAP * hidden)
         for t in range(tied.shape[0]):
-            one = int64(tied[t, 0])
-            other = int64(tied[t, 1])
+            one = int64(tied[t, TIE_ONE])
+            other = int64(tied[t, TIE_OTHER])
             if one != other and rank in (one, other):
                 here, there = boundaries[one], boundaries[other]
                 slow = min(send_bytes_per_s[here], send_bytes_per_s[there])
                 wait = max(send_latency_s[here], send_latency_s[there])
                 # An all-reduce of two: each sends all that it has.
-                sync += wait + tied[t, 2] * settings[P_SENT] / slow
+                sync += wait + tied[t, TIE_EXCHANGED] * settings[P_SENT] / slow
         mine = parameters[rank]
         shard = sharded[rank]
         state = shard if zero_stage >= 1.0 else mine

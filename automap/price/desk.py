@@ -33,7 +33,7 @@ from automap.price.compiled import borrowing, kernel
 from automap.price.cuts import cut_shares, nth_cut
 from automap.price.legality import share_devices, share_of, sharing, signature_mask, unlike_meshes
 from automap.price.memo import BITS, MEMO, REMEMBERED, mix, scramble
-from automap.price.ties import E_REDUCE, T_COUNT
+from automap.price.ties import E_AXES, T_COUNT, tie_columns
 from automap.price.vectors import C_COUNT, MAX_AXES, TABLES
 
 Ints = npt.NDArray[np.int64]
@@ -103,7 +103,7 @@ class Desk(NamedTuple):
     together: Ints
     """[axes, T_COUNT] likewise of all units of a rank."""
     amounts: Floats
-    """[E_REDUCE + axes] scratch."""
+    """[3, E_AXES + 3 * axes] scratch: what a rank has of a tied parameter for earlier units, for one more, for all."""
     room: Room
     """Scratch of `combine`."""
     rest: Floats
@@ -138,7 +138,7 @@ DESK = types.NamedTuple(
         boolean[::1],
         float64[:, ::1],
         *[int64[:, ::1]] * 2,
-        float64[::1],
+        float64[:, ::1],
         ROOM,
         float64[::1],
         float64[:, ::1],
@@ -181,10 +181,10 @@ def new_desk(tables, space):
         np.full((space.boundary.shape[0], 3), -1),
         np.empty(num_axes, np.int64),
         np.zeros(num_axes, np.bool_),
-        np.zeros((space.tied.shape[0], 5 + num_axes)),
+        np.zeros((space.tied.shape[0], tie_columns(num_axes))),
         np.empty((num_axes, T_COUNT), np.int64),
         np.empty((num_axes, T_COUNT), np.int64),
-        np.empty(E_REDUCE + num_axes),
+        np.empty((3, E_AXES + 3 * num_axes)),
         new_room(most, most, num_axes),
         np.empty(num_units + 1),
         np.empty((4, most)),

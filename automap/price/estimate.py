@@ -6,16 +6,19 @@ No cost is computed here: the figures are those of the compiled Evaluator. Units
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from automap.fitted import COLLECTIVES
+from automap.errors import PlanError
+from automap.fitted import COLLECTIVES, fitted
 from automap.measured_blocks import device_seconds
 from automap.order import A_RANK, words
-from automap.plan import DeviceMemory, Estimate, Plan, format_devices
+from automap.plan import DeviceMemory, Estimate, Plan, format_devices, parse_devices
 from automap.price.attention import A_FLOPS, A_HEAD, REFERENCE_HEAD
 from automap.price.choice import Choice
 from automap.price.combine import (
@@ -34,7 +37,7 @@ from automap.price.combine import (
     R_STATE,
     R_SYNC,
 )
-from automap.price.curves import attention_curve, fitted, gemm_curve, is_measured
+from automap.price.curves import attention_curve, gemm_curve, is_measured, shared
 from automap.price.evaluator import Evaluator, Outcome
 from automap.price.gemm import G_FLOPS
 from automap.price.sync import evaluate_plan
@@ -42,6 +45,11 @@ from automap.price.why import reasons
 from automap.problem import Problem
 from automap.translate import to_choice
 from ir.graph import Graph
+
+EXAMPLE_MODEL = re.compile(r"gpt:(?:(?:layers|hidden|heads|seq_len|vocab_size)=\d+,?)+")
+"""Models that `examples/train_gpt.py` builds, by the name that the zoo gives them."""
+CONVOLUTIONS = ("Conv", "ConvTranspose")
+"""Kinds whose kernels nobody measured by themselves."""
 
 
 def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None, *, with_timeline: bool = False) -> Estimate:
@@ -60,6 +68,22 @@ def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None, *, w
     choice = to_choice(plan, evaluator)
     estimate = _estimate(choice, evaluator, evaluate_plan(plan, choice, evaluator))
     return replace(estimate, timeline=timeline(choice, evaluator)) if with_timeline else estimate
+
+
+def baseline_s(evaluator: Evaluator) -> float | None:
+    """Step time of the plan that the user runs today (`hints.baseline`), or None without one.
+
+    Raises:
+        PlanError: the baseline is malformed, illegal, or for another model.
+    """
+    document = evaluator.problem.hints.baseline
+    if document is None:
+        return None
+    try:
+        return price(evaluator.problem, Plan.from_json(dict(document)), evaluator).step_time_s
+    except PlanError as fault:
+        field = "hints.baseline" + fault.field.removeprefix("plan")
+        raise PlanError(fault.message, field=field, value=fault.value, repair=fault.repair) from None
 
 
 def timeline(choice: Choice, evaluator: Evaluator) -> tuple[tuple[tuple[str, float, float], ...], ...]:
@@ -144,13 +168,22 @@ def _by_kind(choice: Choice, outcome: Outcome, rank: int) -> Iterator[tuple[tupl
 def error_band(problem: Problem) -> float:
     """Half-width of the band around an estimate, as a share of it.
 
-    That of the trainer; a device whose own kernels were not measured adds, independently, by how much those of one
-    kind are off when priced by the curve of another.
+    That of the trainer, as its user on another cluster sees it. Two things add to it, independently: a device whose own
+    kernels were not measured, by how much those of one kind are off when priced by the curve of another; and
+    convolutions, of which none was measured by itself, by the error of networks made of them, times their share of the
+    arithmetic.
     """
-    band = problem.trainer.error_band
-    if all(is_measured(device) for device in problem.cluster.devices.values()):
-        return band
-    return math.hypot(band, float(fitted("gemm")["cross_validated"]["transfer"]))
+    parts = [problem.trainer.error_band, shared("convolution_band") * _convolved(problem.graph)]
+    if not all(is_measured(device) for device in problem.cluster.devices.values()):
+        parts.append(float(fitted("gemm")["cross_validated"]["transfer"]))
+    return math.hypot(*parts)
+
+
+def _convolved(graph: Graph) -> float:
+    """Share of the arithmetic that is done by convolutions whose time nobody states."""
+    flops = [(op, op.forward_flops.at(1) + op.backward_flops.at(1)) for op in graph.operators]
+    convolved = sum(amount for op, amount in flops if op.kind in CONVOLUTIONS and op.measured_s is None)
+    return convolved / max(1.0, sum(amount for _, amount in flops))
 
 
 def lower_bound_s(problem: Problem) -> float:
@@ -194,18 +227,22 @@ def annotate(plan: Plan, choice: Choice, evaluator: Evaluator) -> Plan:
     return replace(
         plan,
         estimate=_estimate(choice, evaluator, outcome),
-        launch=launch_line(evaluator.problem, choice),
+        launch=launch_line(plan, evaluator.problem),
         why=reasons(choice.views[outcome.view], evaluator, outcome),
     )
 
 
-def launch_line(problem: Problem, choice: Choice) -> str:
-    """How to start one process a device, up to the last one that is used."""
+def launch_line(plan: Plan, problem: Problem) -> str:
+    """How to start one process a device: for a decoder of the zoo the example, else a script of the user's own."""
     cluster = problem.cluster
-    last = max(device for stage in choice.layout.stages for device in stage.devices)
-    hosts = cluster.hosts[: cluster.node_of[last] + 1]
-    per_host = max(host.num_devices for host in hosts) if len(hosts) > 1 else last + 1
+    devices = {device for stage in plan.stages for device in parse_devices(stage.devices)}
+    counts = Counter(int(cluster.node_of[device]) for device in devices)
     where = (
-        "--standalone" if len(hosts) == 1 else f"--nnodes={len(hosts)} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
+        "--standalone" if len(counts) == 1 else f"--nnodes={len(counts)} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
     )
-    return f"torchrun {where} --nproc-per-node={per_host} TRAIN.py --plan plan.json"
+    # Each host then starts a process for each of its own devices.
+    each = str(next(iter(counts.values()))) if len(set(counts.values())) == 1 else "auto"
+    start = f"torchrun {where} --nproc-per-node={each}"
+    if EXAMPLE_MODEL.fullmatch(plan.model.name):
+        return f"{start} examples/train_gpt.py plan.json checkpoint 100"
+    return f"{start} YOUR_TRAINING.py  # calls automap.runtime.trainer.parallelize, see docs/training.md"

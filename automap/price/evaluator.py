@@ -328,6 +328,7 @@ class Evaluator:
             choice.zero_axes,
             np.arange(ranks),
             layout.send_bytes_per_s,
+            self.tied.rows(self.tied.ties(choice), layout, choice.zero_axes),
             self.settings(choice.zero),
             seconds,
             np.empty(chunks),

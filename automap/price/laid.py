@@ -42,7 +42,7 @@ from automap.price.desk import (
 from automap.price.memo import MEMO, REMEMBERED, mix
 from automap.price.sharded import SHARDED
 from automap.price.tables import OP_INPUTS, OP_SIGNATURES, S_PLACES
-from automap.price.ties import E_HELD, add_read, begin, read_too
+from automap.price.ties import E_HELD, TIE_EXCHANGED, TIE_ONE, TIE_OTHER, add_read, begin, read_too, tie
 from automap.price.unit import shard_unit, unit_cost
 from automap.price.vectors import C_COUNT, TABLES
 from ir.factors import BROADCAST, PARTIAL
@@ -185,33 +185,45 @@ def _tie(tables, space, desk):
     for t in range(space.tied.shape[0]):
         about, elements = space.tied[t], space.tied_elements[t]
         one, other = desk.home[about[I_ONE]], desk.home[about[I_OTHER]]
-        first, second = about[I_ONE_READER : I_ONE_READER + 4], about[I_OTHER_READER : I_OTHER_READER + 4]
+        first, second = about[I_ONE_READER], about[I_OTHER_READER]
         begin(together)
+        uses = 0.0
         if one == other:
+            uses += 1.0
             read_too(tables, first, 0, chosen, together)
         for earlier in range(about[I_FIRST], t):
             # A rank that has the parameter for an earlier unit needs it from no other.
             if desk.home[space.tied[earlier, I_OTHER]] == other:
                 one = other
-                read_too(tables, space.tied[earlier, I_OTHER_READER : I_OTHER_READER + 4], 0, chosen, together)
+                uses += 1.0
+                read_too(tables, space.tied[earlier, I_OTHER_READER], 0, chosen, together)
         begin(alone)
         read_too(tables, second, 0, chosen, alone)
         axes, row = space.axes[desk.stages[other]], desk.tied[t]
         row[:] = 0.0
-        row[0], row[1] = one, other
+        row[TIE_ONE], row[TIE_OTHER] = one, other
+        amounts[:] = 0.0
+        add_read(alone, elements, axes, desk.zero_axes, amounts[1])
         if one == other:
-            add_read(together, elements, axes, desk.zero_axes, 1.0, row[3:])
-            add_read(alone, elements, axes, desk.zero_axes, 1.0, row[3:])
+            add_read(together, elements, axes, desk.zero_axes, amounts[0])
             read_too(tables, second, 0, chosen, together)
-            add_read(together, elements, axes, desk.zero_axes, -1.0, row[3:])
+            add_read(together, elements, axes, desk.zero_axes, amounts[2])
+            tie(uses, amounts[0], amounts[1], amounts[2], row)
             continue
-        amounts[:] = 0.0
-        add_read(alone, elements, axes, desk.zero_axes, 1.0, amounts)
-        row[2] = amounts[E_HELD]
-        amounts[:] = 0.0
+        # Each of the two ranks holds it as all its units want it.
         read_too(tables, first, 0, chosen, together)
-        add_read(together, elements, space.axes[desk.stages[one]], desk.zero_axes, 1.0, amounts)
-        row[2] = max(row[2], amounts[E_HELD])
+        following = about[I_FIRST]
+        while following < space.tied.shape[0] and space.tied[following, I_FIRST] == about[I_FIRST]:
+            rank, reader = desk.home[space.tied[following, I_OTHER]], space.tied[following, I_OTHER_READER]
+            if rank == one:
+                read_too(tables, reader, 0, chosen, together)
+            elif rank == other and following > t:
+                read_too(tables, reader, 0, chosen, alone)
+            following += 1
+        amounts[1] = 0.0
+        add_read(alone, elements, axes, desk.zero_axes, amounts[1])
+        add_read(together, elements, space.axes[desk.stages[one]], desk.zero_axes, amounts[0])
+        row[TIE_EXCHANGED] = max(amounts[0, E_HELD], amounts[1, E_HELD])
 
 
 @borrowing(void(TABLES, SPACE, DESK, boolean, float64[::1]), inner=True)

@@ -33,6 +33,7 @@ from automap.price.tables import ALL_GATHER, ALL_TO_ALL, SEND_RECV
 from automap.price.vectors import (
     H_ATTENTION,
     H_BANDWIDTH,
+    H_CONVOLUTION,
     H_COUNT,
     H_ELEMENT,
     H_ELEMENTWISE,
@@ -245,6 +246,9 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Floats:
     vector[H_ROUTING] = shared("routing_passes")
     vector[H_ROUTING_KERNELS] = shared("routing_kernels")
     vector[H_EXPERT_RATE] = shared("expert_rate")
+    # Without tensor cores convolutions run as products do; of a host that measured its own products nothing is known.
+    is_slower = problem.base_precision != "fp32" and all(kind.kernels is None for kind in kinds)
+    vector[H_CONVOLUTION] = shared("convolution_rate") if is_slower else 1.0
     vector[H_RING] = float(trainer.ring_attention)
     return vector
 

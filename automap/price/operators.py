@@ -57,6 +57,7 @@ from automap.price.tables import (
 from automap.price.vectors import (
     H_ATTENTION,
     H_BANDWIDTH,
+    H_CONVOLUTION,
     H_ELEMENT,
     H_ELEMENTWISE,
     H_EXPERT_RATE,
@@ -180,7 +181,7 @@ def _memory_s(costs, shape, moved, divisor, samples, hardware, times):
     forward = moved * costs[T_FORWARD] * passes / hardware[H_BANDWIDTH]
     backward = moved * costs[T_BACKWARD] * passes / hardware[H_BANDWIDTH]
     if shape[X_KIND] == ROOFLINE:
-        rate = hardware[H_GEMM + G_FLOPS] * divisor
+        rate = hardware[H_GEMM + G_FLOPS] * hardware[H_CONVOLUTION] * divisor
         forward = max(forward, (costs[F_FIXED] + costs[F_SAMPLE] * samples) / rate)
         backward = max(backward, (costs[B_FIXED] + costs[B_SAMPLE] * samples) / rate)
     if forward > 0.0:

@@ -14,8 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.price.layout import Layout
-from automap.price.tables import Tables
-from automap.price.ties import E_HELD, E_REDUCE, T_COUNT, add_read, begin, read_too
+from automap.price.tables import OP_OPERANDS, Tables
+from automap.price.ties import (
+    E_AXES,
+    E_HELD,
+    T_COUNT,
+    TIE_EXCHANGED,
+    TIE_OTHER,
+    add_read,
+    begin,
+    read_too,
+    tie,
+    tie_columns,
+)
 from automap.problem import Problem
 
 if TYPE_CHECKING:
@@ -34,8 +45,9 @@ class Tie:
     ranks: tuple[int, int]
     """Of the one and of the other; twice the other's where that has the parameter for an earlier unit anyway."""
     before: tuple[Segment, ...]
-    """Units of the other's rank that read it before; of unlike ranks the one unit."""
-    other: Segment
+    """Units of the other's rank that read it before; of unlike ranks all units of the one's."""
+    others: tuple[Segment, ...]
+    """The other unit; of unlike ranks all units of its rank."""
 
 
 class TiedParameters:
@@ -44,7 +56,7 @@ class TiedParameters:
     def __init__(self, problem: Problem, tables: Tables) -> None:
         self.problem = problem
         self.tables = tables
-        self._readers: dict[tuple[str, int], tuple[int, int, int, int]] = {}
+        self._readers: dict[tuple[str, int], int] = {}
 
     @functools.cached_property
     def parameters(self) -> tuple[tuple[str, int, int], ...]:
@@ -70,67 +82,63 @@ class TiedParameters:
             for segment in segments:
                 if segment.unit in wanted:
                     home.setdefault(segment.unit, (number % num_ranks, segment))
+        read = [tie for tie in self.parameters if tie[1] in home and tie[2] in home]
+        there: dict[tuple[str, int], dict[int, Segment]] = {}
+        for name, *units in read:
+            for unit in units:
+                rank, segment = home[unit]
+                there.setdefault((name, rank), {})[unit] = segment
         found = []
-        there: dict[tuple[str, int], list[Segment]] = {}
-        for name, one, other in self.parameters:
-            if one in home and other in home:
-                (first, segment), (rank, second) = home[one], home[other]
-                before = [*([segment] if first == rank else []), *there.get((name, rank), [])]
-                there.setdefault((name, rank), []).append(second)
-                ranks = (rank if before else first, rank)
-                found.append(Tie(name=name, ranks=ranks, before=tuple(before or [segment]), other=second))
+        for name, one, other in read:
+            first, rank = home[one][0], home[other][0]
+            mine = there[name, rank]
+            before = tuple(segment for unit, segment in mine.items() if unit < other)
+            if before:
+                found.append(Tie(name=name, ranks=(rank, rank), before=before, others=(mine[other],)))
+            else:
+                firsts, others = tuple(there[name, first].values()), tuple(mine.values())
+                found.append(Tie(name=name, ranks=(first, rank), before=firsts, others=others))
         return found
 
     def rows(self, ties: Sequence[Tie], layout: Layout, zero_axes: Mask, chosen: Ints | None = None) -> Floats:
         """What `combine` needs of tied parameters; `chosen` [operator rows, axes] replaces the segments' signatures."""
-        rows = np.zeros((len(ties), 3 + E_REDUCE + len(zero_axes)))
+        rows = np.zeros((len(ties), tie_columns(len(zero_axes))))
         alone, together = (np.empty((len(zero_axes), T_COUNT), dtype=np.int64) for _ in range(2))
 
-        def read(tie: Tie, segment: Segment, reading: Ints) -> None:
-            reader = np.array(self.reader(tie.name, segment.unit))
+        def read(found: Tie, segment: Segment, reading: Ints) -> None:
+            reader = self.reader(found.name, segment.unit)
             if chosen is None:
                 read_too(self.tables.arrays, reader, segment.first, segment.chosen, reading)
             else:
                 read_too(self.tables.arrays, reader, 0, chosen, reading)
 
-        for row, tie in zip(rows, ties, strict=True):
-            elements = float(self.problem.graph.tensors[tie.name].num_elements)
-            here, there = (layout.stages[rank].axes for rank in tie.ranks)
-            row[:2] = tie.ranks
+        for row, found in zip(rows, ties, strict=True):
+            elements = float(self.problem.graph.tensors[found.name].num_elements)
+            here, there = (layout.stages[rank].axes for rank in found.ranks)
+            row[: TIE_OTHER + 1] = found.ranks
+            before, other, both = np.zeros((3, E_AXES + 3 * len(zero_axes)))
             begin(alone)
-            read(tie, tie.other, alone)
+            for segment in found.others:
+                read(found, segment, alone)
+            add_read(alone, elements, there, zero_axes, other)
             begin(together)
-            for segment in tie.before:
-                read(tie, segment, together)
-            if tie.ranks[0] == tie.ranks[1]:
-                add_read(together, elements, there, zero_axes, 1.0, row[3:])
-                add_read(alone, elements, there, zero_axes, 1.0, row[3:])
-                read(tie, tie.other, together)
-                add_read(together, elements, there, zero_axes, -1.0, row[3:])
-                continue
-            mine, others = (np.zeros(E_REDUCE + len(zero_axes)) for _ in range(2))
-            add_read(together, elements, here, zero_axes, 1.0, mine)
-            add_read(alone, elements, there, zero_axes, 1.0, others)
-            row[2] = max(mine[E_HELD], others[E_HELD])
+            for segment in found.before:
+                read(found, segment, together)
+            add_read(together, elements, here, zero_axes, before)
+            if found.ranks[0] == found.ranks[1]:
+                read(found, found.others[0], together)
+                add_read(together, elements, there, zero_axes, both)
+                tie(float(len(found.before)), before, other, both, row)
+            else:
+                row[TIE_EXCHANGED] = max(before[E_HELD], other[E_HELD])
         return rows
 
-    def reader(self, name: str, unit: int) -> tuple[int, int, int, int]:
-        """Operator row and input slot that read a parameter in a unit, and that compute with it or a view of it."""
+    def reader(self, name: str, unit: int) -> int:
+        """Operand row of a unit's type that reads a parameter first."""
         if (name, unit) not in self._readers:
             where, operators = self.tables.linkage.blocks.units[unit], self.problem.graph.operators
-            base, row = int(self.tables.spans[where.type]), range(where.start, where.stop)
-            read = next(i for i in row if name in operators[i].inputs)
-            used, seen = read, name
-            while operators[used].is_view:
-                made = operators[used].outputs[0]
-                following = next((i for i in row if i > used and made in operators[i].inputs), None)
-                if following is None:
-                    break
-                used, seen = following, made
-            self._readers[name, unit] = (
-                base + read - where.start,
-                operators[read].inputs.index(name),
-                base + used - where.start,
-                operators[used].inputs.index(seen),
-            )
+            read = next(i for i in range(where.start, where.stop) if name in operators[i].inputs)
+            row = int(self.tables.spans[where.type]) + read - where.start
+            first = int(self.tables.arrays.operators[row, OP_OPERANDS])
+            self._readers[name, unit] = first + operators[read].inputs.index(name)
         return self._readers[name, unit]

@@ -12,7 +12,7 @@ from numba import boolean, float64, int64, void
 
 from automap.price.communication import UNKNOWN
 from automap.price.compiled import borrowing
-from automap.price.tables import OP_SIGNATURES, S_PLACES, Arrays
+from automap.price.tables import D_OWNER, D_READER, OP_FREE, OP_OPERANDS, OP_SIGNATURES, S_PLACES, Arrays
 from automap.price.vectors import TABLES
 from ir.factors import BROADCAST, PARTIAL
 
@@ -21,8 +21,14 @@ T_LIES, T_SUMMED, T_OPEN = range(3)
 T_COUNT = 3
 NOBODY = UNKNOWN - 1
 """Placement of what nobody has read so far."""
-# What a rank has of it: elements, with ZeRO, and behind these, for each axis, elements of gradients that are reduced.
-E_HELD, E_ZERO, E_REDUCE = range(3)
+# What a rank has of it: elements, and with ZeRO; behind these for each axis, as in a unit's C_REDUCE, C_GATHER and
+# C_SCATTER, elements of gradients without ZeRO, of what ZeRO gathers, and of gradients with it.
+E_HELD, E_ZERO, E_AXES = range(3)
+E_REDUCE, E_GATHER, E_SCATTER, E_GATHER_EACH, E_SCATTER_EACH = range(5)
+"""Blocks of columns behind E_AXES; the last two are of ties alone."""
+# Columns of a tie, see `combine`: ranks, elements that they exchange, what one rank has too much, and behind it for
+# each axis what ZeRO gathers, and scatters, for each micro-batch more than of the units by themselves.
+TIE_ONE, TIE_OTHER, TIE_EXCHANGED, TIE_HAS = range(4)
 
 
 @borrowing(void(int64[:, ::1]))
@@ -34,46 +40,61 @@ def begin(reading: np.ndarray) -> None:
         reading[a, T_OPEN] = 0
 
 
-@borrowing(void(TABLES, int64[::1], int64, int64[:, ::1], int64[:, ::1]))
-def read_too(tables: Arrays, reader: np.ndarray, first: int, chosen: np.ndarray, reading: np.ndarray) -> None:
+@borrowing(void(TABLES, int64, int64, int64[:, ::1], int64[:, ::1]))
+def read_too(tables: Arrays, reader: int, first: int, chosen: np.ndarray, reading: np.ndarray) -> None:
     """One more reader of the parameter; what is undecided wants it as the others do.
 
     Args:
         tables: see `Tables.arrays`.
-        reader: [4] operator row and slot that read it, and that compute with it or a view of it.
+        reader: operand row of the unit that reads it first.
         first: operator row of which `chosen` begins.
         chosen: [operators, axes] signatures, -1 = undecided.
         reading: [axes, T_COUNT] of the readers so far, written.
     """
+    operators, operands = tables.operators, tables.operands
     for a in range(reading.shape[0]):
-        wanted = chosen[reader[0] - first, a]
+        op = operands[reader, D_OWNER]
+        wanted = chosen[op - first, a]
         lies = UNKNOWN
         if wanted >= 0:
-            row = tables.operators[reader[0], OP_SIGNATURES] + wanted
+            row = operators[op, OP_SIGNATURES] + wanted
             # What is read as a sum lies whole: one rank takes it, the others zeros.
-            lies = max(tables.places[tables.signatures[row, S_PLACES] + reader[1], 0], BROADCAST)
+            lies = max(
+                tables.places[tables.signatures[row, S_PLACES] + reader - operators[op, OP_OPERANDS], 0], BROADCAST
+            )
         if reading[a, T_LIES] == NOBODY or reading[a, T_LIES] == UNKNOWN:
             reading[a, T_LIES] = lies
         elif lies != UNKNOWN and lies != reading[a, T_LIES]:
             reading[a, T_LIES] = BROADCAST
             reading[a, T_SUMMED] = 1
-        used = chosen[reader[2] - first, a]
-        if used < 0:
-            reading[a, T_OPEN] = 1
-        else:
-            row = tables.operators[reader[2], OP_SIGNATURES] + used
-            at = tables.signatures[row, S_PLACES] + reader[3]
-            if tables.places[at, 0] == BROADCAST and tables.places[at, 1] == PARTIAL:
-                reading[a, T_SUMMED] = 1
+        # A view, or an operator on parameters alone, hands the gradient on from its own reader.
+        behind = reader
+        while behind >= 0:
+            op = operands[behind, D_OWNER]
+            if operators[op, OP_FREE] == 0:
+                used = chosen[op - first, a]
+                if used < 0:
+                    reading[a, T_OPEN] = 1
+                    break
+                at = (
+                    tables.signatures[operators[op, OP_SIGNATURES] + used, S_PLACES]
+                    + behind
+                    - operators[op, OP_OPERANDS]
+                )
+                if tables.places[at, 0] != BROADCAST:
+                    break
+                if tables.places[at, 1] == PARTIAL:
+                    reading[a, T_SUMMED] = 1
+                    break
+            behind = operands[behind, D_READER]
 
 
-@borrowing(void(int64[:, ::1], float64, float64[::1], boolean[::1], float64, float64[::1]))
+@borrowing(void(int64[:, ::1], float64, float64[::1], boolean[::1], float64[::1]))
 def add_read(
     reading: np.ndarray,
     elements: float,
     axes: np.ndarray,
     zero_axes: np.ndarray,
-    times: float,
     total: np.ndarray,
 ) -> None:
     """Adds what a rank has of a parameter that is read so; as `add_elements` and `add_reduction` have it of one reader.
@@ -83,22 +104,59 @@ def add_read(
         elements: of the whole parameter.
         axes: [axes] ranks of each mesh axis.
         zero_axes: [axes] whether ZeRO shards over it.
-        times: 1, or -1 to take it away.
-        total: [E_REDUCE + axes], added to.
+        total: [E_AXES + 3 * axes], added to.
     """
-    for a in range(axes.shape[0]):
+    num_axes = axes.shape[0]
+    for a in range(num_axes):
         if reading[a, T_LIES] >= 0 or reading[a, T_LIES] == UNKNOWN:
             elements /= axes[a]
-    total[E_HELD] += times * elements
+    total[E_HELD] += elements
     shard = elements
-    for a in range(axes.shape[0] - 1, -1, -1):
+    for a in range(num_axes - 1, -1, -1):
+        is_summed = axes[a] > 1.0 and reading[a, T_SUMMED] == 1
+        if is_summed:
+            total[E_AXES + E_REDUCE * num_axes + a] += elements
+        # An undecided axis may scatter them, but need not reduce any.
+        if is_summed or reading[a, T_OPEN] == 1:
+            elements /= axes[a]
         if zero_axes[a] and reading[a, T_LIES] == BROADCAST:
+            total[E_AXES + E_GATHER * num_axes + a] += shard
+            if is_summed:
+                total[E_AXES + E_SCATTER * num_axes + a] += shard
             shard /= axes[a]
-    total[E_ZERO] += times * shard
-    for a in range(axes.shape[0] - 1, -1, -1):
-        if axes[a] > 1.0 and reading[a, T_SUMMED] == 1:
-            total[E_REDUCE + a] += times * elements
-            elements /= axes[a]
-        elif reading[a, T_OPEN] == 1:
-            # An undecided axis may scatter them, but need not reduce any.
-            elements /= axes[a]
+    total[E_ZERO] += shard
+    for a in range(num_axes - 1, -1, -1):
+        if not zero_axes[a]:
+            is_summed = axes[a] > 1.0 and reading[a, T_SUMMED] == 1
+            if is_summed:
+                total[E_AXES + E_SCATTER * num_axes + a] += shard
+            if is_summed or reading[a, T_OPEN] == 1:
+                shard /= axes[a]
+
+
+@borrowing(int64(int64))
+def tie_columns(num_axes: int) -> int:
+    """Columns of a tie on a mesh of so many axes, see TIE_HAS."""
+    return TIE_HAS + E_AXES + 5 * num_axes
+
+
+@borrowing(void(float64, float64[::1], float64[::1], float64[::1], float64[::1]))
+def tie(uses: float, before: np.ndarray, alone: np.ndarray, together: np.ndarray, row: np.ndarray) -> None:
+    """Writes what a rank has too much of a parameter if each unit that reads it has it for itself.
+
+    Under ZeRO 2 and 3 each unit gathers and scatters the parameter as it lies for all of them, however it reads it.
+
+    Args:
+        uses: units that read it before.
+        before: [E_AXES + 3 * axes] what the rank has for these.
+        alone: likewise for the other one.
+        together: likewise for all.
+        row: [tie_columns] of the tie, written but for its first TIE_HAS.
+    """
+    num_axes = (before.shape[0] - E_AXES) // 3
+    for c in range(before.shape[0]):
+        row[TIE_HAS + c] = before[c] + alone[c] - together[c]
+    first = E_AXES + E_GATHER * num_axes
+    for c in range(2 * num_axes):
+        gathered = (uses + 1.0) * together[first + c] - uses * before[first + c] - alone[first + c]
+        row[TIE_HAS + before.shape[0] + c] = max(0.0, gathered)

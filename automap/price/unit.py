@@ -178,7 +178,7 @@ def shard_unit(tables, first, last, chosen, axes, links, zero_axes, hardware, sa
     place_operands(tables, first, last, chosen, axes, samples, sharded)
     for op in range(first, last):
         if sharded.stale[op]:
-            _join(tables, op, start, stop, axes, links, hardware, samples, records, cursor, sharded)
+            _join(tables, op, start, stop, axes, links, zero_axes, hardware, samples, records, cursor, sharded)
         if sharded.changed[op]:
             for a in range(axes.shape[0]):
                 sharded.priced[op, a] = chosen[op - first, a]
@@ -310,6 +310,7 @@ def _work(tables, op, first, chosen, axes, links, zero_axes, hardware, samples, 
         int64,
         float64[::1],
         float64[:, ::1],
+        boolean[::1],
         float64[::1],
         float64,
         float64[:, ::1],
@@ -318,7 +319,7 @@ def _work(tables, op, first, chosen, axes, links, zero_axes, hardware, samples, 
     ),
     inner=True,
 )
-def _join(tables, op, start, stop, axes, links, hardware, samples, records, cursor, sharded):
+def _join(tables, op, start, stop, axes, links, zero_axes, hardware, samples, records, cursor, sharded):
     """Writes what one operator adds to its unit by its signature and those around it: `Sharded.joined`, what moves.
 
     Args:
@@ -340,7 +341,7 @@ def _join(tables, op, start, stop, axes, links, hardware, samples, records, curs
         if tensors[tensor, T_ROLE] == PARAMETER:
             if operands[row, D_EARLIER] < 0 and tensors[tensor, T_GRAD] == 1:
                 elements = tables.sizes[tensor, E_FIXED]
-                add_reduction(operators, operands, lies, returns, row, start, stop, axes, elements, joined)
+                add_reduction(operators, operands, lies, returns, row, start, stop, axes, zero_axes, elements, joined)
             continue
         source = operands[row, D_SOURCE]
         if source >= start:

@@ -28,10 +28,13 @@ C_FORWARD_RING, C_BACKWARD_RING, C_RECOMPUTE_RING, C_FORWARD_ATTENDED, C_BACKWAR
 )
 C_GATHER = C_BACKWARD_ATTENDED + 1
 C_TENSORS = C_GATHER + MAX_AXES
-C_COUNT = C_TENSORS + 1
-"""C_REDUCE + axis: local elements of parameter gradients that are reduced over that axis once a step; C_GATHER + axis:
-those of parameters that ZeRO gathers over it. Where several axes take part, the inner ones come first, and an outer one
-carries what a rank is left with behind them. C_TENSORS: parameters of the unit. C_FORWARD_HOST, C_BACKWARD_HOST: what
+C_SCATTER = C_TENSORS + 1
+C_COUNT = C_SCATTER + MAX_AXES
+"""C_REDUCE + axis: local elements of parameter gradients that are all-reduced over that axis once a step without ZeRO.
+With ZeRO, C_GATHER + axis: those of parameters that are gathered over it; C_SCATTER + axis: those of gradients that are
+scattered over it, or, if ZeRO does not shard over it, all-reduced once a step. Where several axes take part, the inner
+ones come first, and an outer one carries what a rank is left with behind them; with ZeRO the axes that it shards over
+come before all others. C_TENSORS: parameters of the unit. C_FORWARD_HOST, C_BACKWARD_HOST: what
 the device waits for its host, recomputation included; C_WEIGHT: the part of C_BACKWARD that makes gradients of weights,
 C_INPUT the rest; C_INPUT_HOST, C_WEIGHT_HOST: the waits when these two run apart; C_LAUNCHED: kernels of the forward
 pass; C_WEIGHING: those whose backward pass makes gradients of weights; C_FORWARD_WAITS, C_BACKWARD_WAITS: host time of
@@ -47,7 +50,8 @@ ATTENDED: the attention that hides them."""
 # gathered operand is kept as the rank's own part and gathered again; bytes of an operand of a product with a weight and
 # the kernels that make them so; passes over the bytes of routed tokens and kernels of one way of theirs; the part of
 # all-to-alls that nothing hides; 1 where keys and values go round a ring under attention; rate of experts' products
-# over that of others; bytes that are kept of an operand of a product with a weight over those of the activation.
+# over that of others; bytes that are kept of an operand of a product with a weight over those of the activation; rate
+# of convolutions over that of large products.
 H_GEMM, H_WEIGHTS, H_ATTENTION = 0, G_COUNT, 2 * G_COUNT
 (
     H_BANDWIDTH,
@@ -72,8 +76,9 @@ H_GEMM, H_WEIGHTS, H_ATTENTION = 0, G_COUNT, 2 * G_COUNT
     H_RING,
     H_EXPERT_RATE,
     H_KEPT,
-) = range(2 * G_COUNT + A_COUNT, 2 * G_COUNT + A_COUNT + 22)
-H_COUNT = H_KEPT + 1
+    H_CONVOLUTION,
+) = range(2 * G_COUNT + A_COUNT, 2 * G_COUNT + A_COUNT + 23)
+H_COUNT = H_CONVOLUTION + 1
 
 
 TABLES = types.NamedTuple(

@@ -51,6 +51,7 @@ from automap.price.placements import divides
 from automap.price.shapes import ATTENTION, BATCHED_PRODUCT, INSIDE, MEASURED, PRODUCT, ROOFLINE, X_CAUSAL, X_KIND
 from automap.price.sync import AVERAGED_BYTES, averaged
 from automap.price.tables import ALL_REDUCE, OP_SIGNATURES, S_DIVIDES
+from automap.price.ties import E_AXES, E_GATHER, E_REDUCE, E_SCATTER, TIE_HAS, TIE_ONE, TIE_OTHER
 from automap.price.vectors import (
     C_BACKWARD,
     C_BACKWARD_COMM,
@@ -59,10 +60,11 @@ from automap.price.vectors import (
     C_FORWARD,
     C_FORWARD_COMM,
     C_FORWARD_HOST,
-    C_PARAMETERS,
+    C_GATHER,
     C_RECOMPUTE,
     C_RECOMPUTE_COMM,
     C_REDUCE,
+    C_SCATTER,
     H_ATTENTION,
     H_BANDWIDTH,
     H_WEIGHTS,
@@ -151,12 +153,22 @@ class _Case:
         return sum(unit.times * float(unit.row[c]) for unit in self.units for c in columns)
 
     def reduced(self, axis: int) -> float:
-        """Local elements of gradients that are reduced over an axis; a parameter that two units read counts once."""
+        """Local elements of gradients that are reduced over an axis once a step."""
+        if self.choice.zero == 0:
+            return self._once(C_REDUCE, E_REDUCE, axis)
+        return 0.0 if self.choice.zero >= 2 and self.choice.zero_axes[axis] else self._once(C_SCATTER, E_SCATTER, axis)
+
+    def gathered(self, axis: int) -> float:
+        """Local elements of weights that are gathered over an axis once a step, behind the optimizer."""
+        return self._once(C_GATHER, E_GATHER, axis) if self.choice.zero in (1, 2) else 0.0
+
+    def _once(self, column: int, block: int, axis: int) -> float:
+        """Sum of a column of the units' parameters; a parameter that two units read counts once."""
         choice, evaluator = self.choice, self.evaluator
-        elements = self.total(C_REDUCE + axis)
+        elements = self.total(column + axis)
         for tied in evaluator.tied.rows(evaluator.tied.ties(choice), choice.layout, choice.zero_axes):
-            if tied[0] == tied[1] == self.rank:
-                elements -= float(tied[5 + axis])
+            if tied[TIE_ONE] == tied[TIE_OTHER] == self.rank:
+                elements -= float(tied[TIE_HAS + E_AXES + block * len(choice.zero_axes) + axis])
         return elements
 
     def where(self, axis: int) -> str:
@@ -425,30 +437,34 @@ def _collective(kind: int) -> Callable[[_Case, float], str]:
 def _zero(case: _Case, seconds: float) -> str:
     axes = [a for a, on in enumerate(case.choice.zero_axes) if on]
     rate = min(float(case.stage.links[a, V_GATHER_BYTES_PER_S]) for a in axes)
-    elements = case.total(C_PARAMETERS)
+    weights = max(case.total(C_GATHER + a) for a in axes)
+    gradients = max(case.total(C_SCATTER + a) for a in axes)
     stage = case.choice.zero
     overlap = P_GATHER_OVERLAP if stage >= 3 else P_GRADIENT_OVERLAP
-    what = f"gathers of {_bytes(elements * case.settings[P_PARAMETER])} of weights, twice, and " if stage >= 3 else ""
+    what = f"gathers of {_bytes(weights * case.settings[P_PARAMETER])} of weights, twice, and " if stage >= 3 else ""
     text = f"ZeRO {stage} on {case.where(axes[0])}, {_rate(rate)}): {what}scatters of "
-    text += f"{_bytes(elements * case.settings[P_SENT])} of gradients each micro-batch, {case.micro_batches} of them; "
+    text += f"{_bytes(gradients * case.settings[P_SENT])} of gradients each micro-batch, {case.micro_batches} of them; "
     text += f"up to {case.settings[overlap]:.0%} hides under the passes."
     larger = case.gain(case.batches(0.5), "Micro-batches twice as large")
     return text + (larger or case.gain(replace(case.choice, zero=1), "ZeRO 1"))
 
 
 def _sync(case: _Case, seconds: float) -> str:
-    texts = []
+    reduced, gathered = [], []
     mine = case.outcome.averaging
     for axis in range(len(case.stage.axes)):
         data = case.reduced(axis) * float(case.settings[P_SENT])
-        if data > 0.0 and (mine is None or axis != mine.axis):
+        if data > 0.0 and case.stage.axes[axis] > 1.0 and (mine is None or axis != mine.axis):
             rate = float(case.stage.links[axis, V_BYTES_PER_S + ALL_REDUCE])
-            texts.append(f"{_bytes(data)} on {case.where(axis)}, {_rate(rate)})")
+            reduced.append(f"{_bytes(data)} on {case.where(axis)}, {_rate(rate)})")
+        data = case.gathered(axis) * float(case.settings[P_PARAMETER])
+        if data > 0.0 and case.stage.axes[axis] > 1.0:
+            rate = float(case.stage.links[axis, V_GATHER_BYTES_PER_S])
+            gathered.append(f"{_bytes(data)} on {case.where(axis)}, {_rate(rate)})")
     backward = case.total(C_BACKWARD, C_RECOMPUTE, C_BACKWARD_HOST)
-    text = (
-        "the reduction of gradients that nothing hides: " + ", ".join(texts) if texts else "the gradients of weights "
-    )
-    text += "" if texts else "that two stages share"
+    parts = ["the reduction of gradients that nothing hides: " + ", ".join(reduced)] if reduced else []
+    parts += ["gathers of the weights that the optimizer updated in parts: " + ", ".join(gathered)] if gathered else []
+    text = "; ".join(parts or ["the gradients of weights that two stages share"])
     hidden = float(case.settings[P_GRADIENT_OVERLAP])
     text += f". Up to {hidden:.0%} hides under the last backward pass of {_seconds(backward)}."
     return text + case.gain(case.batches(0.5), "Micro-batches twice as large")

@@ -29,7 +29,7 @@ class Sent:
     bytes: float
     """Of the larger of what this rank holds before and after."""
     direction: str
-    """forward, backward, or recompute: forward again, in the backward pass."""
+    """forward, backward, recompute (forward again, in the backward pass) or update (behind the optimizer)."""
     operator: str
     """That asked for it; empty for the reductions at the end of a step."""
     tensor: str

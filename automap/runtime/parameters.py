@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from automap.runtime.convert import all_gather, all_reduce, all_reduce_in_place, direction, move, reduce_scatter
+from automap.runtime.convert import all_gather, all_reduce_in_place, direction, move, reduce_scatter
 from automap.runtime.groups import Axis
 from automap.runtime.outline import Outline
 from ir.errors import ModelError
@@ -138,19 +138,21 @@ class _Flat:
 
 
 class _Use(torch.autograd.Function):
-    """The flat vector for one micro-batch; backward its gradient is scattered."""
+    """The parameters in a flat vector for one micro-batch; backward their gradients are joined once and scattered."""
 
     @staticmethod
-    def forward(ctx: Any, piece: Tensor, flat: _Flat) -> Tensor:
+    def forward(ctx: Any, piece: Tensor, flat: _Flat, vector: Tensor) -> tuple[Tensor, ...]:
         ctx.flat = flat
-        return flat.gather(piece) if flat.zero == 3 else flat.whole.detach()  # type: ignore[union-attr]
+        ctx.set_materialize_grads(False)
+        return tuple(flat.views(vector).values())
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         flat: _Flat = ctx.flat
         flat.gathered = None
+        like = next(gradient for gradient in gradients if gradient is not None)
         with direction("backward"):
-            return flat.scatter(gradients[0]), None
+            return flat.scatter(flat.flatten(gradients, like)), None, None
 
 
 @dataclass(frozen=True)
@@ -259,25 +261,31 @@ class Parameters:
         return flat
 
     def read(self, name: str, env: MutableMapping[object, Tensor], unit: int) -> Tensor:
-        """The local part of a parameter, connected to its leaf; `env` keeps flat vectors that a unit uses."""
+        """The local part of a parameter, connected to its leaf; `env` keeps what of a flat vector a unit uses."""
         flat = self.home[name]
         if flat.zero < 2:
             return flat.leaves[name]
-        key = ("parameters", id(flat), unit)
-        if key not in env:
-            vector: Tensor = _Use.apply(flat.piece, flat)  # type: ignore[no-untyped-call]
-            env[key], flat.in_use = vector, weakref.ref(vector)
-        return flat.views(env[key])[name]
+        kept, *_ = self.flat_keys(name, unit)
+        if kept not in env:
+            assert flat.piece is not None
+            with torch.no_grad():
+                vector = flat.gather(flat.piece) if flat.zero == 3 else flat.whole
+            assert vector is not None
+            env[kept], flat.in_use = vector, weakref.ref(vector)
+            views: tuple[Tensor, ...] = _Use.apply(flat.piece, flat, vector)  # type: ignore[no-untyped-call]
+            env.update(((*kept, one), view) for one, view in zip(flat.names, views, strict=True))
+        return env[*kept, name]
 
     def used(self) -> list[Tensor]:
         """What `read` connects to, but for what is gathered anew for each micro-batch (ZeRO 3)."""
         kept = [flat for flat in self.flats if flat.zero < 3]
         return [t for flat in kept for t in (flat.leaves.values() or [flat.piece]) if t is not None]
 
-    def flat_key(self, name: str, unit: int) -> object:
-        """Under which key `read` keeps the vector of a parameter; None where there is none."""
+    def flat_keys(self, name: str, unit: int) -> tuple[tuple[object, ...], ...]:
+        """Under which keys `read` keeps the vector of a parameter and its part of it; none where there is no vector."""
         flat = self.home[name]
-        return ("parameters", id(flat), unit) if flat.zero >= 2 else None
+        kept = ("parameters", id(flat), unit)
+        return (kept, (*kept, name)) if flat.zero >= 2 else ()
 
     def saving(self) -> contextlib.AbstractContextManager[object]:
         """While open, vectors of ZeRO 3 are not kept for the backward pass, which gathers them again."""
@@ -312,8 +320,8 @@ class Parameters:
             leaf = flat.leaves[name]
             if leaf.grad is None:
                 leaf.grad = torch.zeros_like(leaf)
-            for axis in flat.sums:
-                leaf.grad = all_reduce(leaf.grad, axis, ("", name))
+            if flat.sums:
+                leaf.grad = _total(leaf.grad.reshape(-1), flat.sums, ("", name)).reshape(leaf.shape)
             found[name] = leaf.grad
         return found
 
@@ -338,9 +346,9 @@ class Parameters:
                     leaf.grad = None
             if piece.grad is None:
                 piece.grad = torch.zeros_like(piece)
-            for axis in () if is_tied else flat.sums:
-                if axis not in flat.axes:
-                    piece.grad = all_reduce(piece.grad, axis, flat.label)
+            rest = () if is_tied else tuple(axis for axis in flat.sums if axis not in flat.axes)
+            if rest:
+                piece.grad = _total(piece.grad, rest, flat.label)
 
     def _reduce(self, flat: _Flat) -> None:
         """All-reduces the gradients of leaves, the inner axis first and of its piece only over the others."""
@@ -356,9 +364,10 @@ class Parameters:
     @torch.no_grad()
     def refresh(self) -> None:
         """Gathers what the optimizer has changed."""
-        for flat in self.flats:
-            if flat.whole is not None and flat.piece is not None:
-                flat.whole.copy_(flat.gather(flat.piece))
+        with direction("update"):
+            for flat in self.flats:
+                if flat.whole is not None and flat.piece is not None:
+                    flat.whole.copy_(flat.gather(flat.piece))
 
     @torch.no_grad()
     def wholes(self, *, gradients: bool) -> dict[str, Tensor]:

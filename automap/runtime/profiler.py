@@ -28,6 +28,7 @@ from automap.problem import Problem
 from automap.runtime.host import as_name, gpus
 from automap.runtime.launch import Limits, OutcomeKind, launch
 from automap.runtime.profiler_fit import Floats, fit_attention, fit_collective, fit_gemm, fit_linear
+from automap.runtime.quiet import conditions
 from ir import zoo
 
 RANK = "automap.runtime.profiler_rank:run_rank"
@@ -220,6 +221,7 @@ def build_cluster(kind: str, results: Sequence[Mapping[str, Any]], runs: Sequenc
     )
     constants = Constants(
         **computed,
+        conditions=conditions(results),
         host_backward=_rounded(_median(results, "backward_ratio")),
         reserved_GiB=_rounded(about["reserved_bytes"] / GIB),
     )

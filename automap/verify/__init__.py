@@ -3,7 +3,8 @@
 Written without the space, the price, their translator and the templates, so that a mistake in one of them shows. What
 is shared is the graph (`ir`: factor rules, fused groups, units between legal cuts), the plan and problem documents, and
 the meaning of names. Rules stand in `structure` (operators, devices, cuts, samples), `reading` (placements), `actions`
-(the schedule), `obeyed` (hints), `replicas` (those that are averaged) and `memory`.
+(the schedule), `obeyed` (hints), `replicas` (those that are averaged) and `memory`; `traffic` counts what parameters
+and their gradients send, which no plan states, but which price and runtime must agree with.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from automap.problem import Problem
 from automap.verify.actions import check_order
 from automap.verify.memory import Activations, Recount, check_memory
 from automap.verify.obeyed import check_hints
-from automap.verify.reading import Model, Violation, place, read_chunks, uneven
+from automap.verify.reading import Chunk, Model, Violation, place, read_chunks, uneven
 from automap.verify.replicas import check_replicas
 from automap.verify.structure import check_structure
+from automap.verify.traffic import Traffic, count_traffic, exchanged
 
 __all__ = ["Verifier", "Violation", "verify"]
 
@@ -51,10 +53,29 @@ class Verifier:
         Args:
             plan: one that `violations` finds no other fault in.
         """
+        return Recount(plan, self._chunks(plan), self._model).devices()
+
+    def traffic(self, plan: Plan) -> dict[Traffic, float]:
+        """Elements of parameters and gradients that each device of each pipeline rank sends, see `verify.traffic`.
+
+        Args:
+            plan: one that `violations` finds no fault in.
+        """
+        return count_traffic(self._chunks(plan), self._model)
+
+    def exchanged(self, plan: Plan) -> dict[tuple[int, int], float]:
+        """Elements of gradients that two pipeline ranks exchange, see `verify.traffic`.
+
+        Args:
+            plan: one that `violations` finds no fault in.
+        """
+        return exchanged(self._chunks(plan), self._model)
+
+    def _chunks(self, plan: Plan) -> tuple[Chunk, ...]:
         chunks = read_chunks(plan, self._model)
         for chunk in chunks:
             assert not tuple(place(chunk, self._model)), "the plan has other faults"
-        return Recount(plan, chunks, self._model).devices()
+        return chunks
 
 
 def verify(problem: Problem, plan: Plan) -> tuple[Violation, ...]:

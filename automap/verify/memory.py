@@ -12,11 +12,12 @@ counts, which are one but for what the price simplifies:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from automap.plan import DeviceMemory, Plan, format_devices
 from automap.verify.actions import Action, peaks, rank_orders
+from automap.verify.parameters import Place, held_parameters
 from automap.verify.reading import Chunk, Model, Violation, alike_ranks
 from automap.verify.replicas import held_bytes
 from ir.graph import DTYPE_BYTES, Operator
@@ -26,9 +27,6 @@ from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
 TOLERANCE = 1e-6
 """Relative; both counts are sums of the same terms."""
 GIB = float(1 << 30)
-
-Place = Mapping[str, str]
-"""Axis -> S(i), B or P."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,30 +120,9 @@ class Recount:
     # -- parameters ----------------------------------------------------------------------------------------------
 
     def _elements(self, operators: Iterable[int]) -> tuple[float, float]:
-        """Elements of the parameters that one rank holds for these operators, without and with ZeRO's shards.
-
-        Where units want one unlike, it lies whole and each takes its part; a unit wants it as its first reader does.
-        """
-        lies: dict[str, tuple[Chunk, Place]] = {}
-        seen: set[tuple[str, int]] = set()
-        for index in operators:
-            for slot, name in enumerate(self.graph.operators[index].inputs):
-                use = name, self.model.unit_of[index]
-                if self.graph.tensors[name].role == "parameter" and use not in seen:
-                    seen.add(use)
-                    chunk = self.home[index]
-                    # What is read as a sum lies whole: one rank takes it, the others zeros.
-                    read = self._read(chunk, index, slot)
-                    place: Place = {axis: "B" if p == "P" else p for axis, p in read.items()}
-                    _, before = lies.setdefault(name, (chunk, place))
-                    lies[name] = chunk, {axis: p if p == before[axis] else "B" for axis, p in place.items()}
-        whole = sharded = 0.0
-        for name, (chunk, place) in lies.items():
-            mine = self.graph.tensors[name].num_elements / self._parts(chunk, place)
-            whole += mine
-            zero = (chunk.sizes[a] for a, p in place.items() if a in chunk.stage.zero.axes and p == "B")
-            sharded += mine / math.prod(zero)
-        return whole, sharded
+        """Elements of the parameters that one rank holds for these operators, without and with ZeRO's shards."""
+        held = held_parameters(operators, self.home, self.model).values()
+        return math.fsum(one.elements for one in held), math.fsum(one.shard for one in held)
 
     # -- activations ---------------------------------------------------------------------------------------------
 

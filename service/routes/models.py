@@ -12,7 +12,7 @@ from typing import Annotated
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from service import graphs
+from service import graphs, openapi
 from service.dims import parse_batch_dims, parse_dims
 from service.problems import problem
 from service.routes.common import settings_of, store_of
@@ -27,6 +27,11 @@ router = APIRouter(prefix="/v1/models", tags=["models"])
 @router.post(
     "",
     status_code=201,
+    responses=openapi.refusals(
+        s408="The upload took too long.",
+        s422="The model cannot be used, or what is said about it does not fit it.",
+        s507="The model store is full.",
+    ),
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -68,7 +73,7 @@ async def upload(
     return ModelView.of(model)
 
 
-@router.get("/{model_id}")
+@router.get("/{model_id}", responses=openapi.refusals(s404="No such model."))
 def show(request: Request, model_id: str) -> ModelView:
     """What is known of a model."""
     model = store_of(request).model(model_id)

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automap.cluster import known_devices
-from automap.fitted import COLLECTIVES
+from automap.fitted import COLLECTIVES, fitted
 from automap.price import attention, communication, gemm
 from automap.price.attention import attention_s
 from automap.price.communication import collective_s, host_link
-from automap.price.curves import attention_curve, fitted, gemm_curve
+from automap.price.curves import attention_curve, gemm_curve
 from automap.price.gemm import gemm_s
 from automap.price.tables import ALL_GATHER, ALL_REDUCE
 
@@ -131,3 +131,11 @@ def test_curves_keep_what_was_promised_of_rows_left_out() -> None:
     assert fitted("attention")["cross_validated"]["median_error"] <= 0.10
     assert fitted("collectives")["cross_validated"]["median_error"] <= 0.10
     assert fitted("gemm")["cross_validated"]["median_error"] <= 0.08
+
+
+@pytest.mark.parametrize("name", sorted(set(DEVICES) - {"cpu"}))
+def test_memory_runs_at_the_rate_that_products_were_measured_to_reach(name: str) -> None:
+    curves = fitted("gemm")["curves"]
+    kind = DEVICES[name].curves_of
+    found = curves[kind if kind in curves else "A100"]["bf16"]["memory_efficiency"]
+    assert DEVICES[name].memory_efficiency == round(found, 2)

@@ -116,12 +116,16 @@ def test_a_plan_is_priced_with_the_hosts_own_constants(cluster):
     ("path", "value", "field"),
     [
         (("constants", "host_us_per_operator"), -1.0, "cluster.constants.host_us_per_operator"),
-        (("devices", "A-CPU-2", "kernels", "gemm", "fp32", "floor_us"), -0.5, "kernels.gemm.floor_us"),
-        (("devices", "A-CPU-2", "kernels", "gemm", "fp32", "norm"), 0.5, "kernels.gemm.norm"),
-        (("devices", "A-CPU-2", "kernels", "attention", "compute_efficiency"), 0, "kernels.attention"),
-        (("devices", "A-CPU-2", "peak_TFLOPs", "bf16"), 1.0, "kernels.gemm"),
-        (("links", "local-gloo", "collectives", "all_reduce", "latency_us"), -3, "collectives.latency_us"),
-        (("links", "local-gloo", "collectives", "broadcast"), {}, "collectives"),
+        (("devices", "A-CPU-2", "kernels", "gemm", "fp32", "floor_us"), -0.5, "A-CPU-2.kernels.gemm.fp32.floor_us"),
+        (("devices", "A-CPU-2", "kernels", "gemm", "fp32", "norm"), 0.5, "A-CPU-2.kernels.gemm.fp32.norm"),
+        (
+            ("devices", "A-CPU-2", "kernels", "attention", "compute_efficiency"),
+            0,
+            "kernels.attention.compute_efficiency",
+        ),
+        (("devices", "A-CPU-2", "peak_TFLOPs", "bf16"), 1.0, "A-CPU-2.kernels.gemm"),
+        (("links", "local-gloo", "collectives", "all_reduce", "latency_us"), -3, "collectives.all_reduce.latency_us"),
+        (("links", "local-gloo", "collectives", "broadcast"), {}, "local-gloo.collectives"),
         (("constants", "speed"), 3, "cluster.constants.speed"),
     ],
 )
@@ -133,7 +137,7 @@ def test_a_spoilt_file_is_refused_by_field_and_value(cluster, path, value, field
     place[path[-1]] = place["all_reduce"] if path[-1] == "broadcast" else value
     with pytest.raises(ClusterError) as caught:
         parse_cluster(document)
-    assert field in caught.value.field
+    assert caught.value.field.endswith(field) and caught.value.field.startswith("cluster.")
     assert caught.value.repair
 
 

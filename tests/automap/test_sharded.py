@@ -140,10 +140,11 @@ def test_gradients_and_parameters_are_sent_once(ran):
             if one.tensor:
                 kinds[one.kind, one.direction] += one.bytes
         count = case.plan.num_micro_batches
-        once = {0: {("all_reduce", "forward"): size}, 1: {("reduce_scatter", "forward"): size}}
+        updated = {("all_gather", "update"): 8 * case.problem.graph.num_parameters}
+        once = {0: {("all_reduce", "forward"): size}, 1: {("reduce_scatter", "forward"): size, **updated}}
         each = {("reduce_scatter", "backward"): count * size}
         again = {("all_gather", "forward"): count * size, ("all_gather", "recompute"): count * size}
-        wanted = {**once, 2: each, 3: {**each, **again}}[zero]
+        wanted = {**once, 2: {**each, **updated}, 3: {**each, **again}}[zero]
         assert kinds.keys() == wanted.keys(), case.name
         for key, amount in wanted.items():
             # A look-up needs no table in the backward pass.

@@ -164,7 +164,7 @@ def test_bounds(trials: Trials, field: str) -> None:
     with pytest.raises(ProblemError) as fault:
         check_search(request(trials=trials))
     assert fault.value.field == field
-    assert fault.value.repair.startswith("Give 1 to")
+    assert fault.value.repair.startswith("Give a")
     assert JobRequest.from_json(request().to_json()) == request()
 
 

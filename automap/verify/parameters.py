@@ -1,0 +1,108 @@
+"""Parameters of a pipeline rank: how each lies there, who reads it, and on which axes its gradient is a sum.
+
+Derived from the plan document and the factor rules alone. Units: elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from automap.verify.reading import Chunk, Model, is_live
+
+Place = Mapping[str, str]
+"""Axis -> S(i), B or P."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """One parameter on one pipeline rank."""
+
+    chunk: Chunk
+    """Of its last reader; all chunks of a rank have one mesh."""
+    place: Place
+    """Axis of more than one rank -> S(i) or B. It lies whole where its readers want it unlike."""
+    summed: frozenset[str]
+    """Axes over which its gradient must be added up."""
+    uses: int
+    """Units that read it."""
+    elements: float
+    """That one device holds of it without ZeRO."""
+
+    @property
+    def sharded_over(self) -> tuple[str, ...]:
+        """Axes over which ZeRO shards it, outermost first."""
+        axes = self.chunk.stage.zero.axes if self.chunk.stage.zero.stage else ()
+        return tuple(axis for axis in self.chunk.sizes if axis in axes and self.place.get(axis) == "B")
+
+    @property
+    def shard(self) -> float:
+        """Elements that one device holds under ZeRO."""
+        return self.elements / math.prod(self.chunk.sizes[axis] for axis in self.sharded_over)
+
+
+def held_parameters(operators: Iterable[int], home: Mapping[int, Chunk], model: Model) -> dict[str, Held]:
+    """The parameters that some operators of one rank read, by name.
+
+    A unit wants a parameter as the first of its operators that reads it does.
+
+    Args:
+        operators: numbers in the graph, of one rank.
+        home: operator -> its chunk, in which it is placed.
+        model: of the problem.
+    """
+    found: dict[str, Held] = {}
+    seen: set[tuple[str, int]] = set()
+    for index in operators:
+        for slot, name in enumerate(model.graph.operators[index].inputs):
+            use = name, model.unit_of[index]
+            if model.graph.tensors[name].role != "parameter" or use in seen:
+                continue
+            seen.add(use)
+            chunk = home[index]
+            live = [axis for axis, size in chunk.sizes.items() if size > 1]
+            # What is read as a sum lies whole: one rank takes it, the others zeros.
+            place = {a: chunk.placed[index][a].inputs[slot].replace("P", "B") for a in live}
+            summed = {a for a in live if _leaves_sum(name, index, a, chunk, model)}
+            if name in found:
+                before = found[name]
+                unlike = {a for a in live if place[a] != before.place[a]}
+                place = {a: "B" if a in unlike else p for a, p in place.items()}
+                summed |= before.summed | unlike
+            parts = math.prod(chunk.sizes[a] for a, p in place.items() if p.startswith("S"))
+            found[name] = Held(
+                chunk=chunk,
+                place=place,
+                summed=frozenset(summed),
+                uses=1 + (found[name].uses if name in found else 0),
+                elements=model.graph.tensors[name].num_elements / parts,
+            )
+    return found
+
+
+def _leaves_sum(name: str, index: int, axis: str, chunk: Chunk, model: Model) -> bool:
+    """Whether an operator, or one behind it if it works on parameters alone, leaves a sum of a parameter's gradient."""
+    op, placed = model.graph.operators[index], chunk.placed[index][axis]
+    read = {placed.inputs[slot] for slot, given in enumerate(op.inputs) if given == name}
+    if read != {"B"}:
+        return False
+    if is_live(op):
+        if model.legal(index)[placed] is not None:
+            # Each rank works on a part of something that the parameter does not have.
+            return True
+        if "P" in placed.inputs and op.rule.passing != "joint":
+            # A product with a part of a sum has a part of the gradient; what is added on one rank has that of the sum.
+            return True
+    if not all(_is_parametric(given, model) for given in op.inputs):
+        return False
+    inside = (i for i in model.graph.consumers[op.outputs[0]] if model.unit_of.get(i) == model.unit_of[index])
+    return any(_leaves_sum(op.outputs[0], i, axis, chunk, model) for i in inside)
+
+
+def _is_parametric(name: str, model: Model) -> bool:
+    """Whether a tensor is a parameter, a constant, or made of such: its gradient is added up over the micro-batches."""
+    maker = model.graph.producer.get(name)
+    if maker is None:
+        return model.graph.tensors[name].role != "input"
+    return all(_is_parametric(given, model) for given in model.graph.operators[maker].inputs)

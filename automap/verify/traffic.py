@@ -1,0 +1,93 @@
+"""What parameters and their gradients send in a step, counted from the definitions of data parallelism and ZeRO.
+
+A gradient that is a sum over an axis is added up there. ZeRO (arXiv 1910.02054) splits the state of a parameter over
+the ranks that hold it whole, whether they work on different samples or repeat each other:
+
+    0   gradients are all-reduced once a step
+    1   gradients are scattered once a step; each rank updates its shard; the weights are gathered once a step
+    2   gradients are scattered in every micro-batch; the weights are gathered once a step
+    3   gradients are scattered, and the weights gathered in the forward and in the backward pass, in every micro-batch
+
+Over several axes the innermost goes first and an outer one has only the shard that is left; axes of ZeRO go before
+others. In every micro-batch each unit has its own gathers and scatters; once a step a parameter is sent once, however
+many units read it. Nothing here knows the price. Units: elements of the larger of what a device holds before and after.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from automap.verify.parameters import Held, held_parameters
+from automap.verify.reading import Chunk, Model
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic:
+    """Collectives of one kind over one axis for all parameters of a pipeline rank."""
+
+    rank: int
+    kind: Literal["all_reduce", "reduce_scatter", "all_gather"]
+    axis: str
+    what: Literal["weights", "gradients"]
+    when: Literal["step", "micro_batch"]
+    """How often: ZeRO 3 gathers the weights of each unit twice a micro-batch, which counts twice."""
+
+
+def count_traffic(chunks: Sequence[Chunk], model: Model) -> dict[Traffic, float]:
+    """Elements that every device of each pipeline rank sends so.
+
+    Args:
+        chunks: the stages of a plan, with every operator placed.
+        model: of the problem.
+    """
+    home = {index: chunk for chunk in chunks for index in chunk.operators}
+    found: dict[Traffic, float] = defaultdict(float)
+    for rank in sorted({chunk.rank for chunk in chunks}):
+        operators = [index for chunk in chunks if chunk.rank == rank for index in chunk.operators]
+        for held in held_parameters(operators, home, model).values():
+            for traffic, elements in _of(held, rank):
+                found[traffic] += elements
+    return found
+
+
+def exchanged(chunks: Sequence[Chunk], model: Model) -> dict[tuple[int, int], float]:
+    """Elements of gradients that two pipeline ranks exchange of the parameters which both hold.
+
+    The first rank that reads a parameter exchanges it with each other one.
+    """
+    home = {index: chunk for chunk in chunks for index in chunk.operators}
+    ranks = range(max(chunk.rank for chunk in chunks) + 1)
+    held = [
+        held_parameters([i for chunk in chunks if chunk.rank == rank for i in chunk.operators], home, model)
+        for rank in ranks
+    ]
+    found: dict[tuple[int, int], float] = defaultdict(float)
+    for name in dict.fromkeys(name for some in held for name in some):
+        readers = [i for i in model.graph.consumers[name] if i in home]
+        first = home[min(readers)].rank
+        for rank in ranks:
+            if rank != first and name in held[rank]:
+                found[first, rank] += max(held[first][name].elements, held[rank][name].elements)
+    return dict(found)
+
+
+def _of(held: Held, rank: int) -> Iterator[tuple[Traffic, float]]:
+    """What one parameter sends."""
+    zero, sizes = held.chunk.stage.zero.stage, held.chunk.sizes
+    left = held.elements
+    for axis in reversed(held.sharded_over):
+        when: Literal["step", "micro_batch"] = "micro_batch" if zero >= 2 else "step"
+        if axis in held.summed:
+            scatter = Traffic(rank=rank, kind="reduce_scatter", axis=axis, what="gradients", when=when)
+            yield scatter, left * (held.uses if zero >= 2 else 1)
+        when = "micro_batch" if zero == 3 else "step"
+        times = 2 * held.uses if zero == 3 else 1
+        yield Traffic(rank=rank, kind="all_gather", axis=axis, what="weights", when=when), times * left
+        left /= sizes[axis]
+    for axis in reversed(list(sizes)):
+        if axis in held.summed and axis not in held.sharded_over:
+            yield Traffic(rank=rank, kind="all_reduce", axis=axis, what="gradients", when="step"), left
+            left /= sizes[axis]

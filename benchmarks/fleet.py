@@ -1,0 +1,144 @@
+"""All published runs with the constants that their price depends on: what they predict, and the constants that fit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from constants import OF_STEP, SHARED, TRAINERS, clock_of, constants, depends, link_kind, owner
+from fitting import EVERY, Floats, Rows, fit, robust
+from priced_runs import PricedRun
+
+from automap.price.curves import fitted
+from automap.price.layout import Layout
+from automap.problem import trainers
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+MOST_STEPS = 60
+"""Of one fit; six are enough with the published runs."""
+CONVERGED = 5e-4
+"""A fit is done when a step lowers the sum of squares by less than this share of it: errors then change by a
+hundredth of a per cent."""
+
+
+class Fleet:
+    """All runs, and the constants that their price depends on."""
+
+    def __init__(self, rows: list[PricedRun]) -> None:
+        self.rows = rows
+        self.trainers = sorted({f.problem.trainer.name for f in rows})
+        self.constants = constants(set(self.trainers))
+        self.at = {c.name: i for i, c in enumerate(self.constants)}
+        self.prior, self.low, self.high, self.hold = (
+            np.array([getattr(c, field) for c in self.constants]) for field in ("prior", "low", "high", "hold")
+        )
+        self.measured = np.array([f.run.iteration_s for f in rows])
+        self.touched = [np.flatnonzero([depends(f, c.name) for f in rows]) for c in self.constants]
+        self._of_units = np.array([c.name.split(".")[-1] not in OF_STEP for c in self.constants])
+        self._applied: Floats | None = None
+        self._near_priors: dict[bytes, Floats] = {}
+
+    def apply(self, x: Floats) -> None:
+        """Gives the constants to the price."""
+        before = np.full(len(x), np.nan) if self._applied is None else self._applied
+        changed = {self.constants[i].name: float(x[i]) for i in np.flatnonzero(x != before)}
+        self._applied = x.copy()
+        software: Any = trainers()
+        for name, value in changed.items():
+            kind, _, key = name.partition(".")
+            if kind in SHARED:
+                fitted("step")["constants"][kind]["value"] = value
+            for trainer in self.trainers:
+                if key in TRAINERS and owner(trainer, key) == kind:
+                    software[trainer] = replace(software[trainer], **{key: value})
+                    if key == "gradient_overlap":
+                        software[trainer] = replace(software[trainer], parameter_gather_overlap=value)
+        kinds = {name.partition(".")[0] for name in changed}
+        clusters: Any = {id(f.problem.cluster): f.problem.cluster for f in self.rows}.values()
+        if kinds & {"clock", "portable_attention"}:
+            portable = float(x[self.at["portable_attention"]])
+            for devices in (cluster.devices for cluster in clusters):
+                for name, device in devices.items():
+                    devices[name] = replace(
+                        device,
+                        sustained_clock=float(x[self.at[f"clock.{clock_of(device)}"]]),
+                        portable_attention=1.0 if device.curves_of == "A100" else portable,
+                    )
+        if "link" in kinds:
+            for links in (cluster.links for cluster in clusters):
+                for name, link in links.items():
+                    if link_kind(name):
+                        links[name] = replace(link, efficiency=float(x[self.at[f"link.{link_kind(name)}"]]))
+
+    def predict(self, x: Floats, rows: Rows = EVERY) -> Floats:
+        """Seconds of some of the runs."""
+        wanted = np.arange(len(self.rows))[rows]
+        # Every fit begins at the priors, and moves them one by one: this is priced once for all fits.
+        if np.count_nonzero(x != self.prior) > 1:
+            return self._priced(x, wanted)
+        known = self._near_priors.setdefault(x.tobytes(), np.full(len(self.rows), np.nan))
+        missing = wanted[np.isnan(known[wanted])]
+        known[missing] = self._priced(x, missing)
+        return known[wanted]
+
+    def _priced(self, x: Floats, rows: Ints) -> Floats:
+        self.apply(x)
+        layouts: dict[object, Layout] = {}
+        units = x[self._of_units].tobytes()
+        return np.array([self.rows[i].price(layouts, units).step_time_s for i in rows])
+
+    def weights(self) -> Floats:
+        """Of the rows: large groups count for less than their size; suspect rows not at all."""
+        groups: dict[str, int] = defaultdict(int)
+        for f in self.rows:
+            groups[f.run.group] += 1
+        found = np.array([6.0 * groups[f.run.group] ** -0.1 for f in self.rows])
+        for i, f in enumerate(self.rows):
+            if too_fast(f):
+                found[i] = 0.0
+            if f.run.group == "megatron-bridge" or "vision" in f.run.model:
+                found[i] *= 0.3
+        return found
+
+    def fit(self, left_out: Mask) -> Floats:
+        """The constants from all rows but those left out, from the priors until a step gains next to nothing.
+
+        Raises:
+            RuntimeError: it does not come to an end.
+        """
+        weights = self.weights() * ~left_out
+
+        def residuals(x: Floats, rows: Rows) -> Floats:
+            found = np.zeros(len(self.rows))
+            used = np.arange(len(found))[rows]
+            used = used[weights[used] > 0.0]
+            found[used] = weights[used] * robust(np.log(self.predict(x, used) / self.measured[used]))
+            return found[rows]
+
+        steps = []
+        found = fit(
+            residuals,
+            self.prior,
+            self.low,
+            self.high,
+            steps=MOST_STEPS,
+            ridge=self.hold,
+            touched=self.touched,
+            converged=CONVERGED,
+            on_step=lambda number, _: steps.append(number),
+        )
+        if len(steps) == MOST_STEPS:
+            raise RuntimeError(f"no end after {MOST_STEPS} steps")
+        return found
+
+
+def too_fast(f: PricedRun) -> bool:
+    """Whether the products alone would need more than 75 % of the peak: then the printed batch is another."""
+    problem = f.problem
+    flops = sum(op.forward_flops.at(1) + op.backward_flops.at(1) for op in problem.graph.operators)
+    peak = problem.cluster.num_devices * problem.cluster.device(0).flops(problem.precision)
+    return flops * problem.training.global_batch / f.run.iteration_s > 0.75 * peak

@@ -1,0 +1,96 @@
+"""What parameters and gradients send in a step: the price and its list against a count from the definitions of ZeRO."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from automap.collectives import list_parameter_collectives
+from automap.price import combine as c
+from automap.price.communication import KIND_COUNT, V_BYTES_PER_S, V_GATHER_BYTES_PER_S
+from automap.verify import Verifier
+from ir import zoo
+
+SIZES = "layers=2,hidden=64,heads=4,seq_len=32,vocab_size=128"
+CASES = {
+    "gpt": (f"gpt:{SIZES}", "2x4xA100", 16, {}),
+    "three axes": (f"gpt:{SIZES}", "8xA100", 16, {"cp": 2}),
+    "experts": (f"moe:{SIZES},kv_heads=4,ffn=128,experts=4", "8xA100", 16, {}),
+    "a table that three parts read": (f"t5:{SIZES}", "2x4xA100", 16, {}),
+    "convolutions": ("resnet:blocks=1-1,width=8,image_size=32,num_classes=12", "2x4xA100", 16, {}),
+    "mixed devices": (f"gpt:{SIZES}", "4xV100-16GB+4xP100", 24, {"pp": 2}),
+}
+
+
+def listed(choice, evaluator):
+    """(rank, kind, axis, what, when) -> elements; and what pairs of pipeline ranks exchange, by rank."""
+    found, exchanged = Counter(), Counter()
+    for one in list_parameter_collectives(choice, evaluator):
+        if one.kind == "send_recv":
+            exchanged[one.rank] += one.elements
+        else:
+            found[one.rank, one.kind, one.axis, one.what, one.when] += one.elements
+    return dict(found), dict(exchanged)
+
+
+def counted(check, plan):
+    """Likewise, from the definitions."""
+    found = {(t.rank, t.kind, t.axis, t.what, t.when): n for t, n in check.traffic(plan).items()}
+    exchanged = Counter()
+    for ranks, elements in check.exchanged(plan).items():
+        for rank in ranks:
+            exchanged[rank] += elements
+    return found, dict(exchanged)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_list_is_what_the_definitions_say(name, space):
+    spec, cluster, batch, fix = CASES[name]
+    s = space(zoo.build(spec), cluster, batch, **fix)
+    check, stages = Verifier(s.problem), Counter()
+    for values in s.random_batch(np.random.default_rng(1), 60):
+        choice = s.choice(tuple(values.tolist()))
+        for priced, wanted in zip(
+            listed(choice, s.evaluator), counted(check, s.decode(tuple(values.tolist()))), strict=True
+        ):
+            assert priced == pytest.approx(wanted)
+        stages[choice.zero] += 1
+    assert min(stages[zero] for zero in range(4)) > 3
+
+
+RATE = 1e9
+
+
+def seconds(traffic, elements, ranks):
+    """Of a large message by the ring's volume, 4 bytes a weight and 3 a gradient, on links without latency."""
+    sent = elements * {"weights": 4.0, "gradients": 3.0}[traffic.what] / RATE
+    return (2.0 if traffic.kind == "all_reduce" else 1.0) * (ranks - 1) / ranks * sent
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_the_price_pays_for_all_that_is_sent(zero, gpt, space):
+    """With nothing hidden and all links at one rate, seconds are the counted bytes over that rate."""
+    s = space(gpt(), "2x4xA100", 16, zero=zero, pp=1)
+    settings = s.evaluator._settings
+    settings[[c.P_GRADIENT_OVERLAP, c.P_GATHER_OVERLAP, c.P_SINGLY]] = 0.0
+    settings[c.P_PARAMETER], settings[c.P_SENT] = 4.0, 3.0
+    check, rng, seen = Verifier(s.problem), np.random.default_rng(2), 0
+    for _ in range(40):
+        values = s.random(rng)
+        choice = s.choice(values)
+        links = np.zeros_like(choice.layout.stages[0].links)
+        links[:, V_BYTES_PER_S : V_BYTES_PER_S + KIND_COUNT] = links[:, V_GATHER_BYTES_PER_S] = RATE
+        stage = replace(choice.layout.stages[0], links=links)
+        choice = replace(choice, layout=replace(choice.layout, stages=(stage,)))
+        found = s.evaluator.evaluate(choice).ranks[0]
+        wanted = Counter()
+        for traffic, elements in check.traffic(s.decode(values)).items():
+            wanted[traffic.when] += seconds(traffic, elements, stage.axes[choice.axes.index(traffic.axis)])
+        assert found[c.R_SYNC] == pytest.approx(wanted["step"])
+        # What passes send besides does not depend on ZeRO.
+        bare = s.evaluator.evaluate(replace(choice, zero=0)).ranks[0]
+        each = found[c.R_COMM :].sum() - bare[c.R_COMM :].sum()
+        assert each == pytest.approx(choice.num_micro_batches * wanted["micro_batch"], rel=1e-6, abs=1e-12)
+        seen += wanted.total() > 0.0
+    assert seen > 20

@@ -1,0 +1,212 @@
+"""Every script of `benchmarks/` runs, with arguments so small that it takes seconds; a missing file is an error.
+
+Measurements are made up in the form of the files that the scripts read. Figures are nobody's concern here.
+"""
+
+import csv
+import importlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_up_host import two_ranks
+
+from automap.cluster import parse_cluster
+from automap.fitted import COLLECTIVES
+from automap.price.attention import attention_s
+from automap.price.communication import collective_s, host_link
+from automap.price.curves import attention_curve, gemm_curve
+from automap.price.gemm import gemm_s
+from automap.published import load_runs
+from automap.runtime import profiler
+from automap.validation import predict
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+SHARED = {"constants", "fitting", "fleet", "priced_runs"}
+"""What scripts have in common, and is no script."""
+SCRIPTS = {
+    "decision_speed": "0.001 --problems bert-large --warm-up 0.001",
+    "dqn_ablation": "--evaluations 40 --seeds 1 --problems 12 --variants all_of_it",
+    "dqn_pruning": "--evaluations 16 --seeds 1 --models vit",
+    "equality": "dp2,",
+    "fit_attention": "{attention}",
+    "fit_collectives": "{collectives}",
+    "fit_gemm": "{gemm}",
+    "fuzz_import": "0.001 1",
+    "import_limits": "cycle",
+    "import_profiles": "{profiles}",
+    "import_speed": "--layers 1",
+    "order_of_runs": "--cluster {cluster} --rounds 1 --model {model}",
+    "pretrained_gap": "--evaluations 8 --seeds 1 --known 16 --models vgg19",
+    "pricing_speed": "0.001 --models vgg19 --batches 1",
+    "problems": "vgg:",
+    "prove_plans": "2 --models vit",
+    "prove_pruning": "1 --models vgg19",
+    "real_models": "--budget 16 --models gnmt-16 --clusters 8_V100 --profiles {profiles}",
+    "runtime_overhead": "--rounds 1 --model {model}",
+    "search_scale": "--budget 16 --blocks 12 --devices 8",
+    "searchers": "--searchers random --problems 12 --seeds 1 --evaluations 8",
+    "sync_training": "--steps 2 --seeds 2 --timed 1",
+    "zoo_speed": "vgg19",
+}
+"""Script -> arguments; an underscore is a space inside one."""
+APART = {"fit_trainers": "{runs}"}
+"""Those that run in a process of their own, for they change the constants of the price."""
+MISSING = {
+    "fit_attention": "missing.csv",
+    "fit_collectives": "missing.csv",
+    "fit_gemm": "missing.csv",
+    "fit_trainers": "missing.json",
+    "import_profiles": "missing",
+    "real_models": "--models gnmt-16 --profiles missing",
+}
+"""Scripts that read files -> arguments that name none."""
+MODEL = "gpt:layers=2,hidden=32,heads=2,seq_len=16,vocab_size=32"
+PROFILE = """node1 -- Input0 -- forward_compute_time=0.000, backward_compute_time=0.000, activation_size=0.0, parameter_size=0.000
+node2 -- Linear(8, 8) -- forward_compute_time=1.5, backward_compute_time=3.0, activation_size=2048.0, parameter_size=256.0
+node3 -- ReLU -- forward_compute_time=0.5, backward_compute_time=0.5, activation_size=2048.0, parameter_size=0.000
+\tnode1 -- node2
+\tnode2 -- node3
+"""  # noqa: E501
+"""A layer profile in PipeDream's format."""
+
+
+def test_every_script_has_a_run():
+    assert {path.stem for path in BENCHMARKS.glob("*.py")} == SHARED | set(SCRIPTS) | set(APART)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """{name: path} of what the scripts read."""
+    folder = tmp_path_factory.mktemp("measurements")
+    rng = np.random.default_rng(0)
+
+    def table(name, rows):
+        with (folder / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        return folder / name
+
+    devices = {"A100-SXM": "1xA100-80GB", "H100-SXM": "1xH100-80GB"}
+    gemms, attentions, collectives = [], [], []
+    for gpu, cluster in devices.items():
+        device = parse_cluster(cluster).device(0)
+        products, attention = gemm_curve(device, "bf16"), attention_curve(device, rate=1.0, portable=False)
+        for m, n, k in 2.0 ** rng.integers(6, 13, (12, 3)):
+            seconds = gemm_s(m, n, k, 1.0, 2.0, 2.0, products)
+            gemms.append({"gpu": gpu, "dtype": "bf16", "m": m, "n": n, "k": k, "latency_us": seconds * 1e6})
+        for heads, length in ((2.0, 256.0), (8.0, 512.0), (8.0, 2048.0), (16.0, 4096.0), (32.0, 1024.0), (4.0, 8192.0)):
+            seconds = attention_s(1.0, heads, heads, length, length, 128.0, True, 2.0, attention, False)
+            row = {"gpu": gpu, "batch": 1, "seq_len": int(length), "num_heads": int(heads), "num_kv_heads": int(heads)}
+            attentions.append({**row, "head_dim": 128, "latency_us": seconds * 1e6})
+        for ranks in (2, 4, 8):
+            link = host_link(ranks, latency_s=1e-5, growth=0.2, bytes_per_s=2e11, small_group=0.3, ramp=2.0)
+            for size in (2.0**14, 2.0**20, 2.0**26):
+                seconds = collective_s(COLLECTIVES.index("all_reduce"), float(ranks), link, size)
+                row = {"gpu": gpu, "op": "all_reduce", "num_gpus": ranks, "gpus_per_node": 8, "bytes": size}
+                collectives.append({**row, "time_us": seconds * 1e6, "source": "made up"})
+    (folder / "dapple").mkdir()
+    profile = folder / "dapple" / "gnmt-16-pbs-64.txt"
+    profile.write_text(PROFILE)
+    runs = folder / "runs.json"
+    runs.write_text(json.dumps(made_up_runs()))
+    seconds = [predict(run).step_time_s for run in load_runs(runs)]
+    timed = [run | {"measured": {"iteration_s": s}} for run, s in zip(made_up_runs(), seconds, strict=True)]
+    runs.write_text(json.dumps(timed))
+    cluster = profiler.build_cluster("cpu", two_ranks(), profiler.step_plans("cpu"))
+    (folder / "host.json").write_text(json.dumps(cluster.to_json()))
+    return {
+        "gemm": table("gemm.csv", gemms),
+        "attention": table("attention.csv", attentions),
+        "collectives": table("collectives.csv", collectives),
+        "runs": runs,
+        "profiles": folder,
+        "cluster": folder / "host.json",
+        "model": MODEL,
+    }
+
+
+def made_up_runs():
+    """Runs of three trainers in three groups, in the form of published ones; each takes a second."""
+    model = {"name": "tiny", "layers": 2, "hidden": 256, "heads": 4, "ffn": 1024, "vocab_size": 1024, "seq_len": 128}
+    found = []
+
+    def add(group, stack, gpu, num_gpus, model, **strategy):
+        cluster = {"gpu": gpu, "num_gpus": num_gpus, "gpus_per_node": 8, "intra_link": "NVLink3", "memory_GB": 80}
+        cluster["inter_link"] = "8x200Gb/s HDR InfiniBand"
+        given = {"dp": 1, "tp": 1, "pp": 1, "micro_batch": 4, "global_batch": 32, "precision": "fp16", "zero_stage": 0}
+        run = {"id": f"{group}-{len(found)}", "group": group, "stack": stack, "model": model, "cluster": cluster}
+        found.append(run | {"strategy": given | strategy, "measured": {"iteration_s": 1.0}})
+
+    for layers in (2, 4):
+        deep = model | {"layers": layers, "name": f"deep-{layers}"}
+        add("one", "megatron-lm", "A100-SXM", 8, deep, dp=4, tp=2)
+        add("one", "megatron-lm", "A100-SXM", 8, deep, dp=4, pp=2)
+        add("two", "megatron-lm", "V100-SXM", 16, deep, dp=8, tp=2)
+        add("three", "llm-foundry-fsdp", "A100-SXM", 16, deep, dp=16, zero_stage=3, micro_batch=2, precision="bf16")
+    images = {"name": "ResNet-50-v1.5", "vision": {"image": 64}}
+    add("images", "deeplearningexamples", "A100-SXM", 8, images, dp=8)
+    return found
+
+
+def run(script, arguments, monkeypatch, folder):
+    """Runs the `main` of a script in this process; its exit status."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *arguments])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    optima = importlib.import_module("problems")
+    # What is missing there would be searched and kept.
+    shutil.copy(BENCHMARKS / "optima.json", folder / "optima.json")
+    monkeypatch.setattr(optima, "OPTIMA", folder / "optima.json")
+    try:
+        return importlib.import_module(script).main() or 0
+    except SystemExit as end:
+        return end.code or 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_it_runs(script, files, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = [word.replace("_", " ") for word in SCRIPTS[script].split()]
+    status = run(script, [word.format(**files) for word in arguments], monkeypatch, tmp_path)
+    said = capsys.readouterr().out
+    # Two steps of training tell nothing of noise, and one of a time nothing of its growth.
+    assert status == 0 or (script == "sync_training" and "loss within noise: " in said)
+    assert re.search(r"\d", said)
+    if script.startswith("fit_"):
+        # The measurements follow the form that is fitted.
+        assert re.search(r"all rows left out: median [0-4]\.\d%", said)
+
+
+def alone(script, arguments, folder):
+    """Runs a script in a process of its own."""
+    return subprocess.run(
+        [sys.executable, BENCHMARKS / f"{script}.py", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", APART)
+def test_it_runs_apart(script, files, tmp_path):
+    done = alone(script, APART[script].format(**files).split(), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "groups left out" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", MISSING)
+def test_a_missing_file_is_an_error(script, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(script, MISSING[script].split(), monkeypatch, tmp_path) == 2
+    assert "missing" in capsys.readouterr().err
