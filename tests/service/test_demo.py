@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agents import Budget, search
+from agents import Budget, search_offer
 from automap.cluster import parse_cluster
 from automap.plan import Plan
 from automap.price.estimate import price
@@ -86,7 +86,7 @@ def test_the_readme_shows_its_plans_in_the_words_and_at_the_price_of_today(name:
     graph = import_model(data, name=name)
     plan = Plan.from_json(json.loads((ROOT / "docs" / "plans" / f"{name}.json").read_text()))
     problem = Problem.build(graph, parse_cluster(plan.cluster), plan.training)
-    found = search(problem, Budget(evaluations=1), searcher="expert").plan
+    found = search_offer(problem, Budget(evaluations=1), searchers=["expert"]).plan
     assert found.search is not None
     assert plan.search is not None
     # Exporters may write the same model in other bytes.
