@@ -91,6 +91,7 @@ bench-search: $(STAMP)
 
 bench-runs: $(STAMP)
 	@$(BIN)/python benchmarks/order_of_runs.py
+	@$(BIN)/python benchmarks/step_parts.py
 	@$(BIN)/python benchmarks/runtime_overhead.py
 bench-sync: $(STAMP)
 	@$(BIN)/python benchmarks/sync_training.py
