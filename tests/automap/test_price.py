@@ -6,9 +6,10 @@ import itertools
 import numpy as np
 import pytest
 
-from automap.cluster import group_link, parse_cluster
+from automap.cluster import parse_cluster
 from automap.collectives import list_collectives
 from automap.fitted import fitted
+from automap.group_links import group_link
 from automap.price import combine as c
 from automap.price.attention import attention_s
 from automap.price.communication import (
