@@ -20,11 +20,12 @@ class _Late(BaseException):
 
 
 @contextlib.contextmanager
-def deadline(seconds: float, fault: UserError) -> Iterator[None]:
-    """Raises `fault` in its block after so many seconds; a timer that ran before, as of RQ, runs on behind it.
+def deadline(seconds: float, grace_s: float, fault: UserError) -> Iterator[None]:
+    """Raises `fault` in its block; a timer that ran before, as of RQ, runs on behind it.
 
     Args:
-        seconds: from now.
+        seconds: from now, by the clock.
+        grace_s: processor time beyond it, so that on a busy host what is nearly done is not lost.
         fault: what to say then.
 
     Raises:
@@ -37,8 +38,11 @@ def deadline(seconds: float, fault: UserError) -> Iterator[None]:
     def ring(*_: object) -> None:
         raise _Late
 
+    def begin_grace(*_: object) -> None:
+        signal.setitimer(signal.ITIMER_PROF, grace_s)
+
     began = time.monotonic()
-    handler = signal.signal(signal.SIGALRM, ring)
+    handlers = signal.signal(signal.SIGALRM, begin_grace), signal.signal(signal.SIGPROF, ring)
     outer_s, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
@@ -46,7 +50,9 @@ def deadline(seconds: float, fault: UserError) -> Iterator[None]:
         raise fault from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        for number, handler in zip((signal.SIGALRM, signal.SIGPROF), handlers, strict=True):
+            signal.signal(number, handler)
         if outer_s:
             # One that came due meanwhile rings at once.
             signal.setitimer(signal.ITIMER_REAL, max(1e-3, outer_s - (time.monotonic() - began)))

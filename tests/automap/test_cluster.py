@@ -3,8 +3,9 @@ import json
 
 import pytest
 
-from automap.cluster import PRESETS, GroupLink, group_link, known_devices, parse_cluster
+from automap.cluster import PRESETS, known_devices, parse_cluster
 from automap.errors import ClusterError
+from automap.group_links import GroupLink, group_link
 
 
 @pytest.mark.parametrize("text", PRESETS)

@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from automap.cluster import group_link, parse_cluster
+from automap.cluster import parse_cluster
 from automap.collectives import list_collectives
 from automap.fitted import fitted
+from automap.group_links import group_link
 from automap.hand_made import Strategy, hand_made
 from automap.price import combine as c
 from automap.price.attention import attention_s

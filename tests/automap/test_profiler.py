@@ -10,9 +10,10 @@ import pytest
 from made_up_host import FLOPS, STREAM, two_ranks
 from small_graphs import build_mlp
 
-from automap.cluster import LOCAL, group_link, local_profile, parse_cluster
+from automap.cluster import LOCAL, local_profile, parse_cluster
 from automap.errors import ClusterError
 from automap.fitted import COLLECTIVES
+from automap.group_links import group_link
 from automap.price.communication import collective_s
 from automap.price.curves import attention_curve, gemm_curve, is_measured
 from automap.price.estimate import price

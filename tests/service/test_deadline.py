@@ -26,17 +26,18 @@ def forever() -> None:
 
 
 def test_it_ends_what_never_ends() -> None:
-    began = time.monotonic()
-    with pytest.raises(ProblemError, match="late"), deadline(0.05, LATE):
+    began = time.process_time()
+    with pytest.raises(ProblemError, match="late"), deadline(0.05, 0.05, LATE):
         forever()
-    assert time.monotonic() - began < 5.0
+    assert time.process_time() - began < 5.0
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_what_ends_in_time_is_left_alone() -> None:
     before = signal.getsignal(signal.SIGALRM)
-    with deadline(60.0, LATE):
+    with deadline(60.0, 1.0, LATE):
         pass
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGALRM) is before
 
@@ -45,7 +46,7 @@ def test_a_timer_that_ran_before_runs_on() -> None:
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 500.0)
     try:
-        with pytest.raises(ProblemError), deadline(0.02, LATE):
+        with pytest.raises(ProblemError), deadline(0.02, 0.02, LATE):
             forever()
         assert 400.0 < signal.getitimer(signal.ITIMER_REAL)[0] < 500.0
     finally:
@@ -57,7 +58,7 @@ def test_other_threads_go_without() -> None:
     done = []
 
     def work() -> None:
-        with deadline(0.001, LATE):
+        with deadline(0.001, 0.001, LATE):
             done.append(True)
 
     thread = threading.Thread(target=work)
