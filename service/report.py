@@ -40,7 +40,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         if comparison := against(plan):
             lines.append(("against", comparison))
         lines.append(("found by", f"{search.found_by} in {search.evaluations:,} evaluations, seed {search.seed}"))
-        if len(search.searchers) > 1:
+        if search.searchers:
             each = (f"{name} {'nothing' if s is None else seconds(s)}" for name, s in search.searchers.items())
             lines.append(("reached", ", ".join(each)))
         lines.append(("bound", gap(plan)))
