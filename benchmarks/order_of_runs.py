@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from scipy.stats import spearmanr
 
 from automap.calibration import calibrate, calibrated
@@ -32,6 +31,7 @@ from automap.plan_writing import to_plan
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
+from automap.runtime.groups import meet
 from automap.runtime.launch import Limits, launch
 from automap.runtime.memory import PeakMemory
 from automap.runtime.profiler import profile_host
@@ -91,13 +91,7 @@ def priced(model: str, cluster: Cluster) -> list[tuple[Plan, Estimate]]:
 def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any]) -> dict[str, Any]:
     """One rank: {times: [plans][rounds] seconds of the slowest rank, peaks: [plans] bytes, host: see `Meter`}."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / 'store'}",
-        rank=rank,
-        world_size=num_ranks,
-        timeout=datetime.timedelta(seconds=120),
-    )
+    meet(folder, rank, num_ranks, torch.device("cpu"), limit_s=120.0)
     problem = build(argument["model"], parse_cluster(argument["cluster"]))
     device = torch.device("cpu")
     peaks, clocks = [], []

@@ -42,6 +42,7 @@ from automap.plan import Plan
 from automap.plan_writing import to_plan
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
+from automap.runtime.groups import meet
 from automap.runtime.launch import Limits, launch
 from automap.runtime.runner import Runner
 from automap.runtime.trainer import parallelize
@@ -142,13 +143,7 @@ def problem_of(model: str) -> Problem:
 def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any]) -> dict[str, Any]:
     """One rank: layout -> [hand, trainer, runtime][rounds] seconds."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / 'store'}",
-        rank=rank,
-        world_size=num_ranks,
-        timeout=datetime.timedelta(seconds=60),
-    )
+    meet(folder, rank, num_ranks, torch.device("cpu"), limit_s=60.0)
     problem = problem_of(argument["model"])
     sizes = {key: int(value) for key, value in (pair.split("=") for pair in argument["model"].split(":")[1].split(","))}
     ids = torch.randint(sizes["vocab_size"], (BATCH, sizes["seq_len"]), generator=torch.Generator().manual_seed(0))

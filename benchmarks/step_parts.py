@@ -31,6 +31,7 @@ from automap.plan_writing import to_plan
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
+from automap.runtime.groups import meet
 from automap.runtime.launch import launch
 from automap.runtime.profiler import profile_host
 from automap.runtime.quiet import Meter
@@ -76,13 +77,7 @@ class Parts:
 def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any]) -> dict[str, Any]:
     """One rank: {parts: [plans][rounds][PARTS] seconds, host: see `Meter`}."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / 'store'}",
-        rank=rank,
-        world_size=num_ranks,
-        timeout=datetime.timedelta(seconds=120),
-    )
+    meet(folder, rank, num_ranks, torch.device("cpu"), limit_s=120.0)
     problem = build(argument["model"], argument["batch"], parse_cluster(argument["cluster"]))
     runners = [Parts(Runner(problem, Plan.from_json(p), rank, 0, torch.device("cpu"))) for p in argument["plans"]]
     for runner in runners:

@@ -11,7 +11,6 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from automap.fitted import COLLECTIVES
 from automap.plan import Plan
 from automap.problem import Problem
 from automap.runtime.convert import all_gather, all_reduce, all_to_all, reduce_scatter
-from automap.runtime.groups import Axis
+from automap.runtime.groups import Axis, meet
 from automap.runtime.host import processor
 from automap.runtime.interpreter import apply, run
 from automap.runtime.layout import Step
@@ -77,13 +76,7 @@ def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any
     device = torch.device(argument["device"], rank) if argument["device"] == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        init_method=f"file://{folder / 'store'}",
-        rank=rank,
-        world_size=num_ranks,
-        timeout=timedelta(seconds=argument["time_s"]),
-    )
+    meet(folder, rank, num_ranks, device, limit_s=argument["time_s"])
     dist.barrier()
     about = describe(device, num_ranks)
     measure_s = float(argument["measure_s"])
