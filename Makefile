@@ -85,16 +85,17 @@ bench: $(STAMP)
 	@for script in benchmarks/*_speed.py benchmarks/*_limits.py; do [ ! -e "$$script" ] || $(BIN)/python "$$script" || exit 1; done
 
 bench-search: $(STAMP)
-	@for script in problems searchers real_models search_scale dqn_ablation; do \
+	@for script in problems searchers real_models search_scale dqn_ablation cost_graph; do \
 		$(BIN)/python benchmarks/$$script.py || exit 1; \
 	done
 
 bench-runs: $(STAMP)
 	@$(BIN)/python benchmarks/order_of_runs.py
+	@$(BIN)/python benchmarks/step_parts.py
 	@$(BIN)/python benchmarks/runtime_overhead.py
 bench-sync: $(STAMP)
 	@$(BIN)/python benchmarks/sync_training.py
 
 clean:
-	rm -rf .venv build dist demo *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist demo *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .schemathesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -62,8 +62,8 @@ class Hyperparameters:
     batch_size: int = 64
     """Decisions of one update."""
     updates_per_step: int = 4
-    """Of all environments together: one update for 4 decisions. One for 16 is twice as fast, but ended on the optimum
-    of 3 of 7 pipeline problems in 2,000 plans; this one on that of 6 in 1,500."""
+    """Of all environments together: one update for 4 decisions. One for 8 takes half the time of learning and some more
+    plans (`benchmarks/dqn_ablation.py`, two updates a step)."""
     buffer_size: int = 30_000
     """Decisions; some thousand plans."""
     learning_starts: int = 200
@@ -81,8 +81,7 @@ class Hyperparameters:
     explored_first: float = 0.3
     """Share of random decisions at the start of a cycle."""
     explored_last: float = 2.0
-    """Random decisions an episode in the second half of a cycle; with one, four of four problems
-    on which memory binds ended further from the optimum after 1,500 plans (one seed)."""
+    """Random decisions an episode in the second half of a cycle (`benchmarks/dqn_ablation.py`, one random decision)."""
 
 
 class MaskedQNetwork(QNetwork):

@@ -26,7 +26,8 @@ class Grid:
     prices: npt.NDArray[np.float64]
     """[templates, 2] see `PlanSpace.price`."""
     baselines: Mapping[str, float | None]
-    """Step times: `dp` = pure data parallelism, `expert` = best template; None if none fits."""
+    """Step times: `dp` = pure data parallelism, `expert` = best template; None if none fits. No `dp` where the batch or
+    the hints leave no such plan."""
 
 
 def grid(space: PlanSpace, incumbent: Incumbent) -> Grid:
@@ -37,7 +38,7 @@ def grid(space: PlanSpace, incumbent: Incumbent) -> Grid:
         incumbent: counts and keeps the best.
     """
     before = incumbent.charged
-    best_data_parallel = best = float("inf")
+    baselines = {"expert": float("inf")}
     values: list[Ints] = []
     prices: list[npt.NDArray[np.float64]] = []
     listed = templates(space)
@@ -45,15 +46,13 @@ def grid(space: PlanSpace, incumbent: Incumbent) -> Grid:
         values.append(np.array([plan for _, plan in some]))
         prices.append(incumbent.price(values[-1]))
         for (shape, _), (seconds, overflow) in zip(some, prices[-1].tolist(), strict=True):
-            if overflow <= 0.0:
-                best = min(best, seconds)
-                if shape.dp == space.problem.cluster.num_devices:
-                    best_data_parallel = min(best_data_parallel, seconds)
+            step_s = seconds if overflow <= 0.0 else float("inf")
+            names = ("dp", "expert") if shape.dp == space.meshes.devices else ("expert",)
+            baselines |= {name: min(step_s, baselines.get(name, float("inf"))) for name in names}
         if incumbent.stopped:
             break
     if incumbent.budget.evaluations is not None:
         incumbent.charged = min(incumbent.charged, before + incumbent.budget.evaluations // 4)
-    baselines = {"dp": best_data_parallel, "expert": best}
     return Grid(
         values=np.concatenate(values),
         prices=np.concatenate(prices),

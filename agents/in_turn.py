@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from agents.ranked import unlike_plans
 from agents.searcher import (
@@ -24,6 +25,9 @@ from agents.searcher import (
 from automap.errors import NothingFits, ProblemError, UserError
 from automap.plan import Plan, SearchRecord
 from automap.problem import Problem
+
+if TYPE_CHECKING:
+    from agents.plainest import Offer
 
 LEAST_S = 0.01
 """Left to the turns to come where those before took too long: each falls back on a template."""
@@ -246,8 +250,17 @@ class _Turns:
             found = unlike_plans([plan for turn in in_order for plan in turn.result.unlike(count)], count)
             return (chosen, *(self._in_all(plan, record) for plan in found[1:]))
 
+        def plainest(limit_s: float) -> Offer:
+            able = [turn for turn in self.turns if turn.step_time_s <= max(limit_s, best.step_time_s)]
+            offers = [(turn.result.plainest(limit_s), turn) for turn in able if turn.result.plainest is not None]
+            offer, turn = min(offers, key=lambda some: some[0].plainness)
+            is_own = turn.name in turn.record.searchers
+            plan = replace(offer.plan, warnings=(*offer.plan.warnings, *self._warnings))
+            return replace(offer, plan=plan, found_by=offer.found_by if is_own else turn.name)
+
         return SearchResult(
             plan=chosen,
+            plainest=plainest,
             evaluations=self._evaluations,
             seconds=self.seconds,
             proven=record.proven,

@@ -15,15 +15,16 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from agents.plainest import IllegalPlan, Offer, as_it_is
+from agents.plainest import plainest as plainest_of
 from agents.ranked import MOST, Ranked
 from agents.ranked import unlike as unlike_candidates
 from agents.repairs import nothing_fits
 from agents.searcher import Budget, OnProgress, Progress, SearchResult, ShouldStop
 from agents.synced import Synced, with_modes
-from automap.errors import PlanError
 from automap.plan import Plan, SearchRecord, Sync
 from automap.prefix import BoundTable
-from automap.price.estimate import annotate, lower_bound_s, price
+from automap.price.estimate import annotate, baseline_s, lower_bound_s
 from automap.space import Ints, PlanSpace, Values
 from automap.templates import templates
 from automap.verify import Verifier
@@ -32,10 +33,6 @@ TEMPLATES = 256
 """That are priced at a time."""
 REPORT_EVERY_S = 0.2
 """Pause between two progress reports."""
-
-
-class IllegalPlan(RuntimeError):
-    """A plan that was found breaks the rules of `automap.verify`: a fault of ours."""
 
 
 class Incumbent:
@@ -251,11 +248,11 @@ class Incumbent:
             found_by=self.best_by,
             seed=seed,
             evaluations=self.evaluations,
-            baselines={**(baselines or {}), "yours": baseline_s(self.space)},
+            baselines={**(baselines or {}), "yours": baseline_s(self.space.evaluator)},
             searchers=dict(self.reached),
             seconds=self.seconds,
             proven=proven,
-            lower_bound_s=self.best_s if proven else self.table.first.time_s,
+            lower_bound_s=self.best_s if proven else max(self.table.first.time_s, self._bound_s),
         )
         first, in_order = self.best, self._in_order
         if self.space.problem.training.sync_modes != ("synchronous",):
@@ -278,8 +275,15 @@ class Incumbent:
                 *(self._plan(values, replace(of_others, found_by=name), sync) for (values, name), sync in others),
             )
 
+        def plainest(limit_s: float) -> Offer:
+            found = (values, record.found_by)
+            if sync.kind != "synchronous":
+                return as_it_is(self.space, found, best)
+            return plainest_of(self.space, found, self._ranked.best(MOST, first), limit_s)
+
         return SearchResult(
             plan=best,
+            plainest=plainest,
             evaluations=self.evaluations,
             seconds=self.seconds,
             proven=proven,
@@ -304,19 +308,3 @@ class Incumbent:
             plan,
             search=replace(record, num_decisions=len(free), num_operator_decisions=free.count("signature")),
         )
-
-
-def baseline_s(space: PlanSpace) -> float | None:
-    """Step time of the plan that the user runs today (`hints.baseline`), or None without one.
-
-    Raises:
-        PlanError: the baseline is malformed or for another model.
-    """
-    document = space.problem.hints.baseline
-    if document is None:
-        return None
-    try:
-        return price(space.problem, Plan.from_json(dict(document)), space.evaluator).step_time_s
-    except PlanError as fault:
-        field = "hints.baseline" + fault.field.removeprefix("plan")
-        raise PlanError(fault.message, field=field, value=fault.value, repair=fault.repair) from None

@@ -35,8 +35,7 @@ PROOF_SHARE = 0.5
 """Of what is left of a budget: a proof ends the search."""
 PROPOSED_SHARE, MOST_PROPOSED = 0.25, 500
 """Of a budget in evaluations and where no proof is tried: the pretrained network's share of what is left, and its plans
-at most. With 64, 200 and 500 evaluations the best plan of VGG-19 on 2x4 V100 took 0.97, 0.90 and 0.73 of the best
-template's time without it and 0.69 with it, that of ResNet-50 on 16x1 V100 1.00, 0.97 and 0.95, and 0.95 with it."""
+at most. Chosen by hand; `benchmarks/pretrained_gap.py` prints what its plans are worth beside those of others."""
 WARM_UP_S, WARM_UP_SHARE = 1.0, 0.1
 """Annealing before members are started: seconds at most, and share of a budget in seconds."""
 LEAST_S, LEAST_EVALUATIONS = 4.0, 2000

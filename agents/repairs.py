@@ -6,6 +6,7 @@ Units: bytes, GiB.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -25,6 +26,8 @@ from automap.space import PlanSpace, Values
 from automap.templates import templates
 
 GIB = float(1 << 30)
+WITHIN_S = 4.0
+"""Processor time in which changes are tried, so that a search ends soon after its budget; it is over then."""
 MOST_DEVICES = 4096
 """Clusters that are tried are no larger."""
 ONE_BY_ONE = 6
@@ -74,29 +77,53 @@ def nothing_fits(space: PlanSpace, nearest: Values) -> NothingFits:
     shape = space.shape(nearest)
     sizes = (*zip(space.axes, space.meshes.mesh(shape), strict=True), ("pp", shape.pp))
     degrees = ", ".join(f"{name} {size}" for name, size in sizes)
-    found = remedies(space.problem)
+    tried = _Tried(WITHIN_S)
+    found = remedies(space.problem, tried)
+    none = "No change was found to help in the time that there was: try a larger cluster or a smaller model."
+    if tried.all:
+        none = (
+            f"No single change helps, nor {MOST_DEVICES} such devices: a part of the model that cannot be divided is "
+            "larger than a device. Train a smaller model or shorter samples."
+        )
     return NothingFits(
         f"no plan fits: the nearest ({degrees}) needs {worst.total / GIB:.1f} GiB on "
         f"each of the devices {worst.devices}, which have {worst.capacity / GIB:.1f} GiB",
         field="cluster",
         value=f"{space.problem.cluster.name} is short of {short:.1f} GiB on device {worst.devices.split('-')[0]}",
-        repair="Any of these makes a plan fit: " + "; ".join(r.about for r in found) + "."
-        if found
-        else f"No single change helps, nor {MOST_DEVICES} such devices: a part of the model that cannot be divided is "
-        "larger than a device. Train a smaller model or shorter samples.",
+        repair="Any of these makes a plan fit: " + "; ".join(r.about for r in found) + "." if found else none,
         nearest=plan.to_json(),
         changes=[to_json(r) for r in found],
     )
 
 
-def remedies(problem: Problem) -> tuple[Remedy, ...]:
+class _Tried:
+    """Tries changes for a while: of a large problem each takes seconds, and the search is at its end already.
+
+    Args:
+        within_s: processor time; a change that is being tried then is tried to its end.
+    """
+
+    def __init__(self, within_s: float) -> None:
+        self._end_s = time.process_time() + within_s
+        self.all = True
+        """Whether no change was left out."""
+
+    def __call__(self, change: Change) -> Remedy | None:
+        """What comes of a change; None where no plan fits then, or the time is over."""
+        if time.process_time() > self._end_s:
+            self.all = False
+            return None
+        return _try(change)
+
+
+def remedies(problem: Problem, tried: Callable[[Change], Remedy | None]) -> tuple[Remedy, ...]:
     """Changes with which some template fits, the cheapest first: hints, training, batch, then hardware."""
-    freed = [remedy for remedy in map(_tried, _freed(problem)) if remedy]
+    freed = [remedy for remedy in map(tried, _freed(problem)) if remedy]
     if not freed:
-        freed = [remedy for remedy in map(_tried, _all_freed(problem)) if remedy]
+        freed = [remedy for remedy in map(tried, _all_freed(problem)) if remedy]
     families = (_trainings(problem), _batches(problem))
-    chosen = [next((remedy for remedy in map(_tried, family) if remedy), None) for family in families]
-    hardware = [_grown(problem), next((remedy for remedy in map(_tried, _larger(problem)) if remedy), None)]
+    chosen = [next((remedy for remedy in map(tried, family) if remedy), None) for family in families]
+    hardware = [_grown(problem, tried), next((remedy for remedy in map(tried, _larger(problem)) if remedy), None)]
     return tuple(remedy for remedy in (*freed, *chosen, *hardware) if remedy)
 
 
@@ -111,7 +138,7 @@ def fastest_template_s(problem: Problem) -> float | None:
     return float(prices[fits, 0].min()) if fits.any() else None
 
 
-def _tried(change: Change) -> Remedy | None:
+def _try(change: Change) -> Remedy | None:
     try:
         seconds = fastest_template_s(change.make())
     except (ClusterError, ProblemError):
@@ -198,7 +225,7 @@ def _trained(problem: Problem, about: str, name: str, value: object) -> Change:
 # -- hardware --------------------------------------------------------------------------------------------------------
 
 
-def _grown(problem: Problem) -> Remedy | None:
+def _grown(problem: Problem, tried: Callable[[Change], Remedy | None]) -> Remedy | None:
     """The smallest larger cluster of the same devices that helps: one by one, further up by doubling and halving."""
     batch = problem.training.global_batch
     sizes = [s for s in _sizes(problem.cluster) if gcd(_devices(problem.cluster, *s), batch) > 1 or batch == 1]
@@ -206,11 +233,11 @@ def _grown(problem: Problem) -> Remedy | None:
     low, high = -1, 0
     while found is None and low < len(sizes) - 1:
         high = min(low + max(1, low - ONE_BY_ONE), len(sizes) - 1)
-        found = _tried(_enlarged(problem, *sizes[high]))
+        found = tried(_enlarged(problem, *sizes[high]))
         low = low if found else high
     while found is not None and high - low > 1:
         middle = (low + high) // 2
-        smaller = _tried(_enlarged(problem, *sizes[middle]))
+        smaller = tried(_enlarged(problem, *sizes[middle]))
         low, high, found = (low, middle, smaller) if smaller else (middle, high, found)
     return found
 

@@ -10,11 +10,17 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from automap.errors import ProblemError
 from automap.plan import Plan
 from automap.problem import Problem
+
+if TYPE_CHECKING:
+    from agents.plainest import Offer
+
+MAX_EVALUATIONS = 10**12
+"""Of a budget, or seconds: at a microsecond each, 12 days."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +46,8 @@ class Budget:
                 value=str(text),
                 repair="Give seconds as in 30s, minutes as in 2m, or a whole number of evaluations as in 2000.",
             )
+        if amount > MAX_EVALUATIONS:
+            raise ProblemError("too long", field="budget", value=str(text), repair=f"Give at most {MAX_EVALUATIONS}.")
         if match[2] is None:
             return Budget(evaluations=int(amount))
         return Budget(seconds=amount * {"s": 1, "m": 60, "h": 3600}[match[2]])
@@ -73,10 +81,28 @@ class SearchResult:
     `plan`. See `agents.ranked`."""
     evaluations: int
     seconds: float
+    plainest: Callable[[float], Offer] | None = field(default=None, compare=False)
+    """Of a step time in seconds, the plainest plan that takes no longer, see `agents.plainest`; None where the plan has
+    been chosen so."""
     proven: bool = False
     """Whether no plan of the space that fits is faster."""
     improvements: Sequence[tuple[int, float, float]] = ()
     """(evaluations, seconds, step time in seconds) whenever a faster plan that fits was found."""
+
+
+def check_tie(tie: float) -> None:
+    """Refuses ties out of bounds.
+
+    Raises:
+        ProblemError: not from 0 to 1.
+    """
+    if not 0.0 <= tie <= 1.0:
+        raise ProblemError(
+            "is no share of the error band",
+            field="tie",
+            value=f"{tie:g}",
+            repair="Give 0, for the fastest plan by the estimate, to 1; the default is 0.1.",
+        )
 
 
 OnProgress = Callable[[Progress], None]

@@ -8,22 +8,22 @@ Units: seconds, bytes, bytes/s, FLOP/s (converted once from the units named in t
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import platformdirs
 
+from automap.documents import read_document, read_file
 from automap.errors import ClusterError
-from automap.fitted import COLLECTIVES, CollectiveCurve, Constants, Kernels
-from automap.records import from_json, to_json
+from automap.fitted import COLLECTIVES, CollectiveCurve, Constants, Efficiency, Kernels, published_curves
+from automap.records import Range, from_json, to_json
 
 GIB = 1 << 30
 
@@ -42,6 +42,13 @@ PRESETS = (
 """Examples that `automap clusters` and `GET /v1/clusters` show; any `[NODESx]GPUSxDEVICE[@LINK]` is understood."""
 
 MAX_DEVICES = 65536
+Count = Annotated[int, Range(1, MAX_DEVICES)]
+"""Of devices, hosts or network interfaces."""
+LEAST_RATE = 1e-6
+Rate = Annotated[float, Range(LEAST_RATE, 1e6)]
+"""TFLOP/s or GB/s: from a megaflop or a kilobyte a second to a thousand times the fastest device or link of today."""
+GENERAL = ("bf16", "fp16", "fp32")
+"""Precisions that all operators can be computed in."""
 LOCAL = "local"
 """The name of this host, once `automap profile` has measured it."""
 
@@ -51,25 +58,26 @@ class Device:
     """One kind of accelerator, as its data file states it."""
 
     name: str
-    peak_TFLOPs: Mapping[str, float]  # noqa: N815
-    """Dense peak by precision."""
-    hbm_bandwidth_GBps: float  # noqa: N815
-    memory_GiB: float  # noqa: N815
-    memory_efficiency: float
+    peak_TFLOPs: Mapping[str, Rate]  # noqa: N815
+    """Dense peak by precision; one of bf16, fp16 and fp32 at least."""
+    hbm_bandwidth_GBps: Rate  # noqa: N815
+    memory_GiB: Annotated[float, Range(1e-3, 1e6)]  # noqa: N815
+    """From 1 MiB to a pebibyte, a thousand times the largest of today."""
+    memory_efficiency: Efficiency
     """Share of the memory bandwidth that streaming kernels reach."""
     intra_node_link: str
     inter_node_link: str
-    nics_per_node: int
-    num_multiprocessors: int = 108
+    nics_per_node: Count
+    num_multiprocessors: Annotated[int, Range(1, 1_000_000)] = 108
     """Units that work on one tile of a matrix product each."""
-    cache_MB: float = 40.0  # noqa: N815
+    cache_MB: Annotated[float, Range(0, 1e6)] = 40.0  # noqa: N815
     """Last-level cache."""
     curves_of: str = "A100"
     """The measured kind whose kernels this one is taken to run, at its own rates; see `automap/data/fitted`."""
-    sustained_clock: float = 0.85
-    """Rate of large matrix products in hours of training over that of one short kernel (power limits), 0..1.1."""
-    portable_attention: float = 1.0
-    """Rate of attention kernels that are not written for this kind over those that are, 0..1."""
+    sustained_clock: Annotated[float, Range(0.01, 1.1)] = 0.85
+    """Rate of large matrix products in hours of training over that of one short kernel (power limits)."""
+    portable_attention: Annotated[float, Range(0.01, 1)] = 1.0
+    """Rate of attention kernels that are not written for this kind over those that are."""
     kernels: Kernels | None = None
     """Its own measured curves, each a share of the peaks above; None = those of the kind that `curves_of` names."""
     aliases: tuple[str, ...] = ()
@@ -85,6 +93,20 @@ class Device:
                 field="kernels.gemm",
                 value=", ".join(missing),
                 repair="Add a curve for it, or take it out of peak_TFLOPs.",
+            )
+        if not any(precision in self.peak_TFLOPs for precision in GENERAL):
+            raise ClusterError(
+                f"{self.name} has no arithmetic for operators other than products",
+                field="peak_TFLOPs",
+                value=", ".join(self.peak_TFLOPs) or "nothing",
+                repair="State the peak in one of " + ", ".join(GENERAL) + ".",
+            )
+        if self.curves_of not in published_curves("gemm"):
+            raise ClusterError(
+                "no kind of device whose kernels were measured",
+                field="curves_of",
+                value=self.curves_of,
+                repair="Use one of " + ", ".join(published_curves("gemm")) + ".",
             )
 
     @property
@@ -114,12 +136,12 @@ class Link:
     """One kind of link, one direction."""
 
     name: str
-    scope: str
+    scope: Literal["intra", "inter"]
     """`intra` (inside a node, per device) or `inter` (between nodes, per NIC)."""
-    bandwidth_GBps: float  # noqa: N815
-    efficiency: float
+    bandwidth_GBps: Rate  # noqa: N815
+    efficiency: Efficiency
     """Share of the line rate that collectives reach."""
-    share_by_ranks: Mapping[str, float] = field(default_factory=dict)
+    share_by_ranks: Mapping[str, Annotated[float, Range(1e-3, 1)]] = field(default_factory=dict)
     """Ranks of a group -> its share of the bandwidth, where the links form a mesh; other groups have all."""
     collectives: Mapping[str, CollectiveCurve] = field(default_factory=dict)
     """Kind of collective -> its own measured curve inside a host, a share of the bandwidth; others run at `efficiency`
@@ -153,12 +175,12 @@ class Node:
     """A row of equal hosts, each with devices of one kind."""
 
     device: str
-    num_devices: int
+    num_devices: Count
     intra_node_link: str
     inter_node_link: str
-    nics: int
+    nics: Count
     """Network interfaces of each host."""
-    count: int = 1
+    count: Count = 1
     """How many such hosts stand in a row."""
 
 
@@ -170,8 +192,9 @@ class Cluster:
     nodes: tuple[Node, ...]
     devices: Mapping[str, Device]
     links: Mapping[str, Link]
-    bandwidth_GBps: tuple[tuple[float, ...], ...] | None = None  # noqa: N815
-    """Achieved bandwidth between every two devices; overrides the links' where given."""
+    bandwidth_GBps: tuple[tuple[Annotated[float, Range(0, 1e6)], ...], ...] | None = None  # noqa: N815
+    """Achieved bandwidth between every two devices; overrides the links' where given. Above 0 but from a device to
+    itself, which nothing reads."""
     constants: Constants | None = None
     """Measured of these hosts, in place of those that all clusters share and of the trainer's."""
     schema: str = "automap.cluster/1"
@@ -180,24 +203,45 @@ class Cluster:
         if not 0 < self.num_devices <= MAX_DEVICES:
             raise ClusterError(
                 "a cluster needs at least one device" if self.num_devices <= 0 else "too many devices",
-                field="cluster",
-                value=self.name,
-                repair=f"Name between 1 and {MAX_DEVICES} devices, as in 2x8xA100-80GB.",
+                field="nodes",
+                value=self.num_devices,
+                repair=f"Describe between 1 and {MAX_DEVICES} devices.",
             )
         matrix = self.bandwidth_GBps
         if matrix is not None and any(len(row) != self.num_devices for row in (matrix, *matrix)):
             raise ClusterError(
                 "the bandwidth matrix has the wrong size",
-                field="cluster.bandwidth_GBps",
+                field="bandwidth_GBps",
                 value=f"{len(matrix)} rows",
                 repair=f"Give {self.num_devices} rows of {self.num_devices} numbers.",
             )
-        for node in self.nodes:
-            for key, table in ((node.device, self.devices), (node.intra_node_link, self.links)):
+        if matrix is not None:
+            self._check_rates(matrix)
+        described = {"device": self.devices, "intra_node_link": self.links, "inter_node_link": self.links}
+        for index, node in enumerate(self.nodes):
+            for name, table in described.items():
+                key = getattr(node, name)
                 if key not in table:
                     raise ClusterError(
-                        "not described", field="cluster.nodes", value=key, repair=f"Describe {key!r} in the file."
+                        "not described",
+                        field=f"nodes[{index}].{name}",
+                        value=key,
+                        repair=f"Describe {key!r} in the file, or use one of {', '.join(table) or 'none yet'}.",
                     )
+
+    def _check_rates(self, matrix: tuple[tuple[float, ...], ...]) -> None:
+        """Between two devices nothing is without end."""
+        rates: npt.NDArray[np.float64] = np.array(matrix)
+        np.fill_diagonal(rates, 1.0)
+        low = np.argwhere(rates < LEAST_RATE)
+        if len(low):
+            first, second = map(int, low[0])
+            raise ClusterError(
+                "two devices that cannot reach each other",
+                field=f"bandwidth_GBps[{first}][{second}]",
+                value=matrix[first][second],
+                repair=f"Give the GB/s between devices {first} and {second}, at least {LEAST_RATE:g}.",
+            )
 
     @functools.cached_property
     def hosts(self) -> tuple[Node, ...]:
@@ -235,6 +279,17 @@ class Cluster:
         """Whether all hosts are alike."""
         return len(self.nodes) == 1 and self.bandwidth_GBps is None
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader of prices on this cluster must know."""
+        seen = self.constants.conditions.seen() if self.constants is not None and self.constants.conditions else ()
+        if not seen:
+            return ()
+        repair = "measure it again with `automap profile` when it has nothing else to do"
+        return (
+            f"{self.name} was not quiet while it was measured, so its times are too long: {', '.join(seen)}; {repair}",
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The document that `parse_cluster` reads back."""
         document: dict[str, Any] = to_json(self)
@@ -246,7 +301,7 @@ def _library(folder: str) -> Mapping[str, Any]:
     kind = {"devices": Device, "links": Link}[folder]
     found: dict[str, Any] = {}
     for entry in sorted(resources.files("automap").joinpath("data", folder).iterdir(), key=lambda e: e.name):
-        item: Any = from_json(kind, json.loads(entry.read_text()), path=entry.name, error=ClusterError)
+        item: Any = from_json(kind, read_document(entry.read_text()), path=entry.name, error=ClusterError)
         for name in (item.name, *item.aliases):
             found[name.lower()] = item
     return found
@@ -355,73 +410,7 @@ def _read_local() -> Cluster:
 
 
 def _read_file(path: str) -> Mapping[str, Any]:
-    try:
-        document = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as fault:
-        raise ClusterError(
-            f"cannot be read ({fault})", field="cluster", value=path, repair="Name a readable JSON file."
-        ) from None
+    document = read_file(Path(path), field="cluster", error=ClusterError)
     if not isinstance(document, dict):
         raise ClusterError("not an object", field="cluster", value=path, repair="See docs/plan-format.md.")
     return document
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupLink:
-    """What a collective over one group of devices runs on."""
-
-    size: int
-    hosts: int
-    bytes_per_s: float
-    """Of each device; a ring's slowest part."""
-    exchange_bytes_per_s: float
-    """Of each device that sends an equal part to every other: what leaves its host goes through its own share of the
-    NICs."""
-    line_bytes_per_s: float
-    """Line rate of the NICs that the group has on a host; inside a host, of the devices' link."""
-    collectives: Mapping[str, CollectiveCurve] = field(default_factory=dict)
-    """Measured curves of the link inside a host, see `Link`; shares of `line_bytes_per_s`."""
-
-
-def group_link(cluster: Cluster, ranks: Sequence[int]) -> GroupLink:
-    """The link that collectives over `ranks` see while the other devices of their hosts are as busy.
-
-    Inside a host every device has its own link. Between hosts a ring with r of the d devices of a host has r / d of
-    its NICs: groups that run at the same time divide them evenly.
-    """
-    size = len(ranks)
-    if size <= 1:
-        endless = float("inf")
-        return GroupLink(size=1, hosts=1, bytes_per_s=endless, exchange_bytes_per_s=endless, line_bytes_per_s=endless)
-    by_node: dict[int, int] = {}
-    for rank in ranks:
-        node = cluster.node_of[rank]
-        by_node[node] = by_node.get(node, 0) + 1
-    bandwidth = exchange = line = float("inf")
-    collectives: Mapping[str, CollectiveCurve] = {}
-    for node, here in by_node.items():
-        host = cluster.hosts[node]
-        intra, inter = cluster.links[host.intra_node_link], cluster.links[host.inter_node_link]
-        if here > 1:
-            bandwidth = min(bandwidth, intra.group_bytes_per_s(here))
-        if len(by_node) == 1:
-            line = intra.bandwidth_GBps * 1e9 * intra.share_by_ranks.get(str(here), 1.0)
-            collectives = intra.collectives
-        if len(by_node) > 1:
-            share = host.nics * here / host.num_devices
-            bandwidth = min(bandwidth, inter.bytes_per_s * share)
-            exchange = min(exchange, inter.bytes_per_s * share / here * (size - 1) / (size - here))
-            line = min(line, inter.bandwidth_GBps * 1e9 * share)
-    exchange = min(exchange, bandwidth)
-    matrix = cluster.bandwidth_GBps
-    if matrix is not None:
-        bandwidth = exchange = line = min(matrix[a][b] for a in ranks for b in ranks if a != b) * 1e9
-        collectives = {}
-    return GroupLink(
-        size=size,
-        hosts=len(by_node),
-        bytes_per_s=bandwidth,
-        exchange_bytes_per_s=exchange,
-        line_bytes_per_s=line,
-        collectives=collectives,
-    )

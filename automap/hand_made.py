@@ -47,7 +47,7 @@ class Strategy:
     ep: int = 1
     """Ranks that share the experts: a divisor of dp, or of dp * cp where cp divides it."""
     micro_batch: int = 1
-    """Samples of a micro-batch on one replica."""
+    """Samples of a micro-batch on one replica; where dp does not divide the batch, on the fullest one."""
     virtual: int = 1
     """Stages of each pipeline rank."""
     schedule: str | None = None
@@ -65,17 +65,8 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> Choice:
     """
     problem = evaluator.problem
     dp, kind = _degrees(evaluator, strategy), _schedule(strategy)
-    rows = dp * strategy.micro_batch
-    batch = problem.training.global_batch
-    if batch % rows:
-        each = divisors(batch // dp) if batch % dp == 0 else []
-        raise _refuse(
-            "micro_batch" if each else "dp",
-            strategy.micro_batch if each else dp,
-            f"the global batch of {batch} is no multiple of dp * micro_batch = {rows}",
-            f"Use a micro-batch of {_words(each)}." if each else "Use a global batch that dp divides.",
-        )
-    count = batch // rows
+    rows = _samples(problem.training.global_batch, dp, strategy)
+    count = problem.training.global_batch // rows
     if kind == "interleaved" and count % strategy.pp:
         raise _refuse(
             "virtual",
@@ -112,7 +103,24 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> Choice:
         chunks=parts,
         zero=strategy.zero if dp * strategy.cp > 1 else 0,
         zero_axes=np.array([axis.size > 1 and axis.shards_states for axis in axes]),
+        spread_over=(0,) * strategy.pp if rows % dp else (),
     )
+
+
+def _samples(batch: int, dp: int, strategy: Strategy) -> int:
+    """Samples of a micro-batch: dp times those of a replica, of the fullest one where dp does not divide the batch."""
+    if batch % dp == 0 or strategy.ep > 1 or strategy.cp > 1:
+        each = {mine: mine * dp for mine in (divisors(batch // dp) if batch % dp == 0 else [])}
+    else:
+        each = {-(-samples // dp): samples for samples in divisors(batch) if samples >= dp}
+    if strategy.micro_batch not in each:
+        raise _refuse(
+            "micro_batch" if each else "dp",
+            strategy.micro_batch if each else dp,
+            f"the global batch of {batch} is no multiple of dp * micro_batch = {dp * strategy.micro_batch}",
+            f"Use a micro-batch of {_words(sorted(each))}." if each else "Use a global batch that dp divides.",
+        )
+    return each[strategy.micro_batch]
 
 
 def _degrees(evaluator: Evaluator, strategy: Strategy) -> int:

@@ -21,10 +21,9 @@ from automap.constraints import Constrained
 from automap.device_order import Order, device_orders
 from automap.errors import ProblemError
 from automap.limits import Limits
-from automap.price.choice import RECOMPUTE_MODES
 from automap.price.estimate import sequence_length
 from automap.problem import Problem
-from automap.stage_sizes import MAX_UNEVEN_STAGES, part_size, ways_to_fill
+from automap.stage_sizes import MAX_UNEVEN_STAGES, part_size, spread, ways_to_fill
 from ir.blocks import Blocks
 from ir.graph import Graph
 from ir.operators.experts import DISPATCH
@@ -132,7 +131,7 @@ class Meshes:
 
     Attributes:
         middle: the third axis, if there is one.
-        shapes: all that divide evenly and obey the hints.
+        shapes: all that obey the hints, whose samples divide evenly wherever they can.
         degrees, middles, micro_batches, virtuals: the numbers that shapes are made of, ascending.
         devices: of the cluster.
         orders: in which stages may go through the devices.
@@ -218,9 +217,8 @@ class Meshes:
                     dp = devices // pp // tp // middle
                     if devices // pp // tp % middle or fix.dp not in (None, dp):
                         continue
-                    replicas = dp * middle if self.splits_batch else dp
-                    for count in self.micro_batches:
-                        if (batch // count) % replicas or fix.num_micro_batches not in (None, count):
+                    for count in self._counts(dp, middle if self.splits_batch else 1):
+                        if fix.num_micro_batches not in (None, count):
                             continue
                         found += [
                             Shape(
@@ -235,6 +233,13 @@ class Meshes:
                             for virtual in self._virtuals(pp, count)
                         ]
         return tuple(found)
+
+    def _counts(self, dp: int, inner: int) -> list[int]:
+        """Numbers of micro-batches whose samples divide over dp and then over `inner`; where the batch leaves none,
+        those that give each rank of dp samples at all, as evenly as they go."""
+        samples = {count: self.problem.training.global_batch // count for count in self.micro_batches}
+        even = [count for count, mine in samples.items() if mine % (dp * inner) == 0]
+        return even or [n for n, mine in samples.items() if mine >= dp and spread(mine, dp) // dp % inner == 0]
 
     def _virtuals(self, pp: int, num_micro_batches: int) -> list[int]:
         """Chunks a rank: what divides the blocks of the largest rank evenly, or what the hints ask for."""
@@ -300,13 +305,6 @@ class Meshes:
                     value=value,
                     repair=f"Use one of {', '.join(map(str, divisors(whole)))}.",
                 )
-        if fix.recompute is not None and fix.recompute not in RECOMPUTE_MODES:
-            raise ProblemError(
-                "no such mode",
-                field="hints.fix.recompute",
-                value=fix.recompute,
-                repair=f"Use one of {', '.join(RECOMPUTE_MODES)}.",
-            )
 
     def _refuse(self) -> None:
         devices, batch = self.problem.cluster.num_devices, self.problem.training.global_batch

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from automap.cluster import MAX_DEVICES, Count
 from automap.errors import PlanError
+from automap.hints import Samples
 from automap.problem import Problem, SyncKind, Training
-from automap.records import from_json, json_schema, to_json
+from automap.records import Range, from_json, json_schema, to_json
 from ir.graph import Graph
 
 ScheduleKind = Literal["1f1b", "gpipe", "interleaved", "zb1p", "zb2p", "explicit"]
@@ -26,7 +28,7 @@ class ModelRef:
     name: str
     sha256: str
     """Of the model file; of the canonical graph when it was built without a file."""
-    num_parameters: int
+    num_parameters: Annotated[int, Range(0, 10**18)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +44,7 @@ class Schedule:
 class Zero:
     """Sharding of optimizer state (1), gradients (2) and parameters (3) over mesh axes."""
 
-    stage: int = 0
+    stage: Annotated[int, Range(0, 3)] = 0
     axes: tuple[str, ...] = ()
 
 
@@ -61,11 +63,11 @@ class Stage:
     operators: tuple[str, str]
     """First and last operator, in the graph's order."""
     devices: str
-    """Device numbers, as in 0-7 or 0,2,4."""
-    mesh: tuple[tuple[str, int], ...]
+    """Device numbers, as in 0-7 or 0,2,4; those of the cluster that no stage names are idle."""
+    mesh: tuple[tuple[str, Count], ...]
     """Axes and sizes; the last axis runs over consecutive devices."""
     batch_axes: tuple[str, ...]
-    batch_shares: tuple[int, ...] | None = None
+    batch_shares: tuple[Samples, ...] | None = None
     """Samples of a micro-batch for each index of the first batch axis, at least 1; null = as even as possible."""
     zero: Zero = Zero()
     shardings: Mapping[str, Mapping[str, AxisSharding]] = field(default_factory=dict)
@@ -85,14 +87,14 @@ class Sync:
     kind: SyncKind = "synchronous"
     """synchronous: gradients are summed over the replicas in every step. local_sgd: each takes steps of its own, and
     parameters are averaged every `period` steps. dasgd: likewise, but the average arrives `delay` steps later."""
-    period: int | None = None
+    period: Annotated[int, Range(1, 1_000_000)] | None = None
     """Steps from one averaging to the next, at least 1; null if synchronous."""
-    delay: int | None = None
+    delay: Annotated[int, Range(1, 1_000_000)] | None = None
     """Of dasgd: steps that hide the averaging, 1 to `period`; else null."""
     merge: Literal["corrected", "mixing"] | None = None
     """Of dasgd: what becomes of the steps taken meanwhile. corrected: kept, w <- average + (w - what was averaged);
     mixing: w <- local_share w + (1 - local_share) average. Default corrected; of other kinds null."""
-    local_share: float | None = None
+    local_share: Annotated[float, Range(0, 1)] | None = None
     """Of mixing: 0 to less than 1; else null."""
 
     def __post_init__(self) -> None:
@@ -118,7 +120,7 @@ class Sync:
 
     def _fault(self, name: str, text: str, repair: str) -> PlanError:
         value = getattr(self, name)
-        return PlanError(text, field=f"plan.sync.{name}", value="null" if value is None else value, repair=repair)
+        return PlanError(text, field=name, value="null" if value is None else value, repair=repair)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,9 +150,9 @@ class Estimate:
     error_band_s: tuple[float, float]
     samples_per_s: float
     tokens_per_s_per_device: float | None
-    """Null where the model has no sequence."""
+    """Of those that the plan uses; null where the model has no sequence."""
     mfu: float
-    """Model FLOP/s over peak FLOP/s, recomputation not counted."""
+    """Model FLOP/s over peak FLOP/s of the devices that the plan uses, recomputation not counted."""
     memory_bytes: tuple[DeviceMemory, ...]
     breakdown_s: Mapping[str, Any]
     """compute, exposed_communication {kind: s}, bubble, optimizer, overhead: they add up to the step time."""
@@ -207,12 +209,15 @@ class SearchRecord:
     evaluations: int
     """Complete plans priced by all searchers together."""
     baselines: Mapping[str, float | None]
-    """Step times in seconds: dp = pure data parallelism, expert = best template, yours = hints.baseline."""
+    """Step times in seconds: dp = pure data parallelism, expert = best template, yours = hints.baseline; null where
+    none of these fits, no dp where the batch or the hints leave no such plan."""
     searchers: Mapping[str, float | None] = field(default_factory=dict)
     """Best step time of each searcher that ran, seconds; null if it found nothing that fits."""
     seconds: float | None = None
+    fastest_s: float | None = None
+    """Step time of the fastest plan found, of which this one is a plainer equal within `tie`; null: of this one."""
     proven: bool = False
-    """Whether no plan of the space that fits is faster by the estimate."""
+    """Whether no plan of the space that fits is faster than the fastest one found, by the estimate."""
     lower_bound_s: float | None = None
     """No plan of the space is faster, seconds."""
     num_decisions: int = 0
@@ -232,8 +237,8 @@ class Plan:
     model: ModelRef
     cluster: Mapping[str, Any]
     training: Training
-    num_micro_batches: int
-    samples_per_micro_batch: int
+    num_micro_batches: Samples
+    samples_per_micro_batch: Samples
     """Over all replicas of a stage."""
     schedule: Schedule
     stages: tuple[Stage, ...]
@@ -281,9 +286,10 @@ def parse_devices(text: str) -> tuple[int, ...]:
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        ends = (first, last if dash else first)
+        if not all(end.isdecimal() and len(end) <= len(str(MAX_DEVICES)) for end in ends):
             raise PlanError("not a list of devices", field="devices", value=text, repair="Write it as in 0-7 or 0,2,4.")
-        numbers += range(int(first), int(last if dash else first) + 1)
+        numbers += range(int(ends[0]), int(ends[1]) + 1)
     return tuple(numbers)
 
 

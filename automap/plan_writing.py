@@ -79,7 +79,7 @@ def to_plan(choice: Choice, evaluator: Evaluator) -> Plan:
             order=words(choice.program, num_ranks) if choice.kind == "explicit" else None,
         ),
         stages=tuple(stages),
-        warnings=problem.graph.warnings,
+        warnings=(*problem.graph.warnings, *problem.cluster.warnings),
     )
 
 

@@ -7,18 +7,17 @@ Units: samples (one sequence, one image), bytes.
 from __future__ import annotations
 
 import functools
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import resources
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from automap.cluster import Cluster
+from automap.documents import read_document
 from automap.errors import ProblemError
-from automap.hints import Hints
+from automap.hints import Hints, Samples
 from automap.names import matches_operator, select
-from automap.records import from_json
+from automap.records import Range, from_json, to_json
 from ir.graph import Amount, Graph, Operator
 from ir.loss import with_loss
 
@@ -38,7 +37,7 @@ SyncKind = Literal["synchronous", "local_sgd", "dasgd"]
 class Training:
     """How the model is trained."""
 
-    global_batch: int
+    global_batch: Samples
     """Samples of one optimizer step, over all devices."""
     precision: Precision | None = None
     """Of the arithmetic; None = bf16 where every device has it, else fp16, else fp32. fp8, mxfp8 and nvfp4 are those of
@@ -56,7 +55,7 @@ class Training:
     batch_norm: Literal["local", "synchronized"] = "local"
     sync_modes: tuple[SyncKind, ...] = ("synchronous",)
     """How replicas may stay together, see `automap.plan.Sync`: those that are not synchronous train another way."""
-    sync_period: int = 4
+    sync_period: Annotated[int, Range(1, 1_000_000)] = 4
     """The longest period that they may have where they are not synchronous, steps."""
 
 
@@ -125,7 +124,7 @@ def trainers() -> Mapping[str, Trainer]:
     """Every trainer that has a data file, by name."""
     found = {}
     for entry in sorted(resources.files("automap").joinpath("data", "trainers").iterdir(), key=lambda e: e.name):
-        trainer = from_json(Trainer, json.loads(entry.read_text()), path=entry.name, error=ProblemError)
+        trainer = from_json(Trainer, read_document(entry.read_text()), path=entry.name, error=ProblemError)
         found[trainer.name] = trainer
     return found
 
@@ -153,19 +152,9 @@ class Problem:
             ClusterError: the devices lack the precision.
             ModelError: the model's output fits no loss.
         """
-        if isinstance(training, Mapping):
-            training = from_json(Training, dict(training), path="training", error=ProblemError)
-        if hints is None:
-            hints = Hints()
-        elif isinstance(hints, Mapping):
-            hints = from_json(Hints, dict(hints), path="hints", error=ProblemError)
-        if training.global_batch < 1:
-            raise ProblemError(
-                "must be positive",
-                field="training.global_batch",
-                value=training.global_batch,
-                repair="Give the number of samples in one optimizer step.",
-            )
+        # Records too: what Python made of them may be out of range.
+        training = from_json(Training, _document(training), path="training", error=ProblemError)
+        hints = from_json(Hints, _document(hints or {}), path="hints", error=ProblemError)
         if training.trainer not in trainers():
             raise ProblemError(
                 "unknown trainer",
@@ -191,23 +180,6 @@ class Problem:
                 field="training.sync_modes",
                 value=training.sync_modes,
                 repair='Add "synchronous".',
-            )
-        if training.sync_period < 1:
-            raise ProblemError(
-                "must be positive",
-                field="training.sync_period",
-                value=training.sync_period,
-                repair="Give the most steps between two averagings.",
-            )
-        batch, devices = training.global_batch, cluster.num_devices
-        if batch > 1 and devices > 1 and math.gcd(batch, devices) == 1 and hints.fix.dp != 1:
-            below = batch // devices * devices
-            raise ProblemError(
-                f"shares no divisor with the {devices} devices, so that no two replicas could have equal parts of it",
-                field="training.global_batch",
-                value=batch,
-                repair=f"Use a multiple of {devices}, such as {below or 2 * devices} or {below + devices}; or set "
-                "hints.fix.dp to 1 to go without data parallelism.",
             )
         if not any(t.batch_dim is not None for t in graph.tensors.values()):
             raise ProblemError(
@@ -283,6 +255,11 @@ class Problem:
                     value=constraint.scope,
                     repair=f"Name operators of the model by a glob, such as {names[-1]!r}.",
                 )
+
+
+def _document(given: Training | Hints | Mapping[str, Any]) -> dict[str, Any]:
+    document: dict[str, Any] = to_json(given)
+    return document
 
 
 def _with_costs(graph: Graph, hints: Hints) -> Graph:

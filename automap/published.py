@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.cluster import Cluster, Device, Link, Node, known_devices, known_links, parse_cluster
+from automap.documents import read_file
 from automap.errors import ProblemError, UserError
 from automap.hints import Fix, Hints
 from automap.meshes import Shape
@@ -34,6 +35,7 @@ from ir.factors import BROADCAST, Placement, Signature, whole_signature
 from ir.graph import Graph, Operator
 from ir.operators.experts import COMBINE, DISPATCH
 from ir.operators.experts import PRODUCT as GROUPED
+from ir.operators.measured import LAYER
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -95,12 +97,7 @@ def load_runs(path: Path) -> tuple[Run, ...]:
     Raises:
         ProblemError: the file is no list of runs.
     """
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError) as fault:
-        raise ProblemError(
-            f"cannot be read ({fault})", field="runs", value=str(path), repair="Name a readable JSON file."
-        ) from None
+    document = read_file(path, field="runs", error=ProblemError)
     if not isinstance(document, list):
         raise ProblemError("not a list", field="runs", value=str(path), repair="Give a JSON list of runs.")
     return tuple(_run(item, f"runs[{i}]") for i, item in enumerate(document))
@@ -559,9 +556,7 @@ def chunks(
     """
     units, spans = evaluator.blocks.units, evaluator.tables.spans
     kinds = [unit.type for unit in units]
-    repeated = max(set(kinds), key=kinds.count)
-    first = kinds.index(repeated)
-    layers = [*range(first - unlike, first), *(i for i, kind in enumerate(kinds) if kind == repeated)]
+    layers = _layers(evaluator, unlike)
     chosen = by_type(evaluator, signatures)
     segments = [
         Segment(
@@ -579,11 +574,23 @@ def chunks(
     return tuple(tuple(segments[a:b]) for a, b in itertools.pairwise(ends))
 
 
+def _layers(evaluator: Evaluator, unlike: int) -> list[int]:
+    """The units that people count as layers: of a measured profile those with a layer of it, else the repeated ones."""
+    graph, units = evaluator.problem.graph, evaluator.blocks.units
+    measured = [i for i, u in enumerate(units) if any(op.kind == LAYER for op in graph.operators[u.start : u.stop])]
+    if measured:
+        return measured
+    kinds = [unit.type for unit in units]
+    repeated = max(set(kinds), key=kinds.count)
+    first = kinds.index(repeated)
+    return [*range(first - unlike, first), *(i for i, kind in enumerate(kinds) if kind == repeated)]
+
+
 def _ends(layers: list[int], chunks: int) -> list[int]:
     """Units before the end of each chunk but the last."""
     share, extra = divmod(len(layers), chunks)
     sizes = [share] * chunks
     for i in range(extra):
         sizes[(chunks - extra) // 2 + i] += 1
-    ends = list(itertools.accumulate(sizes[:-1]))
-    return [layers[0] + end for end in ends]
+    starts = [*layers, layers[-1] + 1]
+    return [starts[end] for end in itertools.accumulate(sizes[:-1])]

@@ -1,8 +1,9 @@
 """Frozen dataclasses as JSON: strict reading with the path of the fault, writing, and JSON Schema.
 
 A record's fields are strings, numbers, booleans, `Literal`s, optionals, tuples, string-keyed mappings and other
-records. Reading refuses unknown keys and wrong types and names the path (`stages[2].mesh`); it never coerces but
-int to float. The module knows nothing of what the records mean.
+records. A number states its range in its type, `Annotated[int, Range(1, 16)]`. Reading refuses unknown keys, wrong
+types and what is out of range, and names the path (`stages[2].mesh`); it never coerces but integers to floats and, as
+JSON Schema has it, 2.0 to an integer. The module knows nothing of what the records mean.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import collections.abc
 import dataclasses
 import types
 import typing
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, Union
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, Union
 
+from automap.documents import DOCUMENT, check_document, joined
 from ir.errors import UserError
 
 
@@ -23,6 +26,54 @@ class Record(Protocol):
 
 
 R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a number may be; stands in `Annotated`."""
+
+    least: float
+    most: float
+    above: bool = False
+    """Whether it must be above `least`."""
+
+    def holds(self, value: Any) -> bool:
+        """Whether `value` is in the range; NaN never is."""
+        return bool((self.least < value if self.above else self.least <= value) and value <= self.most)
+
+    def schema(self) -> dict[str, float]:
+        """Keywords of JSON Schema."""
+        return {"exclusiveMinimum" if self.above else "minimum": self.least, "maximum": self.most}
+
+    def __str__(self) -> str:
+        least, most = f"{self.least:.12g}", f"{self.most:.12g}"
+        return f"a number above {least}, at most {most}" if self.above else f"a number from {least} to {most}"
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long a text may be, characters; stands in `Annotated`."""
+
+    most: int
+    least: int = 0
+
+    def holds(self, value: Any) -> bool:
+        """Whether `value` is neither longer nor shorter."""
+        return self.least <= len(value) <= self.most
+
+    def schema(self) -> dict[str, int]:
+        """Keywords of JSON Schema."""
+        return {"minLength": self.least, "maxLength": self.most}
+
+    def __str__(self) -> str:
+        return f"a text of {self.least} to {self.most} characters"
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentOf:
+    """That an object is the document of a record, which somebody else reads; stands in `Annotated`."""
+
+    kind: type[Any]
 
 
 def to_json(value: Any) -> Any:
@@ -46,9 +97,25 @@ def from_json(kind: type[R], document: object, *, path: str, error: type[UserErr
         error: the exception to raise.
 
     Raises:
-        UserError: (of type `error`) a key is unknown or missing or a value has the wrong type.
+        UserError: (of type `error`) a key is unknown or missing, a value has the wrong type or is out of its range, or
+            see `automap.documents.check_document`.
     """
+    check_document(document, field=path, error=error)
     return typing.cast("R", _Reader(error).read(kind, document, path))
+
+
+_NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or false", dict: "an object"}
+
+
+def _types(kind: Any) -> type[Any]:
+    """The type of parsed JSON that documents of a kind have, of those kinds that stand in unions."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _types(args[0])
+    if origin is collections.abc.Mapping:
+        return dict
+    found: type[Any] = kind
+    return found
 
 
 class _Reader:
@@ -56,16 +123,16 @@ class _Reader:
         self.error = error
 
     def fail(self, path: str, value: object, expected: str) -> UserError:
-        return self.error(f"expected {expected}", field=path, value=value, repair=f"Give {expected}.")
+        return self.error(f"expected {expected}", field=path or DOCUMENT, value=value, repair=f"Give {expected}.")
 
     def read(self, kind: Any, value: Any, path: str) -> Any:
         origin, args = typing.get_origin(kind), typing.get_args(kind)
         if kind is Any:
             return value
+        if origin is Annotated:
+            return self.read_limited(args, value, path)
         if origin in (Union, types.UnionType):
-            if value is None and type(None) in args:
-                return None
-            return self.read(next(a for a in args if a is not type(None)), value, path)
+            return self.read_union(args, value, path)
         if origin is Literal:
             if value not in args:
                 raise self.fail(path, value, "one of " + ", ".join(str(a) for a in args))
@@ -75,15 +142,36 @@ class _Reader:
         if origin is collections.abc.Mapping:
             if not isinstance(value, dict):
                 raise self.fail(path, value, "an object")
-            return {str(k): self.read(args[1], v, f"{path}.{k}") for k, v in value.items()}
+            return {str(k): self.read(args[1], v, joined(path, str(k))) for k, v in value.items()}
         if dataclasses.is_dataclass(kind):
             return self.read_record(kind, value, path)
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
+        if kind is int and isinstance(value, float) and value.is_integer():
+            return int(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            names = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
-            raise self.fail(path, value, names[kind])
+            raise self.fail(path, value, _NAMES[kind])
         return value
+
+    def read_limited(self, args: tuple[Any, ...], value: Any, path: str) -> Any:
+        found = self.read(args[0], value, path)
+        for limit in args[1:]:
+            if isinstance(limit, Range | Length) and not limit.holds(found):
+                raise self.error("out of range", field=path, value=value, repair=f"Give {limit}.")
+        return found
+
+    def read_union(self, args: tuple[Any, ...], value: Any, path: str) -> Any:
+        """By the one of the kinds that the value is of; if there is only one beside null, its error is told."""
+        if value is None and type(None) in args:
+            return None
+        kinds = [a for a in args if a is not type(None)]
+        if len(kinds) == 1:
+            return self.read(kinds[0], value, path)
+        whole = isinstance(value, float) and value.is_integer()
+        fitting = next((kind for kind in kinds if (int if whole else type(value)) is _types(kind)), None)
+        if fitting is None:
+            raise self.fail(path, value, " or ".join(_NAMES[_types(kind)] for kind in kinds))
+        return self.read(fitting, value, path)
 
     def read_tuple(self, args: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):
@@ -98,28 +186,33 @@ class _Reader:
         if not isinstance(value, dict):
             raise self.fail(path, value, "an object")
         fields = {f.name: f for f in dataclasses.fields(kind)}
-        hints = typing.get_type_hints(kind)
+        hints = typing.get_type_hints(kind, include_extras=True)
         for key in value:
             if key not in fields:
                 raise self.error(
                     "unknown key",
-                    field=f"{path}.{key}",
+                    field=joined(path, str(key)),
                     value=key,
                     repair="Remove it, or use one of " + ", ".join(fields) + ".",
                 )
         given = {}
         for name, f in fields.items():
             if name in value:
-                given[name] = self.read(hints[name], value[name], f"{path}.{name}")
+                given[name] = self.read(hints[name], value[name], joined(path, name))
             elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-                raise self.error("missing", field=f"{path}.{name}", value="nothing", repair=f"Give {name!r}.")
-        return kind(**given)
+                raise self.error("missing", field=joined(path, name), value="nothing", repair=f"Give {name!r}.")
+        try:
+            return kind(**given)
+        except self.error as fault:
+            # A record names the field that is wrong with it from itself on.
+            field = joined(path, fault.field)
+            raise type(fault)(fault.message, field=field, value=fault.value, repair=fault.repair) from None
 
 
 def json_schema(kind: type[Any], *, title: str) -> dict[str, Any]:
     """JSON Schema (2020-12) of the documents that `from_json(kind, ...)` reads."""
     definitions: dict[str, Any] = {}
-    body = _schema(kind, definitions)
+    body = definition(kind, definitions, at="#/$defs/")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": title,
@@ -128,35 +221,59 @@ def json_schema(kind: type[Any], *, title: str) -> dict[str, Any]:
     }
 
 
-def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+def definition(kind: Any, definitions: dict[str, Any], *, at: str) -> dict[str, Any]:
+    """The schema of a type; those of records go into `definitions`, by name, and are referred to as being at `at`."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+
+    def inner(part: Any) -> dict[str, Any]:
+        return definition(part, definitions, at=at)
+
     if kind is Any:
         return {}
+    if origin is Annotated:
+        return _annotated(args, definitions, at)
     if origin in (Union, types.UnionType):
-        return {"anyOf": [{"type": "null"} if a is type(None) else _schema(a, definitions) for a in args]}
+        return {"anyOf": [{"type": "null"} if a is type(None) else inner(a) for a in args]}
     if origin is Literal:
         return {"enum": list(args)}
     if origin is tuple:
         if len(args) == 2 and args[1] is Ellipsis:
-            return {"type": "array", "items": _schema(args[0], definitions)}
-        items = [_schema(a, definitions) for a in args]
-        return {"type": "array", "prefixItems": items, "minItems": len(args), "maxItems": len(args)}
+            return {"type": "array", "items": inner(args[0])}
+        return {
+            "type": "array",
+            "prefixItems": [inner(a) for a in args],
+            "minItems": len(args),
+            "maxItems": len(args),
+        }
     if origin is collections.abc.Mapping:
-        return {"type": "object", "additionalProperties": _schema(args[1], definitions)}
+        return {"type": "object", "additionalProperties": inner(args[1])}
     if dataclasses.is_dataclass(kind):
         name = kind.__name__  # type: ignore[union-attr]
         if name not in definitions:
             definitions[name] = {}
-            hints = typing.get_type_hints(kind)
-            fields = dataclasses.fields(kind)
-            required = [
-                f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-            ]
-            definitions[name] = {
-                "type": "object",
-                "properties": {f.name: _schema(hints[f.name], definitions) for f in fields},
-                "required": required,
-                "additionalProperties": False,
-            }
-        return {"$ref": f"#/$defs/{name}"}
+            definitions[name] = _record(kind, definitions, at)
+        return {"$ref": f"{at}{name}"}
     return {"type": {str: "string", int: "integer", float: "number", bool: "boolean"}[kind]}
+
+
+def _annotated(args: tuple[Any, ...], definitions: dict[str, Any], at: str) -> dict[str, Any]:
+    found = definition(args[0], definitions, at=at)
+    for said in args[1:]:
+        if isinstance(said, DocumentOf):
+            found = definition(said.kind, definitions, at=at)
+        else:
+            found = {**found, **({"description": said} if isinstance(said, str) else said.schema())}
+    return found
+
+
+def _record(kind: Any, definitions: dict[str, Any], at: str) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    fields = dataclasses.fields(kind)
+    return {
+        "type": "object",
+        "properties": {f.name: definition(hints[f.name], definitions, at=at) for f in fields},
+        "required": [
+            f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        ],
+        "additionalProperties": False,
+    }

@@ -451,7 +451,7 @@ class PlanSpace:
                 )
             chunks.append(tuple(segments))
         layout = self.layout(values)
-        is_unlike = any(values[self.first_stage + 2 : self.shares_slot])
+        is_unlike = any(values[self.first_stage + 2 : self.shares_slot]) or shape.samples % shape.dp != 0
         return Choice(
             axes=self.axes,
             layout=layout,
@@ -529,10 +529,15 @@ class PlanSpace:
         """The slots of a plan at which more than one value is legal behind those before."""
         return [slot for i, slot in enumerate(self.slots) if self.legal(values[:i]).sum() > 1]
 
-    def repair(self, values: Sequence[int]) -> Values:
-        """The nearest legal plan: each value kept if it is legal behind those before it, else the first legal one."""
-        fixed: list[int] = []
-        for value in values:
+    def repair(self, values: Sequence[int], kept: int = 0) -> Values:
+        """The nearest legal plan: each value kept if it is legal behind those before it, else the first legal one.
+
+        Args:
+            values: of a plan.
+            kept: so many of the first are known to be legal.
+        """
+        fixed = list(values[:kept])
+        for value in values[kept:]:
             legal = self.legal(fixed)
             fixed.append(int(value) if value < len(legal) and legal[value] else int(np.flatnonzero(legal)[0]))
         return tuple(fixed)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from automap.meshes import Shape
 from automap.price.choice import RECOMPUTE_MODES
 from automap.space import PlanSpace, Values
+from automap.stage_sizes import spread
 from ir.factors import BROADCAST, PARTIAL, Placement, Signature, whole_signature
 from ir.graph import Operator
 from ir.linkage import UnitLinkage
@@ -26,7 +27,13 @@ from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
 
 
 def megatron_signatures(
-    space: PlanSpace, shape: Shape, prefix: Values, *, sequence_parallel: bool, expert_axis: str = "ep"
+    space: PlanSpace,
+    shape: Shape,
+    prefix: Values,
+    *,
+    sequence_parallel: bool,
+    expert_axis: str = "ep",
+    only_batch: bool = False,
 ) -> Values:
     """Completes `prefix` (all but the signatures): batch splits on dp and ep, the sequence on cp, Megatron's on tp.
 
@@ -36,6 +43,7 @@ def megatron_signatures(
         prefix: values of the slots before the first signature.
         sequence_parallel: split the sequence where tensors would be whole on tp.
         expert_axis: the axis that spreads experts where there are some and it is there; "" = none.
+        only_batch: tp splits the batch as dp does.
     """
     values = list(prefix)
     incoming: list[Placement] = [BROADCAST] * len(space.axes)
@@ -49,7 +57,7 @@ def megatron_signatures(
             for axis, where in zip(space.axes, placed, strict=True):
                 legal = space.legal(values)
                 experts = _experts(op, table) if axis == expert_axis else None
-                if axis == "tp":
+                if axis == "tp" and not only_batch:
                     value = _megatron(space, unit, unit_type, number, legal, where, sequence_parallel)
                     value = experts if op.kind == DISPATCH and experts is not None and legal[experts] else value
                 elif axis == "cp":
@@ -206,9 +214,11 @@ def meshes_of(space: PlanSpace, shape: Shape, prefix: Values) -> tuple[int, ...]
 def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
     """Every template of the tuned grid, as values of `space`; virtual stages only where the user fixed them.
 
-    Over an ep axis of several ranks experts are always spread. The samples of every shape divide over the axes that
-    split the batch: the signatures depend on its meshes alone. Two stages without inner axes are tried in all sizes
-    (what DAPPLE's planner mostly finds, arXiv 2007.01045), and pipelines in up to three orders of the devices.
+    Over an ep axis of several ranks experts are always spread. The fullest share of every shape divides over the axes
+    that split the batch: the signatures depend on its meshes alone. Where stages span hosts, tp may split the batch
+    too: gradients are then reduced inside the hosts first, and what is left of them between the hosts. Two stages
+    without inner axes are tried in all sizes (what DAPPLE's planner mostly finds, arXiv 2007.01045), and pipelines in
+    up to three orders of the devices.
     """
     fixed = space.problem.hints.fix
     modes = [mode for mode, is_legal in zip(RECOMPUTE_MODES, space.modes, strict=True) if is_legal]
@@ -220,18 +230,37 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
         sizes = dict(zip(space.axes, space.meshes.mesh(shape), strict=True))
         zeros = np.flatnonzero(space.zeros).tolist() if shape.replicas > 1 else [0]
         # Spread over all of dp they are templates of ep alone.
-        spreads = ["", *(["tp"] if has_experts and shape.tp > 1 else [])]
-        spreads = ["ep"] if sizes.get("ep", 1) > 1 else spreads
-        for sequence_parallel, spread in product((False, True) if shape.tp > 1 else (False,), spreads):
-            for stages, mode, zero in product(_stages(space, shape), modes, zeros):
+        ways = ["", *(["tp"] if has_experts and shape.tp > 1 else [])]
+        ways = ["ep"] if sizes.get("ep", 1) > 1 else ways
+        insides = [(False, False), *([(True, False)] if shape.tp > 1 else [])]
+        insides += [(False, True)] if _spans_hosts(space, shape) else []
+        for (sequence_parallel, only_batch), way in product(insides, ways):
+            if only_batch and way == "tp":
+                continue
+            # Shares that differ need not divide over tp.
+            placed = [stages for stages in _stages(space, shape) if not (only_batch and stages[-1])]
+            for stages, mode, zero in product(placed, modes, zeros):
                 prefix = space.even_values(shape, recompute=mode, zero=zero, stages=stages)
-                key = (*meshes_of(space, shape, prefix), sequence_parallel, spread)
+                key = (*meshes_of(space, shape, prefix), sequence_parallel, only_batch, way)
                 if key not in known:
                     full = megatron_signatures(
-                        space, shape, prefix, sequence_parallel=sequence_parallel, expert_axis=spread
+                        space,
+                        shape,
+                        prefix,
+                        sequence_parallel=sequence_parallel,
+                        expert_axis=way,
+                        only_batch=only_batch,
                     )
                     known[key] = full[len(prefix) :]
                 yield shape, (*prefix, *known[key])
+
+
+def _spans_hosts(space: PlanSpace, shape: Shape) -> bool:
+    """Whether stages have an inner axis, and an outer one over several hosts, between which the batch can be split."""
+    share = spread(shape.samples, shape.dp) // shape.dp // (shape.middle if space.meshes.splits_batch else 1)
+    largest = max(host.num_devices for host in space.problem.cluster.hosts)
+    spans = min(shape.tp, shape.dp) > 1 and space.meshes.devices // shape.pp > largest
+    return spans and share % shape.tp == 0
 
 
 def _stages(space: PlanSpace, shape: Shape) -> list[tuple[int, ...]]:

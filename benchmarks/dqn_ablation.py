@@ -98,6 +98,7 @@ VARIANTS: dict[str, tuple[type[MaskedDQN], type[Episodes], Callable[[int], Hyper
     WITHOUT_TREE: (MaskedDQN, Episodes, lambda plans: PLAIN),
     "without signs": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, num_signs=0)),
     "one cycle for the budget": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, cycle_plans=plans)),
+    "one random decision": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, explored_last=1.0)),
     "two updates a step": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, updates_per_step=2)),
 }
 

@@ -1,9 +1,10 @@
 """Predicted against measured steps and memory of many plans of one model on this host, and what three trials correct.
 
 The host is profiled, then every plan is priced, then all plans are run in the same two processes, taking turns, so that
-whatever else the host does slows all of them alike; of each the least step counts, as in the profile. Printed are both
-times and both peaks of memory of each plan, the rank correlation of the times, and the error on the other plans behind
-a calibration by trials of three.
+whatever else the host does slows all of them alike; of each the median step counts, as in the profile and in a trial.
+Printed are both times and both peaks of memory of each plan, how far the middle half of its steps is apart, the rank
+correlation of the times, the error on the other plans behind a calibration by trials of three, and what other processes
+had of the cores while the host was profiled and while the plans ran.
 
     python benchmarks/order_of_runs.py [--cluster FILE] [--model MODEL] [--rounds N]
 """
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from scipy.stats import spearmanr
 
 from automap.calibration import calibrate, calibrated
@@ -32,9 +31,11 @@ from automap.plan_writing import to_plan
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
+from automap.runtime.groups import meet
 from automap.runtime.launch import Limits, launch
 from automap.runtime.memory import PeakMemory
 from automap.runtime.profiler import profile_host
+from automap.runtime.quiet import Meter, shares
 from automap.runtime.runner import Runner
 from automap.runtime.trial_rank import Clock
 from ir import zoo
@@ -88,15 +89,9 @@ def priced(model: str, cluster: Cluster) -> list[tuple[Plan, Estimate]]:
 
 
 def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any]) -> dict[str, Any]:
-    """One rank: {times: [plans][rounds] seconds of the slowest rank, peaks: [plans] bytes of this rank}."""
+    """One rank: {times: [plans][rounds] seconds of the slowest rank, peaks: [plans] bytes, host: see `Meter`}."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / 'store'}",
-        rank=rank,
-        world_size=num_ranks,
-        timeout=datetime.timedelta(seconds=120),
-    )
+    meet(folder, rank, num_ranks, torch.device("cpu"), limit_s=120.0)
     problem = build(argument["model"], parse_cluster(argument["cluster"]))
     device = torch.device("cpu")
     peaks, clocks = [], []
@@ -111,10 +106,11 @@ def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any
         peaks.append(memory.peak - others.peak)
         clocks.append(Clock(runner.step, device))
     times: list[list[float]] = [[] for _ in clocks]
+    meter = Meter()
     for _ in range(argument["rounds"]):
         for clock, mine in zip(clocks, times, strict=True):
             mine.append(clock.measure())
-    return {"times": times, "peaks": peaks}
+    return {"times": times, "peaks": peaks, "host": meter.read()}
 
 
 def main() -> None:
@@ -124,7 +120,6 @@ def main() -> None:
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
-    load = os.getloadavg()[0]
     cluster = parse_cluster(options.cluster) if options.cluster else profile_host(time_limit_s=PROFILE_S).cluster
     assert cluster is not None
     plans = priced(options.model, cluster)
@@ -140,9 +135,16 @@ def main() -> None:
     times = done.results[0]["times"]
     peaks = [max(result["peaks"][number] for result in done.results) for number in range(len(plans))]
     print(f"{datetime.date.today()}: {options.model}, a batch of {BATCH}, 2 processes, {options.rounds} rounds")
-    print(f"{os.cpu_count()} cores; mean number of other processes at work before and behind: {load:.1f}, ", end="")
-    print(f"{max(0.0, os.getloadavg()[0] - 2.0):.1f}")
+    print(f"{os.cpu_count()} cores; while the plans ran, {taken_by(done.results)}")
+    for line in cluster.warnings:
+        print(line)
     show(options.model, cluster, [estimate for _, estimate in plans], times, peaks)
+
+
+def taken_by(results: Sequence[Mapping[str, Any]]) -> str:
+    """What others had of the cores while the ranks worked."""
+    others, stolen = shares([result["host"] for result in results])
+    return f"other processes had {others:.0%} of the time of the cores and the hypervisor {stolen:.0%}"
 
 
 def show(
@@ -153,20 +155,18 @@ def show(
     peaks: Sequence[float],
 ) -> None:
     """The table and what follows from it."""
-    names, measured = list(PLANS), np.array([min(mine) for mine in times])
+    names, measured = list(PLANS), np.median(times, axis=1)
     found = calibrate([(estimates[names.index(name)], float(measured[names.index(name)])) for name in TRIED])
     assert found is not None
     again = np.array([estimate.step_time_s for _, estimate in priced(model, calibrated(cluster, found))])
     predicted = np.array([estimate.step_time_s for estimate in estimates])
     held = np.array([max(device.total for device in estimate.memory_bytes) for estimate in estimates])
     print(f"{'':37s}{'step, ms':>31s}{'':9s}{'peak, MiB':>20s}")
-    print(f"{'plan':37s}{'predicted':>10s}{'measured':>9s}{'median':>8s}{'ratio':>6s}{'calibrated':>11s}", end="")
+    middle = np.subtract(*np.percentile(times, [75, 25], axis=1))
+    print(f"{'plan':37s}{'predicted':>10s}{'measured':>9s}{'middle':>8s}{'ratio':>6s}{'calibrated':>11s}", end="")
     print(f"{'predicted':>11s}{'measured':>9s}{'ratio':>6s}")
     for i, name in enumerate(names):
-        print(
-            f"{name:37s}{1e3 * predicted[i]:10.0f}{1e3 * measured[i]:9.0f}{1e3 * statistics.median(times[i]):8.0f}",
-            end="",
-        )
+        print(f"{name:37s}{1e3 * predicted[i]:10.0f}{1e3 * measured[i]:9.0f}{1e3 * middle[i]:8.0f}", end="")
         print(f"{predicted[i] / measured[i]:6.2f}{again[i] / measured[i]:11.2f}", end="")
         print(f"{held[i] / MIB:11.1f}{peaks[i] / MIB:9.1f}{held[i] / peaks[i]:6.2f}")
     others = [i for i, name in enumerate(names) if name not in TRIED]

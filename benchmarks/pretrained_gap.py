@@ -1,9 +1,14 @@
-"""The pretrained network on models and clusters that it has not seen, beside others with as few evaluations.
+"""The pretrained network beside the best template, and beside others with as few evaluations.
 
     python benchmarks/pretrained_gap.py [--evaluations 64] [--seeds 3] [--known 5000] [--models WORD]
 
 The gap of each searcher's best plan to the best plan known, that of a portfolio with so many evaluations; in the mean
-over seeds, and over all. "none" where no plan that fits was found.
+over seeds, and over all. "none" where no plan that fits was found. The best template costs the whole grid of templates,
+hundreds to thousands of prices, some milliseconds in all: it is what the network would have to beat to be of use.
+
+What this does not show is how the network does on models that are strange to it. None of the pairs of model and cluster
+is in the family that it was trained on, but most of the models' blocks are: ResNet-50 as a whole, the blocks of
+Llama-7B, Mixtral and BERT-large. And the noise with which plans are drawn from it was chosen on these very problems.
 """
 
 import argparse
@@ -15,7 +20,7 @@ from automap.errors import NothingFits
 from automap.problem import Problem
 from ir import zoo
 
-UNSEEN = (
+PROBLEMS = (
     ("gpt2", "2x4xA100", 64),
     ("gpt2-xl", "4x8xA100-80GB", 128),
     ("bert-large", "2x8xV100-16GB@25Gbit", 256),
@@ -25,18 +30,18 @@ UNSEEN = (
     ("t5-3b", "4x8xA100-80GB", 256),
     ("mixtral-8x7b", "8x8xH100-80GB", 256),
 )
-"""None of these pairs is in `agents.pretraining.FAMILY`; neither are the sizes of these models but VGG's layers."""
-COMPARED = ("dqn-pretrained", "mcmc", "random", "dqn")
+"""None of these pairs is in `agents.pretraining.FAMILY`; blocks of most of these models are."""
+TEMPLATE, NETWORK = "template", "dqn-pretrained"
+COMPARED = (NETWORK, "mcmc", "random", "dqn")
 KNOWN = 5000
 
 
-def gap(problem: Problem, searcher: str, evaluations: int, seed: int, best_s: float) -> float | None:
-    """Over the best known step time; None where nothing fits."""
+def step_time(problem: Problem, searcher: str, evaluations: int, seed: int) -> float | None:
+    """Of the best plan that a searcher finds; None where nothing fits."""
     try:
-        found = search(problem, Budget(evaluations=evaluations), searcher=searcher, seed=seed)
+        return search(problem, Budget(evaluations=evaluations), searcher=searcher, seed=seed).plan.estimate.step_time_s
     except NothingFits:
         return None
-    return found.plan.estimate.step_time_s / best_s - 1.0
 
 
 def main() -> None:
@@ -47,19 +52,34 @@ def main() -> None:
     parser.add_argument("--known", type=int, default=KNOWN, help="evaluations of the portfolio")
     parser.add_argument("--models", default="", help="a word in the names of those that are planned")
     given = parser.parse_args()
-    every: dict[str, list[float | None]] = {name: [] for name in COMPARED}
-    for spec, cluster, batch in UNSEEN:
-        if given.models not in spec:
-            continue
+    every: dict[str, list[float | None]] = {name: [] for name in (TEMPLATE, *COMPARED)}
+    lost = 0
+    planned = [problem for problem in PROBLEMS if given.models in problem[0]]
+    for spec, cluster, batch in planned:
         problem = Problem.build(zoo.build(spec), parse_cluster(cluster), {"global_batch": batch})
-        best_s = search(problem, Budget(evaluations=given.known), seed=0).plan.estimate.step_time_s
-        line = []
+        known = search(problem, Budget(evaluations=given.known), seed=0).plan
+        times: dict[str, list[float | None]] = {TEMPLATE: [known.search.baselines["expert"]]}
         for name in COMPARED:
-            gaps = [gap(problem, name, given.evaluations, seed, best_s) for seed in range(given.seeds)]
-            every[name] += gaps
-            line.append(f"{name} {_mean(gaps)}")
-        print(f"{spec:13} {cluster:22} {'   '.join(line)}", flush=True)
-    print("all: " + "   ".join(f"{name} {_mean(gaps)}" for name, gaps in every.items()))
+            times[name] = [step_time(problem, name, given.evaluations, seed) for seed in range(given.seeds)]
+        best_s = known.estimate.step_time_s
+        gaps = {name: [None if s is None else s / best_s - 1.0 for s in found] for name, found in times.items()}
+        lost += _loses(gaps[NETWORK], gaps[TEMPLATE])
+        for name, found in gaps.items():
+            every[name] += found
+        print(f"{spec:13} {cluster:22} {_line(gaps)}", flush=True)
+    print(f"all: {_line(every)}")
+    print(f"{NETWORK}, in the mean over seeds, is slower than the best template on {lost} of {len(planned)}")
+
+
+def _loses(network: list[float | None], template: list[float | None]) -> bool:
+    """Whether plans are slower than the best template, in the mean over seeds; where none fits, it loses."""
+    (other,) = template
+    known = [one for one in network if one is not None]
+    return other is not None and (len(known) < len(network) or statistics.mean(known) > other)
+
+
+def _line(gaps: dict[str, list[float | None]]) -> str:
+    return "   ".join(f"{name} {_mean(found)}" for name, found in gaps.items())
 
 
 def _mean(gaps: list[float | None]) -> str:

@@ -1,5 +1,8 @@
 """Random plans of known models, each checked by the verifier, which knows neither the space nor the price.
 
+What parameters and gradients send in a step is counted from the definitions of ZeRO and held against the list of what
+is priced.
+
     python benchmarks/prove_plans.py [PLANS]
 
 Random plans are drawn evenly over the cases, ten thousand together unless told otherwise; of small models every
@@ -9,18 +12,21 @@ least, the median and the largest of all pipeline ranks.
 """
 
 import argparse
+import math
 import statistics
 import time
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
 
 from automap.cluster import parse_cluster
+from automap.collectives import list_parameter_collectives
 from automap.price.estimate import estimate_choice
 from automap.problem import Problem
 from automap.space import PlanSpace
 from automap.templates import templates
-from automap.verify import Verifier
+from automap.verify import Verifier, Violation
 from ir import zoo
 
 PLANS = 10_000
@@ -57,6 +63,23 @@ CASES = (
 )
 
 
+def unpaid(plan, choice, space, check):
+    """What the parameters of a plan send that is not what is priced."""
+    found, wanted = defaultdict(float), defaultdict(float)
+    for one in list_parameter_collectives(choice, space.evaluator):
+        found[one.rank, one.kind, one.axis, one.what, one.when] += one.elements
+    for one, elements in check.traffic(plan).items():
+        wanted[one.rank, one.kind, one.axis, one.what, one.when] += elements
+    for ranks, elements in check.exchanged(plan).items():
+        for rank in ranks:
+            wanted[rank, "send_recv", "", "gradients", "step"] += elements
+    for key in {*found, *wanted}:
+        if not math.isclose(found[key], wanted[key], rel_tol=1e-9, abs_tol=1e-3):
+            yield Violation(
+                where=" ".join(map(str, key)), what=f"{found[key]:g} elements are priced of {wanted[key]:g}"
+            )
+
+
 def prove(case, count, rng):
     """Violations of `count` random plans of a case, one line about them printed."""
     spec, cluster, batch, trainer, fix = case
@@ -68,12 +91,14 @@ def prove(case, count, rng):
         rows += [values for _, values in templates(space)]
     faults, ratios, too_large, seconds = [], [], 0, 0.0
     for row in rows:
-        plan = replace(space.decode(row), estimate=estimate_choice(space.choice(row), space.evaluator))
+        choice = space.choice(row)
+        plan = replace(space.decode(row), estimate=estimate_choice(choice, space.evaluator))
         began = time.process_time()
         found = check.violations(plan)
         seconds += time.process_time() - began
         too_large += not plan.estimate.fits
         faults += [(row, v) for v in found if plan.estimate.fits or not v.what.startswith("does not fit")]
+        faults += [(row, v) for v in unpaid(plan, choice, space, check)]
         ratios += [
             said.activations / mine.activations
             for said, (mine, _) in zip(plan.estimate.memory_bytes, check.memory(plan), strict=True)

@@ -42,6 +42,7 @@ from automap.plan import Plan
 from automap.plan_writing import to_plan
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
+from automap.runtime.groups import meet
 from automap.runtime.launch import Limits, launch
 from automap.runtime.runner import Runner
 from automap.runtime.trainer import parallelize
@@ -106,7 +107,7 @@ def by_hand(layout: str, module: Gpt, ids: Tensor, labels: Tensor) -> Callable[[
         module.lm_head.weight = module.wte.weight
     plain = [p for p in model.parameters() if not isinstance(p, DTensor)]
     split = [p for p in model.parameters() if isinstance(p, DTensor)]
-    optimizer = torch.optim.Adam([{"params": some} for some in (plain, split) if some], lr=1e-3)
+    optimizer = torch.optim.Adam([{"params": some} for some in (plain, split) if some], lr=1e-3, fused=True)
     if layout != "tensor parallel":
         mine = slice(dist.get_rank() * len(ids) // 2, (dist.get_rank() + 1) * len(ids) // 2)
         ids, labels = ids[mine], labels[mine]
@@ -123,7 +124,7 @@ def by_hand(layout: str, module: Gpt, ids: Tensor, labels: Tensor) -> Callable[[
 def from_plan(plan: Plan, module: Gpt, ids: Tensor, labels: Tensor) -> Callable[[], None]:
     """The same step by the module trainer."""
     trainer = parallelize(module, plan, zoo.build(plan.model.name))
-    optimizer = torch.optim.Adam(trainer.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(trainer.parameters(), lr=1e-3, fused=True)
 
     def step() -> None:
         trainer.step(ids[trainer.rows], labels[trainer.rows])
@@ -142,13 +143,7 @@ def problem_of(model: str) -> Problem:
 def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any]) -> dict[str, Any]:
     """One rank: layout -> [hand, trainer, runtime][rounds] seconds."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / 'store'}",
-        rank=rank,
-        world_size=num_ranks,
-        timeout=datetime.timedelta(seconds=60),
-    )
+    meet(folder, rank, num_ranks, torch.device("cpu"), limit_s=60.0)
     problem = problem_of(argument["model"])
     sizes = {key: int(value) for key, value in (pair.split("=") for pair in argument["model"].split(":")[1].split(","))}
     ids = torch.randint(sizes["vocab_size"], (BATCH, sizes["seq_len"]), generator=torch.Generator().manual_seed(0))

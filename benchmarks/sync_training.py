@@ -19,7 +19,6 @@ import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
 from pydoc_data.topics import topics
 
 import torch
@@ -30,7 +29,7 @@ from automap.plan import Plan, Sync
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from automap.records import from_json, to_json
-from automap.runtime.groups import Groups
+from automap.runtime.groups import Groups, meet
 from automap.runtime.interpreter import run
 from automap.runtime.launch import Limits, launch
 from automap.runtime.optimizer import Optimizer
@@ -156,8 +155,7 @@ class Trained:
 def train(folder, rank, num_ranks, argument):
     """What a rank does: {losses: {mode: [seeds]}, seconds: {mode: [late]}}."""
     torch.set_num_threads(1)
-    store = f"file://{folder / 'store'}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=60))
+    meet(folder, rank, num_ranks, torch.device("cpu"), limit_s=60.0)
     link = dist.all_reduce = LateLink()
     problem, text, groups = problem_of(), Text(), Groups()
     evaluator, plan = Evaluator(problem), Plan.from_json(argument["plan"])

@@ -12,6 +12,7 @@ to a partial value is added on the first rank of the axis only (`ir.linkage.oper
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -98,7 +99,7 @@ def parse_placement(text: str) -> Placement:
     """
     if text in ("B", "P"):
         return BROADCAST if text == "B" else PARTIAL
-    if text.startswith("S(") and text.endswith(")") and text[2:-1].isdigit():
+    if re.fullmatch(r"S\([0-9]{1,3}\)", text):  # no tensor has a thousand dims
         return int(text[2:-1])
     raise ValueError(f"{text!r} is no placement; use B, P or S(dim)")
 

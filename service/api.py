@@ -6,11 +6,12 @@ request id that the client got. Knows nothing of how processes are started.
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import uuid
-from collections.abc import Sequence
 from http import HTTPStatus
+from itertools import chain
 from typing import Any
 
 import redis
@@ -18,9 +19,11 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from automap.errors import UserError
+from service import openapi
 from service.about import version
 from service.problems import MEDIA_TYPE, problem, problem_of
 from service.routes import jobs, meta, models
@@ -28,7 +31,7 @@ from service.settings import Settings
 from service.store import Store
 
 LOG = logging.getLogger("automap.api")
-_BRANCH = re.compile(r"constrained-|dict\[|str$|int$")  # how pydantic names the branch of a union
+ROUTERS = (models.router, jobs.router, meta.router)
 
 
 def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
@@ -41,13 +44,15 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
     app = FastAPI(title="AutoMAP", version=version(), redoc_url=None)
     app.state.settings = settings
     app.state.store = Store(client)
-    for module in (models, jobs, meta):
-        app.include_router(module.router)
+    for router in ROUTERS:
+        app.include_router(router)
     app.add_exception_handler(UserError, _on_user_error)
     app.add_exception_handler(StarletteHTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(redis.RedisError, _on_redis_error)
     app.add_middleware(_Guard, settings=settings)
+    document = functools.cache(lambda: openapi.describe(app))
+    app.openapi = document  # type: ignore[method-assign]
     return app
 
 
@@ -142,6 +147,8 @@ def _on_user_error(request: Request, fault: Exception) -> Response:
 def _on_http_error(request: Request, fault: Exception) -> Response:
     assert isinstance(fault, StarletteHTTPException)
     headers = dict(fault.headers or {})
+    if fault.status_code == 405:
+        headers["Allow"] = ", ".join(sorted(_methods(request)))
     if isinstance(fault, _TooLarge):
         return _respond(request, _too_large(f"more than {fault.limit}", fault.limit))
     if isinstance(fault.detail, dict):
@@ -151,6 +158,15 @@ def _on_http_error(request: Request, fault: Exception) -> Response:
     return _respond(request, problem(fault.status_code, title, detail), headers)
 
 
+def _methods(request: Request) -> set[str]:
+    """Of all routes with the request's path; the router knows those of the first alone."""
+    found = set[str]()
+    for route in chain(request.app.routes, *(router.routes for router in ROUTERS)):
+        if route.matches(request.scope)[0] != Match.NONE:
+            found |= getattr(route, "methods", None) or set()
+    return found
+
+
 def _on_redis_error(request: Request, fault: Exception) -> Response:
     LOG.error("request %s: store: %s", request.state.request_id, fault)
     document = problem(503, "The store does not answer", "Try again shortly; nothing was changed or accepted.")
@@ -158,26 +174,9 @@ def _on_redis_error(request: Request, fault: Exception) -> Response:
 
 
 def _on_invalid(request: Request, fault: Exception) -> Response:
+    # Of parameters: bodies are read by `automap.documents` and `automap.records`.
     assert isinstance(fault, RequestValidationError)
     first = fault.errors()[0]
-    place = _path(first["loc"])
-    message, repair = str(first["msg"]), "See docs/api.md."
-    value: object = first.get("input")
-    if first["type"] == "extra_forbidden":
-        message, repair, value = "unknown key", "Remove it, or see docs/api.md for the keys.", place.rpartition(".")[2]
-    elif first["type"] == "missing":
-        message, repair, value = "missing", f"Give {place!r}.", "nothing"
-    elif first["type"] == "json_invalid":
-        message, repair, value = "not JSON", "Send a JSON object.", str(first.get("ctx", {}).get("error", ""))
-    return _respond(request, problem_of(UserError(message, field=place, value=value, repair=repair)))
-
-
-def _path(location: Sequence[int | str]) -> str:
-    # ("body", "training", "global_batch") -> training.global_batch; a branch of a union adds its type: drop it.
-    parts = [part for part in location[1:] if not (isinstance(part, str) and _BRANCH.match(part))]
-    if location and location[0] == "body" and not all(isinstance(part, str) for part in parts[:1]):
-        return "body"
-    text = ""
-    for part in parts:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text or str(location[0] if location else "request")
+    place = ".".join(str(part) for part in first["loc"][1:]) or "request"
+    text = UserError(str(first["msg"]), field=place, value=first.get("input"), repair="See docs/api.md.")
+    return _respond(request, problem_of(text))

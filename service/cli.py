@@ -36,6 +36,7 @@ from service.cli_options import (
     SeedOption,
     SyncOption,
     SyncPeriodOption,
+    TieOption,
     TrainerOption,
     TrialsOption,
     read_hints,
@@ -92,6 +93,7 @@ def search(
     sync_period: SyncPeriodOption = None,
     searcher: SearcherOption = PORTFOLIO,
     budget: BudgetOption = "30s",
+    tie: TieOption = 0.1,
     seed: SeedOption = 0,
     trials: TrialsOption = None,
     hints: HintsOption = None,
@@ -114,6 +116,7 @@ def search(
         model=options,
         budget=budget,
         searchers=tuple(searcher),
+        tie=tie,
         seed=seed,
         trials=None if trials is None else Trials(top_k=trials),
     )
@@ -386,7 +389,9 @@ def strip(
 
 @app.command()
 def validate(
-    runs: Annotated[Path, typer.Argument(metavar="RUNS.json", help="Measured runs, as in docs/cost-model.md.")],
+    runs: Annotated[
+        Path, typer.Argument(metavar="RUNS.json", help="Measured runs, as docs/measured-runs.md describes them.")
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Compares the price with measured runs, group by group."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from automap.documents import read_file
 from automap.errors import ModelError, PlanError, ProblemError
 from service.run_job import ModelOptions
 
@@ -39,10 +39,20 @@ SearcherOption = Annotated[
     ),
 ]
 BudgetOption = Annotated[str, typer.Option(help="30s, 2m, or a number of evaluations.")]
+TieOption = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="Share of the error band within which plans are equally fast, and the plainest leaves; 0: the fastest.",
+    ),
+]
 SeedOption = Annotated[int, typer.Option(min=0, help="Of every random choice.")]
 TrialsOption = Annotated[
     int | None,
-    typer.Option(metavar="K", help="Run the best K plans for some steps, on the cluster local, and choose by that."),
+    typer.Option(
+        metavar="K", help="Run the best K plans for some steps, if this host is the cluster, and choose by that."
+    ),
 ]
 HintsOption = Annotated[Path | None, typer.Option(help="JSON file: what you know or insist on.")]
 DimOption = Annotated[
@@ -147,12 +157,7 @@ def read_hints(path: Path | None) -> dict[str, Any]:
     """
     if path is None:
         return {}
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError) as fault:
-        raise ProblemError(
-            f"cannot be read ({fault})", field="hints", value=str(path), repair="Name a readable JSON file."
-        ) from None
+    document = read_file(path, field="hints", error=ProblemError)
     if not isinstance(document, dict):
         raise ProblemError("not an object", field="hints", value=str(path), repair="Write a JSON object.")
     return document

@@ -31,6 +31,7 @@ from service.cli_options import (
     SeedOption,
     SyncOption,
     SyncPeriodOption,
+    TieOption,
     TrainerOption,
     TrialsOption,
     UrlOption,
@@ -112,6 +113,7 @@ def submit(
     sync_period: SyncPeriodOption = None,
     searcher: SearcherOption = PORTFOLIO,
     budget: BudgetOption = "30s",
+    tie: TieOption = 0.1,
     seed: SeedOption = 0,
     trials: TrialsOption = None,
     hints: HintsOption = None,
@@ -139,6 +141,7 @@ def submit(
             training_of(global_batch, precision, optimizer, loss, trainer, sync, sync_period),
             budget=budget,
             searchers=tuple(searcher),
+            tie=tie,
             seed=seed,
             hints=read_hints(hints),
             trials=None if trials is None else {"top_k": trials},
@@ -203,6 +206,8 @@ def _show_job(show: Any, job: Mapping[str, Any]) -> None:
 
 def _job_line(job: Mapping[str, Any]) -> str:
     request = job["request"]
+    if request is None:
+        return f"{job['id']}  {job['state']:9}  {job['problem']['detail']}"
     place = request["cluster"] if isinstance(request["cluster"], str) else request["cluster"].get("name", "")
     text = f"{job['id']}  {job['state']:9}  {request['model']['name'] or job['model_id'][:12]} on {place}"
     return text + (f"  {job['problem']['detail']}" if job["problem"] else "")

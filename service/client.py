@@ -94,6 +94,7 @@ class AutomapClient:
         *,
         budget: str | int = "30s",
         searchers: Sequence[str] = ("portfolio",),
+        tie: float = 0.1,
         seed: int = 0,
         hints: Mapping[str, Any] | None = None,
         trials: Mapping[str, Any] | None = None,
@@ -110,6 +111,7 @@ class AutomapClient:
             training: at least `global_batch`.
             budget: `30s` or a number of evaluations.
             searchers: who search, one after another, each with its share of the budget.
+            tie: share of the error band within which plans are equally fast, and the plainest leaves.
             seed: of every random choice.
             hints: see `automap.hints`.
             trials: {top_k, steps, time_limit_s}: run the best plans before one of them is chosen; None = do not.
@@ -134,6 +136,7 @@ class AutomapClient:
             "training": dict(training),
             "budget": budget,
             "searchers": list(searchers),
+            "tie": tie,
             "seed": seed,
             "hints": dict(hints or {}),
             "trials": None if trials is None else dict(trials),

@@ -70,7 +70,7 @@ def run_demo(folder: Path, *, budget: str = "25s", seed: int = 0) -> int:
                     _run_case(client, case, folder / case.name, budget=budget, seed=seed)
                 except (UserError, RemoteError, AssertionError, jsonschema.ValidationError) as fault:
                     failures += 1
-                    say(f"  FAILED   {fault}")
+                    say(line_of("FAILED", str(fault)))
     verdict = "Every plan held." if not failures else f"{failures} of 3 failed."
     say(f"\n{verdict} {time.monotonic() - began:.0f} s in all.")
     return 1 if failures else 0
@@ -81,6 +81,11 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+def line_of(label: str, text: str) -> str:
+    """A line under a model."""
+    return f"  {label:8} {text}"
+
+
 def _cases(gpt2_xl: Callable[[], bytes]) -> list[Case]:
     return [
         Case(
@@ -88,14 +93,14 @@ def _cases(gpt2_xl: Callable[[], bytes]) -> list[Case]:
             cluster="2x8xV100-16GB@25Gbit",
             training={"global_batch": 512, "optimizer": "momentum"},
             about="512 images a step: 32 a GPU, the size of the original ImageNet runs",
-            load=lambda: _light_model("resnet50"),
+            load=lambda: light_model("resnet50"),
         ),
         Case(
             name="vgg19",
             cluster="2x8xV100-16GB@25Gbit",
             training={"global_batch": 512, "optimizer": "momentum"},
             about="512 images a step, 144 M parameters behind 25 Gbit: communication decides",
-            load=lambda: _light_model("vgg19"),
+            load=lambda: light_model("vgg19"),
         ),
         Case(
             name="gpt2-xl",
@@ -124,12 +129,12 @@ def _run_case(client: AutomapClient, case: Case, folder: Path, *, budget: str, s
         client.wait(job["id"], on_progress=on_progress, every_s=0.25)
     plan = client.plan(job["id"])
     for label, text in summary(plan):
-        say(f"  {label:8} {text}")
+        say(line_of(label, text))
     path = folder / "plan.json"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(plan.to_json(), indent=1) + "\n")
     _prove(path, client.plan_schema(), data, case)
-    say(f"  {'plan':8} {path}: valid, read back, priced again to the same figure")
+    say(line_of("plan", f"{path}: valid, read back, priced again to the same figure"))
 
 
 def _prove(path: Path, schema: dict[str, Any], data: bytes, case: Case) -> None:
@@ -158,7 +163,7 @@ def _problem(data: bytes, plan: Plan, case: Case) -> Problem:
     return Problem.build(graph, parse_cluster(plan.cluster), plan.training)
 
 
-def _light_model(name: str) -> bytes:
+def light_model(name: str) -> bytes:
     """A model that ships in the onnx wheel: its graph, with weights that say only their shapes."""
     spec = importlib.util.find_spec("onnx")
     for folder in (spec and spec.submodule_search_locations) or ():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from automap.errors import ModelError
@@ -16,7 +17,7 @@ def parse_dims(texts: Sequence[str]) -> dict[str, int]:
     dims = {}
     for text in texts:
         key, _, size = text.partition("=")
-        if not key or not size.isdecimal() or int(size) < 1:
+        if not key or not re.fullmatch("[0-9]{1,10}", size) or not 1 <= int(size) < 2**31:
             raise ModelError(
                 "not a dim", field="dims", value=text, repair="Write name=size, as in batch=1 or sequence=1024."
             )
@@ -33,7 +34,7 @@ def parse_batch_dims(texts: Sequence[str]) -> dict[str, int | None]:
     dims: dict[str, int | None] = {}
     for text in texts:
         name, _, place = text.rpartition("=")
-        if not name or not (place.isdecimal() or place == "none"):
+        if not name or not re.fullmatch("[0-9]{1,2}|none", place):
             raise ModelError(
                 "not a place of the batch",
                 field="batch_dims",

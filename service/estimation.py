@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from automap.documents import read_file
 from automap.errors import ModelError, PlanError, ProblemError
 from automap.records import to_json
-from service.report import GIB, seconds, strategy
+from service.report import GIB, seconds
 from service.run_job import JobRequest, ModelOptions, build_problem, import_graph
+from service.strategy import strategy
 
 if TYPE_CHECKING:
     from automap.plan import Estimate, Plan
@@ -91,12 +92,7 @@ def read_plan(path: Path) -> Plan:
     """
     from automap.plan import Plan
 
-    try:
-        return Plan.from_json(json.loads(path.read_text()))
-    except (OSError, ValueError) as fault:
-        raise PlanError(
-            f"cannot be read ({fault})", field="plan", value=str(path), repair="Name a file of AutoMAP's plan."
-        ) from None
+    return Plan.from_json(read_file(path, field="plan", error=PlanError))
 
 
 def verify_file(data: bytes, request: JobRequest, path: Path) -> tuple[Violation, ...]:

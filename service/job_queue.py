@@ -75,13 +75,19 @@ def recover(client: redis.Redis, store: Store, max_budget_s: float) -> int:
 
     Only for a Redis whose workers are all gone (the private one): RQ's own state is dropped.
 
+    A job whose record cannot be read has failed.
+
     Returns:
         Number of jobs queued.
     """
     for key in client.scan_iter("rq:*"):
         client.delete(key)
-    jobs = store.active()
-    for job in jobs:
+    jobs = []
+    for job in store.active():
+        if job.request is None:
+            store.fail(job.id, None, job.problem or {})
+            continue
+        jobs.append(job)
         store.requeue(job.id)
         with client.pipeline() as pipe:
             enqueuer(client, time_limit_s(job.request, max_budget_s))(pipe, job.id)

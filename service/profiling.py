@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def measure_host(output: Path | None, *, time_limit_s: float, num_devices: int | None) -> Profile:
     """Measures this host and writes its cluster file to the user's data folder, and to `output` if one is named.
 
-    The residuals of every curve go to stderr.
+    The residuals of every curve go to stderr, and what was seen of a host that was not quiet.
 
     Args:
         output: a second copy; None = none.
@@ -38,4 +38,6 @@ def measure_host(output: Path | None, *, time_limit_s: float, num_devices: int |
     typer.echo(f"measured in {found.time_s:.0f} s; errors on measurements that were left out of the fit:", err=True)
     for name, rows, median, p90 in residuals(found.cluster):
         typer.echo(f"  {name:16} {rows:5.0f} measurements, median {median:6.1%}, 90th percentile {p90:6.1%}", err=True)
+    for line in found.cluster.warnings:
+        typer.echo(f"warning: {line}", err=True)
     return found

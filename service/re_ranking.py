@@ -18,7 +18,7 @@ from automap.problem import Problem
 from automap.runtime import trial as runtime
 from automap.runtime.host import memory_bytes
 from automap.runtime.launch import Limits
-from service.report import strategy
+from service.strategy import strategy
 
 OnTrial = Callable[[int, float, float | None], None]
 """(number of the trial from 0, share of its time limit that is spent, fastest measured step so far)."""

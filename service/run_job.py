@@ -6,12 +6,13 @@ are imported when a job runs, so that parsing requests stays quick.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from automap.records import from_json, to_json
+from automap.records import Range, from_json, to_json
 
 if TYPE_CHECKING:
     from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
@@ -20,17 +21,23 @@ if TYPE_CHECKING:
     from ir.graph import Graph
 
 
+DimSize = Annotated[int, Range(1, 2**31 - 1)]
+DimPlace = Annotated[int, Range(0, 63)]
+"""Of a dim in its tensor; numpy knows no tensor of more than 64."""
+Seed = Annotated[int, Range(0, 2**32 - 1)]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelOptions:
     """What the user says about a model file, beside its bytes."""
 
     name: str = ""
     """For people; empty = the graph's own."""
-    dims: Mapping[str, int] = field(default_factory=dict)
+    dims: Mapping[str, DimSize] = field(default_factory=dict)
     """Symbolic dim -> size."""
     parameters: tuple[str, ...] = ()
     """Globs over graph inputs that are parameters."""
-    batch_dims: Mapping[str, int | None] = field(default_factory=dict)
+    batch_dims: Mapping[str, DimPlace | None] = field(default_factory=dict)
     """Data input -> its batch dim; null = it has none."""
     zoo: str = ""
     """A model of `ir.zoo` in place of a file, without `zoo:`."""
@@ -40,12 +47,12 @@ class ModelOptions:
 class Trials:
     """The best plans are run on this host before one of them is chosen."""
 
-    top_k: int = 3
-    """Plans, 1..16; unlike each other, so that there may be fewer."""
-    steps: int = 5
-    """That are measured of each behind a warm-up, 1..1000."""
-    time_limit_s: float = 120.0
-    """Of each, 1..3600."""
+    top_k: Annotated[int, Range(1, 16)] = 3
+    """Plans; unlike each other, so that there may be fewer."""
+    steps: Annotated[int, Range(1, 1000)] = 5
+    """That are measured of each behind a warm-up."""
+    time_limit_s: Annotated[float, Range(1, 3600)] = 120.0
+    """Of each."""
 
     @property
     def seconds(self) -> float:
@@ -53,8 +60,9 @@ class Trials:
         return self.top_k * self.time_limit_s
 
 
-_TRIAL_BOUNDS = {"top_k": 16, "steps": 1000, "time_limit_s": 3600}
-"""Most of each; the least is 1."""
+GRACE_S = 8.0
+"""Processor time that a search may take beyond its budget. Nearly all end within a second; where nothing fits, what
+would help is looked for in `agents.repairs.WITHIN_S`; the rest is for what runs to its end."""
 SEARCH_SHARE = 0.5
 """Of the progress of a job with trials."""
 
@@ -71,7 +79,9 @@ class JobRequest:
     budget: str = "30s"
     searchers: tuple[str, ...] = ("portfolio",)
     """One after another within the budget."""
-    seed: int = 0
+    tie: Annotated[float, Range(0, 1)] = 0.1
+    """Share of the error band within which plans are equally fast, and the plainest leaves; 0 = the fastest."""
+    seed: Seed = 0
     trials: Trials | None = None
     """None = the plan is chosen by its estimate."""
 
@@ -87,7 +97,7 @@ class JobRequest:
 
 
 class Search(Protocol):
-    """The shape of `agents.search_in_turn`."""
+    """The shape of `agents.search_offer`."""
 
     def __call__(
         self,
@@ -95,6 +105,7 @@ class Search(Protocol):
         budget: Budget,
         *,
         searchers: Sequence[str],
+        tie: float,
         seed: int,
         on_progress: OnProgress,
         should_stop: ShouldStop,
@@ -166,7 +177,7 @@ def _named(options: ModelOptions, loss: str | None) -> Graph:
 
 
 def build_problem(graph: Graph, request: JobRequest) -> Problem:
-    """Checks that model, cluster, training and hints fit each other.
+    """Checks that model, cluster, training and hints, the plan of today in them too, fit each other.
 
     Raises:
         UserError: names what does not.
@@ -174,32 +185,30 @@ def build_problem(graph: Graph, request: JobRequest) -> Problem:
     from automap.cluster import parse_cluster
     from automap.problem import Problem
 
-    return Problem.build(graph, parse_cluster(request.cluster), request.training, request.hints)
+    problem = Problem.build(graph, parse_cluster(request.cluster), request.training, request.hints)
+    if problem.hints.baseline is not None:
+        from automap.price.estimate import baseline_s
+        from automap.price.evaluator import Evaluator
+
+        baseline_s(Evaluator(problem))
+    return problem
 
 
 def check_search(request: JobRequest) -> Budget:
-    """Checks budget, searchers and trials.
+    """Checks budget, searchers, tie, seed and trials.
 
     Raises:
-        ProblemError: one of them is not known or out of bounds, or they do not go together.
+        ProblemError: one of them is not known or out of range, or they do not go together.
     """
     from agents.in_turn import check_searchers
     from agents.searcher import Budget
-
-    budget = Budget.parse(request.budget)
-    check_searchers(request.searchers, budget)
-    if request.trials is not None:
-        _check_trials(request.trials)
-    return budget
-
-
-def _check_trials(trials: Trials) -> None:
     from automap.errors import ProblemError
 
-    for name, most in _TRIAL_BOUNDS.items():
-        value = getattr(trials, name)
-        if not 1 <= value <= most:
-            raise ProblemError("out of bounds", field=f"trials.{name}", value=f"{value:g}", repair=f"Give 1 to {most}.")
+    # A record too: what Python or the command line made of it may be out of range.
+    from_json(JobRequest, request.to_json(), path="", error=ProblemError)
+    budget = Budget.parse(request.budget)
+    check_searchers(request.searchers, budget)
+    return budget
 
 
 def run_job(
@@ -217,7 +226,7 @@ def run_job(
         load_graph: returns the imported model; called once the rest of the request is known to be good.
         on_progress: called a few times a second.
         should_stop: asked often; once true, the best plan so far is returned.
-        search: in place of `agents.search_in_turn`.
+        search: in place of `agents.search_offer`.
 
     Raises:
         UserError: the request, the model, or that nothing fits.
@@ -225,29 +234,47 @@ def run_job(
     budget = check_search(request)
     problem = build_problem(load_graph(), request)
     if search is None:
-        from agents import search_in_turn
+        from agents import search_offer
 
-        search = search_in_turn
+        search = search_offer
     trials, lacks = request.trials, None
     if trials is not None:
         from automap.runtime.host import lacking
 
         lacks = lacking(problem.cluster)
     share = SEARCH_SHARE if trials is not None and lacks is None else 1.0
-    result = search(
-        problem,
-        budget,
-        searchers=request.searchers,
-        seed=request.seed,
-        on_progress=lambda progress: on_progress(replace(progress, fraction=share * progress.fraction)),
-        should_stop=should_stop,
-    )
+    with _in_time(budget):
+        result = search(
+            problem,
+            budget,
+            searchers=request.searchers,
+            tie=request.tie,
+            seed=request.seed,
+            on_progress=lambda progress: on_progress(replace(progress, fraction=share * progress.fraction)),
+            should_stop=should_stop,
+        )
     if trials is None:
         return result.plan
     if lacks is not None:
-        text = f"no plan was tried: a trial {lacks}. Trials run on the cluster local, which `automap profile` measures"
+        text = f"no plan was tried: a trial {lacks}. Trials run on clusters that are this host, or a part of it"
         return replace(result.plan, warnings=(*result.plan.warnings, text))
     return _tried(problem, result, trials, request.seed, on_progress, should_stop)
+
+
+def _in_time(budget: Budget) -> contextlib.AbstractContextManager[None]:
+    """A search that has not ended by itself `GRACE_S` after its budget ends there."""
+    from automap.errors import ProblemError
+    from service.deadline import deadline
+
+    if budget.seconds is None:
+        return contextlib.nullcontext()
+    late = ProblemError(
+        f"the search did not end in {budget.seconds:g} s: the problem is too large for so little time",
+        field="budget",
+        value=str(budget),
+        repair="Give it more time, or a smaller global batch, cluster or model.",
+    )
+    return deadline(budget.seconds, GRACE_S, late)
 
 
 def _tried(

@@ -1,55 +1,65 @@
 """The bodies of REST requests and responses.
 
-pydantic lives only here: everything behind works with the records of `automap` and `service.run_job`.
+What clients send is a record and read like every other document; what they get is made by pydantic, which lives only
+here. Everything behind works with the records of `automap` and `service.run_job`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel
 
-from service.run_job import JobRequest, ModelOptions, Trials
+from agents.searcher import MAX_EVALUATIONS
+from automap.cluster import Cluster
+from automap.hints import Hints
+from automap.problem import Training
+from automap.records import DocumentOf, Length, Range
+from service.run_job import DimPlace, DimSize, JobRequest, ModelOptions, Seed, Trials
 from service.store import Job, Model, State
 
-Text = Annotated[str, StringConstraints(max_length=500)]
+Text = Annotated[str, Length(500)]
+Name = Annotated[str, Length(500, least=1)]
 
 
-class TrialsBody(BaseModel):
-    """`trials` of a job."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    top_k: int = Field(default=3, description="Plans, 1 to 16; unlike each other, so that there may be fewer.")
-    steps: int = Field(default=5, description="Measured of each, 1 to 1000.")
-    time_limit_s: float = Field(default=120.0, description="Of each, 1 to 3600.")
-
-
-class JobBody(BaseModel):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobBody:
     """`POST /v1/jobs`."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    model_id: Text = Field(default="", description="Of an uploaded model.")
-    zoo: Text = Field(default="", description="A named model in place of it, such as gpt2-xl or gpt2:seq_len=512.")
-    name: Text = Field(default="", description="Of the model, for people.")
-    dims: dict[str, int] = Field(default={}, description="Symbolic dim -> size.")
-    parameters: list[Text] = Field(default=[], description="Globs over graph inputs that are parameters.")
-    batch_dims: dict[str, int | None] = Field(default={}, description="Data input -> its batch dim; null = none.")
-    cluster: Text | dict[str, Any] = Field(description="A preset such as 4x8xA100-80GB, or a cluster document.")
-    training: dict[str, Any] = Field(description="global_batch, precision, optimizer, loss, trainer ...")
-    budget: Annotated[int, Field(ge=1)] | Text = Field(default="30s", description="30s, 2m, or evaluations.")
-    searchers: list[Text] = Field(
-        default=["portfolio"], description="One after another, each with its share of the budget; the best plan wins."
+    model_id: Annotated[Name, "Of an uploaded model."] = ""
+    zoo: Annotated[Name, "A named model in place of it, such as gpt2-xl or gpt2:seq_len=512."] = ""
+    name: Annotated[Text, "Of the model, for people."] = ""
+    dims: Annotated[Mapping[str, DimSize], "Symbolic dim -> size."] = field(default_factory=dict)
+    parameters: Annotated[tuple[Text, ...], "Globs over graph inputs that are parameters."] = ()
+    batch_dims: Annotated[Mapping[str, DimPlace | None], "Data input -> its batch dim; null = none."] = field(
+        default_factory=dict
     )
-    seed: int = Field(default=0, ge=0, lt=2**32)
-    hints: dict[str, Any] = Field(default={}, description="What you know or insist on.")
-    trials: TrialsBody | None = Field(
-        default=None, description="Run the best plans where the worker runs, on the cluster local, and choose by that."
-    )
+    cluster: Annotated[
+        Text | Annotated[Mapping[str, Any], DocumentOf(Cluster)],
+        "A preset such as 4x8xA100-80GB, or a cluster document.",
+    ]
+    training: Annotated[Mapping[str, Any], DocumentOf(Training)]
+    hints: Annotated[Mapping[str, Any], DocumentOf(Hints)] = field(default_factory=dict)
+    budget: Annotated[
+        Annotated[int, Range(1, MAX_EVALUATIONS)] | Text, "As in 30s or 2m, or a number of evaluations."
+    ] = "30s"
+    searchers: Annotated[
+        tuple[Text, ...], "One after another, each with its share of the budget; the best plan wins."
+    ] = ("portfolio",)
+    tie: Annotated[
+        float,
+        Range(0, 1),
+        "Share of the error band within which plans are equally fast, and the plainest leaves.",
+    ] = 0.1
+    seed: Seed = 0
+    trials: Annotated[
+        Trials | None, "Run the best plans where the worker runs, if that is the cluster, and choose by that."
+    ] = None
 
     def request(self) -> JobRequest:
-        """The same as a record."""
+        """The same as a record of the service."""
         return JobRequest(
             cluster=self.cluster,
             training=self.training,
@@ -57,14 +67,15 @@ class JobBody(BaseModel):
             model=ModelOptions(
                 name=self.name,
                 dims=self.dims,
-                parameters=tuple(self.parameters),
+                parameters=self.parameters,
                 batch_dims=self.batch_dims,
                 zoo=self.zoo.removeprefix("zoo:"),
             ),
             budget=str(self.budget),
-            searchers=tuple(self.searchers),
+            searchers=self.searchers,
+            tie=self.tie,
             seed=self.seed,
-            trials=None if self.trials is None else Trials(**self.trials.model_dump()),
+            trials=self.trials,
         )
 
 
@@ -88,7 +99,8 @@ class JobView(BaseModel):
     id: str
     state: State
     model_id: str
-    request: dict[str, Any]
+    request: dict[str, Any] | None
+    """Null where the record cannot be read; `problem` then says so."""
     attempt: int
     progress: dict[str, Any] | None
     problem: dict[str, Any] | None
@@ -105,7 +117,7 @@ class JobView(BaseModel):
             id=job.id,
             state=job.state,
             model_id=job.model_id,
-            request=job.request.to_json(),
+            request=None if job.request is None else job.request.to_json(),
             attempt=job.attempt,
             progress=None if job.progress is None else dict(job.progress),
             problem=None if job.problem is None else dict(job.problem),
@@ -120,6 +132,26 @@ class JobList(BaseModel):
     """The latest jobs."""
 
     jobs: list[JobView]
+
+
+class Fault(BaseModel):
+    """A problem document, RFC 9457; `field`, `value` and `repair` are there where the request can be repaired."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    field: str | None = None
+    value: str | None = None
+    message: str | None = None
+    repair: str | None = None
+
+
+class Version(BaseModel):
+    """Of the package."""
+
+    version: str
 
 
 class Health(BaseModel):

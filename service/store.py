@@ -13,13 +13,15 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast, get_args
 
 import redis
 from redis.client import Pipeline
 
+from automap.documents import read_document
 from automap.errors import UserError
+from service.problems import problem
 from service.run_job import JobRequest
 
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
@@ -66,7 +68,8 @@ class Job:
     id: str
     state: State
     model_id: str
-    request: JobRequest
+    request: JobRequest | None
+    """None where the record cannot be read, as after a change of the format; `problem` then says so."""
     attempt: int
     """Runs so far; also the fencing token of the latest."""
     progress: Mapping[str, Any] | None
@@ -320,21 +323,39 @@ def _dumps(value: object) -> str:
 
 
 def _job(job_id: str, row: list[bytes | None]) -> Job:
-    field = dict(zip(_FIELDS, row, strict=True))
+    """The record of a row. One that cannot be read has no request and says why: it must not hide the others."""
+    field = {name: (value or b"").decode(errors="replace") for name, value in zip(_FIELDS, row, strict=True)}
+    faults = []
 
-    def loaded(name: str) -> Any:
-        value = field[name]
-        return None if value is None else json.loads(value)
+    def read(name: str, parse: Callable[[str], Any], *, otherwise: Any = None) -> Any:
+        if not field[name]:
+            return otherwise
+        try:
+            return parse(field[name])
+        except (ValueError, UserError) as fault:
+            faults.append(f"{name}: {fault}")
+            return otherwise
 
-    return Job(
+    request = read("request", lambda text: JobRequest.from_json(read_document(text)))
+    found = Job(
         id=job_id,
-        state=cast("State", (field["state"] or b"").decode()),
-        model_id=(field["model_id"] or b"").decode(),
-        request=JobRequest.from_json(loaded("request")),
-        attempt=int(field["attempt"] or 0),
-        progress=loaded("progress"),
-        problem=loaded("problem"),
-        created_at=float(field["created_at"] or 0),
-        started_at=loaded("started_at"),
-        finished_at=loaded("finished_at"),
+        state=read("state", _state, otherwise="failed"),
+        model_id=field["model_id"],
+        request=request,
+        attempt=read("attempt", int, otherwise=0),
+        progress=read("progress", read_document),
+        problem=read("problem", read_document),
+        created_at=read("created_at", read_document, otherwise=0.0),
+        started_at=read("started_at", read_document),
+        finished_at=read("finished_at", read_document),
     )
+    if request is not None and not faults:
+        return found
+    detail = "; ".join(faults) or "request: missing"
+    return replace(found, request=None, problem=problem(500, "The stored record cannot be read", detail))
+
+
+def _state(text: str) -> State:
+    if text not in get_args(State):
+        raise ValueError(f"no state: {text!r}")
+    return cast("State", text)

@@ -160,12 +160,16 @@ def run(job_id: str, client: redis.Redis, *, search: Any = None) -> None:
     Args:
         job_id: of a queued job.
         client: the service's Redis.
-        search: in place of `agents.search_in_turn`.
+        search: in place of `agents.search_offer`.
     """
     store = Store(client)
     token = store.begin(job_id)
     job = store.job(job_id)
     if token is None or job is None:
+        return
+    request = job.request
+    if request is None:
+        store.fail(job_id, token, job.problem or {})
         return
     counts = _paced(lambda: store.check(job_id, token))
     written = -_PACE_S
@@ -180,8 +184,8 @@ def run(job_id: str, client: redis.Redis, *, search: Any = None) -> None:
     try:
         try:
             plan = run_job(
-                job.request,
-                lambda: graphs.load(store, job.model_id, job.request),
+                request,
+                lambda: graphs.load(store, job.model_id, request),
                 on_progress=on_progress,
                 should_stop=lambda: not counts(),
                 search=search,

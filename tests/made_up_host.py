@@ -29,6 +29,10 @@ def two_ranks():
         "adam_s_per_element": 5e-9,
         "loss": [1e6, 1e6, 1e-3],
         "backward_ratio": 0.8,
-        "steps": [0.01, 0.03, 0.02, 0.04, 0.05, *[None] * 12],
+        "host": {"cores": 2, "passed_s": 60.0, "own_s": 55.0, "busy_s": 111.0, "stolen_s": 0.0},
+        "computed_s": 50.0,
+        "worked_s": 49.8,
+        "spreads": [0.02, 0.05, 0.1],
+        "steps": [0.01, 0.03, 0.02, 0.04, 0.05, *[None] * 13],
     }  # fmt: skip
     return [rank, rank]

@@ -82,6 +82,13 @@ def expert(name, model, devices, *, batch=8, steps=False, batch_norm="synchroniz
     return Case(f"{model}, {name}", problem, plan, steps, parts=parts)
 
 
+def idle(case, devices):
+    """The plan of a case on a cluster with more devices, the last ones idle."""
+    problem = replace(case.problem, cluster=problem_of("gpt", devices).cluster)
+    plan = replace(case.plan, cluster=problem.cluster.to_json())
+    return replace(case, name=f"{case.name}, of {devices}", problem=problem, plan=plan)
+
+
 def spatial(name, model, devices, *, batch=8, batch_norm):
     """A plan that splits samples over dp and rows of pixels over tp, wherever that is possible."""
     problem = problem_of(model, devices, batch, batch_norm)

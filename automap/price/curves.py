@@ -7,16 +7,13 @@ rates. Knows no plan. Units: seconds, bytes, FLOP/s.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
-from importlib import resources
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from automap.cluster import Cluster, Device
-from automap.fitted import AttentionCurve, GemmCurve
+from automap.cluster import GENERAL, Cluster, Device
+from automap.fitted import AttentionCurve, GemmCurve, fitted, published_curves
 from automap.price.attention import A_COUNT
 from automap.price.gemm import CACHE_SHARE, G_COUNT
 from automap.records import from_json
@@ -25,15 +22,6 @@ Floats = npt.NDArray[np.float64]
 
 FITTED_AS = {"fp16": "bf16", "bf16": "bf16", "tf32": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp8"}
 """Precision -> the measured one whose kernels it runs; fp32 has none."""
-
-
-@functools.cache
-def fitted(name: str) -> Mapping[str, Any]:
-    """A file of `automap/data/fitted`."""
-    document: Mapping[str, Any] = json.loads(
-        resources.files("automap").joinpath("data", "fitted", f"{name}.json").read_text()
-    )
-    return document
 
 
 def shared(name: str) -> float:
@@ -50,14 +38,14 @@ def constant(name: str, cluster: Cluster) -> float:
 @functools.cache
 def _published(kind: str) -> Mapping[str, GemmCurve]:
     """Curves of products of a kind of device that has a data file, by precision."""
-    curves = fitted("gemm")["curves"][kind]
-    return {name: from_json(GemmCurve, curve, path=f"gemm.{kind}.{name}") for name, curve in curves.items()}
+    found = published_curves("gemm")[kind]
+    return {name: from_json(GemmCurve, curve, path=f"gemm.{kind}.{name}") for name, curve in found.items()}
 
 
 @functools.cache
 def _published_attention(kind: str) -> AttentionCurve:
     """The curve of fused attention on a kind of device; those without one have that of the kind that came before."""
-    curves = fitted("attention")["curves"]
+    curves = published_curves("attention")
     kind = kind if kind in curves else "A100"
     return from_json(AttentionCurve, curves[kind], path=f"attention.{kind}")
 
@@ -136,7 +124,7 @@ def attention_curve(device: Device, *, rate: float, portable: bool) -> Floats:
     vector = np.array(
         [
             found.floor_us * 1e-6,
-            device.peak_TFLOPs.get("bf16", device.peak_TFLOPs.get("fp16", device.peak_TFLOPs["fp32"]))
+            next(device.peak_TFLOPs[precision] for precision in GENERAL if precision in device.peak_TFLOPs)
             * 1e12
             * found.compute_efficiency
             * device.sustained_clock

@@ -6,16 +6,20 @@ No cost is computed here: the figures are those of the compiled Evaluator. Units
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from automap.fitted import COLLECTIVES
+from automap.cluster import Device
+from automap.errors import PlanError
+from automap.fitted import COLLECTIVES, fitted
 from automap.measured_blocks import device_seconds
 from automap.order import A_RANK, words
-from automap.plan import DeviceMemory, Estimate, Plan, format_devices
+from automap.plan import DeviceMemory, Estimate, Plan, format_devices, parse_devices
 from automap.price.attention import A_FLOPS, A_HEAD, REFERENCE_HEAD
 from automap.price.choice import Choice
 from automap.price.combine import (
@@ -34,15 +38,17 @@ from automap.price.combine import (
     R_STATE,
     R_SYNC,
 )
-from automap.price.curves import attention_curve, fitted, gemm_curve, is_measured, shared
+from automap.price.curves import attention_curve, gemm_curve, is_measured, shared
 from automap.price.evaluator import Evaluator, Outcome
 from automap.price.gemm import G_FLOPS
 from automap.price.sync import evaluate_plan
 from automap.price.why import reasons
-from automap.problem import Problem
+from automap.problem import Problem, Trainer
 from automap.translate import to_choice
 from ir.graph import Graph
 
+EXAMPLE_MODEL = re.compile(r"gpt:(?:(?:layers|hidden|heads|seq_len|vocab_size)=\d+,?)+")
+"""Models that `examples/train_gpt.py` builds, by the name that the zoo gives them."""
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 """Kinds whose kernels nobody measured by themselves."""
 
@@ -63,6 +69,22 @@ def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None, *, w
     choice = to_choice(plan, evaluator)
     estimate = _estimate(choice, evaluator, evaluate_plan(plan, choice, evaluator))
     return replace(estimate, timeline=timeline(choice, evaluator)) if with_timeline else estimate
+
+
+def baseline_s(evaluator: Evaluator) -> float | None:
+    """Step time of the plan that the user runs today (`hints.baseline`), or None without one.
+
+    Raises:
+        PlanError: the baseline is malformed, illegal, or for another model.
+    """
+    document = evaluator.problem.hints.baseline
+    if document is None:
+        return None
+    try:
+        return price(evaluator.problem, Plan.from_json(dict(document)), evaluator).step_time_s
+    except PlanError as fault:
+        field = "hints.baseline" + fault.field.removeprefix("plan")
+        raise PlanError(fault.message, field=field, value=fault.value, repair=fault.repair) from None
 
 
 def timeline(choice: Choice, evaluator: Evaluator) -> tuple[tuple[tuple[str, float, float], ...], ...]:
@@ -94,9 +116,9 @@ def _estimate(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> Estimat
     if outcome.averaging is not None:
         exposed["averaging"] = outcome.averaging.shown_s[slowest]
     batch = problem.training.global_batch
-    devices = problem.cluster.num_devices
+    used = {device for stage in choice.layout.stages for device in stage.devices}
     flops = sum(op.forward_flops.at(1) + op.backward_flops.at(1) for op in problem.graph.operators) * batch
-    peak = sum(problem.cluster.device(d).flops(problem.precision) for d in range(devices))
+    peak = sum(problem.cluster.device(d).flops(problem.precision) for d in used)
     tokens = sequence_length(problem.graph)
     band = error_band(problem)
     memory = tuple(
@@ -116,7 +138,7 @@ def _estimate(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> Estimat
         step_time_s=step,
         error_band_s=(step * (1.0 - band), step * (1.0 + band)),
         samples_per_s=batch / step,
-        tokens_per_s_per_device=None if tokens is None else batch * tokens / step / devices,
+        tokens_per_s_per_device=None if tokens is None else batch * tokens / step / len(used),
         mfu=flops / (step * peak),
         memory_bytes=memory,
         breakdown_s={
@@ -165,15 +187,22 @@ def _convolved(graph: Graph) -> float:
     return convolved / max(1.0, sum(amount for _, amount in flops))
 
 
+def _attention_rate(device: Device, trainer: Trainer) -> float:
+    curve = attention_curve(device, rate=trainer.attention_rate, portable=trainer.portable_attention)
+    # Larger heads than the one at which the rate is stated are cheaper an element.
+    return float(curve[A_FLOPS] * (REFERENCE_HEAD + curve[A_HEAD]) / REFERENCE_HEAD)
+
+
 def lower_bound_s(problem: Problem) -> float:
     """No plan is faster: all measured seconds, all other FLOPs at the rates of the largest kernels, and the host's time
     of a step."""
     graph, trainer, devices = problem.graph, problem.trainer, problem.cluster.num_devices
-    kinds = [problem.cluster.device(d) for d in range(devices)]
-    product_rate = sum(float(gemm_curve(kind, problem.precision)[G_FLOPS]) for kind in kinds)
-    curves = [attention_curve(kind, rate=trainer.attention_rate, portable=trainer.portable_attention) for kind in kinds]
-    # Larger heads than the one at which the rate is stated are cheaper an element.
-    attention_rate = sum(float(c[A_FLOPS] * (REFERENCE_HEAD + c[A_HEAD]) / REFERENCE_HEAD) for c in curves)
+    kinds = problem.cluster.devices
+    names = [host.device for host in problem.cluster.hosts for _ in range(host.num_devices)]
+    product = {name: float(gemm_curve(kinds[name], problem.precision)[G_FLOPS]) for name in {*names}}
+    product_rate = sum(product[name] for name in names)
+    attention = {name: _attention_rate(kinds[name], trainer) for name in {*names}}
+    attention_rate = sum(attention[name] for name in names)
     fused = {i for group in graph.fused if group.kind == "attention" for i in group.members}
     least: dict[str, float] = {}
     for index, op in enumerate(graph.operators):
@@ -186,8 +215,8 @@ def lower_bound_s(problem: Problem) -> float:
         else:
             least[op.name] = flops / product_rate
     total = sum(least.values())
-    for seconds, names in device_seconds(graph, problem.hints):
-        total += min(0.0, seconds / devices - sum(least[name] for name in names))
+    for seconds, inside in device_seconds(graph, problem.hints):
+        total += min(0.0, seconds / devices - sum(least[name] for name in inside))
     return problem.training.global_batch * total + trainer.step_overhead_ms * 1e-3
 
 
@@ -206,16 +235,22 @@ def annotate(plan: Plan, choice: Choice, evaluator: Evaluator) -> Plan:
     return replace(
         plan,
         estimate=_estimate(choice, evaluator, outcome),
-        launch=launch_line(evaluator.problem),
+        launch=launch_line(plan, evaluator.problem),
         why=reasons(choice.views[outcome.view], evaluator, outcome),
     )
 
 
-def launch_line(problem: Problem) -> str:
-    """How to start one process a device."""
-    hosts = problem.cluster.hosts
-    per_host = max(host.num_devices for host in hosts)
+def launch_line(plan: Plan, problem: Problem) -> str:
+    """How to start one process a device: for a decoder of the zoo the example, else a script of the user's own."""
+    cluster = problem.cluster
+    devices = {device for stage in plan.stages for device in parse_devices(stage.devices)}
+    counts = Counter(int(cluster.node_of[device]) for device in devices)
     where = (
-        "--standalone" if len(hosts) == 1 else f"--nnodes={len(hosts)} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
+        "--standalone" if len(counts) == 1 else f"--nnodes={len(counts)} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
     )
-    return f"torchrun {where} --nproc-per-node={per_host} TRAIN.py --plan plan.json"
+    # Each host then starts a process for each of its own devices.
+    each = str(next(iter(counts.values()))) if len(set(counts.values())) == 1 else "auto"
+    start = f"torchrun {where} --nproc-per-node={each}"
+    if EXAMPLE_MODEL.fullmatch(plan.model.name):
+        return f"{start} examples/train_gpt.py plan.json checkpoint 100"
+    return f"{start} YOUR_TRAINING.py  # calls automap.runtime.trainer.parallelize, see docs/training.md"

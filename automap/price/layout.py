@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from automap.cluster import Cluster, Device, GroupLink, group_link
+from automap.cluster import Cluster, Device
 from automap.fitted import COLLECTIVES, CollectiveCurve
+from automap.group_links import GroupLink, group_link
 from automap.price.attention import A_COUNT, A_FLOPS
 from automap.price.communication import (
     KIND_COUNT,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from automap.cluster import group_link
 from automap.fitted import COLLECTIVES
+from automap.group_links import group_link
 from automap.price.attention import A_FLOPS
 from automap.price.choice import Choice, Segment
 from automap.price.combine import (

@@ -9,11 +9,33 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from automap.errors import PlanError
 from automap.plan import Plan, Stage, parse_devices
+
+
+def meet(folder: Path, rank: int, num_ranks: int, device: torch.device, *, limit_s: float) -> None:
+    """Joins the processes of one launch, over NCCL on GPUs and over gloo on CPUs; they meet in a file, not at a port.
+
+    Args:
+        folder: of the launch, see `automap.runtime.launch`.
+        rank: of this process.
+        num_ranks: of the launch.
+        device: of this process.
+        limit_s: seconds that a process waits for another in any collective.
+    """
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=f"file://{folder / 'store'}",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timedelta(seconds=limit_s),
+    )
 
 
 class Groups:

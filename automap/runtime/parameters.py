@@ -138,19 +138,21 @@ class _Flat:
 
 
 class _Use(torch.autograd.Function):
-    """The flat vector for one micro-batch; backward its gradient is scattered."""
+    """The parameters in a flat vector for one micro-batch; backward their gradients are joined once and scattered."""
 
     @staticmethod
-    def forward(ctx: Any, piece: Tensor, flat: _Flat) -> Tensor:
+    def forward(ctx: Any, piece: Tensor, flat: _Flat, vector: Tensor) -> tuple[Tensor, ...]:
         ctx.flat = flat
-        return flat.gather(piece) if flat.zero == 3 else flat.whole.detach()  # type: ignore[union-attr]
+        ctx.set_materialize_grads(False)
+        return tuple(flat.views(vector).values())
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         flat: _Flat = ctx.flat
         flat.gathered = None
+        like = next(gradient for gradient in gradients if gradient is not None)
         with direction("backward"):
-            return flat.scatter(gradients[0]), None
+            return flat.scatter(flat.flatten(gradients, like)), None, None
 
 
 @dataclass(frozen=True)
@@ -259,25 +261,31 @@ class Parameters:
         return flat
 
     def read(self, name: str, env: MutableMapping[object, Tensor], unit: int) -> Tensor:
-        """The local part of a parameter, connected to its leaf; `env` keeps flat vectors that a unit uses."""
+        """The local part of a parameter, connected to its leaf; `env` keeps what of a flat vector a unit uses."""
         flat = self.home[name]
         if flat.zero < 2:
             return flat.leaves[name]
-        key = ("parameters", id(flat), unit)
-        if key not in env:
-            vector: Tensor = _Use.apply(flat.piece, flat)  # type: ignore[no-untyped-call]
-            env[key], flat.in_use = vector, weakref.ref(vector)
-        return flat.views(env[key])[name]
+        kept, *_ = self.flat_keys(name, unit)
+        if kept not in env:
+            assert flat.piece is not None
+            with torch.no_grad():
+                vector = flat.gather(flat.piece) if flat.zero == 3 else flat.whole
+            assert vector is not None
+            env[kept], flat.in_use = vector, weakref.ref(vector)
+            views: tuple[Tensor, ...] = _Use.apply(flat.piece, flat, vector)  # type: ignore[no-untyped-call]
+            env.update(((*kept, one), view) for one, view in zip(flat.names, views, strict=True))
+        return env[*kept, name]
 
     def used(self) -> list[Tensor]:
         """What `read` connects to, but for what is gathered anew for each micro-batch (ZeRO 3)."""
         kept = [flat for flat in self.flats if flat.zero < 3]
         return [t for flat in kept for t in (flat.leaves.values() or [flat.piece]) if t is not None]
 
-    def flat_key(self, name: str, unit: int) -> object:
-        """Under which key `read` keeps the vector of a parameter; None where there is none."""
+    def flat_keys(self, name: str, unit: int) -> tuple[tuple[object, ...], ...]:
+        """Under which keys `read` keeps the vector of a parameter and its part of it; none where there is no vector."""
         flat = self.home[name]
-        return ("parameters", id(flat), unit) if flat.zero >= 2 else None
+        kept = ("parameters", id(flat), unit)
+        return (kept, (*kept, name)) if flat.zero >= 2 else ()
 
     def saving(self) -> contextlib.AbstractContextManager[object]:
         """While open, vectors of ZeRO 3 are not kept for the backward pass, which gathers them again."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,9 +25,10 @@ from automap.price.estimate import price
 from automap.price.evaluator import Evaluator
 from automap.price.tables import Tables
 from automap.problem import Problem
-from automap.runtime.host import gpus
+from automap.runtime.host import as_name, gpus
 from automap.runtime.launch import Limits, OutcomeKind, launch
 from automap.runtime.profiler_fit import Floats, fit_attention, fit_collective, fit_gemm, fit_linear
+from automap.runtime.quiet import conditions
 from ir import zoo
 
 RANK = "automap.runtime.profiler_rank:run_rank"
@@ -38,29 +38,29 @@ STARTING_S, FITTING_S = 30.0, 10.0
 LEAST_MEASURE_S = 1.0
 ELEMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
 STEP_MODEL = "gpt:layers={},hidden={},heads=4,seq_len={},vocab_size=256"
-STEPS = {
+Sizes = tuple[int, int, int, int]
+STEPS: dict[str, tuple[tuple[Sizes, int], ...]] = {
     "cpu": (
-        ((1, 16, 8), 1), ((4, 16, 8), 1), ((1, 128, 64), 2), ((1, 16, 8), 4), ((2, 64, 128), 1), ((4, 16, 8), 4),
-        ((2, 128, 128), 1), ((2, 256, 64), 1), ((1, 256, 128), 2),
+        ((1, 16, 8, 2), 1), ((4, 16, 8, 2), 1), ((1, 128, 64, 2), 2), ((1, 256, 128, 8), 1), ((1, 16, 8, 2), 4),
+        ((2, 64, 128, 2), 1), ((4, 16, 8, 2), 4), ((2, 128, 128, 8), 1), ((2, 256, 64, 2), 1), ((1, 256, 128, 2), 2),
     ),
     "cuda": (
-        ((1, 16, 8), 1), ((4, 16, 8), 1), ((2, 1024, 2048), 2), ((1, 16, 8), 4), ((2, 2048, 1024), 1), ((4, 16, 8), 4),
-        ((2, 1024, 1024), 4), ((2, 512, 2048), 2), ((1, 2048, 2048), 2),
+        ((1, 16, 8, 2), 1), ((4, 16, 8, 2), 1), ((2, 1024, 2048, 2), 2), ((1, 16, 8, 2), 4), ((2, 2048, 1024, 2), 1),
+        ((4, 16, 8, 2), 4), ((2, 1024, 1024, 2), 4), ((2, 512, 2048, 2), 2), ((1, 2048, 2048, 2), 2),
     ),
 }  # fmt: skip
-"""Kind of device -> ((layers, width, positions), micro-batches) of the steps that are timed, the most telling first."""
-TOGETHER: dict[str, tuple[tuple[tuple[int, int, int], int, dict[str, int]], ...]] = {
+"""Kind of device -> ((layers, width, positions, samples of a micro-batch), micro-batches) of the steps that are timed,
+the most telling first. On a CPU some have activations that caches hold, and some of a few MB, as models have."""
+TOGETHER: dict[str, tuple[tuple[Sizes, int, dict[str, int]], ...]] = {
     "cpu": (
-        ((2, 16, 8), 4, {"tp": 2}), ((2, 16, 8), 4, {"pp": 2}), ((1, 256, 128), 1, {"zero": 3}),
-        ((2, 64, 64), 2, {"tp": 2}), ((1, 256, 128), 1, {"tp": 2}), ((2, 64, 64), 4, {"pp": 2}),
-        ((1, 256, 128), 1, {}), ((2, 16, 8), 4, {"zero": 3}),
+        ((2, 16, 8, 2), 4, {"tp": 2}), ((2, 16, 8, 2), 4, {"pp": 2}), ((1, 256, 128, 2), 1, {"zero": 3}),
+        ((2, 64, 64, 2), 2, {"tp": 2}), ((1, 256, 128, 8), 1, {"tp": 2}), ((2, 64, 64, 2), 4, {"pp": 2}),
+        ((1, 256, 128, 16), 1, {}), ((2, 16, 8, 2), 4, {"zero": 3}),
     ),
     "cuda": (),
 }  # fmt: skip
 """Likewise of two devices, with the degrees of the plan (`automap.hand_made.Strategy`); the rest of them share the
 batch."""
-SAMPLES = 2
-"""Of a micro-batch."""
 AMOUNTS = {"host_us_per_operator": 20.0, "micro_batch_ms": 0.5, "step_overhead_ms": 1.0, "memory": 1.0}
 """What those steps tell, in sizes that are usual: constants, and the inverse of `memory_efficiency`."""
 AMOUNTS_TOGETHER = {"latency_us": 100.0, "slowdown": 0.5, "send_host_ms": 0.2}
@@ -155,14 +155,15 @@ def step_plans(kind: str) -> list[Run]:
     return alone + [_run(kind, sizes, count, 2, degrees) for sizes, count, degrees in TOGETHER[kind]]
 
 
-def _run(kind: str, sizes: tuple[int, int, int], count: int, num_devices: int, degrees: Mapping[str, Any]) -> Run:
-    spec = STEP_MODEL.format(*sizes)
+def _run(kind: str, sizes: Sizes, count: int, num_devices: int, degrees: Mapping[str, Any]) -> Run:
+    *shape, samples = sizes
+    spec = STEP_MODEL.format(*shape)
     precision = "bf16" if kind == "cuda" else "fp32"
-    training = {"global_batch": SAMPLES * count, "precision": precision, "trainer": "automap"}
+    training = {"global_batch": samples * count, "precision": precision, "trainer": "automap"}
     problem = Problem.build(zoo.build(spec), parse_cluster(f"{num_devices}xcpu"), training)
     evaluator = Evaluator(problem)
     replicas = num_devices // (degrees.get("tp", 1) * degrees.get("pp", 1))
-    strategy = Strategy(micro_batch=SAMPLES // replicas, **degrees)
+    strategy = Strategy(micro_batch=samples // replicas, **degrees)
     plan = to_plan(hand_made(evaluator, strategy), evaluator)
     return Run(model=spec, problem=problem, plan=plan, num_devices=num_devices, tables=evaluator.tables)
 
@@ -205,7 +206,7 @@ def build_cluster(kind: str, results: Sequence[Mapping[str, Any]], runs: Sequenc
     computed = COMPUTED if kind == "cpu" else {"elementwise_traffic": COMPUTED["elementwise_traffic"]}
     link = _link(kind, results, source)
     device = Device(
-        name=re.sub(r"[^\w.-]+", "-", str(about["name"])).strip("-"),
+        name=as_name(str(about["name"])),
         peak_TFLOPs={p: _rounded(peak / 1e12) for p, peak in peaks.items()},
         hbm_bandwidth_GBps=_rounded(stream / 1e9),
         memory_GiB=_rounded(min(float(result["device"]["memory_bytes"]) for result in results) / GIB),
@@ -221,6 +222,7 @@ def build_cluster(kind: str, results: Sequence[Mapping[str, Any]], runs: Sequenc
     )
     constants = Constants(
         **computed,
+        conditions=conditions(results),
         host_backward=_rounded(_median(results, "backward_ratio")),
         reserved_GiB=_rounded(about["reserved_bytes"] / GIB),
     )
@@ -234,7 +236,9 @@ def build_cluster(kind: str, results: Sequence[Mapping[str, Any]], runs: Sequenc
         links={link.name: link, between.name: between},
         constants=constants,
     )
-    return _with_steps(cluster, results, runs, source)
+    found = _with_steps(cluster, results, runs, source)
+    # What could not be read again is no measurement: read now, it says which figure is out of its range.
+    return parse_cluster(found.to_json())
 
 
 def _rounded(value: float) -> float:

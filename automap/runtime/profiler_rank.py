@@ -1,16 +1,16 @@
 """What one rank of a profile does: times kernels, collectives and the runtime itself, and reports rows of seconds.
 
-All ranks measure at the same time, as they will compute at the same time. Each section has a share of the time and
-leaves out what it has no time for. Nothing is fitted here. Units: seconds, bytes, elements.
+All ranks measure at the same time, kernel by kernel, as they will compute at the same time. Each section has a share of
+the time and leaves out what it has no time for. Nothing is fitted here. Units: seconds, bytes, elements.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,12 @@ from automap.fitted import COLLECTIVES
 from automap.plan import Plan
 from automap.problem import Problem
 from automap.runtime.convert import all_gather, all_reduce, all_to_all, reduce_scatter
-from automap.runtime.groups import Axis
+from automap.runtime.groups import Axis, meet
+from automap.runtime.host import processor
 from automap.runtime.interpreter import apply, run
 from automap.runtime.layout import Step
 from automap.runtime.optimizer import Optimizer
+from automap.runtime.quiet import Meter
 from automap.runtime.runner import DTYPES, Runner
 from automap.runtime.synthetic import RandomData, RandomValues
 from ir import zoo
@@ -51,7 +53,8 @@ LEAST_REPEATS, TOGETHER_REPEATS, TOGETHER_S = 3, 25, 0.4
 """Of what ranks do together: at least, at most, and after how long no more of them."""
 SPLIT_ROWS = 4
 """Of what collectives move, split along its second dim as activations are."""
-ADAM_ELEMENTS = 1 << 20
+ADAM_ELEMENTS = 1 << 22
+"""More than caches hold with gradients and moments, as of a model."""
 
 Row = list[float]
 
@@ -67,24 +70,19 @@ def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any
             plan, its devices: one or two]], those of one first}.
 
     Returns:
-        Section -> its rows; `device` -> what the device says of itself.
+        Section -> its rows; `device` -> what the device says of itself; what `quiet.conditions` takes.
     """
     torch.set_num_threads(1)
     device = torch.device(argument["device"], rank) if argument["device"] == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        init_method=f"file://{folder / 'store'}",
-        rank=rank,
-        world_size=num_ranks,
-        timeout=timedelta(seconds=argument["time_s"]),
-    )
+    meet(folder, rank, num_ranks, device, limit_s=argument["time_s"])
     dist.barrier()
     about = describe(device, num_ranks)
     measure_s = float(argument["measure_s"])
-    clock = Clock(device)
-    flops = _peak_flops(clock)
+    clock, meter = Clock(device), Meter()
+    # All ranks time the same kernels.
+    flops = -clock.slowest(-_peak_flops(clock))
     sections: dict[str, Callable[[float], Any]] = {
         "stream": lambda until: _stream(clock),
         "gemm": lambda until: _gemms(clock, flops, until),
@@ -101,14 +99,23 @@ def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any
         found["seconds"][name] = time.monotonic() - begun
     found["loss"] = _loss(clock)
     found["backward_ratio"] = _backward_ratio(clock)
-    return found
+    quiet = {"host": meter.read(), "worked_s": clock.worked_s, "computed_s": clock.passed_s, "spreads": clock.spreads}
+    return found | quiet
 
 
 class Clock:
-    """Times what runs on one device."""
+    """Times what runs on one device.
+
+    Attributes:
+        passed_s: in which this process had nothing to do but compute.
+        worked_s: of that, what its core worked for it.
+        spreads: of each kernel, how far its repeats were apart, over their median.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.passed_s = self.worked_s = 0.0
+        self.spreads: list[float] = []
 
     def synchronise(self) -> None:
         """Waits for the device."""
@@ -116,7 +123,7 @@ class Clock:
             torch.cuda.synchronize(self.device)
 
     def kernel(self, launch: Callable[[], object], *, with_host: bool = False) -> float:
-        """Seconds of one kernel among many of its kind, the least of some repeats.
+        """Seconds of one kernel among many of its kind, the median of some repeats.
 
         Args:
             launch: starts it, on tensors that are there.
@@ -133,18 +140,29 @@ class Clock:
                 for _ in range(count):
                     launch()
             graph.replay()
-            return min(self.repeated(graph.replay, 1) for _ in range(REPEATS)) / count
-        return min(self.repeated(launch, count) for _ in range(REPEATS))
+            return self.median(graph.replay, 1) / count
+        return self.median(launch, count)
+
+    def median(self, launch: Callable[[], object], count: int) -> float:
+        """Seconds of one of `count` runs, in the median of some repeats."""
+        times = [self.repeated(launch, count) for _ in range(REPEATS)]
+        typical = statistics.median(times)
+        self.spreads.append((max(times) - min(times)) / typical)
+        return typical
 
     def repeated(self, launch: Callable[[], object], count: int) -> float:
         """Seconds of one of `count` runs, one after the other; on a CPU those that its core worked on them."""
-        now = time.perf_counter if self.device.type == "cuda" else time.thread_time
         self.synchronise()
-        start = now()
+        start, worked = time.perf_counter(), time.thread_time()
         for _ in range(count):
             launch()
         self.synchronise()
-        return (now() - start) / count
+        passed, worked = time.perf_counter() - start, time.thread_time() - worked
+        self.passed_s += passed
+        if self.device.type == "cuda":
+            worked = passed
+        self.worked_s += worked
+        return worked / count
 
     def together(self, run: Callable[[], object], group: dist.ProcessGroup | None = None) -> float:
         """Seconds of what all ranks of a group do together: those of the slowest."""
@@ -155,12 +173,16 @@ class Clock:
         self.synchronise()
         return self.slowest(time.perf_counter() - start, group)
 
-    def least_together(self, run: Callable[[], object], group: dist.ProcessGroup | None = None) -> float:
-        """The least of some repeats: whatever else the host does, or a rank that is late, only adds."""
+    def median_together(self, run: Callable[[], object], group: dist.ProcessGroup | None = None) -> float:
+        """The median of some repeats."""
         times = [self.together(run, group) for _ in range(LEAST_REPEATS)]
         while len(times) < TOGETHER_REPEATS and sum(times) < TOGETHER_S:
             times.append(self.together(run, group))
-        return min(times)
+        return statistics.median(times)
+
+    def is_late(self, until: float) -> bool:
+        """Whether a time is over, by the clock of `time.monotonic`, on any rank; all begin anew together."""
+        return self.slowest(time.monotonic() - until) > 0.0
 
     def slowest(self, seconds: float, group: dist.ProcessGroup | None = None) -> float:
         """The largest over the ranks."""
@@ -182,18 +204,12 @@ def describe(device: torch.device, num_ranks: int) -> dict[str, Any]:
             "cache_bytes": about.L2_cache_size,
         }
     return {
-        "name": _processor_name(),
+        "name": processor(),
         "memory_bytes": _free_bytes() // num_ranks,
         "reserved_bytes": 0,
         "num_multiprocessors": 1,
         "cache_bytes": _cache_bytes(),
     }
-
-
-def _processor_name() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
 
 
 def _cache_bytes() -> int:
@@ -236,7 +252,7 @@ def _gemms(clock: Clock, flops: float, until: float) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {p: [] for p in _precisions(clock.device)}
     random = np.random.default_rng(0)
     for number in range(GEMM_ROWS):
-        if number >= LEAST_ROWS and time.monotonic() > until:
+        if clock.is_late(until) and number >= LEAST_ROWS:
             break
         batch = int(random.choice((4, 16, 48))) if number % 4 == 3 else 1
         m, n, k = (int(size) for size in random.choice(GEMM_SIZES, size=3))
@@ -261,7 +277,7 @@ def _attentions(clock: Clock, flops: float, until: float) -> list[Row]:
     shapes = list(itertools.product((4, 16, 64), (128, 256, 512, 1024, 2048, 4096), (32, 64, 128)))
     for number in np.random.default_rng(0).permutation(len(shapes)):
         heads, positions, size = shapes[number]
-        is_late = len(found) >= LEAST_ROWS and time.monotonic() > until
+        is_late = clock.is_late(until) and len(found) >= LEAST_ROWS
         if is_late or 14.0 * heads * positions**2 * size > MOST_S * flops:
             continue
         how: dict[str, Any] = {"dtype": dtype, "device": clock.device, "requires_grad": True}
@@ -320,8 +336,7 @@ def _steps(plans: Sequence[Any], clock: Clock, num_ranks: int, until: float) -> 
     found: list[float | None] = []
     for number, (spec, document, num_devices) in enumerate(plans):
         is_alone = num_devices == 1
-        late = time.monotonic() - until
-        if num_devices > num_ranks or (number >= LEAST_STEPS and (late if is_alone else clock.slowest(late)) > 0.0):
+        if num_devices > num_ranks or (clock.is_late(until) and number >= LEAST_STEPS):
             found.append(None)
             continue
         plan = Plan.from_json(document)
@@ -330,9 +345,10 @@ def _steps(plans: Sequence[Any], clock: Clock, num_ranks: int, until: float) -> 
         for _ in range(2):
             runner.step()
         if is_alone:
-            found.append(min(clock.repeated(runner.step, 1) for _ in range(REPEATS)))
+            dist.barrier()
+            found.append(clock.median(runner.step, 1))
         else:
-            found.append(clock.least_together(runner.step))
+            found.append(clock.median_together(runner.step))
     return found
 
 
@@ -348,7 +364,8 @@ def _adam(clock: Clock) -> float:
 
     for _ in range(2):
         step()
-    return min(clock.repeated(step, 1) for _ in range(REPEATS)) / ADAM_ELEMENTS
+    dist.barrier()
+    return clock.median(step, 1) / ADAM_ELEMENTS
 
 
 def group_sizes(num_ranks: int) -> list[int]:
@@ -370,7 +387,7 @@ def _collectives(clock: Clock, num_ranks: int, until: float) -> dict[str, list[R
                 groups[size] = (group, first)
     for number, data in enumerate(COLLECTIVE_BYTES):
         for size in sizes:
-            if clock.slowest(time.monotonic() - until) > 0.0 and number > 2:
+            if clock.is_late(until) and number > 2:
                 return found
             if size in groups:
                 group, first = groups[size]
@@ -402,4 +419,4 @@ def _time_collective(clock: Clock, kind: str, data: int, size: int, group: dist.
         "send_recv": send,
     }[kind]
     run()
-    return clock.least_together(run, group)
+    return clock.median_together(run, group)

@@ -245,7 +245,7 @@ class Sharded:
                 last.update(dict.fromkeys(one.outputs, number))
                 for read in one.reads:
                     if read.name in self.stage.parameters:
-                        last[self.held.flat_key(read.name, read.unit)] = number
+                        last.update(dict.fromkeys(self.held.flat_keys(read.name, read.unit), number))
         kept = {crossing.name for crossing in self.outputs} | {self.loss}
         for number, item in enumerate(items):
             item.drops = tuple(k for k, at in last.items() if at == number and k not in kept)

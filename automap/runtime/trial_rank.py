@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from automap.hints import Hints
 from automap.plan import Plan
 from automap.problem import Problem, Training
 from automap.records import from_json
+from automap.runtime.groups import meet
 from automap.runtime.memory import PeakMemory
 from automap.runtime.runner import Runner
 from ir.serialize import graph_from_json
@@ -42,13 +42,7 @@ def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any
     started = time.monotonic()
     torch.set_num_threads(1)
     device = _device(rank, num_ranks)
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        init_method=f"file://{folder / 'store'}",
-        rank=rank,
-        world_size=num_ranks,
-        timeout=timedelta(seconds=argument["time_s"]),
-    )
+    meet(folder, rank, num_ranks, device, limit_s=argument["time_s"])
     plan = Plan.from_json(argument["plan"])
     runner = Runner(_problem(argument), plan, rank, argument["seed"], device)
     # Where replicas are averaged every few steps, a round of them is measured, and each counts alike.

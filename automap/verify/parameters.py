@@ -23,10 +23,10 @@ class Held:
     """Of its last reader; all chunks of a rank have one mesh."""
     place: Place
     """Axis of more than one rank -> S(i) or B. It lies whole where its readers want it unlike."""
-    summed: frozenset[str]
-    """Axes over which its gradient must be added up."""
-    uses: int
-    """Units that read it."""
+    unlike: frozenset[str]
+    """Axes on which its readers want it unlike."""
+    readers: tuple[int, ...]
+    """The first operator of each unit that reads it."""
     elements: float
     """That one device holds of it without ZeRO."""
 
@@ -64,21 +64,34 @@ def held_parameters(operators: Iterable[int], home: Mapping[int, Chunk], model: 
             live = [axis for axis, size in chunk.sizes.items() if size > 1]
             # What is read as a sum lies whole: one rank takes it, the others zeros.
             place = {a: chunk.placed[index][a].inputs[slot].replace("P", "B") for a in live}
-            summed = {a for a in live if _leaves_sum(name, index, a, chunk, model)}
+            unlike: frozenset[str] = frozenset()
+            readers: tuple[int, ...] = ()
             if name in found:
                 before = found[name]
-                unlike = {a for a in live if place[a] != before.place[a]}
+                unlike, readers = before.unlike | {a for a in live if place[a] != before.place[a]}, before.readers
                 place = {a: "B" if a in unlike else p for a, p in place.items()}
-                summed |= before.summed | unlike
             parts = math.prod(chunk.sizes[a] for a, p in place.items() if p.startswith("S"))
             found[name] = Held(
                 chunk=chunk,
                 place=place,
-                summed=frozenset(summed),
-                uses=1 + (found[name].uses if name in found else 0),
+                unlike=unlike,
+                readers=(*readers, index),
                 elements=model.graph.tensors[name].num_elements / parts,
             )
     return found
+
+
+def summed_over(name: str, held: Held, home: Mapping[int, Chunk], model: Model) -> frozenset[str]:
+    """Axes over which the gradient of a parameter must be added up.
+
+    Args:
+        name: of the parameter.
+        held: it on one rank.
+        home: see `held_parameters`.
+        model: of the problem.
+    """
+    sums = {a for a in held.place for i in held.readers if _leaves_sum(name, i, a, home[i], model)}
+    return held.unlike | sums
 
 
 def _leaves_sum(name: str, index: int, axis: str, chunk: Chunk, model: Model) -> bool:
@@ -94,15 +107,7 @@ def _leaves_sum(name: str, index: int, axis: str, chunk: Chunk, model: Model) ->
         if "P" in placed.inputs and op.rule.passing != "joint":
             # A product with a part of a sum has a part of the gradient; what is added on one rank has that of the sum.
             return True
-    if not all(_is_parametric(given, model) for given in op.inputs):
+    if not model.of_parameters.issuperset(op.inputs):
         return False
     inside = (i for i in model.graph.consumers[op.outputs[0]] if model.unit_of.get(i) == model.unit_of[index])
     return any(_leaves_sum(op.outputs[0], i, axis, chunk, model) for i in inside)
-
-
-def _is_parametric(name: str, model: Model) -> bool:
-    """Whether a tensor is a parameter, a constant, or made of such: its gradient is added up over the micro-batches."""
-    maker = model.graph.producer.get(name)
-    if maker is None:
-        return model.graph.tensors[name].role != "input"
-    return all(_is_parametric(given, model) for given in model.graph.operators[maker].inputs)

@@ -94,6 +94,16 @@ class Model:
         self._legal: dict[int, WholeOrSplit] = {}
 
     @functools.cached_property
+    def of_parameters(self) -> frozenset[str]:
+        """Parameters, constants and what is made of such alone: gradients of these add up over the micro-batches."""
+        made = {tensor.name for tensor in self.graph.tensors.values() if tensor.role != "input"}
+        made.difference_update(self.graph.producer)
+        for op in self.graph.operators:
+            if made.issuperset(op.inputs):
+                made.update(op.outputs)
+        return frozenset(made)
+
+    @functools.cached_property
     def carried(self) -> frozenset[str]:
         """Tensors that may cross a cut beside the one that must."""
         return carried_tensors(self.graph)

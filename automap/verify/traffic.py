@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from automap.verify.parameters import Held, held_parameters
+from automap.verify.parameters import Held, held_parameters, summed_over
 from automap.verify.reading import Chunk, Model
 
 
@@ -47,8 +47,8 @@ def count_traffic(chunks: Sequence[Chunk], model: Model) -> dict[Traffic, float]
     found: dict[Traffic, float] = defaultdict(float)
     for rank in sorted({chunk.rank for chunk in chunks}):
         operators = [index for chunk in chunks if chunk.rank == rank for index in chunk.operators]
-        for held in held_parameters(operators, home, model).values():
-            for traffic, elements in _of(held, rank):
+        for name, held in held_parameters(operators, home, model).items():
+            for traffic, elements in _of(held, summed_over(name, held, home, model), rank):
                 found[traffic] += elements
     return found
 
@@ -74,20 +74,20 @@ def exchanged(chunks: Sequence[Chunk], model: Model) -> dict[tuple[int, int], fl
     return dict(found)
 
 
-def _of(held: Held, rank: int) -> Iterator[tuple[Traffic, float]]:
+def _of(held: Held, summed: frozenset[str], rank: int) -> Iterator[tuple[Traffic, float]]:
     """What one parameter sends."""
     zero, sizes = held.chunk.stage.zero.stage, held.chunk.sizes
     left = held.elements
     for axis in reversed(held.sharded_over):
         when: Literal["step", "micro_batch"] = "micro_batch" if zero >= 2 else "step"
-        if axis in held.summed:
+        if axis in summed:
             scatter = Traffic(rank=rank, kind="reduce_scatter", axis=axis, what="gradients", when=when)
-            yield scatter, left * (held.uses if zero >= 2 else 1)
+            yield scatter, left * (len(held.readers) if zero >= 2 else 1)
         when = "micro_batch" if zero == 3 else "step"
-        times = 2 * held.uses if zero == 3 else 1
+        times = 2 * len(held.readers) if zero == 3 else 1
         yield Traffic(rank=rank, kind="all_gather", axis=axis, what="weights", when=when), times * left
         left /= sizes[axis]
     for axis in reversed(list(sizes)):
-        if axis in held.summed and axis not in held.sharded_over:
+        if axis in summed and axis not in held.sharded_over:
             yield Traffic(rank=rank, kind="all_reduce", axis=axis, what="gradients", when="step"), left
             left /= sizes[axis]

@@ -79,6 +79,18 @@ def names() -> tuple[str, ...]:
     return tuple(NAMED)
 
 
+def check_known(spec: str) -> None:
+    """Refuses a name that no model has; says nothing of sizes.
+
+    Raises:
+        ModelError: names all that there are.
+    """
+    name = spec.removeprefix(PREFIX).partition(":")[0]
+    if SPELLINGS.get(name, name) not in NAMED and name not in FAMILIES:
+        repair = f"Use one of {', '.join(NAMED)}; or a family with its sizes: {', '.join(FAMILIES)}."
+        raise _refuse("unknown name", name or "nothing", repair)
+
+
 def build(spec: str, *, loss: str | None = None) -> Graph:
     """The graph of a model, with its loss.
 
@@ -89,6 +101,7 @@ def build(spec: str, *, loss: str | None = None) -> Graph:
     Raises:
         ModelError: unknown name or key, or values that do not fit each other.
     """
+    check_known(spec)
     text = spec.removeprefix(PREFIX)
     name, _, rest = text.partition(":")
     model = _model(name, _pairs(rest))
@@ -115,10 +128,7 @@ def _pairs(text: str) -> dict[str, str]:
 
 def _model(name: str, pairs: Mapping[str, str]) -> Model:
     known = NAMED.get(SPELLINGS.get(name, name))
-    family = type(known) if known is not None else FAMILIES.get(name)
-    if family is None:
-        repair = f"Use one of {', '.join(NAMED)}; or a family with its sizes: {', '.join(FAMILIES)}."
-        raise _refuse("unknown name", name or "nothing", repair)
+    family = type(known) if known is not None else FAMILIES[name]
     types = {f.name: "list" if str(f.type).startswith("tuple") else "int" for f in fields(family)}
     unknown = [key for key in pairs if key not in types]
     if unknown:

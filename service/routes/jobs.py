@@ -11,13 +11,14 @@ import time
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, HTTPException, Query, Request, Response
+from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from automap.errors import ClusterError, ModelError, ProblemError
-from service import graphs, job_queue
-from service.problems import problem
-from service.routes.common import settings_of, store_of
+from ir import zoo
+from service import graphs, job_queue, openapi
+from service.problems import problem, problem_of
+from service.routes.common import job_body, settings_of, store_of
 from service.run_job import JobRequest, build_problem, check_search
 from service.schemas import JobBody, JobList, JobView
 from service.settings import Settings
@@ -25,24 +26,36 @@ from service.store import ACTIVE, Job, Store
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
+_NO_JOB = openapi.refusals(s404="No such job.")
+_BAD_QUERY = openapi.refusals(s422="A parameter is out of range.")
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 0.5  # a long poll looks often at first, then less
 
 
-@router.post("", status_code=202)
-def submit(request: Request, response: Response, body: JobBody) -> JobView:
+@router.post(
+    "",
+    status_code=202,
+    openapi_extra=openapi.job_body(),
+    responses=openapi.refusals(
+        s404="No such model.",
+        s415="The body does not say that it is JSON.",
+        s422="The request cannot be met as it is.",
+        s429="Too many jobs are waiting.",
+    ),
+)
+def submit(request: Request, response: Response, body: Annotated[JobBody, Depends(job_body)]) -> JobView:
     """Accepts a job."""
     job = _submit(body.model_id, body.request(), store_of(request), settings_of(request))
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return JobView.of(job)
 
 
-@router.get("")
+@router.get("", responses=_BAD_QUERY)
 def latest(request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> JobList:
     """The latest jobs, newest first."""
     return JobList(jobs=[JobView.of(job) for job in store_of(request).jobs(limit)])
 
 
-@router.get("/{job_id}")
+@router.get("/{job_id}", responses=_BAD_QUERY | _NO_JOB)
 async def show(
     request: Request,
     job_id: str,
@@ -60,7 +73,7 @@ async def show(
         pause = min(2 * pause, _LAST_LOOK_S)
 
 
-@router.post("/{job_id}/cancel")
+@router.post("/{job_id}/cancel", responses=_NO_JOB)
 def cancel(request: Request, job_id: str) -> JobView:
     """Ends a job that is queued or running; one that has ended stays as it is."""
     store = store_of(request)
@@ -70,7 +83,10 @@ def cancel(request: Request, job_id: str) -> JobView:
     return JobView.of(_find(store, job_id))
 
 
-@router.get("/{job_id}/plan")
+@router.get(
+    "/{job_id}/plan",
+    responses=_NO_JOB | openapi.refusals(s409="The job has no plan, or none yet.") | {200: openapi.plan_body()},
+)
 def plan(request: Request, job_id: str) -> dict[str, Any]:
     """The plan of a job that succeeded."""
     store = store_of(request)
@@ -92,6 +108,7 @@ def _find(store: Store, job_id: str) -> Job:
 
 
 def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings) -> Job:
+    name = _name(model_id, request, store)
     budget = check_search(request)
     if (budget.seconds or 0) > settings.max_budget_s:
         raise ProblemError(
@@ -116,7 +133,6 @@ def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings
             value=request.cluster,
             repair="Send the document itself as an object.",
         )
-    name = _name(model_id, request, store)
     if not request.model.name:
         request = replace(request, model=replace(request.model, name=name))
     build_problem(graphs.load(store, model_id, request), request)
@@ -128,19 +144,27 @@ def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings
 
 def _name(model_id: str, request: JobRequest, store: Store) -> str:
     """Of the one model that the request names."""
-    zoo = request.model.zoo
-    if bool(zoo) == bool(model_id):
+    spec = request.model.zoo
+    if bool(spec) == bool(model_id):
         raise ModelError(
             "exactly one of model_id and zoo is needed",
             field="model_id",
             value=model_id or "nothing",
             repair="Give the id of an uploaded model, or under zoo the name of a known one.",
         )
-    if zoo:
-        return zoo
+    if spec:
+        try:
+            zoo.check_known(spec)
+        except ModelError as fault:
+            raise _not_found(fault) from None
+        return spec
     model = store.model(model_id)
     if model is None:
-        raise ModelError(
-            "no such model", field="model_id", value=model_id, repair="Upload the file first: POST /v1/models."
-        )
+        repair = "Upload the file first: POST /v1/models."
+        raise _not_found(ModelError("no such model", field="model_id", value=model_id, repair=repair))
     return model.name
+
+
+def _not_found(fault: ModelError) -> HTTPException:
+    """The same error for a model that would have to be there first, not in the request."""
+    return HTTPException(404, {**problem_of(fault), "status": 404})

@@ -10,7 +10,7 @@ from automap.plan import plan_schema
 from service.about import version
 from service.clusters import describe_clusters
 from service.routes.common import store_of
-from service.schemas import Health
+from service.schemas import Health, Version
 
 router = APIRouter(tags=["meta"])
 
@@ -35,6 +35,6 @@ def health(request: Request) -> Health:
 
 
 @router.get("/version")
-def about() -> dict[str, str]:
+def about() -> Version:
     """Of the package."""
-    return {"version": version()}
+    return Version(version=version())

@@ -12,7 +12,7 @@ from typing import Annotated
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from service import graphs
+from service import graphs, openapi
 from service.dims import parse_batch_dims, parse_dims
 from service.problems import problem
 from service.routes.common import settings_of, store_of
@@ -27,6 +27,11 @@ router = APIRouter(prefix="/v1/models", tags=["models"])
 @router.post(
     "",
     status_code=201,
+    responses=openapi.refusals(
+        s408="The upload took too long.",
+        s422="The model cannot be used, or what is said about it does not fit it.",
+        s507="The model store is full.",
+    ),
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -37,20 +42,24 @@ router = APIRouter(prefix="/v1/models", tags=["models"])
 async def upload(
     request: Request,
     response: Response,
-    name: Annotated[str, Query(max_length=200)] = "",
-    dim: Annotated[list[str] | None, Query(description="name=size of a symbolic dim; repeatable")] = None,
+    dim: Annotated[list[str], Query(default_factory=list, description="name=size of a symbolic dim; repeatable")],
     batch_dim: Annotated[
-        list[str] | None, Query(description="input=dim that is its batch where that is not the leading one; repeatable")
-    ] = None,
-    parameters: Annotated[list[str] | None, Query(description="glob over parameter inputs; repeatable")] = None,
+        list[str],
+        Query(
+            default_factory=list,
+            description="input=dim that is its batch where that is not the leading one; repeatable",
+        ),
+    ],
+    parameters: Annotated[list[str], Query(default_factory=list, description="glob over parameter inputs; repeatable")],
+    name: Annotated[str, Query(max_length=200)] = "",
 ) -> ModelView:
     """Stores a model; the same bytes get the same id."""
     settings, store = settings_of(request), store_of(request)
     options = ModelOptions(
         name=name,
-        dims=parse_dims(dim or []),
-        parameters=tuple(parameters or []),
-        batch_dims=parse_batch_dims(batch_dim or []),
+        dims=parse_dims(dim),
+        parameters=tuple(parameters),
+        batch_dims=parse_batch_dims(batch_dim),
     )
     try:
         async with asyncio.timeout(settings.upload_timeout_s):
@@ -68,7 +77,7 @@ async def upload(
     return ModelView.of(model)
 
 
-@router.get("/{model_id}")
+@router.get("/{model_id}", responses=openapi.refusals(s404="No such model."))
 def show(request: Request, model_id: str) -> ModelView:
     """What is known of a model."""
     model = store_of(request).model(model_id)

@@ -3,8 +3,9 @@ import json
 
 import pytest
 
-from automap.cluster import PRESETS, GroupLink, group_link, known_devices, parse_cluster
+from automap.cluster import PRESETS, known_devices, parse_cluster
 from automap.errors import ClusterError
+from automap.group_links import GroupLink, group_link
 
 
 @pytest.mark.parametrize("text", PRESETS)
@@ -89,3 +90,48 @@ def test_bandwidth_matrix_overrides_links():
     document["bandwidth_GBps"] = [[1.0]]
     with pytest.raises(ClusterError, match="wrong size"):
         parse_cluster(document)
+
+
+@pytest.mark.parametrize(
+    ("value", "word"), [(0, "cannot reach"), (1e-9, "cannot reach"), (-5.0, "out of range"), (1e300, "out of range")]
+)
+def test_a_bandwidth_matrix_has_no_holes(value, word):
+    document = parse_cluster("4xA100").to_json()
+    document["bandwidth_GBps"] = [[0.0 if i == j else 100.0 for j in range(4)] for i in range(4)]
+    document["bandwidth_GBps"][2][1] = value
+    with pytest.raises(ClusterError, match=word) as caught:
+        parse_cluster(document)
+    assert caught.value.field == "cluster.bandwidth_GBps[2][1]"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        (("nodes", 0, "inter_node_link"), "ethernet-25", "cluster.nodes[0].inter_node_link"),
+        (("nodes", 0, "device"), "H100", "cluster.nodes[0].device"),
+        (("nodes", 0, "nics"), 0, "cluster.nodes[0].nics"),
+        (("nodes", 0, "count"), 65536, "cluster.nodes"),
+        (("devices", "A100-80GB", "peak_TFLOPs"), {"fp8": 1.0}, "cluster.devices.A100-80GB.peak_TFLOPs"),
+        (("devices", "A100-80GB", "peak_TFLOPs", "bf16"), 1e308, "cluster.devices.A100-80GB.peak_TFLOPs.bf16"),
+        (("devices", "A100-80GB", "curves_of"), "Z80", "cluster.devices.A100-80GB.curves_of"),
+        (("devices", "A100-80GB", "memory_GiB"), float("nan"), "cluster.devices.A100-80GB.memory_GiB"),
+        (("links", "nvlink3", "efficiency"), 0.0, "cluster.links.nvlink3.efficiency"),
+        (("links", "nvlink3", "scope"), "between", "cluster.links.nvlink3.scope"),
+    ],
+)
+def test_the_field_that_is_wrong_is_named(path, value, field):
+    document = json.loads(json.dumps(parse_cluster("4xA100").to_json()))
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(ClusterError) as caught:
+        parse_cluster(document)
+    assert caught.value.field == field
+    assert caught.value.repair
+
+
+def test_a_device_needs_one_general_precision_alone():
+    document = parse_cluster("4xA100").to_json()
+    document["devices"]["A100-80GB"]["peak_TFLOPs"] = {"bf16": 312.0}
+    assert parse_cluster(document).device(0).flops("bf16") == 312e12

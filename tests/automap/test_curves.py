@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automap.cluster import known_devices
-from automap.fitted import COLLECTIVES
+from automap.fitted import COLLECTIVES, fitted
 from automap.price import attention, communication, gemm
 from automap.price.attention import attention_s
 from automap.price.communication import collective_s, host_link
-from automap.price.curves import attention_curve, fitted, gemm_curve
+from automap.price.curves import attention_curve, gemm_curve
 from automap.price.gemm import gemm_s
 from automap.price.tables import ALL_GATHER, ALL_REDUCE
 

@@ -54,6 +54,19 @@ def layers(choice: Choice, evaluator: Evaluator) -> list[int]:
     return [sum(kinds[s.unit] == repeated for s in chunk) for chunk in choice.chunks]
 
 
+def test_a_batch_that_dp_does_not_divide_is_spread_as_evenly_as_it_goes(evaluator_of: Any) -> None:
+    evaluator = evaluator_of(cluster="1x7xA100")
+    space = PlanSpace(evaluator.problem, evaluator)
+    for count, share in ((1, 10), (2, 5), (4, 3), (8, 2)):
+        choice = made(evaluator, Strategy(micro_batch=share))
+        assert (choice.num_micro_batches, choice.samples) == (count, 64 // count)
+        shape = next(s for s in space.shapes if (s.dp, s.num_micro_batches) == (7, count))
+        values = next(v for s, v in templates(space) if s == shape and v[space.zero_slot] == 0)
+        assert evaluator.evaluate(choice).step_time_s == space.price(np.array([values]))[0, 0]
+    with pytest.raises(PlanError, match="Use a micro-batch of 2, 3, 5, 10"):
+        made(evaluator, Strategy(micro_batch=4))
+
+
 def test_dp_fills_up_and_layers_are_spread_evenly(evaluator_of: Any) -> None:
     choice = made(evaluator_of(), Strategy(tp=2, pp=2, micro_batch=4, zero=1, recompute="full"))
     assert [int(a) for a in choice.layout.stages[0].axes] == [2, 2]
@@ -175,7 +188,8 @@ def test_degrees_that_do_not_fit_are_refused(
         ("gpt:layers=2,hidden=192,heads=3,seq_len=100,vocab_size=1024", "1x2xA100", {"tp": 2}, "tp"),
         ("resnet50", "1x8xA100", {"cp": 2}, "cp"),
         (MOE, "1x8xA100", {"ep": 8}, "ep"),
-        (GPT, "1x6xA100", {"dp": 6}, "dp"),
+        (GPT, "1x6xA100", {"dp": 6}, "micro_batch"),
+        (MOE, "1x6xA100", {"dp": 6, "ep": 2}, "dp"),
     ],
 )
 def test_what_the_model_cannot_be_divided_by_is_refused(

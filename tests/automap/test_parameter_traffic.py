@@ -9,6 +9,7 @@ import pytest
 from automap.collectives import list_parameter_collectives
 from automap.price import combine as c
 from automap.price.communication import KIND_COUNT, V_BYTES_PER_S, V_GATHER_BYTES_PER_S
+from automap.templates import templates
 from automap.verify import Verifier
 from ir import zoo
 
@@ -94,3 +95,27 @@ def test_the_price_pays_for_all_that_is_sent(zero, gpt, space):
         assert each == pytest.approx(choice.num_micro_batches * wanted["micro_batch"], rel=1e-6, abs=1e-12)
         seen += wanted.total() > 0.0
     assert seen > 20
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_pure_data_parallelism_sends_every_parameter(zero, space):
+    """In closed form, of a deep model; the table that is the head as well is used twice in a micro-batch."""
+    graph = zoo.build("gpt:layers=96,hidden=64,heads=4,seq_len=32,vocab_size=128")
+    s = space(graph, "8xA100", 16, zero=zero, pp=1, tp=1)
+    shape = next(shape for shape in s.shapes if shape.dp == 8)
+    values = next(values for _, values in templates(s) if s.shape(values) == shape)
+    every, table = (
+        graph.num_parameters,
+        max(t.num_elements for t in graph.parameters if len(graph.consumers[t.name]) > 1),
+    )
+    wanted = {
+        0: {("all_reduce", "step"): every},
+        1: {("reduce_scatter", "step"): every, ("all_gather", "step"): every},
+        2: {("reduce_scatter", "micro_batch"): every + table, ("all_gather", "step"): every},
+        3: {("reduce_scatter", "micro_batch"): every + table, ("all_gather", "micro_batch"): 2 * (every + table)},
+    }[zero]
+    found = Counter()
+    for traffic, elements in Verifier(s.problem).traffic(s.decode(values)).items():
+        assert (traffic.rank, traffic.axis) == (0, "dp")
+        found[traffic.kind, traffic.when] += elements
+    assert dict(found) == wanted

@@ -7,8 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from automap.cluster import group_link, parse_cluster
+from automap.cluster import parse_cluster
 from automap.collectives import list_collectives
+from automap.fitted import fitted
+from automap.group_links import group_link
 from automap.hand_made import Strategy, hand_made
 from automap.price import combine as c
 from automap.price.attention import attention_s
@@ -22,7 +24,7 @@ from automap.price.communication import (
     collective_s,
     convert,
 )
-from automap.price.curves import attention_curve, fitted, gemm_curve, shared
+from automap.price.curves import attention_curve, gemm_curve, shared
 from automap.price.estimate import error_band, estimate_choice, lower_bound_s
 from automap.price.evaluator import Evaluator
 from automap.price.gemm import G_FLOPS, gemm_s

@@ -23,7 +23,6 @@ def test_precision_defaults_to_what_every_device_has(mlp):
     [
         ({"global_batch": 0}, "training.global_batch"),
         ({"global_batch": -4}, "training.global_batch"),
-        ({"global_batch": 7}, "training.global_batch"),
         ({"global_batch": "8"}, "training.global_batch"),
         ({"batchsize": 8}, "training.batchsize"),
         ({"optimizer": "lion"}, "training.optimizer"),

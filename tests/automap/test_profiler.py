@@ -10,9 +10,10 @@ import pytest
 from made_up_host import FLOPS, STREAM, two_ranks
 from small_graphs import build_mlp
 
-from automap.cluster import LOCAL, group_link, local_profile, parse_cluster
+from automap.cluster import LOCAL, local_profile, parse_cluster
 from automap.errors import ClusterError
 from automap.fitted import COLLECTIVES
+from automap.group_links import group_link
 from automap.price.communication import collective_s
 from automap.price.curves import attention_curve, gemm_curve, is_measured
 from automap.price.estimate import price
@@ -92,7 +93,7 @@ def test_steps_are_explained_by_the_constants(cluster, runs):
     assert found.constants.micro_batch_ms == pytest.approx(0.7, rel=0.02)
     assert found.constants.step_overhead_ms == pytest.approx(2.0, rel=0.02)
     assert found.devices[device.name].memory_efficiency == pytest.approx(0.4, rel=0.02)
-    assert found.constants.errors["steps"]["rows"] == 8
+    assert found.constants.errors["steps"]["rows"] == 9
     for kind, curve in found.links[link.name].collectives.items():
         wanted = curves.get(kind, link.collectives[kind])
         assert curve.latency_us == pytest.approx(wanted.latency_us, rel=0.1)
@@ -116,12 +117,12 @@ def test_a_plan_is_priced_with_the_hosts_own_constants(cluster):
     ("path", "value", "field"),
     [
         (("constants", "host_us_per_operator"), -1.0, "cluster.constants.host_us_per_operator"),
-        (("devices", "A-CPU-2", "kernels", "gemm", "fp32", "floor_us"), -0.5, "kernels.gemm.floor_us"),
-        (("devices", "A-CPU-2", "kernels", "gemm", "fp32", "norm"), 0.5, "kernels.gemm.norm"),
-        (("devices", "A-CPU-2", "kernels", "attention", "compute_efficiency"), 0, "kernels.attention"),
-        (("devices", "A-CPU-2", "peak_TFLOPs", "bf16"), 1.0, "kernels.gemm"),
-        (("links", "local-gloo", "collectives", "all_reduce", "latency_us"), -3, "collectives.latency_us"),
-        (("links", "local-gloo", "collectives", "broadcast"), {}, "collectives"),
+        (("devices", "A-CPU-2", "kernels", "gemm", "fp32", "floor_us"), -0.5, "A-CPU-2.kernels.gemm.fp32.floor_us"),
+        (("devices", "A-CPU-2", "kernels", "gemm", "fp32", "norm"), 0.5, "A-CPU-2.kernels.gemm.fp32.norm"),
+        (("devices", "A-CPU-2", "kernels", "attention", "compute_efficiency"), 0, "attention.compute_efficiency"),
+        (("devices", "A-CPU-2", "peak_TFLOPs", "bf16"), 1.0, "A-CPU-2.kernels.gemm"),
+        (("links", "local-gloo", "collectives", "all_reduce", "latency_us"), -3, "collectives.all_reduce.latency_us"),
+        (("links", "local-gloo", "collectives", "broadcast"), {}, "local-gloo.collectives"),
         (("constants", "speed"), 3, "cluster.constants.speed"),
     ],
 )
@@ -133,7 +134,7 @@ def test_a_spoilt_file_is_refused_by_field_and_value(cluster, path, value, field
     place[path[-1]] = place["all_reduce"] if path[-1] == "broadcast" else value
     with pytest.raises(ClusterError) as caught:
         parse_cluster(document)
-    assert field in caught.value.field
+    assert caught.value.field.endswith(field) and caught.value.field.startswith("cluster.")
     assert caught.value.repair
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from plan_cases import expert, random_plans, uneven
+from plan_cases import expert, idle, random_plans, uneven
 from runtime_ranks import difference, errors, reference, run_ranks, with_stages
 
 from automap.collectives import list_collectives
@@ -40,12 +40,21 @@ def two_ranks():
     ]
 
 
+def three_ranks():
+    return [
+        expert("dp, as even as they go", "gpt", 3, steps=True),
+        expert("dp, ZeRO 2, as even as they go", "gpt", 3, count=1, zero=2),
+        *random_plans("moe", 3, 1, 4),
+    ]
+
+
 def four_ranks():
     return [
         expert("dp x tp", "gpt", 4, tp=2),
         expert("dp x tp, ZeRO 3, sequence-parallel", "gpt", 4, tp=2, zero=3, sequence_parallel=True),
         uneven(expert("dp x tp", "gpt", 4, batch=6, count=1, tp=2), (1, 2)),
         expert("ep x tp", "moe", 4, tp=2, middle=2, experts="ep"),
+        idle(expert("dp, ZeRO 1", "gpt", 2, zero=1, steps=True), 4),
         *random_plans("gpt", 4, 2, 2),
         *random_plans("bert", 4, 1, 2),
         *random_plans("moe", 4, 1, 3),
@@ -54,8 +63,8 @@ def four_ranks():
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """Cases with the outcomes of their ranks; plans of two devices run on the first two of four processes."""
-    cases = [*two_ranks(), *four_ranks()]
+    """Cases with the outcomes of their ranks; plans of fewer devices run on the first of four processes."""
+    cases = [*two_ranks(), *three_ranks(), *four_ranks()]
     found = run_ranks(4, cases, tmp_path_factory.mktemp("ranks"))
     return [(case, outcomes[: case.problem.cluster.num_devices]) for case, outcomes in zip(cases, found, strict=True)]
 

@@ -37,7 +37,8 @@ def enumerate_plans(space):
 
 
 def is_uneven(space, values):
-    return any(values[space.first_stage + 2 : space.shares_slot])
+    shape = space.shape(values)
+    return any(values[space.first_stage + 2 : space.shares_slot]) or shape.samples % shape.dp > 0
 
 
 def shape_of(space, **wanted):
@@ -99,6 +100,20 @@ def test_every_division_of_the_devices_is_offered_once(mlp, space):
     assert set(found) == expected
 
 
+def test_samples_divide_unevenly_only_where_they_cannot_evenly(mlp, space):
+    s = space(mlp((56, 56)), "1x7xA100", 64)
+    assert {(x.dp, x.num_micro_batches) for x in s.shapes if x.dp > 1} == {(7, 1), (7, 2), (7, 4), (7, 8)}
+    for batch, cluster in ((64, "2x4xA100"), (24, "2x3xA100"), (1024, "4x8xA100")):
+        assert not any(x.samples % x.dp for x in space(mlp((48, 48)), cluster, batch).shapes)
+    mixed = space(mlp((48, 48)), "6xA100", 8).shapes
+    assert {x.dp for x in mixed if x.samples % x.dp} == {3, 6}
+    assert all(x.samples >= x.dp for x in mixed)
+    fix = {"dp": 7, "num_micro_batches": 1}
+    ragged, full = (space(mlp((56, 56)), "1x7xA100", batch, **fix) for batch in (64, 70))
+    for (_, mine), (_, same) in zip(templates(ragged), templates(full), strict=True):
+        assert ragged.price(np.array([mine]))[0].tolist() == full.price(np.array([same]))[0].tolist()
+
+
 def test_inner_axes_are_common_and_virtual_stages_even(gpt, space):
     s = space(gpt(layers=8), SLOW, 64)
     for row in s.random_batch(np.random.default_rng(0), 300):
@@ -146,6 +161,7 @@ SMALL = [
     ((6, 6, 6), "6x1xV100-16GB@10Gbit", 12, "megatron-lm", {"num_micro_batches": 2, "pp": 3, "tp": 1, "zero": 0,
                                                               "recompute": "none"}),
     ((16, 16), "4xA100", 12, "torchtitan", {"pp": 2, "tp": 1, "zero": 3}),
+    ((12, 12), "3xA100", 8, "generic", {"recompute": "none", "pp": 1}),
 ]  # fmt: skip
 
 
@@ -181,6 +197,8 @@ MIXED = [
     (GPT, "2xV100-16GB+4xP100+2xA100", 48, "deepspeed", {"pp": 2}),
     (GPT, "8xA100", 16, "megatron-lm", {"cp": 2}),
     (MOE, "8xA100", 16, "megatron-core", {}),
+    (GPT, "1x7xA100", 64, "generic", {}),
+    (MOE, "2x3xA100@10Gbit", 64, "deepspeed", {}),
     ("t5:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=128", "8xA100", 24, "generic", {"pp": 2}),
     ("resnet:blocks=1-2-1-1,image_size=64", "8xV100-16GB+4xP100", 48, "generic", {}),
 ]

@@ -59,10 +59,22 @@ def test_a_run_becomes_its_plan(tmp_path: Path) -> None:
     assert [sum(bool(s.recomputed.all()) for s in chunk) for chunk in choice.chunks] == [3, 3]
     assert found.problem.trainer.name == "megatron-deepspeed"
     assert found.assumed == ()
-    # The vocabulary is padded to a multiple of 128 * tp.
-    assert max(t.shape[0] for t in found.problem.graph.tensors.values() if t.role == "parameter") == 2048 or any(
-        1024 in t.shape for t in found.problem.graph.tensors.values()
-    )
+
+
+@pytest.mark.parametrize(
+    ("stack", "tp", "padded"),
+    [
+        ("megatron-deepspeed", 2, 1280),
+        ("megatron-deepspeed", 1, 1152),
+        ("torchtitan", 2, 1100),
+        ("torchtitan", 8, 1104),
+    ],
+)
+def test_a_vocabulary_is_padded_as_the_trainer_pads_it(tmp_path: Path, stack: str, tp: int, padded: int) -> None:
+    """Megatron: to a multiple of 128 * tp; others: of tp."""
+    found = case(tmp_path, stack=stack, vocab_size=1100, tp=tp, dp=8 // tp, pp=1, micro_batch=1, schedule=None)
+    table = next(op.inputs[0] for op in found.problem.graph.operators if op.kind == "Gather")
+    assert found.problem.graph.tensors[table].shape == (padded, 512)
 
 
 def test_outer_stages_get_fewer_layers_where_they_do_not_divide(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SHARED = {"constants", "fitting", "fleet", "priced_runs"}
 """What scripts have in common, and is no script."""
 SCRIPTS = {
+    "cost_graph": "--plans 2 --frames 1 --models vgg19",
     "decision_speed": "0.001 --problems resnet50_on_2x4xV100 --warm-up 0.001",
     "dqn_ablation": "--evaluations 40 --seeds 1 --problems 12 --variants all_of_it",
     "dqn_pruning": "--evaluations 16 --seeds 1 --models vit",
@@ -51,10 +52,13 @@ SCRIPTS = {
     "runtime_overhead": "--rounds 1 --model {model}",
     "search_scale": "--budget 16 --blocks 12 --devices 8",
     "searchers": "--searchers random --problems 12 --seeds 1 --evaluations 8",
+    "step_parts": "--rounds 1 --cluster {cluster}",
     "sync_training": "--steps 2 --seeds 2 --timed 1",
     "zoo_speed": "vgg19",
 }
 """Script -> arguments; an underscore is a space inside one."""
+WRITER = "readme_demo"
+"""Runs the demonstration, which has tests of its own; here it writes down what another one shows."""
 APART = {"fit_trainers": "{runs}"}
 """Those that run in a process of their own, for they change the constants of the price."""
 MISSING = {
@@ -77,7 +81,7 @@ node3 -- ReLU -- forward_compute_time=0.5, backward_compute_time=0.5, activation
 
 
 def test_every_script_has_a_run():
-    assert {path.stem for path in BENCHMARKS.glob("*.py")} == SHARED | set(SCRIPTS) | set(APART)
+    assert {path.stem for path in BENCHMARKS.glob("*.py")} == SHARED | set(SCRIPTS) | set(APART) | {WRITER}
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +187,37 @@ def test_it_runs(script, files, monkeypatch, tmp_path, capsys):
     if script.startswith("fit_"):
         # The measurements follow the form that is fitted.
         assert re.search(r"all rows left out: median [0-4]\.\d%", said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failed", [False, True])
+def test_what_the_demonstration_shows_is_written_down(failed, monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"{WRITER}.py"])
+    writer = importlib.import_module(WRITER)
+    readme, plans = tmp_path / "README.md", tmp_path / "plans"
+    old = f"Before\n{writer.BEGIN}old\n{writer.END}\nBehind\n"
+    readme.write_text(old)
+    monkeypatch.setattr(writer, "README", readme)
+    monkeypatch.setattr(writer, "PLANS", plans)
+
+    def shows(folder, *, budget):
+        (folder / "net").mkdir(parents=True)
+        (folder / "net" / "plan.json").write_text("{}")
+        print("The service is here.\n\nnet: fast")
+        return int(failed)
+
+    monkeypatch.setattr(writer, "run_demo", shows)
+    if failed:
+        with pytest.raises(SystemExit):
+            writer.main()
+        assert readme.read_text() == old and not plans.exists()
+        return
+    writer.main()
+    assert readme.read_text() == old.replace("old", "net: fast")
+    assert [path.name for path in plans.iterdir()] == ["net.json"]
+    assert "net: fast" in capsys.readouterr().out
 
 
 def alone(script, arguments, folder):

@@ -232,7 +232,6 @@ def test_dims_can_be_bound(api: httpx.Client) -> None:
         ({"searchers": [7]}, "searchers[0]"),
         ({"searchers": ["mcmc", "dqn"], "budget": 1}, "budget"),
         ({"seed": -1}, "seed"),
-        ({"model_id": "unknown"}, "model_id"),
         ({"clutser": "8xV100-16GB"}, "clutser"),
         ({"dims": {"x": "y"}}, "dims.x"),
     ],
@@ -264,7 +263,6 @@ def test_a_named_model(api: httpx.Client, client: redis.Redis, search: Any) -> N
     [
         ({}, "model_id"),
         ({"zoo": "gpt2", "model_id": "x"}, "model_id"),
-        ({"zoo": "zoo:gpt3"}, "model"),
         ({"zoo": "gpt2:width=7"}, "model"),
         ({"zoo": "gpt2:layers=999999999"}, "model"),
         ({"zoo": "gpt2", "dims": {"n": 2}}, "dims"),
@@ -276,11 +274,23 @@ def test_bad_named_models(api: httpx.Client, given: dict[str, Any], field: str) 
     assert api.get("/v1/jobs").json()["jobs"] == []
 
 
+@pytest.mark.parametrize(
+    ("given", "field"), [({"model_id": "unknown"}, "model_id"), ({"zoo": "zoo:gpt3"}, "model"), ({"zoo": "x"}, "model")]
+)
+def test_models_that_are_not_there(api: httpx.Client, given: dict[str, Any], field: str) -> None:
+    document = check_problem(api.post("/v1/jobs", json={**JOB, **given}), 404, field)
+    assert document["type"] == "urn:automap:problem:model"
+
+
 @pytest.mark.parametrize("body", [b"{", b"[]", b"7", b"null", b"\xff\xfe", b""])
 def test_bodies_that_are_no_jobs(api: httpx.Client, body: bytes) -> None:
-    answer = api.post("/v1/jobs", content=body, headers={"content-type": "application/json"})
-    assert answer.status_code in (400, 422)
-    check_problem(answer, answer.status_code)
+    headers = {"content-type": "application/json"}
+    check_problem(api.post("/v1/jobs", content=body, headers=headers), 422, "document")
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+def test_bodies_that_do_not_say_that_they_are_json(api: httpx.Client, kind: str) -> None:
+    check_problem(api.post("/v1/jobs", content=b"{}", headers={"content-type": kind}), 415, "Content-Type")
 
 
 def test_too_big(settings: Settings, client: redis.Redis, serve_app: Any) -> None:

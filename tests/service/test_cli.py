@@ -38,7 +38,7 @@ def model(tmp_path: Path, light: Callable[[str], bytes]) -> str:
 
 @pytest.fixture
 def searching(monkeypatch: pytest.MonkeyPatch, search: Any) -> None:
-    monkeypatch.setattr(agents, "search_in_turn", search)
+    monkeypatch.setattr(agents, "search_offer", search)
 
 
 def test_start_up_is_light() -> None:
@@ -67,7 +67,7 @@ def test_search_for_people(model: str, tmp_path: Path, capsys: pytest.CaptureFix
     path = tmp_path / "plan.json"
     assert main(["search", model, "--cluster", "8xV100-16GB", "--global-batch", "64", "-o", str(path)]) == 0
     shown = capsys.readouterr()
-    assert shown.out.startswith("strategy  dp 8")
+    assert shown.out.startswith("strategy  8 replicas")
     assert "1.20x the best expert template" in shown.out
     plan = Plan.from_json(json.loads(path.read_text()))
     assert plan.model.name == "squeezenet"
@@ -127,7 +127,7 @@ def test_nothing_fits(model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     def nothing(*given: object, **rest: object) -> None:
         raise NothingFits("too big", field="cluster", value="8xV100-16GB", repair="Take more devices.")
 
-    monkeypatch.setattr(agents, "search_in_turn", nothing)
+    monkeypatch.setattr(agents, "search_offer", nothing)
     assert main(["search", model, "--cluster", "8xV100-16GB", "--global-batch", "64"]) == 3
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -149,11 +149,11 @@ def test_inspect(model: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_inspect_shows_what_it_can(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", model, "--global-batch", "7", "--json"]) == 0
+    assert main(["inspect", model, "--global-batch", "0", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["space"] is None
     assert "training.global_batch" in document["warnings"][-1]
-    assert main(["inspect", model, "--cluster", "8xV100-16GB", "--global-batch", "7"]) == 2
+    assert main(["inspect", model, "--cluster", "8xV100-16GB", "--global-batch", "0"]) == 2
 
 
 @pytest.fixture

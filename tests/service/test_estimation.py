@@ -24,7 +24,7 @@ def test_a_page_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", GPT, *PLACE, *words]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
-    assert lines[0] == "strategy  pp 2 × dp 2 × tp 2 · 8 micro-batches of 8 · recompute full"
+    assert lines[0] == "strategy  pipeline 2 × 2 replicas × tensor parallel 2 · 8 micro-batches of 8 · recompute full"
     assert lines[1].startswith("step      ")
     assert "tokens/s a device, MFU " in lines[2]
     for part in ("compute", "bubble", "optimizer", "overhead", "exposed all-reduce", "exposed pipeline"):
@@ -145,3 +145,19 @@ def test_it_loads_neither_torch_nor_readers_of_files() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[] 0"
+
+
+def test_the_layers_of_a_profile_are_its_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever their times: those that happen to be equal are no more of a layer than the others."""
+    path = tmp_path / "cells-pbs-8.txt"
+    about = "forward_compute_time={0}, backward_compute_time={0}, activation_size=1600, parameter_size=4000"
+    lines = [f"node{i} -- cell_{i} -- " + about.format(3 + 2 * (i % 5) + i // 8) for i in range(32)]
+    path.write_text("\n".join([*lines, *(f"node{i} -- node{i + 1}" for i in range(31))]))
+    place = ["--cluster", "8xA100", "--global-batch", "64", "--micro-batch", "8"]
+    assert main(["estimate", str(path), *place, "--pp", "8", "--json"]) == 0
+    stages = json.loads(capsys.readouterr().out)["stages"]
+    firsts = [int(stage["operators"][0].split("/")[0].removeprefix("node")) for stage in stages[1:]]
+    assert firsts == [4, 8, 12, 16, 20, 24, 28]
+    wide = ["--cluster", "64xA100", "--global-batch", "64", "--micro-batch", "1"]
+    assert main(["estimate", str(path), *wide, "--pp", "64"]) == 2
+    assert "32 layers cannot be cut into 64 stages" in capsys.readouterr().err

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from automap.cluster import parse_cluster
+from automap.fitted import Conditions, Constants
 from automap.runtime import profiler
 from service.cli import main
 
@@ -52,6 +53,21 @@ def test_a_profile_is_written_and_used(tmp_path, folder, monkeypatch, capsys):
     words = ["estimate", MODEL, "--cluster", "local", "--global-batch", "8", "--precision", "fp32", "--json"]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["cluster"] == host.to_json()
+
+
+def test_a_busy_host_is_named_when_it_is_measured(monkeypatch, capsys):
+    busy = Conditions(others=0.4, stolen=0.0, waiting=0.31, spread=0.1)
+    host = replace(parse_cluster("1x2xcpu"), name="local", constants=Constants(conditions=busy))
+    measured(monkeypatch, host)
+    assert main(["profile", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert "warning: local was not quiet" in shown.err
+    assert "other processes had 40% of the time of the cores" in shown.err
+    assert "waited for a core 31% of the time" in shown.err
+    assert "hypervisor" not in shown.err
+    assert json.loads(shown.out)["constants"]["conditions"] == {
+        "others": 0.4, "stolen": 0.0, "waiting": 0.31, "spread": 0.1,
+    }  # fmt: skip
 
 
 def test_a_host_that_cannot_be_measured_is_exit_code_1(folder, monkeypatch, capsys):

@@ -138,14 +138,14 @@ def test_another_cluster_is_not_tried_and_says_what_is_missing(
     monkeypatch.setattr(host, "_DRIVER", tmp_path)
     plan, told = run(request(cluster="8xH100"))
     assert not tried
-    assert plan.warnings[0].startswith("no plan was tried: a trial needs 8 x H100-80GB; this host has none.")
+    assert plan.warnings[0].startswith("no plan was tried: a trial needs 8 x H100-80GB; this host has no GPU.")
     assert max(progress.fraction for progress in told) == 1.0
     for number in range(2):
         (tmp_path / f"gpus/{number}").mkdir(parents=True)
         (tmp_path / f"gpus/{number}/information").write_text("Model: \t\t NVIDIA H200\nIRQ: 7\n")
     assert (
         host.lacking(parse_cluster("8xV100-16GB+2x4xP100"))
-        == "needs 8 x V100-16GB + 8 x P100-16GB; this host has 2 x NVIDIA H200"
+        == "needs 8 x V100-16GB + 8 x P100-16GB on 3 hosts; this host has 2 x NVIDIA H200"
     )
     assert host.memory_bytes(2) is None
 
@@ -164,7 +164,7 @@ def test_bounds(trials: Trials, field: str) -> None:
     with pytest.raises(ProblemError) as fault:
         check_search(request(trials=trials))
     assert fault.value.field == field
-    assert fault.value.repair.startswith("Give 1 to")
+    assert fault.value.repair.startswith("Give a")
     assert JobRequest.from_json(request().to_json()) == request()
 
 

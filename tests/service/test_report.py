@@ -10,7 +10,8 @@ from automap.cluster import parse_cluster
 from automap.plan import AxisSharding, Plan, Schedule, Sync, Zero
 from automap.problem import Problem
 from ir.onnx.sandbox import import_model
-from service.report import against, seconds, strategy, summary
+from service.report import against, seconds, summary
+from service.strategy import strategy
 
 
 @pytest.fixture(scope="module")
@@ -21,27 +22,76 @@ def plan(light: Callable[[str], bytes], search: Any) -> Plan:
     return found
 
 
+COLUMNS = {"fc*": {"tp": AxisSharding(inputs=("B", "S(1)"), outputs=("S(2)",))}}
+
+
 def test_strategies(plan: Plan) -> None:
-    assert strategy(plan) == "dp 8 · 64 at once"
+    assert strategy(plan) == "8 replicas · 64 at once"
     stage = replace(plan.stages[0], mesh=(("dp", 2), ("tp", 2)), devices="0-3", zero=Zero(stage=1, axes=("dp",)))
+    stage = replace(stage, shardings=COLUMNS)
     both = (stage, replace(stage, devices="4-7", recompute=("*",)))
     many = replace(plan, stages=both, num_micro_batches=4, samples_per_micro_batch=16)
-    assert strategy(many) == "pp 2 × dp 2 × tp 2 · 4 micro-batches of 16 · ZeRO 1 · recompute nothing / full"
+    assert strategy(many) == (
+        "pipeline 2 × 2 replicas × tensor parallel 2 · 4 micro-batches of 16 · ZeRO 1 · recompute nothing / full"
+    )
     chunks = replace(many, stages=both * 2, schedule=Schedule(kind="interleaved"))
-    assert strategy(chunks).startswith("pp 2 (2 chunks each) × dp 2 × tp 2")
+    assert strategy(chunks).startswith("pipeline 2 (2 chunks each) × 2 replicas × tensor parallel 2")
     assert strategy(chunks).endswith("interleaved")
-    one = replace(plan, stages=(replace(stage, mesh=(("dp", 1),), devices="0", zero=Zero()),))
-    assert strategy(one) == "one device · 64 at once"
+    one = replace(plan, stages=(replace(stage, mesh=(("dp", 1),), devices="0", zero=Zero(), shardings={}),))
+    assert strategy(one) == "1 of 8 devices · one device · 64 at once"
     late = replace(plan, sync=Sync(kind="dasgd", period=4, delay=2))
-    assert strategy(late) == "dp 8 · 64 at once · DaSGD, averaged every 4 steps, merged 2 steps later"
+    assert strategy(late) == "8 replicas · 64 at once · DaSGD, averaged every 4 steps, merged 2 steps later"
     local = replace(plan, sync=Sync(kind="local_sgd", period=1))
-    assert strategy(local) == "dp 8 · 64 at once · local SGD, averaged every step"
+    assert strategy(local) == "8 replicas · 64 at once · local SGD, averaged every step"
+
+
+def test_an_axis_is_named_by_what_it_does(plan: Plan) -> None:
+    def of(*mesh: tuple[str, int], samples: int = 64, **more: Any) -> str:
+        stage = replace(plan.stages[0], mesh=mesh, **more)
+        return strategy(replace(plan, stages=(stage,), samples_per_micro_batch=samples))
+
+    assert of(("dp", 4), ("tp", 2), batch_axes=("dp", "tp")) == "8 replicas in 4 groups of 2 · 64 at once"
+    assert of(("tp", 8), batch_axes=("tp",)) == "8 replicas · 64 at once"
+    assert of(("dp", 2), ("tp", 4), batch_axes=("tp",)) == "4 replicas × all work repeated by 2 · 64 at once"
+    assert of(("dp", 4), ("tp", 2), shardings=COLUMNS) == "4 replicas × tensor parallel 2 · 64 at once"
+    assert of(("dp", 8), samples=60) == "8 replicas · 60 at once · 7 to 8 samples a rank"
+    spread = {"h.*.experts": {"ep": AxisSharding(inputs=("S(0)",), outputs=("S(0)",))}}
+    experts = of(("dp", 2), ("ep", 4), batch_axes=("dp", "ep"), shardings=spread)
+    assert experts == "8 replicas in 2 groups of 4 × experts over 4 · 64 at once"
+    whole = {"h.*": {"cp": AxisSharding(inputs=("S(1)",), outputs=("S(1)",))}}
+    assert of(("dp", 2), ("cp", 4), shardings=whole) == "2 replicas × sequence over 4 · 64 at once"
+    part = Zero(stage=3, axes=("dp",))
+    sharded = of(("dp", 4), ("tp", 2), batch_axes=("dp", "tp"), zero=part)
+    assert sharded == "8 replicas in 4 groups of 2 · 64 at once · ZeRO 3 over 4"
 
 
 def test_operators_that_go_their_own_way_are_named(plan: Plan) -> None:
     own = {name: {"dp": AxisSharding(inputs=("B", "B"), outputs=("B",))} for name in ("fc1", "fc2", "fc3")}
     split = replace(plan, stages=(replace(plan.stages[0], shardings=own),))
-    assert strategy(split) == "dp 8 · 64 at once · fc1 and 2 more not split by batch"
+    assert strategy(split) == "8 replicas · 64 at once · fc1 and 2 more not split by batch, repeated"
+    own["fc2"] = {"dp": AxisSharding(inputs=("B", "S(1)"), outputs=("S(1)",))}
+    split = replace(plan, stages=(replace(plan.stages[0], shardings=own),))
+    assert strategy(split).endswith("fc1 and 2 more not split by batch, 2 of them repeated")
+
+
+def test_bounds_say_of_which_plans_they_are(plan: Plan) -> None:
+    assert plan.estimate is not None and plan.search is not None
+    known = replace(plan, search=replace(plan.search, lower_bound_s=0.4))
+    assert dict(summary(known))["bound"] == "no plan that this search can decide takes less than 400 ms, 20% less"
+    any_plan = replace(plan, search=replace(plan.search, lower_bound_s=plan.estimate.lower_bound_s))
+    assert dict(summary(any_plan))["bound"].startswith("no plan of this model on this cluster takes less than 100 ms")
+    proven = replace(plan, search=replace(plan.search, proven=True))
+    assert dict(summary(proven))["bound"] == "no plan that this search can decide is faster: proven"
+    tied = replace(plan, search=replace(plan.search, proven=True, fastest_s=0.49))
+    assert dict(summary(tied))["bound"] == "the fastest plan that this search can decide takes 490 ms, 2% less: proven"
+    assert dict(summary(tied))["against"].endswith("0.98x the fastest plan found, which is a tie")
+
+
+def test_idle_devices_are_said(plan: Plan) -> None:
+    some = replace(plan, stages=(replace(plan.stages[0], devices="0-3", mesh=(("dp", 4),)),))
+    assert strategy(some) == "4 of 8 devices · 4 replicas · 64 at once"
+    text = "4 of 8: more would not make it faster, as far as the estimate can tell"
+    assert dict(summary(some))["devices"] == text
 
 
 def test_summary(plan: Plan) -> None:
@@ -53,12 +103,26 @@ def test_summary(plan: Plan) -> None:
     assert "fake" in lines["found by"]
     assert plan.search is not None
     lone = replace(plan, search=replace(plan.search, baselines={"dp": None, "expert": 1.0, "yours": 2.0}))
-    assert against(lone) == "pure data parallelism does not fit, 2.00x the best expert template, 4.00x your plan"
+    text = "pure data parallelism does not fit into memory, 2.00x the best expert template, 4.00x your plan"
+    assert against(lone) == text
+    small = replace(plan, search=replace(plan.search, baselines={"expert": 1.0}))
+    assert against(small).startswith("pure data parallelism is not possible with this batch or these hints, 2.00x")
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(3.14159, "3.14 s"), (0.0123, "12.3 ms"), (4.2e-6, "4.2 µs"), (123456.0, "123,456 s"), (float("inf"), "inf s")],
+    [
+        (3.14159, "3.14 s"),
+        (0.0123, "12.3 ms"),
+        (4.2e-6, "4.2 µs"),
+        (123456.0, "123,456 s"),
+        (float("inf"), "inf s"),
+        (0.0, "0 µs"),
+        (0.9994, "999 ms"),
+        (0.9996, "1 s"),
+        (9.996e-4, "1 ms"),
+        (999.6, "1,000 s"),
+    ],
 )
 def test_seconds(value: float, text: str) -> None:
     assert seconds(value) == text

@@ -95,7 +95,7 @@ def test_a_job_of_several_searchers(running: Any, squeezenet: bytes) -> None:
     searched = []
     for searchers in (names, names, ["mcmc"]):
         budget = 300 if len(searchers) == 3 else 100
-        job = running.client.submit(model, CLUSTER, TRAINING, budget=budget, searchers=searchers, seed=5)
+        job = running.client.submit(model, CLUSTER, TRAINING, budget=budget, searchers=searchers, tie=0, seed=5)
         assert running.client.wait(job["id"])["request"]["searchers"] == searchers
         searched.append(running.client.plan(job["id"]))
     first, second, alone = (plan.search for plan in searched)
@@ -128,7 +128,7 @@ def test_trials_in_processes_of_their_own(running: Any, until: Any) -> None:
     model = "zoo:gpt:layers=2,hidden=32,heads=2,seq_len=16,vocab_size=64"
     here = {**parse_cluster("2xV100-16GB").to_json(), "name": LOCAL}
     training = {"global_batch": 8, "precision": "fp32"}
-    client, asked = running.client, {"budget": 100, "searchers": ["mcmc"]}
+    client, asked = running.client, {"budget": 100, "searchers": ["mcmc"], "hints": {"fix": {"dp": 2}}}
 
     job = client.submit(model, here, training, **asked, trials={"top_k": 2, "steps": 1000})
     processes = until(lambda: found if len(found := ranks(running)) == 2 else None)

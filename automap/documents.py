@@ -1,0 +1,176 @@
+"""JSON from users: the one reader for files, requests and what Python hands in.
+
+A document that was read holds finite numbers, Unicode text and no key twice, and is nested no deeper than `MAX_DEPTH`:
+whatever was read can be stored, written again and counted with. Knows no records; see `automap.records` for what a
+document must hold.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ir.errors import UserError
+
+MAX_DEPTH = 64
+"""Levels of nesting. The deepest that anything here writes is a plan with a timeline inside the hints of a job: 9."""
+MAX_DIGITS = 400
+"""Of an integer: one with more is beyond the largest double, 1.8e308, and takes quadratic time to read."""
+SHOWN = 40
+"""Characters of a text that is no JSON, in the error."""
+DOCUMENT = "document"
+"""What errors name where the user has no name for it."""
+
+
+class _Twice(dict[str, Any]):
+    """An object that was written with a key twice; `key` is that one."""
+
+    key = ""
+
+
+def read_document(text: str | bytes, *, field: str = "", error: type[UserError] = UserError) -> Any:
+    """The document of a JSON text.
+
+    Args:
+        text: JSON; bytes are UTF-8.
+        field: how the user names the document, the start of the paths in errors; empty where it has no name.
+        error: the exception to raise.
+
+    Raises:
+        UserError: (of type `error`) the text is no JSON, or holds what `check_document` refuses, or a key twice.
+    """
+    return _read(text, field, error, shown=str(text[:SHOWN]))
+
+
+def read_file(path: Path, *, field: str, error: type[UserError]) -> Any:
+    """The document of a JSON file; see `read_document`.
+
+    Raises:
+        UserError: (of type `error`) likewise, or the file cannot be opened.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as fault:
+        raise error(
+            f"cannot be read ({fault.strerror})", field=field, value=str(path), repair="Name a readable JSON file."
+        ) from None
+    return _read(data, field, error, shown=str(path))
+
+
+def check_document(document: object, *, field: str = "", error: type[UserError] = UserError) -> None:
+    """Refuses what JSON cannot hold or a double cannot: NaN, infinities, integers beyond, text that is not Unicode.
+
+    Args:
+        document: dicts, lists, tuples, strings and numbers; anything else is passed over.
+        field: see `read_document`.
+        error: see `read_document`.
+
+    Raises:
+        UserError: (of type `error`) names the path of the first such value.
+    """
+    _check(document, field, MAX_DEPTH, error)
+
+
+def _read(text: str | bytes, field: str, error: type[UserError], shown: str) -> Any:
+    try:
+        document = json.loads(
+            text if isinstance(text, str) else text.decode("utf-8-sig"),
+            object_pairs_hook=_object,
+            parse_int=_integer,
+        )
+    except RecursionError:
+        raise _too_deep(field, error) from None
+    except ValueError as fault:
+        why = f"no UTF-8 at byte {fault.start}" if isinstance(fault, UnicodeDecodeError) else str(fault)
+        raise error(
+            f"cannot be read as JSON ({why})",
+            field=field or DOCUMENT,
+            value=shown or "nothing",
+            repair="Write one JSON document in UTF-8.",
+        ) from None
+    check_document(document, field=field, error=error)
+    return document
+
+
+def joined(path: str, key: str) -> str:
+    """The path of `key` inside `path`."""
+    return f"{path}.{key}" if path else key
+
+
+def _check(value: object, path: str, levels: int, error: type[UserError]) -> None:
+    if isinstance(value, str):
+        _check_text(value, path, error)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            _refuse_number(value, path, error)
+    elif isinstance(value, int):
+        try:
+            float(value)
+        except OverflowError:
+            _refuse_number(math.inf if value > 0 else -math.inf, path, error)
+    elif isinstance(value, Mapping | list | tuple):
+        if levels == 0:
+            raise _too_deep(path, error)
+        if isinstance(value, _Twice):
+            raise error(
+                "an object with a key twice",
+                field=joined(path, value.key),
+                value=value.key,
+                repair="Keep one of the two.",
+            )
+        if isinstance(value, Mapping):
+            for key, item in value.items():
+                if isinstance(key, str):
+                    _check_text(key, path, error)
+                _check(item, joined(path, str(key)), levels - 1, error)
+        else:
+            for index, item in enumerate(value):
+                _check(item, f"{path}[{index}]", levels - 1, error)
+
+
+def _check_text(text: str, path: str, error: type[UserError]) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise error(
+            "half of a surrogate pair, which is no Unicode text",
+            field=path or DOCUMENT,
+            value=text,
+            repair="Write both halves, or the character itself.",
+        ) from None
+
+
+def _refuse_number(value: float, path: str, error: type[UserError]) -> NoReturn:
+    raise error(
+        "no finite number of at most 1.8e308",
+        field=path or DOCUMENT,
+        value=value,
+        repair="Give a finite number.",
+    )
+
+
+def _too_deep(path: str, error: type[UserError]) -> UserError:
+    # The path itself may be thousands of levels long: its beginning says enough.
+    return error(
+        "nested too deeply",
+        field=path or DOCUMENT,
+        value=f"more than {MAX_DEPTH} levels",
+        repair=f"Nest lists and objects at most {MAX_DEPTH} deep.",
+    )
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    seen = set[str]()
+    twice = _Twice(found)
+    twice.key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+    return twice
+
+
+def _integer(text: str) -> int | float:
+    return int(text) if len(text) <= MAX_DIGITS else float(text)

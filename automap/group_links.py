@@ -1,0 +1,73 @@
+"""What the collectives of a group of devices run on: its slowest link, and its share of what hosts have between them.
+
+Units: bytes/s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from automap.cluster import Cluster
+from automap.fitted import CollectiveCurve
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupLink:
+    """What a collective over one group of devices runs on."""
+
+    size: int
+    hosts: int
+    bytes_per_s: float
+    """Of each device; a ring's slowest part."""
+    exchange_bytes_per_s: float
+    """Of each device that sends an equal part to every other: what leaves its host goes through its own share of the
+    NICs."""
+    line_bytes_per_s: float
+    """Line rate of the NICs that the group has on a host; inside a host, of the devices' link."""
+    collectives: Mapping[str, CollectiveCurve] = field(default_factory=dict)
+    """Measured curves of the link inside a host, see `Link`; shares of `line_bytes_per_s`."""
+
+
+def group_link(cluster: Cluster, ranks: Sequence[int]) -> GroupLink:
+    """The link that collectives over `ranks` see while the other devices of their hosts are as busy.
+
+    Inside a host every device has its own link. Between hosts a ring with r of the d devices of a host has r / d of
+    its NICs: groups that run at the same time divide them evenly.
+    """
+    size = len(ranks)
+    if size <= 1:
+        endless = float("inf")
+        return GroupLink(size=1, hosts=1, bytes_per_s=endless, exchange_bytes_per_s=endless, line_bytes_per_s=endless)
+    by_node: dict[int, int] = {}
+    for rank in ranks:
+        node = cluster.node_of[rank]
+        by_node[node] = by_node.get(node, 0) + 1
+    bandwidth = exchange = line = float("inf")
+    collectives: Mapping[str, CollectiveCurve] = {}
+    for node, here in by_node.items():
+        host = cluster.hosts[node]
+        intra, inter = cluster.links[host.intra_node_link], cluster.links[host.inter_node_link]
+        if here > 1:
+            bandwidth = min(bandwidth, intra.group_bytes_per_s(here))
+        if len(by_node) == 1:
+            line = intra.bandwidth_GBps * 1e9 * intra.share_by_ranks.get(str(here), 1.0)
+            collectives = intra.collectives
+        if len(by_node) > 1:
+            share = host.nics * here / host.num_devices
+            bandwidth = min(bandwidth, inter.bytes_per_s * share)
+            exchange = min(exchange, inter.bytes_per_s * share / here * (size - 1) / (size - here))
+            line = min(line, inter.bandwidth_GBps * 1e9 * share)
+    exchange = min(exchange, bandwidth)
+    matrix = cluster.bandwidth_GBps
+    if matrix is not None:
+        bandwidth = exchange = line = min(matrix[a][b] for a in ranks for b in ranks if a != b) * 1e9
+        collectives = {}
+    return GroupLink(
+        size=size,
+        hosts=len(by_node),
+        bytes_per_s=bandwidth,
+        exchange_bytes_per_s=exchange,
+        line_bytes_per_s=line,
+        collectives=collectives,
+    )

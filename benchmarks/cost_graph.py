@@ -1,0 +1,98 @@
+"""How well the cost graph adds up, and how long elimination takes for a frame.
+
+    python benchmarks/cost_graph.py [--plans 25] [--frames 25] [--models NAME,NAME]
+
+Of random plans each unit's forward and backward pass in the cost graph against its cost in the price: the median and
+the largest of the relative deviations. Of the frames of some of them the processor time of one elimination at the
+slopes of their plans, by the number of mesh axes of more than one rank: median and largest.
+"""
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+
+from agents.elimination import solve
+from automap.cluster import parse_cluster
+from automap.cost_graph import CostGraph
+from automap.price.communication import KIND_COUNT
+from automap.price.vectors import (
+    C_BACKWARD,
+    C_BACKWARD_COMM,
+    C_FORWARD,
+    C_FORWARD_COMM,
+    C_RECOMPUTE,
+    C_REDUCE,
+)
+from automap.problem import Problem
+from automap.slopes import slopes
+from automap.space import PlanSpace
+from ir import zoo
+
+CASES = {
+    "gpt2": ("8xA100-80GB", 64),
+    "bert-large": ("2x8xV100-16GB@25Gbit", 256),
+    "t5-3b": ("4x8xA100-80GB", 256),
+    "mixtral-8x7b": ("8x8xH100-80GB", 256),
+    "resnet50": ("2x8xV100-16GB@25Gbit", 256),
+    "vgg19": ("2x4xV100@25Gbit", 256),
+}
+"""Model of the zoo -> cluster, global batch."""
+WARM = "gpt:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=128"
+
+
+def passes(costs):
+    """[rows, 2] seconds of the forward and the backward pass of units, all collectives counted in full."""
+    forward = costs[:, C_FORWARD] + costs[:, C_FORWARD_COMM : C_FORWARD_COMM + KIND_COUNT].sum(axis=1)
+    backward = costs[:, C_BACKWARD] + costs[:, C_RECOMPUTE] + costs[:, C_BACKWARD_COMM:C_REDUCE].sum(axis=1)
+    return np.stack([forward, backward], axis=1)
+
+
+def live_axes(space, values):
+    """Axes of more than one rank."""
+    shape = space.shape(values)
+    return sum(size > 1 for size in (shape.dp, shape.middle, shape.tp))
+
+
+def measure(space, num_plans, num_frames):
+    """The deviations of all units of some plans; number of axes -> seconds of the eliminations."""
+    off: list[float] = []
+    took: dict[int, list[float]] = {}
+    for number, values in enumerate(space.random_batch(np.random.default_rng(0), num_plans).tolist()):
+        graph = CostGraph(space, tuple(values[: space.first_signature]))
+        picked = graph.picked(tuple(values))
+        chosen = graph.chosen(picked)
+        exact, summed = passes(graph.units.costs(chosen)), passes(graph.unit_costs(picked))
+        off += np.abs(summed / exact - 1.0).reshape(-1).tolist()
+        if number < num_frames:
+            weights = slopes(graph.units, chosen).time
+            began = time.process_time()
+            solve(graph, weights, picked)
+            took.setdefault(live_axes(space, values), []).append(time.process_time() - began)
+    return off, took
+
+
+def main() -> None:
+    """One line a model."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--plans", type=int, default=25)
+    parser.add_argument("--frames", type=int, default=25)
+    parser.add_argument("--models", default=",".join(CASES))
+    given = parser.parse_args()
+    # What is imported and compiled at the first call counts for no frame.
+    warm = PlanSpace(Problem.build(zoo.build(WARM), parse_cluster("4xA100"), {"global_batch": 8}))
+    measure(warm, 2, 2)
+    for model in given.models.split(","):
+        cluster, batch = CASES[model]
+        space = PlanSpace(Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch}))
+        off, took = measure(space, given.plans, given.frames)
+        frames = ", ".join(
+            f"{axes} axes: {1e3 * statistics.median(s):.0f} ms ({1e3 * max(s):.0f} at most, {len(s)} frames)"
+            for axes, s in sorted(took.items())
+        )
+        print(f"{model:13} {cluster:22} off {np.median(off):.1e} ({max(off):.1%} at most)   {frames}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""A deadline that holds whatever the code under it does.
+
+Searchers look at the clock themselves; on a problem that is far too large they may not come to it in time. Works in
+the main thread alone, where signals arrive; elsewhere it does nothing. Units: seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+from automap.errors import UserError
+
+
+class _Late(BaseException):
+    """No `Exception`: nobody who repairs errors on the way may take it for one of theirs."""
+
+
+@contextlib.contextmanager
+def deadline(seconds: float, grace_s: float, fault: UserError) -> Iterator[None]:
+    """Raises `fault` in its block; a timer that ran before, as of RQ, runs on behind it.
+
+    Args:
+        seconds: from now, by the clock.
+        grace_s: processor time beyond it, so that on a busy host what is nearly done is not lost.
+        fault: what to say then.
+
+    Raises:
+        UserError: `fault`.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(*_: object) -> None:
+        raise _Late
+
+    def begin_grace(*_: object) -> None:
+        signal.setitimer(signal.ITIMER_PROF, grace_s)
+
+    began = time.monotonic()
+    handlers = signal.signal(signal.SIGALRM, begin_grace), signal.signal(signal.SIGPROF, ring)
+    outer_s, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except _Late:
+        raise fault from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        for number, handler in zip((signal.SIGALRM, signal.SIGPROF), handlers, strict=True):
+            signal.signal(number, handler)
+        if outer_s:
+            # One that came due meanwhile rings at once.
+            signal.setitimer(signal.ITIMER_REAL, max(1e-3, outer_s - (time.monotonic() - began)))

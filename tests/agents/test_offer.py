@@ -1,0 +1,173 @@
+"""The plan that leaves: within the tie of the fastest, plainer than it, on no more devices than are of use."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agents import Budget, search, search_offer
+from agents.parts import clusters_within, near, on_all, promising
+from agents.plainest import plain, plainest, plainness, simplified
+from automap.cluster import parse_cluster
+from automap.errors import ProblemError
+from automap.plan import Plan, parse_devices
+from automap.price.estimate import error_band, price
+from automap.problem import Problem
+from automap.space import PlanSpace
+from automap.templates import templates
+from automap.verify import verify
+from ir import zoo
+
+GPT = "gpt:layers=2,hidden=256,heads=4,vocab_size=512,seq_len=128"
+RESNET = "resnet:blocks=1-1-1-1,image_size=64"
+WHO = ("expert", "mcmc")
+PROBLEMS = [(GPT, "1x4xA100-80GB", 32), (GPT, "2x2xV100-16GB@10Gbit", 8), (RESNET, "2x4xV100-16GB@25Gbit", 64)]
+
+
+def build(spec, cluster, batch, **hints):
+    return Problem.build(zoo.build(spec), parse_cluster(cluster), {"global_batch": batch}, hints)
+
+
+def step_s(plan):
+    return plan.estimate.step_time_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("spec", "cluster", "batch"), PROBLEMS)
+def test_what_leaves_is_a_tie_of_the_fastest(spec, cluster, batch):
+    problem = build(spec, cluster, batch)
+    budget, who = Budget.parse(200), ("mcmc",)
+    exact, tied = (search_offer(problem, budget, searchers=who, seed=1, tie=tie).plan for tie in (0.0, 0.1))
+    fastest_s = tied.search.fastest_s or step_s(tied)
+    assert step_s(tied) <= fastest_s * (1.0 + 0.1 * error_band(problem))
+    assert step_s(exact) <= fastest_s * (1.0 + 1e-9)
+    assert exact.search.fastest_s is None or exact.search.fastest_s >= step_s(exact) * (1.0 - 1e-9)
+    assert (tied.search.fastest_s is None) == (not any("plainer" in line for line in tied.why))
+    for plan in (exact, tied):
+        assert not verify(problem, plan)
+        assert price(problem, Plan.from_json(json.loads(json.dumps(plan.to_json())))) == plan.estimate
+        assert plan.estimate.lower_bound_s <= plan.search.lower_bound_s <= fastest_s
+    if not promising(problem):
+        assert step_s(exact) == pytest.approx(step_s(search(problem, budget, searcher="mcmc", seed=1).plan), rel=1e-9)
+
+
+def test_a_template_leaves_before_anything_else():
+    space = PlanSpace(build(GPT, "1x4xA100-80GB", 32))
+    listed = np.array([values for _, values in templates(space)])
+    prices = space.price(listed)
+    fits = prices[:, 1] <= 0.0
+    best_s = prices[fits, 0].min()
+    rows = space.random_batch(np.random.default_rng(0), 400)
+    found = space.price(rows)
+    at = int(np.where(found[:, 1] <= 0.0, found[:, 0], np.inf).argmin())
+    best = tuple(rows[at].tolist()), "random"
+    offer = plainest(space, best, [], max(best_s * 1.001, found[at, 0]))
+    assert offer.found_by == "expert"
+    (stage,) = offer.plan.stages
+    assert (stage.mesh, stage.shardings, stage.zero.stage, stage.recompute) == ((("dp", 4),), {}, 0, ())
+    alone = plainest(space, best, [], 0.0)
+    assert alone.found_by == "random" and step_s(alone.plan) <= found[at, 0] * (1.0 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_decisions_go_back_to_what_is_ordinary_within_the_limit(seed):
+    space = PlanSpace(build(RESNET, "2x2xV100-16GB@25Gbit", 32, fix={"pp": 1, "num_micro_batches": 1}))
+    rng = np.random.default_rng(seed)
+    rows = space.random_batch(rng, 200)
+    prices = space.price(rows)
+    values = tuple(rows[int(np.where(prices[:, 1] <= 0.0, prices[:, 0], np.inf).argmin())].tolist())
+    before_s = float(space.price(np.array([values]))[0, 0])
+    ranks = []
+    for limit_s in (before_s, 1.1 * before_s, 10.0 * before_s):
+        other = simplified(space, values, limit_s)
+        found_s, overflow = space.price(np.array([other]))[0]
+        assert overflow <= 0.0 and found_s <= limit_s * (1.0 + 1e-12)
+        assert space.repair(other) == other
+        ranks.append(
+            plainness(plain(space.choice(other), space.evaluator, limit_s), space.evaluator, is_template=False)
+        )
+    assert ranks[0][3] <= plainness(space.choice(values), space.evaluator, is_template=False)[3]
+    assert ranks[2][:4] <= ranks[0][:4]
+    # Whatever it costs, nothing out of the ordinary is left.
+    assert ranks[2][2:4] <= (1, 0)
+
+
+def test_ties_out_of_bounds_are_refused():
+    problem = build(GPT, "1x2xA100-80GB", 8)
+    for tie in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ProblemError) as caught:
+            search_offer(problem, Budget.parse(5), tie=tie)
+        assert caught.value.field == "tie"
+
+
+# -- parts of a cluster ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cluster", "batch", "names"),
+    [
+        ("4x2xV100-16GB", 8, {"2x2": range(4), "1x2": range(2), "1x1": range(1)}),
+        ("1x7xA100-80GB", 64, {"1x4": range(4), "1x1": range(1)}),
+        ("2xV100-16GB+2xP100", 4, {"1x2xV100": range(2), "1x1xV100": range(1), "1x2xP100": range(2, 4),
+                                   "1x1xP100": range(2, 3)}),
+    ],
+)  # fmt: skip
+def test_parts_are_whole_hosts_or_devices_of_one(cluster, batch, names):
+    found = {part.name: devices for part, devices in clusters_within(parse_cluster(cluster), batch)}
+    assert len(found) == len(names)
+    for start, devices in names.items():
+        assert [d for name, d in found.items() if name.startswith(start)] == [tuple(devices)]
+    for part, devices in clusters_within(parse_cluster(cluster), batch):
+        assert part.num_devices == len(devices)
+        assert parse_cluster(json.loads(json.dumps(part.to_json()))) == part
+
+
+@pytest.mark.slow
+def test_a_slow_network_leaves_hosts_idle():
+    problem = build(RESNET, "4x2xV100-16GB@10Gbit", 32)
+    parts = promising(problem)
+    assert near(parts) == parts[0]
+    result = search_offer(problem, Budget.parse(240), searchers=WHO)
+    plan = result.plan
+    used = tuple(d for stage in plan.stages for d in parse_devices(stage.devices))
+    assert used in {part.devices for part in parts}
+    alone = search(parts[0].problem, Budget.parse(120), searcher="mcmc").plan
+    assert step_s(plan) <= step_s(alone) * (1.0 + 0.1 * error_band(problem))
+    assert result.evaluations == plan.search.evaluations
+    assert plan.search.baselines["expert"] == min(part.template_s for part in parts if part.template_s)
+    lifted = on_all(alone, parts[0], problem, PlanSpace(problem).evaluator)
+    assert step_s(lifted) == step_s(alone)
+    assert lifted.estimate.mfu == alone.estimate.mfu
+    others = result.unlike(3)
+    assert others[0] is plan and len({(p.stages[0].devices, p.stages[0].mesh) for p in others}) > 1
+    assert all(not verify(problem, replace(p, search=None)) for p in others)
+
+
+def test_parts_that_cannot_be_as_fast_are_left_alone():
+    assert not promising(build("gpt2", "1x4xA100-80GB", 256))
+    assert not promising(build(GPT, "1x1xA100-80GB", 4))
+    fixed = build(RESNET, "4x2xV100-16GB@10Gbit", 32, fix={"dp": 8})
+    assert not promising(fixed)
+    assert {stage.devices for stage in search_offer(fixed, Budget.parse(50), searchers=("mcmc",)).plan.stages} == {
+        "0-7"
+    }
+
+
+@pytest.mark.slow
+def test_gradients_are_reduced_in_two_levels_from_every_seed():
+    problem = build("resnet50", "2x4xV100-16GB@25Gbit", 512, fix={"pp": 1})
+    plans = [search_offer(problem, Budget.parse(40), searchers=WHO, seed=seed).plan for seed in range(3)]
+    (mesh,) = {stage.mesh for plan in plans for stage in plan.stages}
+    assert mesh == (("dp", 2), ("tp", 4))
+    assert all(stage.batch_axes == ("dp", "tp") for plan in plans for stage in plan.stages)
+    assert all(step_s(plan) < plan.search.baselines["dp"] for plan in plans)
+
+
+@pytest.mark.slow
+def test_bert_large_behind_a_slow_link_stays_on_one_host():
+    problem = build("bert-large", "2x8xV100-16GB@10Gbit", 64)
+    plan = search_offer(problem, Budget.parse(300), seed=0).plan
+    assert {stage.devices for stage in plan.stages} == {"0-7"}
+    alone = search(build("bert-large", "1x8xV100-16GB@10Gbit", 64), Budget.parse(75), searcher="expert").plan
+    assert step_s(plan) <= step_s(alone) * (1.0 + 0.1 * error_band(problem))

@@ -1,0 +1,74 @@
+"""What a plan says of how it is started: every word of it is there, and takes the arguments that it is given."""
+
+import importlib
+import json
+import shlex
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from automap.cluster import parse_cluster
+from automap.hand_made import Strategy, hand_made
+from automap.plan_writing import to_plan
+from automap.price.estimate import annotate
+from automap.price.evaluator import Evaluator
+from automap.problem import Problem
+from ir import zoo
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = "gpt:layers=2,hidden=32,heads=2,seq_len=16,vocab_size=256"
+
+
+def launched(cluster, model=SMALL, **degrees):
+    """The plan of a strategy, with how it is started."""
+    problem = Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": 24, "precision": "fp32"})
+    evaluator = Evaluator(problem)
+    choice = hand_made(evaluator, Strategy(**{"micro_batch": 1, **degrees}))
+    return annotate(to_plan(choice, evaluator), choice, evaluator)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "where"),
+    [
+        ("2xcpu", "--standalone --nproc-per-node=2"),
+        ("3x4xA100", "--nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 --nproc-per-node=4"),
+        ("2xV100-16GB+4xP100", "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 --nproc-per-node=auto"),
+    ],
+)
+def test_each_host_starts_a_process_for_each_of_its_devices(cluster, where):
+    assert launched(cluster).launch == f"torchrun {where} examples/train_gpt.py plan.json checkpoint 100"
+
+
+def test_another_model_needs_a_script_of_the_users_own():
+    line = launched("2xcpu", "bert:layers=2,hidden=32,heads=2,seq_len=16,vocab_size=256").launch
+    assert shlex.split(line, comments=True) == ["torchrun", "--standalone", "--nproc-per-node=2", "YOUR_TRAINING.py"]
+    _, _, said = line.partition("# calls ")
+    name, _, page = said.partition(", see ")
+    module, _, function = name.rpartition(".")
+    assert callable(getattr(importlib.import_module(module), function))
+    assert "parallelize(" in (ROOT / page).read_text()
+
+
+@pytest.mark.slow
+def test_what_a_plan_says_starts_its_training(tmp_path):
+    plan = launched("2xcpu", micro_batch=12)
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    program, *words = shlex.split(plan.launch)
+    done = subprocess.run(
+        [sys.executable, str(Path(sysconfig.get_path("scripts")) / program), *words],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()]
+    assert len(losses) == 10
+    assert losses[-1] < losses[0]
+    assert (tmp_path / "checkpoint").is_dir()

@@ -1,0 +1,147 @@
+"""One spelling of a layout: against the price, the verifier, and the way there and back through documents."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from automap.cluster import parse_cluster
+from automap.plan_writing import to_plan
+from automap.price.estimate import annotate, price
+from automap.problem import Problem
+from automap.space import PlanSpace
+from automap.spelling import merges, num_unlike, repeats, role, sizes, spelled, without_idle
+from automap.templates import templates
+from automap.translate import default_signatures, same_choice, to_choice
+from automap.verify import Verifier
+from ir import zoo
+
+GPT = "gpt:layers=2,hidden=64,heads=4,vocab_size=128,seq_len=32"
+PROBLEMS = [
+    (GPT, "2x4xA100-80GB", 32),
+    ("resnet:blocks=1-1,image_size=32", "2x2xV100-16GB@10Gbit", 16),
+    (GPT, "2xV100-16GB+4xP100-16GB", 24),
+    ("moe:layers=2,hidden=32,heads=4,kv_heads=4,ffn=64,experts=4,seq_len=32,vocab_size=64", "1x8xA100-80GB", 16),
+]
+
+
+def build(spec, cluster, batch, **fix):
+    return PlanSpace(Problem.build(zoo.build(spec), parse_cluster(cluster), {"global_batch": batch}, {"fix": fix}))
+
+
+def illegal(check, choice, evaluator):
+    """Faults of a plan but that it does not fit."""
+    plan = annotate(to_plan(choice, evaluator), choice, evaluator)
+    return [v for v in check.violations(plan) if not v.what.startswith("does not fit")]
+
+
+def with_idle(space, values, axis):
+    """A plan with nothing split over an axis."""
+    choice, evaluator = space.choice(values), space.evaluator
+    chunks = []
+    for segments in choice.chunks:
+        mine = []
+        for segment in segments:
+            unit_type = space.linkage.blocks.units[segment.unit].type
+            chosen = segment.chosen.copy()
+            chosen[:, axis] = [default_signatures(evaluator, unit_type, k)[0] for k in range(len(chosen))]
+            mine.append(replace(segment, chosen=chosen))
+        chunks.append(tuple(mine))
+    return replace(choice, chunks=tuple(chunks))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("spec", "cluster", "batch"), PROBLEMS)
+def test_a_spelling_is_its_own_and_costs_no_more(spec, cluster, batch):
+    space = build(spec, cluster, batch)
+    evaluator, check = space.evaluator, Verifier(space.problem)
+    rows = space.random_batch(np.random.default_rng(5), 40).tolist()
+    rows += [values for _, values in list(templates(space))[:: max(1, len(list(templates(space))) // 40)]]
+    num_respelled = 0
+    for values in rows:
+        choice = space.choice(values)
+        once = spelled(choice, evaluator)
+        assert same_choice(spelled(once, evaluator), once)
+        before, after = (evaluator.evaluate(c) for c in (choice, once))
+        assert after.step_time_s <= before.step_time_s * (1.0 + 1e-8)
+        if (sizes(once) > 1).sum() == (sizes(choice) > 1).sum():
+            assert after.step_time_s == pytest.approx(before.step_time_s, rel=1e-9)
+        num_respelled += not same_choice(once, choice)
+        others = [once] if not same_choice(once, choice) else []
+        for other in (*others, *merges(choice, evaluator), *without_idle(choice, evaluator)):
+            assert not illegal(check, other, evaluator)
+            assert same_choice(to_choice(to_plan(other, evaluator), evaluator, space.axes), other)
+    assert num_respelled
+
+
+def test_pure_data_parallelism_has_one_axis_that_is_called_dp():
+    """In whatever mesh it was found, on one host; over slow links what is reduced in two levels stays what it is."""
+    space = build(GPT, "1x8xA100-80GB", 32)
+    whole = space.choice(next(v for shape, v in templates(space) if shape.dp == 8))
+    found = set()
+    for shape in space.shapes:
+        if shape.pp == 1 and shape.num_micro_batches == 1:
+            values = list(space.even_values(shape, recompute="none", zero=0))
+            for slot in space.slots[space.first_signature :]:
+                leader = space.linkage.types[slot.unit_type].groups[slot.group].leader
+                values.append(default_signatures(space.evaluator, slot.unit_type, leader)[1])
+            once = spelled(space.choice(values), space.evaluator)
+            found.add(to_plan(once, space.evaluator).stages[0].mesh)
+            assert space.encode(to_plan(once, space.evaluator)) is not None
+    assert found == {to_plan(whole, space.evaluator).stages[0].mesh} == {(("dp", 8),)}
+    slow = build("resnet:blocks=1-1,image_size=32", "2x2xV100-16GB@10Gbit", 16)
+    two_levels = [
+        slow.choice(v)
+        for shape, v in templates(slow)
+        if shape.dp == shape.tp == 2 and role(slow.choice(v), slow.evaluator, 1) == "batch"
+    ]
+    kept = [c for c in two_levels if (sizes(spelled(c, slow.evaluator)) > 1).sum() == 2]
+    assert kept
+    for choice in kept:
+        for merged in merges(choice, slow.evaluator, same_zero=True):
+            costs = [slow.evaluator.evaluate(c).step_time_s for c in (choice, merged)]
+            assert costs[0] < costs[1]
+
+
+def test_what_is_repeated_is_the_same_on_fewer_devices():
+    space = build(GPT, "2x4xA100-80GB@25Gbit", 32, pp=1)
+    evaluator, check = space.evaluator, Verifier(space.problem)
+    one_host = build(GPT, "1x4xA100-80GB", 32, pp=1)
+    shape = next(s for s in space.shapes if (s.dp, s.tp, s.num_micro_batches) == (2, 4, 1))
+    values = next(v for s, v in templates(space) if s == shape and v[space.zero_slot] == 0)
+    choice = with_idle(space, values, 0)
+    assert role(choice, evaluator, 0) == "idle" and repeats(choice, evaluator)
+    (alone,) = without_idle(choice, evaluator)
+    assert not repeats(alone, evaluator)
+    plan = to_plan(alone, evaluator)
+    assert [stage.devices for stage in plan.stages] == ["0-3"]
+    assert not illegal(check, alone, evaluator)
+    assert same_choice(to_choice(plan, evaluator, space.axes), alone)
+    assert evaluator.evaluate(alone).step_time_s <= evaluator.evaluate(choice).step_time_s
+    there = replace(plan, cluster=one_host.problem.cluster.to_json())
+    mine, same = price(space.problem, plan, evaluator), price(one_host.problem, there, one_host.evaluator)
+    assert replace(mine, lower_bound_s=0.0) == replace(same, lower_bound_s=0.0)
+    assert annotate(plan, alone, evaluator).launch.startswith("torchrun --standalone --nproc-per-node=4 ")
+
+
+def test_one_stage_may_leave_devices_idle():
+    space = build(GPT, "1x8xA100-80GB", 32, pp=2, dp=1)
+    evaluator, check = space.evaluator, Verifier(space.problem)
+    values = next(v for s, v in templates(space) if s.num_micro_batches == 4)
+    choice = space.choice(values)
+    assert not repeats(choice, evaluator)
+    last = with_idle(space, values, 1)
+    choice = replace(choice, chunks=(choice.chunks[0], last.chunks[1]))
+    (alone,) = without_idle(choice, evaluator)
+    assert [stage.devices for stage in alone.layout.stages] == [(0, 1, 2, 3), (4,)]
+    faults = illegal(check, alone, evaluator)
+    assert all("hints.fix" in fault.what for fault in faults)
+    assert same_choice(to_choice(to_plan(alone, evaluator), evaluator, space.axes), alone)
+
+
+def test_unlike_operators_are_counted():
+    space = build(GPT, "1x4xA100-80GB", 32, pp=1)
+    plain = space.choice(next(v for shape, v in templates(space) if shape.dp == 4))
+    assert num_unlike(plain, space.evaluator) == 0
+    megatron = space.choice(next(v for shape, v in templates(space) if shape.tp == 4))
+    assert num_unlike(megatron, space.evaluator) > 5

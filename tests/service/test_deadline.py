@@ -1,0 +1,89 @@
+"""A deadline holds against code that never looks at the clock, and leaves every other timer as it was."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from automap.errors import ProblemError
+from service.deadline import deadline
+from service.run_job import JobRequest, ModelOptions, run_job
+
+LATE = ProblemError("late", field="budget", value="1s", repair="Give more.")
+TINY = "gpt:layers=2,hidden=64,heads=4,seq_len=16,vocab_size=128"
+
+
+def forever() -> None:
+    while True:
+        try:
+            time.monotonic()
+        except Exception:
+            continue
+
+
+def test_it_ends_what_never_ends() -> None:
+    began = time.process_time()
+    with pytest.raises(ProblemError, match="late"), deadline(0.05, 0.05, LATE):
+        forever()
+    assert time.process_time() - began < 5.0
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_what_ends_in_time_is_left_alone() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with deadline(60.0, 1.0, LATE):
+        pass
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGALRM) is before
+
+
+def test_a_timer_that_ran_before_runs_on() -> None:
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 500.0)
+    try:
+        with pytest.raises(ProblemError), deadline(0.02, 0.02, LATE):
+            forever()
+        assert 400.0 < signal.getitimer(signal.ITIMER_REAL)[0] < 500.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_other_threads_go_without() -> None:
+    done = []
+
+    def work() -> None:
+        with deadline(0.001, 0.001, LATE):
+            done.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [True]
+
+
+def test_a_search_ends_soon_after_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.run_job.GRACE_S", 0.05)
+    request = JobRequest(
+        cluster="8xA100",
+        training={"global_batch": 8},
+        model=ModelOptions(zoo=TINY),
+        budget="0.05s",
+        searchers=("mcmc",),
+    )
+    from service.run_job import import_graph
+
+    graph = import_graph(b"", request)
+
+    def search(*_: Any, **__: Any) -> Any:
+        forever()
+
+    with pytest.raises(ProblemError, match="did not end") as caught:
+        run_job(request, lambda: graph, on_progress=lambda _: None, should_stop=lambda: False, search=search)
+    assert caught.value.field == "budget"
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

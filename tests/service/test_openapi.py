@@ -1,0 +1,64 @@
+"""The OpenAPI document is true: schemathesis sends what it allows and what it forbids, and finds nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from service.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+METHODS = {"get", "put", "post", "delete", "options", "head", "patch", "trace"}
+
+
+@pytest.mark.slow
+def test_schemathesis_finds_nothing(settings: Settings, client: redis.Redis, serve_app: Any, tmp_path: Path) -> None:
+    program = shutil.which("schemathesis", path=str(Path(sys.executable).parent))
+    assert program is not None, "make setup installs it"
+    with serve_app(settings, client) as api:
+        words = ["--config-file", str(ROOT / "schemathesis.toml"), "run", f"{api.base_url.join('/openapi.json')}"]
+        limits = ["--max-examples", "10", "--no-color", "--report-dir", str(tmp_path)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        run = subprocess.run(
+            [program, *words, *limits], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
+        assert api.get("/v1/jobs").status_code == 200
+
+
+def test_every_operation_tells_its_errors(api: httpx.Client) -> None:
+    document = api.get("/openapi.json").json()
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            answers = operation["responses"]
+            assert {"400", "413", "500", "503"} <= set(answers), (path, method)
+            for status, answer in answers.items():
+                assert "X-Request-Id" in answer["headers"]
+                if status >= "400":
+                    assert list(answer["content"]) == ["application/problem+json"], (path, method, status)
+    assert "HTTPValidationError" not in document["components"]["schemas"]
+
+
+def test_allow_names_all_methods_of_a_path(api: httpx.Client) -> None:
+    for path, operations in api.get("/openapi.json").json()["paths"].items():
+        wanted = {method.upper() for method in operations}
+        for method in METHODS - set(operations):
+            answer = api.request(method, path.replace("{job_id}", "x").replace("{model_id}", "x"))
+            assert answer.status_code == 405, (method, path)
+            assert set(answer.headers["allow"].split(", ")) == wanted, (method, path)
+
+
+def test_numbers_have_bounds(api: httpx.Client) -> None:
+    schemas = api.get("/openapi.json").json()["components"]["schemas"]
+    assert schemas["Training"]["properties"]["global_batch"] == {"type": "integer", "minimum": 1, "maximum": 1 << 20}
+    assert schemas["Trials"]["properties"]["top_k"]["maximum"] == 16
+    assert schemas["Device"]["properties"]["memory_GiB"]["minimum"] == 1e-3
+    assert schemas["JobBody"]["properties"]["seed"]["maximum"] == 2**32 - 1
