@@ -72,8 +72,8 @@ def blocks(rows: list[PricedRun]) -> list[object]:
     return [int(parts[numbers[key]]) for key in keys]
 
 
-def band(fleet: Fleet, left_out: Floats, mine: list[bool]) -> tuple[float, int]:
-    """The error that INSIDE of some runs stay below, groups counting alike; and how many groups they are of.
+def band(fleet: Fleet, left_out: Floats, mine: list[bool]) -> tuple[float, int, int]:
+    """The error that INSIDE of some runs stay below, groups counting alike; how many runs and how many groups count.
 
     Args:
         fleet: all runs; those whose printed batch is another do not count.
@@ -85,18 +85,18 @@ def band(fleet: Fleet, left_out: Floats, mine: list[bool]) -> tuple[float, int]:
     sizes = Counter(fleet.rows[i].run.group for i in used)
     used.sort(key=lambda i: errors[i])
     inside = np.cumsum([1.0 / sizes[fleet.rows[i].run.group] for i in used])
-    return float(errors[used[int(np.searchsorted(inside, INSIDE * len(sizes)))]]), len(sizes)
+    return float(errors[used[int(np.searchsorted(inside, INSIDE * len(sizes)))]]), len(used), len(sizes)
 
 
 def bands(fleet: Fleet, left_out: Floats) -> tuple[dict[str, tuple[float, str]], float]:
     """The band of each trainer with its source, and that of convolutions."""
     is_network = ["vision" in f.run.model for f in fleet.rows]
-    pooled, _ = band(fleet, left_out, [not one for one in is_network])
+    pooled, _, _ = band(fleet, left_out, [not one for one in is_network])
     found = {}
     for name in fleet.trainers:
         mine = [f.problem.trainer.name == name and not is_network[i] for i, f in enumerate(fleet.rows)]
-        own, groups = band(fleet, left_out, mine) if any(mine) else (0.0, 1)
-        text = f"{INSIDE:.0%} of its {sum(mine)} runs lie inside when their group is left out of the fit"
+        own, runs, groups = band(fleet, left_out, mine) if any(mine) else (0.0, 0, 1)
+        text = f"{INSIDE:.0%} of its {runs} runs lie inside when their group is left out of the fit"
         if groups == 1 and own < pooled:
             own, text = pooled, f"{INSIDE:.0%} of all trainers' runs lie inside when their group is left out of the fit"
         found[name] = (max(LEAST_BAND, own), text)
