@@ -40,6 +40,9 @@ from automap.price.ties import (
 from automap.price.vectors import C_GATHER, C_REDUCE, C_SCATTER
 
 Floats = npt.NDArray[np.float64]
+Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "send_recv"]
+What = Literal["weights", "gradients"]
+When = Literal["step", "micro_batch"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,12 +101,12 @@ class ParameterCollective:
     """What all parameters of a pipeline rank, or their gradients, send over one axis."""
 
     rank: int
-    kind: Literal["all_reduce", "reduce_scatter", "all_gather", "send_recv"]
+    kind: Kind
     """send_recv: with another pipeline rank, which has the parameters too."""
     axis: str
     """Mesh axis; empty for send_recv."""
-    what: Literal["weights", "gradients"]
-    when: Literal["step", "micro_batch"]
+    what: What
+    when: When
     """How often. ZeRO 3 gathers weights twice a micro-batch: both are counted here."""
     elements: float
     """Of the larger of what a device holds before and after; of send_recv what it sends."""
@@ -142,12 +145,7 @@ def list_parameter_collectives(choice: Choice, evaluator: Evaluator) -> Iterator
                     )
 
 
-_Kind = Literal["all_reduce", "reduce_scatter", "all_gather"]
-_What = Literal["weights", "gradients"]
-_When = Literal["step", "micro_batch"]
-
-
-def _over_axis(zero: int, is_zero: bool, once: Floats, each: Floats) -> Iterator[tuple[_Kind, _What, _When, float]]:
+def _over_axis(zero: int, is_zero: bool, once: Floats, each: Floats) -> Iterator[tuple[Kind, What, When, float]]:
     """What a rank sends over one axis: kind, what, when, elements."""
     if zero == 0 or not is_zero:
         yield "all_reduce", "gradients", "step", once[E_REDUCE if zero == 0 else E_SCATTER]
