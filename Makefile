@@ -48,7 +48,7 @@ $(STAMP): pyproject.toml
 	fi
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
-	$(BIN)/python -m automap.price.warm
+	$(BIN)/python -m service.warm_up
 	@touch $(STAMP)
 
 demo: $(STAMP)

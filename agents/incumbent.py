@@ -15,18 +15,18 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from agents.plainest import IllegalPlan, Offer, as_it_is
-from agents.plainest import plainest as plainest_of
-from agents.ranked import MOST, Ranked
-from agents.ranked import unlike as unlike_candidates
-from agents.repairs import nothing_fits
+from agents.results.diverse_top_k import MOST, Ranked
+from agents.results.diverse_top_k import unlike as unlike_candidates
+from agents.results.infeasibility_advice import nothing_fits
+from agents.results.local_sgd import Synced, with_modes
+from agents.results.plainest import IllegalPlan, Offer, as_it_is
+from agents.results.plainest import plainest as plainest_of
 from agents.searcher import Budget, OnProgress, Progress, SearchResult, ShouldStop
-from agents.synced import Synced, with_modes
+from automap.bounds.partial_plans import BoundTable
 from automap.plan import Plan, SearchRecord, Sync
-from automap.prefix import BoundTable
 from automap.price.estimate import annotate, baseline_s, lower_bound_s
-from automap.space import Ints, PlanSpace, Values
-from automap.templates import templates
+from automap.space.space import Ints, PlanSpace, Values
+from automap.space.templates import templates
 from automap.verify import Verifier
 
 TEMPLATES = 256

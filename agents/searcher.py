@@ -17,7 +17,7 @@ from automap.plan import Plan
 from automap.problem import Problem
 
 if TYPE_CHECKING:
-    from agents.plainest import Offer
+    from agents.results.plainest import Offer
 
 MAX_EVALUATIONS = 10**12
 """Of a budget, or seconds: at a microsecond each, 12 days."""
@@ -78,12 +78,12 @@ class SearchResult:
     """With `estimate`, `search` and `why` filled in."""
     unlike: Callable[[int], tuple[Plan, ...]] = field(compare=False)
     """Of a number, so many of the best plans that are unlike each other, or fewer where there are no more; the first is
-    `plan`. See `agents.ranked`."""
+    `plan`. See `agents.results.diverse_top_k`."""
     evaluations: int
     seconds: float
     plainest: Callable[[float], Offer] | None = field(default=None, compare=False)
-    """Of a step time in seconds, the plainest plan that takes no longer, see `agents.plainest`; None where the plan has
-    been chosen so."""
+    """Of a step time in seconds, the plainest plan that takes no longer, see `agents.results.plainest`; None where
+    the plan has been chosen so."""
     proven: bool = False
     """Whether no plan of the space that fits is faster."""
     improvements: Sequence[tuple[int, float, float]] = ()
@@ -109,16 +109,16 @@ OnProgress = Callable[[Progress], None]
 ShouldStop = Callable[[], bool]
 
 _AGENTS = {
-    "portfolio": "portfolio.search_portfolio",
-    "dqn": "dqn.search_dqn",
-    "dqn-pretrained": "pretrained.search_pretrained",
-    "mcmc": "mcmc.search_mcmc",
-    "hill-climbing": "mcmc.search_hill_climbing",
-    "elimination": "elimination.search_elimination",
-    "ilp": "ilp.search_ilp",
-    "expert": "expert.search_expert",
-    "random": "random_plans.search_random",
-    "exhaustive": "exhaustive.search_exhaustive",
+    "portfolio": "portfolio.portfolio.search_portfolio",
+    "dqn": "learning.dqn.search_dqn",
+    "dqn-pretrained": "learning.pretrained.search_pretrained",
+    "mcmc": "sampling.mcmc.search_mcmc",
+    "hill-climbing": "sampling.mcmc.search_hill_climbing",
+    "elimination": "planners.elimination.search_elimination",
+    "ilp": "planners.ilp.search_ilp",
+    "expert": "sampling.expert.search_expert",
+    "random": "sampling.random_plans.search_random",
+    "exhaustive": "sampling.exhaustive.search_exhaustive",
 }
 SEARCHERS = tuple(_AGENTS)
 
@@ -177,6 +177,6 @@ def unknown_searcher(name: str, *, field: str) -> ProblemError:
 
 def _agent(name: str) -> Searcher:
     # Imported when asked for: the DQN brings torch, which nobody else needs.
-    module, _, function = _AGENTS[name].partition(".")
+    module, _, function = _AGENTS[name].rpartition(".")
     found: Searcher = getattr(import_module(f"agents.{module}"), function)
     return found

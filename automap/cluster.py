@@ -22,7 +22,7 @@ import platformdirs
 
 from automap.documents import read_document, read_file
 from automap.errors import ClusterError
-from automap.fitted import COLLECTIVES, CollectiveCurve, Constants, Efficiency, Kernels, published_curves
+from automap.fitted_curves import COLLECTIVES, CollectiveCurve, Constants, Efficiency, Kernels, published_curves
 from automap.records import Range, from_json, to_json
 
 GIB = 1 << 30

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from automap.cluster import Cluster
-from automap.fitted import CollectiveCurve
+from automap.fitted_curves import CollectiveCurve
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -39,7 +39,7 @@ class BlockTime:
     """
 
     scope: str
-    """Glob over modules, see `automap.names`; each module that it names is one block."""
+    """Glob over modules, see `automap.globs`; each module that it names is one block."""
     tp: Count
     """Devices that shared the block."""
     samples: Samples
@@ -54,7 +54,7 @@ class Constraint:
     """What the operators of a scope must or must not do (Whale's annotations)."""
 
     scope: str
-    """Glob over operators and modules, see `automap.names`."""
+    """Glob over operators and modules, see `automap.globs`."""
     replicate: bool | None = None
     """True: whole on every device of the stage, or split by batch only."""
     split: bool | None = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from automap.errors import ProblemError
+from automap.globs import matches, matches_operator
 from automap.hints import Hints
-from automap.names import matches, matches_operator
 from ir.graph import Graph
 from ir.linkage import Linkage
 

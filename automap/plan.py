@@ -37,7 +37,7 @@ class Schedule:
 
     kind: ScheduleKind = "1f1b"
     order: tuple[tuple[str, ...], ...] | None = None
-    """For `explicit`: per pipeline rank its actions in torch's words, see `automap.order`; null of other kinds."""
+    """For `explicit`: per pipeline rank its actions in torch's words, see `automap.schedule`; null of other kinds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,14 +71,14 @@ class Stage:
     """Samples of a micro-batch for each index of the first batch axis, at least 1; null = as even as possible."""
     zero: Zero = Zero()
     shardings: Mapping[str, Mapping[str, AxisSharding]] = field(default_factory=dict)
-    """Operator or glob (see `automap.names`) -> axis -> placements; the most specific glob wins."""
+    """Operator or glob (see `automap.globs`) -> axis -> placements; the most specific glob wins."""
     recompute: tuple[str, ...] = ()
     """Operators or globs: regions whose inputs are kept and whose inside is computed again in the backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sync:
-    """How replicas, the ranks of the first batch axis, stay together; see `automap.runtime.sync`.
+    """How replicas, the ranks of the first batch axis, stay together; see `automap.runtime.executor.replica_averaging`.
 
     Raises:
         PlanError: fields that do not belong to the kind, or are out of bounds.
@@ -174,7 +174,7 @@ class TrialRecord:
     strategy: str
     """The plan in a line."""
     outcome: str
-    """See `automap.runtime.launch`."""
+    """See `automap.runtime.launch.launcher`."""
     message: str
     """Why it is not ok."""
     predicted: Mapping[str, float]
@@ -187,7 +187,8 @@ class TrialRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """How measured step times compare with the estimates; applied to none of them, see `automap.calibration`."""
+    """How measured step times compare with the estimates; applied to none of them, see
+    `automap.runtime.trial.calibration`."""
 
     num_trials: int
     factor: float

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 from automap.cluster import Cluster
 from automap.documents import read_document
 from automap.errors import ProblemError
+from automap.globs import matches_operator, select
 from automap.hints import Hints, Samples
-from automap.names import matches_operator, select
 from automap.records import Range, from_json, to_json
 from ir.graph import Amount, Graph, Operator
 from ir.loss import with_loss

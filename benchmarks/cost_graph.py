@@ -13,11 +13,12 @@ import time
 
 import numpy as np
 
-from agents.elimination import solve
+from agents.planners.elimination import solve
 from automap.cluster import parse_cluster
-from automap.cost_graph import CostGraph
-from automap.price.communication import KIND_COUNT
-from automap.price.vectors import (
+from automap.cost_graph.graph import CostGraph
+from automap.cost_graph.sensitivities import slopes
+from automap.price.kernels.collectives import KIND_COUNT
+from automap.price.kernels.columns import (
     C_BACKWARD,
     C_BACKWARD_COMM,
     C_FORWARD,
@@ -26,8 +27,7 @@ from automap.price.vectors import (
     C_REDUCE,
 )
 from automap.problem import Problem
-from automap.slopes import slopes
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 from ir import zoo
 
 CASES = {

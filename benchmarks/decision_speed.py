@@ -14,11 +14,11 @@ import time
 import numpy as np
 from problems import CASES, problem_of
 
+from automap.bounds.partial_plans import BoundTable
 from automap.cluster import parse_cluster
-from automap.prefix import BoundTable
 from automap.problem import Problem
-from automap.space import PlanSpace
-from automap.templates import templates
+from automap.space.space import PlanSpace
+from automap.space.templates import templates
 from envs import Episodes
 from envs.decision import Decisions
 from envs.hybrid import HybridDecisions

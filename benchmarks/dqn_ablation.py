@@ -20,12 +20,12 @@ import problems
 import torch
 from searchers import chosen
 
-from agents.dqn import Hyperparameters, MaskedDQN, Watch, new_agent
-from agents.explored import Explored
 from agents.incumbent import Incumbent
-from agents.plan_vec_env import PlanVecEnv
+from agents.learning.dqn import Hyperparameters, MaskedDQN, Watch, new_agent
+from agents.learning.plan_vec_env import PlanVecEnv
+from agents.learning.search_tree import Explored
 from agents.searcher import Budget
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 from envs.decision import GROWTH, REWARD_SCALE, Episodes
 from envs.hybrid import HybridDecisions
 from envs.observing import ACTION_FEATURES, STATE_FEATURES

@@ -17,13 +17,13 @@ from dataclasses import replace
 
 from problems import CASES, Case, optimum, problem_of
 
-from agents.dqn import run_dqn
 from agents.incumbent import Incumbent
+from agents.learning.dqn import run_dqn
 from agents.searcher import Budget
 from automap.hints import Constraint
 from automap.price.evaluator import Evaluator
 from automap.price.tables import build_tables
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 from ir.linkage import link
 
 NEAR = 0.01

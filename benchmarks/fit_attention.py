@@ -1,4 +1,5 @@
-"""Fits the fused-attention curves of `automap.price.attention` to measured kernels, and says how well they hold.
+"""Fits the fused-attention curves of `automap.price.kernels.attention` to measured kernels, and says how well they
+hold.
 
     python benchmarks/fit_attention.py [attention_forward_measured.csv] [--write]
 
@@ -16,7 +17,7 @@ import numpy as np
 from fitting import Floats, asked, errors, fit, folds, measured_device, robust, write
 
 from automap.cluster import Device
-from automap.price.attention import attention_s
+from automap.price.kernels.attention import attention_s
 
 NAMES = ("floor_us", "compute_efficiency", "memory_efficiency", "tail", "small_head_elements")
 START = np.array([9.0, 0.65, 0.5, 0.6, 40.0])

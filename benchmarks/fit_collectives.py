@@ -1,4 +1,4 @@
-"""Fits the link curves of `automap.price.communication` to measured collectives, and says how well they hold.
+"""Fits the link curves of `automap.price.kernels.collectives` to measured collectives, and says how well they hold.
 
     python benchmarks/fit_collectives.py [collectives_measured.csv] [--write]
 
@@ -17,8 +17,8 @@ import numpy as np
 from fitting import Floats, asked, errors, fit, folds, measured_device, robust, write
 
 from automap.cluster import known_links
-from automap.fitted import COLLECTIVES
-from automap.price.communication import collective_s, host_link
+from automap.fitted_curves import COLLECTIVES
+from automap.price.kernels.collectives import collective_s, host_link
 
 NAMES = ("latency_us", "latency_growth", "efficiency", "small_group", "ramp")
 START = np.array([8.0, 0.2, 0.75, 0.3, 2.5])

@@ -1,4 +1,4 @@
-"""Fits the matrix-product curves of `automap.price.gemm` to measured kernels, and says how well they hold.
+"""Fits the matrix-product curves of `automap.price.kernels.gemm` to measured kernels, and says how well they hold.
 
     python benchmarks/fit_gemm.py [gemm_measured.csv] [--write]
 
@@ -21,7 +21,7 @@ from fitting import Floats, asked, errors, fit, folds, measured_device, robust, 
 
 import automap
 from automap.cluster import Device
-from automap.price.gemm import CACHE_SHARE, G_COUNT, GRAIN, gemm_s
+from automap.price.kernels.gemm import CACHE_SHARE, G_COUNT, GRAIN, gemm_s
 
 NAMES = ("floor_us", "compute_efficiency", "memory_efficiency", "norm", "depth_elements", "split", "tail")
 NAMES += ("cache_speedup", "quantise_bytes")

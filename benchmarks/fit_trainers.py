@@ -29,8 +29,9 @@ from priced_runs import PricedRun
 
 import automap
 from automap.cluster import Device
-from automap.published import Run, Unpriced, load_runs
-from automap.validation import Predicted, summarize
+from automap.space.stated_parts import Unpriced
+from automap.validation.errors_by_group import Predicted, summarize
+from automap.validation.published_runs import Run, load_runs
 
 DATA = Path(automap.__file__).parent / "data"
 INSIDE = 0.8

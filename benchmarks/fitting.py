@@ -142,7 +142,7 @@ def errors(predicted: Floats, measured: Floats) -> dict[str, float]:
 def write(name: str, script: str, data: Path, curves: object, cross_validated: dict[str, float]) -> None:
     """Writes `automap/data/fitted/NAME.json`."""
     document = {
-        "schema": "automap.fitted/1",
+        "schema": "automap.fitted_curves/1",
         "source": {
             "script": script,
             "data": f"{data.name} (AIConfigurator systems data and others, see docs/cost-model.md)",

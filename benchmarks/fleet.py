@@ -13,7 +13,7 @@ from fitting import EVERY, Floats, Rows, fit, robust
 from priced_runs import PricedRun
 
 from automap.price.curves import fitted
-from automap.price.layout import Layout
+from automap.price.stage_layout import Layout
 from automap.problem import trainers
 
 Ints = npt.NDArray[np.int64]

@@ -23,21 +23,21 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 
-from automap.calibration import calibrate, calibrated
 from automap.cluster import Cluster, parse_cluster
-from automap.hand_made import Strategy, hand_made
 from automap.plan import Estimate, Plan
-from automap.plan_writing import to_plan
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
+from automap.price.plan_writer import to_plan
 from automap.problem import Problem
-from automap.runtime.groups import meet
-from automap.runtime.launch import Limits, launch
-from automap.runtime.memory import PeakMemory
-from automap.runtime.profiler import profile_host
-from automap.runtime.quiet import Meter, shares
-from automap.runtime.runner import Runner
-from automap.runtime.trial_rank import Clock
+from automap.runtime.executor.runner import Runner
+from automap.runtime.launch.launcher import Limits, launch
+from automap.runtime.mesh_groups import meet
+from automap.runtime.profiler.busy_host import Meter, shares
+from automap.runtime.profiler.measure_host import profile_host
+from automap.runtime.trial.calibration import calibrate, calibrated
+from automap.runtime.trial.peak_memory import PeakMemory
+from automap.runtime.trial.rank import Clock
+from automap.space.stated_strategy import Strategy, hand_made
 from ir import zoo
 
 MODEL = "gpt:layers=4,hidden=256,heads=4,seq_len=128,vocab_size=1024"

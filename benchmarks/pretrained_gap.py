@@ -30,7 +30,7 @@ PROBLEMS = (
     ("t5-3b", "4x8xA100-80GB", 256),
     ("mixtral-8x7b", "8x8xH100-80GB", 256),
 )
-"""None of these pairs is in `agents.pretraining.FAMILY`; blocks of most of these models are."""
+"""None of these pairs is in `agents.learning.pretraining.FAMILY`; blocks of most of these models are."""
 TEMPLATE, NETWORK = "template", "dqn-pretrained"
 COMPARED = (NETWORK, "mcmc", "random", "dqn")
 KNOWN = 5000

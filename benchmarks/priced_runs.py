@@ -12,10 +12,11 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from automap.price.choice import Choice, UnitCall
-from automap.price.evaluator import ROW, Evaluator, Outcome
-from automap.price.layout import Layout, build_layout
-from automap.published import Run, case_of
+from automap.price.evaluator import ROW, Evaluator
+from automap.price.lowered_plan import Choice, UnitCall
+from automap.price.outcome import Outcome
+from automap.price.stage_layout import Layout, build_layout
+from automap.validation.published_runs import Run, case_of
 
 Floats = npt.NDArray[np.float64]
 

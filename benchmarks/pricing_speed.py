@@ -19,7 +19,7 @@ import onnx
 from automap.cluster import parse_cluster
 from automap.price.estimate import price
 from automap.problem import Problem
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 from envs import Episodes
 from envs.hybrid import HybridDecisions
 from ir import zoo

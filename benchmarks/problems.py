@@ -26,8 +26,8 @@ import numpy as np
 from agents.searcher import Budget, search
 from automap.cluster import parse_cluster
 from automap.problem import Problem
-from automap.space import PlanSpace
-from automap.templates import templates
+from automap.space.space import PlanSpace
+from automap.space.templates import templates
 from envs.pruning import influence
 from ir import zoo
 from ir.factors import placement_text, whole_signature

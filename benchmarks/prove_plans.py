@@ -21,11 +21,11 @@ from dataclasses import replace
 import numpy as np
 
 from automap.cluster import parse_cluster
-from automap.collectives import list_parameter_collectives
+from automap.price.collective_list import list_parameter_collectives
 from automap.price.estimate import estimate_choice
 from automap.problem import Problem
-from automap.space import PlanSpace
-from automap.templates import templates
+from automap.space.space import PlanSpace
+from automap.space.templates import templates
 from automap.verify import Verifier, Violation
 from ir import zoo
 

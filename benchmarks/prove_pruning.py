@@ -16,11 +16,11 @@ from dataclasses import replace
 import numpy as np
 from problems import GIB, Case, problem_of
 
+from automap.bounds.enumeration import Listing
+from automap.bounds.partial_plans import BoundTable, Prefix
 from automap.cluster import parse_cluster
-from automap.listing import Listing
-from automap.prefix import BoundTable, Prefix
 from automap.problem import Problem
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 from envs.pruning import LOSSLESS, prune, steps, symmetry_decades
 from ir import zoo
 

@@ -13,7 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from service.demo import run_demo
+from service.command.demo import run_demo
 
 ROOT = Path(__file__).resolve().parents[1]
 README, PLANS = ROOT / "README.md", ROOT / "docs" / "plans"

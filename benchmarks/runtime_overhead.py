@@ -37,16 +37,16 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from automap.cluster import parse_cluster
-from automap.hand_made import Strategy, hand_made
 from automap.plan import Plan
-from automap.plan_writing import to_plan
 from automap.price.evaluator import Evaluator
+from automap.price.plan_writer import to_plan
 from automap.problem import Problem
-from automap.runtime.groups import meet
-from automap.runtime.launch import Limits, launch
-from automap.runtime.runner import Runner
-from automap.runtime.trainer import parallelize
-from automap.runtime.trial_rank import Clock
+from automap.runtime.executor.runner import Runner
+from automap.runtime.launch.launcher import Limits, launch
+from automap.runtime.mesh_groups import meet
+from automap.runtime.trainer.parallelize import parallelize
+from automap.runtime.trial.rank import Clock
+from automap.space.stated_strategy import Strategy, hand_made
 from ir import zoo
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))

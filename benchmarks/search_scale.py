@@ -13,7 +13,7 @@ from agents import Budget, search
 from automap.cluster import parse_cluster
 from automap.errors import NothingFits
 from automap.problem import Problem
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 from ir import zoo
 
 BLOCKS = (12, 24, 48, 96, 192)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 
 from problems import CASES, QUICK, Case, optimum, problem_of
 
-from agents.ranked import MOST
+from agents.results.diverse_top_k import MOST
 from agents.searcher import SEARCHERS, Budget, Progress, SearchResult, search
 from automap.errors import NothingFits
 from automap.plan import Plan

@@ -25,17 +25,17 @@ import torch.distributed as dist
 from order_of_runs import LIMITS, MODEL, PROFILE_S, WARM_UP, taken_by
 
 from automap.cluster import Cluster, parse_cluster
-from automap.hand_made import Strategy, hand_made
 from automap.plan import Plan
-from automap.plan_writing import to_plan
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
+from automap.price.plan_writer import to_plan
 from automap.problem import Problem
-from automap.runtime.groups import meet
-from automap.runtime.launch import launch
-from automap.runtime.profiler import profile_host
-from automap.runtime.quiet import Meter
-from automap.runtime.runner import Runner
+from automap.runtime.executor.runner import Runner
+from automap.runtime.launch.launcher import launch
+from automap.runtime.mesh_groups import meet
+from automap.runtime.profiler.busy_host import Meter
+from automap.runtime.profiler.measure_host import profile_host
+from automap.space.stated_strategy import Strategy, hand_made
 from ir import zoo
 
 RANK = "step_parts:run_rank"

@@ -29,15 +29,15 @@ from automap.plan import Plan, Sync
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from automap.records import from_json, to_json
-from automap.runtime.groups import Groups, meet
-from automap.runtime.interpreter import run
-from automap.runtime.launch import Limits, launch
-from automap.runtime.optimizer import Optimizer
-from automap.runtime.runner import join, replicas_of
-from automap.runtime.sharded import loss_scale
-from automap.runtime.synthetic import RandomValues
-from automap.space import PlanSpace
-from automap.templates import megatron_signatures
+from automap.runtime.executor.optimizer import Optimizer
+from automap.runtime.executor.runner import join, replicas_of
+from automap.runtime.executor.stage import loss_scale
+from automap.runtime.executor.synthetic_data import RandomValues
+from automap.runtime.launch.launcher import Limits, launch
+from automap.runtime.mesh_groups import Groups, meet
+from automap.runtime.operators.apply import run
+from automap.space.space import PlanSpace
+from automap.space.templates import megatron_signatures
 from ir import zoo
 
 TOKENS, BATCH = 32, 8

@@ -1,4 +1,4 @@
-"""A plan as a sequence of decisions: gymnasium environments over `automap.space.PlanSpace`."""
+"""A plan as a sequence of decisions: gymnasium environments over `automap.space.space.PlanSpace`."""
 
 from envs.decision import Episodes, PlanEnv
 from envs.hybrid import HybridEnv

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from automap.meshes import Shape
-from automap.prefix import BoundTable, Prefixes
-from automap.price.walk import BEGIN, GO_ON, WAIT
-from automap.space import PlanSpace, Slot, Values
+from automap.bounds.kernels.step_many import BEGIN, GO_ON, WAIT
+from automap.bounds.partial_plans import BoundTable, Prefixes
+from automap.space.shape import Shape
+from automap.space.space import PlanSpace, Slot, Values
 from envs.features import Features
 from envs.observing import ACTION_FEATURES, LIMIT, STATE_FEATURES
 

@@ -11,8 +11,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from automap.price.walk import Walks
-from automap.space import PlanSpace, Slot
+from automap.bounds.kernels.step_many import Walks
+from automap.space.space import PlanSpace, Slot
 from envs.observing import GROUP_FEATURES, KINDS, NONE, UNKNOWN, Facts, write_features
 from ir.factors import PARTIAL
 

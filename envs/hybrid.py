@@ -6,8 +6,8 @@ Of a model with more than `MAX_GROUPS` groups the most influential ones are deci
 
 from __future__ import annotations
 
-from automap.prefix import BoundTable
-from automap.space import PlanSpace, Slot
+from automap.bounds.partial_plans import BoundTable
+from automap.space.space import PlanSpace, Slot
 from envs.decision import Decisions, Ints, PlanEnv
 from envs.pruning import batch_split, most_influential
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import float32, float64, int8, int64, types, void
 
-from automap.price.compiled import borrowing, kernel
-from automap.price.walk import WALKS
+from automap.bounds.kernels.step_many import WALKS
+from automap.jit import borrowing, kernel
 from ir.factors import PARTIAL
 
 Floats32 = npt.NDArray[np.float32]

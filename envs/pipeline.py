@@ -1,17 +1,17 @@
 """PipelineEnv: the pipeline paradigm. The agent decides stages, cuts, virtual stages, recompute and ZeRO.
 
-Operators are sharded in the Megatron manner of `automap.templates` for the mesh that it chose.
+Operators are sharded in the Megatron manner of `automap.space.templates` for the mesh that it chose.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from automap.meshes import Shape
-from automap.prefix import BoundTable
-from automap.price.walk import LATER
-from automap.space import PlanSpace, Slot, Values
-from automap.templates import megatron_signatures, meshes_of
+from automap.bounds.kernels.step_many import LATER
+from automap.bounds.partial_plans import BoundTable
+from automap.space.shape import Shape
+from automap.space.space import PlanSpace, Slot, Values
+from automap.space.templates import megatron_signatures, meshes_of
 from envs.decision import Decisions, Ints, PlanEnv
 
 

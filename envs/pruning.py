@@ -17,25 +17,25 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from automap.counting import alone, count_decades, grouped
-from automap.limits import Limits
-from automap.listing import Listing
-from automap.prefix import BoundTable
-from automap.price.arrays import G_FIRST, G_VALUES, G_WHOLE
-from automap.price.choice import Segment
-from automap.price.communication import UNKNOWN
-from automap.price.layout import Layout, StageLayout
-from automap.price.legality import signature_mask
-from automap.price.tables import OP_INPUTS, OP_OUTPUTS, OP_SIGNATURES, S_PLACES
-from automap.price.vectors import (
+from automap.bounds.enumeration import Listing
+from automap.bounds.partial_plans import BoundTable
+from automap.price.kernels.collectives import UNKNOWN
+from automap.price.kernels.columns import (
     C_BACKWARD,
     C_BACKWARD_ATTENDED,
     C_COUNT,
     C_FORWARD,
     C_FORWARD_ATTENDED,
 )
-from automap.space import PlanSpace
-from automap.templates import templates
+from automap.price.lowered_plan import Segment
+from automap.price.stage_layout import Layout, StageLayout
+from automap.price.tables import OP_INPUTS, OP_OUTPUTS, OP_SIGNATURES, S_PLACES
+from automap.space.compile import G_FIRST, G_VALUES, G_WHOLE
+from automap.space.count import alone, count_decades, grouped
+from automap.space.kernels.masks import signature_mask
+from automap.space.limits import Limits
+from automap.space.space import PlanSpace
+from automap.space.templates import templates
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]

@@ -5,8 +5,8 @@ There are no pipeline stages, unless the hints ask for some; operators are shard
 
 from __future__ import annotations
 
-from automap.prefix import BoundTable
-from automap.space import PlanSpace, Slot
+from automap.bounds.partial_plans import BoundTable
+from automap.space.space import PlanSpace, Slot
 from envs.decision import Ints, PlanEnv
 from envs.pipeline import PipelineDecisions
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from automap.prefix import BoundTable
-from automap.space import PlanSpace, Slot, Values
+from automap.bounds.partial_plans import BoundTable
+from automap.space.space import PlanSpace, Slot, Values
 from envs.decision import Decisions, Ints, PlanEnv
 
 

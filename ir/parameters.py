@@ -21,7 +21,7 @@ from ir.operators import make_operator
 from ir.operators.experts import PRODUCT
 
 if TYPE_CHECKING:
-    from ir.onnx.nodes import Source, Stored
+    from ir.onnx.readers.nodes import Source, Stored
 
 WEIGHT_POSITIONS: Mapping[str, Sequence[int]] = {
     "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "BatchNormalization": (1, 2),

@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from automap.errors import UserError
-from service import job_queue, processes
-from service.api import create_app
+from service import processes
 from service.embedded_redis import EmbeddedRedis
+from service.http.api import create_app
+from service.jobs import job_queue
+from service.jobs.store import Store, connect
 from service.settings import Settings
-from service.store import Store, connect
 
 LOG = logging.getLogger("automap.serve")
 _LOOK_S = 0.25
@@ -156,7 +157,7 @@ def _supervised(redis_url: str, num_workers: int, embedded: EmbeddedRedis | None
 
 def _start_worker(redis_url: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "service.cli", "worker", "--parent", str(os.getpid())],
+        [sys.executable, "-m", "service.command.main", "worker", "--parent", str(os.getpid())],
         env={**os.environ, "AUTOMAP_REDIS_URL": redis_url},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -9,7 +9,7 @@ from small_graphs import build_gpt, build_mlp
 
 from automap.cluster import parse_cluster
 from automap.problem import Problem
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 from ir.graph import Graph
 from ir.onnx.load import load_model
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from automap.fitted import COLLECTIVES
-from automap.price.communication import collective_s, host_link
-from automap.price.gemm import gemm_s
+from automap.fitted_curves import COLLECTIVES
+from automap.price.kernels.collectives import collective_s, host_link
+from automap.price.kernels.gemm import gemm_s
 
 STREAM, FLOPS = 1e10, 8e10
 

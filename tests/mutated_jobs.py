@@ -12,7 +12,7 @@ from typing import Any
 
 from agents import Budget, search
 from automap.cluster import parse_cluster
-from automap.fitted import fitted
+from automap.fitted_curves import fitted
 from automap.problem import Problem
 from ir import zoo
 

@@ -12,8 +12,8 @@ import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from automap.runtime.interpreter import run
-from automap.runtime.synthetic import index_limits
+from automap.runtime.executor.synthetic_data import index_limits
+from automap.runtime.operators.apply import run
 from ir.onnx.load import load_model
 
 BLOCK = 1 << 20

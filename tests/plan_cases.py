@@ -9,9 +9,9 @@ import onnx
 from runtime_ranks import Case, expert_plan, make_problem, with_stages
 from small_graphs import build_gpt
 
-from automap.names import matches
+from automap.globs import matches
 from automap.plan import AxisSharding, Plan, Schedule, Stage, Zero, model_ref
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 from ir import zoo
 from ir.build import GraphBuilder
 from ir.factors import whole_signature

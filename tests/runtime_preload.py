@@ -2,7 +2,7 @@
 
 import runtime_ranks
 
-from automap.translate import to_choice
+from automap.price.plan_reader import to_choice
 from ir import zoo
 
 _problem = runtime_ranks.make_problem(

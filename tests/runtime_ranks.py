@@ -17,14 +17,14 @@ from automap.cluster import parse_cluster
 from automap.plan import Plan
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
-from automap.runtime.convert import Sent, record
-from automap.runtime.groups import Groups
-from automap.runtime.interpreter import run
-from automap.runtime.optimizer import LEARNING_RATE, Optimizer
-from automap.runtime.runner import join
-from automap.runtime.sharded import loss_scale
-from automap.space import PlanSpace
-from automap.templates import megatron_signatures
+from automap.runtime.executor.optimizer import LEARNING_RATE, Optimizer
+from automap.runtime.executor.runner import join
+from automap.runtime.executor.stage import loss_scale
+from automap.runtime.mesh_groups import Groups
+from automap.runtime.operators.apply import run
+from automap.runtime.redistribute import Sent, record
+from automap.space.space import PlanSpace
+from automap.space.templates import megatron_signatures
 
 OPTIMIZER_STEPS = 10
 FLOAT = torch.float64

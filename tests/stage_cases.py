@@ -8,10 +8,10 @@ import torch.distributed as dist
 from small_graphs import build_gpt
 from stage_programs import PlainStage, random_data, random_values
 
-from automap.order import A_CHUNK, A_MICRO_BATCH, A_WORD, KINDS, arrange, read_order
-from automap.runtime import interpreter
-from automap.runtime.lower import Action
-from automap.runtime.stages import Ends, Pipeline, global_order
+from automap.runtime.executor.action_order import Action
+from automap.runtime.executor.pipeline import Ends, Pipeline, global_order
+from automap.runtime.operators import apply as interpreter
+from automap.schedule import A_CHUNK, A_MICRO_BATCH, A_WORD, KINDS, arrange, read_order
 from ir.build import GraphBuilder
 from ir.loss import with_loss
 

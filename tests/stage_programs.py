@@ -5,9 +5,9 @@ import itertools
 import torch
 import torch.distributed as dist
 
-from automap.runtime.interpreter import apply
+from automap.runtime.operators.apply import apply
 from automap.runtime.operators.base import torch_dtype
-from automap.runtime.program import Crossing
+from automap.runtime.stage_program import Crossing
 
 
 def is_had_anywhere(op):

@@ -15,10 +15,10 @@ from automap.cluster import parse_cluster
 from automap.plan import Sync
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
-from automap.runtime.groups import Axis, Groups
-from automap.runtime.memory import PeakMemory
-from automap.runtime.runner import join, replicas_of
-from automap.runtime.sync import Replicas
+from automap.runtime.executor.replica_averaging import Replicas
+from automap.runtime.executor.runner import join, replicas_of
+from automap.runtime.mesh_groups import Axis, Groups
+from automap.runtime.trial.peak_memory import PeakMemory
 
 COUNT, TOKENS, STEPS, RATE = 2, 8, 7, 0.5
 """Micro-batches, tokens of a sample, optimizer steps, learning rate."""

@@ -4,8 +4,8 @@ from small_graphs import build_gpt
 
 from automap.cluster import parse_cluster
 from automap.problem import Problem
-from automap.space import PlanSpace
-from automap.templates import megatron_signatures
+from automap.space.space import PlanSpace
+from automap.space.templates import megatron_signatures
 
 MODES = ("synchronous", "local_sgd", "dasgd")
 SLOW = "4x1xV100-16GB@10Gbit"

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.cluster import GENERAL, Cluster, Device
-from automap.fitted import AttentionCurve, GemmCurve, fitted, published_curves
-from automap.price.attention import A_COUNT
-from automap.price.gemm import CACHE_SHARE, G_COUNT
+from automap.fitted_curves import AttentionCurve, GemmCurve, fitted, published_curves
+from automap.price.kernels.attention import A_COUNT
+from automap.price.kernels.gemm import CACHE_SHARE, G_COUNT
 from automap.records import from_json
 
 Floats = npt.NDArray[np.float64]

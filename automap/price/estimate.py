@@ -16,13 +16,15 @@ import numpy.typing as npt
 
 from automap.cluster import Device
 from automap.errors import PlanError
-from automap.fitted import COLLECTIVES, fitted
+from automap.fitted_curves import COLLECTIVES, fitted
 from automap.measured_blocks import device_seconds
-from automap.order import A_RANK, words
 from automap.plan import DeviceMemory, Estimate, Plan, format_devices, parse_devices
-from automap.price.attention import A_FLOPS, A_HEAD, REFERENCE_HEAD
-from automap.price.choice import Choice
-from automap.price.combine import (
+from automap.price.curves import attention_curve, gemm_curve, is_measured, shared
+from automap.price.evaluator import Evaluator
+from automap.price.explain import reasons
+from automap.price.kernels.attention import A_FLOPS, A_HEAD, REFERENCE_HEAD
+from automap.price.kernels.gemm import G_FLOPS
+from automap.price.kernels.step import (
     R_ACTIVATIONS,
     R_BUBBLE,
     R_BUFFERS,
@@ -38,13 +40,12 @@ from automap.price.combine import (
     R_STATE,
     R_SYNC,
 )
-from automap.price.curves import attention_curve, gemm_curve, is_measured, shared
-from automap.price.evaluator import Evaluator, Outcome
-from automap.price.gemm import G_FLOPS
-from automap.price.sync import evaluate_plan
-from automap.price.why import reasons
+from automap.price.local_sgd import evaluate_plan
+from automap.price.lowered_plan import Choice
+from automap.price.outcome import Outcome
+from automap.price.plan_reader import to_choice
 from automap.problem import Problem, Trainer
-from automap.translate import to_choice
+from automap.schedule import A_RANK, words
 from ir.graph import Graph
 
 EXAMPLE_MODEL = re.compile(r"gpt:(?:(?:layers|hidden|heads|seq_len|vocab_size)=\d+,?)+")
@@ -253,4 +254,4 @@ def launch_line(plan: Plan, problem: Problem) -> str:
     start = f"torchrun {where} --nproc-per-node={each}"
     if EXAMPLE_MODEL.fullmatch(plan.model.name):
         return f"{start} examples/train_gpt.py plan.json checkpoint 100"
-    return f"{start} YOUR_TRAINING.py  # calls automap.runtime.trainer.parallelize, see docs/training.md"
+    return f"{start} YOUR_TRAINING.py  # calls automap.runtime.trainer.parallelize.parallelize, see docs/training.md"

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from automap.order import KINDS, arrange
-from automap.price.choice import Choice, Segment, UnitCall
-from automap.price.combine import (
+from automap.price.curves import constant, gemm_curve
+from automap.price.kernels.collectives import KIND_COUNT, L_COUNT, L_KIND, NO_RECORDS, SUMMED
+from automap.price.kernels.columns import C_COUNT
+from automap.price.kernels.gemm import G_FLOPS
+from automap.price.kernels.pipeline import count_actions, run_program
+from automap.price.kernels.step import (
     P_COUNT,
     P_EXCHANGE_OVERLAP,
     P_GATHER_OVERLAP,
@@ -41,12 +43,11 @@ from automap.price.combine import (
     passes,
     step_time_s,
 )
-from automap.price.communication import KIND_COUNT, L_COUNT, L_KIND, NO_RECORDS, SUMMED
-from automap.price.curves import constant, gemm_curve
-from automap.price.gemm import G_FLOPS
-from automap.price.layout import Layout, Layouts
-from automap.price.schedule import count_actions, run_program
-from automap.price.sharded import Sharded, new_sharded
+from automap.price.kernels.unit import shard_unit, unit_cost
+from automap.price.kernels.unit_workspace import Sharded, new_sharded
+from automap.price.lowered_plan import Choice, Segment, UnitCall
+from automap.price.outcome import Outcome
+from automap.price.stage_layout import Layout, Layouts
 from automap.price.tables import (
     ALL_TO_ALL,
     D_TENSOR,
@@ -58,14 +59,10 @@ from automap.price.tables import (
     Tables,
     build_tables,
 )
-from automap.price.tied import TiedParameters
-from automap.price.unit import shard_unit, unit_cost
-from automap.price.vectors import C_COUNT
+from automap.price.tied_parameters import TiedParameters
 from automap.problem import Problem
+from automap.schedule import KINDS, arrange
 from ir.factors import BROADCAST, PARTIAL
-
-if TYPE_CHECKING:
-    from automap.price.sync import Averaging
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -74,28 +71,6 @@ Mask = npt.NDArray[np.bool_]
 CHUNK, ROW, TIMES = range(3)
 _RECORDS_PER_OPERATOR = 16
 """Room for its collectives, forward and backward; a list that does not fit would be cut off, which is refused."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """What a choice costs."""
-
-    step_time_s: float
-    overflow: float
-    """Largest share of its memory by which a device overflows; at most 0 when the choice fits."""
-    ranks: Floats = field(repr=False)
-    """[ranks, R_COUNT], see `combine`; as the kind of device sees them that is done last."""
-    view: int = 0
-    """Number of that kind among `Choice.views`."""
-    of_views: tuple[Floats, ...] = field(default=(), repr=False)
-    """`ranks` of each of them."""
-    averaging: Averaging | None = None
-    """Of `ranks`, where replicas are averaged in place of their gradients."""
-
-    @property
-    def fits(self) -> bool:
-        """Whether every device has room."""
-        return self.overflow <= 0.0
 
 
 def _touched(problem: Problem, optimizer: str | None = None) -> float:
@@ -241,7 +216,7 @@ class Evaluator:
         Args:
             choice: what is priced.
             exact: simulate the schedule; otherwise bound it from below in closed form.
-            apart: a mesh axis over which no gradients are reduced (`automap.price.sync`), without ZeRO.
+            apart: a mesh axis over which no gradients are reduced (`automap.price.local_sgd`), without ZeRO.
         """
         if choice.shares:
             found = [self._evaluate(each, exact=exact, apart=apart) for each in choice.views]
@@ -271,7 +246,7 @@ class Evaluator:
         exact: bool = True,
         apart: int | None = None,
     ) -> Outcome:
-        """The outcome from unit costs; see `automap.price.combine`."""
+        """The outcome from unit costs; see `automap.price.kernels.step`."""
         layout, ranks = choice.layout, len(choice.layout.stages)
         result = np.empty((ranks, R_COUNT))
         axes, *arrays = self.stage_arrays(layout)
@@ -304,7 +279,7 @@ class Evaluator:
         """All actions of the pipeline and when each begins and ends.
 
         Returns:
-            The program (see `automap.order`), and [actions, 2] seconds; the floats that `evaluate` simulates.
+            The program (see `automap.schedule`), and [actions, 2] seconds; the floats that `evaluate` simulates.
         """
         choice = choice.views[self.evaluate(choice).view]
         calls, parts, _ = self.distinct_units(choice)

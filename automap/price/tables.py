@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from automap.fitted import COLLECTIVES
+from automap.fitted_curves import COLLECTIVES
 from automap.measured_blocks import block_rows
-from automap.price.shapes import MEASURED, X_COUNT, Shapes
+from automap.price.kernel_shapes import MEASURED, X_COUNT, Shapes
 from automap.problem import Problem
 from ir.blocks import Unit
 from ir.factors import BROADCAST, Signature

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from automap.plan import DeviceMemory, Plan
 from automap.problem import Problem
-from automap.verify.actions import check_order
+from automap.verify.hints import check_hints
 from automap.verify.memory import Activations, Recount, check_memory
-from automap.verify.obeyed import check_hints
 from automap.verify.reading import Chunk, Model, Violation, place, read_chunks, uneven
 from automap.verify.replicas import check_replicas
+from automap.verify.schedule import check_order
 from automap.verify.structure import check_structure
 from automap.verify.traffic import Traffic, count_traffic, exchanged
 

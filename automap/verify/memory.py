@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from automap.plan import DeviceMemory, Plan, format_devices
-from automap.verify.actions import Action, peaks, rank_orders
 from automap.verify.parameters import Place, held_parameters
 from automap.verify.reading import Chunk, Model, Violation, alike_ranks
 from automap.verify.replicas import held_bytes
+from automap.verify.schedule import Action, peaks, rank_orders
 from ir.graph import DTYPE_BYTES, Operator
 from ir.groups import PRODUCTS
 from ir.operators.experts import PRODUCT as EXPERT_PRODUCT

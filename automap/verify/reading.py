@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from automap.names import matches, matches_operator
+from automap.globs import matches, matches_operator
 from automap.plan import AxisSharding, Plan, Stage, parse_devices
 from automap.problem import Problem
 from ir.blocks import Blocks, carried_tensors, find_units

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from automap.errors import PlanError
-from automap.names import select
+from automap.globs import select
 from automap.plan import Plan, model_ref
 from automap.verify.reading import Model, Violation, devices_of, is_live, num_ranks, spread_samples
 

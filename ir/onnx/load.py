@@ -16,17 +16,17 @@ from ir.experts import recognise_experts
 from ir.graph import Graph, Tensor
 from ir.localize import localize
 from ir.loss import with_loss
-from ir.onnx.control import SEQUENCES
-from ir.onnx.fold import fold
-from ir.onnx.guard import Limits, parse, refuse
-from ir.onnx.infer import infer
-from ir.onnx.inputs import add_inputs
-from ir.onnx.merged import MergedViews
-from ir.onnx.nodes import BAGS, Node, Source, dtype_name, small_value
 from ir.onnx.read import read_model
-from ir.onnx.rows import add_rows
-from ir.onnx.samples import SampleLookups
-from ir.onnx.sequences import Sequences
+from ir.onnx.readers.control import SEQUENCES
+from ir.onnx.readers.guard import Limits, parse, refuse
+from ir.onnx.readers.infer import infer
+from ir.onnx.readers.inputs import add_inputs
+from ir.onnx.readers.nodes import BAGS, Node, Source, dtype_name, small_value
+from ir.onnx.rewrites.fold import fold
+from ir.onnx.rewrites.merged import MergedViews
+from ir.onnx.rewrites.rows import add_rows
+from ir.onnx.rewrites.samples import SampleLookups
+from ir.onnx.rewrites.sequences import Sequences
 from ir.operators import KINDS, Value
 from ir.parameters import roles_without_metadata, split_fused, stored_role
 
@@ -94,7 +94,7 @@ def read_graph(
     batch_dims: Mapping[str, int | None] | None = None,
     loss: str | None = None,
 ) -> Graph:
-    """`load_model` of what `ir.onnx.guard.parse` let through; `sha256` is of the file."""
+    """`load_model` of what `ir.onnx.readers.guard.parse` let through; `sha256` is of the file."""
     try:
         source = read_model(model)
         graph = _Importer(source, dims or {}, tuple(parameters), batch_dims or {}).run(name or source.name, sha256)

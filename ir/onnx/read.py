@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from ir.onnx.habits import folded_parameters, mark_weights, separate, tied, unfolded, unmerged
-from ir.onnx.nodes import (
+from ir.onnx.readers.nodes import (
     KIND_KEY,
     PYTORCH,
     Declared,
@@ -19,6 +18,7 @@ from ir.onnx.nodes import (
     opsets,
     small_value,
 )
+from ir.onnx.rewrites.exporter_quirks import folded_parameters, mark_weights, separate, tied, unfolded, unmerged
 
 
 def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:

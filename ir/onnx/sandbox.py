@@ -195,8 +195,8 @@ def _parse_budget(mapped: int, size: int) -> Iterator[None]:
 def _read(size: int, max_bytes: int, options: Mapping[str, Any]) -> bytes:
     """The answer to the upload on stdin, which nothing refers to any more once it is parsed."""
     import ir.serialize  # noqa: F401  (whatever is imported later must be here before `_shut`)
-    from ir.onnx.guard import Limits, parse
     from ir.onnx.load import read_graph
+    from ir.onnx.readers.guard import Limits, parse
 
     data = sys.stdin.buffer.read(size)
     mapped = _address_space()

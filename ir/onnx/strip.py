@@ -23,10 +23,10 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from ir.build import MAX_VALUE_ELEMENTS
-from ir.onnx.costs import COST_KEYS
-from ir.onnx.guard import Limits, check, refuse
-from ir.onnx.habits import content, is_filled
-from ir.onnx.nodes import (
+from ir.onnx.read import read_model
+from ir.onnx.readers.costs import COST_KEYS
+from ir.onnx.readers.guard import Limits, check, refuse
+from ir.onnx.readers.nodes import (
     CONTENT_KEY,
     DATA_FIELDS,
     FILLED_KEY,
@@ -37,7 +37,7 @@ from ir.onnx.nodes import (
     TURNED_KEY,
     has_data,
 )
-from ir.onnx.read import read_model
+from ir.onnx.rewrites.exporter_quirks import content, is_filled
 from ir.parameters import roles_without_metadata, stored_role
 
 KEPT_METADATA = frozenset({KIND_KEY, SCOPE_KEY, FOLDED_KEY, FILLED_KEY, CONTENT_KEY, TURNED_KEY, *COST_KEYS})

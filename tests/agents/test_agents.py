@@ -15,8 +15,8 @@ from automap.errors import NothingFits, ProblemError
 from automap.plan import Plan
 from automap.price.estimate import price
 from automap.problem import Problem
-from automap.space import PlanSpace
-from automap.templates import templates
+from automap.space.space import PlanSpace
+from automap.space.templates import templates
 
 
 def problem(graph, cluster="2x2xV100@25Gbit", global_batch=8, fix=None, **training):
@@ -170,5 +170,8 @@ def test_unknown_searcher(gpt):
 
 
 def test_searching_without_the_dqn_never_imports_torch():
-    code = "import sys, agents, agents.expert; sys.exit('torch' in sys.modules or 'stable_baselines3' in sys.modules)"
+    code = (
+        "import sys, agents, agents.sampling.expert\n"
+        "sys.exit('torch' in sys.modules or 'stable_baselines3' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

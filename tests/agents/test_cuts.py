@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from agents.cuts import SLACKS, cut_anew, partition
+from agents.planners.pipeline_cuts import SLACKS, cut_anew, partition
 from automap.cluster import parse_cluster
 from automap.problem import Problem
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 
 
 def spans(rng, ranks, units):

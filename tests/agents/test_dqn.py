@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from agents import Budget, search
-from agents.checkpoint import ABOUT, TENSORS, read_checkpoint, write_checkpoint
-from agents.dqn import FORBIDDEN, Hyperparameters, new_agent, run_dqn
-from agents.explored import Explored
 from agents.incumbent import Incumbent
-from agents.plan_vec_env import PlanVecEnv
-from agents.pretrained import NETWORK, PARAMETERS
-from agents.pretraining import FAMILY
+from agents.learning.checkpoint import ABOUT, TENSORS, read_checkpoint, write_checkpoint
+from agents.learning.dqn import FORBIDDEN, Hyperparameters, new_agent, run_dqn
+from agents.learning.plan_vec_env import PlanVecEnv
+from agents.learning.pretrained import NETWORK, PARAMETERS
+from agents.learning.pretraining import FAMILY
+from agents.learning.search_tree import Explored
+from automap.bounds.partial_plans import BoundTable, walk
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
-from automap.prefix import BoundTable, walk
 from automap.problem import Problem
 from envs.decision import MAX_ACTIONS, REWARD_SCALE, Episodes
 from envs.hybrid import HybridDecisions

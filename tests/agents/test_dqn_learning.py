@@ -8,14 +8,14 @@ import statistics
 import numpy as np
 import pytest
 
-from agents.checkpoint import read_checkpoint
-from agents.dqn import Hyperparameters, new_agent, run_dqn
 from agents.incumbent import Incumbent
-from agents.plan_vec_env import PlanVecEnv
+from agents.learning.checkpoint import read_checkpoint
+from agents.learning.dqn import Hyperparameters, new_agent, run_dqn
+from agents.learning.plan_vec_env import PlanVecEnv
 from agents.searcher import Budget
 from automap.cluster import parse_cluster
 from automap.problem import Problem
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 from envs.decision import Episodes
 from envs.hybrid import HybridDecisions
 from ir import zoo

@@ -6,12 +6,12 @@ from itertools import groupby
 import pytest
 
 from agents import Budget, search
-from agents.dqn import Hyperparameters, MaskedDQN, search_dqn
 from agents.incumbent import TEMPLATES
-from agents.plan_vec_env import PlanVecEnv
+from agents.learning.dqn import Hyperparameters, MaskedDQN, search_dqn
+from agents.learning.plan_vec_env import PlanVecEnv
 from automap.cluster import parse_cluster
 from automap.problem import Problem
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 from ir import zoo
 
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from agents import Budget
-from agents.elimination import least, search_elimination, solve
+from agents.planners.elimination import least, search_elimination, solve
 from automap.cluster import parse_cluster
-from automap.cost_graph import CostGraph, Scalars
+from automap.cost_graph.graph import CostGraph, Scalars
+from automap.cost_graph.message_passing import candidates
+from automap.cost_graph.sensitivities import slopes
 from automap.problem import Problem
-from automap.slopes import slopes
-from automap.space import PlanSpace
-from automap.templates import templates
-from automap.tightening import candidates
+from automap.space.space import PlanSpace
+from automap.space.templates import templates
 
 
 def random_graph(rng, sizes, factors):
@@ -61,8 +61,8 @@ def test_tightening_keeps_an_optimum_and_its_bound_holds():
 
 def test_what_is_too_large_is_held_and_freed_in_turn(monkeypatch):
     rng = np.random.default_rng(2)
-    monkeypatch.setattr("agents.elimination.LARGEST_TABLE", 30)
-    monkeypatch.setattr("agents.elimination.HELD_PASSES", 20)
+    monkeypatch.setattr("agents.planners.elimination.LARGEST_TABLE", 30)
+    monkeypatch.setattr("agents.planners.elimination.HELD_PASSES", 20)
     proven = []
     for _ in range(20):
         graph = random_graph(rng, (4,) * 5, list(itertools.combinations(range(5), 2)))

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from agents import Budget, search
-from agents.dqn import Hyperparameters, run_dqn
-from agents.explored import Explored
 from agents.incumbent import Incumbent
-from automap.space import PlanSpace
+from agents.learning.dqn import Hyperparameters, run_dqn
+from agents.learning.search_tree import Explored
+from automap.space.space import PlanSpace
 from envs.decision import Episodes
 from envs.hybrid import HybridDecisions
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from agents import Budget
-from agents.elimination import propose
-from agents.frames import _Frames
 from agents.incumbent import Incumbent
+from agents.planners.elimination import propose
+from agents.planners.skeletons import _Frames
 from automap.cluster import parse_cluster
 from automap.problem import Problem
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 
 
 @pytest.mark.parametrize(

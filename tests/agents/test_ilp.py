@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from agents import Budget
-from agents.elimination import search_elimination, solve
-from agents.ilp import program, search_ilp
+from agents.planners.elimination import search_elimination, solve
+from agents.planners.ilp import program, search_ilp
 from automap.cluster import parse_cluster
-from automap.cost_graph import CostGraph, Scalars
+from automap.cost_graph.graph import CostGraph, Scalars
+from automap.cost_graph.sensitivities import slopes
 from automap.problem import Problem
-from automap.slopes import slopes
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 
 
 def random_graph(rng, sizes, factors):

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from agents import Budget, in_turn, search, search_in_turn
+from agents import Budget, search, search_in_turn
+from agents.portfolio import in_turn
 from agents.searcher import Progress
 from automap.cluster import parse_cluster
 from automap.errors import NothingFits, ProblemError

@@ -9,11 +9,11 @@ import pytest
 
 from agents import Budget, search
 from agents.incumbent import Incumbent
-from agents.mcmc import ANNEALING, energies, run_mcmc
+from agents.sampling.mcmc import ANNEALING, energies, run_mcmc
 from automap.cluster import parse_cluster
 from automap.problem import Problem
-from automap.space import PlanSpace
-from automap.templates import templates
+from automap.space.space import PlanSpace
+from automap.space.templates import templates
 
 
 def problem(graph, cluster="2x2xV100@25Gbit", global_batch=8, fix=None, **training):

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from agents import Budget, search, search_offer
-from agents.parts import clusters_within, near, on_all, promising
-from agents.plainest import plain, plainest, plainness, simplified
+from agents.results.fewer_devices import clusters_within, near, on_all, promising
+from agents.results.plainest import plain, plainest, plainness, simplified
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
 from automap.plan import Plan, parse_devices
 from automap.price.estimate import error_band, price
 from automap.problem import Problem
-from automap.space import PlanSpace
-from automap.templates import templates
+from automap.space.space import PlanSpace
+from automap.space.templates import templates
 from automap.verify import verify
 from ir import zoo
 

@@ -12,14 +12,15 @@ import numpy as np
 import psutil
 import pytest
 
-from agents import Budget, portfolio, search
-from agents.expert import grid
+from agents import Budget, search
 from agents.incumbent import IllegalPlan, Incumbent
+from agents.portfolio import portfolio
+from agents.sampling.expert import grid
+from automap.bounds.partial_plans import BoundTable
 from automap.cluster import parse_cluster
 from automap.errors import NothingFits
-from automap.prefix import BoundTable
 from automap.problem import Problem
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 
 
 def problem(graph, cluster="2x2xV100@25Gbit", global_batch=8, fix=None, **training):
@@ -236,7 +237,9 @@ def test_the_nearest_plan_travels_with_the_error(gpt):
 
 
 def mine():
-    return [child for child in psutil.Process().children(recursive=True) if "agents.members" in child.cmdline()]
+    return [
+        child for child in psutil.Process().children(recursive=True) if "agents.portfolio.members" in child.cmdline()
+    ]
 
 
 @pytest.mark.slow

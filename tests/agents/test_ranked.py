@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from agents import Budget, ranked, search, search_in_turn
-from agents.ranked import Candidate, Ranked, unlike
+from agents import Budget, search, search_in_turn
+from agents.results import diverse_top_k as ranked
+from agents.results.diverse_top_k import Candidate, Ranked, unlike
 from automap.cluster import parse_cluster
 from automap.problem import Problem
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 
 
 def problem(graph):

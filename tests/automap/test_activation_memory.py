@@ -6,10 +6,10 @@ import pytest
 
 from automap.cluster import parse_cluster
 from automap.price.evaluator import Evaluator
-from automap.price.vectors import C_SAVED
+from automap.price.kernels.columns import C_SAVED
 from automap.problem import Problem
-from automap.space import PlanSpace
-from automap.templates import megatron_signatures
+from automap.space.space import PlanSpace
+from automap.space.templates import megatron_signatures
 from ir import zoo
 
 LENGTH, HIDDEN, HEADS, BATCH = 512, 256, 8, 4

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from automap.cluster import parse_cluster
-from automap.collectives import Collective, list_collectives
-from automap.price.combine import R_STATE, R_SYNC
+from automap.price.collective_list import Collective, list_collectives
 from automap.price.evaluator import Evaluator
-from automap.price.vectors import C_FORWARD_COMM, C_RECOMPUTE_COMM, C_REDUCE
-from automap.published import Case, Run, Unpriced, case_of, mesh
+from automap.price.kernels.columns import C_FORWARD_COMM, C_RECOMPUTE_COMM, C_REDUCE
+from automap.price.kernels.step import R_STATE, R_SYNC
+from automap.space.stated_parts import Unpriced, mesh
+from automap.validation.published_runs import Case, Run, case_of
 
 HIDDEN, WIDTH, EXPERTS, TOP, LENGTH, KV, HEAD = 256, 128, 8, 2, 512, 2, 64
 LAYERS = 2

@@ -6,16 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from automap.batch_shares import TILTS, dealt, ways_to_share
+from automap.bounds.partial_plans import BoundTable, Prefixes
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.plan import Plan
-from automap.prefix import BoundTable, Prefixes
-from automap.price.combine import R_COMPUTE, R_END, R_OVERHEAD
 from automap.price.estimate import estimate_choice, price
+from automap.price.kernels.step import R_COMPUTE, R_END, R_OVERHEAD
+from automap.price.plan_reader import to_choice
 from automap.problem import Problem
-from automap.space import PlanSpace
-from automap.translate import to_choice
+from automap.space.batch_shares import TILTS, dealt, ways_to_share
+from automap.space.space import PlanSpace
 from automap.verify import Verifier
 from ir import zoo
 

@@ -7,12 +7,12 @@ import pytest
 from made_up_host import two_ranks
 from small_graphs import build_gpt
 
-from automap.calibration import calibrate, calibrated, communication_s
-from automap.hand_made import Strategy, hand_made
 from automap.price.estimate import estimate_choice
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
-from automap.runtime import profiler
+from automap.runtime.profiler import measure_host as profiler
+from automap.runtime.trial.calibration import calibrate, calibrated, communication_s
+from automap.space.stated_strategy import Strategy, hand_made
 
 PLANS = [
     Strategy(micro_batch=4),

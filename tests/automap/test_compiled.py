@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numba import float64, int64
 
-from automap.price import warm
-from automap.price.compiled import borrowing, kernel
+from automap.jit import borrowing, kernel
+from service import warm_up as warm
 
 EVERYTHING = """
 from numba.core import event
@@ -27,7 +27,7 @@ from agents.searcher import Budget
 from automap.cluster import parse_cluster
 from automap.problem import Problem
 from ir import zoo
-from service.cli import main
+from service.command.main import main
 problem = Problem.build(zoo.build("bert-large"), parse_cluster("2x2xV100-16GB"), {"global_batch": 16}, {})
 search(problem, Budget(evaluations=300), seed=0)
 main("inspect zoo:bert-large --cluster 8xA100-80GB --json".split())

@@ -8,15 +8,15 @@ import pytest
 
 from agents import search
 from agents.searcher import Budget
+from automap.bounds.partial_plans import BoundTable
 from automap.cluster import parse_cluster
-from automap.counting import cut_decades
 from automap.errors import ProblemError
-from automap.names import select
-from automap.prefix import BoundTable
-from automap.price.choice import RECOMPUTE_MODES
+from automap.globs import select
+from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.problem import Problem
-from automap.space import PlanSpace
-from automap.templates import templates
+from automap.space.count import cut_decades
+from automap.space.space import PlanSpace
+from automap.space.templates import templates
 from envs import HybridEnv
 
 

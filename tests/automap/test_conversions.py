@@ -7,9 +7,9 @@ import pytest
 import torch
 from virtual_ranks import assemble, collective, convert, letter, place
 
-from automap.fitted import COLLECTIVES
-from automap.price.communication import KIND_COUNT, L_BYTES, L_COUNT, L_KIND, V_COUNT
-from automap.price.communication import convert as price_conversion
+from automap.fitted_curves import COLLECTIVES
+from automap.price.kernels.collectives import KIND_COUNT, L_BYTES, L_COUNT, L_KIND, V_COUNT
+from automap.price.kernels.collectives import convert as price_conversion
 from ir.factors import BROADCAST, PARTIAL, gradient_placement
 
 PLACEMENTS = (0, 1, BROADCAST, PARTIAL)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from automap.cluster import parse_cluster
-from automap.cost_graph import CostGraph
-from automap.price.communication import KIND_COUNT
-from automap.price.vectors import (
+from automap.cost_graph.graph import CostGraph
+from automap.cost_graph.sensitivities import slopes
+from automap.price.kernels.collectives import KIND_COUNT
+from automap.price.kernels.columns import (
     C_BACKWARD,
     C_BACKWARD_COMM,
     C_COUNT,
@@ -20,8 +21,7 @@ from automap.price.vectors import (
     C_ZERO,
 )
 from automap.problem import Problem
-from automap.slopes import slopes
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 from ir import zoo
 
 ADD_UP = (C_FORWARD, C_BACKWARD, C_RECOMPUTE, C_PARAMETERS, C_ZERO, *range(C_REDUCE, C_REDUCE + 2), C_GATHER)

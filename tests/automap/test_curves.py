@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automap.cluster import known_devices
-from automap.fitted import COLLECTIVES, fitted
-from automap.price import attention, communication, gemm
-from automap.price.attention import attention_s
-from automap.price.communication import collective_s, host_link
+from automap.fitted_curves import COLLECTIVES, fitted
 from automap.price.curves import attention_curve, gemm_curve
-from automap.price.gemm import gemm_s
+from automap.price.kernels import attention, gemm
+from automap.price.kernels import collectives as communication
+from automap.price.kernels.attention import attention_s
+from automap.price.kernels.collectives import collective_s, host_link
+from automap.price.kernels.gemm import gemm_s
 from automap.price.tables import ALL_GATHER, ALL_REDUCE
 
 DEVICES = {device.name: device for device in known_devices()}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from automap.cluster import parse_cluster
-from automap.device_order import device_orders, min_cut, min_cut_order
+from automap.space.device_order import device_orders, min_cut, min_cut_order
 
 
 def measured(cluster, matrix):

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from automap.collectives import list_collectives
-from automap.price.combine import R_GRADIENTS, R_PARAMETERS, R_STATE, R_SYNC
-from automap.space import PlanSpace, Values
-from automap.templates import megatron_signatures, templates
+from automap.price.collective_list import list_collectives
+from automap.price.kernels.step import R_GRADIENTS, R_PARAMETERS, R_STATE, R_SYNC
+from automap.space.space import PlanSpace, Values
+from automap.space.templates import megatron_signatures, templates
 from ir import zoo
 from ir.operators.experts import PRODUCT
 

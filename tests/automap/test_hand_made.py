@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from automap import hand_made as module
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
-from automap.hand_made import Strategy, undivided
-from automap.plan_writing import to_plan
-from automap.price.choice import Choice, Segment
 from automap.price.estimate import price
 from automap.price.evaluator import Evaluator
+from automap.price.lowered_plan import Choice, Segment
+from automap.price.plan_reader import to_choice
+from automap.price.plan_writer import to_plan
 from automap.problem import Problem
-from automap.space import PlanSpace
-from automap.templates import templates
-from automap.translate import to_choice
+from automap.space import stated_strategy as module
+from automap.space.space import PlanSpace
+from automap.space.stated_strategy import Strategy, undivided
+from automap.space.templates import templates
 from ir import zoo
 from ir.factors import whole_signature
 

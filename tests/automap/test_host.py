@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from automap.cluster import parse_cluster
-from automap.runtime import host
+from automap.runtime.launch import host
 
 
 @pytest.fixture

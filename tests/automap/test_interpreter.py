@@ -10,8 +10,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from oracle_cases import NOT_EXECUTED
 
-from automap.runtime.interpreter import apply, run
 from automap.runtime.operators import FUNCTIONS
+from automap.runtime.operators.apply import apply, run
 from ir.build import GraphBuilder
 from ir.errors import ModelError
 from ir.onnx.load import load_model

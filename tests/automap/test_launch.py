@@ -9,7 +9,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from automap.runtime.launch import Limits, launch
+from automap.runtime.launch.launcher import Limits, launch
 
 LIMITS = Limits(time_s=60, grace_s=0.2)
 
@@ -83,7 +83,7 @@ def test_ranks_die_with_their_launcher(tmp_path):
     ready = tmp_path / "ready"
     os.mkfifo(ready)
     argument = {"0": "hang", "1": "hang", "ready": str(ready)}
-    script = f"from automap.runtime.launch import *; launch('launch_tasks:do', {argument}, 2, Limits())"
+    script = f"from automap.runtime.launch.launcher import *; launch('launch_tasks:do', {argument}, 2, Limits())"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     launcher = subprocess.Popen([sys.executable, "-c", script], env=environment)
     pids = []

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from automap.cluster import parse_cluster
-from automap.hand_made import Strategy, hand_made
-from automap.plan_writing import to_plan
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
+from automap.price.plan_writer import to_plan
 from automap.problem import Problem
+from automap.space.stated_strategy import Strategy, hand_made
 from ir import zoo
 
 ROOT = Path(__file__).resolve().parents[2]

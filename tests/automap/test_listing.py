@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
+from automap.bounds.enumeration import Listing
 from automap.cluster import parse_cluster
-from automap.listing import Listing
 from automap.problem import Problem
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 from ir import zoo
 
 

@@ -10,10 +10,18 @@ import pytest
 from automap.cluster import known_devices, parse_cluster
 from automap.errors import ClusterError, ProblemError, UserError
 from automap.price.curves import gemm_curve, shared
-from automap.price.gemm import G_FLOPS, gemm_s
-from automap.price.layout import stage_layout
-from automap.price.operators import attention_kernel_s, product_s
-from automap.price.shapes import BATCHED_PRODUCT, PRODUCT, X_COUNT, X_KIND, X_LEFT_GRADIENT, X_RIGHT_GRADIENT, X_SHARE
+from automap.price.kernel_shapes import (
+    BATCHED_PRODUCT,
+    PRODUCT,
+    X_COUNT,
+    X_KIND,
+    X_LEFT_GRADIENT,
+    X_RIGHT_GRADIENT,
+    X_SHARE,
+)
+from automap.price.kernels.gemm import G_FLOPS, gemm_s
+from automap.price.kernels.operators import attention_kernel_s, product_s
+from automap.price.stage_layout import stage_layout
 from automap.problem import Problem
 from tests.conftest import build_gpt
 

@@ -8,8 +8,8 @@ from automap.errors import ProblemError
 from automap.price.estimate import estimate_choice, lower_bound_s
 from automap.price.tables import B_MEASURED, F_MEASURED, build_tables
 from automap.problem import Problem
-from automap.space import PlanSpace
-from automap.templates import templates
+from automap.space.space import PlanSpace
+from automap.space.templates import templates
 from ir.graph import Graph
 from ir.profile_import import load_profile
 

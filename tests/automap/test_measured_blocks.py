@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from automap.bounds.partial_plans import BoundTable, Prefix
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
-from automap.hand_made import Strategy, hand_made
-from automap.prefix import BoundTable, Prefix
-from automap.price import combine as c
 from automap.price.estimate import estimate_choice, lower_bound_s
 from automap.price.evaluator import Evaluator
-from automap.price.why import reasons
+from automap.price.explain import reasons
+from automap.price.kernels import step as c
 from automap.problem import Problem
-from automap.space import PlanSpace
-from automap.templates import templates
+from automap.space.space import PlanSpace
+from automap.space.stated_strategy import Strategy, hand_made
+from automap.space.templates import templates
 from ir import zoo
 from ir.factors import whole_signature
 from ir.graph import Graph

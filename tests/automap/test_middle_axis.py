@@ -10,20 +10,21 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from automap.bounds.partial_plans import BoundTable, Prefix
 from automap.cluster import parse_cluster
-from automap.collectives import list_collectives
-from automap.counting import count_decades
 from automap.errors import PlanError, ProblemError
-from automap.meshes import MIN_TOKENS_A_RANK, divisors
 from automap.plan import Plan
-from automap.prefix import BoundTable, Prefix
-from automap.price.combine import R_GRADIENTS, R_PARAMETERS, R_STATE
+from automap.price.collective_list import list_collectives
 from automap.price.estimate import estimate_choice, price
-from automap.price.vectors import C_GATHER, C_PARAMETERS, C_REDUCE, C_ZERO
+from automap.price.kernels.columns import C_GATHER, C_PARAMETERS, C_REDUCE, C_ZERO
+from automap.price.kernels.step import R_GRADIENTS, R_PARAMETERS, R_STATE
+from automap.price.plan_reader import to_choice
 from automap.problem import Problem
-from automap.space import PlanSpace
-from automap.templates import templates
-from automap.translate import to_choice
+from automap.space.count import count_decades
+from automap.space.mesh_shapes import MIN_TOKENS_A_RANK
+from automap.space.shape import divisors
+from automap.space.space import PlanSpace
+from automap.space.templates import templates
 from ir import zoo
 from ir.build import GraphBuilder
 from ir.graph import Graph

@@ -10,14 +10,14 @@ from agents import search
 from agents.searcher import Budget
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
-from automap.names import matches
+from automap.globs import matches
 from automap.plan import Plan
 from automap.price.evaluator import Evaluator
+from automap.price.plan_reader import same_choice, to_choice
 from automap.problem import Problem
 from automap.runtime.torch_export import export_onnx
-from automap.space import PlanSpace
-from automap.templates import templates
-from automap.translate import same_choice, to_choice
+from automap.space.space import PlanSpace
+from automap.space.templates import templates
 from ir.onnx.load import load_model
 
 WIDTH = 32

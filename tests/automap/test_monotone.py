@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automap.cluster import Cluster, known_devices, parse_cluster
-from automap.price import combine as c
-from automap.price.choice import Choice
 from automap.price.curves import shared
 from automap.price.evaluator import Evaluator
-from automap.price.vectors import C_BACKWARD, C_BACKWARD_HOST, C_FORWARD, C_FORWARD_HOST, H_BANDWIDTH, H_HOST_S
+from automap.price.kernels import step as c
+from automap.price.kernels.columns import C_BACKWARD, C_BACKWARD_HOST, C_FORWARD, C_FORWARD_HOST, H_BANDWIDTH, H_HOST_S
+from automap.price.lowered_plan import Choice
 from automap.problem import Problem, trainers
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 from ir import zoo
 from ir.graph import Graph
 

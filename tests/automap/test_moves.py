@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from automap.price import cuts, moves
 from automap.problem import Problem
-from automap.space import PlanSpace
+from automap.space.kernels import cuts
+from automap.space.kernels import neighbours as moves
+from automap.space.space import PlanSpace
 
 CASES = [
     ("gpt", "2x4xA100", 16, {}, {}),

@@ -3,7 +3,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from automap.names import matches, matches_operator, most_specific, select
+from automap.globs import matches, matches_operator, most_specific, select
 
 
 def test_a_star_stays_inside_a_component():

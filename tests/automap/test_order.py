@@ -3,7 +3,7 @@
 import pytest
 
 from automap.errors import PlanError
-from automap.order import (
+from automap.schedule import (
     A_BEFORE,
     A_CHUNK,
     A_MICRO_BATCH,

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from automap.errors import PlanError
-from automap.names import matches
-from automap.order import write_order
+from automap.globs import matches
 from automap.plan import Plan, Schedule, format_devices, parse_devices, plan_schema
-from automap.plan_writing import to_plan
-from automap.price.combine import P_STEP_S, R_END, R_OPTIMIZER, R_SYNC
 from automap.price.estimate import annotate, price
-from automap.templates import templates
-from automap.translate import to_choice
+from automap.price.kernels.step import P_STEP_S, R_END, R_OPTIMIZER, R_SYNC
+from automap.price.plan_reader import to_choice
+from automap.price.plan_writer import to_plan
+from automap.schedule import write_order
+from automap.space.templates import templates
 
 
 @pytest.fixture(scope="module")

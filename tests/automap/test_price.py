@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from automap.cluster import parse_cluster
-from automap.collectives import list_collectives
-from automap.fitted import fitted
+from automap.fitted_curves import fitted
 from automap.group_links import group_link
-from automap.hand_made import Strategy, hand_made
-from automap.price import combine as c
-from automap.price.attention import attention_s
-from automap.price.communication import (
+from automap.price.collective_list import list_collectives
+from automap.price.curves import attention_curve, gemm_curve, shared
+from automap.price.estimate import error_band, estimate_choice, lower_bound_s
+from automap.price.evaluator import Evaluator
+from automap.price.kernel_shapes import X_BATCH, X_SHARE
+from automap.price.kernels import step as c
+from automap.price.kernels.attention import attention_s
+from automap.price.kernels.collectives import (
     KIND_COUNT,
     NO_RECORDS,
     RINGS,
@@ -24,15 +27,7 @@ from automap.price.communication import (
     collective_s,
     convert,
 )
-from automap.price.curves import attention_curve, gemm_curve, shared
-from automap.price.estimate import error_band, estimate_choice, lower_bound_s
-from automap.price.evaluator import Evaluator
-from automap.price.gemm import G_FLOPS, gemm_s
-from automap.price.layout import link_vector
-from automap.price.operators import product_s
-from automap.price.shapes import X_BATCH, X_SHARE
-from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
-from automap.price.vectors import (
+from automap.price.kernels.columns import (
     C_BACKWARD,
     C_BACKWARD_HOST,
     C_FORWARD,
@@ -44,8 +39,13 @@ from automap.price.vectors import (
     C_WEIGHT,
     C_WEIGHT_HOST,
 )
+from automap.price.kernels.gemm import G_FLOPS, gemm_s
+from automap.price.kernels.operators import product_s
+from automap.price.stage_layout import link_vector
+from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from automap.problem import Problem, trainers
-from automap.templates import megatron_signatures
+from automap.space.stated_strategy import Strategy, hand_made
+from automap.space.templates import megatron_signatures
 from ir import zoo
 
 B, P = -1, -2

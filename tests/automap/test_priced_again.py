@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from automap.price.communication import NO_RECORDS, UNKNOWN
-from automap.price.sharded import new_sharded
+from automap.price.kernels.collectives import NO_RECORDS, UNKNOWN
+from automap.price.kernels.columns import C_COUNT
+from automap.price.kernels.unit import shard_unit, unit_cost
+from automap.price.kernels.unit_workspace import new_sharded
 from automap.price.tables import OP_SIGNATURES
-from automap.price.unit import shard_unit, unit_cost
-from automap.price.vectors import C_COUNT
 from ir import zoo
 
 

@@ -3,7 +3,7 @@ import pytest
 from automap.cluster import parse_cluster
 from automap.errors import ClusterError, ProblemError
 from automap.problem import Problem, trainers
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 
 
 def build(graph, *, cluster="2x2xA100", hints=None, **training):

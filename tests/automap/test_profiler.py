@@ -12,16 +12,16 @@ from small_graphs import build_mlp
 
 from automap.cluster import LOCAL, local_profile, parse_cluster
 from automap.errors import ClusterError
-from automap.fitted import COLLECTIVES
+from automap.fitted_curves import COLLECTIVES
 from automap.group_links import group_link
-from automap.price.communication import collective_s
 from automap.price.curves import attention_curve, gemm_curve, is_measured
 from automap.price.estimate import price
-from automap.price.gemm import gemm_s
-from automap.price.layout import link_vector
+from automap.price.kernels.collectives import collective_s
+from automap.price.kernels.gemm import gemm_s
+from automap.price.stage_layout import link_vector
 from automap.problem import Problem
-from automap.runtime import profiler
-from automap.space import PlanSpace
+from automap.runtime.profiler import measure_host as profiler
+from automap.space.space import PlanSpace
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from automap.fitted import COLLECTIVES
-from automap.price.attention import attention_s
-from automap.price.communication import collective_s, host_link
-from automap.price.gemm import CACHE_SHARE, gemm_s
-from automap.runtime.profiler_fit import errors, fit_attention, fit_collective, fit_gemm, fit_linear
+from automap.fitted_curves import COLLECTIVES
+from automap.price.kernels.attention import attention_s
+from automap.price.kernels.collectives import collective_s, host_link
+from automap.price.kernels.gemm import CACHE_SHARE, gemm_s
+from automap.runtime.profiler.fit import errors, fit_attention, fit_collective, fit_gemm, fit_linear
 
 FLOPS, BYTES_PER_S = 8e10, 1e10
 

@@ -10,11 +10,11 @@ from small_graphs import build_mlp
 
 from automap.cluster import parse_cluster
 from automap.errors import ClusterError
-from automap.fitted import QUIET, Conditions
+from automap.fitted_curves import QUIET, Conditions
 from automap.problem import Problem
-from automap.runtime import profiler
-from automap.runtime.quiet import Meter, conditions, core_times, shares
-from automap.space import PlanSpace
+from automap.runtime.profiler import measure_host as profiler
+from automap.runtime.profiler.busy_host import Meter, conditions, core_times, shares
+from automap.space.space import PlanSpace
 
 STAT = """cpu  900 90 9 9000 9 9 9 90 0 0
 cpu0 100 20 30 1000 5 6 7 40 8 9

@@ -2,7 +2,7 @@
 
 import torch
 
-from automap.runtime.memory import PeakMemory
+from automap.runtime.trial.peak_memory import PeakMemory
 
 MIB = 2**20
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from automap.order import (
+from automap.price.kernels.pipeline import count_actions, run_program, run_schedule
+from automap.schedule import (
     BACKWARD,
     FORWARD,
     INPUT,
@@ -18,7 +19,6 @@ from automap.order import (
     WRITTEN_KINDS,
     arrange,
 )
-from automap.price.schedule import count_actions, run_program, run_schedule
 
 
 def run(kind, pp, m, seconds, send=None, kept=None, *, program=NO_PROGRAM):

@@ -8,12 +8,12 @@ import torch
 from plan_cases import expert, idle, random_plans, uneven
 from runtime_ranks import difference, errors, reference, run_ranks, with_stages
 
-from automap.collectives import list_collectives
 from automap.errors import PlanError
+from automap.price.collective_list import list_collectives
 from automap.price.evaluator import Evaluator
-from automap.runtime.parameters import to_file, value_of
-from automap.runtime.sharded import outlines
-from automap.translate import to_choice
+from automap.price.plan_reader import to_choice
+from automap.runtime.executor.parameters import to_file, value_of
+from automap.runtime.executor.stage import outlines
 from ir.build import GraphBuilder
 from ir.factors import BROADCAST, PARTIAL
 

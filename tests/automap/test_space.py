@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 
+from automap.bounds.partial_plans import BoundTable, Prefix, Prefixes, walk
 from automap.cluster import parse_cluster
-from automap.meshes import divisors
-from automap.prefix import BoundTable, Prefix, Prefixes, walk
 from automap.problem import Problem
-from automap.space import PlanSpace
-from automap.templates import templates
+from automap.space.shape import divisors
+from automap.space.space import PlanSpace
+from automap.space.templates import templates
 
 
 def enumerate_plans(space):
@@ -144,7 +144,7 @@ def test_what_is_not_asked_takes_what_is_preferred(gpt, space):
 def test_fixed_decisions_and_constraints_are_obeyed(gpt, space):
     from automap.cluster import parse_cluster
     from automap.problem import Problem
-    from automap.space import PlanSpace
+    from automap.space.space import PlanSpace
 
     hints = {
         "fix": {"dp": 2, "pp": 1, "zero": 2, "recompute": "full"},

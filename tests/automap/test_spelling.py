@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from automap.cluster import parse_cluster
-from automap.plan_writing import to_plan
 from automap.price.estimate import annotate, price
+from automap.price.plan_reader import default_signatures, same_choice, to_choice
+from automap.price.plan_writer import to_plan
 from automap.problem import Problem
-from automap.space import PlanSpace
-from automap.spelling import merges, num_unlike, repeats, role, sizes, spelled, without_idle
-from automap.templates import templates
-from automap.translate import default_signatures, same_choice, to_choice
+from automap.space.simplified_axes import merges, num_unlike, repeats, role, sizes, spelled, without_idle
+from automap.space.space import PlanSpace
+from automap.space.templates import templates
 from automap.verify import Verifier
 from ir import zoo
 

@@ -7,17 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from automap.bounds.partial_plans import BoundTable, Prefixes
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.plan import Plan
-from automap.prefix import BoundTable, Prefixes
-from automap.price.combine import R_CAPACITY, R_COMPUTE, R_OPTIMIZER
 from automap.price.estimate import estimate_choice, price
+from automap.price.kernels.step import R_CAPACITY, R_COMPUTE, R_OPTIMIZER
+from automap.price.lowered_plan import spread
+from automap.price.plan_reader import to_choice
 from automap.problem import Problem
-from automap.space import PlanSpace
-from automap.stage_sizes import MAX_UNEVEN_STAGES, part_size, spread, ways_to_fill
-from automap.templates import templates
-from automap.translate import to_choice
+from automap.space.space import PlanSpace
+from automap.space.stage_sizes import MAX_UNEVEN_STAGES, part_size, ways_to_fill
+from automap.space.templates import templates
 from automap.verify import Verifier
 from ir import zoo
 

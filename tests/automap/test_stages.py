@@ -6,8 +6,8 @@ import stage_cases
 from runtime_ranks import errors, reference, run_ranks
 
 from automap.errors import PlanError
-from automap.order import write_order
-from automap.runtime.lower import Action, lower
+from automap.runtime.executor.action_order import Action, lower
+from automap.schedule import write_order
 
 
 @pytest.mark.slow

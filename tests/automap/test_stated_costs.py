@@ -6,7 +6,7 @@ from onnx import TensorProto, helper
 from automap.cluster import parse_cluster
 from automap.price.tables import B_MEASURED, F_BYTES, F_MEASURED
 from automap.problem import Problem
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 from ir.errors import ModelError
 from ir.graph import Amount, Graph
 from ir.onnx.load import load_model

@@ -10,13 +10,13 @@ from sync_plans import plan_of, space_of
 from automap.errors import PlanError
 from automap.plan import Sync
 from automap.price.estimate import annotate
-from automap.price.sync import held_bytes
-from automap.runtime.groups import Groups
-from automap.runtime.launch import Limits, launch
-from automap.runtime.runner import replicas_on
-from automap.runtime.sharded import build_programs, outlines
-from automap.runtime.stages import Ends, backward_routes, forward_routes, tied_routes
-from automap.runtime.trial import run_trial
+from automap.price.local_sgd import held_bytes
+from automap.runtime.executor.pipeline import Ends, backward_routes, forward_routes, tied_routes
+from automap.runtime.executor.runner import replicas_on
+from automap.runtime.executor.stage import build_programs, outlines
+from automap.runtime.launch.launcher import Limits, launch
+from automap.runtime.mesh_groups import Groups
+from automap.runtime.trial.trial import run_trial
 
 DASGD = Sync(kind="dasgd", period=3, delay=2, merge="corrected")
 

@@ -9,14 +9,14 @@ from sync_plans import MODES, plan_of, space_of
 
 from automap.errors import PlanError, ProblemError
 from automap.plan import Plan, Sync, Zero, plan_schema
-from automap.price import combine as c
-from automap.price.communication import collective_s
 from automap.price.estimate import annotate, price
-from automap.price.sync import best_sync, evaluate_plan, offers
+from automap.price.kernels import step as c
+from automap.price.kernels.collectives import collective_s
+from automap.price.kernels.columns import H_BANDWIDTH
+from automap.price.local_sgd import best_sync, evaluate_plan, offers
 from automap.price.tables import ALL_REDUCE
-from automap.price.vectors import H_BANDWIDTH
-from automap.space import PlanSpace
-from automap.templates import templates
+from automap.space.space import PlanSpace
+from automap.space.templates import templates
 from automap.verify import Verifier
 from ir import zoo
 

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from automap.runtime.interpreter import run
-from automap.runtime.optimizer import LEARNING_RATE, Optimizer
-from automap.runtime.synthetic import RandomData, RandomValues, index_limits
+from automap.runtime.executor.optimizer import LEARNING_RATE, Optimizer
+from automap.runtime.executor.synthetic_data import RandomData, RandomValues, index_limits
+from automap.runtime.operators.apply import run
 from ir.build import GraphBuilder
 
 CPU = torch.device("cpu")

@@ -5,8 +5,8 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from automap.price import combine as c
-from automap.price.vectors import C_REDUCE
+from automap.price.kernels import step as c
+from automap.price.kernels.columns import C_REDUCE
 from ir import zoo
 
 B, P = -1, -2

@@ -7,7 +7,7 @@ import pytest
 from plan_cases import problem_of
 from runtime_ranks import Case, run_ranks
 
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
 from automap.verify import Verifier
 from automap.verify.reading import num_ranks
 

@@ -12,9 +12,9 @@ from runtime_ranks import expert_plan, make_problem
 from trainer_ranks import BATCH, IGNORED, MODEL, OTHER, batch, build, graph_of, module_of, run_ranks
 
 from automap.errors import PlanError
-from automap.names import matches
+from automap.globs import matches
 from automap.plan import Schedule, Sync, Zero
-from automap.runtime.trainer_roles import read_roles
+from automap.runtime.trainer.roles import read_roles
 from ir import zoo
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from automap.runtime import trainer_gradients
-from automap.runtime.trainer_gradients import OverlappedSums
+from automap.runtime.trainer import gradients as trainer_gradients
+from automap.runtime.trainer.gradients import OverlappedSums
 
 
 class Done:

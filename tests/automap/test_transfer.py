@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from automap.runtime.transfer import extent, inside, overlap, transfer
+from automap.runtime.executor.transfer_plan import extent, inside, overlap, transfer
 
 
 @st.composite

@@ -10,11 +10,11 @@ from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.plan import AxisSharding, Plan, Schedule
 from automap.price.evaluator import Evaluator
+from automap.price.plan_reader import to_choice
 from automap.problem import Problem
-from automap.runtime.launch import Limits
-from automap.runtime.trial import run_trial, with_measured
-from automap.space import PlanSpace
-from automap.translate import to_choice
+from automap.runtime.launch.launcher import Limits
+from automap.runtime.trial.trial import run_trial, with_measured
+from automap.space.space import PlanSpace
 
 LIMITS = Limits(time_s=120)
 WIDTHS = (64, 256, 256, 32)
@@ -23,7 +23,7 @@ WIDTHS = (64, 256, 256, 32)
 def planned(cluster="2xH100", precision="fp32", **fix):
     """A problem, and the plan of even stages with an estimate."""
     from automap.price.estimate import annotate
-    from automap.translate import to_choice
+    from automap.price.plan_reader import to_choice
 
     problem = Problem.build(
         build_mlp(WIDTHS), parse_cluster(cluster), {"global_batch": 32, "precision": precision}, {"fix": fix}
@@ -78,7 +78,7 @@ class Killer:
     def __call__(self):
         """Whether the trial is to stop: never."""
         if not self.ranks:
-            found = [child for child in psutil.Process().children() if "automap.runtime.rank" in child.cmdline()]
+            found = [child for child in psutil.Process().children() if "automap.runtime.launch.rank" in child.cmdline()]
             if len(found) == 2 and all(self._talks(rank) for rank in found):
                 self.ranks = found
                 found[1].kill()

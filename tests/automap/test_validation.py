@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from automap.errors import ProblemError
-from automap.published import Unpriced, case_of, load_runs
-from automap.validation import Predicted, choice_regrets, spearman, summarize, table, validate
-from service.cli import main
+from automap.space.stated_parts import Unpriced
+from automap.validation.errors_by_group import Predicted, choice_regrets, spearman, summarize, table, validate
+from automap.validation.published_runs import case_of, load_runs
+from service.command.main import main
 
 
 def row(**changes: Any) -> dict[str, Any]:

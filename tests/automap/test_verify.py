@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from automap.cluster import parse_cluster
-from automap.order import write_order
 from automap.plan import AxisSharding, Schedule, Sync, Zero
 from automap.price.estimate import estimate_choice
 from automap.problem import Problem
-from automap.space import PlanSpace
-from automap.templates import megatron_signatures, templates
+from automap.schedule import write_order
+from automap.space.space import PlanSpace
+from automap.space.templates import megatron_signatures, templates
 from automap.verify import Verifier, verify
-from automap.verify.actions import rank_orders
+from automap.verify.schedule import rank_orders
 from ir import zoo
 from ir.factors import PARTIAL
 from ir.linkage import operator_signatures

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from automap.runtime.weight_gradients import Deferred, convolution, product, splitting
+from automap.runtime.operators.weight_gradients import Deferred, convolution, product, splitting
 
 
 def network(x, w, v, c):

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from automap.cluster import parse_cluster
-from automap.hand_made import Strategy, hand_made
-from automap.plan_writing import to_plan
-from automap.price.choice import Choice
-from automap.price.combine import R_END
 from automap.price.estimate import annotate, estimate_choice
 from automap.price.evaluator import Evaluator
-from automap.price.why import NUM_REASONS, reasons
+from automap.price.explain import NUM_REASONS, reasons
+from automap.price.kernels.step import R_END
+from automap.price.lowered_plan import Choice
+from automap.price.plan_writer import to_plan
 from automap.problem import Problem
-from automap.space import PlanSpace
+from automap.space.space import PlanSpace
+from automap.space.stated_strategy import Strategy, hand_made
 from ir import zoo
 
 GPT = "gpt:layers=8,hidden=512,heads=8,seq_len=256,vocab_size=2048"

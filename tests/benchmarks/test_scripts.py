@@ -17,14 +17,14 @@ import pytest
 from made_up_host import two_ranks
 
 from automap.cluster import parse_cluster
-from automap.fitted import COLLECTIVES
-from automap.price.attention import attention_s
-from automap.price.communication import collective_s, host_link
+from automap.fitted_curves import COLLECTIVES
 from automap.price.curves import attention_curve, gemm_curve
-from automap.price.gemm import gemm_s
-from automap.published import load_runs
-from automap.runtime import profiler
-from automap.validation import predict
+from automap.price.kernels.attention import attention_s
+from automap.price.kernels.collectives import collective_s, host_link
+from automap.price.kernels.gemm import gemm_s
+from automap.runtime.profiler import measure_host as profiler
+from automap.validation.errors_by_group import predict
+from automap.validation.published_runs import load_runs
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SHARED = {"constants", "fitting", "fleet", "priced_runs"}

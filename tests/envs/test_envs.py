@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import stable_baselines3.common.env_checker
 
-from automap.counting import count_decades, grouped
-from automap.templates import templates
+from automap.space.count import count_decades, grouped
+from automap.space.templates import templates
 from envs import Episodes, HybridEnv, PipelineEnv, ReplicationEnv, ShardingEnv
 from envs.decision import MAX_ACTIONS, REWARD_SCALE
 from envs.hybrid import HybridDecisions

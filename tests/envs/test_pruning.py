@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
+from automap.bounds.enumeration import Listing
 from automap.cluster import parse_cluster
-from automap.counting import alone, count_decades, grouped
-from automap.listing import Listing
-from automap.price.vectors import C_COUNT, C_FORWARD, C_FORWARD_ATTENDED
+from automap.price.kernels.columns import C_COUNT, C_FORWARD, C_FORWARD_ATTENDED
 from automap.problem import Problem
-from automap.space import PlanSpace
+from automap.space.count import alone, count_decades, grouped
+from automap.space.space import PlanSpace
 from envs.pruning import (
     LOSSLESS,
     RULES,

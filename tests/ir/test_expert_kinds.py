@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from automap.runtime.interpreter import run
+from automap.runtime.operators.apply import run
 from ir.build import GraphBuilder
 from ir.factors import BROADCAST, PARTIAL, signatures
 from ir.graph import Tensor as Spec

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from automap.runtime.interpreter import run
+from automap.runtime.operators.apply import run
 from ir.blocks import find_units
 from ir.graph import Graph
 from ir.operators.experts import BALANCED_LOAD, COMBINE, DISPATCH, PRODUCT

@@ -6,8 +6,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from ir.errors import ModelError, ModelTooExpensive
-from ir.onnx.guard import Limits, parse
 from ir.onnx.load import load_model
+from ir.onnx.readers.guard import Limits, parse
 from ir.onnx.sandbox import import_model
 
 

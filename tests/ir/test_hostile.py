@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ir.errors import ModelError
 from ir.graph import Graph
-from ir.onnx.guard import Limits
 from ir.onnx.load import load_model
+from ir.onnx.readers.guard import Limits
 from ir.onnx.sandbox import DEFAULT_MAX_BYTES, import_model
 
 PROCESSOR_S = 2.0

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from automap.names import select
+from automap.globs import select
 from ir.graph import Graph
 from ir.onnx.load import load_model
-from ir.onnx.nodes import path_scope, scope_of, text_list
+from ir.onnx.readers.nodes import path_scope, scope_of, text_list
 
 LAYERS, WIDTH = 2, 8
 

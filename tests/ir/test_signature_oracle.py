@@ -17,7 +17,7 @@ from oracle_cases import CASES, NEVER_SPLIT, NOT_EXECUTED, SAMPLES
 from virtual_ranks import agree, assemble, convert, largest, place, recorded, total
 
 import ir.operators
-from automap.runtime.interpreter import apply, apply_local, local_operator
+from automap.runtime.operators.apply import apply, apply_local, local_operator
 from ir.factors import BROADCAST, PARTIAL, gradient_placement, placement_text
 from ir.graph import Graph, Tensor
 from ir.linkage import operator_signatures

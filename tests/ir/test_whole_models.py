@@ -4,7 +4,7 @@ import pytest
 import torch
 from ort_oracle import compare
 
-from automap.runtime.interpreter import run
+from automap.runtime.operators.apply import run
 from ir.onnx.load import load_model
 
 SAMPLES = 3

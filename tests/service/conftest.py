@@ -27,11 +27,11 @@ from agents.searcher import Progress, SearchResult
 from automap.plan import DeviceMemory, Estimate, Plan, Schedule, SearchRecord, Stage, model_ref
 from automap.problem import Problem
 from service import processes
-from service.api import create_app
 from service.client import AutomapClient
 from service.embedded_redis import EmbeddedRedis
+from service.http.api import create_app
+from service.jobs.store import Store, connect
 from service.settings import Settings
-from service.store import Store, connect
 
 DEADLINE_S = 90.0
 
@@ -187,7 +187,7 @@ class Service:
     def __init__(self, data_dir: Path, *words: str, **environment: str) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "service.cli", "serve", "--port", "0", "--json", *words],
+            [sys.executable, "-m", "service.command.main", "serve", "--port", "0", "--json", *words],
             env={**os.environ, "AUTOMAP_DATA_DIR": str(data_dir), "AUTOMAP_LOG_LEVEL": "INFO", **environment},
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -13,11 +13,11 @@ import pytest
 import redis
 from onnx import TensorProto, helper
 
-from service import worker
 from service.embedded_redis import EmbeddedRedis
+from service.jobs import worker
+from service.jobs.store import Store, connect
 from service.problems import MEDIA_TYPE
 from service.settings import Settings
-from service.store import Store, connect
 
 JOB = {"cluster": "8xV100-16GB", "training": {"global_batch": 64}, "budget": "1s"}
 

@@ -13,8 +13,8 @@ import pytest
 import agents
 from automap.errors import NothingFits
 from automap.plan import Plan, plan_schema
-from automap.price import warm
-from service.cli import main
+from service import warm_up as warm
+from service.command.main import main
 
 HEAVY = ("torch", "numba", "stable_baselines3", "gymnasium", "onnx", "fastapi", "rq", "redis", "numpy")
 
@@ -42,21 +42,30 @@ def searching(monkeypatch: pytest.MonkeyPatch, search: Any) -> None:
 
 
 def test_start_up_is_light() -> None:
-    code = f"import sys, service.cli; print([name for name in {HEAVY} if name in sys.modules])"
+    code = f"import sys, service.command.main; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_an_estimate_loads_only_what_it_needs() -> None:
     unneeded = (
-        *("torch", "onnx", "gymnasium", "stable_baselines3", "agents", "envs", "automap.prefix", "automap.verify"),
-        *(f"automap.price.{name}" for name in ("ahead", "batch", "draw", "skeleton", "warm")),
+        *(
+            "torch",
+            "onnx",
+            "gymnasium",
+            "stable_baselines3",
+            "agents",
+            "envs",
+            "automap.bounds.partial_plans",
+            "automap.verify",
+        ),
+        *(f"automap.space.kernels.{name}" for name in ("price_many", "sample", "neighbours")),
         # What numba needs to compile, and not to run what lies in its cache.
         *("numba.np.linalg", "numba.np.arraymath"),
     )
     words = ["estimate", "zoo:bert-large", "--cluster", "8xA100-80GB", "--global-batch", "64", "--tp", "2", "--pp", "2"]
     shown = f"print([name for name in {unneeded} if name in sys.modules])"
-    code = f"import sys; from service.cli import main; main({words}); {shown}"
+    code = f"import sys; from service.command.main import main; main({words}); {shown}"
     warm.main()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

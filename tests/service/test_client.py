@@ -8,10 +8,10 @@ import pytest
 import redis
 
 from automap.errors import ClusterError, ModelError, NothingFits, UserError
-from service import worker
 from service.client import AutomapClient
+from service.jobs import worker
+from service.jobs.store import Store
 from service.problems import RemoteError
-from service.store import Store
 
 TRAINING = {"global_batch": 64}
 

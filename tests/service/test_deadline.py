@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from automap.errors import ProblemError
-from service.deadline import deadline
-from service.run_job import JobRequest, ModelOptions, run_job
+from service.jobs.deadline import deadline
+from service.jobs.run_job import JobRequest, ModelOptions, run_job
 
 LATE = ProblemError("late", field="budget", value="1s", repair="Give more.")
 TINY = "gpt:layers=2,hidden=64,heads=4,seq_len=16,vocab_size=128"
@@ -68,7 +68,7 @@ def test_other_threads_go_without() -> None:
 
 
 def test_a_search_ends_soon_after_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.run_job.GRACE_S", 0.05)
+    monkeypatch.setattr("service.jobs.run_job.GRACE_S", 0.05)
     request = JobRequest(
         cluster="8xA100",
         training={"global_batch": 8},
@@ -76,7 +76,7 @@ def test_a_search_ends_soon_after_its_budget(monkeypatch: pytest.MonkeyPatch) ->
         budget="0.05s",
         searchers=("mcmc",),
     )
-    from service.run_job import import_graph
+    from service.jobs.run_job import import_graph
 
     graph = import_graph(b"", request)
 

@@ -16,7 +16,7 @@ from automap.plan import Plan
 from automap.price.estimate import price
 from automap.problem import Problem
 from ir.onnx.sandbox import import_model
-from service.demo import light_model, line_of, run_demo
+from service.command.demo import light_model, line_of, run_demo
 from service.report import summary
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from automap.published import case_of, load_runs
-from service.cli import main
+from automap.validation.published_runs import case_of, load_runs
+from service.command.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))

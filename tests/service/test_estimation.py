@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from automap.plan import Plan, plan_schema
-from service.cli import main
+from service.command.main import main
 
 GPT = "zoo:gpt:layers=4,hidden=256,heads=4,vocab_size=1024"
 PLACE = ["--cluster", "1x8xA100", "--global-batch", "64", "--seq-len", "128"]
@@ -139,7 +139,7 @@ def test_a_file_and_its_hints(
 @pytest.mark.slow
 def test_it_loads_neither_torch_nor_readers_of_files() -> None:
     code = (
-        "import sys; from service.cli import main; "
+        "import sys; from service.command.main import main; "
         f"code = main(['estimate', {GPT!r}, *{PLACE!r}, '--tp', '2']); "
         f"print([n for n in {HEAVY} if n in sys.modules], code)"
     )

@@ -12,10 +12,10 @@ import pytest
 import redis
 from mutated_jobs import mutated, valid, written
 
-from service import worker
-from service.cli import main
+from service.command.main import main
+from service.jobs import worker
+from service.jobs.store import Store
 from service.problems import MEDIA_TYPE
-from service.store import Store
 
 COUNT, RUN = 1500, 24
 HEADERS = {"content-type": "application/json"}

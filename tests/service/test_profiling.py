@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from automap.cluster import parse_cluster
-from automap.fitted import Conditions, Constants
-from automap.runtime import profiler
-from service.cli import main
+from automap.fitted_curves import Conditions, Constants
+from automap.runtime.profiler import measure_host as profiler
+from service.command.main import main
 
 MODEL = "zoo:gpt:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=200"
 

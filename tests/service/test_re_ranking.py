@@ -15,11 +15,11 @@ from agents.searcher import Progress
 from automap.cluster import LOCAL, parse_cluster
 from automap.errors import PlanError, ProblemError
 from automap.plan import Plan
-from automap.runtime import host
-from automap.runtime import trial as runtime
-from service.cli import main
+from automap.runtime.launch import host
+from automap.runtime.trial import trial as runtime
+from service.command.main import main
+from service.jobs.run_job import JobRequest, ModelOptions, Trials, check_search, import_graph, run_job
 from service.report import seconds, summary
-from service.run_job import JobRequest, ModelOptions, Trials, check_search, import_graph, run_job
 
 SMALL = "gpt:layers=2,hidden=32,heads=2,seq_len=16,vocab_size=64"
 

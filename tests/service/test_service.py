@@ -14,7 +14,7 @@ import pytest
 
 from automap.cluster import LOCAL, parse_cluster
 from automap.errors import NothingFits, UserError
-from service.cli import main
+from service.command.main import main
 from service.problems import RemoteError
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ def submit(service: Any, model: bytes, budget: str, searchers: Sequence[str] = (
 
 def horse(service: Any, until: Any) -> psutil.Process:
     """The process that runs the job."""
-    found: psutil.Process = until(lambda: service.worker().children())[0]
+    found: psutil.Process = until(lambda: service.jobs.worker().children())[0]
     return found
 
 
@@ -121,7 +121,7 @@ def test_a_running_job_is_cancelled_at_once(running: Any, squeezenet: bytes, unt
 
 def ranks(service: Any) -> list[psutil.Process]:
     """Processes of trials."""
-    return [p for p in service.children() if "automap.runtime.rank" in p.cmdline()]
+    return [p for p in service.children() if "automap.runtime.launch.rank" in p.cmdline()]
 
 
 def test_trials_in_processes_of_their_own(running: Any, until: Any) -> None:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from service.run_job import JobRequest
-from service.store import Store, StoreFull, Superseded
+from service.jobs.run_job import JobRequest
+from service.jobs.store import Store, StoreFull, Superseded
 
 REQUEST = JobRequest(cluster="8xV100-16GB", training={"global_batch": 64})
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from automap.runtime import trial as runtime
-from service.cli import main
+from automap.runtime.trial import trial as runtime
+from service.command.main import main
 
 MODEL = "zoo:gpt:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=200"
 DONE = runtime.Trial(

@@ -11,9 +11,9 @@ import redis
 from rq.serializers import JSONSerializer
 
 from automap.errors import NothingFits
-from service import job_queue, worker
-from service.run_job import JobRequest, ModelOptions, Trials
-from service.store import Store
+from service.jobs import job_queue, worker
+from service.jobs.run_job import JobRequest, ModelOptions, Trials
+from service.jobs.store import Store
 
 REQUEST = JobRequest(cluster="8xV100-16GB", training={"global_batch": 64}, model=ModelOptions(name="net"), budget="1s")
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from automap.runtime.operators.base import Use, function
-from automap.runtime.weight_gradients import convolution, product
+from automap.runtime.operators.weight_gradients import convolution, product
 
 
 @function("MatMul")

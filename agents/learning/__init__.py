@@ -1,0 +1,1 @@
+"""The DQN and what it learns from."""

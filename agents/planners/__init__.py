@@ -1,0 +1,1 @@
+"""Planners that work on the structure of the cost."""

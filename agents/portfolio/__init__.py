@@ -1,0 +1,1 @@
+"""Several searchers on one problem."""

@@ -1,0 +1,285 @@
+"""In turn: several searchers one after another within one budget, the best plan of all.
+
+Each has its fixed share of the budget and hears nothing of the others, so that what it reached is what it reaches alone
+with that share. (A `portfolio` is one searcher: its members help each other.) Units: seconds, evaluations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from agents.results.diverse_top_k import unlike_plans
+from agents.searcher import (
+    SEARCHERS,
+    Budget,
+    OnProgress,
+    Progress,
+    SearchResult,
+    ShouldStop,
+    search,
+    unknown_searcher,
+)
+from automap.errors import NothingFits, ProblemError, UserError
+from automap.plan import Plan, SearchRecord
+from automap.problem import Problem
+
+if TYPE_CHECKING:
+    from agents.results.plainest import Offer
+
+LEAST_S = 0.01
+"""Left to the turns to come where those before took too long: each falls back on a template."""
+
+
+def check_searchers(searchers: Sequence[str], budget: Budget) -> None:
+    """Refuses lists that `search_in_turn` cannot run.
+
+    Raises:
+        ProblemError: none is named, one is unknown or named twice, or there are fewer evaluations than searchers.
+    """
+    if not searchers:
+        raise ProblemError(
+            "names nobody",
+            field="searchers",
+            value="[]",
+            repair="Name at least one, such as portfolio, or leave it out.",
+        )
+    for number, name in enumerate(searchers):
+        field = f"searchers[{number}]"
+        if name not in SEARCHERS:
+            raise unknown_searcher(name, field=field)
+        if name in searchers[:number]:
+            raise ProblemError("named twice", field=field, value=name, repair="Name each searcher once.")
+    if budget.evaluations is not None and budget.evaluations < len(searchers):
+        raise ProblemError(
+            "less than one evaluation for each searcher",
+            field="budget",
+            value=str(budget),
+            repair=f"Give at least {len(searchers)} evaluations, or name fewer searchers.",
+        )
+
+
+def search_in_turn(
+    problem: Problem,
+    budget: Budget,
+    *,
+    searchers: Sequence[str],
+    seed: int = 0,
+    on_progress: OnProgress = lambda progress: None,
+    should_stop: ShouldStop = lambda: False,
+    start: Sequence[Plan] = (),
+    clock: Callable[[], float] = time.monotonic,
+) -> SearchResult:
+    """The fastest plan that any of the searchers finds; of one searcher the same as `search`.
+
+    Of a budget in evaluations each has an equal share, the first ones one more where it does not divide; of one in
+    seconds an equal share of what those before it have left. A proof ends the search. A searcher that finds nothing or
+    refuses the problem leaves the others their turn.
+
+    Args:
+        problem: what is searched.
+        budget: of all together.
+        searchers: names of `SEARCHERS`, in the order of their turns.
+        seed: of every random choice, the same for each.
+        on_progress: called a few times a second.
+        should_stop: asked often; once true, the best plan so far is returned.
+        start: plans that each begins from.
+        clock: seconds.
+
+    Raises:
+        NothingFits: no searcher found a plan that fits.
+        ProblemError: see `check_searchers`, or every searcher refuses the problem.
+    """
+    check_searchers(searchers, budget)
+    if len(searchers) == 1:
+        return search(
+            problem,
+            budget,
+            searcher=searchers[0],
+            seed=seed,
+            on_progress=on_progress,
+            should_stop=should_stop,
+            start=start,
+        )
+    turns = _Turns(len(searchers), clock, on_progress)
+    for number, name in enumerate(searchers):
+        try:
+            found = search(
+                problem,
+                turns.share(budget, number),
+                searcher=name,
+                seed=seed,
+                on_progress=turns.report,
+                should_stop=should_stop,
+                start=start,
+            )
+        except UserError as fault:
+            turns.take_fault(name, fault)
+        else:
+            turns.take(name, found)
+            if found.proven:
+                break
+        if should_stop():
+            break
+    return turns.result(seed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Turn:
+    name: str
+    result: SearchResult
+    record: SearchRecord
+    step_time_s: float
+    """Of the plan returned."""
+
+    @staticmethod
+    def of(name: str, result: SearchResult) -> _Turn:
+        plan = result.plan
+        assert plan.search is not None and plan.estimate is not None
+        return _Turn(name=name, result=result, record=plan.search, step_time_s=plan.estimate.step_time_s)
+
+    @property
+    def reached_s(self) -> float | None:
+        """Best step time of its own, not of the templates it fell back on; None if nothing of its own fits."""
+        return self.record.searchers.get(self.name, self.step_time_s)
+
+    @property
+    def found_by(self) -> str:
+        """The searcher, and not a member of a portfolio, unless it was a template that it fell back on."""
+        return self.record.found_by if self.name in self.record.searchers else self.name
+
+
+class _Turns:
+    """What has come of the turns so far."""
+
+    def __init__(self, count: int, clock: Callable[[], float], on_progress: OnProgress) -> None:
+        self.turns: list[_Turn] = []
+        self.faults: list[UserError] = []
+        self._count = count
+        self._number = 0
+        self._reached: dict[str, float | None] = {}
+        self._warnings: list[str] = []
+        self._evaluations = 0
+        self._improvements: list[tuple[int, float, float]] = []
+        self._best_s = float("inf")
+        self._clock = clock
+        self._began = clock()
+        self._turn_began = self._began
+        self._on_progress = on_progress
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return self._clock() - self._began
+
+    def share(self, budget: Budget, number: int) -> Budget:
+        """The budget of turn `number`, which begins now."""
+        self._number = number
+        self._turn_began = self._clock()
+        if budget.evaluations is not None:
+            share, more = divmod(budget.evaluations, self._count)
+            return Budget(evaluations=share + (number < more))
+        assert budget.seconds is not None
+        return Budget(seconds=max(LEAST_S, budget.seconds - self.seconds) / (self._count - number))
+
+    def report(self, progress: Progress) -> None:
+        """Tells how far all are together."""
+        best_s = min(self._best_s, progress.best_step_time_s or float("inf"))
+        self._on_progress(
+            replace(
+                progress,
+                evaluations=self._evaluations + progress.evaluations,
+                seconds=self.seconds,
+                best_step_time_s=None if best_s == float("inf") else best_s,
+                fraction=(self._number + progress.fraction) / self._count,
+            )
+        )
+
+    def take(self, name: str, found: SearchResult) -> None:
+        """Takes what a searcher found."""
+        turn = _Turn.of(name, found)
+        before_s = self._turn_began - self._began
+        for evaluations, seconds, step_time_s in found.improvements:
+            if step_time_s < self._best_s:
+                self._best_s = step_time_s
+                self._improvements.append((self._evaluations + evaluations, before_s + seconds, step_time_s))
+        self._evaluations += found.evaluations
+        self._reached[name] = turn.reached_s
+        self.turns.append(turn)
+
+    def take_fault(self, name: str, fault: UserError) -> None:
+        """Takes why a searcher has no plan."""
+        self._reached[name] = None
+        self.faults.append(fault)
+        if not isinstance(fault, NothingFits):
+            self._warnings.append(f"{name} did not search: {fault}")
+
+    def result(self, seed: int) -> SearchResult:
+        """The best plan of all, the earlier of two that are equal.
+
+        Raises:
+            UserError: there is none; what the first searcher said.
+        """
+        if not self.turns:
+            raise self.faults[0]
+        best = min(self.turns, key=lambda turn: turn.step_time_s)
+        records = [turn.record for turn in self.turns]
+        baselines: Mapping[str, float | None] = {
+            key: next((r.baselines[key] for r in records if r.baselines.get(key) is not None), None)
+            for record in records
+            for key in record.baselines
+        }
+        plan = best.result.plan
+        record = replace(
+            best.record,
+            found_by=best.found_by,
+            seed=seed,
+            evaluations=self._evaluations,
+            baselines=baselines,
+            searchers=self._reached,
+            seconds=self.seconds,
+            proven=any(r.proven for r in records),
+            lower_bound_s=max((r.lower_bound_s for r in records if r.lower_bound_s is not None), default=None),
+        )
+        chosen = replace(plan, search=record, warnings=(*plan.warnings, *self._warnings))
+
+        def unlike(count: int) -> tuple[Plan, ...]:
+            in_order = sorted(self.turns, key=lambda turn: turn is not best)
+            found = unlike_plans([plan for turn in in_order for plan in turn.result.unlike(count)], count)
+            return (chosen, *(self._in_all(plan, record) for plan in found[1:]))
+
+        def plainest(limit_s: float) -> Offer:
+            able = [turn for turn in self.turns if turn.step_time_s <= max(limit_s, best.step_time_s)]
+            offers = [(turn.result.plainest(limit_s), turn) for turn in able if turn.result.plainest is not None]
+            offer, turn = min(offers, key=lambda some: some[0].plainness)
+            is_own = turn.name in turn.record.searchers
+            plan = replace(offer.plan, warnings=(*offer.plan.warnings, *self._warnings))
+            return replace(offer, plan=plan, found_by=offer.found_by if is_own else turn.name)
+
+        return SearchResult(
+            plan=chosen,
+            plainest=plainest,
+            evaluations=self._evaluations,
+            seconds=self.seconds,
+            proven=record.proven,
+            improvements=tuple(self._improvements),
+            unlike=unlike,
+        )
+
+    @staticmethod
+    def _in_all(plan: Plan, record: SearchRecord) -> Plan:
+        """A plan of one turn, with the record of all."""
+        own = plan.search
+        assert own is not None
+        return replace(
+            plan,
+            search=replace(
+                record,
+                found_by=own.found_by,
+                proven=False,
+                num_decisions=own.num_decisions,
+                num_operator_decisions=own.num_operator_decisions,
+            ),
+        )

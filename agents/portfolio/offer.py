@@ -1,0 +1,246 @@
+"""Offer: the plan that leaves a search, plainer than the fastest one found where the price cannot tell them apart.
+
+First the searchers, in turn, on all devices; then, where a part of the cluster may be as fast, on that part. Of what
+they find within a tie of the fastest plan, the plainest is offered, and says what the fastest one takes. With a tie of
+0 that is the fastest one itself, in its one spelling. Units: seconds, evaluations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from agents.portfolio.in_turn import search_in_turn
+from agents.results.diverse_top_k import candidate, unlike_plans
+from agents.results.fewer_devices import Part, near, on_all, promising
+from agents.results.plainest import TIE, Offer, tidy
+from agents.searcher import Budget, OnProgress, Progress, SearchResult, ShouldStop, check_tie
+from automap.errors import UserError
+from automap.plan import Plan, SearchRecord
+from automap.price.estimate import error_band
+from automap.price.evaluator import Evaluator
+from automap.price.plan_reader import to_choice
+from automap.problem import Problem
+from automap.verify import Verifier
+
+PART_SHARE = 0.25
+"""Of the budget, for a part of the cluster that is worth a search: its space is smaller than that of all devices."""
+LOOK_SHARE = 0.2
+"""Of a budget in seconds, after which no more parts are looked at; a part takes a tenth of a second on one host, and a
+second on 32."""
+LEAST_S = 0.01
+"""Left to a search where looking for parts took too long: it falls back on a template."""
+TOLD = 1e-6
+"""Share by which a plan must be slower than the fastest one for that to be said."""
+
+
+def search_offer(
+    problem: Problem,
+    budget: Budget,
+    *,
+    searchers: Sequence[str] = ("portfolio",),
+    seed: int = 0,
+    tie: float = TIE,
+    on_progress: OnProgress = lambda progress: None,
+    should_stop: ShouldStop = lambda: False,
+    clock: Callable[[], float] = time.monotonic,
+) -> SearchResult:
+    """The plainest of the plans that the price cannot tell from the fastest one found within `budget`.
+
+    Args:
+        problem: what is searched.
+        budget: seconds or evaluations, of all together.
+        searchers: names of `agents.searcher.SEARCHERS`, in the order of their turns.
+        seed: of every random choice.
+        tie: share of the error band, to either side of an estimate, within which plans are equally fast.
+        on_progress: called a few times a second.
+        should_stop: asked often; once true, the best plan so far is returned.
+        clock: seconds.
+
+    Raises:
+        NothingFits: no plan that fits was found.
+        ProblemError: see `search_in_turn` and `check_tie`.
+    """
+    check_tie(tie)
+    began = clock()
+
+    def looked_enough() -> bool:
+        limit_s = budget.seconds and LOOK_SHARE * budget.seconds
+        return should_stop() or (limit_s is not None and clock() - began > limit_s)
+
+    parts = promising(problem, looked_enough)
+    part = near(parts)
+    mine, rest = _divided(budget, clock() - began, has_part=part is not None)
+    main = search_in_turn(
+        problem,
+        mine,
+        searchers=searchers,
+        seed=seed,
+        on_progress=on_progress if part is None else lambda p: on_progress(_scaled(p, 0.0, 1.0 - PART_SHARE, None)),
+        should_stop=should_stop,
+        clock=clock,
+    )
+    on_part: SearchResult | None = None
+    if part is not None and rest is not None and not should_stop():
+        # Maybe no plan of the part fits, or no searcher takes it.
+        with contextlib.suppress(UserError):
+            on_part = search_in_turn(
+                part.problem,
+                rest,
+                searchers=searchers,
+                seed=seed,
+                on_progress=lambda p: on_progress(_scaled(p, 1.0 - PART_SHARE, PART_SHARE, main)),
+                should_stop=should_stop,
+                clock=clock,
+            )
+    return _Found(problem, main, part, on_part, parts, tie).result()
+
+
+def _divided(budget: Budget, spent_s: float, *, has_part: bool) -> tuple[Budget, Budget | None]:
+    """The budget of the search on all devices, and of that on a part, if there is one and something is left for it."""
+    if budget.evaluations is not None:
+        rest = int(PART_SHARE * budget.evaluations) if has_part else 0
+        return Budget(evaluations=budget.evaluations - rest), Budget(evaluations=rest) if rest else None
+    assert budget.seconds is not None
+    left = max(LEAST_S, budget.seconds - spent_s)
+    rest_s = PART_SHARE * left if has_part else 0.0
+    return Budget(seconds=left - rest_s), Budget(seconds=rest_s) if rest_s else None
+
+
+def _scaled(progress: Progress, done: float, share: float, before: SearchResult | None) -> Progress:
+    """Progress of one of two searches as that of both, behind the other one."""
+    found = replace(progress, fraction=done + share * progress.fraction)
+    if before is None:
+        return found
+    assert before.plan.estimate is not None
+    step_s = before.plan.estimate.step_time_s
+    return replace(
+        found,
+        evaluations=before.evaluations + progress.evaluations,
+        seconds=before.seconds + progress.seconds,
+        best_step_time_s=min(step_s, progress.best_step_time_s or step_s),
+        lower_bound_s=before.plan.estimate.lower_bound_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the searches on all devices and on a part of them have found."""
+
+    problem: Problem
+    main: SearchResult
+    part: Part | None
+    on_part: SearchResult | None
+    parts: tuple[Part, ...]
+    tie: float
+
+    def result(self) -> SearchResult:
+        """The plan that is offered."""
+        evaluator, main = Evaluator(self.problem), self.main
+        of_part = self._of_part(evaluator, self.on_part.plan) if self.on_part is not None else None
+        fastest_s = min(_step_s(plan) for plan in (main.plan, of_part) if plan is not None)
+        limit_s = fastest_s * (1.0 + self.tie * error_band(self.problem))
+        offers = [_plainest(main, limit_s)] if _step_s(main.plan) <= limit_s else []
+        if self.on_part is not None and of_part is not None and _step_s(of_part) <= limit_s:
+            offer = _plainest(self.on_part, limit_s)
+            offers.append(replace(offer, plan=self._of_part(evaluator, offer.plan) or of_part))
+        offer = min(offers, key=lambda some: some.plainness)
+        record = self._record(offer, fastest_s)
+        chosen = replace(offer.plan, search=record, why=(*offer.plan.why, *_told(offer.plan, fastest_s)))
+
+        def unlike(count: int) -> tuple[Plan, ...]:
+            return (chosen, *self._others(evaluator, chosen, record, count))[:count]
+
+        return replace(
+            main,
+            plan=chosen,
+            unlike=unlike,
+            evaluations=record.evaluations,
+            seconds=record.seconds or main.seconds,
+            proven=record.proven,
+            plainest=None,
+        )
+
+    def _of_part(self, evaluator: Evaluator, plan: Plan) -> Plan | None:
+        """A plan of the part on the whole cluster."""
+        assert self.part is not None
+        return on_all(plan, self.part, self.problem, evaluator)
+
+    def _record(self, offer: Offer, fastest_s: float) -> SearchRecord:
+        own, other = self.main.plan.search, self.on_part.plan.search if self.on_part is not None else None
+        assert own is not None and offer.plan.estimate is not None
+        templates = [own.baselines.get("expert"), *(part.template_s for part in self.parts)]
+        expert_s = min((step_s for step_s in templates if step_s is not None), default=None)
+        # A part that was not searched may hold whatever its bound allows.
+        bounds = {part.devices: part.bound_s for part in self.parts}
+        proofs = {part.devices: part.bound_s >= fastest_s for part in self.parts}
+        if self.part is not None and other is not None:
+            bounds[self.part.devices] = other.lower_bound_s or 0.0
+            proofs[self.part.devices] = other.proven or bounds[self.part.devices] >= fastest_s
+        least = min((own.lower_bound_s or 0.0, *bounds.values()))
+        return replace(
+            own,
+            found_by=offer.found_by,
+            baselines={**own.baselines, "expert": expert_s} if "expert" in own.baselines else own.baselines,
+            evaluations=own.evaluations + (other.evaluations if other is not None else 0),
+            seconds=(own.seconds or 0.0) + (other.seconds or 0.0 if other is not None else 0.0),
+            fastest_s=fastest_s if _step_s(offer.plan) > fastest_s else None,
+            proven=own.proven and all(proofs.values()),
+            lower_bound_s=min(fastest_s, max(least, offer.plan.estimate.lower_bound_s)),
+            num_decisions=offer.num_decisions,
+            num_operator_decisions=offer.num_operator_decisions,
+        )
+
+    def _others(self, evaluator: Evaluator, chosen: Plan, record: SearchRecord, count: int) -> list[Plan]:
+        """The best plans that are unlike the one that is offered."""
+        verifier = Verifier(self.problem)
+        plans = list(self.main.unlike(count + 1))
+        if self.on_part is not None:
+            plans += [p for p in (self._of_part(evaluator, mine) for mine in self.on_part.unlike(count)) if p]
+        tidied = [
+            plan if plan.sync.kind != "synchronous" else tidy(plan, to_choice(plan, evaluator), evaluator, verifier)
+            for plan in plans
+        ]
+        shape = candidate(chosen, 0.0, None).shape
+        others = [plan for plan in unlike_plans(tidied, count + 1) if candidate(plan, 0.0, None).shape != shape]
+        found = []
+        for plan in others:
+            assert plan.search is not None
+            own = plan.search
+            found.append(
+                replace(
+                    plan,
+                    search=replace(
+                        record,
+                        found_by=own.found_by,
+                        fastest_s=None,
+                        proven=False,
+                        num_decisions=own.num_decisions,
+                        num_operator_decisions=own.num_operator_decisions,
+                    ),
+                )
+            )
+        return found
+
+
+def _plainest(found: SearchResult, limit_s: float) -> Offer:
+    assert found.plainest is not None
+    return found.plainest(limit_s)
+
+
+def _step_s(plan: Plan) -> float:
+    assert plan.estimate is not None
+    return plan.estimate.step_time_s
+
+
+def _told(plan: Plan, fastest_s: float) -> tuple[str, ...]:
+    """Why a slower plan than the fastest one is offered, if it is one."""
+    less = 1.0 - fastest_s / _step_s(plan)
+    if less < TOLD:
+        return ()
+    return (
+        f"The fastest plan found takes {fastest_s:.4g} s by the estimate, {less:.1%} less. This one is plainer, and "
+        "the estimate is not exact enough to tell them apart; a tie of 0 gives the fastest.",
+    )

@@ -1,0 +1,1 @@
+"""What is made of the plans that a search found."""

@@ -1,0 +1,301 @@
+"""What to say when nothing fits: the nearest plan, by how much it fails and where, and what would help.
+
+Nothing is guessed: every change that is named was tried on the problem, and some template of the changed problem fits.
+Units: bytes, GiB.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from automap.cluster import Cluster, Node, known_devices, parse_cluster
+from automap.errors import ClusterError, NothingFits, ProblemError
+from automap.hints import Fix
+from automap.price.estimate import annotate
+from automap.problem import Problem
+from automap.records import to_json
+from automap.space.shape import divisors
+from automap.space.space import PlanSpace, Values
+from automap.space.templates import templates
+
+GIB = float(1 << 30)
+WITHIN_S = 4.0
+"""Processor time in which changes are tried, so that a search ends soon after its budget; it is over then."""
+MOST_DEVICES = 4096
+"""Clusters that are tried are no larger."""
+ONE_BY_ONE = 6
+"""Clusters that are tried in the order of their size."""
+HOST_DEVICES = 8
+"""Devices that a host holds at most when a cluster of one host grows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """One change of the problem."""
+
+    field: str
+    """As the user names it."""
+    value: str
+    """What it becomes."""
+    about: str
+    """For people."""
+    make: Callable[[], Problem]
+    """The problem with it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remedy:
+    """A change with which some plan fits."""
+
+    field: str
+    value: str
+    about: str
+    step_time_s: float
+    """Of the best template then."""
+
+
+def nothing_fits(space: PlanSpace, nearest: Values) -> NothingFits:
+    """The error for a problem of which no plan fits.
+
+    Args:
+        space: of the problem.
+        nearest: the plan that overflows least.
+    """
+    choice = space.choice(nearest)
+    plan = annotate(space.decode(nearest), choice, space.evaluator)
+    estimate = plan.estimate
+    assert estimate is not None
+    worst = max(estimate.memory_bytes, key=lambda m: m.total - m.capacity)
+    short = (worst.total - worst.capacity) / GIB
+    shape = space.shape(nearest)
+    sizes = (*zip(space.axes, space.meshes.mesh(shape), strict=True), ("pp", shape.pp))
+    degrees = ", ".join(f"{name} {size}" for name, size in sizes)
+    tried = _Tried(WITHIN_S)
+    found = remedies(space.problem, tried)
+    none = "No change was found to help in the time that there was: try a larger cluster or a smaller model."
+    if tried.all:
+        none = (
+            f"No single change helps, nor {MOST_DEVICES} such devices: a part of the model that cannot be divided is "
+            "larger than a device. Train a smaller model or shorter samples."
+        )
+    return NothingFits(
+        f"no plan fits: the nearest ({degrees}) needs {worst.total / GIB:.1f} GiB on "
+        f"each of the devices {worst.devices}, which have {worst.capacity / GIB:.1f} GiB",
+        field="cluster",
+        value=f"{space.problem.cluster.name} is short of {short:.1f} GiB on device {worst.devices.split('-')[0]}",
+        repair="Any of these makes a plan fit: " + "; ".join(r.about for r in found) + "." if found else none,
+        nearest=plan.to_json(),
+        changes=[to_json(r) for r in found],
+    )
+
+
+class _Tried:
+    """Tries changes for a while: of a large problem each takes seconds, and the search is at its end already.
+
+    Args:
+        within_s: processor time; a change that is being tried then is tried to its end.
+    """
+
+    def __init__(self, within_s: float) -> None:
+        self._end_s = time.process_time() + within_s
+        self.all = True
+        """Whether no change was left out."""
+
+    def __call__(self, change: Change) -> Remedy | None:
+        """What comes of a change; None where no plan fits then, or the time is over."""
+        if time.process_time() > self._end_s:
+            self.all = False
+            return None
+        return _try(change)
+
+
+def remedies(problem: Problem, tried: Callable[[Change], Remedy | None]) -> tuple[Remedy, ...]:
+    """Changes with which some template fits, the cheapest first: hints, training, batch, then hardware."""
+    freed = [remedy for remedy in map(tried, _freed(problem)) if remedy]
+    if not freed:
+        freed = [remedy for remedy in map(tried, _all_freed(problem)) if remedy]
+    families = (_trainings(problem), _batches(problem))
+    chosen = [next((remedy for remedy in map(tried, family) if remedy), None) for family in families]
+    hardware = [_grown(problem, tried), next((remedy for remedy in map(tried, _larger(problem)) if remedy), None)]
+    return tuple(remedy for remedy in (*freed, *chosen, *hardware) if remedy)
+
+
+def fastest_template_s(problem: Problem) -> float | None:
+    """Step time of the best template of a problem, or None if none fits."""
+    state = problem.graph.num_parameters * sum(problem.state_bytes)
+    if state > sum(problem.cluster.device(d).memory_bytes for d in range(problem.cluster.num_devices)):
+        return None  # not even parameters, gradients and optimizer state do
+    space = PlanSpace(problem)
+    prices = space.price(np.array([values for _, values in templates(space)]))
+    fits = prices[:, 1] <= 0.0
+    return float(prices[fits, 0].min()) if fits.any() else None
+
+
+def _try(change: Change) -> Remedy | None:
+    try:
+        seconds = fastest_template_s(change.make())
+    except (ClusterError, ProblemError):
+        return None  # the changed problem does not hold together
+    if seconds is None:
+        return None
+    return Remedy(field=change.field, value=change.value, about=change.about, step_time_s=seconds)
+
+
+# -- hints and training ----------------------------------------------------------------------------------------------
+
+
+def _freed(problem: Problem) -> Iterator[Change]:
+    """Every single hint left out."""
+    hints = problem.hints
+    for name in (f.name for f in fields(Fix)):
+        value = getattr(hints.fix, name)
+        if value is not None:
+            yield Change(
+                field=f"hints.fix.{name}",
+                value="null",
+                about=f"leave {name} free (hints.fix.{name} is {value})",
+                make=partial(_with, problem, fix=replace(hints.fix, **{name: None})),
+            )
+    if hints.constraints:
+        yield Change(
+            field="hints.constraints",
+            value="[]",
+            about="leave out hints.constraints",
+            make=partial(_with, problem, constraints=()),
+        )
+    if hints.memory_reserve_bytes > 0:
+        yield Change(
+            field="hints.memory_reserve_bytes",
+            value="0",
+            about=f"reserve no memory (now {hints.memory_reserve_bytes / GIB:.1f} GiB)",
+            make=partial(_with, problem, memory_reserve_bytes=0.0),
+        )
+
+
+def _all_freed(problem: Problem) -> Iterator[Change]:
+    """All hints left out together."""
+    if problem.hints.fix != Fix() or problem.hints.constraints or problem.hints.memory_reserve_bytes:
+        yield Change(
+            field="hints",
+            value="{}",
+            about="leave out hints.fix, hints.constraints and hints.memory_reserve_bytes together",
+            make=partial(_with, problem, fix=Fix(), constraints=(), memory_reserve_bytes=0.0),
+        )
+
+
+def _with(problem: Problem, **hints: Any) -> Problem:
+    return Problem.build(problem.graph, problem.cluster, problem.training, replace(problem.hints, **hints))
+
+
+def _trainings(problem: Problem) -> Iterator[Change]:
+    """Less state for each parameter."""
+    optimizers = ("adam", "momentum", "sgd")
+    for name in optimizers[optimizers.index(problem.training.optimizer) + 1 :]:
+        yield _trained(problem, f"use the optimizer {name}", "optimizer", name)
+    if problem.activation_bytes == 4.0:
+        for name in ("bf16", "fp16"):
+            yield _trained(problem, f"train in {name}", "precision", name)
+
+
+def _batches(problem: Problem) -> Iterator[Change]:
+    """Smaller global batches, the largest first."""
+    batch = problem.training.global_batch
+    for size in [d for d in divisors(batch)[::-1] if d < batch]:
+        yield _trained(problem, f"a global batch of {size}", "global_batch", size)
+
+
+def _trained(problem: Problem, about: str, name: str, value: object) -> Change:
+    return Change(
+        field=f"training.{name}",
+        value=str(value),
+        about=about,
+        make=partial(
+            Problem.build, problem.graph, problem.cluster, to_json(problem.training) | {name: value}, problem.hints
+        ),
+    )
+
+
+# -- hardware --------------------------------------------------------------------------------------------------------
+
+
+def _grown(problem: Problem, tried: Callable[[Change], Remedy | None]) -> Remedy | None:
+    """The smallest larger cluster of the same devices that helps: one by one, further up by doubling and halving."""
+    batch = problem.training.global_batch
+    sizes = [s for s in _sizes(problem.cluster) if gcd(_devices(problem.cluster, *s), batch) > 1 or batch == 1]
+    found: Remedy | None = None
+    low, high = -1, 0
+    while found is None and low < len(sizes) - 1:
+        high = min(low + max(1, low - ONE_BY_ONE), len(sizes) - 1)
+        found = tried(_enlarged(problem, *sizes[high]))
+        low = low if found else high
+    while found is not None and high - low > 1:
+        middle = (low + high) // 2
+        smaller = tried(_enlarged(problem, *sizes[middle]))
+        low, high, found = (low, middle, smaller) if smaller else (middle, high, found)
+    return found
+
+
+def _devices(cluster: Cluster, hosts: int, each: int) -> int:
+    row = _roomiest(cluster)
+    return cluster.num_devices - row.count * row.num_devices + hosts * each
+
+
+def _sizes(cluster: Cluster) -> list[tuple[int, int]]:
+    """(hosts, devices of each) of clusters larger than this one, of the row of hosts whose devices have most memory."""
+    if cluster.bandwidth_GBps is not None:
+        return []
+    row = _roomiest(cluster)
+    others = _devices(cluster, 0, 0)
+    sizes = []
+    each = row.num_devices
+    if row.count == 1:
+        sizes = [(1, n) for n in range(each + 1, HOST_DEVICES + 1)]
+        each = max(each, HOST_DEVICES)
+    return [*sizes, *((count, each) for count in range(row.count + 1, (MOST_DEVICES - others) // each + 1))]
+
+
+def _roomiest(cluster: Cluster) -> Node:
+    return max(cluster.nodes, key=lambda node: cluster.devices[node.device].memory_bytes)
+
+
+def _enlarged(problem: Problem, hosts: int, each: int) -> Change:
+    cluster = problem.cluster
+    row = _roomiest(cluster)
+    nodes = tuple(replace(node, count=hosts, num_devices=each) if node is row else node for node in cluster.nodes)
+    grown = _named(replace(cluster, nodes=nodes))
+    return Change(
+        field="cluster",
+        value=grown.name,
+        about=f"{grown.num_devices} such devices ({grown.name})",
+        make=partial(Problem.build, problem.graph, grown, problem.training, problem.hints),
+    )
+
+
+def _larger(problem: Problem) -> Iterator[Change]:
+    """As many devices of another kind with more memory, the smallest first."""
+    cluster = problem.cluster
+    kinds = {node.device for node in cluster.nodes}
+    if len(kinds) > 1 or cluster.bandwidth_GBps is not None:
+        return
+    present = cluster.devices[kinds.pop()]
+    roomier = [d for d in known_devices() if d.memory_GiB > present.memory_GiB and d.name != "cpu"]
+    for device in sorted(roomier, key=lambda d: (d.memory_GiB, d.name)):
+        text = "+".join(f"{node.count}x{node.num_devices}x{device.name}" for node in cluster.nodes)
+        yield Change(
+            field="cluster",
+            value=text,
+            about=f"devices with {device.memory_GiB:.0f} GiB, such as {device.name} ({text})",
+            make=partial(Problem.build, problem.graph, parse_cluster(text), problem.training, problem.hints),
+        )
+
+
+def _named(cluster: Cluster) -> Cluster:
+    """The cluster with a name that says its size."""
+    return replace(cluster, name="+".join(f"{n.count}x{n.num_devices}x{n.device}" for n in cluster.nodes))

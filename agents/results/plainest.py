@@ -1,0 +1,255 @@
+"""Plainest: of the plans that the price cannot tell from the best one, the one that is plainest.
+
+An estimate is off by some share, and plans within a fraction of it are equally good as far as anybody knows. Of those
+the plainest leaves: one that repeats no work over a whole axis, a template before anything else, then the one with
+fewest axes, fewest decisions that are out of the ordinary, and fewest devices. Besides the plans that were found, the
+best one with decisions put back to what is ordinary is looked at, and each without axes that nothing is split over and
+with like axes as one. Units: seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from agents.results.diverse_top_k import Found
+from automap.plan import Plan
+from automap.price.estimate import annotate
+from automap.price.evaluator import Evaluator
+from automap.price.lowered_plan import Choice
+from automap.price.plan_reader import default_signatures
+from automap.price.plan_writer import to_plan
+from automap.space.simplified_axes import ROUNDING, merges, num_unlike, repeats, sizes, spelled, without_idle
+from automap.space.space import PlanSpace, Slot, Values
+from automap.space.templates import templates
+from automap.verify import Verifier
+
+TIE = 0.1
+"""Share of an estimate's error band, to either side of it, within which two step times are one: errors of plans of one
+model on one cluster are alike, so that of the band, which is that of all, a tenth is left between them."""
+MOST_TEMPLATES = 24
+"""That are looked at; of a large space hundreds may be within the noise."""
+
+Plainness = tuple[bool, bool, int, int, int, float]
+"""Whether a stage repeats all its work over an axis; whether it is no template; axes; decisions out of the ordinary;
+devices; step time. The least is the plainest."""
+
+
+class IllegalPlan(RuntimeError):
+    """A plan that was found breaks the rules of `automap.verify`: a fault of ours."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offer:
+    """A plan that may leave."""
+
+    plan: Plan
+    """With its estimate, verified."""
+    found_by: str
+    """Who found it, or the plan of a space that it was made of."""
+    plainness: Plainness
+    num_decisions: int
+    """See `automap.plan.SearchRecord`."""
+    num_operator_decisions: int
+
+
+def plainest(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: float) -> Offer:
+    """The plainest plan that takes no longer than a limit.
+
+    Args:
+        space: of the plans.
+        best: the fastest one; its own step time is a limit too.
+        others: plans that were found, at any price.
+        limit_s: step time.
+
+    Raises:
+        IllegalPlan: not even the best plan is legal.
+    """
+    found = _within(space, best, others, limit_s)
+    evaluator = space.evaluator
+    pool: list[tuple[Plainness, Values, Choice]] = []
+    for values, (_, is_template) in found.items():
+        raw = space.choice(values)
+        # What the hints ask for may hold of the plan as it was found alone.
+        for choice in (plain(raw, evaluator, limit_s), raw):
+            pool.append((plainness(choice, evaluator, is_template=is_template), values, choice))
+    verifier, faults = Verifier(space.problem), ""
+    for rank, values, choice in sorted(pool, key=lambda some: (some[0], some[1])):
+        plan = annotate(to_plan(choice, evaluator), choice, evaluator)
+        wrong = verifier.violations(plan)
+        if not wrong:
+            return _offer(space, plan, values, found[values][0], rank)
+        faults = "; ".join(map(str, wrong))
+    raise IllegalPlan(f"{best[1]} found a plan that breaks rules: {faults}")
+
+
+def as_it_is(space: PlanSpace, best: Found, plan: Plan) -> Offer:
+    """The best plan itself, as a search has stated it.
+
+    Args:
+        space: of the plan.
+        best: its values, and who found it.
+        plan: it, with its estimate.
+    """
+    values, found_by = best
+    rank = plainness(space.choice(values), space.evaluator, is_template=found_by == "expert")
+    return _offer(space, plan, values, found_by, rank)
+
+
+def _offer(space: PlanSpace, plan: Plan, values: Values, found_by: str, rank: Plainness) -> Offer:
+    free = [slot.kind for slot in space.free_slots(values)]
+    return Offer(
+        plan=plan,
+        found_by=found_by,
+        plainness=rank,
+        num_decisions=len(free),
+        num_operator_decisions=free.count("signature"),
+    )
+
+
+def plainness(choice: Choice, evaluator: Evaluator, *, is_template: bool) -> Plainness:
+    """How plain a choice is."""
+    stages, cuts = choice.layout.stages, [len(segments) for segments in choice.chunks]
+    devices = [device for stage in stages for device in stage.devices]
+    modes = {(bool(seg.recomputed.any()), bool(seg.recomputed.all())) for segments in choice.chunks for seg in segments}
+    odd = (
+        choice.zero,
+        modes != {(False, False)},
+        len(modes - {(False, False)}) > 1,
+        len(choice.chunks) > len(stages),
+        choice.kind not in ("1f1b", "interleaved"),
+        choice.num_micro_batches > 1 and len(stages) == 1,
+        devices != sorted(devices),
+        len({tuple(stage.axes) for stage in stages}) > 1,
+        any(mine is not None for mine in choice.shares),
+        max(cuts) - min(cuts) > 1,
+    )
+    num_axes = int((sizes(choice) > 1).sum()) + (len(stages) > 1)
+    step_s = evaluator.evaluate(choice).step_time_s
+    num_odd = num_unlike(choice, evaluator) + sum(odd)
+    return repeats(choice, evaluator), not is_template, num_axes, num_odd, len(devices), step_s
+
+
+def plain(choice: Choice, evaluator: Evaluator, limit_s: float) -> Choice:
+    """The choice without axes that nothing is split over, and with like axes as one, as far as the limit allows.
+
+    Args:
+        choice: that fits.
+        evaluator: of its problem.
+        limit_s: step time; the choice's own is a limit too.
+    """
+    choice = spelled(choice, evaluator)
+    limit_s = max(limit_s, evaluator.evaluate(choice).step_time_s * (1.0 + ROUNDING))
+    for other in itertools.chain(without_idle(choice, evaluator), merges(choice, evaluator)):
+        outcome = evaluator.evaluate(other)
+        if outcome.fits and outcome.step_time_s <= limit_s:
+            return plain(other, evaluator, limit_s)
+    return choice
+
+
+def _within(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: float) -> dict[Values, tuple[str, bool]]:
+    """Plans that take no longer -> who found them, and whether they are templates."""
+    listed = np.array([values for _, values in templates(space)], dtype=np.int64)
+    able = listed[_able(space, listed, limit_s)]
+    # Those with least decided come first.
+    order = np.lexsort((space.price(able)[:, 0], (able[:, : space.first_signature] > 0).sum(axis=1)))
+    found = {tuple(row): ("expert", True) for row in able[order[:MOST_TEMPLATES]].tolist()}
+    is_template = {tuple(row) for row in able.tolist()}
+    given = np.array([values for values, _ in others], dtype=np.int64).reshape(len(others), len(space.slots))
+    fast = [other for other, is_fast in zip(others, _able(space, given, limit_s), strict=True) if is_fast]
+    for values, name in (best, *fast):
+        found.setdefault(values, (name, values in is_template))
+    if best[0] not in is_template:
+        found.setdefault(simplified(space, best[0], limit_s), (best[1], False))
+    return found
+
+
+def simplified(space: PlanSpace, values: Values, limit_s: float) -> Values:
+    """A plan with as many decisions put back to what is ordinary as a limit of its step time allows.
+
+    First all decisions of a kind together, those about operators by mesh axis; then one after another, those that cost
+    least first.
+
+    Args:
+        space: of the plan.
+        values: of a plan that fits.
+        limit_s: step time; the plan's own is a limit too.
+    """
+    limit_s = max(limit_s, float(space.price(np.array([values]))[0, 0]))
+    for kind, axis in [("signature", a) for a in range(len(space.axes))] + [(k, -1) for k in ORDINARY]:
+        for slots in _ordinary(space, values, kind, axis):
+            tried = space.repair([slots.get(number, value) for number, value in enumerate(values)])
+            if tried == values or _able(space, np.array([tried]), limit_s)[0]:
+                values = tried
+                break
+    return _one_by_one(space, values, limit_s)
+
+
+ORDINARY = ("shares", "devices", "order", "schedule", "zero", "recompute", "cut")
+"""Kinds of decisions whose ordinary value is 0, the most unusual ones first."""
+
+
+def _one_by_one(space: PlanSpace, values: Values, limit_s: float) -> Values:
+    ordinary: dict[int, int] = {}
+    for axis in range(len(space.axes)):
+        *_, slots = _ordinary(space, values, "signature", axis)
+        ordinary |= slots
+    for kind in ("recompute", "cut"):
+        (slots,) = _ordinary(space, values, kind, -1)
+        ordinary |= slots
+    odd = [number for number, value in ordinary.items() if values[number] != value]
+    alone = [_with(space, values, number, ordinary[number]) for number in odd]
+    if not odd:
+        return values
+    prices = space.price(np.array(alone))
+    for at in np.argsort(np.where(prices[:, 1] <= 0.0, prices[:, 0], np.inf), kind="stable").tolist():
+        tried = _with(space, values, odd[at], ordinary[odd[at]])
+        if tried != values and _able(space, np.array([tried]), limit_s)[0]:
+            values = tried
+    return values
+
+
+def _with(space: PlanSpace, values: Values, number: int, value: int) -> Values:
+    return space.repair([*values[:number], value, *values[number + 1 :]], kept=number)
+
+
+def _ordinary(space: PlanSpace, values: Values, kind: str, axis: int) -> list[dict[int, int]]:
+    """Slots of a kind with what is ordinary there, of several that are the most ordinary first."""
+    slots = [(number, slot) for number, slot in enumerate(space.slots) if slot.kind == kind]
+    if kind != "signature":
+        return [{number: value for number, _ in slots} for value in (range(3) if kind == "zero" else (0,))]
+    mine = [(number, *_defaults(space, slot)) for number, slot in slots if slot.index == axis]
+    splits = sum((values[n] == batch) - (values[n] == whole) for n, whole, batch in mine if whole != batch)
+    nothing = {number: whole for number, whole, _ in mine}
+    return [nothing, {number: batch for number, _, batch in mine}] if splits > 0 else [nothing]
+
+
+def _defaults(space: PlanSpace, slot: Slot) -> tuple[int, int]:
+    """The signatures of a group in which its leader is whole and in which it splits its batch, if it can."""
+    leader = space.linkage.types[slot.unit_type].groups[slot.group].leader
+    return default_signatures(space.evaluator, slot.unit_type, leader)
+
+
+def _able(space: PlanSpace, rows: np.ndarray, limit_s: float) -> np.ndarray:
+    """[plans] whether they fit and take no longer."""
+    if not len(rows):
+        return np.zeros(0, dtype=np.bool_)
+    prices = space.price(rows)
+    return (prices[:, 1] <= 0.0) & (prices[:, 0] <= limit_s)
+
+
+def tidy(plan: Plan, choice: Choice, evaluator: Evaluator, verifier: Verifier) -> Plan:
+    """A plan of a search in its one spelling, without axes that nothing is split over; as it was where that is illegal.
+
+    Args:
+        plan: with its estimate, synchronous.
+        choice: that it states.
+        evaluator: of its problem.
+        verifier: of its problem.
+    """
+    other = plain(choice, evaluator, 0.0)
+    again = annotate(to_plan(other, evaluator), other, evaluator)
+    return plan if verifier.violations(again) else replace(again, search=plan.search, warnings=plan.warnings)

@@ -1,0 +1,1 @@
+"""Searchers that price plans one after the other."""

@@ -1,0 +1,1 @@
+"""Partial plans and their lower bounds."""

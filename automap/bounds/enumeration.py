@@ -1,0 +1,238 @@
+"""Listing: the plans of a space, many beginnings at once, in the order of their values.
+
+`extend` gives every legal continuation of many beginnings by one decision, `bounded` what no completion of each can
+beat. What is legal is asked of `PlanSpace.legal`, once for all beginnings that are alike in what it depends on. Units:
+seconds; memory as share of capacity (overflow).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.bounds.partial_plans import BoundTable
+from automap.price.lowered_plan import RECOMPUTE_MODES
+from automap.schedule import SPLIT_KINDS
+from automap.space.space import PlanSpace, Slot
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+LISTED = 4096
+"""Plans that `plans` lists at a time, about."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beginnings:
+    """Beginnings of plans, all equally far decided."""
+
+    values: Ints
+    """[n, decided slots]"""
+    ends: Ints
+    """[n, decided cuts] units before the end of each chunk; that of the chunk before where there is no such chunk."""
+    bounds: Floats
+    """[n, 2] seconds and overflow that no completion is below."""
+    meshes: Ints
+    """[n] which set of meshes the stages have, numbered by `Listing`; 0 until all before the signatures is decided."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def take(self, which: Ints | Mask | slice) -> Beginnings:
+        """Some of them."""
+        return Beginnings(
+            values=self.values[which], ends=self.ends[which], bounds=self.bounds[which], meshes=self.meshes[which]
+        )
+
+
+class Listing:
+    """The plans of a space as a tree."""
+
+    def __init__(self, space: PlanSpace) -> None:
+        self.space = space
+        self.table = BoundTable(space)
+        self._shapes = {space.meshes.values(shape): number for number, shape in enumerate(space.shapes)}
+        self._meshes: dict[tuple[tuple[tuple[float, ...], int], ...], int] = {}
+        self._masks: dict[tuple[int, ...], Mask] = {}
+        self._works: dict[tuple[int, ...], tuple[Floats, Floats, Floats]] = {}
+        self._of_shapes: dict[tuple[int, ...], Floats] = {}
+        for values, number in self._shapes.items():
+            bound = self.table.shape_bounds[number]
+            for depth in range(len(values) + 1):
+                known = self._of_shapes.get(values[:depth], bound)
+                self._of_shapes[values[:depth]] = np.minimum(known, bound)
+
+    def root(self) -> Beginnings:
+        """The one beginning that has decided nothing."""
+        return Beginnings(
+            values=np.zeros((1, 0), dtype=np.int64),
+            ends=np.zeros((1, 0), dtype=np.int64),
+            bounds=self._of_shapes[()][None],
+            meshes=np.zeros(1, dtype=np.int64),
+        )
+
+    def is_done(self, some: Beginnings) -> bool:
+        """Whether every slot is decided."""
+        return bool(some.values.shape[1] == len(self.space.slots))
+
+    def plans(self, some: Beginnings | None = None) -> Iterator[Ints]:
+        """All completions, [n, slots] at a time, in the order of their values."""
+        pending = [self.root() if some is None else some]
+        while pending:
+            head = pending.pop()
+            if self.is_done(head):
+                yield head.values
+                continue
+            grown = self.extend(head)
+            parts = [grown.take(slice(i, i + LISTED)) for i in range(0, len(grown), LISTED)]
+            pending += reversed(parts)
+
+    def extend(self, some: Beginnings) -> Beginnings:
+        """Every legal continuation by one slot, in the order of the values, with the bounds of what it continues."""
+        slot = self.space.slots[some.values.shape[1]]
+        if some.values.shape[1] == self.space.first_signature:
+            some = self._with_meshes(some)
+        keys = self._keys(slot, some)
+        first, alike = _distinct(keys)
+        rows = [tuple(row) for row in some.values[first].tolist()]
+        legal = np.array([self._mask(slot, row, key) for row, key in zip(rows, keys[first].tolist(), strict=True)])
+        parent, value = np.nonzero(legal[alike])
+        ends = some.ends[parent]
+        if slot.kind == "cut":
+            found = np.zeros(legal.shape, dtype=np.int64)
+            for at, row in enumerate(rows):
+                found[at] = some.ends[first[at], -1] if slot.index else 0
+                shape = self.space.shape(row)
+                if slot.index < shape.num_chunks - 1:
+                    candidates = self.space.cut_candidates(row, slot.index, shape)
+                    found[at, : len(candidates)] = candidates
+            ends = _behind(ends, found[alike[parent], value])
+        return Beginnings(
+            values=_behind(some.values[parent], value),
+            ends=ends,
+            bounds=some.bounds[parent],
+            meshes=some.meshes[parent],
+        )
+
+    def _with_meshes(self, some: Beginnings) -> Beginnings:
+        """The same with their sets of meshes."""
+        first, alike = _distinct(some.values[:, : self.space.first_cut])
+        numbers = []
+        for row in some.values[first].tolist():
+            sizes, samples = self.space.unlike_meshes(row)
+            key = tuple(sorted(zip(map(tuple, sizes.tolist()), samples.tolist(), strict=True)))
+            numbers.append(self._meshes.setdefault(key, len(self._meshes)))
+        return replace(some, meshes=np.array(numbers, dtype=np.int64)[alike])
+
+    def _mask(self, slot: Slot, row: tuple[int, ...], key: list[int]) -> Mask:
+        """Legal values of a slot behind `row`, which is like all others with its `key`."""
+        if slot.kind != "signature":
+            return self.space.legal(row)
+        known = (len(row), *key)
+        if known not in self._masks:
+            self._masks[known] = self.space.legal(row)
+        return self._masks[known]
+
+    def _keys(self, slot: Slot, some: Beginnings) -> Ints:
+        """[n, columns] all that the legal values of a slot depend on."""
+        values, space = some.values, self.space
+        if len(values[0]) < space.first_cut:
+            return values
+        shape = values[:, : space.first_cut]
+        if slot.kind == "cut":
+            return np.concatenate([shape, some.ends[:, -1:]], axis=1)
+        if slot.kind == "recompute" and space.constrained.recomputes:
+            return np.concatenate([shape, some.ends], axis=1)
+        if slot.kind == "signature":
+            return np.concatenate([some.meshes[:, None], values[:, values.shape[1] - slot.index :]], axis=1)
+        return shape
+
+    # -- bounds --------------------------------------------------------------------------------------------------
+
+    def bounded(self, some: Beginnings) -> Beginnings:
+        """The same with bounds that know of all decisions."""
+        depth = some.values.shape[1]
+        if depth >= self.space.first_signature:
+            values = np.full((len(some), len(self.space.slots)), -1, dtype=np.int64)
+            values[:, :depth] = some.values
+            found = self.space.bound(values)
+        elif depth <= self.space.first_cut:
+            found = np.array([self._of_shapes[tuple(row)] for row in some.values[:, : self.space.first_stage].tolist()])
+        else:
+            found = some.bounds.copy()
+            stages, alike = np.unique(some.values[:, : self.space.first_cut], axis=0, return_inverse=True)
+            for number, values in enumerate(stages.tolist()):
+                rows = np.flatnonzero(alike.reshape(-1) == number)
+                found[rows, 0] = self._floors(tuple(values), some.take(rows))
+        return replace(some, bounds=np.maximum(some.bounds, found))
+
+    def _work(self, values: tuple[int, ...]) -> tuple[Floats, Floats, Floats]:
+        """See `BoundTable.work` of the stages that `values` decide; and [ranks] their devices."""
+        if values not in self._works:
+            space = self.space
+            number = self._shapes[values[: space.first_stage]]
+            is_unlike = any(values[space.first_stage + 2 : space.shares_slot])
+            stages = space.rows_seen(values) if is_unlike else ()
+            devices = np.array(space.stage_devices(values), dtype=np.float64)
+            self._works[values] = (*self.table.work(number, stages), devices)
+        return self._works[values]
+
+    def _floors(self, values: tuple[int, ...], some: Beginnings) -> Floats:
+        """[n] seconds that the chunks which are cut ask of their ranks, and the others of those that are left.
+
+        The floors of `Prefix`, for many beginnings with the same stages.
+        """
+        space = self.space
+        shape = space.shape(values)
+        least, added, devices = self._work(values)
+        num_cuts = min(some.ends.shape[1], shape.num_chunks - 1)
+        edges = np.pad(some.ends[:, :num_cuts], ((0, 0), (1, 0)))
+        if num_cuts == shape.num_chunks - 1:
+            edges = np.pad(edges, ((0, 0), (0, 1)), constant_values=space.num_units)
+        known = edges.shape[1] - 1
+        work = np.empty((len(some), known))
+        busy = np.zeros((len(some), shape.pp))
+        for chunk in range(known):
+            rank = chunk % shape.pp
+            first, last = edges[:, chunk], edges[:, chunk + 1]
+            work[:, chunk] = least[rank, last] - least[rank, first]
+            slot = space.first_recompute + rank
+            if slot < some.values.shape[1]:
+                is_full = some.values[:, slot] == RECOMPUTE_MODES.index("full")
+                work[:, chunk] += (added[rank, last] - added[rank, first]) * is_full
+            busy[:, rank] += work[:, chunk]
+        before = np.zeros_like(busy)
+        passed = min(known, shape.pp - 1)
+        before[:, 1 : passed + 1] = np.cumsum(work[:, :passed], axis=1)
+        if shape.virtual == 1 and space.schedules[values[space.first_stage]] in SPLIT_KINDS:
+            # Gradients of weights may fill the pipeline.
+            before[:] = 0.0
+        count = shape.num_micro_batches
+        seconds: Floats = (before + count * busy).max(axis=1)
+        if shape.virtual == 1 and known < shape.num_chunks:
+            # What is left is shared by the ranks that are left, at best by their devices.
+            each = (np.diff(least[known:], axis=1) * devices[known:, None]).min(axis=0) / devices[known:].sum()
+            behind = np.concatenate([np.cumsum(each[::-1])[::-1], [0.0]])
+            seconds = np.maximum(seconds, count * behind[edges[:, -1]])
+        return seconds
+
+
+def _behind(rows: Ints, column: Ints) -> Ints:
+    """`rows` with one more column."""
+    return np.concatenate([rows, column[:, None]], axis=1)
+
+
+def _distinct(keys: Ints) -> tuple[Ints, Ints]:
+    """Where each distinct row of `keys` stands first, and [rows] which of them each one is."""
+    keys = keys[:, (keys != keys[:1]).any(axis=0)]
+    if not keys.shape[1]:
+        return np.zeros(1, dtype=np.int64), np.zeros(len(keys), dtype=np.int64)
+    if keys.shape[1] > 1:
+        _, first, alike = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    else:
+        _, first, alike = np.unique(keys[:, 0], return_index=True, return_inverse=True)
+    return first, alike.reshape(-1)

@@ -1,0 +1,1 @@
+"""Lower bounds of partial plans, compiled."""

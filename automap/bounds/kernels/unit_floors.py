@@ -1,0 +1,154 @@
+"""The least that units cost on a rank, whatever their undecided signatures; all compiled. Units: seconds, bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import boolean, float64, int64, void
+
+from automap.jit import borrowing, kernel
+from automap.price.kernels.collectives import KIND_COUNT, UNKNOWN
+from automap.price.kernels.columns import (
+    C_BACKWARD,
+    C_BACKWARD_HOST,
+    C_BOUNDARY,
+    C_COUNT,
+    C_FORWARD,
+    C_FORWARD_COMM,
+    C_FORWARD_HOST,
+    C_PARAMETERS,
+    C_RECOMPUTE,
+    C_REDUCE,
+    C_SAVED,
+    C_ZERO,
+    TABLES,
+)
+from automap.price.kernels.unit import shard_unit, unit_cost
+from automap.price.kernels.unit_workspace import new_sharded
+from automap.space.compile import G_VALUES, SPACE
+from automap.space.kernels.masks import signature_mask
+from automap.space.kernels.workspace import DESK, F_MESHES, new_desk, pick, restore
+
+
+@borrowing(void(TABLES, SPACE, DESK, boolean[::1]), inner=True)
+def settle(tables, space, desk, mask):
+    """Picks the signatures that the meshes leave no choice of; the others are undecided.
+
+    Args:
+        tables: see `Tables.arrays`.
+        space: see `compile_space`.
+        desk: with its meshes.
+        mask: scratch, as long as a group has values.
+    """
+    num_axes, meshes = desk.incoming.shape[0], desk.frame[F_MESHES]
+    for group in range(space.groups.shape[0]):
+        for axis in range(num_axes):
+            pick(space, group, axis, -1, desk)
+        axis, only = 0, 0
+        while axis < num_axes and only >= 0:
+            legal = mask[: space.groups[group, G_VALUES]]
+            sizes, samples = desk.sizes[:meshes], desk.divided[:meshes]
+            signature_mask(tables, space, group, axis, desk.chosen, sizes, samples, legal)
+            only = -1
+            for value in range(legal.shape[0]):
+                if legal[value]:
+                    only = value if only == -1 else -2
+            # The mask's trials are taken back.
+            for a in range(axis, num_axes):
+                restore(space, group, a, desk)
+            pick(space, group, axis, max(only, -1), desk)
+            axis += 1
+
+
+@kernel(void(TABLES, SPACE, int64[:, ::1], int64[:, :, ::1]))
+def settled(tables, space, frames, out):
+    """Signatures that the mesh of a stage leaves no choice of.
+
+    Args:
+        tables: see `Tables.arrays`.
+        space: see `compile_space`.
+        frames: [n, 2] row among the distinct stages, samples of a micro-batch.
+        out: [n, groups, axes] value of each, -1 where there is a choice; written.
+    """
+    desk = new_desk(tables, space)
+    mask = np.empty(max(1, space.obeys.shape[1]), np.bool_)
+    desk.frame[F_MESHES] = 1
+    for frame in range(frames.shape[0]):
+        desk.sizes[0] = space.axes[frames[frame, 0]]
+        desk.divided[0] = frames[frame, 1]
+        settle(tables, space, desk, mask)
+        out[frame] = desk.picked
+
+
+@kernel(void(TABLES, SPACE, int64[:, ::1], int64[:, :, ::1], float64[::1], int64, float64[:, :, ::1]))
+def floors(tables, space, frames, picked, exposed, again, out):
+    """The least that units of each type cost on one rank, whatever their signatures.
+
+    Args:
+        tables: see `Tables.arrays`.
+        space: see `compile_space`.
+        frames: [n, 2] row among the distinct stages, samples of a micro-batch.
+        picked: [n, groups, axes] values of signatures that are known, -1 of others.
+        exposed: [KIND_COUNT] share of each kind of collective that nothing hides.
+        again: recompute mode that runs whole units again.
+        out: [n, 6, types] seconds of a micro-batch, seconds where all is computed again, parameters held under ZeRO,
+            bytes kept for the backward pass under the mode that keeps least, bytes that cross behind the unit,
+            parameters held without ZeRO; written.
+    """
+    sharded = new_sharded(tables, space.obeys.shape[0])
+    desk = new_desk(tables, space)
+    desk.incoming[:] = UNKNOWN
+    row = np.empty(C_COUNT)
+    for frame in range(frames.shape[0]):
+        at, samples = frames[frame, 0], float64(frames[frame, 1])
+        for a in range(space.obeys.shape[0] - 1):
+            desk.zero_axes[a] = space.axes[at, a] > 1.0
+        for group in range(space.groups.shape[0]):
+            for axis in range(space.obeys.shape[0]):
+                pick(space, group, axis, picked[frame, group, axis], desk)
+        for kind in range(out.shape[2]):
+            first, last = space.spans[kind], space.spans[kind + 1]
+            shard_unit(
+                tables,
+                first,
+                last,
+                desk.chosen[first:last],
+                space.axes[at],
+                space.links[at],
+                desk.zero_axes,
+                space.hardware[at],
+                samples,
+                desk.records,
+                desk.cursor,
+                False,
+                sharded,
+            )
+            out[frame, 3, kind] = np.inf
+            for mode in range(space.modes.shape[0]):
+                unit_cost(
+                    tables,
+                    first,
+                    last,
+                    desk.chosen[first:last],
+                    space.masks[mode, first:last],
+                    desk.incoming,
+                    space.axes[at],
+                    space.links[at],
+                    space.hardware[at],
+                    samples,
+                    space.boundary[kind],
+                    desk.records,
+                    desk.cursor,
+                    sharded,
+                    row,
+                )
+                seconds = row[C_FORWARD] + row[C_BACKWARD] + row[C_RECOMPUTE]
+                seconds += row[C_FORWARD_HOST] + row[C_BACKWARD_HOST]
+                for c in range(C_FORWARD_COMM, C_REDUCE):
+                    seconds += row[c] * exposed[(c - C_FORWARD_COMM) % KIND_COUNT]
+                if mode in (0, again):
+                    out[frame, 0 if mode == 0 else 1, kind] = seconds
+                if space.modes[mode]:
+                    out[frame, 3, kind] = min(out[frame, 3, kind], row[C_SAVED])
+            out[frame, 2, kind] = row[C_ZERO]
+            out[frame, 4, kind] = row[C_BOUNDARY]
+            out[frame, 5, kind] = row[C_PARAMETERS]

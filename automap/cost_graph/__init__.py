@@ -1,0 +1,1 @@
+"""The signatures of a skeleton as a graph of costs, for planners."""

@@ -1,0 +1,372 @@
+"""Group costs: what each linkage group adds to its unit on the devices of a rank, and what passes between groups.
+
+Nothing here depends on cuts, recomputation, ZeRO or the schedule: frames on one mesh share it. See
+`automap.cost_graph.graph`. Units: seconds, bytes, elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.cost_graph.kernels import COLUMNS, X_COUNT, exchange, vary
+from automap.price.kernel_shapes import ATTENTION, INSIDE, PRODUCT, X_KIND, X_WEIGHT
+from automap.price.kernels.collectives import SUMMED, UNKNOWN
+from automap.price.kernels.columns import C_COUNT, C_LIVE, C_SAVED, H_KEPT, H_RING
+from automap.price.lowered_plan import RECOMPUTE_MODES, Choice
+from automap.price.tables import (
+    BOUNDARY,
+    CARRIED,
+    D_OWNER,
+    D_SAME,
+    D_SAVED,
+    D_SOURCE,
+    D_TENSOR,
+    E_BYTES,
+    E_FIXED,
+    E_SAMPLE,
+    OP_INPUTS,
+    OP_OPERANDS,
+    OP_OUTPUTS,
+    OP_PARAMETRIC,
+    OP_SIGNATURES,
+    S_PLACES,
+    T_BATCH_DIM,
+    T_PRODUCER,
+    T_ROLE,
+    T_ROOT,
+)
+from automap.space.space import PlanSpace, Values
+from ir.factors import BROADCAST, PARTIAL
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+NO_MEMBERS = np.empty(0, dtype=np.int64)
+NO_ASSIGNMENT = np.empty((1, 0), dtype=np.int64)
+LARGEST_PLACEMENT = 16
+"""Placements are counted from UNKNOWN; dims beyond are no dims of any tensor."""
+ALL_COLUMNS = np.arange(C_COUNT)
+KEPT_COLUMNS = np.array([C_LIVE, C_SAVED])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """One group and its joint values."""
+
+    unit_type: int
+    group: int
+    values: Ints
+    """[values, axes] value of the group's slot on each axis; only legal ones."""
+    costs: Floats
+    """[modes, values, C_COUNT] what the group adds to a unit of its type under each of `RECOMPUTE_MODES`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Factor:
+    """A cost that depends on the values of several nodes, by classes of them; a node may come more than once.
+
+    With two nodes it is `table[codes[0][v0], codes[1][v1]]`. With three it is `table[codes[0][v0], codes[2][v2]]`, but
+    0 where the last node asks for what the second has asked for: codes[1][v1] = codes[2][v2].
+    """
+
+    nodes: tuple[int, ...]
+    codes: tuple[Ints, ...]
+    table: Floats
+    """[classes, (classes,) columns] of a conversion; [classes, (classes,) modes, columns] of what is kept."""
+    columns: Ints
+    """Of `unit_cost`."""
+    repeated: tuple[bool, ...]
+    """Of a conversion: by mode, whether recomputation repeats it. Empty of what is kept."""
+    is_charged: bool = False
+    """Whether the last node has been charged with it, so that minus the cost is saved where 0 is due."""
+
+
+def joint_values(space: PlanSpace, frame: Values) -> tuple[Ints, ...]:
+    """Of each group the legal values of its slots on all axes, [values, axes]; by the frame's meshes and samples."""
+    found = []
+    num_axes = len(space.axes)
+    for number in range(len(space.group_rows)):
+        slot = space.first_signature + number * num_axes
+        before = [*frame, *[0] * (slot - len(frame))]
+        values: list[tuple[int, ...]] = [()]
+        for _ in space.axes:
+            values = [(*v, w) for v in values for w in np.flatnonzero(space.legal([*before, *v])).tolist()]
+        found.append(np.array(values, dtype=np.int64))
+    return tuple(found)
+
+
+class GroupCosts:
+    """Of all unit types on the devices of one pipeline rank.
+
+    Attributes:
+        nodes: in the order of the signature slots.
+        first_node: [types + 1] of each unit type.
+        bases: of each unit type [modes, C_COUNT] with nothing decided.
+    """
+
+    def __init__(self, space: PlanSpace, legal: Sequence[Ints], choice: Choice, rank: int) -> None:
+        """Builds the nodes; factors follow when they are asked for.
+
+        Args:
+            space: of the problem.
+            legal: of each group, see `joint_values`.
+            choice: a frame on the mesh.
+            rank: the pipeline rank whose devices compute.
+        """
+        self.space = space
+        self._tables = space.evaluator.tables.arrays
+        self._zero_axes, self._samples = choice.zero_axes, float(choice.rank_samples[rank])
+        self._stage = choice.layout.stages[rank]
+        self.first_node = np.cumsum([0, *(len(u.groups) for u in space.linkage.types)])
+        self._group_of = np.full(len(self._tables.operators), -1, dtype=np.int64)
+        for (unit_type, group), (members, _) in space.group_rows.items():
+            self._group_of[members] = self.first_node[unit_type] + group
+        self.nodes = tuple(self._build_nodes(legal))
+        self._factors: dict[tuple[int, int, bool], tuple[Factor, ...]] = {}
+
+    def inside(self, unit_type: int) -> tuple[Factor, ...]:
+        """Factors between groups of one unit."""
+        key = (unit_type, -1, False)
+        if key not in self._factors:
+            self._factors[key] = (*self._inside(unit_type), *self._copies(unit_type))
+        return self._factors[key]
+
+    def crossing(self, unit_type: int, before: int, opens: bool) -> tuple[Factor, ...]:
+        """Factors between a unit and the one before it.
+
+        Args:
+            unit_type: of the unit.
+            before: type of the unit before it.
+            opens: whether the unit begins a chunk: a partial tensor is reduced before it is sent.
+        """
+        key = (unit_type, before, opens)
+        if key not in self._factors:
+            is_made = before >= 0 and self.space.evaluator.makers[before, 0] >= 0
+            self._factors[key] = tuple(self._crossing(unit_type, before, opens)) if is_made else ()
+        return self._factors[key]
+
+    def _vary(self, unit_type: int, members: Ints, assignment: Ints, values: Ints, incoming: Ints) -> Floats:
+        first, last = (int(x) for x in self.space.evaluator.tables.spans[unit_type : unit_type + 2])
+        stage = self._stage
+        masks = np.array([self.space.evaluator.masks(unit_type)[mode] for mode in RECOMPUTE_MODES])
+        out = np.empty((len(masks), len(values), len(incoming), C_COUNT))
+        boundary = int(self.space.evaluator.tables.boundary_out[unit_type])
+        vary(
+            self._tables,
+            first,
+            last,
+            masks,
+            members,
+            assignment,
+            values,
+            incoming,
+            stage.axes,
+            stage.links,
+            stage.hardware,
+            self._zero_axes,
+            self._samples,
+            boundary,
+            out,
+        )
+        return out
+
+    # -- nodes --------------------------------------------------------------------------------------------------------
+
+    def _build_nodes(self, legal: Sequence[Ints]) -> Iterator[Node]:
+        num_axes = len(self.space.axes)
+        unknown = np.full((1, num_axes), UNKNOWN, dtype=np.int64)
+        nothing = np.zeros((1, num_axes), dtype=np.int64)
+        self.bases = [
+            self._vary(kind, NO_MEMBERS, NO_ASSIGNMENT, nothing, unknown)[:, 0, 0]
+            for kind in range(len(self.space.linkage.types))
+        ]
+        for number, ((unit_type, group), (members, assignment)) in enumerate(self.space.group_rows.items()):
+            values = legal[number]
+            costs = self._vary(unit_type, members, assignment, values, unknown)[:, :, 0]
+            yield Node(unit_type=unit_type, group=group, values=values, costs=costs - self.bases[unit_type][:, None])
+
+    # -- placements ---------------------------------------------------------------------------------------------------
+
+    def _placements(self, row: int) -> Ints:
+        """[values of its node, 2, axes] placement and gradient's placement of an operand row."""
+        arrays, node = self._tables, int(self._group_of[self._tables.operands[row, D_OWNER]])
+        owner = int(arrays.operands[row, D_OWNER])
+        operator = arrays.operators[owner]
+        members, assignment = self.space.group_rows[self.nodes[node].unit_type, self.nodes[node].group]
+        signatures = assignment[:, int(np.flatnonzero(members == owner)[0])] + operator[OP_SIGNATURES]
+        places = arrays.places[arrays.signatures[signatures, S_PLACES] + row - operator[OP_OPERANDS]]
+        found: Ints = places[self.nodes[node].values].transpose(0, 2, 1).copy()
+        if row >= operator[OP_OPERANDS] + operator[OP_INPUTS]:
+            found[:, 1] = np.where(found[:, 0] == PARTIAL, BROADCAST, found[:, 0])
+        alone = self._stage.axes <= 1.0
+        found[:, :, alone] = UNKNOWN
+        return found
+
+    def _bytes(self, tensor: int, placements: Ints) -> Floats:
+        """[ways] bytes that a rank holds of a tensor under placements [ways, axes]."""
+        sizes = self._tables.sizes[tensor]
+        whole = (sizes[E_FIXED] + sizes[E_SAMPLE] * self._samples) * sizes[E_BYTES]
+        split = (placements >= 0) | (placements == UNKNOWN)
+        found: Floats = whole / np.where(split, self._stage.axes, 1.0).prod(axis=1)
+        return found
+
+    # -- factors ------------------------------------------------------------------------------------------------------
+
+    def _operand_rows(self, unit_type: int) -> range:
+        first, last = (int(x) for x in self.space.evaluator.tables.spans[unit_type : unit_type + 2])
+        end = self._tables.operators[last - 1]
+        return range(
+            int(self._tables.operators[first, OP_OPERANDS]),
+            int(end[OP_OPERANDS] + end[OP_INPUTS] + end[OP_OUTPUTS]),
+        )
+
+    def _role(self, row: int) -> int:
+        return int(self._tables.tensors[self._tables.operands[row, D_TENSOR], T_ROLE])
+
+    def _readers(self, unit_type: int, *, enters: bool) -> dict[int, list[int]]:
+        """Operand rows that read each tensor which crosses into the unit, or each that one of its operators makes."""
+        found: dict[int, list[int]] = {}
+        for row in self._operand_rows(unit_type):
+            operator = self._tables.operators[self._tables.operands[row, D_OWNER]]
+            if row < operator[OP_OPERANDS] + operator[OP_INPUTS]:
+                is_entering = self._role(row) in (BOUNDARY, CARRIED)
+                if is_entering if enters else not is_entering and self._tables.operands[row, D_SOURCE] >= 0:
+                    found.setdefault(int(self._tables.operands[row, D_TENSOR]), []).append(row)
+        return found
+
+    def _inside(self, unit_type: int) -> Iterator[Factor]:
+        """Conversions of tensors that one group of a unit makes and another reads."""
+        for reading in self._readers(unit_type, enters=False).values():
+            made = int(self._tables.operands[reading[0], D_SOURCE])
+            yield from self._ways(unit_type, reading, made, self._placements(made)[:, 0], is_inside=True)
+
+    def _crossing(self, unit_type: int, before: int, opens: bool) -> Iterator[Factor]:
+        """Conversions of what crosses into a unit; and what is kept as it comes."""
+        arrays = self._tables
+        maker, slot = (int(x) for x in self.space.evaluator.makers[before])
+        made = int(arrays.operators[maker, OP_OPERANDS] + arrays.operators[maker, OP_INPUTS] + slot)
+        placements = self._placements(made)[:, 0]
+        crossing = placements
+        if opens:
+            crossing = np.where(placements == PARTIAL, SUMMED, placements)
+            placements = np.where(placements == PARTIAL, BROADCAST, placements)
+        for tensor, reading in self._readers(unit_type, enters=True).items():
+            arriving = placements
+            if self._role(reading[0]) == CARRIED:
+                keeps = (placements == UNKNOWN) | (placements == arrays.tensors[tensor, T_BATCH_DIM])
+                arriving = np.where(keeps, placements, BROADCAST)
+            yield from self._ways(unit_type, reading, made, arriving, is_inside=False)
+        ways, codes = _classes(crossing)
+        unknown = np.full((1, len(self.space.axes)), UNKNOWN, dtype=np.int64)
+        nothing = np.zeros((1, len(self.space.axes)), dtype=np.int64)
+        costs = self._vary(unit_type, NO_MEMBERS, NO_ASSIGNMENT, nothing, np.concatenate([ways, unknown]))[:, 0]
+        yield Factor(
+            nodes=(int(self._group_of[maker]),),
+            codes=(codes,),
+            table=np.ascontiguousarray((costs[:, :-1] - costs[:, -1:]).transpose(1, 0, 2)),
+            columns=ALL_COLUMNS,
+            repeated=(),
+        )
+
+    def _ways(
+        self, unit_type: int, reading: list[int], made: int, placements: Ints, *, is_inside: bool
+    ) -> Iterator[Factor]:
+        """Conversions of the tensor of output row `made`, placed by the value of its node, to operands in order."""
+        arrays, stage = self._tables, self._stage
+        maker = int(arrays.operands[made, D_OWNER])
+        source = int(self._group_of[maker])
+        sources, source_codes = _classes(placements)
+        asked = [self._placements(row) for row in reading]
+        requests, codes = _classes(np.concatenate(asked))
+        by_row = np.split(codes, np.cumsum([len(a) for a in asked])[:-1])
+        is_parametric = is_inside and bool(arrays.operators[maker, OP_PARAMETRIC])
+        masks = self.space.evaluator.masks(unit_type)
+        first = int(self.space.evaluator.tables.spans[unit_type])
+        tables: dict[bool, Floats] = {}
+        before: tuple[int, Ints] | None = None
+        for row, code in zip(reading, by_row, strict=True):
+            owner = int(arrays.operands[row, D_OWNER])
+            node = int(self._group_of[owner])
+            is_ring = bool(stage.hardware[H_RING] > 0.0 and arrays.shapes[owner, X_KIND] in (ATTENTION, INSIDE))
+            if is_ring not in tables:
+                table = np.empty((len(sources), len(requests), X_COUNT))
+                where = stage.axes, stage.links
+                exchange(arrays, row, sources, requests, is_parametric, is_ring, *where, self._samples, table)
+                tables[is_ring] = table
+            plain = Factor(
+                nodes=(source, node),
+                codes=(source_codes, code),
+                table=tables[is_ring],
+                columns=COLUMNS,
+                repeated=tuple(
+                    bool(masks[mode][owner - first] and (not is_inside or masks[mode][maker - first]))
+                    for mode in RECOMPUTE_MODES
+                ),
+            )
+            is_own = is_inside and node == source
+            if before is None:
+                if not is_own:
+                    yield plain
+            elif not (is_own and before[0] == node):
+                # The reader before it may have asked for the same.
+                nodes, ways = (source, before[0], node), (source_codes, before[1], code)
+                yield replace(plain, nodes=nodes, codes=ways, is_charged=is_own)
+            before = (node, code)
+
+    def _copies(self, unit_type: int) -> Iterator[Factor]:
+        """Copies of one tensor that neighbours in the order of reading keep: once where they are alike."""
+        arrays = self._tables
+        first = int(self.space.evaluator.tables.spans[unit_type])
+        for row in self._operand_rows(unit_type):
+            if not arrays.operands[row, D_SAVED]:
+                continue
+            earlier = int(arrays.operands[row, D_SAME])
+            while earlier >= 0 and not arrays.operands[earlier, D_SAVED]:
+                earlier = int(arrays.operands[earlier, D_SAME])
+            owners = [int(arrays.operands[r, D_OWNER]) for r in (earlier, row)]
+            nodes = [int(self._group_of[owner]) for owner in owners]
+            if earlier < 0 or nodes[0] == nodes[1]:
+                continue
+            found = [_classes(self._placements(r)[:, 0]) for r in (earlier, row)]
+            amounts, least = [], []
+            for r, (ways, _) in zip((earlier, row), found, strict=True):
+                tensor, share = int(arrays.operands[r, D_TENSOR]), self._kept_share(r)
+                amounts.append(share * self._bytes(tensor, ways))
+                split = np.full((1, ways.shape[1]), UNKNOWN, dtype=np.int64)
+                least.append(share * float(self._bytes(tensor, split)[0]))
+            alike = amounts[0][:, None] == amounts[1][None]
+            if arrays.operands[earlier, D_TENSOR] == arrays.operands[row, D_TENSOR]:
+                alike &= (found[0][0][:, None] == found[1][0][None]).all(axis=2)
+            # Alone, each was charged with what it keeps beyond the least that somebody must.
+            amount = np.where(alike, min(least) - amounts[1][None], min(least))
+            keeper = int(arrays.tensors[arrays.tensors[arrays.operands[row, D_TENSOR], T_ROOT], T_PRODUCER])
+            kept = [
+                all(not (mask[owner - first] and keeper >= first and mask[keeper - first]) for owner in owners)
+                and not (mask.all() and self._role(row) in (BOUNDARY, CARRIED))
+                for mask in (self.space.evaluator.masks(unit_type)[mode] for mode in RECOMPUTE_MODES)
+            ]
+            yield Factor(
+                nodes=(nodes[0], nodes[1]),
+                codes=(found[0][1], found[1][1]),
+                table=amount[:, :, None, None] * np.array([[1.0, float(is_kept)] for is_kept in kept]),
+                columns=KEPT_COLUMNS,
+                repeated=(),
+            )
+
+    def _kept_share(self, row: int) -> float:
+        shape = self._tables.shapes[self._tables.operands[row, D_OWNER]]
+        is_product = shape[X_KIND] == PRODUCT and shape[X_WEIGHT] > 0.0
+        return float(self._stage.hardware[H_KEPT]) if is_product else 1.0
+
+
+def _classes(placements: Ints) -> tuple[Ints, Ints]:
+    """Distinct placements, [ways, ...], and the way of each."""
+    flat = placements.reshape(len(placements), -1) - UNKNOWN
+    code = flat @ (LARGEST_PLACEMENT ** np.arange(flat.shape[1]))
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    return np.ascontiguousarray(placements[first]), inverse.reshape(-1)

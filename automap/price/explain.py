@@ -1,0 +1,535 @@
+"""Why a plan costs what it costs: its largest parts in sentences with their numbers, and what would help.
+
+Looks at the slowest pipeline rank, whose parts add up to the step. What would help is not guessed: the change is
+priced, and named where it fits and is faster. Units: seconds, bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.fitted_curves import COLLECTIVES
+from automap.group_links import group_link
+from automap.price.evaluator import Evaluator
+from automap.price.kernel_shapes import (
+    ATTENTION,
+    BATCHED_PRODUCT,
+    INSIDE,
+    MEASURED,
+    PRODUCT,
+    ROOFLINE,
+    X_CAUSAL,
+    X_KIND,
+)
+from automap.price.kernels.attention import A_FLOPS
+from automap.price.kernels.collectives import (
+    L_AXIS,
+    L_BYTES,
+    L_KIND,
+    V_BYTES_PER_S,
+    V_GATHER_BYTES_PER_S,
+)
+from automap.price.kernels.columns import (
+    C_BACKWARD,
+    C_BACKWARD_COMM,
+    C_BACKWARD_HOST,
+    C_BOUNDARY,
+    C_FORWARD,
+    C_FORWARD_COMM,
+    C_FORWARD_HOST,
+    C_GATHER,
+    C_RECOMPUTE,
+    C_RECOMPUTE_COMM,
+    C_REDUCE,
+    C_SCATTER,
+    H_ATTENTION,
+    H_BANDWIDTH,
+    H_WEIGHTS,
+)
+from automap.price.kernels.gemm import G_FLOPS
+from automap.price.kernels.placements import divides
+from automap.price.kernels.step import (
+    P_GATHER_OVERLAP,
+    P_GRADIENT_OVERLAP,
+    P_MICRO_BATCH_S,
+    P_PARAMETER,
+    P_SEND_OVERLAP,
+    P_SEND_S,
+    P_SENT,
+    P_STEP_S,
+    P_UPDATE,
+    R_BUBBLE,
+    R_COMM,
+    R_COMPUTE,
+    R_END,
+    R_EXCHANGE,
+    R_OPTIMIZER,
+    R_OVERHEAD,
+    R_PARAMETERS,
+    R_STATE,
+    R_SYNC,
+)
+from automap.price.kernels.tied_parameters import E_AXES, E_GATHER, E_REDUCE, E_SCATTER, TIE_HAS, TIE_ONE, TIE_OTHER
+from automap.price.local_sgd import AVERAGED_BYTES, averaged
+from automap.price.lowered_plan import Choice, Segment
+from automap.price.outcome import Outcome
+from automap.price.tables import ALL_REDUCE, OP_SIGNATURES, S_DIVIDES
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+NUM_REASONS = 3
+NUM_NAMED = 3
+"""Operators that are named as the heaviest."""
+WORTH = 0.005
+"""Share of the step that a change must save to be named."""
+MEASURED_FROM = 1e-6
+"""A unit whose kernels add up to something else, by more than this share, was measured as a whole."""
+_ROUNDING = 1e-9
+_CLASSES = {
+    PRODUCT: "matrix products",
+    BATCHED_PRODUCT: "products of attention",
+    ATTENTION: "fused attention",
+    ROOFLINE: "convolutions",
+    MEASURED: "measured operators",
+}
+_KINDS = {name: name.replace("_", "-") + "s" for name in COLLECTIVES} | {"send_recv": "halo exchanges"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Unit:
+    """Equal units in equal surroundings on the slowest rank."""
+
+    segment: Segment
+    incoming: Ints
+    row: Floats
+    """[C_COUNT]"""
+    times: int
+    sends: bool
+    """Whether one of them ends a chunk and sends on."""
+
+
+class _Case:
+    """A choice as seen from its slowest rank."""
+
+    def __init__(self, choice: Choice, evaluator: Evaluator, outcome: Outcome) -> None:
+        self.choice, self.evaluator, self.outcome = choice, evaluator, outcome
+        ranks = outcome.ranks
+        self.rank = max(range(len(ranks)), key=lambda r: (float(ranks[r, R_END]), -r))
+        self.result = ranks[self.rank]
+        self.stage = choice.layout.stages[self.rank]
+        self.samples = float(choice.rank_samples[self.rank])
+        self.settings = evaluator.settings(choice.zero)
+        self.micro_batches = choice.num_micro_batches
+        self.units = tuple(self._units())
+        self._said: set[str] = set()
+
+    def _units(self) -> Iterator[_Unit]:
+        choice, evaluator = self.choice, self.evaluator
+        num_ranks = len(choice.layout.stages)
+        found: dict[tuple[object, ...], list[tuple[Segment, Ints, bool]]] = {}
+        for number, segment, incoming in evaluator.surroundings(choice):
+            if number % num_ranks == self.rank:
+                arrays = (segment.chosen, segment.recomputed, incoming)
+                key = (segment.first, segment.last, *(array.tobytes() for array in arrays))
+                sends = number < len(choice.chunks) - 1 and segment is choice.chunks[number][-1]
+                found.setdefault(key, []).append((segment, incoming.copy(), sends))
+        for equal in found.values():
+            segment, incoming, _ = equal[0]
+            yield _Unit(
+                segment=segment,
+                incoming=incoming,
+                row=self.row(segment, incoming),
+                times=len(equal),
+                sends=any(sends for _, _, sends in equal),
+            )
+
+    def row(self, segment: Segment, incoming: Ints) -> Floats:
+        """Costs of a segment for one micro-batch."""
+        unit_type = self.evaluator.blocks.units[segment.unit].type
+        boundary = int(self.evaluator.tables.boundary_out[unit_type])
+        choice = self.choice
+        return self.evaluator.unit_row(
+            segment, self.rank, choice.layout, incoming, self.samples, choice.zero_axes, boundary
+        )
+
+    def total(self, *columns: int) -> float:
+        """Sum of columns of the unit costs over a micro-batch."""
+        return sum(unit.times * float(unit.row[c]) for unit in self.units for c in columns)
+
+    def reduced(self, axis: int) -> float:
+        """Local elements of gradients that are reduced over an axis once a step."""
+        if self.choice.zero == 0:
+            return self._once(C_REDUCE, E_REDUCE, axis)
+        return 0.0 if self.choice.zero >= 2 and self.choice.zero_axes[axis] else self._once(C_SCATTER, E_SCATTER, axis)
+
+    def gathered(self, axis: int) -> float:
+        """Local elements of weights that are gathered over an axis once a step, behind the optimizer."""
+        return self._once(C_GATHER, E_GATHER, axis) if self.choice.zero in (1, 2) else 0.0
+
+    def _once(self, column: int, block: int, axis: int) -> float:
+        """Sum of a column of the units' parameters; a parameter that two units read counts once."""
+        choice, evaluator = self.choice, self.evaluator
+        elements = self.total(column + axis)
+        for tied in evaluator.tied.rows(evaluator.tied.ties(choice), choice.layout, choice.zero_axes):
+            if tied[TIE_ONE] == tied[TIE_OTHER] == self.rank:
+                elements -= float(tied[TIE_HAS + E_AXES + block * len(choice.zero_axes) + axis])
+        return elements
+
+    def where(self, axis: int) -> str:
+        """The group of an axis and its link."""
+        problem, stage = self.evaluator.problem, self.stage
+        cluster = problem.cluster
+        grid = np.array(stage.devices).reshape([int(s) for s in stage.axes])
+        group = np.moveaxis(grid, axis, -1).reshape(-1, int(stage.axes[axis]))[0].tolist()
+        link = group_link(cluster, group)
+        host = cluster.hosts[cluster.node_of[group[0]]]
+        kind = host.intra_node_link if link.hosts == 1 else host.inter_node_link
+        over = "links as measured" if cluster.bandwidth_GBps is not None else kind
+        hosts = "inside a host" if link.hosts == 1 else f"on {link.hosts} hosts"
+        return f"{self.choice.axes[axis]} ({link.size} ranks {hosts}, {over}"
+
+    def gain(self, choice: Choice | None, what: str) -> str:
+        """What a change makes of the step, said once; nothing where it does not help."""
+        if choice is None or what in self._said:
+            return ""
+        self._said.add(what)
+        mine = self.outcome.averaging
+        if mine is None:
+            outcome = self.evaluator.evaluate(choice)
+        else:
+            outcome = averaged(choice, self.evaluator, mine.sync, mine.axis)
+        saved = 1.0 - outcome.step_time_s / self.outcome.step_time_s
+        if saved < WORTH:
+            return ""
+        if not outcome.fits:
+            return f" {what} would save {saved:.0%} but overflow the memory by {outcome.overflow:.0%}."
+        return f" {what} would make the step {_seconds(outcome.step_time_s)}, {saved:.1%} less."
+
+    def batches(self, factor: float) -> Choice | None:
+        """The same plan with `factor` times as many micro-batches; None where they do not divide, or into shares."""
+        choice = self.choice
+        count, samples = choice.num_micro_batches * factor, choice.samples / factor
+        ranks = len(choice.layout.stages)
+        if count != int(count) or samples != int(samples) or count < 1 or choice.most:
+            return None
+        if choice.kind == "interleaved" and int(count) % ranks:
+            return None
+        return self._legal(replace(choice, num_micro_batches=int(count), samples=int(samples)))
+
+    def _legal(self, choice: Choice) -> Choice | None:
+        tables = self.evaluator.tables
+        arrays = (tables.operators, tables.operands, tables.tensors, tables.signatures, tables.places)
+        seen, samples = set(), int(choice.rank_samples[self.rank])
+        for segments in choice.chunks:
+            for segment in segments:
+                if (segment.first, segment.chosen.tobytes()) in seen:
+                    continue
+                seen.add((segment.first, segment.chosen.tobytes()))
+                for k in range(segment.last - segment.first):
+                    chosen = np.ascontiguousarray(segment.chosen[k])
+                    if not divides(*arrays, segment.first + k, chosen, self.stage.axes, samples):
+                        return None
+        return choice
+
+    def without_recomputation(self) -> Choice:
+        """The same plan that keeps all activations."""
+        chunks = tuple(
+            tuple(replace(s, recomputed=np.zeros_like(s.recomputed)) for s in segments)
+            for segments in self.choice.chunks
+        )
+        return replace(self.choice, chunks=chunks)
+
+
+def reasons(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> tuple[str, ...]:
+    """The largest parts of the step, why they cost what they cost, and what would help.
+
+    Args:
+        choice: the plan.
+        evaluator: of its problem.
+        outcome: what `evaluator` made of `choice`.
+
+    Returns:
+        At most three sentences, the largest part first. Each begins with the part's share of the step and its seconds.
+    """
+    case = _Case(choice, evaluator, outcome)
+    row = [float(x) for x in case.result]
+    parts: list[tuple[float, Callable[[_Case, float], str]]] = [
+        (row[R_COMPUTE], _compute),
+        (row[R_BUBBLE], _bubble),
+        (row[R_OPTIMIZER], _optimizer),
+        (row[R_OVERHEAD], _overhead),
+        (row[R_EXCHANGE], _exchange),
+        (row[R_SYNC], _sync),
+    ]
+    if outcome.averaging is not None:
+        parts.append((outcome.averaging.shown_s[case.rank], _averaging))
+    inside = _exposed(case)
+    for kind in range(len(COLLECTIVES)):
+        parts.append((min(inside[kind], row[R_COMM + kind]), _collective(kind)))
+        # What the units' own collectives do not explain is ZeRO's traffic.
+        rest = row[R_COMM + kind] - inside[kind]
+        parts.append((rest if rest > 1e-9 * row[R_END] else 0.0, _zero))
+    largest = sorted(parts, key=lambda part: -part[0])[:NUM_REASONS]
+    return tuple(
+        f"{seconds / outcome.step_time_s:.0%} of the step ({_seconds(seconds)}) is {say(case, seconds)}"
+        for seconds, say in largest
+        if seconds > 0.0
+    )
+
+
+def _exposed(case: _Case) -> list[float]:
+    """Seconds of a step, by kind, of the collectives between and inside operators that nothing hides."""
+    shown = case.evaluator.exposed * case.micro_batches
+    return [
+        float(shown[kind]) * case.total(C_FORWARD_COMM + kind, C_BACKWARD_COMM + kind, C_RECOMPUTE_COMM + kind)
+        for kind in range(len(COLLECTIVES))
+    ]
+
+
+# -- compute --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class _Spent:
+    seconds: float = 0.0
+    flops: float = 0.0
+
+
+def _compute(case: _Case, seconds: float) -> str:
+    classes, named = _by_operator(case)
+    peak = min(
+        case.evaluator.problem.cluster.device(d).flops(case.evaluator.problem.precision)
+        for d in case.stage.seen_by or case.stage.devices
+    )
+    hardware, texts = case.stage.hardware, []
+    reached = {
+        _CLASSES[PRODUCT]: float(hardware[H_WEIGHTS + G_FLOPS]) / peak,
+        _CLASSES[ATTENTION]: float(hardware[H_ATTENTION + A_FLOPS]) / peak,
+    }
+    for name, spent in sorted(classes.items(), key=lambda item: -item[1].seconds):
+        text = f"{name} {_seconds(spent.seconds)}"
+        if spent.flops > 0.0:
+            text += f" at {spent.flops / spent.seconds / peak:.0%} of the peak"
+            if name in reached:
+                text += f" (large ones reach {reached[name]:.0%})"
+        texts.append(text)
+    host = case.micro_batches * case.total(C_FORWARD_HOST, C_BACKWARD_HOST)
+    if host > 0.01 * seconds:
+        texts.append(f"waiting for the host to launch {_seconds(host)}")
+    heaviest = sorted(named.items(), key=lambda item: -item[1])[:NUM_NAMED]
+    where = ", ".join(f"{name} {spent / seconds:.0%}" for name, spent in heaviest)
+    again = case.micro_batches * case.total(C_RECOMPUTE)
+    text = f"compute: {'; '.join(texts)}. The peak is {peak / 1e12:.4g} TFLOP/s. Most of it is {where}."
+    if again > 0.0:
+        text += f" Recomputation takes {_seconds(again)} of it."
+        text += case.gain(case.without_recomputation(), "Keeping all activations")
+    else:
+        text += case.gain(case.batches(0.5), "Micro-batches twice as large")
+    return text
+
+
+def _by_operator(case: _Case) -> tuple[dict[str, _Spent], dict[str, float]]:
+    """Seconds of a step by class of kernels and by operator, recomputation included."""
+    classes: dict[str, _Spent] = {}
+    named: dict[str, float] = {}
+    for unit in case.units:
+        repeated = case.micro_batches * unit.times
+        own = float(unit.row[C_FORWARD] + unit.row[C_BACKWARD] + unit.row[C_RECOMPUTE])
+        kernels = list(_kernels(case, unit))
+        if abs(sum(seconds for _, _, seconds, _ in kernels) - own) > MEASURED_FROM * own:
+            kernels = [("measured blocks", "whole blocks", own, 0.0)]
+        for kind, name, seconds, flops in kernels:
+            spent = classes.setdefault(kind, _Spent())
+            spent.seconds += repeated * seconds
+            spent.flops += repeated * flops
+            named[name] = named.get(name, 0.0) + repeated * seconds
+    return classes, named
+
+
+def _kernels(case: _Case, unit: _Unit) -> Iterator[tuple[str, str, float, float]]:
+    """Class, name, seconds and FLOPs of every kernel of a unit for one micro-batch, as it is modelled."""
+    evaluator, tables, segment = case.evaluator, case.evaluator.tables, unit.segment
+    graph = evaluator.problem.graph
+    fused = {i: group.members for group in graph.fused if group.kind == "attention" for i in group.members}
+    where = evaluator.blocks.units[segment.unit]
+    for k in range(segment.last - segment.first):
+        row = segment.first + k
+        kind = int(tables.shapes[row, X_KIND])
+        if kind == INSIDE:
+            continue
+        one = replace(
+            segment,
+            first=row,
+            last=row + 1,
+            chosen=np.ascontiguousarray(segment.chosen[k : k + 1]),
+            recomputed=segment.recomputed[k : k + 1].copy(),
+        )
+        cost = case.row(one, unit.incoming)
+        seconds = float(cost[C_FORWARD] + cost[C_BACKWARD] + cost[C_RECOMPUTE])
+        if seconds <= 0.0:
+            continue
+        index = where.start + row - int(tables.spans[where.type])
+        flops = 0.0
+        if kind in _CLASSES and kind != MEASURED:
+            members = [graph.operators[i] for i in (fused.get(index, (index,)) if kind == ATTENTION else (index,))]
+            forward = sum(op.forward_flops.at(case.samples) for op in members)
+            backward = sum(op.backward_flops.at(case.samples) for op in members)
+            flops = forward * (2.0 if segment.recomputed[k] else 1.0) + backward
+            # A causal mask hides half of the keys.
+            flops *= 0.5 if kind == ATTENTION and tables.shapes[row, X_CAUSAL] > 0.0 else 1.0
+            for a, size in enumerate(case.stage.axes):
+                if tables.signatures[tables.operators[row, OP_SIGNATURES] + segment.chosen[k, a], S_DIVIDES]:
+                    flops /= float(size)
+        name = re.sub(r"(?<=\.)\d+(?=[./])", "*", graph.operators[index].name)
+        yield _CLASSES.get(kind, "kernels bound by memory"), name, seconds, flops
+
+
+# -- the pipeline -----------------------------------------------------------------------------------------------------
+
+
+def _bubble(case: _Case, seconds: float) -> str:
+    ranks, count = len(case.choice.layout.stages), case.micro_batches
+    virtual = len(case.choice.chunks) // ranks
+    busy = case.outcome.ranks[:, R_END] - case.outcome.ranks[:, R_BUBBLE]
+    text = f"the bubble of the pipeline: {ranks} ranks (pp), {count} micro-batches, {case.choice.kind}"
+    text += f" with {virtual} stages a rank. " if virtual > 1 else ". "
+    text += f"Ranks work between {_seconds(float(busy.min()))} and {_seconds(float(busy.max()))}"
+    if case.choice.kind in ("1f1b", "gpipe", "interleaved"):
+        text += f"; equal ones would wait {(ranks - 1) / (count * virtual):.1%} of their work, (pp - 1) / "
+        text += "micro-batches" + (" / virtual stages" if virtual > 1 else "")
+    return text + "." + case.gain(case.batches(2.0), f"{2 * count} micro-batches of half the size")
+
+
+def _exchange(case: _Case, seconds: float) -> str:
+    sent = max((float(unit.row[C_BOUNDARY]) for unit in case.units if unit.sends), default=0.0)
+    rate = float(case.choice.layout.send_bytes_per_s[case.rank])
+    text = f"exchanges with the neighbours in the pipeline: {case.micro_batches} micro-batches"
+    if sent > 0.0:
+        text += f", {_bytes(sent)} a device to the next rank at {_rate(rate)}"
+        text += f", {case.settings[P_SEND_OVERLAP]:.0%} of it hidden"
+    text += f"; the host takes {_seconds(float(case.settings[P_SEND_S]))} for each."
+    return text + case.gain(case.batches(0.5), "Micro-batches twice as large")
+
+
+# -- collectives ------------------------------------------------------------------------------------------------------
+
+
+def _collective(kind: int) -> Callable[[_Case, float], str]:
+    def say(case: _Case, seconds: float) -> str:
+        found: dict[int, list[float]] = {}
+        for unit in case.units:
+            records = case.evaluator.collectives(case.choice, case.rank, unit.segment, unit.incoming)
+            for record in records[records[:, L_KIND] == kind]:
+                sums = found.setdefault(int(record[L_AXIS]), [0.0, 0.0])
+                sums[0] += unit.times
+                sums[1] += unit.times * float(record[L_BYTES])
+        axis = max(found, key=lambda a: found[a][1])
+        count, data = found[axis]
+        rate = float(case.stage.links[axis, V_BYTES_PER_S + kind])
+        hidden = 1.0 - float(case.evaluator.exposed[kind])
+        text = f"{_KINDS[COLLECTIVES[kind]]} on {case.where(axis)}, {_rate(rate)}): {count:.0f} a micro-batch of "
+        text += f"{_bytes(data / count)} on average, {case.micro_batches} micro-batches"
+        text += f"; {hidden:.0%} of their time is hidden." if hidden > 0.0 else "; nothing hides them."
+        if case.total(C_RECOMPUTE_COMM + kind) > 0.0:
+            text += " Recomputation repeats those of the forward pass."
+            return text + case.gain(case.without_recomputation(), "Keeping all activations")
+        return text + case.gain(case.batches(0.5), "Micro-batches twice as large")
+
+    return say
+
+
+def _zero(case: _Case, seconds: float) -> str:
+    axes = [a for a, on in enumerate(case.choice.zero_axes) if on]
+    rate = min(float(case.stage.links[a, V_GATHER_BYTES_PER_S]) for a in axes)
+    weights = max(case.total(C_GATHER + a) for a in axes)
+    gradients = max(case.total(C_SCATTER + a) for a in axes)
+    stage = case.choice.zero
+    overlap = P_GATHER_OVERLAP if stage >= 3 else P_GRADIENT_OVERLAP
+    what = f"gathers of {_bytes(weights * case.settings[P_PARAMETER])} of weights, twice, and " if stage >= 3 else ""
+    text = f"ZeRO {stage} on {case.where(axes[0])}, {_rate(rate)}): {what}scatters of "
+    text += f"{_bytes(gradients * case.settings[P_SENT])} of gradients each micro-batch, {case.micro_batches} of them; "
+    text += f"up to {case.settings[overlap]:.0%} hides under the passes."
+    larger = case.gain(case.batches(0.5), "Micro-batches twice as large")
+    return text + (larger or case.gain(replace(case.choice, zero=1), "ZeRO 1"))
+
+
+def _sync(case: _Case, seconds: float) -> str:
+    reduced, gathered = [], []
+    mine = case.outcome.averaging
+    for axis in range(len(case.stage.axes)):
+        data = case.reduced(axis) * float(case.settings[P_SENT])
+        if data > 0.0 and case.stage.axes[axis] > 1.0 and (mine is None or axis != mine.axis):
+            rate = float(case.stage.links[axis, V_BYTES_PER_S + ALL_REDUCE])
+            reduced.append(f"{_bytes(data)} on {case.where(axis)}, {_rate(rate)})")
+        data = case.gathered(axis) * float(case.settings[P_PARAMETER])
+        if data > 0.0 and case.stage.axes[axis] > 1.0:
+            rate = float(case.stage.links[axis, V_GATHER_BYTES_PER_S])
+            gathered.append(f"{_bytes(data)} on {case.where(axis)}, {_rate(rate)})")
+    backward = case.total(C_BACKWARD, C_RECOMPUTE, C_BACKWARD_HOST)
+    parts = ["the reduction of gradients that nothing hides: " + ", ".join(reduced)] if reduced else []
+    parts += ["gathers of the weights that the optimizer updated in parts: " + ", ".join(gathered)] if gathered else []
+    text = "; ".join(parts or ["the gradients of weights that two stages share"])
+    hidden = float(case.settings[P_GRADIENT_OVERLAP])
+    text += f". Up to {hidden:.0%} hides under the last backward pass of {_seconds(backward)}."
+    return text + case.gain(case.batches(0.5), "Micro-batches twice as large")
+
+
+def _averaging(case: _Case, seconds: float) -> str:
+    mine = case.outcome.averaging
+    assert mine is not None
+    sync, took = mine.sync, mine.all_reduce_s[case.rank]
+    data = AVERAGED_BYTES * float(case.result[R_PARAMETERS] / case.settings[P_PARAMETER])
+    rate = float(case.stage.links[mine.axis, V_BYTES_PER_S + ALL_REDUCE])
+    every = "every step" if sync.period == 1 else f"every {sync.period} steps"
+    text = f"the averaging of replicas, {every}: {_bytes(data)} on {case.where(mine.axis)}, {_rate(rate)}) in "
+    text += f"{_seconds(took)}, {_seconds(mine.copies_s[case.rank])} to copy them"
+    if sync.delay is not None:
+        rest = seconds * (sync.period or 1) - mine.copies_s[case.rank]
+        what = f"{_seconds(took - rest)} of it" if rest > _ROUNDING * took else "all of it"
+        text += (
+            f"; the {sync.delay} steps of the delay hide {what}" if sync.delay > 1 else f"; the next step hides {what}"
+        )
+    return text + "."
+
+
+# -- the rest ---------------------------------------------------------------------------------------------------------
+
+
+def _optimizer(case: _Case, seconds: float) -> str:
+    elements = seconds * float(case.stage.hardware[H_BANDWIDTH]) / float(case.settings[P_UPDATE])
+    text = f"the optimizer: {elements / 1e9:.3g} G parameters a device, {case.settings[P_UPDATE]:.0f} bytes moved for "
+    text += f"each at {_rate(float(case.stage.hardware[H_BANDWIDTH]))}, {_bytes(float(case.result[R_STATE]))} of state."
+    if case.choice.zero == 0 and case.choice.zero_axes.any() and case.outcome.averaging is None:
+        text += case.gain(replace(case.choice, zero=1), "ZeRO 1")
+    return text
+
+
+def _overhead(case: _Case, seconds: float) -> str:
+    each, once = float(case.settings[P_MICRO_BATCH_S]), float(case.settings[P_STEP_S])
+    text = f"host time beside the operators: {_seconds(each)} for each of {case.micro_batches} micro-batches and "
+    text += f"{_seconds(once)} a step."
+    return text + case.gain(case.batches(0.5), "Micro-batches twice as large")
+
+
+def _seconds(value: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}" if value < 1000.0 * size else f"{value / size:,.0f} {unit}"
+    return f"{value * 1e6:.3g} us"
+
+
+def _bytes(value: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 1e3:.3g} kB"
+
+
+def _rate(value: float) -> str:
+    return f"{_bytes(value)}/s"

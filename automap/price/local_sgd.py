@@ -1,0 +1,260 @@
+"""Sync: what a step costs when replicas are averaged now and then instead of summing the gradients of every step.
+
+A pass in closed form behind the compiled price, which knows nothing of it. With t the step without the reduction of
+gradients over the replicas, a the all-reduce of a rank's parameters over them (as float32) and c the copies in memory:
+
+    local SGD   t + (a + c) / period
+    DaSGD       t + (max(0, a - delay t) + c) / period          (DaSGD, arXiv 2006.00441)
+
+Replicas are the ranks of the first batch axis. A mode is refused where they would have to talk within a step; other
+axes keep all their collectives. The averaging is taken to run beside these at full rate. Units: seconds, bytes, steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.errors import PlanError
+from automap.fitted_curves import COLLECTIVES
+from automap.plan import Plan, Sync
+from automap.price.evaluator import Evaluator
+from automap.price.kernels.collectives import L_AXIS, L_KIND, L_OPERATOR, collective_s
+from automap.price.kernels.columns import H_BANDWIDTH
+from automap.price.kernels.step import (
+    P_GRADIENT,
+    P_PARAMETER,
+    P_SENT,
+    R_BUFFERS,
+    R_END,
+    R_PARAMETERS,
+    overflow,
+    step_time_s,
+)
+from automap.price.lowered_plan import Choice
+from automap.price.outcome import Averaging, Outcome
+from automap.price.tables import ALL_REDUCE
+from ir.factors import BROADCAST, PARTIAL
+
+Floats = npt.NDArray[np.float64]
+
+AVERAGED_BYTES = 4.0
+"""Of an element on its way: masters are averaged, in float32."""
+TOUCHED = {"local_sgd": 16.0, "mixing": 20.0, "corrected": 32.0}
+"""Bytes of memory that an averaging moves for each parameter: all are packed (read and written) and unpacked; a merge
+reads the parameter as well, and the corrected one writes a snapshot and reads it."""
+
+
+class Silent(Evaluator):
+    """Prices plans as if no gradient were reduced: in time and memory no mode is below it, without ZeRO."""
+
+    def settings(self, zero: int) -> Floats:
+        """See `Evaluator`."""
+        settings = super().settings(zero)
+        settings[P_SENT] = 0.0
+        return settings
+
+
+def evaluate_plan(plan: Plan, choice: Choice, evaluator: Evaluator) -> Outcome:
+    """Time and memory of a step of `plan`, which states `choice`, as its `sync` says.
+
+    Raises:
+        PlanError: the replicas of the plan cannot be apart, or the problem does not allow it.
+    """
+    if plan.sync.kind == "synchronous":
+        return evaluator.evaluate(choice)
+    return averaged(choice, evaluator, plan.sync, replica_axis(plan, choice, evaluator))
+
+
+def averaged(choice: Choice, evaluator: Evaluator, sync: Sync, axis: int) -> Outcome:
+    """Time and memory of a step whose replicas are apart.
+
+    Args:
+        choice: what is priced.
+        evaluator: of its problem.
+        sync: how replicas are averaged; not synchronous.
+        axis: of the replicas, see `replica_axis`.
+    """
+    bare = evaluator.evaluate(choice, apart=axis)
+    settings = evaluator.settings(0)
+    held = held_bytes(sync, float(settings[P_GRADIENT]))
+    views, averagings = [], []
+    for view, found in zip(choice.views, bare.of_views, strict=True):
+        rows = found.copy()
+        elements = rows[:, R_PARAMETERS] / settings[P_PARAMETER]
+        seconds = averaging_s(view, elements, axis)
+        rest = seconds if sync.delay is None else np.maximum(0.0, seconds - sync.delay * step_time_s(rows))
+        bandwidth = np.array([stage.hardware[H_BANDWIDTH] for stage in view.layout.stages])
+        copies = TOUCHED[sync.merge or "local_sgd"] * elements / bandwidth
+        shown = (rest + copies) / float(sync.period or 1)
+        rows[:, R_END] += shown
+        rows[:, R_BUFFERS] += held * elements
+        views.append(rows)
+        averagings.append(
+            Averaging(
+                sync=sync,
+                axis=axis,
+                all_reduce_s=tuple(seconds.tolist()),
+                copies_s=tuple(copies.tolist()),
+                shown_s=tuple(shown.tolist()),
+            )
+        )
+    last = max(range(len(views)), key=lambda number: (step_time_s(views[number]), -number))
+    return Outcome(
+        step_time_s=step_time_s(views[last]),
+        overflow=max(overflow(rows) for rows in views),
+        ranks=views[last],
+        view=last,
+        of_views=tuple(views),
+        averaging=averagings[last],
+    )
+
+
+def held_bytes(sync: Sync, gradient: float) -> float:
+    """Memory that each parameter takes for averaging.
+
+    Local SGD averages where the gradients were, which are gone by then; DaSGD keeps what is on its way beside them,
+    and for the corrected merge what was sent.
+
+    Args:
+        sync: not synchronous.
+        gradient: bytes of a gradient.
+    """
+    if sync.kind == "local_sgd":
+        return max(0.0, AVERAGED_BYTES - gradient)
+    return AVERAGED_BYTES * (2.0 if sync.merge == "corrected" else 1.0)
+
+
+def averaging_s(choice: Choice, elements: Floats, axis: int) -> Floats:
+    """[ranks] seconds of the all-reduce of a rank's parameters over the replicas.
+
+    Args:
+        choice: seen by one kind of device.
+        elements: [ranks] parameters.
+        axis: of the replicas.
+    """
+    stages = choice.layout.stages
+    return np.array(
+        [
+            collective_s(ALL_REDUCE, float(stage.axes[axis]), stage.links[axis], AVERAGED_BYTES * float(count))
+            for stage, count in zip(stages, elements, strict=True)
+        ]
+    )
+
+
+def offers(plan: Plan, choice: Choice, evaluator: Evaluator) -> Iterator[Sync]:
+    """The best of every mode that the problem allows and the plan can have, synchronous first.
+
+    Local SGD has the longest period: it only gets cheaper. DaSGD has the shortest delay that hides the averaging,
+    ceil(a / t), as far as the longest period goes, and averages again as soon as it has merged.
+    """
+    training = evaluator.problem.training
+    yield Sync()
+    for kind in training.sync_modes:
+        longest = Sync(kind=kind, period=training.sync_period) if kind == "local_sgd" else None
+        if kind == "dasgd":
+            longest = Sync(kind=kind, period=training.sync_period, delay=training.sync_period, merge="corrected")
+        if longest is None:
+            continue
+        try:
+            axis = replica_axis(replace(plan, sync=longest), choice, evaluator)
+        except PlanError:
+            continue
+        if longest.delay is None:
+            yield longest
+            continue
+        bare = evaluator.evaluate(choice, apart=axis)
+        parameter = evaluator.settings(0)[P_PARAMETER]
+        all_reduce_s = max(
+            float(averaging_s(view, rows[:, R_PARAMETERS] / parameter, axis).max())
+            for view, rows in zip(choice.views, bare.of_views, strict=True)
+        )
+        delay = min(max(1, math.ceil(all_reduce_s / bare.step_time_s)), training.sync_period)
+        yield replace(longest, period=delay, delay=delay)
+
+
+def best_sync(plan: Plan, choice: Choice, evaluator: Evaluator) -> Sync:
+    """The mode with which a plan fits and is fastest; of equals, and where none fits, the first of `offers`."""
+    best, best_s = Sync(), math.inf
+    for sync in offers(plan, choice, evaluator):
+        outcome = evaluate_plan(replace(plan, sync=sync), choice, evaluator)
+        if outcome.fits and outcome.step_time_s < best_s:
+            best, best_s = sync, outcome.step_time_s
+    return best
+
+
+# -- what keeps replicas together --------------------------------------------------------------------------------------
+
+
+def replica_axis(plan: Plan, choice: Choice, evaluator: Evaluator) -> int:
+    """The mesh axis of the replicas, which talk only to be averaged.
+
+    Args:
+        plan: with a `sync` that is not synchronous.
+        choice: what it states.
+        evaluator: of its problem.
+
+    Raises:
+        PlanError: the problem does not allow the mode, or the replicas of the plan cannot be apart; says why.
+    """
+    sync, training = plan.sync, evaluator.problem.training
+    if sync.kind not in training.sync_modes:
+        raise PlanError(
+            f"was not allowed, only {', '.join(training.sync_modes)}",
+            field="plan.sync.kind",
+            value=sync.kind,
+            repair="Name it in training.sync_modes if it may be trained so.",
+        )
+    if (sync.period or 0) > training.sync_period:
+        raise PlanError(
+            f"is longer than the {training.sync_period} steps of training.sync_period",
+            field="plan.sync.period",
+            value=sync.period,
+            repair="Shorten it, or allow as many.",
+        )
+    found = {tuple((a, dict(stage.mesh).get(a, 1)) for a in stage.batch_axes[:1]) for stage in plan.stages}
+    ((name, size),) = next(iter(found)) or (("", 1),)
+    if len(found) > 1 or size == 1:
+        raise _refuse(sync, "stages have no replicas, or not equally many", "Give all one first batch axis.")
+    if len({stage.batch_shares for stage in plan.stages}) > 1:
+        raise _refuse(sync, "stages share out the batch differently", "Give all the same batch_shares.")
+    if any(stage.zero.stage for stage in plan.stages):
+        raise _refuse(sync, "under ZeRO no replica has all that its own steps need", "Use ZeRO 0.")
+    axis = choice.axes.index(name)
+    fault = _ties(choice, evaluator, axis)
+    if fault is not None:
+        raise _refuse(sync, fault, "Split the batch, and nothing else, over the first batch axis.")
+    return axis
+
+
+def _refuse(sync: Sync, what: str, repair: str) -> PlanError:
+    return PlanError(
+        f"replicas cannot be apart: {what}", field="plan.sync.kind", value=sync.kind, repair=f"{repair} Or synchronous."
+    )
+
+
+def _ties(choice: Choice, evaluator: Evaluator, axis: int) -> str | None:
+    """What happens between ranks of the axis within a step, if anything does but the sum of the loss."""
+    graph, tables = evaluator.problem.graph, evaluator.tables
+    calls, _, _ = evaluator.distinct_units(choice)
+    for call in calls:
+        segment = call.segment
+        unit = evaluator.blocks.units[segment.unit]
+        first = segment.first - int(tables.spans[unit.type])
+        signatures = tables.linkage.types[unit.type].signatures
+        for k, chosen in enumerate(segment.chosen[:, axis]):
+            op, signature = graph.operators[unit.start + first + k], signatures[first + k][int(chosen)]
+            for name, placement in zip(op.inputs, signature.inputs, strict=True):
+                if graph.tensors[name].role == "parameter" and placement != BROADCAST:
+                    return f"{op.name} has a part of its weights on each"
+            if graph.outputs[-1] in op.outputs and signature.outputs[0] != PARTIAL:
+                return f"{op.name} does not split the batch, and with it the loss"
+        records = evaluator.collectives(choice, call.rank, segment, call.incoming)
+        for record in records[records[:, L_AXIS] == axis]:
+            op = graph.operators[unit.start + int(record[L_OPERATOR]) - int(tables.spans[unit.type])]
+            return f"{op.name} needs an {COLLECTIVES[int(record[L_KIND])].replace('_', '-')} among them"
+    return None

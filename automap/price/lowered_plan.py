@@ -1,0 +1,122 @@
+"""Choice: a plan in numbers, as the price reads it.
+
+Where the stages stand, which unit goes to which chunk, and the signature of every operator of every unit type; -1 where
+it is undecided.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.price.stage_layout import Layout
+from automap.schedule import NO_PROGRAM
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+RECOMPUTE_MODES = ("none", "selective", "full")
+
+
+def spread(samples: int, ranks: int) -> int:
+    """Samples that a stage is priced with: those of the rank that has most, times the ranks."""
+    return -(-samples // ranks) * ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Operators of one unit in one chunk."""
+
+    unit: int
+    """Number of the unit."""
+    first: int
+    """First operator row of its type."""
+    last: int
+    """One past the last operator row."""
+    chosen: Ints
+    """[last - first, axes] signatures."""
+    recomputed: Mask
+    """[last - first]"""
+
+
+class UnitCall(NamedTuple):
+    """What `Evaluator.unit_row` is asked of one unit."""
+
+    segment: Segment
+    rank: int
+    incoming: Ints
+    """[axes] placement of the tensor that crosses into the unit."""
+    boundary_row: int
+    """Row of `operands` whose tensor crosses out of it, or -1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A plan in numbers."""
+
+    axes: tuple[str, ...]
+    """Names of the mesh axes, outermost first."""
+    layout: Layout
+    num_micro_batches: int
+    samples: int
+    """Of a micro-batch, over all replicas of a stage."""
+    kind: str
+    chunks: tuple[tuple[Segment, ...], ...]
+    """Of each chunk in dataflow order; chunk c runs on rank c mod ranks."""
+    zero: int
+    zero_axes: Mask
+    """[axes]"""
+    program: Ints = field(default_factory=lambda: NO_PROGRAM)
+    """Of an explicit schedule, see `automap.schedule`; of other kinds empty."""
+    spread_over: tuple[int, ...] = ()
+    """[ranks] mesh axis over which the samples of a micro-batch are spread as evenly as they go; empty: they divide."""
+    shares: tuple[tuple[int, ...] | None, ...] = ()
+    """[ranks] samples of each index of the outer axis; None and empty: as of `spread_over`."""
+    most: tuple[int, ...] = ()
+    """[ranks] of a choice as one kind of device sees it: samples of the rank with most, times the ranks."""
+
+    @functools.cached_property
+    def rank_samples(self) -> Floats:
+        """[ranks] samples of a micro-batch that each rank is priced with: the largest share times their number."""
+        if self.most:
+            return np.array(self.most, dtype=np.float64)
+        stages = self.layout.stages
+        replicas = [int(stage.axes[a]) for stage, a in zip(stages, self.spread_over, strict=False)] or [1] * len(stages)
+        samples = [spread(self.samples, count) for count in replicas]
+        for rank, mine in enumerate(self.shares):
+            if mine is not None:
+                samples[rank] = max(mine) * len(mine)
+        return np.array(samples, dtype=np.float64)
+
+    @functools.cached_property
+    def views(self) -> tuple[Choice, ...]:
+        """The choice as each kind of device sees it, the slowest first: all of a stage alike, with the kind's share.
+
+        What it costs is the most that any of them does. Only a choice with shares has several: others are priced as if
+        all devices of a stage were as slow, and as small, as the worst of them.
+        """
+        stages = self.layout.stages
+        shared = tuple(mine is not None for mine in self.shares)
+        kinds = [len(stage.kinds) for stage, is_shared in zip(stages, shared, strict=False) if is_shared]
+        if not any(kinds):
+            return (self,)
+        found = []
+        for view in range(max(kinds)):
+            samples = [int(count) for count in self.rank_samples]
+            for rank, mine in enumerate(self.shares):
+                if mine is not None and stages[rank].kinds:
+                    kind = stages[rank].kinds[min(view, len(stages[rank].kinds) - 1)]
+                    samples[rank] = max(mine[index] for index in kind.ranks) * len(mine)
+            layout = self.layout.seen(view, shared)
+            found.append(replace(self, layout=layout, shares=(), most=tuple(samples)))
+        return tuple(found)
+
+    @functools.cached_property
+    def is_uniform(self) -> bool:
+        """Whether equal units cost the same on all ranks."""
+        return self.layout.uniform and len(set(self.rank_samples.tolist())) == 1

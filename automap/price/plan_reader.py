@@ -1,0 +1,460 @@
+"""Plans as documents read into choices as numbers.
+
+`to_choice` reads any legal plan, of the space or not, and refuses the others by name. `automap.price.plan_writer` is
+the way back.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.errors import PlanError
+from automap.globs import by_precision, first_match, matches, matches_operator
+from automap.plan import (
+    AxisSharding,
+    Plan,
+    Schedule,
+    Stage,
+    check_model,
+    parse_devices,
+)
+from automap.price.evaluator import Evaluator
+from automap.price.kernels.placements import divides
+from automap.price.lowered_plan import Choice, Segment, spread
+from automap.price.stage_layout import Layout
+from automap.price.tables import OP_SIGNATURES, S_BATCH
+from automap.schedule import NO_PROGRAM, read_order
+from ir.factors import parse_placement, placement_text, whole_signature
+
+Ints = npt.NDArray[np.int64]
+
+
+def default_signature(evaluator: Evaluator, unit_type: int, offset: int, *, batch: bool) -> int:
+    """What an operator does on an axis when the plan says nothing: split its batch on batch axes, else be whole."""
+    return default_signatures(evaluator, unit_type, offset)[batch]
+
+
+def default_signatures(evaluator: Evaluator, unit_type: int, offset: int) -> tuple[int, int]:
+    """The signatures in which an operator is whole and in which it splits its batch, if it can."""
+    table = evaluator.tables.linkage.types[unit_type].signatures[offset]
+    whole = whole_signature(table)
+    tables = evaluator.tables
+    row = int(tables.spans[unit_type]) + offset
+    begin = int(tables.operators[row, OP_SIGNATURES])
+    return whole, next((i for i in range(len(table)) if tables.signatures[begin + i, S_BATCH]), whole)
+
+
+def same_choice(one: Choice, other: Choice) -> bool:
+    """Whether two choices are the same plan."""
+    for field in ("axes", "num_micro_batches", "kind", "zero"):
+        if getattr(one, field) != getattr(other, field):
+            return False
+    if one.zero and not np.array_equal(one.zero_axes, other.zero_axes):
+        return False
+    if not np.array_equal(one.program, other.program):
+        return False
+    if [s.devices for s in one.layout.stages] != [s.devices for s in other.layout.stages]:
+        return False
+    if not np.array_equal(one.rank_samples, other.rank_samples) or one.shares != other.shares:
+        return False
+    if len(one.chunks) != len(other.chunks):
+        return False
+    for a, b in zip(one.chunks, other.chunks, strict=True):
+        if len(a) != len(b):
+            return False
+        for x, y in zip(a, b, strict=True):
+            if (x.unit, x.first, x.last) != (y.unit, y.first, y.last):
+                return False
+            if not np.array_equal(x.chosen, y.chosen) or not np.array_equal(x.recomputed, y.recomputed):
+                return False
+    return True
+
+
+def to_choice(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp")) -> Choice:
+    """The choice that `plan` states; how replicas stay together is no part of it (`automap.price.local_sgd`).
+
+    Args:
+        plan: of the evaluator's problem.
+        evaluator: of the problem.
+        axes: mesh axes that the choice has whether the plan names them or not, outermost first.
+
+    Raises:
+        PlanError: the plan is malformed, illegal, or for another problem; names the path.
+    """
+    problem = evaluator.problem
+    check_model(plan, problem)
+    batch = problem.training.global_batch
+    if plan.num_micro_batches < 1 or plan.num_micro_batches * plan.samples_per_micro_batch != batch:
+        raise _refuse(
+            "num_micro_batches",
+            plan.num_micro_batches,
+            f"micro-batches do not add up to the global batch of {batch}",
+            "Make num_micro_batches * samples_per_micro_batch equal to it.",
+        )
+    axes = _axis_names(plan, axes)
+    ranks = _ranks(plan, problem.cluster.num_devices)
+    layout = _layout(plan, evaluator, axes, ranks)
+    program = _program(plan.schedule, ranks, len(plan.stages), plan.num_micro_batches)
+    zero = plan.stages[0].zero
+    for number, stage in enumerate(plan.stages):
+        if stage.zero != zero:
+            raise _refuse(f"stages[{number}].zero", stage.zero.stage, "stages differ", "Give every stage the same.")
+        if not 0 <= stage.zero.stage <= 3 or any(a not in dict(stage.mesh) for a in stage.zero.axes):
+            raise _refuse(f"stages[{number}].zero", stage.zero.stage, "no such ZeRO", "Stage 0 to 3 over mesh axes.")
+    live = {axis for stage in plan.stages for axis, size in stage.mesh if size > 1}
+    spread_over = tuple(_first_batch_axis(plan, number, axes) for number in range(ranks))
+    shares = tuple(_shares(plan, number, spread_over[number % ranks]) for number in range(len(plan.stages)))
+    samples = [
+        [spread(plan.samples_per_micro_batch, int(stage.axes[a]))] if mine is None else [n * len(mine) for n in {*mine}]
+        for stage, a, mine in zip(layout.stages, spread_over, shares, strict=False)
+    ]
+    known = _Known(evaluator)
+    chunks, cursor = [], 0
+    order = _cuttable(evaluator)
+    position = {name: i for i, (name, _, _) in enumerate(order)}
+    for number, stage in enumerate(plan.stages):
+        first, last = (position.get(name, -1) for name in stage.operators)
+        if first != cursor or last < first:
+            expected = order[cursor][0] if cursor < len(order) else "nothing"
+            raise _refuse(
+                f"stages[{number}].operators",
+                list(stage.operators),
+                "stages do not cover the operators once and in order",
+                f"Begin this stage at {expected!r}.",
+            )
+        if last + 1 < len(order) and order[last + 1][2]:
+            unit = evaluator.blocks.units[order[last][1]]
+            raise _refuse(
+                f"stages[{number}].operators",
+                list(stage.operators),
+                "what crosses a cut inside a block is not priced",
+                f"End this stage at {problem.graph.operators[unit.stop - 1].name!r}.",
+            )
+        operators = order[first : last + 1]
+        chunks.append(_segments(stage, evaluator, operators, axes, live, samples[number % ranks], number, known))
+        cursor = last + 1
+    if cursor != len(order):
+        raise _refuse("stages", order[cursor][0], "operators are left over", "Extend the last stage to the end.")
+    return Choice(
+        axes=axes,
+        layout=layout,
+        num_micro_batches=plan.num_micro_batches,
+        samples=plan.samples_per_micro_batch,
+        kind=plan.schedule.kind,
+        chunks=tuple(chunks),
+        zero=zero.stage,
+        zero_axes=np.array([a in zero.axes and any(dict(s.mesh).get(a, 1) > 1 for s in plan.stages) for a in axes]),
+        program=program,
+        spread_over=spread_over if any(some != [plan.samples_per_micro_batch] for some in samples) else (),
+        shares=shares[:ranks] if any(mine is not None for mine in shares) else (),
+    )
+
+
+def _first_batch_axis(plan: Plan, number: int, axes: Sequence[str]) -> int:
+    """The axis over which a stage spreads its samples as evenly as they go: the first of its batch axes."""
+    stage, samples = plan.stages[number], plan.samples_per_micro_batch
+    name = next((axis for axis in stage.batch_axes if axis in axes), axes[0])
+    count = dict(stage.mesh).get(name, 1) if stage.batch_axes else 1
+    if count > samples:
+        raise _refuse(
+            f"stages[{number}].batch_axes",
+            list(stage.batch_axes),
+            f"{samples} samples leave some of {count} ranks without any",
+            "Give fewer ranks, or larger micro-batches.",
+        )
+    return list(axes).index(name)
+
+
+def _shares(plan: Plan, number: int, axis: int) -> tuple[int, ...] | None:
+    """Samples of each rank of the first batch axis, or None where these are as even as they go."""
+    stage, shares = plan.stages[number], plan.stages[number].batch_shares
+    ranks = _ranks(plan, 1 << 62)
+    if shares != plan.stages[number % ranks].batch_shares:
+        raise _refuse(f"stages[{number}].batch_shares", shares, "differ", "Virtual stages share them.")
+    if shares is None:
+        return None
+    path, count = (
+        f"stages[{number}].batch_shares",
+        dict(stage.mesh).get(stage.batch_axes[0], 1) if stage.batch_axes else 1,
+    )
+    if len(shares) != count or sum(shares) != plan.samples_per_micro_batch or min(shares, default=0) < 1:
+        raise _refuse(
+            path,
+            list(shares),
+            f"are not the samples of {count} ranks, at least one each, {plan.samples_per_micro_batch} in all",
+            "Give each rank of the first batch axis its samples, or null.",
+        )
+    if axis != 0:
+        raise _refuse(path, stage.batch_axes[0], "only shares of the outermost axis are priced", "Use null.")
+    return shares if len({*shares}) > 1 else None
+
+
+def _program(schedule: Schedule, ranks: int, chunks: int, num_micro_batches: int) -> Ints:
+    """The list of actions of an explicit schedule; empty for other kinds, which must suit the plan."""
+    kind, order = schedule.kind, schedule.order
+    if (kind == "explicit") != (order is not None):
+        raise _refuse(
+            "schedule.order",
+            "null" if order is None else "a list",
+            f"does not go with the kind {kind}",
+            "Give an order if the kind is explicit, and only then.",
+        )
+    if order is not None:
+        return read_order(order, ranks, chunks, num_micro_batches)
+    if kind != "interleaved" and chunks != ranks:
+        raise _refuse("schedule.kind", kind, "devices serve several stages", "Use interleaved, or an explicit order.")
+    if kind == "interleaved" and num_micro_batches % ranks:
+        raise _refuse(
+            "num_micro_batches",
+            num_micro_batches,
+            f"the interleaved schedule needs a multiple of {ranks} pipeline ranks",
+            "Change the number of micro-batches.",
+        )
+    return NO_PROGRAM
+
+
+def _refuse(field: str, value: object, message: str, repair: str) -> PlanError:
+    return PlanError(message, field=f"plan.{field}", value=value, repair=repair)
+
+
+def _axis_names(plan: Plan, known: Sequence[str]) -> tuple[str, ...]:
+    """The axes of all meshes and those of `known`, before whose last one others stand unless a mesh says otherwise."""
+    names = dict.fromkeys(name for stage in plan.stages for name, _ in stage.mesh)
+    others = [name for name in names if name not in known]
+    usual = (*known[:-1], *others, known[-1])
+    as_written = (*names, *(name for name in known if name not in names))
+    wrong = [_out_of_order(plan, order) for order in (usual, as_written)]
+    if None not in wrong:
+        assert wrong[0] is not None
+        mesh = [name for name, _ in plan.stages[wrong[0]].mesh]
+        raise _refuse(
+            f"stages[{wrong[0]}].mesh", mesh, "axes come in another order", f"Order them as {', '.join(usual)}."
+        )
+    return usual if wrong[0] is None else as_written
+
+
+def _out_of_order(plan: Plan, order: Sequence[str]) -> int | None:
+    """The first stage whose mesh has its axes in another order."""
+    for number, stage in enumerate(plan.stages):
+        mine = [name for name, _ in stage.mesh]
+        if [name for name in order if name in mine] != mine:
+            return number
+    return None
+
+
+def _ranks(plan: Plan, num_devices: int) -> int:
+    """Pipeline ranks: chunk c must stand where chunk c - ranks stands."""
+    devices = [parse_devices(stage.devices) for stage in plan.stages]
+    if not devices:
+        raise _refuse("stages", "[]", "no stages", "Give at least one.")
+    ranks = next((r for r in range(1, len(devices)) if devices[r] == devices[0]), len(devices))
+    used: set[int] = set()
+    for number, mine in enumerate(devices):
+        if mine != devices[number % ranks] or len(devices) % ranks:
+            raise _refuse(
+                f"stages[{number}].devices",
+                plan.stages[number].devices,
+                "virtual stages must go round the pipeline ranks in order",
+                "Give chunk c the devices of chunk c - ranks.",
+            )
+        if any(d >= num_devices for d in mine):
+            raise _refuse(
+                f"stages[{number}].devices",
+                plan.stages[number].devices,
+                f"the cluster has devices 0 to {num_devices - 1}",
+                "Name devices of the cluster.",
+            )
+        if number < ranks:
+            if used & set(mine) or len(set(mine)) != len(mine):
+                raise _refuse(
+                    f"stages[{number}].devices",
+                    plan.stages[number].devices,
+                    "a device is named twice",
+                    "Give each device to one pipeline rank.",
+                )
+            used |= set(mine)
+    return ranks
+
+
+def _layout(plan: Plan, evaluator: Evaluator, axes: Sequence[str], ranks: int) -> Layout:
+    stages = []
+    for number, stage in enumerate(plan.stages[:ranks]):
+        mesh = dict(stage.mesh)
+        sizes = [mesh.get(axis, 1) for axis in axes]
+        devices = parse_devices(stage.devices)
+        if min(sizes) < 1 or int(np.prod(sizes)) != len(devices):
+            raise _refuse(
+                f"stages[{number}].mesh",
+                [list(m) for m in stage.mesh],
+                f"does not have {len(devices)} places",
+                "Make the product of the axes the number of devices.",
+            )
+        if plan.stages[number].mesh != stage.mesh:
+            raise _refuse(f"stages[{number}].mesh", stage.mesh, "differs", "Virtual stages share their mesh.")
+        stages.append((devices, sizes))
+    return evaluator.layout_of(stages)
+
+
+def _cuttable(evaluator: Evaluator) -> list[tuple[str, int, int]]:
+    """(name, unit, offset in the unit) of every operator that belongs to a stage, in order."""
+    operators = evaluator.problem.graph.operators
+    return [
+        (operators[index].name, number, index - unit.start)
+        for number, unit in enumerate(evaluator.blocks.units)
+        for index in range(unit.start, unit.stop)
+    ]
+
+
+class _Known:
+    """What equal operators of a plan share, found once."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.default = functools.cache(functools.partial(default_signature, evaluator))
+        self.signature = functools.cache(functools.partial(_find_signature, evaluator))
+        self.divides: set[tuple[int, int, bytes, tuple[float, ...]]] = set()
+        """Operator row, samples, signatures, and mesh sizes that go together."""
+
+
+def _segments(
+    stage: Stage,
+    evaluator: Evaluator,
+    operators: Sequence[tuple[str, int, int]],
+    axes: Sequence[str],
+    live: AbstractSet[str],
+    samples: Sequence[int],
+    number: int,
+    known: _Known,
+) -> tuple[Segment, ...]:
+    by_unit: dict[int, list[tuple[str, int]]] = {}
+    for name, unit, offset in operators:
+        by_unit.setdefault(unit, []).append((name, offset))
+    used: set[str] = set()
+    segments = []
+    mesh = dict(stage.mesh)
+    mesh_sizes = tuple(float(mesh.get(axis, 1)) for axis in axes)
+    sizes = np.array(mesh_sizes)
+    # The full name of an operator names it alone, even if it reads like a module of others.
+    own = {name for name, _, _ in operators}
+    globs = by_precision(key for key in stage.shardings if key not in own)
+    regions = tuple(glob for glob in stage.recompute if glob not in own)
+    for unit, members in by_unit.items():
+        unit_type = evaluator.blocks.units[unit].type
+        base = int(evaluator.tables.spans[unit_type])
+        chosen = np.zeros((len(members), len(axes)), dtype=np.int64)
+        inside: list[tuple[int, int, str]] = []
+        for k, (name, offset) in enumerate(members):
+            key = name if name in stage.shardings else first_match(globs, name)
+            entry = stage.shardings[key] if key is not None else {}
+            for a, axis in enumerate(axes):
+                batch = axis in stage.batch_axes
+                if axis in entry:
+                    assert key is not None
+                    found = known.signature(unit_type, offset, entry[axis])
+                    if found is not None:
+                        chosen[k, a] = found
+                        used.add(key)
+                    elif matches_operator(key, name):
+                        raise _no_signature(evaluator, unit_type, offset, entry[axis], f"stages[{number}].{key}.{axis}")
+                    else:
+                        inside.append((k, a, key))
+                        chosen[k, a] = known.default(unit_type, offset, batch=False)
+                else:
+                    if key is not None and matches_operator(key, name):
+                        used.add(key)
+                    chosen[k, a] = known.default(unit_type, offset, batch=batch and axis in live)
+        _follow(evaluator, unit_type, members, inside, chosen)
+        for k, (name, offset) in enumerate(members):
+            for count in samples:
+                alike = (base + offset, count, chosen[k].tobytes(), mesh_sizes)
+                if alike not in known.divides:
+                    path = f"stages[{number}].shardings.{name}"
+                    _check_divides(evaluator, base + offset, chosen[k], sizes, count, path)
+                    known.divides.add(alike)
+        recomputed = np.array(
+            [name in stage.recompute or first_match(regions, name) is not None for name, _ in members],
+            dtype=np.bool_,
+        )
+        segments.append(
+            Segment(
+                unit=unit,
+                first=base + members[0][1],
+                last=base + members[-1][1] + 1,
+                chosen=chosen,
+                recomputed=recomputed,
+            )
+        )
+    for key, entry in stage.shardings.items():
+        for axis in entry:
+            if axis not in axes:
+                raise _refuse(f"stages[{number}].shardings.{key}", axis, "no such mesh axis", f"Use {', '.join(axes)}.")
+        if key not in used:
+            raise _refuse(
+                f"stages[{number}].shardings",
+                key,
+                "matches no operator of the stage that can be placed so",
+                "Remove or correct the key.",
+            )
+    return tuple(segments)
+
+
+def _check_divides(evaluator: Evaluator, row: int, chosen: Ints, sizes: np.ndarray, samples: int, path: str) -> None:
+    tables = evaluator.tables
+    arrays = (tables.operators, tables.operands, tables.tensors, tables.signatures, tables.places)
+    if not divides(*arrays, row, np.ascontiguousarray(chosen), sizes, samples):
+        raise _refuse(
+            path,
+            [int(s) for s in sizes],
+            "a dim does not divide evenly over the mesh",
+            "Split another dim, or change the mesh or the micro-batch.",
+        )
+
+
+def _follow(
+    evaluator: Evaluator,
+    unit_type: int,
+    members: Sequence[tuple[str, int]],
+    inside: Iterable[tuple[int, int, str]],
+    chosen: Ints,
+) -> None:
+    """Operators of a sharded module that cannot be placed as its key says follow the leader of their linkage group."""
+    place = {offset: k for k, (_, offset) in enumerate(members)}
+    groups = evaluator.tables.linkage.types[unit_type].groups
+    for k, a, key in inside:
+        offset = members[k][1]
+        group = next((g for g in groups if offset in g.members), None)
+        if group is not None and group.leader in place and matches(key, members[place[group.leader]][0]):
+            chosen[k, a] = group.assignment[chosen[place[group.leader], a]][group.members.index(offset)]
+
+
+def _find_signature(evaluator: Evaluator, unit_type: int, offset: int, entry: AxisSharding) -> int | None:
+    """Number of the signature that `entry` writes, or None."""
+    table = evaluator.tables.linkage.types[unit_type].signatures[offset]
+    for index, signature in enumerate(table):
+        if _texts(signature.inputs) == entry.inputs and _texts(signature.outputs) == entry.outputs:
+            return index
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _texts(placements: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(placement_text(p) for p in placements)
+
+
+def _no_signature(evaluator: Evaluator, unit_type: int, offset: int, entry: AxisSharding, path: str) -> PlanError:
+    table = evaluator.tables.linkage.types[unit_type].signatures[offset]
+    try:
+        for text in (*entry.inputs, *entry.outputs):
+            parse_placement(text)
+    except ValueError as fault:
+        return _refuse(path, [*entry.inputs, *entry.outputs], str(fault), "Write B, P or S(dim).")
+    legal = "; ".join(
+        f"{','.join(map(placement_text, s.inputs))} -> {','.join(map(placement_text, s.outputs))}" for s in table
+    )
+    return _refuse(
+        path, f"{list(entry.inputs)} -> {list(entry.outputs)}", "not a legal signature", f"Use one of: {legal}."
+    )

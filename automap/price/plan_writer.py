@@ -1,0 +1,211 @@
+"""Plans as documents written from choices as numbers.
+
+`to_plan` writes a choice with the fewest keys: globs where equal units allow, nothing where an operator does what it
+would do by default. `automap.price.plan_reader.to_choice` is the way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.globs import select
+from automap.plan import (
+    AxisSharding,
+    Plan,
+    Schedule,
+    Stage,
+    Zero,
+    format_devices,
+    model_ref,
+)
+from automap.price.evaluator import Evaluator
+from automap.price.lowered_plan import Choice, Segment
+from automap.price.plan_reader import default_signatures
+from automap.schedule import words
+from ir.factors import placement_text
+from ir.graph import Operator
+
+Ints = npt.NDArray[np.int64]
+Defaults = Sequence[Sequence[tuple[int, int]]]
+
+
+def to_plan(choice: Choice, evaluator: Evaluator) -> Plan:
+    """The plan document of `choice`, without estimate."""
+    problem, axes = evaluator.problem, choice.axes
+    sharded = tuple(axis for axis, is_zero in zip(axes, choice.zero_axes, strict=True) if is_zero) or axes[:1]
+    num_ranks = len(choice.layout.stages)
+    widest = np.max([stage.axes for stage in choice.layout.stages], axis=0)
+    types = range(evaluator.blocks.num_types)
+    defaults = [[default_signatures(evaluator, t, k) for k in range(len(evaluator.tables.rows(t)))] for t in types]
+    stages = []
+    for number, segments in enumerate(choice.chunks):
+        layout = choice.layout.stages[number % num_ranks]
+        sizes = [int(s) for s in layout.axes]
+        # An axis that has one rank here and more elsewhere is named: operators have placements on it.
+        named = [a for a, size in enumerate(widest) if size > 1]
+        mesh = tuple((axes[a], sizes[a]) for a in named) or ((axes[0], 1),)
+        names = [op.name for op in _operators(evaluator, segments)]
+        split = {a: _splits_batch(evaluator, segments, a, defaults) for a in named}
+        batch_axes = [axes[a] for a in split if split[a]] if split else [axes[0]]
+        shares = choice.shares[number % num_ranks] if choice.shares else None
+        if shares is not None or choice.rank_samples[number % num_ranks] != choice.samples:
+            # The axis over which samples are spread comes first, whatever most operators do there.
+            first = 0 if shares is not None else choice.spread_over[number % num_ranks]
+            split[first] = True
+            batch_axes = [axes[first], *(axis for axis in batch_axes if axis != axes[first])]
+        stages.append(
+            Stage(
+                operators=(names[0], names[-1]),
+                devices=format_devices(layout.devices),
+                mesh=mesh,
+                batch_axes=tuple(batch_axes),
+                batch_shares=shares,
+                zero=Zero(stage=choice.zero, axes=sharded if choice.zero else ()),
+                shardings=_shardings(evaluator, segments, names, split, axes, defaults),
+                recompute=_recompute(evaluator, segments, names),
+            )
+        )
+    return Plan(
+        model=model_ref(problem.graph),
+        cluster=problem.cluster.to_json(),
+        training=problem.training,
+        num_micro_batches=choice.num_micro_batches,
+        samples_per_micro_batch=choice.samples,
+        schedule=Schedule(
+            kind=choice.kind,  # type: ignore[arg-type]
+            order=words(choice.program, num_ranks) if choice.kind == "explicit" else None,
+        ),
+        stages=tuple(stages),
+        warnings=(*problem.graph.warnings, *problem.cluster.warnings),
+    )
+
+
+def _splits_batch(evaluator: Evaluator, segments: Iterable[Segment], axis: int, defaults: Defaults) -> bool:
+    """Whether more operators split their batch over an axis than are whole on it; the outermost axis wins a tie."""
+    more = 0
+    for segment in segments:
+        unit_type = evaluator.blocks.units[segment.unit].type
+        offset = segment.first - int(evaluator.tables.spans[unit_type])
+        for value, (whole, split) in zip(segment.chosen[:, axis], defaults[unit_type][offset:], strict=False):
+            more += int(value == split) - int(value == whole)
+    return more > 0 or (more == 0 and axis == 0)
+
+
+def _operators(evaluator: Evaluator, segments: Iterable[Segment]) -> list[Operator]:
+    return [op for segment in segments for op in _segment_operators(evaluator, segment)]
+
+
+def _segment_operators(evaluator: Evaluator, segment: Segment) -> Sequence[Operator]:
+    unit = evaluator.blocks.units[segment.unit]
+    base = int(evaluator.tables.spans[unit.type])
+    operators = evaluator.problem.graph.operators
+    return operators[unit.start + segment.first - base : unit.start + segment.last - base]
+
+
+def _shardings(
+    evaluator: Evaluator,
+    segments: Sequence[Segment],
+    names: Sequence[str],
+    batch: Mapping[int, bool],
+    axes: Sequence[str],
+    defaults: Defaults,
+) -> Mapping[str, Mapping[str, AxisSharding]]:
+    entries: dict[str, dict[str, AxisSharding]] = {}
+    groups: dict[tuple[int, int], list[str]] = {}
+    for segment in segments:
+        unit_type = evaluator.blocks.units[segment.unit].type
+        base = int(evaluator.tables.spans[unit_type])
+        for k, op in enumerate(_segment_operators(evaluator, segment)):
+            offset = segment.first - base + k
+            table = evaluator.tables.linkage.types[unit_type].signatures[offset]
+            entry = {}
+            for a, splits in batch.items():
+                value = int(segment.chosen[k, a])
+                if value != defaults[unit_type][offset][splits]:
+                    signature = table[value]
+                    entry[axes[a]] = AxisSharding(
+                        inputs=tuple(placement_text(p) for p in signature.inputs),
+                        outputs=tuple(placement_text(p) for p in signature.outputs),
+                    )
+            entries[op.name] = entry
+            groups.setdefault((unit_type, offset), []).append(op.name)
+    return _compress(entries, groups.values(), names)
+
+
+def _compress(
+    entries: Mapping[str, Mapping[str, AxisSharding]], groups: Iterable[list[str]], names: Sequence[str]
+) -> dict[str, Mapping[str, AxisSharding]]:
+    found: dict[str, Mapping[str, AxisSharding]] = {}
+    for group in groups:
+        entry = entries[group[0]]
+        if not entry:
+            continue
+        glob = _glob(group)
+        if all(entries[n] == entry for n in group) and set(select(glob, names)) == set(group):
+            found[glob] = entry
+        else:
+            found.update({n: entries[n] for n in group if entries[n]})
+    return found
+
+
+def _glob(names: Sequence[str]) -> str:
+    """The glob with one star that spans what differs; the name itself if there is one."""
+    first, last = min(names), max(names)
+    if first == last:
+        return first
+    start = 0
+    while start < min(len(first), len(last)) and first[start] == last[start]:
+        start += 1
+    # A number is replaced whole, lest h.1 and h.12 share a prefix inside it.
+    while start and first[start - 1].isdigit():
+        start -= 1
+    ends = [name[start:][::-1] for name in names]
+    low, high = min(ends), max(ends)
+    stop = 0
+    while stop < min(len(low), len(high)) and low[stop] == high[stop]:
+        stop += 1
+    return first[:start] + "*" + low[:stop][::-1]
+
+
+def _recompute(evaluator: Evaluator, segments: Sequence[Segment], names: Sequence[str]) -> tuple[str, ...]:
+    if all(segment.recomputed.all() for segment in segments):
+        return ("**",)
+    groups: dict[tuple[int, int], list[str]] = {}
+    modules: dict[int, list[str]] = {}
+    inside = set()
+    for segment in segments:
+        unit_type = evaluator.blocks.units[segment.unit].type
+        operators = _segment_operators(evaluator, segment)
+        if segment.recomputed.all():
+            modules.setdefault(unit_type, []).append(_module([op.name for op in operators]))
+        for k, op in enumerate(operators):
+            if segment.recomputed[k]:
+                inside.add(op.name)
+                groups.setdefault((unit_type, k), []).append(op.name)
+    found: list[str] = []
+    named: set[str] = set()
+    for paths in modules.values():
+        members = set(select(_glob(paths), names)) if all(paths) else set()
+        if members and members <= inside:
+            found.append(_glob(paths))
+            named |= members
+    for group in groups.values():
+        if set(group) <= named:
+            continue
+        glob = _glob(group)
+        # A star stays within one component: modules at different depths have no glob that names them all.
+        found += [glob] if set(group) <= set(select(glob, names)) <= inside else group
+    return tuple(dict.fromkeys(found))
+
+
+def _module(names: Sequence[str]) -> str:
+    """The innermost module that holds all operators of these names, or nothing."""
+    shared: list[str] = []
+    for parts in zip(*(name.partition("/")[0].split(".") for name in names), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join(shared)

@@ -1,0 +1,416 @@
+"""Layout: where the stages of a pipeline stand on a cluster, and what their axes and boundaries cost.
+
+Links become the vectors of `collective_s` here; the devices of a host divide its NICs evenly. Units: seconds,
+bytes/s, FLOP/s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.cluster import Cluster, Device
+from automap.fitted_curves import COLLECTIVES, CollectiveCurve
+from automap.group_links import GroupLink, group_link
+from automap.price.curves import attention_curve, constant, gemm_curve, shared
+from automap.price.kernels.attention import A_COUNT, A_FLOPS
+from automap.price.kernels.collectives import (
+    KIND_COUNT,
+    RINGS,
+    V_BYTES_PER_S,
+    V_COUNT,
+    V_GATHER_BYTES_PER_S,
+    V_LATENCY_S,
+    V_RAMP,
+    V_WAIT,
+    host_link,
+)
+from automap.price.kernels.columns import (
+    H_ATTENTION,
+    H_BANDWIDTH,
+    H_CONVOLUTION,
+    H_COUNT,
+    H_ELEMENT,
+    H_ELEMENTWISE,
+    H_EXPERT_RATE,
+    H_EXPOSED,
+    H_EXPOSED_EXCHANGE,
+    H_FALLBACK,
+    H_GEMM,
+    H_HOST_BACKWARD,
+    H_HOST_COLLECTIVE_S,
+    H_HOST_S,
+    H_KEPT,
+    H_KERNEL_S,
+    H_LOSS,
+    H_MISALIGNED,
+    H_OVERLAP_EXPONENT,
+    H_QUANTISE_KERNELS,
+    H_REGATHERS,
+    H_RING,
+    H_ROUTING,
+    H_ROUTING_KERNELS,
+    H_SCATTERED,
+    H_WEIGHT_ELEMENT,
+    H_WEIGHTS,
+)
+from automap.price.kernels.gemm import G_COUNT, G_FLOPS
+from automap.price.tables import ALL_GATHER, ALL_TO_ALL, SEND_RECV
+from automap.problem import WEIGHT_BYTES, Problem
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+WAITED_FOR = 7.0
+"""Ranks of which one may be late: those of a host beside one's own; larger groups were not seen to wait longer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Ranks of a stage's outer axis whose devices are alike, where others are not."""
+
+    ranks: tuple[int, ...]
+    stage: StageLayout
+    """The stage as if all its devices were so; its speed is that of all kinds together when each has its share."""
+    number: int
+    """Of that stage, see `Layouts`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageLayout:
+    """One pipeline rank: its devices as a mesh."""
+
+    devices: tuple[int, ...]
+    axes: Floats
+    """[axes] ranks of each mesh axis."""
+    links: Floats
+    """[axes, V_COUNT]"""
+    hardware: Floats
+    """[H_COUNT] of the slowest device and of the trainer, see `automap.price.kernels.columns`."""
+    capacity: float
+    """Bytes of the smallest device that a plan may use."""
+    speed: float
+    """Arithmetic of its devices together, each as slow as the slowest, over that of the cluster's fastest device."""
+    kinds: tuple[Kind, ...] = ()
+    """Of its ranks, the slowest first; empty where all are alike."""
+    seen_by: tuple[int, ...] = ()
+    """Devices as which all are taken, see `Layout.seen`; empty: all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """All pipeline ranks and the links between consecutive ones."""
+
+    stages: tuple[StageLayout, ...]
+    numbers: tuple[int, ...]
+    """[ranks] of the distinct stages, see `Layouts`."""
+    send_latency_s: Floats
+    """[ranks] to the next rank; the last one to the first, for virtual stages."""
+    send_bytes_per_s: Floats
+    """[ranks] for each device of the rank."""
+    views: dict[tuple[int, tuple[bool, ...]], Layout] = field(default_factory=dict, repr=False)
+    """Those that `seen` made."""
+
+    def seen(self, view: int, shared: tuple[bool, ...]) -> Layout:
+        """The layout as a kind of device sees it: as if the stages of several kinds consisted of it.
+
+        Args:
+            view: number of the kind; of stages with fewer kinds the last one is meant.
+            shared: [ranks] which stages are meant.
+        """
+        key = (view, shared)
+        if key not in self.views:
+            stages, numbers = list(self.stages), list(self.numbers)
+            for rank, stage in enumerate(self.stages):
+                if shared[rank] and stage.kinds:
+                    kind = stage.kinds[min(view, len(stage.kinds) - 1)]
+                    places = np.array(stage.devices).reshape(int(stage.axes[0]), -1)
+                    mine = tuple(places[list(kind.ranks)].reshape(-1).tolist())
+                    stages[rank] = replace(kind.stage, devices=stage.devices, seen_by=mine)
+                    numbers[rank] = kind.number
+            self.views[key] = replace(self, stages=tuple(stages), numbers=tuple(numbers), views={})
+        return self.views[key]
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all ranks cost the same."""
+        return len(set(self.numbers)) == 1
+
+
+_RATES = [*range(V_BYTES_PER_S, V_BYTES_PER_S + KIND_COUNT), V_GATHER_BYTES_PER_S]
+"""Columns of a link that are the better the larger."""
+
+
+def stage_layout(problem: Problem, devices: Sequence[int], mesh: Sequence[int]) -> StageLayout:
+    """The mesh `mesh` over `devices`, last axis on consecutive devices."""
+    cluster = problem.cluster
+    grid = np.array(devices).reshape(tuple(mesh))
+    links, share = np.empty((len(mesh), V_COUNT)), problem.trainer.gather_bandwidth_share
+    for axis in range(len(mesh)):
+        distinct = _unlike(cluster, np.moveaxis(grid, axis, -1).reshape(-1, mesh[axis]))
+        found = np.array([link_vector(group_link(cluster, g), share) for g in distinct])
+        links[axis] = found.max(axis=0)
+        links[axis, _RATES] = found[:, _RATES].min(axis=0)
+    hosts = dict.fromkeys(cluster.alike[cluster.places[np.asarray(devices)]].tolist())
+    kinds = _devices(cluster, hosts)
+    capacity = min(k.memory_bytes for k in kinds) - problem.hints.memory_reserve_bytes
+    hardware = _hardware(problem, kinds)
+    fastest = max(_rate(problem, kind) for kind in cluster.devices.values())
+    return StageLayout(
+        devices=tuple(devices),
+        axes=np.array(mesh, dtype=np.float64),
+        links=links,
+        hardware=hardware,
+        capacity=capacity,
+        speed=len(devices) * (float(hardware[H_GEMM + G_FLOPS]) / fastest),
+    )
+
+
+def _devices(cluster: Cluster, hosts: Iterable[int]) -> tuple[Device, ...]:
+    """The kinds of devices of hosts."""
+    return tuple({host.device: cluster.devices[host.device] for host in (cluster.hosts[h] for h in hosts)}.values())
+
+
+def _kinds(problem: Problem, stage: StageLayout) -> list[tuple[tuple[int, ...], StageLayout]]:
+    """Ranks of the outer axis whose devices are alike, and the stage as if all were so, the slowest first."""
+    cluster, outer = problem.cluster, int(stage.axes[0])
+    hosts = cluster.alike[cluster.places[np.array(stage.devices)]].reshape(outer, -1)
+    if outer == 1 or len({cluster.hosts[host].device for host in np.unique(hosts).tolist()}) == 1:
+        return []
+    found: dict[frozenset[str], list[int]] = {}
+    for rank, mine in enumerate(hosts.tolist()):
+        found.setdefault(frozenset(cluster.hosts[host].device for host in mine), []).append(rank)
+    if len(found) == 1:
+        return []
+    devices = {names: tuple(cluster.devices[name] for name in sorted(names)) for names in found}
+    rate = {names: min(_rate(problem, device) for device in some) for names, some in devices.items()}
+    fastest = max(_rate(problem, device) for device in cluster.devices.values())
+    inner = len(stage.devices) // outer
+    speed = sum(len(ranks) * inner * rate[names] for names, ranks in found.items()) / fastest
+    kinds = []
+    for names in sorted(found, key=lambda names: (rate[names], sorted(names))):
+        capacity = min(d.memory_bytes for d in devices[names]) - problem.hints.memory_reserve_bytes
+        alike = replace(stage, hardware=_hardware(problem, devices[names]), capacity=capacity, speed=speed)
+        kinds.append((tuple(found[names]), alike))
+    return kinds
+
+
+def _unlike(cluster: Cluster, groups: Ints) -> list[list[int]]:
+    """One of each set of groups, [groups, ranks], that stand alike on alike hosts."""
+    if cluster.bandwidth_GBps is None and len(groups) > 1:
+        hosts = np.sort(cluster.places[groups], axis=1)
+        # The kind of each rank's host, and whether it is another host than that of the rank before.
+        rows = np.concatenate([cluster.alike[hosts], np.diff(hosts, axis=1) > 0], axis=1)
+        groups = groups[list({row.tobytes(): number for number, row in enumerate(rows)}.values())]
+    return [group.tolist() for group in groups]
+
+
+def _rate(problem: Problem, kind: Device) -> float:
+    """FLOP/s of large products on a device."""
+    return float(gemm_curve(kind, problem.base_precision)[G_FLOPS])
+
+
+def _hardware(problem: Problem, kinds: Sequence[Device]) -> Floats:
+    """[H_COUNT] what the kernels of a stage on devices of `kinds` depend on."""
+    trainer, cluster = problem.trainer, problem.cluster
+    products = [gemm_curve(kind, problem.base_precision) for kind in kinds]
+    weights = [gemm_curve(kind, problem.precision, scaling=problem.training.scaling) for kind in kinds]
+    attentions = [
+        attention_curve(kind, rate=trainer.attention_rate, portable=trainer.portable_attention) for kind in kinds
+    ]
+    vector = np.empty(H_COUNT)
+    vector[H_GEMM : H_GEMM + G_COUNT] = min(products, key=lambda curve: float(curve[G_FLOPS]))
+    vector[H_WEIGHTS : H_WEIGHTS + G_COUNT] = min(weights, key=lambda curve: float(curve[G_FLOPS]))
+    vector[H_ATTENTION : H_ATTENTION + A_COUNT] = min(attentions, key=lambda curve: float(curve[A_FLOPS]))
+    vector[H_BANDWIDTH] = min(kind.hbm_bandwidth_GBps * 1e9 * kind.memory_efficiency for kind in kinds)
+    vector[H_ELEMENTWISE] = trainer.elementwise_traffic
+    vector[H_LOSS] = trainer.loss_passes
+    vector[H_KERNEL_S] = constant("kernel_us", cluster) * 1e-6
+    vector[H_ELEMENT] = problem.activation_bytes
+    vector[H_MISALIGNED] = constant("misaligned", cluster)
+    vector[H_FALLBACK] = constant("fallback_kernels", cluster)
+    vector[H_HOST_S] = trainer.host_us_per_operator * 1e-6
+    vector[H_HOST_BACKWARD] = constant("host_backward", cluster)
+    vector[H_HOST_COLLECTIVE_S] = trainer.host_us_per_collective * 1e-6
+    vector[H_OVERLAP_EXPONENT] = constant("overlap_exponent", cluster)
+    vector[H_SCATTERED] = float(trainer.scattered_sends)
+    vector[H_REGATHERS] = float(trainer.regathers)
+    vector[H_EXPOSED] = 1.0 - problem.tensor_overlap
+    vector[H_EXPOSED_EXCHANGE] = 1.0 - trainer.exchange_overlap
+    vector[H_WEIGHT_ELEMENT] = problem.weight_bytes
+    vector[H_KEPT] = problem.weight_bytes / problem.activation_bytes if trainer.keeps_quantised else 1.0
+    vector[H_QUANTISE_KERNELS] = shared("quantise_kernels") if problem.precision in WEIGHT_BYTES else 0.0
+    vector[H_ROUTING] = shared("routing_passes")
+    vector[H_ROUTING_KERNELS] = shared("routing_kernels")
+    vector[H_EXPERT_RATE] = shared("expert_rate")
+    # Without tensor cores convolutions run as products do; of a host that measured its own products nothing is known.
+    is_slower = problem.base_precision != "fp32" and all(kind.kernels is None for kind in kinds)
+    vector[H_CONVOLUTION] = shared("convolution_rate") if is_slower else 1.0
+    vector[H_RING] = float(trainer.ring_attention)
+    return vector
+
+
+class Layouts:
+    """The layouts of a problem; what stands alike on alike hosts is laid out once.
+
+    Attributes:
+        stages: the distinct ones, by number; those of others differ in their device numbers alone. Behind a stage of
+            several kinds stand those of its `kinds`.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.stages: list[StageLayout] = []
+        self._patterns: dict[tuple[bytes, bytes], int] = {}
+        self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._sends: dict[tuple[int, int, int], tuple[float, float]] = {}
+        self._pairs: dict[tuple[int, int, bool], tuple[float, float]] = {}
+
+    def pattern(self, devices: Ints) -> int:
+        """Number of the way in which devices, [devices], stand on hosts."""
+        cluster = self.problem.cluster
+        hosts = cluster.places[devices]
+        key = ((hosts - hosts[0]).tobytes(), cluster.alike[hosts].tobytes())
+        if cluster.bandwidth_GBps is not None:
+            key = (devices.tobytes(), b"")
+        return self._patterns.setdefault(key, len(self._patterns))
+
+    def number(self, pattern: int, devices: Ints, mesh: Sequence[int]) -> int:
+        """Number of the distinct stage that is a mesh over devices, [devices], of this pattern."""
+        key = (pattern, tuple(mesh))
+        if key not in self._numbers:
+            self._numbers[key] = len(self.stages)
+            stage = stage_layout(self.problem, devices.tolist(), mesh)
+            self.stages.append(stage)
+            kinds = _kinds(self.problem, stage)
+            numbers = range(len(self.stages), len(self.stages) + len(kinds))
+            self.stages += [alike for _, alike in kinds]
+            self.stages[self._numbers[key]] = replace(
+                stage,
+                kinds=tuple(
+                    Kind(ranks=ranks, stage=alike, number=number)
+                    for (ranks, alike), number in zip(kinds, numbers, strict=True)
+                ),
+            )
+        return self._numbers[key]
+
+    def send(self, patterns: tuple[int, int], senders: Ints, receivers: Ints) -> tuple[float, float]:
+        """Latency and bandwidth of each sender, of devices of these patterns, when all send at once, i to i.
+
+        Of stages of unlike size each device of the larger one has its share of a device of the smaller one: several
+        that send to one divide its link.
+        """
+        cluster = self.problem.cluster
+        key = (*patterns, int(cluster.places[receivers[0]] - cluster.places[senders[0]]))
+        if key not in self._sends:
+            most = max(len(senders), len(receivers))
+            pairs = np.stack([side[np.arange(most) * len(side) // most] for side in (senders, receivers)])
+            if cluster.bandwidth_GBps is None:
+                # Pairs on alike hosts are alike.
+                hosts = cluster.places[pairs]
+                (one, other), is_same = cluster.alike[hosts], hosts[0] == hosts[1]
+                kinds = 2 * (len(cluster.hosts) * one + other) + is_same
+                pairs = pairs[:, list(dict(zip(kinds.tolist(), range(most), strict=True)).values())]
+            found = [self._send_one(sender, receiver) for sender, receiver in pairs.T.tolist()]
+            share = max(1.0, len(senders) / len(receivers))
+            self._sends[key] = max(latency for latency, _ in found), min(rate for _, rate in found) / share
+        return self._sends[key]
+
+    def _send_one(self, sender: int, receiver: int) -> tuple[float, float]:
+        """Latency and bandwidth from one device to another."""
+        cluster = self.problem.cluster
+        one, other = cluster.node_of[sender], cluster.node_of[receiver]
+        # Devices on alike hosts are alike.
+        key = (int(cluster.alike[one]), int(cluster.alike[other]), one == other)
+        if cluster.bandwidth_GBps is not None:
+            key = (sender, receiver, False)
+        if key not in self._pairs:
+            link = group_link(cluster, (sender, receiver))
+            inside = shared("send_share") * cluster.links[cluster.hosts[one].intra_node_link].bytes_per_s
+            is_named = link.hosts > 1 or cluster.bandwidth_GBps is not None
+            vector = link_vector(link, 1.0)
+            rate = link.bytes_per_s if is_named else inside
+            if COLLECTIVES[SEND_RECV] in link.collectives:
+                rate = float(vector[V_BYTES_PER_S + SEND_RECV])
+            self._pairs[key] = max(0.0, float(vector[V_LATENCY_S + SEND_RECV])), rate
+        return self._pairs[key]
+
+    def of(self, stages: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Layout:
+        """The layout of pipeline ranks given as (devices, mesh)."""
+        devices = [np.asarray(mine, dtype=np.int64) for mine, _ in stages]
+        patterns = [self.pattern(mine) for mine in devices]
+        numbers = [
+            self.number(pattern, mine, mesh) for pattern, mine, (_, mesh) in zip(patterns, devices, stages, strict=True)
+        ]
+        sends = [(0.0, np.inf)]
+        if len(stages) > 1:
+            following = [*range(1, len(stages)), 0]
+            sends = [
+                self.send((patterns[rank], patterns[after]), devices[rank], devices[after])
+                for rank, after in enumerate(following)
+            ]
+        return Layout(
+            stages=tuple(
+                replace(self.stages[number], devices=tuple(mine.tolist()))
+                for number, mine in zip(numbers, devices, strict=True)
+            ),
+            numbers=tuple(numbers),
+            send_latency_s=np.array([latency for latency, _ in sends]),
+            send_bytes_per_s=np.array([rate for _, rate in sends]),
+        )
+
+
+def build_layout(problem: Problem, stages: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Layout:
+    """The layout of pipeline ranks given as (devices, mesh)."""
+    return Layouts(problem).of(stages)
+
+
+def own_link(curve: CollectiveCurve, size: int, bytes_per_s: float) -> Floats:
+    """[V_COUNT] the link of a group of `size` ranks by a measured curve, a share of `bytes_per_s`."""
+    return host_link(
+        size,
+        latency_s=curve.latency_us * 1e-6,
+        growth=curve.latency_growth,
+        bytes_per_s=bytes_per_s * curve.efficiency,
+        small_group=curve.small_group,
+        ramp=curve.ramp,
+    )
+
+
+def link_vector(link: GroupLink, gather_share: float) -> Floats:
+    """[V_COUNT] what `collective_s` takes of a group.
+
+    Inside a host small groups lack a part of the rate and small messages climb slowly; between hosts rings wait for
+    every rank and trees for every level. ZeRO's gathers reach `gather_share` of the line rate there. Kinds of which the
+    link has curves of its own have those inside a host.
+    """
+    latency = shared("node_latency_us") * 1e-6
+    if link.hosts > 1:
+        vector = np.zeros(V_COUNT)
+        vector[V_BYTES_PER_S : V_BYTES_PER_S + KIND_COUNT] = link.bytes_per_s
+        vector[V_BYTES_PER_S + ALL_TO_ALL] = link.exchange_bytes_per_s
+        tree = latency + shared("tree_level_us") * 1e-6 * math.log2(link.hosts)
+        vector[V_LATENCY_S : V_LATENCY_S + KIND_COUNT] = tree
+        for kind in RINGS:
+            vector[V_LATENCY_S + kind] = latency + shared("ring_us") * 1e-6 * (link.size - 1.0)
+    else:
+        vector = host_link(
+            link.size,
+            latency_s=latency / shared("node_over_device"),
+            growth=shared("latency_growth"),
+            bytes_per_s=link.bytes_per_s,
+            small_group=shared("small_group"),
+            ramp=shared("ramp"),
+        )
+        for name, own in link.collectives.items():
+            columns = COLLECTIVES.index(name) + np.array([V_LATENCY_S, V_BYTES_PER_S, V_RAMP])
+            vector[columns] = own_link(own, link.size, link.line_bytes_per_s)[columns]
+    vector[V_WAIT] = min(link.size - 1.0, WAITED_FOR) ** shared("group_wait_exponent")
+    is_between = link.hosts > 1
+    gathered = vector[V_BYTES_PER_S + ALL_GATHER]
+    vector[V_GATHER_BYTES_PER_S] = link.line_bytes_per_s * gather_share if is_between else gathered
+    return vector

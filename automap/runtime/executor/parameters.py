@@ -1,0 +1,406 @@
+"""The parameters of one stage on one rank: leaves of autograd, ZeRO, reduction of gradients once a step.
+
+A leaf lies as the outline says; its gradient is partial on some axes, where it is summed once a step. Under ZeRO the
+leaves of a unit form one flat vector, padded with zeros, of which each rank owns a piece:
+
+    0   leaves everywhere; gradients are all-reduced, over several axes the piece of the inner one over the outer ones
+    1   leaves everywhere; gradients are reduce-scattered, the optimizer works on pieces, `refresh` gathers them
+    2   as 1, but gradients are reduce-scattered in the backward pass of each micro-batch
+    3   as 2, but the vector is gathered where it is used, in the forward and again in the backward pass
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from automap.runtime.executor.stage_outline import Outline
+from automap.runtime.mesh_groups import Axis
+from automap.runtime.redistribute import all_gather, all_reduce_in_place, direction, move, reduce_scatter
+from ir.errors import ModelError
+from ir.factors import BROADCAST, PARTIAL
+from ir.graph import Graph
+
+
+def value_of(graph: Graph, name: str, values: Mapping[str, Tensor]) -> Tensor:
+    """The whole of a parameter, buffer or stored constant, from those of the graph or those of its file.
+
+    A piece of a fused parameter of the file is cut out of it; experts that the file has one by one are stacked.
+
+    Raises:
+        ModelError: there is none, or it has another shape.
+    """
+    found = values.get(name)
+    if found is None and name in graph.pieces:
+        whole, dim, start, stop = graph.pieces[name]
+        found = value_of(graph, whole, values).narrow(dim, start, stop - start) if whole in values else None
+    if found is None:
+        parts = sorted((start, part) for part, (whole, _, start, _) in graph.pieces.items() if whole == name)
+        if parts and all(part in values for _, part in parts):
+            found = torch.stack([values[part] for _, part in parts])
+    shape = graph.tensors[name].shape if name in graph.tensors else None
+    if found is None or (shape is not None and tuple(found.shape) != shape):
+        raise ModelError(
+            f"{name} has no value of its shape",
+            field="tensors",
+            value=None if found is None else tuple(found.shape),
+            repair=f"Give one of shape {shape}.",
+        )
+    return found
+
+
+def to_file(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters of the graph under the names of its file: pieces joined, stacked experts taken apart."""
+    found = dict(values)
+    fused: dict[str, list[tuple[int, int, str]]] = {}
+    for part, (whole, dim, start, stop) in graph.pieces.items():
+        if part in graph.tensors and part in values:
+            fused.setdefault(whole, []).append((start, dim, part))
+            del found[part]
+        elif whole in values:
+            found[part] = values[whole].narrow(dim, start, stop - start).squeeze(dim)
+            found.pop(whole, None)
+    for whole, parts in fused.items():
+        found[whole] = torch.cat([values[part] for _, _, part in sorted(parts)], parts[0][1])
+    return found
+
+
+@dataclass
+class _Flat:
+    """Parameters that are reduced, and under ZeRO sharded, together."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    zero: int
+    """ZeRO stage, 0 where nothing is sharded."""
+    axes: tuple[Axis, ...]
+    """That the vector is sharded over, outermost first."""
+    sums: tuple[Axis, ...]
+    """On which gradients are partial, outermost first."""
+    leaves: dict[str, Tensor] = field(default_factory=dict)
+    whole: Tensor | None = None
+    """The flat vector, where it is kept."""
+    piece: Tensor | None = None
+    """The own piece of it: a leaf."""
+    gathered: Tensor | None = None
+    """The vector while the backward pass needs it again."""
+    in_use: Callable[[], Tensor | None] = lambda: None
+    """The vector while the forward pass uses it."""
+
+    @property
+    def label(self) -> tuple[str, str]:
+        """Operator and tensor for the record of collectives."""
+        return "", self.names[0]
+
+    def flatten(self, tensors: Sequence[Tensor | None], like: Tensor) -> Tensor:
+        """One vector, padded to a multiple of the ranks."""
+        parts = [
+            like.new_zeros(prod(shape)) if t is None else t.reshape(-1)
+            for t, shape in zip(tensors, self.shapes, strict=True)
+        ]
+        size, ranks = sum(map(len, parts)), prod(axis.size for axis in self.axes)
+        return torch.cat([*parts, like.new_zeros(-size % ranks)])
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """The parameters in a vector."""
+        sizes = [prod(shape) for shape in self.shapes]
+        parts = torch.split(vector, [*sizes, vector.numel() - sum(sizes)])
+        return {n: p.reshape(s) for n, p, s in zip(self.names, parts, self.shapes, strict=False)}
+
+    def cut(self, vector: Tensor) -> Tensor:
+        """The own piece, without sums."""
+        for axis in reversed(self.axes):
+            vector = vector.chunk(axis.size)[axis.index]
+        return vector
+
+    def scatter(self, vector: Tensor) -> Tensor:
+        """The own piece of the sum of gradients."""
+        for axis in reversed(self.axes):
+            parts = (vector.numel() // axis.size,) * axis.size
+            if axis in self.sums:
+                vector = reduce_scatter(vector, axis, 0, parts, self.label)
+            else:
+                vector = vector.chunk(axis.size)[axis.index]
+        return vector
+
+    def gather(self, piece: Tensor) -> Tensor:
+        """The vector of which each rank has a piece."""
+        for axis in self.axes:
+            piece = all_gather(piece, axis, 0, (piece.numel(),) * axis.size, self.label)
+        return piece
+
+
+class _Use(torch.autograd.Function):
+    """The parameters in a flat vector for one micro-batch; backward their gradients are joined once and scattered."""
+
+    @staticmethod
+    def forward(ctx: Any, piece: Tensor, flat: _Flat, vector: Tensor) -> tuple[Tensor, ...]:
+        ctx.flat = flat
+        ctx.set_materialize_grads(False)
+        return tuple(flat.views(vector).values())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        flat: _Flat = ctx.flat
+        flat.gathered = None
+        like = next(gradient for gradient in gradients if gradient is not None)
+        with direction("backward"):
+            return flat.scatter(flat.flatten(gradients, like)), None, None
+
+
+@dataclass(frozen=True)
+class _Again:
+    """A part of a vector that is gathered again where the backward pass needs it."""
+
+    flat: _Flat
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Parameters:
+    """Leaves of one stage on this rank.
+
+    Attributes:
+        leaves: what the optimizer works on, by name.
+    """
+
+    def __init__(
+        self, stage: Outline, values: Mapping[str, Tensor], zero: int, zero_axes: Sequence[str], device: torch.device
+    ) -> None:
+        """Cuts the own parts out of whole values.
+
+        Args:
+            stage: of the plan.
+            values: whole parameters, under the names of the graph or of its file.
+            zero: ZeRO stage.
+            zero_axes: axes that ZeRO shards over.
+            device: of this process.
+        """
+        self.stage, self.device = stage, device
+        self.sharded_over = tuple(axis for axis in stage.mesh.live if zero and axis.name in zero_axes)
+        readers = self._readers()
+        groups: dict[object, list[str]] = {}
+        for name in stage.parameters:
+            axes, sums = self._axes(name)
+            # Under ZeRO what a unit alone reads is gathered with it; what other stages hold too is made complete
+            # before it is scattered.
+            key = (readers[name] if axes else None, axes, sums, name in stage.tied, name in stage.trained)
+            groups.setdefault(key, []).append(name)
+        self.flats: list[_Flat] = []
+        for names in groups.values():
+            axes, sums = self._axes(names[0])
+            level = (min(zero, 1) if names[0] in stage.tied else zero) if axes and names[0] in stage.trained else 0
+            self.flats.append(self._flat(names, axes, sums, level, values))
+        self.home = {name: flat for flat in self.flats for name in flat.names}
+        self.leaves: dict[str, Tensor] = {}
+        for number, flat in enumerate(self.flats):
+            if flat.piece is not None:
+                self.leaves[f"zero.{number}.{flat.names[0]}"] = flat.piece
+            else:
+                self.leaves.update({n: t for n, t in flat.leaves.items() if n in stage.trained})
+
+    def _readers(self) -> dict[str, tuple[int, ...]]:
+        """Parameter -> units that read it."""
+        found: dict[str, list[int]] = {}
+        for planned in self.stage.operators:
+            for name in planned.op.inputs:
+                found.setdefault(name, []).append(planned.unit)
+        return {name: tuple(dict.fromkeys(units)) for name, units in found.items()}
+
+    def _axes(self, name: str) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+        """Axes that ZeRO shards a parameter over, and those on which its gradient is partial and summed."""
+        lies = self.stage.lies[name]
+        returns = self.stage.returns.get(name, lies)
+        sums = tuple(axis for axis in self.stage.mesh.live if returns[axis.number] == PARTIAL and not axis.is_apart)
+        return tuple(axis for axis in self.sharded_over if lies[axis.number] == BROADCAST), sums
+
+    def _flat(
+        self,
+        names: Sequence[str],
+        axes: tuple[Axis, ...],
+        sums: tuple[Axis, ...],
+        zero: int,
+        values: Mapping[str, Tensor],
+    ) -> _Flat:
+        stage = self.stage
+        parts = []
+        for name in names:
+            tensor = stage.graph.tensors[name]
+            whole = value_of(stage.graph, name, values).detach()
+            box = stage.layouts.here(tensor, stage.lies[name])
+            dtype = stage.dtype if tensor.is_float else whole.dtype
+            parts.append(whole[tuple(slice(*span) for span in box)].to(self.device, dtype))
+        flat = _Flat(
+            names=tuple(names),
+            shapes=tuple(tuple(p.shape) for p in parts),
+            zero=zero,
+            axes=axes if zero else (),
+            sums=sums,
+        )
+        if not zero:
+            flat.leaves = {
+                n: p.clone(memory_format=torch.contiguous_format).requires_grad_(n in stage.trained)
+                for n, p in zip(names, parts, strict=True)
+            }
+            return flat
+        vector = flat.flatten(parts, parts[0])
+        piece = flat.cut(vector)
+        if zero < 3:
+            flat.whole = vector
+        flat.piece = (piece.clone() if zero == 3 else piece).detach().requires_grad_()
+        if zero == 1:
+            flat.leaves = {n: v.detach().requires_grad_() for n, v in flat.views(vector).items()}
+        return flat
+
+    def read(self, name: str, env: MutableMapping[object, Tensor], unit: int) -> Tensor:
+        """The local part of a parameter, connected to its leaf; `env` keeps what of a flat vector a unit uses."""
+        flat = self.home[name]
+        if flat.zero < 2:
+            return flat.leaves[name]
+        kept, *_ = self.flat_keys(name, unit)
+        if kept not in env:
+            assert flat.piece is not None
+            with torch.no_grad():
+                vector = flat.gather(flat.piece) if flat.zero == 3 else flat.whole
+            assert vector is not None
+            env[kept], flat.in_use = vector, weakref.ref(vector)
+            views: tuple[Tensor, ...] = _Use.apply(flat.piece, flat, vector)  # type: ignore[no-untyped-call]
+            env.update(((*kept, one), view) for one, view in zip(flat.names, views, strict=True))
+        return env[*kept, name]
+
+    def used(self) -> list[Tensor]:
+        """What `read` connects to, but for what is gathered anew for each micro-batch (ZeRO 3)."""
+        kept = [flat for flat in self.flats if flat.zero < 3]
+        return [t for flat in kept for t in (flat.leaves.values() or [flat.piece]) if t is not None]
+
+    def flat_keys(self, name: str, unit: int) -> tuple[tuple[object, ...], ...]:
+        """Under which keys `read` keeps the vector of a parameter and its part of it; none where there is no vector."""
+        flat = self.home[name]
+        kept = ("parameters", id(flat), unit)
+        return (kept, (*kept, name)) if flat.zero >= 2 else ()
+
+    def saving(self) -> contextlib.AbstractContextManager[object]:
+        """While open, vectors of ZeRO 3 are not kept for the backward pass, which gathers them again."""
+        flats = [flat for flat in self.flats if flat.zero == 3]
+        if not flats:
+            return contextlib.nullcontext()
+
+        def pack(tensor: Tensor) -> Tensor | _Again:
+            for flat in flats:
+                vector = flat.in_use()
+                if vector is not None and vector.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+                    return _Again(flat, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+            return tensor
+
+        def unpack(kept: Tensor | _Again) -> Tensor:
+            if isinstance(kept, Tensor):
+                return kept
+            flat = kept.flat
+            if flat.gathered is None:
+                assert flat.piece is not None
+                with direction("recompute"), torch.no_grad():
+                    flat.gathered = flat.gather(flat.piece.detach())
+            return flat.gathered.as_strided(kept.shape, kept.stride, kept.offset)
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+    def tied_gradients(self) -> dict[str, Tensor]:
+        """See `StageProgram`."""
+        found = {}
+        for name in self.stage.tied:
+            flat = self.home[name]
+            leaf = flat.leaves[name]
+            if leaf.grad is None:
+                leaf.grad = torch.zeros_like(leaf)
+            if flat.sums:
+                leaf.grad = _total(leaf.grad.reshape(-1), flat.sums, ("", name)).reshape(leaf.shape)
+            found[name] = leaf.grad
+        return found
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Brings the gradients of the step to the leaves."""
+        for flat in self.flats:
+            if flat.names[0] not in self.stage.trained:
+                continue
+            is_tied = flat.names[0] in self.stage.tied
+            if flat.zero == 0:
+                if not is_tied:
+                    self._reduce(flat)
+                continue
+            piece = flat.piece
+            assert piece is not None
+            if flat.zero == 1:
+                like = next(iter(flat.leaves.values()))
+                vector = flat.flatten([leaf.grad for leaf in flat.leaves.values()], like)
+                piece.grad = (flat.cut(vector) if is_tied else flat.scatter(vector)).clone()
+                for leaf in flat.leaves.values():
+                    leaf.grad = None
+            if piece.grad is None:
+                piece.grad = torch.zeros_like(piece)
+            rest = () if is_tied else tuple(axis for axis in flat.sums if axis not in flat.axes)
+            if rest:
+                piece.grad = _total(piece.grad, rest, flat.label)
+
+    def _reduce(self, flat: _Flat) -> None:
+        """All-reduces the gradients of leaves, the inner axis first and of its piece only over the others."""
+        leaves = list(flat.leaves.values())
+        if not flat.sums:
+            return
+        vector = flat.flatten([leaf.grad for leaf in leaves], leaves[0])
+        for leaf in leaves:
+            leaf.grad = None
+        for leaf, total in zip(leaves, flat.views(_total(vector, flat.sums, flat.label)).values(), strict=True):
+            leaf.grad = total
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Gathers what the optimizer has changed."""
+        with direction("update"):
+            for flat in self.flats:
+                if flat.whole is not None and flat.piece is not None:
+                    flat.whole.copy_(flat.gather(flat.piece))
+
+    @torch.no_grad()
+    def wholes(self, *, gradients: bool) -> dict[str, Tensor]:
+        """Every parameter, or its gradient, put together."""
+        found: dict[str, Tensor] = {}
+        whole = (BROADCAST,) * len(self.stage.mesh.axes)
+        for flat in self.flats:
+            if gradients and flat.names[0] not in self.stage.trained:
+                continue
+            local: Mapping[str, Tensor]
+            if flat.piece is not None:
+                mine = flat.piece.grad if gradients else flat.piece.detach()
+                assert mine is not None
+                local = flat.views(flat.gather(mine))
+            else:
+                local = {
+                    n: (torch.zeros_like(t) if t.grad is None else t.grad) if gradients else t.detach()
+                    for n, t in flat.leaves.items()
+                }
+            for name, part in local.items():
+                tensor = self.stage.graph.tensors[name]
+                steps = self.stage.layouts.steps(tensor, self.stage.lies[name], whole)
+                found[name] = move(part, steps).clone()
+        return found
+
+
+def _total(vector: Tensor, axes: Sequence[Axis], label: tuple[str, str]) -> Tensor:
+    """The sum over some axes; the vector may be overwritten."""
+    if len(axes) < 2:
+        all_reduce_in_place(vector, axes[0], label)
+        return vector
+    inner, size = axes[-1], vector.numel()
+    padded = torch.cat([vector, vector.new_zeros(-size % inner.size)])
+    parts = (padded.numel() // inner.size,) * inner.size
+    piece = _total(reduce_scatter(padded, inner, 0, parts, label), axes[:-1], label)
+    return all_gather(piece, inner, 0, parts, label)[:size]

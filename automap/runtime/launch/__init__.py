@@ -1,0 +1,1 @@
+"""Starts and watches the processes of a run."""

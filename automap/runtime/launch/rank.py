@@ -1,0 +1,78 @@
+"""Rank: what a process of `automap.runtime.launch.launcher` runs: it dies with its parent, and says how it ended in a
+file."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import faulthandler
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+SAY_WHERE = signal.SIGUSR1
+"""Makes a rank write where it is into its log."""
+_PR_SET_PDEATHSIG = 1
+_OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory")
+_PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+
+
+def _die_with(parent: int) -> None:
+    """Ends this process when its parent ends, also if that was before this call."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def fault(error: BaseException) -> dict[str, Any]:
+    """What a rank says of an exception: {error: an outcome of `automap.runtime.launch.launcher`, message}."""
+    from ir.errors import UserError
+
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, UserError):
+        return {"error": "refused", "message": text}
+    if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY):
+        return {"error": "out_of_memory", "message": text}
+    if getattr(error, "errno", None) == errno.EADDRINUSE or "Address already in use" in text:
+        return {"error": "port_in_use", "message": text}
+    if any(words in text for words in _PEER_LOST):
+        return {"error": "peer_lost", "message": text}
+    if "Timed out waiting" in text or isinstance(error, TimeoutError):
+        return {"error": "time_limit", "message": text}
+    return {"error": "crashed", "message": "".join(traceback.format_exception(error)[-6:])}
+
+
+def main(arguments: list[str]) -> int:
+    """Runs a task; `arguments` as `launch` writes them. Returns the exit code."""
+    place, rank, num_ranks, task, parent, memory_bytes = arguments
+    _die_with(int(parent))
+    faulthandler.register(SAY_WHERE, all_threads=False)
+    if int(memory_bytes):
+        resource.setrlimit(resource.RLIMIT_DATA, (int(memory_bytes), int(memory_bytes)))
+    folder = Path(place)
+    module, _, function = task.partition(":")
+    try:
+        argument = json.loads((folder / "argument.json").read_text())
+        run = getattr(importlib.import_module(module), function)
+        said = {"result": run(folder, int(rank), int(num_ranks), argument)}
+    except Exception as error:
+        said = fault(error)
+    written = folder / f"rank-{rank}.part"
+    written.write_text(json.dumps(said))
+    written.rename(folder / f"rank-{rank}.json")
+    return int("error" in said)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of communication libraries must not keep a rank that has said how it ended.
+    os._exit(code)

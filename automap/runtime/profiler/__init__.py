@@ -1,0 +1,1 @@
+"""Measures this host: its processors and links."""

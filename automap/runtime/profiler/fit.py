@@ -1,0 +1,263 @@
+"""Rows of a profile to the constants of the forms that the price has, by least squares.
+
+Residuals are logarithms of predicted over measured, of which large ones count little; errors are those of rows that
+were left out, five parts in turn. Units: seconds, bytes, FLOP/s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import least_squares, nnls
+
+from automap.fitted_curves import COLLECTIVES, AttentionCurve, CollectiveCurve, GemmCurve
+from automap.price.kernels.attention import attention_s
+from automap.price.kernels.collectives import collective_s, host_link
+from automap.price.kernels.gemm import CACHE_SHARE, gemm_s
+
+Floats = npt.NDArray[np.float64]
+Predict = Callable[[Floats, Floats], Floats]
+"""(constants, rows) -> seconds of each row."""
+
+PARTS = 5
+WIDTH = 0.1
+"""Of the residuals that count in full."""
+GRAINS = (8.0, 16.0, 32.0, 64.0)
+GEMM = {
+    "floor_us": (3.0, 0.05, 200.0),
+    "compute_efficiency": (0.8, 0.02, 1.5),
+    "memory_efficiency": (0.8, 0.02, 4.0),
+    "norm": (1.5, 1.0, 6.0),
+    "depth_elements": (20.0, 0.0, 4000.0),
+    "split": (0.1, 0.0, 1.0),
+    "tail": (0.1, 0.0, 1.0),
+    "cache_speedup": (2.0, 1.0, 10.0),
+}
+"""Constant -> start, least and largest value."""
+ATTENTION = {
+    "floor_us": (10.0, 0.05, 2000.0),
+    "compute_efficiency": (0.5, 0.01, 1.5),
+    "memory_efficiency": (0.5, 0.02, 4.0),
+    "tail": (0.3, 0.0, 3.0),
+    "small_head_elements": (20.0, 0.0, 400.0),
+    "backward": (3.0, 0.5, 20.0),
+}
+COLLECTIVE = {
+    "latency_us": (50.0, 0.5, 50000.0),
+    "latency_growth": (0.2, 0.0, 20.0),
+    "efficiency": (0.5, 0.002, 5.0),
+    "small_group": (0.3, 0.0, 6.0),
+    "ramp": (2.5, 0.0, 400.0),
+}
+OF_GROUP_SIZE = ("latency_growth", "small_group")
+"""Constants that one size of groups says nothing of."""
+
+
+def fit(predict: Predict, rows: Floats, measured: Floats, bounds: Mapping[str, tuple[float, float, float]]) -> Floats:
+    """Constants, in the order of `bounds`, that explain measurements best.
+
+    Args:
+        predict: seconds of rows by constants.
+        rows: [rows, ...] what was timed.
+        measured: [rows] seconds.
+        bounds: constant -> start, least and largest value; equal bounds hold it.
+    """
+    start, low, high = np.array(list(bounds.values())).T
+    free = high > low
+
+    def residuals(y: Floats) -> Floats:
+        x = start.copy()
+        x[free] = y
+        return np.asarray(np.log(predict(x, rows) / measured), dtype=np.float64)
+
+    best = least_squares(
+        residuals,
+        start[free],
+        bounds=(low[free], high[free]),
+        x_scale=np.maximum(start[free], 0.05 * (high - low)[free]),
+        loss="soft_l1",
+        f_scale=WIDTH,
+        max_nfev=60,
+    )
+    x: Floats = start.copy()
+    x[free] = best.x
+    return x
+
+
+def cross_validated(
+    predict: Predict, rows: Floats, measured: Floats, bounds: Mapping[str, tuple[float, float, float]]
+) -> dict[str, float]:
+    """{median_error, p90_error} of rows that a fit to the others did not see; of its own rows where there are few."""
+    if len(rows) < 2 * PARTS:
+        return errors(predict(fit(predict, rows, measured, bounds), rows), measured)
+    part = np.random.default_rng(0).permutation(len(rows)) % PARTS
+    seconds = np.zeros(len(rows))
+    for out in range(PARTS):
+        x = fit(predict, rows[part != out], measured[part != out], bounds)
+        seconds[part == out] = predict(x, rows[part == out])
+    return errors(seconds, measured)
+
+
+def errors(predicted: Floats, measured: Floats) -> dict[str, float]:
+    """Median and 90th percentile of the absolute relative error."""
+    error = np.abs(predicted / measured - 1.0)
+    return {"median_error": _rounded(np.median(error)), "p90_error": _rounded(np.percentile(error, 90))}
+
+
+def _rounded(value: Any) -> float:
+    return float(f"{float(value):.4g}")
+
+
+def _record(x: Floats, bounds: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _rounded(value) for name, value in zip(bounds, x, strict=True)}
+
+
+def fit_gemm(
+    rows: Floats,
+    *,
+    flops: float,
+    bytes_per_s: float,
+    element_bytes: float,
+    num_multiprocessors: int,
+    cache_bytes: float,
+) -> GemmCurve:
+    """The curve of matrix products in one precision.
+
+    Args:
+        rows: [rows, 5] batch, m, n, k, seconds.
+        flops: the peak that the curve is a share of.
+        bytes_per_s: likewise of memory.
+        element_bytes: of operands and result.
+        num_multiprocessors: of the device.
+        cache_bytes: its last-level cache.
+    """
+    shapes, measured = rows[:, :4], rows[:, 4]
+
+    def predicted(grain: float) -> Predict:
+        def predict(x: Floats, shapes: Floats) -> Floats:
+            rates = [x[0] * 1e-6, flops * x[1], bytes_per_s * x[2], *x[3:7]]
+            cache = cache_bytes * CACHE_SHARE
+            curve = np.array([*rates, num_multiprocessors, cache, x[7], 0.0, grain])
+            return np.array([gemm_s(m, n, k, b, element_bytes, element_bytes, curve) for b, m, n, k in shapes])
+
+        return predict
+
+    def cost(grain: float) -> float:
+        x = fit(predicted(grain), shapes, measured, GEMM)
+        return float(np.sum(np.sqrt(1.0 + (np.log(predicted(grain)(x, shapes) / measured) / WIDTH) ** 2)))
+
+    grain = min(GRAINS, key=cost)
+    predict = predicted(grain)
+    return GemmCurve(
+        **_record(fit(predict, shapes, measured, GEMM), GEMM),
+        grain=grain,
+        rows=len(rows),
+        cross_validated=cross_validated(predict, shapes, measured, GEMM),
+    )
+
+
+def fit_attention(
+    rows: Floats, *, flops: float, bytes_per_s: float, element_bytes: float, num_multiprocessors: int
+) -> AttentionCurve:
+    """The curve of fused attention.
+
+    Args:
+        rows: [rows, 5] heads of all samples, positions, head size, seconds forward and backward, causal.
+        flops: see `fit_gemm`.
+        bytes_per_s: see `fit_gemm`.
+        element_bytes: of one element.
+        num_multiprocessors: of the device.
+    """
+    ways = np.concatenate([np.column_stack([rows[:, :3], np.full(len(rows), way)]) for way in (0.0, 1.0)])
+    measured = np.concatenate([rows[:, 3], rows[:, 4]])
+
+    def predict(x: Floats, shapes: Floats) -> Floats:
+        curve = np.array([x[0] * 1e-6, flops * x[1], bytes_per_s * x[2], x[3], x[4], num_multiprocessors, x[5]])
+        return np.array(
+            [attention_s(1.0, h, h, s, s, d, True, element_bytes, curve, way > 0.0) for h, s, d, way in shapes]
+        )
+
+    return AttentionCurve(
+        **_record(fit(predict, ways, measured, ATTENTION), ATTENTION),
+        rows=len(ways),
+        cross_validated=cross_validated(predict, ways, measured, ATTENTION),
+    )
+
+
+def fit_collective(kind: str, rows: Floats, bytes_per_s: float) -> CollectiveCurve:
+    """The curve of one kind of collective.
+
+    Args:
+        kind: of `COLLECTIVES`.
+        rows: [rows, 3] ranks, bytes, seconds.
+        bytes_per_s: the rate that the curve is a share of.
+    """
+    number = COLLECTIVES.index(kind)
+    bounds = dict(COLLECTIVE)
+    if len(np.unique(rows[:, 0])) == 1:
+        bounds |= dict.fromkeys(OF_GROUP_SIZE, (0.0, 0.0, 0.0))
+    if kind == "send_recv":
+        # What crosses a pipeline is priced by latency and rate alone.
+        bounds["ramp"] = (0.0, 0.0, 0.0)
+
+    def predict(x: Floats, shapes: Floats) -> Floats:
+        return np.array(
+            [
+                collective_s(
+                    number,
+                    ranks,
+                    host_link(
+                        int(ranks),
+                        latency_s=x[0] * 1e-6,
+                        growth=x[1],
+                        bytes_per_s=bytes_per_s * x[2],
+                        small_group=x[3],
+                        ramp=x[4],
+                    ),
+                    data,
+                )
+                for ranks, data in shapes
+            ]
+        )
+
+    return CollectiveCurve(
+        **_record(fit(predict, rows[:, :2], rows[:, 2], bounds), bounds),
+        rows=len(rows),
+        cross_validated=cross_validated(predict, rows[:, :2], rows[:, 2], bounds),
+    )
+
+
+def fit_linear(
+    price: Callable[[Floats], Floats], measured: Floats, reference: Floats, rounds: int
+) -> tuple[Floats, dict[str, float]]:
+    """Amounts, none below 0, at which the price of some steps comes nearest to what they took.
+
+    Args:
+        price: [amounts] -> [steps] seconds.
+        measured: [steps] seconds.
+        reference: [amounts] of the size that is expected; their effect is taken as linear between 0 and there.
+        rounds: how often that is taken anew, at what was found; 1 where the price is linear in them.
+
+    Returns:
+        [amounts], and {rows, median_error, p90_error} with each step left out in turn.
+    """
+    at = np.zeros_like(reference)
+    for _ in range(rounds):
+        base = price(at)
+        slope = np.stack([(price(at + step) - base) / step.sum() for step in np.diag(reference)], axis=1)
+        base = base - slope @ at
+
+        def solve(
+            chosen: npt.NDArray[np.bool_], base: Floats = base, slope: Floats = slope, unit: Floats = reference
+        ) -> Floats:
+            weighed = slope[chosen] * unit / measured[chosen, None]
+            amounts, _ = nnls(weighed, np.maximum(0.0, measured - base)[chosen] / measured[chosen])
+            found: Floats = amounts * unit
+            return found
+
+        at = solve(np.full(len(measured), True))
+    left_out = [base[i] + slope[i] @ solve(np.arange(len(measured)) != i) for i in range(len(measured))]
+    return at, {"rows": len(measured), **errors(np.array(left_out), measured)}

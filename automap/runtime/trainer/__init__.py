@@ -1,0 +1,1 @@
+"""Runs a plan on the modules of a PyTorch model."""

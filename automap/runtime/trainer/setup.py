@@ -1,0 +1,137 @@
+"""What a network is asked and given before it is split: sizes, names, and what it computes."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.checkpoint import checkpoint
+
+from automap.errors import PlanError
+from automap.runtime.mesh_groups import Axis
+from automap.runtime.trainer.roles import Roles
+from ir.graph import Graph
+
+PROBE_ULPS = 200
+"""Rounding errors of the number format by which a split network may differ from the whole one."""
+
+
+def probe_inputs(graph: Graph, module: nn.Module, samples: int) -> list[Tensor]:
+    """Random data of the shapes that the graph reads, without the labels."""
+    labels = set(graph.operators[-1].inputs[1:])
+    rows = min((m.num_embeddings for m in module.modules() if isinstance(m, nn.Embedding)), default=2)
+    like = next(module.parameters())
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for tensor in graph.tensors.values():
+        if tensor.role != "input" or tensor.name in labels:
+            continue
+        shape = tensor.shape_at(samples)
+        if tensor.is_float:
+            found.append(torch.randn(shape, generator=generator).to(like))
+        else:
+            found.append(torch.randint(rows, shape, generator=generator).to(like.device))
+    return found
+
+
+def computes(module: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+    """What a network makes of some inputs, without dropout or gradients.
+
+    Raises:
+        PlanError: it does not take them.
+    """
+    with _evaluating(module), torch.no_grad():
+        try:
+            found: Tensor = module(*inputs)
+        except (TypeError, ValueError, RuntimeError, IndexError) as fault:
+            raise PlanError(
+                f"does not run on the inputs of the plan's model: {str(fault).splitlines()[0]}",
+                field="module", value=[tuple(x.shape) for x in inputs],
+                repair="Its forward takes those inputs in this order. Where a layer is split, sizes of one rank are "
+                "written as -1 or named in per_rank.",
+            ) from fault  # fmt: skip
+    return found
+
+
+@contextlib.contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    before = {child: child.training for child in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for child, training in before.items():
+            child.training = training
+
+
+def check_same(found: Tensor, wanted: Tensor, roles: Roles, axis: Axis) -> None:
+    """Refuses a network whose own code, run on split layers, computes something else.
+
+    Raises:
+        PlanError: it differs from the whole network by more than rounding.
+    """
+    if roles.splits_classes:
+        wanted = wanted.chunk(axis.size, -1)[axis.index]
+    limit = PROBE_ULPS * torch.finfo(wanted.dtype).eps * float(wanted.abs().max())
+    error = float((found - wanted).abs().max()) if found.shape == wanted.shape else math.inf
+    # NaN is no agreement either. All ranks hear of it, so that none goes on alone.
+    wrong = torch.tensor(float(not error <= limit), device=wanted.device)
+    dist.all_reduce(wrong)
+    if wrong:
+        raise PlanError(
+            "computes something else on split layers than whole", field="module",
+            value=f"{error:.1e} where {limit:.1e} is rounding",
+            repair="Write the number of heads as -1 and their size as a number, or name such numbers in per_rank.",
+        )  # fmt: skip
+
+
+def own_device() -> torch.device:
+    """The GPU that torchrun gives this process, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    number = int(os.environ.get("LOCAL_RANK", "0"))
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+def sharding_axis(roles: Roles, mesh: DeviceMesh) -> Axis:
+    """The axis of split layers as the collectives of this rank know it."""
+    size = mesh.size()
+    group = mesh.get_group() if size > 1 else None
+    return Axis(name=roles.axis or "", number=0, size=size, index=mesh.get_local_rank(), group=group)
+
+
+def even_parts(samples: int, ranks: int) -> tuple[int, ...]:
+    """As even as they go, the larger ones first."""
+    return tuple(samples // ranks + (i < samples % ranks) for i in range(ranks))
+
+
+def divide_sizes(module: nn.Module, attributes: Sequence[str], size: int) -> None:
+    """Divides sizes that modules hold as attributes."""
+    for glob in attributes if size > 1 else ():
+        pattern, _, attribute = glob.rpartition(".")
+        found = [child for path, child in module.named_modules() if fnmatch.fnmatchcase(path, pattern)]
+        for child in found:
+            value = getattr(child, attribute, None)
+            if not isinstance(value, int) or value % size:
+                raise PlanError(
+                    f"is no number that {size} ranks divide", field=f"per_rank.{glob}", value=value,
+                    repair="Name attributes that hold numbers of heads or of features.",
+                )  # fmt: skip
+            setattr(child, attribute, value // size)
+        if not found:
+            raise PlanError("names no module", field="per_rank", value=glob, repair="Write it as h.*.attn.num_heads.")
+
+
+def run_again(forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """A forward pass that keeps its inputs alone."""
+    found: Tensor = checkpoint(forward, *args, use_reentrant=False, **kwargs)
+    return found

@@ -1,0 +1,143 @@
+"""A network cut into pipeline stages between its modules, by tracing its outermost forward.
+
+Modules that lie in one stage are not looked into. Each stage gets the part of the traced program that its output
+needs, back to the one tensor that crosses from the stage before; what depends on no parameter (positions, masks) is
+computed in every stage that uses it, from the model's inputs. Modules keep their paths, so names of parameters stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.fx
+from torch import nn
+
+from automap.errors import PlanError
+from automap.runtime.trainer.roles import INSTEAD, Roles
+
+CROSSING = "crossing"
+
+
+class _Tracer(torch.fx.Tracer):
+    def __init__(self, roles: Roles) -> None:
+        super().__init__()
+        self.roles = roles
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        span = _span(self.roles, module_qualified_name)
+        return span is None or span[0] == span[1]
+
+
+def _span(roles: Roles, path: str) -> tuple[int, int] | None:
+    """First and last stage of what is inside a module; None where the graph knows nothing of it."""
+    inside = [scope for scope in roles.stages if scope == path or scope.startswith(f"{path}.")]
+    if not inside:
+        return None
+    return min(roles.stages[s] for s in inside), max(roles.ends[s] for s in inside)
+
+
+def cut(module: nn.Module, roles: Roles, num_stages: int) -> tuple[list[nn.Module], list[str]]:
+    """The stages of `module`, which share its submodules, and the names of the model's inputs.
+
+    Every stage takes all inputs of the model by name; each but the first takes before them what crosses.
+
+    Raises:
+        PlanError: the forward cannot be traced, or not cut there.
+    """
+    try:
+        traced = _Tracer(roles).trace(module)
+    except Exception as fault:
+        raise _refuse(
+            str(fault).split("\n")[0], "The forward of the model above its blocks must be plain code."
+        ) from fault
+    stage_of = _place(traced, module, roles)
+    last = num_stages - 1
+    output = next(n for n in traced.nodes if n.op == "output")
+    if not isinstance(output.args[0], torch.fx.Node):
+        raise _refuse("the model returns more than one tensor", "Return the logits alone.")
+    bounds = [_crossing(traced, stage_of, number) for number in range(last)]
+    ends = [*bounds, output.args[0]]
+    stages = [
+        _stage(module, traced, None if number == 0 else ends[number - 1], ends[number], stage_of, number)
+        for number in range(num_stages)
+    ]
+    return stages, [str(node.target) for node in traced.nodes if node.op == "placeholder"]
+
+
+def _place(traced: torch.fx.Graph, module: nn.Module, roles: Roles) -> dict[torch.fx.Node, int]:
+    """The stage of every node that depends on a parameter."""
+    found: dict[torch.fx.Node, int] = {}
+    for node in traced.nodes:
+        stages = [found[n] for n in node.all_input_nodes if n in found]
+        if node.op == "call_module":
+            span = _span(roles, str(node.target))
+            child = module.get_submodule(str(node.target))
+            if span is not None:
+                stages.append(span[0])
+            elif any(True for _ in child.parameters()):
+                raise _refuse(f"{node.target} is not in the plan's model", "Give the model that was searched.")
+        elif node.op == "get_attr" and isinstance(getattr(module, str(node.target), None), nn.Parameter):
+            raise _refuse(f"the parameter {node.target} belongs to no module", "Put it into a module of its own.")
+        if stages:
+            found[node] = max(stages)
+    return found
+
+
+def _crossing(traced: torch.fx.Graph, stage_of: dict[torch.fx.Node, int], number: int) -> torch.fx.Node:
+    """The one node of stages up to `number` that later ones read."""
+    found: list[torch.fx.Node] = [
+        node
+        for node in traced.nodes
+        if stage_of.get(node, number + 1) <= number and any(stage_of.get(u, -1) > number for u in node.users)
+    ]
+    if len(found) != 1:
+        names = [node.name for node in found]
+        raise _refuse(f"{len(found)} tensors cross behind stage {number}: {names}", "Cut between blocks.")
+    return found[0]
+
+
+def _stage(
+    module: nn.Module,
+    traced: torch.fx.Graph,
+    begin: torch.fx.Node | None,
+    end: torch.fx.Node,
+    stage_of: dict[torch.fx.Node, int],
+    number: int,
+) -> nn.Module:
+    needed: set[torch.fx.Node] = set()
+    waiting = [end]
+    while waiting:
+        node = waiting.pop()
+        if node in needed or node is begin:
+            continue
+        if stage_of.get(node, number) != number:
+            raise _refuse(f"{node.name} of stage {stage_of[node]} runs in stage {number}", "Cut between blocks.")
+        needed.add(node)
+        waiting += node.all_input_nodes
+    graph = torch.fx.Graph()
+    made: dict[torch.fx.Node, torch.fx.Node] = {}
+    if begin is not None:
+        made[begin] = graph.placeholder(CROSSING)
+    for node in traced.nodes:
+        # Every stage takes all inputs of the model, used or not.
+        if node is not begin and (node in needed or node.op == "placeholder"):
+            made[node] = graph.node_copy(node, made.__getitem__)
+    graph.output(made[end])
+    return torch.fx.GraphModule(module, graph)
+
+
+def prune(module: nn.Module, stages: Sequence[nn.Module]) -> None:
+    """Removes the modules of all but some stages from a network; the others keep their names."""
+    kept = {id(child) for stage in stages for child in stage.modules()}
+    for name, child in list(module.named_children()):
+        if id(child) not in kept:
+            if any(id(inner) in kept for inner in child.modules()):
+                prune(child, stages)
+            else:
+                delattr(module, name)
+
+
+def _refuse(message: str, repair: str) -> PlanError:
+    return PlanError(
+        f"cannot be cut there: {message}", field="plan.stages", value="modules", repair=f"{repair} {INSTEAD}"
+    )

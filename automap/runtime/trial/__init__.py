@@ -1,0 +1,1 @@
+"""Short real runs of plans, and what they say of the price."""

@@ -1,0 +1,160 @@
+"""Trial: a plan is run for a few steps in processes of its own, with made-up data, and measured.
+
+The outcome is typed: a plan that runs out of memory, hangs or dies is a data point. Step times are those of the slowest
+rank between two barriers. Starting torch is left to the ranks. Units: seconds, bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from automap.errors import PlanError
+from automap.plan import Plan, parse_devices
+from automap.problem import Problem
+from automap.records import to_json
+from automap.runtime.launch.launcher import Limits, OutcomeKind, launch
+from ir.serialize import graph_to_json
+
+RANK = "automap.runtime.trial.rank:run_rank"
+MIN_PROCESSES = 8
+PROCESSES_PER_CORE = 2
+"""More of them would wait for each other and be measured as nothing that is real."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """What a trial found; figures are None, or empty, unless the outcome is `ok`."""
+
+    outcome: OutcomeKind
+    message: str
+    """What went wrong, for a reader."""
+    step_time_s: float | None
+    """Median of the measured steps."""
+    step_times_s: tuple[float, ...]
+    num_warm_up_steps: int | None
+    peak_memory_bytes: tuple[int, ...]
+    """Of each process, tensors alone."""
+    losses: tuple[float, ...]
+    """Of all steps from the first on."""
+    predicted: Mapping[str, float] | None
+    """{step_time_s, peak_memory_bytes} of the plan's estimate, if it has one."""
+    time_s: float
+    """Of the whole trial."""
+
+    def to_json(self) -> dict[str, Any]:
+        """{measured, predicted, outcome, message, time_s}."""
+        return {
+            "measured": self.measured,
+            "predicted": self.predicted,
+            "outcome": self.outcome,
+            "message": self.message,
+            "time_s": self.time_s,
+        }
+
+    @property
+    def measured(self) -> dict[str, Any] | None:
+        """What a plan says of it: {step_time_s, peak_memory_bytes of the fullest process, num_steps}."""
+        if self.step_time_s is None:
+            return None
+        return {
+            "step_time_s": self.step_time_s,
+            "peak_memory_bytes": max(self.peak_memory_bytes),
+            "num_steps": len(self.step_times_s),
+        }
+
+
+def run_trial(
+    problem: Problem,
+    plan: Plan,
+    *,
+    steps: int,
+    limits: Limits,
+    seed: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Trial:
+    """Runs a plan for real on this host.
+
+    Args:
+        problem: what the plan is for.
+        plan: see `num_processes`.
+        steps: that are measured, behind a warm-up.
+        limits: of the processes.
+        seed: of parameters and data.
+        should_stop: asked many times a second; once true, the processes are ended.
+
+    Raises:
+        PlanError: the plan needs more processes than this host can be asked for.
+    """
+    argument = {
+        "graph": graph_to_json(problem.graph),
+        "sha256": problem.graph.sha256,
+        "plan": replace(plan, why=(), search=None, estimate=None).to_json(),
+        "training": to_json(problem.training),
+        "cluster": problem.cluster.to_json(),
+        "steps": steps,
+        "time_s": limits.time_s,
+        "seed": seed,
+    }
+    done = launch(RANK, argument, num_processes(plan), limits, should_stop=should_stop)
+    found: Mapping[str, Any] = done.results[0] if done.results else {}
+    return Trial(
+        outcome=done.outcome,
+        message=done.message,
+        step_time_s=found.get("step_time_s"),
+        step_times_s=tuple(found.get("step_times_s", ())),
+        num_warm_up_steps=found.get("num_warm_up_steps"),
+        peak_memory_bytes=tuple(result["peak_memory_bytes"] for result in done.results),
+        losses=tuple(next((r["losses"] for r in done.results if r["losses"]), ())),
+        predicted=_predicted(plan),
+        time_s=done.time_s,
+    )
+
+
+def num_processes(plan: Plan) -> int:
+    """Processes that a plan takes on one host: one for each device number up to the highest that it names.
+
+    Raises:
+        PlanError: more than a host can be asked for.
+    """
+    found = 1 + max(device for stage in plan.stages for device in parse_devices(stage.devices))
+    most = max(MIN_PROCESSES, PROCESSES_PER_CORE * (os.cpu_count() or 1))
+    if found > most:
+        raise PlanError(
+            f"this host runs at most {most} processes, one a device",
+            field="plan.stages",
+            value=f"{found} devices",
+            repair="Try a plan for fewer devices, or on a larger host.",
+        )
+    return found
+
+
+def refused(plan: Plan, message: str) -> Trial:
+    """The trial of a plan that cannot be started on this host."""
+    return Trial(
+        outcome="refused",
+        message=message,
+        step_time_s=None,
+        step_times_s=(),
+        num_warm_up_steps=None,
+        peak_memory_bytes=(),
+        losses=(),
+        predicted=_predicted(plan),
+        time_s=0.0,
+    )
+
+
+def with_measured(plan: Plan, trial: Trial) -> Plan:
+    """The plan with what was measured of it."""
+    return replace(plan, measured={"outcome": trial.outcome, **(trial.measured or {})})
+
+
+def _predicted(plan: Plan) -> dict[str, float] | None:
+    if plan.estimate is None:
+        return None
+    return {
+        "step_time_s": plan.estimate.step_time_s,
+        "peak_memory_bytes": max(device.total for device in plan.estimate.memory_bytes),
+    }

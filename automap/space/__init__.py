@@ -1,0 +1,1 @@
+"""Which plans there are: decisions, legal values, templates."""

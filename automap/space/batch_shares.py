@@ -1,0 +1,198 @@
+"""Batch shares: how many samples of a micro-batch each rank gets where a stage has devices of several kinds.
+
+Whale (arXiv 2011.09208) balances a mixed cluster by handing faster devices more of the batch. A plan chooses among few
+ways: even, in proportion to the speed of the kinds on this model's own units, some on either side of that, and in
+proportion to their memory. A way between even and proportional gives a fast kind less, as its memory may ask for; one
+beyond it spares a slow one. Only the outer axis is shared out so; what its ranks have, the other axes divide evenly.
+Every rank has at least one sample: one without any would still wait for all collectives. Units: samples, seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.price.evaluator import Evaluator
+from automap.price.kernels.columns import C_BACKWARD, C_BACKWARD_HOST, C_FORWARD, C_FORWARD_HOST
+from automap.price.kernels.unit_workspace import new_sharded
+from automap.price.lowered_plan import Segment
+from automap.price.stage_layout import Layout, StageLayout
+from ir.factors import BROADCAST
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+TILTS = (1.0, 0.95, 1.05, 0.9, 1.1, 0.75, 1.25, 0.5)
+"""How far from the even shares, 0, towards the proportional ones, 1. Fine around 1, where the price of a plan may
+differ from the estimate by its shardings; coarse towards even, where memory may drive it."""
+NUM_WAYS = 2 + len(TILTS)
+"""Even, `TILTS`, in proportion to memory."""
+GROWTH = 4
+"""Samples at which a kind's speed is looked at grow by this factor: between them seconds are all but linear."""
+HALVINGS = 40
+"""Of an interval of seconds: to 1e-12 of it."""
+
+
+class Speeds:
+    """Seconds that one device of each kind takes for all units of a model, forward and backward, by samples.
+
+    Attributes:
+        samples: [points] ascending, from 0.
+        seconds: [kinds, points], strictly rising.
+    """
+
+    def __init__(self, evaluator: Evaluator, kinds: Sequence[StageLayout]) -> None:
+        """Prices every unit type on one device of each kind.
+
+        Args:
+            evaluator: of the problem.
+            kinds: a stage of devices of each kind.
+        """
+        most = evaluator.problem.training.global_batch
+        points = [1, GROWTH]
+        while points[-1] < most:
+            points.append(points[-1] * GROWTH)
+        self.samples: Floats = np.array([0, *points], dtype=np.float64)
+        self.seconds: Floats = np.empty((len(kinds), len(self.samples)))
+        for number, stage in enumerate(kinds):
+            found = np.array([seconds_alone(evaluator, stage, float(count)) for count in points])
+            # Without samples there are still launches: on the line through the first two points.
+            start = max(0.0, found[0] - (found[1] - found[0]) / (points[1] - points[0]))
+            rising = np.maximum.accumulate([start, *found.tolist()])
+            self.seconds[number] = rising + 1e-12 * rising[-1] * np.arange(len(rising))
+
+    def balanced(self, kinds: Ints, ranks: Ints, inner: Floats, batch: Ints) -> Floats:
+        """Samples with which all ranks of a stage take equally long.
+
+        Args:
+            kinds: [stages, kinds of a stage] number of each kind.
+            ranks: [stages, kinds of a stage] ranks of each, 0 where there are no more kinds.
+            inner: [stages] devices of a rank, which divide its work.
+            batch: [batches] samples of a micro-batch.
+
+        Returns:
+            [stages, batches, kinds of a stage] samples of a rank of each kind, no whole numbers.
+        """
+        shape = (len(ranks), len(batch), ranks.shape[1])
+        low = np.zeros(shape[:2])
+        high = np.full(shape[:2], self.seconds.max())
+        which = np.broadcast_to(kinds[:, None, :], shape)
+        found = np.zeros(shape)
+        for _ in range(HALVINGS):
+            middle = 0.5 * (low + high)
+            at = np.broadcast_to(middle[:, :, None], shape)
+            for number, seconds in enumerate(self.seconds):
+                mine = which == number
+                found[mine] = np.interp(at[mine], seconds, self.samples)
+            found *= inner[:, None, None]
+            enough = (found * ranks[:, None, :]).sum(axis=2) >= batch
+            high = np.where(enough, middle, high)
+            low = np.where(enough, low, middle)
+        return found
+
+
+def seconds_alone(evaluator: Evaluator, stage: StageLayout, samples: float) -> float:
+    """Seconds that one device of a stage takes for all units of the model, forward and backward, by itself."""
+    alone = StageLayout(
+        devices=stage.devices[:1],
+        axes=np.ones_like(stage.axes),
+        links=stage.links,
+        hardware=stage.hardware,
+        capacity=stage.capacity,
+        speed=stage.speed,
+    )
+    layout = Layout(stages=(alone,), numbers=(-1,), send_latency_s=np.zeros(1), send_bytes_per_s=np.full(1, np.inf))
+    blocks, spans, num_axes = evaluator.blocks, evaluator.tables.spans, len(stage.axes)
+    times = np.bincount([unit.type for unit in blocks.units], minlength=blocks.num_types)
+    nothing, nowhere = np.zeros(num_axes, dtype=np.bool_), np.full(num_axes, BROADCAST, dtype=np.int64)
+    sharded, total = new_sharded(evaluator.tables.arrays, num_axes), 0.0
+    for unit_type in np.flatnonzero(times).tolist():
+        first, last = int(spans[unit_type]), int(spans[unit_type + 1])
+        segment = Segment(
+            unit=-1,
+            first=first,
+            last=last,
+            chosen=np.zeros((last - first, num_axes), dtype=np.int64),
+            recomputed=np.zeros(last - first, dtype=np.bool_),
+        )
+        row = evaluator.unit_row(segment, 0, layout, nowhere, samples, nothing, -1, sharded=sharded)
+        seconds = row[C_FORWARD] + row[C_BACKWARD] + row[C_FORWARD_HOST] + row[C_BACKWARD_HOST]
+        total += float(times[unit_type] * seconds)
+    return total
+
+
+def ways_to_share(balanced: Floats, memory: Floats, ranks: Ints, quanta: Ints, batch: Ints) -> tuple[Ints, Ints]:
+    """Samples that the kinds of each stage get, in every way.
+
+    Args:
+        balanced: [stages, batches, kinds] samples of a rank with which all take equally long.
+        memory: [stages, kinds] bytes of a device.
+        ranks: [stages, kinds] ranks of each kind, 0 where there are no more kinds.
+        quanta: [stages] samples come in multiples of this.
+        batch: [batches] samples of a micro-batch.
+
+    Returns:
+        [stages, batches, NUM_WAYS, kinds] samples of all ranks of a kind together; and [stages, batches, NUM_WAYS] the
+        first way that is the same, 0 also where a way leaves a rank without samples.
+    """
+    count = ranks.sum(axis=1)
+    even = batch / count[:, None]
+    by_memory = memory / (memory * ranks).sum(axis=1, keepdims=True)
+    per_rank = np.stack(
+        [
+            *(even[:, :, None] + tilt * (balanced - even[:, :, None]) for tilt in TILTS),
+            by_memory[:, None, :] * batch[:, None],
+        ],
+        axis=2,
+    )
+    step, many = quanta[:, None, None, None], ranks[:, None, None, :]
+    totals = np.maximum(np.rint(per_rank / step), 1.0).astype(np.int64) * step * many
+    # The kind with most samples takes what rounding leaves: it changes least by it.
+    largest = (per_rank * many).argmax(axis=3)[..., None]
+    others = totals.sum(axis=3, keepdims=True) - np.take_along_axis(totals, largest, axis=3)
+    np.put_along_axis(totals, largest, batch[:, None, None] - others, axis=3)
+    is_legal = (totals >= step * many).all(axis=3) & (batch % quanta[:, None] == 0)[:, :, None]
+    is_even = (totals * count[:, None, None, None] == many * batch[:, None, None]).all(axis=3)
+    first = np.zeros((*totals.shape[:2], NUM_WAYS), dtype=np.int64)
+    for way in range(1, NUM_WAYS):
+        first[:, :, way] = np.where(is_legal[:, :, way - 1] & ~is_even[:, :, way - 1], way, 0)
+        for other in range(way - 1, 0, -1):
+            is_same = (totals[:, :, way - 1] == totals[:, :, other - 1]).all(axis=2) & (first[:, :, way] > 0)
+            first[:, :, way] = np.where(is_same, first[:, :, other], first[:, :, way])
+    return np.concatenate([np.zeros_like(totals[:, :, :1]), totals], axis=2), first
+
+
+def share_out(
+    evaluator: Evaluator, stages: Sequence[StageLayout], quanta: Ints, batch: Ints, most: int
+) -> tuple[Ints, Ints]:
+    """`ways_to_share` of stages of several kinds.
+
+    Args:
+        evaluator: of the problem.
+        stages: each with several `kinds`, at most `most`.
+        quanta: [stages] samples of a rank come in multiples of this.
+        batch: [batches] samples of a micro-batch.
+        most: kinds of the stage with most.
+    """
+    if not stages:
+        return np.zeros((0, len(batch), NUM_WAYS, most), dtype=np.int64), np.zeros((0, len(batch), NUM_WAYS), np.int64)
+    named: dict[bytes, StageLayout] = {}
+    kinds, ranks = np.zeros((len(stages), most), dtype=np.int64), np.zeros((len(stages), most), dtype=np.int64)
+    memory = np.zeros((len(stages), most))
+    for at, stage in enumerate(stages):
+        for number, kind in enumerate(stage.kinds):
+            name = kind.stage.hardware.tobytes()
+            named.setdefault(name, kind.stage)
+            kinds[at, number] = list(named).index(name)
+            ranks[at, number], memory[at, number] = len(kind.ranks), kind.stage.capacity
+    inner = np.array([stage.axes[1:].prod() for stage in stages])
+    balanced = Speeds(evaluator, list(named.values())).balanced(kinds, ranks, inner, batch)
+    return ways_to_share(balanced, memory, ranks, quanta, batch)
+
+
+def dealt(total: int, ranks: int, quantum: int) -> list[int]:
+    """[ranks] `total` samples as evenly as they go, in multiples of `quantum`, the first ranks having more."""
+    least, more = divmod(total // quantum, ranks)
+    return [quantum * (least + (rank < more)) for rank in range(ranks)]

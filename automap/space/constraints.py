@@ -1,0 +1,231 @@
+"""Constrained: the user's constraints (`hints.constraints`), compiled once for the masks of a PlanSpace.
+
+Knows nothing of decisions or their order. Operators between two legal cuts go together, equal units are sharded alike:
+a constraint on one of them holds for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.errors import ProblemError
+from automap.globs import select
+from automap.hints import Constraint
+from automap.price.evaluator import Evaluator
+from automap.price.lowered_plan import RECOMPUTE_MODES
+from automap.problem import Problem
+from automap.space.limits import Limits
+from ir.factors import BROADCAST, parse_placement, placement_text
+from ir.graph import Operator
+from ir.linkage import Group
+
+Mask = npt.NDArray[np.bool_]
+
+
+class Constrained:
+    """What the constraints of `problem` leave.
+
+    Attributes:
+        stages: whether operators are bound to stages.
+        recomputes: whether operators are bound to be recomputed or not.
+        kept: [units, modes] which recompute modes keep all that must not be recomputed.
+        narrowed: whether some chunks may not end before every unit that leaves others their own.
+        again: [units, modes] which recompute modes run again all that must be. One mode holds for a whole rank: `again`
+            goes before `kept`.
+    """
+
+    def __init__(self, problem: Problem, evaluator: Evaluator, limits: Limits) -> None:
+        """Compiles the constraints.
+
+        Raises:
+            ProblemError: two constraints bind the same unit to different stages.
+        """
+        self.problem = problem
+        self.linkage = evaluator.tables.linkage
+        self._units = self.linkage.blocks.units
+        named = self._named()
+        self._signatures: dict[tuple[int, int], list[Constraint]] = {}
+        self._unit_stage: dict[int, int] = {}
+        self.splits = False
+        forced = np.ones((2, len(self._units), len(RECOMPUTE_MODES)), dtype=np.bool_)
+        for index, (constraint, places) in enumerate(zip(problem.hints.constraints, named, strict=True)):
+            self.splits = self.splits or bool(constraint.split)
+            for unit, offset in places:
+                kind = self._units[unit].type
+                self._signatures.setdefault((kind, offset), []).append(constraint)
+                if constraint.stage is not None and self._unit_stage.setdefault(unit, constraint.stage) != (
+                    constraint.stage
+                ):
+                    raise ProblemError(
+                        "operators that cannot be cut apart are bound to different stages",
+                        field=f"hints.constraints[{index}].stage",
+                        value=constraint.stage,
+                        repair=f"Give them the same stage: {self._unit_name(unit)}.",
+                    )
+                if constraint.recompute is not None:
+                    for mode, name in enumerate(RECOMPUTE_MODES):
+                        again = bool(evaluator.masks(kind)[name][offset])
+                        forced[int(constraint.recompute), unit, mode] &= again == constraint.recompute
+            self._check_sharding(index, constraint, places)
+        self.kept, self.again = forced
+        self.recomputes = bool((~forced).any())
+        self.stages = bool(self._unit_stage)
+        self._limits = limits.windows
+        self.narrowed = self.stages or bool(limits.windows)
+        self._windows: dict[int, list[tuple[int, int]] | None] = {}
+
+    def _named(self) -> list[list[tuple[int, int]]]:
+        """Of each constraint the (unit, offset) of the operators that it names."""
+        if not self.problem.hints.constraints:
+            return []
+        names = [op.name for op in self.problem.graph.operators]
+        place = {
+            names[index]: (number, index - unit.start)
+            for number, unit in enumerate(self._units)
+            for index in range(unit.start, unit.stop)
+        }
+        chosen = [select(constraint.scope, names) for constraint in self.problem.hints.constraints]
+        return [[place[name] for name in found if name in place] for found in chosen]
+
+    def _check_sharding(self, index: int, constraint: Constraint, places: Iterable[tuple[int, int]]) -> None:
+        """Refuses a placement that none of the named operators can have."""
+        kinds = {(self._units[unit].type, offset) for unit, offset in places}
+        for axis in constraint.sharding or {}:
+            if not any(
+                self._obeys(constraint, kind, offset, choice, axis)
+                for kind, offset in kinds
+                for choice in range(len(self.linkage.types[kind].signatures[offset]))
+                if not self._operator(kind, offset).is_view
+            ):
+                tables = [self.linkage.types[kind].signatures[offset] for kind, offset in sorted(kinds)]
+                legal = dict.fromkeys(placement_text(s.outputs[0]) for table in tables for s in table if s.outputs)
+                raise ProblemError(
+                    "no operator of the scope can have this placement",
+                    field=f"hints.constraints[{index}].sharding.{axis}",
+                    value=(constraint.sharding or {})[axis],
+                    repair="Use one of " + (", ".join(legal) or "none: the scope holds constants only") + ".",
+                )
+
+    def _operator(self, unit_type: int, offset: int) -> Operator:
+        return self.problem.graph.operators[self.linkage.blocks.representative(unit_type).start + offset]
+
+    def _unit_name(self, unit: int) -> str:
+        operators, where = self.problem.graph.operators, self._units[unit]
+        return f"{operators[where.start].name} to {operators[where.stop - 1].name}"
+
+    # -- shapes and cuts -----------------------------------------------------------------------------------------
+
+    def check_axes(self, axes: Sequence[str]) -> None:
+        """Refuses placements on axes that the problem's meshes do not have.
+
+        Raises:
+            ProblemError: names the constraint.
+        """
+        for index, constraint in enumerate(self.problem.hints.constraints):
+            for axis in constraint.sharding or {}:
+                if axis not in axes:
+                    raise ProblemError(
+                        "no such mesh axis",
+                        field=f"hints.constraints[{index}].sharding",
+                        value=axis,
+                        repair="Use "
+                        + ", ".join(axes)
+                        + "; hints.fix.cp or hints.fix.ep brings one between dp and tp.",
+                    )
+
+    def allows(self, pp: int, tp: int) -> bool:
+        """Whether plans with `pp` stages and an inner axis of `tp` can obey."""
+        return not (self.splits and tp == 1) and (not self.stages or self._of_chunks(pp) is not None)
+
+    def explain(self, degrees: Iterable[int]) -> None:
+        """Raises the reason why no shape is left, if constraints are one.
+
+        Raises:
+            ProblemError: no number of stages fits the constraints, or nothing can be split.
+        """
+        if self.stages and not any(self._of_chunks(pp) is not None for pp in degrees):
+            raise ProblemError(
+                "no pipeline has these stages in the order of the model, each with some operators",
+                field="hints.constraints",
+                value={self._unit_name(unit): stage for unit, stage in sorted(self._unit_stage.items())},
+                repair="Number the stages from 0 in the order of the model, below the largest pp that divides the "
+                "number of devices.",
+            )
+        fix = self.problem.hints.fix
+        if self.splits and fix.tp == 1:
+            raise ProblemError(
+                "constraints ask for a split, for which the inner mesh axis is too small",
+                field="hints.fix.tp",
+                value=1,
+                repair="Give 2 or more, or leave it out.",
+            )
+
+    def window(self, chunk: int, num_chunks: int) -> tuple[int, int]:
+        """First and last unit before which chunk `chunk` may end (the last chunk ends behind all units)."""
+        if num_chunks in self._limits:
+            return self._limits[num_chunks][chunk]
+        if not self.stages:
+            return chunk + 1, len(self._units) - (num_chunks - 1 - chunk)
+        windows = self._of_chunks(num_chunks)
+        assert windows is not None, "no such shape"
+        return windows[chunk]
+
+    def _of_chunks(self, num_chunks: int) -> list[tuple[int, int]] | None:
+        """The windows of all ends; None where some chunk would be empty or a stage is missing."""
+        if num_chunks not in self._windows:
+            self._windows[num_chunks] = self._find_windows(num_chunks)
+        return self._windows[num_chunks]
+
+    def _find_windows(self, num_chunks: int) -> list[tuple[int, int]] | None:
+        units = len(self._units)
+        low = list(range(1, num_chunks + 1))
+        high = [units - (num_chunks - 1 - chunk) for chunk in range(num_chunks)]
+        low[-1] = units
+        for unit, stage in self._unit_stage.items():
+            if stage >= num_chunks:
+                return None
+            low[stage] = max(low[stage], unit + 1)
+            if stage:
+                high[stage - 1] = min(high[stage - 1], unit)
+        for chunk in range(1, num_chunks):
+            low[chunk] = max(low[chunk], low[chunk - 1] + 1)
+        for chunk in range(num_chunks - 2, -1, -1):
+            high[chunk] = min(high[chunk], high[chunk + 1] - 1)
+        windows = list(zip(low, high, strict=True))
+        return windows if all(first <= last for first, last in windows) else None
+
+    # -- signatures ----------------------------------------------------------------------------------------------
+
+    def signatures(self, unit_type: int, group: Group, axis: str) -> Mask:
+        """[signatures of the group's leader] which obey on the mesh axis `axis`.
+
+        A constraint speaks of the leader if it names it, else of those of its followers that it names.
+        """
+        allowed = np.ones(len(group.assignment), dtype=np.bool_)
+        about_leader = self._signatures.get((unit_type, group.leader), [])
+        for position, member in enumerate(group.members):
+            for constraint in self._signatures.get((unit_type, member), []):
+                if member != group.leader and constraint in about_leader:
+                    continue
+                for value in np.flatnonzero(allowed):
+                    if not self._obeys(constraint, unit_type, member, group.assignment[value][position], axis):
+                        allowed[value] = False
+        return allowed
+
+    def _obeys(self, constraint: Constraint, unit_type: int, offset: int, choice: int, axis: str) -> bool:
+        signature = self.linkage.types[unit_type].signatures[offset][choice]
+        op = self._operator(unit_type, offset)
+        if op.is_view:
+            return True
+        factor = None if signature.factor is None else op.rule.factors[signature.factor]
+        own = factor is not None and not factor.is_batch
+        is_whole = factor is None and all(p == BROADCAST for p in signature.inputs + signature.outputs)
+        if constraint.replicate and not (is_whole or (factor is not None and factor.is_batch)):
+            return False
+        if constraint.split and axis == "tp" and not own:
+            return False
+        wanted = (constraint.sharding or {}).get(axis)
+        return wanted is None or signature.outputs[0] == parse_placement(wanted)

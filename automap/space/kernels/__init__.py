@@ -1,0 +1,1 @@
+"""Plans of a space sampled, changed and priced in bulk, compiled."""

@@ -1,0 +1,73 @@
+"""Where pipelines are cut: ends of chunks are numbered by how near they are to the share of their ranks.
+
+A rank's share of what is left is that of its speed in the speed of it and of all behind it.
+"""
+
+from __future__ import annotations
+
+from numba import float64, int64, types, void
+
+from automap.jit import borrowing
+from automap.space.compile import SPACE
+
+
+@borrowing(void(SPACE, int64[::1], int64, float64[::1]), inner=True)
+def cut_shares(space, stages, num_ranks, shares):
+    """Writes, of each chunk, how many times its rank's speed the ranks of it and of all chunks behind have together.
+
+    Args:
+        space: see `compile_space`.
+        stages: [ranks] rows among the distinct stages.
+        num_ranks: pipeline ranks.
+        shares: [chunks], written; where ranks are alike, how many chunks are left.
+    """
+    left = 0.0
+    for chunk in range(shares.shape[0]):
+        left += space.speed[stages[chunk % num_ranks]]
+    for chunk in range(shares.shape[0]):
+        mine = space.speed[stages[chunk % num_ranks]]
+        shares[chunk] = left / mine
+        left -= mine
+
+
+@borrowing(types.UniTuple(int64, 2)(float64[::1], int64, int64, int64, float64, int64, int64), inner=True)
+def _near(weight, start, low, high, share, number, end):
+    """Goes through the ends in [low, high], the nearest to one `share`-th of what is left behind unit `start` first.
+
+    Of two that are equally near the left one comes first. It stops at the `number`-th, or at `end`.
+
+    Returns:
+        The end where it stopped, and how many came before it.
+    """
+    target = weight[start] + (weight[weight.shape[0] - 1] - weight[start]) / share
+    right = low
+    after = high + 1
+    while right < after:
+        middle = (right + after) // 2
+        if weight[middle] < target:
+            right = middle + 1
+        else:
+            after = middle
+    left = right - 1
+    found, before = low, -1
+    while before < number and (before < 0 or found != end):
+        if left >= low and (right > high or abs(weight[left] - target) <= abs(weight[right] - target)):
+            found = left
+            left -= 1
+        else:
+            found = right
+            right += 1
+        before += 1
+    return found, before
+
+
+@borrowing(int64(float64[::1], int64, int64, int64, float64, int64), inner=True)
+def nth_cut(weight, start, low, high, share, number):
+    """The end that comes as number `number`; see `_near`."""
+    return _near(weight, start, low, high, share, number, -1)[0]
+
+
+@borrowing(int64(float64[::1], int64, int64, int64, float64, int64), inner=True)
+def cut_number(weight, start, low, high, share, end):
+    """The inverse of `nth_cut`: how many ends come before `end`."""
+    return _near(weight, start, low, high, share, high - low, end)[1]

@@ -1,0 +1,287 @@
+"""Meshes: how many of what the plans of a problem may have, before any operator is looked at.
+
+A mesh is ordered (dp, tp), the last axis on consecutive devices; where the model has a use for it, a third axis stands
+between the two (`middle_axis`). Axes have names for the reader's sake: operators choose their signatures on each alike.
+Stages of a pipeline may differ in dp alone (`automap.space.stage_sizes`), and may go through the devices in another
+order (`automap.space.device_order`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.errors import ProblemError
+from automap.price.estimate import sequence_length
+from automap.price.lowered_plan import spread
+from automap.problem import Problem
+from automap.space.constraints import Constrained
+from automap.space.device_order import Order, device_orders
+from automap.space.limits import Limits
+from automap.space.shape import MiddleAxis, Shape, divisors
+from automap.space.stage_sizes import MAX_UNEVEN_STAGES, part_size, ways_to_fill
+from ir.blocks import Blocks
+from ir.graph import Graph
+from ir.operators.experts import DISPATCH
+
+MIN_TOKENS_A_RANK = 4096
+"""A sequence is split over cp in parts of at least so many tokens: shorter ones leave too little work to hide the
+exchange of keys and values, and samples enough to split instead. `hints.fix.cp` knows no such limit."""
+MAX_VIRTUAL_STAGES = 32
+"""Chunks a rank; more only adds transfers. Megatron-LM's published runs use up to 20."""
+
+
+def middle_axis(problem: Problem) -> MiddleAxis | None:
+    """The third axis of the problem's meshes, or None where no operator would gain from one.
+
+    A graph with experts has `ep`, of degrees that divide some layer's number of experts. One without, whose samples are
+    sequences of 2 * `MIN_TOKENS_A_RANK` tokens or more, has `cp`, of degrees that divide the sequence and leave so many
+    tokens a rank. `hints.fix.ep` or `hints.fix.cp` chooses the axis and its degree; 1 does without it.
+
+    Raises:
+        ProblemError: what `hints.fix` asks for does not divide, or is both.
+    """
+    fix, devices = problem.hints.fix, problem.cluster.num_devices
+    experts, tokens = expert_counts(problem.graph), sequence_length(problem.graph) or 0
+    asked = {"ep": fix.ep or 1, "cp": fix.cp or 1}
+    if min(asked.values()) > 1:
+        raise ProblemError(
+            "a mesh has one axis between dp and tp",
+            field="hints.fix",
+            value=asked,
+            repair="Leave out ep or cp; on either axis any operator may split experts, batch or sequence.",
+        )
+    possible = {
+        "ep": [d for d in divisors(devices) if any(count % d == 0 for count in experts)],
+        "cp": [d for d in divisors(devices) if tokens and tokens % d == 0],
+    }
+    names: tuple[Literal["ep", "cp"], ...] = ("ep", "cp")
+    for name in names:
+        if asked[name] > 1:
+            if asked[name] not in possible[name]:
+                whole = "the experts of a layer" if name == "ep" else "the tokens of a sample"
+                count = (", ".join(map(str, experts)) if name == "ep" else str(tokens or "")) or "none"
+                raise ProblemError(
+                    f"does not divide the number of devices, {devices}, and {whole}, {count}",
+                    field=f"hints.fix.{name}",
+                    value=asked[name],
+                    repair=f"Use one of {', '.join(map(str, possible[name] or [1]))}.",
+                )
+            return MiddleAxis(name=name, degrees=(asked[name],))
+    possible["cp"] = [d for d in possible["cp"] if tokens // d >= MIN_TOKENS_A_RANK]
+    for name, is_free in zip(names, (fix.ep is None, fix.cp is None), strict=True):
+        if is_free and len(possible[name]) > 1:
+            return MiddleAxis(name=name, degrees=tuple(possible[name]))
+    return None
+
+
+def expert_counts(graph: Graph) -> list[int]:
+    """How many experts the layers have."""
+    found = {f.size for op in graph if op.kind == DISPATCH for f in op.rule.factors if f.name == "e"}
+    return sorted(found)
+
+
+class Meshes:
+    """The shapes of a problem's plans.
+
+    Attributes:
+        middle: the third axis, if there is one.
+        shapes: all that obey the hints, whose samples divide evenly wherever they can.
+        degrees, middles, micro_batches, virtuals: the numbers that shapes are made of, ascending.
+        devices: of the cluster.
+        orders: in which stages may go through the devices.
+        part: devices of a part, in which unlike stages are counted.
+        longest: stages of the longest pipeline whose stages may differ; 0 where none may.
+    """
+
+    def __init__(self, problem: Problem, blocks: Blocks, constrained: Constrained, limits: Limits) -> None:
+        """Finds the shapes.
+
+        Raises:
+            ProblemError: the batch and the devices, or the hints, leave no plan.
+        """
+        self.problem = problem
+        self.constrained = constrained
+        self.num_units = len(blocks.units)
+        # Of a model with few repeats, all units count as blocks.
+        self.num_blocks = blocks.num_blocks if 2 * blocks.num_blocks > self.num_units else self.num_units
+        self._check_fix()
+        self.middle = middle_axis(problem)
+        self.degrees = divisors(problem.cluster.num_devices)
+        self.micro_batches = divisors(problem.training.global_batch)
+        self.middles = list(self.middle.degrees) if self.middle else [1]
+        self.devices = problem.cluster.num_devices
+        self.shapes = tuple(shape for shape in self._find() if limits.shapes(shape))
+        if not self.shapes:
+            self._refuse()
+        self.virtuals = sorted({shape.virtual for shape in self.shapes})
+        self.orders: tuple[Order, ...] = device_orders(problem.cluster)
+        self.part = part_size(problem.cluster)
+        self.longest = max((shape.pp for shape in self.shapes if self.may_differ(shape)), default=0)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of the mesh axes, outermost first."""
+        return ("dp", "tp") if self.middle is None else ("dp", self.middle.name, "tp")
+
+    def mesh(self, shape: Shape) -> tuple[int, ...]:
+        """[axes] ranks of each mesh axis."""
+        return self.mesh_of(self.devices // shape.pp, shape.tp, shape.middle)
+
+    def mesh_of(self, devices: int, tp: int, middle: int) -> tuple[int, ...]:
+        """[axes] ranks of each mesh axis of a stage of so many devices."""
+        return (devices // tp, tp) if self.middle is None else (devices // tp // middle, middle, tp)
+
+    def num_orders(self, pp: int) -> int:
+        """Orders of the devices that a pipeline of `pp` stages may have; alike devices have none within a stage."""
+        return len(self.orders) if pp > 1 or self.problem.cluster.bandwidth_GBps is not None else 1
+
+    def may_differ(self, shape: Shape) -> bool:
+        """Whether stages of the shape may have unlike numbers of devices."""
+        is_short = 1 < shape.pp <= MAX_UNEVEN_STAGES and shape.virtual == 1
+        shares = shape.dp > 1 and shape.samples > shape.dp
+        return is_short and shares and self.devices // shape.pp % self.part == 0 and self.problem.hints.fix.dp is None
+
+    @functools.cached_property
+    def fills(self) -> npt.NDArray[np.bool_]:
+        """See `ways_to_fill`."""
+        return ways_to_fill(
+            self.problem.cluster,
+            self.degrees,
+            self.middles,
+            [self.problem.training.global_batch // count for count in self.micro_batches],
+            splits_batch=self.splits_batch,
+        )
+
+    @property
+    def splits_batch(self) -> bool:
+        """Whether the middle axis splits the batch: over ep all but the experts do."""
+        return self.middle is not None and self.middle.name == "ep"
+
+    def _find(self) -> tuple[Shape, ...]:
+        fix, devices = self.problem.hints.fix, self.problem.cluster.num_devices
+        batch = self.problem.training.global_batch
+        found = []
+        for pp in self.degrees:
+            if pp > self.num_units or fix.pp not in (None, pp):
+                continue
+            for tp in self.degrees:
+                if (devices // pp) % tp or fix.tp not in (None, tp) or not self.constrained.allows(pp, tp):
+                    continue
+                for middle in self.middles:
+                    dp = devices // pp // tp // middle
+                    if devices // pp // tp % middle or fix.dp not in (None, dp):
+                        continue
+                    for count in self._counts(dp, middle if self.splits_batch else 1):
+                        if fix.num_micro_batches not in (None, count):
+                            continue
+                        found += [
+                            Shape(
+                                pp=pp,
+                                tp=tp,
+                                dp=dp,
+                                num_micro_batches=count,
+                                samples=batch // count,
+                                virtual=virtual,
+                                middle=middle,
+                            )
+                            for virtual in self._virtuals(pp, count)
+                        ]
+        return tuple(found)
+
+    def _counts(self, dp: int, inner: int) -> list[int]:
+        """Numbers of micro-batches whose samples divide over dp and then over `inner`; where the batch leaves none,
+        those that give each rank of dp samples at all, as evenly as they go."""
+        samples = {count: self.problem.training.global_batch // count for count in self.micro_batches}
+        even = [count for count, mine in samples.items() if mine % (dp * inner) == 0]
+        return even or [n for n, mine in samples.items() if mine >= dp and spread(mine, dp) // dp % inner == 0]
+
+    def _virtuals(self, pp: int, num_micro_batches: int) -> list[int]:
+        """Chunks a rank: what divides the blocks of the largest rank evenly, or what the hints ask for."""
+        fix = self.problem.hints.fix
+        if self.constrained.stages or fix.schedule not in (None, "interleaved"):
+            return [1] if fix.virtual_stages in (None, 1) else []
+        if fix.virtual_stages is None:
+            wanted = [v for v in divisors(-(-self.num_blocks // pp)) if v <= MAX_VIRTUAL_STAGES]
+        else:
+            wanted = [fix.virtual_stages]
+        most = self.num_units // pp if pp > 1 and num_micro_batches % pp == 0 else 1
+        return [v for v in wanted if v <= most]
+
+    # -- shapes as values ----------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def followers(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        """Decided beginning of a shape's values -> the values that may follow."""
+        found: dict[tuple[int, ...], dict[int, None]] = {}
+        for shape in self.shapes:
+            row = self.values(shape)
+            for depth in range(len(row)):
+                found.setdefault(row[:depth], {})[row[depth]] = None
+        return {prefix: tuple(values) for prefix, values in found.items()}
+
+    def values(self, shape: Shape) -> tuple[int, ...]:
+        """The values that decide `shape`: of pp, tp, the middle axis if there is one, micro-batches, virtual stages."""
+        inner = (self.degrees.index(shape.pp), self.degrees.index(shape.tp))
+        outer = (self.micro_batches.index(shape.num_micro_batches), self.virtuals.index(shape.virtual))
+        return (*inner, *outer) if self.middle is None else (*inner, self.middles.index(shape.middle), *outer)
+
+    def shape(self, values: Sequence[int]) -> Shape:
+        """The shape that the first values decide."""
+        pp, tp = self.degrees[values[0]], self.degrees[values[1]]
+        middle = 1 if self.middle is None else self.middles[values[2]]
+        at = 2 if self.middle is None else 3
+        count = self.micro_batches[values[at]]
+        return Shape(
+            pp=pp,
+            tp=tp,
+            dp=self.devices // pp // tp // middle,
+            num_micro_batches=count,
+            samples=self.problem.training.global_batch // count,
+            virtual=self.virtuals[values[at + 1]],
+            middle=middle,
+        )
+
+    # -- refusals ------------------------------------------------------------------------------------------------
+
+    def _check_fix(self) -> None:
+        fix, devices = self.problem.hints.fix, self.problem.cluster.num_devices
+        for name, value, whole in (
+            ("dp", fix.dp, devices),
+            ("tp", fix.tp, devices),
+            ("pp", fix.pp, devices),
+            ("num_micro_batches", fix.num_micro_batches, self.problem.training.global_batch),
+        ):
+            if value is not None and whole % value:
+                what = "global batch" if name == "num_micro_batches" else "number of devices"
+                raise ProblemError(
+                    f"does not divide the {what}, {whole}",
+                    field=f"hints.fix.{name}",
+                    value=value,
+                    repair=f"Use one of {', '.join(map(str, divisors(whole)))}.",
+                )
+
+    def _refuse(self) -> None:
+        devices, batch = self.problem.cluster.num_devices, self.problem.training.global_batch
+        self.constrained.explain(self.degrees)
+        names = ("dp", "cp", "ep", "tp", "pp", "num_micro_batches")
+        fixed = {name: getattr(self.problem.hints.fix, name) for name in names}
+        named = {k: v for k, v in fixed.items() if v is not None}
+        if named:
+            raise ProblemError(
+                f"no plan on {devices} devices with a global batch of {batch} obeys these together",
+                field="hints.fix",
+                value=named,
+                repair="Make dp * cp * ep * tp * pp the number of devices and the global batch a multiple of "
+                "dp * ep * num_micro_batches, or leave one of them out.",
+            )
+        raise ProblemError(
+            "the batch cannot be spread over the devices",
+            field="training.global_batch",
+            value=batch,
+            repair=f"Use a multiple of a divisor of {devices}.",
+        )

@@ -1,0 +1,243 @@
+"""Spelling: what a choice says of its axes, and the same layout said with fewer of them.
+
+An axis on which nothing is split is no axis: its ranks repeat each other's work, and the same plan without it leaves
+devices idle. Neighbouring axes that every operator and ZeRO treat alike are one axis, if that costs no more. What
+splits the batch stands in the place of the outermost axis, what does not in that of the innermost.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.price.evaluator import Evaluator
+from automap.price.lowered_plan import Choice, Segment
+from automap.price.plan_reader import default_signatures
+
+Ints = npt.NDArray[np.int64]
+Role = Literal["none", "batch", "other", "idle"]
+"""What an axis does: it has one rank; most operators split their batch over it; some split something; none does."""
+
+ROUNDING = 1e-9
+"""Two prices that differ by no larger share are equal: sums of the same terms in another order."""
+
+
+def sizes(choice: Choice) -> Ints:
+    """[axes] the most ranks that an axis has in any stage."""
+    found: Ints = np.max([stage.axes for stage in choice.layout.stages], axis=0).astype(np.int64)
+    return found
+
+
+def role(choice: Choice, evaluator: Evaluator, axis: int) -> Role:
+    """What an axis does."""
+    if sizes(choice)[axis] == 1:
+        return "none"
+    num_batch = num_whole = num_other = 0
+    for value, (whole, batch) in _signatures(choice, evaluator, axis):
+        num_batch += value == batch != whole
+        num_whole += value == whole != batch
+        num_other += value not in (whole, batch)
+    if num_batch > num_whole:
+        return "batch"
+    return "other" if num_batch + num_other else "idle"
+
+
+def num_unlike(choice: Choice, evaluator: Evaluator) -> int:
+    """Operators of unlike units and stages that do not do on an axis what goes without saying there: on one that splits
+    the batch, split it; else be whole. Every axis on which they differ counts."""
+    seen: set[tuple[int, int, int, int]] = set()
+    for axis in np.flatnonzero(sizes(choice) > 1).tolist():
+        is_batch = role(choice, evaluator, axis) == "batch"
+        for segment in _distinct(choice, evaluator):
+            unit_type = evaluator.blocks.units[segment.unit].type
+            base = int(evaluator.tables.spans[unit_type])
+            for k, value in enumerate(segment.chosen[:, axis].tolist()):
+                if value != default_signatures(evaluator, unit_type, segment.first - base + k)[is_batch]:
+                    seen.add((unit_type, segment.first + k, axis, value))
+    return len(seen)
+
+
+def spelled(choice: Choice, evaluator: Evaluator) -> Choice:
+    """The one spelling of a layout: like axes are one where that costs no more, and all stand in their place."""
+    choice, limit_s = in_place(choice, evaluator), 0.0
+    for merge in merges(choice, evaluator, same_zero=True):
+        limit_s = limit_s or evaluator.evaluate(choice).step_time_s * (1.0 + ROUNDING)
+        outcome = evaluator.evaluate(merge)
+        if outcome.fits and outcome.step_time_s <= limit_s:
+            return spelled(merge, evaluator)
+    return choice
+
+
+def in_place(choice: Choice, evaluator: Evaluator) -> Choice:
+    """A lone axis in its place: outermost if it splits the batch, else innermost."""
+    live = np.flatnonzero(sizes(choice) > 1).tolist()
+    if not live:
+        return choice
+    first, last = live[0], live[-1]
+    if first > 0 and role(choice, evaluator, first) == "batch":
+        return _moved(choice, evaluator, first, 0)
+    inner = len(choice.axes) - 1
+    is_lone_outer = first == last == 0 != inner
+    if is_lone_outer and role(choice, evaluator, 0) == "other" and not choice.shares and not choice.spread_over:
+        return _moved(choice, evaluator, 0, inner)
+    return choice
+
+
+def merges(choice: Choice, evaluator: Evaluator, *, same_zero: bool = False) -> Iterator[Choice]:
+    """The choice with two neighbouring axes as one, of any two that operators treat alike.
+
+    Args:
+        choice: whose axes are looked at.
+        evaluator: of its problem.
+        same_zero: only such that ZeRO treats alike, too; else ZeRO over one of them becomes ZeRO over both.
+    """
+    live = np.flatnonzero(sizes(choice) > 1).tolist()
+    for outer, inner in itertools.pairwise(live):
+        if any(mine is not None for mine in choice.shares) and outer == 0:
+            continue
+        is_alike = all(np.array_equal(s.chosen[:, outer], s.chosen[:, inner]) for s in _distinct(choice, evaluator))
+        if not is_alike or (same_zero and choice.zero and choice.zero_axes[outer] != choice.zero_axes[inner]):
+            continue
+        ranks = [int(stage.axes[outer] * stage.axes[inner]) for stage in choice.layout.stages]
+        if role(choice, evaluator, outer) == "batch" and any(choice.samples % count for count in ranks):
+            continue
+
+        def joined(mesh: list[int], rank: int, outer: int = outer, inner: int = inner) -> list[int]:
+            mesh[outer], mesh[inner] = mesh[outer] * mesh[inner], 1
+            return mesh
+
+        zero_axes = choice.zero_axes.copy()
+        zero_axes[outer] |= zero_axes[inner]
+        both = replace(choice, zero_axes=zero_axes)
+        yield in_place(_with_meshes(both, evaluator, joined, whole=inner), evaluator)
+
+
+def without_idle(choice: Choice, evaluator: Evaluator) -> Iterator[Choice]:
+    """The choice without an axis, on the stages that split nothing over it, of every such axis: see `dropped`."""
+    ranks = range(len(choice.layout.stages))
+    for axis in range(len(choice.axes)):
+        idle = [rank for rank in ranks if _is_idle(choice, evaluator, axis, rank)]
+        if idle:
+            yield in_place(dropped(choice, evaluator, axis, idle), evaluator)
+
+
+def repeats(choice: Choice, evaluator: Evaluator) -> bool:
+    """Whether some stage repeats all its work over an axis."""
+    ranks = range(len(choice.layout.stages))
+    return any(_is_idle(choice, evaluator, axis, rank) for axis in range(len(choice.axes)) for rank in ranks)
+
+
+def _is_idle(choice: Choice, evaluator: Evaluator, axis: int, rank: int) -> bool:
+    """Whether a stage repeats all its work over an axis."""
+    if choice.layout.stages[rank].axes[axis] == 1:
+        return False
+    mine = replace(choice, chunks=choice.chunks[rank :: len(choice.layout.stages)])
+    return all(value == whole for value, (whole, _) in _signatures(mine, evaluator, axis))
+
+
+def dropped(choice: Choice, evaluator: Evaluator, axis: int, ranks: Sequence[int]) -> Choice:
+    """The choice with pipeline ranks on their first devices along an axis alone, where they split nothing over it."""
+
+    def alone(mesh: list[int], rank: int) -> list[int]:
+        mesh[axis] = 1 if rank in ranks else mesh[axis]
+        return mesh
+
+    gone = len(ranks) == len(choice.layout.stages)
+    found = _with_meshes(choice, evaluator, alone, whole=axis if gone else None)
+    if axis == 0 and choice.shares:
+        found = replace(found, shares=tuple(None if r in ranks else mine for r, mine in enumerate(choice.shares)))
+    return found
+
+
+def _distinct(choice: Choice, evaluator: Evaluator) -> list[Segment]:
+    """One segment of each set that has the same signatures."""
+    found: dict[tuple[int, int, int, bytes], Segment] = {}
+    for segments in choice.chunks:
+        for s in segments:
+            key = (evaluator.blocks.units[s.unit].type, s.first, s.last, s.chosen.tobytes())
+            found.setdefault(key, s)
+    return list(found.values())
+
+
+def _signatures(choice: Choice, evaluator: Evaluator, axis: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Every operator's signature on an axis, with those in which it is whole and in which it splits its batch."""
+    for segment in _distinct(choice, evaluator):
+        unit_type = evaluator.blocks.units[segment.unit].type
+        base = int(evaluator.tables.spans[unit_type])
+        for k, value in enumerate(segment.chosen[:, axis].tolist()):
+            yield value, default_signatures(evaluator, unit_type, segment.first - base + k)
+
+
+def _with_meshes(
+    choice: Choice, evaluator: Evaluator, change: Callable[[list[int], int], list[int]], *, whole: int | None
+) -> Choice:
+    """The choice on other meshes; over axis `whole`, if there is one, which has one rank then, nothing is split.
+
+    Devices are kept as far as a mesh has places for them, the first ones along every axis.
+    """
+    stages = []
+    for rank, stage in enumerate(choice.layout.stages):
+        before = [int(size) for size in stage.axes]
+        mesh = change(list(before), rank)
+        grid = np.array(stage.devices)
+        if np.prod(mesh) < grid.size:
+            grid = grid.reshape(before)[tuple(slice(size) for size in mesh)]
+        stages.append((tuple(grid.reshape(-1).tolist()), tuple(mesh)))
+    zero_axes = choice.zero_axes.copy()
+    if whole is not None:
+        zero_axes[whole] = False
+    return replace(
+        choice,
+        layout=evaluator.layout_of(stages),
+        chunks=choice.chunks if whole is None else _with_columns(choice, evaluator, {whole: None}),
+        zero=choice.zero if zero_axes.any() else 0,
+        zero_axes=zero_axes,
+    )
+
+
+def _moved(choice: Choice, evaluator: Evaluator, source: int, target: int) -> Choice:
+    """The choice with an axis in the place of one that has one rank; between them are none with more."""
+    stages = []
+    for stage in choice.layout.stages:
+        mesh = [int(size) for size in stage.axes]
+        mesh[target], mesh[source] = mesh[source], mesh[target]
+        stages.append((stage.devices, tuple(mesh)))
+    zero_axes = choice.zero_axes.copy()
+    zero_axes[target], zero_axes[source] = zero_axes[source], False
+    return replace(
+        choice,
+        layout=evaluator.layout_of(stages),
+        chunks=_with_columns(choice, evaluator, {target: source, source: None}),
+        zero_axes=zero_axes,
+        spread_over=tuple(target if axis == source else axis for axis in choice.spread_over),
+    )
+
+
+def _with_columns(
+    choice: Choice, evaluator: Evaluator, columns: dict[int, int | None]
+) -> tuple[tuple[Segment, ...], ...]:
+    """The chunks with the signatures of an axis taken from another one, or whole."""
+    known: dict[tuple[int, int, bytes], Ints] = {}
+
+    def changed(segment: Segment) -> Segment:
+        unit_type = evaluator.blocks.units[segment.unit].type
+        key = (unit_type, segment.first, segment.chosen.tobytes())
+        if key not in known:
+            base = int(evaluator.tables.spans[unit_type])
+            offsets = range(segment.first - base, segment.last - base)
+            chosen = segment.chosen.copy()
+            for target, source in columns.items():
+                chosen[:, target] = (
+                    [default_signatures(evaluator, unit_type, offset)[0] for offset in offsets]
+                    if source is None
+                    else segment.chosen[:, source]
+                )
+            known[key] = chosen
+        return replace(segment, chosen=known[key])
+
+    return tuple(tuple(changed(segment) for segment in segments) for segments in choice.chunks)

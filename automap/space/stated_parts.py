@@ -1,0 +1,240 @@
+"""The parts of a plan that follow from stated degrees: mesh axes, signatures in Megatron's pattern, chunks of layers.
+
+Published runs and the strategies that people state are built from them. Prices nothing. Units: samples.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.hints import Fix, Hints
+from automap.price.evaluator import Evaluator, by_type
+from automap.price.lowered_plan import Segment
+from automap.space.shape import Shape
+from automap.space.space import PlanSpace
+from automap.space.templates import megatron_signatures
+from ir.factors import BROADCAST, Placement, Signature, whole_signature
+from ir.graph import Operator
+from ir.operators.experts import COMBINE, DISPATCH
+from ir.operators.experts import PRODUCT as GROUPED
+from ir.operators.measured import LAYER
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+class Unpriced(Exception):
+    """Why a run cannot be priced."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One mesh axis of a run."""
+
+    name: str
+    size: int
+    split: Literal["batch", "sequence", "weights"]
+    """What dense operators split."""
+    experts: Literal["alike", "spread", "sliced"] = "alike"
+    """Whether the experts are spread over the axis, or each is sliced; `alike` = they split what dense operators do."""
+    shards_states: bool = True
+    """Whether ZeRO shards over it."""
+
+
+def mesh(
+    *,
+    dp: int,
+    tp: int,
+    cp: int = 1,
+    ep: int = 1,
+    slices: int | None = None,
+    states: int | None = None,
+    sequence_parallel: bool = False,
+) -> list[Axis]:
+    """Axes of the stated degrees, last one on consecutive devices: data, context, tensor parallelism (Megatron-LM).
+
+    Args:
+        dp: replicas.
+        tp: ranks that slice dense operators.
+        cp: parts of the sequence.
+        ep: ranks that share the experts, taken from the inside out (Megatron-Core's folding, arXiv 2504.14960): from tp
+            where experts are not sliced, then from cp, then from dp.
+        slices: of each expert, 1 or tp; None = tp unless ep takes all ranks.
+        states: replicas that share optimizer states, the inner part of dp; None = all.
+        sequence_parallel: whether tp splits the sequence between products.
+
+    Raises:
+        Unpriced: the degrees do not fit each other.
+    """
+    tensor = Axis(name="tp", size=tp, split="weights", shards_states=False)
+    context = Axis(name="cp", size=cp, split="sequence")
+    if states is not None and ep > 1:
+        raise Unpriced("optimizer states of experts over a part of the ranks")
+    if slices is None:
+        slices = tp if dp * cp % ep == 0 else 1
+    left = ep
+    if slices == tp:
+        tensor = replace(tensor, experts="sliced")
+    elif slices == 1 and sequence_parallel and ep % tp == 0:
+        tensor, left = replace(tensor, experts="spread"), ep // tp
+    else:
+        raise Unpriced(f"experts in {slices} slices, dense operators in {tp}")
+    if left > 1 and left % cp == 0:
+        context, left = replace(context, experts="spread"), left // cp
+    inner = Axis(name="ep", size=left, split="batch", experts="spread")
+    if states is not None:
+        inner = Axis(name="zero", size=states, split="batch")
+    if dp % inner.size:
+        what = f"ep = {ep}" if states is None else f"optimizer states over {states} ranks"
+        raise Unpriced(f"{what} does not fit dp = {dp}, cp = {cp}, tp = {tp}")
+    outer = Axis(name="dp", size=dp // inner.size, split="batch", shards_states=states is None)
+    return [outer, *(axis for axis in (inner, context) if axis.size > 1), tensor]
+
+
+def signatures(evaluator: Evaluator, shape: Shape, axes: Sequence[Axis], *, sequence_parallel: bool) -> Ints:
+    """[operator rows, axes] Megatron's pattern, and experts spread or sliced where an axis says so."""
+    problem = evaluator.problem
+    # The pattern depends on the degrees alone: one stage of the plan is enough.
+    node = replace(problem.cluster.nodes[0], num_devices=shape.dp * shape.tp, count=1)
+    small = replace(problem, cluster=replace(problem.cluster, nodes=(node,), bandwidth_GBps=None))
+    fix = Fix(dp=shape.dp, tp=shape.tp, pp=1, cp=1, ep=1, num_micro_batches=shape.num_micro_batches)
+    space = PlanSpace(replace(small, hints=Hints(fix=fix)), evaluator)
+    prefix = space.even_values(space.shapes[0], recompute="none", zero=0)
+    values = megatron_signatures(space, space.shapes[0], prefix, sequence_parallel=sequence_parallel)
+    dense = space.signatures(values)
+    mixtures = _mixtures(space)
+    columns = []
+    for axis in axes:
+        if axis.split == "sequence":
+            column = _follow(space, 1, axis.experts)
+        elif axis.split == "batch":
+            column = np.where(mixtures, _follow(space, 0, axis.experts), dense[:, 0])
+        elif sequence_parallel and axis.size > 1:
+            column = np.where(mixtures, _follow(space, 1, axis.experts), dense[:, 1])
+        else:
+            column = dense[:, 1]
+        columns.append(column)
+    return np.column_stack(columns)
+
+
+def _mixtures(space: PlanSpace) -> Mask:
+    """[operator rows] routers, experts and what stands between them: behind the tokens, up to their sum."""
+    tables = space.evaluator.tables
+    found = np.zeros(len(tables.operators), dtype=np.bool_)
+    for unit_type, unit in enumerate(space.linkage.types):
+        ops = [space.operator(unit_type, offset) for offset in range(len(unit.signatures))]
+        for op in ops:
+            if op.kind == DISPATCH:
+                first = next(k for k, other in enumerate(ops) if op.inputs[0] in other.outputs)
+                last = next(k for k, other in enumerate(ops) if other.kind == COMBINE and k > first)
+                base = int(tables.spans[unit_type])
+                found[base + first + 1 : base + last + 1] = True
+    return found
+
+
+def _follow(space: PlanSpace, dim: int, experts: str) -> Ints:
+    """[operator rows] signatures that keep dim `dim` of the tokens split and every weight whole but the experts'."""
+    tables = space.evaluator.tables
+    tensors = space.problem.graph.tensors
+    found = np.zeros(len(tables.operators), dtype=np.int64)
+    for unit_type, unit in enumerate(space.linkage.types):
+        placed: dict[str, Placement] = {} if unit.boundary_in is None else {unit.boundary_in: dim}
+        ops = [space.operator(unit_type, offset) for offset in range(len(unit.signatures))]
+        base = int(tables.spans[unit_type])
+        for offset, (op, table) in enumerate(zip(ops, unit.signatures, strict=True)):
+            for name in op.inputs:
+                if tensors[name].role == "input":
+                    placed.setdefault(name, dim)
+            have = [placed.get(name, BROADCAST) for name in op.inputs]
+            best = _following(op, table, have, experts)
+            found[base + offset] = best
+            for name, placement in zip(op.outputs, table[best].outputs, strict=True):
+                placed[name] = placement
+        for offset in range(len(ops) - 1, -1, -1):
+            made = ops[offset].outputs[0]
+            reader = next((k for k in range(offset + 1, len(ops)) if made in ops[k].inputs), None)
+            if ops[offset].is_view and reader is not None:
+                signature = unit.signatures[reader][found[base + reader]]
+                wanted = signature.inputs[ops[reader].inputs.index(made)]
+                outputs = [s.outputs[0] for s in unit.signatures[offset]]
+                found[base + offset] = outputs.index(wanted)
+    return found
+
+
+def _following(op: Operator, table: tuple[Signature, ...], have: list[Placement], experts: str) -> int:
+    """The signature that takes operands as they are; of experts, the one that spreads or slices them."""
+    wanted = list(have)
+    if op.kind == GROUPED and experts == "spread":
+        wanted = [0, 0]
+    elif op.kind == GROUPED and experts == "sliced":
+        last = max(s.outputs[0] for s in table)
+        wanted = [last, 1] if have[0] == last else [BROADCAST, 2]
+    elif op.kind == COMBINE:
+        # Tokens go back to where they came from.
+        back = next((s for s in table if s.inputs[1:] == tuple(have[1:]) and s.outputs[0] == have[1]), None)
+        wanted = list(back.inputs) if back else have
+    first = next((i for i, h in enumerate(wanted) if h >= 0), None)
+    if first is None or all(s.inputs[first] != wanted[first] for s in table):
+        return whole_signature(table)
+    return max(
+        range(len(table)),
+        key=lambda i: (
+            table[i].inputs[first] == wanted[first] and table[i].outputs[0] != BROADCAST,
+            sum(a == b for a, b in zip(table[i].inputs, wanted, strict=True)),
+        ),
+    )
+
+
+def chunks(
+    evaluator: Evaluator, signatures: Ints, num_chunks: int, masks: Callable[[int], Mask], unlike: int = 0
+) -> tuple[tuple[Segment, ...], ...]:
+    """The layers spread as evenly as they can be; the outer chunks, which hold embedding and head, get less.
+
+    The first `unlike` layers are of other types than the rest.
+    """
+    units, spans = evaluator.blocks.units, evaluator.tables.spans
+    kinds = [unit.type for unit in units]
+    layers = _layers(evaluator, unlike)
+    chosen = by_type(evaluator, signatures)
+    segments = [
+        Segment(
+            unit=number,
+            first=int(spans[kind]),
+            last=int(spans[kind + 1]),
+            chosen=np.ascontiguousarray(chosen[kind]),
+            recomputed=masks(kind) if number in layers else evaluator.masks(kind)["none"],
+        )
+        for number, kind in enumerate(kinds)
+    ]
+    ends = [0, *_ends(layers, num_chunks), len(units)]
+    if any(a >= b for a, b in itertools.pairwise(ends)):
+        raise Unpriced(f"{len(layers)} layers cannot be cut into {num_chunks} stages")
+    return tuple(tuple(segments[a:b]) for a, b in itertools.pairwise(ends))
+
+
+def _layers(evaluator: Evaluator, unlike: int) -> list[int]:
+    """The units that people count as layers: of a measured profile those with a layer of it, else the repeated ones."""
+    graph, units = evaluator.problem.graph, evaluator.blocks.units
+    measured = [i for i, u in enumerate(units) if any(op.kind == LAYER for op in graph.operators[u.start : u.stop])]
+    if measured:
+        return measured
+    kinds = [unit.type for unit in units]
+    repeated = max(set(kinds), key=kinds.count)
+    first = kinds.index(repeated)
+    return [*range(first - unlike, first), *(i for i, kind in enumerate(kinds) if kind == repeated)]
+
+
+def _ends(layers: list[int], chunks: int) -> list[int]:
+    """Units before the end of each chunk but the last."""
+    share, extra = divmod(len(layers), chunks)
+    sizes = [share] * chunks
+    for i in range(extra):
+        sizes[(chunks - extra) // 2 + i] += 1
+    starts = [*layers, layers[-1] + 1]
+    return [starts[end] for end in itertools.accumulate(sizes[:-1])]

@@ -1,0 +1,241 @@
+"""Hand-made plans: the degrees that people name, as a plan in numbers.
+
+Batch on dp, weights on tp in Megatron's manner, the sequence on cp, experts on ep, layers spread evenly over pp.
+Degrees that the cluster, the batch or the model cannot be divided by are refused by name. Prices nothing. Units:
+samples.
+"""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.errors import PlanError
+from automap.plan import ScheduleKind
+from automap.price.estimate import sequence_length
+from automap.price.evaluator import Evaluator, blank
+from automap.price.lowered_plan import RECOMPUTE_MODES, Choice
+from automap.price.tables import OP_SIGNATURES, S_BATCH, S_DIVIDES
+from automap.space.shape import Shape, divisors
+from automap.space.stated_parts import Unpriced, chunks, mesh, signatures
+from ir.operators.experts import DISPATCH
+
+Ints = npt.NDArray[np.int64]
+
+SCHEDULES = tuple(kind for kind in typing.get_args(ScheduleKind) if kind != "explicit")
+
+WHOLE_SHARE = 0.02
+"""Of the arithmetic, from which on a warning says that tp leaves it whole."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strategy:
+    """A plan as people state it."""
+
+    dp: int | None = None
+    """All ranks that split the batch; None = all devices that the other degrees leave."""
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    """Ranks that share the experts: a divisor of dp, or of dp * cp where cp divides it."""
+    micro_batch: int = 1
+    """Samples of a micro-batch on one replica; where dp does not divide the batch, on the fullest one."""
+    virtual: int = 1
+    """Stages of each pipeline rank."""
+    schedule: str | None = None
+    """None = interleaved with virtual stages, else 1f1b."""
+    zero: int = 0
+    recompute: str = "none"
+    sequence_parallel: bool = False
+
+
+def hand_made(evaluator: Evaluator, strategy: Strategy) -> Choice:
+    """The choice that `strategy` names, on all devices of the cluster.
+
+    Raises:
+        PlanError: names the degree that does not fit, and what would.
+    """
+    problem = evaluator.problem
+    dp, kind = _degrees(evaluator, strategy), _schedule(strategy)
+    rows = _samples(problem.training.global_batch, dp, strategy)
+    count = problem.training.global_batch // rows
+    if kind == "interleaved" and count % strategy.pp:
+        raise _refuse(
+            "virtual",
+            strategy.virtual,
+            f"interleaved stages need a multiple of pp = {strategy.pp} micro-batches, not {count}",
+            "Change the micro-batch or the global batch, or leave out --virtual.",
+        )
+    shape = Shape(pp=strategy.pp, tp=strategy.tp, dp=dp, num_micro_batches=count, samples=rows)
+    try:
+        axes = mesh(dp=dp, tp=strategy.tp, cp=strategy.cp, ep=strategy.ep, slices=strategy.tp)
+    except Unpriced as fault:
+        raise _refuse("ep", strategy.ep, str(fault), f"Use a divisor of dp, {_words(divisors(dp))}.") from None
+    chosen = signatures(evaluator, shape, axes, sequence_parallel=strategy.sequence_parallel)
+    if strategy.tp > 1:
+        _check_heads(evaluator, chosen, strategy.tp)
+    if strategy.ep > 1:
+        _check_experts(evaluator, strategy.ep)
+    try:
+        parts = chunks(
+            evaluator,
+            chosen,
+            strategy.pp * strategy.virtual,
+            lambda unit_type: evaluator.masks(unit_type)[strategy.recompute],
+        )
+    except Unpriced as fault:
+        degree = "virtual" if strategy.virtual > 1 else "pp"
+        raise _refuse(degree, getattr(strategy, degree), str(fault), "Use fewer stages.") from None
+    return Choice(
+        axes=tuple(axis.name for axis in axes),
+        layout=evaluator.layout([axis.size for axis in axes], strategy.pp),
+        num_micro_batches=count,
+        samples=rows,
+        kind=kind,
+        chunks=parts,
+        zero=strategy.zero if dp * strategy.cp > 1 else 0,
+        zero_axes=np.array([axis.size > 1 and axis.shards_states for axis in axes]),
+        spread_over=(0,) * strategy.pp if rows % dp else (),
+    )
+
+
+def _samples(batch: int, dp: int, strategy: Strategy) -> int:
+    """Samples of a micro-batch: dp times those of a replica, of the fullest one where dp does not divide the batch."""
+    if batch % dp == 0 or strategy.ep > 1 or strategy.cp > 1:
+        each = {mine: mine * dp for mine in (divisors(batch // dp) if batch % dp == 0 else [])}
+    else:
+        each = {-(-samples // dp): samples for samples in divisors(batch) if samples >= dp}
+    if strategy.micro_batch not in each:
+        raise _refuse(
+            "micro_batch" if each else "dp",
+            strategy.micro_batch if each else dp,
+            f"the global batch of {batch} is no multiple of dp * micro_batch = {dp * strategy.micro_batch}",
+            f"Use a micro-batch of {_words(sorted(each))}." if each else "Use a global batch that dp divides.",
+        )
+    return each[strategy.micro_batch]
+
+
+def _degrees(evaluator: Evaluator, strategy: Strategy) -> int:
+    """The data-parallel degree, all others checked."""
+    for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "virtual"):
+        value = getattr(strategy, name)
+        if value is not None and value < 1:
+            raise _refuse(name, value, "must be positive", "Give 1 or more, or leave it out.")
+    devices = evaluator.problem.cluster.num_devices
+    others = strategy.tp * strategy.pp * strategy.cp
+    if devices % others:
+        name = next(n for n in ("tp", "pp", "cp") if getattr(strategy, n) > 1)
+        raise _refuse(
+            name,
+            getattr(strategy, name),
+            f"tp * pp * cp = {others} does not divide the {devices} devices of the cluster",
+            f"Make their product one of {_words(divisors(devices))}.",
+        )
+    dp = devices // others
+    if strategy.dp not in (None, dp):
+        raise _refuse(
+            "dp",
+            strategy.dp,
+            f"dp * tp * pp * cp = {strategy.dp * others} is not the number of devices, {devices}",
+            f"Use dp = {dp}, or leave it out.",
+        )
+    length = sequence_length(evaluator.problem.graph)
+    if strategy.cp > 1 and (length is None or length % strategy.cp):
+        has = "the model has no sequence" if length is None else f"does not divide the sequence of {length} tokens"
+        repair = "Leave it out." if length is None else f"Use one of {_words(divisors(length))}."
+        raise _refuse("cp", strategy.cp, has, repair)
+    if not 0 <= strategy.zero <= 3:
+        raise _refuse("zero", strategy.zero, "no such ZeRO stage", "Give 0 to 3.")
+    if strategy.recompute not in RECOMPUTE_MODES:
+        raise _refuse("recompute", strategy.recompute, "no such mode", f"Use one of {', '.join(RECOMPUTE_MODES)}.")
+    return dp
+
+
+def _schedule(strategy: Strategy) -> str:
+    kind = strategy.schedule or ("interleaved" if strategy.virtual > 1 else "1f1b")
+    if kind not in SCHEDULES:
+        raise _refuse("schedule", kind, "no such schedule", f"Use one of {', '.join(SCHEDULES)}.")
+    if (kind == "interleaved") != (strategy.virtual > 1):
+        repair = "Give --virtual 2 or more." if kind == "interleaved" else "Use interleaved, or leave one of them out."
+        raise _refuse("schedule", kind, f"does not go with {strategy.virtual} stages a rank", repair)
+    return kind
+
+
+def _check_heads(evaluator: Evaluator, chosen: Ints, tp: int) -> None:
+    """Refuses a tp that does not divide the heads of attention, or divides no product at all."""
+    graph = evaluator.problem.graph
+    attention = {i for group in graph.fused if group.kind == "attention" for i in group.members}
+    whole = list(_whole_products(evaluator, chosen))
+    for index in whole:
+        op = graph.operators[index]
+        tensor = graph.tensors[op.outputs[0]]
+        heads = math.prod(size for dim, size in enumerate(tensor.shape[:-2]) if dim != tensor.batch_dim)
+        if index in attention and heads % tp:
+            raise _refuse(
+                "tp", tp, f"does not divide the {heads} heads of {op.name}", f"Use one of {_words(divisors(heads))}."
+            )
+    units = [evaluator.blocks.representative(kind) for kind in range(evaluator.blocks.num_types)]
+    products = {i for u in units for i in range(u.start, u.stop) if graph.operators[i].forward_flops.at(1) > 0.0}
+    if products <= set(whole):
+        raise _refuse("tp", tp, "divides no product of the model", "Use a smaller tp, or 1.")
+
+
+def _whole_products(evaluator: Evaluator, chosen: Ints) -> Iterator[int]:
+    """Operators with FLOPs, of one unit of each type, that every rank of tp, the last axis, computes alike."""
+    tables, graph = evaluator.tables, evaluator.problem.graph
+    for unit_type in range(evaluator.blocks.num_types):
+        start = evaluator.blocks.representative(unit_type).start
+        for offset, row in enumerate(tables.rows(unit_type)):
+            signature = tables.signatures[tables.operators[row, OP_SIGNATURES] + chosen[row, -1]]
+            divided = signature[S_DIVIDES] and not signature[S_BATCH]
+            if graph.operators[start + offset].forward_flops.at(1) > 0.0 and not divided:
+                yield start + offset
+
+
+def undivided(evaluator: Evaluator, choice: Choice) -> tuple[str, ...]:
+    """A warning where a good part of the arithmetic is done by every rank of tp, or nothing."""
+    tp = int(choice.layout.stages[0].axes[-1])
+    if tp == 1:
+        return ()
+    chosen = blank(evaluator, len(choice.zero_axes))
+    for segments in choice.chunks:
+        for segment in segments:
+            chosen[segment.first : segment.last] = segment.chosen
+    graph, units = evaluator.problem.graph, evaluator.blocks.units
+    times = Counter(unit.type for unit in units)
+    kinds = {i: unit.type for unit in reversed(units) for i in range(unit.start, unit.stop)}
+    amounts = {
+        graph.operators[i].name: times[kinds[i]] * graph.operators[i].forward_flops.at(1)
+        for i in _whole_products(evaluator, chosen)
+    }
+    share = sum(amounts.values()) / sum(op.forward_flops.at(1) for op in graph)
+    if share < WHOLE_SHARE:
+        return ()
+    largest = max(amounts, key=lambda name: amounts[name])
+    return (f"{share:.0%} of the FLOPs are not divided by tp = {tp}, most of them in {largest} and its like",)
+
+
+def _check_experts(evaluator: Evaluator, ep: int) -> None:
+    """Refuses an ep that does not divide the experts."""
+    graph = evaluator.problem.graph
+    number = max((graph.tensors[op.outputs[0]].shape[0] for op in graph if op.kind == DISPATCH), default=0)
+    if number == 0:
+        raise _refuse("ep", ep, "the model has no experts", "Leave it out.")
+    if number % ep:
+        raise _refuse("ep", ep, f"does not divide the {number} experts", f"Use one of {_words(divisors(number))}.")
+
+
+def _words(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _refuse(field: str, value: Any, message: str, repair: str) -> PlanError:
+    return PlanError(message, field=field, value=value, repair=repair)

@@ -1,0 +1,1 @@
+"""Published runs as problems, and the errors of the price by group."""

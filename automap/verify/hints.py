@@ -1,0 +1,154 @@
+"""Rules about what the user asked for: `hints.fix` and `hints.constraints`.
+
+A constraint binds the leaders of linkage groups that it names, and of other groups those members that it names; where
+nothing that divides evenly obeys, any placement that divides is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from automap.globs import select
+from automap.hints import Constraint
+from automap.plan import Plan
+from automap.verify.reading import Chunk, Model, Placed, Violation, is_live, num_ranks, remainders
+
+
+def check_hints(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
+    """What the plan does against the hints."""
+    yield from _fixed(plan, chunks, model)
+    names = [op.name for op in model.graph.operators]
+    constraints = model.problem.hints.constraints
+    named = [{model.position[name] for name in select(c.scope, names)} for c in constraints]
+    for number, (constraint, members) in enumerate(zip(constraints, named, strict=True)):
+        for chunk in chunks:
+            mine = [i for i in chunk.operators if i in members]
+            where = f"{chunk.where}, hints.constraints[{number}]"
+            if mine and constraint.stage not in (None, chunk.number):
+                yield Violation(where=where, what=f"{names[mine[0]]} is bound to stage {constraint.stage}")
+    if model.problem.hints.fix.recompute is None:
+        yield from _recomputed(chunks, model, named)
+    for chunk in chunks:
+        yield from _sharded(chunk, chunks, model, named)
+
+
+def _fixed(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
+    fix, ranks = model.problem.hints.fix, num_ranks(plan)
+    wanted = {axis: getattr(fix, axis) for axis in ("dp", "tp", "cp", "ep")}
+    for chunk in chunks:
+        for axis, size in wanted.items():
+            if size is not None and chunk.sizes.get(axis, 1) != size:
+                yield Violation(where=f"{chunk.where}.mesh", what=f"hints.fix.{axis} is {size}: {chunk.stage.mesh}")
+        has_replicas = any(chunk.sizes.get(axis, 1) > 1 for axis in ("dp", "cp", "ep"))
+        if fix.zero is not None and has_replicas and chunk.stage.zero.stage != fix.zero:
+            yield Violation(where=f"{chunk.where}.zero.stage", what=f"hints.fix.zero is {fix.zero}")
+        if fix.recompute is not None and chunk.again != _mode(chunk, model, fix.recompute):
+            yield Violation(where=f"{chunk.where}.recompute", what=f"hints.fix.recompute is {fix.recompute}")
+        if fix.batch_shares == "even" and chunk.stage.batch_shares is not None:
+            yield Violation(where=f"{chunk.where}.batch_shares", what="hints.fix.batch_shares is even")
+    found = {"pp": ranks, "num_micro_batches": plan.num_micro_batches, "virtual_stages": len(plan.stages) // ranks}
+    for name, value in found.items():
+        asked = getattr(fix, name)
+        if asked is not None and asked != value:
+            yield Violation(
+                where="stages" if name != "num_micro_batches" else name, what=f"hints.fix.{name} is {asked}"
+            )
+    kind = plan.schedule.kind
+    if (
+        fix.schedule is not None
+        and kind != fix.schedule
+        and not (fix.schedule == "interleaved" and kind == "1f1b" and len(plan.stages) == ranks)
+    ):
+        yield Violation(where="schedule.kind", what=f"hints.fix.schedule is {fix.schedule}")
+
+
+def _mode(chunk: Chunk, model: Model, mode: str) -> frozenset[int]:
+    """What a recompute mode runs again."""
+    if mode == "full":
+        return frozenset(chunk.operators)
+    return _core(chunk, model) if mode == "selective" else frozenset()
+
+
+def _core(chunk: Chunk, model: Model) -> frozenset[int]:
+    """Operators of attention that no kernel fuses."""
+    found = set()
+    for index in chunk.operators:
+        unit = model.blocks.units[model.unit_of[index]]
+        kernel = model.kernels.get(index)
+        is_fused = kernel is not None and kernel.kind == "attention"
+        if index - unit.start in model.linkage.types[unit.type].core and not is_fused:
+            found.add(index)
+    return frozenset(found)
+
+
+def _recomputed(chunks: Sequence[Chunk], model: Model, named: Sequence[set[int]]) -> Iterator[Violation]:
+    """One mode holds for a whole rank: where some operators must be run again, others may not be kept from it."""
+    for chunk in chunks:
+        of_rank = {i for other in chunks if other.rank == chunk.rank for i in other.operators}
+        constraints = model.problem.hints.constraints
+        must = {i for c, m in zip(constraints, named, strict=True) if c.recompute for i in m & of_rank}
+        for number, (constraint, members) in enumerate(zip(constraints, named, strict=True)):
+            mine = members & set(chunk.operators)
+            wrong = mine - chunk.again if constraint.recompute else mine & chunk.again
+            if constraint.recompute is None or not wrong or (not constraint.recompute and must):
+                continue
+            name = model.graph.operators[min(wrong)].name
+            what = f"{name} is {'not ' if constraint.recompute else ''}computed again"
+            yield Violation(where=f"{chunk.where}.recompute, hints.constraints[{number}]", what=what)
+
+
+def _sharded(chunk: Chunk, chunks: Sequence[Chunk], model: Model, named: Sequence[set[int]]) -> Iterator[Violation]:
+    constraints = model.problem.hints.constraints
+    about = [(n, c) for n, c in enumerate(constraints) if c.replicate or c.split or c.sharding]
+    for number in dict.fromkeys(model.unit_of[i] for i in chunk.operators) if about else ():
+        unit = model.blocks.units[number]
+        for group in model.linkage.types[unit.type].groups:
+            leader, members = unit.start + group.leader, [unit.start + m for m in group.members]
+            bound = [
+                (n, c, m)
+                for n, c in about
+                for m in ([leader] if leader in named[n] else members)
+                if m in named[n] and is_live(model.graph.operators[m])
+            ]
+            if not bound or not all(m in chunk.placed for m in members):
+                continue
+            for axis in chunk.sizes:
+                wrong = [(n, m) for n, c, m in bound if not _obeys(c, model, m, chunk.placed[m][axis], axis)]
+                ways = [dict(zip(members, way, strict=True)) for way in model.ways(unit.type, group)] if wrong else []
+                if any(
+                    all(_obeys(c, model, m, way[m], axis) for _, c, m in bound)
+                    and all(_divides(chunk, other, model, way, axis) for other in chunks)
+                    for way in ways
+                ):
+                    n, m = wrong[0]
+                    yield Violation(
+                        where=f"{chunk.where}.shardings, hints.constraints[{n}]",
+                        what=f"{model.graph.operators[m].name} lies otherwise on {axis}",
+                    )
+
+
+def _divides(chunk: Chunk, other: Chunk, model: Model, way: Mapping[int, Placed], axis: str) -> bool:
+    """Whether operators that lie so on an axis divide evenly, as they lie on the axes outside it.
+
+    Equal units of all stages lie alike: `other` is the stage whose mesh and samples are looked at.
+    """
+    axes = list(chunk.sizes)
+    outer = axes[: axes.index(axis)]
+    sizes = {a: other.sizes.get(a, 1) for a in axes}
+    return not any(
+        remainders(model, index, {**{a: chunk.placed[index][a] for a in outer}, axis: placed}, sizes, samples)
+        for index, placed in way.items()
+        for samples in dict.fromkeys(other.shares)
+    )
+
+
+def _obeys(constraint: Constraint, model: Model, index: int, placed: Placed, axis: str) -> bool:
+    number = model.legal(index)[placed]
+    factor = None if number is None else model.graph.operators[index].rule.factors[number]
+    if constraint.replicate:
+        is_whole = factor is None and set(placed.inputs + placed.outputs) <= {"B"}
+        if not is_whole and (factor is None or not factor.is_batch):
+            return False
+    if constraint.split and axis == "tp" and (factor is None or factor.is_batch):
+        return False
+    return (constraint.sharding or {}).get(axis, placed.outputs[0]) == placed.outputs[0]

@@ -1,0 +1,1 @@
+"""Parts of an ONNX file as plain values."""

@@ -1,0 +1,124 @@
+"""Inputs of an ONNX file: which are parameters, how large they are, and where the batch lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from ir.build import GraphBuilder
+from ir.errors import ModelError
+from ir.graph import Tensor
+from ir.onnx.readers.guard import refuse
+from ir.onnx.readers.nodes import Declared, Source
+
+Dim = int | str
+
+
+def add_inputs(
+    builder: GraphBuilder,
+    source: Source,
+    *,
+    dims: Mapping[str, int],
+    parameters: Sequence[str],
+    batch_dims: Mapping[str, int | None],
+) -> None:
+    """Adds the inputs that something reads, for one sample, and sets the exported batch size of `builder`.
+
+    Args:
+        builder: of the graph.
+        source: the file.
+        dims: sizes of symbolic dims.
+        parameters: globs over inputs that are parameters.
+        batch_dims: data input -> its batch dim, None where it has none; of others the leading one.
+
+    Raises:
+        ModelError: an input has no size or shape, or what is said about it is wrong.
+    """
+    marked = {"PARAMETER": "parameter", "USER_INPUT": "input", "": "input"}
+    roles = {}
+    for name, declared in source.inputs.items():
+        is_named = any(fnmatchcase(name, pattern) for pattern in parameters)
+        # Other marks (CONSTANT_TENSOR) are values that the trace made, neither data nor trained.
+        roles[name] = "parameter" if is_named else marked.get(declared.kind, "buffer")
+    used = {n for node in source.nodes for n in node.inputs}
+    data = {n: d for n, d in source.inputs.items() if roles[n] == "input" and n in used}
+    places = _batch_places(builder, data, dims, batch_dims)
+    for name, declared in source.inputs.items():
+        if name not in used and name not in source.outputs:
+            continue
+        if declared.shape is None:
+            raise refuse("an input has no declared shape", name, "Export with shapes.")
+        place = places.get(name)
+        shape = [
+            builder.export_batch if i == place and isinstance(size, str) else _bound(name, i, size, dims)
+            for i, size in enumerate(declared.shape)
+        ]
+        if place is not None:
+            shape[place] //= builder.export_batch
+        builder.add_tensor(
+            Tensor(name=name, shape=tuple(shape), dtype=declared.dtype, role=roles[name], batch_dim=place)  # type: ignore[arg-type]
+        )
+
+
+def _bound(name: str, index: int, size: Dim, dims: Mapping[str, int]) -> int:
+    if isinstance(size, str):
+        if size not in dims:
+            raise ModelError(
+                f"dim {index} of input {name} is symbolic and has no size",
+                field=f"dims.{size}",
+                value="unbound",
+                repair=f'Bind it: `--dim {size}=128`, or in a request the field `dims`: {{"{size}": 128}}.',
+            )
+        size = dims[size]
+    if size <= 0:
+        raise ModelError(
+            f"dim {index} of input {name} has no size",
+            field="model",
+            value=size,
+            repair="Export with positive sizes.",
+        )
+    return size
+
+
+def _batch_places(
+    builder: GraphBuilder, data: Mapping[str, Declared], dims: Mapping[str, int], batch_dims: Mapping[str, int | None]
+) -> dict[str, int | None]:
+    """The batch dim of each data input; sets the exported batch size (1 when symbolic)."""
+    for name in batch_dims:
+        if name not in data:
+            raise ModelError(
+                "no data input has this name",
+                field=f"batch_dims.{name}",
+                value=name,
+                repair=f"Data inputs are: {', '.join(data) or 'none'}.",
+            )
+    places: dict[str, int | None] = {}
+    sizes: dict[str, Dim] = {}
+    for name, declared in data.items():
+        rank = len(declared.shape or ())
+        place = batch_dims.get(name, 0 if rank else None)
+        if place is not None and not 0 <= place < rank:
+            raise ModelError(
+                "the batch dim is outside the input's rank",
+                field=f"batch_dims.{name}",
+                value=place,
+                repair=f"Give a dim from 0 to {rank - 1}, or null.",
+            )
+        places[name] = place
+        if place is not None and declared.shape is not None:
+            size = declared.shape[place]
+            sizes[name] = dims.get(size, size) if isinstance(size, str) and size in dims else size
+    symbolic = {n for n, s in sizes.items() if isinstance(s, str)}
+    static = [s for s in sizes.values() if not isinstance(s, str)]
+    # One input tells the batch: a symbolic leading dim if there is any, else the first explicit or data input.
+    first = next((n for n in batch_dims if n in sizes and n not in symbolic), None)
+    batch = 1 if symbolic else (int(sizes[first]) if first else int(static[0]) if static else 1)
+    for name, size in sizes.items():
+        agrees = name in symbolic if symbolic else size == batch
+        if not agrees and name not in batch_dims:
+            places[name] = None
+            builder.warnings.append(f"{name}: leading dim {size} is not the batch, taken as the same for all samples")
+    if batch <= 0:
+        raise refuse("the batch dim has no size", batch, "Export at a batch of 1 or more.")
+    builder.export_batch = batch
+    return places

@@ -1,0 +1,381 @@
+"""Protobuf to plain records: nodes in canonical order with local functions expanded, values, metadata."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+from onnx import numpy_helper
+
+from ir.build import MAX_VALUE_ELEMENTS
+from ir.onnx.readers.control import Branch, bags, free_names, graphs
+from ir.onnx.readers.costs import stated_costs
+from ir.onnx.readers.guard import refuse
+from ir.operators import Value
+
+BAGS = "#Bags"
+"""Kind of the loop of an embedding bag: rows, offsets and, where the rows are places, the table."""
+
+DTYPES: Mapping[int, str] = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string", 9: "bool",
+    10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 16: "bfloat16", 17: "float8",
+    18: "float8", 19: "float8", 20: "float8",
+}  # fmt: skip
+"""`TensorProto.DataType` -> name."""
+
+PYTORCH = "pytorch"
+"""Name of the producer whose exporters' habits are known: what they merge, fold and rename is given back."""
+KIND_KEY = "pkg.torch.export.graph_signature.InputSpec.kind"
+SCOPE_KEY = "pkg.torch.onnx.name_scopes"
+COMMON_BUFFERS = frozenset(
+    {"inv_freq", "original_inv_freq", "position_ids", "token_type_ids", "relative_position_index",
+     "relative_coords_table", "running_mean", "running_var", "num_batches_tracked"}
+)  # fmt: skip
+"""Names that modules give to tensors that are not trained, where the exporter no longer says so."""
+FILLED_KEY, CONTENT_KEY, TURNED_KEY = "automap.filled", "automap.content", "automap.turned"
+"""On a weight that was stripped: "1" if all its elements were equal; a number that weights of equal elements share; the
+one that a weight equal to its transpose has."""
+FOLDED_KEY = "pkg.onnxscript.optimizer.folded_from"
+"""On a value that the exporter's optimiser computed: the names of what it was computed from."""
+
+
+STATE_POSITIONS: Mapping[str, tuple[int, ...]] = {
+    "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2), "LayerNormalization": (1, 2), "Gather": (0,),
+    "BatchNormalization": (1, 2, 3, 4), "InstanceNormalization": (1, 2), "GroupNormalization": (1, 2), "PRelu": (1,),
+    "LSTM": (1, 2, 3), "GRU": (1, 2, 3), "RNN": (1, 2, 3), "MatMul": (1,), "Transpose": (0,),
+}  # fmt: skip
+"""Operands that only what a module holds can be, where they are graph inputs with a name of their own."""
+
+
+@dataclass
+class Node:
+    """One node of the file."""
+
+    kind: str
+    """Operator type; `domain.Type` outside the standard domain."""
+    inputs: list[str]
+    outputs: list[str]
+    attributes: dict[str, Any]
+    name: str = ""
+    scope: str = ""
+    opset: int = 0
+    costs: dict[str, float] = field(default_factory=dict)
+    """What the file states; see `ir.onnx.readers.costs`."""
+    label: str = ""
+    """What the exporter called the node inside its module."""
+
+
+@dataclass
+class Stored:
+    """A tensor that stands in the file: its declaration, and its value where it is small."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    value: Value | None = None
+    kind: str = ""
+    """PARAMETER, BUFFER or empty: what the exporter said."""
+
+
+@dataclass
+class Declared:
+    """An input, an output or an inner value with a declared type; symbolic dims are strings."""
+
+    shape: tuple[int | str, ...] | None
+    dtype: str
+    kind: str = ""
+
+
+@dataclass
+class Source:
+    """A parsed file."""
+
+    name: str
+    nodes: list[Node]
+    inputs: dict[str, Declared]
+    """Graph inputs that are not initializers."""
+    stored: dict[str, Stored]
+    outputs: dict[str, Declared]
+    declared: dict[str, Declared] = field(default_factory=dict)
+    has_metadata: bool = False
+    """Whether the exporter marked parameters."""
+    names_state: bool = False
+    """Whether stored tensors bear the names of the module's parameters and buffers, all but those called `onnx::`
+    (PyTorch's older exporter)."""
+
+
+def dtype_name(number: int) -> str:
+    """Name of a `TensorProto.DataType`.
+
+    Raises:
+        ModelError: the type is not supported.
+    """
+    if number not in DTYPES:
+        raise refuse("a tensor has an unsupported type", number, "Export with ordinary numeric types.")
+    return DTYPES[number]
+
+
+def metadata(proto: Any) -> dict[str, str]:
+    """The key-value pairs of a message."""
+    return {p.key: p.value for p in proto.metadata_props}
+
+
+def scope_of(names: list[str]) -> str:
+    """Module path from the exporter's list of name scopes; its last entry is the node itself."""
+    return names[-2] if len(names) > 1 else ""
+
+
+_TEXTS = re.compile(r"""\[(?:'[^'\\]*'|"[^"\\]*"|, )*\]""")
+_TEXT = re.compile(r"""'([^'\\]*)'|"([^"\\]*)\"""")
+
+
+def text_list(text: str) -> list[str]:
+    """A list of plain strings written as Python writes it; empty if it is none."""
+    if not isinstance(text, str) or len(text) > 20_000 or not _TEXTS.fullmatch(text):
+        return []
+    return [single or double for single, double in _TEXT.findall(text)]
+
+
+def path_scope(name: str) -> str:
+    """Module path from a node name of PyTorch's older exporter: `/h.0/attn/c_attn/MatMul`.
+
+    Children of an nn.Sequential repeat its name, as in `/features/features.0/features.0.1/Relu`.
+    """
+    if not name.startswith("/"):
+        return ""
+    parts: list[str] = []
+    for part in name.split("/")[1:-1]:
+        if parts and part.startswith(parts[-1] + "."):
+            parts.pop()
+        parts.append(part)
+    return ".".join(parts)
+
+
+def small_value(tensor: Any) -> Value | None:
+    """The value of a tensor of at most `MAX_VALUE_ELEMENTS` elements; larger ones are never read.
+
+    A float tensor without any data is a weight that was stripped: it has no value either.
+
+    Raises:
+        ModelError: the stored bytes do not match the dims.
+    """
+    count = 1
+    for size in tensor.dims:
+        count *= size
+    if count > MAX_VALUE_ELEMENTS or dtype_name(tensor.data_type) in ("string", "float8", "complex64"):
+        return None
+    if count and dtype_name(tensor.data_type).startswith(("float", "bfloat")) and not has_data(tensor):
+        return None
+    try:
+        value: Value = numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise refuse("a stored tensor does not match its dims", f"{tensor.name}: {error}", "Export again.") from None
+    return value
+
+
+DATA_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "raw_data", "double_data", "uint64_data")
+
+
+def has_data(tensor: Any) -> bool:
+    """Whether the numbers of a tensor stand in the file."""
+    return any(len(getattr(tensor, name)) for name in DATA_FIELDS)
+
+
+def _attribute(proto: Any, given: Mapping[str, Any]) -> Any:
+    """A plain value; tensors stay protobuf, references take the caller's value."""
+    if proto.ref_attr_name:
+        return given.get(proto.ref_attr_name)
+    kind = proto.type
+    if kind == onnx.AttributeProto.INT:
+        return proto.i
+    if kind == onnx.AttributeProto.FLOAT:
+        return proto.f
+    if kind == onnx.AttributeProto.STRING:
+        return proto.s.decode("utf-8", "replace")
+    if kind == onnx.AttributeProto.INTS:
+        return tuple(proto.ints)
+    if kind == onnx.AttributeProto.FLOATS:
+        return tuple(proto.floats)
+    if kind == onnx.AttributeProto.STRINGS:
+        return tuple(s.decode("utf-8", "replace") for s in proto.strings)
+    if kind == onnx.AttributeProto.TENSOR:
+        return proto.t
+    if kind in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
+        raise refuse(
+            "a node with a subgraph is not supported",
+            proto.name,
+            "Export with the branch or loop resolved: a training graph is a straight line.",
+        )
+    raise refuse("an attribute has an unsupported type", proto.name, "Export with standard operators.")
+
+
+class Reader:
+    """Collects nodes, local functions expanded."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+        self.nodes: list[Node] = []
+        self.fresh = 0
+
+    def read(
+        self,
+        protos: Iterable[Any],
+        opsets: Mapping[str, int],
+        names: Mapping[str, str] | None,
+        given: Mapping[str, Any],
+        prefix: str,
+        scope: str,
+    ) -> None:
+        """Appends nodes; inside a function `names` maps formal to actual names and `given` holds attributes."""
+        local = dict(names or {})
+
+        def renamed(name: str) -> str:
+            if names is None or not name:
+                return name
+            return local.setdefault(name, f"{prefix}{name}")
+
+        for proto in protos:
+            inputs = [renamed(n) for n in proto.input]
+            outputs = [renamed(n) for n in proto.output]
+            notes = metadata(proto)
+            path = text_list(notes.get(SCOPE_KEY, ""))
+            own_scope, label = scope_of(path) or scope or path_scope(proto.name), path[-1] if path else ""
+            if proto.op_type in ("If", "Loop", "Scan") and proto.domain in ("", "ai.onnx"):
+                self._control(proto, inputs, outputs, renamed, (opsets, names, local, given, prefix, own_scope))
+                continue
+            attributes = {a.name: _attribute(a, given) for a in proto.attribute}
+            attributes = {k: v for k, v in attributes.items() if v is not None}
+            key = (proto.domain, proto.op_type, proto.overload)
+            function = self.functions.get(key)
+            if function is not None:
+                self._expand(function, inputs, outputs, attributes, own_scope)
+                continue
+            standard = proto.domain in ("", "ai.onnx")
+            self.nodes.append(
+                Node(
+                    kind=proto.op_type if standard else f"{proto.domain}.{proto.op_type}",
+                    inputs=inputs,
+                    outputs=outputs,
+                    attributes=attributes,
+                    name=(prefix + proto.name) if proto.name else "",
+                    scope=own_scope,
+                    opset=opsets.get("" if standard else proto.domain, 0),
+                    costs=stated_costs(notes, proto.name or proto.op_type),
+                    label=label,
+                )
+            )
+
+    def _control(
+        self, proto: Any, inputs: list[str], outputs: list[str], renamed: Callable[[str], str], around: tuple[Any, ...]
+    ) -> None:
+        """An If is kept with its branches, the loop of an embedding bag as what it computes; others are refused."""
+        opsets, *_, prefix, scope = around
+        name = (prefix + proto.name) if proto.name else ""
+        if proto.op_type == "If":
+            captured = [renamed(n) for sub in graphs(proto) for n in free_names(sub)]
+            branches = {a.name: self._branch(a.g, around, renamed) for a in proto.attribute}
+            self.nodes.append(
+                Node("If", [inputs[0], *dict.fromkeys(captured)], outputs, branches, name, scope, opsets.get("", 0))
+            )
+            return
+        found = bags(proto) if proto.op_type == "Loop" else None
+        if found is not None:
+            read = [renamed(found.rows), renamed(found.offsets), renamed(found.table)]
+            attributes = {"reduction": found.reduction, "keepdims": int(found.keeps_dim)}
+            self.nodes.append(Node(BAGS, read, outputs[-1:], attributes, name, scope, opsets.get("", 0)))
+            return
+        raise refuse(
+            f"control flow is not supported: a {proto.op_type} that cannot be resolved",
+            proto.name or (outputs[0] if outputs else proto.op_type),
+            "Export with the loop written out, as torch.export does: a training graph is a straight line.",
+        )
+
+    def _branch(self, graph: Any, around: tuple[Any, ...], renamed: Callable[[str], str]) -> Branch:
+        opsets, names, local, given, prefix, scope = around
+
+        def read() -> tuple[list[Node], dict[str, Stored]]:
+            inner = Reader.__new__(Reader)
+            inner.functions, inner.nodes, inner.fresh = self.functions, [], self.fresh
+            inner.read(graph.node, opsets, None if names is None else local, given, prefix, scope)
+            self.fresh = inner.fresh
+            stored = {
+                renamed(t.name): Stored(tuple(t.dims), dtype_name(t.data_type), small_value(t))
+                for t in graph.initializer
+            }
+            return inner.nodes, stored
+
+        return Branch(read, [renamed(v.name) for v in graph.output])
+
+    def _expand(
+        self, function: Any, inputs: list[str], outputs: list[str], attributes: dict[str, Any], scope: str
+    ) -> None:
+        given = {a.name: _attribute(a, {}) for a in function.attribute_proto}
+        given.update(attributes)
+        actual = inputs + [""] * (len(function.input) - len(inputs))
+        names = dict(zip(function.input, actual, strict=False))
+        names.update(zip(function.output, outputs, strict=False))
+        names = {k: v for k, v in names.items() if v or k in function.input}
+        self.fresh += 1
+        self.read(function.node, opsets(function), names, given, f"{function.name}_{self.fresh}/", scope)
+
+
+def opsets(proto: Any) -> dict[str, int]:
+    """Domain -> version of its operator set; the standard domain is empty."""
+    return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
+
+
+def in_order(nodes: list[Node], known: set[str]) -> list[Node]:
+    """Nodes so that each reads only what is known or written before; ties go by position in the file (Kahn).
+
+    Raises:
+        ModelError: the graph has a cycle.
+    """
+    producer = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
+    waiting = [0] * len(nodes)
+    readers: list[list[int]] = [[] for _ in nodes]
+    for i, node in enumerate(nodes):
+        for name in {n for n in node.inputs if n and n in producer and n not in known}:
+            waiting[i] += 1
+            readers[producer[name]].append(i)
+    ready = [i for i, count in enumerate(waiting) if count == 0]
+    heapq.heapify(ready)
+    order: list[Node] = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(nodes[index])
+        for reader in readers[index]:
+            waiting[reader] -= 1
+            if waiting[reader] == 0:
+                heapq.heappush(ready, reader)
+    if len(order) < len(nodes):
+        stuck = next(node for i, node in enumerate(nodes) if waiting[i] > 0)
+        raise refuse(
+            "the graph has a cycle",
+            stuck.name or stuck.outputs[0] if stuck.outputs else stuck.kind,
+            "Export again: a forward graph has no cycle.",
+        )
+    return order
+
+
+def declared(value: Any) -> Declared:
+    """The type of a value; a dim without size or name is named after its place.
+
+    Raises:
+        ModelError: it is no tensor.
+    """
+    if not value.type.HasField("tensor_type"):
+        if value.type.WhichOneof("value") is None:
+            return Declared(None, "float32")
+        raise refuse("a value is not a tensor", value.name, "Export with tensors only (no sequences or maps).")
+    tensor = value.type.tensor_type
+    shape: tuple[int | str, ...] | None = None
+    if tensor.HasField("shape"):
+        shape = tuple(
+            d.dim_param or f"{value.name}.{i}" if d.WhichOneof("value") != "dim_value" else int(d.dim_value)
+            for i, d in enumerate(tensor.shape.dim)
+        )
+    dtype = dtype_name(tensor.elem_type) if tensor.elem_type else "float32"
+    return Declared(shape, dtype, metadata(value).get(KIND_KEY, ""))

@@ -1,0 +1,292 @@
+"""What PyTorch's exporters merge, fold and rename, given back: fresh weights, batch norms, tied heads, lost marks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from onnx import numpy_helper
+
+from ir.onnx.readers.nodes import (
+    COMMON_BUFFERS,
+    CONTENT_KEY,
+    FILLED_KEY,
+    FOLDED_KEY,
+    STATE_POSITIONS,
+    TURNED_KEY,
+    Declared,
+    Node,
+    Stored,
+    has_data,
+    metadata,
+    text_list,
+)
+
+
+def folded_parameters(values: Iterable[Any], stored: dict[str, Stored]) -> list[Node]:
+    """Weights that the exporter's optimiser transposed or looked up at export lost their mark: gives it back.
+
+    Returns:
+        Transposes of parameters that are stored as well (a tied head), so that they count once.
+    """
+    nodes = []
+    copies: dict[tuple[str, tuple[int, ...]], str] = {}
+    for value in values:
+        given = stored.get(value.name)
+        names = text_list(metadata(value).get(FOLDED_KEY, "")) if given is not None else []
+        # Parameters have dotted names, the exporter's own values have not.
+        sources = [n for n in names if "." in n and n.rpartition(".")[2] not in COMMON_BUFFERS]
+        if given is None or given.kind or not sources or not given.dtype.startswith(("float", "bfloat")):
+            continue
+        source = stored.get(sources[0])
+        if len(names) == 1 and source is not None and source.shape == given.shape[::-1] and len(given.shape) == 2:
+            nodes.append(Node("Transpose", [sources[0]], [value.name], {"perm": (1, 0)}))
+            del stored[value.name]
+            continue
+        # A layer that runs several times has its weight transposed once a run.
+        original = copies.setdefault((",".join(names), given.shape), value.name)
+        if original != value.name and len(names) == 1 and len(given.shape) == 2:
+            nodes.append(Node("Identity", [original], [value.name], {}))
+            del stored[value.name]
+            continue
+        given.kind, given.value = "PARAMETER", None
+    return nodes
+
+
+def _is_sibling(a: str, b: str) -> bool:
+    """Whether two module paths differ by numbers only: copies of one layer, whose fresh weights are equal."""
+    return a != b and re.sub(r"\d+", "#", a) == re.sub(r"\d+", "#", b)
+
+
+def _reader_scopes(nodes: Iterable[Node]) -> dict[str, str]:
+    """The module of the first reader of each tensor."""
+    found: dict[str, str] = {}
+    for node in nodes:
+        for name in node.inputs:
+            found.setdefault(name, node.scope)
+    return found
+
+
+def unmerged(
+    nodes: list[Node], stored: dict[str, Stored], inputs: dict[str, Declared], tensors: Mapping[str, Any]
+) -> list[Node]:
+    """PyTorch's older exporter stores equal tensors once and reads the others through an Identity of their name.
+
+    A tied parameter has one name only, so that each such Identity is a parameter of its own (two fresh biases of
+    zeros, say).
+
+    Returns:
+        the nodes without those; `stored` and `inputs` hold the parameters again.
+    """
+    kept = []
+    scopes = _reader_scopes(n for n in nodes if not n.name.startswith("Identity_"))
+    for node in nodes:
+        source, name = node.inputs[0] if node.inputs else "", node.outputs[0] if node.outputs else ""
+        # A transposed copy (`onnx::MatMul_7`) that equals another is the same weight again, unless it is fresh.
+        is_copy = (
+            name.startswith("onnx::")
+            and source in tensors
+            and not is_filled(tensors[source])
+            and not _is_sibling(scopes.get(source, ""), scopes.get(name, ""))
+        )
+        if node.kind != "Identity" or node.scope or not node.name.startswith("Identity_") or is_copy:
+            kept.append(node)
+        elif source in stored:
+            stored[name] = replace(stored[source])
+        elif source in inputs:
+            inputs[name] = replace(inputs[source])
+        else:
+            kept.append(node)
+    return kept
+
+
+def mark_weights(nodes: Iterable[Node], inputs: dict[str, Declared]) -> None:
+    """Tells weights from data in a file of PyTorch's older exporter without stored parameters.
+
+    It lists the data first, then what the module holds; the first input that is read as a weight ends the data.
+    """
+    read: dict[str, set[tuple[str, int]]] = {}
+    for node in nodes:
+        for i, name in enumerate(node.inputs):
+            if name in inputs:
+                read.setdefault(name, set()).add((node.kind, i))
+    names = list(inputs)
+    first = next(
+        (
+            k
+            for k, name in enumerate(names)
+            if inputs[name].dtype.startswith(("float", "bfloat"))
+            and ("." in name or "::" in name)
+            and any(i in STATE_POSITIONS.get(kind, ()) for kind, i in read.get(name, ()))
+        ),
+        len(names),
+    )
+    for name in names[first:]:
+        is_float = inputs[name].dtype.startswith(("float", "bfloat"))
+        is_statistic = any(kind == "BatchNormalization" and i > 2 for kind, i in read.get(name, ()))
+        inputs[name].kind = "PARAMETER" if is_float and not is_statistic else "BUFFER"
+    if first < len(names):
+        for name in names[:first]:
+            inputs[name].kind = "USER_INPUT"
+
+
+def is_filled(tensor: Any) -> bool:
+    """Whether all elements are equal (a fresh bias or scale); a stripped file says it in metadata."""
+    if not has_data(tensor):
+        return metadata(tensor).get(FILLED_KEY) == "1"
+    raw = tensor.raw_data
+    if not raw:
+        value = numpy_helper.to_array(tensor).reshape(-1)
+        return bool((value == value[:1]).all())
+    width = len(raw) // max(prod(tensor.dims), 1)
+    return bool(raw == raw[:width] * (len(raw) // max(width, 1)))
+
+
+def content(tensor: Any, *, turned: bool = False) -> object:
+    """What is equal for tensors of equal numbers (of the transposed matrix, if `turned`); None where it is unknown."""
+    if not has_data(tensor):
+        return metadata(tensor).get(TURNED_KEY if turned else CONTENT_KEY)
+    value = numpy_helper.to_array(tensor)
+    return np.ascontiguousarray(value.T if turned else value).tobytes()
+
+
+def separate(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str, Any]) -> None:
+    """PyTorch's newer exporter stores equal tensors once: fresh scales and biases of several modules are one.
+
+    A filled parameter that several modules read is given back to each of them under its own name, any other to copies
+    of the layer that it belongs to (`layers.0.fc`, `layers.1.fc`): one that is really tied holds random numbers and
+    has readers of different kinds, or is read by one module again.
+    """
+    readers: dict[str, list[tuple[Node, int]]] = {}
+    for node in nodes:
+        for i, name in enumerate(node.inputs):
+            if name in stored and stored[name].kind == "PARAMETER":
+                readers.setdefault(name, []).append((node, i))
+    for name, places in readers.items():
+        if len({node.scope for node, _ in places}) < 2 or name not in tensors:
+            continue
+        fresh = is_filled(tensors[name])
+        owner, _, leaf = name.rpartition(".")
+        first = owner if any(node.scope == owner for node, _ in places) else places[0][0].scope
+        for node, i in places:
+            if node.scope != first and (fresh or _is_sibling(node.scope, first)):
+                own = f"{node.scope}.{leaf}"
+                while own in stored and stored[own].shape != stored[name].shape:
+                    own += "_"
+                stored.setdefault(own, replace(stored[name]))
+                node.inputs[i] = own
+
+
+def _alias_copies(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str, Any]) -> None:
+    """A layer that runs several times has its weight transposed at export once a run: the copies are one."""
+    first: dict[tuple[int, tuple[int, ...], object], str] = {}
+    alias: dict[str, str] = {}
+    scopes = _reader_scopes(nodes)
+    for name, given in stored.items():
+        if not name.startswith("onnx::") or len(given.shape) < 2 or name not in tensors:
+            continue
+        same = content(tensors[name])
+        if same is None:
+            continue
+        key = (tensors[name].data_type, given.shape, same)
+        other = first.setdefault(key, name)
+        siblings = _is_sibling(scopes.get(name, ""), scopes.get(other, ""))
+        if other != name and not siblings and not is_filled(tensors[name]):
+            alias[name] = first[key]
+    for node in nodes if alias else ():
+        node.inputs[:] = [alias.get(n, n) for n in node.inputs]
+    for name in alias:
+        del stored[name]
+
+
+def _channels(node: Node, weight: tuple[int | str, ...] | None) -> tuple[int | str, ...] | None:
+    """The shape of what has one number an output channel."""
+    if weight is None or len(weight) < 2:
+        return None
+    if node.kind == "ConvTranspose":
+        return (int(weight[1]) * int(node.attributes.get("group", 1)),)
+    return (weight[0] if node.kind == "Conv" or node.attributes.get("transB") else weight[1],)
+
+
+def unfolded(
+    nodes: list[Node], stored: dict[str, Stored], inputs: Mapping[str, Declared], *, marked: bool
+) -> list[Node]:
+    """Gives back the batch normalisations that PyTorch's exporters fold into convolutions in evaluation mode.
+
+    The older one renames weight and bias to `onnx::Conv_N` (and only then); whether the convolution had a bias of its
+    own cannot be seen: none is assumed. The newer one leaves the name of the normalisation's operator on the node and
+    calls a bias that was not there before `WEIGHT_bias`.
+    """
+    found = []
+    for node in nodes:
+        weight, bias = ([*node.inputs[1:], "", ""])[:2]
+        if marked:
+            is_folded = node.kind in ("Conv", "ConvTranspose", "Gemm") and "batch_norm" in node.label
+            has_bias = bool(bias) and not bias.endswith("weight_bias")
+        else:
+            is_folded = node.kind == "Conv" and all(n.startswith("onnx::Conv_") for n in (weight, bias))
+            has_bias = False
+        # A bias of zeros is dropped: the channels are then those of the weight.
+        known = bias or weight
+        if not is_folded or not all(n in stored or n in inputs for n in (weight, known)):
+            found.append(node)
+            continue
+        norm = node.scope if marked else f"{weight}.norm"
+        held = stored[known] if known in stored else inputs[known]
+        shape = _channels(node, held.shape) if not bias else held.shape
+        if shape is None or any(isinstance(s, str) for s in shape):
+            found.append(node)
+            continue
+        names = [f"{norm}.{leaf}" for leaf in ("weight", "bias", "running_mean", "running_var")]
+        for name in names:
+            kind = "BUFFER" if "running" in name else "PARAMETER"
+            stored[name] = Stored(tuple(int(s) for s in shape), held.dtype, None, kind)
+        for name in (weight, bias) if has_bias else (weight,):
+            if name in stored:
+                stored[name].kind, stored[name].value = "PARAMETER", None
+        before = f"{node.outputs[0]}#folded"
+        scope = weight.rpartition(".")[0] if marked else node.scope
+        found.append(
+            replace(node, inputs=node.inputs[: 3 if has_bias else 2], outputs=[before], scope=scope or node.scope)
+        )
+        found.append(
+            Node(
+                "BatchNormalization",
+                [before, *names],
+                node.outputs[:1],
+                {},
+                f"{node.name}#norm",
+                node.scope,
+                node.opset,
+            )
+        )
+    return found
+
+
+def tied(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str, Any]) -> list[Node]:
+    """Weights that are stored once more, transposed (a tied head): PyTorch's older exporter does that.
+
+    Returns:
+        Transposes of the weights in place of the copies, which leave `stored`.
+    """
+    _alias_copies(nodes, stored, tensors)
+    matrices = [n for n, s in stored.items() if len(s.shape) == 2 and s.dtype.startswith("float") and n in tensors]
+    copies = {n: stored[n].shape for n in matrices if n.startswith("onnx::")}
+    wanted = set(copies.values())
+    originals: dict[tuple[tuple[int, ...], object], str] = {}
+    for name in matrices:
+        if name not in copies and stored[name].shape[::-1] in wanted and not is_filled(tensors[name]):
+            turned = content(tensors[name], turned=True)
+            if turned is not None:
+                originals[(stored[name].shape[::-1], turned)] = name
+    made: list[Node] = []
+    for name, shape in copies.items() if originals else ():
+        original = originals.get((shape, content(tensors[name])))
+        if original is not None:
+            made.append(Node("Transpose", [original], [name], {"perm": (1, 0)}))
+            del stored[name]
+    return made

@@ -1,0 +1,280 @@
+"""Views in which the batch is merged with another dim, put off until something needs them.
+
+Models that keep the sequence first view `[s, b, h]` as `[(s b), h]` for a product and `[s, b, h d]` as `[s, (b h), d]`
+for attention, and view the results back. In `(s b)` the batch is the minor part and could not be split; at an exported
+batch of 1 the place of the batch in such a view cannot even be seen. A `Reshape` that merges a batch which is not
+leading is therefore not emitted: operators behind it that treat the merged dims alike work on the dims apart, and a
+`Reshape` back finds them there. Any other operator has the view made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Literal
+
+from ir.batch import resolve
+from ir.build import GraphBuilder
+from ir.onnx.readers.nodes import Node
+
+Side = Literal["left", "right", "any"]
+
+UNARY = frozenset(
+    {
+        "Relu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Reciprocal", "Elu", "Selu", "HardSigmoid", "Softplus", "LeakyRelu",
+        "Gelu", "Erf", "Cos", "Sin", "Log", "Abs", "HardSwish", "Swish", "Mish", "Celu", "Neg", "Cast", "Clip", "Not",
+        "IsNaN", "IsInf", "Floor", "Round", "Sign", "Softsign", "ThresholdedRelu", "Dropout",
+    }
+)  # fmt: skip
+BINARY = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Where", "Equal", "Less", "Greater", "And", "Or", "PRelu"}
+)
+ROWS = frozenset({"Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization"})
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A view that was put off."""
+
+    whole: str
+    """The tensor with the batch in a dim of its own."""
+    place: int
+    """That dim; in the view it belongs to its left or right neighbour."""
+    side: Side
+    """`any` where the exported sizes do not tell."""
+    shape: tuple[int, ...]
+    """Of the view, at the exported batch."""
+
+
+@dataclass
+class MergedViews:
+    """The views that were put off in one import."""
+
+    builder: GraphBuilder
+    views: dict[str, Merged] = field(default_factory=dict)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.views
+
+    def make(self, name: str) -> str:
+        """Emits the view after all."""
+        view = self.views.pop(name, None)
+        if view is not None:
+            self.builder.add("Reshape", [view.whole], [name], name=name, attributes={"shape": view.shape})
+        return name
+
+    def put_off(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
+        """Takes a node that reads or makes such a view; False where it must be read as it stands.
+
+        Args:
+            node: of the file.
+            inputs: its operands, resolved.
+            attributes: its attributes as the table of kinds wants them.
+        """
+        if node.kind == "Reshape":
+            return self._reshape(node, inputs)
+        given = [n for n in inputs if n in self.views]
+        if not given:
+            return False
+        view = self.views[given[0]]
+        if node.kind == "Transpose":
+            return self._transpose(node, view, attributes)
+        if node.kind in ("MatMul", "Gemm"):
+            return self._product(node, inputs, attributes)
+        if node.kind in UNARY or node.kind in BINARY:
+            return self._elementwise(node, inputs, attributes, view)
+        axis = int(attributes.get("axis", -1))
+        last = len(view.shape) - 1
+        if node.kind in ROWS and axis in (-1, last) and self._leaves_last(view) and inputs[0] in self.views:
+            attributes = {**attributes, "axis": -1}
+            return self._emit(node, [view.whole, *inputs[1:]], attributes, view, view.shape)
+        if node.kind == "Split" and axis in (-1, last) and self._leaves_last(view):
+            return self._split(node, inputs, attributes, view)
+        return False
+
+    def _leaves_last(self, view: Merged) -> bool:
+        """Whether the last dim of the view is a dim of the whole tensor too."""
+        rank = len(view.shape)
+        return view.place < rank - 1 or (view.place == rank - 1 and view.side != "right")
+
+    def _emit(
+        self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any], view: Merged, shape: tuple[int, ...]
+    ) -> bool:
+        name = node.outputs[0]
+        whole = f"{name}#apart"
+        self._add(node, node.kind, inputs, [whole], attributes)
+        self.views[name] = Merged(whole, view.place, view.side, shape)
+        return True
+
+    def _add(
+        self,
+        node: Node,
+        kind: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        attributes: Mapping[str, Any],
+        suffix: str = "",
+    ) -> None:
+        label = f"{node.name}{suffix}" if node.name else ""
+        self.builder.add(kind, inputs, outputs, name=label, scope=node.scope, attributes=attributes, opset=node.opset)
+
+    def _reshape(self, node: Node, inputs: Sequence[str]) -> bool:
+        builder = self.builder
+        view = self.views.get(inputs[0])
+        name = view.whole if view else inputs[0]
+        tensor, value = builder.tensors.get(name), builder.values.get(inputs[1]) if len(inputs) > 1 else None
+        if tensor is None or value is None or tensor.batch_dim is None:
+            return False
+        exported = view.shape if view else tensor.shape_at(builder.export_batch)
+        target = resolve(
+            exported, [int(v) for v in value.reshape(-1)], allow_zero=bool(node.attributes.get("allowzero", 0))
+        )
+        if target is None:
+            return False
+        found = _merges(tensor.shape, tensor.batch_dim, target, builder.export_batch)
+        if found is None:
+            if view is None:
+                return False
+            if target == tensor.shape_at(builder.export_batch):
+                self._add(node, "Identity", [name], node.outputs[:1], {})
+            else:
+                self._add(node, "Reshape", [name], node.outputs[:1], {"shape": target})
+            return True
+        place, side, apart = found
+        if apart != tensor.shape:
+            whole = f"{node.outputs[0]}#apart"
+            shape = tuple(s * builder.export_batch if d == place else s for d, s in enumerate(apart))
+            self._add(node, "Reshape", [name], [whole], {"shape": shape})
+            if builder.tensors[whole].batch_dim != place:
+                return False
+            name = whole
+        self.views[node.outputs[0]] = Merged(name, place, side, target)
+        return True
+
+    def _transpose(self, node: Node, view: Merged, attributes: Mapping[str, Any]) -> bool:
+        rank = len(view.shape)
+        perm = tuple(attributes.get("perm") or reversed(range(rank)))
+        neighbour = view.place - 1 if view.side == "left" else view.place
+        if neighbour >= rank:
+            return False
+        # The batch and its neighbour travel together; where the side is not known a move decides for the right one:
+        # a merged `(s b)` is viewed back, never moved.
+        side: Side = "left" if view.side == "left" else "right"
+        if side == "left":
+            return False
+        whole = [p if p < view.place else p + 1 for p in perm]
+        at = whole.index(view.place + 1)
+        whole.insert(at, view.place)
+        name = node.outputs[0]
+        self._add(node, "Transpose", [view.whole], [f"{name}#apart"], {"perm": tuple(whole)})
+        self.views[name] = Merged(f"{name}#apart", at, side, tuple(view.shape[p] for p in perm))
+        return True
+
+    def _product(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
+        builder = self.builder
+        a, b = self.views.get(inputs[0]), self.views.get(inputs[1])
+        if a is None or attributes.get("transA") or {"alpha", "beta"} & set(attributes):
+            return False
+        rank = len(a.shape)
+        if b is not None:
+            fits = a.place == b.place < rank - 2 and rank == len(b.shape) and "left" not in (a.side, b.side)
+            if not fits or node.kind != "MatMul" or a.shape[:-2] != b.shape[:-2]:
+                return False
+            return self._emit(node, [a.whole, b.whole], {}, a, (*a.shape[:-1], b.shape[-1]))
+        weight = builder.tensors.get(inputs[1])
+        if weight is None or weight.batch_dim is not None or len(weight.shape) != 2 or not self._leaves_last(a):
+            return False
+        right = inputs[1]
+        if attributes.get("transB"):
+            right = f"{node.outputs[0]}#transposed"
+            self._add(node, "Transpose", [inputs[1]], [right], {"perm": (1, 0)}, "#transpose")
+        columns = builder.tensors[right].shape[1]
+        side: Side = "left" if a.place == rank - 1 else a.side
+        shape = (*a.shape[:-1], columns)
+        name = node.outputs[0]
+        product = f"{name}#product"
+        self._add(node, "MatMul", [a.whole, right], [product], {})
+        if len(inputs) > 2 and inputs[2]:
+            bias = builder.tensors.get(inputs[2])
+            if bias is None or bias.batch_dim is not None or len(bias.shape) > 1:
+                return False
+            self._add(node, "Add", [product, inputs[2]], [f"{name}#apart"], {}, "#bias")
+            product = f"{name}#apart"
+        self.views[name] = Merged(product, a.place, side, shape)
+        return True
+
+    def _elementwise(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any], view: Merged) -> bool:
+        rank = len(view.shape)
+        operands = []
+        for i, name in enumerate(inputs):
+            other = self.views.get(name)
+            if other is not None:
+                if other.place != view.place or other.shape != view.shape:
+                    return False
+                operands.append(other.whole)
+                continue
+            if not name or (node.kind in UNARY and i):
+                operands.append(name)
+                continue
+            tensor, value = self.builder.tensors.get(name), self.builder.values.get(name)
+            shape = tensor.shape if tensor is not None else value.shape if value is not None else None
+            if shape is None or (tensor is not None and tensor.batch_dim is not None):
+                return False
+            # Only dims to the right of the batch's neighbour may differ from one.
+            free = rank - view.place - (0 if view.side == "left" or view.place == rank - 1 else 1)
+            if prod(shape[: max(len(shape) - max(free, 0), 0)]) != 1 or len(shape) > rank:
+                return False
+            if len(shape) > rank - view.place:
+                return False
+            operands.append(name)
+        sides = {self.views[n].side for n in inputs if n in self.views} - {"any"}
+        if len(sides) > 1:
+            return False
+        side: Side = sides.pop() if sides else "any"
+        return self._emit(node, operands, attributes, Merged("", view.place, side, view.shape), view.shape)
+
+    def _split(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any], view: Merged) -> bool:
+        names = [f"{n}#apart" for n in node.outputs]
+        self._add(node, "Split", [view.whole, *inputs[1:]], names, {**attributes, "axis": -1})
+        for name, whole in zip(node.outputs, names, strict=True):
+            size = self.builder.tensors[whole].shape[-1]
+            self.views[name] = Merged(whole, view.place, view.side, (*view.shape[:-1], size))
+        return True
+
+
+def _merges(
+    shape: Sequence[int], batch_dim: int, target: Sequence[int], batch: int
+) -> tuple[int, Side, tuple[int, ...]] | None:
+    """How a Reshape merges a batch that is not leading with a neighbour.
+
+    Args:
+        shape: of the operand at one sample.
+        batch_dim: its batch.
+        target: resolved, at the exported batch.
+        batch: samples of the export.
+
+    Returns:
+        place of the batch with its dim apart, the side of its neighbour, the shape with it apart at one sample;
+        None where the batch leads, keeps a dim of its own, or is not between two dims of the target.
+    """
+    before = prod(shape[:batch_dim])
+    if shape[batch_dim] != 1 or before == 1:
+        return None
+    reached = 1
+    found: tuple[int, Side, tuple[int, ...]] | None = None
+    for d, size in enumerate(target):
+        if reached == before:
+            if size == batch:
+                return None  # a dim of its own
+            if size % batch == 0 and found is None:
+                apart = (*target[:d], 1, size // batch, *target[d + 1 :])
+                found = (d, "any" if batch == 1 else "right", apart)
+        reached *= size
+        if batch > 1 and reached == before * batch and size % batch == 0 and found is None:
+            following = target[d + 1] if d + 1 < len(target) else 0
+            if following != 1:
+                found = (d + 1, "left", (*target[:d], size // batch, 1, *target[d + 1 :]))
+    if found is None and batch == 1 and reached == before:
+        return (len(target), "left", (*target, 1))
+    return found

@@ -1,0 +1,203 @@
+"""Look-ups and writes that stay within each sample, although the exported indices name samples too.
+
+Indices such as `arange(b)[:, None]` beside the places of interest would mix samples if they were taken at their word.
+They become look-ups along dims of one sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ir.build import GraphBuilder
+from ir.onnx.readers.nodes import Node
+from ir.operators import Value
+
+
+@dataclass
+class SampleLookups:
+    """The look-ups of one import.
+
+    Attributes:
+        builder: of the import.
+        nodes: of the file.
+        resolve: the name under which the builder knows a tensor of the file.
+        emit: imports a node, given the names that somebody reads.
+    """
+
+    builder: GraphBuilder
+    nodes: Sequence[Node]
+    resolve: Callable[[str], str]
+    emit: Callable[[Node, set[str]], None]
+
+    def add(self, node: Node, inputs: Sequence[str]) -> bool:
+        """Adds the operators that `node` stands for; False where it is no such look-up or write.
+
+        Args:
+            node: of the file.
+            inputs: names of its operands in the builder.
+        """
+        if node.kind == "Gather":
+            return self._gather_samples(node, inputs) or self._gather_own(node, inputs)
+        if node.kind == "GatherND":
+            return self._gather_pairs(node, inputs) or self._gather_own(node, inputs)
+        return node.kind == "ScatterND" and self._scatter_samples(node, inputs)
+
+    def _gather_samples(self, node: Node, inputs: Sequence[str]) -> bool:
+        """A look-up along `(b s)` by known places that stay within each sample: a look-up along `s` of `[b, s]`.
+
+        Indexing by `[arange(b)[:, None], places]` and `as_strided` are exported like that.
+        """
+        builder = self.builder
+        data, value = builder.tensors.get(inputs[0]), builder.values.get(inputs[1])
+        if data is None or value is None or data.batch_dim is None or not value.ndim:
+            return False
+        axis = int(node.attributes.get("axis", 0)) % len(data.shape)
+        batch, rows = builder.export_batch, data.shape[axis]
+        if axis != data.batch_dim or value.shape[0] != batch:
+            return False
+        value = np.where(value < 0, value + rows * batch, value)
+        own = value[:1]
+        samples = np.arange(batch).reshape(-1, *[1] * (value.ndim - 1))
+        if own.min(initial=0) < 0 or own.max(initial=0) >= rows or not np.array_equal(value, own + samples * rows):
+            return False
+        lead, tail = data.shape[:axis], data.shape[axis + 1 :]
+        kept = own.reshape(-1)
+        entry, made, result = f"{node.outputs[0]}#apart", f"{node.outputs[0]}#rows", node.outputs[0]
+
+        def reshape(source: str, target: str, shape: Sequence[int]) -> None:
+            given = np.asarray([n * batch if d == axis else n for d, n in enumerate(shape)])
+            builder.constant(f"{target}#shape", given)
+            builder.add("Reshape", [source, f"{target}#shape"], [target], scope=node.scope, name=node.name)
+
+        reshape(inputs[0], entry, (*lead, 1, rows, *tail))
+        if not np.array_equal(kept, np.arange(rows)):
+            builder.constant(f"{made}#places", kept)
+            builder.add("Gather", [entry, f"{made}#places"], [made], scope=node.scope, attributes={"axis": axis + 1})
+            entry = made
+        reshape(entry, result, (*lead, *own.shape, *tail))
+        return True
+
+    def _is_by_sample(self, value: Value) -> bool:
+        """Whether index tuples are `(sample, places...)`, with the same places for each sample in turn."""
+        if value.ndim < 2 or value.shape[-1] < 2 or value.shape[0] != self.builder.export_batch:
+            return False
+        samples = np.arange(len(value)).reshape(-1, *[1] * (value.ndim - 2))
+        own = value[:1, ..., 1:]
+        return bool((value[..., 0] == samples).all() and (value[..., 1:] == own).all())
+
+    def _gather_pairs(self, node: Node, inputs: Sequence[str]) -> bool:
+        """`x[arange(b)[:, None], places]` with known places: a look-up along dim 1, the same for each sample.
+
+        Masks of transformers are exported like that.
+        """
+        builder = self.builder
+        data, value = builder.tensors.get(inputs[0]), builder.values.get(inputs[1])
+        if data is None or data.batch_dim != 0 or data.shape[0] != 1 or value is None or value.shape[-1:] != (2,):
+            return False
+        if node.attributes.get("batch_dims") or not self._is_by_sample(value):
+            return False
+        places, out = value[0, ..., 1], node.outputs[0]
+        if np.array_equal(places.reshape(-1), np.arange(data.shape[1])):
+            builder.constant(f"{out}#shape", np.asarray([builder.export_batch, *places.shape, *data.shape[2:]]))
+            builder.add("Reshape", [inputs[0], f"{out}#shape"], [out], name=node.name, scope=node.scope)
+        else:
+            builder.constant(f"{out}#places", np.ascontiguousarray(places))
+            builder.add(
+                "Gather",
+                [inputs[0], f"{out}#places"],
+                [out],
+                name=node.name,
+                scope=node.scope,
+                attributes={"axis": 1},
+            )
+        return True
+
+    def _scatter_samples(self, node: Node, inputs: Sequence[str]) -> bool:
+        """`x[arange(b), places] = y` with known places: the batch is moved behind the dims that are looked into."""
+        builder = self.builder
+        value = builder.values.get(inputs[1])
+        if value is None or not self._is_by_sample(value) or node.attributes.get("reduction", "none") != "none":
+            return False
+        operands = [builder.tensors.get(n) or builder.values.get(n) for n in (inputs[0], inputs[2])]
+        if any(o is None for o in operands):
+            return False
+        out, depth, lead = node.outputs[0], value.shape[-1], value.ndim - 1
+        ranks = [len(o.shape) for o in operands if o is not None]
+        names = []
+        for name, rank, place, label in (
+            (inputs[0], ranks[0], depth - 1, "data"),
+            (inputs[2], ranks[1], lead - 1, "new"),
+        ):
+            perm = (*range(1, place + 1), 0, *range(place + 1, rank))
+            turned = Node("Transpose", [name], [f"{out}#{label}"], {"perm": perm}, node.name, node.scope, node.opset)
+            self.emit(turned, set())
+            names.append(f"{out}#{label}")
+        builder.constant(f"{out}#places", np.ascontiguousarray(value[0, ..., 1:]))
+        made = Node("ScatterND", [names[0], f"{out}#places", names[1]], [f"{out}#moved"], {}, node.name, node.scope)
+        self.emit(made, set())
+        back = (depth - 1, *range(depth - 1), *range(depth, ranks[0]))
+        self.emit(Node("Transpose", [f"{out}#moved"], [out], {"perm": back}, node.name, node.scope), set())
+        return True
+
+    def _gather_own(self, node: Node, inputs: Sequence[str]) -> bool:
+        """`x[arange(b), places]`: a look-up by each sample in its own rows.
+
+        The older exporter adds `arange(b) * rows` to the places and looks up in `[(b rows), ...]`, the newer one joins
+        `arange(b)` and the places to pairs.
+        """
+        builder = self.builder
+        data, index = builder.tensors.get(inputs[0]), builder.tensors.get(inputs[1])
+        if data is None or index is None or data.batch_dim != 0 or index.batch_dim != 0:
+            return False
+        maker = self._producers.get(inputs[1])
+        rows, name = data.shape[0], node.outputs[0]
+        if node.kind == "Gather":
+            if int(node.attributes.get("axis", 0)) or maker is None or maker.kind != "Add" or len(index.shape) != 1:
+                return False
+            places = self._other_than_samples(maker, rows)
+            if places is None:
+                return False
+            builder.constant(f"{name}#shape", np.asarray([builder.export_batch, rows, *data.shape[1:]]))
+            builder.add("Reshape", [inputs[0], f"{name}#shape"], [f"{name}#rows"], name=node.name, scope=node.scope)
+            builder.constant(f"{name}#axis", np.asarray([-1]))
+            builder.add("Unsqueeze", [places, f"{name}#axis"], [f"{name}#places"], name=node.name, scope=node.scope)
+            source, places = f"{name}#rows", f"{name}#places"
+        else:
+            if node.attributes.get("batch_dims") or maker is None or maker.kind != "Concat" or len(maker.inputs) != 2:
+                return False
+            rest = self._other_than_samples(maker, 1)
+            if rest is None or rows != 1 or self.resolve(maker.inputs[1]) != rest:
+                return False
+            source, places = inputs[0], rest
+        builder.add(
+            "GatherND",
+            [source, places],
+            [name],
+            name=node.name,
+            scope=node.scope,
+            attributes={"batch_dims": 1},
+            opset=node.opset,
+        )
+        return True
+
+    @cached_property
+    def _producers(self) -> Mapping[str, Node]:
+        return {name: node for node in self.nodes for name in node.outputs}
+
+    def _other_than_samples(self, maker: Node, rows: int) -> str | None:
+        """The operand of a two-operand node whose other one is `arange(b) * rows`."""
+        names = [self.resolve(n) for n in maker.inputs]
+        for i, name in enumerate(names):
+            value = self.builder.values.get(name)
+            if value is None or names[1 - i] not in self.builder.tensors:
+                continue
+            # Where the sum was made, a constant that held all samples was cut to the first.
+            if value.size in (1, self.builder.export_batch) and np.array_equal(
+                value.reshape(-1), np.arange(value.size) * rows
+            ):
+                return names[1 - i]
+        return None

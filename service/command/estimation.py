@@ -1,0 +1,209 @@
+"""`automap estimate` and `automap verify`: plans that somebody made by hand or wrote to a file; a page for people."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from automap.documents import read_file
+from automap.errors import ModelError, PlanError, ProblemError
+from automap.records import to_json
+from service.jobs.run_job import JobRequest, ModelOptions, build_problem, import_graph
+from service.report import GIB, seconds
+from service.strategy import strategy
+
+if TYPE_CHECKING:
+    from automap.plan import Estimate, Plan
+    from automap.verify import Violation
+
+WIDTH = 118
+CLASSES = ("parameters", "gradients", "optimizer", "activations", "buffers")
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Graphs are many objects and no garbage: looking for it is a fifth of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def with_sequence(options: ModelOptions, length: int | None) -> ModelOptions:
+    """The options of a named model whose samples have `length` tokens.
+
+    Raises:
+        ModelError: the model is a file.
+    """
+    if length is None:
+        return options
+    if not options.zoo:
+        raise ModelError(
+            "the length of a file's sequences is its own",
+            field="seq_len",
+            value=length,
+            repair="Leave it out; --dim gives the size of a symbolic dim.",
+        )
+    separator = "," if ":" in options.zoo else ":"
+    return replace(options, zoo=f"{options.zoo}{separator}seq_len={length}")
+
+
+def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any]) -> Plan:
+    """The plan of the stated degrees, with its estimate and reasons.
+
+    Args:
+        data: the model's file; empty for a named model.
+        request: model, cluster, training and hints.
+        stated: fields of `automap.space.stated_strategy.Strategy`.
+
+    Raises:
+        UserError: the request, the model, or a degree that does not fit.
+    """
+    for name, given in (("cluster", request.cluster), ("global_batch", request.training.get("global_batch"))):
+        if given is None:
+            raise ProblemError(
+                "missing", field=name, value="nothing", repair=f"Give --{name.replace('_', '-')}, or a file by --plan."
+            )
+    with _uncollected():
+        from automap.price.estimate import annotate
+        from automap.price.evaluator import Evaluator
+        from automap.price.plan_writer import to_plan
+        from automap.space.stated_strategy import Strategy, hand_made, undivided
+
+        evaluator = Evaluator(build_problem(import_graph(data, request), request))
+        choice = hand_made(evaluator, Strategy(**stated))
+        plan = annotate(to_plan(choice, evaluator), choice, evaluator)
+        return replace(plan, warnings=(*plan.warnings, *undivided(evaluator, choice)))
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan of a file.
+
+    Raises:
+        PlanError: it cannot be read, or is no plan.
+    """
+    from automap.plan import Plan
+
+    return Plan.from_json(read_file(path, field="plan", error=PlanError))
+
+
+def verify_file(data: bytes, request: JobRequest, path: Path) -> tuple[Violation, ...]:
+    """What is wrong with the plan of a file, on the cluster and under the training that it states.
+
+    Args:
+        data: see `price_hand_made`.
+        request: model and hints.
+        path: of the plan.
+
+    Raises:
+        UserError: the file or the model cannot be read.
+    """
+    with _uncollected():
+        from automap.verify import verify
+
+        plan = read_plan(path)
+        request = replace(request, cluster=plan.cluster, training=to_json(plan.training))
+        return verify(build_problem(import_graph(data, request), request), plan)
+
+
+def price_file(data: bytes, request: JobRequest, stated: Mapping[str, Any], path: Path) -> Plan:
+    """The plan of a file with a new estimate, on the cluster and under the training that it states.
+
+    Args:
+        data: see `price_hand_made`.
+        request: model and hints.
+        stated: must be empty: the file says all.
+        path: of the plan.
+
+    Raises:
+        UserError: the file, the model, or that the plan is illegal or for another model.
+    """
+    given = {"cluster": request.cluster, **request.training, **stated}
+    for name, value in given.items():
+        if value is not None:
+            raise PlanError(
+                "the plan says it already", field=name, value=value, repair="Leave it out, or leave --plan out."
+            )
+    with _uncollected():
+        from automap.price.estimate import annotate
+        from automap.price.evaluator import Evaluator
+        from automap.price.plan_reader import to_choice
+
+        plan = read_plan(path)
+        request = replace(request, cluster=plan.cluster, training=to_json(plan.training))
+        evaluator = Evaluator(build_problem(import_graph(data, request), request))
+        return annotate(plan, to_choice(plan, evaluator), evaluator)
+
+
+def page(plan: Plan) -> str:
+    """The estimate of a plan for people."""
+    estimate = plan.estimate
+    assert estimate is not None
+    low, high = estimate.error_band_s
+    half = (high - low) / 2.0 / estimate.step_time_s
+    speed = f"{estimate.samples_per_s:,.4g} samples/s"
+    if estimate.tokens_per_s_per_device is not None:
+        speed += f", {estimate.tokens_per_s_per_device:,.0f} tokens/s a device"
+    # Nobody knows the FLOPs of a measured profile.
+    speed += f", MFU {estimate.mfu:.1%}" if estimate.mfu else ""
+    lines = [
+        f"strategy  {strategy(plan)}",
+        f"step      {seconds(estimate.step_time_s)}, {seconds(low)} to {seconds(high)} (± {half:.0%})",
+        f"speed     {speed}",
+        f"bound     no plan of this model on this cluster takes less than {seconds(estimate.lower_bound_s)}",
+        "",
+        *_times(estimate),
+        "",
+        *_memory(estimate),
+        "",
+        *(_folded(reason) for reason in plan.why),
+    ]
+    return "\n".join(lines)
+
+
+def _folded(reason: str) -> str:
+    return textwrap.fill(reason, WIDTH, initial_indent="why       ", subsequent_indent=" " * 10, break_on_hyphens=False)
+
+
+def _times(estimate: Estimate) -> list[str]:
+    parts = dict(estimate.breakdown_s)
+    exposed = parts.pop("exposed_communication")
+    rows = {name: parts[name] for name in ("compute", "bubble", "optimizer", "overhead")}
+    rows |= {f"exposed {name.replace('_', '-')}": value for name, value in exposed.items()}
+    lines = [f"{'time of the slowest rank':28}{'seconds':>10}{'share':>8}"]
+    lines += [f"{name:28}{value:10.4f}{value / estimate.step_time_s:8.1%}" for name, value in rows.items()]
+    return lines
+
+
+def _memory(estimate: Estimate) -> list[str]:
+    width = max(len("memory in GiB, devices"), *(len(m.devices) for m in estimate.memory_bytes))
+    header = "".join(f"{name:>12}" for name in (*CLASSES, "total", "capacity"))
+    lines = [f"{'memory in GiB, devices':{width}}{header}"]
+    for memory in estimate.memory_bytes:
+        amounts = [*(getattr(memory, name) for name in CLASSES), memory.total, memory.capacity]
+        columns = "".join(f"{amount / GIB:12.2f}" for amount in amounts)
+        over = "  does not fit" if memory.total > memory.capacity else ""
+        lines.append(f"{memory.devices:{width}}{columns}{memory.total / memory.capacity:6.0%}{over}")
+    return lines
+
+
+def shortage(plan: Plan) -> str | None:
+    """What a plan lacks, or None if it fits."""
+    estimate = plan.estimate
+    assert estimate is not None
+    if estimate.fits:
+        return None
+    worst = max(estimate.memory_bytes, key=lambda memory: memory.total - memory.capacity)
+    largest = max(CLASSES, key=lambda name: float(getattr(worst, name)))
+    return (
+        f"does not fit: devices {worst.devices} need {worst.total / GIB:.1f} GiB of {worst.capacity / GIB:.1f}, "
+        f"most of it {largest}"
+    )

@@ -1,0 +1,43 @@
+"""`automap profile`: this host measured, written where `--cluster local` looks, and what was fitted for people."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from automap.cluster import local_profile
+
+if TYPE_CHECKING:
+    from automap.runtime.profiler.measure_host import Profile
+
+
+def measure_host(output: Path | None, *, time_limit_s: float, num_devices: int | None) -> Profile:
+    """Measures this host and writes its cluster file to the user's data folder, and to `output` if one is named.
+
+    The residuals of every curve go to stderr, and what was seen of a host that was not quiet.
+
+    Args:
+        output: a second copy; None = none.
+        time_limit_s: of the whole measurement.
+        num_devices: processes on a host without GPUs; None = one a core.
+    """
+    from automap.runtime.profiler.measure_host import profile_host, residuals
+
+    found = profile_host(time_limit_s=time_limit_s, num_devices=num_devices)
+    if found.cluster is None:
+        return found
+    text = json.dumps(found.cluster.to_json(), indent=1) + "\n"
+    target = local_profile()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for path in (target, output) if output is not None else (target,):
+        path.write_text(text)
+        typer.echo(f"written to {path}", err=True)
+    typer.echo(f"measured in {found.time_s:.0f} s; errors on measurements that were left out of the fit:", err=True)
+    for name, rows, median, p90 in residuals(found.cluster):
+        typer.echo(f"  {name:16} {rows:5.0f} measurements, median {median:6.1%}, 90th percentile {p90:6.1%}", err=True)
+    for line in found.cluster.warnings:
+        typer.echo(f"warning: {line}", err=True)
+    return found

@@ -1,0 +1,240 @@
+"""Verbs of the service: those that run it, and those that speak to it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from automap.errors import UserError
+from service.command.options import (
+    PORTFOLIO,
+    BatchDimOption,
+    BatchOption,
+    BudgetOption,
+    ClusterOption,
+    DimOption,
+    HintsOption,
+    JobArgument,
+    JsonOption,
+    LossOption,
+    ModelArgument,
+    OptimizerOption,
+    OutputOption,
+    ParametersOption,
+    PrecisionOption,
+    SearcherOption,
+    SeedOption,
+    SyncOption,
+    SyncPeriodOption,
+    TieOption,
+    TrainerOption,
+    TrialsOption,
+    UrlOption,
+    read_hints,
+    read_input,
+    training_of,
+)
+from service.command.output import print_json, show_plan
+from service.problems import RemoteError
+
+if TYPE_CHECKING:
+    from service.client import AutomapClient
+
+app = typer.Typer()
+
+URL = "http://127.0.0.1:8080"
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 = any free port.")] = 8080,
+    workers: Annotated[int | None, typer.Option(min=0, help="Worker processes; default: AUTOMAP_NUM_WORKERS.")] = None,
+    insecure: Annotated[bool, typer.Option(help="Allow an address that others can reach.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Runs the service: store, workers and REST, until Ctrl-C."""
+    from service import serve as server
+
+    settings = _settings()
+    if workers is not None:
+        settings = settings.model_copy(update={"num_workers": workers})
+    _log(settings.log_level)
+
+    def ready(url: str) -> None:
+        typer.echo(json.dumps({"url": url}) if as_json else f"AutoMAP serves {url}/v1 (Ctrl-C ends it)")
+        sys.stdout.flush()
+
+    server.serve(settings, host=host, port=port, insecure=insecure, on_ready=ready)
+
+
+@app.command()
+def worker(parent: Annotated[int | None, typer.Option(hidden=True)] = None) -> None:
+    """Runs jobs of the service whose Redis AUTOMAP_REDIS_URL names; any number, on any machine."""
+    settings = _settings()
+    _log(settings.log_level)
+    if settings.redis_url is None:
+        raise UserError(
+            "a worker needs the service's Redis",
+            field="redis_url",
+            value="unset",
+            repair="Set AUTOMAP_REDIS_URL; `automap serve` on its own starts its workers itself.",
+        )
+    import redis
+
+    from service.jobs.worker import main as work
+
+    try:
+        work(settings.redis_url, parent=parent)
+    except redis.ConnectionError as fault:
+        from service.problems import problem
+
+        raise RemoteError(problem(503, "Redis does not answer", str(fault))) from None
+
+
+# Verbs against a server
+
+
+@app.command()
+def submit(
+    model: ModelArgument,
+    cluster: ClusterOption,
+    global_batch: BatchOption,
+    precision: PrecisionOption = None,
+    optimizer: OptimizerOption = "adam",
+    loss: LossOption = None,
+    trainer: TrainerOption = "generic",
+    sync: SyncOption = None,
+    sync_period: SyncPeriodOption = None,
+    searcher: SearcherOption = PORTFOLIO,
+    budget: BudgetOption = "30s",
+    tie: TieOption = 0.1,
+    seed: SeedOption = 0,
+    trials: TrialsOption = None,
+    hints: HintsOption = None,
+    dim: DimOption = None,
+    batch_dim: BatchDimOption = None,
+    parameters: ParametersOption = None,
+    url: UrlOption = URL,
+    as_json: JsonOption = False,
+) -> None:
+    """Sends a model to the service and starts a search; prints the job's id."""
+    from automap.cluster import parse_cluster
+
+    data, options = read_input(model, dim, batch_dim, parameters)
+    place: str | dict[str, Any] = parse_cluster(cluster).to_json() if cluster.endswith(".json") else cluster
+    with _client(url) as client:
+        about: Mapping[str, Any] = {
+            "name": options.name,
+            "dims": options.dims,
+            "parameters": options.parameters,
+            "batch_dims": options.batch_dims,
+        }
+        job = client.submit(
+            model if options.zoo else client.upload_model(data, **about)["id"],
+            place,
+            training_of(global_batch, precision, optimizer, loss, trainer, sync, sync_period),
+            budget=budget,
+            searchers=tuple(searcher),
+            tie=tie,
+            seed=seed,
+            hints=read_hints(hints),
+            trials=None if trials is None else {"top_k": trials},
+            **about,
+        )
+    print_json(job) if as_json else typer.echo(job["id"])
+
+
+@app.command()
+def status(
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="The job's id; without it, the latest.")] = None,
+    url: UrlOption = URL,
+    as_json: JsonOption = False,
+) -> None:
+    """Shows a job, or the latest ones."""
+    with _client(url) as client:
+        documents = [client.job(job)] if job is not None else client.jobs(limit=20)
+    if as_json:
+        print_json(documents[0] if job is not None else {"jobs": documents})
+        return
+    for document in documents:
+        typer.echo(_job_line(document))
+
+
+@app.command()
+def watch(job: JobArgument, url: UrlOption = URL, output: OutputOption = None, as_json: JsonOption = False) -> None:
+    """Follows a job to its end and shows its plan."""
+    from service.command.terminal import progress_line
+
+    with _client(url) as client:
+        with progress_line() as show:
+            client.wait(job, on_progress=lambda document: _show_job(show, document))
+        plan = client.plan(job)
+    show_plan(plan, output, as_json=as_json)
+
+
+@app.command()
+def cancel(job: JobArgument, url: UrlOption = URL, as_json: JsonOption = False) -> None:
+    """Cancels a job."""
+    with _client(url) as client:
+        document = client.cancel(job)
+    print_json(document) if as_json else typer.echo(_job_line(document))
+
+
+@app.command()
+def plan(job: JobArgument, url: UrlOption = URL, output: OutputOption = None, as_json: JsonOption = False) -> None:
+    """Fetches the plan of a job that succeeded."""
+    with _client(url) as client:
+        found = client.plan(job)
+    show_plan(found, output, as_json=as_json)
+
+
+# What they share
+
+
+def _show_job(show: Any, job: Mapping[str, Any]) -> None:
+    progress = job["progress"] or {}
+    fraction = 1.0 if job["state"] not in ("queued", "running") else progress.get("fraction", 0.0)
+    label = progress.get("searcher", job["state"])
+    show(label, fraction, progress.get("evaluations", 0), progress.get("best_step_time_s"))
+
+
+def _job_line(job: Mapping[str, Any]) -> str:
+    request = job["request"]
+    if request is None:
+        return f"{job['id']}  {job['state']:9}  {job['problem']['detail']}"
+    place = request["cluster"] if isinstance(request["cluster"], str) else request["cluster"].get("name", "")
+    text = f"{job['id']}  {job['state']:9}  {request['model']['name'] or job['model_id'][:12]} on {place}"
+    return text + (f"  {job['problem']['detail']}" if job["problem"] else "")
+
+
+def _client(url: str) -> AutomapClient:
+    from service.client import AutomapClient
+
+    return AutomapClient(url)
+
+
+def _settings() -> Any:
+    from pydantic import ValidationError
+
+    from service.settings import Settings
+
+    try:
+        return Settings()
+    except ValidationError as fault:
+        first = fault.errors()[0]
+        name = "AUTOMAP_" + str(first["loc"][0]).upper()
+        raise UserError(
+            first["msg"], field=name, value=first.get("input"), repair=f"Set {name} to another value."
+        ) from None
+
+
+def _log(level: str) -> None:
+    logging.basicConfig(
+        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )

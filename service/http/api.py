@@ -1,0 +1,182 @@
+"""The REST application: middleware, errors, routes.
+
+Every error leaves as an RFC 9457 problem document, none with a traceback; what was not expected is logged with the
+request id that the client got. Knows nothing of how processes are started.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import uuid
+from http import HTTPStatus
+from itertools import chain
+from typing import Any
+
+import redis
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from automap.errors import UserError
+from service.about import version
+from service.http import openapi
+from service.http.routes import jobs, meta, models
+from service.jobs.store import Store
+from service.problems import MEDIA_TYPE, problem, problem_of
+from service.settings import Settings
+
+LOG = logging.getLogger("automap.api")
+ROUTERS = (models.router, jobs.router, meta.router)
+
+
+def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
+    """The application.
+
+    Args:
+        settings: limits and allowed hosts.
+        client: the service's Redis.
+    """
+    app = FastAPI(title="AutoMAP", version=version(), redoc_url=None)
+    app.state.settings = settings
+    app.state.store = Store(client)
+    for router in ROUTERS:
+        app.include_router(router)
+    app.add_exception_handler(UserError, _on_user_error)
+    app.add_exception_handler(StarletteHTTPException, _on_http_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(redis.RedisError, _on_redis_error)
+    app.add_middleware(_Guard, settings=settings)
+    document = functools.cache(lambda: openapi.describe(app))
+    app.openapi = document  # type: ignore[method-assign]
+    return app
+
+
+class _Guard:
+    """Around every request: an id, the Host check, the size limit, and the last catch."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app = app
+        self.settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request = Request(scope)
+        request_id = request.state.request_id = uuid.uuid4().hex
+        started = False
+
+        async def tagged(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            refusal = self._refusal(request)
+            if refusal is not None:
+                await refusal(scope, receive, tagged)
+                return
+            await self.app(scope, _capped(receive, self._limit(request)), tagged)
+        except Exception:
+            LOG.exception("request %s: %s %s", request_id, request.method, request.url.path)
+            if started:
+                raise
+            fault = problem(500, "Internal error", f"It is in the service's log as request {request_id}.")
+            await _respond(request, fault)(scope, receive, tagged)
+
+    def _refusal(self, request: Request) -> Response | None:
+        allowed = self.settings.allowed_hosts
+        host = re.sub(r":\d*$", "", request.headers.get("host", "")).strip("[]").lower()
+        if "*" not in allowed and host not in allowed:
+            repair = "Call the service by its own name, or add this one to AUTOMAP_ALLOWED_HOSTS."
+            return _respond(request, problem(400, "Unknown host", field="Host", value=host, repair=repair))
+        length = request.headers.get("content-length", "0")
+        limit = self._limit(request)
+        if not length.isdigit() or int(length) > limit:
+            return _respond(request, _too_large(length, limit))
+        return None
+
+    def _limit(self, request: Request) -> int:
+        is_upload = request.url.path == "/v1/models"
+        return self.settings.max_model_bytes if is_upload else self.settings.max_request_bytes
+
+
+class _TooLarge(HTTPException):
+    def __init__(self, limit: int) -> None:
+        super().__init__(413)
+        self.limit = limit
+
+
+def _capped(receive: Receive, limit: int) -> Receive:
+    """`receive` that counts: the length header may be missing or wrong."""
+    seen = 0
+
+    async def counted() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > limit:
+            raise _TooLarge(limit)
+        return message
+
+    return counted
+
+
+def _too_large(value: str, limit: int) -> dict[str, Any]:
+    repair = f"Send at most {limit} bytes; `automap export-onnx` writes models without their weights."
+    return problem(413, "The body is too large", field="body", value=f"{value} bytes", repair=repair)
+
+
+def _respond(request: Request, document: dict[str, Any], headers: dict[str, str] | None = None) -> JSONResponse:
+    document = {**document, "instance": f"urn:automap:request:{request.state.request_id}"}
+    return JSONResponse(document, document["status"], headers=headers, media_type=MEDIA_TYPE)
+
+
+def _on_user_error(request: Request, fault: Exception) -> Response:
+    assert isinstance(fault, UserError)
+    return _respond(request, problem_of(fault))
+
+
+def _on_http_error(request: Request, fault: Exception) -> Response:
+    assert isinstance(fault, StarletteHTTPException)
+    headers = dict(fault.headers or {})
+    if fault.status_code == 405:
+        headers["Allow"] = ", ".join(sorted(_methods(request)))
+    if isinstance(fault, _TooLarge):
+        return _respond(request, _too_large(f"more than {fault.limit}", fault.limit))
+    if isinstance(fault.detail, dict):
+        return _respond(request, fault.detail, headers)
+    title = HTTPStatus(fault.status_code).phrase
+    detail = fault.detail if fault.detail != title else f"{request.method} {request.url.path}"
+    return _respond(request, problem(fault.status_code, title, detail), headers)
+
+
+def _methods(request: Request) -> set[str]:
+    """Of all routes with the request's path; the router knows those of the first alone."""
+    found = set[str]()
+    for route in chain(request.app.routes, *(router.routes for router in ROUTERS)):
+        if route.matches(request.scope)[0] != Match.NONE:
+            found |= getattr(route, "methods", None) or set()
+    return found
+
+
+def _on_redis_error(request: Request, fault: Exception) -> Response:
+    LOG.error("request %s: store: %s", request.state.request_id, fault)
+    document = problem(503, "The store does not answer", "Try again shortly; nothing was changed or accepted.")
+    return _respond(request, document, {"Retry-After": "5"})
+
+
+def _on_invalid(request: Request, fault: Exception) -> Response:
+    # Of parameters: bodies are read by `automap.documents` and `automap.records`.
+    assert isinstance(fault, RequestValidationError)
+    first = fault.errors()[0]
+    place = ".".join(str(part) for part in first["loc"][1:]) or "request"
+    text = UserError(str(first["msg"]), field=place, value=first.get("input"), repair="See docs/api.md.")
+    return _respond(request, problem_of(text))

@@ -1,0 +1,42 @@
+"""What all routes share."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from fastapi import HTTPException, Request
+from fastapi.concurrency import run_in_threadpool
+
+from automap.documents import read_document
+from automap.records import from_json
+from service.http.schemas import JobBody
+from service.jobs.store import Store
+from service.problems import problem
+from service.settings import Settings
+
+
+def settings_of(request: Request) -> Settings:
+    """The service's settings."""
+    return cast("Settings", request.app.state.settings)
+
+
+def store_of(request: Request) -> Store:
+    """The service's store."""
+    return cast("Store", request.app.state.store)
+
+
+async def job_body(request: Request) -> JobBody:
+    """The job that a request asks for.
+
+    Raises:
+        UserError: names what is wrong with it.
+        HTTPException: it does not say that it is JSON. Other web pages cannot say so unasked.
+    """
+    kind = request.headers.get("content-type", "nothing").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        repair = "Send the header Content-Type: application/json."
+        document = problem(415, "The body is not JSON", field="Content-Type", value=kind, repair=repair)
+        raise HTTPException(415, document)
+    data = await request.body()
+    # Some megabytes take a second, in which others must be served.
+    return await run_in_threadpool(lambda: from_json(JobBody, read_document(data), path=""))

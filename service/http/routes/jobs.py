@@ -1,0 +1,171 @@
+"""Jobs: submit, watch, cancel, and fetch the plan.
+
+A request is checked as far as it can be without searching before it is accepted; an accepted job is in the store and
+in the queue, or in neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from automap.errors import ClusterError, ModelError, ProblemError
+from ir import zoo
+from service.http import openapi
+from service.http.routes.common import job_body, settings_of, store_of
+from service.http.schemas import JobBody, JobList, JobView
+from service.jobs import graphs, job_queue
+from service.jobs.run_job import JobRequest, build_problem, check_search
+from service.jobs.store import ACTIVE, Job, Store
+from service.problems import problem, problem_of
+from service.settings import Settings
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+_NO_JOB = openapi.refusals(s404="No such job.")
+_BAD_QUERY = openapi.refusals(s422="A parameter is out of range.")
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 0.5  # a long poll looks often at first, then less
+
+
+@router.post(
+    "",
+    status_code=202,
+    openapi_extra=openapi.job_body(),
+    responses=openapi.refusals(
+        s404="No such model.",
+        s415="The body does not say that it is JSON.",
+        s422="The request cannot be met as it is.",
+        s429="Too many jobs are waiting.",
+    ),
+)
+def submit(request: Request, response: Response, body: Annotated[JobBody, Depends(job_body)]) -> JobView:
+    """Accepts a job."""
+    job = _submit(body.model_id, body.request(), store_of(request), settings_of(request))
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    return JobView.of(job)
+
+
+@router.get("", responses=_BAD_QUERY)
+def latest(request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> JobList:
+    """The latest jobs, newest first."""
+    return JobList(jobs=[JobView.of(job) for job in store_of(request).jobs(limit)])
+
+
+@router.get("/{job_id}", responses=_BAD_QUERY | _NO_JOB)
+async def show(
+    request: Request,
+    job_id: str,
+    wait: Annotated[float, Query(ge=0, description="seconds to wait for the end of the job")] = 0,
+) -> JobView:
+    """A job; with `wait`, as soon as it has ended or after that many seconds."""
+    store = store_of(request)
+    deadline, pause = time.monotonic() + min(wait, settings_of(request).max_wait_s), _FIRST_LOOK_S
+    while True:
+        job = await run_in_threadpool(_find, store, job_id)
+        left = deadline - time.monotonic()
+        if job.state not in ACTIVE or left <= 0 or await request.is_disconnected():
+            return JobView.of(job)
+        await asyncio.sleep(min(pause, left))
+        pause = min(2 * pause, _LAST_LOOK_S)
+
+
+@router.post("/{job_id}/cancel", responses=_NO_JOB)
+def cancel(request: Request, job_id: str) -> JobView:
+    """Ends a job that is queued or running; one that has ended stays as it is."""
+    store = store_of(request)
+    _find(store, job_id)
+    if store.cancel(job_id):
+        job_queue.stop(store.client, job_id)
+    return JobView.of(_find(store, job_id))
+
+
+@router.get(
+    "/{job_id}/plan",
+    responses=_NO_JOB | openapi.refusals(s409="The job has no plan, or none yet.") | {200: openapi.plan_body()},
+)
+def plan(request: Request, job_id: str) -> dict[str, Any]:
+    """The plan of a job that succeeded."""
+    store = store_of(request)
+    job = _find(store, job_id)
+    document = store.plan(job_id)
+    if document is None:
+        repair = "Wait for it: GET the job with ?wait=30." if job.state in ACTIVE else "See the job's problem."
+        raise HTTPException(
+            409, problem(409, f"The job has no plan: it is {job.state}", field="state", value=job.state, repair=repair)
+        )
+    return document
+
+
+def _find(store: Store, job_id: str) -> Job:
+    job = store.job(job_id)
+    if job is None:
+        raise HTTPException(404, problem(404, "No such job", field="job_id", value=job_id[:80]))
+    return job
+
+
+def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings) -> Job:
+    name = _name(model_id, request, store)
+    budget = check_search(request)
+    if (budget.seconds or 0) > settings.max_budget_s:
+        raise ProblemError(
+            "too long",
+            field="budget",
+            value=request.budget,
+            repair=f"Give at most {settings.max_budget_s:g}s, or ask the operator to raise AUTOMAP_MAX_BUDGET_S.",
+        )
+    if request.trials is not None and request.trials.seconds > settings.max_budget_s:
+        raise ProblemError(
+            "too long for all trials together",
+            field="trials.time_limit_s",
+            value=f"{request.trials.top_k} x {request.trials.time_limit_s:g} s",
+            repair=f"Give at most {settings.max_budget_s:g} s in all, or ask the operator to raise "
+            "AUTOMAP_MAX_BUDGET_S.",
+        )
+    if isinstance(request.cluster, str) and request.cluster.endswith(".json"):
+        # Only the command line reads files: the service must not open paths that a request names.
+        raise ClusterError(
+            "files are not read here",
+            field="cluster",
+            value=request.cluster,
+            repair="Send the document itself as an object.",
+        )
+    if not request.model.name:
+        request = replace(request, model=replace(request.model, name=name))
+    build_problem(graphs.load(store, model_id, request), request)
+    if len(job_queue.queue(store.client)) >= settings.max_queued_jobs:
+        raise HTTPException(429, problem(429, "Too many jobs are waiting", "Try again later."), {"Retry-After": "30"})
+    limit_s = job_queue.time_limit_s(request, settings.max_budget_s)
+    return store.create(model_id, request, job_queue.enqueuer(store.client, limit_s))
+
+
+def _name(model_id: str, request: JobRequest, store: Store) -> str:
+    """Of the one model that the request names."""
+    spec = request.model.zoo
+    if bool(spec) == bool(model_id):
+        raise ModelError(
+            "exactly one of model_id and zoo is needed",
+            field="model_id",
+            value=model_id or "nothing",
+            repair="Give the id of an uploaded model, or under zoo the name of a known one.",
+        )
+    if spec:
+        try:
+            zoo.check_known(spec)
+        except ModelError as fault:
+            raise _not_found(fault) from None
+        return spec
+    model = store.model(model_id)
+    if model is None:
+        repair = "Upload the file first: POST /v1/models."
+        raise _not_found(ModelError("no such model", field="model_id", value=model_id, repair=repair))
+    return model.name
+
+
+def _not_found(fault: ModelError) -> HTTPException:
+    """The same error for a model that would have to be there first, not in the request."""
+    return HTTPException(404, {**problem_of(fault), "status": 404})

@@ -1,0 +1,40 @@
+"""What the service knows beside jobs: clusters, schemas, its health and version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from automap.plan import plan_schema
+from service.about import version
+from service.clusters import describe_clusters
+from service.http.routes.common import store_of
+from service.http.schemas import Health, Version
+
+router = APIRouter(tags=["meta"])
+
+
+@router.get("/v1/clusters")
+def clusters() -> dict[str, Any]:
+    """Presets to copy from, and every device that has a data file."""
+    return describe_clusters()
+
+
+@router.get("/v1/schemas/plan")
+def schema() -> dict[str, Any]:
+    """The JSON Schema of plans."""
+    return plan_schema()
+
+
+@router.get("/healthz")
+def health(request: Request) -> Health:
+    """Answers when the service and its store do."""
+    store_of(request).client.ping()
+    return Health(status="ok")
+
+
+@router.get("/version")
+def about() -> Version:
+    """Of the package."""
+    return Version(version=version())

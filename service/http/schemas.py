@@ -1,0 +1,160 @@
+"""The bodies of REST requests and responses.
+
+What clients send is a record and read like every other document; what they get is made by pydantic, which lives only
+here. Everything behind works with the records of `automap` and `service.jobs.run_job`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel
+
+from agents.searcher import MAX_EVALUATIONS
+from automap.cluster import Cluster
+from automap.hints import Hints
+from automap.problem import Training
+from automap.records import DocumentOf, Length, Range
+from service.jobs.run_job import DimPlace, DimSize, JobRequest, ModelOptions, Seed, Trials
+from service.jobs.store import Job, Model, State
+
+Text = Annotated[str, Length(500)]
+Name = Annotated[str, Length(500, least=1)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobBody:
+    """`POST /v1/jobs`."""
+
+    model_id: Annotated[Name, "Of an uploaded model."] = ""
+    zoo: Annotated[Name, "A named model in place of it, such as gpt2-xl or gpt2:seq_len=512."] = ""
+    name: Annotated[Text, "Of the model, for people."] = ""
+    dims: Annotated[Mapping[str, DimSize], "Symbolic dim -> size."] = field(default_factory=dict)
+    parameters: Annotated[tuple[Text, ...], "Globs over graph inputs that are parameters."] = ()
+    batch_dims: Annotated[Mapping[str, DimPlace | None], "Data input -> its batch dim; null = none."] = field(
+        default_factory=dict
+    )
+    cluster: Annotated[
+        Text | Annotated[Mapping[str, Any], DocumentOf(Cluster)],
+        "A preset such as 4x8xA100-80GB, or a cluster document.",
+    ]
+    training: Annotated[Mapping[str, Any], DocumentOf(Training)]
+    hints: Annotated[Mapping[str, Any], DocumentOf(Hints)] = field(default_factory=dict)
+    budget: Annotated[
+        Annotated[int, Range(1, MAX_EVALUATIONS)] | Text, "As in 30s or 2m, or a number of evaluations."
+    ] = "30s"
+    searchers: Annotated[
+        tuple[Text, ...], "One after another, each with its share of the budget; the best plan wins."
+    ] = ("portfolio",)
+    tie: Annotated[
+        float,
+        Range(0, 1),
+        "Share of the error band within which plans are equally fast, and the plainest leaves.",
+    ] = 0.1
+    seed: Seed = 0
+    trials: Annotated[
+        Trials | None, "Run the best plans where the worker runs, if that is the cluster, and choose by that."
+    ] = None
+
+    def request(self) -> JobRequest:
+        """The same as a record of the service."""
+        return JobRequest(
+            cluster=self.cluster,
+            training=self.training,
+            hints=self.hints,
+            model=ModelOptions(
+                name=self.name,
+                dims=self.dims,
+                parameters=self.parameters,
+                batch_dims=self.batch_dims,
+                zoo=self.zoo.removeprefix("zoo:"),
+            ),
+            budget=str(self.budget),
+            searchers=self.searchers,
+            tie=self.tie,
+            seed=self.seed,
+            trials=self.trials,
+        )
+
+
+class ModelView(BaseModel):
+    """A stored model."""
+
+    id: str
+    name: str
+    num_bytes: int
+    summary: dict[str, Any]
+
+    @staticmethod
+    def of(model: Model) -> ModelView:
+        """What clients see of `model`."""
+        return ModelView(id=model.id, name=model.name, num_bytes=model.num_bytes, summary=dict(model.summary))
+
+
+class JobView(BaseModel):
+    """A job; its plan is a resource of its own."""
+
+    id: str
+    state: State
+    model_id: str
+    request: dict[str, Any] | None
+    """Null where the record cannot be read; `problem` then says so."""
+    attempt: int
+    progress: dict[str, Any] | None
+    problem: dict[str, Any] | None
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    links: dict[str, str]
+
+    @staticmethod
+    def of(job: Job) -> JobView:
+        """What clients see of `job`."""
+        here = f"/v1/jobs/{job.id}"
+        return JobView(
+            id=job.id,
+            state=job.state,
+            model_id=job.model_id,
+            request=None if job.request is None else job.request.to_json(),
+            attempt=job.attempt,
+            progress=None if job.progress is None else dict(job.progress),
+            problem=None if job.problem is None else dict(job.problem),
+            created_at=job.created_at,
+            started_at=job.started_at,
+            finished_at=job.finished_at,
+            links={"self": here, "plan": f"{here}/plan", "cancel": f"{here}/cancel"},
+        )
+
+
+class JobList(BaseModel):
+    """The latest jobs."""
+
+    jobs: list[JobView]
+
+
+class Fault(BaseModel):
+    """A problem document, RFC 9457; `field`, `value` and `repair` are there where the request can be repaired."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    field: str | None = None
+    value: str | None = None
+    message: str | None = None
+    repair: str | None = None
+
+
+class Version(BaseModel):
+    """Of the package."""
+
+    version: str
+
+
+class Health(BaseModel):
+    """Whether the service and its store answer."""
+
+    status: Literal["ok"]

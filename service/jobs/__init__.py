@@ -1,0 +1,1 @@
+"""The queue of jobs, its store and its workers."""

@@ -1,0 +1,69 @@
+"""Imported models, made once and kept for a while: uploads, requests and runs read the same one.
+
+Knows nothing of HTTP or queues.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import threading
+from typing import TYPE_CHECKING
+
+from automap.errors import ModelError
+from automap.records import to_json
+from service.jobs.run_job import JobRequest, import_graph
+from service.jobs.store import Store
+
+if TYPE_CHECKING:
+    from ir.graph import Graph
+
+
+_IMPORTS = threading.BoundedSemaphore(2)
+
+
+def load(store: Store, model_id: str, request: JobRequest) -> Graph:
+    """The graph of a stored or named model.
+
+    Raises:
+        ModelError: the model is not stored, or cannot be read as the request asks.
+    """
+    from ir.graph import Graph
+
+    if request.model.zoo:
+        return import_graph(b"", request)  # built sooner than read back
+    key = _key(model_id, request)
+    kept = store.graph(key)
+    if kept is not None:
+        # The canonical bytes leave out which file they came from; here that is known.
+        return dataclasses.replace(Graph.from_bytes(kept), sha256=model_id)
+    data = store.model_bytes(model_id)
+    if data is None:
+        raise ModelError(
+            "no such model", field="model_id", value=model_id, repair="Upload the file first: POST /v1/models."
+        )
+    graph = read(data, request)
+    store.add_graph(key, graph.to_bytes())
+    return graph
+
+
+def read(data: bytes, request: JobRequest) -> Graph:
+    """The graph of a model file, a few at a time: each import is a process of up to a few hundred MB.
+
+    Raises:
+        ModelError: the file or what the request says about it.
+    """
+    with _IMPORTS:
+        return import_graph(data, request)
+
+
+def keep(store: Store, model_id: str, request: JobRequest, graph: Graph) -> None:
+    """Keeps a graph that was imported outside the store."""
+    store.add_graph(_key(model_id, request), graph.to_bytes())
+
+
+def _key(model_id: str, request: JobRequest) -> str:
+    """Of everything that `import_graph` reads."""
+    reads = [model_id, to_json(request.model), request.hints.get("parameters"), request.training.get("loss")]
+    return hashlib.sha256(json.dumps(reads, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,316 @@
+"""One job: import → search → trials → plan. The worker and `automap search` run the same function.
+
+A pure function of a request and callbacks: it knows nothing of HTTP, queues, files or terminals. `automap` and `agents`
+are imported when a job runs, so that parsing requests stays quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+from automap.records import Range, from_json, to_json
+
+if TYPE_CHECKING:
+    from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
+    from automap.plan import Plan
+    from automap.problem import Problem
+    from ir.graph import Graph
+
+
+DimSize = Annotated[int, Range(1, 2**31 - 1)]
+DimPlace = Annotated[int, Range(0, 63)]
+"""Of a dim in its tensor; numpy knows no tensor of more than 64."""
+Seed = Annotated[int, Range(0, 2**32 - 1)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelOptions:
+    """What the user says about a model file, beside its bytes."""
+
+    name: str = ""
+    """For people; empty = the graph's own."""
+    dims: Mapping[str, DimSize] = field(default_factory=dict)
+    """Symbolic dim -> size."""
+    parameters: tuple[str, ...] = ()
+    """Globs over graph inputs that are parameters."""
+    batch_dims: Mapping[str, DimPlace | None] = field(default_factory=dict)
+    """Data input -> its batch dim; null = it has none."""
+    zoo: str = ""
+    """A model of `ir.zoo` in place of a file, without `zoo:`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trials:
+    """The best plans are run on this host before one of them is chosen."""
+
+    top_k: Annotated[int, Range(1, 16)] = 3
+    """Plans; unlike each other, so that there may be fewer."""
+    steps: Annotated[int, Range(1, 1000)] = 5
+    """That are measured of each behind a warm-up."""
+    time_limit_s: Annotated[float, Range(1, 3600)] = 120.0
+    """Of each."""
+
+    @property
+    def seconds(self) -> float:
+        """That all together may take."""
+        return self.top_k * self.time_limit_s
+
+
+GRACE_S = 8.0
+"""Processor time that a search may take beyond its budget. Nearly all end within a second; where nothing fits, what
+would help is looked for in `agents.results.infeasibility_advice.WITHIN_S`; the rest is for what runs to its end."""
+SEARCH_SHARE = 0.5
+"""Of the progress of a job with trials."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobRequest:
+    """What is searched, for how long and by whom; the model's bytes travel apart."""
+
+    cluster: Any
+    """Preset text or cluster document."""
+    training: Mapping[str, Any]
+    hints: Mapping[str, Any] = field(default_factory=dict)
+    model: ModelOptions = ModelOptions()
+    budget: str = "30s"
+    searchers: tuple[str, ...] = ("portfolio",)
+    """One after another within the budget."""
+    tie: Annotated[float, Range(0, 1)] = 0.1
+    """Share of the error band within which plans are equally fast, and the plainest leaves; 0 = the fastest."""
+    seed: Seed = 0
+    trials: Trials | None = None
+    """None = the plan is chosen by its estimate."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The request as JSON types."""
+        document: dict[str, Any] = to_json(self)
+        return document
+
+    @staticmethod
+    def from_json(document: object) -> JobRequest:
+        """Inverse of `to_json`."""
+        return from_json(JobRequest, document, path="job")
+
+
+class Search(Protocol):
+    """The shape of `agents.search_offer`."""
+
+    def __call__(
+        self,
+        problem: Problem,
+        budget: Budget,
+        *,
+        searchers: Sequence[str],
+        tie: float,
+        seed: int,
+        on_progress: OnProgress,
+        should_stop: ShouldStop,
+    ) -> SearchResult:
+        """Searches."""
+        ...
+
+
+def import_graph(data: bytes, request: JobRequest) -> Graph:
+    """Reads the model in a child process with limits, or builds the named one.
+
+    Raises:
+        ModelError: the file, the name, or what the request says about it.
+    """
+    options, given = request.model, request.hints.get("parameters", ())
+    parameters = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
+    loss = request.training.get("loss")
+    loss = loss if isinstance(loss, str) else None
+    if options.zoo:
+        return _named(options, loss)
+    from ir.profile_import import is_profile
+
+    if is_profile(data):
+        return _measured(data, options)
+    from ir.onnx.sandbox import import_model
+
+    return import_model(
+        data,
+        name=options.name,
+        dims=options.dims,
+        parameters=(*options.parameters, *(str(glob) for glob in parameters)),
+        batch_dims=options.batch_dims,
+        loss=loss,
+        max_bytes=max(len(data), 1),  # whoever took the file in has applied the cap of the settings
+    )
+
+
+def _measured(data: bytes, options: ModelOptions) -> Graph:
+    """A layer profile; it is small text and read with bounds, so no child process is needed."""
+    from ir.profile_import import read_profile
+
+    _refuse(
+        {"parameters": options.parameters, "batch_dims": options.batch_dims}
+        | {f"dims.{dim}": size for dim, size in options.dims.items() if dim != "batch"},
+        "a layer profile leaves it nothing to say",
+        "Leave it out; of a profile only dims.batch, the samples of its mini-batch, may be given.",
+    )
+    return read_profile(data, name=options.name, batch=options.dims.get("batch"))
+
+
+def _refuse(given: Mapping[str, Any], message: str, repair: str) -> None:
+    from automap.errors import ModelError
+
+    for name, value in given.items():
+        if value:
+            raise ModelError(message, field=name, value=value, repair=repair)
+
+
+def _named(options: ModelOptions, loss: str | None) -> Graph:
+    from ir import zoo
+
+    _refuse(
+        {name: getattr(options, name) for name in ("dims", "parameters", "batch_dims")},
+        "named models leave it nothing to say",
+        "Leave it out; sizes are part of the name, as in gpt2:seq_len=512.",
+    )
+    graph = zoo.build(options.zoo, loss=loss)
+    return replace(graph, name=options.name) if options.name else graph
+
+
+def build_problem(graph: Graph, request: JobRequest) -> Problem:
+    """Checks that model, cluster, training and hints, the plan of today in them too, fit each other.
+
+    Raises:
+        UserError: names what does not.
+    """
+    from automap.cluster import parse_cluster
+    from automap.problem import Problem
+
+    problem = Problem.build(graph, parse_cluster(request.cluster), request.training, request.hints)
+    if problem.hints.baseline is not None:
+        from automap.price.estimate import baseline_s
+        from automap.price.evaluator import Evaluator
+
+        baseline_s(Evaluator(problem))
+    return problem
+
+
+def check_search(request: JobRequest) -> Budget:
+    """Checks budget, searchers, tie, seed and trials.
+
+    Raises:
+        ProblemError: one of them is not known or out of range, or they do not go together.
+    """
+    from agents.portfolio.in_turn import check_searchers
+    from agents.searcher import Budget
+    from automap.errors import ProblemError
+
+    # A record too: what Python or the command line made of it may be out of range.
+    from_json(JobRequest, request.to_json(), path="", error=ProblemError)
+    budget = Budget.parse(request.budget)
+    check_searchers(request.searchers, budget)
+    return budget
+
+
+def run_job(
+    request: JobRequest,
+    load_graph: Callable[[], Graph],
+    *,
+    on_progress: OnProgress,
+    should_stop: ShouldStop,
+    search: Search | None = None,
+) -> Plan:
+    """The fastest plan that fits, by the estimate or, if so many are tried, by what is measured.
+
+    Args:
+        request: what is asked.
+        load_graph: returns the imported model; called once the rest of the request is known to be good.
+        on_progress: called a few times a second.
+        should_stop: asked often; once true, the best plan so far is returned.
+        search: in place of `agents.search_offer`.
+
+    Raises:
+        UserError: the request, the model, or that nothing fits.
+    """
+    budget = check_search(request)
+    problem = build_problem(load_graph(), request)
+    if search is None:
+        from agents import search_offer
+
+        search = search_offer
+    trials, lacks = request.trials, None
+    if trials is not None:
+        from automap.runtime.launch.host import lacking
+
+        lacks = lacking(problem.cluster)
+    share = SEARCH_SHARE if trials is not None and lacks is None else 1.0
+    with _in_time(budget):
+        result = search(
+            problem,
+            budget,
+            searchers=request.searchers,
+            tie=request.tie,
+            seed=request.seed,
+            on_progress=lambda progress: on_progress(replace(progress, fraction=share * progress.fraction)),
+            should_stop=should_stop,
+        )
+    if trials is None:
+        return result.plan
+    if lacks is not None:
+        text = f"no plan was tried: a trial {lacks}. Trials run on clusters that are this host, or a part of it"
+        return replace(result.plan, warnings=(*result.plan.warnings, text))
+    return _tried(problem, result, trials, request.seed, on_progress, should_stop)
+
+
+def _in_time(budget: Budget) -> contextlib.AbstractContextManager[None]:
+    """A search that has not ended by itself `GRACE_S` after its budget ends there."""
+    from automap.errors import ProblemError
+    from service.jobs.deadline import deadline
+
+    if budget.seconds is None:
+        return contextlib.nullcontext()
+    late = ProblemError(
+        f"the search did not end in {budget.seconds:g} s: the problem is too large for so little time",
+        field="budget",
+        value=str(budget),
+        repair="Give it more time, or a smaller global batch, cluster or model.",
+    )
+    return deadline(budget.seconds, GRACE_S, late)
+
+
+def _tried(
+    problem: Problem,
+    result: SearchResult,
+    trials: Trials,
+    seed: int,
+    on_progress: OnProgress,
+    should_stop: ShouldStop,
+) -> Plan:
+    """The best of the plans by what is measured of them."""
+    from agents.searcher import Progress
+    from service.jobs.re_ranking import re_rank
+
+    plans, began = result.unlike(trials.top_k), time.monotonic()
+    estimate = result.plan.estimate
+    assert estimate is not None
+
+    def told(number: int, fraction: float, best_s: float | None) -> None:
+        on_progress(
+            Progress(
+                searcher=f"trial {number + 1} of {len(plans)}",
+                evaluations=result.evaluations,
+                seconds=result.seconds + time.monotonic() - began,
+                best_step_time_s=best_s or estimate.step_time_s,
+                lower_bound_s=estimate.lower_bound_s,
+                fraction=SEARCH_SHARE + (1.0 - SEARCH_SHARE) * (number + fraction) / len(plans),
+            )
+        )
+
+    return re_rank(
+        problem,
+        plans,
+        steps=trials.steps,
+        time_limit_s=trials.time_limit_s,
+        seed=seed,
+        on_trial=told,
+        should_stop=should_stop,
+    )
