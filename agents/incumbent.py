@@ -298,8 +298,8 @@ class Incumbent:
 
     def _plan(self, values: Values, record: SearchRecord, sync: Sync) -> Plan:
         """A plan in full, with what is counted of it in its record."""
-        choice = self.space.choice(values)
-        plan = annotate(replace(self.space.decode(values), sync=sync), choice, self.space.evaluator)
+        lowered = self.space.lowered(values)
+        plan = annotate(replace(self.space.decode(values), sync=sync), lowered, self.space.evaluator)
         faults = Verifier(self.space.problem).violations(plan)
         if faults:
             raise IllegalPlan(f"{record.found_by} found a plan that breaks rules: " + "; ".join(map(str, faults)))

@@ -167,6 +167,6 @@ def depends(run: PricedRun, name: str) -> bool:
         "gradient_overlap": cluster.num_devices > 1,
         "host_us_per_collective": cluster.num_devices > 1,
         "tensor_overlap": cluster.num_devices > 1,
-        "gather_bandwidth_share": run.choice.zero > 0 and len(cluster.hosts) > 1,
-        "send_host_ms": len(run.choice.layout.stages) > 1,
+        "gather_bandwidth_share": run.lowered.zero > 0 and len(cluster.hosts) > 1,
+        "send_host_ms": len(run.lowered.layout.stages) > 1,
     }.get(key, True)

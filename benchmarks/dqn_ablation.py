@@ -23,7 +23,7 @@ from searchers import chosen
 from agents.incumbent import Incumbent
 from agents.learning.dqn import Hyperparameters, MaskedDQN, Watch, new_agent
 from agents.learning.plan_vec_env import PlanVecEnv
-from agents.learning.search_tree import Explored
+from agents.learning.search_tree import SearchTree
 from agents.searcher import Budget
 from automap.space.space import PlanSpace
 from envs.decision import GROWTH, REWARD_SCALE, Episodes
@@ -115,7 +115,7 @@ def run(space: PlanSpace, variant: str, evaluations: int, seed: int, optimum_s: 
     incumbent = Incumbent(space, budget, searcher="dqn", on_progress=lambda p: None, should_stop=enough)
     found.append(incumbent)
     episodes = episodes_class(HybridDecisions(space), parameters.num_envs)
-    explored = None if variant == WITHOUT_TREE else Explored(episodes, lambda: incumbent.best_s)
+    explored = None if variant == WITHOUT_TREE else SearchTree(episodes, lambda: incumbent.best_s)
     agent = new_agent(PlanVecEnv([episodes], parameters.num_signs), parameters, seed, agent_class, explored)
     agent.learn(total_timesteps=10**12, callback=Watch(incumbent), log_interval=10**12)
     return incumbent

@@ -13,7 +13,7 @@ from fitting import EVERY, Floats, Rows, fit, robust
 from priced_runs import PricedRun
 
 from automap.price.curves import fitted
-from automap.price.stage_layout import Layout
+from automap.price.stage_layout import PipelineLayout
 from automap.problem import trainers
 
 Ints = npt.NDArray[np.int64]
@@ -89,7 +89,7 @@ class Fleet:
 
     def _priced(self, x: Floats, rows: Ints) -> Floats:
         self.apply(x)
-        layouts: dict[object, Layout] = {}
+        layouts: dict[object, PipelineLayout] = {}
         units = x[self._of_units].tobytes()
         return np.array([self.rows[i].price(layouts, units).step_time_s for i in rows])
 

@@ -81,8 +81,8 @@ def priced(model: str, cluster: Cluster) -> list[tuple[Plan, Estimate]]:
     evaluator = Evaluator(build(model, cluster))
     found = []
     for strategy in PLANS.values():
-        choice = hand_made(evaluator, strategy)
-        plan = annotate(to_plan(choice, evaluator), choice, evaluator)
+        lowered = hand_made(evaluator, strategy)
+        plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
         assert plan.estimate is not None
         found.append((plan, plan.estimate))
     return found

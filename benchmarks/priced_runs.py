@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.price.evaluator import ROW, Evaluator
-from automap.price.lowered_plan import Choice, UnitCall
+from automap.price.lowered_plan import LoweredPlan, UnitCall
 from automap.price.outcome import Outcome
-from automap.price.stage_layout import Layout, build_layout
+from automap.price.stage_layout import PipelineLayout, build_layout
 from automap.validation.published_runs import Run, case_of
 
 Floats = npt.NDArray[np.float64]
@@ -34,24 +34,24 @@ class PricedRun:
         self.run = run
         case = case_of(run)
         self.problem = case.problem
-        self.choice = case.choice
+        self.lowered = case.lowered
         self._tables = case.evaluator.tables
-        self._stages = [(stage.devices, tuple(int(s) for s in stage.axes)) for stage in case.choice.layout.stages]
+        self._stages = [(stage.devices, tuple(int(s) for s in stage.axes)) for stage in case.lowered.layout.stages]
         problem, first = case.problem, self._stages[0][1]
         document = json.dumps(problem.cluster.to_json(), sort_keys=True)
         self._where = (document, replace(problem.training, global_batch=1), first, len(self._stages))
-        calls, parts, self._whole = case.evaluator.distinct_units(case.choice)
+        calls, parts, self._whole = case.evaluator.distinct_units(case.lowered)
         # Calls that differ in their surroundings alone cost the same.
         numbers = {_key(call): i for i, call in reversed(list(enumerate(calls)))}
         kept = {number: i for i, number in enumerate(sorted(numbers.values()))}
         self._calls = [calls[number] for number in kept]
         self._parts = parts.copy()
         self._parts[:, ROW] = [kept[numbers[_key(calls[row])]] for row in parts[:, ROW].tolist()]
-        ties = case.evaluator.tied.ties(case.choice)
-        self._tied = case.evaluator.tied.rows(ties, case.choice.layout, case.choice.zero_axes)
-        self._last: tuple[bytes, Choice, Floats] | None = None
+        ties = case.evaluator.tied.ties(case.lowered)
+        self._tied = case.evaluator.tied.rows(ties, case.lowered.layout, case.lowered.zero_axes)
+        self._last: tuple[bytes, LoweredPlan, Floats] | None = None
 
-    def price(self, layouts: dict[object, Layout], units: bytes) -> Outcome:
+    def price(self, layouts: dict[object, PipelineLayout], units: bytes) -> Outcome:
         """The outcome under the constants as they are now.
 
         Args:
@@ -62,7 +62,7 @@ class PricedRun:
         if self._last is None or self._last[0] != units:
             if self._where not in layouts:
                 layouts[self._where] = build_layout(self.problem, self._stages)
-            choice = replace(self.choice, layout=layouts[self._where])
-            self._last = units, choice, evaluator.unit_rows(choice, self._calls)
-        _, choice, costs = self._last
-        return evaluator.combine(choice, costs, self._parts, self._whole, self._tied)
+            lowered = replace(self.lowered, layout=layouts[self._where])
+            self._last = units, lowered, evaluator.unit_rows(lowered, self._calls)
+        _, lowered, costs = self._last
+        return evaluator.combine(lowered, costs, self._parts, self._whole, self._tied)

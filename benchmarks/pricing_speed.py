@@ -107,7 +107,7 @@ def main() -> None:
         whole = iter(plans * 1000)
 
         def whole_plan(whole=whole, space=space) -> int:
-            space.evaluator.evaluate(space.choice(next(whole)))
+            space.evaluator.evaluate(space.lowered(next(whole)))
             return 1
 
         episodes = Episodes(HybridDecisions(space), EPISODES)

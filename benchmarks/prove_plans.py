@@ -63,10 +63,10 @@ CASES = (
 )
 
 
-def unpaid(plan, choice, space, check):
+def unpaid(plan, lowered, space, check):
     """What the parameters of a plan send that is not what is priced."""
     found, wanted = defaultdict(float), defaultdict(float)
-    for one in list_parameter_collectives(choice, space.evaluator):
+    for one in list_parameter_collectives(lowered, space.evaluator):
         found[one.rank, one.kind, one.axis, one.what, one.when] += one.elements
     for one, elements in check.traffic(plan).items():
         wanted[one.rank, one.kind, one.axis, one.what, one.when] += elements
@@ -91,14 +91,14 @@ def prove(case, count, rng):
         rows += [values for _, values in templates(space)]
     faults, ratios, too_large, seconds = [], [], 0, 0.0
     for row in rows:
-        choice = space.choice(row)
-        plan = replace(space.decode(row), estimate=estimate_choice(choice, space.evaluator))
+        lowered = space.lowered(row)
+        plan = replace(space.decode(row), estimate=estimate_choice(lowered, space.evaluator))
         began = time.process_time()
         found = check.violations(plan)
         seconds += time.process_time() - began
         too_large += not plan.estimate.fits
         faults += [(row, v) for v in found if plan.estimate.fits or not v.what.startswith("does not fit")]
-        faults += [(row, v) for v in unpaid(plan, choice, space, check)]
+        faults += [(row, v) for v in unpaid(plan, lowered, space, check)]
         ratios += [
             said.activations / mine.activations
             for said, (mine, _) in zip(plan.estimate.memory_bytes, check.memory(plan), strict=True)

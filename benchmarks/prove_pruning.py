@@ -16,8 +16,8 @@ from dataclasses import replace
 import numpy as np
 from problems import GIB, Case, problem_of
 
-from automap.bounds.enumeration import Listing
-from automap.bounds.partial_plans import BoundTable, Prefix
+from automap.bounds.enumeration import Enumeration
+from automap.bounds.partial_plans import BoundTable, PartialPlan
 from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.space.space import PlanSpace
@@ -99,7 +99,7 @@ def generated(number: int) -> PlanSpace | None:
 
 def every_plan(space: PlanSpace):
     """[n, slots] all plans, and [n, 2] their prices."""
-    rows = np.concatenate(list(Listing(space).plans()))
+    rows = np.concatenate(list(Enumeration(space).plans()))
     return rows, np.concatenate([space.price(rows[i : i + 4096]) for i in range(0, len(rows), 4096)])
 
 
@@ -110,10 +110,10 @@ def fastest(prices) -> float:
 
 def broken_bounds(space: PlanSpace, rows, prices, rng) -> tuple[int, int]:
     """How many bounds were held against all completions, and how many a completion beats."""
-    table, listing = BoundTable(space), Listing(space)
+    table, enumeration = BoundTable(space), Enumeration(space)
     held = broken = 0
     for number in rng.integers(len(rows), size=BEGINNINGS):
-        prefix, some = Prefix(space, table), listing.root()
+        prefix, some = PartialPlan(space, table), enumeration.root()
         mine = np.arange(len(rows))
         while not prefix.done:
             at = prefix.position
@@ -123,9 +123,9 @@ def broken_bounds(space: PlanSpace, rows, prices, rng) -> tuple[int, int]:
                 behind = mine[rows[mine, at] == value]
                 found.append((prices[behind].min(axis=0), bound))
             while some.values.shape[1] < at:
-                some = listing.extend(some)
+                some = enumeration.extend(some)
                 some = some.take(some.values[:, -1] == rows[number, some.values.shape[1] - 1])
-            found.append((prices[mine].min(axis=0), listing.bounded(some).bounds[0]))
+            found.append((prices[mine].min(axis=0), enumeration.bounded(some).bounds[0]))
             held += len(found)
             broken += sum(bool((np.asarray(bound) > best + TOLERANCE).any()) for best, bound in found)
             prefix.decide(int(rows[number, at]))

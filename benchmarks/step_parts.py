@@ -101,8 +101,8 @@ def main() -> None:
     evaluator = Evaluator(build(given.model, given.batch, cluster))
     plans = []
     for zero in range(4):
-        choice = hand_made(evaluator, Strategy(micro_batch=given.batch // 2, zero=zero))
-        plans.append(annotate(to_plan(choice, evaluator), choice, evaluator))
+        lowered = hand_made(evaluator, Strategy(micro_batch=given.batch // 2, zero=zero))
+        plans.append(annotate(to_plan(lowered, evaluator), lowered, evaluator))
     argument = {
         "model": given.model,
         "batch": given.batch,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from automap.bounds.enumeration import Listing
+from automap.bounds.enumeration import Enumeration
 from automap.bounds.partial_plans import BoundTable
 from automap.price.kernels.collectives import UNKNOWN
 from automap.price.kernels.columns import (
@@ -28,7 +28,7 @@ from automap.price.kernels.columns import (
     C_FORWARD_ATTENDED,
 )
 from automap.price.lowered_plan import Segment
-from automap.price.stage_layout import Layout, StageLayout
+from automap.price.stage_layout import PipelineLayout, StageLayout
 from automap.price.tables import OP_INPUTS, OP_OUTPUTS, OP_SIGNATURES, S_PLACES
 from automap.space.compile import G_FIRST, G_VALUES, G_WHOLE
 from automap.space.count import alone, count_decades, grouped
@@ -67,18 +67,18 @@ def shape_bounds(space: PlanSpace) -> Floats:
     best.
     """
     found = BoundTable(space).shape_bounds.copy()
-    listing = Listing(space)
+    enumeration = Enumeration(space)
     number_of = {space.meshes.values(shape): number for number, shape in enumerate(space.shapes)}
-    some = listing.root()
+    some = enumeration.root()
     while some.values.shape[1] < len(space.meshes.values(space.shapes[0])):
-        some = listing.extend(some)
+        some = enumeration.extend(some)
     some = some.take(np.array([space.shape(row).pp == 1 for row in some.values.tolist()], dtype=np.bool_))
     if not len(some):
         return found
     depth = some.values.shape[1]
     while some.values.shape[1] < space.first_signature:
-        some = listing.extend(some)
-    some = listing.bounded(some)
+        some = enumeration.extend(some)
+    some = enumeration.bounded(some)
     sharper = np.full_like(found, np.inf)
     for row, bound in zip(some.values.tolist(), some.bounds, strict=True):
         number = number_of[tuple(row[:depth])]
@@ -298,7 +298,7 @@ def _unit_cost(space: PlanSpace, number: int, row: int, samples: int, picked: Se
         capacity=float(arrays.capacity[row]),
         speed=float(arrays.speed[row]),
     )
-    layout = Layout(stages=(stage,), numbers=(row,), send_latency_s=np.zeros(1), send_bytes_per_s=np.ones(1))
+    layout = PipelineLayout(stages=(stage,), numbers=(row,), send_latency_s=np.zeros(1), send_bytes_per_s=np.ones(1))
     zero_axes = arrays.axes[row] > 1.0
     zero_axes[-1] = False
     return space.evaluator.unit_row(

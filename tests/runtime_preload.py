@@ -2,10 +2,10 @@
 
 import runtime_ranks
 
-from automap.price.plan_reader import to_choice
+from automap.price.plan_reader import lower_plan
 from ir import zoo
 
 _problem = runtime_ranks.make_problem(
     zoo.build("vgg:convolutions=1,width=4,ffn=4,image_size=4"), 1, 1, {"fix": {"pp": 1}}
 )
-to_choice(runtime_ranks.expert_plan(_problem, count=1), runtime_ranks.Evaluator(_problem))
+lower_plan(runtime_ranks.expert_plan(_problem, count=1), runtime_ranks.Evaluator(_problem))

@@ -35,7 +35,7 @@ from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 from agents.incumbent import Incumbent
 from agents.learning.plan_vec_env import PlanVecEnv
 from agents.learning.replay import Batch, PlanReplay
-from agents.learning.search_tree import Explored
+from agents.learning.search_tree import SearchTree
 from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
 from automap.plan import Plan
 from automap.problem import Problem
@@ -150,7 +150,7 @@ class MaskedDQN(DQN):
     replay_buffer: PlanReplay
 
     def __init__(
-        self, env: PlanVecEnv, parameters: Hyperparameters, seed: int, explored: Explored | None = None
+        self, env: PlanVecEnv, parameters: Hyperparameters, seed: int, explored: SearchTree | None = None
     ) -> None:
         self.parameters = parameters
         self.tree = explored
@@ -343,7 +343,7 @@ def run_dqn(
         return PlanVecEnv([Episodes(asked, count, incumbent.table, reference_s=reference_s)], parameters.num_signs)
 
     env = environment(parameters.num_envs)
-    explored = Explored(env.episodes[0], lambda: incumbent.best_s)
+    explored = SearchTree(env.episodes[0], lambda: incumbent.best_s)
     agent = new_agent(env, parameters, seed, explored=explored)
     watch = Watch(incumbent)
     known = list(demonstrations)
@@ -369,7 +369,7 @@ def new_agent(
     parameters: Hyperparameters,
     seed: int,
     kind: type[MaskedDQN] = MaskedDQN,
-    explored: Explored | None = None,
+    explored: SearchTree | None = None,
 ) -> MaskedDQN:
     """An untrained agent, on one thread; without `explored` it may come back to plans that it knows."""
     torch.set_num_threads(1)

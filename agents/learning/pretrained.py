@@ -19,7 +19,7 @@ from agents.incumbent import Incumbent
 from agents.learning.checkpoint import read_checkpoint
 from agents.learning.dqn import Hyperparameters, MaskedDQN, new_agent
 from agents.learning.plan_vec_env import PlanVecEnv
-from agents.learning.search_tree import Explored
+from agents.learning.search_tree import SearchTree
 from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
 from automap.plan import Plan
 from automap.problem import Problem
@@ -66,7 +66,7 @@ def run_pretrained(space: PlanSpace, incumbent: Incumbent, *, seed: int, network
     read_checkpoint(agent, network)
     rng = np.random.default_rng(seed)
     noise = np.array([MESH_NOISE if slot.kind in MESH_KINDS else NOISE for slot in space.slots])
-    explored = Explored(env.episodes[0], lambda: incumbent.best_s)
+    explored = SearchTree(env.episodes[0], lambda: incumbent.best_s)
     observation = env.reset()
     while not (incumbent.finished or explored.is_exhausted):
         env.step_async(sample(agent, observation, rng, noise, explored))
@@ -83,7 +83,7 @@ def sample(
     observation: dict[str, np.ndarray],
     rng: np.random.Generator,
     noise: np.ndarray,
-    explored: Explored,
+    explored: SearchTree,
 ) -> np.ndarray:
     """[episodes] the open action of each that is rated best under the noise of its slot."""
     with torch.no_grad():

@@ -25,7 +25,7 @@ class _Node:
         self.children: dict[int, _Node] = {}
 
 
-class Explored:
+class SearchTree:
     """What is left to explore.
 
     An action is closed where every plan behind it has been priced or is, by its bound, no faster than the best plan so

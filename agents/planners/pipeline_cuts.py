@@ -93,12 +93,12 @@ def cut_anew(space: PlanSpace, values: Values) -> list[Values]:
 
 def _chunks(space: PlanSpace, values: Values) -> tuple[list[Floats], list[Ints]]:
     """Of each rank [units + 1, units + 1] seconds of a micro-batch in the fastest mode that fits, and that mode."""
-    evaluator, choice = space.evaluator, space.choice(values).views[0]
-    shape, settings = space.shape(values), evaluator.settings(choice.zero)
+    evaluator, lowered = space.evaluator, space.lowered(values).views[0]
+    shape, settings = space.shape(values), evaluator.settings(lowered.zero)
     known: dict[tuple[int, float], Floats] = {}
     seconds, modes = [], []
-    for rank, stage in enumerate(choice.layout.stages):
-        key = (choice.layout.numbers[rank], float(choice.rank_samples[rank]))
+    for rank, stage in enumerate(lowered.layout.stages):
+        key = (lowered.layout.numbers[rank], float(lowered.rank_samples[rank]))
         if key not in known:
             known[key] = _unit_costs(space, values, rank)
         costs = known[key]
@@ -107,10 +107,12 @@ def _chunks(space: PlanSpace, values: Values) -> tuple[list[Floats], list[Ints]]
             costs[:, :, C_FORWARD_COMM:C_REDUCE].reshape(*spent.shape, -1, KIND_COUNT).sum(axis=2) @ evaluator.exposed
         )
         whole, shard = costs[:, :, C_PARAMETERS], costs[:, :, C_ZERO]
-        state = (shard if choice.zero >= 3 else whole) * settings[P_PARAMETER]
-        state = state + (shard if choice.zero >= 2 else whole) * settings[P_GRADIENT]
-        state = state + (shard if choice.zero >= 1 else whole) * settings[P_OPTIMIZER]
-        in_flight = shape.num_micro_batches if choice.kind == "gpipe" else min(shape.pp - rank, shape.num_micro_batches)
+        state = (shard if lowered.zero >= 3 else whole) * settings[P_PARAMETER]
+        state = state + (shard if lowered.zero >= 2 else whole) * settings[P_GRADIENT]
+        state = state + (shard if lowered.zero >= 1 else whole) * settings[P_OPTIMIZER]
+        in_flight = (
+            shape.num_micro_batches if lowered.kind == "gpipe" else min(shape.pp - rank, shape.num_micro_batches)
+        )
         live = np.where(np.array(RECOMPUTE_MODES) == "full", costs[:, :, C_LIVE].max(axis=1), 0.0)
         room = stage.capacity - settings[P_RESERVED] - 2.0 * costs[:, :, C_WORKSPACE].max(axis=1) - live
         time, used = _spans(spent), _spans(state + in_flight * costs[:, :, C_SAVED])
@@ -135,8 +137,8 @@ def _spans(of_units: Floats) -> Floats:
 
 def _unit_costs(space: PlanSpace, values: Values, rank: int) -> Floats:
     """[modes, units, C_COUNT] as if all units stood in one chunk on a rank."""
-    evaluator, choice = space.evaluator, space.choice(values).views[0]
-    segments = [segment for chunk in choice.chunks for segment in chunk]
+    evaluator, lowered = space.evaluator, space.lowered(values).views[0]
+    segments = [segment for chunk in lowered.chunks for segment in chunk]
     axes = len(space.axes)
     known: dict[tuple[int, bytes, str], Floats] = {}
     incoming = np.full(axes, -1, dtype=np.int64)
@@ -150,10 +152,10 @@ def _unit_costs(space: PlanSpace, values: Values, rank: int) -> Floats:
                 known[key] = evaluator.unit_row(
                     replace(segment, recomputed=evaluator.masks(unit_type)[mode]),
                     rank,
-                    choice.layout,
+                    lowered.layout,
                     incoming,
-                    float(choice.rank_samples[rank]),
-                    choice.zero_axes,
+                    float(lowered.rank_samples[rank]),
+                    lowered.zero_axes,
                     int(evaluator.tables.boundary_out[unit_type]),
                 )
             rows.append(known[key])

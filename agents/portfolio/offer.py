@@ -21,7 +21,7 @@ from automap.errors import UserError
 from automap.plan import Plan, SearchRecord
 from automap.price.estimate import error_band
 from automap.price.evaluator import Evaluator
-from automap.price.plan_reader import to_choice
+from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.verify import Verifier
 
@@ -200,7 +200,7 @@ class _Found:
         if self.on_part is not None:
             plans += [p for p in (self._of_part(evaluator, mine) for mine in self.on_part.unlike(count)) if p]
         tidied = [
-            plan if plan.sync.kind != "synchronous" else tidy(plan, to_choice(plan, evaluator), evaluator, verifier)
+            plan if plan.sync.kind != "synchronous" else tidy(plan, lower_plan(plan, evaluator), evaluator, verifier)
             for plan in plans
         ]
         shape = candidate(chosen, 0.0, None).shape

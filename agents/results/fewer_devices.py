@@ -16,7 +16,7 @@ from automap.errors import PlanError, UserError
 from automap.plan import Plan, format_devices, parse_devices
 from automap.price.estimate import annotate, lower_bound_s
 from automap.price.evaluator import Evaluator
-from automap.price.plan_reader import to_choice
+from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.space.shape import divisors
 from automap.space.space import PlanSpace
@@ -129,7 +129,7 @@ def on_all(plan: Plan, part: Part, problem: Problem, evaluator: Evaluator) -> Pl
     )
     lifted = replace(plan, stages=stages, cluster=problem.cluster.to_json(), training=problem.training)
     try:
-        lifted = annotate(lifted, to_choice(lifted, evaluator), evaluator)
+        lifted = annotate(lifted, lower_plan(lifted, evaluator), evaluator)
     except PlanError:
         return None
     return None if Verifier(problem).violations(lifted) else lifted

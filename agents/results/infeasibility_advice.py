@@ -68,8 +68,8 @@ def nothing_fits(space: PlanSpace, nearest: Values) -> NothingFits:
         space: of the problem.
         nearest: the plan that overflows least.
     """
-    choice = space.choice(nearest)
-    plan = annotate(space.decode(nearest), choice, space.evaluator)
+    lowered = space.lowered(nearest)
+    plan = annotate(space.decode(nearest), lowered, space.evaluator)
     estimate = plan.estimate
     assert estimate is not None
     worst = max(estimate.memory_bytes, key=lambda m: m.total - m.capacity)

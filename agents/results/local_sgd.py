@@ -40,9 +40,9 @@ def with_modes(space: PlanSpace, found: Iterable[Found]) -> list[Candidate[Synce
         names.setdefault(values, found_by)
     candidates = []
     for values, found_by in names.items():
-        plan, choice = space.decode(values), space.choice(values)
-        sync = best_sync(plan, choice, space.evaluator)
-        outcome = evaluate_plan(replace(plan, sync=sync), choice, space.evaluator)
+        plan, lowered = space.decode(values), space.lowered(values)
+        sync = best_sync(plan, lowered, space.evaluator)
+        outcome = evaluate_plan(replace(plan, sync=sync), lowered, space.evaluator)
         step_s = outcome.step_time_s if outcome.fits else math.inf
         candidates.append(candidate(plan, step_s, ((values, found_by), sync)))
     return sorted((c for c in candidates if c.step_time_s < math.inf), key=lambda c: c.step_time_s)

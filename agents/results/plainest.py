@@ -19,7 +19,7 @@ from agents.results.diverse_top_k import Found
 from automap.plan import Plan
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
-from automap.price.lowered_plan import Choice
+from automap.price.lowered_plan import LoweredPlan
 from automap.price.plan_reader import default_signatures
 from automap.price.plan_writer import to_plan
 from automap.space.simplified_axes import ROUNDING, merges, num_unlike, repeats, sizes, spelled, without_idle
@@ -70,15 +70,15 @@ def plainest(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: fl
     """
     found = _within(space, best, others, limit_s)
     evaluator = space.evaluator
-    pool: list[tuple[Plainness, Values, Choice]] = []
+    pool: list[tuple[Plainness, Values, LoweredPlan]] = []
     for values, (_, is_template) in found.items():
-        raw = space.choice(values)
+        raw = space.lowered(values)
         # What the hints ask for may hold of the plan as it was found alone.
-        for choice in (plain(raw, evaluator, limit_s), raw):
-            pool.append((plainness(choice, evaluator, is_template=is_template), values, choice))
+        for lowered in (plain(raw, evaluator, limit_s), raw):
+            pool.append((plainness(lowered, evaluator, is_template=is_template), values, lowered))
     verifier, faults = Verifier(space.problem), ""
-    for rank, values, choice in sorted(pool, key=lambda some: (some[0], some[1])):
-        plan = annotate(to_plan(choice, evaluator), choice, evaluator)
+    for rank, values, lowered in sorted(pool, key=lambda some: (some[0], some[1])):
+        plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
         wrong = verifier.violations(plan)
         if not wrong:
             return _offer(space, plan, values, found[values][0], rank)
@@ -95,7 +95,7 @@ def as_it_is(space: PlanSpace, best: Found, plan: Plan) -> Offer:
         plan: it, with its estimate.
     """
     values, found_by = best
-    rank = plainness(space.choice(values), space.evaluator, is_template=found_by == "expert")
+    rank = plainness(space.lowered(values), space.evaluator, is_template=found_by == "expert")
     return _offer(space, plan, values, found_by, rank)
 
 
@@ -110,44 +110,46 @@ def _offer(space: PlanSpace, plan: Plan, values: Values, found_by: str, rank: Pl
     )
 
 
-def plainness(choice: Choice, evaluator: Evaluator, *, is_template: bool) -> Plainness:
+def plainness(lowered: LoweredPlan, evaluator: Evaluator, *, is_template: bool) -> Plainness:
     """How plain a choice is."""
-    stages, cuts = choice.layout.stages, [len(segments) for segments in choice.chunks]
+    stages, cuts = lowered.layout.stages, [len(segments) for segments in lowered.chunks]
     devices = [device for stage in stages for device in stage.devices]
-    modes = {(bool(seg.recomputed.any()), bool(seg.recomputed.all())) for segments in choice.chunks for seg in segments}
+    modes = {
+        (bool(seg.recomputed.any()), bool(seg.recomputed.all())) for segments in lowered.chunks for seg in segments
+    }
     odd = (
-        choice.zero,
+        lowered.zero,
         modes != {(False, False)},
         len(modes - {(False, False)}) > 1,
-        len(choice.chunks) > len(stages),
-        choice.kind not in ("1f1b", "interleaved"),
-        choice.num_micro_batches > 1 and len(stages) == 1,
+        len(lowered.chunks) > len(stages),
+        lowered.kind not in ("1f1b", "interleaved"),
+        lowered.num_micro_batches > 1 and len(stages) == 1,
         devices != sorted(devices),
         len({tuple(stage.axes) for stage in stages}) > 1,
-        any(mine is not None for mine in choice.shares),
+        any(mine is not None for mine in lowered.shares),
         max(cuts) - min(cuts) > 1,
     )
-    num_axes = int((sizes(choice) > 1).sum()) + (len(stages) > 1)
-    step_s = evaluator.evaluate(choice).step_time_s
-    num_odd = num_unlike(choice, evaluator) + sum(odd)
-    return repeats(choice, evaluator), not is_template, num_axes, num_odd, len(devices), step_s
+    num_axes = int((sizes(lowered) > 1).sum()) + (len(stages) > 1)
+    step_s = evaluator.evaluate(lowered).step_time_s
+    num_odd = num_unlike(lowered, evaluator) + sum(odd)
+    return repeats(lowered, evaluator), not is_template, num_axes, num_odd, len(devices), step_s
 
 
-def plain(choice: Choice, evaluator: Evaluator, limit_s: float) -> Choice:
+def plain(lowered: LoweredPlan, evaluator: Evaluator, limit_s: float) -> LoweredPlan:
     """The choice without axes that nothing is split over, and with like axes as one, as far as the limit allows.
 
     Args:
-        choice: that fits.
+        lowered: that fits.
         evaluator: of its problem.
         limit_s: step time; the choice's own is a limit too.
     """
-    choice = spelled(choice, evaluator)
-    limit_s = max(limit_s, evaluator.evaluate(choice).step_time_s * (1.0 + ROUNDING))
-    for other in itertools.chain(without_idle(choice, evaluator), merges(choice, evaluator)):
+    lowered = spelled(lowered, evaluator)
+    limit_s = max(limit_s, evaluator.evaluate(lowered).step_time_s * (1.0 + ROUNDING))
+    for other in itertools.chain(without_idle(lowered, evaluator), merges(lowered, evaluator)):
         outcome = evaluator.evaluate(other)
         if outcome.fits and outcome.step_time_s <= limit_s:
             return plain(other, evaluator, limit_s)
-    return choice
+    return lowered
 
 
 def _within(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: float) -> dict[Values, tuple[str, bool]]:
@@ -241,15 +243,15 @@ def _able(space: PlanSpace, rows: np.ndarray, limit_s: float) -> np.ndarray:
     return (prices[:, 1] <= 0.0) & (prices[:, 0] <= limit_s)
 
 
-def tidy(plan: Plan, choice: Choice, evaluator: Evaluator, verifier: Verifier) -> Plan:
+def tidy(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator, verifier: Verifier) -> Plan:
     """A plan of a search in its one spelling, without axes that nothing is split over; as it was where that is illegal.
 
     Args:
         plan: with its estimate, synchronous.
-        choice: that it states.
+        lowered: that it states.
         evaluator: of its problem.
         verifier: of its problem.
     """
-    other = plain(choice, evaluator, 0.0)
+    other = plain(lowered, evaluator, 0.0)
     again = annotate(to_plan(other, evaluator), other, evaluator)
     return plan if verifier.violations(again) else replace(again, search=plan.search, warnings=plan.warnings)

@@ -12,7 +12,7 @@ import numpy as np
 
 from agents.incumbent import Incumbent
 from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
-from automap.bounds.enumeration import Beginnings, Listing
+from automap.bounds.enumeration import Beginnings, Enumeration
 from automap.errors import ProblemError
 from automap.plan import Plan
 from automap.problem import Problem
@@ -68,10 +68,10 @@ def run_exhaustive(space: PlanSpace, incumbent: Incumbent, *, max_nodes: int | N
     Returns:
         whether every plan was priced or is proven to be no faster than the best, or not to fit.
     """
-    listing = Listing(space)
+    enumeration = Enumeration(space)
     nodes = 0
     nearest: Beginnings | None = None
-    pending = [listing.root()]
+    pending = [enumeration.root()]
     while pending and not incumbent.finished and (max_nodes is None or nodes < max_nodes):
         block = pending.pop()
         block = block.take(block.bounds[:, 0] < incumbent.best_s)
@@ -81,21 +81,21 @@ def run_exhaustive(space: PlanSpace, incumbent: Incumbent, *, max_nodes: int | N
         if not len(block):
             continue
         size = len(block)
-        while not listing.is_done(block) and len(block) < GROWTH * size:
-            block = listing.extend(block)
+        while not enumeration.is_done(block) and len(block) < GROWTH * size:
+            block = enumeration.extend(block)
         nodes += len(block)
-        if listing.is_done(block):
+        if enumeration.is_done(block):
             left = _price(block, incumbent)
             pending += [left] if len(left) else []
             continue
-        block = listing.bounded(block)
+        block = enumeration.bounded(block)
         worst = int(block.bounds[:, 1].argmin())
         if nearest is None or block.bounds[worst, 1] < nearest.bounds[0, 1]:
             nearest = block.take(slice(worst, worst + 1))
         block = block.take((block.bounds[:, 0] < incumbent.best_s) & (block.bounds[:, 1] <= 0.0))
         pending.append(block.take(np.argsort(block.bounds[:, 0], kind="stable")))
     if incumbent.best is None and incumbent.nearest is None and nearest is not None and not incumbent.finished:
-        _price(_smallest(listing, nearest), incumbent)
+        _price(_smallest(enumeration, nearest), incumbent)
     return not pending
 
 
@@ -108,10 +108,10 @@ def _price(block: Beginnings, incumbent: Incumbent) -> Beginnings:
     return block.take(slice(count, None))
 
 
-def _smallest(listing: Listing, some: Beginnings) -> Beginnings:
+def _smallest(enumeration: Enumeration, some: Beginnings) -> Beginnings:
     """One completion, every decision in favour of memory: what comes nearest where nothing fits."""
-    while not listing.is_done(some):
-        some = listing.bounded(listing.extend(some))
+    while not enumeration.is_done(some):
+        some = enumeration.bounded(enumeration.extend(some))
         best = int(some.bounds[:, 1].argmin())
         some = some.take(slice(best, best + 1))
     return some

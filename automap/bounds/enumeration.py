@@ -37,7 +37,7 @@ class Beginnings:
     bounds: Floats
     """[n, 2] seconds and overflow that no completion is below."""
     meshes: Ints
-    """[n] which set of meshes the stages have, numbered by `Listing`; 0 until all before the signatures is decided."""
+    """[n] number of the set of meshes that the stages have; 0 until all slots before the signatures are decided."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -49,7 +49,7 @@ class Beginnings:
         )
 
 
-class Listing:
+class Enumeration:
     """The plans of a space as a tree."""
 
     def __init__(self, space: PlanSpace) -> None:
@@ -184,7 +184,7 @@ class Listing:
     def _floors(self, values: tuple[int, ...], some: Beginnings) -> Floats:
         """[n] seconds that the chunks which are cut ask of their ranks, and the others of those that are left.
 
-        The floors of `Prefix`, for many beginnings with the same stages.
+        The floors of `PartialPlan`, for many beginnings with the same stages.
         """
         space = self.space
         shape = space.shape(values)

@@ -2,7 +2,7 @@
 
 All bounds are admissible: no completion of a prefix is faster or smaller (`automap.bounds.kernels.step_many` says
 where they come
-from). `Prefixes` walks many plans at once, `Prefix` one. Units: seconds; memory as share of capacity (overflow).
+from). `Prefixes` walks many plans at once, `PartialPlan` one. Units: seconds; memory as share of capacity (overflow).
 """
 
 from __future__ import annotations
@@ -323,11 +323,11 @@ class Prefixes:
             actions: [plans] index into `walks.legal`, or `BEGIN` or `GO_ON` of `automap.bounds.kernels.step_many`.
         """
         step_many(
-            self.space.evaluator.tables.arrays, self.space.arrays, self.space.memo, self.tree, self.walks, actions
+            self.space.evaluator.tables.arrays, self.space.arrays, self.space.cache, self.tree, self.walks, actions
         )
 
 
-class Prefix:
+class PartialPlan:
     """One plan being decided; `values` always ends before a real choice or at the end."""
 
     def __init__(self, space: PlanSpace, table: BoundTable) -> None:
@@ -381,9 +381,9 @@ class Prefix:
         self._one.step(np.array([at]))
 
 
-def walk(space: PlanSpace, table: BoundTable, values: Values) -> Prefix:
+def walk(space: PlanSpace, table: BoundTable, values: Values) -> PartialPlan:
     """The prefix that has decided `values` (and what is forced behind them)."""
-    prefix = Prefix(space, table)
+    prefix = PartialPlan(space, table)
     while prefix.position < len(values):
         prefix.decide(values[prefix.position])
     return prefix

@@ -16,7 +16,7 @@ from automap.cost_graph.kernels import COLUMNS, X_COUNT, exchange, vary
 from automap.price.kernel_shapes import ATTENTION, INSIDE, PRODUCT, X_KIND, X_WEIGHT
 from automap.price.kernels.collectives import SUMMED, UNKNOWN
 from automap.price.kernels.columns import C_COUNT, C_LIVE, C_SAVED, H_KEPT, H_RING
-from automap.price.lowered_plan import RECOMPUTE_MODES, Choice
+from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
 from automap.price.tables import (
     BOUNDARY,
     CARRIED,
@@ -109,19 +109,19 @@ class GroupCosts:
         bases: of each unit type [modes, C_COUNT] with nothing decided.
     """
 
-    def __init__(self, space: PlanSpace, legal: Sequence[Ints], choice: Choice, rank: int) -> None:
+    def __init__(self, space: PlanSpace, legal: Sequence[Ints], lowered: LoweredPlan, rank: int) -> None:
         """Builds the nodes; factors follow when they are asked for.
 
         Args:
             space: of the problem.
             legal: of each group, see `joint_values`.
-            choice: a frame on the mesh.
+            lowered: a frame on the mesh.
             rank: the pipeline rank whose devices compute.
         """
         self.space = space
         self._tables = space.evaluator.tables.arrays
-        self._zero_axes, self._samples = choice.zero_axes, float(choice.rank_samples[rank])
-        self._stage = choice.layout.stages[rank]
+        self._zero_axes, self._samples = lowered.zero_axes, float(lowered.rank_samples[rank])
+        self._stage = lowered.layout.stages[rank]
         self.first_node = np.cumsum([0, *(len(u.groups) for u in space.linkage.types)])
         self._group_of = np.full(len(self._tables.operators), -1, dtype=np.int64)
         for (unit_type, group), (members, _) in space.group_rows.items():

@@ -29,7 +29,7 @@ from automap.cost_graph.factors import Factor, GroupCosts, joint_values
 from automap.cost_graph.kernels import X_COUNT, X_RECOMPUTE_COMM
 from automap.cost_graph.unit_rows import UnitRow, UnitRows
 from automap.price.evaluator import blank
-from automap.price.lowered_plan import RECOMPUTE_MODES, Choice
+from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
 from automap.space.space import PlanSpace, Values
 
 Ints = npt.NDArray[np.int64]
@@ -102,11 +102,11 @@ class CostGraph:
         """
         self.space, self.frame = space, frame
         self._undecided = blank(space.evaluator, len(space.axes))
-        choice = space.choice_of(frame, self._undecided).views[0]
-        self.units = UnitRows(space.evaluator, choice)
+        lowered = space.choice_of(frame, self._undecided).views[0]
+        self.units = UnitRows(space.evaluator, lowered)
         self._rows = self.units.rows
         self._modes = [self._mode(row) for row in self._rows]
-        self._costs = self._group_costs(choice, known or Known(space))
+        self._costs = self._group_costs(lowered, known or Known(space))
         of_first = self._costs[0]
         self._first_node = of_first.first_node
         self.nodes = of_first.nodes
@@ -114,22 +114,22 @@ class CostGraph:
         self.base = np.array([costs.bases[row.unit_type][mode] for costs, row, mode in paid])
         self.factors = tuple(self._bound())
 
-    def _group_costs(self, choice: Choice, known: Known) -> list[GroupCosts]:
+    def _group_costs(self, lowered: LoweredPlan, known: Known) -> list[GroupCosts]:
         """Of each row, on the devices of its rank; of more than `MOST_STAGES` distinct ranks some stand for others."""
-        numbers = choice.layout.numbers
-        meshes = frozenset(zip(numbers, choice.rank_samples.tolist(), strict=True))
+        numbers = lowered.layout.numbers
+        meshes = frozenset(zip(numbers, lowered.rank_samples.tolist(), strict=True))
         found: dict[tuple[object, ...], GroupCosts] = {}
         of_rows = []
         for row in self._rows:
-            samples = float(choice.rank_samples[row.rank])
-            key: tuple[object, ...] = (numbers[row.rank], samples, choice.zero_axes.tobytes(), meshes)
+            samples = float(lowered.rank_samples[row.rank])
+            key: tuple[object, ...] = (numbers[row.rank], samples, lowered.zero_axes.tobytes(), meshes)
             if key not in found:
                 if len(found) == MOST_STAGES:
                     key = next(reversed(found))
                 elif key not in known.costs:
                     if len(known.costs) >= MAX_KNOWN:
                         known.costs.pop(next(iter(known.costs)))
-                    known.costs[key] = GroupCosts(self.space, known.legal(self.frame), choice, row.rank)
+                    known.costs[key] = GroupCosts(self.space, known.legal(self.frame), lowered, row.rank)
                 found.setdefault(key, known.costs[key])
             of_rows.append(found[key])
         return of_rows

@@ -73,7 +73,7 @@ class Slopes:
 
 def slopes(units: UnitRows, chosen: Ints) -> Slopes:
     """Slopes at signatures `chosen`, [operator rows, axes]."""
-    evaluator, choice = units.evaluator, units.choice
+    evaluator, lowered = units.evaluator, units.lowered
     costs, tied = units.costs(chosen), units.tied(chosen)
 
     def measure(trial: Floats) -> tuple[float, Floats, Floats]:
@@ -86,11 +86,11 @@ def slopes(units: UnitRows, chosen: Ints) -> Slopes:
     step_s, used, capacity = measure(costs)
     time = np.zeros_like(costs)
     memory = np.zeros((len(used), *costs.shape))
-    num_axes = len(choice.zero_axes)
+    num_axes = len(lowered.zero_axes)
     reduced = [c + a for a in range(num_axes) for c in (C_REDUCE, C_GATHER, C_SCATTER)]
     room = float(capacity.max())
     for column in (*SECONDS, *BYTES, *ELEMENTS, *reduced):
-        size = STEP * (step_s / choice.num_micro_batches if column in SECONDS else room)
+        size = STEP * (step_s / lowered.num_micro_batches if column in SECONDS else room)
         size = size if column in (*SECONDS, *BYTES) else size / 16.0
         for row in range(len(costs)):
             trial = costs.copy()
@@ -114,7 +114,7 @@ def _share_with_hosts(units: UnitRows, costs: Floats, time: Floats) -> None:
     exposed = units.evaluator.exposed
     comm = np.arange(KIND_COUNT)
     for number, row in enumerate(units.rows):
-        hardware = units.choice.layout.stages[row.rank].hardware
+        hardware = units.lowered.layout.stages[row.rank].hardware
         power = hardware[H_OVERLAP_EXPONENT]
         of = costs[number]
         again = of[C_RECOMPUTE_COMM + comm] @ exposed + of[C_BACKWARD_COMM + comm] @ exposed + of[C_RECOMPUTE]

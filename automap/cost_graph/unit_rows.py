@@ -14,7 +14,7 @@ import numpy.typing as npt
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.collectives import SUMMED
 from automap.price.kernels.unit_workspace import new_sharded
-from automap.price.lowered_plan import Choice, Segment
+from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.outcome import Outcome
 from ir.factors import BROADCAST, PARTIAL
 
@@ -38,7 +38,7 @@ class UnitRow:
 
 
 class UnitRows:
-    """The rows of `choice`.
+    """The rows of `lowered`.
 
     `chosen` is everywhere [operator rows, axes]: the signature of each operator of each unit type.
 
@@ -47,15 +47,15 @@ class UnitRows:
         parts: [parts, 3] chunk, row, how often it follows itself.
     """
 
-    def __init__(self, evaluator: Evaluator, choice: Choice) -> None:
-        self.evaluator, self.choice = evaluator, choice
+    def __init__(self, evaluator: Evaluator, lowered: LoweredPlan) -> None:
+        self.evaluator, self.lowered = evaluator, lowered
         rows: dict[tuple[object, ...], UnitRow] = {}
         parts: list[tuple[int, int, int]] = []
         whole: list[bool] = []
         numbers: dict[tuple[object, ...], int] = {}
         before = -1
-        for chunk, segments in enumerate(choice.chunks):
-            rank = 0 if choice.is_uniform else chunk % len(choice.layout.stages)
+        for chunk, segments in enumerate(lowered.chunks):
+            rank = 0 if lowered.is_uniform else chunk % len(lowered.layout.stages)
             for position, segment in enumerate(segments):
                 unit_type = evaluator.blocks.units[segment.unit].type
                 key = (unit_type, before, position == 0, segment.recomputed.tobytes(), rank)
@@ -73,12 +73,12 @@ class UnitRows:
         self.rows = tuple(rows.values())
         self.parts = np.array(parts, dtype=np.int64)
         self._whole = np.array(whole, dtype=np.bool_)
-        self._ties = evaluator.tied.ties(choice)
+        self._ties = evaluator.tied.ties(lowered)
 
     def costs(self, chosen: Ints) -> Floats:
         """[rows, C_COUNT]"""
-        evaluator, choice = self.evaluator, self.choice
-        sharded = new_sharded(evaluator.tables.arrays, len(choice.zero_axes))
+        evaluator, lowered = self.evaluator, self.lowered
+        sharded = new_sharded(evaluator.tables.arrays, len(lowered.zero_axes))
         found = []
         for row in self.rows:
             segment = replace(row.segment, chosen=chosen[row.segment.first : row.segment.last])
@@ -86,10 +86,10 @@ class UnitRows:
                 evaluator.unit_row(
                     segment,
                     row.rank,
-                    choice.layout,
+                    lowered.layout,
                     self._incoming(row, chosen),
-                    float(choice.rank_samples[row.rank]),
-                    choice.zero_axes,
+                    float(lowered.rank_samples[row.rank]),
+                    lowered.zero_axes,
                     int(evaluator.tables.boundary_out[row.unit_type]),
                     sharded=sharded,
                 )
@@ -98,7 +98,7 @@ class UnitRows:
 
     def _incoming(self, row: UnitRow, chosen: Ints) -> Ints:
         """[axes] placement of the tensor that crosses into a unit; a partial one is reduced before it is sent."""
-        evaluator, axes = self.evaluator, len(self.choice.zero_axes)
+        evaluator, axes = self.evaluator, len(self.lowered.zero_axes)
         if row.before < 0:
             return np.full(axes, BROADCAST, dtype=np.int64)
         first, last = (int(x) for x in evaluator.tables.spans[row.before : row.before + 2])
@@ -110,8 +110,8 @@ class UnitRows:
 
     def tied(self, chosen: Ints) -> Floats:
         """What `combine` needs of parameters that two units read."""
-        return self.evaluator.tied.rows(self._ties, self.choice.layout, self.choice.zero_axes, chosen)
+        return self.evaluator.tied.rows(self._ties, self.lowered.layout, self.lowered.zero_axes, chosen)
 
     def outcome(self, costs: Floats, tied: Floats, *, exact: bool) -> Outcome:
         """Time and memory of a step with these unit costs."""
-        return self.evaluator.combine(self.choice, costs, self.parts, self._whole, tied, exact=exact)
+        return self.evaluator.combine(self.lowered, costs, self.parts, self._whole, tied, exact=exact)

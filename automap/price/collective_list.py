@@ -37,7 +37,7 @@ from automap.price.kernels.tied_parameters import (
     TIE_ONE,
     TIE_OTHER,
 )
-from automap.price.lowered_plan import Choice
+from automap.price.lowered_plan import LoweredPlan
 
 Floats = npt.NDArray[np.float64]
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "send_recv"]
@@ -64,18 +64,18 @@ class Collective:
     direction: Literal["forward", "backward"]
 
 
-def list_collectives(choice: Choice, evaluator: Evaluator) -> Iterator[Collective]:
+def list_collectives(lowered: LoweredPlan, evaluator: Evaluator) -> Iterator[Collective]:
     """Every collective inside the stages of one micro-batch, in the order of the operators.
 
     Recomputed operators repeat their forward collectives; what parameters and their gradients send is in
     `list_parameter_collectives`.
     """
     tables, graph = evaluator.tables, evaluator.problem.graph
-    num_ranks = len(choice.layout.stages)
-    for number, segment, incoming in evaluator.surroundings(choice):
+    num_ranks = len(lowered.layout.stages)
+    for number, segment, incoming in evaluator.surroundings(lowered):
         unit = evaluator.blocks.units[segment.unit]
         representative = evaluator.blocks.representative(unit.type)
-        listed = evaluator.collectives(choice, number % num_ranks, segment, incoming)
+        listed = evaluator.collectives(lowered, number % num_ranks, segment, incoming)
         base = int(tables.spans[unit.type])
         for record in listed[np.argsort(listed[:, L_OPERATOR], kind="stable")]:
             offset = int(record[L_OPERATOR]) - base
@@ -86,7 +86,7 @@ def list_collectives(choice: Choice, evaluator: Evaluator) -> Iterator[Collectiv
             leaves = bool(record[L_BACKWARD] < 0.0)
             yield Collective(
                 kind=COLLECTIVES[int(record[L_KIND])],
-                axis=choice.axes[int(record[L_AXIS])],
+                axis=lowered.axes[int(record[L_AXIS])],
                 bytes=float(record[L_BYTES]),
                 seconds=float(record[L_SECONDS]),
                 stage=number - leaves,
@@ -112,19 +112,19 @@ class ParameterCollective:
     """Of the larger of what a device holds before and after; of send_recv what it sends."""
 
 
-def list_parameter_collectives(choice: Choice, evaluator: Evaluator) -> Iterator[ParameterCollective]:
+def list_parameter_collectives(lowered: LoweredPlan, evaluator: Evaluator) -> Iterator[ParameterCollective]:
     """What parameters and gradients send in a step: the sums that `automap.price.kernels.step` turns into seconds."""
     # Elements do not depend on the samples: what one kind of device sees, all see.
-    choice = choice.views[0]
-    calls, parts, _ = evaluator.distinct_units(choice)
-    costs = evaluator.unit_rows(choice, calls)
-    ranks, axes = len(choice.layout.stages), len(choice.zero_axes)
+    lowered = lowered.views[0]
+    calls, parts, _ = evaluator.distinct_units(lowered)
+    costs = evaluator.unit_rows(lowered, calls)
+    ranks, axes = len(lowered.layout.stages), len(lowered.zero_axes)
     once, each = np.zeros((3, ranks, axes)), np.zeros((2, ranks, axes))
     for chunk, row, times in parts.tolist():
         for block, column in ((E_REDUCE, C_REDUCE), (E_GATHER, C_GATHER), (E_SCATTER, C_SCATTER)):
             once[block, chunk % ranks] += times * costs[row, column : column + axes]
     each += once[[E_GATHER, E_SCATTER]]
-    for tie in evaluator.tied.rows(evaluator.tied.ties(choice), choice.layout, choice.zero_axes):
+    for tie in evaluator.tied.rows(evaluator.tied.ties(lowered), lowered.layout, lowered.zero_axes):
         one, other = int(tie[TIE_ONE]), int(tie[TIE_OTHER])
         if one == other:
             more = tie[TIE_HAS + E_AXES :].reshape(-1, axes)
@@ -135,11 +135,11 @@ def list_parameter_collectives(choice: Choice, evaluator: Evaluator) -> Iterator
                 rank=rank, kind="send_recv", axis="", what="gradients", when="step", elements=float(tie[TIE_EXCHANGED])
             )
     for rank in range(ranks):
-        for a, (axis, is_zero) in enumerate(zip(choice.axes, choice.zero_axes, strict=True)):
+        for a, (axis, is_zero) in enumerate(zip(lowered.axes, lowered.zero_axes, strict=True)):
             for kind, what, when, elements in _over_axis(
-                choice.zero, bool(is_zero), once[:, rank, a], each[:, rank, a]
+                lowered.zero, bool(is_zero), once[:, rank, a], each[:, rank, a]
             ):
-                if elements > 0.5 and choice.layout.stages[rank].axes[a] > 1.0:
+                if elements > 0.5 and lowered.layout.stages[rank].axes[a] > 1.0:
                     yield ParameterCollective(
                         rank=rank, kind=kind, axis=axis, what=what, when=when, elements=float(elements)
                     )

@@ -41,9 +41,9 @@ from automap.price.kernels.step import (
     R_SYNC,
 )
 from automap.price.local_sgd import evaluate_plan
-from automap.price.lowered_plan import Choice
+from automap.price.lowered_plan import LoweredPlan
 from automap.price.outcome import Outcome
-from automap.price.plan_reader import to_choice
+from automap.price.plan_reader import lower_plan
 from automap.problem import Problem, Trainer
 from automap.schedule import A_RANK, words
 from ir.graph import Graph
@@ -67,9 +67,9 @@ def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None, *, w
         PlanError: the plan is malformed, illegal, or for another model.
     """
     evaluator = evaluator or Evaluator(problem)
-    choice = to_choice(plan, evaluator)
-    estimate = _estimate(choice, evaluator, evaluate_plan(plan, choice, evaluator))
-    return replace(estimate, timeline=timeline(choice, evaluator)) if with_timeline else estimate
+    lowered = lower_plan(plan, evaluator)
+    estimate = _estimate(lowered, evaluator, evaluate_plan(plan, lowered, evaluator))
+    return replace(estimate, timeline=timeline(lowered, evaluator)) if with_timeline else estimate
 
 
 def baseline_s(evaluator: Evaluator) -> float | None:
@@ -88,22 +88,22 @@ def baseline_s(evaluator: Evaluator) -> float | None:
         raise PlanError(fault.message, field=field, value=fault.value, repair=fault.repair) from None
 
 
-def timeline(choice: Choice, evaluator: Evaluator) -> tuple[tuple[tuple[str, float, float], ...], ...]:
+def timeline(lowered: LoweredPlan, evaluator: Evaluator) -> tuple[tuple[tuple[str, float, float], ...], ...]:
     """Per pipeline rank its actions in order: torch's word, seconds at which it begins and ends."""
-    program, times = evaluator.timeline(choice)
+    program, times = evaluator.timeline(lowered)
     found = []
-    for rank, names in enumerate(words(program, len(choice.layout.stages))):
+    for rank, names in enumerate(words(program, len(lowered.layout.stages))):
         starts, ends = times[program[:, A_RANK] == rank].T.tolist()
         found.append(tuple(zip(names, starts, ends, strict=True)))
     return tuple(found)
 
 
-def estimate_choice(choice: Choice, evaluator: Evaluator) -> Estimate:
+def estimate_choice(lowered: LoweredPlan, evaluator: Evaluator) -> Estimate:
     """The estimate of a choice, synchronous."""
-    return _estimate(choice, evaluator, evaluator.evaluate(choice))
+    return _estimate(lowered, evaluator, evaluator.evaluate(lowered))
 
 
-def _estimate(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> Estimate:
+def _estimate(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> Estimate:
     problem = evaluator.problem
     step = outcome.step_time_s
     ranks = outcome.ranks
@@ -117,7 +117,7 @@ def _estimate(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> Estimat
     if outcome.averaging is not None:
         exposed["averaging"] = outcome.averaging.shown_s[slowest]
     batch = problem.training.global_batch
-    used = {device for stage in choice.layout.stages for device in stage.devices}
+    used = {device for stage in lowered.layout.stages for device in stage.devices}
     flops = sum(op.forward_flops.at(1) + op.backward_flops.at(1) for op in problem.graph.operators) * batch
     peak = sum(problem.cluster.device(d).flops(problem.precision) for d in used)
     tokens = sequence_length(problem.graph)
@@ -133,7 +133,7 @@ def _estimate(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> Estimat
             capacity=float(seen[R_CAPACITY]),
         )
         for r in range(len(ranks))
-        for devices, seen in _by_kind(choice, outcome, r)
+        for devices, seen in _by_kind(lowered, outcome, r)
     )
     return Estimate(
         step_time_s=step,
@@ -153,10 +153,12 @@ def _estimate(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> Estimat
     )
 
 
-def _by_kind(choice: Choice, outcome: Outcome, rank: int) -> Iterator[tuple[tuple[int, ...], npt.NDArray[np.float64]]]:
+def _by_kind(
+    lowered: LoweredPlan, outcome: Outcome, rank: int
+) -> Iterator[tuple[tuple[int, ...], npt.NDArray[np.float64]]]:
     """Devices of a pipeline rank that have the same, with the row of the result that is theirs."""
-    stage = choice.layout.stages[rank]
-    if not (choice.shares and choice.shares[rank] and stage.kinds):
+    stage = lowered.layout.stages[rank]
+    if not (lowered.shares and lowered.shares[rank] and stage.kinds):
         yield stage.devices, outcome.ranks[rank]
         return
     places = np.array(stage.devices).reshape(int(stage.axes[0]), -1)
@@ -230,14 +232,14 @@ def sequence_length(graph: Graph) -> int | None:
     return None
 
 
-def annotate(plan: Plan, choice: Choice, evaluator: Evaluator) -> Plan:
-    """`plan`, which states `choice`, with its estimate, a launch line and the reasons for its three largest costs."""
-    outcome = evaluate_plan(plan, choice, evaluator)
+def annotate(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Plan:
+    """`plan`, which states `lowered`, with its estimate, a launch line and the reasons for its three largest costs."""
+    outcome = evaluate_plan(plan, lowered, evaluator)
     return replace(
         plan,
-        estimate=_estimate(choice, evaluator, outcome),
+        estimate=_estimate(lowered, evaluator, outcome),
         launch=launch_line(plan, evaluator.problem),
-        why=reasons(choice.views[outcome.view], evaluator, outcome),
+        why=reasons(lowered.views[outcome.view], evaluator, outcome),
     )
 
 

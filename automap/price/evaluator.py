@@ -1,6 +1,6 @@
 """Evaluator: prices choices of one problem, whole or partial, through the compiled kernels.
 
-Undecided signatures of a `Choice` are priced at their best, so the result is then a lower bound. Everything kept
+Undecided signatures of a `LoweredPlan` are priced at their best, so the result is then a lower bound. Everything kept
 between calls belongs to the problem. Units: seconds, bytes, samples.
 """
 
@@ -45,9 +45,9 @@ from automap.price.kernels.step import (
 )
 from automap.price.kernels.unit import shard_unit, unit_cost
 from automap.price.kernels.unit_workspace import Sharded, new_sharded
-from automap.price.lowered_plan import Choice, Segment, UnitCall
+from automap.price.lowered_plan import LoweredPlan, Segment, UnitCall
 from automap.price.outcome import Outcome
-from automap.price.stage_layout import Layout, Layouts
+from automap.price.stage_layout import PipelineLayout, PipelineLayouts
 from automap.price.tables import (
     ALL_TO_ALL,
     D_TENSOR,
@@ -114,7 +114,7 @@ class Evaluator:
         """Parameters that two units read."""
         return TiedParameters(self.problem, self.tables)
 
-    def layout(self, mesh: Sequence[int], num_ranks: int) -> Layout:
+    def layout(self, mesh: Sequence[int], num_ranks: int) -> PipelineLayout:
         """Equal meshes over consecutive devices, one a pipeline rank."""
         key = (tuple(mesh), num_ranks)
         if key not in self._even:
@@ -125,10 +125,10 @@ class Evaluator:
         return self._even[key]
 
     @functools.cached_property
-    def _even(self) -> dict[tuple[tuple[int, ...], int], Layout]:
+    def _even(self) -> dict[tuple[tuple[int, ...], int], PipelineLayout]:
         return {}
 
-    def layout_of(self, stages: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Layout:
+    def layout_of(self, stages: Sequence[tuple[Sequence[int], Sequence[int]]]) -> PipelineLayout:
         """The layout of pipeline ranks given as (devices, mesh)."""
         key = tuple((tuple(devices), tuple(mesh)) for devices, mesh in stages)
         if key not in self._layouts:
@@ -136,13 +136,13 @@ class Evaluator:
         return self._layouts[key]
 
     @functools.cached_property
-    def _layouts(self) -> dict[tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], Layout]:
+    def _layouts(self) -> dict[tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], PipelineLayout]:
         return {}
 
     @functools.cached_property
-    def stands(self) -> Layouts:
+    def stands(self) -> PipelineLayouts:
         """The distinct stages that have been laid out."""
-        return Layouts(self.problem)
+        return PipelineLayouts(self.problem)
 
     def output_placement(self, segment: Segment, unit_type: int, axes: int) -> Ints:
         """Placement of the tensor that crosses out of a unit; B where nothing crosses."""
@@ -162,7 +162,7 @@ class Evaluator:
         self,
         segment: Segment,
         rank: int,
-        layout: Layout,
+        layout: PipelineLayout,
         incoming: Ints,
         samples: float,
         zero_axes: Mask,
@@ -210,16 +210,16 @@ class Evaluator:
         )
         return out
 
-    def evaluate(self, choice: Choice, *, exact: bool = True, apart: int | None = None) -> Outcome:
+    def evaluate(self, lowered: LoweredPlan, *, exact: bool = True, apart: int | None = None) -> Outcome:
         """Time and memory of a step.
 
         Args:
-            choice: what is priced.
+            lowered: what is priced.
             exact: simulate the schedule; otherwise bound it from below in closed form.
             apart: a mesh axis over which no gradients are reduced (`automap.price.local_sgd`), without ZeRO.
         """
-        if choice.shares:
-            found = [self._evaluate(each, exact=exact, apart=apart) for each in choice.views]
+        if lowered.shares:
+            found = [self._evaluate(each, exact=exact, apart=apart) for each in lowered.views]
             view = max(range(len(found)), key=lambda number: (found[number].step_time_s, -number))
             return Outcome(
                 step_time_s=found[view].step_time_s,
@@ -228,16 +228,16 @@ class Evaluator:
                 view=view,
                 of_views=tuple(outcome.ranks for outcome in found),
             )
-        return self._evaluate(choice, exact=exact, apart=apart)
+        return self._evaluate(lowered, exact=exact, apart=apart)
 
-    def _evaluate(self, choice: Choice, *, exact: bool, apart: int | None) -> Outcome:
-        calls, parts, whole = self.distinct_units(choice)
-        tied = self.tied.rows(self.tied.ties(choice), choice.layout, choice.zero_axes)
-        return self.combine(choice, self.unit_rows(choice, calls), parts, whole, tied, exact=exact, apart=apart)
+    def _evaluate(self, lowered: LoweredPlan, *, exact: bool, apart: int | None) -> Outcome:
+        calls, parts, whole = self.distinct_units(lowered)
+        tied = self.tied.rows(self.tied.ties(lowered), lowered.layout, lowered.zero_axes)
+        return self.combine(lowered, self.unit_rows(lowered, calls), parts, whole, tied, exact=exact, apart=apart)
 
     def combine(
         self,
-        choice: Choice,
+        lowered: LoweredPlan,
         costs: Floats,
         parts: Ints,
         whole: Mask,
@@ -247,7 +247,7 @@ class Evaluator:
         apart: int | None = None,
     ) -> Outcome:
         """The outcome from unit costs; see `automap.price.kernels.step`."""
-        layout, ranks = choice.layout, len(choice.layout.stages)
+        layout, ranks = lowered.layout, len(lowered.layout.stages)
         result = np.empty((ranks, R_COUNT))
         axes, *arrays = self.stage_arrays(layout)
         if apart is not None:  # behind the costs of units, axes are only those that gradients are reduced over
@@ -256,55 +256,55 @@ class Evaluator:
             costs,
             parts,
             whole,
-            KINDS[choice.kind],
-            choice.program,
+            KINDS[lowered.kind],
+            lowered.program,
             ranks,
-            choice.num_micro_batches,
+            lowered.num_micro_batches,
             np.arange(ranks),
             axes,
             *arrays,
-            choice.zero_axes,
+            lowered.zero_axes,
             np.arange(ranks),
             layout.send_latency_s,
             layout.send_bytes_per_s,
             tied,
-            self.settings(choice.zero),
+            self.settings(lowered.zero),
             exact,
-            new_room(ranks, len(choice.chunks), len(choice.zero_axes)),
+            new_room(ranks, len(lowered.chunks), len(lowered.zero_axes)),
             result,
         )
         return Outcome(step_time_s=step_time_s(result), overflow=overflow(result), ranks=result, of_views=(result,))
 
-    def timeline(self, choice: Choice) -> tuple[Ints, Floats]:
+    def timeline(self, lowered: LoweredPlan) -> tuple[Ints, Floats]:
         """All actions of the pipeline and when each begins and ends.
 
         Returns:
             The program (see `automap.schedule`), and [actions, 2] seconds; the floats that `evaluate` simulates.
         """
-        choice = choice.views[self.evaluate(choice).view]
-        calls, parts, _ = self.distinct_units(choice)
-        layout = choice.layout
-        ranks, chunks = len(layout.stages), len(choice.chunks)
-        kind = KINDS[choice.kind]
-        program = choice.program
-        if choice.kind != "explicit":
-            program = arrange(kind, ranks, chunks, choice.num_micro_batches)
+        lowered = lowered.views[self.evaluate(lowered).view]
+        calls, parts, _ = self.distinct_units(lowered)
+        layout = lowered.layout
+        ranks, chunks = len(layout.stages), len(lowered.chunks)
+        kind = KINDS[lowered.kind]
+        program = lowered.program
+        if lowered.kind != "explicit":
+            program = arrange(kind, ranks, chunks, lowered.num_micro_batches)
         counts, seconds = np.empty((4, chunks)), np.empty((4, chunks))
-        count_actions(kind, choice.num_micro_batches, program, counts)
+        count_actions(kind, lowered.num_micro_batches, program, counts)
         axes, links, *_ = self.stage_arrays(layout)
         passes(
-            self.unit_rows(choice, calls),
+            self.unit_rows(lowered, calls),
             parts,
             counts,
-            choice.num_micro_batches,
+            lowered.num_micro_batches,
             np.arange(ranks),
             axes,
             links,
-            choice.zero_axes,
+            lowered.zero_axes,
             np.arange(ranks),
             layout.send_bytes_per_s,
-            self.tied.rows(self.tied.ties(choice), layout, choice.zero_axes),
-            self.settings(choice.zero),
+            self.tied.rows(self.tied.ties(lowered), layout, lowered.zero_axes),
+            self.settings(lowered.zero),
             seconds,
             np.empty(chunks),
             np.empty(ranks),
@@ -338,7 +338,7 @@ class Evaluator:
                 found[unit_type] = tables.tensors[tensor, T_PRODUCER], tables.tensors[tensor, T_SLOT]
         return found
 
-    def stage_arrays(self, layout: Layout) -> tuple[Floats, Floats, Floats, Floats]:
+    def stage_arrays(self, layout: PipelineLayout) -> tuple[Floats, Floats, Floats, Floats]:
         """Axes, links and hardware of all ranks, [ranks, ...], and their capacities."""
         key = id(layout)
         if key not in self._stacked:
@@ -357,30 +357,30 @@ class Evaluator:
         return {}
 
     @functools.cached_property
-    def _alive(self) -> list[Layout]:
+    def _alive(self) -> list[PipelineLayout]:
         # Keeps the ids of `_stacked` from being used again.
         return []
 
-    def collectives(self, choice: Choice, rank: int, segment: Segment, incoming: Ints) -> Floats:
+    def collectives(self, lowered: LoweredPlan, rank: int, segment: Segment, incoming: Ints) -> Floats:
         """[n, L_COUNT] collectives of one micro-batch of a segment, forward and backward, as they are priced."""
         records = np.full((_RECORDS_PER_OPERATOR * len(segment.chosen), L_COUNT), -1.0)
         boundary = int(self.tables.boundary_out[self.blocks.units[segment.unit].type])
-        samples = choice.rank_samples[rank]
-        self.unit_row(segment, rank, choice.layout, incoming, samples, choice.zero_axes, boundary, records)
+        samples = lowered.rank_samples[rank]
+        self.unit_row(segment, rank, lowered.layout, incoming, samples, lowered.zero_axes, boundary, records)
         assert records[-1, L_KIND] < 0.0, "more collectives than were thought of"
         return records[records[:, L_KIND] >= 0.0]
 
-    def surroundings(self, choice: Choice) -> Iterator[tuple[int, Segment, Ints]]:
+    def surroundings(self, lowered: LoweredPlan) -> Iterator[tuple[int, Segment, Ints]]:
         """Every segment with its chunk and the placement of what crosses into it."""
-        axes = len(choice.zero_axes)
+        axes = len(lowered.zero_axes)
         incoming = np.full(axes, BROADCAST, dtype=np.int64)
-        for number, segments in enumerate(choice.chunks):
+        for number, segments in enumerate(lowered.chunks):
             incoming[incoming == PARTIAL] = SUMMED
             for segment in segments:
                 yield number, segment, incoming
                 incoming = self.output_placement(segment, self.blocks.units[segment.unit].type, axes)
 
-    def distinct_units(self, choice: Choice) -> tuple[list[UnitCall], Ints, Mask]:
+    def distinct_units(self, lowered: LoweredPlan) -> tuple[list[UnitCall], Ints, Mask]:
         """What `unit_row` is asked of a choice, once for equal units in equal surroundings.
 
         Returns:
@@ -392,8 +392,8 @@ class Evaluator:
         calls: list[UnitCall] = []
         parts: list[tuple[int, int, int]] = []
         whole: list[bool] = []
-        num_ranks = len(choice.layout.stages)
-        for number, segment, incoming in self.surroundings(choice):
+        num_ranks = len(lowered.layout.stages)
+        for number, segment, incoming in self.surroundings(lowered):
             rank = number % num_ranks
             unit_type = self.blocks.units[segment.unit].type
             # The unit type before and the place in the chunk are part of the key only so that equal plans add up in
@@ -406,7 +406,7 @@ class Evaluator:
                 segment.chosen.tobytes(),
                 segment.recomputed.tobytes(),
                 incoming.tobytes(),
-                0 if choice.is_uniform else rank,
+                0 if lowered.is_uniform else rank,
             )
             if key not in seen:
                 seen[key] = len(calls)
@@ -420,18 +420,18 @@ class Evaluator:
             before, previous = unit_type, number
         return calls, np.array(parts, dtype=np.int64), np.array(whole)
 
-    def unit_rows(self, choice: Choice, calls: Sequence[UnitCall]) -> Floats:
+    def unit_rows(self, lowered: LoweredPlan, calls: Sequence[UnitCall]) -> Floats:
         """[calls, C_COUNT] `unit_row` of each."""
-        sharded = new_sharded(self.tables.arrays, len(choice.zero_axes))
+        sharded = new_sharded(self.tables.arrays, len(lowered.zero_axes))
         return np.array(
             [
                 self.unit_row(
                     call.segment,
                     call.rank,
-                    choice.layout,
+                    lowered.layout,
                     call.incoming,
-                    choice.rank_samples[call.rank],
-                    choice.zero_axes,
+                    lowered.rank_samples[call.rank],
+                    lowered.zero_axes,
                     call.boundary_row,
                     sharded=sharded,
                 )

@@ -76,7 +76,7 @@ from automap.price.kernels.step import (
 )
 from automap.price.kernels.tied_parameters import E_AXES, E_GATHER, E_REDUCE, E_SCATTER, TIE_HAS, TIE_ONE, TIE_OTHER
 from automap.price.local_sgd import AVERAGED_BYTES, averaged
-from automap.price.lowered_plan import Choice, Segment
+from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.outcome import Outcome
 from automap.price.tables import ALL_REDUCE, OP_SIGNATURES, S_DIVIDES
 
@@ -117,27 +117,27 @@ class _Unit:
 class _Case:
     """A choice as seen from its slowest rank."""
 
-    def __init__(self, choice: Choice, evaluator: Evaluator, outcome: Outcome) -> None:
-        self.choice, self.evaluator, self.outcome = choice, evaluator, outcome
+    def __init__(self, lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> None:
+        self.lowered, self.evaluator, self.outcome = lowered, evaluator, outcome
         ranks = outcome.ranks
         self.rank = max(range(len(ranks)), key=lambda r: (float(ranks[r, R_END]), -r))
         self.result = ranks[self.rank]
-        self.stage = choice.layout.stages[self.rank]
-        self.samples = float(choice.rank_samples[self.rank])
-        self.settings = evaluator.settings(choice.zero)
-        self.micro_batches = choice.num_micro_batches
+        self.stage = lowered.layout.stages[self.rank]
+        self.samples = float(lowered.rank_samples[self.rank])
+        self.settings = evaluator.settings(lowered.zero)
+        self.micro_batches = lowered.num_micro_batches
         self.units = tuple(self._units())
         self._said: set[str] = set()
 
     def _units(self) -> Iterator[_Unit]:
-        choice, evaluator = self.choice, self.evaluator
-        num_ranks = len(choice.layout.stages)
+        lowered, evaluator = self.lowered, self.evaluator
+        num_ranks = len(lowered.layout.stages)
         found: dict[tuple[object, ...], list[tuple[Segment, Ints, bool]]] = {}
-        for number, segment, incoming in evaluator.surroundings(choice):
+        for number, segment, incoming in evaluator.surroundings(lowered):
             if number % num_ranks == self.rank:
                 arrays = (segment.chosen, segment.recomputed, incoming)
                 key = (segment.first, segment.last, *(array.tobytes() for array in arrays))
-                sends = number < len(choice.chunks) - 1 and segment is choice.chunks[number][-1]
+                sends = number < len(lowered.chunks) - 1 and segment is lowered.chunks[number][-1]
                 found.setdefault(key, []).append((segment, incoming.copy(), sends))
         for equal in found.values():
             segment, incoming, _ = equal[0]
@@ -153,9 +153,9 @@ class _Case:
         """Costs of a segment for one micro-batch."""
         unit_type = self.evaluator.blocks.units[segment.unit].type
         boundary = int(self.evaluator.tables.boundary_out[unit_type])
-        choice = self.choice
+        lowered = self.lowered
         return self.evaluator.unit_row(
-            segment, self.rank, choice.layout, incoming, self.samples, choice.zero_axes, boundary
+            segment, self.rank, lowered.layout, incoming, self.samples, lowered.zero_axes, boundary
         )
 
     def total(self, *columns: int) -> float:
@@ -164,21 +164,23 @@ class _Case:
 
     def reduced(self, axis: int) -> float:
         """Local elements of gradients that are reduced over an axis once a step."""
-        if self.choice.zero == 0:
+        if self.lowered.zero == 0:
             return self._once(C_REDUCE, E_REDUCE, axis)
-        return 0.0 if self.choice.zero >= 2 and self.choice.zero_axes[axis] else self._once(C_SCATTER, E_SCATTER, axis)
+        return (
+            0.0 if self.lowered.zero >= 2 and self.lowered.zero_axes[axis] else self._once(C_SCATTER, E_SCATTER, axis)
+        )
 
     def gathered(self, axis: int) -> float:
         """Local elements of weights that are gathered over an axis once a step, behind the optimizer."""
-        return self._once(C_GATHER, E_GATHER, axis) if self.choice.zero in (1, 2) else 0.0
+        return self._once(C_GATHER, E_GATHER, axis) if self.lowered.zero in (1, 2) else 0.0
 
     def _once(self, column: int, block: int, axis: int) -> float:
         """Sum of a column of the units' parameters; a parameter that two units read counts once."""
-        choice, evaluator = self.choice, self.evaluator
+        lowered, evaluator = self.lowered, self.evaluator
         elements = self.total(column + axis)
-        for tied in evaluator.tied.rows(evaluator.tied.ties(choice), choice.layout, choice.zero_axes):
+        for tied in evaluator.tied.rows(evaluator.tied.ties(lowered), lowered.layout, lowered.zero_axes):
             if tied[TIE_ONE] == tied[TIE_OTHER] == self.rank:
-                elements -= float(tied[TIE_HAS + E_AXES + block * len(choice.zero_axes) + axis])
+                elements -= float(tied[TIE_HAS + E_AXES + block * len(lowered.zero_axes) + axis])
         return elements
 
     def where(self, axis: int) -> str:
@@ -192,18 +194,18 @@ class _Case:
         kind = host.intra_node_link if link.hosts == 1 else host.inter_node_link
         over = "links as measured" if cluster.bandwidth_GBps is not None else kind
         hosts = "inside a host" if link.hosts == 1 else f"on {link.hosts} hosts"
-        return f"{self.choice.axes[axis]} ({link.size} ranks {hosts}, {over}"
+        return f"{self.lowered.axes[axis]} ({link.size} ranks {hosts}, {over}"
 
-    def gain(self, choice: Choice | None, what: str) -> str:
+    def gain(self, lowered: LoweredPlan | None, what: str) -> str:
         """What a change makes of the step, said once; nothing where it does not help."""
-        if choice is None or what in self._said:
+        if lowered is None or what in self._said:
             return ""
         self._said.add(what)
         mine = self.outcome.averaging
         if mine is None:
-            outcome = self.evaluator.evaluate(choice)
+            outcome = self.evaluator.evaluate(lowered)
         else:
-            outcome = averaged(choice, self.evaluator, mine.sync, mine.axis)
+            outcome = averaged(lowered, self.evaluator, mine.sync, mine.axis)
         saved = 1.0 - outcome.step_time_s / self.outcome.step_time_s
         if saved < WORTH:
             return ""
@@ -211,22 +213,22 @@ class _Case:
             return f" {what} would save {saved:.0%} but overflow the memory by {outcome.overflow:.0%}."
         return f" {what} would make the step {_seconds(outcome.step_time_s)}, {saved:.1%} less."
 
-    def batches(self, factor: float) -> Choice | None:
+    def batches(self, factor: float) -> LoweredPlan | None:
         """The same plan with `factor` times as many micro-batches; None where they do not divide, or into shares."""
-        choice = self.choice
-        count, samples = choice.num_micro_batches * factor, choice.samples / factor
-        ranks = len(choice.layout.stages)
-        if count != int(count) or samples != int(samples) or count < 1 or choice.most:
+        lowered = self.lowered
+        count, samples = lowered.num_micro_batches * factor, lowered.samples / factor
+        ranks = len(lowered.layout.stages)
+        if count != int(count) or samples != int(samples) or count < 1 or lowered.most:
             return None
-        if choice.kind == "interleaved" and int(count) % ranks:
+        if lowered.kind == "interleaved" and int(count) % ranks:
             return None
-        return self._legal(replace(choice, num_micro_batches=int(count), samples=int(samples)))
+        return self._legal(replace(lowered, num_micro_batches=int(count), samples=int(samples)))
 
-    def _legal(self, choice: Choice) -> Choice | None:
+    def _legal(self, lowered: LoweredPlan) -> LoweredPlan | None:
         tables = self.evaluator.tables
         arrays = (tables.operators, tables.operands, tables.tensors, tables.signatures, tables.places)
-        seen, samples = set(), int(choice.rank_samples[self.rank])
-        for segments in choice.chunks:
+        seen, samples = set(), int(lowered.rank_samples[self.rank])
+        for segments in lowered.chunks:
             for segment in segments:
                 if (segment.first, segment.chosen.tobytes()) in seen:
                     continue
@@ -235,29 +237,29 @@ class _Case:
                     chosen = np.ascontiguousarray(segment.chosen[k])
                     if not divides(*arrays, segment.first + k, chosen, self.stage.axes, samples):
                         return None
-        return choice
+        return lowered
 
-    def without_recomputation(self) -> Choice:
+    def without_recomputation(self) -> LoweredPlan:
         """The same plan that keeps all activations."""
         chunks = tuple(
             tuple(replace(s, recomputed=np.zeros_like(s.recomputed)) for s in segments)
-            for segments in self.choice.chunks
+            for segments in self.lowered.chunks
         )
-        return replace(self.choice, chunks=chunks)
+        return replace(self.lowered, chunks=chunks)
 
 
-def reasons(choice: Choice, evaluator: Evaluator, outcome: Outcome) -> tuple[str, ...]:
+def reasons(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> tuple[str, ...]:
     """The largest parts of the step, why they cost what they cost, and what would help.
 
     Args:
-        choice: the plan.
+        lowered: the plan.
         evaluator: of its problem.
-        outcome: what `evaluator` made of `choice`.
+        outcome: what `evaluator` made of `lowered`.
 
     Returns:
         At most three sentences, the largest part first. Each begins with the part's share of the step and its seconds.
     """
-    case = _Case(choice, evaluator, outcome)
+    case = _Case(lowered, evaluator, outcome)
     row = [float(x) for x in case.result]
     parts: list[tuple[float, Callable[[_Case, float], str]]] = [
         (row[R_COMPUTE], _compute),
@@ -394,13 +396,13 @@ def _kernels(case: _Case, unit: _Unit) -> Iterator[tuple[str, str, float, float]
 
 
 def _bubble(case: _Case, seconds: float) -> str:
-    ranks, count = len(case.choice.layout.stages), case.micro_batches
-    virtual = len(case.choice.chunks) // ranks
+    ranks, count = len(case.lowered.layout.stages), case.micro_batches
+    virtual = len(case.lowered.chunks) // ranks
     busy = case.outcome.ranks[:, R_END] - case.outcome.ranks[:, R_BUBBLE]
-    text = f"the bubble of the pipeline: {ranks} ranks (pp), {count} micro-batches, {case.choice.kind}"
+    text = f"the bubble of the pipeline: {ranks} ranks (pp), {count} micro-batches, {case.lowered.kind}"
     text += f" with {virtual} stages a rank. " if virtual > 1 else ". "
     text += f"Ranks work between {_seconds(float(busy.min()))} and {_seconds(float(busy.max()))}"
-    if case.choice.kind in ("1f1b", "gpipe", "interleaved"):
+    if case.lowered.kind in ("1f1b", "gpipe", "interleaved"):
         text += f"; equal ones would wait {(ranks - 1) / (count * virtual):.1%} of their work, (pp - 1) / "
         text += "micro-batches" + (" / virtual stages" if virtual > 1 else "")
     return text + "." + case.gain(case.batches(2.0), f"{2 * count} micro-batches of half the size")
@@ -408,7 +410,7 @@ def _bubble(case: _Case, seconds: float) -> str:
 
 def _exchange(case: _Case, seconds: float) -> str:
     sent = max((float(unit.row[C_BOUNDARY]) for unit in case.units if unit.sends), default=0.0)
-    rate = float(case.choice.layout.send_bytes_per_s[case.rank])
+    rate = float(case.lowered.layout.send_bytes_per_s[case.rank])
     text = f"exchanges with the neighbours in the pipeline: {case.micro_batches} micro-batches"
     if sent > 0.0:
         text += f", {_bytes(sent)} a device to the next rank at {_rate(rate)}"
@@ -424,7 +426,7 @@ def _collective(kind: int) -> Callable[[_Case, float], str]:
     def say(case: _Case, seconds: float) -> str:
         found: dict[int, list[float]] = {}
         for unit in case.units:
-            records = case.evaluator.collectives(case.choice, case.rank, unit.segment, unit.incoming)
+            records = case.evaluator.collectives(case.lowered, case.rank, unit.segment, unit.incoming)
             for record in records[records[:, L_KIND] == kind]:
                 sums = found.setdefault(int(record[L_AXIS]), [0.0, 0.0])
                 sums[0] += unit.times
@@ -445,18 +447,18 @@ def _collective(kind: int) -> Callable[[_Case, float], str]:
 
 
 def _zero(case: _Case, seconds: float) -> str:
-    axes = [a for a, on in enumerate(case.choice.zero_axes) if on]
+    axes = [a for a, on in enumerate(case.lowered.zero_axes) if on]
     rate = min(float(case.stage.links[a, V_GATHER_BYTES_PER_S]) for a in axes)
     weights = max(case.total(C_GATHER + a) for a in axes)
     gradients = max(case.total(C_SCATTER + a) for a in axes)
-    stage = case.choice.zero
+    stage = case.lowered.zero
     overlap = P_GATHER_OVERLAP if stage >= 3 else P_GRADIENT_OVERLAP
     what = f"gathers of {_bytes(weights * case.settings[P_PARAMETER])} of weights, twice, and " if stage >= 3 else ""
     text = f"ZeRO {stage} on {case.where(axes[0])}, {_rate(rate)}): {what}scatters of "
     text += f"{_bytes(gradients * case.settings[P_SENT])} of gradients each micro-batch, {case.micro_batches} of them; "
     text += f"up to {case.settings[overlap]:.0%} hides under the passes."
     larger = case.gain(case.batches(0.5), "Micro-batches twice as large")
-    return text + (larger or case.gain(replace(case.choice, zero=1), "ZeRO 1"))
+    return text + (larger or case.gain(replace(case.lowered, zero=1), "ZeRO 1"))
 
 
 def _sync(case: _Case, seconds: float) -> str:
@@ -505,8 +507,8 @@ def _optimizer(case: _Case, seconds: float) -> str:
     elements = seconds * float(case.stage.hardware[H_BANDWIDTH]) / float(case.settings[P_UPDATE])
     text = f"the optimizer: {elements / 1e9:.3g} G parameters a device, {case.settings[P_UPDATE]:.0f} bytes moved for "
     text += f"each at {_rate(float(case.stage.hardware[H_BANDWIDTH]))}, {_bytes(float(case.result[R_STATE]))} of state."
-    if case.choice.zero == 0 and case.choice.zero_axes.any() and case.outcome.averaging is None:
-        text += case.gain(replace(case.choice, zero=1), "ZeRO 1")
+    if case.lowered.zero == 0 and case.lowered.zero_axes.any() and case.outcome.averaging is None:
+        text += case.gain(replace(case.lowered, zero=1), "ZeRO 1")
     return text
 
 

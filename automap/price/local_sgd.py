@@ -35,7 +35,7 @@ from automap.price.kernels.step import (
     overflow,
     step_time_s,
 )
-from automap.price.lowered_plan import Choice
+from automap.price.lowered_plan import LoweredPlan
 from automap.price.outcome import Averaging, Outcome
 from automap.price.tables import ALL_REDUCE
 from ir.factors import BROADCAST, PARTIAL
@@ -59,31 +59,31 @@ class Silent(Evaluator):
         return settings
 
 
-def evaluate_plan(plan: Plan, choice: Choice, evaluator: Evaluator) -> Outcome:
-    """Time and memory of a step of `plan`, which states `choice`, as its `sync` says.
+def evaluate_plan(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Outcome:
+    """Time and memory of a step of `plan`, which states `lowered`, as its `sync` says.
 
     Raises:
         PlanError: the replicas of the plan cannot be apart, or the problem does not allow it.
     """
     if plan.sync.kind == "synchronous":
-        return evaluator.evaluate(choice)
-    return averaged(choice, evaluator, plan.sync, replica_axis(plan, choice, evaluator))
+        return evaluator.evaluate(lowered)
+    return averaged(lowered, evaluator, plan.sync, replica_axis(plan, lowered, evaluator))
 
 
-def averaged(choice: Choice, evaluator: Evaluator, sync: Sync, axis: int) -> Outcome:
+def averaged(lowered: LoweredPlan, evaluator: Evaluator, sync: Sync, axis: int) -> Outcome:
     """Time and memory of a step whose replicas are apart.
 
     Args:
-        choice: what is priced.
+        lowered: what is priced.
         evaluator: of its problem.
         sync: how replicas are averaged; not synchronous.
         axis: of the replicas, see `replica_axis`.
     """
-    bare = evaluator.evaluate(choice, apart=axis)
+    bare = evaluator.evaluate(lowered, apart=axis)
     settings = evaluator.settings(0)
     held = held_bytes(sync, float(settings[P_GRADIENT]))
     views, averagings = [], []
-    for view, found in zip(choice.views, bare.of_views, strict=True):
+    for view, found in zip(lowered.views, bare.of_views, strict=True):
         rows = found.copy()
         elements = rows[:, R_PARAMETERS] / settings[P_PARAMETER]
         seconds = averaging_s(view, elements, axis)
@@ -129,15 +129,15 @@ def held_bytes(sync: Sync, gradient: float) -> float:
     return AVERAGED_BYTES * (2.0 if sync.merge == "corrected" else 1.0)
 
 
-def averaging_s(choice: Choice, elements: Floats, axis: int) -> Floats:
+def averaging_s(lowered: LoweredPlan, elements: Floats, axis: int) -> Floats:
     """[ranks] seconds of the all-reduce of a rank's parameters over the replicas.
 
     Args:
-        choice: seen by one kind of device.
+        lowered: seen by one kind of device.
         elements: [ranks] parameters.
         axis: of the replicas.
     """
-    stages = choice.layout.stages
+    stages = lowered.layout.stages
     return np.array(
         [
             collective_s(ALL_REDUCE, float(stage.axes[axis]), stage.links[axis], AVERAGED_BYTES * float(count))
@@ -146,7 +146,7 @@ def averaging_s(choice: Choice, elements: Floats, axis: int) -> Floats:
     )
 
 
-def offers(plan: Plan, choice: Choice, evaluator: Evaluator) -> Iterator[Sync]:
+def offers(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Iterator[Sync]:
     """The best of every mode that the problem allows and the plan can have, synchronous first.
 
     Local SGD has the longest period: it only gets cheaper. DaSGD has the shortest delay that hides the averaging,
@@ -161,27 +161,27 @@ def offers(plan: Plan, choice: Choice, evaluator: Evaluator) -> Iterator[Sync]:
         if longest is None:
             continue
         try:
-            axis = replica_axis(replace(plan, sync=longest), choice, evaluator)
+            axis = replica_axis(replace(plan, sync=longest), lowered, evaluator)
         except PlanError:
             continue
         if longest.delay is None:
             yield longest
             continue
-        bare = evaluator.evaluate(choice, apart=axis)
+        bare = evaluator.evaluate(lowered, apart=axis)
         parameter = evaluator.settings(0)[P_PARAMETER]
         all_reduce_s = max(
             float(averaging_s(view, rows[:, R_PARAMETERS] / parameter, axis).max())
-            for view, rows in zip(choice.views, bare.of_views, strict=True)
+            for view, rows in zip(lowered.views, bare.of_views, strict=True)
         )
         delay = min(max(1, math.ceil(all_reduce_s / bare.step_time_s)), training.sync_period)
         yield replace(longest, period=delay, delay=delay)
 
 
-def best_sync(plan: Plan, choice: Choice, evaluator: Evaluator) -> Sync:
+def best_sync(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Sync:
     """The mode with which a plan fits and is fastest; of equals, and where none fits, the first of `offers`."""
     best, best_s = Sync(), math.inf
-    for sync in offers(plan, choice, evaluator):
-        outcome = evaluate_plan(replace(plan, sync=sync), choice, evaluator)
+    for sync in offers(plan, lowered, evaluator):
+        outcome = evaluate_plan(replace(plan, sync=sync), lowered, evaluator)
         if outcome.fits and outcome.step_time_s < best_s:
             best, best_s = sync, outcome.step_time_s
     return best
@@ -190,12 +190,12 @@ def best_sync(plan: Plan, choice: Choice, evaluator: Evaluator) -> Sync:
 # -- what keeps replicas together --------------------------------------------------------------------------------------
 
 
-def replica_axis(plan: Plan, choice: Choice, evaluator: Evaluator) -> int:
+def replica_axis(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> int:
     """The mesh axis of the replicas, which talk only to be averaged.
 
     Args:
         plan: with a `sync` that is not synchronous.
-        choice: what it states.
+        lowered: what it states.
         evaluator: of its problem.
 
     Raises:
@@ -224,8 +224,8 @@ def replica_axis(plan: Plan, choice: Choice, evaluator: Evaluator) -> int:
         raise _refuse(sync, "stages share out the batch differently", "Give all the same batch_shares.")
     if any(stage.zero.stage for stage in plan.stages):
         raise _refuse(sync, "under ZeRO no replica has all that its own steps need", "Use ZeRO 0.")
-    axis = choice.axes.index(name)
-    fault = _ties(choice, evaluator, axis)
+    axis = lowered.axes.index(name)
+    fault = _ties(lowered, evaluator, axis)
     if fault is not None:
         raise _refuse(sync, fault, "Split the batch, and nothing else, over the first batch axis.")
     return axis
@@ -237,10 +237,10 @@ def _refuse(sync: Sync, what: str, repair: str) -> PlanError:
     )
 
 
-def _ties(choice: Choice, evaluator: Evaluator, axis: int) -> str | None:
+def _ties(lowered: LoweredPlan, evaluator: Evaluator, axis: int) -> str | None:
     """What happens between ranks of the axis within a step, if anything does but the sum of the loss."""
     graph, tables = evaluator.problem.graph, evaluator.tables
-    calls, _, _ = evaluator.distinct_units(choice)
+    calls, _, _ = evaluator.distinct_units(lowered)
     for call in calls:
         segment = call.segment
         unit = evaluator.blocks.units[segment.unit]
@@ -253,7 +253,7 @@ def _ties(choice: Choice, evaluator: Evaluator, axis: int) -> str | None:
                     return f"{op.name} has a part of its weights on each"
             if graph.outputs[-1] in op.outputs and signature.outputs[0] != PARTIAL:
                 return f"{op.name} does not split the batch, and with it the loss"
-        records = evaluator.collectives(choice, call.rank, segment, call.incoming)
+        records = evaluator.collectives(lowered, call.rank, segment, call.incoming)
         for record in records[records[:, L_AXIS] == axis]:
             op = graph.operators[unit.start + int(record[L_OPERATOR]) - int(tables.spans[unit.type])]
             return f"{op.name} needs an {COLLECTIVES[int(record[L_KIND])].replace('_', '-')} among them"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from automap.price.stage_layout import Layout
+from automap.price.stage_layout import PipelineLayout
 from automap.schedule import NO_PROGRAM
 
 Ints = npt.NDArray[np.int64]
@@ -56,12 +56,12 @@ class UnitCall(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class LoweredPlan:
     """A plan in numbers."""
 
     axes: tuple[str, ...]
     """Names of the mesh axes, outermost first."""
-    layout: Layout
+    layout: PipelineLayout
     num_micro_batches: int
     samples: int
     """Of a micro-batch, over all replicas of a stage."""
@@ -94,7 +94,7 @@ class Choice:
         return np.array(samples, dtype=np.float64)
 
     @functools.cached_property
-    def views(self) -> tuple[Choice, ...]:
+    def views(self) -> tuple[LoweredPlan, ...]:
         """The choice as each kind of device sees it, the slowest first: all of a stage alike, with the kind's share.
 
         What it costs is the most that any of them does. Only a choice with shares has several: others are priced as if

@@ -37,7 +37,7 @@ class Outcome:
     ranks: Floats = field(repr=False)
     """[ranks, R_COUNT], see `combine`; as the kind of device sees them that is done last."""
     view: int = 0
-    """Number of that kind among `Choice.views`."""
+    """Number of that kind among `LoweredPlan.views`."""
     of_views: tuple[Floats, ...] = field(default=(), repr=False)
     """`ranks` of each of them."""
     averaging: Averaging | None = None

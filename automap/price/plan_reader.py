@@ -1,6 +1,6 @@
 """Plans as documents read into choices as numbers.
 
-`to_choice` reads any legal plan, of the space or not, and refuses the others by name. `automap.price.plan_writer` is
+`lower_plan` reads any legal plan, of the space or not, and refuses the others by name. `automap.price.plan_writer` is
 the way back.
 """
 
@@ -25,8 +25,8 @@ from automap.plan import (
 )
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.placements import divides
-from automap.price.lowered_plan import Choice, Segment, spread
-from automap.price.stage_layout import Layout
+from automap.price.lowered_plan import LoweredPlan, Segment, spread
+from automap.price.stage_layout import PipelineLayout
 from automap.price.tables import OP_SIGNATURES, S_BATCH
 from automap.schedule import NO_PROGRAM, read_order
 from ir.factors import parse_placement, placement_text, whole_signature
@@ -49,7 +49,7 @@ def default_signatures(evaluator: Evaluator, unit_type: int, offset: int) -> tup
     return whole, next((i for i in range(len(table)) if tables.signatures[begin + i, S_BATCH]), whole)
 
 
-def same_choice(one: Choice, other: Choice) -> bool:
+def same_lowered(one: LoweredPlan, other: LoweredPlan) -> bool:
     """Whether two choices are the same plan."""
     for field in ("axes", "num_micro_batches", "kind", "zero"):
         if getattr(one, field) != getattr(other, field):
@@ -75,7 +75,7 @@ def same_choice(one: Choice, other: Choice) -> bool:
     return True
 
 
-def to_choice(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp")) -> Choice:
+def lower_plan(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp")) -> LoweredPlan:
     """The choice that `plan` states; how replicas stay together is no part of it (`automap.price.local_sgd`).
 
     Args:
@@ -140,7 +140,7 @@ def to_choice(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp
         cursor = last + 1
     if cursor != len(order):
         raise _refuse("stages", order[cursor][0], "operators are left over", "Extend the last stage to the end.")
-    return Choice(
+    return LoweredPlan(
         axes=axes,
         layout=layout,
         num_micro_batches=plan.num_micro_batches,
@@ -281,7 +281,7 @@ def _ranks(plan: Plan, num_devices: int) -> int:
     return ranks
 
 
-def _layout(plan: Plan, evaluator: Evaluator, axes: Sequence[str], ranks: int) -> Layout:
+def _layout(plan: Plan, evaluator: Evaluator, axes: Sequence[str], ranks: int) -> PipelineLayout:
     stages = []
     for number, stage in enumerate(plan.stages[:ranks]):
         mesh = dict(stage.mesh)

@@ -22,7 +22,7 @@ from automap.plan import (
     model_ref,
 )
 from automap.price.evaluator import Evaluator
-from automap.price.lowered_plan import Choice, Segment
+from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.plan_reader import default_signatures
 from automap.schedule import words
 from ir.factors import placement_text
@@ -32,17 +32,17 @@ Ints = npt.NDArray[np.int64]
 Defaults = Sequence[Sequence[tuple[int, int]]]
 
 
-def to_plan(choice: Choice, evaluator: Evaluator) -> Plan:
-    """The plan document of `choice`, without estimate."""
-    problem, axes = evaluator.problem, choice.axes
-    sharded = tuple(axis for axis, is_zero in zip(axes, choice.zero_axes, strict=True) if is_zero) or axes[:1]
-    num_ranks = len(choice.layout.stages)
-    widest = np.max([stage.axes for stage in choice.layout.stages], axis=0)
+def to_plan(lowered: LoweredPlan, evaluator: Evaluator) -> Plan:
+    """The plan document of `lowered`, without estimate."""
+    problem, axes = evaluator.problem, lowered.axes
+    sharded = tuple(axis for axis, is_zero in zip(axes, lowered.zero_axes, strict=True) if is_zero) or axes[:1]
+    num_ranks = len(lowered.layout.stages)
+    widest = np.max([stage.axes for stage in lowered.layout.stages], axis=0)
     types = range(evaluator.blocks.num_types)
     defaults = [[default_signatures(evaluator, t, k) for k in range(len(evaluator.tables.rows(t)))] for t in types]
     stages = []
-    for number, segments in enumerate(choice.chunks):
-        layout = choice.layout.stages[number % num_ranks]
+    for number, segments in enumerate(lowered.chunks):
+        layout = lowered.layout.stages[number % num_ranks]
         sizes = [int(s) for s in layout.axes]
         # An axis that has one rank here and more elsewhere is named: operators have placements on it.
         named = [a for a, size in enumerate(widest) if size > 1]
@@ -50,10 +50,10 @@ def to_plan(choice: Choice, evaluator: Evaluator) -> Plan:
         names = [op.name for op in _operators(evaluator, segments)]
         split = {a: _splits_batch(evaluator, segments, a, defaults) for a in named}
         batch_axes = [axes[a] for a in split if split[a]] if split else [axes[0]]
-        shares = choice.shares[number % num_ranks] if choice.shares else None
-        if shares is not None or choice.rank_samples[number % num_ranks] != choice.samples:
+        shares = lowered.shares[number % num_ranks] if lowered.shares else None
+        if shares is not None or lowered.rank_samples[number % num_ranks] != lowered.samples:
             # The axis over which samples are spread comes first, whatever most operators do there.
-            first = 0 if shares is not None else choice.spread_over[number % num_ranks]
+            first = 0 if shares is not None else lowered.spread_over[number % num_ranks]
             split[first] = True
             batch_axes = [axes[first], *(axis for axis in batch_axes if axis != axes[first])]
         stages.append(
@@ -63,7 +63,7 @@ def to_plan(choice: Choice, evaluator: Evaluator) -> Plan:
                 mesh=mesh,
                 batch_axes=tuple(batch_axes),
                 batch_shares=shares,
-                zero=Zero(stage=choice.zero, axes=sharded if choice.zero else ()),
+                zero=Zero(stage=lowered.zero, axes=sharded if lowered.zero else ()),
                 shardings=_shardings(evaluator, segments, names, split, axes, defaults),
                 recompute=_recompute(evaluator, segments, names),
             )
@@ -72,11 +72,11 @@ def to_plan(choice: Choice, evaluator: Evaluator) -> Plan:
         model=model_ref(problem.graph),
         cluster=problem.cluster.to_json(),
         training=problem.training,
-        num_micro_batches=choice.num_micro_batches,
-        samples_per_micro_batch=choice.samples,
+        num_micro_batches=lowered.num_micro_batches,
+        samples_per_micro_batch=lowered.samples,
         schedule=Schedule(
-            kind=choice.kind,  # type: ignore[arg-type]
-            order=words(choice.program, num_ranks) if choice.kind == "explicit" else None,
+            kind=lowered.kind,  # type: ignore[arg-type]
+            order=words(lowered.program, num_ranks) if lowered.kind == "explicit" else None,
         ),
         stages=tuple(stages),
         warnings=(*problem.graph.warnings, *problem.cluster.warnings),

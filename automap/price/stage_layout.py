@@ -77,7 +77,7 @@ class Kind:
     stage: StageLayout
     """The stage as if all its devices were so; its speed is that of all kinds together when each has its share."""
     number: int
-    """Of that stage, see `Layouts`."""
+    """Of that stage, see `PipelineLayouts`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,20 +102,20 @@ class StageLayout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class PipelineLayout:
     """All pipeline ranks and the links between consecutive ones."""
 
     stages: tuple[StageLayout, ...]
     numbers: tuple[int, ...]
-    """[ranks] of the distinct stages, see `Layouts`."""
+    """[ranks] of the distinct stages, see `PipelineLayouts`."""
     send_latency_s: Floats
     """[ranks] to the next rank; the last one to the first, for virtual stages."""
     send_bytes_per_s: Floats
     """[ranks] for each device of the rank."""
-    views: dict[tuple[int, tuple[bool, ...]], Layout] = field(default_factory=dict, repr=False)
+    views: dict[tuple[int, tuple[bool, ...]], PipelineLayout] = field(default_factory=dict, repr=False)
     """Those that `seen` made."""
 
-    def seen(self, view: int, shared: tuple[bool, ...]) -> Layout:
+    def seen(self, view: int, shared: tuple[bool, ...]) -> PipelineLayout:
         """The layout as a kind of device sees it: as if the stages of several kinds consisted of it.
 
         Args:
@@ -254,7 +254,7 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Floats:
     return vector
 
 
-class Layouts:
+class PipelineLayouts:
     """The layouts of a problem; what stands alike on alike hosts is laid out once.
 
     Attributes:
@@ -339,7 +339,7 @@ class Layouts:
             self._pairs[key] = max(0.0, float(vector[V_LATENCY_S + SEND_RECV])), rate
         return self._pairs[key]
 
-    def of(self, stages: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Layout:
+    def of(self, stages: Sequence[tuple[Sequence[int], Sequence[int]]]) -> PipelineLayout:
         """The layout of pipeline ranks given as (devices, mesh)."""
         devices = [np.asarray(mine, dtype=np.int64) for mine, _ in stages]
         patterns = [self.pattern(mine) for mine in devices]
@@ -353,7 +353,7 @@ class Layouts:
                 self.send((patterns[rank], patterns[after]), devices[rank], devices[after])
                 for rank, after in enumerate(following)
             ]
-        return Layout(
+        return PipelineLayout(
             stages=tuple(
                 replace(self.stages[number], devices=tuple(mine.tolist()))
                 for number, mine in zip(numbers, devices, strict=True)
@@ -364,9 +364,9 @@ class Layouts:
         )
 
 
-def build_layout(problem: Problem, stages: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Layout:
+def build_layout(problem: Problem, stages: Sequence[tuple[Sequence[int], Sequence[int]]]) -> PipelineLayout:
     """The layout of pipeline ranks given as (devices, mesh)."""
-    return Layouts(problem).of(stages)
+    return PipelineLayouts(problem).of(stages)
 
 
 def own_link(curve: CollectiveCurve, size: int, bytes_per_s: float) -> Floats:

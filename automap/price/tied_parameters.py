@@ -25,12 +25,12 @@ from automap.price.kernels.tied_parameters import (
     tie,
     tie_columns,
 )
-from automap.price.stage_layout import Layout
+from automap.price.stage_layout import PipelineLayout
 from automap.price.tables import OP_OPERANDS, Tables
 from automap.problem import Problem
 
 if TYPE_CHECKING:
-    from automap.price.lowered_plan import Choice, Segment
+    from automap.price.lowered_plan import LoweredPlan, Segment
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -73,12 +73,12 @@ class TiedParameters:
             found += [(tensor.name, units[0], other) for other in units[1:]]
         return tuple(found)
 
-    def ties(self, choice: Choice) -> list[Tie]:
+    def ties(self, lowered: LoweredPlan) -> list[Tie]:
         """Parameters read by two units of the choice."""
         wanted = {unit for _, one, other in self.parameters for unit in (one, other)}
         home: dict[int, tuple[int, Segment]] = {}
-        num_ranks = len(choice.layout.stages)
-        for number, segments in enumerate(choice.chunks if wanted else ()):
+        num_ranks = len(lowered.layout.stages)
+        for number, segments in enumerate(lowered.chunks if wanted else ()):
             for segment in segments:
                 if segment.unit in wanted:
                     home.setdefault(segment.unit, (number % num_ranks, segment))
@@ -100,7 +100,7 @@ class TiedParameters:
                 found.append(Tie(name=name, ranks=(first, rank), before=firsts, others=others))
         return found
 
-    def rows(self, ties: Sequence[Tie], layout: Layout, zero_axes: Mask, chosen: Ints | None = None) -> Floats:
+    def rows(self, ties: Sequence[Tie], layout: PipelineLayout, zero_axes: Mask, chosen: Ints | None = None) -> Floats:
         """What `combine` needs of tied parameters; `chosen` [operator rows, axes] replaces the segments' signatures."""
         rows = np.zeros((len(ties), tie_columns(len(zero_axes))))
         alone, together = (np.empty((len(zero_axes), T_COUNT), dtype=np.int64) for _ in range(2))

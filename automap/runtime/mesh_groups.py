@@ -116,7 +116,7 @@ def make_meshes(
 
     Args:
         plan: any plan.
-        axes: names of the mesh axes of the plan, outermost first (`Choice.axes`).
+        axes: names of the mesh axes of the plan, outermost first (`LoweredPlan.axes`).
         rank: of this process, a device number; None where nothing is run.
         groups: where groups are kept; None where nothing is run. All ranks must call this with the same plans in the
             same order.

@@ -41,7 +41,7 @@ class Step:
     to_sizes: tuple[int, ...] = ()
 
 
-class Layouts:
+class PipelineLayouts:
     """Boxes and routes of the tensors of one stage for one micro-batch.
 
     Attributes:

@@ -18,7 +18,7 @@ from automap.price.evaluator import Evaluator
 from automap.price.kernels.columns import C_BACKWARD, C_BACKWARD_HOST, C_FORWARD, C_FORWARD_HOST
 from automap.price.kernels.unit_workspace import new_sharded
 from automap.price.lowered_plan import Segment
-from automap.price.stage_layout import Layout, StageLayout
+from automap.price.stage_layout import PipelineLayout, StageLayout
 from ir.factors import BROADCAST
 
 Ints = npt.NDArray[np.int64]
@@ -103,7 +103,9 @@ def seconds_alone(evaluator: Evaluator, stage: StageLayout, samples: float) -> f
         capacity=stage.capacity,
         speed=stage.speed,
     )
-    layout = Layout(stages=(alone,), numbers=(-1,), send_latency_s=np.zeros(1), send_bytes_per_s=np.full(1, np.inf))
+    layout = PipelineLayout(
+        stages=(alone,), numbers=(-1,), send_latency_s=np.zeros(1), send_bytes_per_s=np.full(1, np.inf)
+    )
     blocks, spans, num_axes = evaluator.blocks, evaluator.tables.spans, len(stage.axes)
     times = np.bincount([unit.type for unit in blocks.units], minlength=blocks.num_types)
     nothing, nowhere = np.zeros(num_axes, dtype=np.bool_), np.full(num_axes, BROADCAST, dtype=np.int64)

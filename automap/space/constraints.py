@@ -95,9 +95,9 @@ class Constrained:
         kinds = {(self._units[unit].type, offset) for unit, offset in places}
         for axis in constraint.sharding or {}:
             if not any(
-                self._obeys(constraint, kind, offset, choice, axis)
+                self._obeys(constraint, kind, offset, lowered, axis)
                 for kind, offset in kinds
-                for choice in range(len(self.linkage.types[kind].signatures[offset]))
+                for lowered in range(len(self.linkage.types[kind].signatures[offset]))
                 if not self._operator(kind, offset).is_view
             ):
                 tables = [self.linkage.types[kind].signatures[offset] for kind, offset in sorted(kinds)]
@@ -215,8 +215,8 @@ class Constrained:
                         allowed[value] = False
         return allowed
 
-    def _obeys(self, constraint: Constraint, unit_type: int, offset: int, choice: int, axis: str) -> bool:
-        signature = self.linkage.types[unit_type].signatures[offset][choice]
+    def _obeys(self, constraint: Constraint, unit_type: int, offset: int, lowered: int, axis: str) -> bool:
+        signature = self.linkage.types[unit_type].signatures[offset][lowered]
         op = self._operator(unit_type, offset)
         if op.is_view:
             return True

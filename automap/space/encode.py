@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from automap.price.lowered_plan import RECOMPUTE_MODES, Choice
-from automap.price.plan_reader import same_choice
+from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
+from automap.price.plan_reader import same_lowered
 from automap.space.shape import Shape
 
 if TYPE_CHECKING:
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 
 
-def values_of(space: PlanSpace, choice: Choice) -> tuple[int, ...] | None:
-    """The values that decide `choice`, or None if it lies outside `space`."""
-    stages = choice.layout.stages
+def values_of(space: PlanSpace, lowered: LoweredPlan) -> tuple[int, ...] | None:
+    """The values that decide `lowered`, or None if it lies outside `space`."""
+    stages = lowered.layout.stages
     inner = {tuple(int(size) for size in stage.axes[1:]) for stage in stages}
-    if choice.axes != space.axes or len(inner) != 1:
+    if lowered.axes != space.axes or len(inner) != 1:
         return None
     (*middle, tp), pp = next(iter(inner)), len(stages)
     shape = Shape(
         pp=pp,
         tp=tp,
         dp=space.meshes.devices // pp // math.prod((*middle, tp)),
-        num_micro_batches=choice.num_micro_batches,
-        samples=choice.samples,
-        virtual=len(choice.chunks) // pp,
+        num_micro_batches=lowered.num_micro_batches,
+        samples=lowered.samples,
+        virtual=len(lowered.chunks) // pp,
         middle=math.prod(middle),
     )
-    placed = _stage_values(space, choice)
+    placed = _stage_values(space, lowered)
     if shape not in space.shapes or placed is None:
         return None
     values: list[int] = [*space.meshes.values(shape), *placed]
-    if space.layout(values) is not choice.layout:
+    if space.layout(values) is not lowered.layout:
         return None
-    way = _shares_value(space, values, choice)
+    way = _shares_value(space, values, lowered)
     if way is None:
         return None
     values.append(way)
@@ -49,33 +49,33 @@ def values_of(space: PlanSpace, choice: Choice) -> tuple[int, ...] | None:
     start = 0
     for slot in space.slots[space.first_cut : space.first_signature]:
         if slot.kind == "cut" and slot.index < shape.num_chunks - 1:
-            end = start + len(choice.chunks[slot.index])
+            end = start + len(lowered.chunks[slot.index])
             candidates = space.candidates(start, slot.index, shape.num_chunks, shares[slot.index]).tolist()
             if end not in candidates:
                 return None
             values.append(candidates.index(end))
             start = end
         elif slot.kind == "recompute" and slot.index < pp:
-            values.append(_mode(space, choice, slot.index))
+            values.append(_mode(space, lowered, slot.index))
         elif slot.kind == "zero":
-            values.append(choice.zero)
+            values.append(lowered.zero)
         else:
             values.append(0)
     chosen: dict[int, Ints] = {}
-    for segment in (s for chunk in choice.chunks for s in chunk):
+    for segment in (s for chunk in lowered.chunks for s in chunk):
         chosen.setdefault(space.linkage.blocks.units[segment.unit].type, segment.chosen)
     for slot in space.slots[space.first_signature :]:
         group = space.linkage.types[slot.unit_type].groups[slot.group]
         values.append(int(chosen[slot.unit_type][group.leader, slot.index]))
     found = space.repair(values)
-    return found if found == tuple(values) and same_choice(space.choice(found), choice) else None
+    return found if found == tuple(values) and same_lowered(space.lowered(found), lowered) else None
 
 
-def _stage_values(space: PlanSpace, choice: Choice) -> list[int] | None:
+def _stage_values(space: PlanSpace, lowered: LoweredPlan) -> list[int] | None:
     """The values of the slots of `STAGE_KINDS`, or None if there are none such."""
-    stages, meshes = choice.layout.stages, space.meshes
+    stages, meshes = lowered.layout.stages, space.meshes
     turn = tuple(device for stage in stages for device in stage.devices)
-    kind = space.schedules[0] if choice.kind == "interleaved" else choice.kind
+    kind = space.schedules[0] if lowered.kind == "interleaved" else lowered.kind
     if turn not in meshes.orders or kind not in space.schedules:
         return None
     values = [space.schedules.index(kind), meshes.orders.index(turn)]
@@ -88,17 +88,17 @@ def _stage_values(space: PlanSpace, choice: Choice) -> list[int] | None:
     return values
 
 
-def _shares_value(space: PlanSpace, values: Sequence[int], choice: Choice) -> int | None:
+def _shares_value(space: PlanSpace, values: Sequence[int], lowered: LoweredPlan) -> int | None:
     """The value of the slot `shares` behind all slots before, or None if there is none such."""
-    if not choice.shares:
+    if not lowered.shares:
         return 0
     legal = np.flatnonzero(space.legal(values)).tolist()
-    return next((way for way in legal if space.batch_shares((*values, way)) == choice.shares), None)
+    return next((way for way in legal if space.batch_shares((*values, way)) == lowered.shares), None)
 
 
-def _mode(space: PlanSpace, choice: Choice, rank: int) -> int:
+def _mode(space: PlanSpace, lowered: LoweredPlan, rank: int) -> int:
     """The first recompute mode that all chunks of a rank follow; 0 where none does."""
-    segments = [s for chunk in choice.chunks[rank :: len(choice.layout.stages)] for s in chunk]
+    segments = [s for chunk in lowered.chunks[rank :: len(lowered.layout.stages)] for s in chunk]
     types = [space.linkage.blocks.units[s.unit].type for s in segments]
     for mode, name in enumerate(RECOMPUTE_MODES):
         if all(

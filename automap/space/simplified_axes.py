@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.price.evaluator import Evaluator
-from automap.price.lowered_plan import Choice, Segment
+from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.plan_reader import default_signatures
 
 Ints = npt.NDArray[np.int64]
@@ -27,18 +27,18 @@ ROUNDING = 1e-9
 """Two prices that differ by no larger share are equal: sums of the same terms in another order."""
 
 
-def sizes(choice: Choice) -> Ints:
+def sizes(lowered: LoweredPlan) -> Ints:
     """[axes] the most ranks that an axis has in any stage."""
-    found: Ints = np.max([stage.axes for stage in choice.layout.stages], axis=0).astype(np.int64)
+    found: Ints = np.max([stage.axes for stage in lowered.layout.stages], axis=0).astype(np.int64)
     return found
 
 
-def role(choice: Choice, evaluator: Evaluator, axis: int) -> Role:
+def role(lowered: LoweredPlan, evaluator: Evaluator, axis: int) -> Role:
     """What an axis does."""
-    if sizes(choice)[axis] == 1:
+    if sizes(lowered)[axis] == 1:
         return "none"
     num_batch = num_whole = num_other = 0
-    for value, (whole, batch) in _signatures(choice, evaluator, axis):
+    for value, (whole, batch) in _signatures(lowered, evaluator, axis):
         num_batch += value == batch != whole
         num_whole += value == whole != batch
         num_other += value not in (whole, batch)
@@ -47,13 +47,13 @@ def role(choice: Choice, evaluator: Evaluator, axis: int) -> Role:
     return "other" if num_batch + num_other else "idle"
 
 
-def num_unlike(choice: Choice, evaluator: Evaluator) -> int:
+def num_unlike(lowered: LoweredPlan, evaluator: Evaluator) -> int:
     """Operators of unlike units and stages that do not do on an axis what goes without saying there: on one that splits
     the batch, split it; else be whole. Every axis on which they differ counts."""
     seen: set[tuple[int, int, int, int]] = set()
-    for axis in np.flatnonzero(sizes(choice) > 1).tolist():
-        is_batch = role(choice, evaluator, axis) == "batch"
-        for segment in _distinct(choice, evaluator):
+    for axis in np.flatnonzero(sizes(lowered) > 1).tolist():
+        is_batch = role(lowered, evaluator, axis) == "batch"
+        for segment in _distinct(lowered, evaluator):
             unit_type = evaluator.blocks.units[segment.unit].type
             base = int(evaluator.tables.spans[unit_type])
             for k, value in enumerate(segment.chosen[:, axis].tolist()):
@@ -62,111 +62,111 @@ def num_unlike(choice: Choice, evaluator: Evaluator) -> int:
     return len(seen)
 
 
-def spelled(choice: Choice, evaluator: Evaluator) -> Choice:
+def spelled(lowered: LoweredPlan, evaluator: Evaluator) -> LoweredPlan:
     """The one spelling of a layout: like axes are one where that costs no more, and all stand in their place."""
-    choice, limit_s = in_place(choice, evaluator), 0.0
-    for merge in merges(choice, evaluator, same_zero=True):
-        limit_s = limit_s or evaluator.evaluate(choice).step_time_s * (1.0 + ROUNDING)
+    lowered, limit_s = in_place(lowered, evaluator), 0.0
+    for merge in merges(lowered, evaluator, same_zero=True):
+        limit_s = limit_s or evaluator.evaluate(lowered).step_time_s * (1.0 + ROUNDING)
         outcome = evaluator.evaluate(merge)
         if outcome.fits and outcome.step_time_s <= limit_s:
             return spelled(merge, evaluator)
-    return choice
+    return lowered
 
 
-def in_place(choice: Choice, evaluator: Evaluator) -> Choice:
+def in_place(lowered: LoweredPlan, evaluator: Evaluator) -> LoweredPlan:
     """A lone axis in its place: outermost if it splits the batch, else innermost."""
-    live = np.flatnonzero(sizes(choice) > 1).tolist()
+    live = np.flatnonzero(sizes(lowered) > 1).tolist()
     if not live:
-        return choice
+        return lowered
     first, last = live[0], live[-1]
-    if first > 0 and role(choice, evaluator, first) == "batch":
-        return _moved(choice, evaluator, first, 0)
-    inner = len(choice.axes) - 1
+    if first > 0 and role(lowered, evaluator, first) == "batch":
+        return _moved(lowered, evaluator, first, 0)
+    inner = len(lowered.axes) - 1
     is_lone_outer = first == last == 0 != inner
-    if is_lone_outer and role(choice, evaluator, 0) == "other" and not choice.shares and not choice.spread_over:
-        return _moved(choice, evaluator, 0, inner)
-    return choice
+    if is_lone_outer and role(lowered, evaluator, 0) == "other" and not lowered.shares and not lowered.spread_over:
+        return _moved(lowered, evaluator, 0, inner)
+    return lowered
 
 
-def merges(choice: Choice, evaluator: Evaluator, *, same_zero: bool = False) -> Iterator[Choice]:
+def merges(lowered: LoweredPlan, evaluator: Evaluator, *, same_zero: bool = False) -> Iterator[LoweredPlan]:
     """The choice with two neighbouring axes as one, of any two that operators treat alike.
 
     Args:
-        choice: whose axes are looked at.
+        lowered: whose axes are looked at.
         evaluator: of its problem.
         same_zero: only such that ZeRO treats alike, too; else ZeRO over one of them becomes ZeRO over both.
     """
-    live = np.flatnonzero(sizes(choice) > 1).tolist()
+    live = np.flatnonzero(sizes(lowered) > 1).tolist()
     for outer, inner in itertools.pairwise(live):
-        if any(mine is not None for mine in choice.shares) and outer == 0:
+        if any(mine is not None for mine in lowered.shares) and outer == 0:
             continue
-        is_alike = all(np.array_equal(s.chosen[:, outer], s.chosen[:, inner]) for s in _distinct(choice, evaluator))
-        if not is_alike or (same_zero and choice.zero and choice.zero_axes[outer] != choice.zero_axes[inner]):
+        is_alike = all(np.array_equal(s.chosen[:, outer], s.chosen[:, inner]) for s in _distinct(lowered, evaluator))
+        if not is_alike or (same_zero and lowered.zero and lowered.zero_axes[outer] != lowered.zero_axes[inner]):
             continue
-        ranks = [int(stage.axes[outer] * stage.axes[inner]) for stage in choice.layout.stages]
-        if role(choice, evaluator, outer) == "batch" and any(choice.samples % count for count in ranks):
+        ranks = [int(stage.axes[outer] * stage.axes[inner]) for stage in lowered.layout.stages]
+        if role(lowered, evaluator, outer) == "batch" and any(lowered.samples % count for count in ranks):
             continue
 
         def joined(mesh: list[int], rank: int, outer: int = outer, inner: int = inner) -> list[int]:
             mesh[outer], mesh[inner] = mesh[outer] * mesh[inner], 1
             return mesh
 
-        zero_axes = choice.zero_axes.copy()
+        zero_axes = lowered.zero_axes.copy()
         zero_axes[outer] |= zero_axes[inner]
-        both = replace(choice, zero_axes=zero_axes)
+        both = replace(lowered, zero_axes=zero_axes)
         yield in_place(_with_meshes(both, evaluator, joined, whole=inner), evaluator)
 
 
-def without_idle(choice: Choice, evaluator: Evaluator) -> Iterator[Choice]:
+def without_idle(lowered: LoweredPlan, evaluator: Evaluator) -> Iterator[LoweredPlan]:
     """The choice without an axis, on the stages that split nothing over it, of every such axis: see `dropped`."""
-    ranks = range(len(choice.layout.stages))
-    for axis in range(len(choice.axes)):
-        idle = [rank for rank in ranks if _is_idle(choice, evaluator, axis, rank)]
+    ranks = range(len(lowered.layout.stages))
+    for axis in range(len(lowered.axes)):
+        idle = [rank for rank in ranks if _is_idle(lowered, evaluator, axis, rank)]
         if idle:
-            yield in_place(dropped(choice, evaluator, axis, idle), evaluator)
+            yield in_place(dropped(lowered, evaluator, axis, idle), evaluator)
 
 
-def repeats(choice: Choice, evaluator: Evaluator) -> bool:
+def repeats(lowered: LoweredPlan, evaluator: Evaluator) -> bool:
     """Whether some stage repeats all its work over an axis."""
-    ranks = range(len(choice.layout.stages))
-    return any(_is_idle(choice, evaluator, axis, rank) for axis in range(len(choice.axes)) for rank in ranks)
+    ranks = range(len(lowered.layout.stages))
+    return any(_is_idle(lowered, evaluator, axis, rank) for axis in range(len(lowered.axes)) for rank in ranks)
 
 
-def _is_idle(choice: Choice, evaluator: Evaluator, axis: int, rank: int) -> bool:
+def _is_idle(lowered: LoweredPlan, evaluator: Evaluator, axis: int, rank: int) -> bool:
     """Whether a stage repeats all its work over an axis."""
-    if choice.layout.stages[rank].axes[axis] == 1:
+    if lowered.layout.stages[rank].axes[axis] == 1:
         return False
-    mine = replace(choice, chunks=choice.chunks[rank :: len(choice.layout.stages)])
+    mine = replace(lowered, chunks=lowered.chunks[rank :: len(lowered.layout.stages)])
     return all(value == whole for value, (whole, _) in _signatures(mine, evaluator, axis))
 
 
-def dropped(choice: Choice, evaluator: Evaluator, axis: int, ranks: Sequence[int]) -> Choice:
+def dropped(lowered: LoweredPlan, evaluator: Evaluator, axis: int, ranks: Sequence[int]) -> LoweredPlan:
     """The choice with pipeline ranks on their first devices along an axis alone, where they split nothing over it."""
 
     def alone(mesh: list[int], rank: int) -> list[int]:
         mesh[axis] = 1 if rank in ranks else mesh[axis]
         return mesh
 
-    gone = len(ranks) == len(choice.layout.stages)
-    found = _with_meshes(choice, evaluator, alone, whole=axis if gone else None)
-    if axis == 0 and choice.shares:
-        found = replace(found, shares=tuple(None if r in ranks else mine for r, mine in enumerate(choice.shares)))
+    gone = len(ranks) == len(lowered.layout.stages)
+    found = _with_meshes(lowered, evaluator, alone, whole=axis if gone else None)
+    if axis == 0 and lowered.shares:
+        found = replace(found, shares=tuple(None if r in ranks else mine for r, mine in enumerate(lowered.shares)))
     return found
 
 
-def _distinct(choice: Choice, evaluator: Evaluator) -> list[Segment]:
+def _distinct(lowered: LoweredPlan, evaluator: Evaluator) -> list[Segment]:
     """One segment of each set that has the same signatures."""
     found: dict[tuple[int, int, int, bytes], Segment] = {}
-    for segments in choice.chunks:
+    for segments in lowered.chunks:
         for s in segments:
             key = (evaluator.blocks.units[s.unit].type, s.first, s.last, s.chosen.tobytes())
             found.setdefault(key, s)
     return list(found.values())
 
 
-def _signatures(choice: Choice, evaluator: Evaluator, axis: int) -> Iterator[tuple[int, tuple[int, int]]]:
+def _signatures(lowered: LoweredPlan, evaluator: Evaluator, axis: int) -> Iterator[tuple[int, tuple[int, int]]]:
     """Every operator's signature on an axis, with those in which it is whole and in which it splits its batch."""
-    for segment in _distinct(choice, evaluator):
+    for segment in _distinct(lowered, evaluator):
         unit_type = evaluator.blocks.units[segment.unit].type
         base = int(evaluator.tables.spans[unit_type])
         for k, value in enumerate(segment.chosen[:, axis].tolist()):
@@ -174,52 +174,52 @@ def _signatures(choice: Choice, evaluator: Evaluator, axis: int) -> Iterator[tup
 
 
 def _with_meshes(
-    choice: Choice, evaluator: Evaluator, change: Callable[[list[int], int], list[int]], *, whole: int | None
-) -> Choice:
+    lowered: LoweredPlan, evaluator: Evaluator, change: Callable[[list[int], int], list[int]], *, whole: int | None
+) -> LoweredPlan:
     """The choice on other meshes; over axis `whole`, if there is one, which has one rank then, nothing is split.
 
     Devices are kept as far as a mesh has places for them, the first ones along every axis.
     """
     stages = []
-    for rank, stage in enumerate(choice.layout.stages):
+    for rank, stage in enumerate(lowered.layout.stages):
         before = [int(size) for size in stage.axes]
         mesh = change(list(before), rank)
         grid = np.array(stage.devices)
         if np.prod(mesh) < grid.size:
             grid = grid.reshape(before)[tuple(slice(size) for size in mesh)]
         stages.append((tuple(grid.reshape(-1).tolist()), tuple(mesh)))
-    zero_axes = choice.zero_axes.copy()
+    zero_axes = lowered.zero_axes.copy()
     if whole is not None:
         zero_axes[whole] = False
     return replace(
-        choice,
+        lowered,
         layout=evaluator.layout_of(stages),
-        chunks=choice.chunks if whole is None else _with_columns(choice, evaluator, {whole: None}),
-        zero=choice.zero if zero_axes.any() else 0,
+        chunks=lowered.chunks if whole is None else _with_columns(lowered, evaluator, {whole: None}),
+        zero=lowered.zero if zero_axes.any() else 0,
         zero_axes=zero_axes,
     )
 
 
-def _moved(choice: Choice, evaluator: Evaluator, source: int, target: int) -> Choice:
+def _moved(lowered: LoweredPlan, evaluator: Evaluator, source: int, target: int) -> LoweredPlan:
     """The choice with an axis in the place of one that has one rank; between them are none with more."""
     stages = []
-    for stage in choice.layout.stages:
+    for stage in lowered.layout.stages:
         mesh = [int(size) for size in stage.axes]
         mesh[target], mesh[source] = mesh[source], mesh[target]
         stages.append((stage.devices, tuple(mesh)))
-    zero_axes = choice.zero_axes.copy()
+    zero_axes = lowered.zero_axes.copy()
     zero_axes[target], zero_axes[source] = zero_axes[source], False
     return replace(
-        choice,
+        lowered,
         layout=evaluator.layout_of(stages),
-        chunks=_with_columns(choice, evaluator, {target: source, source: None}),
+        chunks=_with_columns(lowered, evaluator, {target: source, source: None}),
         zero_axes=zero_axes,
-        spread_over=tuple(target if axis == source else axis for axis in choice.spread_over),
+        spread_over=tuple(target if axis == source else axis for axis in lowered.spread_over),
     )
 
 
 def _with_columns(
-    choice: Choice, evaluator: Evaluator, columns: dict[int, int | None]
+    lowered: LoweredPlan, evaluator: Evaluator, columns: dict[int, int | None]
 ) -> tuple[tuple[Segment, ...], ...]:
     """The chunks with the signatures of an axis taken from another one, or whole."""
     known: dict[tuple[int, int, bytes], Ints] = {}
@@ -240,4 +240,4 @@ def _with_columns(
             known[key] = chosen
         return replace(segment, chosen=known[key])
 
-    return tuple(tuple(changed(segment) for segment in segments) for segments in choice.chunks)
+    return tuple(tuple(changed(segment) for segment in segments) for segments in lowered.chunks)

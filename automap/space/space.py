@@ -22,10 +22,10 @@ import numpy.typing as npt
 
 from automap.plan import Plan
 from automap.price.evaluator import Evaluator, blank, by_type
-from automap.price.lowered_plan import RECOMPUTE_MODES, Choice, Segment, spread
-from automap.price.plan_reader import to_choice
+from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan, Segment, spread
+from automap.price.plan_reader import lower_plan
 from automap.price.plan_writer import to_plan
-from automap.price.stage_layout import Layout
+from automap.price.stage_layout import PipelineLayout
 from automap.problem import Problem
 from automap.schedule import SPLIT_KINDS
 from automap.space.batch_shares import NUM_WAYS, dealt
@@ -40,7 +40,7 @@ from automap.space.shape import Shape
 from ir.graph import Operator
 
 if TYPE_CHECKING:
-    from automap.space.kernels.unit_cache import Memo
+    from automap.space.kernels.unit_cache import UnitCache
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -118,7 +118,7 @@ class PlanSpace:
         self.first_signature = self.zero_slot + 1
         self._legal: dict[tuple[object, ...], Mask] = {}
         self._targets: dict[tuple[float, ...], Ints] = {}
-        self._layouts: dict[tuple[int, ...], Layout] = {}
+        self._layouts: dict[tuple[int, ...], PipelineLayout] = {}
 
     def _slots(self) -> tuple[Slot, ...]:
         meshes = self.meshes
@@ -194,11 +194,11 @@ class PlanSpace:
         sizes = [value * meshes.part if value else meshes.devices // shape.pp for value in picked[: shape.pp - 1]]
         return (*sizes, meshes.devices - sum(sizes))
 
-    def layout(self, values: Sequence[int]) -> Layout:
+    def layout(self, values: Sequence[int]) -> PipelineLayout:
         """Where the stages stand that `values` decide."""
         return self.layout_of(self.shape(values), values[self.first_stage + 1], self.stage_devices(values))
 
-    def layout_of(self, shape: Shape, order: int, devices: Sequence[int]) -> Layout:
+    def layout_of(self, shape: Shape, order: int, devices: Sequence[int]) -> PipelineLayout:
         """Where the stages of a shape stand, of so many devices each, in one of `Meshes.orders`."""
         key = (shape.tp, shape.middle, order, *devices)
         if key not in self._layouts:
@@ -226,7 +226,7 @@ class PlanSpace:
         return found
 
     def rows_seen(self, values: Sequence[int]) -> list[int]:
-        """[stages] `stage_rows` as the slowest kind of device sees them, see `Choice.views`."""
+        """[stages] `stage_rows` as the slowest kind of device sees them, see `LoweredPlan.views`."""
         arrays, rows = self.arrays, self.stage_rows(values)
         shares = self.batch_shares(values) or (None,) * len(rows)
         return [
@@ -424,11 +424,11 @@ class PlanSpace:
             for number, group in enumerate(unit.groups)
         }
 
-    def choice(self, values: Sequence[int]) -> Choice:
+    def lowered(self, values: Sequence[int]) -> LoweredPlan:
         """What `values` decide, all but the signatures complete."""
         return self.choice_of(values, self.signatures(values))
 
-    def choice_of(self, values: Sequence[int], signatures: Ints) -> Choice:
+    def choice_of(self, values: Sequence[int], signatures: Ints) -> LoweredPlan:
         """The choice with the given signatures, [operator rows, axes]."""
         chosen = by_type(self.evaluator, signatures)
         shape = self.shape(values)
@@ -453,7 +453,7 @@ class PlanSpace:
             chunks.append(tuple(segments))
         layout = self.layout(values)
         is_unlike = any(values[self.first_stage + 2 : self.shares_slot]) or shape.samples % shape.dp != 0
-        return Choice(
+        return LoweredPlan(
             axes=self.axes,
             layout=layout,
             num_micro_batches=shape.num_micro_batches,
@@ -478,7 +478,7 @@ class PlanSpace:
     def bound(self, values: Ints) -> npt.NDArray[np.float64]:
         """Lower bounds, as of `price`, on all completions of plans whose last signatures are -1, undecided, [n, slots].
 
-        Those of `Prefix` behind the shape and the cuts: undecided signatures at their best, the schedule in closed
+        Those of `PartialPlan` behind the shape and the cuts: undecided signatures at their best, the schedule in closed
         form.
         """
         return self._price(values, exact=False)
@@ -488,11 +488,11 @@ class PlanSpace:
 
         out = np.empty((len(values), 2))
         plans = np.ascontiguousarray(values, dtype=np.int64)
-        price_many(self.evaluator.tables.arrays, self.arrays, self.memo, plans, exact, out)
+        price_many(self.evaluator.tables.arrays, self.arrays, self.cache, plans, exact, out)
         return out
 
     @functools.cached_property
-    def memo(self) -> Memo:
+    def cache(self) -> UnitCache:
         """What units cost, of the plans priced last."""
         from automap.space.kernels.unit_cache import new_memo
 
@@ -545,7 +545,7 @@ class PlanSpace:
 
     def decode(self, values: Sequence[int]) -> Plan:
         """The plan that `values` decide, not yet priced."""
-        return to_plan(self.choice(values), self.evaluator)
+        return to_plan(self.lowered(values), self.evaluator)
 
     def encode(self, plan: Plan) -> Values | None:
         """The values that decode to `plan`, or None if it lies outside the space.
@@ -553,8 +553,8 @@ class PlanSpace:
         Raises:
             PlanError: the plan is malformed or for another problem.
         """
-        choice = to_choice(plan, self.evaluator, self.axes)
-        return values_of(self, choice) if plan.sync.kind == "synchronous" else None
+        lowered = lower_plan(plan, self.evaluator, self.axes)
+        return values_of(self, lowered) if plan.sync.kind == "synchronous" else None
 
     def neighbours(
         self, rng: np.random.Generator, values: Ints, donors: Ints, chances: Sequence[float] = MOVE_CHANCES

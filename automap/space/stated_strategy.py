@@ -21,7 +21,7 @@ from automap.errors import PlanError
 from automap.plan import ScheduleKind
 from automap.price.estimate import sequence_length
 from automap.price.evaluator import Evaluator, blank
-from automap.price.lowered_plan import RECOMPUTE_MODES, Choice
+from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
 from automap.price.tables import OP_SIGNATURES, S_BATCH, S_DIVIDES
 from automap.space.shape import Shape, divisors
 from automap.space.stated_parts import Unpriced, chunks, mesh, signatures
@@ -57,7 +57,7 @@ class Strategy:
     sequence_parallel: bool = False
 
 
-def hand_made(evaluator: Evaluator, strategy: Strategy) -> Choice:
+def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
     """The choice that `strategy` names, on all devices of the cluster.
 
     Raises:
@@ -94,7 +94,7 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> Choice:
     except Unpriced as fault:
         degree = "virtual" if strategy.virtual > 1 else "pp"
         raise _refuse(degree, getattr(strategy, degree), str(fault), "Use fewer stages.") from None
-    return Choice(
+    return LoweredPlan(
         axes=tuple(axis.name for axis in axes),
         layout=evaluator.layout([axis.size for axis in axes], strategy.pp),
         num_micro_batches=count,
@@ -200,13 +200,13 @@ def _whole_products(evaluator: Evaluator, chosen: Ints) -> Iterator[int]:
                 yield start + offset
 
 
-def undivided(evaluator: Evaluator, choice: Choice) -> tuple[str, ...]:
+def undivided(evaluator: Evaluator, lowered: LoweredPlan) -> tuple[str, ...]:
     """A warning where a good part of the arithmetic is done by every rank of tp, or nothing."""
-    tp = int(choice.layout.stages[0].axes[-1])
+    tp = int(lowered.layout.stages[0].axes[-1])
     if tp == 1:
         return ()
-    chosen = blank(evaluator, len(choice.zero_axes))
-    for segments in choice.chunks:
+    chosen = blank(evaluator, len(lowered.zero_axes))
+    for segments in lowered.chunks:
         for segment in segments:
             chosen[segment.first : segment.last] = segment.chosen
     graph, units = evaluator.problem.graph, evaluator.blocks.units

@@ -38,7 +38,7 @@ def predict(run: Run) -> Predicted:
     """Prices one run."""
     try:
         case = case_of(run)
-        estimate: Estimate = estimate_choice(case.choice, case.evaluator)
+        estimate: Estimate = estimate_choice(case.lowered, case.evaluator)
     except Unpriced as fault:
         return Predicted(run=run, why=str(fault))
     except UserError as fault:

@@ -23,7 +23,7 @@ from automap.documents import read_file
 from automap.errors import ProblemError, UserError
 from automap.plan import ScheduleKind
 from automap.price.evaluator import Evaluator
-from automap.price.lowered_plan import Choice
+from automap.price.lowered_plan import LoweredPlan
 from automap.problem import Precision, Problem, trainers
 from automap.space.shape import Shape
 from automap.space.stated_parts import Axis, Unpriced, chunks, mesh, signatures
@@ -73,7 +73,7 @@ class Case:
     """A run as the price sees it."""
 
     problem: Problem
-    choice: Choice
+    lowered: LoweredPlan
     """The plan in numbers."""
     evaluator: Evaluator
     assumed: tuple[str, ...]
@@ -161,7 +161,7 @@ def _case(run: Run) -> Case:
     if shape.pp * shape.tp * shape.dp * cp != evaluator.problem.cluster.num_devices:
         raise Unpriced("dp * tp * pp * cp is not the number of devices")
     chosen = signatures(evaluator, shape, axes, sequence_parallel=along)
-    choice = Choice(
+    lowered = LoweredPlan(
         axes=tuple(axis.name for axis in axes),
         layout=evaluator.layout([axis.size for axis in axes], shape.pp),
         num_micro_batches=shape.num_micro_batches,
@@ -178,7 +178,7 @@ def _case(run: Run) -> Case:
         zero_axes=np.array([axis.size > 1 and axis.shards_states for axis in axes]),
     )
     return Case(
-        problem=evaluator.problem, choice=choice, evaluator=evaluator, assumed=() if recompute else ("recompute",)
+        problem=evaluator.problem, lowered=lowered, evaluator=evaluator, assumed=() if recompute else ("recompute",)
     )
 
 

@@ -79,9 +79,9 @@ def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any])
         from automap.space.stated_strategy import Strategy, hand_made, undivided
 
         evaluator = Evaluator(build_problem(import_graph(data, request), request))
-        choice = hand_made(evaluator, Strategy(**stated))
-        plan = annotate(to_plan(choice, evaluator), choice, evaluator)
-        return replace(plan, warnings=(*plan.warnings, *undivided(evaluator, choice)))
+        lowered = hand_made(evaluator, Strategy(**stated))
+        plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
+        return replace(plan, warnings=(*plan.warnings, *undivided(evaluator, lowered)))
 
 
 def read_plan(path: Path) -> Plan:
@@ -135,12 +135,12 @@ def price_file(data: bytes, request: JobRequest, stated: Mapping[str, Any], path
     with _uncollected():
         from automap.price.estimate import annotate
         from automap.price.evaluator import Evaluator
-        from automap.price.plan_reader import to_choice
+        from automap.price.plan_reader import lower_plan
 
         plan = read_plan(path)
         request = replace(request, cluster=plan.cluster, training=to_json(plan.training))
         evaluator = Evaluator(build_problem(import_graph(data, request), request))
-        return annotate(plan, to_choice(plan, evaluator), evaluator)
+        return annotate(plan, lower_plan(plan, evaluator), evaluator)
 
 
 def page(plan: Plan) -> str:

@@ -14,7 +14,7 @@ from agents.learning.dqn import FORBIDDEN, Hyperparameters, new_agent, run_dqn
 from agents.learning.plan_vec_env import PlanVecEnv
 from agents.learning.pretrained import NETWORK, PARAMETERS
 from agents.learning.pretraining import FAMILY
-from agents.learning.search_tree import Explored
+from agents.learning.search_tree import SearchTree
 from automap.bounds.partial_plans import BoundTable, walk
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
@@ -150,7 +150,7 @@ def test_an_episode_is_led_to_a_neighbour_of_the_best_plan_and_past_what_is_know
     s = space(gpt(layers=6), "1x4xV100", 16, zero=0)
     parameters = replace(SMALL, num_envs=1, led_share=1.0)
     episodes = Episodes(HybridDecisions(s), 1)
-    tree = Explored(episodes, lambda: np.inf)
+    tree = SearchTree(episodes, lambda: np.inf)
     env = PlanVecEnv([episodes], parameters.num_signs)
     agent = new_agent(env, parameters, 0, explored=tree)
     agent.lead(0, s)

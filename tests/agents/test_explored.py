@@ -6,7 +6,7 @@ import pytest
 from agents import Budget, search
 from agents.incumbent import Incumbent
 from agents.learning.dqn import Hyperparameters, run_dqn
-from agents.learning.search_tree import Explored
+from agents.learning.search_tree import SearchTree
 from automap.space.space import PlanSpace
 from envs.decision import Episodes
 from envs.hybrid import HybridDecisions
@@ -21,7 +21,7 @@ def small(gpt, space):
 def random_walks(space, best_s, count=1):
     """Plans of episodes side by side whose open actions are drawn, until nothing is open."""
     episodes = Episodes(HybridDecisions(space), count)
-    tree, rng, found = Explored(episodes, best_s), np.random.default_rng(0), []
+    tree, rng, found = SearchTree(episodes, best_s), np.random.default_rng(0), []
     while not tree.is_exhausted:
         actions = np.zeros(count, dtype=np.int64)
         for number, mask in enumerate(episodes.observe()["action_mask"]):

@@ -85,9 +85,9 @@ def test_decisions_go_back_to_what_is_ordinary_within_the_limit(seed):
         assert overflow <= 0.0 and found_s <= limit_s * (1.0 + 1e-12)
         assert space.repair(other) == other
         ranks.append(
-            plainness(plain(space.choice(other), space.evaluator, limit_s), space.evaluator, is_template=False)
+            plainness(plain(space.lowered(other), space.evaluator, limit_s), space.evaluator, is_template=False)
         )
-    assert ranks[0][3] <= plainness(space.choice(values), space.evaluator, is_template=False)[3]
+    assert ranks[0][3] <= plainness(space.lowered(values), space.evaluator, is_template=False)[3]
     assert ranks[2][:4] <= ranks[0][:4]
     # Whatever it costs, nothing out of the ordinary is left.
     assert ranks[2][2:4] <= (1, 0)

@@ -27,10 +27,10 @@ def _layer_bytes(
     space = PlanSpace(problem, evaluator)
     shape = next(s for s in space.shapes if (s.tp, s.pp, s.num_micro_batches) == (tp, 1, 1))
     prefix = space.even_values(shape, recompute=recompute, zero=0)
-    choice = space.choice(megatron_signatures(space, shape, prefix, sequence_parallel=sequence_parallel))
-    calls, parts, _ = evaluator.distinct_units(choice)
+    lowered = space.lowered(megatron_signatures(space, shape, prefix, sequence_parallel=sequence_parallel))
+    calls, parts, _ = evaluator.distinct_units(lowered)
     middle = max(parts, key=lambda part: part[2])[1]
-    return float(evaluator.unit_rows(choice, calls)[middle, C_SAVED]) / (LENGTH * BATCH * HIDDEN)
+    return float(evaluator.unit_rows(lowered, calls)[middle, C_SAVED]) / (LENGTH * BATCH * HIDDEN)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])

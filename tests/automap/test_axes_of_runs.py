@@ -39,12 +39,12 @@ def case(*, moe: dict[str, Any] | None = None, gpus: int = 8, per_node: int = 8,
 
 
 def sizes(found: Case) -> list[int]:
-    return [int(size) for size in found.choice.layout.stages[0].axes]
+    return [int(size) for size in found.lowered.layout.stages[0].axes]
 
 
 def collectives(found: Case) -> list[Collective]:
     """Those of the second layer."""
-    every = list_collectives(found.choice, found.evaluator)
+    every = list_collectives(found.lowered, found.evaluator)
     return [c for c in every if c.operator.startswith("layers.1.")]
 
 
@@ -62,18 +62,18 @@ def test_gradients_of_experts_are_reduced_by_those_that_share_them() -> None:
     found = case(moe=MOE, ep=4)
     segment, incoming = next(
         (s, i)
-        for _, s, i in found.evaluator.surroundings(found.choice)
+        for _, s, i in found.evaluator.surroundings(found.lowered)
         if found.evaluator.blocks.units[s.unit].type == 1
     )
     row = found.evaluator.unit_row(
-        segment, 0, found.choice.layout, incoming, found.choice.samples, found.choice.zero_axes, -1
+        segment, 0, found.lowered.layout, incoming, found.lowered.samples, found.lowered.zero_axes, -1
     )
     dense = HIDDEN * HEAD * (8 + 2 * KV + 8) + HIDDEN * EXPERTS + 2 * HIDDEN
     experts = EXPERTS // 4 * 3 * HIDDEN * WIDTH
     # Inside, dense gradients are scattered over four ranks; then each part is reduced over two, with the experts'.
     assert row[C_REDUCE : C_REDUCE + 3].tolist() == [dense / 4 + experts, dense, 0.0]
     # Expert states are sharded over the two ranks that hold the same ones, all others over eight.
-    outcome = found.evaluator.evaluate(found.choice)
+    outcome = found.evaluator.evaluate(found.lowered)
     other = 1024 * HIDDEN * 2 + HIDDEN
     states = LAYERS * (dense / 8 + experts / 2) + other / 8
     assert outcome.ranks[0, R_STATE] == pytest.approx(12.0 * states)
@@ -122,17 +122,17 @@ def test_keys_and_values_go_round_once_a_head() -> None:
 
 
 def _row(found: Case) -> np.ndarray:
-    segment, incoming = [(s, i) for _, s, i in found.evaluator.surroundings(found.choice)][2]
+    segment, incoming = [(s, i) for _, s, i in found.evaluator.surroundings(found.lowered)][2]
     return found.evaluator.unit_row(
-        segment, 0, found.choice.layout, incoming, found.choice.samples, found.choice.zero_axes, -1
+        segment, 0, found.lowered.layout, incoming, found.lowered.samples, found.lowered.zero_axes, -1
     )
 
 
 def test_states_shared_inside_a_host_are_spread_inside_it() -> None:
     large: dict[str, Any] = {"gpus": 16, "dp": 16, "stack": "internevo", "model": {"vocab_size": 1 << 18}}
     whole, inside = case(**large), case(**large, zero1_group=8)
-    assert sizes(inside) == [2, 8, 1] and inside.choice.zero_axes.tolist() == [False, True, False]
-    one, other = (c.evaluator.evaluate(c.choice).ranks[0] for c in (whole, inside))
+    assert sizes(inside) == [2, 8, 1] and inside.lowered.zero_axes.tolist() == [False, True, False]
+    one, other = (c.evaluator.evaluate(c.lowered).ranks[0] for c in (whole, inside))
     assert other[R_STATE] == pytest.approx(2.0 * one[R_STATE])
     assert other[R_SYNC] < one[R_SYNC]
 
@@ -149,7 +149,7 @@ def test_states_shared_inside_a_host_are_spread_inside_it() -> None:
 @pytest.mark.parametrize("per_node", [8, 2])
 def test_better_parts_are_never_slower(strategy: dict[str, Any], per_node: int) -> None:
     found = case(per_node=per_node, **strategy)
-    before = found.evaluator.evaluate(found.choice).step_time_s
+    before = found.evaluator.evaluate(found.lowered).step_time_s
     cluster = found.problem.cluster
     for name in ("links", "flops", "memory"):
         links = {k: replace(v, bandwidth_GBps=2 * v.bandwidth_GBps) for k, v in cluster.links.items()}
@@ -162,7 +162,7 @@ def test_better_parts_are_never_slower(strategy: dict[str, Any], per_node: int) 
         better = replace(cluster, **({"links": links} if name == "links" else {"devices": devices}))
         problem = replace(found.problem, cluster=parse_cluster(better.to_json()))
         evaluator = Evaluator(problem, found.evaluator.tables)
-        after = evaluator.evaluate(replace(found.choice, layout=evaluator.layout(sizes(found), 1))).step_time_s
+        after = evaluator.evaluate(replace(found.lowered, layout=evaluator.layout(sizes(found), 1))).step_time_s
         assert after <= before, name
 
 

@@ -12,7 +12,7 @@ from automap.errors import PlanError
 from automap.plan import Plan
 from automap.price.estimate import estimate_choice, price
 from automap.price.kernels.step import R_COMPUTE, R_END, R_OVERHEAD
-from automap.price.plan_reader import to_choice
+from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.space.batch_shares import TILTS, dealt, ways_to_share
 from automap.space.space import PlanSpace
@@ -114,12 +114,12 @@ def test_each_kind_is_priced_with_its_own_share(shares):
     s = build(zoo.build("resnet:blocks=1-1-1-1,image_size=64"), MIXED, 16, num_micro_batches=1, zero=0, tp=1, pp=1,
               recompute="none")  # fmt: skip
     plan = with_shares(s.decode(one_stage(s)), shares)
-    outcome = s.evaluator.evaluate(to_choice(plan, s.evaluator, s.axes))
+    outcome = s.evaluator.evaluate(lower_plan(plan, s.evaluator, s.axes))
     found = []
     for cluster, most in (("2x2xV100-16GB", max(shares[:2])), ("2x2xP100", max(shares[2:]))):
         alone = build(s.problem.graph, cluster, 4 * most, num_micro_batches=1, zero=0, tp=1, pp=1, recompute="none")
-        choice = to_choice(alone.decode(one_stage(alone)), alone.evaluator, alone.axes)
-        found.append(alone.evaluator.evaluate(choice).ranks[0])
+        lowered = lower_plan(alone.decode(one_stage(alone)), alone.evaluator, alone.axes)
+        found.append(alone.evaluator.evaluate(lowered).ranks[0])
     seen = {float(ranks[0, R_COMPUTE]) for ranks in outcome.of_views}
     assert seen == {float(row[R_COMPUTE]) for row in found}
     assert outcome.step_time_s == max(float(ranks[0, R_END]) for ranks in outcome.of_views)
@@ -144,7 +144,7 @@ def test_proposed_shares_are_near_the_best_of_all(spec, batch):
     every = []
     for fast in range(1, batch // 2):
         shares = (*[fast] * 2, *[batch // 2 - fast] * 2)
-        every.append(s.evaluator.evaluate(to_choice(with_shares(plan, shares), s.evaluator, s.axes)).step_time_s)
+        every.append(s.evaluator.evaluate(lower_plan(with_shares(plan, shares), s.evaluator, s.axes)).step_time_s)
     ways = np.flatnonzero(s.legal(values[: s.shares_slot])).tolist()
     rows = np.array([(*values[: s.shares_slot], way, *values[s.first_cut :]) for way in ways])
     offered = s.price(rows)[:, 0]
@@ -198,13 +198,13 @@ def test_bounds_and_documents_of_all_plans(mlp):
     assert walked.walks.bound.tolist() == prices.tolist()
     check = Verifier(s.problem)
     for values, mine in itertools.islice(zip(plans, prices.tolist(), strict=True), 0, None, max(1, len(plans) // 60)):
-        choice = s.choice(values)
-        outcome = s.evaluator.evaluate(choice)
+        lowered = s.lowered(values)
+        outcome = s.evaluator.evaluate(lowered)
         assert mine == [outcome.step_time_s, outcome.overflow]
         plan = Plan.from_json(s.decode(values).to_json())
         assert s.encode(plan) == values
         assert price(s.problem, plan, s.evaluator).step_time_s == mine[0]
-        assert not check.violations(replace(plan, estimate=estimate_choice(choice, s.evaluator)))
+        assert not check.violations(replace(plan, estimate=estimate_choice(lowered, s.evaluator)))
 
 
 @pytest.mark.parametrize("shares", [(6, 6, 2), (6, 6, 2, 3), (8, 8, 0, 0), (9, 9, -1, -1)])
@@ -212,6 +212,6 @@ def test_what_is_no_division_is_refused(mlp, shares):
     s = build(mlp(), MIXED, 16, num_micro_batches=1, tp=1, pp=1)
     plan = with_shares(s.decode(one_stage(s)), shares)
     with pytest.raises(PlanError) as caught:
-        to_choice(plan, s.evaluator)
+        lower_plan(plan, s.evaluator)
     assert caught.value.field == "plan.stages[0].batch_shares"
     assert [v.where for v in Verifier(s.problem).violations(plan)] == ["stages[0].batch_shares"]

@@ -28,21 +28,21 @@ def plan(space: PlanSpace, expert_axis: str, *, dp: int = 8, ep: int = 1, zero: 
 
 def test_tokens_go_to_experts_and_back(space: MakeSpace) -> None:
     s = space(zoo.build(SPEC), "8xA100-80GB", 16)
-    spread = list(list_collectives(s.choice(plan(s, "dp")), s.evaluator))
+    spread = list(list_collectives(s.lowered(plan(s, "dp")), s.evaluator))
     asked = Counter((c.kind, c.operator, c.direction) for c in spread if c.operator.startswith("layers.1."))
     to, back = "layers.1.mlp.experts/automap.GroupedMatMul#0", "layers.1.mlp.experts/automap.Combine"
     assert asked == {("all_to_all", op, way): 1 for op in (to, back) for way in ("forward", "backward")}
     # Each rank holds the slots of two samples for all experts, or of all samples for one expert.
     slots = 8 * 64 * 2 * 256 * s.problem.activation_bytes
     assert {c.bytes for c in spread if c.kind == "all_to_all"} == {slots}
-    assert not list(list_collectives(s.choice(plan(s, "")), s.evaluator))
+    assert not list(list_collectives(s.lowered(plan(s, "")), s.evaluator))
 
 
 def test_weights_of_spread_experts_are_not_reduced(space: MakeSpace) -> None:
     # Large enough for bytes to outweigh latencies.
     graph = zoo.build(SPEC.replace("hidden=256", "hidden=1024").replace("ffn=512", "ffn=4096"))
     s = space(graph, "8xA100-80GB", 16)
-    replicated, spread = (s.evaluator.evaluate(s.choice(plan(s, axis))) for axis in ("", "dp"))
+    replicated, spread = (s.evaluator.evaluate(s.lowered(plan(s, axis))) for axis in ("", "dp"))
     experts = sum(t.num_elements for t in graph.parameters if ".experts." in t.name)
     assert experts > 0.7 * graph.num_parameters
     share = (graph.num_parameters - experts * 7 / 8) / graph.num_parameters
@@ -50,7 +50,7 @@ def test_weights_of_spread_experts_are_not_reduced(space: MakeSpace) -> None:
         assert spread.ranks[0, column] == pytest.approx(share * replicated.ranks[0, column])
     # A ninth is left to be reduced over dp once a step; over a slow network latency does not matter.
     s = space(graph, "8x1xA100-80GB@10Gbit", 16)
-    replicated, spread = (s.evaluator.evaluate(s.choice(plan(s, axis))) for axis in ("", "dp"))
+    replicated, spread = (s.evaluator.evaluate(s.lowered(plan(s, axis))) for axis in ("", "dp"))
     assert 0 < spread.ranks[0, R_SYNC] < 0.25 * replicated.ranks[0, R_SYNC]
 
 
@@ -87,7 +87,7 @@ def _experts_on_dp(s: PlanSpace, values: Values) -> bool:
 @pytest.mark.parametrize("axis", ["", "tp"])
 def test_over_tp_the_sum_is_left_to_the_tokens(space: MakeSpace, axis: str) -> None:
     s = space(zoo.build(SPEC), "8xA100-80GB", 16)
-    found = list(list_collectives(s.choice(plan(s, axis, dp=2)), s.evaluator))
+    found = list(list_collectives(s.lowered(plan(s, axis, dp=2)), s.evaluator))
     forward = [c for c in found if "layers.1.mlp.experts" in c.operator and c.direction == "forward"]
     # Slices of experts, or whole experts, leave partial tokens: k times fewer than their slots.
     assert not forward

@@ -12,8 +12,8 @@ from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.price.estimate import price
 from automap.price.evaluator import Evaluator
-from automap.price.lowered_plan import Choice, Segment
-from automap.price.plan_reader import to_choice
+from automap.price.lowered_plan import LoweredPlan, Segment
+from automap.price.plan_reader import lower_plan
 from automap.price.plan_writer import to_plan
 from automap.problem import Problem
 from automap.space import stated_strategy as module
@@ -43,41 +43,43 @@ def evaluator_of(evaluators: dict[tuple[str, str, int], Evaluator]) -> Any:
     return make
 
 
-def made(evaluator: Evaluator, strategy: Strategy) -> Choice:
+def made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
     return module.hand_made(evaluator, strategy)
 
 
-def layers(choice: Choice, evaluator: Evaluator) -> list[int]:
+def layers(lowered: LoweredPlan, evaluator: Evaluator) -> list[int]:
     """Repeated blocks of each chunk."""
     kinds = [unit.type for unit in evaluator.blocks.units]
     repeated = max(set(kinds), key=kinds.count)
-    return [sum(kinds[s.unit] == repeated for s in chunk) for chunk in choice.chunks]
+    return [sum(kinds[s.unit] == repeated for s in chunk) for chunk in lowered.chunks]
 
 
 def test_a_batch_that_dp_does_not_divide_is_spread_as_evenly_as_it_goes(evaluator_of: Any) -> None:
     evaluator = evaluator_of(cluster="1x7xA100")
     space = PlanSpace(evaluator.problem, evaluator)
     for count, share in ((1, 10), (2, 5), (4, 3), (8, 2)):
-        choice = made(evaluator, Strategy(micro_batch=share))
-        assert (choice.num_micro_batches, choice.samples) == (count, 64 // count)
+        lowered = made(evaluator, Strategy(micro_batch=share))
+        assert (lowered.num_micro_batches, lowered.samples) == (count, 64 // count)
         shape = next(s for s in space.shapes if (s.dp, s.num_micro_batches) == (7, count))
         values = next(v for s, v in templates(space) if s == shape and v[space.zero_slot] == 0)
-        assert evaluator.evaluate(choice).step_time_s == space.price(np.array([values]))[0, 0]
+        assert evaluator.evaluate(lowered).step_time_s == space.price(np.array([values]))[0, 0]
     with pytest.raises(PlanError, match="Use a micro-batch of 2, 3, 5, 10"):
         made(evaluator, Strategy(micro_batch=4))
 
 
 def test_dp_fills_up_and_layers_are_spread_evenly(evaluator_of: Any) -> None:
-    choice = made(evaluator_of(), Strategy(tp=2, pp=2, micro_batch=4, zero=1, recompute="full"))
-    assert [int(a) for a in choice.layout.stages[0].axes] == [2, 2]
-    assert (choice.num_micro_batches, choice.samples, choice.kind, choice.zero) == (8, 8, "1f1b", 1)
-    assert layers(choice, evaluator_of()) == [4, 4]
-    assert all(s.recomputed.all() for chunk in choice.chunks for s in chunk if len(chunk) > 1 and s.unit in range(1, 9))
+    lowered = made(evaluator_of(), Strategy(tp=2, pp=2, micro_batch=4, zero=1, recompute="full"))
+    assert [int(a) for a in lowered.layout.stages[0].axes] == [2, 2]
+    assert (lowered.num_micro_batches, lowered.samples, lowered.kind, lowered.zero) == (8, 8, "1f1b", 1)
+    assert layers(lowered, evaluator_of()) == [4, 4]
+    assert all(
+        s.recomputed.all() for chunk in lowered.chunks for s in chunk if len(chunk) > 1 and s.unit in range(1, 9)
+    )
 
 
 def test_virtual_stages_go_round_the_ranks(evaluator_of: Any) -> None:
-    choice = made(evaluator_of(), Strategy(pp=2, virtual=2))
-    assert (choice.kind, layers(choice, evaluator_of())) == ("interleaved", [2, 2, 2, 2])
+    lowered = made(evaluator_of(), Strategy(pp=2, virtual=2))
+    assert (lowered.kind, layers(lowered, evaluator_of())) == ("interleaved", [2, 2, 2, 2])
 
 
 @pytest.mark.parametrize(
@@ -94,17 +96,17 @@ def test_virtual_stages_go_round_the_ranks(evaluator_of: Any) -> None:
 def test_a_hand_made_plan_is_a_plan(evaluator_of: Any, stated: dict[str, Any]) -> None:
     """Written as a document and read again, with every check of a plan, it costs the same."""
     evaluator = evaluator_of()
-    choice = module.hand_made(evaluator, Strategy(**stated))
-    plan = to_plan(choice, evaluator)
+    lowered = module.hand_made(evaluator, Strategy(**stated))
+    plan = to_plan(lowered, evaluator)
     estimate = price(evaluator.problem, plan, evaluator)
-    assert estimate.step_time_s == evaluator.evaluate(choice).step_time_s
+    assert estimate.step_time_s == evaluator.evaluate(lowered).step_time_s
 
 
 def test_it_is_the_template_of_those_degrees(evaluator_of: Any) -> None:
     space = PlanSpace(evaluator_of().problem, evaluator_of())
     stated = Strategy(tp=4, micro_batch=8, zero=1, recompute="full")
     found = [
-        space.choice(values)
+        space.lowered(values)
         for shape, values in templates(space)
         if (shape.pp, shape.tp, shape.num_micro_batches) == (1, 4, 4)
     ]
@@ -134,8 +136,8 @@ def test_a_sequence_over_cp_has_less_to_compute(evaluator_of: Any) -> None:
 
 def test_arithmetic_that_tp_leaves_whole_is_named(evaluator_of: Any) -> None:
     evaluator = evaluator_of(GPT, "1x8xA100", 64)
-    choice = made(evaluator, Strategy(tp=4))
-    assert undivided(evaluator, choice) == ()
+    lowered = made(evaluator, Strategy(tp=4))
+    assert undivided(evaluator, lowered) == ()
     assert undivided(evaluator, made(evaluator, Strategy())) == ()
 
     # The same plan in which every rank does everything.
@@ -146,7 +148,7 @@ def test_arithmetic_that_tp_leaves_whole_is_named(evaluator_of: Any) -> None:
             chosen[k, 1] = whole_signature(table)
         return replace(segment, chosen=chosen)
 
-    whole = replace(choice, chunks=tuple(tuple(map(alike, segments)) for segments in choice.chunks))
+    whole = replace(lowered, chunks=tuple(tuple(map(alike, segments)) for segments in lowered.chunks))
     (text,) = undivided(evaluator, whole)
     assert text.startswith("100% of the FLOPs are not divided by tp = 4")
 
@@ -209,6 +211,6 @@ def test_plans_on_two_kinds_of_devices_and_on_measured_links() -> None:
     ):
         problem = Problem.build(zoo.build(GPT), parse_cluster(document), {"global_batch": 64})
         evaluator = Evaluator(problem)
-        choice = made(evaluator, Strategy(tp=2, pp=2))
-        assert evaluator.evaluate(choice).step_time_s > 0.0
-        assert to_choice(to_plan(choice, evaluator), evaluator).samples == choice.samples
+        lowered = made(evaluator, Strategy(tp=2, pp=2))
+        assert evaluator.evaluate(lowered).step_time_s > 0.0
+        assert lower_plan(to_plan(lowered, evaluator), evaluator).samples == lowered.samples

@@ -26,8 +26,8 @@ def launched(cluster, model=SMALL, **degrees):
     """The plan of a strategy, with how it is started."""
     problem = Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": 24, "precision": "fp32"})
     evaluator = Evaluator(problem)
-    choice = hand_made(evaluator, Strategy(**{"micro_batch": 1, **degrees}))
-    return annotate(to_plan(choice, evaluator), choice, evaluator)
+    lowered = hand_made(evaluator, Strategy(**{"micro_batch": 1, **degrees}))
+    return annotate(to_plan(lowered, evaluator), lowered, evaluator)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from automap.bounds.enumeration import Listing
+from automap.bounds.enumeration import Enumeration
 from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.space.space import PlanSpace
@@ -54,25 +54,25 @@ def test_a_listing_is_what_walking_over_legal_values_finds(name, mlp):
     space = SPACES[name](mlp)
     # Of a large space, the beginning.
     expected = list(itertools.islice(every_plan(space), 3000))
-    found = itertools.chain.from_iterable(rows.tolist() for rows in Listing(space).plans())
+    found = itertools.chain.from_iterable(rows.tolist() for rows in Enumeration(space).plans())
     assert [tuple(row) for row in itertools.islice(found, 3000)] == expected
 
 
 def test_a_listing_has_as_many_plans_as_are_counted(mlp):
     space = SPACES["shapes, cuts and signatures"](mlp)
-    assert sum(map(len, Listing(space).plans())) == pytest.approx(10**space.decades)
+    assert sum(map(len, Enumeration(space).plans())) == pytest.approx(10**space.decades)
 
 
 @pytest.mark.parametrize("name", ["shapes, cuts and signatures", "constraints", "stages"])
 def test_no_completion_beats_the_bound_of_its_beginning(name, mlp):
     space = SPACES[name](mlp)
-    listing = Listing(space)
-    level = listing.root()
+    enumeration = Enumeration(space)
+    level = enumeration.root()
     rng = np.random.default_rng(0)
-    while not listing.is_done(level):
-        level = listing.bounded(listing.extend(level))
+    while not enumeration.is_done(level):
+        level = enumeration.bounded(enumeration.extend(level))
         level = level.take(rng.permutation(len(level))[:20])
         for row in range(min(4, len(level))):
             one = level.take(slice(row, row + 1))
-            plans = np.concatenate(list(itertools.islice(listing.plans(one), 5)))
+            plans = np.concatenate(list(itertools.islice(enumeration.plans(one), 5)))
             assert (space.price(plans) >= one.bounds - 1e-12).all()

@@ -52,7 +52,7 @@ def test_a_cost_of_one_layer_among_equal_ones_counts(mlp, space):
     problem = Problem.build(graph, parse_cluster("1xA100"), {"global_batch": 1}, hints)
     slow = PlanSpace(problem)
     values = next(v for _, v in plans(slow))
-    assert slow.evaluator.evaluate(slow.choice(values)).step_time_s == pytest.approx(1.5, rel=0.01)
+    assert slow.evaluator.evaluate(slow.lowered(values)).step_time_s == pytest.approx(1.5, rel=0.01)
 
 
 @pytest.mark.parametrize("cost", [{"forward_s": -1.0}, {"flops": float("nan")}, {"bytes": float("inf")}])
@@ -66,7 +66,7 @@ def test_one_device_takes_the_measured_time(cluster):
     """Whatever the device: the time was measured where the user says."""
     space = PlanSpace(build(cluster))
     for _, values in plans(space, num_micro_batches=4):
-        estimate = estimate_choice(space.choice(values), space.evaluator)
+        estimate = estimate_choice(space.lowered(values), space.evaluator)
         recomputed = values[space.first_recompute] == 2
         measured = 64 / BATCH * 4 * (2 + 6 + (2 if recomputed else 0)) * 1e-3
         assert estimate.breakdown_s["compute"] == pytest.approx(measured, rel=1e-6)
@@ -76,7 +76,7 @@ def test_ranks_that_split_the_batch_share_the_time():
     space = PlanSpace(build("4xV100-16GB"))
     for dp in (1, 2, 4):
         _, values = next(plans(space, pp=1, dp=dp, num_micro_batches=1))
-        estimate = estimate_choice(space.choice(values), space.evaluator)
+        estimate = estimate_choice(space.lowered(values), space.evaluator)
         # An inner axis has nothing to split: its ranks all do the same.
         assert estimate.breakdown_s["compute"] == pytest.approx(64 / BATCH * 4 * 8e-3 / dp, rel=1e-6)
 
@@ -89,7 +89,7 @@ def test_no_plan_beats_the_lower_bound():
     rng = np.random.default_rng(0)
     for _ in range(30):
         values = space.random(rng)
-        assert space.evaluator.evaluate(space.choice(values)).step_time_s >= bound
+        assert space.evaluator.evaluate(space.lowered(values)).step_time_s >= bound
 
 
 def test_even_cuts_follow_measured_times():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from automap.bounds.partial_plans import BoundTable, Prefix
+from automap.bounds.partial_plans import BoundTable, PartialPlan
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
 from automap.price.estimate import estimate_choice, lower_bound_s
@@ -37,8 +37,8 @@ def problem_of(graph: Graph, *blocks: dict[str, Any], cluster: str = "1x4xA100")
 
 def compute_s(graph: Graph, *blocks: dict[str, Any], **stated: Any) -> float:
     evaluator = Evaluator(problem_of(graph, *blocks))
-    choice = hand_made(evaluator, Strategy(**stated))
-    return float(evaluator.evaluate(choice).ranks[0, c.R_COMPUTE])
+    lowered = hand_made(evaluator, Strategy(**stated))
+    return float(evaluator.evaluate(lowered).ranks[0, c.R_COMPUTE])
 
 
 @pytest.mark.parametrize(("recompute", "again"), [("none", 0.0), ("full", 0.5)])
@@ -72,14 +72,14 @@ def test_a_plan_that_does_not_divide_the_blocks_is_priced_as_ever(graph: Graph) 
     """The axis is there, but its ranks all do the same: nobody measured that."""
     plain, measured = (PlanSpace(problem_of(graph, *blocks)) for blocks in ((), (BLOCK,)))
     values = next(list(v) for s, v in templates(plain) if (s.pp, s.tp, s.dp, s.num_micro_batches) == (1, 2, 2, 2))
-    divided = [s.evaluator.evaluate(s.choice(values)).step_time_s for s in (plain, measured)]
+    divided = [s.evaluator.evaluate(s.lowered(values)).step_time_s for s in (plain, measured)]
     assert divided[0] != divided[1]
     for position, slot in enumerate(plain.slots):
         if slot.kind == "signature" and slot.index == 1:
             unit = plain.linkage.types[slot.unit_type]
             values[position] = whole_signature(unit.signatures[unit.groups[slot.group].leader])
     values = list(plain.repair(values))
-    one, other = (s.evaluator.evaluate(s.choice(values)).step_time_s for s in (plain, measured))
+    one, other = (s.evaluator.evaluate(s.lowered(values)).step_time_s for s in (plain, measured))
     assert one == other
 
 
@@ -100,10 +100,10 @@ def test_bounds_of_beginnings_hold_and_all_ways_of_pricing_agree(graph: Graph) -
         bound, table = lower_bound_s(space.problem), BoundTable(space)
         chosen = [v for s, v in templates(space) if (s.tp, s.dp, s.num_micro_batches) == (2, 2, 2)][:4]
         for values in (*chosen, *(space.random(rng) for _ in range(6))):
-            exact = space.evaluator.evaluate(space.choice(values)).step_time_s
+            exact = space.evaluator.evaluate(space.lowered(values)).step_time_s
             assert space.price(np.array([values]))[0, 0] == exact
             assert exact >= bound
-            prefix = Prefix(space, table)
+            prefix = PartialPlan(space, table)
             while not prefix.done:
                 assert prefix.bound.time_s <= exact * (1 + 1e-9)
                 prefix.decide(values[prefix.position])
@@ -112,8 +112,8 @@ def test_bounds_of_beginnings_hold_and_all_ways_of_pricing_agree(graph: Graph) -
 
 def test_why_names_measured_blocks(graph: Graph) -> None:
     evaluator = Evaluator(problem_of(graph, BLOCK))
-    choice = hand_made(evaluator, Strategy(tp=2, micro_batch=4))
-    first = reasons(choice, evaluator, evaluator.evaluate(choice))[0]
+    lowered = hand_made(evaluator, Strategy(tp=2, micro_batch=4))
+    first = reasons(lowered, evaluator, evaluator.evaluate(lowered))[0]
     assert "measured blocks 14 s" in first
     assert "whole blocks 100%" in first
 
@@ -145,5 +145,5 @@ def test_the_same_measurement_twice_is_refused(graph: Graph) -> None:
 
 def test_estimates_are_of_the_same_floats(graph: Graph) -> None:
     evaluator = Evaluator(problem_of(graph, BLOCK))
-    choice = hand_made(evaluator, Strategy(tp=2, micro_batch=4))
-    assert estimate_choice(choice, evaluator).step_time_s == evaluator.evaluate(choice).step_time_s
+    lowered = hand_made(evaluator, Strategy(tp=2, micro_batch=4))
+    assert estimate_choice(lowered, evaluator).step_time_s == evaluator.evaluate(lowered).step_time_s

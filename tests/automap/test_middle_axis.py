@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from automap.bounds.partial_plans import BoundTable, Prefix
+from automap.bounds.partial_plans import BoundTable, PartialPlan
 from automap.cluster import parse_cluster
 from automap.errors import PlanError, ProblemError
 from automap.plan import Plan
@@ -18,7 +18,7 @@ from automap.price.collective_list import list_collectives
 from automap.price.estimate import estimate_choice, price
 from automap.price.kernels.columns import C_GATHER, C_PARAMETERS, C_REDUCE, C_ZERO
 from automap.price.kernels.step import R_GRADIENTS, R_PARAMETERS, R_STATE
-from automap.price.plan_reader import to_choice
+from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.space.count import count_decades
 from automap.space.mesh_shapes import MIN_TOKENS_A_RANK
@@ -157,7 +157,7 @@ def test_an_axis_of_one_rank_leaves_nothing_to_decide(space: MakeSpace) -> None:
         assert mine is not None and wide.decode(mine) == plan
         free = [i for i in range(len(mine)) if wide.legal(mine[:i]).sum() > 1 and wide.slots[i].kind != "middle"]
         assert len(free) == sum(narrow.legal(values[:i]).sum() > 1 for i in range(len(values)))
-        one, other = (s.evaluator.evaluate(s.choice(v)) for s, v in ((wide, mine), (narrow, values)))
+        one, other = (s.evaluator.evaluate(s.lowered(v)) for s, v in ((wide, mine), (narrow, values)))
         assert (one.step_time_s, one.overflow) == (other.step_time_s, other.overflow)
 
 
@@ -203,7 +203,7 @@ def test_no_completion_beats_its_bound(small: PlanSpace) -> None:
             best[plan[:depth]] = [min(a, b) for a, b in zip(least, outcome, strict=True)]
     checked = 0
     for plan in plans[:: max(1, len(plans) // 400)]:
-        prefix = Prefix(small, table)
+        prefix = PartialPlan(small, table)
         while not prefix.done:
             for value, (seconds, overflow) in zip(prefix.legal(), prefix.bounds(), strict=True):
                 least = best[(*prefix.values, int(value))]
@@ -232,12 +232,12 @@ def test_plans_drawn_and_templates_are_of_the_space(space: MakeSpace, spec, clus
     for number, (values, (seconds, overflow)) in enumerate(zip(plans, prices, strict=True)):
         assert s.repair(values) == values
         assert s.encode(s.decode(values)) == values
-        outcome = s.evaluator.evaluate(s.choice(values))
+        outcome = s.evaluator.evaluate(s.lowered(values))
         assert (outcome.step_time_s, outcome.overflow) == (seconds, overflow)
         if number % 6 == 0:
             document = Plan.from_json(s.decode(values).to_json())
-            assert price(s.problem, document, s.evaluator) == estimate_choice(s.choice(values), s.evaluator)
-            prefix = Prefix(s, table)
+            assert price(s.problem, document, s.evaluator) == estimate_choice(s.lowered(values), s.evaluator)
+            prefix = PartialPlan(s, table)
             while not prefix.done:
                 assert prefix.bound.time_s <= seconds * (1 + 1e-12) and prefix.bound.overflow <= overflow + 1e-12
                 prefix.decide(values[prefix.position])
@@ -260,7 +260,7 @@ def template(s: PlanSpace, *, zero: int = 0, **degrees: int) -> tuple[int, ...]:
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_zero_shards_over_both_axes_what_is_whole_there(space: MakeSpace, zero: int) -> None:
     s = space(zoo.build(LONG), "8xA100-80GB", 16, recompute="none")
-    row = s.evaluator.evaluate(s.choice(template(s, dp=2, middle=4, zero=zero))).ranks[0]
+    row = s.evaluator.evaluate(s.lowered(template(s, dp=2, middle=4, zero=zero))).ranks[0]
     graph = s.problem.graph
     for column, one, since in zip((R_STATE, R_GRADIENTS, R_PARAMETERS), (2, 1, 0), (1, 2, 3), strict=True):
         expected = graph.num_parameters * s.problem.state_bytes[one] / (8 if zero >= since else 1)
@@ -269,7 +269,7 @@ def test_zero_shards_over_both_axes_what_is_whole_there(space: MakeSpace, zero: 
 
 def test_spread_experts_are_sharded_over_the_other_axis_alone(space: MakeSpace) -> None:
     s = space(zoo.build(MIXTURE), "8xA100-80GB", 16, recompute="none")
-    row = s.evaluator.evaluate(s.choice(template(s, dp=2, middle=4, zero=1))).ranks[0]
+    row = s.evaluator.evaluate(s.lowered(template(s, dp=2, middle=4, zero=1))).ranks[0]
     experts = sum(t.num_elements for t in s.problem.graph.parameters if ".experts." in t.name)
     dense = s.problem.graph.num_parameters - experts
     assert row[R_PARAMETERS] == pytest.approx((dense + experts / 4) * s.problem.state_bytes[0])
@@ -278,10 +278,10 @@ def test_spread_experts_are_sharded_over_the_other_axis_alone(space: MakeSpace) 
 
 def test_outer_axes_reduce_and_gather_what_inner_ones_leave(space: MakeSpace) -> None:
     s = space(zoo.build(MIXTURE), "8xA100-80GB", 16, recompute="none")
-    choice = s.choice(template(s, dp=2, middle=4, zero=3))
+    lowered = s.lowered(template(s, dp=2, middle=4, zero=3))
     total = sum(
-        s.evaluator.unit_row(segment, 0, choice.layout, incoming, choice.samples, choice.zero_axes, -1)
-        for _, segment, incoming in s.evaluator.surroundings(choice)
+        s.evaluator.unit_row(segment, 0, lowered.layout, incoming, lowered.samples, lowered.zero_axes, -1)
+        for _, segment, incoming in s.evaluator.surroundings(lowered)
     )
     experts = sum(t.num_elements for t in s.problem.graph.parameters if ".experts." in t.name)
     dense = s.problem.graph.num_parameters - experts
@@ -293,7 +293,7 @@ def test_outer_axes_reduce_and_gather_what_inner_ones_leave(space: MakeSpace) ->
 
 def test_over_cp_only_keys_and_values_are_exchanged(space: MakeSpace) -> None:
     s = space(zoo.build(LONG), "8xA100-80GB", 8, recompute="none")
-    found = list(list_collectives(s.choice(template(s, dp=2, middle=4)), s.evaluator))
+    found = list(list_collectives(s.lowered(template(s, dp=2, middle=4)), s.evaluator))
     assert {c.axis for c in found} == {"cp"}
     gathers = [c for c in found if c.operator.startswith("layers.1.") and c.direction == "forward"]
     # Two kv heads of eight of size 32, for the samples of one replica; repeated for the heads that share them first.
@@ -314,12 +314,12 @@ def test_axes_of_a_document_may_stand_in_any_one_order(space: MakeSpace) -> None
     (stage,) = plan.stages
     assert stage.mesh == (("cp", 4), ("tp", 2)) and stage.batch_axes == ()
     turned = dataclasses.replace(plan, stages=(dataclasses.replace(stage, mesh=stage.mesh[::-1]),))
-    assert to_choice(turned, s.evaluator).axes == ("tp", "cp", "dp")
+    assert lower_plan(turned, s.evaluator).axes == ("tp", "cp", "dp")
     assert s.encode(turned) is None
-    assert to_choice(plan, s.evaluator).axes == ("dp", "cp", "tp")
+    assert lower_plan(plan, s.evaluator).axes == ("dp", "cp", "tp")
     other = dataclasses.replace(stage, mesh=(("tp", 2), ("cp", 4)), devices="8-15")
     with pytest.raises(PlanError):
-        to_choice(dataclasses.replace(plan, stages=(stage, other)), s.evaluator)
+        lower_plan(dataclasses.replace(plan, stages=(stage, other)), s.evaluator)
 
 
 def test_zero_over_other_axes_is_outside_the_space(space: MakeSpace) -> None:

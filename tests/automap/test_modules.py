@@ -13,7 +13,7 @@ from automap.errors import PlanError
 from automap.globs import matches
 from automap.plan import Plan
 from automap.price.evaluator import Evaluator
-from automap.price.plan_reader import same_choice, to_choice
+from automap.price.plan_reader import lower_plan, same_lowered
 from automap.problem import Problem
 from automap.runtime.torch_export import export_onnx
 from automap.space.space import PlanSpace
@@ -86,7 +86,7 @@ def test_hints_and_plans_speak_of_modules():
     document["stages"][-1]["recompute"] = ["transformer.h.*.mlp"]
     document["estimate"] = None
     evaluator = Evaluator(problem)
-    segments = to_choice(Plan.from_json(document), evaluator).chunks[-1]
+    segments = lower_plan(Plan.from_json(document), evaluator).chunks[-1]
     for segment in segments:
         unit = evaluator.blocks.units[segment.unit]
         for op, again in zip(graph_operators(problem, unit), segment.recomputed, strict=True):
@@ -107,13 +107,13 @@ def build(gpt) -> tuple[PlanSpace, dict]:
 def test_a_sharded_module_takes_its_followers_along(gpt):
     """`h.*.mlp.up` as one key: the product splits its columns, the bias behind it follows."""
     space, document = build(gpt)
-    whole = to_choice(Plan.from_json(document), space.evaluator)
+    whole = lower_plan(Plan.from_json(document), space.evaluator)
     shardings = document["stages"][0]["shardings"]
     module = shardings["h.*.mlp.up/MatMul"]
     for key in [key for key in shardings if key.startswith("h.*.mlp.up")]:
         del shardings[key]
     shardings["h.*.mlp.up"] = module
-    assert same_choice(to_choice(Plan.from_json(document), space.evaluator), whole)
+    assert same_lowered(lower_plan(Plan.from_json(document), space.evaluator), whole)
 
 
 def test_a_module_without_such_a_placement_is_refused(gpt):
@@ -121,4 +121,4 @@ def test_a_module_without_such_a_placement_is_refused(gpt):
     document["stages"][0]["shardings"]["h.*.mlp.up"] = {"tp": {"inputs": ["S(7)", "B"], "outputs": ["B"]}}
     del document["stages"][0]["shardings"]["h.*.mlp.up/MatMul"]
     with pytest.raises(PlanError, match="matches no operator"):
-        to_choice(Plan.from_json(document), space.evaluator)
+        lower_plan(Plan.from_json(document), space.evaluator)

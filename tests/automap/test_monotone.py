@@ -16,7 +16,7 @@ from automap.price.curves import shared
 from automap.price.evaluator import Evaluator
 from automap.price.kernels import step as c
 from automap.price.kernels.columns import C_BACKWARD, C_BACKWARD_HOST, C_FORWARD, C_FORWARD_HOST, H_BANDWIDTH, H_HOST_S
-from automap.price.lowered_plan import Choice
+from automap.price.lowered_plan import LoweredPlan
 from automap.problem import Problem, trainers
 from automap.space.space import PlanSpace
 from ir import zoo
@@ -78,10 +78,10 @@ def space_of(model: str, cluster: str, trainer: str) -> PlanSpace:
     return PlanSpace(problem)
 
 
-def on(choice: Choice, evaluator: Evaluator) -> Choice:
+def on(lowered: LoweredPlan, evaluator: Evaluator) -> LoweredPlan:
     """The same plan on another cluster of the same form."""
-    stages = tuple((stage.devices, tuple(int(size) for size in stage.axes)) for stage in choice.layout.stages)
-    return replace(choice, layout=evaluator.layout_of(stages))
+    stages = tuple((stage.devices, tuple(int(size) for size in stage.axes)) for stage in lowered.layout.stages)
+    return replace(lowered, layout=evaluator.layout_of(stages))
 
 
 CASES = {
@@ -108,10 +108,10 @@ def test_better_parts_never_slow_a_plan(
     evaluator = Evaluator(problem, space.evaluator.tables)
     rng = np.random.default_rng(seed)
     for _ in range(8):
-        choice = space.choice(space.random(rng))
-        if choice.kind != "interleaved":
-            choice = replace(choice, kind=schedule)
-        before, after = space.evaluator.evaluate(choice), evaluator.evaluate(on(choice, evaluator))
+        lowered = space.lowered(space.random(rng))
+        if lowered.kind != "interleaved":
+            lowered = replace(lowered, kind=schedule)
+        before, after = space.evaluator.evaluate(lowered), evaluator.evaluate(on(lowered, evaluator))
         assert after.step_time_s <= before.step_time_s * (1 + 1e-12)
         assert after.overflow <= before.overflow
         if what == "memory":
@@ -126,12 +126,12 @@ def test_one_device_is_the_sum_of_its_operators(model: str, trainer: str, seed: 
     space = space_of(model, "1xA100-80GB", trainer)
     evaluator, tables = space.evaluator, space.evaluator.tables
     values = space.random(np.random.default_rng(seed))
-    choice = space.choice(values)
-    whole = choice.chunks[0]
+    lowered = space.lowered(values)
+    whole = lowered.chunks[0]
     kernels = waits = again = 0.0
-    for _, segment, incoming in evaluator.surroundings(choice):
+    for _, segment, incoming in evaluator.surroundings(lowered):
         kind = evaluator.blocks.units[segment.unit].type
-        arguments = (0, choice.layout, incoming, choice.samples, choice.zero_axes, int(tables.boundary_out[kind]))
+        arguments = (0, lowered.layout, incoming, lowered.samples, lowered.zero_axes, int(tables.boundary_out[kind]))
         row = evaluator.unit_row(segment, *arguments)
         waits += float(row[C_FORWARD_HOST] + row[C_BACKWARD_HOST])
         assert row[C_FORWARD_HOST] >= 0.0 <= row[C_BACKWARD_HOST]
@@ -143,9 +143,9 @@ def test_one_device_is_the_sum_of_its_operators(model: str, trainer: str, seed: 
             alone = evaluator.unit_row(one, *arguments)
             kernels += float(alone[C_FORWARD] + alone[C_BACKWARD])
             again += float(alone[C_FORWARD]) * bool(segment.recomputed[k])
-    count, outcome = choice.num_micro_batches, evaluator.evaluate(choice)
+    count, outcome = lowered.num_micro_batches, evaluator.evaluate(lowered)
     found = outcome.ranks[0]
-    assert len(choice.chunks) == 1
+    assert len(lowered.chunks) == 1
     assert len(whole) == len(evaluator.blocks.units)
     assert found[c.R_COMPUTE] == pytest.approx(count * (kernels + again + waits), rel=1e-9)
     chosen = space.problem.trainer
@@ -153,6 +153,6 @@ def test_one_device_is_the_sum_of_its_operators(model: str, trainer: str, seed: 
     assert outcome.step_time_s == pytest.approx(found[c.R_COMPUTE] + overhead + found[c.R_OPTIMIZER], rel=1e-9)
     for column in (c.R_BUBBLE, c.R_SYNC, c.R_EXCHANGE, *range(c.R_COMM, c.R_COUNT)):
         assert found[column] == pytest.approx(0.0, abs=1e-12)
-    hardware = choice.layout.stages[0].hardware
+    hardware = lowered.layout.stages[0].hardware
     assert hardware[H_HOST_S] == chosen.host_us_per_operator * 1e-6
     assert found[c.R_OPTIMIZER] > 0.0 < hardware[H_BANDWIDTH]

@@ -24,10 +24,10 @@ CASES = {
 }
 
 
-def listed(choice, evaluator):
+def listed(lowered, evaluator):
     """(rank, kind, axis, what, when) -> elements; and what pairs of pipeline ranks exchange, by rank."""
     found, exchanged = Counter(), Counter()
-    for one in list_parameter_collectives(choice, evaluator):
+    for one in list_parameter_collectives(lowered, evaluator):
         if one.kind == "send_recv":
             exchanged[one.rank] += one.elements
         else:
@@ -51,12 +51,12 @@ def test_the_list_is_what_the_definitions_say(name, space):
     s = space(zoo.build(spec), cluster, batch, **fix)
     check, stages = Verifier(s.problem), Counter()
     for values in s.random_batch(np.random.default_rng(1), 60):
-        choice = s.choice(tuple(values.tolist()))
+        lowered = s.lowered(tuple(values.tolist()))
         for priced, wanted in zip(
-            listed(choice, s.evaluator), counted(check, s.decode(tuple(values.tolist()))), strict=True
+            listed(lowered, s.evaluator), counted(check, s.decode(tuple(values.tolist()))), strict=True
         ):
             assert priced == pytest.approx(wanted)
-        stages[choice.zero] += 1
+        stages[lowered.zero] += 1
     assert min(stages[zero] for zero in range(4)) > 3
 
 
@@ -79,20 +79,20 @@ def test_the_price_pays_for_all_that_is_sent(zero, gpt, space):
     check, rng, seen = Verifier(s.problem), np.random.default_rng(2), 0
     for _ in range(40):
         values = s.random(rng)
-        choice = s.choice(values)
-        links = np.zeros_like(choice.layout.stages[0].links)
+        lowered = s.lowered(values)
+        links = np.zeros_like(lowered.layout.stages[0].links)
         links[:, V_BYTES_PER_S : V_BYTES_PER_S + KIND_COUNT] = links[:, V_GATHER_BYTES_PER_S] = RATE
-        stage = replace(choice.layout.stages[0], links=links)
-        choice = replace(choice, layout=replace(choice.layout, stages=(stage,)))
-        found = s.evaluator.evaluate(choice).ranks[0]
+        stage = replace(lowered.layout.stages[0], links=links)
+        lowered = replace(lowered, layout=replace(lowered.layout, stages=(stage,)))
+        found = s.evaluator.evaluate(lowered).ranks[0]
         wanted = Counter()
         for traffic, elements in check.traffic(s.decode(values)).items():
-            wanted[traffic.when] += seconds(traffic, elements, stage.axes[choice.axes.index(traffic.axis)])
+            wanted[traffic.when] += seconds(traffic, elements, stage.axes[lowered.axes.index(traffic.axis)])
         assert found[c.R_SYNC] == pytest.approx(wanted["step"])
         # What passes send besides does not depend on ZeRO.
-        bare = s.evaluator.evaluate(replace(choice, zero=0)).ranks[0]
+        bare = s.evaluator.evaluate(replace(lowered, zero=0)).ranks[0]
         each = found[c.R_COMM :].sum() - bare[c.R_COMM :].sum()
-        assert each == pytest.approx(choice.num_micro_batches * wanted["micro_batch"], rel=1e-6, abs=1e-12)
+        assert each == pytest.approx(lowered.num_micro_batches * wanted["micro_batch"], rel=1e-6, abs=1e-12)
         seen += wanted.total() > 0.0
     assert seen > 20
 

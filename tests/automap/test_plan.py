@@ -11,7 +11,7 @@ from automap.globs import matches
 from automap.plan import Plan, Schedule, format_devices, parse_devices, plan_schema
 from automap.price.estimate import annotate, price
 from automap.price.kernels.step import P_STEP_S, R_END, R_OPTIMIZER, R_SYNC
-from automap.price.plan_reader import to_choice
+from automap.price.plan_reader import lower_plan
 from automap.price.plan_writer import to_plan
 from automap.schedule import write_order
 from automap.space.templates import templates
@@ -39,7 +39,7 @@ def test_random_plans_survive_json_and_satisfy_the_schema(gpt, space):
     for _ in range(40):
         values = s.random(rng)
         plan = s.decode(values)
-        plan = annotate(plan, s.choice(values), s.evaluator)
+        plan = annotate(plan, s.lowered(values), s.evaluator)
         document = json.loads(json.dumps(plan.to_json()))
         schema.validate(document)
         again = Plan.from_json(document)
@@ -152,7 +152,7 @@ def test_a_written_order_is_a_plan_of_the_same_price(gpt, space, kind):
         again = Plan.from_json(json.loads(json.dumps(written.to_json())))
         assert again == written
         assert price(s.problem, again, s.evaluator) == price(s.problem, plan, s.evaluator)
-        assert to_plan(to_choice(again, s.evaluator), s.evaluator).schedule == written.schedule
+        assert to_plan(lower_plan(again, s.evaluator), s.evaluator).schedule == written.schedule
         assert s.encode(again) is None
 
 
@@ -180,7 +180,7 @@ def test_the_timeline_is_that_of_the_price(gpt, space, kind):
         for (_, start, end), (_, after, _) in itertools.pairwise(line):
             assert start <= end <= after
         spent = max(spent, line[-1][2])
-    ranks = s.evaluator.evaluate(to_choice(plan, s.evaluator)).ranks
+    ranks = s.evaluator.evaluate(lower_plan(plan, s.evaluator)).ranks
     last = max(ranks[:, R_END] - ranks[:, R_OPTIMIZER] - ranks[:, R_SYNC] - s.evaluator.settings(0)[P_STEP_S])
     if kind == "1f1b":
         assert spent == pytest.approx(last)

@@ -54,7 +54,7 @@ B, P = -1, -2
 def template(space, *, pp=1, tp=1, micro=1, sequence_parallel=False, recompute="none", zero=0, virtual=1):
     shape = next(s for s in space.shapes if (s.pp, s.tp, s.num_micro_batches, s.virtual) == (pp, tp, micro, virtual))
     prefix = space.even_values(shape, recompute=recompute, zero=zero)
-    return space.choice(megatron_signatures(space, shape, prefix, sequence_parallel=sequence_parallel))
+    return space.lowered(megatron_signatures(space, shape, prefix, sequence_parallel=sequence_parallel))
 
 
 def converted(source, target, sizes, data=8e6, latency=1e-5, rate=1e9, link=None):
@@ -241,10 +241,10 @@ def test_pieces_of_a_fused_weight_cost_what_one_product_costs(ranks, space):
 
 def test_the_weights_part_of_a_backward_pass_is_that_of_its_products(mlp, space):
     s = space(mlp((512, 2048, 512)), "1xA100", 64)
-    choice = template(s)
+    lowered = template(s)
     curve = gemm_curve(s.problem.cluster.device(0), "bf16")
     expected = gemm_s(512.0, 2048.0, 64.0, 1.0, 2.0, 4.0, curve) + gemm_s(2048.0, 512.0, 64.0, 1.0, 2.0, 4.0, curve)
-    found = sum(row[C_WEIGHT] for row in s.evaluator.unit_rows(choice, s.evaluator.distinct_units(choice)[0]))
+    found = sum(row[C_WEIGHT] for row in s.evaluator.unit_rows(lowered, s.evaluator.distinct_units(lowered)[0]))
     assert found == pytest.approx(expected)
 
 
@@ -252,8 +252,8 @@ def test_the_parts_of_a_backward_pass_are_no_cheaper_apart(gpt, light_graph, spa
     rng = np.random.default_rng(3)
     for s in (space(gpt(), "2x2xA100", 8), space(light_graph("resnet50"), "4xV100", 8)):
         for _ in range(10):
-            choice = s.choice(s.random(rng))
-            for row in s.evaluator.unit_rows(choice, s.evaluator.distinct_units(choice)[0]):
+            lowered = s.lowered(s.random(rng))
+            for row in s.evaluator.unit_rows(lowered, s.evaluator.distinct_units(lowered)[0]):
                 assert row[C_INPUT] + row[C_WEIGHT] == pytest.approx(row[C_BACKWARD])
                 assert min(row[C_INPUT_HOST], row[C_WEIGHT_HOST]) >= 0.0
                 # Minkowski: each part waits for its own launches.
@@ -305,20 +305,20 @@ def test_the_list_of_collectives_adds_up_to_the_price(gpt, light_graph, space):
     rng = np.random.default_rng(5)
     for s in (space(gpt(), "2x2xA100", 8, recompute="none"), space(light_graph("shufflenet"), "4xV100", 8)):
         for _ in range(10):
-            choice = s.choice(s.random(rng))
-            ranks = len(choice.layout.stages)
+            lowered = s.lowered(s.random(rng))
+            ranks = len(lowered.layout.stages)
             listed = np.zeros(ranks)
-            for x in list_collectives(choice, s.evaluator):
+            for x in list_collectives(lowered, s.evaluator):
                 # A sum on its way out counts for the stage that takes it.
                 listed[(x.stage + (not x.operator)) % ranks] += x.seconds
-            outcome = s.evaluator.evaluate(dataclasses.replace(choice, zero=0, chunks=without_recompute(choice)))
+            outcome = s.evaluator.evaluate(dataclasses.replace(lowered, zero=0, chunks=without_recompute(lowered)))
             priced = outcome.ranks[:, c.R_COMM : c.R_COUNT].sum(axis=1)
-            assert priced == pytest.approx(listed * choice.num_micro_batches, rel=1e-9, abs=1e-15)
+            assert priced == pytest.approx(listed * lowered.num_micro_batches, rel=1e-9, abs=1e-15)
 
 
-def without_recompute(choice):
+def without_recompute(lowered):
     return tuple(
-        tuple(dataclasses.replace(x, recomputed=np.zeros_like(x.recomputed)) for x in chunk) for chunk in choice.chunks
+        tuple(dataclasses.replace(x, recomputed=np.zeros_like(x.recomputed)) for x in chunk) for chunk in lowered.chunks
     )
 
 
@@ -328,16 +328,16 @@ def test_a_sum_is_made_whole_before_it_leaves_its_stage(gpt, space):
     s = space(gpt(layers=4), "4xA100", 8, pp=2, tp=2, virtual_stages=1)
     graph = s.problem.graph
     for _ in range(60):
-        choice = s.choice(s.random(rng))
-        last = choice.chunks[0][-1]
+        lowered = s.lowered(s.random(rng))
+        last = lowered.chunks[0][-1]
         unit_type = s.evaluator.blocks.units[last.unit].type
-        made = s.evaluator.output_placement(last, unit_type, len(choice.axes))
-        leaving = [x for x in list_collectives(choice, s.evaluator) if not x.operator]
-        assert len(leaving) == (P in made[choice.layout.stages[0].axes > 1])
+        made = s.evaluator.output_placement(last, unit_type, len(lowered.axes))
+        leaving = [x for x in list_collectives(lowered, s.evaluator) if not x.operator]
+        assert len(leaving) == (P in made[lowered.layout.stages[0].axes > 1])
         for one in leaving:
             assert (one.kind, one.direction, one.stage) == ("all_reduce", "forward", 0)
-            elements = graph.tensors[one.tensor].elements.at(choice.samples)
-            split = choice.layout.stages[0].axes[made >= 0].prod()
+            elements = graph.tensors[one.tensor].elements.at(lowered.samples)
+            split = lowered.layout.stages[0].axes[made >= 0].prod()
             assert one.bytes == elements * s.problem.activation_bytes / split
             assert one.tensor in graph.operators[s.evaluator.blocks.units[last.unit].stop - 1].outputs
             found += 1
@@ -358,11 +358,11 @@ def test_the_gradient_of_positions_is_reduced_once_a_step(space):
     """Positions depend on no sample: their gradient is added up over the micro-batches like that of a weight."""
     graph = zoo.build("gpt:layers=2,hidden=256,heads=4,seq_len=128,vocab_size=512")
     s = space(graph, "4xA100", 16, tp=1, pp=1)
-    choice = template(s, micro=2)
-    assert not list(list_collectives(choice, s.evaluator))
+    lowered = template(s, micro=2)
+    assert not list(list_collectives(lowered, s.evaluator))
     reduced = 0.0
-    for _, segment, incoming in s.evaluator.surroundings(choice):
-        row = s.evaluator.unit_row(segment, 0, choice.layout, incoming, choice.samples, choice.zero_axes, -1)
+    for _, segment, incoming in s.evaluator.surroundings(lowered):
+        row = s.evaluator.unit_row(segment, 0, lowered.layout, incoming, lowered.samples, lowered.zero_axes, -1)
         reduced += row[C_REDUCE]
     tied = sum(graph.tensors[name].num_elements for name, _, _ in s.evaluator.tied.parameters)
     assert reduced == graph.num_parameters + tied
@@ -371,8 +371,8 @@ def test_the_gradient_of_positions_is_reduced_once_a_step(space):
 def test_a_parameter_that_two_units_of_a_rank_read_is_reduced_once(gpt, space):
     s = space(gpt(hidden=256, vocab=8192), "4xA100", 16, tp=1, pp=1)
     graph = s.problem.graph
-    choice = template(s, micro=4)
-    row = s.evaluator.evaluate(choice).ranks[0]
+    lowered = template(s, micro=4)
+    row = s.evaluator.evaluate(lowered).ranks[0]
     link = s.evaluator.layout((4, 1), 1).stages[0].links[0]
     assert s.evaluator.tied.parameters
     whole = collective_s(ALL_REDUCE, 4.0, link, graph.num_parameters * s.problem.state_bytes[1])
@@ -410,12 +410,12 @@ def test_zero_1_reduces_one_way_and_gathers_the_weights(mlp, space):
 def test_zero_3_shows_what_a_unit_does_not_hide_of_its_own_gathers(gpt, space):
     s = space(gpt(), "4xA100", 8, tp=1, pp=1)
     evaluator, trainer = s.evaluator, s.problem.trainer
-    choice = template(s, zero=3)
+    lowered = template(s, zero=3)
     link = evaluator.layout((4, 1), 1).stages[0].links[0]
     parameter, gradient, _ = s.problem.state_bytes
     expected = 0.0
-    for _, segment, incoming in evaluator.surroundings(choice):
-        row = evaluator.unit_row(segment, 0, choice.layout, incoming, choice.samples, choice.zero_axes, -1)
+    for _, segment, incoming in evaluator.surroundings(lowered):
+        row = evaluator.unit_row(segment, 0, lowered.layout, incoming, lowered.samples, lowered.zero_axes, -1)
         forward = row[C_FORWARD] + row[C_FORWARD_HOST]
         backward = row[C_BACKWARD] + row[C_BACKWARD_HOST]
         gather = collective_s(ALL_GATHER, 4.0, link, row[C_PARAMETERS] * parameter)
@@ -423,7 +423,7 @@ def test_zero_3_shows_what_a_unit_does_not_hide_of_its_own_gathers(gpt, space):
         for spent, moved in ((forward, gather), (backward, gather + scatter)):
             hidden = min(trainer.gradient_overlap * moved, spent)
             expected += moved - hidden
-    outcome = evaluator.evaluate(choice)
+    outcome = evaluator.evaluate(lowered)
     assert outcome.ranks[0, c.R_COMM + ALL_GATHER] == pytest.approx(expected)
 
 
@@ -484,7 +484,7 @@ def test_breakdown_adds_up_and_nothing_beats_the_lower_bound(gpt, light_graph, s
     rng = np.random.default_rng(2)
     for s in (space(gpt(), "2x4xA100", 16), space(light_graph("resnet50"), "2x2xV100@25Gbit", 16)):
         for _ in range(25):
-            estimate = estimate_choice(s.choice(s.random(rng)), s.evaluator)
+            estimate = estimate_choice(s.lowered(s.random(rng)), s.evaluator)
             parts = estimate.breakdown_s
             total = parts["compute"] + sum(parts["exposed_communication"].values()) + parts["bubble"]
             assert total + parts["optimizer"] + parts["overhead"] == pytest.approx(estimate.step_time_s, rel=1e-9)
@@ -512,7 +512,7 @@ def test_equal_signatures_on_swapped_axes_cost_the_same_inside_one_host(mlp, spa
             for value in (one, other):
                 legal = np.flatnonzero(s.legal(values))
                 values.append(int(legal[min(value, len(legal) - 1)]))
-        times[one, other] = s.evaluator.evaluate(s.choice(values)).ranks[0, c.R_COMM : c.R_COUNT].sum()
+        times[one, other] = s.evaluator.evaluate(s.lowered(values)).ranks[0, c.R_COMM : c.R_COUNT].sum()
     assert times[0, 2] == pytest.approx(times[2, 0], rel=1e-9)
 
 

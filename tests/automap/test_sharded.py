@@ -11,7 +11,7 @@ from runtime_ranks import difference, errors, reference, run_ranks, with_stages
 from automap.errors import PlanError
 from automap.price.collective_list import list_collectives
 from automap.price.evaluator import Evaluator
-from automap.price.plan_reader import to_choice
+from automap.price.plan_reader import lower_plan
 from automap.runtime.executor.parameters import to_file, value_of
 from automap.runtime.executor.stage import outlines
 from ir.build import GraphBuilder
@@ -101,7 +101,7 @@ def sent(outcome, count):
 
 def priced(case):
     evaluator, found = Evaluator(case.problem), Counter()
-    for one in list_collectives(to_choice(case.plan, evaluator), evaluator):
+    for one in list_collectives(lower_plan(case.plan, evaluator), evaluator):
         found[one.direction, one.operator, one.tensor, one.kind, one.axis] += one.bytes
     return found
 

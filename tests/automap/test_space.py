@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from automap.bounds.partial_plans import BoundTable, Prefix, Prefixes, walk
+from automap.bounds.partial_plans import BoundTable, PartialPlan, Prefixes, walk
 from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.space.shape import divisors
@@ -64,10 +64,10 @@ def test_no_completion_beats_its_bound(mlp, space):
     table = BoundTable(s)
     prices = {}
     for values in enumerate_plans(s):
-        prices[values] = s.evaluator.evaluate(s.choice(values))
+        prices[values] = s.evaluator.evaluate(s.lowered(values))
     checked = 0
     for values, outcome in prices.items():
-        prefix = Prefix(s, table)
+        prefix = PartialPlan(s, table)
         while True:
             assert prefix.bound.time_s <= outcome.step_time_s * (1 + 1e-12)
             assert prefix.bound.overflow <= outcome.overflow + 1e-12
@@ -119,8 +119,8 @@ def check_bounds(s, count):
     table, rng = BoundTable(s), np.random.default_rng(7)
     for _ in range(count):
         values = s.random(rng)
-        outcome = s.evaluator.evaluate(s.choice(values))
-        prefix = Prefix(s, table)
+        outcome = s.evaluator.evaluate(s.lowered(values))
+        prefix = PartialPlan(s, table)
         previous = 0.0
         while not prefix.done:
             assert previous <= prefix.bound.time_s <= outcome.step_time_s * (1 + 1e-12)
@@ -195,7 +195,7 @@ def test_many_plans_at_once_cost_what_each_costs_alone(gpt, light_graph, space, 
     rng = np.random.default_rng(0)
     plans = [s.random(rng) for _ in range(40)]
     plans += [values for _, values in itertools.islice(templates(s), 40)]
-    alone = [s.evaluator.evaluate(s.choice(values)) for values in plans]
+    alone = [s.evaluator.evaluate(s.lowered(values)) for values in plans]
     assert s.price(np.array(plans)).tolist() == [[o.step_time_s, o.overflow] for o in alone]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from automap.cluster import parse_cluster
 from automap.price.estimate import annotate, price
-from automap.price.plan_reader import default_signatures, same_choice, to_choice
+from automap.price.plan_reader import default_signatures, lower_plan, same_lowered
 from automap.price.plan_writer import to_plan
 from automap.problem import Problem
 from automap.space.simplified_axes import merges, num_unlike, repeats, role, sizes, spelled, without_idle
@@ -29,17 +29,17 @@ def build(spec, cluster, batch, **fix):
     return PlanSpace(Problem.build(zoo.build(spec), parse_cluster(cluster), {"global_batch": batch}, {"fix": fix}))
 
 
-def illegal(check, choice, evaluator):
+def illegal(check, lowered, evaluator):
     """Faults of a plan but that it does not fit."""
-    plan = annotate(to_plan(choice, evaluator), choice, evaluator)
+    plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
     return [v for v in check.violations(plan) if not v.what.startswith("does not fit")]
 
 
 def with_idle(space, values, axis):
     """A plan with nothing split over an axis."""
-    choice, evaluator = space.choice(values), space.evaluator
+    lowered, evaluator = space.lowered(values), space.evaluator
     chunks = []
-    for segments in choice.chunks:
+    for segments in lowered.chunks:
         mine = []
         for segment in segments:
             unit_type = space.linkage.blocks.units[segment.unit].type
@@ -47,7 +47,7 @@ def with_idle(space, values, axis):
             chosen[:, axis] = [default_signatures(evaluator, unit_type, k)[0] for k in range(len(chosen))]
             mine.append(replace(segment, chosen=chosen))
         chunks.append(tuple(mine))
-    return replace(choice, chunks=tuple(chunks))
+    return replace(lowered, chunks=tuple(chunks))
 
 
 @pytest.mark.slow
@@ -59,25 +59,25 @@ def test_a_spelling_is_its_own_and_costs_no_more(spec, cluster, batch):
     rows += [values for _, values in list(templates(space))[:: max(1, len(list(templates(space))) // 40)]]
     num_respelled = 0
     for values in rows:
-        choice = space.choice(values)
-        once = spelled(choice, evaluator)
-        assert same_choice(spelled(once, evaluator), once)
-        before, after = (evaluator.evaluate(c) for c in (choice, once))
+        lowered = space.lowered(values)
+        once = spelled(lowered, evaluator)
+        assert same_lowered(spelled(once, evaluator), once)
+        before, after = (evaluator.evaluate(c) for c in (lowered, once))
         assert after.step_time_s <= before.step_time_s * (1.0 + 1e-8)
-        if (sizes(once) > 1).sum() == (sizes(choice) > 1).sum():
+        if (sizes(once) > 1).sum() == (sizes(lowered) > 1).sum():
             assert after.step_time_s == pytest.approx(before.step_time_s, rel=1e-9)
-        num_respelled += not same_choice(once, choice)
-        others = [once] if not same_choice(once, choice) else []
-        for other in (*others, *merges(choice, evaluator), *without_idle(choice, evaluator)):
+        num_respelled += not same_lowered(once, lowered)
+        others = [once] if not same_lowered(once, lowered) else []
+        for other in (*others, *merges(lowered, evaluator), *without_idle(lowered, evaluator)):
             assert not illegal(check, other, evaluator)
-            assert same_choice(to_choice(to_plan(other, evaluator), evaluator, space.axes), other)
+            assert same_lowered(lower_plan(to_plan(other, evaluator), evaluator, space.axes), other)
     assert num_respelled
 
 
 def test_pure_data_parallelism_has_one_axis_that_is_called_dp():
     """In whatever mesh it was found, on one host; over slow links what is reduced in two levels stays what it is."""
     space = build(GPT, "1x8xA100-80GB", 32)
-    whole = space.choice(next(v for shape, v in templates(space) if shape.dp == 8))
+    whole = space.lowered(next(v for shape, v in templates(space) if shape.dp == 8))
     found = set()
     for shape in space.shapes:
         if shape.pp == 1 and shape.num_micro_batches == 1:
@@ -85,21 +85,21 @@ def test_pure_data_parallelism_has_one_axis_that_is_called_dp():
             for slot in space.slots[space.first_signature :]:
                 leader = space.linkage.types[slot.unit_type].groups[slot.group].leader
                 values.append(default_signatures(space.evaluator, slot.unit_type, leader)[1])
-            once = spelled(space.choice(values), space.evaluator)
+            once = spelled(space.lowered(values), space.evaluator)
             found.add(to_plan(once, space.evaluator).stages[0].mesh)
             assert space.encode(to_plan(once, space.evaluator)) is not None
     assert found == {to_plan(whole, space.evaluator).stages[0].mesh} == {(("dp", 8),)}
     slow = build("resnet:blocks=1-1,image_size=32", "2x2xV100-16GB@10Gbit", 16)
     two_levels = [
-        slow.choice(v)
+        slow.lowered(v)
         for shape, v in templates(slow)
-        if shape.dp == shape.tp == 2 and role(slow.choice(v), slow.evaluator, 1) == "batch"
+        if shape.dp == shape.tp == 2 and role(slow.lowered(v), slow.evaluator, 1) == "batch"
     ]
     kept = [c for c in two_levels if (sizes(spelled(c, slow.evaluator)) > 1).sum() == 2]
     assert kept
-    for choice in kept:
-        for merged in merges(choice, slow.evaluator, same_zero=True):
-            costs = [slow.evaluator.evaluate(c).step_time_s for c in (choice, merged)]
+    for lowered in kept:
+        for merged in merges(lowered, slow.evaluator, same_zero=True):
+            costs = [slow.evaluator.evaluate(c).step_time_s for c in (lowered, merged)]
             assert costs[0] < costs[1]
 
 
@@ -109,15 +109,15 @@ def test_what_is_repeated_is_the_same_on_fewer_devices():
     one_host = build(GPT, "1x4xA100-80GB", 32, pp=1)
     shape = next(s for s in space.shapes if (s.dp, s.tp, s.num_micro_batches) == (2, 4, 1))
     values = next(v for s, v in templates(space) if s == shape and v[space.zero_slot] == 0)
-    choice = with_idle(space, values, 0)
-    assert role(choice, evaluator, 0) == "idle" and repeats(choice, evaluator)
-    (alone,) = without_idle(choice, evaluator)
+    lowered = with_idle(space, values, 0)
+    assert role(lowered, evaluator, 0) == "idle" and repeats(lowered, evaluator)
+    (alone,) = without_idle(lowered, evaluator)
     assert not repeats(alone, evaluator)
     plan = to_plan(alone, evaluator)
     assert [stage.devices for stage in plan.stages] == ["0-3"]
     assert not illegal(check, alone, evaluator)
-    assert same_choice(to_choice(plan, evaluator, space.axes), alone)
-    assert evaluator.evaluate(alone).step_time_s <= evaluator.evaluate(choice).step_time_s
+    assert same_lowered(lower_plan(plan, evaluator, space.axes), alone)
+    assert evaluator.evaluate(alone).step_time_s <= evaluator.evaluate(lowered).step_time_s
     there = replace(plan, cluster=one_host.problem.cluster.to_json())
     mine, same = price(space.problem, plan, evaluator), price(one_host.problem, there, one_host.evaluator)
     assert replace(mine, lower_bound_s=0.0) == replace(same, lower_bound_s=0.0)
@@ -128,20 +128,20 @@ def test_one_stage_may_leave_devices_idle():
     space = build(GPT, "1x8xA100-80GB", 32, pp=2, dp=1)
     evaluator, check = space.evaluator, Verifier(space.problem)
     values = next(v for s, v in templates(space) if s.num_micro_batches == 4)
-    choice = space.choice(values)
-    assert not repeats(choice, evaluator)
+    lowered = space.lowered(values)
+    assert not repeats(lowered, evaluator)
     last = with_idle(space, values, 1)
-    choice = replace(choice, chunks=(choice.chunks[0], last.chunks[1]))
-    (alone,) = without_idle(choice, evaluator)
+    lowered = replace(lowered, chunks=(lowered.chunks[0], last.chunks[1]))
+    (alone,) = without_idle(lowered, evaluator)
     assert [stage.devices for stage in alone.layout.stages] == [(0, 1, 2, 3), (4,)]
     faults = illegal(check, alone, evaluator)
     assert all("hints.fix" in fault.what for fault in faults)
-    assert same_choice(to_choice(to_plan(alone, evaluator), evaluator, space.axes), alone)
+    assert same_lowered(lower_plan(to_plan(alone, evaluator), evaluator, space.axes), alone)
 
 
 def test_unlike_operators_are_counted():
     space = build(GPT, "1x4xA100-80GB", 32, pp=1)
-    plain = space.choice(next(v for shape, v in templates(space) if shape.dp == 4))
+    plain = space.lowered(next(v for shape, v in templates(space) if shape.dp == 4))
     assert num_unlike(plain, space.evaluator) == 0
-    megatron = space.choice(next(v for shape, v in templates(space) if shape.tp == 4))
+    megatron = space.lowered(next(v for shape, v in templates(space) if shape.tp == 4))
     assert num_unlike(megatron, space.evaluator) > 5

@@ -14,7 +14,7 @@ from automap.plan import Plan
 from automap.price.estimate import estimate_choice, price
 from automap.price.kernels.step import R_CAPACITY, R_COMPUTE, R_OPTIMIZER
 from automap.price.lowered_plan import spread
-from automap.price.plan_reader import to_choice
+from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.space.stage_sizes import MAX_UNEVEN_STAGES, part_size, ways_to_fill
@@ -175,7 +175,7 @@ def test_counts_prices_and_bounds_of_all_plans(mlp, space, widths, cluster, batc
     assert 0 < sum(is_uneven(s, values) for values in plans) < len(plans)
     prices = s.price(np.array(plans))
     for values, mine in list(zip(plans, prices.tolist(), strict=True))[:: max(1, len(plans) // 200)]:
-        outcome = s.evaluator.evaluate(s.choice(values))
+        outcome = s.evaluator.evaluate(s.lowered(values))
         assert mine == [outcome.step_time_s, outcome.overflow]
     walked = Prefixes(BoundTable(s), len(plans))
     while not walked.done.all():
@@ -218,8 +218,8 @@ def test_random_plans_are_sound_and_come_back(spec, cluster, batch, trainer, fix
     for row, mine in zip(rows.tolist(), s.price(rows).tolist(), strict=True):
         values = s.repair(row)
         assert values == tuple(row)
-        choice = s.choice(values)
-        outcome = s.evaluator.evaluate(choice)
+        lowered = s.lowered(values)
+        outcome = s.evaluator.evaluate(lowered)
         assert mine == [outcome.step_time_s, outcome.overflow]
         plan = Plan.from_json(s.decode(values).to_json())
         again = s.encode(plan)
@@ -230,7 +230,7 @@ def test_random_plans_are_sound_and_come_back(spec, cluster, batch, trainer, fix
         ]
         assert s.decode(again) == plan
         assert price(problem, plan, s.evaluator).step_time_s == mine[0]
-        stated = replace(plan, estimate=estimate_choice(choice, s.evaluator))
+        stated = replace(plan, estimate=estimate_choice(lowered, s.evaluator))
         assert not [v for v in check.violations(stated) if not v.what.startswith("does not fit")]
     while not walked.done.all():
         actions = np.zeros(len(rows), dtype=np.int64)
@@ -250,11 +250,11 @@ def test_a_stage_is_priced_by_its_largest_share(mlp, space):
     """15 replicas with 35 or 34 of 512 samples each cost what 15 with 35 do."""
     s = space(mlp((64, 64, 64)), SLOW, 1024, pp=2, tp=1, num_micro_batches=2, zero=0, recompute="none")
     values = whole(s, (*s.meshes.values(s.shapes[0]), 0, 0, 15))
-    choice = s.choice(values)
-    assert choice.rank_samples.tolist() == [525.0, 512.0]
-    assert [int(stage.axes[0]) for stage in choice.layout.stages] == [15, 1]
-    priced = s.evaluator.evaluate(choice).ranks
-    even = s.evaluator.evaluate(replace(choice, samples=525, spread_over=())).ranks
+    lowered = s.lowered(values)
+    assert lowered.rank_samples.tolist() == [525.0, 512.0]
+    assert [int(stage.axes[0]) for stage in lowered.layout.stages] == [15, 1]
+    priced = s.evaluator.evaluate(lowered).ranks
+    even = s.evaluator.evaluate(replace(lowered, samples=525, spread_over=())).ranks
     assert priced[0, R_COMPUTE] == even[0, R_COMPUTE]
     assert priced[0, R_OPTIMIZER : R_CAPACITY + 1].tolist() == even[0, R_OPTIMIZER : R_CAPACITY + 1].tolist()
     assert priced[1, R_COMPUTE] < even[1, R_COMPUTE]
@@ -324,10 +324,10 @@ def test_a_document_says_who_does_what(uneven):
     assert plan.schedule.kind == "gpipe"
     assert [stage.devices for stage in plan.stages] == ["0-4", "5-7"]
     assert all(stage.batch_axes[0] == "dp" and stage.zero.axes == ("dp",) for stage in plan.stages)
-    choice = to_choice(plan, s.evaluator, s.axes)
-    assert choice.rank_samples.tolist() == [20.0, 18.0]
+    lowered = lower_plan(plan, s.evaluator, s.axes)
+    assert lowered.rank_samples.tolist() == [20.0, 18.0]
     shares = replace(plan, stages=(replace(plan.stages[0], batch_shares=(4, 3, 3, 3, 3)), plan.stages[1]))
-    assert to_choice(shares, s.evaluator, s.axes).rank_samples.tolist() == [20.0, 18.0]
+    assert lower_plan(shares, s.evaluator, s.axes).rank_samples.tolist() == [20.0, 18.0]
 
 
 def with_shares(plan, shares):
@@ -336,8 +336,8 @@ def with_shares(plan, shares):
 
 def test_shares_of_alike_devices_cost_what_the_largest_does(uneven):
     s, plan = uneven
-    choice = to_choice(with_shares(plan, (6, 4, 2, 2, 2)), s.evaluator, s.axes)
-    assert choice.rank_samples.tolist() == [30.0, 18.0]
+    lowered = lower_plan(with_shares(plan, (6, 4, 2, 2, 2)), s.evaluator, s.axes)
+    assert lowered.rank_samples.tolist() == [30.0, 18.0]
     assert s.decode(s.encode(plan)) == plan
     assert s.encode(with_shares(plan, (6, 4, 2, 2, 2))) is None
 
@@ -377,5 +377,5 @@ def test_constraints_hold_on_all_meshes(pp):
     problem = Problem.build(zoo.build(GPT), parse_cluster("8xA100"), {"global_batch": 32}, hints)
     s, check = PlanSpace(problem), Verifier(problem)
     for row in s.random_batch(np.random.default_rng(1), 12).tolist():
-        plan = replace(s.decode(row), estimate=estimate_choice(s.choice(row), s.evaluator))
+        plan = replace(s.decode(row), estimate=estimate_choice(s.lowered(row), s.evaluator))
         assert not [v for v in check.violations(plan) if not v.what.startswith("does not fit")]

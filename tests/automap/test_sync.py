@@ -40,8 +40,8 @@ def test_replicas_go_as_the_equations_say():
 @pytest.mark.slow
 def test_a_trial_runs_whole_rounds_of_the_mode_of_the_plan():
     space = space_of(build_gpt(hidden=16), "2xA100")
-    plan, choice = plan_of(space)
-    plan = annotate(replace(plan, sync=DASGD), choice, space.evaluator)
+    plan, lowered = plan_of(space)
+    plan = annotate(replace(plan, sync=DASGD), lowered, space.evaluator)
     trial = run_trial(space.problem, plan, steps=4, limits=Limits(time_s=120))
     assert (trial.outcome, trial.message) == ("ok", "")
     assert len(trial.step_times_s) == 6, "two rounds of three steps"

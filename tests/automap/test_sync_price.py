@@ -25,20 +25,20 @@ from ir import zoo
 def slow():
     """A space, a plan of four replicas with its choice, and the closed forms that all tests use."""
     space = space_of()
-    plan, choice = plan_of(space)
-    row = space.evaluator.evaluate(choice).ranks[0]
-    stage = choice.layout.stages[0]
+    plan, lowered = plan_of(space)
+    row = space.evaluator.evaluate(lowered).ranks[0]
+    stage = lowered.layout.stages[0]
     count = space.problem.graph.num_parameters
     all_reduce_s = collective_s(ALL_REDUCE, 4.0, stage.links[0], 4.0 * count)
     bare_s = row[c.R_END] - row[c.R_SYNC]
     copy_s = count / stage.hardware[H_BANDWIDTH]
     assert all_reduce_s > 2.0 * bare_s
-    return space, plan, choice, bare_s, all_reduce_s, copy_s
+    return space, plan, lowered, bare_s, all_reduce_s, copy_s
 
 
 def step_s(slow, **sync):
-    space, plan, choice, *_ = slow
-    return evaluate_plan(replace(plan, sync=Sync(**sync)), choice, space.evaluator).step_time_s
+    space, plan, lowered, *_ = slow
+    return evaluate_plan(replace(plan, sync=Sync(**sync)), lowered, space.evaluator).step_time_s
 
 
 def corrected(period, delay):
@@ -77,10 +77,10 @@ def test_dasgd_shows_what_the_delay_does_not_hide(slow, period, delay, merge, to
 
 def test_each_pipeline_rank_averages_its_own_and_other_axes_keep_their_reductions():
     space = space_of(cluster="2x4xA100@25Gbit")
-    plan, choice = plan_of(space, pp=2, tp=2, micro=4)
-    plain = space.evaluator.evaluate(choice)
-    found = evaluate_plan(replace(plan, sync=Sync(kind="local_sgd", period=5)), choice, space.evaluator)
-    for rank, stage in enumerate(choice.layout.stages):
+    plan, lowered = plan_of(space, pp=2, tp=2, micro=4)
+    plain = space.evaluator.evaluate(lowered)
+    found = evaluate_plan(replace(plan, sync=Sync(kind="local_sgd", period=5)), lowered, space.evaluator)
+    for rank, stage in enumerate(lowered.layout.stages):
         count = plain.ranks[rank, c.R_PARAMETERS] / 4.0
         more = collective_s(ALL_REDUCE, 2.0, stage.links[0], 4.0 * count) + 16.0 * count / stage.hardware[H_BANDWIDTH]
         ends = plain.ranks[rank, c.R_END] - plain.ranks[rank, c.R_SYNC]
@@ -95,17 +95,17 @@ def test_each_pipeline_rank_averages_its_own_and_other_axes_keep_their_reduction
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_copies_take_memory(precision):
     space = space_of(precision=precision)
-    plan, choice = plan_of(space)
+    plan, lowered = plan_of(space)
     count, gradient = space.problem.graph.num_parameters, space.problem.state_bytes[1]
-    before = space.evaluator.evaluate(choice).ranks[0]
+    before = space.evaluator.evaluate(lowered).ranks[0]
     for sync, wanted in (
         (Sync(kind="local_sgd", period=2), max(0.0, 4.0 - gradient)),
         (Sync(kind="dasgd", period=2, delay=1, merge="mixing", local_share=0.5), 4.0),
         (Sync(kind="dasgd", period=2, delay=1, merge="corrected"), 8.0),
     ):
-        after = evaluate_plan(replace(plan, sync=sync), choice, space.evaluator)
+        after = evaluate_plan(replace(plan, sync=sync), lowered, space.evaluator)
         assert after.ranks[0, c.R_BUFFERS] - before[c.R_BUFFERS] == pytest.approx(wanted * count)
-        found = annotate(replace(plan, sync=sync), choice, space.evaluator)
+        found = annotate(replace(plan, sync=sync), lowered, space.evaluator)
         assert not Verifier(space.problem).violations(found)
         memory = found.estimate.memory_bytes[0]
         wrong = replace(memory, buffers=memory.buffers + 4.0 * count)
@@ -114,40 +114,40 @@ def test_copies_take_memory(precision):
 
 
 def test_a_mode_whose_copies_do_not_fit_is_not_chosen(slow):
-    space, plan, choice, *_ = slow
-    need = space.evaluator.evaluate(choice).ranks[0, c.R_PARAMETERS : c.R_CAPACITY].sum()
+    space, plan, lowered, *_ = slow
+    need = space.evaluator.evaluate(lowered).ranks[0, c.R_PARAMETERS : c.R_CAPACITY].sum()
     capacity = space.problem.cluster.device(0).memory_bytes
-    assert best_sync(plan, choice, space.evaluator).kind == "dasgd"
+    assert best_sync(plan, lowered, space.evaluator).kind == "dasgd"
     hints = replace(space.problem.hints, memory_reserve_bytes=int(capacity - need - 1000))
     tight = PlanSpace(replace(space.problem, hints=hints))
-    plan, choice = plan_of(tight)
-    assert best_sync(plan, choice, tight.evaluator).kind == "local_sgd", "in fp32 it averages where gradients were"
+    plan, lowered = plan_of(tight)
+    assert best_sync(plan, lowered, tight.evaluator).kind == "local_sgd", "in fp32 it averages where gradients were"
 
 
 # -- what is offered ---------------------------------------------------------------------------------------------------
 
 
 def test_the_delay_just_hides_the_averaging(slow):
-    space, plan, choice, bare_s, all_reduce_s, copy_s = slow
-    found = list(offers(plan, choice, space.evaluator))
+    space, plan, lowered, bare_s, all_reduce_s, copy_s = slow
+    found = list(offers(plan, lowered, space.evaluator))
     delay = math.ceil(all_reduce_s / bare_s)
     assert found == [Sync(), Sync(kind="local_sgd", period=64), Sync(**corrected(delay, delay))]
     assert step_s(slow, **corrected(delay, delay)) == pytest.approx(bare_s + 32.0 * copy_s / delay, rel=1e-12)
     assert step_s(slow, **corrected(delay, delay - 1)) > step_s(slow, **corrected(delay, delay))
     brief = PlanSpace(replace(space.problem, training=replace(space.problem.training, sync_period=2)))
-    assert list(offers(plan, choice, brief.evaluator))[2] == Sync(**corrected(2, 2))
+    assert list(offers(plan, lowered, brief.evaluator))[2] == Sync(**corrected(2, 2))
 
 
 def test_only_what_is_allowed_is_offered(slow):
-    space, plan, choice, *_ = slow
+    space, plan, lowered, *_ = slow
     for modes in (("synchronous",), ("synchronous", "local_sgd"), ("dasgd", "synchronous")):
         some = PlanSpace(replace(space.problem, training=replace(space.problem.training, sync_modes=modes)))
-        assert {sync.kind for sync in offers(plan, choice, some.evaluator)} == set(modes)
+        assert {sync.kind for sync in offers(plan, lowered, some.evaluator)} == set(modes)
 
 
 def test_the_estimate_shows_it(slow):
-    space, plan, choice, *_ = slow
-    found = annotate(replace(plan, sync=Sync(**corrected(2, 2))), choice, space.evaluator)
+    space, plan, lowered, *_ = slow
+    found = annotate(replace(plan, sync=Sync(**corrected(2, 2))), lowered, space.evaluator)
     parts = dict(found.estimate.breakdown_s)
     exposed = parts.pop("exposed_communication")
     assert sum(parts.values()) + sum(exposed.values()) == pytest.approx(found.estimate.step_time_s, rel=1e-12)
@@ -206,28 +206,28 @@ def test_a_period_of_none_is_no_period():
 LOCAL = Sync(kind="local_sgd", period=4)
 
 
-def both_refuse(space, plan, choice, what):
+def both_refuse(space, plan, lowered, what):
     """The price names the reason, and the verifier, which shares no code with it, finds a fault as well."""
     with pytest.raises(PlanError, match=what):
-        evaluate_plan(plan, choice, space.evaluator)
+        evaluate_plan(plan, lowered, space.evaluator)
     assert Verifier(space.problem).violations(plan)
 
 
 def test_what_was_not_allowed_is_refused():
     space = space_of(sync_modes=["synchronous", "local_sgd"], sync_period=4)
-    plan, choice = plan_of(space)
+    plan, lowered = plan_of(space)
     assert not Verifier(space.problem).violations(replace(plan, sync=LOCAL))
-    both_refuse(space, replace(plan, sync=Sync(**corrected(2, 2))), choice, "was not allowed")
-    both_refuse(space, replace(plan, sync=Sync(kind="local_sgd", period=5)), choice, "longer than the 4 steps")
+    both_refuse(space, replace(plan, sync=Sync(**corrected(2, 2))), lowered, "was not allowed")
+    both_refuse(space, replace(plan, sync=Sync(kind="local_sgd", period=5)), lowered, "longer than the 4 steps")
 
 
 def test_replicas_must_be_there_and_alike():
     space = space_of()
-    plan, choice = plan_of(space, tp=4)
-    both_refuse(space, replace(plan, sync=LOCAL), choice, "no replicas")
-    plan, choice = plan_of(space, zero=1)
-    both_refuse(space, replace(plan, sync=LOCAL), choice, "under ZeRO")
-    assert [s.kind for s in offers(plan, choice, space.evaluator)] == ["synchronous"]
+    plan, lowered = plan_of(space, tp=4)
+    both_refuse(space, replace(plan, sync=LOCAL), lowered, "no replicas")
+    plan, lowered = plan_of(space, zero=1)
+    both_refuse(space, replace(plan, sync=LOCAL), lowered, "under ZeRO")
+    assert [s.kind for s in offers(plan, lowered, space.evaluator)] == ["synchronous"]
     other = replace(plan, sync=LOCAL, stages=(replace(plan.stages[0], zero=Zero()),))
     assert not Verifier(space.problem).violations(other)
 
@@ -236,21 +236,21 @@ def test_statistics_of_all_samples_tie_replicas():
     graph = zoo.build("resnet:blocks=1-1-1-1,image_size=32")
     for batch_norm in ("local", "synchronized"):
         space = space_of(graph, batch_norm=batch_norm)
-        plan, choice = plan_of(space)
+        plan, lowered = plan_of(space)
         plan = replace(plan, sync=LOCAL)
         if batch_norm == "local":
-            assert not Verifier(space.problem).violations(annotate(plan, choice, space.evaluator))
+            assert not Verifier(space.problem).violations(annotate(plan, lowered, space.evaluator))
         else:
-            both_refuse(space, plan, choice, "needs an all-reduce among them")
+            both_refuse(space, plan, lowered, "needs an all-reduce among them")
 
 
 def judged(space, choices):
     """Whether price and verifier take plans whose replicas are apart, apart from what does not fit."""
     check, found = Verifier(space.problem), []
-    for plan, choice in choices:
+    for plan, lowered in choices:
         plan = replace(plan, sync=LOCAL)  # noqa: PLW2901
         try:
-            plan = annotate(plan, choice, space.evaluator)  # noqa: PLW2901
+            plan = annotate(plan, lowered, space.evaluator)  # noqa: PLW2901
             priced = True
         except PlanError:
             priced = False
@@ -275,6 +275,6 @@ def test_price_and_verifier_agree_on_which_replicas_can_be_apart(spec, cluster):
     rows += [tuple(row) for row in space.random_batch(np.random.default_rng(0), 20).tolist()]
     zero = [tuple(0 if slot.kind == "zero" else v for slot, v in zip(space.slots, row, strict=True)) for row in rows]
     rows = list(dict.fromkeys(space.repair(row) for row in zero))
-    found = judged(space, [(space.decode(row), space.choice(row)) for row in rows])
+    found = judged(space, [(space.decode(row), space.lowered(row)) for row in rows])
     assert not [(row, wrong) for row, (priced, wrong) in zip(rows, found, strict=True) if priced == bool(wrong)]
     assert {priced for priced, _ in found} == {True, False}

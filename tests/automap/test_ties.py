@@ -12,16 +12,16 @@ from ir import zoo
 B, P = -1, -2
 
 
-def readings(space, choice):
+def readings(space, lowered):
     """(rank, parameter) -> of each reader, axis -> placement, and whether the reader leaves a sum of its gradient."""
     graph, blocks = space.problem.graph, space.evaluator.blocks
     signatures = {}
-    for number, segments in enumerate(choice.chunks):
+    for number, segments in enumerate(lowered.chunks):
         for segment in segments:
             unit = blocks.units[segment.unit]
             for k, index in enumerate(range(unit.start, unit.stop)):
                 table = space.linkage.types[unit.type].signatures[k]
-                signatures[index] = (number % len(choice.layout.stages), [table[int(v)] for v in segment.chosen[k]])
+                signatures[index] = (number % len(lowered.layout.stages), [table[int(v)] for v in segment.chosen[k]])
     found = defaultdict(list)
     for tensor in graph.parameters:
         for index in graph.consumers[tensor.name]:
@@ -38,10 +38,10 @@ def readings(space, choice):
     return found
 
 
-def counted(space, choice, rank, name, readers):
+def counted(space, lowered, rank, name, readers):
     """Elements that a rank holds of a parameter, and those of its gradient that are reduced over each axis."""
     elements = space.problem.graph.tensors[name].num_elements
-    sizes, reduced = choice.layout.stages[rank].axes, [0.0] * len(choice.axes)
+    sizes, reduced = lowered.layout.stages[rank].axes, [0.0] * len(lowered.axes)
     lies = [{reader[axis][0] for reader in readers} for axis in range(len(sizes))]
     for size, some in zip(sizes, lies, strict=True):
         elements /= size if len(some) == 1 and min(some) >= 0 else 1
@@ -59,19 +59,19 @@ def test_what_readers_want_unlike_lies_whole_and_its_gradient_is_reduced(pp, gpt
     s = space(gpt(), "2x4xA100", 16, zero=0, pp=pp)
     unlike = 0
     for _ in range(60):
-        choice = s.choice(s.random(rng))
-        wanted = np.zeros((pp, 1 + len(choice.axes)))
-        for (rank, name), readers in readings(s, choice).items():
-            wanted[rank] += counted(s, choice, rank, name, readers)
-            unlike += any(len({reader[axis][0] for reader in readers}) > 1 for axis in range(len(choice.axes)))
+        lowered = s.lowered(s.random(rng))
+        wanted = np.zeros((pp, 1 + len(lowered.axes)))
+        for (rank, name), readers in readings(s, lowered).items():
+            wanted[rank] += counted(s, lowered, rank, name, readers)
+            unlike += any(len({reader[axis][0] for reader in readers}) > 1 for axis in range(len(lowered.axes)))
         priced = np.zeros_like(wanted)
-        priced[:, 0] = s.evaluator.evaluate(choice).ranks[:, c.R_PARAMETERS] / s.problem.state_bytes[0]
-        for number, segment, incoming in s.evaluator.surroundings(choice):
+        priced[:, 0] = s.evaluator.evaluate(lowered).ranks[:, c.R_PARAMETERS] / s.problem.state_bytes[0]
+        for number, segment, incoming in s.evaluator.surroundings(lowered):
             rank = number % pp
-            row = s.evaluator.unit_row(segment, rank, choice.layout, incoming, choice.samples, choice.zero_axes, -1)
-            priced[rank, 1:] += row[C_REDUCE : C_REDUCE + len(choice.axes)]
-        for row in s.evaluator.tied.rows(s.evaluator.tied.ties(choice), choice.layout, choice.zero_axes):
-            priced[int(row[0]), 1:] -= row[5 : 5 + len(choice.axes)] if row[0] == row[1] else 0.0
+            row = s.evaluator.unit_row(segment, rank, lowered.layout, incoming, lowered.samples, lowered.zero_axes, -1)
+            priced[rank, 1:] += row[C_REDUCE : C_REDUCE + len(lowered.axes)]
+        for row in s.evaluator.tied.rows(s.evaluator.tied.ties(lowered), lowered.layout, lowered.zero_axes):
+            priced[int(row[0]), 1:] -= row[5 : 5 + len(lowered.axes)] if row[0] == row[1] else 0.0
         assert priced == pytest.approx(wanted)
     assert unlike > 10 or pp > 1
 
@@ -85,16 +85,16 @@ def test_three_readers_count_as_one(pp, space):
     name = max(graph.parameters, key=lambda tensor: len(graph.consumers[tensor.name])).name
     several = Counter()
     for _ in range(60):
-        choice = s.choice(s.random(rng))
-        ties = [tie for tie in s.evaluator.tied.ties(choice) if tie.name == name]
-        rows = s.evaluator.tied.rows(ties, choice.layout, choice.zero_axes)
+        lowered = s.lowered(s.random(rng))
+        ties = [tie for tie in s.evaluator.tied.ties(lowered) if tie.name == name]
+        rows = s.evaluator.tied.rows(ties, lowered.layout, lowered.zero_axes)
         for rank in range(pp):
-            readers = readings(s, choice)[rank, name]
+            readers = readings(s, lowered)[rank, name]
             several[len(readers)] += 1
-            alone = sum(counted(s, choice, rank, name, [reader]) for reader in readers)
-            together = counted(s, choice, rank, name, readers) if readers else 0.0
+            alone = sum(counted(s, lowered, rank, name, [reader]) for reader in readers)
+            together = counted(s, lowered, rank, name, readers) if readers else 0.0
             given = rows[(rows[:, 0] == rank) & (rows[:, 1] == rank)].sum(axis=0)
-            assert given[[3, *range(5, 5 + len(choice.axes))]] == pytest.approx(alone - together)
+            assert given[[3, *range(5, 5 + len(lowered.axes))]] == pytest.approx(alone - together)
     assert several[3] if pp == 1 else several[1] and several[2]
 
 
@@ -102,6 +102,6 @@ def test_zero_shards_once_what_lies_whole_because_readers_differ(gpt, space):
     rng = np.random.default_rng(4)
     s = space(gpt(), "4xA100", 16, zero=3, pp=1, tp=1)
     for _ in range(40):
-        ranks = s.evaluator.evaluate(s.choice(s.random(rng))).ranks
+        ranks = s.evaluator.evaluate(s.lowered(s.random(rng))).ranks
         # On its only axis of several ranks every parameter is split or sharded.
         assert ranks[0, c.R_STATE] == pytest.approx(s.problem.graph.num_parameters / 4 * s.problem.state_bytes[2])

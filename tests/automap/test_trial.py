@@ -10,7 +10,7 @@ from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.plan import AxisSharding, Plan, Schedule
 from automap.price.evaluator import Evaluator
-from automap.price.plan_reader import to_choice
+from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.runtime.launch.launcher import Limits
 from automap.runtime.trial.trial import run_trial, with_measured
@@ -23,7 +23,7 @@ WIDTHS = (64, 256, 256, 32)
 def planned(cluster="2xH100", precision="fp32", **fix):
     """A problem, and the plan of even stages with an estimate."""
     from automap.price.estimate import annotate
-    from automap.price.plan_reader import to_choice
+    from automap.price.plan_reader import lower_plan
 
     problem = Problem.build(
         build_mlp(WIDTHS), parse_cluster(cluster), {"global_batch": 32, "precision": precision}, {"fix": fix}
@@ -31,7 +31,7 @@ def planned(cluster="2xH100", precision="fp32", **fix):
     space = PlanSpace(problem)
     shape = next(s for s in space.meshes.shapes if s.virtual == 1)
     plan = space.decode(space.even_values(shape, recompute="none", zero=0))
-    return problem, annotate(plan, to_choice(plan, space.evaluator), space.evaluator)
+    return problem, annotate(plan, lower_plan(plan, space.evaluator), space.evaluator)
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def unlike(plan, **changes):
 def test_plans_that_cannot_be_run_are_refused_by_name(change, message):
     problem, plan = planned(pp=2, num_micro_batches=4)
     with pytest.raises(PlanError, match=message):
-        to_choice(change(plan), Evaluator(problem))
+        lower_plan(change(plan), Evaluator(problem))
 
 
 def test_a_mesh_that_does_not_divide_a_dim_is_refused_by_name():
@@ -138,4 +138,4 @@ def test_a_mesh_that_does_not_divide_a_dim_is_refused_by_name():
     columns = {"layers.0/MatMul": {"tp": AxisSharding(inputs=("B", "S(1)"), outputs=("S(1)",))}}
     split = unlike(plan, devices="0-2", mesh=(("dp", 1), ("tp", 3)), shardings=columns)
     with pytest.raises(PlanError, match="does not divide evenly over the mesh"):
-        to_choice(split, Evaluator(problem))
+        lower_plan(split, Evaluator(problem))

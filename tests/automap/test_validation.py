@@ -52,12 +52,12 @@ def case(tmp_path: Path, **changes: Any) -> Any:
 
 def test_a_run_becomes_its_plan(tmp_path: Path) -> None:
     found = case(tmp_path)
-    choice = found.choice
-    assert choice.num_micro_batches == 4
-    assert choice.samples == 4
-    assert len(choice.chunks) == len(choice.layout.stages) == 2
-    assert [int(a) for a in choice.layout.stages[0].axes] == [2, 2]
-    assert [sum(bool(s.recomputed.all()) for s in chunk) for chunk in choice.chunks] == [3, 3]
+    lowered = found.lowered
+    assert lowered.num_micro_batches == 4
+    assert lowered.samples == 4
+    assert len(lowered.chunks) == len(lowered.layout.stages) == 2
+    assert [int(a) for a in lowered.layout.stages[0].axes] == [2, 2]
+    assert [sum(bool(s.recomputed.all()) for s in chunk) for chunk in lowered.chunks] == [3, 3]
     assert found.problem.trainer.name == "megatron-deepspeed"
     assert found.assumed == ()
 
@@ -82,15 +82,15 @@ def test_outer_stages_get_fewer_layers_where_they_do_not_divide(tmp_path: Path) 
     found = case(tmp_path, layers=6, pp=4, dp=1, micro_batch=4)
     kinds = [u.type for u in found.evaluator.blocks.units]
     repeated = max(set(kinds), key=kinds.count)
-    assert [sum(kinds[s.unit] == repeated for s in chunk) for chunk in found.choice.chunks] == [1, 2, 2, 1]
+    assert [sum(kinds[s.unit] == repeated for s in chunk) for chunk in found.lowered.chunks] == [1, 2, 2, 1]
 
 
 def test_context_parallelism_splits_the_sequence(tmp_path: Path) -> None:
     large = {"hidden": 2048, "heads": 16, "ffn": 8192, "seq_len": 4096}
     whole = case(tmp_path, dp=2, pp=1, tp=2, cp=1, num_gpus=4, gpus_per_node=4, **large)
     split = case(tmp_path, dp=2, pp=1, tp=2, cp=2, **large)
-    assert [int(a) for a in split.choice.layout.stages[0].axes] == [2, 2, 2]
-    one, other = (c.evaluator.evaluate(c.choice) for c in (whole, split))
+    assert [int(a) for a in split.lowered.layout.stages[0].axes] == [2, 2, 2]
+    one, other = (c.evaluator.evaluate(c.lowered) for c in (whole, split))
     assert other.ranks[0, 1] < one.ranks[0, 1]
 
 

@@ -34,8 +34,8 @@ def build(spec, cluster="8xA100", batch=BATCH, *, trainer="generic", **hints):
 
 
 def plan_of(space, values):
-    choice = space.choice(values)
-    return replace(space.decode(values), estimate=estimate_choice(choice, space.evaluator))
+    lowered = space.lowered(values)
+    return replace(space.decode(values), estimate=estimate_choice(lowered, space.evaluator))
 
 
 def wrong_plans(problem, count, num_templates=25):

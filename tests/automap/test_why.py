@@ -13,7 +13,7 @@ from automap.price.estimate import annotate, estimate_choice
 from automap.price.evaluator import Evaluator
 from automap.price.explain import NUM_REASONS, reasons
 from automap.price.kernels.step import R_END
-from automap.price.lowered_plan import Choice
+from automap.price.lowered_plan import LoweredPlan
 from automap.price.plan_writer import to_plan
 from automap.problem import Problem
 from automap.space.space import PlanSpace
@@ -24,14 +24,14 @@ GPT = "gpt:layers=8,hidden=512,heads=8,seq_len=256,vocab_size=2048"
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
-def case(cluster: str = "1x8xA100", spec: str = GPT, batch: int = 64, **stated: Any) -> tuple[Choice, Evaluator]:
+def case(cluster: str = "1x8xA100", spec: str = GPT, batch: int = 64, **stated: Any) -> tuple[LoweredPlan, Evaluator]:
     training = {"global_batch": batch, "trainer": stated.pop("trainer", "megatron-lm")}
     evaluator = Evaluator(Problem.build(zoo.build(spec), parse_cluster(cluster), training))
     return hand_made(evaluator, Strategy(**stated)), evaluator
 
 
-def said(choice: Choice, evaluator: Evaluator) -> tuple[str, ...]:
-    return reasons(choice, evaluator, evaluator.evaluate(choice))
+def said(lowered: LoweredPlan, evaluator: Evaluator) -> tuple[str, ...]:
+    return reasons(lowered, evaluator, evaluator.evaluate(lowered))
 
 
 def seconds_in(text: str) -> float:
@@ -51,12 +51,12 @@ STATED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("stated", STATED)
 def test_three_largest_parts_in_order_with_their_seconds(stated: dict[str, Any]) -> None:
-    choice, evaluator = case(**stated)
-    estimate = estimate_choice(choice, evaluator)
+    lowered, evaluator = case(**stated)
+    estimate = estimate_choice(lowered, evaluator)
     parts = dict(estimate.breakdown_s)
     exposed = parts.pop("exposed_communication")
     found = []
-    for text in said(choice, evaluator):
+    for text in said(lowered, evaluator):
         share, seconds = re.match(r"(\d+)% of the step \(([\d.,]+ \w+)\) is ", text).groups()  # type: ignore[union-attr]
         found.append(seconds_in(seconds))
         assert float(share) == pytest.approx(100 * found[-1] / estimate.step_time_s, abs=0.6)
@@ -72,8 +72,8 @@ def test_three_largest_parts_in_order_with_their_seconds(stated: dict[str, Any])
 
 @pytest.mark.parametrize("stated", STATED)
 def test_parts_of_compute_add_up(stated: dict[str, Any]) -> None:
-    choice, evaluator = case(**stated)
-    text = next(t for t in said(choice, evaluator) if " is compute: " in t)
+    lowered, evaluator = case(**stated)
+    text = next(t for t in said(lowered, evaluator) if " is compute: " in t)
     whole = seconds_in(re.search(r"step \(([\d.,]+ \w+)\)", text)[1])  # type: ignore[index]
     listed = text.split(" is compute: ")[1].split(". The peak")[0].split("; ")
     total = sum(seconds_in(re.search(r"([\d.,]+ (?:s|ms|us))(?: |$)", part)[1]) for part in listed)  # type: ignore[index]
@@ -81,8 +81,8 @@ def test_parts_of_compute_add_up(stated: dict[str, Any]) -> None:
 
 
 def test_products_reach_less_than_large_ones() -> None:
-    choice, evaluator = case(micro_batch=2)
-    text = next(t for t in said(choice, evaluator) if " is compute: " in t)
+    lowered, evaluator = case(micro_batch=2)
+    text = next(t for t in said(lowered, evaluator) if " is compute: " in t)
     share, large = re.search(r"products .*? at (\d+)% of the peak \(large ones reach (\d+)%\)", text).groups()  # type: ignore[union-attr]
     assert 0 < int(share) < int(large) < 100
     assert "The peak is 312 TFLOP/s" in text
@@ -90,13 +90,13 @@ def test_products_reach_less_than_large_ones() -> None:
 
 def test_what_would_help_is_true() -> None:
     """The step that the sentence promises is what the changed plan costs."""
-    choice, evaluator = case(micro_batch=1, recompute="full")
-    text = next(t for t in said(choice, evaluator) if "Keeping all activations" in t)
+    lowered, evaluator = case(micro_batch=1, recompute="full")
+    text = next(t for t in said(lowered, evaluator) if "Keeping all activations" in t)
     promised = seconds_in(re.search(r"would make the step ([\d.,]+ \w+), ([\d.]+)% less", text)[1])  # type: ignore[index]
     kept, _ = case(micro_batch=1)
     assert promised == pytest.approx(evaluator.evaluate(kept).step_time_s, rel=0.006)
-    choice, evaluator = case(pp=4, micro_batch=4)
-    text = next(t for t in said(choice, evaluator) if "bubble" in t)
+    lowered, evaluator = case(pp=4, micro_batch=4)
+    text = next(t for t in said(lowered, evaluator) if "bubble" in t)
     assert "4 ranks (pp), 8 micro-batches, 1f1b" in text
     # Equal ranks wait (pp - 1) / micro-batches of their work.
     assert "37.5% of their work" in text
@@ -104,16 +104,16 @@ def test_what_would_help_is_true() -> None:
 
 def test_what_would_not_fit_is_not_promised() -> None:
     large = "gpt:layers=24,hidden=4096,heads=32,seq_len=2048,vocab_size=2048"
-    choice, evaluator = case("1x8xV100-16GB", large, 64, tp=8, micro_batch=8, recompute="full")
-    text = " ".join(said(choice, evaluator))
+    lowered, evaluator = case("1x8xV100-16GB", large, 64, tp=8, micro_batch=8, recompute="full")
+    text = " ".join(said(lowered, evaluator))
     assert "Keeping all activations would save" in text
     assert "overflow the memory by" in text
 
 
 def test_collectives_name_axis_link_and_bytes() -> None:
     """Megatron's f and g: four all-reduces a layer, of samples x sequence x hidden in two bytes."""
-    choice, evaluator = case(tp=8, micro_batch=8)
-    text = next(t for t in said(choice, evaluator) if "all-reduces on tp" in t)
+    lowered, evaluator = case(tp=8, micro_batch=8)
+    text = next(t for t in said(lowered, evaluator) if "all-reduces on tp" in t)
     assert "tp (8 ranks inside a host, nvlink3" in text
     size = 8 * 256 * 512 * 2 / 1e6
     mean = float(re.search(r"of ([\d.]+) MB on average", text)[1])  # type: ignore[index]
@@ -123,26 +123,26 @@ def test_collectives_name_axis_link_and_bytes() -> None:
 
 
 def test_gradients_name_their_bytes_and_the_hosts() -> None:
-    choice, evaluator = case("2x4xV100@10Gbit")
-    text = next(t for t in said(choice, evaluator) if "gradients" in t)
+    lowered, evaluator = case("2x4xV100@10Gbit")
+    text = next(t for t in said(lowered, evaluator) if "gradients" in t)
     parameters = evaluator.problem.graph.num_parameters
     sent = 2.0 if evaluator.problem.precision == "fp16" else 4.0
     assert f"{parameters * sent / 1e6:.3g} MB on dp (8 ranks on 2 hosts, ethernet-10" in text
 
 
 def test_zero_3_says_what_it_gathers() -> None:
-    choice, evaluator = case("2x4xV100@10Gbit", zero=3)
-    text = next(t for t in said(choice, evaluator) if "ZeRO 3" in t)
+    lowered, evaluator = case("2x4xV100@10Gbit", zero=3)
+    text = next(t for t in said(lowered, evaluator) if "ZeRO 3" in t)
     # Embedding and head share a weight and gather it each.
     elements = evaluator.problem.graph.num_parameters + 2048 * 512
     assert f"gathers of {elements * 2 / 1e6:.3g} MB of weights" in text
 
 
 def test_plans_carry_their_reasons() -> None:
-    choice, evaluator = case(tp=2)
-    plan = annotate(to_plan(choice, evaluator), choice, evaluator)
-    assert plan.why == said(choice, evaluator)
-    assert plan.estimate == estimate_choice(choice, evaluator)
+    lowered, evaluator = case(tp=2)
+    plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
+    assert plan.why == said(lowered, evaluator)
+    assert plan.estimate == estimate_choice(lowered, evaluator)
 
 
 def test_any_plan_of_a_space_has_reasons() -> None:
@@ -156,9 +156,9 @@ def test_any_plan_of_a_space_has_reasons() -> None:
             problem = Problem.build(zoo.build(spec), parse_cluster(cluster), {"global_batch": 32})
             space = PlanSpace(problem)
             for _ in range(6):
-                choice = space.choice(space.random(rng))
-                outcome = space.evaluator.evaluate(choice)
-                found = reasons(choice, space.evaluator, outcome)
+                lowered = space.lowered(space.random(rng))
+                outcome = space.evaluator.evaluate(lowered)
+                found = reasons(lowered, space.evaluator, outcome)
                 assert 1 <= len(found) <= NUM_REASONS
                 assert all(" of the step (" in text for text in found)
                 assert "nan" not in " ".join(found)

@@ -64,7 +64,7 @@ def test_rewards_telescope_to_the_price(kind, gpt, space):
         assert sum(rewards) == pytest.approx(REWARD_SCALE * np.log(start / info["finished"].worth_s), rel=1e-6)
         assert all(r <= 1e-9 for r in rewards)
         assert info["finished"].values == s.repair(info["finished"].values)
-        assert info["finished"].step_time_s == s.evaluator.evaluate(s.choice(info["finished"].values)).step_time_s
+        assert info["finished"].step_time_s == s.evaluator.evaluate(s.lowered(info["finished"].values)).step_time_s
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_a_third_axis_is_decided_like_the_others(kind, space):
         middles.add(s.shape(info["finished"].values).middle)
         assert info["finished"].values == s.repair(info["finished"].values)
         assert all(r <= 1e-9 for r in rewards) and len(rewards) <= 200
-        assert info["finished"].step_time_s == s.evaluator.evaluate(s.choice(info["finished"].values)).step_time_s
+        assert info["finished"].step_time_s == s.evaluator.evaluate(s.lowered(info["finished"].values)).step_time_s
     assert kind == "sharding" or middles >= {1, 2}
 
 
@@ -146,7 +146,7 @@ def test_on_long_pipelines_no_rank_but_the_last_recomputes_more_than_the_one_bef
 
 def test_infeasible_plans_are_worth_less_than_feasible_ones(gpt, space):
     s = space(gpt(layers=4, hidden=1024, heads=16, seq=1024, vocab=50000), "2xV100-16GB", 64)
-    outcomes = [s.evaluator.evaluate(s.choice(values)) for _, values in templates(s)]
+    outcomes = [s.evaluator.evaluate(s.lowered(values)) for _, values in templates(s)]
     feasible = [o for o in outcomes if o.fits]
     overflowing = [o for o in outcomes if not o.fits]
     assert feasible and overflowing

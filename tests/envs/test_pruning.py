@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from automap.bounds.enumeration import Listing
+from automap.bounds.enumeration import Enumeration
 from automap.cluster import parse_cluster
 from automap.price.kernels.columns import C_COUNT, C_FORWARD, C_FORWARD_ATTENDED
 from automap.problem import Problem
@@ -34,7 +34,7 @@ def build(graph, cluster="2x2xV100-16GB@10Gbit", batch=8, reserve=0.0, **fix):
 def optimum(space):
     """Price of the best plan that fits, and the number of plans, by enumeration."""
     best, count = math.inf, 0
-    for rows in Listing(space).plans():
+    for rows in Enumeration(space).plans():
         found = space.price(rows)
         best = min(best, float(found[found[:, 1] <= 0.0, 0].min(initial=math.inf)))
         count += len(rows)

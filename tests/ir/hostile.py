@@ -476,21 +476,21 @@ def mutated(data: bytes, count: int, seed: int) -> Iterator[bytes]:
         for _ in range(rng.choice((1, 1, 2, 5, 20))):
             at = rng.randrange(max(len(changed), 1))
             size = min(rng.choice((1, 2, 8, 64, 500)), len(changed) - at)
-            choice = rng.randrange(8)
-            if choice == 0:
+            lowered = rng.randrange(8)
+            if lowered == 0:
                 changed[at : at + 1] = bytes([rng.randrange(256)])
-            elif choice == 1 and size:
+            elif lowered == 1 and size:
                 changed[at] ^= 1 << rng.randrange(8)
-            elif choice == 2:
+            elif lowered == 2:
                 del changed[at : at + size]
-            elif choice == 3:
+            elif lowered == 3:
                 changed[at:at] = changed[at : at + size] * rng.choice((1, 3))
-            elif choice == 4:
+            elif lowered == 4:
                 other = rng.randrange(max(len(changed), 1))
                 changed[at : at + size] = changed[other : other + size]
-            elif choice == 5:
+            elif lowered == 5:
                 changed[at : at + 1] = varint(rng.choice(SIZES))
-            elif choice == 6:
+            elif lowered == 6:
                 changed[at : at + size] = bytes(rng.randrange(256) for _ in range(size))
             elif rng.random() < 0.1:
                 del changed[at:]

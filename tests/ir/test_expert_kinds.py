@@ -81,11 +81,11 @@ def loop(x: Tensor, chosen: Tensor, weights: Tensor, w: Tensor) -> Tensor:
     for sample in range(SAMPLES):
         taken = [0] * EXPERTS
         for token in range(LENGTH):
-            for choice in range(TOP):
-                e = int(chosen[sample, token, choice])
+            for lowered in range(TOP):
+                e = int(chosen[sample, token, lowered])
                 taken[e] += 1
                 if taken[e] <= CAPACITY:
-                    y[sample, token] += weights[sample, token, choice] * (x[sample, token] @ w[e])
+                    y[sample, token] += weights[sample, token, lowered] * (x[sample, token] @ w[e])
     return y
 
 

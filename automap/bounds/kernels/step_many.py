@@ -2,8 +2,8 @@
 
 All bounds are admissible: no completion is faster or smaller. Behind a shape they come from a tree over shapes, and
 stay while schedule, order and devices of the stages are decided; while cuts are, they come from the least that units
-cost on the ranks; then from the rows of `Desk` with undecided recomputation, ZeRO and signatures at their best. Units:
-seconds; memory as share of capacity (overflow).
+cost on the ranks; then from the rows of `Workspace` with undecided recomputation, ZeRO and signatures at their best.
+Units: seconds; memory as share of capacity (overflow).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from automap.space.compile import (
 from automap.space.kernels.cuts import nth_cut
 from automap.space.kernels.masks import mode_mask, share_mask, size_mask
 from automap.space.kernels.price_one import cost_rows, finish, price_laid
-from automap.space.kernels.unit_cache import MEMO
+from automap.space.kernels.unit_cache import UNIT_CACHE
 from automap.space.kernels.workspace import (
-    DESK,
     F_ALIKE,
     F_KIND,
     F_RANKS,
+    WORKSPACE,
     find_stages,
-    new_desk,
+    new_workspace,
     pick,
     remember_mask,
     set_frame,
@@ -137,8 +137,8 @@ def _tighten(bound, seconds, over):
     bound[1] = max(bound[1], over)
 
 
-@borrowing(int64(SPACE, int64[::1], DESK, int64, int64, int64[::1]), inner=True)
-def _ends(space, value, desk, num_chunks, count, ends):
+@borrowing(int64(SPACE, int64[::1], WORKSPACE, int64, int64, int64[::1]), inner=True)
+def _ends(space, value, workspace, num_chunks, count, ends):
     """Writes the first `count` ends of chunks that are decided; returns the last of them."""
     start = 0
     for chunk in range(count):
@@ -147,21 +147,21 @@ def _ends(space, value, desk, num_chunks, count, ends):
         else:
             low, high = space.windows[num_chunks, chunk]
             picked = value[space.scalars[N_FIRST_CUT] + chunk]
-            start = nth_cut(space.weight, start, max(low, start + 1), high, desk.shares[chunk], picked)
+            start = nth_cut(space.weight, start, max(low, start + 1), high, workspace.shares[chunk], picked)
         ends[chunk] = start
     return start
 
 
-@borrowing(int64(SPACE, TREE, int64[::1], int64[::1], DESK, int64), inner=True)
-def _floor_of(space, tree, node, value, desk, rank):
+@borrowing(int64(SPACE, TREE, int64[::1], int64[::1], WORKSPACE, int64), inner=True)
+def _floor_of(space, tree, node, value, workspace, rank):
     """The row of floors of a rank; see `set_stages`."""
-    if desk.frame[F_ALIKE] == 1:
+    if workspace.frame[F_ALIKE] == 1:
         return node[T_FLOOR]
-    return tree.unlike[desk.stages[rank], value[space.obeys.shape[0]]]
+    return tree.unlike[workspace.stages[rank], value[space.obeys.shape[0]]]
 
 
-@borrowing(float64(SPACE, TREE, int64[::1], int64[::1], DESK, int64[::1], int64), inner=True)
-def _pipeline_floor(space, tree, node, value, desk, ends, known):
+@borrowing(float64(SPACE, TREE, int64[::1], int64[::1], WORKSPACE, int64[::1], int64), inner=True)
+def _pipeline_floor(space, tree, node, value, workspace, ends, known):
     """The step is at least what the known chunks ask of their ranks, behind the chunks before them.
 
     Args:
@@ -169,27 +169,30 @@ def _pipeline_floor(space, tree, node, value, desk, ends, known):
         tree: bounds.
         node: of the shape.
         value: [slots].
-        desk: see `set_stages`.
+        workspace: see `set_stages`.
         ends: [chunks] of the known chunks.
         known: how many are known.
     """
     ranks, count = node[T_RANKS], node[T_COUNT]
     # Gradients of weights may fill the pipeline.
-    is_filled = desk.frame[F_KIND] == ZB1P or desk.frame[F_KIND] == ZB2P
-    busy, before = desk.room.ranks[0, :ranks], desk.room.ranks[1, :ranks]
+    is_filled = workspace.frame[F_KIND] == ZB1P or workspace.frame[F_KIND] == ZB2P
+    busy, before = workspace.room.ranks[0, :ranks], workspace.room.ranks[1, :ranks]
     busy[:] = 0.0
     before[:] = 0.0
     start, passed, received = 0, 0.0, 0.0
     for chunk in range(known):
         rank = chunk % ranks
-        row = _floor_of(space, tree, node, value, desk, rank)
+        row = _floor_of(space, tree, node, value, workspace, rank)
         seconds = tree.work[row, ends[chunk]] - tree.work[row, start]
         sent = 0.0
         if chunk < node[T_CHUNKS] - 1:
-            rate = space.send_bytes_per_s[desk.boundaries[rank]]
-            sent = desk.settings[P_SEND_S] + (1.0 - desk.settings[P_SEND_OVERLAP]) * tree.sent[row, ends[chunk]] / rate
+            rate = space.send_bytes_per_s[workspace.boundaries[rank]]
+            sent = (
+                workspace.settings[P_SEND_S]
+                + (1.0 - workspace.settings[P_SEND_OVERLAP]) * tree.sent[row, ends[chunk]] / rate
+            )
         seconds += received + sent if node[T_CHUNKS] == ranks else max(received, sent)
-        seconds += desk.settings[P_MICRO_BATCH_S] * ranks / node[T_CHUNKS]
+        seconds += workspace.settings[P_MICRO_BATCH_S] * ranks / node[T_CHUNKS]
         received = sent
         busy[rank] += seconds
         if chunk < ranks:
@@ -199,11 +202,11 @@ def _pipeline_floor(space, tree, node, value, desk, ends, known):
     longest = 0.0
     for rank in range(ranks):
         longest = max(longest, before[rank] + count * busy[rank])
-    return longest + desk.settings[P_STEP_S]
+    return longest + workspace.settings[P_STEP_S]
 
 
-@borrowing(float64(SPACE, TREE, int64[::1], int64[::1], DESK, int64, int64, int64), inner=True)
-def _memory_floor(space, tree, node, value, desk, chunk, start, end):
+@borrowing(float64(SPACE, TREE, int64[::1], int64[::1], WORKSPACE, int64, int64, int64), inner=True)
+def _memory_floor(space, tree, node, value, workspace, chunk, start, end):
     """A device that holds the units of a chunk overflows by no smaller a share of its memory.
 
     Args:
@@ -214,17 +217,17 @@ def _memory_floor(space, tree, node, value, desk, chunk, start, end):
     """
     ranks = node[T_RANKS]
     rank = chunk % ranks
-    row = _floor_of(space, tree, node, value, desk, rank)
+    row = _floor_of(space, tree, node, value, workspace, rank)
     # As many micro-batches wait for their backward pass as in `combine` where the schedule is bounded.
     waiting = min(ranks - rank, node[T_COUNT]) if node[T_CHUNKS] == ranks else 1
     used = max(0.0, tree.weights[row, end] - tree.weights[row, start] - tree.aside[0]) + tree.aside[1]
     used += waiting * (tree.kept[row, end] - tree.kept[row, start])
-    return used / max(1.0, space.capacity[desk.stages[rank]]) - 1.0
+    return used / max(1.0, space.capacity[workspace.stages[rank]]) - 1.0
 
 
-@borrowing(void(SPACE, TREE, int64[::1], int64[::1], DESK, int64), inner=True)
-def _rest(space, tree, node, value, desk, first):
-    """Writes into `Desk.rest` the least seconds of a micro-batch on each rank from `first` on.
+@borrowing(void(SPACE, TREE, int64[::1], int64[::1], WORKSPACE, int64), inner=True)
+def _rest(space, tree, node, value, workspace, first):
+    """Writes into `Workspace.rest` the least seconds of a micro-batch on each rank from `first` on.
 
     These share all units behind each.
 
@@ -232,22 +235,22 @@ def _rest(space, tree, node, value, desk, first):
         space, tree, node, value, desk: see `_pipeline_floor`.
         first: pipeline rank.
     """
-    rest = desk.rest
+    rest = workspace.rest
     devices = 0
     for rank in range(first, node[T_RANKS]):
-        devices += desk.devices[rank]
+        devices += workspace.devices[rank]
     last = rest.shape[0] - 1
     rest[last] = 0.0
     for unit in range(last - 1, -1, -1):
         least = np.inf
         for rank in range(first, node[T_RANKS]):
-            work = tree.work[_floor_of(space, tree, node, value, desk, rank)]
-            least = min(least, (work[unit + 1] - work[unit]) * desk.devices[rank])
+            work = tree.work[_floor_of(space, tree, node, value, workspace, rank)]
+            least = min(least, (work[unit + 1] - work[unit]) * workspace.devices[rank])
         rest[unit] = rest[unit + 1] + least / devices
 
 
-@borrowing(int64(TABLES, SPACE, MEMO, TREE, WALKS, int64, int64, DESK, int64[::1], boolean[::1]), inner=True)
-def _legal(tables, space, memo, tree, walks, walk, slot, desk, ends, mask):
+@borrowing(int64(TABLES, SPACE, UNIT_CACHE, TREE, WALKS, int64, int64, WORKSPACE, int64[::1], boolean[::1]), inner=True)
+def _legal(tables, space, cache, tree, walks, walk, slot, workspace, ends, mask):
     """Writes the legal values of a slot into `walks.legal`; returns their number."""
     value, node = walks.values[walk], tree.nodes[walks.node[walk]]
     legal = walks.legal[walk]
@@ -277,20 +280,20 @@ def _legal(tables, space, memo, tree, walks, walk, slot, desk, ends, mask):
         size_mask(space, value, slot - schedule - 2, mask[:num_values])
     elif slot < first_cut:
         num_values = space.share_ways.shape[2]
-        find_stages(space, value, desk.devices, desk.rows, desk.boundaries)
-        share_mask(space, value, node[T_RANKS], desk.rows, mask[:num_values])
+        find_stages(space, value, workspace.devices, workspace.rows, workspace.boundaries)
+        share_mask(space, value, node[T_RANKS], workspace.rows, mask[:num_values])
     elif slot < space.scalars[N_FIRST_RECOMPUTE]:
         chunk = slot - first_cut
         if chunk < node[T_CHUNKS] - 1:
             low, high = space.windows[node[T_CHUNKS], chunk]
-            start = _ends(space, value, desk, node[T_CHUNKS], chunk, ends)
+            start = _ends(space, value, workspace, node[T_CHUNKS], chunk, ends)
             num_values = high - max(low, start + 1) + 1
             mask[: min(most, num_values)] = True
     elif slot < zero_slot:
         rank = slot - space.scalars[N_FIRST_RECOMPUTE]
         if rank < node[T_RANKS]:
             num_values = space.modes.shape[0]
-            _ends(space, value, desk, node[T_CHUNKS], node[T_CHUNKS], ends)
+            _ends(space, value, workspace, node[T_CHUNKS], node[T_CHUNKS], ends)
             mode_mask(space, ends[: node[T_CHUNKS]], node[T_RANKS], rank, mask[:num_values])
             before = value[slot - 1]
             if tree.free_ranks[0] < node[T_RANKS] and 0 < rank < node[T_RANKS] - 1 and mask[: before + 1].any():
@@ -298,19 +301,19 @@ def _legal(tables, space, memo, tree, walks, walk, slot, desk, ends, mask):
     elif slot == zero_slot:
         # Whether there are replicas is written when the frame is laid out.
         value[zero_slot] = 0
-        set_frame(space, value, desk)
+        set_frame(space, value, workspace)
         replicated = False
-        for a in range(desk.zero_axes.shape[0]):
-            replicated = replicated or desk.zero_axes[a]
+        for a in range(workspace.zero_axes.shape[0]):
+            replicated = replicated or workspace.zero_axes[a]
         if replicated:
             num_values = 4
             for zero in range(4):
                 mask[zero] = space.zeros[zero]
     else:
-        num_axes = desk.incoming.shape[0]
+        num_axes = workspace.incoming.shape[0]
         group, axis = divmod(slot - space.scalars[N_FIRST_SIGNATURE], num_axes)
         num_values = space.groups[group, G_VALUES]
-        remember_mask(tables, space, memo, group, axis, desk, mask[:num_values])
+        remember_mask(tables, space, cache, group, axis, workspace, mask[:num_values])
     for v in range(min(most, num_values)):
         if mask[v]:
             legal[found] = v
@@ -318,8 +321,8 @@ def _legal(tables, space, memo, tree, walks, walk, slot, desk, ends, mask):
     return found
 
 
-@borrowing(void(TABLES, SPACE, MEMO, int64[::1], int64, int64, DESK, SHARDED, float64[::1]), inner=True)
-def _look_at_mode(tables, space, memo, value, slot, mode, desk, sharded, out):
+@borrowing(void(TABLES, SPACE, UNIT_CACHE, int64[::1], int64, int64, WORKSPACE, SHARDED, float64[::1]), inner=True)
+def _look_at_mode(tables, space, cache, value, slot, mode, workspace, sharded, out):
     """Bounds what follows a recompute mode of a rank: the modes of ranks behind it and ZeRO at their best.
 
     A rank is fastest where nothing is computed again; which mode needs least memory is tried.
@@ -327,36 +330,36 @@ def _look_at_mode(tables, space, memo, value, slot, mode, desk, sharded, out):
     Args:
         tables: see `Tables.arrays`.
         space: see `compile_space`.
-        memo: of the problem.
+        cache: of the problem.
         value: [slots], those before `slot` are decided; the others are scratch.
         slot: of the mode.
         mode: that is decided.
-        desk: with the signatures that are known.
+        workspace: with the signatures that are known.
         sharded: scratch.
         out: [2] seconds, overflow; written.
     """
-    first, ranks = space.scalars[N_FIRST_RECOMPUTE], desk.frame[F_RANKS]
+    first, ranks = space.scalars[N_FIRST_RECOMPUTE], workspace.frame[F_RANKS]
     is_last = slot == first + ranks - 1
     value[slot] = mode
     seconds = np.inf
-    used = desk.used[:, :ranks]
+    used = workspace.used[:, :ranks]
     used[:] = np.inf
     for other in range(space.modes.shape[0]):
         if other > 0 and (is_last or not space.modes[other]):
             continue
         value[slot + 1 : first + ranks] = other
-        set_frame(space, value, desk)
-        cost_rows(tables, space, memo, -1, desk, sharded)
+        set_frame(space, value, workspace)
+        cost_rows(tables, space, cache, -1, workspace, sharded)
         replicated = False
-        for a in range(desk.zero_axes.shape[0]):
-            replicated = replicated or desk.zero_axes[a]
+        for a in range(workspace.zero_axes.shape[0]):
+            replicated = replicated or workspace.zero_axes[a]
         for zero in range(4):
             if space.zeros[zero] if replicated else zero == 0:
-                desk.settings[P_ZERO] = zero
-                finish(tables, space, desk, False, out)
+                workspace.settings[P_ZERO] = zero
+                finish(tables, space, workspace, False, out)
                 seconds = min(seconds, out[0])
                 for rank in range(ranks):
-                    used[zero, rank] = min(used[zero, rank], rank_overflow(desk.ranks[rank]))
+                    used[zero, rank] = min(used[zero, rank], rank_overflow(workspace.ranks[rank]))
     out[0], out[1] = seconds, np.inf
     for zero in range(4):
         worst = -np.inf
@@ -365,8 +368,10 @@ def _look_at_mode(tables, space, memo, value, slot, mode, desk, sharded, out):
         out[1] = min(out[1], worst)
 
 
-@borrowing(void(TABLES, SPACE, MEMO, TREE, WALKS, int64, int64, DESK, SHARDED, int64[::1], boolean[::1]), inner=True)
-def _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends, mask):
+@borrowing(
+    void(TABLES, SPACE, UNIT_CACHE, TREE, WALKS, int64, int64, WORKSPACE, SHARDED, int64[::1], boolean[::1]), inner=True
+)
+def _look(tables, space, cache, tree, walks, walk, slot, workspace, sharded, ends, mask):
     """Writes the bounds behind the legal values of a slot into `walks.ahead`."""
     value, node = walks.values[walk], tree.nodes[walks.node[walk]]
     legal, ahead, bound = walks.legal[walk], walks.ahead[walk], walks.bound[walk]
@@ -384,43 +389,45 @@ def _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends, mas
             ahead[i, 0], ahead[i, 1] = bound[0], bound[1]
     elif slot < first_recompute:
         chunks = node[T_CHUNKS]
-        desk.rest[:] = 0.0
+        workspace.rest[:] = 0.0
         chunk = slot - first_cut
-        start = _ends(space, value, desk, chunks, chunk, ends)
+        start = _ends(space, value, workspace, chunks, chunk, ends)
         low, high = space.windows[chunks, chunk]
         if chunks == node[T_RANKS]:
-            _rest(space, tree, node, value, desk, chunk + 1)
+            _rest(space, tree, node, value, workspace, chunk + 1)
         for i in range(count):
-            ends[chunk] = nth_cut(space.weight, start, max(low, start + 1), high, desk.shares[chunk], legal[i])
+            ends[chunk] = nth_cut(space.weight, start, max(low, start + 1), high, workspace.shares[chunk], legal[i])
             known = chunk + 1
-            over = _memory_floor(space, tree, node, value, desk, chunk, start, ends[chunk])
+            over = _memory_floor(space, tree, node, value, workspace, chunk, start, ends[chunk])
             if chunk == chunks - 2:
                 ends[chunks - 1] = space.units.shape[0]
                 known = chunks
-                over = max(over, _memory_floor(space, tree, node, value, desk, chunk + 1, ends[chunk], ends[known - 1]))
-            ahead[i, 0] = _pipeline_floor(space, tree, node, value, desk, ends, known)
-            ahead[i, 0] = max(ahead[i, 0], node[T_COUNT] * desk.rest[ends[chunk]])
+                over = max(
+                    over, _memory_floor(space, tree, node, value, workspace, chunk + 1, ends[chunk], ends[known - 1])
+                )
+            ahead[i, 0] = _pipeline_floor(space, tree, node, value, workspace, ends, known)
+            ahead[i, 0] = max(ahead[i, 0], node[T_COUNT] * workspace.rest[ends[chunk]])
             ahead[i, 1] = over
     elif slot < zero_slot:
-        settle(tables, space, desk, mask)
+        settle(tables, space, workspace, mask)
         for i in range(count):
-            _look_at_mode(tables, space, memo, value, slot, legal[i], desk, sharded, ahead[i])
+            _look_at_mode(tables, space, cache, value, slot, legal[i], workspace, sharded, ahead[i])
     elif slot == zero_slot:
-        settle(tables, space, desk, mask)
-        cost_rows(tables, space, memo, -1, desk, sharded)
+        settle(tables, space, workspace, mask)
+        cost_rows(tables, space, cache, -1, workspace, sharded)
         for i in range(count):
-            desk.settings[P_ZERO] = legal[i]
-            finish(tables, space, desk, False, ahead[i])
+            workspace.settings[P_ZERO] = legal[i]
+            finish(tables, space, workspace, False, ahead[i])
     else:
-        num_axes = desk.incoming.shape[0]
+        num_axes = workspace.incoming.shape[0]
         group, axis = divmod(slot - space.scalars[N_FIRST_SIGNATURE], num_axes)
         kind = 0
         while space.group_spans[kind + 1] <= group:
             kind += 1
         for i in range(count):
-            pick(space, group, axis, legal[i], desk)
-            cost_rows(tables, space, memo, kind, desk, sharded)
-            finish(tables, space, desk, False, ahead[i])
+            pick(space, group, axis, legal[i], workspace)
+            cost_rows(tables, space, cache, kind, workspace, sharded)
+            finish(tables, space, workspace, False, ahead[i])
     for i in range(count):
         _tighten(ahead[i], bound[0], bound[1])
 
@@ -456,14 +463,14 @@ def _unasked(space, walks, walk, slot):
     return found
 
 
-@kernel(void(TABLES, SPACE, MEMO, TREE, WALKS, int64[::1]))
-def step_many(tables, space, memo, tree, walks, actions):
+@kernel(void(TABLES, SPACE, UNIT_CACHE, TREE, WALKS, int64[::1]))
+def step_many(tables, space, cache, tree, walks, actions):
     """Takes one decision of every walk, fills in what is forced or not asked behind it, and looks ahead.
 
     Args:
         tables: see `Tables.arrays`.
         space: see `compile_space`.
-        memo: of the problem.
+        cache: of the problem.
         tree: bounds of the space.
         walks: read and written. A walk stops, with no legal values, before a slot whose preferred value is `LATER`.
         actions: [walks] index into `walks.legal`, or one of `BEGIN`, `GO_ON` and `WAIT`; a plan that is
@@ -472,7 +479,7 @@ def step_many(tables, space, memo, tree, walks, actions):
     num_axes, num_slots = space.obeys.shape[0], walks.values.shape[1]
     first_cut = space.scalars[N_FIRST_CUT]
     zero_slot, first_signature = space.scalars[N_ZERO_SLOT], space.scalars[N_FIRST_SIGNATURE]
-    desk = new_desk(tables, space)
+    workspace = new_workspace(tables, space)
     sharded = new_sharded(tables, num_axes)
     ends = np.empty(space.windows.shape[1], np.int64)
     widest = max(space.units.shape[0], space.obeys.shape[1], space.send_rows.shape[1], space.layouts.shape[0], 5)
@@ -496,37 +503,39 @@ def step_many(tables, space, memo, tree, walks, actions):
         for slot in range(walks.position[walk], num_slots):
             if slot >= first_cut and not is_placed:
                 is_placed = True
-                set_stages(space, value, desk)
+                set_stages(space, value, workspace)
             if slot >= first_signature and not is_laid:
                 is_laid = True
-                set_frame(space, value, desk)
+                set_frame(space, value, workspace)
                 for group in range(space.groups.shape[0]):
                     for axis in range(num_axes):
                         at = first_signature + group * num_axes + axis
-                        pick(space, group, axis, value[at] if at < slot else -1, desk)
-            count = _legal(tables, space, memo, tree, walks, walk, slot, desk, ends, mask)
+                        pick(space, group, axis, value[at] if at < slot else -1, workspace)
+            count = _legal(tables, space, cache, tree, walks, walk, slot, workspace, ends, mask)
             if count > 1 and (tree.asked[slot] or walks.preferred[walk, slot] == LATER):
                 is_through = False
                 if tree.asked[slot]:
                     walks.offered[walk] = count
                     if slot > zero_slot:
-                        cost_rows(tables, space, memo, -1, desk, sharded)
+                        cost_rows(tables, space, cache, -1, workspace, sharded)
                     if slot > zero_slot and is_stale:
-                        finish(tables, space, desk, False, seen)
+                        finish(tables, space, workspace, False, seen)
                         _tighten(bound, seen[0], seen[1])
-                    _look(tables, space, memo, tree, walks, walk, slot, desk, sharded, ends, mask)
+                    _look(tables, space, cache, tree, walks, walk, slot, workspace, sharded, ends, mask)
                 break
             walks.offered[walk] = count
             picked = legal[0] if count == 1 else _unasked(space, walks, walk, slot)
             walks.offered[walk] = 0
             _accept(space, tree, walks, walk, slot, picked)
             if slot >= first_signature:
-                pick(space, (slot - first_signature) // num_axes, (slot - first_signature) % num_axes, picked, desk)
+                pick(
+                    space, (slot - first_signature) // num_axes, (slot - first_signature) % num_axes, picked, workspace
+                )
             is_stale = is_stale or slot >= zero_slot
         if is_through:
             if not is_laid:
-                set_frame(space, value, desk)
+                set_frame(space, value, workspace)
                 for group in range(space.groups.shape[0]):
                     for axis in range(num_axes):
-                        pick(space, group, axis, value[first_signature + group * num_axes + axis], desk)
-            price_laid(tables, space, memo, value, desk, sharded, True, bound)
+                        pick(space, group, axis, value[first_signature + group * num_axes + axis], workspace)
+            price_laid(tables, space, cache, value, workspace, sharded, True, bound)

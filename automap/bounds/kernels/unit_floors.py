@@ -26,36 +26,36 @@ from automap.price.kernels.unit import shard_unit, unit_cost
 from automap.price.kernels.unit_workspace import new_sharded
 from automap.space.compile import G_VALUES, SPACE
 from automap.space.kernels.masks import signature_mask
-from automap.space.kernels.workspace import DESK, F_MESHES, new_desk, pick, restore
+from automap.space.kernels.workspace import F_MESHES, WORKSPACE, new_workspace, pick, restore
 
 
-@borrowing(void(TABLES, SPACE, DESK, boolean[::1]), inner=True)
-def settle(tables, space, desk, mask):
+@borrowing(void(TABLES, SPACE, WORKSPACE, boolean[::1]), inner=True)
+def settle(tables, space, workspace, mask):
     """Picks the signatures that the meshes leave no choice of; the others are undecided.
 
     Args:
         tables: see `Tables.arrays`.
         space: see `compile_space`.
-        desk: with its meshes.
+        workspace: with its meshes.
         mask: scratch, as long as a group has values.
     """
-    num_axes, meshes = desk.incoming.shape[0], desk.frame[F_MESHES]
+    num_axes, meshes = workspace.incoming.shape[0], workspace.frame[F_MESHES]
     for group in range(space.groups.shape[0]):
         for axis in range(num_axes):
-            pick(space, group, axis, -1, desk)
+            pick(space, group, axis, -1, workspace)
         axis, only = 0, 0
         while axis < num_axes and only >= 0:
             legal = mask[: space.groups[group, G_VALUES]]
-            sizes, samples = desk.sizes[:meshes], desk.divided[:meshes]
-            signature_mask(tables, space, group, axis, desk.chosen, sizes, samples, legal)
+            sizes, samples = workspace.sizes[:meshes], workspace.divided[:meshes]
+            signature_mask(tables, space, group, axis, workspace.chosen, sizes, samples, legal)
             only = -1
             for value in range(legal.shape[0]):
                 if legal[value]:
                     only = value if only == -1 else -2
             # The mask's trials are taken back.
             for a in range(axis, num_axes):
-                restore(space, group, a, desk)
-            pick(space, group, axis, max(only, -1), desk)
+                restore(space, group, a, workspace)
+            pick(space, group, axis, max(only, -1), workspace)
             axis += 1
 
 
@@ -69,14 +69,14 @@ def settled(tables, space, frames, out):
         frames: [n, 2] row among the distinct stages, samples of a micro-batch.
         out: [n, groups, axes] value of each, -1 where there is a choice; written.
     """
-    desk = new_desk(tables, space)
+    workspace = new_workspace(tables, space)
     mask = np.empty(max(1, space.obeys.shape[1]), np.bool_)
-    desk.frame[F_MESHES] = 1
+    workspace.frame[F_MESHES] = 1
     for frame in range(frames.shape[0]):
-        desk.sizes[0] = space.axes[frames[frame, 0]]
-        desk.divided[0] = frames[frame, 1]
-        settle(tables, space, desk, mask)
-        out[frame] = desk.picked
+        workspace.sizes[0] = space.axes[frames[frame, 0]]
+        workspace.divided[0] = frames[frame, 1]
+        settle(tables, space, workspace, mask)
+        out[frame] = workspace.picked
 
 
 @kernel(void(TABLES, SPACE, int64[:, ::1], int64[:, :, ::1], float64[::1], int64, float64[:, :, ::1]))
@@ -95,30 +95,30 @@ def floors(tables, space, frames, picked, exposed, again, out):
             parameters held without ZeRO; written.
     """
     sharded = new_sharded(tables, space.obeys.shape[0])
-    desk = new_desk(tables, space)
-    desk.incoming[:] = UNKNOWN
+    workspace = new_workspace(tables, space)
+    workspace.incoming[:] = UNKNOWN
     row = np.empty(C_COUNT)
     for frame in range(frames.shape[0]):
         at, samples = frames[frame, 0], float64(frames[frame, 1])
         for a in range(space.obeys.shape[0] - 1):
-            desk.zero_axes[a] = space.axes[at, a] > 1.0
+            workspace.zero_axes[a] = space.axes[at, a] > 1.0
         for group in range(space.groups.shape[0]):
             for axis in range(space.obeys.shape[0]):
-                pick(space, group, axis, picked[frame, group, axis], desk)
+                pick(space, group, axis, picked[frame, group, axis], workspace)
         for kind in range(out.shape[2]):
             first, last = space.spans[kind], space.spans[kind + 1]
             shard_unit(
                 tables,
                 first,
                 last,
-                desk.chosen[first:last],
+                workspace.chosen[first:last],
                 space.axes[at],
                 space.links[at],
-                desk.zero_axes,
+                workspace.zero_axes,
                 space.hardware[at],
                 samples,
-                desk.records,
-                desk.cursor,
+                workspace.records,
+                workspace.cursor,
                 False,
                 sharded,
             )
@@ -128,16 +128,16 @@ def floors(tables, space, frames, picked, exposed, again, out):
                     tables,
                     first,
                     last,
-                    desk.chosen[first:last],
+                    workspace.chosen[first:last],
                     space.masks[mode, first:last],
-                    desk.incoming,
+                    workspace.incoming,
                     space.axes[at],
                     space.links[at],
                     space.hardware[at],
                     samples,
                     space.boundary[kind],
-                    desk.records,
-                    desk.cursor,
+                    workspace.records,
+                    workspace.cursor,
                     sharded,
                     row,
                 )

@@ -18,7 +18,7 @@ from torch import Tensor
 from automap.plan import Plan, parse_devices
 from automap.runtime.executor.action_order import Action, lower
 from automap.runtime.executor.point_to_point import Mail
-from automap.runtime.executor.transfer_plan import Layout, Piece, transfer
+from automap.runtime.executor.transfer_plan import Piece, TensorLayout, transfer
 from automap.runtime.operators.weight_gradients import Deferred, splitting
 from automap.runtime.stage_program import Box, Crossing, StageProgram
 from automap.schedule import A_CHUNK, A_MICRO_BATCH, A_WORD, FORWARD, INPUT, KINDS, WEIGHT, arrange, read_order
@@ -43,11 +43,11 @@ class Ends:
     replicas: tuple[int, ...] = ()
     """Of each rank the number of its replica, where replicas are apart; those of all stages are then the same."""
 
-    def layout(self, crossing: Crossing) -> Layout:
+    def layout(self, crossing: Crossing) -> TensorLayout:
         """Where the parts of a tensor are."""
         return dict(zip(self.ranks, crossing.boxes, strict=True))
 
-    def layouts(self, crossing: Crossing) -> list[Layout]:
+    def layouts(self, crossing: Crossing) -> list[TensorLayout]:
         """The same for each replica by itself."""
         if not self.replicas:
             return [self.layout(crossing)]
@@ -63,7 +63,7 @@ class Route:
     maker: int
     reader: int
     """Stages: of the tensor, not of the gradient."""
-    sources: Layout
+    sources: TensorLayout
     """Of those who send."""
     pieces: tuple[Piece, ...]
     dtype: torch.dtype

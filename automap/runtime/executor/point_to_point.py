@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from automap.runtime.executor.transfer_plan import Layout, Piece, extent, inside
+from automap.runtime.executor.transfer_plan import Piece, TensorLayout, extent, inside
 from automap.runtime.stage_program import Box
 
 
@@ -36,7 +36,7 @@ class Mail:
         self._sends: dict[Hashable, list[tuple[dist.Work, Tensor]]] = {}
 
     def post(
-        self, pieces: Sequence[Piece], sources: Layout, tensor: Tensor | None, dtype: torch.dtype, *,
+        self, pieces: Sequence[Piece], sources: TensorLayout, tensor: Tensor | None, dtype: torch.dtype, *,
         under: Hashable, sent_under: Hashable,
     ) -> None:  # fmt: skip
         """Begins what this rank has to do with the pieces of a tensor.

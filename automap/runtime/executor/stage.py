@@ -19,7 +19,7 @@ from automap.errors import PlanError
 from automap.plan import Plan
 from automap.price.evaluator import Evaluator
 from automap.price.local_sgd import replica_axis
-from automap.price.plan_reader import to_choice
+from automap.price.plan_reader import lower_plan
 from automap.runtime.executor.parameters import Parameters, value_of
 from automap.runtime.executor.replica_averaging import replica_share
 from automap.runtime.executor.sharded_operators import Form, Local, Place, Split, choose, with_attributes, with_bias
@@ -439,8 +439,8 @@ def outlines(plan: Plan, evaluator: Evaluator, dtype: torch.dtype = torch.float3
     Raises:
         PlanError: the plan is illegal, or cannot be split so.
     """
-    choice = to_choice(plan, evaluator)
-    return outline(plan, choice, evaluator, make_meshes(plan, choice.axes), dtype)
+    lowered = lower_plan(plan, evaluator)
+    return outline(plan, lowered, evaluator, make_meshes(plan, lowered.axes), dtype)
 
 
 def build_programs(
@@ -468,10 +468,10 @@ def build_programs(
         PlanError: the plan is illegal, or an operator of it cannot be executed exactly; names it.
         ModelError: a value is missing or of another shape.
     """
-    choice = to_choice(plan, evaluator)
+    lowered = lower_plan(plan, evaluator)
     if plan.sync.kind != "synchronous":
-        replica_axis(plan, choice, evaluator)
-    stages = outline(plan, choice, evaluator, make_meshes(plan, choice.axes, rank, groups), dtype)
+        replica_axis(plan, lowered, evaluator)
+    stages = outline(plan, lowered, evaluator, make_meshes(plan, lowered.axes, rank, groups), dtype)
     scale = loss_scale(evaluator.problem.graph, plan.num_micro_batches, plan.samples_per_micro_batch)
     programs = {
         stage.number: Sharded(

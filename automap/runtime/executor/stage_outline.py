@@ -14,11 +14,11 @@ import torch
 
 from automap.plan import Plan
 from automap.price.evaluator import Evaluator
-from automap.price.lowered_plan import Choice
+from automap.price.lowered_plan import LoweredPlan
 from automap.runtime.mesh_groups import Mesh
 from automap.runtime.operators.base import torch_dtype
 from automap.runtime.stage_program import Crossing
-from automap.runtime.tensor_layout import Layouts, Placements
+from automap.runtime.tensor_layout import PipelineLayouts, Placements
 from ir.factors import BROADCAST, PARTIAL, Signature, gradient_placement
 from ir.graph import Graph, Operator
 from ir.loss import has_loss
@@ -41,7 +41,7 @@ class Outline:
 
     number: int
     mesh: Mesh
-    layouts: Layouts
+    layouts: PipelineLayouts
     graph: Graph
     dtype: torch.dtype
     """Of floating-point tensors."""
@@ -87,13 +87,13 @@ class Outline:
 
 
 def outline(
-    plan: Plan, choice: Choice, evaluator: Evaluator, meshes: Sequence[Mesh], dtype: torch.dtype = torch.float32
+    plan: Plan, lowered: LoweredPlan, evaluator: Evaluator, meshes: Sequence[Mesh], dtype: torch.dtype = torch.float32
 ) -> tuple[Outline, ...]:
     """All stages of a plan.
 
     Args:
         plan: of the evaluator's problem.
-        choice: `automap.price.plan_reader.to_choice` of it.
+        lowered: `automap.price.plan_reader.to_choice` of it.
         evaluator: of the problem.
         meshes: see `automap.runtime.mesh_groups.make_meshes`.
         dtype: of floating-point tensors.
@@ -102,7 +102,7 @@ def outline(
         PlanError: samples or dims cannot be split so.
     """
     graph = evaluator.problem.graph
-    homes = _homes(choice, evaluator)
+    homes = _homes(lowered, evaluator)
     trained, sampled = _trained(graph), _sampled(graph)
     stages = []
     for number, mesh in enumerate(meshes):
@@ -112,7 +112,7 @@ def outline(
             Outline(
                 number=number,
                 mesh=mesh,
-                layouts=Layouts(mesh, plan.samples_per_micro_batch),
+                layouts=PipelineLayouts(mesh, plan.samples_per_micro_batch),
                 graph=graph,
                 dtype=dtype,
                 constants=tuple(graph.operators[i] for i in sorted(constants)),
@@ -130,11 +130,11 @@ def outline(
     return tuple(stages)
 
 
-def _homes(choice: Choice, evaluator: Evaluator) -> dict[int, tuple[int, Planned]]:
+def _homes(lowered: LoweredPlan, evaluator: Evaluator) -> dict[int, tuple[int, Planned]]:
     """Operator -> the stage that runs it, and how."""
     graph, linkage = evaluator.problem.graph, evaluator.tables.linkage
     found = {}
-    for number, segments in enumerate(choice.chunks):
+    for number, segments in enumerate(lowered.chunks):
         for segment in segments:
             unit = linkage.blocks.units[segment.unit]
             first = segment.first - int(evaluator.tables.spans[unit.type])

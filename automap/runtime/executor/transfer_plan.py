@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from automap.runtime.stage_program import Box
 
-Layout = Mapping[int, Box]
+TensorLayout = Mapping[int, Box]
 """Rank -> what it holds of a tensor."""
 
 
@@ -26,7 +26,7 @@ class Piece:
     box: Box
 
 
-def transfer(sources: Layout, targets: Layout) -> list[Piece]:
+def transfer(sources: TensorLayout, targets: TensorLayout) -> list[Piece]:
     """How every target gets its box: in parts, each from a rank that holds it.
 
     A target that holds a part itself takes its own; else replicas of a part take turns by the place of the target.

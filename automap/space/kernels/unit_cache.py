@@ -24,7 +24,7 @@ BITS = 62
 """Signatures of a group whose legality is remembered."""
 
 
-class Memo(NamedTuple):
+class UnitCache(NamedTuple):
     """What was worked out before; a later entry takes the place of an earlier one."""
 
     keys: Ints
@@ -35,13 +35,13 @@ class Memo(NamedTuple):
     """[remembered, 3] two hashes of a linkage group on meshes of stages; which signatures are legal there, as bits."""
 
 
-MEMO = types.NamedTuple((int64[:, ::1], float64[:, ::1], int64[:, ::1]), Memo)
-"""Numba's type of `Memo`."""
+UNIT_CACHE = types.NamedTuple((int64[:, ::1], float64[:, ::1], int64[:, ::1]), UnitCache)
+"""Numba's type of `UnitCache`."""
 
 
-def new_memo() -> Memo:
+def new_memo() -> UnitCache:
     """An empty memo; of one problem."""
-    return Memo(
+    return UnitCache(
         np.zeros((REMEMBERED, 2), np.int64),
         np.empty((REMEMBERED, C_COUNT + 1)),
         np.zeros((REMEMBERED, 3), np.int64),

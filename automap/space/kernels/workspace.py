@@ -34,7 +34,7 @@ from automap.space.compile import (
 )
 from automap.space.kernels.cuts import cut_shares, nth_cut
 from automap.space.kernels.masks import share_devices, share_of, sharing, signature_mask, unlike_meshes
-from automap.space.kernels.unit_cache import BITS, MEMO, REMEMBERED, mix, scramble
+from automap.space.kernels.unit_cache import BITS, REMEMBERED, UNIT_CACHE, mix, scramble
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -48,7 +48,7 @@ K_COUNT = K_INCOMING + MAX_AXES
 F_RANKS, F_CHUNKS, F_COUNT_OF_BATCHES, F_KIND, F_MESHES, F_UNIFORM, F_ROWS, F_PARTS, F_ALIKE = range(9)
 
 
-class Desk(NamedTuple):
+class Workspace(NamedTuple):
     """Scratch memory of one caller."""
 
     frame: Ints
@@ -58,7 +58,7 @@ class Desk(NamedTuple):
     rows: Ints
     """[ranks] row of each among the distinct stages."""
     stages: Ints
-    """[ranks] the same as the kind of device sees it that is looked from, see `Choice.views`."""
+    """[ranks] the same as the kind of device sees it that is looked from, see `LoweredPlan.views`."""
     boundaries: Ints
     """[ranks] row of the boundary behind each."""
     samples: Ints
@@ -120,7 +120,7 @@ class Desk(NamedTuple):
     """[1] rows of it written."""
 
 
-DESK = types.NamedTuple(
+WORKSPACE = types.NamedTuple(
     (
         *[int64[::1]] * 7,
         float64[:, ::1],
@@ -146,19 +146,19 @@ DESK = types.NamedTuple(
         *[float64[:, ::1]] * 2,
         int64[::1],
     ),
-    Desk,
+    Workspace,
 )
-"""Numba's type of `Desk`."""
+"""Numba's type of `Workspace`."""
 
 
-@kernel(DESK(TABLES, SPACE), inner=True)
-def new_desk(tables, space):
+@kernel(WORKSPACE(TABLES, SPACE), inner=True)
+def new_workspace(tables, space):
     """A desk on which nothing is picked."""
     num_units = space.units.shape[0]
     num_axes = space.obeys.shape[0]
     most = space.windows.shape[1]
     meshes = space.scalars[N_MOST_MESHES]
-    desk = Desk(
+    workspace = Workspace(
         np.zeros(9, np.int64),
         np.empty(most, np.int64),
         np.empty(most, np.int64),
@@ -194,11 +194,11 @@ def new_desk(tables, space):
         np.zeros(1, np.int64),
     )
     for c in range(P_COUNT):
-        desk.settings[c] = space.settings[c]
+        workspace.settings[c] = space.settings[c]
     for kind in range(space.boundary.shape[0]):
         for group in range(space.group_spans[kind], space.group_spans[kind + 1]):
-            desk.types[group] = kind
-    return desk
+            workspace.types[group] = kind
+    return workspace
 
 
 @borrowing(boolean(SPACE, int64[::1], int64[::1], int64[::1], int64[::1]))
@@ -236,7 +236,7 @@ def find_stages(space, value, devices, rows, boundaries):
 
 @borrowing(void(SPACE, int64[::1], int64, int64[::1], int64[::1], int64[::1], int64[::1]))
 def look_from(space, value, kind, devices, rows, stages, samples):
-    """Writes the stages as a kind of device sees them: see `Choice.views`.
+    """Writes the stages as a kind of device sees them: see `LoweredPlan.views`.
 
     Args:
         space: see `compile_space`.
@@ -261,25 +261,27 @@ def look_from(space, value, kind, devices, rows, stages, samples):
             samples[rank] = share_of(space, value, number, kind, True) * outer
 
 
-@borrowing(void(SPACE, int64[::1], DESK), inner=True)
-def set_stages(space, value, desk):
+@borrowing(void(SPACE, int64[::1], WORKSPACE), inner=True)
+def set_stages(space, value, workspace):
     """Lays out where the stages of a plan stand whose slots before the first cut are decided.
 
     Args:
         space: see `compile_space`.
         value: [slots].
-        desk: `frame` but for rows and parts, `devices` to `shares`, and `zero_axes` are written.
+        workspace: `frame` but for rows and parts, `devices` to `shares`, and `zero_axes` are written.
     """
     num_axes = space.obeys.shape[0]
-    frame = desk.frame
+    frame = workspace.frame
     num_ranks = space.degrees[value[0]]
     virtual = space.virtuals[value[num_axes + 1]]
     num_chunks = num_ranks * virtual
-    alike = find_stages(space, value, desk.devices, desk.rows, desk.boundaries)
-    num_meshes = unlike_meshes(space, value, alike, desk.devices, desk.rows, desk.sizes, desk.divided)
-    look_from(space, value, 0, desk.devices, desk.rows, desk.stages, desk.samples)
-    shares = desk.shares[:num_chunks]
-    cut_shares(space, desk.stages, num_ranks, shares)
+    alike = find_stages(space, value, workspace.devices, workspace.rows, workspace.boundaries)
+    num_meshes = unlike_meshes(
+        space, value, alike, workspace.devices, workspace.rows, workspace.sizes, workspace.divided
+    )
+    look_from(space, value, 0, workspace.devices, workspace.rows, workspace.stages, workspace.samples)
+    shares = workspace.shares[:num_chunks]
+    cut_shares(space, workspace.stages, num_ranks, shares)
     uniform = 0
     if alike:
         place = value[2] if num_axes == 3 else 0
@@ -292,25 +294,25 @@ def set_stages(space, value, desk):
     frame[F_UNIFORM] = uniform
     frame[F_ALIKE] = int64(alike)
     for a in range(num_axes):
-        desk.zero_axes[a] = False
+        workspace.zero_axes[a] = False
         for mesh in range(num_meshes):
-            desk.zero_axes[a] = desk.zero_axes[a] or (a < num_axes - 1 and desk.sizes[mesh, a] > 1.0)
+            workspace.zero_axes[a] = workspace.zero_axes[a] or (a < num_axes - 1 and workspace.sizes[mesh, a] > 1.0)
 
 
-@borrowing(void(SPACE, int64[::1], DESK), inner=True)
-def set_frame(space, value, desk):
+@borrowing(void(SPACE, int64[::1], WORKSPACE), inner=True)
+def set_frame(space, value, workspace):
     """Lays out the rows of a plan whose slots before the first signature are decided.
 
     Args:
         space: see `compile_space`.
         value: [slots].
-        desk: all but signatures and costs is written.
+        workspace: all but signatures and costs is written.
     """
-    set_stages(space, value, desk)
+    set_stages(space, value, workspace)
     num_units = space.units.shape[0]
-    frame, keys, parts = desk.frame, desk.keys, desk.parts
+    frame, keys, parts = workspace.frame, workspace.keys, workspace.parts
     num_ranks, num_chunks, uniform = frame[F_RANKS], frame[F_CHUNKS], frame[F_UNIFORM]
-    desk.settings[P_ZERO] = value[space.scalars[N_ZERO_SLOT]]
+    workspace.settings[P_ZERO] = value[space.scalars[N_ZERO_SLOT]]
 
     known = 0
     num_parts = 0
@@ -324,11 +326,11 @@ def set_frame(space, value, desk):
         if chunk < num_chunks - 1:
             low, high = space.windows[num_chunks, chunk]
             picked = value[space.scalars[N_FIRST_CUT] + chunk]
-            end = nth_cut(space.weight, unit, max(low, unit + 1), high, desk.shares[chunk], picked)
+            end = nth_cut(space.weight, unit, max(low, unit + 1), high, workspace.shares[chunk], picked)
         opens = 1 if chunk > 0 or unit == 0 else 0
         while unit < end:
             kind = space.units[unit]
-            desk.home[unit] = rank
+            workspace.home[unit] = rank
             row = -1
             for k in range(known):
                 if (
@@ -362,61 +364,61 @@ def set_frame(space, value, desk):
     frame[F_PARTS] = num_parts
 
 
-@borrowing(void(SPACE, int64, int64, int64, DESK), inner=True)
-def pick(space, group, axis, value, desk):
+@borrowing(void(SPACE, int64, int64, int64, WORKSPACE), inner=True)
+def pick(space, group, axis, value, workspace):
     """Decides the signatures of a group on an axis, or takes that back with -1."""
-    if desk.picked[group, axis] != value:
-        hashes = desk.hashes[desk.types[group]]
-        for known, sign in ((desk.picked[group, axis], -1), (value, 1)):
+    if workspace.picked[group, axis] != value:
+        hashes = workspace.hashes[workspace.types[group]]
+        for known, sign in ((workspace.picked[group, axis], -1), (value, 1)):
             if known >= 0:
                 # The sum does not depend on the order in which signatures are picked.
                 word = ((group * MAX_AXES + axis) << 20) + 2 * known
                 hashes[0] += sign * scramble(word)
                 hashes[1] += sign * scramble(word + 1)
-        desk.picked[group, axis] = value
-        restore(space, group, axis, desk)
+        workspace.picked[group, axis] = value
+        restore(space, group, axis, workspace)
 
 
-@borrowing(void(SPACE, int64, int64, DESK), inner=True)
-def restore(space, group, axis, desk):
+@borrowing(void(SPACE, int64, int64, WORKSPACE), inner=True)
+def restore(space, group, axis, workspace):
     """Writes to `chosen` what is picked for a group on an axis."""
-    members, value = space.groups[group, G_COUNT], desk.picked[group, axis]
+    members, value = space.groups[group, G_COUNT], workspace.picked[group, axis]
     at = space.groups[group, G_ASSIGNMENT] + value * members
     for m in range(members):
         signature = space.assignments[at + m] if value >= 0 else -1
-        desk.chosen[space.members[space.groups[group, G_MEMBERS] + m], axis] = signature
+        workspace.chosen[space.members[space.groups[group, G_MEMBERS] + m], axis] = signature
 
 
-@borrowing(void(TABLES, SPACE, MEMO, int64, int64, DESK, boolean[::1]), inner=True)
-def remember_mask(tables, space, memo, group, axis, desk, mask):
+@borrowing(void(TABLES, SPACE, UNIT_CACHE, int64, int64, WORKSPACE, boolean[::1]), inner=True)
+def remember_mask(tables, space, cache, group, axis, workspace, mask):
     """`signature_mask` of what is picked on the axes before; what it tries is taken back.
 
     Args:
         tables: see `Tables.arrays`.
         space: see `compile_space`.
-        memo: read and written.
+        cache: read and written.
         group: row of `space.groups`.
         axis: mesh axis.
-        desk: the axis and those behind it are left undecided.
+        workspace: the axis and those behind it are left undecided.
         mask: [values], written.
     """
     one, two = mix(int64(1469598103934665603), int64(7809847782465536322), group * MAX_AXES + axis)
     for a in range(axis):
-        one, two = mix(one, two, desk.picked[group, a])
-    num_meshes, num_axes = desk.frame[F_MESHES], desk.incoming.shape[0]
+        one, two = mix(one, two, workspace.picked[group, a])
+    num_meshes, num_axes = workspace.frame[F_MESHES], workspace.incoming.shape[0]
     for mesh in range(num_meshes):
         for a in range(num_axes):
-            one, two = mix(one, two, int64(desk.sizes[mesh, a]))
-        one, two = mix(one, two, desk.divided[mesh])
+            one, two = mix(one, two, int64(workspace.sizes[mesh, a]))
+        one, two = mix(one, two, workspace.divided[mesh])
     one |= 1
     place = two & (REMEMBERED - 1)
-    known = memo.legal[place]
+    known = cache.legal[place]
     if mask.shape[0] > BITS or known[0] != one or known[1] != two:
-        sizes, samples = desk.sizes[:num_meshes], desk.divided[:num_meshes]
-        signature_mask(tables, space, group, axis, desk.chosen, sizes, samples, mask)
+        sizes, samples = workspace.sizes[:num_meshes], workspace.divided[:num_meshes]
+        signature_mask(tables, space, group, axis, workspace.chosen, sizes, samples, mask)
         for a in range(axis, num_axes):
-            pick(space, group, a, -1, desk)
-            restore(space, group, a, desk)
+            pick(space, group, a, -1, workspace)
+            restore(space, group, a, workspace)
         known[0] = one
         known[1] = two
         known[2] = 0
