@@ -22,13 +22,14 @@ from ir.onnx.readers.guard import Limits, parse, refuse
 from ir.onnx.readers.infer import infer
 from ir.onnx.readers.inputs import add_inputs
 from ir.onnx.readers.nodes import BAGS, Node, Source, dtype_name, small_value
+from ir.onnx.readers.roles import roles_without_metadata, stored_role
 from ir.onnx.rewrites.fold import fold
 from ir.onnx.rewrites.merged import MergedViews
 from ir.onnx.rewrites.rows import add_rows
 from ir.onnx.rewrites.samples import SampleLookups
 from ir.onnx.rewrites.sequences import Sequences
 from ir.operators import KINDS, Value
-from ir.parameters import roles_without_metadata, split_fused, stored_role
+from ir.parameters import split_fused
 
 Dim = int | str
 SMALL_VALUE = 64

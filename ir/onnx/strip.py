@@ -37,8 +37,8 @@ from ir.onnx.readers.nodes import (
     TURNED_KEY,
     has_data,
 )
+from ir.onnx.readers.roles import roles_without_metadata, stored_role
 from ir.onnx.rewrites.exporter_quirks import content, is_filled
-from ir.parameters import roles_without_metadata, stored_role
 
 KEPT_METADATA = frozenset({KIND_KEY, SCOPE_KEY, FOLDED_KEY, FILLED_KEY, CONTENT_KEY, TURNED_KEY, *COST_KEYS})
 MAX_COMPARED_BYTES = 1 << 30
