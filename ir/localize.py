@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ir.blocks import legal_cuts
-from ir.build import arrange, make_graph
+from ir.build import rebuilt
 from ir.graph import Graph, Operator, Tensor
 
 MAX_COPIES = 20_000
@@ -112,15 +112,7 @@ def _repeat(
                 operators.append(_copy(graph.operators[index], seen, index, names, tensors))
         names = opened[stretch]
         operators.append(_renamed(op, names))
-    return make_graph(
-        arrange(operators, graph.outputs),
-        tensors,
-        graph.outputs,
-        name=graph.name,
-        warnings=graph.warnings,
-        pieces=graph.pieces,
-        sha256=graph.sha256,
-    )
+    return rebuilt(graph, operators, tensors)
 
 
 def _copy(

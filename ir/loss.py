@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 from typing import Literal
 
-from ir.build import arrange, make_graph
+from ir.build import rebuilt
 from ir.errors import ModelError
 from ir.graph import Graph, Operator, Tensor
 from ir.operators import make_operator
@@ -68,19 +68,7 @@ def with_loss(graph: Graph, loss: str | None = None) -> Graph:
         tensor = graph.tensors[name]
         if name in graph.producer and tensor.is_float and tensor.batch_dim is None and tensor.num_elements == 1:
             outputs = (*graph.outputs[:position], *graph.outputs[position + 1 :], name)
-            return (
-                graph
-                if outputs == graph.outputs
-                else make_graph(
-                    graph.operators,
-                    graph.tensors,
-                    outputs,
-                    name=graph.name,
-                    warnings=graph.warnings,
-                    pieces=graph.pieces,
-                    sha256=graph.sha256,
-                )
-            )
+            return graph if outputs == graph.outputs else replace(graph, outputs=outputs)
     scores = graph.tensors[graph.outputs[0]]
     if loss != "mse":
         scores = graph.tensors[_scores(graph, scores.name)]
@@ -136,15 +124,7 @@ def _append(graph: Graph, scores: Tensor, loss: Literal["cross_entropy", "mse"])
         outputs = (graph.outputs[0], *outputs)
     else:
         outputs = (scores.name, *outputs)
-    return make_graph(
-        arrange(operators, outputs),
-        tensors,
-        outputs,
-        name=graph.name,
-        warnings=graph.warnings,
-        pieces=graph.pieces,
-        sha256=graph.sha256,
-    )
+    return rebuilt(graph, operators, tensors, outputs)
 
 
 def _squeezed(graph: Graph, scores: Tensor, operators: list[Operator], tensors: dict[str, Tensor]) -> Tensor:

@@ -13,9 +13,9 @@ from itertools import pairwise
 from math import prod
 
 from ir.batch import align
-from ir.build import arrange, make_graph
+from ir.build import rebuilt
 from ir.graph import Graph, Operator, Tensor
-from ir.operators import make_operator
+from ir.operators import Usage, make_operator
 from ir.operators.experts import PRODUCT
 
 
@@ -105,8 +105,7 @@ class _Push:
             outputs=(output,),
             attributes=attributes,
             opset=like.opset,
-            scope=like.scope,
-            is_view=like.is_view,
+            usage=Usage(scope=like.scope, is_view=like.is_view),
         )
         self.tensors[output] = built.outputs[0]
         self.made.setdefault(index, []).append((output, built.operator))
@@ -258,15 +257,7 @@ def split_fused(graph: Graph) -> Graph:
         operators.extend(made.get(i, ()))
         if i not in removed:
             operators.append(op)
-    return make_graph(
-        arrange(operators, graph.outputs),
-        tensors,
-        graph.outputs,
-        name=graph.name,
-        warnings=graph.warnings,
-        pieces=pieces,
-        sha256=graph.sha256,
-    )
+    return rebuilt(graph, operators, tensors, pieces=pieces)
 
 
 def _rename(op: Operator, names: Mapping[str, str]) -> Operator:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ir.build import GraphBuilder
+from ir.build import GraphBuilder, Stated
 from ir.canonical import canonical
 from ir.errors import ModelError, ModelTooExpensive
 from ir.experts import recognise_experts
@@ -251,7 +251,7 @@ class _Importer:
             return
         # Numbers in node names depend on details of the export; the kind alone does not.
         label = node.kind if self.source.has_metadata and not node.scope else node.name
-        hints = self._hints(node, inputs) if node.kind not in KINDS else ()
+        shapes = self._stated_shapes(node, inputs) if node.kind not in KINDS else ()
         builder.add(
             node.kind,
             inputs,
@@ -260,8 +260,7 @@ class _Importer:
             scope=node.scope,
             attributes=attributes,
             opset=node.opset,
-            hints=hints,
-            costs=node.costs,
+            stated=Stated(shapes=shapes, costs=node.costs),
         )
 
     def _branch(self, node: Node, condition: str, uses: set[str]) -> None:
@@ -401,7 +400,7 @@ class _Importer:
         self.alias[node.outputs[0]] = inputs[0]
         return True
 
-    def _hints(self, node: Node, inputs: Sequence[str]) -> list[tuple[tuple[int, ...], str] | None]:
+    def _stated_shapes(self, node: Node, inputs: Sequence[str]) -> list[tuple[tuple[int, ...], str] | None]:
         """Exported output shapes of a kind outside the table: as declared, else inferred by onnx."""
         found: list[tuple[tuple[int, ...], str] | None] = []
         stated = {**self.source.outputs, **self.source.declared}
