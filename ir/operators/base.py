@@ -178,7 +178,7 @@ class Context:
         value = self.value(index)
         if value is None:
             raise Unsupported(f"operand {index} ({name}) depends on data")
-        flat: Sequence[Any] = value.reshape(-1)
+        flat: list[Any] = value.reshape(-1).tolist()
         return flat
 
     def int_attribute(self, name: str, default: int) -> int:
