@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ir.errors import ModelError
+from ir.errors import refuse
 from ir.graph import Amount, Graph, Operator, Tensor
 from ir.operators import KINDS, BakedBatch, Built, MissingBatch, Unsupported, Usage, Value, make_operator
 
@@ -279,17 +279,15 @@ class GraphBuilder:
                 names[found.index] = self._repeated(names[found.index], found.dim)
             except Unsupported as why:
                 shapes = ", ".join(str(t.shape) if t else "-" for t in tensors)
-                raise ModelError(
+                raise refuse(
                     f"operator {base} ({kind}) cannot be read: {why}",
-                    field="model",
-                    value=f"{kind}({shapes})",
-                    repair=f"Export with static shapes and standard operators, or leave this operator out. {BATCH}",
+                    f"{kind}({shapes})",
+                    f"Export with static shapes and standard operators, or leave this operator out. {BATCH}",
                 ) from None
-        raise ModelError(
+        raise refuse(
             f"the batch of operator {base} ({kind}) cannot be traced",
-            field="model",
-            value=kind,
-            repair=f"Export the model with a symbolic batch dimension. {BATCH}",
+            kind,
+            f"Export the model with a symbolic batch dimension. {BATCH}",
         )
 
     def finish(self, outputs: Sequence[str], *, name: str = "", sha256: str = "") -> Graph:

@@ -8,7 +8,7 @@ The module knows nothing of files, devices or plans. Units: elements, bytes, flo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import Any, Literal, TypeVar
 
@@ -126,6 +126,17 @@ class Operator:
             return None
         backward = self.measured_backward_s
         return self.measured_forward_s, 2.0 * self.measured_forward_s if backward is None else backward
+
+    def renamed(self, names: Mapping[str, str], **changes: Any) -> Operator:
+        """The operator with its tensors renamed as `names` says, and other fields changed."""
+        get = names.get
+        return replace(
+            self,
+            inputs=tuple([get(n, n) for n in self.inputs]),
+            outputs=tuple([get(n, n) for n in self.outputs]),
+            saved=tuple([get(n, n) for n in self.saved]),
+            **changes,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from math import prod
 from typing import Literal
 
 from ir.build import rebuilt
-from ir.errors import ModelError
+from ir.errors import ModelError, refuse
 from ir.graph import Graph, Operator, Tensor
 from ir.operators import make_operator
 
@@ -73,11 +73,10 @@ def with_loss(graph: Graph, loss: str | None = None) -> Graph:
     if loss != "mse":
         scores = graph.tensors[_scores(graph, scores.name)]
     if not scores.is_float or not scores.shape or scores.batch_dim is None:
-        raise ModelError(
+        raise refuse(
             "the first output is no float tensor with a batch",
-            field="model",
-            value=f"{scores.name} {scores.shape}",
-            repair="Export the model so that its first output holds the scores of each sample, or its loss.",
+            f"{scores.name} {scores.shape}",
+            "Export the model so that its first output holds the scores of each sample, or its loss.",
         )
     if loss is None and class_dim(scores) == scores.batch_dim:
         # One number a sample: nothing to classify.
@@ -103,11 +102,10 @@ def _append(graph: Graph, scores: Tensor, loss: Literal["cross_entropy", "mse"])
         scores = _squeezed(graph, scores, operators, tensors)
         dim = class_dim(scores)
         if dim == scores.batch_dim:
-            raise ModelError(
+            raise refuse(
                 "the output has no class dim",
-                field="model",
-                value=f"{scores.name} {scores.shape}",
-                repair="Use `training.loss` = `mse`, or export the loss.",
+                f"{scores.name} {scores.shape}",
+                "Use `training.loss` = `mse`, or export the loss.",
             )
         shape = tuple(s for i, s in enumerate(scores.shape) if i != dim)
         batch = scores.batch_dim if scores.batch_dim is None or scores.batch_dim < dim else scores.batch_dim - 1

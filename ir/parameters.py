@@ -242,12 +242,10 @@ def split_fused(graph: Graph) -> Graph:
         for index, entries in push.made.items():
             for _, op in entries:
                 if op is not None:
-                    made.setdefault(index, []).append(_rename(op, renamed))
+                    made.setdefault(index, []).append(op.renamed(renamed))
         for fresh, tensor in push.tensors.items():
             new = renamed.get(fresh, fresh)
-            tensors[new] = Tensor(
-                name=new, shape=tensor.shape, dtype=tensor.dtype, role=tensor.role, batch_dim=tensor.batch_dim
-            )
+            tensors[new] = replace(tensor, name=new)
         removed |= push.removed
         pieces.update(push.pieces)
     if not removed:
@@ -258,12 +256,3 @@ def split_fused(graph: Graph) -> Graph:
         if i not in removed:
             operators.append(op)
     return rebuilt(graph, operators, tensors, pieces=pieces)
-
-
-def _rename(op: Operator, names: Mapping[str, str]) -> Operator:
-    return replace(
-        op,
-        inputs=tuple(names.get(n, n) for n in op.inputs),
-        outputs=tuple(names.get(n, n) for n in op.outputs),
-        saved=tuple(names.get(n, n) for n in op.saved),
-    )

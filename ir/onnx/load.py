@@ -11,14 +11,14 @@ import numpy as np
 
 from ir.build import GraphBuilder, Stated
 from ir.canonical import canonical
-from ir.errors import ModelError, ModelTooExpensive
+from ir.errors import ModelError, ModelTooExpensive, refuse
 from ir.experts import recognise_experts
 from ir.graph import Graph, Tensor
 from ir.localize import localize
 from ir.loss import with_loss
 from ir.onnx.read import read_model
 from ir.onnx.readers.control import SEQUENCES
-from ir.onnx.readers.guard import Limits, parse, refuse
+from ir.onnx.readers.guard import Limits, parse
 from ir.onnx.readers.infer import infer
 from ir.onnx.readers.inputs import add_inputs
 from ir.onnx.readers.nodes import BAGS, Node, Source, dtype_name, small_value
