@@ -312,7 +312,8 @@ def _one_hot(node: Node, indices: Value, depth: Value, pair: Value) -> Value | N
     if not _fits([*indices.shape, size]):
         return None
     hot = (indices[..., None] % size) == np.arange(size)
-    return np.moveaxis(np.where(hot, pair[1], pair[0]).astype(pair.dtype), -1, int(node.attributes.get("axis", -1)))
+    chosen: Value = np.where(hot, pair[1], pair[0]).astype(pair.dtype)
+    return np.moveaxis(chosen, -1, int(node.attributes.get("axis", -1)))
 
 
 FOLD: dict[str, Evaluate] = {
