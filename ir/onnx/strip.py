@@ -26,7 +26,8 @@ from ir.build import MAX_VALUE_ELEMENTS
 from ir.errors import refuse
 from ir.onnx.read import read_model
 from ir.onnx.readers.costs import COST_KEYS
-from ir.onnx.readers.guard import Limits, check
+from ir.onnx.readers.guard import check
+from ir.onnx.readers.limits import Limits
 from ir.onnx.readers.nodes import (
     CONTENT_KEY,
     DATA_FIELDS,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ir.errors import ModelError
 from ir.onnx.load import load_model
-from ir.onnx.readers.guard import Limits
+from ir.onnx.readers.limits import Limits
 from ir.onnx.sandbox import DEFAULT_MAX_BYTES, import_model
 from ir.serialize import graph_digest, graph_from_bytes, graph_to_bytes
 
