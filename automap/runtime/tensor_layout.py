@@ -1,8 +1,8 @@
 """The parts of tensors that the ranks of a mesh hold, and the steps that change the placement of a tensor.
 
-The part of a tensor on one rank is a box: a range of each dim. A dim that several mesh axes split is split by the
-outer axis first. Dims are split evenly, samples by the batch shares of the stage. Nothing here communicates. Units:
-elements, samples.
+The part of a tensor on one rank is a box: a range of each dim. A dim that several mesh axes split is split by the outer
+axis first. Dims are split evenly, samples by the batch shares of the stage. Nothing here communicates. Units: elements,
+samples.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An operator on one rank, and one call of it.
 
-A sharded function gets a `Call` and returns the local results. Collectives inside it are differentiable sums and
-maxima over the mesh axes that split the operator.
+A sharded function gets a `Call` and returns the local results. Collectives inside it are differentiable sums and maxima
+over the mesh axes that split the operator.
 """
 
 from __future__ import annotations

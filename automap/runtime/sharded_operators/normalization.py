@@ -14,7 +14,6 @@ from automap.runtime.redistribute import all_reduce
 from automap.runtime.sharded_operators.call import Call
 from ir.factors import BROADCAST, PARTIAL
 
-
 _SCALE_AND_SHIFT: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (torch.mul, torch.add)
 
 

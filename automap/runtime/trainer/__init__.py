@@ -1,1 +1,11 @@
-"""Runs a plan on the modules of a PyTorch model."""
+"""A plan applied to the user's own network, by the names of its modules.
+
+from automap.runtime.trainer import parallelize
+
+trainer = parallelize(module, plan, graph) optimizer = torch.optim.AdamW(trainer.parameters(), lr=3e-4) loss =
+trainer.step(ids[trainer.rows], labels[trainer.rows]) optimizer.step(); optimizer.zero_grad()
+"""
+
+from automap.runtime.trainer.module_trainer import IGNORED, ModuleTrainer, parallelize
+
+__all__ = ["IGNORED", "ModuleTrainer", "parallelize"]
