@@ -24,7 +24,7 @@ from automap.bounds.partial_plans import BoundTable, Prefixes
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Slot, Values
 from envs.features import Features
-from envs.observing import ACTION_FEATURES, LIMIT, STATE_FEATURES
+from envs.kernels import ACTION_FEATURES, LIMIT, STATE_FEATURES
 
 MAX_ACTIONS = 64
 """Actions of every environment; of a slot with more values the first 64 are offered (cuts: the 64 most even ones)."""

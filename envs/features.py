@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from automap.bounds.kernels.step_many import Walks
 from automap.space.space import PlanSpace, Slot
-from envs.observing import GROUP_FEATURES, KINDS, NONE, UNKNOWN, Facts, write_features
+from envs.kernels import GROUP_FEATURES, KINDS, NONE, UNKNOWN, Facts, write_features
 from ir.factors import PARTIAL
 
 GIB = float(1 << 30)
