@@ -25,7 +25,7 @@ from automap.bounds.partial_plans import BoundTable, Prefixes
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Slot, Values
 from envs.features import Features
-from envs.kernels import ACTION, ACTION_FEATURES, LIMIT, STATE_FEATURES
+from envs.kernels import ACTION_FEATURES, LIMIT, STATE_FEATURES
 
 MAX_ACTIONS = 64
 """Number of actions of every environment. Of a slot with more values the first 64 are offered; for cuts these are the
@@ -45,8 +45,8 @@ INFEASIBLE_PENALTY = 1.0
 """Logarithm of the ratio of step times by which a plan that does not fit is worth less than the reference, at least."""
 OBSERVED = STATE_FEATURES + ACTION_FEATURES * MAX_ACTIONS
 """Number of features of an observation."""
-GROWTH = ACTION.names.index("growth")
-"""Index of the feature of an action by which the time bound grows."""
+GROWTH = 0
+"""Index of the feature `growth` of an action, see `envs.kernels.ACTION`."""
 
 Observation = dict[str, npt.NDArray[Any]]
 Ints = npt.NDArray[np.int64]

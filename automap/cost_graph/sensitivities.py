@@ -1,7 +1,8 @@
-"""Sensitivities: what one more of each column of each unit cost is worth at a plan, in seconds of the step and bytes a rank.
+"""Sensitivities: derivatives of step time and memory with respect to each column of each unit cost, at a plan.
 
 The step ends with the slowest rank; hosts, overlap and the schedule are no sums over units. Planners that need sums
-take the slopes at a plan, solve, price exactly and begin again from what they found. Units: seconds, bytes.
+take the sensitivities at a plan, solve, price exactly, and begin again at the plan that they have found.
+Units: seconds, bytes.
 """
 
 from __future__ import annotations
