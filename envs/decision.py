@@ -80,7 +80,7 @@ class Decisions(abc.ABC):
         self.space = space
 
     @abc.abstractmethod
-    def asks(self, slot: Slot) -> bool:
+    def decides(self, slot: Slot) -> bool:
         """Whether the agent decides `slot`."""
 
     def preferred(self) -> Ints:
@@ -131,7 +131,7 @@ class Episodes:
             count,
             most=MAX_ACTIONS,
             free_ranks=FREE_RANKS,
-            asks=decisions.asks,
+            asks=decisions.decides,
             preferred=decisions.preferred(),
         )
         self._features = Features(self.space, self.first_bound_s, self.reference_s)

@@ -22,7 +22,7 @@ class HybridDecisions(Decisions):
         super().__init__(space)
         self.groups = most_influential(space, MAX_GROUPS)
 
-    def asks(self, slot: Slot) -> bool:
+    def decides(self, slot: Slot) -> bool:
         """See `Decisions`."""
         return slot.kind != "signature" or (slot.unit_type, slot.group) in self.groups
 

@@ -22,7 +22,7 @@ class PipelineDecisions(Decisions):
         super().__init__(space)
         self._signatures: dict[tuple[int, ...], Values] = {}
 
-    def asks(self, slot: Slot) -> bool:
+    def decides(self, slot: Slot) -> bool:
         """See `Decisions`."""
         return slot.kind != "signature"
 

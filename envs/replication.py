@@ -14,7 +14,7 @@ from envs.pipeline import PipelineDecisions
 class ReplicationDecisions(PipelineDecisions):
     """Everything but pipeline stages and signatures."""
 
-    def asks(self, slot: Slot) -> bool:
+    def decides(self, slot: Slot) -> bool:
         """See `Decisions`."""
         return slot.kind not in ("pp", "signature")
 

@@ -22,7 +22,7 @@ class ShardingDecisions(Decisions):
         super().__init__(space)
         self.skeleton = skeleton
 
-    def asks(self, slot: Slot) -> bool:
+    def decides(self, slot: Slot) -> bool:
         """See `Decisions`."""
         return slot.kind == "signature"
 
