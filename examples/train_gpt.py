@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from automap.plan import Plan
-from automap.runtime.trainer.parallelize import parallelize
+from automap.runtime.trainer import parallelize
 from ir import zoo
 
 
