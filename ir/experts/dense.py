@@ -69,7 +69,7 @@ class Dense:
         return True
 
     def _sum(self, last: int, products: set[str]) -> tuple[int, list[str]] | None:
-        """The Add behind operator `last` that completes the sum of `products`, and what else it adds up."""
+        """Index of the Add behind operator `last` that completes the sum of `products`, and its other terms."""
         graph = self.graph
         name = graph.operators[last].outputs[0]
         while True:
@@ -98,7 +98,7 @@ class Dense:
         return leaves
 
     def _holds(self, op: Operator, products: set[str]) -> bool:
-        """Whether an Add lies on the chain: a term of it is a weighted result, or an Add that has one."""
+        """Whether an Add is on the chain: one of its terms is a weighted result, or another Add."""
         graph = self.graph
         return any(
             n in products or (n in graph.producer and graph.operators[graph.producer[n]].kind in ("Add", "Sum"))
@@ -149,7 +149,7 @@ class Dense:
         return True
 
     def _layer(self, use: Use, results: tuple[str, ...]) -> str | None:
-        """The slots that `results` are; what has no place of its own in the file is put in the scope they share."""
+        """Name of the slots that `results` become; operators that the file has no counterpart of get their scope."""
         makers = [self.graph.operators[i] for i in (self.graph.producer.get(n) for n in results) if i is not None]
         parts = zip(*(m.scope.split(".") for m in makers), strict=False)
         shared = [p[0] for p in takewhile(lambda p: len(set(p)) == 1, parts)]
@@ -159,7 +159,7 @@ class Dense:
     # From results back to tokens, for all experts at once (or for one tensor of all)
 
     def _lift(self, names: tuple[str, ...]) -> str | None:
-        """The slots that results `names` are, one an expert or all in one; None where that is not understood."""
+        """Name of the slots that results `names` (one an expert, or all in one) become; None where not understood."""
         if names not in self.lifted:
             self.lifted[names] = self._lifted(names)
         return self.lifted[names]
@@ -198,7 +198,7 @@ class Dense:
         return self.layer.make(op.kind, op, given, [f"{names[0]}#experts"], dict(op.attributes))[0]
 
     def _alike(self, names: tuple[str, ...]) -> list[Operator] | None:
-        """Producers that differ by their operands only."""
+        """The producers of `names`, where they differ by their operands only."""
         graph = self.graph
         if any(n not in graph.producer for n in names):
             return None

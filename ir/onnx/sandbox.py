@@ -1,4 +1,4 @@
-"""Import in a child process with limits: what an upload can do ends with the child.
+"""Import in a child process with limits, so that a hostile upload can harm the child only.
 
 Parent and child speak JSON over pipes: the upload goes in after one line of options, the Graph (or the error) comes
 back. The child imports `ir` only; before it parses the upload it gives up opening files, sockets and processes. The
@@ -28,9 +28,10 @@ from ir.serialize import graph_from_bytes, graph_to_bytes
 MIB = 1 << 20
 GIB = 1 << 30
 PARSED_BYTES = 160 * MIB
-"""Upload and parsed messages together; a real file takes about twice its size, tiny messages take 150 times theirs."""
+"""Bytes of the upload and its parsed messages together (measured: a real file takes about twice its size, a file of
+tiny messages 150 times its size)."""
 OUT_OF_MEMORY = 3
-"""Exit status."""
+"""Exit status of a child that ran out of memory."""
 ERRORS: Mapping[str, type[ModelError]] = {"ModelError": ModelError, "ModelTooExpensive": ModelTooExpensive}
 
 COMMAND = (sys.executable, "-P", "-m", "ir.onnx.sandbox")
@@ -103,7 +104,7 @@ def import_model(data: bytes, *, limits: SandboxLimits | None = None, **options:
 
 
 def environment() -> dict[str, str]:
-    """Variables of the child: no secrets of the parent's, protobuf's C parser (the pure Python one has no limits)."""
+    """Environment of the child: no secrets of the parent, and protobuf's C parser (the one in Python has no limits)."""
     kept = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
     return {key: value for key, value in os.environ.items() if key in kept} | {
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
@@ -125,7 +126,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _why(status: int, limits: SandboxLimits) -> str:
-    """What ended a child with this exit status, as far as it tells."""
+    """Why a child ended with this exit status, in words."""
     if status in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"used more than {limits.cpu_s} s of processor time or was ended"
     if status == OUT_OF_MEMORY:
@@ -156,7 +157,7 @@ def _limit(limits: SandboxLimits) -> None:
 
 
 def _shut() -> None:
-    """From here on nothing can be opened or started: neither a file beside the model nor a connection."""
+    """Forbids this process to open files or connections and to start processes."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
@@ -164,14 +165,14 @@ def _shut() -> None:
 
 
 def _address_space() -> int:
-    """Bytes mapped now; 0 where the system does not say."""
+    """Bytes that this process has mapped; 0 where the system does not say."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
 
 
 @contextlib.contextmanager
 def _parse_budget(mapped: int, size: int) -> Iterator[None]:
-    """Less memory while the upload is parsed: protobuf stops by itself, long before anything could count messages."""
+    """Allows less memory while the upload is parsed: protobuf creates messages before anything can count them."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -184,7 +185,7 @@ def _parse_budget(mapped: int, size: int) -> Iterator[None]:
 
 
 def _read(size: int, max_bytes: int, options: ReadOptions) -> bytes:
-    """The answer to the upload on stdin, which nothing refers to any more once it is parsed."""
+    """Reads the upload from stdin and returns its graph as canonical bytes."""
     from ir.onnx.load import read_graph
     from ir.onnx.readers.guard import parse
     from ir.onnx.readers.limits import Limits

@@ -30,11 +30,13 @@ def _subgraph_nodes(nodes: Any) -> Iterator[Any]:
 
 @dataclass
 class _Expanded:
-    """What a function becomes once every call in it is expanded."""
+    """The size of a function once every call in it is expanded."""
 
     nodes: int = 0
     items: int = 0
+    """Operands, attributes and their values."""
     depth: int = 0
+    """Nesting of calls."""
 
 
 def _items(node: Any) -> int:
@@ -43,9 +45,10 @@ def _items(node: Any) -> int:
 
 
 def check_functions(model: onnx.ModelProto, limits: Limits) -> None:
-    """Expanded size by dynamic programming over the calls, each function once, without recursion.
+    """Refuses functions that call themselves, or whose expansion crosses a bound.
 
-    A function's size is its own nodes plus the sizes of those it calls: linear in the file, whatever it would grow to.
+    A function's size is that of its own nodes plus the sizes of those it calls, each computed once and without
+    recursion: linear in the file, whatever the expansion would grow to.
     """
     bodies: dict[FunctionKey, Any] = {}
     for function in model.functions:
@@ -63,7 +66,7 @@ def check_functions(model: onnx.ModelProto, limits: Limits) -> None:
 def _callees_first(
     root: FunctionKey, bodies: dict[FunctionKey, Any], known: dict[FunctionKey, _Expanded]
 ) -> Iterator[FunctionKey]:
-    """`root` and all that it calls, each after those that it calls itself; `known` ones are left out."""
+    """`root` and all functions below it, each after those that it calls; `known` ones are left out."""
 
     def calls(key: FunctionKey) -> Iterator[FunctionKey]:
         for node in _subgraph_nodes(bodies[key].node):

@@ -1,8 +1,8 @@
 """Pre-flight on raw bytes, before any ONNX utility sees them.
 
 The ONNX checker is no guard: it accepts cycles, functions that double at every level, and dims of 2^62. This walk is
-linear in the size of the upload, counts before it looks, and stops at the first bound that is crossed. Of operators it
-knows nothing; of what their results would weigh, `ir.operators.base` does.
+linear in the size of the upload, counts before it reads, and stops at the first bound that is crossed. It knows nothing
+of operators; the sizes of their results are bounded in `ir.operators.make`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from ir.onnx.readers.limits import Counter, Limits, too_large
 
 MIB = 1 << 20
 MIN_OPSET = 7
-"""Older operators broadcast by an attribute and mean other things by the same names."""
+"""First version of the operator set that is read: older operators broadcast by an attribute."""
 MAX_OPSET: int = onnx.defs.onnx_opset_version()
+"""Last version of the operator set that the installed onnx knows."""
 
 
 def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
@@ -71,7 +72,7 @@ def _needs_memory(data: bytes) -> ModelTooExpensive:
 
 
 def check(model: onnx.ModelProto, limits: Limits) -> None:
-    """The walk itself; see `parse`."""
+    """Checks a parsed model; see `parse` for the errors raised."""
     if len(model.training_info):
         raise refuse(
             "the file holds training graphs",
@@ -98,7 +99,7 @@ def check(model: onnx.ModelProto, limits: Limits) -> None:
 
 
 def _check_opsets(model: onnx.ModelProto) -> None:
-    """Versions of the standard operator set: there, known, and one only."""
+    """Refuses a model that states no, an unknown, or two versions of the standard operator set."""
     for holder in (model, *model.functions):
         versions = {o.version for o in holder.opset_import if o.domain in ("", "ai.onnx")}
         if len(versions) > 1:
@@ -200,7 +201,7 @@ _TENSORS = ("tensors", "sparse_tensors", "graphs", "type_protos", "t", "sparse_t
 
 
 def _walk_attribute(attribute: Any, counter: Counter, depth: int) -> None:
-    """Whatever the attribute holds is looked at, also what its `type` denies."""
+    """Walks every field that an attribute holds, also those that its `type` does not announce."""
     limits = counter.limits
     _check_texts([attribute.name, attribute.ref_attr_name], limits)
     for descriptor, held in attribute.ListFields():
@@ -250,7 +251,7 @@ def _check_tensor(tensor: Any, counter: Counter) -> None:
 
 
 def _check_dims(dims: Sequence[int], name: str, limits: Limits) -> int:
-    """The number of elements, an unknown dim (0) counted as 1: it must not hide the others."""
+    """The number of elements; an unknown dim (0) counts as 1, so that it does not hide the others."""
     if len(dims) > limits.max_rank:
         raise refuse("a tensor has an absurd rank", f"{name}: rank {len(dims)}", "Check the exporter.")
     count = 1
@@ -284,7 +285,7 @@ def _check_unique(names: Iterable[str], what: str) -> None:
 
 
 def _check_defined(given: set[str], nodes: Any, outputs: Iterable[str]) -> None:
-    """Every name that a node or the result reads must be written or given, and written once."""
+    """Refuses names that are read but neither written nor given, and names that are written twice."""
     defined = given - {""}
     for node in nodes:
         for name in node.output:

@@ -11,28 +11,32 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Bounds on an upload; the defaults admit a 70-billion-parameter transformer (10 MB, 5,700 nodes) eight times."""
+    """Bounds on an upload (assumed): they admit a 70-billion-parameter transformer (10 MB, 5,700 nodes) eight times."""
 
     max_bytes: int = 64 * MIB
+    """Bytes of the file."""
     max_nodes: int = 50_000
-    """Subgraphs included, functions expanded."""
+    """Nodes, those of subgraphs included, after expansion of functions."""
     max_tensors: int = 200_000
     """Inputs, initializers, results and declared values."""
     max_items: int = 1_000_000
     """Operands, attributes and their numbers, dims and metadata entries, after expansion of functions."""
     max_depth: int = 8
-    """Of subgraphs."""
+    """Nesting of subgraphs."""
     max_calls: int = 64
-    """Of functions within functions."""
+    """Nesting of calls of functions."""
     max_operands: int = 4096
     """Inputs or outputs of one node, and outputs of the graph."""
     max_values: int = 65_536
     """Numbers or texts in one attribute."""
     max_rank: int = 32
+    """Dims of one tensor."""
     max_elements: int = 1 << 48
-    """Of one tensor."""
+    """Elements of one tensor."""
     max_dim: int = 1 << 40
+    """Size of one dim."""
     max_name_bytes: int = 4096
+    """Characters of one name."""
 
 
 @dataclass
@@ -63,7 +67,7 @@ class Counter:
 
 
 def too_large(message: str, value: object) -> ModelTooExpensive:
-    """A refusal for size."""
+    """The error for a model that is too large, to be raised by the caller."""
     return ModelTooExpensive(
         f"the model has {message}",
         field="model",
