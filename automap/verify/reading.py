@@ -14,8 +14,6 @@ from automap.plan import AxisSharding, Plan, Stage, parse_devices
 from automap.problem import Problem
 from automap.verify.model import Model, Placed
 
-Texts = tuple[str, ...]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Violation:
