@@ -56,8 +56,8 @@ def gemm_curve(device: Device, precision: str, *, scaling: str = "tensor") -> Re
 
     Args:
         device: the rates are its own, at its sustained clock.
-        precision: precision of the operands. In fp32 the tensor cores rest: the plain cores reach nearly all of their peak. mxfp8
-            and nvfp4 run the kernels measured in fp8; nvfp4 faster by `nvfp4_speedup`.
+        precision: precision of the operands. In fp32 the tensor cores rest: the plain cores reach nearly all of their
+            peak. mxfp8 and nvfp4 run the kernels measured in fp8; nvfp4 faster by `nvfp4_speedup`.
         scaling: granularity of fp8's scales, `tensor` or `row`: a row's scales take `row_scaled_rate` of the rate.
 
     Raises:
@@ -105,8 +105,8 @@ def attention_curve(device: Device, *, rate: float, portable: bool) -> Record:
     Args:
         device: the rates are its own, at its sustained clock.
         rate: rate of the trainer's kernel over that of the measured one.
-        portable: whether the trainer's kernel is written for all devices (FlashAttention 2, Triton) and uses none of the
-            instructions that came with this one.
+        portable: whether the trainer's kernel is written for all devices (FlashAttention 2, Triton) and uses none of
+            the instructions that came with this one.
     """
     if device.kernels is not None:
         # What ran is what was measured.

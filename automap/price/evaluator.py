@@ -16,7 +16,13 @@ import numpy.typing as npt
 from automap.price.curves import constant, gemm_curve
 from automap.price.kernels.array_types import Record, Rows, record_of
 from automap.price.kernels.collectives import SUMMED
-from automap.price.kernels.cost_records import PART_DTYPE, RANK_COST_DTYPE, UNIT_COST_DTYPE, SettingsRow
+from automap.price.kernels.cost_records import (
+    COLLECTIVE_DTYPE,
+    PART_DTYPE,
+    RANK_COST_DTYPE,
+    UNIT_COST_DTYPE,
+    SettingsRow,
+)
 from automap.price.kernels.passes import passes
 from automap.price.kernels.pipeline import count_actions, run_program
 from automap.price.kernels.placements import write_crossing
@@ -166,7 +172,7 @@ class Evaluator:
         self.unit_cost(segment, incoming, lowered.stages[rank], workspace)
         rows, count = workspace.recorder.rows, int(workspace.recorder.count[0])
         assert count < len(rows), "more collectives than were thought of"
-        return rows[:count]
+        return rows[:count].view(COLLECTIVE_DTYPE)
 
     def crossing_placement(self, segment: Segment) -> Ints:
         """[axes] placement of the tensor that crosses out of a unit; B where nothing crosses."""
@@ -219,7 +225,7 @@ class Evaluator:
             if key not in seen:
                 seen[key] = len(calls)
                 first_rank = rank if open_signatures else number % num_ranks
-                calls.append(UnitCall(segment, first_rank, incoming.copy(), before, number != previous))
+                calls.append(UnitCall(segment, first_rank, incoming.copy(), unit_type, before, number != previous))
             row = seen[key]
             if parts and parts[-1][:2] == [number, row]:
                 parts[-1][2] += 1

@@ -1,7 +1,7 @@
 """Why a plan costs what it costs: its largest parts in sentences with their numbers, and what would help.
 
-This module looks at the slowest pipeline rank, whose parts add up to the step. What would help is not guessed: the change is
-priced, and named where it fits and is faster. Units: seconds, bytes.
+This module looks at the slowest pipeline rank, whose parts add up to the step. What would help is not guessed: the
+change is priced, and named where it fits and is faster. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -406,8 +406,8 @@ def _zero(case: _Case, seconds: float) -> str:
     overlap = settings.gather_overlap if stage >= 3 else settings.gradient_overlap
     what = f"gathers of {_bytes(weights * settings.parameter_bytes)} of weights, twice, and " if stage >= 3 else ""
     text = f"ZeRO {stage} on {case.where(axes[0])}, {_rate(rate)}): {what}scatters of "
-    text += f"{_bytes(gradients * settings.sent_gradient_bytes)} of gradients each micro-batch, {case.micro_batches} of them; "
-    text += f"up to {overlap:.0%} hides under the passes."
+    text += f"{_bytes(gradients * settings.sent_gradient_bytes)} of gradients each micro-batch, "
+    text += f"{case.micro_batches} of them; up to {overlap:.0%} hides under the passes."
     larger = case.gain(case.batches(0.5), "Micro-batches twice as large")
     return text + (larger or case.gain(replace(case.lowered, zero=1), "ZeRO 1"))
 

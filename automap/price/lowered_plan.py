@@ -54,6 +54,8 @@ class UnitCall(NamedTuple):
     """Pipeline rank; of the first one where all ranks are alike."""
     incoming: Ints
     """[axes] placement of the tensor that crosses into the unit."""
+    unit_type: int
+    """Type of the unit."""
     before: int
     """Type of the unit before it, or -1."""
     opens: bool

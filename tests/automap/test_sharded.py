@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from collective_list import list_collectives
 from plan_cases import expert, idle, random_plans, uneven
 from runtime_ranks import difference, errors, reference, run_ranks, with_stages
 
 from automap.errors import PlanError
-from automap.price.collective_list import list_collectives
 from automap.price.evaluator import Evaluator
 from automap.price.plan_reader import lower_plan
 from automap.runtime.executor.parameters import to_file, value_of

@@ -321,7 +321,9 @@ def _legal(tables, space, cache, tree, walks, walk, slot, workspace, ends, mask)
     return found
 
 
-@borrowing(void(TABLES, SPACE, UNIT_CACHE, int64[::1], int64, int64, WORKSPACE, UNIT_WORKSPACE, float64[::1]), inner=True)
+@borrowing(
+    void(TABLES, SPACE, UNIT_CACHE, int64[::1], int64, int64, WORKSPACE, UNIT_WORKSPACE, float64[::1]), inner=True
+)
 def _look_at_mode(tables, space, cache, value, slot, mode, workspace, units, out):
     """Bounds what follows a recompute mode of a rank: the modes of ranks behind it and ZeRO at their best.
 
@@ -369,7 +371,8 @@ def _look_at_mode(tables, space, cache, value, slot, mode, workspace, units, out
 
 
 @borrowing(
-    void(TABLES, SPACE, UNIT_CACHE, TREE, WALKS, int64, int64, WORKSPACE, UNIT_WORKSPACE, int64[::1], boolean[::1]), inner=True
+    void(TABLES, SPACE, UNIT_CACHE, TREE, WALKS, int64, int64, WORKSPACE, UNIT_WORKSPACE, int64[::1], boolean[::1]),
+    inner=True,
 )
 def _look(tables, space, cache, tree, walks, walk, slot, workspace, units, ends, mask):
     """Writes the bounds behind the legal values of a slot into `walks.ahead`."""

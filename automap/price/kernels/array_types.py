@@ -51,7 +51,7 @@ def dtype_of(row: type) -> np.dtype[Any]:
             fields.append((name, _SCALARS[hint][0]))
         else:
             fields.append((name, dtype_of(hint)))
-    return np.dtype((np.record, fields))
+    return np.dtype((np.record, np.dtype(fields, align=True)))
 
 
 def tuple_type(group: type) -> Any:
@@ -62,12 +62,31 @@ def tuple_type(group: type) -> Any:
             members.append(hint.__metadata__[0])
         else:
             members.append(_SCALARS[hint][1] if hint in _SCALARS else tuple_type(hint))
-    return types.NamedTuple(tuple(members), group)
+    return types.BaseTuple.from_types(tuple(members), group)
 
 
 def record_type(dtype: np.dtype[Any]) -> Any:
     """numba's type of one row of a structured dtype; `record_type(dtype)[::1]` is that of an array."""
     return numba.from_dtype(dtype)
+
+
+def numbers_of(rows: Rows) -> npt.NDArray[np.float64]:
+    """[..., fields] the same memory as rows whose fields are all floats, as an array of them."""
+    return rows.view(np.float64).reshape(*rows.shape, rows.dtype.itemsize // 8)
+
+
+def records_of(numbers: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> Rows:
+    """The inverse of `numbers_of`: [..., fields] the same memory as rows, if it is contiguous."""
+    return np.ascontiguousarray(numbers).view(dtype).reshape(numbers.shape[:-1])
+
+
+def columns_of(dtype: np.dtype[Any], *names: str) -> list[int]:
+    """Columns of `numbers_of` that hold some fields; those of short arrays follow each other."""
+    found: list[int] = []
+    for name in names:
+        kind, offset, *_ = (dtype.fields or {})[name]
+        found += range(offset // 8, (offset + kind.itemsize) // 8)
+    return found
 
 
 def rows_of(rows: Sequence[Any], dtype: np.dtype[Any]) -> Rows:

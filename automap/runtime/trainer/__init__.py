@@ -1,1 +1,5 @@
 """Runs a plan on the modules of a PyTorch model."""
+
+from automap.runtime.trainer.parallelize import parallelize
+
+__all__ = ["parallelize"]

@@ -17,7 +17,7 @@ from automap.price.kernels.collectives import SUMMED
 from automap.price.kernels.placements import write_crossing
 from automap.price.kernels.records import TABLES
 from automap.price.kernels.shard_unit import shard_unit
-from automap.price.kernels.stage_records import STAGE, Stage, Unit
+from automap.price.kernels.stage_records import Stage, Unit
 from automap.price.kernels.step import overflow, step, step_time_s
 from automap.price.kernels.step_records import Order, Pipeline, StageArrays
 from automap.price.kernels.tied_parameters import begin, read_too, write_share, write_tie
@@ -68,14 +68,6 @@ def outgoing(tables, space, unit_type, is_sent, chosen, placement):
     for a in range(placement.shape[0]):
         if is_sent and placement[a] == PARTIAL:
             placement[a] = SUMMED
-
-
-@borrowing(STAGE(SPACE, WORKSPACE, int64), inner=True)
-def _stage(space, workspace, rank):
-    """A pipeline rank, as its units see it."""
-    at = workspace.stages[rank]
-    samples = float64(workspace.samples[rank])
-    return Stage(space.axes[at], space.links[at], space.hardware[at], workspace.zero_axes, samples)
 
 
 @borrowing(types.UniTuple(int64, 2)(SPACE, WORKSPACE, int64), inner=True)
@@ -139,7 +131,8 @@ def cost_rows(tables, space, cache, kind, workspace, units):
         laid = workspace.laid[mine]
         again = laid[0] == at and laid[1] == workspace.samples[where] and laid[2] == zero_axes
         laid[0], laid[1], laid[2] = at, workspace.samples[where], zero_axes
-        unit, stage = Unit(first, last, workspace.chosen[first:last]), _stage(space, workspace, where)
+        unit, samples = Unit(first, last, workspace.chosen[first:last]), float64(workspace.samples[where])
+        stage = Stage(space.axes[at], space.links[at], space.hardware[at], workspace.zero_axes, samples)
         shard_unit(tables, unit, stage, again, units)
         recomputed, crossing = space.masks[mode, first:last], space.boundary[mine]
         covered[row] = unit_cost(
@@ -172,7 +165,8 @@ def _tie(tables, space, workspace):
                 read_too(tables, space.tied[earlier, I_OTHER_READER], 0, chosen, together)
         begin(alone)
         read_too(tables, second, 0, chosen, alone)
-        tie, there = workspace.tied[t], _stage(space, workspace, other)
+        tie, zero_axes, at, samples = workspace.tied[t], workspace.zero_axes, workspace.stages[other], 1.0
+        there = Stage(space.axes[at], space.links[at], space.hardware[at], zero_axes, samples)
         tie.rank, tie.other_rank, tie.exchanged = one, other, 0.0
         if one == other:
             write_share(alone, elements, there, shares[1])
@@ -192,7 +186,9 @@ def _tie(tables, space, workspace):
                 read_too(tables, reader, 0, chosen, alone)
             following += 1
         write_share(alone, elements, there, shares[1])
-        write_share(together, elements, _stage(space, workspace, one), shares[0])
+        at = workspace.stages[one]
+        here = Stage(space.axes[at], space.links[at], space.hardware[at], zero_axes, samples)
+        write_share(together, elements, here, shares[0])
         tie.exchanged = max(shares[0].parameters, shares[1].parameters)
 
 
