@@ -15,7 +15,7 @@ from automap.group_links import group_link
 from automap.price.curves import attention_curve, gemm_curve, shared
 from automap.price.estimate import error_band, estimate_choice, lower_bound_s
 from automap.price.evaluator import Evaluator
-from automap.price.kernels.attention import attention_s
+from automap.price.kernels.attention import AttentionShape, attention_s
 from automap.price.kernels.collectives import RINGS, Reason, collective_s, convert
 from automap.price.kernels.cost_records import COLLECTIVE_DTYPE, Recorder
 from automap.price.kernels.gemm import gemm_s
