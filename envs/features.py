@@ -11,7 +11,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from automap.bounds.kernels.step_many import Walks
+from automap.bounds.kernels.step_many import EpisodeArrays
 from automap.space.space import PlanSpace, Slot
 from envs.observing import GROUP_FEATURES, KINDS, NONE, UNKNOWN, Facts, write_features
 from ir.factors import PARTIAL
@@ -101,15 +101,15 @@ class Features:
         for value, assigned in enumerate(unit.groups[other].assignment):
             self._gives[number, value] = unit.signatures[maker][assigned[members.index(maker)]].outputs[output]
 
-    def write(self, walks: Walks, observation: Floats32, mask: npt.NDArray[np.int8]) -> None:
+    def write(self, episodes: EpisodeArrays, observation: Floats32, mask: npt.NDArray[np.int8]) -> None:
         """Writes what is seen of every plan; of a complete one zeros, and every action as legal.
 
         Args:
-            walks: the plans.
-            observation: [walks, STATE_FEATURES + actions * ACTION_FEATURES], written.
-            mask: [walks, actions], written: 0 for what is illegal and, unless that is all, for what cannot fit.
+            episodes: the plans.
+            observation: [episodes, STATE_FEATURES + actions * ACTION_FEATURES], written.
+            mask: [episodes, actions], written: 0 for what is illegal and, unless that is all, for what cannot fit.
         """
-        write_features(walks, self._facts, observation, mask)
+        write_features(episodes, self._facts, observation, mask)
 
 
 def _numbers(space: PlanSpace, slot: Slot) -> npt.NDArray[np.float64]:

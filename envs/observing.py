@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import float32, float64, int8, int64, types, void
 
-from automap.bounds.kernels.step_many import WALKS
+from automap.bounds.kernels.step_many import EPISODES
 from automap.jit import borrowing, kernel
 from ir.factors import PARTIAL
 
@@ -99,20 +99,27 @@ FACTS = types.NamedTuple(
 """Numba's type of `Facts`."""
 
 
-@kernel(void(WALKS, FACTS, float32[:, ::1], int8[:, ::1]))
-def write_features(walks, facts, observation, mask):
+@kernel(void(EPISODES, FACTS, float32[:, ::1], int8[:, ::1]))
+def write_features(episodes, facts, observation, mask):
     """See `Features.write`."""
-    num_slots = walks.values.shape[1]
-    for walk in range(walks.position.shape[0]):
-        row, slot = observation[walk], walks.position[walk]
+    num_slots = episodes.values.shape[1]
+    for episode in range(episodes.position.shape[0]):
+        row, slot = observation[episode], episodes.position[episode]
         row[:] = 0.0
-        mask[walk] = 1 if slot == num_slots else 0
+        mask[episode] = 1 if slot == num_slots else 0
         if slot < num_slots:
-            given = _given(facts, walks.values[walk], slot)
-            _write_state(facts, walks.values[walk], slot, walks.bound[walk], given, row)
-            count = walks.offered[walk]
+            given = _given(facts, episodes.values[episode], slot)
+            _write_state(facts, episodes.values[episode], slot, episodes.bound[episode], given, row)
+            count = episodes.offered[episode]
             _write_actions(
-                facts, slot, walks.bound[walk], given, walks.legal[walk, :count], walks.ahead[walk], mask[walk], row
+                facts,
+                slot,
+                episodes.bound[episode],
+                given,
+                episodes.legal[episode, :count],
+                episodes.action_bounds[episode],
+                mask[episode],
+                row,
             )
 
 

@@ -1,0 +1,292 @@
+"""Records of the kernels of a plan space: what `automap.space.compile` builds and every kernel of the space reads.
+
+Everything here belongs to a space and to no plan. Tables whose rows have several meanings are structured arrays, read
+by field: `space.groups[group].first_member`. The distinct stages are all the stages that some plan of the space has,
+told apart by hardware, links and mesh; other arrays refer to them by row. Units: seconds, bytes, samples, devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from numba import boolean, float64, int64, types
+
+from automap.price.kernels.columns import TABLES
+from automap.price.tables import Arrays
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Records = npt.NDArray[Any]
+
+
+def named(cls: Any, **fields: Any) -> Any:
+    """Numba's type of a NamedTuple whose fields have these types."""
+    assert tuple(fields) == cls._fields, cls
+    return types.BaseTuple.from_types(tuple(fields.values()), cls)
+
+
+def rows_of(dtype: np.dtype[Any], ndim: int = 1) -> Any:
+    """Numba's type of an array of records."""
+    return types.Array(numba.from_dtype(dtype), ndim, "C")
+
+
+class FirstSlots(NamedTuple):
+    """Number of the first slot of each kind of decision, in the order in which they are decided.
+
+    Slots of one kind follow each other: a kind whose number equals the next one's has no slots.
+    """
+
+    pp: int
+    tp: int
+    middle: int
+    micro_batches: int
+    virtual: int
+    schedule: int
+    order: int
+    devices: int
+    shares: int
+    cut: int
+    recompute: int
+    zero: int
+    signature: int
+
+
+class Scalars(NamedTuple):
+    """Numbers that hold for the whole space."""
+
+    num_devices: int
+    """Devices of the cluster."""
+    global_batch: int
+    """Samples of a step."""
+    part: int
+    """Devices of a part, see `automap.space.stage_sizes`."""
+    longest: int
+    """Stages of the longest pipeline whose stages may have unlike numbers of devices."""
+    most_meshes: int
+    """Most rows that `unlike_meshes` writes."""
+    most_values: int
+    """Values of the slot that has most."""
+    orders_one: int
+    """Whether the order of the devices matters to a pipeline of one stage, 0 or 1."""
+    proportional: int
+    """Whether the user asked for uneven batch shares, 0 or 1."""
+    binds_modes: int
+    """Whether constraints bind the recompute modes of some units, 0 or 1."""
+
+
+GROUP = np.dtype(
+    [
+        ("first_member", np.int64),  # row of `SpaceArrays.members`
+        ("num_members", np.int64),
+        ("first_assignment", np.int64),  # row of `SpaceArrays.assignments`
+        ("first_value", np.int64),  # column of `SpaceArrays.obeys`
+        ("num_values", np.int64),
+        ("whole", np.int64),  # value that keeps the leader whole
+    ]
+)
+"""A linkage group: one decision on each mesh axis."""
+TIED = np.dtype(
+    [
+        ("one", np.int64),  # unit
+        ("other", np.int64),  # later unit
+        ("first", np.int64),  # first row about the same parameter
+        ("one_reader", np.int64),  # where the first unit's reader begins, see `read_too`
+        ("other_reader", np.int64),
+    ]
+)
+"""A parameter that two units use."""
+EVEN_LAYOUT = np.dtype([("first", np.int64), ("is_uniform", np.bool_)])
+"""Layout of stages with equally many devices: row of `SpaceArrays.stages` of its first rank, -1 = no such layout; and
+whether one rank stands for all."""
+SHAPE_NODE = np.dtype([("first_child", np.int64), ("num_children", np.int64), ("value", np.int64), ("shape", np.int64)])
+"""A decided beginning of a shape's values: its continuations by one value, which follow each other in ascending order;
+the last value of the beginning; the number of the shape where all are decided, else -1."""
+MOVED = np.dtype([("until", np.float64), ("is_numbered", np.bool_)])
+"""How often a move varies a kind of slot: the upper end of its interval in [0, 1); and whether a plan may have several
+slots of the kind, of which one is drawn."""
+
+
+class SpaceArrays(NamedTuple):
+    """A plan space as flat arrays."""
+
+    first: FirstSlots
+    scalars: Scalars
+    moved: Records
+    """[kinds of decisions] see `MOVED`."""
+    shape_nodes: Records
+    """[decided beginnings of shapes] see `SHAPE_NODE`; the empty beginning first."""
+    degrees: Ints
+    """Values of the slots `pp` and `tp`."""
+    middles: Ints
+    """Values of the slot `middle`, [1] without one."""
+    micro_batches: Ints
+    """Values of the slot `micro_batches`."""
+    virtuals: Ints
+    """Values of the slot `virtual`."""
+    schedules: Ints
+    """Values of the slot `schedule`, see `automap.schedule`."""
+    stages: Ints
+    """[ranks of all layouts of equal stages, one layout behind the other] row of each among the distinct stages."""
+    units: Ints
+    """[units] type of each."""
+    spans: Ints
+    """[types + 1] first operator row of each type."""
+    group_spans: Ints
+    """[types + 1] first group of each type."""
+    boundary: Ints
+    """[types] row of `operands` that crosses out of a unit, or -1."""
+    members: Ints
+    """Operator rows of all groups, one group behind the other."""
+    assignments: Ints
+    """Signatures of the members for each value of the group's slots, one group behind the other."""
+    makers: Ints
+    """[types, 2] operator row and output slot of the tensor that crosses out of a unit, or -1."""
+    groups: Records
+    """[groups] see `GROUP`."""
+    tied: Records
+    """[pairs of units that share a parameter] see `TIED`."""
+    mixed: Ints
+    """[distinct stages] number among those of several kinds of devices, or -1."""
+    quanta: Ints
+    """[stages of several kinds] samples of a rank come in multiples of this."""
+    kind_rows: Ints
+    """[stages of several kinds, kinds] row of the distinct stage as if it consisted of each kind."""
+    kind_ranks: Ints
+    """[stages of several kinds, kinds] ranks of the outer axis of each kind; of fewer kinds the last is repeated."""
+    weight: Floats
+    """[units + 1] weight of all units before each, strictly rising."""
+    capacity: Floats
+    """[distinct stages] bytes of memory of a device."""
+    speed: Floats
+    """[distinct stages] relative speed of the stage."""
+    send_latency_s: Floats
+    """[boundaries] seconds of a transfer to the next rank, whatever its size; first those behind `stages`."""
+    send_bytes_per_s: Floats
+    """[boundaries] bandwidth to the next rank."""
+    tied_elements: Floats
+    """[pairs of units that share a parameter] elements of the parameter."""
+    settings: Floats
+    """[P_COUNT] settings of a step without ZeRO."""
+    axes: Floats
+    """[distinct stages, axes] ranks of each mesh axis."""
+    hardware: Floats
+    """[distinct stages, H_COUNT] hardware of a device."""
+    links: Floats
+    """[distinct stages, axes, V_COUNT] links of each mesh axis."""
+    windows: Ints
+    """[chunks + 1, chunks, 2] first and last legal end of each chunk, by the number of chunks."""
+    share_ways: Ints
+    """[stages of several kinds, values of `micro_batches`, values of `shares`] the first way to share out samples that
+    is the same; 0: even shares."""
+    send_rows: Ints
+    """[order, parts before, parts of the last stage among them, parts of the next] boundary, or -1; the first stage
+    follows the last one."""
+    kind_samples: Ints
+    """[stages of several kinds, values of `micro_batches`, values of `shares`, kinds] samples of all ranks of a kind
+    together."""
+    even_layouts: Records
+    """[order, pipeline degree, inner degree, middle degree] see `EVEN_LAYOUT`."""
+    stage_rows: Ints
+    """[order, inner degree, middle degree, parts before, parts] row of the distinct stage, or -1."""
+    fills: Mask
+    """[inner, middle, micro-batches, stages, parts + 1] see `ways_to_fill`."""
+    masks: Mask
+    """[modes, operator rows] operators that each recompute mode runs again."""
+    obeys: Mask
+    """[axes, values of all groups] signatures that the user's constraints leave."""
+    kept: Mask
+    """[units, modes] modes that obey constraints against recomputation."""
+    again: Mask
+    """[units, modes] modes that obey constraints for recomputation."""
+    modes: Mask
+    """[modes] recompute modes that the trainer and `hints.fix` leave."""
+    zeros: Mask
+    """[4] ZeRO stages that `hints.fix` leaves."""
+
+
+SPACE = named(
+    SpaceArrays,
+    first=types.NamedUniTuple(int64, len(FirstSlots._fields), FirstSlots),
+    scalars=types.NamedUniTuple(int64, len(Scalars._fields), Scalars),
+    moved=rows_of(MOVED),
+    shape_nodes=rows_of(SHAPE_NODE),
+    degrees=int64[::1],
+    middles=int64[::1],
+    micro_batches=int64[::1],
+    virtuals=int64[::1],
+    schedules=int64[::1],
+    stages=int64[::1],
+    units=int64[::1],
+    spans=int64[::1],
+    group_spans=int64[::1],
+    boundary=int64[::1],
+    members=int64[::1],
+    assignments=int64[::1],
+    makers=int64[:, ::1],
+    groups=rows_of(GROUP),
+    tied=rows_of(TIED),
+    mixed=int64[::1],
+    quanta=int64[::1],
+    kind_rows=int64[:, ::1],
+    kind_ranks=int64[:, ::1],
+    weight=float64[::1],
+    capacity=float64[::1],
+    speed=float64[::1],
+    send_latency_s=float64[::1],
+    send_bytes_per_s=float64[::1],
+    tied_elements=float64[::1],
+    settings=float64[::1],
+    axes=float64[:, ::1],
+    hardware=float64[:, ::1],
+    links=float64[:, :, ::1],
+    windows=int64[:, :, ::1],
+    share_ways=int64[:, :, ::1],
+    send_rows=int64[:, :, :, ::1],
+    kind_samples=int64[:, :, :, ::1],
+    even_layouts=rows_of(EVEN_LAYOUT, 4),
+    stage_rows=int64[:, :, :, :, ::1],
+    fills=boolean[:, :, :, :, ::1],
+    masks=boolean[:, ::1],
+    obeys=boolean[:, ::1],
+    kept=boolean[:, ::1],
+    again=boolean[:, ::1],
+    modes=boolean[::1],
+    zeros=boolean[::1],
+)
+"""Numba's type of `SpaceArrays`."""
+
+
+class UnitCache(NamedTuple):
+    """What was worked out before about one problem, found by two hashes of all that it depends on.
+
+    Plans that are priced one after another have most of it in common. A later entry takes the place of an earlier one.
+    """
+
+    keys: Ints
+    """[REMEMBERED, 2] hashes of a unit and its surroundings; zeros where there is nothing."""
+    costs: Floats
+    """[REMEMBERED, C_COUNT + 1] costs of the unit, then whether it is recomputed as a whole."""
+    legal: Ints
+    """[REMEMBERED, 3] hashes of a linkage group on meshes of stages; which signatures are legal there, as bits."""
+
+
+UNIT_CACHE = named(UnitCache, keys=int64[:, ::1], costs=float64[:, ::1], legal=int64[:, ::1])
+"""Numba's type of `UnitCache`."""
+
+
+class Compiled(NamedTuple):
+    """All that a kernel of a plan space reads."""
+
+    tables: Arrays
+    """Operators, operands and tensors of the model."""
+    space: SpaceArrays
+    cache: UnitCache
+    """Costs and legal signatures that are known already; read and written."""
+
+
+COMPILED = named(Compiled, tables=TABLES, space=SPACE, cache=UNIT_CACHE)
+"""Numba's type of `Compiled`."""
