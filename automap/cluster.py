@@ -43,12 +43,12 @@ PRESETS = (
 
 MAX_DEVICES = 65536
 Count = Annotated[int, Range(1, MAX_DEVICES)]
-"""Of devices, hosts or network interfaces."""
+"""A number of devices, hosts or network interfaces."""
 LEAST_RATE = 1e-6
 Rate = Annotated[float, Range(LEAST_RATE, 1e6)]
-"""TFLOP/s or GB/s: from a megaflop or a kilobyte a second to a thousand times the fastest device or link of today."""
+"""A rate in TFLOP/s or GB/s, up to a thousand times that of the fastest device or link of 2026."""
 GENERAL = ("bf16", "fp16", "fp32")
-"""Precisions that all operators can be computed in."""
+"""Precisions that every operator can be computed in."""
 LOCAL = "local"
 """The name of this host, once `automap profile` has measured it."""
 
@@ -59,31 +59,31 @@ class Device:
 
     name: str
     peak_TFLOPs: Mapping[str, Rate]  # noqa: N815
-    """Dense peak by precision; one of bf16, fp16 and fp32 at least."""
+    """Peak rate of dense arithmetic by precision; at least one of bf16, fp16 and fp32."""
     hbm_bandwidth_GBps: Rate  # noqa: N815
     memory_GiB: Annotated[float, Range(1e-3, 1e6)]  # noqa: N815
-    """From 1 MiB to a pebibyte, a thousand times the largest of today."""
+    """Memory of the device, from 1 MiB to 1 PiB."""
     memory_efficiency: Efficiency
     """Share of the memory bandwidth that streaming kernels reach."""
     intra_node_link: str
     inter_node_link: str
     nics_per_node: Count
     num_multiprocessors: Annotated[int, Range(1, 1_000_000)] = 108
-    """Units that work on one tile of a matrix product each."""
+    """Number of multiprocessors; each computes one tile of a matrix product at a time."""
     cache_MB: Annotated[float, Range(0, 1e6)] = 40.0  # noqa: N815
-    """Last-level cache."""
+    """Size of the last-level cache."""
     curves_of: str = "A100"
-    """The measured kind whose kernels this one is taken to run, at its own rates; see `automap/data/fitted`."""
+    """Kind of device whose measured kernel curves are used, at this device's own rates; see `automap/data/fitted`."""
     sustained_clock: Annotated[float, Range(0.01, 1.1)] = 0.85
-    """Rate of large matrix products in hours of training over that of one short kernel (power limits)."""
+    """Speed of large matrix products during hours of training, relative to one short kernel (power limits)."""
     portable_attention: Annotated[float, Range(0.01, 1)] = 1.0
-    """Rate of attention kernels that are not written for this kind over those that are."""
+    """Speed of portable attention kernels relative to kernels that are written for this kind of device."""
     kernels: Kernels | None = None
-    """Its own measured curves, each a share of the peaks above; None = those of the kind that `curves_of` names."""
+    """Measured kernel curves of this device, as shares of its peak rates; None = the curves of `curves_of`."""
     aliases: tuple[str, ...] = ()
     schema: str = "automap.device/1"
     source: Mapping[str, str] | None = None
-    """Where each number comes from: datasheet, fitted or assumed."""
+    """Origin of each number: datasheet, fitted or assumed."""
 
     def __post_init__(self) -> None:
         missing = [] if self.kernels is None else [p for p in self.peak_TFLOPs if p not in self.kernels.gemm]
@@ -137,15 +137,16 @@ class Link:
 
     name: str
     scope: Literal["intra", "inter"]
-    """`intra` (inside a node, per device) or `inter` (between nodes, per NIC)."""
+    """`intra`: inside a node, rates of each device. `inter`: between nodes, rates of each network interface."""
     bandwidth_GBps: Rate  # noqa: N815
     efficiency: Efficiency
     """Share of the line rate that collectives reach."""
     share_by_ranks: Mapping[str, Annotated[float, Range(1e-3, 1)]] = field(default_factory=dict)
-    """Ranks of a group -> its share of the bandwidth, where the links form a mesh; other groups have all."""
+    """Number of ranks of a group -> share of the bandwidth that the group has, for links that form a mesh; groups of
+    other sizes have the full bandwidth."""
     collectives: Mapping[str, CollectiveCurve] = field(default_factory=dict)
-    """Kind of collective -> its own measured curve inside a host, a share of the bandwidth; others run at `efficiency`
-    with the constants that all links share."""
+    """Kind of collective -> measured curve inside a host, as shares of the bandwidth. Collectives without a curve run
+    at `efficiency` with the constants that all links share."""
     aliases: tuple[str, ...] = ()
     schema: str = "automap.link/1"
     source: Mapping[str, str] | None = None
@@ -172,31 +173,31 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A row of equal hosts, each with devices of one kind."""
+    """Equal hosts, each with devices of one kind."""
 
     device: str
     num_devices: Count
     intra_node_link: str
     inter_node_link: str
     nics: Count
-    """Network interfaces of each host."""
+    """Number of network interfaces of each host."""
     count: Count = 1
-    """How many such hosts stand in a row."""
+    """Number of such hosts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Nodes and what connects them."""
+    """Hosts with their devices, and the links between them."""
 
     name: str
     nodes: tuple[Node, ...]
     devices: Mapping[str, Device]
     links: Mapping[str, Link]
     bandwidth_GBps: tuple[tuple[Annotated[float, Range(0, 1e6)], ...], ...] | None = None  # noqa: N815
-    """Achieved bandwidth between every two devices; overrides the links' where given. Above 0 but from a device to
-    itself, which nothing reads."""
+    """Achieved bandwidth from every device to every other; replaces the bandwidth of the links. Above 0, except on the
+    diagonal, which is not read."""
     constants: Constants | None = None
-    """Measured of these hosts, in place of those that all clusters share and of the trainer's."""
+    """Constants measured on these hosts, which replace the general ones and those of the trainer."""
     schema: str = "automap.cluster/1"
 
     def __post_init__(self) -> None:
@@ -230,7 +231,7 @@ class Cluster:
                     )
 
     def _check_rates(self, matrix: tuple[tuple[float, ...], ...]) -> None:
-        """Between two devices nothing is without end."""
+        """Refuses bandwidths between two different devices that are too low."""
         rates: npt.NDArray[np.float64] = np.array(matrix)
         np.fill_diagonal(rates, 1.0)
         low = np.argwhere(rates < LEAST_RATE)
@@ -245,43 +246,43 @@ class Cluster:
 
     @functools.cached_property
     def hosts(self) -> tuple[Node, ...]:
-        """Every host, in the order of the device numbers."""
+        """All hosts, in the order of the device numbers."""
         return tuple(node for node in self.nodes for _ in range(node.count))
 
     @functools.cached_property
     def node_of(self) -> tuple[int, ...]:
-        """Number of the host of each device."""
+        """[devices] number of the host of each device."""
         return tuple(i for i, node in enumerate(self.hosts) for _ in range(node.num_devices))
 
     @functools.cached_property
     def num_devices(self) -> int:
-        """All devices."""
+        """Number of devices of all hosts."""
         return sum(max(0, node.num_devices) * max(0, node.count) for node in self.nodes)
 
     @functools.cached_property
     def places(self) -> npt.NDArray[np.int64]:
-        """[devices] `node_of`."""
+        """`node_of` as an array, [devices]."""
         return np.array(self.node_of, dtype=np.int64)
 
     @functools.cached_property
     def alike(self) -> npt.NDArray[np.int64]:
-        """[hosts] number of the first host that is like each."""
+        """Number of the first equal host of each host, [hosts]."""
         first: dict[Node, int] = {}
         found = [first.setdefault(replace(host, count=1), i) for i, host in enumerate(self.hosts)]
         return np.array(found, dtype=np.int64)
 
     def device(self, index: int) -> Device:
-        """Kind of device number `index`."""
+        """The kind of the device with number `index`."""
         return self.devices[self.hosts[self.node_of[index]].device]
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all hosts are alike."""
+        """Whether all hosts are equal and no bandwidth matrix is given."""
         return len(self.nodes) == 1 and self.bandwidth_GBps is None
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a reader of prices on this cluster must know."""
+        """Warnings for users of prices on this cluster."""
         seen = self.constants.conditions.seen() if self.constants is not None and self.constants.conditions else ()
         if not seen:
             return ()

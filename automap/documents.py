@@ -1,8 +1,8 @@
-"""JSON from users: the one reader for files, requests and what Python hands in.
+"""JSON from users: the one reader of files, request bodies and Python values.
 
-A document that was read holds finite numbers, Unicode text and no key twice, and is nested no deeper than `MAX_DEPTH`:
-whatever was read can be stored, written again and counted with. Knows no records; see `automap.records` for what a
-document must hold.
+A document that was read contains finite numbers, Unicode text and no duplicate keys, and is nested no deeper than
+`MAX_DEPTH`, so that it can be stored and written again. Records are not known here; `automap.records` reads them from
+documents.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from typing import Any, NoReturn
 from ir.errors import UserError
 
 MAX_DEPTH = 64
-"""Levels of nesting. The deepest that anything here writes is a plan with a timeline inside the hints of a job: 9."""
+"""Levels of nesting that are read. Documents of this project have at most 9: a plan with a timeline in hints of a
+job."""
 MAX_DIGITS = 400
-"""Of an integer: one with more is beyond the largest double, 1.8e308, and takes quadratic time to read."""
+"""Digits of an integer. A longer one exceeds the largest double, 1.8e308, and takes quadratic time to read."""
 SHOWN = 40
-"""Characters of a text that is no JSON, in the error."""
+"""Characters of a text that is not JSON which the error shows."""
 DOCUMENT = "document"
-"""What errors name where the user has no name for it."""
+"""Name of a document in errors if the user has none for it."""
 
 
 class _Twice(dict[str, Any]):
-    """An object that was written with a key twice; `key` is that one."""
+    """An object with a duplicate key, which is `key`."""
 
     key = ""
 
@@ -40,7 +41,7 @@ def read_document(text: str | bytes, *, field: str = "", error: type[UserError] 
         error: the exception to raise.
 
     Raises:
-        UserError: (of type `error`) the text is no JSON, or holds what `check_document` refuses, or a key twice.
+        UserError: (of type `error`) the text is not JSON, has a duplicate key or a value that `check_document` refuses.
     """
     return _read(text, field, error, shown=str(text[:SHOWN]))
 
@@ -49,7 +50,7 @@ def read_file(path: Path, *, field: str, error: type[UserError]) -> Any:
     """The document of a JSON file; see `read_document`.
 
     Raises:
-        UserError: (of type `error`) likewise, or the file cannot be opened.
+        UserError: (of type `error`) the file cannot be opened, or as in `read_document`.
     """
     try:
         data = path.read_bytes()
@@ -61,10 +62,11 @@ def read_file(path: Path, *, field: str, error: type[UserError]) -> Any:
 
 
 def check_document(document: object, *, field: str = "", error: type[UserError] = UserError) -> None:
-    """Refuses what JSON cannot hold or a double cannot: NaN, infinities, integers beyond, text that is not Unicode.
+    """Refuses values that JSON or a double cannot represent: NaN, infinities, larger integers, text that is not
+    Unicode.
 
     Args:
-        document: dicts, lists, tuples, strings and numbers; anything else is passed over.
+        document: dicts, lists, tuples, strings and numbers; other values are not checked.
         field: see `read_document`.
         error: see `read_document`.
 
@@ -153,7 +155,7 @@ def _refuse_number(value: float, path: str, error: type[UserError]) -> NoReturn:
 
 
 def _too_deep(path: str, error: type[UserError]) -> UserError:
-    # The path itself may be thousands of levels long: its beginning says enough.
+    # The path itself may be thousands of levels long; its beginning is enough.
     return error(
         "nested too deeply",
         field=path or DOCUMENT,

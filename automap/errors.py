@@ -1,12 +1,12 @@
 """The tree of errors.
 
-UserError                     names the field, the value and the repair            (exit 2, HTTP 422)
-├── ModelError                the model file, or what the request says about it
-│   └── ModelTooExpensive     reading it ran into a limit
+UserError                     names the field, the value and the repair          (exit 2, HTTP 422)
+├── ModelError                the model file, or the request's description of it
+│   └── ModelTooExpensive     reading the model exceeded a limit
 ├── ClusterError              the cluster text or file
-├── ProblemError              training or hints, or their fit to the model
-├── PlanError                 a plan that is malformed or for another problem
-└── NothingFits               every plan overflows memory: the nearest and by how much  (exit 3)
+├── ProblemError              training settings or hints, or a mismatch with the model
+├── PlanError                 a plan that is malformed, illegal or for another problem
+└── NothingFits               no plan fits into memory; says by how much             (exit 3)
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["ClusterError", "ModelError", "ModelTooExpensive", "NothingFits", "Pl
 
 
 class ClusterError(UserError):
-    """The cluster cannot be read or makes no sense."""
+    """A cluster that cannot be read or is inconsistent."""
 
 
 class ProblemError(UserError):
-    """Training settings or hints that do not hold together or do not fit the model and the cluster."""
+    """Training settings or hints that contradict each other or do not fit the model and the cluster."""
 
 
 class PlanError(UserError):
@@ -35,8 +35,9 @@ class NothingFits(UserError):
     """No plan of the space fits into device memory.
 
     Attributes:
-        nearest: the plan that overflows least, as JSON.
-        changes: what would make some plan fit, the cheapest first, each {field, value, about, step_time_s}.
+        nearest: the plan with the least overflow, as JSON.
+        changes: changes of the problem that make some plan fit, the cheapest first, each with the keys field, value,
+            about and step_time_s.
     """
 
     def __init__(

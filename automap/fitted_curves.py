@@ -1,7 +1,7 @@
-"""Fitted curves as records: those of `automap/data/fitted` and those that `automap profile` measures of a host.
+"""Constants of fitted curves as records: from `automap/data/fitted`, or measured on a host by `automap profile`.
 
-The forms that they are constants of are in `automap.price.kernels.gemm`, `attention` and `communication`. Knows no
-device. Units are in the names; shares are of the rate that the device or link states.
+The formulas that use them are in `automap.price.kernels.gemm`, `attention` and `communication`. Units are in the names;
+shares are relative to the rate that the device or link states.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from automap.documents import read_document
 from automap.records import Range
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
-"""Kinds, by the numbers that the price has for them."""
+"""Kinds of collectives, in the order of their numbers in the price."""
 QUIET = {"others": 0.05, "stolen": 0.01, "waiting": 0.05, "spread": 0.25}
-"""Most of each of `Conditions` on a quiet host. Chosen: with a tenth of two cores in use by others, profiles say 0.09,
-0, 0.05 and 0.12, with ten processes at work beside them 0.72, 0, 0.72 and 0.16 (2026-11-22)."""
+"""Largest values of `Conditions` on a quiet host. Chosen: with a tenth of two cores in use by others, profiles report
+0.09, 0, 0.05 and 0.12; with ten busy processes beside them 0.72, 0, 0.72 and 0.16 (2026-11-22)."""
 Efficiency = Annotated[float, Range(1e-6, 100)]
-"""Share of a stated rate. A fit goes above 1 where the rate was stated too low, such as that of memory by a stream that
-no cache serves; a hundredfold is no rate."""
+"""Share of a stated rate. It may exceed 1 if the stated rate is too low, such as a memory bandwidth that was measured
+without caches."""
 Share = Annotated[float, Range(0, 1)]
 Microseconds = Annotated[float, Range(0, 1e9)]
 Milliseconds = Annotated[float, Range(0, 1e6)]
-"""Both up to 17 minutes."""
+"""Both types allow up to 17 minutes."""
 Amount = Annotated[float, Range(0, 1e6)]
-"""Bytes, elements, kernels or passes, for each of something."""
+"""A number of bytes, elements, kernels or passes for each unit of something else."""
 AtLeastOne = Annotated[float, Range(1, 1e6)]
 Rows = Annotated[int, Range(0, 2**31 - 1)]
 Errors = Mapping[str, Annotated[float, Range(0, 2**31 - 1)]]
-"""Shares, and the number of measurements under `rows`."""
+"""Errors as shares, and the number of measurements under `rows`."""
 
 
 @functools.cache
@@ -45,7 +45,7 @@ def fitted(name: str) -> Mapping[str, Any]:
 
 
 def published_curves(name: str) -> Mapping[str, Any]:
-    """Kind of device -> what was fitted to its measurements, of a file of `automap/data/fitted`."""
+    """Kind of device -> constants fitted to its measurements, from a file of `automap/data/fitted`."""
     found: Mapping[str, Any] = fitted(name)["curves"]
     return found
 
@@ -66,9 +66,9 @@ class GemmCurve:
     grain: Annotated[float, Range(1, 4096)] = 64.0
     """Rows and columns of a result are padded to multiples of this."""
     rows: Rows
-    """Measurements that it was fitted to."""
+    """Number of measurements that the curve was fitted to."""
     cross_validated: Errors
-    """{median_error, p90_error}, shares, on measurements that were left out."""
+    """{median_error, p90_error} as shares, on measurements that were left out of the fit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,20 +79,21 @@ class AttentionCurve:
     compute_efficiency: Efficiency
     memory_efficiency: Efficiency
     tail: Annotated[float, Range(0, 100)]
-    """Above 1 where the longest block counts once more, since nothing runs beside it."""
+    """Weight of the longest block; above 1 if nothing runs beside it."""
     small_head_elements: Amount
     backward: Annotated[float, Range(1e-3, 1e3)] | None = None
-    """Arithmetic of the backward kernel over the forward one; None = `attention_backward` of `fitted/step.json`."""
+    """Arithmetic of the backward kernel relative to the forward kernel; None = `attention_backward` of
+    `fitted/step.json`."""
     rows: Rows
     cross_validated: Errors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernels:
-    """What was measured of one kind of device."""
+    """Measured kernel curves of one kind of device."""
 
     gemm: Mapping[str, GemmCurve]
-    """Precision -> products in it."""
+    """Precision -> curve of matrix products."""
     attention: AttentionCurve
 
 
@@ -111,19 +112,19 @@ class CollectiveCurve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conditions:
-    """How quiet a host was while it was measured; all are shares."""
+    """How busy a host was while it was measured. All values are shares."""
 
     others: Share
-    """Of the time of its cores, what processes had that did not measure."""
+    """Share of the cores' time that other processes used."""
     stolen: Share
-    """Of the time of its cores, what the hypervisor gave to other machines."""
+    """Share of the cores' time that the hypervisor gave to other machines."""
     waiting: Share
-    """Of the time in which a process had nothing to do but compute, what it had no core for; 0 of GPUs."""
+    """Share of its computing time that a measuring process waited for a core; 0 for GPUs."""
     spread: Amount
-    """Of one kernel's repeats, the largest time less the least, over their median; the median over all kernels."""
+    """Largest minus least time over the median time of the repeats of a kernel; median over all kernels."""
 
     def seen(self) -> tuple[str, ...]:
-        """What was not as on a quiet host, in words; empty if all was."""
+        """Descriptions of the values that are higher than on a quiet host."""
         texts = {
             "others": f"other processes had {self.others:.0%} of the time of the cores",
             "stolen": f"the hypervisor gave {self.stolen:.0%} of the time of the cores to other machines",
@@ -135,13 +136,13 @@ class Conditions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constants:
-    """Constants of one cluster; each takes the place of that of the same name, of `fitted/step.json` or the trainer.
+    """Constants of one cluster; each replaces the constant of that name of `fitted/step.json` or of the trainer.
 
-    None = as there.
+    None keeps the general constant.
     """
 
     overlap_exponent: Annotated[float, Range(1, 100)] | None = None
-    """1 where the host itself computes."""
+    """Exponent of the overlap of host and device; 1 if the host itself computes."""
     host_backward: Amount | None = None
     micro_batch_ms: Milliseconds | None = None
     kernel_us: Microseconds | None = None
@@ -156,12 +157,12 @@ class Constants:
     loss_passes: Amount | None = None
     reserved_GiB: Amount | None = None  # noqa: N815
     errors: Mapping[str, Errors] = dataclasses.field(default_factory=dict)
-    """What was measured -> {rows, median_error, p90_error} of the fit."""
+    """Name of a measurement -> {rows, median_error, p90_error} of the fit."""
     conditions: Conditions | None = None
-    """Under which the host was measured; None of constants that come from elsewhere."""
+    """How busy the host was while it was measured; None if the constants come from elsewhere."""
     source: Mapping[str, str] | None = None
 
     def stated(self) -> dict[str, float]:
-        """Those that are not None."""
+        """Constants that are not None, by name."""
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in found.items() if isinstance(value, int | float)}

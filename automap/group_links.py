@@ -1,4 +1,4 @@
-"""What the collectives of a group of devices run on: its slowest link, and its share of what hosts have between them.
+"""Bandwidth of the collectives of a group of devices: its slowest link and its share of the links between hosts.
 
 Units: bytes/s.
 """
@@ -14,26 +14,27 @@ from automap.fitted_curves import CollectiveCurve
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupLink:
-    """What a collective over one group of devices runs on."""
+    """Bandwidths of the collectives over one group of devices."""
 
     size: int
     hosts: int
     bytes_per_s: float
-    """Of each device; a ring's slowest part."""
+    """Bandwidth of each device in a ring, limited by the slowest link of the ring."""
     exchange_bytes_per_s: float
-    """Of each device that sends an equal part to every other: what leaves its host goes through its own share of the
-    NICs."""
+    """Bandwidth of each device in an all-to-all: data for other hosts goes through the device's share of its host's
+    network interfaces."""
     line_bytes_per_s: float
-    """Line rate of the NICs that the group has on a host; inside a host, of the devices' link."""
+    """Line rate of the network interfaces that the group has on a host, or of the devices' link if it is in one
+    host."""
     collectives: Mapping[str, CollectiveCurve] = field(default_factory=dict)
-    """Measured curves of the link inside a host, see `Link`; shares of `line_bytes_per_s`."""
+    """Measured curves of collectives inside a host, see `Link`, as shares of `line_bytes_per_s`."""
 
 
 def group_link(cluster: Cluster, ranks: Sequence[int]) -> GroupLink:
-    """The link that collectives over `ranks` see while the other devices of their hosts are as busy.
+    """Bandwidths of collectives over `ranks` while the other devices of their hosts communicate as much.
 
-    Inside a host every device has its own link. Between hosts a ring with r of the d devices of a host has r / d of
-    its NICs: groups that run at the same time divide them evenly.
+    Inside a host every device has its own link. Between hosts, a ring that contains r of the d devices of a host has
+    r / d of its network interfaces: groups that communicate at the same time divide them evenly.
     """
     size = len(ranks)
     if size <= 1:

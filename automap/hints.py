@@ -1,4 +1,4 @@
-"""Hints: what the user already knows or insists on. They narrow the space of plans; every searcher obeys them.
+"""Hints: measured costs, constraints and decisions of the user. They limit the plan space of every searcher.
 
 Units: seconds, FLOPs, bytes. Scopes and operators are named by globs over operator names (`layers.*.mlp.*`).
 """
@@ -15,14 +15,14 @@ from automap.records import Range
 from ir.factors import parse_placement
 
 Samples = Annotated[int, Range(1, 1 << 20)]
-"""Of a step or a part of it, and their parts: a million is ten times the largest batch that anybody reported."""
+"""A number of samples; the largest is a million, ten times the largest batch that was ever reported."""
 Seconds = Annotated[float, Range(0, 1e6, above=True)]
-"""Up to 11 days."""
+"""A time above 0 and of at most 11 days."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """A measured or known cost of an operator, in place of the model's, for one sample on one device."""
+    """A measured or known cost of one operator for one sample on one device, which replaces the modelled cost."""
 
     forward_s: Annotated[float, Range(0, 1e6)] | None = None
     flops: Annotated[float, Range(0, 1e24)] | None = None
@@ -31,36 +31,35 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockTime:
-    """A measured time of one repeated block, in place of what its kernels would be priced at.
+    """A measured time of one repeated block, which replaces the modelled time of its kernels.
 
-    It holds for plans with this tp and this micro-batch whose products are divided so; others are priced as ever.
-    Width and sequence are the model's own. Collectives inside the block are not part of it; what the device waits for
-    its host is.
+    It applies to plans that divide the block's matrix products over `tp` devices and have this micro-batch; other
+    plans are priced without it. The time includes the wait of the device for its host, but no collectives.
     """
 
     scope: str
-    """Glob over modules, see `automap.globs`; each module that it names is one block."""
+    """Glob over modules, see `automap.globs`; every module that matches is one block."""
     tp: Count
-    """Devices that shared the block."""
+    """Number of devices that the block was divided over."""
     samples: Samples
-    """Of the micro-batch on one replica."""
+    """Samples of the micro-batch on one replica."""
     forward_s: Seconds
     backward_s: Seconds
-    """Without recomputation, which takes `forward_s` again."""
+    """Seconds of the backward pass without recomputation, which takes `forward_s` again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constraint:
-    """What the operators of a scope must or must not do (Whale's annotations)."""
+    """A requirement on the operators of a scope (Whale's annotations, arXiv 2011.09208)."""
 
     scope: str
     """Glob over operators and modules, see `automap.globs`."""
     replicate: bool | None = None
-    """True: whole on every device of the stage, or split by batch only."""
+    """True: the operators are replicated on every device of the stage, or split along the batch only."""
     split: bool | None = None
-    """True: divided over the inner mesh axis by something else than the batch."""
+    """True: the operators are divided over the inner mesh axis, along another dim than the batch."""
     stage: Annotated[int, Range(0, 65535)] | None = None
-    """Pipeline stage, from 0, that holds the operators; there are then no virtual stages."""
+    """Number of the pipeline stage that holds the operators, from 0. It excludes virtual stages."""
     recompute: bool | None = None
     """Whether the backward pass computes the operators again. One mode holds for a whole pipeline rank: where a rank
     holds operators with True and with False, True wins."""
@@ -70,20 +69,21 @@ class Constraint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fix:
-    """Decisions that the user has already made; None = free."""
+    """Decisions that the user has made; None leaves the decision to the search."""
 
     dp: Count | None = None
     tp: Count | None = None
     pp: Count | None = None
     cp: Count | None = None
-    """Ranks that share a sequence, on an axis between dp and tp; 1: none do."""
+    """Size of the axis between dp and tp that splits sequences (context parallelism); 1 for none."""
     ep: Count | None = None
-    """Ranks that share the experts of a layer and split the batch of all else, on an axis between dp and tp; 1: none
-    do."""
+    """Size of the axis between dp and tp that splits the experts of a layer, and the batch of all other operators
+    (expert parallelism); 1 for none."""
     num_micro_batches: Samples | None = None
     virtual_stages: Annotated[int, Range(1, 65536)] | None = None
     batch_shares: Literal["even", "proportional"] | None = None
-    """How samples are spread over unlike devices of a stage: as evenly as they go, or by the speed of the devices."""
+    """How the samples of a micro-batch are divided over devices of different kinds in a stage: as evenly as possible,
+    or in proportion to their speed."""
     zero: Annotated[int, Range(0, 3)] | None = None
     recompute: Literal["none", "selective", "full"] | None = None
     schedule: Literal["gpipe", "1f1b", "interleaved", "zb1p", "zb2p"] | None = None
@@ -94,14 +94,14 @@ class Hints:
     """All hints of a problem."""
 
     parameters: tuple[str, ...] = ()
-    """Globs over graph inputs that are parameters (weight-free files without exporter metadata)."""
+    """Globs over graph inputs that are parameters, for files without weights and without exporter metadata."""
     costs: Mapping[str, Cost] = field(default_factory=dict)
-    """Operator glob -> cost."""
+    """Glob over operators -> cost."""
     measured_blocks: tuple[BlockTime, ...] = ()
     constraints: tuple[Constraint, ...] = ()
     fix: Fix = Fix()
     baseline: Mapping[str, Any] | None = None
-    """The plan that the user runs today, priced beside the winner."""
+    """Plan that the user runs today, as JSON; it is priced for comparison."""
     memory_reserve_bytes: Annotated[float, Range(0, 1e15)] = 0.0
     """Device memory that the plan must leave free."""
 

@@ -1,4 +1,5 @@
-"""Blocks whose time the user measured: which units of the graph they are. Units: seconds, samples of a replica."""
+"""Blocks whose time the user measured, and the units of the graph that they are. Units: seconds, samples of a
+replica."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from ir.linkage import Linkage
 
 
 def instance(scope: str, name: str) -> str | None:
-    """The module named by the glob `scope` that holds the operator `name`, or None."""
+    """The module that matches the glob `scope` and contains the operator `name`, or None."""
     if not matches(scope, name):
         return None
     path, _, _ = name.partition("/")
@@ -24,13 +25,13 @@ def block_rows(graph: Graph, hints: Hints, linkage: Linkage, spans: Sequence[int
     """Rows of `Tables.blocks`: first and one past the last operator row, tp, samples, forward and backward seconds.
 
     Args:
-        graph: of the problem.
-        hints: whose `measured_blocks` are placed.
-        linkage: of the graph.
-        spans: operator rows of each unit type.
+        graph: graph of the problem.
+        hints: hints with the `measured_blocks`.
+        linkage: linkage of the graph.
+        spans: first operator row of each unit type.
 
     Raises:
-        ProblemError: a block is no unit between two cuts, or only some of equal units are named.
+        ProblemError: a block is not a unit between two possible cuts, or only some of several equal units are named.
     """
     rows, kinds = [], dict[str, list[int]]()
     for number, block in enumerate(hints.measured_blocks):
@@ -72,7 +73,7 @@ def _types(graph: Graph, linkage: Linkage, scope: str, field: str) -> list[int]:
 
 
 def device_seconds(graph: Graph, hints: Hints) -> list[tuple[float, list[str]]]:
-    """Of each measured block: the least device-seconds of a sample, forward and backward, and its operators."""
+    """Least device-seconds of a sample, forward and backward, and the operators of each measured block."""
     found: list[tuple[float, list[str]]] = []
     for scope in dict.fromkeys(block.scope for block in hints.measured_blocks):
         least = min(b.tp * (b.forward_s + b.backward_s) / b.samples for b in hints.measured_blocks if b.scope == scope)

@@ -27,7 +27,7 @@ class ModelRef:
 
     name: str
     sha256: str
-    """Of the model file; of the canonical graph when it was built without a file."""
+    """SHA-256 of the model file, or of the canonical graph where there is no file."""
     num_parameters: Annotated[int, Range(0, 10**18)]
 
 
@@ -37,12 +37,12 @@ class Schedule:
 
     kind: ScheduleKind = "1f1b"
     order: tuple[tuple[str, ...], ...] | None = None
-    """For `explicit`: per pipeline rank its actions in torch's words, see `automap.schedule`; null of other kinds."""
+    """Actions of each pipeline rank in torch's words (see `automap.schedule`) if the kind is `explicit`, else null."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Zero:
-    """Sharding of optimizer state (1), gradients (2) and parameters (3) over mesh axes."""
+    """ZeRO: stage 1 shards optimizer state over mesh axes, stage 2 gradients too, stage 3 parameters too."""
 
     stage: Annotated[int, Range(0, 3)] = 0
     axes: tuple[str, ...] = ()
@@ -58,14 +58,14 @@ class AxisSharding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """A run of operators on a mesh of devices."""
+    """Consecutive operators of the graph and the mesh of devices that computes them."""
 
     operators: tuple[str, str]
     """First and last operator, in the graph's order."""
     devices: str
-    """Device numbers, as in 0-7 or 0,2,4; those of the cluster that no stage names are idle."""
+    """Device numbers, as in 0-7 or 0,2,4. Devices of the cluster that no stage names are idle."""
     mesh: tuple[tuple[str, Count], ...]
-    """Axes and sizes; the last axis runs over consecutive devices."""
+    """Name and size of each axis; the last axis runs over consecutive devices."""
     batch_axes: tuple[str, ...]
     batch_shares: tuple[Samples, ...] | None = None
     """Samples of a micro-batch for each index of the first batch axis, at least 1; null = as even as possible."""
@@ -73,29 +73,32 @@ class Stage:
     shardings: Mapping[str, Mapping[str, AxisSharding]] = field(default_factory=dict)
     """Operator or glob (see `automap.globs`) -> axis -> placements; the most specific glob wins."""
     recompute: tuple[str, ...] = ()
-    """Operators or globs: regions whose inputs are kept and whose inside is computed again in the backward pass."""
+    """Operators or globs of regions that keep only their inputs and are computed again in the backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sync:
-    """How replicas, the ranks of the first batch axis, stay together; see `automap.runtime.executor.replica_averaging`.
+    """How replicas, which are the ranks of the first batch axis, stay consistent; see
+    `automap.runtime.executor.replica_averaging`.
 
     Raises:
         PlanError: fields that do not belong to the kind, or are out of bounds.
     """
 
     kind: SyncKind = "synchronous"
-    """synchronous: gradients are summed over the replicas in every step. local_sgd: each takes steps of its own, and
-    parameters are averaged every `period` steps. dasgd: likewise, but the average arrives `delay` steps later."""
+    """synchronous: gradients are summed over the replicas in every step. local_sgd: each replica updates its own
+    parameters, which are averaged every `period` steps. dasgd: as local_sgd, but the average is applied `delay` steps
+    later."""
     period: Annotated[int, Range(1, 1_000_000)] | None = None
-    """Steps from one averaging to the next, at least 1; null if synchronous."""
+    """Number of steps from one averaging to the next, at least 1; null if synchronous."""
     delay: Annotated[int, Range(1, 1_000_000)] | None = None
-    """Of dasgd: steps that hide the averaging, 1 to `period`; else null."""
+    """Number of steps during which a dasgd averaging is under way, 1 to `period`; null for other kinds."""
     merge: Literal["corrected", "mixing"] | None = None
-    """Of dasgd: what becomes of the steps taken meanwhile. corrected: kept, w <- average + (w - what was averaged);
-    mixing: w <- local_share w + (1 - local_share) average. Default corrected; of other kinds null."""
+    """How dasgd applies an average to parameters w that have changed meanwhile. corrected (the default):
+    w <- average + (w - w at the start of the averaging). mixing: w <- local_share w + (1 - local_share) average. Null
+    for other kinds."""
     local_share: Annotated[float, Range(0, 1)] | None = None
-    """Of mixing: 0 to less than 1; else null."""
+    """Weight of the local parameters if `merge` is mixing, 0 to less than 1; else null."""
 
     def __post_init__(self) -> None:
         if self.kind == "dasgd" and self.merge is None:
@@ -150,16 +153,18 @@ class Estimate:
     error_band_s: tuple[float, float]
     samples_per_s: float
     tokens_per_s_per_device: float | None
-    """Of those that the plan uses; null where the model has no sequence."""
+    """Tokens per second divided by the number of devices in use; null if the model has no sequence."""
     mfu: float
-    """Model FLOP/s over peak FLOP/s of the devices that the plan uses, recomputation not counted."""
+    """Model FLOPs utilisation: FLOP/s of the model, without recomputation, over the peak FLOP/s of the devices in
+    use."""
     memory_bytes: tuple[DeviceMemory, ...]
     breakdown_s: Mapping[str, Any]
     """compute, exposed_communication {kind: s}, bubble, optimizer, overhead: they add up to the step time."""
     lower_bound_s: float
-    """No plan of the problem can be faster under this price."""
+    """Seconds below which no plan of the problem can be, by the same cost model."""
     timeline: tuple[tuple[tuple[str, float, float], ...], ...] | None = None
-    """Per pipeline rank its actions in order, with the seconds at which each begins and ends; null unless asked for."""
+    """Actions of each pipeline rank in order, each with the seconds at which it begins and ends; null unless
+    requested."""
 
     @property
     def fits(self) -> bool:
@@ -169,78 +174,78 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRecord:
-    """What came of one plan when the best ones were tried."""
+    """The result of a trial run of one plan."""
 
     strategy: str
-    """The plan in a line."""
+    """One line that describes the plan."""
     outcome: str
-    """See `automap.runtime.launch.launcher`."""
+    """`ok`, or the kind of failure, see `automap.runtime.launch.launcher`."""
     message: str
-    """Why it is not ok."""
+    """Reason of a failure; empty if the outcome is ok."""
     predicted: Mapping[str, float]
-    """{step_time_s, peak_memory_bytes} by the estimate."""
+    """{step_time_s, peak_memory_bytes} of the estimate."""
     measured: Mapping[str, float] | None
     """{step_time_s, peak_memory_bytes, num_steps}; null unless the outcome is ok."""
     time_s: float
-    """Of the whole trial."""
+    """Wall time of the whole trial, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """How measured step times compare with the estimates; applied to none of them, see
+    """How measured step times compare with the estimates. The estimates are not changed by it; see
     `automap.runtime.trial.calibration`."""
 
     num_trials: int
     factor: float
-    """Geometric mean of measured over predicted."""
+    """Geometric mean of measured over predicted step times."""
     spread: float
-    """The largest such ratio over the smallest; 1 = all trials agree."""
+    """Largest ratio of measured to predicted time over the smallest; 1 if all trials agree."""
     compute: float
-    """Times as long as estimated that everything takes but communication."""
+    """Measured over predicted time of everything but communication."""
     communication: float
-    """Likewise collectives, sends and reductions of gradients; as `factor` where the trials cannot tell."""
+    """Measured over predicted time of collectives and sends; equal to `factor` if the trials cannot tell them apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchRecord:
-    """Where the plan came from."""
+    """Which searcher found the plan, and how it compares."""
 
     found_by: str
     seed: int
     evaluations: int
-    """Complete plans priced by all searchers together."""
+    """Number of complete plans priced by all searchers together."""
     baselines: Mapping[str, float | None]
-    """Step times in seconds: dp = pure data parallelism, expert = best template, yours = hints.baseline; null where
-    none of these fits, no dp where the batch or the hints leave no such plan."""
+    """Step times in seconds of pure data parallelism (`dp`), the best template (`expert`) and `hints.baseline`
+    (`yours`); null if it does not fit into memory. `dp` is absent if the batch or the hints allow no such plan."""
     searchers: Mapping[str, float | None] = field(default_factory=dict)
-    """Best step time of each searcher that ran, seconds; null if it found nothing that fits."""
+    """Best step time of each searcher that ran, seconds; null if it found no plan that fits."""
     seconds: float | None = None
     fastest_s: float | None = None
-    """Step time of the fastest plan found, of which this one is a plainer equal within `tie`; null: of this one."""
+    """Step time of the fastest plan found if a simpler plan, equal within `tie`, was preferred to it; else null."""
     proven: bool = False
     """Whether no plan of the space that fits is faster than the fastest one found, by the estimate."""
     lower_bound_s: float | None = None
-    """No plan of the space is faster, seconds."""
+    """Lower bound of the step times of all plans of the space, seconds."""
     num_decisions: int = 0
-    """Decisions that this plan takes where more than one value is legal."""
+    """Number of decisions for which more than one value was legal."""
     num_operator_decisions: int = 0
-    """Those about the sharding of operators."""
+    """Number of those decisions that shard operators."""
     trials: tuple[TrialRecord, ...] = ()
-    """Of the plans that were tried, in the order of their estimates."""
+    """Trial runs of the best plans, in the order of their estimates."""
     calibration: Calibration | None = None
-    """Of the trials that were ok."""
+    """Comparison of the successful trials with their estimates; null if there was none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The whole decision, with what is predicted and measured of it."""
+    """How one training step is spread over a cluster, with its predicted and measured cost."""
 
     model: ModelRef
     cluster: Mapping[str, Any]
     training: Training
     num_micro_batches: Samples
     samples_per_micro_batch: Samples
-    """Over all replicas of a stage."""
+    """Samples of one micro-batch over all replicas of a stage."""
     schedule: Schedule
     stages: tuple[Stage, ...]
     """Chunks of the graph in dataflow order; a device may serve several (virtual stages)."""

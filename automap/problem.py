@@ -1,6 +1,6 @@
-"""Problem: a graph, a cluster, training settings and hints; what a search is about.
+"""Problem: the input of a search, which is a graph, a cluster, training settings and hints.
 
-Construction checks that the four fit each other, so that everything behind it may rely on it.
+`Problem.build` checks that the four fit each other; code that receives a problem relies on that.
 Units: samples (one sequence, one image), bytes.
 """
 
@@ -23,12 +23,12 @@ from ir.loss import with_loss
 
 Precision = Literal["bf16", "fp16", "tf32", "fp32", "fp8", "mxfp8", "nvfp4"]
 WEIGHT_BYTES: Mapping[str, float] = {"fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
-"""Bytes of an operand of a product with a weight in the precisions that know no other operators."""
+"""Bytes of one element of a matrix product's operand, for precisions that only matrix products with weights use."""
 ASYNC_TENSOR_OVERLAP = 0.5
 """Share of the collectives of a stage that asynchronous tensor parallelism hides besides what the trainer does:
 products in pieces, each under the transfer of the next (docs/cost-model-formulas.md)."""
 MAX_TENSOR_OVERLAP = 0.95
-"""Of the collectives of a stage: the first piece waits for its operand."""
+"""Largest share of a stage's collectives that can be hidden (assumed): the first piece waits for its operand."""
 DEFAULT_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 SyncKind = Literal["synchronous", "local_sgd", "dasgd"]
 
@@ -40,28 +40,29 @@ class Training:
     global_batch: Samples
     """Samples of one optimizer step, over all devices."""
     precision: Precision | None = None
-    """Of the arithmetic; None = bf16 where every device has it, else fp16, else fp32. fp8, mxfp8 and nvfp4 are those of
-    products with a weight alone: all else is in bf16, and weights, gradients and optimizer state are kept as with bf16.
-    """
+    """Precision of the arithmetic; None = bf16 if every device supports it, else fp16, else fp32. fp8, mxfp8 and nvfp4
+    apply to matrix products with weights only: all other operators compute in bf16, and weights, gradients and
+    optimizer state are stored as with bf16."""
     scaling: Literal["tensor", "row"] = "tensor"
-    """What shares one scale in fp8: a whole tensor, or each row."""
+    """Granularity of fp8 scales: one for a whole tensor, or one for each row."""
     async_tensor_parallel: bool = False
-    """Whether products are cut into pieces that run under the collectives of tensor parallelism."""
+    """Whether matrix products are cut into pieces that overlap with the collectives of tensor parallelism."""
     optimizer: Literal["adam", "momentum", "sgd"] = "adam"
     loss: Literal["cross_entropy", "mse"] | None = None
-    """Appended when the graph has no scalar output; None = cross-entropy of the first output."""
+    """Loss that is appended if the graph has no scalar output; None = cross-entropy of the first output."""
     trainer: str = "generic"
-    """A file of `automap/data/trainers`: what the training software overlaps, fuses and reserves."""
+    """Name of the training software, a file of `automap/data/trainers` that says what it overlaps, fuses and
+    reserves."""
     batch_norm: Literal["local", "synchronized"] = "local"
     sync_modes: tuple[SyncKind, ...] = ("synchronous",)
-    """How replicas may stay together, see `automap.plan.Sync`: those that are not synchronous train another way."""
+    """Modes that replicas may be synchronised in, see `automap.plan.Sync`. All but synchronous change the training."""
     sync_period: Annotated[int, Range(1, 1_000_000)] = 4
-    """The longest period that they may have where they are not synchronous, steps."""
+    """Longest period between two averagings in the modes that are not synchronous, steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trainer:
-    """What the price must know of the training software (a file of `automap/data/trainers`)."""
+    """How training software affects the price, read from a file of `automap/data/trainers`."""
 
     name: str
     about: str
@@ -74,45 +75,46 @@ class Trainer:
     exchange_overlap: float
     """Share of the all-to-alls inside a stage that hides under compute, 0..1."""
     ring_attention: bool
-    """Whether keys and values that are split along the sequence go round a ring under attention; else they are
-    gathered before it."""
+    """Whether attention over a split sequence passes keys and values round a ring while it computes (ring attention);
+    otherwise they are gathered first."""
     gather_bandwidth_share: float
     """Share of a host's network rate that ZeRO's gathers and scatters reach, 0..1."""
     gathers_singly: bool
-    """Whether ZeRO 3 gathers parameter by parameter, each in a ring of its own; else a block's at once."""
+    """Whether ZeRO 3 gathers each parameter with a collective of its own; otherwise a block's parameters together."""
     host_us_per_operator: float
-    """Host time to launch one operator's kernels, forward; it shows where the device waits for it."""
+    """Host time to launch the kernels of one operator in the forward pass; it counts when the device is faster."""
     host_us_per_collective: float
-    """Host time and waiting for the slowest of two ranks, of one collective inside a stage."""
+    """Time of one collective inside a stage beside its transfer: host time and the wait for the slower of two ranks."""
     scattered_sends: bool
-    """Whether each rank sends its part of a tensor that is whole on a stage; the next stage gathers it."""
+    """Whether a replicated tensor is sent to the next stage in parts, one from each rank, and gathered there."""
     schedules: tuple[Literal["gpipe", "1f1b", "zb1p", "zb2p"], ...]
-    """Orders of micro-batches that it can run without virtual stages, the usual one first."""
+    """Pipeline schedules without virtual stages that the software can run, its default first."""
     regathers: bool
-    """Whether the backward pass keeps a rank's part of what was gathered and gathers again, under the product of the
-    other gradient; else the whole is kept."""
+    """Whether gathered activations are saved as each rank's part and gathered again in the backward pass, hidden under
+    a matrix product; otherwise they are saved whole."""
     keeps_quantised: bool
-    """Whether the backward pass keeps an operand of a low-precision product as it was quantised."""
+    """Whether operands of low-precision products are saved for the backward pass in their quantised form."""
     send_host_ms: float
-    """Host time of one exchange between pipeline ranks, as where the trainer waits for the device."""
+    """Host time of one exchange between pipeline ranks, including synchronisation of host and device."""
     send_overlap: float
     """Share of an exchange's transfer that hides under compute, 0..1."""
     step_overhead_ms: float
-    """Host time of a step beside its micro-batches."""
+    """Host time of a step that does not depend on the number of micro-batches."""
     attention_rate: float
-    """Rate of the fused attention kernel over the one measured on the device, 0..1."""
+    """Speed of the fused attention kernel relative to the kernel measured on the device, 0..1."""
     portable_attention: bool
-    """Whether that kernel uses none of the instructions that came after the A100 (FlashAttention 2, Triton)."""
+    """Whether the attention kernel uses only instructions that the A100 has (FlashAttention 2, Triton)."""
     bytes_per_parameter: Mapping[str, float]
-    """Of `parameter`, `gradient` and `optimizer` (master weights and Adam's moments) in mixed precision."""
+    """Bytes of a parameter, its gradient and its optimizer state (master weights, Adam's moments) in mixed precision;
+    keys `parameter`, `gradient` and `optimizer`."""
     reserved_GiB: float  # noqa: N815
     """Memory that the framework holds on every device."""
     fused_attention: bool
     """Whether attention runs as one kernel that keeps no scores (FlashAttention and its kin)."""
     elementwise_traffic: float
-    """Bytes that memory-bound operators really move over those of operator-by-operator execution."""
+    """Bytes that memory-bound operators move, relative to execution operator by operator."""
     loss_passes: float
-    """Bytes that its cross-entropy moves over those of one pass over the logits; nothing else is in between."""
+    """Bytes that the cross-entropy moves, relative to one pass over the logits."""
     error_band: float
     """Half-width of the band around an estimate, as a share of it."""
     schema: str = "automap.trainer/1"
@@ -131,7 +133,7 @@ def trainers() -> Mapping[str, Trainer]:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What is searched. Build it with `Problem.build`."""
+    """The input of a search. Build it with `Problem.build`."""
 
     graph: Graph
     cluster: Cluster
@@ -196,7 +198,7 @@ class Problem:
 
     @property
     def trainer(self) -> Trainer:
-        """The training software that the plan is for, with the costs that were measured of these hosts."""
+        """The training software of the problem, with constants that were measured on the cluster's hosts."""
         trainer, own = trainers()[self.training.trainer], self.cluster.constants
         if own is None:
             return trainer
@@ -217,12 +219,12 @@ class Problem:
 
     @property
     def base_precision(self) -> str:
-        """Of all operators but products with a weight."""
+        """Precision of all operators except matrix products with a weight."""
         return "bf16" if self.precision in WEIGHT_BYTES else self.precision
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of one element of an operand of a product with a weight."""
+        """Bytes of one element of an operand of a matrix product with a weight."""
         return WEIGHT_BYTES.get(self.precision, self.activation_bytes)
 
     @property
@@ -275,7 +277,7 @@ def _with_costs(graph: Graph, hints: Hints) -> Graph:
             continue
         used.add(match)
         cost = hints.costs[match]
-        # What the user says of an operator takes the place of all that the file says of it.
+        # A stated cost replaces everything that the model file says about the cost of the operator.
         op = replace(  # noqa: PLW2901
             op, measured_forward_s=cost.forward_s, measured_backward_s=None, stated_bytes=cost.bytes
         )

@@ -2,8 +2,8 @@
 
 A record's fields are strings, numbers, booleans, `Literal`s, optionals, tuples, string-keyed mappings and other
 records. A number states its range in its type, `Annotated[int, Range(1, 16)]`. Reading refuses unknown keys, wrong
-types and what is out of range, and names the path (`stages[2].mesh`); it never coerces but integers to floats and, as
-JSON Schema has it, 2.0 to an integer. The module knows nothing of what the records mean.
+types and values out of range, and names the path (`stages[2].mesh`). It converts nothing except integers to floats and,
+as in JSON Schema, 2.0 to an integer. The meaning of the records is not known here.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What a number may be; stands in `Annotated`."""
+    """Range of a number, for use in `Annotated`."""
 
     least: float
     most: float
     above: bool = False
-    """Whether it must be above `least`."""
+    """Whether `least` itself is excluded."""
 
     def holds(self, value: Any) -> bool:
         """Whether `value` is in the range; NaN never is."""
@@ -52,7 +52,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long a text may be, characters; stands in `Annotated`."""
+    """Allowed length of a text in characters, for use in `Annotated`."""
 
     most: int
     least: int = 0
@@ -71,7 +71,7 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class DocumentOf:
-    """That an object is the document of a record, which somebody else reads; stands in `Annotated`."""
+    """Marks an object as the document of a record that is read later, for use in `Annotated`."""
 
     kind: type[Any]
 
@@ -108,7 +108,7 @@ _NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or 
 
 
 def _types(kind: Any) -> type[Any]:
-    """The type of parsed JSON that documents of a kind have, of those kinds that stand in unions."""
+    """The type that parsed JSON of a kind has, for kinds that may be members of a union."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         return _types(args[0])
@@ -161,7 +161,8 @@ class _Reader:
         return found
 
     def read_union(self, args: tuple[Any, ...], value: Any, path: str) -> Any:
-        """By the one of the kinds that the value is of; if there is only one beside null, its error is told."""
+        """Reads a value by the member of the union that has its type; a single member beside null reports its own
+        error."""
         if value is None and type(None) in args:
             return None
         kinds = [a for a in args if a is not type(None)]
@@ -204,7 +205,7 @@ class _Reader:
         try:
             return kind(**given)
         except self.error as fault:
-            # A record names the field that is wrong with it from itself on.
+            # A record names a wrong field relative to itself.
             field = joined(path, fault.field)
             raise type(fault)(fault.message, field=field, value=fault.value, repair=fault.repair) from None
 
@@ -222,7 +223,7 @@ def json_schema(kind: type[Any], *, title: str) -> dict[str, Any]:
 
 
 def definition(kind: Any, definitions: dict[str, Any], *, at: str) -> dict[str, Any]:
-    """The schema of a type; those of records go into `definitions`, by name, and are referred to as being at `at`."""
+    """The schema of a type. Schemas of records are added to `definitions` by name and referred to under `at`."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
 
     def inner(part: Any) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Order: which action every pipeline rank does when, as arrays and in the words of torch's pipeline schedules.
+"""Pipeline schedules: the order of the actions of every pipeline rank, as arrays and in torch's notation.
 
-A chunk is a run of operators; chunk c lives on rank c mod ranks (virtual stages). A word is chunk, letter, micro-batch:
-`0F3` forward, `0B3` backward, `0I3` and `0W3` the gradients of the input and of the weights apart. A program lists the
-actions of all ranks so that each stands behind those that it waits for. Knows no durations.
+A chunk is a run of consecutive operators; rank c mod ranks computes chunk c, so a rank has several chunks if there are
+virtual stages. An action is written as chunk, letter, micro-batch: `0F3` is the forward pass, `0B3` the backward pass;
+`0I3` and `0W3` are the two halves of a split backward pass, the gradients of the input and of the weights. A program
+lists the actions of all ranks so that each action comes after those that it depends on. Durations are not known here.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB1P, ZB2P, EXPLICIT = range(6)
 KINDS = {"gpipe": GPIPE, "1f1b": ONE_F_ONE_B, "interleaved": INTERLEAVED, "zb1p": ZB1P, "zb2p": ZB2P,
          "explicit": EXPLICIT}  # fmt: skip
 WRITTEN_KINDS = tuple(KINDS)[:-1]
-"""Kinds that fix the order."""
+"""Kinds whose order follows from the numbers of ranks, chunks and micro-batches."""
 SPLIT_KINDS = ("zb1p", "zb2p")
-"""Kinds whose backward passes are split into gradients of inputs and of weights."""
+"""Kinds that split backward passes into gradients of inputs and gradients of weights."""
 
 FORWARD, BACKWARD, INPUT, WEIGHT = range(4)
 LETTERS = "FBIW"
@@ -35,15 +36,15 @@ _WORD = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
 A_RANK, A_WORD, A_CHUNK, A_MICRO_BATCH, A_BEFORE = range(5)
 A_COUNT = 5
 NO_PROGRAM: Ints = np.empty((0, A_COUNT), dtype=np.int64)
-"""Of the kinds that are timed without a list."""
+"""The program of schedules that are timed without a list of actions."""
 
 
 def pattern(kind: int, num_ranks: int, num_chunks: int, num_micro_batches: int) -> tuple[int, int]:
-    """Warm-up of a kind: rank r does base + step * (ranks - 1 - r) forwards before forward and backward take turns.
+    """Base and step of a warm-up: rank r does base + step * (ranks - 1 - r) forwards before its first backward.
 
     GPipe: all forwards first. 1F1B: as many as ranks follow (Megatron-LM, DAPPLE's early backward). Interleaved:
     Megatron-LM's. ZB-1p and ZB-2p: the handcrafted schedules H1 and H2 of Qi et al., "Zero Bubble Pipeline
-    Parallelism", 2024; rank r has the gradients of weights step * r micro-batches behind those of inputs.
+    Parallelism", 2024; on rank r gradients of weights are step * r micro-batches later than gradients of inputs.
     """
     if kind == GPIPE:
         return num_micro_batches - 1, 1
@@ -91,7 +92,7 @@ def arrange(kind: int, num_ranks: int, num_chunks: int, num_micro_batches: int) 
 
 
 def _linked(program: Ints, num_chunks: int, num_micro_batches: int) -> Ints:
-    """`program` with its last column written."""
+    """Writes the last column of `program`, and returns it."""
     word, chunk, micro_batch = program[:, A_WORD], program[:, A_CHUNK], program[:, A_MICRO_BATCH]
     # Row 0 holds forwards, row 1 gradients of inputs; the chunks before the first and behind the last stay -1.
     place = np.full((2, num_chunks + 2, num_micro_batches), -1, dtype=np.int64)
@@ -138,8 +139,8 @@ def read_order(order: Sequence[Sequence[str]], num_ranks: int, num_chunks: int, 
         num_micro_batches: of one step.
 
     Raises:
-        PlanError: a word is none, or stands on the wrong rank or twice; an action is missing; or the ranks wait for
-            each other.
+        PlanError: an action cannot be read, is on the wrong rank, appears twice or is missing; or ranks wait for each
+            other.
     """
     if len(order) != num_ranks:
         raise _refuse("", len(order), f"not one list for each of {num_ranks} ranks", "Give a list for each rank.")
@@ -160,7 +161,7 @@ def read_order(order: Sequence[Sequence[str]], num_ranks: int, num_chunks: int, 
 
 
 Action = tuple[int, int, int]
-"""Word, chunk, micro-batch."""
+"""Number of the letter in `LETTERS`, chunk, micro-batch."""
 
 
 def _refuse(place: str, value: object, message: str, repair: str) -> PlanError:
@@ -190,8 +191,8 @@ def _action(text: str, rank: int, place: int, num_ranks: int, num_chunks: int, n
 
 
 def _check_complete(lists: Sequence[Sequence[Action]], num_ranks: int, num_chunks: int, num_micro_batches: int) -> None:
-    """Every chunk and micro-batch has one forward, and one backward or its two parts."""
-    # One bit a word.
+    """Refuses a schedule unless every chunk and micro-batch has one forward, and one backward or both its halves."""
+    # One bit for each letter.
     have = np.zeros((num_chunks, num_micro_batches), dtype=np.int64)
     for rank, actions in enumerate(lists):
         seen: set[Action] = set()
@@ -214,10 +215,10 @@ def _check_complete(lists: Sequence[Sequence[Action]], num_ranks: int, num_chunk
 
 
 def _served(lists: Sequence[Sequence[Action]], num_chunks: int, num_micro_batches: int) -> list[tuple[int, Action]]:
-    """(rank, action) in an order in which every action has what it needs."""
+    """All (rank, action) in an order in which every action comes after its dependencies."""
     size = num_chunks * num_micro_batches
-    # Passes that are done, by chunk and micro-batch: forward those of the chunk before, backward those of the chunk.
-    # What the first chunk reads and the gradient of the last one are there from the start.
+    # Finished passes by chunk and micro-batch: in `onward` forward passes of the previous chunk, in `back` backward
+    # passes of the chunk. The input of the first chunk and the gradient of the last chunk are available at once.
     onward = bytearray(b"\1" * num_micro_batches + bytes(size))
     back = bytearray(bytes(size) + b"\1" * num_micro_batches)
     cursor = [0] * len(lists)

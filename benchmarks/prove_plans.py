@@ -14,14 +14,20 @@ least, the median and the largest of all pipeline ranks.
 import argparse
 import math
 import statistics
+import sys
 import time
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+# The root comes before it: folders of tests are named after the packages.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
+from collective_list import list_parameter_collectives
 
 from automap.cluster import parse_cluster
-from automap.price.collective_list import list_parameter_collectives
 from automap.price.estimate import estimate_choice
 from automap.problem import Problem
 from automap.space.space import PlanSpace

@@ -44,7 +44,7 @@ from automap.problem import Problem
 from automap.runtime.executor.runner import Runner
 from automap.runtime.launch.launcher import Limits, launch
 from automap.runtime.mesh_groups import meet
-from automap.runtime.trainer.parallelize import parallelize
+from automap.runtime.trainer import parallelize
 from automap.runtime.trial.rank import Clock
 from automap.space.stated_strategy import Strategy, hand_made
 from ir import zoo

@@ -53,9 +53,9 @@ class Parts:
 
     def __init__(self, runner: Runner) -> None:
         self.runner, self.marks = runner, [0.0]
-        (program,) = runner.programs.values()
-        self._finish = program.finish
-        program.finish = self._reduce
+        (executor,) = runner.executors.values()
+        self._finish = executor.finish
+        executor.finish = self._reduce
 
     def _reduce(self) -> None:
         self.marks.append(time.thread_time())

@@ -31,7 +31,7 @@ from automap.problem import Problem
 from automap.records import from_json, to_json
 from automap.runtime.executor.optimizer import Optimizer
 from automap.runtime.executor.runner import join, replicas_of
-from automap.runtime.executor.stage import loss_scale
+from automap.runtime.executor.stage_executor import loss_scale
 from automap.runtime.executor.synthetic_data import RandomValues
 from automap.runtime.launch.launcher import Limits, launch
 from automap.runtime.mesh_groups import Groups, meet
@@ -125,9 +125,9 @@ class Trained:
         self._graph, self._text = graph, text
         values = RandomValues(graph, seed)
         self._values = dict(values.items())
-        self._pipeline, self._programs = join(evaluator, plan, dist.get_rank(), values, groups)
-        self._optimizer = Optimizer(self._programs[0].parameters, "adam")
-        self._replicas = replicas_of(plan, self._programs, self._optimizer.masters)
+        self._pipeline, self._executors = join(evaluator, plan, dist.get_rank(), values, groups)
+        self._optimizer = Optimizer(self._executors[0].parameters, "adam")
+        self._replicas = replicas_of(plan, self._executors, self._optimizer.masters)
         self._generator = torch.Generator().manual_seed(seed)
 
     def step(self) -> None:
@@ -147,7 +147,7 @@ class Trained:
     def loss(self) -> float:
         """Of text that was kept back."""
         rows = self._text.samples(ROWS, torch.Generator().manual_seed(0), kept_back=True)
-        values = {**self._values, **self._programs[0].whole_parameters(), **rows}
+        values = {**self._values, **self._executors[0].whole_parameters(), **rows}
         found = run(self._graph, values, ROWS)[self._graph.outputs[-1]]
         return float(found.sum() * loss_scale(self._graph, 1, ROWS))
 

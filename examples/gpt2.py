@@ -1,8 +1,10 @@
-"""GPT-2 as plain PyTorch: learned positions, fused query-key-value, tied output layer.
+"""GPT-2 in plain PyTorch, to be exported to ONNX without its weights.
 
     automap export-onnx examples/gpt2.py:gpt2_xl -o gpt2-xl.onnx
 
-The functions at the end return a module and example inputs; called under `torch.device("meta")` they take no memory.
+The model has learned positions, a fused query-key-value projection and an output layer that shares the weight of the
+embedding. The functions at the end return a module and example inputs. `automap export-onnx` calls them on torch's meta
+device, where parameters take no memory.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes of a GPT-2."""
+    """The sizes of a GPT-2."""
 
     num_layers: int
     hidden: int
@@ -36,7 +38,15 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(config.hidden, config.hidden)
 
     def forward(self, x: Tensor, future: Tensor) -> Tensor:
-        """`future` is true where a position must not look."""
+        """Attends to earlier positions.
+
+        Args:
+            x: [batch, sequence, hidden].
+            future: [sequence, sequence], true where the key comes after the query.
+
+        Returns:
+            [batch, sequence, hidden].
+        """
         batch, sequence, hidden = x.shape
         heads = (batch, sequence, self.num_heads, hidden // self.num_heads)
         q, k, v = (part.view(heads).transpose(1, 2) for part in self.c_attn(x).split(hidden, dim=2))
@@ -46,7 +56,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """The two linear layers of a block."""
+    """The two linear layers of a block, with GELU between them."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -54,12 +64,12 @@ class Mlp(nn.Module):
         self.c_proj = nn.Linear(4 * config.hidden, config.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One hidden vector in, one out."""
+        """[..., hidden] to [..., hidden]."""
         return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a layer norm and beside a residual."""
+    """One transformer layer: attention and MLP, each after a layer norm and added to its input."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -69,13 +79,13 @@ class Block(nn.Module):
         self.mlp = Mlp(config)
 
     def forward(self, x: Tensor, future: Tensor) -> Tensor:
-        """One transformer layer."""
+        """[batch, sequence, hidden] to the same shape."""
         x = x + self.attn(self.ln_1(x), future)
         return x + self.mlp(self.ln_2(x))
 
 
 class GPT2(nn.Module):
-    """Tokens in, logits out."""
+    """The whole decoder."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -87,7 +97,7 @@ class GPT2(nn.Module):
         self.lm_head.weight = self.wte.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """`tokens` is (batch, sequence) of integers."""
+        """[batch, sequence] integers to [batch, sequence, vocabulary] logits."""
         sequence = tokens.shape[1]
         position = torch.arange(sequence, device=tokens.device)
         future = position[None, :] > position[:, None]
@@ -102,10 +112,10 @@ def _build(config: Config) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 def gpt2() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """GPT-2, 124,439,808 parameters."""
+    """GPT-2 with 124,439,808 parameters."""
     return _build(Config(num_layers=12, hidden=768, num_heads=12))
 
 
 def gpt2_xl() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """GPT-2 XL, 1,557,611,200 parameters."""
+    """GPT-2 XL with 1,557,611,200 parameters."""
     return _build(Config(num_layers=48, hidden=1600, num_heads=25))

@@ -1,8 +1,11 @@
-"""A small GPT trained on source text of the standard library by a plan; run again, it goes on from its checkpoint.
+"""Trains a small GPT by a plan, on the source text of a module of the standard library.
 
-    automap search zoo:gpt:layers=4,hidden=128,heads=4,seq_len=128,vocab_size=256 --cluster 1x4xA100 \\
+    automap search zoo:gpt:layers=4,hidden=128,heads=4,seq_len=128,vocab_size=256 --cluster 2xcpu --precision fp32 \\
         --global-batch 32 -o plan.json
-    torchrun --standalone --nproc-per-node 4 examples/train_gpt.py plan.json checkpoint 100
+    torchrun --standalone --nproc-per-node=2 examples/train_gpt.py plan.json checkpoint 100
+
+The arguments are the plan, a folder for the checkpoint, and the number of steps. When it is run again, it continues
+from the checkpoint. The plan decides everything about parallelism: the model below is written for one device.
 """
 
 import collections
@@ -16,12 +19,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from automap.plan import Plan
-from automap.runtime.trainer.parallelize import parallelize
+from automap.runtime.trainer import parallelize
 from ir import zoo
 
 
 class Attention(nn.Module):
-    """Causal, with queries, keys and values of one product."""
+    """Causal self-attention, whose queries, keys and values come from one product."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -29,13 +32,16 @@ class Attention(nn.Module):
         self.c_attn, self.c_proj = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The number of heads is written as -1: a rank may have some of them."""
+        """[batch, sequence, hidden] to the same shape.
+
+        The number of heads is written as -1, because a rank may have only some of them.
+        """
         q, k, v = (y.unflatten(2, (-1, self.size)).transpose(1, 2) for y in self.c_attn(x).chunk(3, dim=2))
         return self.c_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a norm and beside a residual."""
+    """One transformer layer: attention and MLP, each after a norm and added to its input."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -44,13 +50,13 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(collections.OrderedDict(c_fc=up, act=nn.GELU("tanh"), c_proj=down))
 
     def forward(self, x: Tensor) -> Tensor:
-        """One layer."""
+        """[batch, sequence, hidden] to the same shape."""
         x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
 
 
 class Gpt(nn.Module):
-    """Named as `zoo:gpt`; the head shares the embedding."""
+    """A decoder whose modules are named as in `zoo:gpt`; the output layer shares the weight of the embedding."""
 
     def __init__(self, layers: int, hidden: int, heads: int, seq_len: int, vocab_size: int) -> None:
         super().__init__()
@@ -62,12 +68,12 @@ class Gpt(nn.Module):
         self.register_buffer("positions", torch.arange(seq_len), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Tokens in, logits out."""
+        """[batch, sequence] token ids to [batch, sequence, vocabulary] logits."""
         return self.lm_head(self.ln_f(self.h(self.wte(ids) + self.wpe(self.positions))))
 
 
 def main(plan_file: str, folder: str, steps: int) -> None:
-    """Trains some steps more than the checkpoint in `folder`, if there is one, and writes it."""
+    """Trains for `steps` steps, from the checkpoint in `folder` if there is one, and writes a checkpoint there."""
     plan = Plan.from_json(json.loads(Path(plan_file).read_text()))
     sizes = {key: int(value) for key, value in (pair.split("=") for pair in plan.model.name.split(":")[1].split(","))}
     torch.manual_seed(0)

@@ -19,7 +19,7 @@ from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from automap.runtime.executor.optimizer import LEARNING_RATE, Optimizer
 from automap.runtime.executor.runner import join
-from automap.runtime.executor.stage import loss_scale
+from automap.runtime.executor.stage_executor import loss_scale
 from automap.runtime.mesh_groups import Groups
 from automap.runtime.operators.apply import run
 from automap.runtime.redistribute import Sent, record
@@ -186,16 +186,18 @@ def run_case(case, groups):
     graph, plan, rank = case.problem.graph, case.plan, dist.get_rank()
     agreed = torch.ones(1)
     try:
-        pipeline, programs = join(evaluator_of(case.problem), plan, rank, whole_values(graph), groups, dtype=case.dtype)
+        pipeline, executors = join(
+            evaluator_of(case.problem), plan, rank, whole_values(graph), groups, dtype=case.dtype
+        )
     except Exception:
         agreed.zero_()
         raise
     finally:
         dist.all_reduce(agreed, dist.ReduceOp.MIN)
     assert agreed, "another rank refused"
-    if not programs:
+    if not executors:
         return None
-    leaves = {f"{n}.{name}": leaf for n, p in programs.items() for name, leaf in p.parameters.items()}
+    leaves = {f"{n}.{name}": leaf for n, p in executors.items() for name, leaf in p.parameters.items()}
     optimizer = Optimizer(leaves, case.problem.training.optimizer)
     outcome = None
     for step in range(OPTIMIZER_STEPS + 1 if case.steps else 1):
@@ -204,8 +206,8 @@ def run_case(case, groups):
             loss = pipeline.step(lambda name, box, m, data=data: data[m][name][tuple(slice(*span) for span in box)])
         if outcome is None:
             gradients = {}
-            for program in programs.values():
-                gradients.update(program.whole_gradients())
+            for executor in executors.values():
+                gradients.update(executor.whole_gradients())
             outcome = Outcome(loss, gradients, sent)
         outcome.last_loss = loss
         optimizer.step()

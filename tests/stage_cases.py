@@ -9,7 +9,8 @@ from small_graphs import build_gpt
 from stage_programs import PlainStage, random_data, random_values
 
 from automap.runtime.executor.action_order import Action
-from automap.runtime.executor.pipeline import Ends, Pipeline, global_order
+from automap.runtime.executor.pipeline import Pipeline
+from automap.runtime.executor.routes import StageBorder, global_order
 from automap.runtime.operators import apply as interpreter
 from automap.schedule import A_CHUNK, A_MICRO_BATCH, A_WORD, KINDS, arrange, read_order
 from ir.build import GraphBuilder
@@ -106,7 +107,7 @@ def run_case(name, rank):
         for span, mine, group in zip(spans, ranks, groups, strict=True)
     ]  # fmt: skip
     stages = [
-        Ends(ranks=tuple(mine), inputs=part.inputs, outputs=part.outputs, parameters=part.layouts)
+        StageBorder(ranks=tuple(mine), inputs=part.inputs, outputs=part.outputs, parameters=part.layouts)
         for mine, part in zip(ranks, parts, strict=True)
     ]
     mine = {number: part for number, part in enumerate(parts) if rank in ranks[number]}

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from automap.runtime.operators.apply import apply
 from automap.runtime.operators.base import torch_dtype
-from automap.runtime.stage_program import Crossing
+from automap.runtime.tensor_layout import StageTensor
 
 
 def is_had_anywhere(op):
@@ -24,8 +24,8 @@ class PlainStage:
         made = {name for op in self.operators for name in op.outputs}
         read = list(dict.fromkeys(name for op in self.operators for name in op.inputs if name not in made))
         trained = trained_tensors(graph)
-        self.crossings = {
-            name: Crossing(
+        self.held = {
+            name: StageTensor(
                 name=name,
                 placements=(graph.tensors[name].batch_dim if graph.tensors[name].batch_dim is not None else -1,),
                 shape=graph.tensors[name].shape_at(sum(shares)),
@@ -36,16 +36,16 @@ class PlainStage:
             for name in (*read, *made)
         }
         role = {name: graph.tensors[name].role for name in read}
-        self.inputs = tuple(self.crossings[n] for n in read if role[n] == "activation")
-        self.data = tuple(self.crossings[n] for n in read if role[n] == "input")
+        self.inputs = tuple(self.held[n] for n in read if role[n] == "activation")
+        self.data = tuple(self.held[n] for n in read if role[n] == "input")
         live = [n for op in self.operators if not is_had_anywhere(op) for n in op.outputs]
         mine = {op.name for op in self.operators}
         self.outputs = tuple(
-            self.crossings[n] for n in live if any(graph.operators[i].name not in mine for i in graph.consumers[n])
+            self.held[n] for n in live if any(graph.operators[i].name not in mine for i in graph.consumers[n])
         )
         self.loss = graph.outputs[-1] if graph.outputs[-1] in made else None
         names = [n for n in read if role[n] == "parameter"]
-        self.layouts = {n: self.crossings[n] for n in names}
+        self.layouts = {n: self.held[n] for n in names}
         self.tied = ()
         self.parameters, self.state = {}, {}
         if values is not None:

@@ -77,10 +77,10 @@ def run_case(setting, case, rank, groups):
     """Loss of the first step, parameters behind all steps, and those behind the end; of this rank's stages."""
     name, mode, kind = case
     plan = setting.plan(name, MODES[mode])
-    pipeline, programs = join(setting.evaluator, plan, rank, setting.values, groups, dtype=torch.float64)
-    leaves = [leaf for program in programs.values() for leaf in program.parameters.values()]
+    pipeline, executors = join(setting.evaluator, plan, rank, setting.values, groups, dtype=torch.float64)
+    leaves = [leaf for executor in executors.values() for leaf in executor.parameters.values()]
     optimizer = optimizer_of(kind, leaves) if leaves else None
-    replicas = replicas_of(plan, programs, leaves)
+    replicas = replicas_of(plan, executors, leaves)
     losses, seen = [], []
     for _ in range(STEPS):
         losses.append(pipeline.step(setting.part))
@@ -93,8 +93,8 @@ def run_case(setting, case, rank, groups):
     for end in (False, True):
         if end and replicas is not None:
             replicas.finish()
-        seen.append({k: v for program in programs.values() for k, v in program.whole_parameters().items()})
-    mesh = next((program.stage.mesh for program in programs.values()), None)
+        seen.append({k: v for executor in executors.values() for k, v in executor.whole_parameters().items()})
+    mesh = next((executor.program.mesh for executor in executors.values()), None)
     return {"loss": losses[0], "steps": seen[0], "end": seen[1], "replica": mesh.here[0] if mesh else None}
 
 

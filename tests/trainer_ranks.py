@@ -19,7 +19,7 @@ from torch import nn
 
 from automap.errors import PlanError
 from automap.plan import Plan
-from automap.runtime.trainer.parallelize import IGNORED, parallelize
+from automap.runtime.trainer import IGNORED, parallelize
 from ir import zoo
 from ir.zoo.net import Net
 

@@ -256,4 +256,4 @@ def launch_line(plan: Plan, problem: Problem) -> str:
     start = f"torchrun {where} --nproc-per-node={each}"
     if EXAMPLE_MODEL.fullmatch(plan.model.name):
         return f"{start} examples/train_gpt.py plan.json checkpoint 100"
-    return f"{start} YOUR_TRAINING.py  # calls automap.runtime.trainer.parallelize.parallelize, see docs/training.md"
+    return f"{start} YOUR_TRAINING.py  # calls automap.runtime.trainer.parallelize, see docs/training.md"

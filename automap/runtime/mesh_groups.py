@@ -1,7 +1,7 @@
 """The mesh of a stage as one rank sees it, and the process groups of its axes.
 
-Process rank = device number of the plan. Every rank makes the groups of all stages in the same order, also those that
-it is not in: `torch.distributed` asks for that.
+The rank of a process is a device number of the plan. Every rank makes the groups of all stages in the same order, also
+those that it is not part of: `torch.distributed` requires that.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def meet(folder: Path, rank: int, num_ranks: int, device: torch.device, *, limit
     """Joins the processes of one launch, over NCCL on GPUs and over gloo on CPUs; they meet in a file, not at a port.
 
     Args:
-        folder: of the launch, see `automap.runtime.launch.launcher`.
-        rank: of this process.
-        num_ranks: of the launch.
-        device: of this process.
+        folder: the folder of the launch, see `automap.runtime.launch.launcher`.
+        rank: the number of this process.
+        num_ranks: the number of processes of the launch.
+        device: the device of this process.
         limit_s: seconds that a process waits for another in any collective.
     """
     dist.init_process_group(
@@ -41,14 +41,14 @@ def meet(folder: Path, rank: int, num_ranks: int, device: torch.device, *, limit
 class Groups:
     """Process groups by their ranks, each made once.
 
-    Calls must come in the same order on every process.
+    All processes must call `of` in the same order.
     """
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
 
     def of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
-        """The group of some ranks; None for a single one, and on a rank outside."""
+        """The group of some ranks; None for a single rank, and on a rank outside the group."""
         if len(ranks) == 1:
             return None
         if ranks not in self._made:
@@ -59,31 +59,31 @@ class Groups:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """One axis of a mesh, seen from one rank."""
+    """One axis of a mesh as one rank sees it."""
 
     name: str
     number: int
-    """Its place among the axes of the plan."""
+    """The position of the axis among the axes of the plan."""
     size: int
     index: int
-    """Of this rank on the axis."""
+    """The coordinate of this rank on the axis."""
     group: dist.ProcessGroup | None
-    """Those that differ from this rank on this axis alone, in order; None where that is nobody else."""
+    """The ranks that differ from this rank on this axis alone, in order; None where there are no others."""
     shares: tuple[int, ...] | None = None
-    """Samples of a micro-batch for each index, where they are not spread evenly."""
+    """[size] the samples of a micro-batch for each coordinate; None where they are spread evenly."""
     is_apart: bool = False
-    """Whether its ranks are replicas that are averaged now and then, and have no collectives within a step."""
+    """Whether its ranks hold replicas that are trained apart: averaged periodically, no collectives within a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """The devices of a stage in rows and columns."""
+    """The devices of a stage, arranged along mesh axes."""
 
     devices: tuple[int, ...]
     axes: tuple[Axis, ...]
-    """All axes of the plan, outermost first, also those of one rank."""
+    """All axes of the plan, outermost first, including those of one rank."""
     is_mine: bool
-    """Whether this rank is part of it; otherwise it stands at the first place, without groups."""
+    """Whether this rank is part of the mesh; if not, its coordinates are 0 and it has no groups."""
 
     @property
     def live(self) -> tuple[Axis, ...]:
@@ -92,11 +92,17 @@ class Mesh:
 
     @property
     def apart(self) -> Axis | None:
-        """The axis whose replicas are averaged now and then."""
+        """The axis whose replicas are trained apart and averaged periodically."""
         return next((axis for axis in self.live if axis.is_apart), None)
 
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """[devices] the number of each device's replica; empty where no replicas are trained apart."""
+        axis = self.apart
+        return () if axis is None else tuple(self.coordinates(i)[axis.number] for i in range(len(self.devices)))
+
     def coordinates(self, position: int) -> tuple[int, ...]:
-        """[axes] index on each axis of the device at `position`."""
+        """[axes] the coordinates of the device at `position` in `devices`."""
         found = []
         for axis in reversed(self.axes):
             found.append(position % axis.size)
@@ -105,7 +111,7 @@ class Mesh:
 
     @property
     def here(self) -> tuple[int, ...]:
-        """[axes] coordinates of this rank."""
+        """[axes] the coordinates of this rank."""
         return tuple(axis.index for axis in self.axes)
 
 
@@ -116,9 +122,9 @@ def make_meshes(
 
     Args:
         plan: any plan.
-        axes: names of the mesh axes of the plan, outermost first (`LoweredPlan.axes`).
-        rank: of this process, a device number; None where nothing is run.
-        groups: where groups are kept; None where nothing is run. All ranks must call this with the same plans in the
+        axes: the names of the mesh axes of the plan, outermost first (`LoweredPlan.axes`).
+        rank: the number of this process, a device number; None where nothing is run.
+        groups: keeps the process groups; None where nothing is run. All ranks must call this with the same plans in the
             same order.
 
     Raises:
@@ -134,11 +140,9 @@ def _mesh(
     devices = parse_devices(stage.devices)
     if groups is not None and max(devices) >= dist.get_world_size():
         raise PlanError(
-            f"there are only {dist.get_world_size()} processes",
-            field=f"plan.stages[{number}].devices",
-            value=stage.devices,
-            repair="Start one process a device of the plan.",
-        )
+            f"there are only {dist.get_world_size()} processes", field=f"plan.stages[{number}].devices",
+            value=stage.devices, repair="Start one process a device of the plan.",
+        )  # fmt: skip
     sizes = [dict(stage.mesh).get(axis, 1) for axis in axes]
     where = list(itertools.product(*map(range, sizes)))
     here = where[devices.index(rank)] if rank in devices else None

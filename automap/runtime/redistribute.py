@@ -1,8 +1,8 @@
-"""Placements changed by real collectives, differentiable: the one communication inside a stage.
+"""Placements changed by real collectives, differentiably: all communication inside a stage.
 
-`Convert` brings a tensor to another placement and its gradient back; when nothing changes it makes no node. Every
-collective is written down while a `record` is open, forward and backward, so that what runs can be compared with
-what was priced (`automap.price.collective_list`).
+`convert` brings a tensor to another placement and its gradient back; where nothing changes it adds no autograd node.
+While a `record` is open, every collective of the forward and backward passes is written down, so that what runs can be
+compared with what was priced. Units: bytes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from automap.runtime.mesh_groups import Axis
 from automap.runtime.tensor_layout import Step
+from ir.factors import PARTIAL, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +26,17 @@ class Sent:
     """One collective that ran."""
 
     kind: str
+    """all_reduce, all_gather, reduce_scatter, all_to_all or send_recv."""
     axis: str
+    """The name of the mesh axis over which it ran."""
     bytes: float
-    """Of the larger of what this rank holds before and after."""
+    """The size of the tensor on this rank before or after the collective, whichever is larger."""
     direction: str
-    """forward, backward, recompute (forward again, in the backward pass) or update (behind the optimizer)."""
+    """forward, backward, recompute (the forward pass repeated in the backward pass) or update (after the optimizer)."""
     operator: str
-    """That asked for it; empty for the reductions at the end of a step."""
+    """The operator that required it; empty for the reductions at the end of a step."""
     tensor: str
+    """The name of the tensor that was sent."""
 
 
 @dataclass
@@ -46,7 +50,7 @@ _state = _State([])
 
 @contextlib.contextmanager
 def record() -> Iterator[list[Sent]]:
-    """Writes down the collectives of this process meanwhile."""
+    """Writes down the collectives of this process while the context is open."""
     log: list[Sent] = []
     _state.logs.append(log)
     try:
@@ -57,7 +61,7 @@ def record() -> Iterator[list[Sent]]:
 
 @contextlib.contextmanager
 def direction(name: str) -> Iterator[None]:
-    """Says in which pass collectives run meanwhile."""
+    """Sets the direction that collectives are recorded with while the context is open."""
     before, _state.direction = _state.direction, name
     try:
         yield
@@ -66,12 +70,12 @@ def direction(name: str) -> Iterator[None]:
 
 
 Tag = tuple[str, str]
-"""Operator and tensor that a collective is for."""
+"""The names of the operator and of the tensor that a collective serves."""
 NO_TAG: Tag = ("", "")
 
 
 def note(kind: str, axis: Axis, amount: int, tag: Tag) -> None:
-    """Writes down a collective of `amount` bytes."""
+    """Records a collective of `amount` bytes."""
     for log in _state.logs:
         log.append(Sent(kind, axis.name, float(amount), _state.direction, *tag))
 
@@ -90,7 +94,15 @@ def all_reduce_in_place(x: Tensor, axis: Axis, tag: Tag = NO_TAG, *, largest: bo
 
 
 def all_gather(x: Tensor, axis: Axis, dim: int, sizes: Sequence[int], tag: Tag = NO_TAG) -> Tensor:
-    """The parts of all ranks side by side along `dim`, of the given sizes there."""
+    """The parts of all ranks of an axis, concatenated along `dim`.
+
+    Args:
+        x: this rank's part.
+        axis: the ranks.
+        dim: the dim that is split.
+        sizes: the size of `dim` on each rank.
+        tag: the names for the record.
+    """
     most = max(sizes)
     if x.shape[dim] < most:
         x = torch.cat([x, x.new_zeros(*x.shape[:dim], most - x.shape[dim], *x.shape[dim + 1 :])], dim)
@@ -107,7 +119,7 @@ def all_gather(x: Tensor, axis: Axis, dim: int, sizes: Sequence[int], tag: Tag =
 
 
 def reduce_scatter(x: Tensor, axis: Axis, dim: int, sizes: Sequence[int], tag: Tag = NO_TAG) -> Tensor:
-    """The own part along `dim` of the sum over the ranks."""
+    """This rank's part, along `dim`, of the sum over the ranks of an axis; see `all_gather`."""
     note("reduce_scatter", axis, x.nbytes, tag)
     is_even = len(set(sizes)) == 1
     if dim == 0 and is_even:
@@ -124,7 +136,7 @@ def reduce_scatter(x: Tensor, axis: Axis, dim: int, sizes: Sequence[int], tag: T
 
 
 def all_to_all(x: Tensor, step: Step, tag: Tag = NO_TAG) -> Tensor:
-    """The own part along one dim of what is split along another."""
+    """This rank's part of a tensor along `step.to_dim`, where `x` is its part along `step.dim`."""
     axis = step.axis
     given = [p.contiguous() for p in torch.split(x, list(step.to_sizes), step.to_dim)]
     shape = list(given[axis.index].shape)
@@ -141,7 +153,7 @@ def all_to_all(x: Tensor, step: Step, tag: Tag = NO_TAG) -> Tensor:
 
 
 def move(x: Tensor, steps: Sequence[Step], tag: Tag = NO_TAG) -> Tensor:
-    """A tensor taken along a route of `automap.runtime.tensor_layout`, without gradient."""
+    """The tensor after some steps (`automap.runtime.tensor_layout.TensorLayouts.steps`), without a gradient."""
     for step in steps:
         axis = step.axis
         if step.kind == "all_reduce":
@@ -155,20 +167,15 @@ def move(x: Tensor, steps: Sequence[Step], tag: Tag = NO_TAG) -> Tensor:
         elif step.kind == "slice":
             x = x.narrow(step.dim, sum(step.sizes[: axis.index]), step.sizes[axis.index])
         elif step.kind == "pad":
-            x = _padded(x, step)
+            shape = list(x.shape)
+            shape[step.dim] = sum(step.sizes)
+            whole = x.new_zeros(shape)
+            whole.narrow(step.dim, sum(step.sizes[: axis.index]), x.shape[step.dim]).copy_(x)
+            x = whole
         else:
-            # A copy on the first rank too: what is saved for the backward pass must be alike on all.
+            # The first rank copies too: all ranks must save the same for the backward pass.
             x = torch.zeros_like(x) if axis.index else x.clone()
     return x
-
-
-def _padded(x: Tensor, step: Step) -> Tensor:
-    """Zeros around the own part."""
-    shape = list(x.shape)
-    shape[step.dim] = sum(step.sizes)
-    made = x.new_zeros(shape)
-    made.narrow(step.dim, sum(step.sizes[: step.axis.index]), x.shape[step.dim]).copy_(x)
-    return made
 
 
 class _Convert(torch.autograd.Function):
@@ -184,7 +191,7 @@ class _Convert(torch.autograd.Function):
 
 
 def convert(x: Tensor, there: Sequence[Step], back: Sequence[Step], tag: Tag = NO_TAG) -> Tensor:
-    """`x` taken along one route, and its gradient along another; the same tensor where both are empty."""
+    """A tensor after the steps `there`, whose gradient takes the steps `back`; `x` itself where both are empty."""
     if not (back and x.requires_grad):
         back = ()
     if not (there or back):
@@ -195,6 +202,30 @@ def convert(x: Tensor, there: Sequence[Step], back: Sequence[Step], tag: Tag = N
     return found
 
 
+def sum_over(x: Tensor, axes: Sequence[Axis], gradient: Placement, tag: Tag = NO_TAG) -> Tensor:
+    """The sum of `x` over some axes, on all of their ranks, differentiable.
+
+    Args:
+        x: this rank's term.
+        axes: the mesh axes, summed one after the other.
+        gradient: the placement in which the gradient of the sum arrives: P where each rank has a term of it, which is
+            summed as well, B where every rank has the whole.
+        tag: the names for the record.
+    """
+    for axis in axes:
+        step = (Step("all_reduce", axis),)
+        x = convert(x, step, step if gradient == PARTIAL else (), tag)
+    return x
+
+
+def largest_over(x: Tensor, axes: Sequence[Axis], tag: Tag = NO_TAG) -> Tensor:
+    """The elementwise maximum over some axes, on all of their ranks, without a gradient."""
+    x = x.detach()
+    for axis in axes:
+        x = all_reduce(x, axis, tag, largest=True)
+    return x
+
+
 def exchange_rows(
     x: Tensor,
     axis: Axis,
@@ -203,15 +234,15 @@ def exchange_rows(
     wanted: Sequence[tuple[int, int]],
     tag: Tag = NO_TAG,
 ) -> Tensor:
-    """Each rank's range of `dim`, added up from all ranks that hold a part of it; zeros where nobody does.
+    """The range of `dim` that each rank requires, summed over all ranks that hold a part of it, else zeros.
 
     Args:
-        x: what this rank holds.
+        x: this rank's part of the tensor.
         axis: the ranks.
-        dim: that is split.
-        held: [ranks] (start, stop) of what each holds.
-        wanted: [ranks] (start, stop) of what each gets.
-        tag: for the record.
+        dim: the dim that is split.
+        held: [ranks] the range (start, stop) of `dim` that each rank holds.
+        wanted: [ranks] the range (start, stop) of `dim` that each rank requires.
+        tag: the names for the record.
     """
 
     def common(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:

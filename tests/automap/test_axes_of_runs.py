@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from collective_list import Collective, list_collectives
 
 from automap.cluster import parse_cluster
-from automap.price.collective_list import Collective, list_collectives
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.columns import C_FORWARD_COMM, C_RECOMPUTE_COMM, C_REDUCE
 from automap.price.kernels.step import R_STATE, R_SYNC

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from collective_list import list_collectives
 
-from automap.price.collective_list import list_collectives
 from automap.price.kernels.step import R_GRADIENTS, R_PARAMETERS, R_STATE, R_SYNC
 from automap.space.space import PlanSpace, Values
 from automap.space.templates import megatron_signatures, templates

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from collective_list import list_collectives
 
 from automap.bounds.partial_plans import BoundTable, PartialPlan
 from automap.cluster import parse_cluster
 from automap.errors import PlanError, ProblemError
 from automap.plan import Plan
-from automap.price.collective_list import list_collectives
 from automap.price.estimate import estimate_choice, price
 from automap.price.kernels.columns import C_GATHER, C_PARAMETERS, C_REDUCE, C_ZERO
 from automap.price.kernels.step import R_GRADIENTS, R_PARAMETERS, R_STATE

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from collective_list import list_parameter_collectives
 
-from automap.price.collective_list import list_parameter_collectives
 from automap.price.kernels import step as c
 from automap.price.kernels.collectives import KIND_COUNT, V_BYTES_PER_S, V_GATHER_BYTES_PER_S
 from automap.space.templates import templates

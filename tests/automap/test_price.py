@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import pytest
+from collective_list import list_collectives
 
 from automap.cluster import parse_cluster
 from automap.fitted_curves import fitted
 from automap.group_links import group_link
-from automap.price.collective_list import list_collectives
 from automap.price.curves import attention_curve, gemm_curve, shared
 from automap.price.estimate import error_band, estimate_choice, lower_bound_s
 from automap.price.evaluator import Evaluator

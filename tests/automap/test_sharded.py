@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from collective_list import list_collectives
 from plan_cases import expert, idle, random_plans, uneven
 from runtime_ranks import difference, errors, reference, run_ranks, with_stages
 
 from automap.errors import PlanError
-from automap.price.collective_list import list_collectives
 from automap.price.evaluator import Evaluator
 from automap.price.plan_reader import lower_plan
-from automap.runtime.executor.parameters import to_file, value_of
-from automap.runtime.executor.stage import outlines
+from automap.runtime.executor.parameters import value_of
+from automap.runtime.executor.stage_program import programs_of
 from ir.build import GraphBuilder
 from ir.factors import BROADCAST, PARTIAL
 
@@ -154,7 +154,7 @@ def test_gradients_and_parameters_are_sent_once(ran):
 
 def test_parts_cover_the_whole_and_routes_end_where_they_should():
     case = uneven(expert("dp x tp", "gpt", 4, batch=6, count=1, tp=2), (1, 2))
-    (stage,) = outlines(case.plan, Evaluator(case.problem))
+    (stage,) = programs_of(case.plan, Evaluator(case.problem))
     tensor = next(t for t in case.problem.graph.tensors.values() if t.shape == (1, 8, 16) and t.batch_dim == 0)
     boxes = stage.layouts.boxes(tensor, (0, 1))
     assert [box[0] for box in boxes] == [(0, 1), (0, 1), (1, 3), (1, 3)]
@@ -176,7 +176,7 @@ def test_samples_that_leave_a_rank_without_any_are_refused():
     case = expert("dp x tp", "gpt", 4, tp=2, count=1)
     plan = with_stages(case.plan, batch_shares=(9, 8))
     with pytest.raises(PlanError, match="batch_shares"):
-        outlines(plan, Evaluator(case.problem))
+        programs_of(plan, Evaluator(case.problem))
 
 
 def test_values_of_a_file_and_of_the_graph():
@@ -190,4 +190,3 @@ def test_values_of_a_file_and_of_the_graph():
     whole = torch.arange(24.0).reshape(4, 6)
     pieces = {name: value_of(built, name, {"w": whole}) for name in ("w#q", "w#k")}
     assert torch.equal(pieces["w#k"], whole[:, 3:])
-    assert torch.equal(to_file(built, pieces)["w"], whole)

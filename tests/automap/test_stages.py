@@ -6,7 +6,7 @@ import stage_cases
 from runtime_ranks import errors, reference, run_ranks
 
 from automap.errors import PlanError
-from automap.runtime.executor.action_order import Action, lower
+from automap.runtime.executor.action_order import Action, order_actions
 from automap.schedule import write_order
 
 
@@ -35,7 +35,7 @@ CHAIN = {"forward": {1: [0]}, "backward": {0: [1]}}
 def test_an_order_that_can_be_finished_keeps_the_order_of_each_rank():
     order = write_order("1f1b", 2, 2, 3)
     lists = {rank: actions(*order[rank]) for rank in (0, 1)}
-    found = lower(lists, [(0,), (1,)], **CHAIN)
+    found = order_actions(lists, [(0,), (1,)], **CHAIN)
     assert [a for a in found if a.stage == 0] == lists[0]
     assert [a for a in found if a.stage == 1] == lists[1]
     assert found.index(Action(0, 0, 0)) < found.index(Action(0, 1, 0)) < found.index(Action(1, 1, 0))
@@ -44,27 +44,27 @@ def test_an_order_that_can_be_finished_keeps_the_order_of_each_rank():
 def test_a_deadlock_names_what_both_ranks_wait_at():
     lists = {0: actions("0F0", "0B0", "0F1", "0B1"), 1: actions("1F1", "1F0", "1B0", "1B1")}
     with pytest.raises(PlanError) as caught:
-        lower(lists, [(0,), (1,)], **CHAIN)
+        order_actions(lists, [(0,), (1,)], **CHAIN)
     assert "rank 0 waits at 0B0 for 1B0 or 1I0; rank 1 waits at 1F1 for 0F1" in str(caught.value)
 
 
 def test_ranks_of_one_stage_must_agree():
     lists = {0: actions("0F0", "0F1"), 1: actions("0F1", "0F0")}
     with pytest.raises(PlanError, match="rank 0 waits at 0F0 for the other ranks of its stage; rank 1 waits at 0F1"):
-        lower(lists, [(0, 1)], {}, {})
+        order_actions(lists, [(0, 1)], {}, {})
 
 
 def test_a_rank_that_two_stages_share_may_be_what_they_wait_for():
     # Rank 1 would do its backward pass of stage 0 before the forward pass of stage 1 that it waits for.
     lists = {0: actions("0F0", "0B0"), 1: actions("0F0", "0B0", "1F0", "1B0"), 2: actions("1F0", "1B0")}
     with pytest.raises(PlanError, match="rank 1 waits at 0B0 for 1B0 or 1I0"):
-        lower(lists, [(0, 1), (1, 2)], **CHAIN)
+        order_actions(lists, [(0, 1), (1, 2)], **CHAIN)
 
 
 def test_weights_wait_for_inputs_and_skips_for_their_makers():
     with pytest.raises(PlanError, match="rank 0 waits at 0W0 for 0I0"):
-        lower({0: actions("0F0", "0W0", "0I0")}, [(0,)], {}, {})
+        order_actions({0: actions("0F0", "0W0", "0I0")}, [(0,)], {}, {})
     skip = {"forward": {1: [0], 2: [0, 1]}, "backward": {0: [1, 2], 1: [2]}}
     lists = {n: actions(f"{n}F0", f"{n}B0") for n in range(3)}
-    found = lower(lists, [(0,), (1,), (2,)], **skip)
+    found = order_actions(lists, [(0,), (1,), (2,)], **skip)
     assert [str(a) for a in found] == ["0F0", "1F0", "2F0", "2B0", "1B0", "0B0"]

@@ -11,9 +11,9 @@ from automap.errors import PlanError
 from automap.plan import Sync
 from automap.price.estimate import annotate
 from automap.price.local_sgd import held_bytes
-from automap.runtime.executor.pipeline import Ends, backward_routes, forward_routes, tied_routes
-from automap.runtime.executor.runner import replicas_on
-from automap.runtime.executor.stage import build_programs, outlines
+from automap.runtime.executor.routes import StageBorder, backward_routes, forward_routes, tied_routes
+from automap.runtime.executor.stage_executor import build_executors
+from automap.runtime.executor.stage_program import programs_of
 from automap.runtime.launch.launcher import Limits, launch
 from automap.runtime.mesh_groups import Groups
 from automap.runtime.trial.trial import run_trial
@@ -53,14 +53,14 @@ def test_what_goes_between_stages_stays_within_a_replica():
     """Of a shared weight every replica of a stage has the same part: anybody could give its gradient."""
     setting = sync_cases.Setting("6xA100-80GB")
     plan = setting.plan("dp2 -> dp2 x tp2", DASGD)
-    stages = outlines(plan, setting.evaluator)
-    replica = {rank: number for s in stages for rank, number in zip(s.mesh.devices, replicas_on(s.mesh), strict=True)}
+    stages = programs_of(plan, setting.evaluator)
+    replica = {rank: number for s in stages for rank, number in zip(s.mesh.devices, s.mesh.replicas, strict=True)}
     assert replica == {0: 0, 1: 1, 2: 0, 3: 0, 4: 1, 5: 1}
 
     def crossing(*, are_apart):
         ends = [
-            Ends(ranks=s.mesh.devices, inputs=s.inputs, outputs=s.outputs, parameters=s.parameters,
-                 replicas=replicas_on(s.mesh) if are_apart else ())
+            StageBorder(ranks=s.mesh.devices, inputs=s.inputs, outputs=s.outputs, parameters=s.parameters,
+                 replicas=s.mesh.replicas if are_apart else ())
             for s in stages
         ]  # fmt: skip
         routes = [
@@ -78,4 +78,4 @@ def test_what_is_refused_by_price_is_not_executed():
     space = space_of(cluster="2xA100")
     plan, _ = plan_of(space, zero=1)
     with pytest.raises(PlanError, match="under ZeRO"):
-        build_programs(replace(plan, sync=DASGD), space.evaluator, 0, {}, Groups())
+        build_executors(replace(plan, sync=DASGD), space.evaluator, 0, {}, Groups())

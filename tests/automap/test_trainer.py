@@ -14,7 +14,7 @@ from trainer_ranks import BATCH, IGNORED, MODEL, OTHER, batch, build, graph_of, 
 from automap.errors import PlanError
 from automap.globs import matches
 from automap.plan import Schedule, Sync, Zero
-from automap.runtime.trainer.roles import read_roles
+from automap.runtime.trainer.role_reader import read_roles
 from ir import zoo
 
 

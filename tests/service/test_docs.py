@@ -1,7 +1,11 @@
-"""The documentation: links lead somewhere, every page is reached, and what is shown as a file is read."""
+"""The documentation: links, files and modules that it names are there, and what it shows is what a command prints."""
 
 import json
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,11 @@ from service.command.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+ALL = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
+PACKAGES = ("ir", "automap", "envs", "agents", "service")
+FOLDERS = (*PACKAGES, "benchmarks", "tests", "docs", "docker", "examples")
+OF_ONNX_NODES = {"forward_s", "backward_s", "flops", "bytes"}
+"""What follows `automap.` in the metadata of an ONNX node; not modules."""
 
 
 def links(page: Path) -> list[tuple[Path, str]]:
@@ -25,11 +34,105 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def label(page: Path) -> str:
+    """How a test names a page."""
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", ALL, ids=label)
 def test_links_lead_somewhere(page: Path) -> None:
     for file, heading in links(page):
         assert file.exists(), f"{page.name} links to {file}"
         assert not heading or heading in headings(file), f"{page.name} links to {file.name}#{heading}"
+
+
+@pytest.mark.parametrize("page", ALL, ids=label)
+def test_files_that_are_named_are_there(page: Path) -> None:
+    text = page.read_text()
+    named = set(re.findall(rf"(?<![\w/.-])((?:{'|'.join(FOLDERS)})/[\w./-]*\w)", text))
+    made = set(re.findall(r"^New file `([^`]+)`", text, re.MULTILINE))
+    assert {name for name in named - made if not (ROOT / name).exists()} == set()
+
+
+@pytest.mark.parametrize("page", ALL, ids=label)
+def test_modules_that_are_named_are_there(page: Path) -> None:
+    """`package.module.name`: the module is a file, and the name stands in it."""
+    # Recipes name what they write; `tests/test_contributing.py` runs them.
+    text = re.sub(r"^```(python|diff)\n.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for name in sorted(
+        set(re.findall(rf"(?<![\w/.-])((?:{'|'.join(PACKAGES)})(?:\.[a-zA-Z_]\w*)+)(?![\w/.(-]*/)", text))
+    ):
+        parts, path = name.split("."), ROOT
+        if parts[1] in OF_ONNX_NODES or name.endswith((".py", ".json", ".md")):
+            continue
+        while parts and (path / parts[0]).is_dir():
+            path /= parts.pop(0)
+        path = (path / parts.pop(0)).with_suffix(".py") if parts and (path / f"{parts[0]}.py").exists() else path
+        source = (path if path.is_file() else path / "__init__.py").read_text()
+        assert all(re.search(rf"\b{part}\b", source) for part in parts), f"{page.name} names {name}"
+
+
+def tree() -> list[Path]:
+    """The folders and files of the tree in the README, from the root of the project."""
+    block = re.search(r"^## Where things are.*?^```\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    assert block is not None
+    found: list[Path] = []
+    above: list[tuple[int, Path]] = []
+    for line in block[1].splitlines():
+        names = re.match(r" *((?:[\w/]+(?:/|\.py)(?: +|$))+)", line)
+        assert names is not None, line
+        indent = len(line) - len(line.lstrip())
+        above = [(depth, folder) for depth, folder in above if depth < indent]
+        parent = above[-1][1] if above else ROOT
+        found += [parent / name for name in names[1].split()]
+        above.append((indent, found[-1]))
+    return found
+
+
+def test_the_tree_of_the_readme_is_the_real_one() -> None:
+    """What it names is there, and no room is missing."""
+    shown = tree()
+    assert [path for path in shown if not path.exists()] == []
+    rooms = {path.parent for package in PACKAGES for path in (ROOT / package).glob("*/__init__.py")}
+    assert {str(room.relative_to(ROOT)) for room in rooms - set(shown)} == set()
+
+
+def shown_commands() -> list[tuple[Path, str, str]]:
+    """(page, command, output) of each block that begins with a command and shows what it prints below a blank line."""
+    blocks = [
+        (page, *block)
+        for page in ALL
+        for block in re.findall(r"^```\n(automap [^`]*?)\n\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    ]
+    return [
+        (page, command.replace("\\\n", " "), output) for page, command, output in blocks if "\nautomap" not in command
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "command", "output"), shown_commands(), ids=[f"{label(p)}: {c[:40]}" for p, c, _ in shown_commands()]
+)
+def test_what_is_shown_is_what_a_command_prints(page: Path, command: str, output: str, tmp_path: Path) -> None:
+    """Line by line, but for the width of the terminal; a line may end in `…`, and others may be left out."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "service.command.main", *shlex.split(command)[1:]],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    printed = " ".join(ran.stdout.split())
+    for line in output.splitlines():
+        assert " ".join(line.split()).removesuffix("…").rstrip() in printed, f"{page.name} shows {line}"
+
+
+def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    code = re.search(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert code is not None
+    exec(code[1].replace('"1000"', '"1"'), {})
+    assert capsys.readouterr().out.endswith("s a step\n")
 
 
 def test_every_page_is_reached_from_the_readme() -> None:

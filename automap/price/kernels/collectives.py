@@ -2,8 +2,8 @@
 
 `convert` is the one place that says which collectives turn a tensor from one placement into another on an n-D mesh,
 and in which order: first what shrinks the local part (slices, reduce-scatters), then what keeps its size
-(all-to-alls, all-reduces), then what grows it (all-gathers). The price adds its times up;
-`automap.price.collective_list` asks it to write them down. Ring volumes. Units: seconds, bytes.
+(all-to-alls, all-reduces), then what grows it (all-gathers). The price adds its times up; `Evaluator.collectives` lists
+them one by one. Ring volumes. Units: seconds, bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Lower: the action lists of all ranks as one order that every rank walks, or a refusal before anything runs.
+"""The actions of a schedule, and one order of the actions of all ranks, or a refusal before anything runs.
 
-An action runs when it is the next of every rank of its stage, whose collectives need them all, and has what it waits
-for. Knows no tensors and no time.
+An action runs when it is the next of every rank of its stage, since its collectives need them all, and the actions that
+it depends on have run. Knows no tensors and no time.
 """
 
 from __future__ import annotations
@@ -10,14 +10,27 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from automap.errors import PlanError
-from automap.schedule import BACKWARD, FORWARD, INPUT, LETTERS, WEIGHT
+from automap.plan import Plan, parse_devices
+from automap.schedule import (
+    A_CHUNK,
+    A_MICRO_BATCH,
+    A_WORD,
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    KINDS,
+    LETTERS,
+    WEIGHT,
+    arrange,
+    read_order,
+)
 
 SHOWN = 4
-"""Ranks that a message names."""
+"""The number of ranks that a message names."""
 
 
 class Action(NamedTuple):
-    """What a stage does with a micro-batch."""
+    """One pass of a stage over a micro-batch."""
 
     word: int
     """FORWARD, BACKWARD, INPUT or WEIGHT of `automap.schedule`."""
@@ -28,24 +41,42 @@ class Action(NamedTuple):
         return f"{self.stage}{LETTERS[self.word]}{self.micro_batch}"
 
 
-def lower(
+def action_lists(plan: Plan) -> dict[int, list[Action]]:
+    """Rank -> the actions of a process in order; a process has the number of its device.
+
+    Raises:
+        PlanError: an explicit order is malformed, or can never be finished.
+    """
+    ranks = [parse_devices(stage.devices) for stage in plan.stages]
+    pipeline = ranks.index(ranks[0], 1) if ranks[0] in ranks[1:] else len(ranks)
+    kind, count = plan.schedule.kind, plan.num_micro_batches
+    if kind == "explicit":
+        program = read_order(plan.schedule.order or (), pipeline, len(ranks), count)
+    else:
+        program = arrange(KINDS[kind], pipeline, len(ranks), count)
+    actions = [Action(*row) for row in program[:, [A_WORD, A_CHUNK, A_MICRO_BATCH]].tolist()]
+    everyone = sorted({rank for mine in ranks for rank in mine})
+    return {rank: [a for a in actions if rank in ranks[a.stage]] for rank in everyone}
+
+
+def order_actions(
     lists: Mapping[int, Sequence[Action]],
     ranks: Sequence[Sequence[int]],
     forward: Mapping[int, Sequence[int]],
     backward: Mapping[int, Sequence[int]],
 ) -> tuple[Action, ...]:
-    """One order of all actions in which each has what it needs.
+    """One order of all actions in which every action follows those that it depends on.
 
-    In a round every rank does one action at most, so that the order is close to that in time.
+    In a round every rank runs one action at most, so that the order is close to the order in time.
 
     Args:
-        lists: rank -> what it does, in order.
-        ranks: [stages] the ranks of each.
-        forward: stage -> the stages whose forward passes it waits for.
-        backward: stage -> the stages whose backward passes it waits for.
+        lists: rank -> its actions, in order.
+        ranks: [stages] the ranks of each stage.
+        forward: stage -> the stages whose forward passes it depends on.
+        backward: stage -> the stages whose backward passes it depends on.
 
     Raises:
-        PlanError: the ranks wait for each other forever; names what each of them waits at.
+        PlanError: the ranks would wait for each other forever; names the action that each of them waits at.
     """
     cursor = dict.fromkeys(lists, 0)
     done: set[Action] = set()
@@ -72,7 +103,7 @@ def lower(
 def _missing(
     action: Action, done: set[Action], forward: Mapping[int, Sequence[int]], backward: Mapping[int, Sequence[int]]
 ) -> str:
-    """What an action still waits for, empty if nothing."""
+    """What an action still waits for; empty if nothing."""
     word, stage, micro_batch = action
     needed: list[tuple[Action, ...]]
     if word == FORWARD:
@@ -103,5 +134,5 @@ def _deadlock(
         f"deadlock: {'; '.join(waits[:SHOWN])}{more}",
         field="plan.schedule.order",
         value=" ".join(str(action) for action in list(heads.values())[:SHOWN]),
-        repair="Put what is waited for before what waits, alike on all ranks of a stage.",
+        repair="Put an action behind those that it waits for, in the same order on all ranks of a stage.",
     )

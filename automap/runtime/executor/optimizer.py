@@ -1,4 +1,4 @@
-"""The optimizer of a training step over one rank's leaves, with float32 masters of those of less precision."""
+"""The optimizer of a training step over one rank's leaves, with float32 masters of leaves in less precision."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from torch import Tensor
 
 LEARNING_RATE = 1e-3
 MOMENTUM = 0.9
+"""Usual values (assumed): what is measured does not depend on them."""
 
 
 class Optimizer:
     """Adam, SGD with momentum, or SGD."""
 
     def __init__(self, leaves: Mapping[str, Tensor], kind: str) -> None:
-        """For leaves of the same names on every rank that holds them.
+        """Makes the optimizer state.
 
-        Torch's fused kernels take one pass through memory; its default on a CPU takes one an operation and tensor, and
-        three times as long.
+        Torch's fused kernels pass through memory once; its default on a CPU passes once for each operation and tensor,
+        which takes three times as long (measured).
 
         Args:
-            leaves: trained tensors.
+            leaves: trained tensors, of the same names on every rank that holds them.
             kind: adam, momentum or sgd.
         """
         self.leaves = list(leaves.values())
@@ -37,7 +38,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Applies the gradients of the leaves and forgets them."""
+        """Applies the gradients of the leaves and frees them."""
         for leaf, master in zip(self.leaves, self.masters, strict=True):
             if master is not leaf and leaf.grad is not None:
                 master.grad = leaf.grad.float()
@@ -49,7 +50,7 @@ class Optimizer:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Brings the masters to the leaves."""
+        """Copies the masters to the leaves."""
         for leaf, master in zip(self.leaves, self.masters, strict=True):
             if master is not leaf:
                 leaf.copy_(master)

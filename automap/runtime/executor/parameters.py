@@ -1,10 +1,11 @@
-"""The parameters of one stage on one rank: leaves of autograd, ZeRO, reduction of gradients once a step.
+"""The parameters of one stage on one rank: leaves of autograd, ZeRO, and the reduction of gradients once a step.
 
-A leaf lies as the outline says; its gradient is partial on some axes, where it is summed once a step. Under ZeRO the
-leaves of a unit form one flat vector, padded with zeros, of which each rank owns a piece:
+A leaf has the placement that the stage program states; on the axes where its gradient is partial, the gradient is
+summed once a step. Under ZeRO the leaves of a unit form one flat vector, padded with zeros, of which each rank owns a
+piece:
 
-    0   leaves everywhere; gradients are all-reduced, over several axes the piece of the inner one over the outer ones
-    1   leaves everywhere; gradients are reduce-scattered, the optimizer works on pieces, `refresh` gathers them
+    0   whole leaves; gradients are all-reduced, over several axes the piece of the inner axis over the outer ones
+    1   whole leaves; gradients are reduce-scattered, the optimizer updates pieces, `refresh` gathers them
     2   as 1, but gradients are reduce-scattered in the backward pass of each micro-batch
     3   as 2, but the vector is gathered where it is used, in the forward and again in the backward pass
 """
@@ -21,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from automap.runtime.executor.stage_outline import Outline
+from automap.plan import Zero
+from automap.runtime.executor.stage_program import StageProgram
 from automap.runtime.mesh_groups import Axis
 from automap.runtime.redistribute import all_gather, all_reduce_in_place, direction, move, reduce_scatter
 from ir.errors import ModelError
@@ -30,12 +32,12 @@ from ir.graph import Graph
 
 
 def value_of(graph: Graph, name: str, values: Mapping[str, Tensor]) -> Tensor:
-    """The whole of a parameter, buffer or stored constant, from those of the graph or those of its file.
+    """The whole value of a parameter, buffer or stored constant, from values named as in the graph or in its file.
 
-    A piece of a fused parameter of the file is cut out of it; experts that the file has one by one are stacked.
+    A piece of a fused parameter of the file is cut out of it; experts that the file stores one by one are stacked.
 
     Raises:
-        ModelError: there is none, or it has another shape.
+        ModelError: the value is missing or has another shape.
     """
     found = values.get(name)
     if found is None and name in graph.pieces:
@@ -48,59 +50,43 @@ def value_of(graph: Graph, name: str, values: Mapping[str, Tensor]) -> Tensor:
     shape = graph.tensors[name].shape if name in graph.tensors else None
     if found is None or (shape is not None and tuple(found.shape) != shape):
         raise ModelError(
-            f"{name} has no value of its shape",
-            field="tensors",
-            value=None if found is None else tuple(found.shape),
-            repair=f"Give one of shape {shape}.",
-        )
-    return found
-
-
-def to_file(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Parameters of the graph under the names of its file: pieces joined, stacked experts taken apart."""
-    found = dict(values)
-    fused: dict[str, list[tuple[int, int, str]]] = {}
-    for part, (whole, dim, start, stop) in graph.pieces.items():
-        if part in graph.tensors and part in values:
-            fused.setdefault(whole, []).append((start, dim, part))
-            del found[part]
-        elif whole in values:
-            found[part] = values[whole].narrow(dim, start, stop - start).squeeze(dim)
-            found.pop(whole, None)
-    for whole, parts in fused.items():
-        found[whole] = torch.cat([values[part] for _, _, part in sorted(parts)], parts[0][1])
+            f"{name} has no value of its shape", field="tensors",
+            value=None if found is None else tuple(found.shape), repair=f"Give one of shape {shape}.",
+        )  # fmt: skip
     return found
 
 
 @dataclass
 class _Flat:
-    """Parameters that are reduced, and under ZeRO sharded, together."""
+    """Parameters that are reduced together, and under ZeRO sharded together as one flat vector."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    """The local shape of each parameter."""
     zero: int
-    """ZeRO stage, 0 where nothing is sharded."""
+    """The ZeRO stage, 0 where nothing is sharded."""
     axes: tuple[Axis, ...]
-    """That the vector is sharded over, outermost first."""
+    """The axes over which the vector is sharded, outermost first."""
     sums: tuple[Axis, ...]
-    """On which gradients are partial, outermost first."""
+    """The axes on which gradients are partial, outermost first."""
     leaves: dict[str, Tensor] = field(default_factory=dict)
+    """Parameter -> its leaf of autograd, where the parameters are leaves."""
     whole: Tensor | None = None
     """The flat vector, where it is kept."""
     piece: Tensor | None = None
-    """The own piece of it: a leaf."""
+    """This rank's piece of the vector: a leaf of autograd."""
     gathered: Tensor | None = None
     """The vector while the backward pass needs it again."""
     in_use: Callable[[], Tensor | None] = lambda: None
-    """The vector while the forward pass uses it."""
+    """Gives the vector while the forward pass uses it."""
 
     @property
     def label(self) -> tuple[str, str]:
-        """Operator and tensor for the record of collectives."""
+        """The names of operator and tensor for the record of collectives."""
         return "", self.names[0]
 
     def flatten(self, tensors: Sequence[Tensor | None], like: Tensor) -> Tensor:
-        """One vector, padded to a multiple of the ranks."""
+        """The tensors as one vector, padded to a multiple of the number of ranks."""
         parts = [
             like.new_zeros(prod(shape)) if t is None else t.reshape(-1)
             for t, shape in zip(tensors, self.shapes, strict=True)
@@ -109,19 +95,19 @@ class _Flat:
         return torch.cat([*parts, like.new_zeros(-size % ranks)])
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """The parameters in a vector."""
+        """Parameter -> its view of a flat vector."""
         sizes = [prod(shape) for shape in self.shapes]
         parts = torch.split(vector, [*sizes, vector.numel() - sum(sizes)])
         return {n: p.reshape(s) for n, p, s in zip(self.names, parts, self.shapes, strict=False)}
 
     def cut(self, vector: Tensor) -> Tensor:
-        """The own piece, without sums."""
+        """This rank's piece of a vector, without a sum."""
         for axis in reversed(self.axes):
             vector = vector.chunk(axis.size)[axis.index]
         return vector
 
     def scatter(self, vector: Tensor) -> Tensor:
-        """The own piece of the sum of gradients."""
+        """This rank's piece of the sum of gradients."""
         for axis in reversed(self.axes):
             parts = (vector.numel() // axis.size,) * axis.size
             if axis in self.sums:
@@ -131,14 +117,14 @@ class _Flat:
         return vector
 
     def gather(self, piece: Tensor) -> Tensor:
-        """The vector of which each rank has a piece."""
+        """The vector of which each rank has a piece, gathered."""
         for axis in self.axes:
             piece = all_gather(piece, axis, 0, (piece.numel(),) * axis.size, self.label)
         return piece
 
 
 class _Use(torch.autograd.Function):
-    """The parameters in a flat vector for one micro-batch; backward their gradients are joined once and scattered."""
+    """The parameters of a flat vector for one micro-batch, whose gradients are joined and scattered at once."""
 
     @staticmethod
     def forward(ctx: Any, piece: Tensor, flat: _Flat, vector: Tensor) -> tuple[Tensor, ...]:
@@ -157,7 +143,7 @@ class _Use(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Again:
-    """A part of a vector that is gathered again where the backward pass needs it."""
+    """A saved tensor that is a part of a vector which the backward pass gathers again."""
 
     flat: _Flat
     shape: torch.Size
@@ -166,38 +152,36 @@ class _Again:
 
 
 class Parameters:
-    """Leaves of one stage on this rank.
+    """The parameters of one stage on this rank.
 
     Attributes:
-        leaves: what the optimizer works on, by name.
+        leaves: the leaves that the optimizer updates, by name.
     """
 
-    def __init__(
-        self, stage: Outline, values: Mapping[str, Tensor], zero: int, zero_axes: Sequence[str], device: torch.device
-    ) -> None:
-        """Cuts the own parts out of whole values.
+    def __init__(self, stage: StageProgram, values: Mapping[str, Tensor], zero: Zero, device: torch.device) -> None:
+        """Cuts this rank's parts out of whole values.
 
         Args:
-            stage: of the plan.
+            stage: the program of the stage.
             values: whole parameters, under the names of the graph or of its file.
-            zero: ZeRO stage.
-            zero_axes: axes that ZeRO shards over.
-            device: of this process.
+            zero: the ZeRO stage and its axes.
+            device: the device of this process.
         """
         self.stage, self.device = stage, device
-        self.sharded_over = tuple(axis for axis in stage.mesh.live if zero and axis.name in zero_axes)
+        self.sharded_over = tuple(axis for axis in stage.mesh.live if zero.stage and axis.name in zero.axes)
         readers = self._readers()
         groups: dict[object, list[str]] = {}
         for name in stage.parameters:
             axes, sums = self._axes(name)
-            # Under ZeRO what a unit alone reads is gathered with it; what other stages hold too is made complete
-            # before it is scattered.
+            # Under ZeRO, the parameters that one unit reads are gathered together. The gradient of a parameter of
+            # several stages must be complete before it is scattered.
             key = (readers[name] if axes else None, axes, sums, name in stage.tied, name in stage.trained)
             groups.setdefault(key, []).append(name)
         self.flats: list[_Flat] = []
         for names in groups.values():
             axes, sums = self._axes(names[0])
-            level = (min(zero, 1) if names[0] in stage.tied else zero) if axes and names[0] in stage.trained else 0
+            level = min(zero.stage, 1) if names[0] in stage.tied else zero.stage
+            level = level if axes and names[0] in stage.trained else 0
             self.flats.append(self._flat(names, axes, sums, level, values))
         self.home = {name: flat for flat in self.flats for name in flat.names}
         self.leaves: dict[str, Tensor] = {}
@@ -208,19 +192,19 @@ class Parameters:
                 self.leaves.update({n: t for n, t in flat.leaves.items() if n in stage.trained})
 
     def _readers(self) -> dict[str, tuple[int, ...]]:
-        """Parameter -> units that read it."""
+        """Parameter -> the units that read it."""
         found: dict[str, list[int]] = {}
-        for planned in self.stage.operators:
-            for name in planned.op.inputs:
-                found.setdefault(name, []).append(planned.unit)
+        for placed in self.stage.operators:
+            for name in placed.op.inputs:
+                found.setdefault(name, []).append(placed.unit)
         return {name: tuple(dict.fromkeys(units)) for name, units in found.items()}
 
     def _axes(self, name: str) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
-        """Axes that ZeRO shards a parameter over, and those on which its gradient is partial and summed."""
-        lies = self.stage.lies[name]
-        returns = self.stage.returns.get(name, lies)
-        sums = tuple(axis for axis in self.stage.mesh.live if returns[axis.number] == PARTIAL and not axis.is_apart)
-        return tuple(axis for axis in self.sharded_over if lies[axis.number] == BROADCAST), sums
+        """The axes over which ZeRO shards a parameter, and the axes on which its gradient is partial and summed."""
+        held = self.stage.placements[name]
+        gradient = self.stage.gradients.get(name, held)
+        sums = tuple(axis for axis in self.stage.mesh.live if gradient[axis.number] == PARTIAL and not axis.is_apart)
+        return tuple(axis for axis in self.sharded_over if held[axis.number] == BROADCAST), sums
 
     def _flat(
         self,
@@ -235,7 +219,7 @@ class Parameters:
         for name in names:
             tensor = stage.graph.tensors[name]
             whole = value_of(stage.graph, name, values).detach()
-            box = stage.layouts.here(tensor, stage.lies[name])
+            box = stage.layouts.here(tensor, stage.placements[name])
             dtype = stage.dtype if tensor.is_float else whole.dtype
             parts.append(whole[tuple(slice(*span) for span in box)].to(self.device, dtype))
         flat = _Flat(
@@ -261,7 +245,13 @@ class Parameters:
         return flat
 
     def read(self, name: str, env: MutableMapping[object, Tensor], unit: int) -> Tensor:
-        """The local part of a parameter, connected to its leaf; `env` keeps what of a flat vector a unit uses."""
+        """The local part of a parameter, connected to its leaf.
+
+        Args:
+            name: the parameter.
+            env: the values of a forward pass, which keep a flat vector and its parts while a unit uses them.
+            unit: the unit that reads the parameter.
+        """
         flat = self.home[name]
         if flat.zero < 2:
             return flat.leaves[name]
@@ -277,18 +267,18 @@ class Parameters:
         return env[*kept, name]
 
     def used(self) -> list[Tensor]:
-        """What `read` connects to, but for what is gathered anew for each micro-batch (ZeRO 3)."""
+        """The leaves that `read` connects to, except those that are gathered for each micro-batch (ZeRO 3)."""
         kept = [flat for flat in self.flats if flat.zero < 3]
         return [t for flat in kept for t in (flat.leaves.values() or [flat.piece]) if t is not None]
 
     def flat_keys(self, name: str, unit: int) -> tuple[tuple[object, ...], ...]:
-        """Under which keys `read` keeps the vector of a parameter and its part of it; none where there is no vector."""
+        """The keys under which `read` keeps the vector of a parameter and the parameter; none without a vector."""
         flat = self.home[name]
         kept = ("parameters", id(flat), unit)
         return (kept, (*kept, name)) if flat.zero >= 2 else ()
 
     def saving(self) -> contextlib.AbstractContextManager[object]:
-        """While open, vectors of ZeRO 3 are not kept for the backward pass, which gathers them again."""
+        """A context in which vectors of ZeRO 3 are not saved for the backward pass, which gathers them again."""
         flats = [flat for flat in self.flats if flat.zero == 3]
         if not flats:
             return contextlib.nullcontext()
@@ -313,7 +303,7 @@ class Parameters:
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
     def tied_gradients(self) -> dict[str, Tensor]:
-        """See `StageProgram`."""
+        """The gradients of parameters that several stages read, complete within this stage, by name. A collective."""
         found = {}
         for name in self.stage.tied:
             flat = self.home[name]
@@ -327,7 +317,7 @@ class Parameters:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Brings the gradients of the step to the leaves."""
+        """Reduces the gradients of the step to `leaves[...].grad`. A collective."""
         for flat in self.flats:
             if flat.names[0] not in self.stage.trained:
                 continue
@@ -351,7 +341,7 @@ class Parameters:
                 piece.grad = _total(piece.grad, rest, flat.label)
 
     def _reduce(self, flat: _Flat) -> None:
-        """All-reduces the gradients of leaves, the inner axis first and of its piece only over the others."""
+        """All-reduces the gradients of whole leaves; see `_total`."""
         leaves = list(flat.leaves.values())
         if not flat.sums:
             return
@@ -363,7 +353,7 @@ class Parameters:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Gathers what the optimizer has changed."""
+        """Gathers the pieces that the optimizer has changed. A collective."""
         with direction("update"):
             for flat in self.flats:
                 if flat.whole is not None and flat.piece is not None:
@@ -371,7 +361,7 @@ class Parameters:
 
     @torch.no_grad()
     def wholes(self, *, gradients: bool) -> dict[str, Tensor]:
-        """Every parameter, or its gradient, put together."""
+        """Every parameter, or its gradient, whole on every rank. A collective."""
         found: dict[str, Tensor] = {}
         whole = (BROADCAST,) * len(self.stage.mesh.axes)
         for flat in self.flats:
@@ -389,13 +379,13 @@ class Parameters:
                 }
             for name, part in local.items():
                 tensor = self.stage.graph.tensors[name]
-                steps = self.stage.layouts.steps(tensor, self.stage.lies[name], whole)
+                steps = self.stage.layouts.steps(tensor, self.stage.placements[name], whole)
                 found[name] = move(part, steps).clone()
         return found
 
 
 def _total(vector: Tensor, axes: Sequence[Axis], label: tuple[str, str]) -> Tensor:
-    """The sum over some axes; the vector may be overwritten."""
+    """The sum over some axes: the inner axis first, its piece only over the others. May overwrite the vector."""
     if len(axes) < 2:
         all_reduce_in_place(vector, axes[0], label)
         return vector

@@ -1,12 +1,12 @@
-"""Sync: replicas that take optimizer steps of their own and are averaged now and then (`automap.plan.Sync`).
+"""Averages the parameters of replicas that are trained apart and synchronised periodically (`automap.plan.Sync`).
 
     local_sgd           every `period` steps                  w <- mean of w
-    dasgd               every `period` steps, at step s, w sets out to be averaged; at step s + delay
+    dasgd               every `period` steps, at step s, the average of w begins; at step s + delay
       corrected                                               w <- mean of w_s + (w - w_s)
       mixing                                                  w <- xi w + (1 - xi) mean of w_s,  xi = local_share
 
-DaSGD: arXiv 2006.00441. In the mean each replica counts by its samples, so that local SGD of period 1 under plain SGD
-is the synchronous step. Moments of the optimizer stay with their replica. Units: steps.
+DaSGD: arXiv 2006.00441. In the mean, each replica is weighted by its samples, so that local SGD of period 1 with plain
+SGD is the synchronous step. Moments of the optimizer are not averaged. Units: steps.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from automap.plan import Sync
-from automap.runtime.executor.stage_outline import Outline
+from automap.runtime.executor.stage_program import StageProgram
 from automap.runtime.mesh_groups import Axis
 from automap.runtime.redistribute import note
 
 
-def replica_share(stage: Outline) -> float:
-    """Samples of this rank's replica over those of all; 1 where replicas are not apart."""
+def replica_share(stage: StageProgram) -> float:
+    """The samples of this rank's replica over those of all; 1 where no replicas are trained apart."""
     axis = stage.mesh.apart
     if axis is None:
         return 1.0
@@ -35,43 +35,43 @@ def replica_share(stage: Outline) -> float:
 
 
 @dataclass
-class _Sent:
-    """An averaging under way."""
+class _Average:
+    """An average under way."""
 
     due: int
-    """Step behind which it is merged."""
+    """The step after which it is merged."""
     average: Tensor
-    """All parameters in a row, once the sum is there."""
+    """[all parameters] the weighted mean, once the all-reduce is complete."""
     snapshot: Tensor | None
-    """What this replica gave, for the corrected merge."""
+    """[all parameters] what this replica gave, for the corrected merge."""
     local_share: float
-    """What is kept of the parameters without one."""
+    """The weight of the replica's own parameters in a merge without a snapshot."""
     handle: dist.Work
 
 
 class Replicas:
-    """The parameters of one rank, kept near to those of the other replicas."""
+    """The parameters of one rank, averaged periodically with those of the other replicas."""
 
     def __init__(self, sync: Sync, parameters: Sequence[Tensor], axis: Axis, share: float) -> None:
-        """For parameters that begin equal.
+        """Takes parameters that are equal on all replicas.
 
         Args:
-            sync: not synchronous.
-            parameters: in the same order on all replicas; changed in place.
-            axis: of the replicas, of which nothing else may run collectives meanwhile.
-            share: see `replica_share`.
+            sync: a mode that is not synchronous.
+            parameters: the tensors that the optimizer updates, in the same order on all replicas; changed in place.
+            axis: the axis of the replicas. Nothing else may run collectives on it while an average is under way.
+            share: the weight of this replica, see `replica_share`.
         """
         assert sync.period is not None, "synchronous training has no replicas to average"
         self._sync, self._axis, self._share = sync, axis, share
         self._period = sync.period
         self._parameters = list(parameters)
         self._steps = 0
-        self._sent: _Sent | None = None
+        self._under_way: _Average | None = None
 
     def after_step(self) -> bool:
-        """To be called behind every optimizer step, on all ranks; returns whether parameters have changed."""
+        """To be called after every optimizer step, on all ranks; returns whether parameters have changed."""
         self._steps += 1
-        merges = self._sent is not None and self._steps == self._sent.due
+        merges = self._under_way is not None and self._steps == self._under_way.due
         if merges:
             self._merge()
         if self._steps % self._period:
@@ -84,19 +84,19 @@ class Replicas:
         return merges
 
     def finish(self) -> None:
-        """Merges what is under way and averages once more: all replicas are then equal."""
-        if self._sent is not None:
+        """Merges the average under way and averages once more: all replicas are then equal."""
+        if self._under_way is not None:
             self._merge()
         self._send(0, 0.0)
         self._merge()
 
     @torch.no_grad()
     def _send(self, delay: int, local_share: float | None) -> None:
-        """Begins to average what is there now.
+        """Begins to average the present parameters.
 
         Args:
-            delay: steps until it is merged.
-            local_share: of the parameters as they then are; None = they are corrected.
+            delay: steps until the average is merged.
+            local_share: the weight of the replica's own parameters then; None = a corrected merge.
         """
         flat = torch.cat([p.detach().reshape(-1) for p in self._parameters])
         snapshot = flat.clone() if local_share is None else None
@@ -104,12 +104,12 @@ class Replicas:
         note("all_reduce", self._axis, flat.nbytes, ("", "replicas"))
         handle = dist.all_reduce(flat, group=self._axis.group, async_op=True)
         assert handle is not None
-        self._sent = _Sent(self._steps + delay, flat, snapshot, local_share or 0.0, handle)
+        self._under_way = _Average(self._steps + delay, flat, snapshot, local_share or 0.0, handle)
 
     @torch.no_grad()
     def _merge(self) -> None:
-        """Waits for the average and takes it in."""
-        sent, self._sent = self._sent, None
+        """Waits for the average under way and merges it."""
+        sent, self._under_way = self._under_way, None
         assert sent is not None
         sent.handle.wait()
         averages = self._views(sent.average)

@@ -1,7 +1,6 @@
-"""Values to run a model with when there are none: parameters of a sensible scale, and data of the right types and
-ranges.
+"""Synthetic values to run a model with: parameters of a usual scale, and data of the right types and ranges.
 
-All values follow from a seed and the name of the tensor, so that every rank makes the same ones by itself.
+All values follow from a seed and the name of the tensor, so that every rank makes the same values by itself.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ import torch
 from torch import Tensor
 
 from automap.runtime.operators.base import torch_dtype
-from automap.runtime.stage_program import Box
+from automap.runtime.tensor_layout import Box
 from ir.graph import Graph, Operator
 
 PASSING = {"Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile",
            "Transpose", "Unsqueeze"}  # fmt: skip
-"""Kinds whose results are the values of their operands."""
+"""Kinds of operators whose results hold the values of their operands."""
 SPREAD = 0.02
-"""Of what is added, and of scales around 1."""
+"""The standard deviation of biases, and of scales around 1 (assumed: usual at the start of a training)."""
 
 
 def index_limits(graph: Graph) -> dict[str, int]:
-    """Inputs of integers that are used as indices -> what they must be below: rows of a table, classes of a loss."""
+    """Integer input that is used as an index -> the limit below which it stays: rows of a table, classes of a loss."""
     limits: dict[str, int] = {}
     for op in reversed(graph.operators):
         positions = dict(op.attributes).get("operands", tuple(range(len(op.inputs))))
@@ -40,7 +39,7 @@ def index_limits(graph: Graph) -> dict[str, int]:
 
 
 def _limit(graph: Graph, op: Operator, position: int) -> int | None:
-    """What the operand of an operator must be below, if it is an index."""
+    """The limit of an operand of an operator, if the operand is an index."""
     attributes, tensors = dict(op.attributes), graph.tensors
     if position != 1 or graph.tensors[op.inputs[0]].shape == ():
         return None
@@ -57,10 +56,10 @@ def _generator(name: str, seed: int) -> torch.Generator:
 
 
 class RandomValues(Mapping[str, Tensor]):
-    """Parameters, buffers and stored constants of a graph, each made when it is asked for."""
+    """Parameters, buffers and stored constants of a graph, each made when it is read."""
 
     def __init__(self, graph: Graph, seed: int) -> None:
-        """For a graph."""
+        """Makes nothing yet."""
         self._graph, self._seed = graph, seed
         self._names = [name for name, t in graph.tensors.items() if name not in graph.producer and t.role != "input"]
 
@@ -79,7 +78,7 @@ class RandomValues(Mapping[str, Tensor]):
         tensor = self._graph.tensors[name]
         dtype = torch_dtype(tensor.dtype)
         if tensor.role != "parameter" or not tensor.is_float:
-            # Of 1 are the variance of a norm, the end of a mask, and what multiplies; of 0 are indices.
+            # One suits the variance of a norm, the end of a mask, and factors; zero suits indices.
             return torch.full(tensor.shape, tensor.is_float or dtype == torch.bool, dtype=dtype)
         normal = torch.randn(tensor.shape, generator=_generator(name, self._seed))
         if self._is_scale(name):
@@ -91,7 +90,7 @@ class RandomValues(Mapping[str, Tensor]):
         return (normal / math.sqrt(max(fan_in, 1))).to(dtype)
 
     def _is_scale(self, name: str) -> bool:
-        """Whether it is what a norm multiplies with."""
+        """Whether a parameter is the scale of a normalisation."""
         for index in self._graph.consumers[name][:1]:
             op = self._graph.operators[index]
             return op.kind.endswith("Normalization") and list(op.inputs).index(name) == 1
@@ -99,17 +98,25 @@ class RandomValues(Mapping[str, Tensor]):
 
 
 class RandomData:
-    """Micro-batches of a graph's inputs, made once and kept."""
+    """The micro-batches of a graph's inputs, made once and kept."""
 
     def __init__(self, graph: Graph, num_samples: int, seed: int, dtype: torch.dtype, device: torch.device) -> None:
-        """For micro-batches of `num_samples` samples; floating-point inputs in `dtype`."""
+        """Makes nothing yet.
+
+        Args:
+            graph: the graph whose inputs are made.
+            num_samples: the samples of a micro-batch.
+            seed: the seed of all data.
+            dtype: the type of floating-point inputs.
+            device: the device of the data.
+        """
         self._graph, self._samples, self._seed = graph, num_samples, seed
         self._dtype, self._device = dtype, device
         self._limits = index_limits(graph)
         self._kept: dict[tuple[str, Box, int], Tensor] = {}
 
     def __call__(self, name: str, box: Box, micro_batch: int) -> Tensor:
-        """A part of an input."""
+        """The part of an input that a box describes."""
         key = name, box, micro_batch
         if key not in self._kept:
             part = self._whole(name, micro_batch)[tuple(slice(*span) for span in box)]

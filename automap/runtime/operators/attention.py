@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,56 +12,68 @@ from torch import Tensor
 from automap.runtime.operators.base import Use, function
 
 
-def _heads(x: Tensor, heads: int) -> Tensor:
-    """[b, h, s, d] of either layout."""
+def heads_of(x: Tensor, heads: int) -> Tensor:
+    """[batch, heads, sequence, head size] of such a tensor, or of [batch, sequence, heads * head size]."""
     return x if x.ndim == 4 else x.reshape(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
 
 
 @function("Attention")
 def attention(use: Use) -> Tensor:
-    """softmax(scale Q K^T, capped, masked) V; several query heads may share a head of keys and values."""
-    q = _heads(use.x, use.integer("q_num_heads"))
-    k, v = (_heads(use.operand(i), use.integer("kv_num_heads")) for i in (1, 2))
-    shared = q.shape[1] // k.shape[1]
-    if shared > 1:
-        k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
-    scale = use.number("scale", 0.0) or 1.0 / sqrt(q.shape[-1])
-    scores = masked(use, scale * (q @ k.transpose(-1, -2)))
-    found = weights(scores) @ v
+    """The product softmax(scale Q K^T, capped and masked) V; a query that may see no key gets zeros."""
+    q = heads_of(use.x, use.integer("q_num_heads"))
+    k, v = (heads_of(use.operand(i), use.integer("kv_num_heads")) for i in (1, 2))
+    scores, v = scores_of(q, k, v, use.optional(3), use.attributes)
+    blind = (scores == -torch.inf).all(-1, keepdim=True)
+    found = torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0) @ v
     return found if use.x.ndim == 4 else found.transpose(1, 2).reshape(use.shapes[0])
 
 
-def masked(use: Use, scores: Tensor) -> Tensor:
-    """Scores [b, h, s, t] with the cap, the mask operand and the causal mask."""
-    cap = use.number("softcap", 0.0)
+def scores_of(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, attributes: Mapping[str, Any], *,
+    first_query: int = 0, first_key: int = 0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The scores before the softmax, minus infinity where a key is hidden, and the values of each query head.
+
+    Several query heads may share a head of keys and values.
+
+    Args:
+        q: [batch, heads, queries, head size].
+        k: [batch, heads of keys, keys, head size].
+        v: [batch, heads of keys, keys, head size].
+        mask: the mask operand, of booleans or added to the scores.
+        attributes: the attributes of the operator.
+        first_query: the position of the first query in the sequence.
+        first_key: the position of the first key in the sequence.
+    """
+    shared = q.shape[1] // k.shape[1]
+    if shared > 1:
+        k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+    scale = attributes.get("scale", 0.0) or 1.0 / sqrt(q.shape[-1])
+    scores = scale * (q @ k.transpose(-1, -2))
+    cap = attributes.get("softcap", 0.0)
     if cap:
         scores = cap * torch.tanh(scores / cap)
-    mask = use.optional(3)
-    if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    elif mask is not None:
-        scores = scores + mask
-    left, right = use.integer("left_window_size", -1), use.integer("right_window_size", -1)
-    if use.integer("is_causal"):
-        right = 0
-    ahead = (
-        torch.arange(scores.shape[-1], device=use.device) - torch.arange(scores.shape[-2], device=use.device)[:, None]
-    )
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    left = attributes.get("left_window_size", -1)
+    right = 0 if attributes.get("is_causal") else attributes.get("right_window_size", -1)
+    if left < 0 and right < 0:
+        return scores, v
+    keys = torch.arange(scores.shape[-1], device=scores.device) + first_key
+    queries = torch.arange(scores.shape[-2], device=scores.device) + first_query
+    ahead = keys - queries[:, None]
     if right >= 0:
         scores = scores.masked_fill(ahead > right, -torch.inf)
-    return scores.masked_fill(ahead < -left, -torch.inf) if left >= 0 else scores
-
-
-def weights(scores: Tensor) -> Tensor:
-    """Softmax over keys; a query that may see none gets zeros."""
-    blind = (scores == -torch.inf).all(-1, keepdim=True)
-    return torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0)
+    return (scores.masked_fill(ahead < -left, -torch.inf) if left >= 0 else scores), v
 
 
 @function("RotaryEmbedding")
 def rotary(use: Use) -> Tensor:
-    """Rotates pairs: halves of the head size, or neighbours when interleaved; only its first part if so told."""
-    x = _heads(use.x, use.integer("num_heads"))
+    """Rotated pairs of elements: of the two halves of a head, or of neighbours if `interleaved`.
+
+    With `rotary_embedding_dim`, only so many first elements of a head are rotated.
+    """
+    x = heads_of(use.x, use.integer("num_heads"))
     cos, sin = use.operand(1), use.operand(2)
     positions = use.optional(3)
     if positions is not None:

@@ -1,8 +1,9 @@
-"""Kinds that multiply and add."""
+"""Matrix products, einsum and convolutions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,13 +15,13 @@ from automap.runtime.operators.weight_gradients import convolution, product
 
 @function("MatMul")
 def matmul(use: Use) -> Tensor:
-    """As numpy's."""
+    """The matrix product of two operands, with the broadcasting of numpy."""
     return product(use.x, use.operand(1))
 
 
 @function("Gemm")
 def gemm(use: Use) -> Tensor:
-    """alpha A B + beta C."""
+    """The sum alpha A B + beta C, with A and B transposed if the attributes say so."""
     a = use.x.t() if use.integer("transA") else use.x
     b = use.operand(1).t() if use.integer("transB") else use.operand(1)
     alpha, beta, bias = use.number("alpha", 1.0), use.number("beta", 1.0), use.optional(2)
@@ -34,33 +35,34 @@ def gemm(use: Use) -> Tensor:
 
 @function("Einsum")
 def einsum(use: Use) -> Tensor:
-    """By the equation."""
+    """The sum that the attribute `equation` describes."""
     return torch.einsum(use.text("equation"), *use.given())
 
 
 def window_pads(
-    use: Use, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+    attributes: Mapping[str, Any], sizes: Sequence[int], windows: Sequence[int], strides: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """(begin, end) padding of each spatial dim, `auto_pad` resolved."""
-    rank = len(sizes)
-    mode = use.text("auto_pad", "NOTSET")
+    """(begin, end) padding of each spatial dim, with `auto_pad` resolved.
+
+    Args:
+        attributes: the attributes of the operator.
+        sizes: [spatial dims] the sizes of the operand.
+        windows: [spatial dims] the extents of a window, dilation included.
+        strides: [spatial dims] the distances between windows.
+    """
+    mode, rank = attributes.get("auto_pad", "NOTSET"), len(sizes)
     if mode == "VALID":
         return [0] * rank, [0] * rank
     if mode in ("SAME_UPPER", "SAME_LOWER"):
-        begin, end = [], []
-        for i, size in enumerate(sizes):
-            window = dilations[i] * (kernel[i] - 1) + 1
-            total = max((-(-size // strides[i]) - 1) * strides[i] + window - size, 0)
-            small, large = total // 2, total - total // 2
-            begin.append(small if mode == "SAME_UPPER" else large)
-            end.append(large if mode == "SAME_UPPER" else small)
-        return begin, end
-    pads = use.ints("pads", (0,) * (2 * rank))
+        spare = [max((-(-n // s) - 1) * s + w - n, 0) for n, s, w in zip(sizes, strides, windows, strict=True)]
+        small, large = [n // 2 for n in spare], [n - n // 2 for n in spare]
+        return (small, large) if mode == "SAME_UPPER" else (large, small)
+    pads = attributes.get("pads", (0,) * (2 * rank))
     return list(pads[:rank]), list(pads[rank:])
 
 
 def padded(x: Tensor, begin: Sequence[int], end: Sequence[int], value: float = 0.0) -> Tensor:
-    """`x` with its trailing dims padded (cut where negative)."""
+    """`x` with its trailing dims padded with `value`, or cut where a number is negative."""
     flat: list[int] = []
     for low, high in zip(reversed(begin), reversed(end), strict=True):
         flat += [low, high]
@@ -69,18 +71,19 @@ def padded(x: Tensor, begin: Sequence[int], end: Sequence[int], value: float = 0
 
 @function("Conv")
 def conv(use: Use) -> Tensor:
-    """1 to 3 spatial dims; the groups follow from the operands, so that shards need no attribute."""
+    """A convolution over 1 to 3 spatial dims; groups follow from the operands, so that shards need no attribute."""
     x, w = use.x, use.operand(1)
     rank = x.ndim - 2
     strides, dilations = use.ints("strides", (1,) * rank), use.ints("dilations", (1,) * rank)
-    begin, end = window_pads(use, x.shape[2:], w.shape[2:], strides, dilations)
+    windows = [d * (k - 1) + 1 for d, k in zip(dilations, w.shape[2:], strict=True)]
+    begin, end = window_pads(use.attributes, x.shape[2:], windows, strides)
     groups = x.shape[1] // w.shape[1]
     return convolution(padded(x, begin, end), w, use.optional(2), strides, dilations, groups)
 
 
 @function("ConvTranspose")
 def conv_transpose(use: Use) -> Tensor:
-    """Without padding, then cut to the size that the shape rule states."""
+    """A transposed convolution without padding, cut to the size that the shape rule states."""
     x, w, bias = use.x, use.operand(1), use.optional(2)
     rank = x.ndim - 2
     strides, dilations = use.ints("strides", (1,) * rank), use.ints("dilations", (1,) * rank)

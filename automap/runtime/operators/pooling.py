@@ -17,7 +17,7 @@ from automap.runtime.operators.contraction import padded, window_pads
 
 
 class _Window:
-    """A sliding window: its sizes, and the padding that makes exactly the wanted outputs."""
+    """A sliding window: its sizes, and the padding that makes exactly the outputs of the shape rule."""
 
     def __init__(self, use: Use) -> None:
         sizes = use.x.shape[2:]
@@ -25,20 +25,21 @@ class _Window:
         self.kernel = use.ints("kernel_shape")
         self.strides = use.ints("strides", (1,) * self.rank)
         self.dilations = use.ints("dilations", (1,) * self.rank)
-        self.begin, self.end = window_pads(use, sizes, self.kernel, self.strides, self.dilations)
+        extents = [d * (k - 1) + 1 for d, k in zip(self.dilations, self.kernel, strict=True)]
+        self.begin, self.end = window_pads(use.attributes, sizes, extents, self.strides)
         self.reach = [
-            (use.shapes[0][2 + i] - 1) * self.strides[i] + self.dilations[i] * (self.kernel[i] - 1) + 1
-            for i in range(self.rank)
+            (count - 1) * stride + extent
+            for count, stride, extent in zip(use.shapes[0][2:], self.strides, extents, strict=True)
         ]
-        """Elements of a padded dim that the windows cover."""
+        """[spatial dims] the number of elements of a padded dim that the windows cover."""
 
     def cover(self, x: Tensor, value: float) -> Tensor:
-        """`x` with `value` around it, as far as the windows reach."""
+        """`x` padded with `value` as far as the windows reach."""
         end = [r - s - b for r, s, b in zip(self.reach, x.shape[2:], self.begin, strict=True)]
         return padded(x, self.begin, end, value)
 
     def sum(self, covered: Tensor) -> Tensor:
-        """Of each window of a covered tensor."""
+        """The sum of each window of a padded tensor."""
         if all(d == 1 for d in self.dilations):
             made: Callable[..., Tensor] = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)[
                 self.rank - 1
@@ -52,7 +53,7 @@ class _Window:
 
 @function("MaxPool")
 def max_pool(use: Use) -> list[Tensor]:
-    """Largest of each window, and its place in the flattened operand."""
+    """The largest element of each window, and its position in the flattened operand."""
     x, window = use.x, _Window(use)
     made: Callable[..., tuple[Tensor, Tensor]] = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[
         window.rank - 1
@@ -75,7 +76,7 @@ def max_pool(use: Use) -> list[Tensor]:
 
 @function("AveragePool")
 def average_pool(use: Use) -> Tensor:
-    """Over what the window holds of the operand, or of its declared padding with `count_include_pad`."""
+    """The mean of each window's elements of the operand, with `count_include_pad` of its declared padding too."""
     window = _Window(use)
     ones = torch.ones_like(use.x[:1, :1])
     if not use.integer("count_include_pad"):
@@ -87,14 +88,14 @@ def average_pool(use: Use) -> Tensor:
 
 @function("LpPool")
 def lp_pool(use: Use) -> Tensor:
-    """Norm of order p of each window."""
+    """The norm of order `p` of each window."""
     window, p = _Window(use), use.integer("p", 2)
     return window.sum(window.cover(use.x.abs() ** p, 0.0)) ** (1.0 / p)
 
 
 @function("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
 def global_pool(use: Use) -> Tensor:
-    """One value a channel."""
+    """The mean, maximum or norm of each channel."""
     dims = tuple(range(2, use.x.ndim))
     if use.kind == "GlobalAveragePool":
         return use.x.mean(dims, keepdim=True)
@@ -106,7 +107,7 @@ def global_pool(use: Use) -> Tensor:
 
 @function("Pad")
 def pad(use: Use) -> Tensor:
-    """A constant, or the operand mirrored, continued by its edge or repeated."""
+    """The operand padded with a constant, with its mirror image, with its edge, or with itself repeated."""
     x, mode = use.x, use.text("mode", "constant")
     pads = use.ints("pads")
     begin, end = pads[: x.ndim], pads[x.ndim :]
@@ -132,7 +133,7 @@ def _mirrored(size: int, begin: int, end: int, mode: str, device: torch.device) 
 
 
 def select_range(x: Tensor, dim: int, places: Sequence[int]) -> Tensor:
-    """The elements of `dim` at `places`; a view where they are consecutive."""
+    """The elements of `dim` at some positions; a view where these are consecutive."""
     if len(places) and list(places) == list(range(places[0], places[0] + len(places))):
         return x.narrow(dim, places[0], len(places))
     return x.index_select(dim, torch.tensor(list(places), dtype=torch.int64, device=x.device))
@@ -140,7 +141,7 @@ def select_range(x: Tensor, dim: int, places: Sequence[int]) -> Tensor:
 
 @function("GridSample")
 def grid_sample(use: Use) -> Tensor:
-    """`x` at the points of a grid, whose coordinates run from -1 to 1, the last dim first."""
+    """The operand sampled at the points of a grid, whose coordinates run from -1 to 1, the last dim first."""
     mode = use.text("mode", "linear")
     how = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
     if use.x.ndim == 5 and how == "bicubic":
@@ -156,6 +157,6 @@ def grid_sample(use: Use) -> Tensor:
 
 @function("AffineGrid")
 def affine_grid(use: Use) -> Tensor:
-    """Points of an image of `size`, moved by each sample's map."""
+    """The points of an image of `size`, moved by each sample's affine map."""
     size = (use.x.shape[0], *use.ints("size")[1:])
     return functional.affine_grid(use.x, list(size), align_corners=bool(use.integer("align_corners")))

@@ -1,4 +1,4 @@
-"""Gradients added up over groups of ranks, in buckets: behind the backward passes, or under the last of them."""
+"""Gradients summed over groups of ranks, in buckets: after the backward passes, or while the last of them runs."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
-"""As torch's DistributedDataParallel has them: a small bucket first, so that the network is busy early."""
+"""The defaults of torch's DistributedDataParallel: a small bucket first, so that communication begins early."""
 
 
 def local_of(value: Tensor) -> Tensor:
-    """This rank's part."""
+    """This rank's part of a tensor."""
     return value.to_local() if isinstance(value, DTensor) else value
 
 
 class OverlappedSums:
-    """Gradients of replicas: each bucket sets out once the last backward pass of a step has made all of it.
+    """Sums gradients of replicas: each bucket is sent once the last backward pass of a step has made all of it.
 
-    Buckets go from the end of the network to its beginning, on every rank in this order, whatever is ready.
+    Buckets are sent from the end of the network to its beginning, on every rank in this order.
     """
 
     def __init__(self, parameters: Mapping[nn.Parameter, int], group: dist.ProcessGroup) -> None:
-        """Watches parameters.
+        """Registers hooks on the parameters.
 
         Args:
-            parameters: in the same order on every rank, with the backward passes of a step that reach each.
+            parameters: parameter -> the number of backward passes of a step that reach it; in the same order on every
+                rank.
             group: the replicas.
         """
         trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -37,12 +38,12 @@ class OverlappedSums:
         self._passes = [sum(parameters[p] for p in bucket) for bucket in self._buckets]
         self._home = {id(p): number for number, bucket in enumerate(self._buckets) for p in bucket}
         self._missing: list[int] = []
-        self._on_the_way: list[tuple[dist.Work, Tensor]] = []
+        self._under_way: list[tuple[dist.Work, Tensor]] = []
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
-        """Before the first backward pass of a step."""
+        """To be called before the first backward pass of a step."""
         self._missing = list(self._passes)
 
     def _arrived(self, parameter: Tensor) -> None:
@@ -51,27 +52,27 @@ class OverlappedSums:
             self._start(0)
 
     def _start(self, most_missing: int | None) -> None:
-        """Starts the next buckets of which no more than this is missing; None = all."""
-        while len(self._on_the_way) < len(self._buckets):
-            number = len(self._on_the_way)
+        """Sends the next buckets of which at most so many gradients are missing; None = all buckets."""
+        while len(self._under_way) < len(self._buckets):
+            number = len(self._under_way)
             if most_missing is not None and self._missing[number] > most_missing:
                 break
             flat = _flat(self._buckets[number])
             work = dist.all_reduce(flat, group=self._group, async_op=True)
             assert work is not None
-            self._on_the_way.append((work, flat))
+            self._under_way.append((work, flat))
 
     def finish(self) -> None:
-        """Behind the last backward pass: gradients are complete afterwards. What no pass reached counts as zero."""
+        """Completes the gradients after the last backward pass; gradients that no pass reached are zero."""
         self._start(None)
-        for (work, flat), bucket in zip(self._on_the_way, self._buckets, strict=True):
+        for (work, flat), bucket in zip(self._under_way, self._buckets, strict=True):
             work.wait()
             _give(flat, bucket)
-        self._missing, self._on_the_way = [], []
+        self._missing, self._under_way = [], []
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Adds up gradients over the ranks of a group, one bucket after the other."""
+    """Sums gradients over the ranks of a group, one bucket after the other."""
     for bucket in _buckets(p for p in parameters if p.requires_grad):
         flat = _flat(bucket)
         dist.all_reduce(flat, group=group)
@@ -93,7 +94,7 @@ def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]
 
 
 def _flat(bucket: Sequence[nn.Parameter]) -> Tensor:
-    """The gradients of a bucket side by side."""
+    """The gradients of a bucket as one vector; missing ones are made as zeros."""
     for parameter in bucket:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -101,7 +102,7 @@ def _flat(bucket: Sequence[nn.Parameter]) -> Tensor:
 
 
 def _give(flat: Tensor, bucket: Sequence[nn.Parameter]) -> None:
-    """Makes the parts of a vector the gradients of a bucket."""
+    """Writes the parts of a vector to the gradients of a bucket."""
     for parameter, part in zip(bucket, torch.split(flat, [local_of(p).numel() for p in bucket]), strict=True):
         assert parameter.grad is not None
         if isinstance(parameter.grad, DTensor):

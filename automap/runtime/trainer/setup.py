@@ -1,18 +1,16 @@
-"""What a network is asked and given before it is split: sizes, names, and what it computes."""
+"""Checks that a network computes the same when its layers are split, and the changes that its code may need for it."""
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
 from automap.errors import PlanError
@@ -21,11 +19,11 @@ from automap.runtime.trainer.roles import Roles
 from ir.graph import Graph
 
 PROBE_ULPS = 200
-"""Rounding errors of the number format by which a split network may differ from the whole one."""
+"""The number of rounding errors by which a split network may differ from the whole one (assumed)."""
 
 
 def probe_inputs(graph: Graph, module: nn.Module, samples: int) -> list[Tensor]:
-    """Random data of the shapes that the graph reads, without the labels."""
+    """Random data of the shapes of the graph's inputs, without the labels."""
     labels = set(graph.operators[-1].inputs[1:])
     rows = min((m.num_embeddings for m in module.modules() if isinstance(m, nn.Embedding)), default=2)
     like = next(module.parameters())
@@ -43,10 +41,10 @@ def probe_inputs(graph: Graph, module: nn.Module, samples: int) -> list[Tensor]:
 
 
 def computes(module: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-    """What a network makes of some inputs, without dropout or gradients.
+    """The output of a network for some inputs, without dropout or gradients.
 
     Raises:
-        PlanError: it does not take them.
+        PlanError: the network does not take these inputs.
     """
     with _evaluating(module), torch.no_grad():
         try:
@@ -76,13 +74,13 @@ def check_same(found: Tensor, wanted: Tensor, roles: Roles, axis: Axis) -> None:
     """Refuses a network whose own code, run on split layers, computes something else.
 
     Raises:
-        PlanError: it differs from the whole network by more than rounding.
+        PlanError: the output differs from that of the whole network by more than rounding.
     """
     if roles.splits_classes:
         wanted = wanted.chunk(axis.size, -1)[axis.index]
     limit = PROBE_ULPS * torch.finfo(wanted.dtype).eps * float(wanted.abs().max())
     error = float((found - wanted).abs().max()) if found.shape == wanted.shape else math.inf
-    # NaN is no agreement either. All ranks hear of it, so that none goes on alone.
+    # A NaN is no agreement either. All ranks learn the result, so that none goes on alone.
     wrong = torch.tensor(float(not error <= limit), device=wanted.device)
     dist.all_reduce(wrong)
     if wrong:
@@ -93,29 +91,17 @@ def check_same(found: Tensor, wanted: Tensor, roles: Roles, axis: Axis) -> None:
         )  # fmt: skip
 
 
-def own_device() -> torch.device:
-    """The GPU that torchrun gives this process, or the CPU."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    number = int(os.environ.get("LOCAL_RANK", "0"))
-    torch.cuda.set_device(number)
-    return torch.device("cuda", number)
-
-
-def sharding_axis(roles: Roles, mesh: DeviceMesh) -> Axis:
-    """The axis of split layers as the collectives of this rank know it."""
-    size = mesh.size()
-    group = mesh.get_group() if size > 1 else None
-    return Axis(name=roles.axis or "", number=0, size=size, index=mesh.get_local_rank(), group=group)
-
-
-def even_parts(samples: int, ranks: int) -> tuple[int, ...]:
-    """As even as they go, the larger ones first."""
-    return tuple(samples // ranks + (i < samples % ranks) for i in range(ranks))
-
-
 def divide_sizes(module: nn.Module, attributes: Sequence[str], size: int) -> None:
-    """Divides sizes that modules hold as attributes."""
+    """Divides sizes that modules hold as attributes.
+
+    Args:
+        module: the network.
+        attributes: globs of paths of modules, each with the name of an attribute.
+        size: the size of the sharding axis.
+
+    Raises:
+        PlanError: a glob matches no module, or the axis does not divide a size.
+    """
     for glob in attributes if size > 1 else ():
         pattern, _, attribute = glob.rpartition(".")
         found = [child for path, child in module.named_modules() if fnmatch.fnmatchcase(path, pattern)]
@@ -132,6 +118,6 @@ def divide_sizes(module: nn.Module, attributes: Sequence[str], size: int) -> Non
 
 
 def run_again(forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """A forward pass that keeps its inputs alone."""
+    """A forward pass that saves its inputs alone and runs again in the backward pass."""
     found: Tensor = checkpoint(forward, *args, use_reentrant=False, **kwargs)
     return found

@@ -1,8 +1,9 @@
 """A network cut into pipeline stages between its modules, by tracing its outermost forward.
 
-Modules that lie in one stage are not looked into. Each stage gets the part of the traced program that its output
-needs, back to the one tensor that crosses from the stage before; what depends on no parameter (positions, masks) is
-computed in every stage that uses it, from the model's inputs. Modules keep their paths, so names of parameters stay.
+Modules that belong to one stage are not traced into. Each stage gets the part of the traced program that its output
+needs, back to the one tensor that crosses from the stage before. Tensors that depend on no parameter (positions, masks)
+are computed in every stage that uses them, from the model's inputs. Modules keep their paths, and parameters their
+names.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import torch.fx
 from torch import nn
 
 from automap.errors import PlanError
-from automap.runtime.trainer.roles import INSTEAD, Roles
+from automap.runtime.trainer.roles import Roles
+from automap.runtime.trainer.supported_plans import INSTEAD
 
 CROSSING = "crossing"
+"""The name of a stage's argument that the stage before makes."""
 
 
 class _Tracer(torch.fx.Tracer):
@@ -29,7 +32,7 @@ class _Tracer(torch.fx.Tracer):
 
 
 def _span(roles: Roles, path: str) -> tuple[int, int] | None:
-    """First and last stage of what is inside a module; None where the graph knows nothing of it."""
+    """The first and the last stage of the operators of a module; None where the graph has none of it."""
     inside = [scope for scope in roles.stages if scope == path or scope.startswith(f"{path}.")]
     if not inside:
         return None
@@ -37,12 +40,12 @@ def _span(roles: Roles, path: str) -> tuple[int, int] | None:
 
 
 def cut(module: nn.Module, roles: Roles, num_stages: int) -> tuple[list[nn.Module], list[str]]:
-    """The stages of `module`, which share its submodules, and the names of the model's inputs.
+    """The stages of a network, which share its submodules, and the names of the model's inputs.
 
-    Every stage takes all inputs of the model by name; each but the first takes before them what crosses.
+    Every stage takes all inputs of the model by name; each but the first takes the crossing tensor before them.
 
     Raises:
-        PlanError: the forward cannot be traced, or not cut there.
+        PlanError: the forward cannot be traced, or cannot be cut where the plan says.
     """
     try:
         traced = _Tracer(roles).trace(module)
@@ -84,7 +87,7 @@ def _place(traced: torch.fx.Graph, module: nn.Module, roles: Roles) -> dict[torc
 
 
 def _crossing(traced: torch.fx.Graph, stage_of: dict[torch.fx.Node, int], number: int) -> torch.fx.Node:
-    """The one node of stages up to `number` that later ones read."""
+    """The one node of the stages up to `number` that later stages read."""
     found: list[torch.fx.Node] = [
         node
         for node in traced.nodes
@@ -104,6 +107,16 @@ def _stage(
     stage_of: dict[torch.fx.Node, int],
     number: int,
 ) -> nn.Module:
+    """The module of one stage: what its end needs, back to its begin.
+
+    Args:
+        module: the whole network.
+        traced: its forward.
+        begin: the node that crosses from the stage before; None for the first stage.
+        end: the node that the stage makes.
+        stage_of: the stage of every node that depends on a parameter.
+        number: the number of the stage.
+    """
     needed: set[torch.fx.Node] = set()
     waiting = [end]
     while waiting:
@@ -127,7 +140,7 @@ def _stage(
 
 
 def prune(module: nn.Module, stages: Sequence[nn.Module]) -> None:
-    """Removes the modules of all but some stages from a network; the others keep their names."""
+    """Removes from a network the modules that no kept stage has; the others keep their names."""
     kept = {id(child) for stage in stages for child in stage.modules()}
     for name, child in list(module.named_children()):
         if id(child) not in kept:

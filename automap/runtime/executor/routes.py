@@ -1,0 +1,131 @@
+"""The tensors that pass between the stages of a pipeline, and the one order of actions in which all ranks pass them.
+
+Every rank finds the same routes from the plan alone. Stages may have unlike meshes and may share ranks. Nothing here
+communicates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from automap.runtime.executor.action_order import Action, order_actions
+from automap.runtime.executor.transfer_plan import Piece, TensorLayout, transfer
+from automap.runtime.tensor_layout import StageTensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageBorder:
+    """What other stages must know of a stage."""
+
+    ranks: tuple[int, ...]
+    """The ranks of the stage in the order of its mesh."""
+    inputs: tuple[StageTensor, ...]
+    """Tensors that other stages make."""
+    outputs: tuple[StageTensor, ...]
+    """Tensors that other stages read."""
+    parameters: Mapping[str, StageTensor] = field(default_factory=dict)
+    """Parameters that the stage reads, by name."""
+    replicas: tuple[int, ...] = ()
+    """[ranks] the number of each rank's replica, where replicas are trained apart; then equal in all stages."""
+
+    def layouts(self, tensor: StageTensor) -> list[TensorLayout]:
+        """Rank -> its box of a tensor, for each replica that is trained apart, or for all ranks together."""
+        replicas = self.replicas or (0,) * len(self.ranks)
+        where = list(zip(replicas, self.ranks, tensor.boxes, strict=True))
+        return [{rank: box for r, rank, box in where if r == replica} for replica in range(max(replicas) + 1)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Route:
+    """A tensor from the stage that makes it to one that reads it, or its gradient on the way back."""
+
+    name: str
+    maker: int
+    """The number of the stage that makes the tensor."""
+    reader: int
+    """The number of the stage that reads the tensor."""
+    sources: TensorLayout
+    """Rank -> the box that it sends from; for a gradient, ranks of the reader."""
+    pieces: tuple[Piece, ...]
+    dtype: torch.dtype
+
+
+def forward_routes(stages: Sequence[StageBorder]) -> tuple[Route, ...]:
+    """The routes of all tensors between stages, by maker, name and reader."""
+    return tuple(_route(*ends) for ends in _crossings(stages))
+
+
+def backward_routes(stages: Sequence[StageBorder]) -> tuple[Route, ...]:
+    """The routes of all gradients between stages, by maker, name and reader of the tensor."""
+    return tuple(_route(*ends, is_back=True) for ends in _crossings(stages) if ends[2].carries_gradient)
+
+
+Ends = tuple[Sequence[StageBorder], int, StageTensor, int, StageTensor]
+"""All stages; the maker and the tensor as it makes it; the reader and the tensor as it reads it."""
+
+
+def _crossings(stages: Sequence[StageBorder]) -> Iterator[Ends]:
+    for maker, source in enumerate(stages):
+        for made in source.outputs:
+            for reader, target in enumerate(stages):
+                for read in target.inputs:
+                    if read.name == made.name and reader != maker:
+                        yield stages, maker, made, reader, read
+
+
+def _route(
+    stages: Sequence[StageBorder], maker: int, made: StageTensor, reader: int, read: StageTensor, *,
+    is_back: bool = False,
+) -> Route:  # fmt: skip
+    sources, targets = stages[maker].layouts(made), stages[reader].layouts(read)
+    if is_back:
+        sources, targets = targets, sources
+    return Route(
+        name=made.name,
+        maker=maker,
+        reader=reader,
+        sources={rank: box for layout in sources for rank, box in layout.items()},
+        pieces=tuple(piece for ends in zip(sources, targets, strict=True) for piece in transfer(*ends)),
+        dtype=made.dtype,
+    )
+
+
+def tied_routes(stages: Sequence[StageBorder]) -> dict[str, tuple[Route, ...]]:
+    """Parameter that several stages read -> the routes of its gradient from each of these stages to each other."""
+    readers: dict[str, list[int]] = {}
+    for number, stage in enumerate(stages):
+        for name, tensor in stage.parameters.items():
+            if tensor.carries_gradient:
+                readers.setdefault(name, []).append(number)
+    return {
+        name: tuple(
+            _route(stages, a, stages[a].parameters[name], b, stages[b].parameters[name])
+            for a in numbers
+            for b in numbers
+            if a != b
+        )
+        for name, numbers in sorted(readers.items())
+        if len(numbers) > 1
+    }
+
+
+def global_order(lists: Mapping[int, Sequence[Action]], stages: Sequence[StageBorder]) -> tuple[Action, ...]:
+    """One order of the actions of all ranks, see `order_actions`.
+
+    Args:
+        lists: rank -> its actions, in order.
+        stages: all stages.
+
+    Raises:
+        PlanError: the ranks would wait for each other forever.
+    """
+    forward: dict[int, list[int]] = {}
+    backward: dict[int, list[int]] = {}
+    for route in forward_routes(stages):
+        forward.setdefault(route.reader, []).append(route.maker)
+    for route in backward_routes(stages):
+        backward.setdefault(route.maker, []).append(route.reader)
+    return order_actions(lists, [stage.ranks for stage in stages], forward, backward)

@@ -1,0 +1,147 @@
+"""Checkpoints of a parallelised network that any plan of the same model can read.
+
+Fused weights are written in the order of the user's module, and tied weights once. Every process writes its part.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from automap.runtime.mesh_groups import Axis
+from automap.runtime.trainer.gradients import local_of
+from automap.runtime.trainer.roles import Roles
+from automap.runtime.trainer.sharded_modules import interleave, weight_dim
+
+
+class Checkpoint:
+    """The weights, buffers and optimizer state of a network on this rank, by their names in files."""
+
+    def __init__(
+        self, module: nn.Module, roles: Roles, ties: Mapping[str, str], axis: Axis, shards: DeviceMesh | None,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        """Takes a network that is split already.
+
+        Args:
+            module: the modules that this rank holds.
+            roles: the roles of the modules.
+            ties: the names of shared parameters -> the first name of each.
+            axis: the sharding axis.
+            shards: the mesh over which ZeRO splits parameters; None without ZeRO.
+            device: the device of this process.
+        """
+        self._module, self._roles, self._ties = module, roles, ties
+        self._axis, self._shards, self._device = axis, shards, device
+
+    def save(self, folder: Path, optimizer: torch.optim.Optimizer, more: Mapping[str, Any]) -> None:
+        """Writes everything to a folder; a checkpoint that is there is replaced once the new one is complete."""
+        fresh = Path(f"{folder}.writing")
+        self._on_first_process(lambda: shutil.rmtree(fresh, ignore_errors=True))
+        save({**self._file_tensors(optimizer), "more": more}, checkpoint_id=fresh)
+        self._on_first_process(lambda: _replace(folder, fresh))
+
+    def load(self, folder: Path, optimizer: torch.optim.Optimizer, more: Mapping[str, Any]) -> dict[str, Any]:
+        """Reads what `save` wrote; returns `more` as it was saved."""
+        _allocate_state(optimizer)
+        state = {**self._file_tensors(optimizer), "more": dict(more)}
+        load(state, checkpoint_id=folder)
+        with torch.no_grad():
+            for key, value in self._tensors(optimizer).items():
+                fused = self._fused_order(key)
+                if fused is not None and value.dim():
+                    local_of(value).copy_(self._own_part(state[key], *fused))
+                elif state[key] is not value:
+                    value.copy_(state[key])
+        found: dict[str, Any] = state["more"]
+        return found
+
+    def _on_first_process(self, work: Callable[[], None]) -> None:
+        """The first process works, the others wait for it."""
+        if dist.get_rank() == 0:
+            work()
+        done = torch.zeros((), device=self._device)
+        dist.all_reduce(done)
+        float(done)
+
+    def _tensors(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """Every tensor of this rank by its name in files."""
+        found = {}
+        for name, parameter in self._module.named_parameters():
+            found[f"model.{self._ties.get(name, name)}"] = parameter.detach()
+            for key, value in optimizer.state.get(parameter, {}).items():
+                found[f"optimizer.{self._ties.get(name, name)}.{key}"] = value
+        parameters = {name for name, _ in self._module.named_parameters(remove_duplicate=False)}
+        for name, buffer in self._module.state_dict().items():
+            if name not in parameters:
+                found[f"model.{name}"] = buffer
+        return found
+
+    def _file_tensors(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The same with fused weights whole, in the order of the user's module."""
+        state: dict[str, Any] = self._tensors(optimizer)
+        for key, value in state.items():
+            fused = self._fused_order(key)
+            if fused is not None and value.dim():
+                order, dim = fused
+                state[key] = _whole(value).index_select(dim, torch.argsort(order))
+        return state
+
+    def _fused_order(self, key: str) -> tuple[Tensor, int] | None:
+        """The order in which ranks hold the outputs of a fused weight, and their dim; None for other tensors."""
+        for path, role in self._roles.modules.items():
+            for name in ("weight", "bias") if role.pieces else ():
+                if f".{path}.{name}." not in f".{key}.":
+                    continue
+                dim = weight_dim(self._module.get_submodule(path), role.kind, name)
+                if dim is not None:
+                    return torch.tensor(interleave(role.pieces, self._roles.axis_size), device=self._device), dim
+        return None
+
+    def _own_part(self, whole: Tensor, order: Tensor, dim: int) -> Tensor:
+        """This rank's part of a whole fused weight."""
+        part = whole.index_select(dim, order).chunk(self._axis.size, dim)[self._axis.index]
+        if self._shards is None:
+            return part
+        parts = part.chunk(self._shards.size())
+        index = self._shards.get_local_rank()
+        return parts[index] if index < len(parts) else part[:0]
+
+
+def _replace(folder: Path, fresh: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+    fresh.rename(folder)
+
+
+def _whole(value: Tensor) -> Tensor:
+    """The whole tensor; it is gathered over the shards of ZeRO first, with one plain all-gather an axis."""
+    if not isinstance(value, DTensor):
+        return value.clone()
+    outer = [Replicate()] * (value.device_mesh.ndim - 1)
+    return value.redistribute(placements=[*outer, value.placements[-1]]).full_tensor()
+
+
+def _allocate_state(optimizer: torch.optim.Optimizer) -> None:
+    """Makes an optimizer that has taken no step allocate its state, by a step of zero gradients and zero rates."""
+    if optimizer.state:
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate

@@ -1,0 +1,338 @@
+"""Trains a network of the user by a plan.
+
+Weights are split by the roles of their modules (`roles`, `sharded_modules`), ZeRO is FSDP2, pipelines are torch's
+schedules over stages that are cut between modules (`stage_modules`). Losses are sums divided by the count of the whole
+batch, which is known before the first backward pass: every reduction is therefore a sum, and unequal shares of samples
+or of labels need nothing else. A plan that is finer than modules is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.tensor import DTensor
+
+from automap.errors import PlanError
+from automap.plan import Plan
+from automap.runtime.trainer.checkpoint import Checkpoint
+from automap.runtime.trainer.gradients import OverlappedSums, sum_gradients
+from automap.runtime.trainer.module_tree import LOSS, tied_names, unit_paths
+from automap.runtime.trainer.process_mesh import make_mesh, own_device, own_samples, sharding_axis
+from automap.runtime.trainer.role_reader import read_roles
+from automap.runtime.trainer.roles import Roles
+from automap.runtime.trainer.setup import check_same, computes, divide_sizes, probe_inputs, run_again
+from automap.runtime.trainer.sharded_modules import Split, apply_role, layouts_of, split_cross_entropy
+from automap.runtime.trainer.stage_modules import cut, prune
+from ir.graph import Graph
+
+IGNORED = -100
+"""The label of rows that are left out of the loss, as in torch."""
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, labels) of some samples -> the sum of their losses."""
+
+
+def summed_cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
+    """The cross-entropy of [..., classes] scores and [...] labels, summed over labels that are not `IGNORED`."""
+    return F.cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="sum", ignore_index=IGNORED)
+
+
+def count_labels(labels: Tensor) -> Tensor:
+    """The number of labels that are not `IGNORED`."""
+    return (labels != IGNORED).sum()
+
+
+def parallelize(
+    module: nn.Module,
+    plan: Plan,
+    graph: Graph,
+    *,
+    loss: LossFunction = summed_cross_entropy,
+    count: Callable[[Tensor], Tensor] = count_labels,
+    per_rank: Sequence[str] = (),
+) -> ModuleTrainer:
+    """Applies a plan to a network; every process of the plan calls it, started by torchrun.
+
+    Args:
+        module: the network, built alike on every process; the values of rank 0 count.
+        plan: a plan of `graph`.
+        graph: the graph of the network: scopes of its operators are paths of modules.
+        loss: (outputs, labels) of some samples -> the sum of their losses.
+        count: labels of some samples -> the number that the sum over all samples is divided by.
+        per_rank: globs of attributes that hold sizes of one rank, such as `h.*.attn.num_heads`: they are divided by the
+            size of the sharding axis. Code that writes its sizes as -1 needs none.
+
+    Raises:
+        PlanError: the plan is for another model or number of devices, or is finer than modules.
+    """
+    roles = read_roles(plan, graph, module)
+    if roles.splits_classes and loss is not summed_cross_entropy:
+        raise PlanError(
+            "only the built-in cross-entropy runs on split classes", field="loss", value=loss,
+            repair="Leave it out, or take a plan that keeps the classes whole.",
+        )  # fmt: skip
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    return ModuleTrainer(module, plan, graph, roles, loss, count, per_rank)
+
+
+class ModuleTrainer:
+    """A network that is trained by a plan; see `parallelize`.
+
+    Attributes:
+        module: the modules that this rank holds, under the user's names.
+        rows: [samples] positions in a global batch of the samples that this rank trains on, by micro-batch.
+        device: the device of the inputs.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        plan: Plan,
+        graph: Graph,
+        roles: Roles,
+        loss: LossFunction,
+        count: Callable[[Tensor], Tensor],
+        per_rank: Sequence[str],
+    ) -> None:
+        self.plan, self.roles, self._loss, self._count = plan, roles, loss, count
+        self.device = own_device()
+        mesh = make_mesh(plan, self.device)
+        self._axis, self._pipe = sharding_axis(roles, mesh["split"]), mesh["pipe"]
+        self._columns = mesh.mesh.flatten(1).t().tolist()
+        samples = own_samples(plan, dist.get_rank())
+        self._num_samples = len(samples)
+        starts = torch.arange(plan.num_micro_batches)[:, None] * plan.samples_per_micro_batch
+        self.rows = (starts + torch.tensor(samples)).flatten()
+        self._broadcast(module)
+        self._ties = tied_names(module)
+        units = unit_paths(module)
+        self._split(module, graph, mesh["split"], per_rank)
+        number, ranks = len(plan.stages), self._pipe.size()
+        self._mine = list(range(self._pipe.get_local_rank(), number, ranks))
+        stages, self._names = ([module], []) if number == 1 else cut(module, roles, number)
+        self._tie_groups = self._make_tie_groups(stages)
+        kept = [stages[n] for n in self._mine]
+        if number > 1:
+            prune(module, kept)
+        self.module = module
+        self._replicate(mesh, kept, units)
+        shards = mesh["shard"] if self._zero else None
+        self._checkpoint = Checkpoint(module, roles, self._ties, self._axis, shards, self.device)
+        self._schedule = self._pipeline(kept) if number > 1 else None
+
+    # -- Setting up
+
+    def _broadcast(self, module: nn.Module) -> None:
+        """Gives every process the values of rank 0, and refuses modules whose ranks would differ."""
+        for path, child in module.named_modules():
+            if self.roles.axis and isinstance(child, nn.Dropout) and child.p > 0.0:
+                raise PlanError(
+                    "ranks of a split layer would drop different elements", field=f"module.{path}.p", value=child.p,
+                    repair="Set it to 0, or take a plan without split weights.",
+                )  # fmt: skip
+        module.to(self.device)
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                dist.broadcast(tensor, 0)
+
+    def _split(self, module: nn.Module, graph: Graph, mesh: DeviceMesh, per_rank: Sequence[str]) -> None:
+        """Splits layers over the sharding axis, and checks that the network computes the same as before."""
+        roles = self.roles
+        if roles.axis is not None:
+            inputs = probe_inputs(graph, module, roles.axis_size)
+            wanted = computes(module, inputs)
+            divide_sizes(module, per_rank, roles.axis_size)
+            made: Split = {}
+            layouts = layouts_of(self._axis)
+            for path, role in roles.modules.items():
+                apply_role(module.get_submodule(path), role, layouts, mesh, made)
+            check_same(computes(module, inputs), wanted, roles, self._axis)
+        for path in filter(None, roles.recomputed):
+            child = module.get_submodule(path)
+            child.forward = functools.partial(run_again, child.forward)
+
+    def _make_tie_groups(self, stages: Sequence[nn.Module]) -> list[tuple[set[str], dist.ProcessGroup]]:
+        """The names of each weight that several stages hold, and the ranks that add up its gradients."""
+        found = []
+        names = [{name for name, _ in stage.named_parameters(remove_duplicate=False)} for stage in stages]
+        for first in dict.fromkeys(self._ties.values()):
+            aliases = {first, *(alias for alias, other in self._ties.items() if other == first)}
+            holders = sorted({i % self._pipe.size() for i, held in enumerate(names) if held & aliases})
+            for column in self._columns if len(holders) > 1 else ():
+                ranks = [column[i] for i in holders]
+                group = dist.new_group(ranks)
+                if dist.get_rank() in ranks:
+                    found.append((aliases, group))
+        return found
+
+    def _replicate(self, mesh: DeviceMesh, kept: Sequence[nn.Module], units: Sequence[str]) -> None:
+        """Sets up data parallelism: FSDP2 under ZeRO, else plain replicas."""
+        stage = self.plan.stages[0]
+        self._zero = stage.zero.stage if mesh["shard"].size() > 1 else 0
+        self._sums: OverlappedSums | None = None
+        if not self._zero:
+            if mesh["replicate"].size() > 1:
+                # A weight of several stages of this rank is reached by the passes of each.
+                holders = Counter(p for root in kept for p in root.parameters())
+                passes = {p: count * self.plan.num_micro_batches for p, count in holders.items()}
+                self._sums = OverlappedSums(passes, mesh["replicate"].get_group())
+            return
+        over = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
+        policy = MixedPrecisionPolicy()
+        if self.plan.training.precision == "bf16":
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        again = self._zero == 3
+        for root in kept:
+            inside = dict(root.named_modules())
+            for unit in (*(inside[path] for path in units if path in inside), root):
+                fully_shard(unit, mesh=over, reshard_after_forward=again, mp_policy=policy)
+            for part in root.modules():
+                if isinstance(part, FSDPModule):
+                    part.set_gradient_divide_factor(1.0)
+                    part.set_force_sum_reduction_for_comms(True)
+
+    def _pipeline(self, kept: Sequence[nn.Module]) -> Any:
+        number, kind = len(self.plan.stages), self.plan.schedule.kind
+        group = self._pipe.get_group()
+        stages: list[Any] = [
+            PipelineStage(stage, n, number, self.device, group=group) for n, stage in zip(self._mine, kept, strict=True)
+        ]
+        count = self.plan.num_micro_batches
+        if kind == "interleaved":
+            return ScheduleInterleaved1F1B(stages, count, loss_fn=self._share, scale_grads=False)
+        single = Schedule1F1B if kind == "1f1b" else ScheduleGPipe
+        return single(stages[0], count, loss_fn=self._share, scale_grads=False)
+
+    # -- Training
+
+    def parameters(self) -> list[dict[str, list[nn.Parameter]]]:
+        """Parameter groups for an optimizer, one for each mesh of parameters, since fused steps mix no meshes."""
+        groups: dict[Any, list[nn.Parameter]] = {}
+        for parameter in self.module.parameters():
+            groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+        return [{"params": some} for some in groups.values()]
+
+    def step(self, *data: Tensor) -> float:
+        """Forward and backward passes of all micro-batches; gradients are complete afterwards.
+
+        Args:
+            data: the model's inputs, then the labels: [len(rows), ...] the samples at `rows` of a global batch.
+
+        Returns:
+            The loss of the whole batch, equal on every process.
+        """
+        if any(len(x) != len(self.rows) for x in data):
+            raise PlanError(
+                f"this rank trains on {len(self.rows)} samples", field="data", value=[len(x) for x in data],
+                repair="Give the samples at `trainer.rows` of a global batch.",
+            )  # fmt: skip
+        *inputs, labels = (x.to(self.device) for x in data)
+        counts = self._count(labels).to(torch.float64) * self._reports()
+        self._total = float(self._everywhere(counts))
+        run = self._accumulate if self._schedule is None else self._run_schedule
+        if self._sums is not None:
+            self._sums.begin()
+        losses = run(inputs, labels)
+        self._finish()
+        return float(self._everywhere(sum(losses, torch.zeros((), device=self.device)).double() * self._reports()))
+
+    def _reports(self) -> bool:
+        """Whether this rank reports the loss of its samples: the first of the sharding axis, in the last stage."""
+        return self._axis.index == 0 and len(self.plan.stages) - 1 in self._mine
+
+    def _everywhere(self, value: Tensor) -> Tensor:
+        """The sum over all processes."""
+        value = value.detach().to(torch.float64 if self.device.type == "cpu" else torch.float32)
+        if dist.get_world_size() > 1:
+            dist.all_reduce(value)
+        return value
+
+    def _share(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The term of some samples of this rank in the loss of the whole batch."""
+        outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
+        loss = self._loss
+        if self.roles.splits_classes:
+            loss = functools.partial(split_cross_entropy, axis=self._axis, ignored=IGNORED)
+        found = run_again(loss, outputs, labels) if LOSS in self.roles.recomputed else loss(outputs, labels)
+        return found / self._total
+
+    def _autocast(self) -> Any:
+        """Autocast to bf16 for plain replicas; FSDP2 does so by its own policy."""
+        on = self.plan.training.precision == "bf16" and not self._zero
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=on)
+
+    def _accumulate(self, inputs: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
+        """Runs the micro-batches of a plan of one stage; returns their terms of the loss."""
+        losses, root = [], self.module
+        pieces = zip(*(torch.split(x, self._num_samples) for x in (*inputs, labels)), strict=True)
+        for number, (*some, those) in enumerate(pieces):
+            last = number == self.plan.num_micro_batches - 1
+            if isinstance(root, FSDPModule):
+                root.set_is_last_backward(last)
+                root.set_requires_gradient_sync(last or self._zero > 1)
+                root.set_requires_all_reduce(last)
+                root.set_reshard_after_backward(last or self._zero == 3)
+            with self._autocast():
+                outputs = root(*some)
+            loss = self._share(outputs, those)
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        return losses
+
+    def _run_schedule(self, inputs: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
+        """Runs the micro-batches through the pipeline; returns their terms of the loss, on the last stage."""
+        losses: list[Tensor] = []
+        last = len(self.plan.stages) - 1 in self._mine
+        assert self._schedule is not None
+        with self._autocast():
+            self._schedule.step(
+                **dict(zip(self._names, inputs, strict=True)), target=labels if last else None,
+                losses=losses if last else None, return_outputs=False,
+            )  # fmt: skip
+        return [loss.detach() for loss in losses]
+
+    def _finish(self) -> None:
+        """Adds up gradients over replicas, over the sharding axis where they are partial, and over tied copies."""
+        named = dict(self.module.named_parameters())
+        if self._sums is not None:
+            self._sums.finish()
+        if self._axis.group is not None:
+            sum_gradients(
+                (p for name, p in named.items() if self._ties.get(name, name) in self.roles.summed), self._axis.group
+            )
+        for aliases, group in self._tie_groups:
+            sum_gradients((named[name] for name in aliases & named.keys()), group)
+
+    # -- Checkpoints
+
+    def save(self, folder: str | Path, optimizer: torch.optim.Optimizer, **more: Any) -> None:
+        """Writes weights, optimizer state and `more` (numbers, text) to a folder; any plan of the model reads them.
+
+        Every process writes its part. A checkpoint that is there is replaced once the new one is complete.
+        """
+        self._checkpoint.save(Path(folder), optimizer, more)
+
+    def load(self, folder: str | Path, optimizer: torch.optim.Optimizer, **more: Any) -> dict[str, Any]:
+        """Reads what `save` wrote, also under another plan.
+
+        Args:
+            folder: the folder of `save`.
+            optimizer: the optimizer of this trainer; its settings (learning rates) stay as they are.
+            more: what to read besides, with values of the same kinds.
+
+        Returns:
+            `more` as it was saved.
+        """
+        return self._checkpoint.load(Path(folder), optimizer, more)

@@ -1,0 +1,43 @@
+"""What the trainer must know of the modules of a network: their kinds, blocks and shared parameters."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+
+LOSS = ""
+"""The path that stands for the loss among paths of modules."""
+
+
+def role_of(module: nn.Module) -> Literal["linear", "embedding", "norm"] | None:
+    """The known kind of a module, None for others; `Conv1D` is the linear layer of the transformers library."""
+    if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
+        return "linear"
+    if isinstance(module, nn.Embedding):
+        return "embedding"
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm) or type(module).__name__.endswith("RMSNorm"):
+        return "norm"
+    return None
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Name of a shared parameter -> the first name of the same parameter."""
+    first: dict[int, str] = {}
+    found = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            found[name] = first[id(parameter)]
+    return found
+
+
+def unit_paths(module: nn.Module) -> list[str]:
+    """The paths of the repeated blocks of a network: children of module lists, none inside another."""
+    found: list[str] = []
+    for path, child in module.named_modules():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            for name, block in child.named_children():
+                inner = f"{path}.{name}" if path else name
+                if not any(inner.startswith(f"{p}.") for p in found) and any(True for _ in block.parameters()):
+                    found.append(inner)
+    return found

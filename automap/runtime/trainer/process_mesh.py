@@ -1,0 +1,96 @@
+"""The processes of a plan as a device mesh, and the samples that each of them trains on.
+
+The rank of a process is a device number of the plan. All stages have like meshes (`supported_plans`).
+"""
+
+from __future__ import annotations
+
+import os
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from automap.errors import PlanError
+from automap.plan import Plan, parse_devices
+from automap.runtime.mesh_groups import Axis
+from automap.runtime.trainer.roles import Roles
+
+
+def devices_of(plan: Plan) -> list[tuple[int, ...]]:
+    """The devices of each pipeline rank."""
+    return [parse_devices(text) for text in dict.fromkeys(stage.devices for stage in plan.stages)]
+
+
+def own_device() -> torch.device:
+    """The GPU that torchrun gives this process, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    number = int(os.environ.get("LOCAL_RANK", "0"))
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+def make_mesh(plan: Plan, device: torch.device) -> DeviceMesh:
+    """The processes by (pipe, replicate, shard, split).
+
+    These are the pipeline ranks, the batch axes outside and inside of ZeRO, and the sharding axis.
+
+    Raises:
+        PlanError: there is not one process for each device of the plan.
+    """
+    stage, devices = plan.stages[0], devices_of(plan)
+    world = dist.get_world_size()
+    if sorted(d for row in devices for d in row) != list(range(world)):
+        raise PlanError(
+            f"there are {world} processes", field="plan.stages.devices", value=[s.devices for s in plan.stages],
+            repair="Start one process for each device of the plan, numbered from 0.",
+        )  # fmt: skip
+    count = dict(stage.mesh)
+    names = list(count)
+    sharded = [n for n in names if n in stage.batch_axes and stage.zero.stage and n in stage.zero.axes]
+    replicated = [n for n in names if n in stage.batch_axes and n not in sharded]
+    split = [n for n in names if n not in stage.batch_axes]
+    grid = torch.tensor(devices).reshape(len(devices), *count.values())
+    grid = grid.permute(0, *(1 + names.index(n) for n in (*replicated, *sharded, *split)))
+    shape = [prod(count[n] for n in some) for some in (replicated, sharded, split)]
+    return DeviceMesh(
+        device.type, grid.reshape(len(devices), *shape), mesh_dim_names=("pipe", "replicate", "shard", "split")
+    )
+
+
+def sharding_axis(roles: Roles, mesh: DeviceMesh) -> Axis:
+    """The sharding axis in the form that the collectives of `automap.runtime.redistribute` take."""
+    size = mesh.size()
+    group = mesh.get_group() if size > 1 else None
+    return Axis(name=roles.axis or "", number=0, size=size, index=mesh.get_local_rank(), group=group)
+
+
+def own_samples(plan: Plan, rank: int) -> range:
+    """The samples of each micro-batch that a rank trains on.
+
+    The first batch axis has the shares of the plan; the others split these in equal parts.
+
+    Raises:
+        PlanError: an axis does not divide the samples.
+    """
+    stage = plan.stages[0]
+    devices = next(row for row in devices_of(plan) if rank in row)
+    position = devices.index(rank)
+    coordinates: dict[str, int] = {}
+    for name, size in reversed(stage.mesh):
+        coordinates[name], position = position % size, position // size
+    low, high = 0, plan.samples_per_micro_batch
+    for number, name in enumerate(stage.batch_axes):
+        count, size = high - low, dict(stage.mesh).get(name, 1)
+        even = tuple(count // size + (i < count % size) for i in range(size))
+        shares = stage.batch_shares if number == 0 and stage.batch_shares else even
+        if number and count % size:
+            raise PlanError(
+                f"{size} ranks do not divide {count} samples", field="plan.stages[0].batch_axes", value=name,
+                repair="Use larger micro-batches.",
+            )  # fmt: skip
+        index = coordinates.get(name, 0)
+        low, high = low + sum(shares[:index]), low + sum(shares[: index + 1])
+    return range(low, high)

@@ -1,0 +1,279 @@
+"""Finds the roles of modules from the placements of operators in a plan.
+
+A plan places operators, the trainer places modules. Every operator of the graph is looked up: operators of modules with
+a known role (linear layers, embeddings, norms) may change placements at the borders of the module; all others run as
+the user wrote them, on local parts, which is right only where the plan changes no placement there. A plan that is finer
+than modules is refused by the name of the operator. Nothing runs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import nn
+
+from automap.errors import PlanError
+from automap.globs import most_specific
+from automap.plan import Plan, Stage, model_ref
+from automap.runtime.trainer.module_tree import role_of, tied_names
+from automap.runtime.trainer.recomputation import recomputed_modules
+from automap.runtime.trainer.roles import Move, Role, RoleKind, Roles
+from automap.runtime.trainer.supported_plans import check_parameters, check_rectangular, refuse
+from ir.factors import BROADCAST, PARTIAL, Placement, Signature, gradient_placement, placement_text, whole_signature
+from ir.graph import Graph, Operator
+from ir.linkage import operator_signatures
+
+
+def read_roles(plan: Plan, graph: Graph, module: nn.Module) -> Roles:
+    """The roles that a plan gives to the modules of a network.
+
+    Args:
+        plan: a plan of `graph`.
+        graph: the graph of the network: scopes of operators are paths of modules, and parameters have their names.
+        module: a network with the structure of the graph.
+
+    Raises:
+        PlanError: plan, graph and module do not belong together, or the plan is finer than modules.
+    """
+    if plan.model.sha256 != model_ref(graph).sha256:
+        raise PlanError(
+            f"the plan is for {plan.model.name!r}, not for {graph.name!r}", field="plan.model.sha256",
+            value=plan.model.sha256[:12], repair="Give the graph that the plan was made for.",
+        )  # fmt: skip
+    check_rectangular(plan)
+    check_parameters(graph, module)
+    stage = plan.stages[0]
+    live = [(name, size) for name, size in stage.mesh if size > 1 and name not in stage.batch_axes]
+    if len(live) > 1:
+        names = [name for name, _ in live]
+        raise refuse("stages[0].mesh", names, "modules are split over one axis besides the batch axes")
+    roles = Roles()
+    if live:
+        roles.axis, roles.axis_size = live[0]
+    by_operator = list(_staged(plan, graph))
+    for op, number in by_operator:
+        roles.stages[op.scope] = min(number, roles.stages.get(op.scope, number))
+        roles.ends[op.scope] = max(number, roles.ends.get(op.scope, number))
+    chosen = {op.name: _signature(plan.stages[n], n, graph, op, roles.axis) for op, n in by_operator}
+    if roles.axis is not None:
+        _Reader(graph, module, chosen, roles).read()
+    roles.recomputed = tuple(recomputed_modules(graph, plan, by_operator, module))
+    return roles
+
+
+def _staged(plan: Plan, graph: Graph) -> Iterator[tuple[Operator, int]]:
+    """The operators that belong to a stage, each with the number of its stage."""
+    number = 0
+    for op in graph.operators:
+        if op.is_view or op.is_constant:
+            continue
+        if number + 1 < len(plan.stages) and op.name == plan.stages[number + 1].operators[0]:
+            number += 1
+        yield op, number
+    if number + 1 < len(plan.stages):
+        name = plan.stages[number + 1].operators[0]
+        raise refuse(f"stages[{number + 1}].operators", name, "begins nowhere in the model", "Correct the name.")
+
+
+def _signature(stage: Stage, number: int, graph: Graph, op: Operator, axis: str | None) -> Signature | None:
+    """The signature of an operator on the sharding axis; None where there is no such axis."""
+    key = most_specific(stage.shardings, op.name)
+    entry = stage.shardings[key] if key is not None else {}
+    live = dict(stage.mesh)
+    for name in entry:
+        if name != axis and live.get(name, 1) > 1:
+            path = f"stages[{number}].shardings.{key}"
+            raise refuse(path, name, f"{op.name} does not split its batch over this axis")
+    if axis is None:
+        return None
+    table = operator_signatures(graph, op)
+    if axis not in entry:
+        return table[whole_signature(table)]
+    texts = entry[axis]
+    for signature in table:
+        placed = (tuple(map(placement_text, signature.inputs)), tuple(map(placement_text, signature.outputs)))
+        if placed == (texts.inputs, texts.outputs):
+            return signature
+    raise refuse(
+        f"stages[{number}].shardings.{key}.{axis}", f"{list(texts.inputs)} -> {list(texts.outputs)}",
+        f"is no signature of {op.name}", "Use one that `automap inspect` lists, or leave the operator out.",
+    )  # fmt: skip
+
+
+class _Reader:
+    """Follows every tensor of the graph from its producer to its consumers, and fills the roles."""
+
+    def __init__(self, graph: Graph, module: nn.Module, chosen: Mapping[str, Signature | None], roles: Roles) -> None:
+        self.graph, self.roles = graph, roles
+        self.leaves = {path: child for path, child in module.named_modules() if path and role_of(child) is not None}
+        self.operators = [(op, s) for op in graph.operators if (s := chosen.get(op.name)) is not None]
+        self.by_name = {op.name: s for op, s in self.operators}
+        self.ties = tied_names(module)
+        self.moves: dict[str, dict[str, Move]] = {}
+
+    def read(self) -> None:
+        """Fills `modules`, `summed` and `splits_classes`."""
+        for op, signature in self.operators:
+            self._check_operator(op, signature)
+            self._read_parameters(op, signature)
+        for name, tensor in self.graph.tensors.items():
+            if tensor.role in ("activation", "input"):
+                self._follow(name)
+        for path, moves in self.moves.items():
+            ops = [(op, s) for op, s in self.operators if op.scope == path]
+            kind = self._kind(path, ops)
+            pieces = self._pieces(path) if kind == "column" else ()
+            self.roles.modules[path] = Role(
+                kind=kind, enter=moves.get("enter"), leave=moves.get("leave"), pieces=pieces
+            )
+            leave = moves.get("leave")
+            if kind == "row" and leave is not None and leave.wanted >= 0:
+                # The bias is added after the reduce-scatter, to the rank's own part.
+                self.roles.summed.add(f"{path}.bias")
+
+    def _leaf(self, op: Operator) -> str | None:
+        """The path of the module with a known role that an operator belongs to, if there is one."""
+        return op.scope if op.scope in self.leaves else None
+
+    def _check_operator(self, op: Operator, signature: Signature) -> None:
+        """Refuses an operator whose signature no module runs."""
+        if _is_whole(signature):
+            return
+        is_loss = op.outputs[0] == self.graph.outputs[-1]
+        factor = None if signature.factor is None else op.rule.factors[signature.factor]
+        if is_loss:
+            if factor is None or factor.collective is None or signature.inputs[1:] != (BROADCAST,):
+                raise self._finer(op, "the loss is whole or split by classes")
+            self.roles.splits_classes = True
+        elif factor is not None and factor.collective is not None:
+            raise self._finer(op, f"exchanges data inside itself ({factor.collective.name})")
+        elif self._leaf(op) is None:
+            if PARTIAL in (*signature.inputs, *signature.outputs):
+                raise self._finer(op, "leaves a sum untaken outside of a linear layer or an embedding")
+            for name, gradient in zip(op.inputs, signature.input_gradients, strict=True):
+                if gradient == PARTIAL and not self._is_constant(name):
+                    raise self._finer(op, f"needs the gradient of {name} summed over ranks, and is no layer of its own")
+
+    def _is_constant(self, name: str) -> bool:
+        """Whether a tensor depends on no data and no parameter, or carries no gradient."""
+        index = self.graph.producer.get(name)
+        tensor = self.graph.tensors[name]
+        if index is None:
+            return tensor.role in ("constant", "buffer") or not tensor.is_float
+        return self.graph.operators[index].is_constant
+
+    def _parameters(self, name: str) -> Iterator[str]:
+        """The parameters, as the module names them, that a tensor is a view of."""
+        tensor, index = self.graph.tensors[name], self.graph.producer.get(name)
+        if tensor.role == "parameter":
+            yield self.graph.pieces[name][0] if name in self.graph.pieces else name
+        elif index is not None and self.graph.operators[index].is_view:
+            for operand in self.graph.operators[index].inputs:
+                yield from self._parameters(operand)
+
+    def _read_parameters(self, op: Operator, signature: Signature) -> None:
+        for name, placement, gradient in zip(op.inputs, signature.inputs, signature.input_gradients, strict=True):
+            for parameter in self._parameters(name):
+                if placement == BROADCAST and gradient == PARTIAL:
+                    self.roles.summed.add(self.ties.get(parameter, parameter))
+                if self._leaf(op) is None and placement != BROADCAST:
+                    raise self._finer(op, f"splits {parameter}, and is no linear layer, embedding or norm")
+
+    def _follow(self, name: str) -> None:
+        """Finds the moves of one tensor at the borders of modules."""
+        index = self.graph.producer.get(name)
+        producer = None if index is None else self.graph.operators[index]
+        if producer is not None and (producer.is_view or producer.is_constant):
+            return self._check_constant(name)
+        uses = [
+            (op, self.by_name[op.name].inputs[i], self.by_name[op.name].input_gradients[i])
+            for op in map(self.graph.operators.__getitem__, self.graph.consumers[name])
+            if op.name in self.by_name
+            for i, operand in enumerate(op.inputs)
+            if operand == name
+        ]
+        leaf = None if producer is None else self._leaf(producer)
+        held: Placement = BROADCAST
+        if producer is not None:
+            held = self.by_name[producer.name].outputs[producer.outputs.index(name)]
+        inside = [use for use in uses if leaf is not None and use[0].scope == leaf]
+        outside = [use for use in uses if use not in inside]
+        plain = dict.fromkeys(wanted for op, wanted, _ in outside if self._leaf(op) is None)
+        if len(plain) > 1:
+            raise self._finer(outside[0][0], f"and others require unlike placements of {name}")
+        if leaf is not None and outside:
+            styled = dict.fromkeys(wanted for _, wanted, _ in outside)
+            wanted = next(iter(plain or (styled if len(styled) == 1 else ())), BROADCAST if held == PARTIAL else held)
+            self._move(producer, "leave", Move(given=held, wanted=wanted, gradient=gradient_placement(wanted)))
+            held = wanted
+        for op, wanted, gradient in outside:
+            path = self._leaf(op)
+            if path is not None:
+                self._move(op, "enter", Move(given=held, wanted=wanted, gradient=gradient))
+            elif wanted != held:
+                raise self._finer(op, f"reads {name} as {placement_text(wanted)}, and gets {placement_text(held)}")
+        return None
+
+    def _check_constant(self, name: str) -> None:
+        """Refuses operators that split a constant."""
+        for index in self.graph.consumers[name]:
+            op = self.graph.operators[index]
+            signature = self.by_name.get(op.name)
+            if signature is None or any(True for _ in self._parameters(name)):
+                continue
+            if any(p != BROADCAST for p, n in zip(signature.inputs, op.inputs, strict=True) if n == name):
+                raise self._finer(op, f"splits the constant {name}")
+
+    def _move(self, op: Operator | None, side: str, move: Move) -> None:
+        assert op is not None
+        known = self.moves.setdefault(op.scope, {}).setdefault(side, move)
+        if known != move:
+            raise self._finer(op, "has operands of unlike placements")
+
+    def _kind(self, path: str, ops: Sequence[tuple[Operator, Signature]]) -> RoleKind:
+        """The kind of role that the operators of a module have together."""
+        if all(_is_whole(s) for _, s in ops):
+            return "whole"
+        kinds: set[RoleKind] = set()
+        role = role_of(self.leaves[path])
+        for op, signature in ops:
+            last = len(self.graph.tensors[op.outputs[0]].shape) - 1
+            out = signature.outputs[0]
+            weights = [
+                placement
+                for name, placement in zip(op.inputs, signature.inputs, strict=True)
+                if any(p.endswith("weight") for p in self._parameters(name))
+            ]
+            if not weights:
+                continue
+            if all(w == BROADCAST for w in weights) and 0 <= out < last:
+                kinds.add("along")
+            elif role != "norm" and out == last:
+                kinds.add("column")
+            elif role != "norm" and out == PARTIAL:
+                kinds.add("vocabulary" if role == "embedding" else "row")
+            else:
+                kinds.add("whole")
+        if len(kinds) != 1 or "whole" in kinds:
+            raise self._finer(ops[0][0], "the parts of one module are split in different ways")
+        return kinds.pop()
+
+    def _pieces(self, path: str) -> tuple[int, ...]:
+        """The outputs of each piece of a fused weight, in the order of the weight."""
+        spans = sorted(
+            (start, stop) for source, _, start, stop in self.graph.pieces.values() if source == f"{path}.weight"
+        )
+        for start, stop in spans:
+            if (stop - start) % self.roles.axis_size:
+                raise refuse(path, stop - start, f"{self.roles.axis_size} ranks do not divide a piece")
+        return tuple(stop - start for start, stop in spans) if len(spans) > 1 else ()
+
+    def _finer(self, op: Operator, what: str) -> PlanError:
+        path = f"shardings.{op.name}.{self.roles.axis}"
+        s = self.by_name[op.name]
+        shown = f"{','.join(map(placement_text, s.inputs))} -> {','.join(map(placement_text, s.outputs))}"
+        return refuse(path, shown, f"finer than modules: {op.name} {what}")
+
+
+def _is_whole(signature: Signature) -> bool:
+    return all(p == BROADCAST for p in (*signature.inputs, *signature.outputs))

@@ -1,0 +1,87 @@
+"""The plans that the module trainer supports, and the refusal of all others.
+
+A plan places operators, the trainer places modules: what is finer than modules is refused by name.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from automap.errors import PlanError
+from automap.plan import Plan
+from automap.runtime.trainer.module_tree import tied_names
+from ir.graph import Graph
+
+INSTEAD = "Run the plan with `automap trial`, whose interpreter executes the graph itself, or search with hints.fix."
+"""The repair that holds for every plan which is finer than modules."""
+
+
+def refuse(field_name: str, value: object, message: str, repair: str = INSTEAD) -> PlanError:
+    """The error for a plan that modules cannot run.
+
+    Args:
+        field_name: the path in the plan document.
+        value: the value there.
+        message: why modules cannot run it.
+        repair: what the user can do instead.
+    """
+    return PlanError(message, field=f"plan.{field_name}", value=value, repair=repair)
+
+
+def check_rectangular(plan: Plan) -> None:
+    """Refuses plans whose stages are not alike, and what modules cannot do.
+
+    Raises:
+        PlanError: names the field.
+    """
+    first = plan.stages[0]
+    for number, stage in enumerate(plan.stages):
+        for name in ("mesh", "batch_axes", "batch_shares", "zero"):
+            if getattr(stage, name) != getattr(first, name):
+                raise refuse(
+                    f"stages[{number}].{name}", getattr(stage, name), "stages are not alike"
+                )  # fmt: skip
+    pipeline = len({stage.devices for stage in plan.stages}) > 1
+    if len(plan.stages) > 1 and not pipeline:
+        raise refuse("stages", len(plan.stages), "all stages are on the same devices", "Make them one stage.")
+    if plan.sync.kind != "synchronous":
+        raise refuse("sync.kind", plan.sync.kind, "modules are trained synchronously", "Use synchronous.")
+    if plan.schedule.kind not in ("1f1b", "gpipe", "interleaved"):
+        kind = plan.schedule.kind
+        raise refuse("schedule.kind", kind, "modules run 1f1b, gpipe and interleaved schedules")
+    foreign = [axis for axis in first.zero.axes if axis not in first.batch_axes and dict(first.mesh).get(axis, 1) > 1]
+    if first.zero.stage and foreign:
+        raise refuse("stages[0].zero.axes", foreign, "states of modules are spread over batch axes only")
+    if first.zero.stage > 1 and pipeline and plan.num_micro_batches > 1:
+        raise refuse(
+            "stages[0].zero.stage", first.zero.stage,
+            "torch's pipeline stages keep gradients and gathered weights whole until the last micro-batch, as ZeRO 1",
+            "Use ZeRO 1 or 0. " + INSTEAD,
+        )  # fmt: skip
+    if plan.training.precision not in ("fp32", "tf32", "bf16"):
+        raise refuse("training.precision", plan.training.precision, "modules train in fp32, tf32 and bf16", "Use bf16.")
+
+
+def check_parameters(graph: Graph, module: nn.Module) -> None:
+    """Refuses a network whose parameters are not those of the graph.
+
+    Raises:
+        PlanError: names a parameter that differs.
+    """
+    wanted: dict[str, int] = {}
+    ties = tied_names(module)
+    for tensor in graph.parameters:
+        name = graph.pieces[tensor.name][0] if tensor.name in graph.pieces else tensor.name
+        # A file may have any of the names of a shared parameter.
+        name = ties.get(name, name)
+        wanted[name] = wanted.get(name, 0) + tensor.num_elements
+    found = {name: p.numel() for name, p in module.named_parameters()}
+    wrong = sorted({name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)})
+    if wrong:
+        name = wrong[0]
+        raise PlanError(
+            f"the model of the plan has {wanted.get(name, 'no')} elements there, the module {found.get(name, 'none')}"
+            f" ({len(wrong)} parameters differ)",
+            field=f"module.{name}", value=found.get(name, 0),
+            repair="Give a module of the same structure, with the names of the model that the plan was made for.",
+        )  # fmt: skip

@@ -1,0 +1,121 @@
+"""The recipes of CONTRIBUTING.md do what they say: each is followed to the letter in a copy of the packages.
+
+A recipe is a `###` heading with fenced blocks below it. The line above a block says what to do with it: "New file
+`PATH`" writes it, "Edit `PATH`" applies it as a diff without line numbers, "Check" runs it on the copy.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("ir", "automap", "envs", "agents", "service")
+STEP = re.compile(r"^(New file|Edit|Check)(?: `([^`]+)`)?[^\n]*:\n\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One fenced block of a recipe."""
+
+    what: str
+    """`New file`, `Edit` or `Check`."""
+    path: str
+    """The file that is written or edited, from the root of the project; empty for a check."""
+    language: str
+    text: str
+
+
+def recipes() -> dict[str, list[Step]]:
+    """Heading -> steps, of every heading that has some."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    parts = re.split(r"^### (.*)$", page, flags=re.MULTILINE)[1:]
+    found = {
+        title: [Step(*step) for step in STEP.findall(body)] for title, body in zip(parts[::2], parts[1::2], strict=True)
+    }
+    return {title: steps for title, steps in found.items() if steps}
+
+
+RECIPES = recipes()
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the five packages. Recipes touch different lines, so all of them share one."""
+    folder = tmp_path_factory.mktemp("house")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def edited(text: str, diff: str) -> str:
+    """`text` with one change: the unmarked and `-` lines of `diff` give way to its unmarked and `+` lines."""
+    lines = [line for line in diff.splitlines() if not line.startswith("@@")]
+    old = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("+"))
+    new = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("-"))
+    assert text.count(old) == 1, f"{text.count(old)} places in the file read:\n{old}"
+    return text.replace(old, new)
+
+
+def apply(step: Step, house: Path) -> None:
+    """Writes or edits a file of the copy."""
+    path = house / step.path
+    if step.what == "New file":
+        assert not path.exists(), f"{step.path} is there already"
+        path.write_text(step.text)
+    else:
+        text = path.read_text()
+        for change in re.split(r"^@@.*\n", step.text, flags=re.MULTILINE):
+            if change:
+                text = edited(text, change)
+        path.write_text(text)
+
+
+def check(step: Step, house: Path) -> None:
+    """Runs commands, or a script, on the copy."""
+    if step.language == "python":
+        commands = [[sys.executable, "-c", step.text]]
+    else:
+        lines = step.text.replace("\\\n", " ").splitlines()
+        commands = [[sys.executable, "-m", "service.command.main", *line.split()[1:]] for line in lines]
+        assert all(line.startswith("automap ") for line in lines)
+    for command in commands:
+        ran = subprocess.run(command, cwd=house, capture_output=True, text=True, timeout=300, check=False)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_there_is_a_recipe_for_each_thing_that_newcomers_add() -> None:
+    assert [title.split()[-1] for title in RECIPES] == ["device", "searcher", "environment"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", RECIPES)
+def test_a_recipe_does_what_it_says(title: str, house: Path) -> None:
+    steps = RECIPES[title]
+    assert steps[-1].what == "Check"
+    for step in steps:
+        if step.what == "Check":
+            check(step, house)
+        else:
+            apply(step, house)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", RECIPES)
+def test_the_files_of_a_recipe_pass_the_linter(title: str, house: Path) -> None:
+    """After the recipe has been followed; `ruff format` included."""
+    paths = sorted({step.path for step in RECIPES[title] if step.path.endswith(".py")})
+    assert all((house / path).exists() for path in paths)
+    for command in (["check"], ["format", "--check"]) if paths else ():
+        ran = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "--config", str(ROOT / "pyproject.toml"), *paths],
+            cwd=house,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
