@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.bounds.kernels.step_many import EpisodeArrays
+from automap.space.decisions import DECISIONS, Decision
 from automap.space.space import PlanSpace, Slot
 from envs.observing import GROUP_FEATURES, KINDS, NONE, UNKNOWN, Facts, write_features
 from ir.factors import PARTIAL
@@ -41,10 +42,12 @@ class Features:
         self._source = np.full(len(groups), -1, dtype=np.int64)
         for number, key in enumerate(groups):
             self._read_group(groups, number, *key)
+        decisions = {decision.kind: decision for decision in DECISIONS}
         most_values = max(slot.num_values for slot in slots)
         numbers = np.zeros((len(slots), most_values), dtype=np.float32)
         for number, slot in enumerate(slots):
-            numbers[number, : slot.num_values] = _numbers(space, slot)
+            amounts = decisions[slot.kind].amounts(space)
+            numbers[number, : len(amounts)] = amounts
         rows = [_group_features(space, *key) for key in groups]
         scalars = (
             *(len(space.axes), space.first_cut, space.first_recompute, space.zero_slot, space.first_signature),
@@ -52,8 +55,7 @@ class Features:
         )
         self._facts = Facts(
             scalars=np.array(scalars, dtype=np.int64),
-            # Shares of unlike devices go on with what `devices` began; their index tells them apart.
-            kind=np.array([KINDS.index("devices" if s.kind == "shares" else s.kind) for s in slots], dtype=np.int64),
+            kind=np.array([KINDS.index(decisions[s.kind].seen_as or s.kind) for s in slots], dtype=np.int64),
             group=np.array([groups.index((s.unit_type, s.group)) if s.group >= 0 else 0 for s in slots]),
             source=self._source,
             degrees=arrays.degrees,
@@ -62,7 +64,7 @@ class Features:
             virtuals=arrays.virtuals,
             wants=self._wants,
             gives=self._gives,
-            place=np.array([8 if s.kind == "shares" else s.index for s in slots], dtype=np.float32) / np.float32(8.0),
+            place=np.array([_index(decisions[s.kind], s) for s in slots], dtype=np.float32) / np.float32(8.0),
             num_values=np.array([slot.num_values for slot in slots], dtype=np.float32),
             cluster=_cluster_features(space),
             numbers=numbers,
@@ -112,19 +114,8 @@ class Features:
         write_features(episodes, self._facts, observation, mask)
 
 
-def _numbers(space: PlanSpace, slot: Slot) -> npt.NDArray[np.float64]:
-    """[values] of a slot, in logs where they are counts."""
-    meshes = space.meshes
-    counts = {
-        "pp": meshes.degrees,
-        "tp": meshes.degrees,
-        "middle": meshes.middles,
-        "micro_batches": meshes.micro_batches,
-        "virtual": meshes.virtuals,
-    }
-    if slot.kind in counts:
-        return np.log2(np.array(counts[slot.kind], dtype=np.float64)) / 8.0
-    return np.arange(slot.num_values) / 8.0 if slot.kind in ("recompute", "zero") else np.zeros(slot.num_values)
+def _index(decision: Decision, slot: Slot) -> int:
+    return slot.index if decision.seen_index is None else decision.seen_index
 
 
 def _source(space: PlanSpace, unit_type: int, leader: int) -> tuple[int, int, int] | None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from automap.price.kernels.annotated import Records
 from automap.schedule import KINDS
 from automap.space.batch_shares import share_out
 from automap.space.decisions import DECISIONS, SpaceOutline
@@ -17,7 +18,6 @@ from automap.space.kernels.records import (
     MOVED,
     SHAPE_NODE,
     TIED,
-    Records,
     Scalars,
     SpaceArrays,
 )

@@ -78,12 +78,14 @@ def count_decades(space: SteppedSpace, *, limit: int | None = None, signing: Sig
             cuts[shape.num_chunks] = cut_decades(space, shape.num_chunks, limit)
         here = cuts[shape.num_chunks] + shape.pp * math.log10(modes)
         for decision in reversed(DECISIONS):
-            here += math.log10(min(decision.ways(space, shape), limit or math.inf))
-        for outer, ways in stage_ways(space, shape, limit).items():
+            ways = decision.ways(space, shape)
+            # ZeRO stages are few: all of them are offered everywhere.
+            here += math.log10(ways if limit is None or decision.kind == "zero" else min(ways, limit))
+        for outer, number in stage_ways(space, shape, limit).items():
             key = (outer, shape.tp, shape.middle)
             if key not in signatures:
                 signatures[key] = _signature_decades(space, shape, sorted(outer), signing)
-            total = _add(total, here + math.log10(ways) + signatures[key])
+            total = _add(total, here + math.log10(number) + signatures[key])
     return total
 
 

@@ -4,8 +4,8 @@ A plan is a sequence of decisions. A *slot* is one of them, a *value* is a numbe
 decision may have several slots, as `cut` has one for each chunk but the last. `DECISIONS` lists the kinds in the order
 in which they are decided. Whoever adds a kind writes
 
-1. here: its `Decision` in `DECISIONS`, with slots, chances of moves, ways to decide it and what it means in a
-   `LoweredPlan`;
+1. here: its `Decision` in `DECISIONS`, with slots, chances of moves, ways to decide it, what it means in a
+   `LoweredPlan`, and what agents see of it;
 2. in `kernels/records.py`: the number of its first slot, a field of `FirstSlots` of the same name and place;
 3. in `kernels/stepper.py`: how many of its slots decide something (`active_slots`), and their legal values
    (`legal_values`);
@@ -78,13 +78,19 @@ class Decision:
     """Share of moves of one decision that vary a slot of the kind."""
     is_numbered: bool = False
     """Whether a plan may have several slots of the kind that decide something."""
-    ways: Callable[[SpaceOutline, Shape], int] = lambda decisions, shape: 1
+    ways: Callable[[SpaceOutline, Shape], int] = lambda space, shape: 1
     """In how many ways all slots of the kind can be decided in a plan of a shape; of shapes, stages, cuts and
     signatures, whose ways depend on each other, `automap.space.count` counts them."""
-    write: Callable[[SpaceOutline, Sequence[int]], Mapping[str, Any]] = lambda decisions, values: {}
+    write: Callable[[SpaceOutline, Sequence[int]], Mapping[str, Any]] = lambda space, values: {}
     """Fields of a `LoweredPlan` that the values of the kind's slots decide by themselves."""
-    read: Callable[[SpaceOutline, LoweredPlan], list[int] | None] = lambda decisions, lowered: []
+    read: Callable[[SpaceOutline, LoweredPlan], list[int] | None] = lambda space, lowered: []
     """Values of the kind's slots that decide a plan by themselves, the inverse of `write`; None where none do."""
+    amounts: Callable[[SpaceOutline], Floats] = lambda space: np.zeros(0)
+    """[values] what agents see of each value, about 0 to 1; empty: of all values 0."""
+    seen_as: str = ""
+    """Kind as which agents see the slots, since the inputs of trained networks are fixed; empty: as what they are."""
+    seen_index: int | None = None
+    """Index that agents see of the slots; None = that of the slot."""
 
 
 class SpaceOutline:
@@ -264,12 +270,34 @@ def _read_schedule(space: SpaceOutline, lowered: LoweredPlan) -> list[int] | Non
     return [space.schedules.index(kind)] if kind in space.schedules else None
 
 
+def _logs(counts: Sequence[int]) -> Floats:
+    """What agents see of values that stand for counts."""
+    found: Floats = np.log2(np.array(counts, dtype=np.float64)) / 8.0
+    return found
+
+
 DECISIONS = (
-    Decision(kind="pp", slots=lambda s: _one("pp", "pipeline stages", len(s.meshes.degrees))),
-    Decision(kind="tp", slots=lambda s: _one("tp", "size of the inner mesh axis", len(s.meshes.degrees))),
-    Decision(kind="middle", slots=_middle),
-    Decision(kind="micro_batches", slots=lambda s: _one("micro_batches", "micro-batches", len(s.meshes.micro_batches))),
-    Decision(kind="virtual", slots=lambda s: _one("virtual", "virtual stages a rank", len(s.meshes.virtuals))),
+    Decision(
+        kind="pp",
+        slots=lambda s: _one("pp", "pipeline stages", len(s.meshes.degrees)),
+        amounts=lambda s: _logs(s.meshes.degrees),
+    ),
+    Decision(
+        kind="tp",
+        slots=lambda s: _one("tp", "size of the inner mesh axis", len(s.meshes.degrees)),
+        amounts=lambda s: _logs(s.meshes.degrees),
+    ),
+    Decision(kind="middle", slots=_middle, amounts=lambda s: _logs(s.meshes.middles)),
+    Decision(
+        kind="micro_batches",
+        slots=lambda s: _one("micro_batches", "micro-batches", len(s.meshes.micro_batches)),
+        amounts=lambda s: _logs(s.meshes.micro_batches),
+    ),
+    Decision(
+        kind="virtual",
+        slots=lambda s: _one("virtual", "virtual stages a rank", len(s.meshes.virtuals)),
+        amounts=lambda s: _logs(s.meshes.virtuals),
+    ),
     Decision(
         kind="schedule",
         slots=lambda s: _one("schedule", "order of micro-batches", len(s.schedules)),
@@ -280,9 +308,16 @@ DECISIONS = (
     ),
     Decision(kind="order", slots=lambda s: _one("order", "order of the devices", len(s.meshes.orders)), moved=0.04),
     Decision(kind="devices", slots=_devices, moved=0.06, is_numbered=True),
-    Decision(kind="shares", slots=_shares, moved=0.06),
+    # Agents see the shares of unlike devices as a ninth stage of `devices`.
+    Decision(kind="shares", slots=_shares, moved=0.06, seen_as="devices", seen_index=8),
     Decision(kind="cut", slots=_cuts, moved=0.08, is_numbered=True),
-    Decision(kind="recompute", slots=_recompute, moved=0.12, is_numbered=True),
+    Decision(
+        kind="recompute",
+        slots=_recompute,
+        moved=0.12,
+        is_numbered=True,
+        amounts=lambda s: np.arange(len(RECOMPUTE_MODES)) / 8.0,
+    ),
     Decision(
         kind="zero",
         slots=lambda s: _one("zero", "ZeRO stage", 4),
@@ -290,6 +325,7 @@ DECISIONS = (
         ways=lambda s, shape: int(s.zeros.sum()) if shape.replicas > 1 else 1,
         write=lambda s, values: {"zero": values[0]},
         read=lambda s, lowered: [lowered.zero],
+        amounts=lambda s: np.arange(4) / 8.0,
     ),
     Decision(kind="signature", slots=_signatures),
 )

@@ -15,13 +15,14 @@ from numba import boolean, float64, int64, void
 
 from automap.bounds.kernels.unit_lower_bounds import pick_forced
 from automap.jit import borrowing, kernel
+from automap.price.kernels.annotated import Floats2, Floats3, Ints, Ints2, Mask, numba_type
 from automap.price.kernels.step import P_MICRO_BATCH_S, P_SEND_OVERLAP, P_SEND_S, P_STEP_S, P_ZERO, rank_overflow
 from automap.schedule import ZB1P, ZB2P
 from automap.space.kernels.cuts import nth_cut
 from automap.space.kernels.layout import cut_window, decide_stages
 from automap.space.kernels.masks import shape_node
 from automap.space.kernels.price_one import cost_rows, finish, price_one
-from automap.space.kernels.records import COMPILED, SPACE, Floats, Ints, Mask, named
+from automap.space.kernels.records import COMPILED, SPACE
 from automap.space.kernels.stepper import decide, legal_values
 from automap.space.kernels.workspace import WORKSPACE, new_workspace, pick, pick_all, set_rows
 
@@ -35,20 +36,20 @@ LATER = -2
 class LowerBounds(NamedTuple):
     """Bounds of a space before any signature is decided."""
 
-    nodes: Floats
+    nodes: Floats2
     """[nodes of `SpaceArrays.shape_nodes`, 2] seconds and overflow that no plan behind a node goes below."""
     shapes: Ints
     """[shapes] row of the tables of units for stages of equal size."""
-    unlike: Ints
+    unlike: Ints2
     """[distinct stages, values of the slot `micro_batches`] row of the tables of units for stages of unlike size, or
     -1."""
-    work: Floats
+    work: Floats2
     """[rows, units + 1] least seconds of a micro-batch in all units before each."""
-    states: Floats
+    states: Floats2
     """[rows, units + 1] least bytes of parameters, gradients and moments of all units before each."""
-    saved: Floats
+    saved: Floats2
     """[rows, units + 1] least bytes that a micro-batch leaves for its backward pass in all units before each."""
-    sent: Floats
+    sent: Floats2
     """[rows, units + 1] least bytes of the tensor that crosses behind so many units."""
     shared_bytes: float
     """Bytes of state of parameters that several units use, which may count once."""
@@ -59,19 +60,19 @@ class LowerBounds(NamedTuple):
 class EpisodeArrays(NamedTuple):
     """Plans being decided. Rows about a complete plan are as its last decision left them."""
 
-    values: Ints
+    values: Ints2
     """[episodes, slots] values, decided before `position`."""
     position: Ints
     """[episodes] slot to decide; the number of slots where a plan is complete."""
-    bound: Floats
+    bound: Floats2
     """[episodes, 2] seconds and overflow that no completion is below; of a complete plan its price."""
-    legal: Ints
+    legal: Ints2
     """[episodes, most] legal values of the slot to decide, ascending."""
     offered: Ints
     """[episodes] how many there are."""
-    action_bounds: Floats
+    action_bounds: Floats3
     """[episodes, most, 2] seconds and overflow behind each legal value."""
-    preferred: Ints
+    preferred: Ints2
     """[episodes, slots] values of slots that are not asked."""
     asked: Mask
     """[slots] which are decided one by one; the others take what is preferred."""
@@ -80,31 +81,9 @@ class EpisodeArrays(NamedTuple):
     no more than the one before it."""
 
 
-LOWER_BOUNDS = named(
-    LowerBounds,
-    nodes=float64[:, ::1],
-    shapes=int64[::1],
-    unlike=int64[:, ::1],
-    work=float64[:, ::1],
-    states=float64[:, ::1],
-    saved=float64[:, ::1],
-    sent=float64[:, ::1],
-    shared_bytes=float64,
-    reserved_bytes=float64,
-)
+LOWER_BOUNDS = numba_type(LowerBounds)
 """Numba's type of `LowerBounds`."""
-EPISODES = named(
-    EpisodeArrays,
-    values=int64[:, ::1],
-    position=int64[::1],
-    bound=float64[:, ::1],
-    legal=int64[:, ::1],
-    offered=int64[::1],
-    action_bounds=float64[:, :, ::1],
-    preferred=int64[:, ::1],
-    asked=boolean[::1],
-    free_ranks=int64,
-)
+EPISODES = numba_type(EpisodeArrays)
 """Numba's type of `EpisodeArrays`."""
 
 

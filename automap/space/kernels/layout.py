@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
-from numba import boolean, float64, int64, types, void
+from numba import boolean, int64, types, void
 
 from automap.jit import borrowing, kernel
+from automap.price.kernels.annotated import Floats, Floats2, Ints, Mask, Records, numba_type, rows_of
 from automap.schedule import INTERLEAVED
 from automap.space.kernels.cuts import cut_shares, nth_cut
-from automap.space.kernels.records import SPACE, Floats, Ints, Mask, Records, named, rows_of
+from automap.space.kernels.records import SPACE
 
 FRAME = np.dtype(
     [
@@ -30,7 +31,7 @@ FRAME = np.dtype(
 class Layout(NamedTuple):
     """Where the stages of one plan stand; memory of one caller."""
 
-    frame: Records
+    frame: Annotated[Records, rows_of(FRAME)]
     """[1] see `FRAME`."""
     devices: Ints
     """[ranks] devices of each stage."""
@@ -44,7 +45,7 @@ class Layout(NamedTuple):
     """[ranks] samples of a micro-batch with which that kind of device is priced."""
     divided: Ints
     """[unlike meshes] samples of a micro-batch that must divide, see `unlike_meshes`."""
-    sizes: Floats
+    sizes: Floats2
     """[unlike meshes, axes] ranks of each mesh axis."""
     most_ranks: Floats
     """[axes] ranks of each mesh axis on the stage that has most."""
@@ -56,21 +57,7 @@ class Layout(NamedTuple):
     """[chunks] units before the end of each chunk, as far as `decide` took note of them; of the last one all units."""
 
 
-LAYOUT = named(
-    Layout,
-    frame=rows_of(FRAME),
-    devices=int64[::1],
-    rows=int64[::1],
-    stages=int64[::1],
-    boundaries=int64[::1],
-    samples=int64[::1],
-    divided=int64[::1],
-    sizes=float64[:, ::1],
-    most_ranks=float64[::1],
-    zero_axes=boolean[::1],
-    shares=float64[::1],
-    ends=int64[::1],
-)
+LAYOUT = numba_type(Layout)
 """Numba's type of `Layout`."""
 
 

@@ -6,15 +6,17 @@ of chunks are kept where they are, whatever becomes of the values that state the
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from numba import boolean, float64, int64, uint64, void
 
 from automap.jit import borrowing, kernel
+from automap.price.kernels.annotated import Ints, Mask, numba_type
 from automap.space.kernels.cuts import cut_number, nth_cut
 from automap.space.kernels.layout import LAYOUT, Layout, cut_window, decide_stages, new_layout
-from automap.space.kernels.records import COMPILED, SPACE, Ints, Mask, named
+from automap.space.kernels.records import COMPILED, SPACE
 from automap.space.kernels.stepper import active_slots, decide, legal_values
 from automap.space.kernels.workspace import WORKSPACE, new_workspace
 
@@ -32,8 +34,8 @@ KEEP = 1 << 62
 class Move(NamedTuple):
     """One move of one plan; memory of one caller."""
 
-    state: Ints
-    """[1] state of the random numbers, unsigned."""
+    state: Annotated[npt.NDArray[np.uint64], uint64[::1]]
+    """[1] state of the random numbers."""
     layout: Layout
     """Layout of the plan before the move."""
     donor: Layout
@@ -46,15 +48,7 @@ class Move(NamedTuple):
     """[1] whether chunks are cut evenly instead."""
 
 
-MOVE = named(
-    Move,
-    state=uint64[::1],
-    layout=LAYOUT,
-    donor=LAYOUT,
-    required=int64[::1],
-    ends=int64[::1],
-    is_even=boolean[::1],
-)
+MOVE = numba_type(Move)
 """Numba's type of `Move`."""
 
 

@@ -7,31 +7,28 @@ told apart by hardware, links and mesh; other arrays refer to them by row. Units
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
-import numba
 import numpy as np
-import numpy.typing as npt
-from numba import boolean, float64, int64, types
 
+from automap.price.kernels.annotated import (
+    Floats,
+    Floats2,
+    Floats3,
+    Ints,
+    Ints2,
+    Ints3,
+    Ints4,
+    Ints5,
+    Mask,
+    Mask2,
+    Mask5,
+    Records,
+    numba_type,
+    rows_of,
+)
 from automap.price.kernels.columns import TABLES
 from automap.price.tables import Arrays
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
-Records = npt.NDArray[Any]
-
-
-def named(cls: Any, **fields: Any) -> Any:
-    """Numba's type of a NamedTuple whose fields have these types."""
-    assert tuple(fields) == cls._fields, cls
-    return types.BaseTuple.from_types(tuple(fields.values()), cls)
-
-
-def rows_of(dtype: np.dtype[Any], ndim: int = 1) -> Any:
-    """Numba's type of an array of records."""
-    return types.Array(numba.from_dtype(dtype), ndim, "C")
 
 
 class FirstSlots(NamedTuple):
@@ -115,9 +112,9 @@ class SpaceArrays(NamedTuple):
 
     first: FirstSlots
     scalars: Scalars
-    moved: Records
+    moved: Annotated[Records, rows_of(MOVED)]
     """[kinds of decisions] see `MOVED`."""
-    shape_nodes: Records
+    shape_nodes: Annotated[Records, rows_of(SHAPE_NODE)]
     """[decided beginnings of shapes] see `SHAPE_NODE`; the empty beginning first."""
     degrees: Ints
     """Values of the slots `pp` and `tp`."""
@@ -143,19 +140,19 @@ class SpaceArrays(NamedTuple):
     """Operator rows of all groups, one group behind the other."""
     assignments: Ints
     """Signatures of the members for each value of the group's slots, one group behind the other."""
-    makers: Ints
+    makers: Ints2
     """[types, 2] operator row and output slot of the tensor that crosses out of a unit, or -1."""
-    groups: Records
+    groups: Annotated[Records, rows_of(GROUP)]
     """[groups] see `GROUP`."""
-    tied: Records
+    tied: Annotated[Records, rows_of(TIED)]
     """[pairs of units that share a parameter] see `TIED`."""
     mixed: Ints
     """[distinct stages] number among those of several kinds of devices, or -1."""
     quanta: Ints
     """[stages of several kinds] samples of a rank come in multiples of this."""
-    kind_rows: Ints
+    kind_rows: Ints2
     """[stages of several kinds, kinds] row of the distinct stage as if it consisted of each kind."""
-    kind_ranks: Ints
+    kind_ranks: Ints2
     """[stages of several kinds, kinds] ranks of the outer axis of each kind; of fewer kinds the last is repeated."""
     weight: Floats
     """[units + 1] weight of all units before each, strictly rising."""
@@ -171,36 +168,36 @@ class SpaceArrays(NamedTuple):
     """[pairs of units that share a parameter] elements of the parameter."""
     settings: Floats
     """[P_COUNT] settings of a step without ZeRO."""
-    axes: Floats
+    axes: Floats2
     """[distinct stages, axes] ranks of each mesh axis."""
-    hardware: Floats
+    hardware: Floats2
     """[distinct stages, H_COUNT] hardware of a device."""
-    links: Floats
+    links: Floats3
     """[distinct stages, axes, V_COUNT] links of each mesh axis."""
-    windows: Ints
+    windows: Ints3
     """[chunks + 1, chunks, 2] first and last legal end of each chunk, by the number of chunks."""
-    share_ways: Ints
+    share_ways: Ints3
     """[stages of several kinds, values of `micro_batches`, values of `shares`] the first way to share out samples that
     is the same; 0: even shares."""
-    send_rows: Ints
+    send_rows: Ints4
     """[order, parts before, parts of the last stage among them, parts of the next] boundary, or -1; the first stage
     follows the last one."""
-    kind_samples: Ints
+    kind_samples: Ints4
     """[stages of several kinds, values of `micro_batches`, values of `shares`, kinds] samples of all ranks of a kind
     together."""
-    even_layouts: Records
+    even_layouts: Annotated[Records, rows_of(EVEN_LAYOUT, 4)]
     """[order, pipeline degree, inner degree, middle degree] see `EVEN_LAYOUT`."""
-    stage_rows: Ints
+    stage_rows: Ints5
     """[order, inner degree, middle degree, parts before, parts] row of the distinct stage, or -1."""
-    fills: Mask
+    fills: Mask5
     """[inner, middle, micro-batches, stages, parts + 1] see `ways_to_fill`."""
-    masks: Mask
+    masks: Mask2
     """[modes, operator rows] operators that each recompute mode runs again."""
-    obeys: Mask
+    obeys: Mask2
     """[axes, values of all groups] signatures that the user's constraints leave."""
-    kept: Mask
+    kept: Mask2
     """[units, modes] modes that obey constraints against recomputation."""
-    again: Mask
+    again: Mask2
     """[units, modes] modes that obey constraints for recomputation."""
     modes: Mask
     """[modes] recompute modes that the trainer and `hints.fix` leave."""
@@ -208,55 +205,7 @@ class SpaceArrays(NamedTuple):
     """[4] ZeRO stages that `hints.fix` leaves."""
 
 
-SPACE = named(
-    SpaceArrays,
-    first=types.NamedUniTuple(int64, len(FirstSlots._fields), FirstSlots),
-    scalars=types.NamedUniTuple(int64, len(Scalars._fields), Scalars),
-    moved=rows_of(MOVED),
-    shape_nodes=rows_of(SHAPE_NODE),
-    degrees=int64[::1],
-    middles=int64[::1],
-    micro_batches=int64[::1],
-    virtuals=int64[::1],
-    schedules=int64[::1],
-    stages=int64[::1],
-    units=int64[::1],
-    spans=int64[::1],
-    group_spans=int64[::1],
-    boundary=int64[::1],
-    members=int64[::1],
-    assignments=int64[::1],
-    makers=int64[:, ::1],
-    groups=rows_of(GROUP),
-    tied=rows_of(TIED),
-    mixed=int64[::1],
-    quanta=int64[::1],
-    kind_rows=int64[:, ::1],
-    kind_ranks=int64[:, ::1],
-    weight=float64[::1],
-    capacity=float64[::1],
-    speed=float64[::1],
-    send_latency_s=float64[::1],
-    send_bytes_per_s=float64[::1],
-    tied_elements=float64[::1],
-    settings=float64[::1],
-    axes=float64[:, ::1],
-    hardware=float64[:, ::1],
-    links=float64[:, :, ::1],
-    windows=int64[:, :, ::1],
-    share_ways=int64[:, :, ::1],
-    send_rows=int64[:, :, :, ::1],
-    kind_samples=int64[:, :, :, ::1],
-    even_layouts=rows_of(EVEN_LAYOUT, 4),
-    stage_rows=int64[:, :, :, :, ::1],
-    fills=boolean[:, :, :, :, ::1],
-    masks=boolean[:, ::1],
-    obeys=boolean[:, ::1],
-    kept=boolean[:, ::1],
-    again=boolean[:, ::1],
-    modes=boolean[::1],
-    zeros=boolean[::1],
-)
+SPACE = numba_type(SpaceArrays)
 """Numba's type of `SpaceArrays`."""
 
 
@@ -266,15 +215,15 @@ class UnitCache(NamedTuple):
     Plans that are priced one after another have most of it in common. A later entry takes the place of an earlier one.
     """
 
-    keys: Ints
+    keys: Ints2
     """[REMEMBERED, 2] hashes of a unit and its surroundings; zeros where there is nothing."""
-    costs: Floats
+    costs: Floats2
     """[REMEMBERED, C_COUNT + 1] costs of the unit, then whether it is recomputed as a whole."""
-    legal: Ints
+    legal: Ints2
     """[REMEMBERED, 3] hashes of a linkage group on meshes of stages; which signatures are legal there, as bits."""
 
 
-UNIT_CACHE = named(UnitCache, keys=int64[:, ::1], costs=float64[:, ::1], legal=int64[:, ::1])
+UNIT_CACHE = numba_type(UnitCache)
 """Numba's type of `UnitCache`."""
 
 
@@ -288,5 +237,5 @@ class Compiled(NamedTuple):
     """Costs and legal signatures that are known already; read and written."""
 
 
-COMPILED = named(Compiled, tables=TABLES, space=SPACE, cache=UNIT_CACHE)
+COMPILED = numba_type(Compiled, tables=TABLES)
 """Numba's type of `Compiled`."""

@@ -6,20 +6,21 @@ linkage group, which may be undecided, -1. `automap.space.kernels.price_one` pri
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
-from numba import boolean, float64, int64, void
+from numba import boolean, int64, void
 
 from automap.jit import borrowing, kernel
+from automap.price.kernels.annotated import Floats, Floats2, Ints, Ints2, Mask, Records, numba_type, rows_of
 from automap.price.kernels.collectives import L_COUNT
 from automap.price.kernels.columns import C_COUNT, MAX_AXES
 from automap.price.kernels.step import P_ZERO, R_COUNT, ROOM, Room, new_room
 from automap.price.kernels.tied_parameters import E_AXES, T_COUNT, tie_columns
 from automap.price.kernels.unit_workspace import SHARDED, Sharded, new_sharded
-from automap.space.kernels.layout import LAYOUT, Layout, new_layout
+from automap.space.kernels.layout import Layout, new_layout
 from automap.space.kernels.masks import assign, signature_mask
-from automap.space.kernels.records import COMPILED, SPACE, Floats, Ints, Mask, Records, named, rows_of
+from automap.space.kernels.records import COMPILED, SPACE
 from automap.space.kernels.unit_cache import BITS, REMEMBERED, mix, scramble
 
 COUNTS = np.dtype([("num_rows", np.int64), ("num_parts", np.int64)])
@@ -43,40 +44,40 @@ class Workspace(NamedTuple):
     layout: Layout
     mask: Mask
     """[most values of a slot] legal values of the slot that was looked at last."""
-    picked: Ints
+    picked: Ints2
     """[groups, axes] value of each group's slots, -1 = undecided."""
-    chosen: Ints
+    chosen: Ints2
     """[operator rows, axes] the signatures that follow."""
     types: Ints
     """[groups] unit type of each."""
-    hashes: Ints
+    hashes: Ints2
     """[types, 2] two hashes of what is picked in each unit type."""
-    counts: Records
+    counts: Annotated[Records, rows_of(COUNTS)]
     """[1] see `COUNTS`."""
-    rows: Records
+    rows: Annotated[Records, rows_of(ROW)]
     """[rows] see `ROW`."""
-    costs: Floats
+    costs: Floats2
     """[rows, C_COUNT] costs of one unit of each row."""
     covered: Mask
     """[rows] whether the unit is recomputed as a whole."""
-    parts: Ints
+    parts: Ints2
     """[parts, 3] see `combine`."""
     whole: Mask
     """[parts] see `combine`."""
     home: Ints
     """[units] pipeline rank of each unit."""
-    prepared: Ints
+    prepared: Ints2
     """[types, 3] distinct stage, samples of a micro-batch and axes of ZeRO for which `sharded` holds the unit type, or
     -1."""
     incoming: Ints
     """[axes] scratch for a placement."""
-    tied: Floats
+    tied: Floats2
     """See `combine`."""
-    alone: Ints
+    alone: Ints2
     """[axes, T_COUNT] scratch: how one unit reads a tied parameter."""
-    together: Ints
+    together: Ints2
     """[axes, T_COUNT] scratch: how all units of a rank read it."""
-    amounts: Floats
+    amounts: Floats2
     """[3, E_AXES + 3 * axes] scratch: what a rank has of a tied parameter for earlier units, for one more, for all."""
     room: Room
     """Scratch of `combine`."""
@@ -88,50 +89,19 @@ class Workspace(NamedTuple):
     """[ranks] scratch of `automap.bounds.kernels.step_many`."""
     rest: Floats
     """[units + 1] scratch of `automap.bounds.kernels.step_many`."""
-    used: Floats
+    used: Floats2
     """[4, ranks] scratch of `automap.bounds.kernels.step_many`."""
     settings: Floats
     """[P_COUNT] settings of a step, with the plan's ZeRO stage."""
-    ranks: Floats
+    ranks: Floats2
     """[ranks, R_COUNT] what `finish` found, see `combine`."""
-    records: Floats
+    records: Floats2
     """[0, L_COUNT] in place of a list of collectives: none is kept."""
     cursor: Ints
     """[1] rows of it that are written: none."""
 
 
-WORKSPACE = named(
-    Workspace,
-    layout=LAYOUT,
-    mask=boolean[::1],
-    picked=int64[:, ::1],
-    chosen=int64[:, ::1],
-    types=int64[::1],
-    hashes=int64[:, ::1],
-    counts=rows_of(COUNTS),
-    rows=rows_of(ROW),
-    costs=float64[:, ::1],
-    covered=boolean[::1],
-    parts=int64[:, ::1],
-    whole=boolean[::1],
-    home=int64[::1],
-    prepared=int64[:, ::1],
-    incoming=int64[::1],
-    tied=float64[:, ::1],
-    alone=int64[:, ::1],
-    together=int64[:, ::1],
-    amounts=float64[:, ::1],
-    room=ROOM,
-    sharded=SHARDED,
-    seen=float64[::1],
-    least=int64[::1],
-    rest=float64[::1],
-    used=float64[:, ::1],
-    settings=float64[::1],
-    ranks=float64[:, ::1],
-    records=float64[:, ::1],
-    cursor=int64[::1],
-)
+WORKSPACE = numba_type(Workspace, room=ROOM, sharded=SHARDED)
 """Numba's type of `Workspace`."""
 
 
