@@ -1,6 +1,7 @@
-"""Incumbent: the best plan of a search, the budget it has used, and the result it ends with.
+"""Incumbent: the best plan of a search so far, the budget that is used, and the result that the search ends with.
 
-Every searcher prices through one of these, so that evaluations are counted alike. Units: seconds, evaluations.
+Every searcher prices its plans through one `Incumbent`, so that evaluations are counted alike. Units: seconds,
+evaluations.
 """
 
 from __future__ import annotations
@@ -15,13 +16,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from agents.results.diverse_top_k import MOST, Ranked
-from agents.results.diverse_top_k import unlike as unlike_candidates
+from agents.results.diverse_top_k import MOST, DiverseTopK, unlike
 from agents.results.infeasibility_advice import nothing_fits
-from agents.results.local_sgd import Synced, with_modes
-from agents.results.plainest import IllegalPlan, Offer, as_it_is
-from agents.results.plainest import plainest as plainest_of
-from agents.searcher import Budget, OnProgress, Progress, SearchResult, ShouldStop
+from agents.results.local_sgd import PlanWithSync, with_sync_modes
+from agents.results.plainest import IllegalPlan, Offer, as_it_is, plainest
+from agents.searcher import Budget, OnProgress, Progress, SearchResult, SearchTask, ShouldStop
 from automap.bounds.partial_plans import BoundTable
 from automap.plan import Plan, SearchRecord, Sync
 from automap.price.estimate import annotate, baseline_s, lower_bound_s
@@ -30,23 +29,28 @@ from automap.space.templates import templates
 from automap.verify import Verifier
 
 TEMPLATES = 256
-"""That are priced at a time."""
+"""Number of templates that are priced in one call."""
 REPORT_EVERY_S = 0.2
-"""Pause between two progress reports."""
+"""Least time between two progress reports, in seconds."""
 
 
 class Incumbent:
-    """The best of what one searcher has priced.
+    """The best plan that one search has priced.
 
     Attributes:
-        evaluations: plans priced so far.
-        charged: those that count against the budget.
+        space: plan space of the problem.
+        budget: budget of the whole search.
+        should_stop: whether the caller wants the search to end.
+        evaluations: number of plans priced so far.
+        charged: number of plans that count against the budget.
         best: values of the best plan that fits, or None.
-        best_s: its step time, or infinity.
-        best_by: who found it.
+        best_s: step time of that plan, or infinity.
+        best_by: name of the searcher that found it.
         reached: best step time of each searcher, None where it found nothing that fits.
-        nearest: values of the plan that overflows least while none fits.
-        improvements: (evaluations, seconds, step time) of each plan that was the best when it came.
+        nearest: values of the plan that overflows memory least while none fits.
+        least_overflow: its overflow, as a share of a device's memory.
+        baselines: step times of the baselines that have been priced, see `agents.sampling.expert.price_grid`.
+        improvements: (evaluations, seconds, step time) of each plan that was the best when it was priced.
     """
 
     def __init__(
@@ -55,12 +59,13 @@ class Incumbent:
         budget: Budget,
         *,
         searcher: str,
-        on_progress: OnProgress,
-        should_stop: ShouldStop,
+        on_progress: OnProgress = lambda progress: None,
+        should_stop: ShouldStop = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.space = space
         self.budget = budget
+        self.should_stop = should_stop
         self.evaluations = 0
         self.charged = 0
         self.best: Values | None = None
@@ -70,30 +75,54 @@ class Incumbent:
         self.searcher = searcher
         self.nearest: Values | None = None
         self.least_overflow = float("inf")
+        self.baselines: Mapping[str, float | None] = {}
         self.improvements: list[tuple[int, float, float]] = []
         self._on_progress = on_progress
-        self._should_stop = should_stop
         self._clock = clock
         self._start = clock()
-        self._ranked = Ranked(space)
+        self._diverse = DiverseTopK(space)
         self._reported = -REPORT_EVERY_S
         self._pause_s: float | None = None
         self._pause_at: int | None = None
         self._bound_s = lower_bound_s(space.problem)
 
+    @staticmethod
+    def begin(task: SearchTask, searcher: str) -> Incumbent:
+        """Begins a search: builds the plan space of a task and the incumbent of a searcher in it."""
+        return Incumbent(
+            PlanSpace(task.problem),
+            task.budget,
+            searcher=searcher,
+            on_progress=task.on_progress,
+            should_stop=task.should_stop,
+        )
+
+    def price_start(self, task: SearchTask, *, credit: str | None = None) -> list[Values]:
+        """Prices the plans from which a task begins and returns their values; plans outside the space are left out.
+
+        Args:
+            task: the task.
+            credit: who is credited with these plans; None = the searcher at work.
+        """
+        given = [values for values in map(self.space.encode, task.start) if values is not None]
+        if given and credit is not None:
+            self.searcher = credit
+        self.price(given)
+        return given
+
     @cached_property
     def table(self) -> BoundTable:
-        """Bounds of the space."""
+        """Lower bounds of the space, built on first use."""
         return BoundTable(self.space)
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start of the search."""
         return self._clock() - self._start
 
     @property
     def fraction(self) -> float:
-        """Share of the budget that is spent."""
+        """Share of the budget that is spent, from 0 to 1."""
         spent = 0.0
         if self.budget.seconds is not None:
             spent = self.seconds / self.budget.seconds
@@ -103,7 +132,7 @@ class Incumbent:
 
     @property
     def searcher(self) -> str:
-        """Who searches now."""
+        """Name of the searcher at work, which is credited with the plans that are priced."""
         return self._searcher
 
     @searcher.setter
@@ -124,18 +153,13 @@ class Incumbent:
         return max(0.0, min(limits) - self.seconds) if limits else None
 
     @property
-    def stopped(self) -> bool:
-        """Whether the caller wants an end."""
-        return self._should_stop()
-
-    @property
     def finished(self) -> bool:
-        """Whether to stop now."""
-        return self.left == 0 or self.left_s == 0.0 or self._should_stop()
+        """Whether the searcher has to stop now: its budget or its share is spent, or the caller wants it."""
+        return self.left == 0 or self.left_s == 0.0 or self.should_stop()
 
     @contextmanager
     def share(self, *, seconds: float | None = None, evaluations: int | None = None) -> Iterator[None]:
-        """Within, it is `finished` after so much more at the latest."""
+        """Limits what is done inside the `with` block: `finished` is true after so much more at the latest."""
         outer = self._pause_s, self._pause_at
         if seconds is not None:
             self._pause_s = self.seconds + min(seconds, self.left_s if self.left_s is not None else seconds)
@@ -147,57 +171,60 @@ class Incumbent:
             self._pause_s, self._pause_at = outer
 
     def price(self, plans: Sequence[Values] | Ints) -> npt.NDArray[np.float64]:
-        """Prices plans, [plans, slots], and keeps the best.
+        """Prices plans and keeps the best.
+
+        Args:
+            plans: [plans, slots] values.
 
         Returns:
-            [plans, 2] seconds and overflow, see `PlanSpace.price`.
+            [plans, 2] seconds of a step and overflow of memory, see `PlanSpace.price`.
         """
         values = np.array(plans, dtype=np.int64).reshape(len(plans), len(self.space.slots))
         found = self.space.price(values)
         if not len(values):
             return found
         fits = found[:, 1] <= 0.0
-        self._ranked.take(values, np.where(fits, found[:, 0], np.inf), self.searcher)
+        self._diverse.add(values, np.where(fits, found[:, 0], np.inf), self.searcher)
         at = int((np.where(fits, found[:, 0], np.inf) if fits.any() else found[:, 1]).argmin())
-        # Of many plans the best one alone is told of, when its turn has come.
+        # Only the best of many plans is added, at its place among them.
         self.count(at)
-        self.offer(tuple(values[at].tolist()), float(found[at, 0]), float(found[at, 1]))
+        self.add(tuple(values[at].tolist()), float(found[at, 0]), float(found[at, 1]))
         self.count(len(values) - at - 1)
         return found
 
-    def offer(self, values: Values, step_time_s: float, overflow: float) -> None:
-        """Takes note of a plan that has been priced."""
+    def add(self, values: Values, step_time_s: float, overflow: float) -> None:
+        """Counts one plan that the searcher has priced, keeps it if it is the best, and reports if it is time to."""
         self.count(1)
         if overflow <= 0.0:
-            self._rank(self.searcher, values, step_time_s)
-        self.adopt(self.searcher, values, step_time_s, overflow)
+            self._add_diverse(self.searcher, values, step_time_s)
+        self.add_from(self.searcher, values, step_time_s, overflow)
         if self.seconds - self._reported >= REPORT_EVERY_S:
             self.report()
 
-    def adopt(self, searcher: str, values: Values, step_time_s: float, overflow: float) -> None:
-        """Takes note of a plan without counting it."""
+    def add_from(self, searcher: str, values: Values, step_time_s: float, overflow: float) -> None:
+        """Keeps a plan that `searcher` has priced if it is the best, without counting it."""
         self.reached.setdefault(searcher, None)
         if overflow <= 0.0:
             before = self.reached[searcher]
             if before is None or step_time_s < before:
                 self.reached[searcher] = step_time_s
-                self._rank(searcher, values, step_time_s)
+                self._add_diverse(searcher, values, step_time_s)
             if step_time_s < self.best_s:
                 self.best, self.best_s, self.best_by = values, step_time_s, searcher
                 self.improvements.append((self.evaluations, self.seconds, step_time_s))
         elif self.best is None and overflow < self.least_overflow:
             self.nearest, self.least_overflow = values, overflow
 
-    def _rank(self, searcher: str, values: Values, step_time_s: float) -> None:
-        self._ranked.take(np.array([values], dtype=np.int64), np.array([step_time_s]), searcher)
+    def _add_diverse(self, searcher: str, values: Values, step_time_s: float) -> None:
+        self._diverse.add(np.array([values], dtype=np.int64), np.array([step_time_s]), searcher)
 
     def count(self, evaluations: int) -> None:
-        """Counts plans that somebody else has priced, and charges the budget for them."""
+        """Counts plans that have been priced and charges the budget for them."""
         self.evaluations += evaluations
         self.charged += evaluations
 
     def report(self) -> None:
-        """Tells how far the search is."""
+        """Reports how far the search has come."""
         self._reported = self.seconds
         self._on_progress(
             Progress(
@@ -210,94 +237,94 @@ class Incumbent:
             )
         )
 
-    def _take_templates(self) -> None:
-        """Prices the grid of templates whatever the budget: one too small to find a plan still gets the best of them.
+    def _price_templates(self) -> None:
+        """Prices the templates whatever the budget: a search too short to find a plan still returns the best of them.
 
-        A caller who wants an end gets the first ones that fit.
+        Where the caller wants the search to end, the first ones that fit are enough.
 
         Raises:
-            NothingFits: none of them fits either.
+            NothingFits: no template fits either.
         """
         self.searcher = "expert"
         listed = templates(self.space)
         while some := list(itertools.islice(listed, TEMPLATES)):
             self.price([values for _, values in some])
-            if self.best is not None and self.stopped:
+            if self.best is not None and self.should_stop():
                 break
         if self.best is None:
             assert self.nearest is not None
             raise nothing_fits(self.space, self.nearest)
 
-    def result(
-        self,
-        *,
-        seed: int,
-        baselines: Mapping[str, float | None] | None = None,
-        proven: bool = False,
-    ) -> SearchResult:
-        """The plan found, priced in full; `proven` if no plan of the space is better.
+    def result(self, *, seed: int, proven: bool = False) -> SearchResult:
+        """The result of the search, with plans that are priced in full and verified.
+
+        Args:
+            seed: seed of the search, for the record.
+            proven: whether no plan of the space is better than the best one.
 
         Raises:
             NothingFits: no plan that fits was found.
         """
         self.report()
         if self.best is None:
-            self._take_templates()
+            self._price_templates()
         assert self.best is not None
+        first, found_by, best_unlike = self.best, self.best_by, self._best_synchronous
+        if self.space.problem.training.sync_modes == ("synchronous",):
+            bound_s = self.best_s if proven else max(self.table.first.time_s, self._bound_s)
+        else:
+            # What is known of the space holds for synchronous plans only.
+            proven, bound_s = False, self._bound_s
+            candidates = with_sync_modes(self.space, self._diverse.best(MOST, first))
+            (_, found_by), _ = candidates[0].item
+
+            def best_unlike(count: int) -> list[PlanWithSync]:
+                return [found.item for found in unlike(candidates, count)]
+
         record = SearchRecord(
-            found_by=self.best_by,
+            found_by=found_by,
             seed=seed,
             evaluations=self.evaluations,
-            baselines={**(baselines or {}), "yours": baseline_s(self.space.evaluator)},
+            baselines={**self.baselines, "yours": baseline_s(self.space.evaluator)},
             searchers=dict(self.reached),
             seconds=self.seconds,
             proven=proven,
-            lower_bound_s=self.best_s if proven else max(self.table.first.time_s, self._bound_s),
+            lower_bound_s=bound_s,
         )
-        first, in_order = self.best, self._in_order
-        if self.space.problem.training.sync_modes != ("synchronous",):
-            # What is known of the space holds for synchronous plans alone.
-            proven, record = False, replace(record, proven=False, lower_bound_s=self._bound_s)
-            modes = with_modes(self.space, self._ranked.best(MOST, first))
-            record = replace(record, found_by=modes[0].item[0][1])
+        ((values, _), sync), *_ = best_unlike(1)
+        best = self._plan(values, sync, record)
 
-            def in_order(count: int) -> list[Synced]:
-                return [found.item for found in unlike_candidates(modes, count)]
+        def unlike_plans(count: int) -> tuple[Plan, ...]:
+            others = best_unlike(count)[1:]
+            records = (replace(record, proven=False, found_by=name) for (_, name), _ in others)
+            return (best, *(self._plan(row, mode, of) for ((row, _), mode), of in zip(others, records, strict=True)))
 
-        ((values, _), sync), *_ = in_order(1)
-        best = self._plan(values, record, sync)
-
-        def unlike(count: int) -> tuple[Plan, ...]:
-            (_, *others) = in_order(count)
-            of_others = replace(record, proven=False)
-            return (
-                best,
-                *(self._plan(values, replace(of_others, found_by=name), sync) for (values, name), sync in others),
-            )
-
-        def plainest(limit_s: float) -> Offer:
-            found = (values, record.found_by)
+        def plainest_plan(limit_s: float) -> Offer:
             if sync.kind != "synchronous":
-                return as_it_is(self.space, found, best)
-            return plainest_of(self.space, found, self._ranked.best(MOST, first), limit_s)
+                return as_it_is(self.space, (values, found_by), best)
+            return plainest(self.space, (values, found_by), self._diverse.best(MOST, first), limit_s)
 
         return SearchResult(
             plan=best,
-            plainest=plainest,
+            plainest=plainest_plan,
             evaluations=self.evaluations,
             seconds=self.seconds,
             proven=proven,
             improvements=tuple(self.improvements),
-            unlike=unlike,
+            unlike=unlike_plans,
         )
 
-    def _in_order(self, count: int) -> list[Synced]:
-        """The best unlike plans, synchronous."""
+    def _best_synchronous(self, count: int) -> list[PlanWithSync]:
+        """The best plans that are unlike each other, all synchronous."""
         assert self.best is not None
-        return [(found, Sync()) for found in self._ranked.best(count, self.best)]
+        return [(found, Sync()) for found in self._diverse.best(count, self.best)]
 
-    def _plan(self, values: Values, record: SearchRecord, sync: Sync) -> Plan:
-        """A plan in full, with what is counted of it in its record."""
+    def _plan(self, values: Values, sync: Sync, record: SearchRecord) -> Plan:
+        """A plan with its estimate, and with its numbers of decisions in its record.
+
+        Raises:
+            IllegalPlan: the plan breaks the rules of `automap.verify`.
+        """
         lowered = self.space.lowered(values)
         plan = annotate(replace(self.space.decode(values), sync=sync), lowered, self.space.evaluator)
         faults = Verifier(self.space.problem).violations(plan)

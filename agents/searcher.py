@@ -1,7 +1,8 @@
-"""Searcher, Budget, Progress, SearchResult, and `search`, the one way in.
+"""What every searcher has in common: `Budget`, `SearchTask`, `Progress`, `SearchResult`; and `search`, which runs one.
 
-One evaluation is one complete plan priced. A searcher is anytime, and deterministic for a budget in evaluations on
-one machine and version. Knows nothing of HTTP, queues or files. Units: seconds, evaluations.
+One evaluation is one complete plan that is priced. A searcher can be stopped at any time and then returns the best plan
+so far; for a budget in evaluations its result is deterministic on one machine and version. Nothing here knows of HTTP,
+queues or files. Units: seconds, evaluations.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from automap.errors import ProblemError
 from automap.plan import Plan
@@ -20,22 +21,23 @@ if TYPE_CHECKING:
     from agents.results.plainest import Offer
 
 MAX_EVALUATIONS = 10**12
-"""Of a budget, or seconds: at a microsecond each, 12 days."""
+"""Largest amount that a budget may state, in evaluations or in seconds: 10^12 evaluations of a microsecond each take 12
+days."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """When to stop: after some seconds or some evaluations, whichever is named."""
+    """When a search stops: after some seconds or after some evaluations, whichever of the two is given."""
 
     seconds: float | None = None
     evaluations: int | None = None
 
     @staticmethod
     def parse(text: str | int) -> Budget:
-        """`30s`, `2m` or a number of evaluations.
+        """The budget that a text states: `30s`, `2m`, `1h` or a number of evaluations.
 
         Raises:
-            ProblemError: not a budget.
+            ProblemError: the text is not a budget.
         """
         match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", str(text).strip())
         amount = float(match[1]) if match else 0.0
@@ -58,57 +60,67 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a search is."""
+    """How far a search has come."""
 
     searcher: str
+    """Name of the searcher at work."""
     evaluations: int
+    """Number of plans priced so far."""
     seconds: float
+    """Time since the start of the search."""
     best_step_time_s: float | None
-    """None until a plan fits."""
+    """Step time of the best plan so far; None until a plan fits into memory."""
     lower_bound_s: float
+    """Step time that no plan of the problem goes below."""
     fraction: float
-    """Share of the budget that is spent, 0..1."""
+    """Share of the budget that is spent, from 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchResult:
-    """The best plan found and what it took."""
+    """The best plan that a search found, and what the search took."""
 
     plan: Plan
-    """With `estimate`, `search` and `why` filled in."""
+    """The best plan, with `estimate`, `search` and `why` filled in."""
     unlike: Callable[[int], tuple[Plan, ...]] = field(compare=False)
-    """Of a number, so many of the best plans that are unlike each other, or fewer where there are no more; the first is
-    `plan`. See `agents.results.diverse_top_k`."""
+    """Returns the given number of best plans that differ from each other in more than details, or fewer where there are
+    no more; the first one is `plan`. See `agents.results.diverse_top_k`."""
     evaluations: int
+    """Number of plans that were priced."""
     seconds: float
+    """Duration of the search."""
     plainest: Callable[[float], Offer] | None = field(default=None, compare=False)
-    """Of a step time in seconds, the plainest plan that takes no longer, see `agents.results.plainest`; None where
-    the plan has been chosen so."""
+    """Returns the plainest plan whose step time is at most the given seconds, see `agents.results.plainest`; None where
+    `plan` has been chosen in this way already."""
     proven: bool = False
-    """Whether no plan of the space that fits is faster."""
+    """Whether it is proven that no plan of the space that fits into memory is faster."""
     improvements: Sequence[tuple[int, float, float]] = ()
-    """(evaluations, seconds, step time in seconds) whenever a faster plan that fits was found."""
-
-
-def check_tie(tie: float) -> None:
-    """Refuses ties out of bounds.
-
-    Raises:
-        ProblemError: not from 0 to 1.
-    """
-    if not 0.0 <= tie <= 1.0:
-        raise ProblemError(
-            "is no share of the error band",
-            field="tie",
-            value=f"{tie:g}",
-            repair="Give 0, for the fastest plan by the estimate, to 1; the default is 0.1.",
-        )
+    """(evaluations, seconds, step time in seconds) at each moment when a faster plan that fits was found."""
 
 
 OnProgress = Callable[[Progress], None]
 ShouldStop = Callable[[], bool]
 
-_AGENTS = {
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchTask:
+    """What a searcher is asked to do; see `search` for the meaning of the fields."""
+
+    problem: Problem
+    budget: Budget
+    seed: int = 0
+    on_progress: OnProgress = lambda progress: None
+    should_stop: ShouldStop = lambda: False
+    start: Sequence[Plan] = ()
+
+
+Searcher = Callable[[SearchTask], SearchResult]
+"""The shape of every agent: it returns the fastest plan that fits into memory, found within the budget of the task.
+
+Raises `NothingFits` where no plan of the space fits into memory; the error names the nearest plan and what would help.
+"""
+
+_SEARCHERS = {
     "portfolio": "portfolio.portfolio.search_portfolio",
     "dqn": "learning.dqn.search_dqn",
     "dqn-pretrained": "learning.pretrained.search_pretrained",
@@ -120,24 +132,10 @@ _AGENTS = {
     "random": "sampling.random_plans.search_random",
     "exhaustive": "sampling.exhaustive.search_exhaustive",
 }
-SEARCHERS = tuple(_AGENTS)
-
-
-class Searcher(Protocol):
-    """The shape of every agent."""
-
-    def __call__(
-        self,
-        problem: Problem,
-        budget: Budget,
-        *,
-        seed: int,
-        on_progress: OnProgress,
-        should_stop: ShouldStop,
-        start: Sequence[Plan] = (),
-    ) -> SearchResult:
-        """See `search`."""
-        ...
+"""Path of each searcher below the package `agents`. It is imported on first use: the DQN brings torch, which nobody
+else needs."""
+SEARCHERS = tuple(_SEARCHERS)
+"""Names of all searchers."""
 
 
 def search(
@@ -150,33 +148,46 @@ def search(
     should_stop: ShouldStop = lambda: False,
     start: Sequence[Plan] = (),
 ) -> SearchResult:
-    """The fastest plan that fits in memory, found within `budget`.
+    """The fastest plan that fits into memory, found within `budget`.
 
     Args:
-        problem: what is searched.
+        problem: graph, cluster, training and hints for which a plan is searched.
         budget: seconds or evaluations.
         searcher: one of `SEARCHERS`.
-        seed: of every random choice.
+        seed: seed of every random choice.
         on_progress: called a few times a second.
-        should_stop: asked often; once true, the best plan so far is returned.
-        start: plans to begin from.
+        should_stop: called often; once it returns true, the best plan so far is returned.
+        start: plans from which the search begins. Those that are not in the plan space are left out.
 
     Raises:
-        NothingFits: no plan of the space fits into memory; names the nearest and what would make it fit.
-        ProblemError: unknown searcher, or the space is too large for an exhaustive search.
+        NothingFits: no plan of the space fits into memory; the error names the nearest plan and what would help.
+        ProblemError: the searcher is unknown, or the space is too large for an exhaustive search.
     """
     if searcher not in SEARCHERS:
         raise unknown_searcher(searcher, field="searcher")
-    return _agent(searcher)(problem, budget, seed=seed, on_progress=on_progress, should_stop=should_stop, start=start)
+    module, _, function = _SEARCHERS[searcher].rpartition(".")
+    found: Searcher = getattr(import_module(f"agents.{module}"), function)
+    task = SearchTask(
+        problem=problem, budget=budget, seed=seed, on_progress=on_progress, should_stop=should_stop, start=start
+    )
+    return found(task)
 
 
 def unknown_searcher(name: str, *, field: str) -> ProblemError:
-    """Says who could be asked instead."""
+    """The error for a name that is not one of `SEARCHERS`, given in `field`."""
     return ProblemError("unknown searcher", field=field, value=name, repair="Use one of " + ", ".join(SEARCHERS) + ".")
 
 
-def _agent(name: str) -> Searcher:
-    # Imported when asked for: the DQN brings torch, which nobody else needs.
-    module, _, function = _AGENTS[name].rpartition(".")
-    found: Searcher = getattr(import_module(f"agents.{module}"), function)
-    return found
+def check_tie(tie: float) -> None:
+    """Refuses a tie out of bounds.
+
+    Raises:
+        ProblemError: the tie is not from 0 to 1.
+    """
+    if not 0.0 <= tie <= 1.0:
+        raise ProblemError(
+            "is no share of the error band",
+            field="tie",
+            value=f"{tie:g}",
+            repair="Give 0, for the fastest plan by the estimate, to 1; the default is 0.1.",
+        )

@@ -29,7 +29,7 @@ _SOURCES = (
     "automap/price/kernel_shapes.py",
     "automap/space/compile.py",
     "automap/cost_graph/message_passing.py",
-    "envs/observing.py",
+    "envs/kernels.py",
     "ir/factors.py",
 )
 """Files that hold kernels, or constants that kernels are compiled with."""

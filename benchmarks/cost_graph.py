@@ -1,10 +1,10 @@
-"""How well the cost graph adds up, and how long elimination takes for a frame.
+"""How well the cost graph adds up, and how long elimination takes for a skeleton.
 
-    python benchmarks/cost_graph.py [--plans 25] [--frames 25] [--models NAME,NAME]
+    python benchmarks/cost_graph.py [--plans 25] [--skeletons 25] [--models NAME,NAME]
 
 Of random plans each unit's forward and backward pass in the cost graph against its cost in the price: the median and
-the largest of the relative deviations. Of the frames of some of them the processor time of one elimination at the
-slopes of their plans, by the number of mesh axes of more than one rank: median and largest.
+the largest of the relative deviations. For the skeletons of some of them, the processor time of one elimination at the
+sensitivities of their plans, by the number of mesh axes of more than one rank: median and largest.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import numpy as np
 from agents.planners.elimination import solve
 from automap.cluster import parse_cluster
 from automap.cost_graph.graph import CostGraph
-from automap.cost_graph.sensitivities import slopes
+from automap.cost_graph.sensitivities import sensitivities
 from automap.price.kernels.collectives import KIND_COUNT
 from automap.price.kernels.columns import (
     C_BACKWARD,
@@ -55,7 +55,7 @@ def live_axes(space, values):
     return sum(size > 1 for size in (shape.dp, shape.middle, shape.tp))
 
 
-def measure(space, num_plans, num_frames):
+def measure(space, num_plans, num_skeletons):
     """The deviations of all units of some plans; number of axes -> seconds of the eliminations."""
     off: list[float] = []
     took: dict[int, list[float]] = {}
@@ -65,8 +65,8 @@ def measure(space, num_plans, num_frames):
         chosen = graph.chosen(picked)
         exact, summed = passes(graph.units.costs(chosen)), passes(graph.unit_costs(picked))
         off += np.abs(summed / exact - 1.0).reshape(-1).tolist()
-        if number < num_frames:
-            weights = slopes(graph.units, chosen).time
+        if number < num_skeletons:
+            weights = sensitivities(graph.units, chosen).time
             began = time.process_time()
             solve(graph, weights, picked)
             took.setdefault(live_axes(space, values), []).append(time.process_time() - began)
@@ -77,21 +77,21 @@ def main() -> None:
     """One line a model."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--plans", type=int, default=25)
-    parser.add_argument("--frames", type=int, default=25)
+    parser.add_argument("--skeletons", type=int, default=25)
     parser.add_argument("--models", default=",".join(CASES))
     given = parser.parse_args()
-    # What is imported and compiled at the first call counts for no frame.
+    # What is imported and compiled at the first call counts for no skeleton.
     warm = PlanSpace(Problem.build(zoo.build(WARM), parse_cluster("4xA100"), {"global_batch": 8}))
     measure(warm, 2, 2)
     for model in given.models.split(","):
         cluster, batch = CASES[model]
         space = PlanSpace(Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch}))
-        off, took = measure(space, given.plans, given.frames)
-        frames = ", ".join(
-            f"{axes} axes: {1e3 * statistics.median(s):.0f} ms ({1e3 * max(s):.0f} at most, {len(s)} frames)"
+        off, took = measure(space, given.plans, given.skeletons)
+        skeletons = ", ".join(
+            f"{axes} axes: {1e3 * statistics.median(s):.0f} ms ({1e3 * max(s):.0f} at most, {len(s)} skeletons)"
             for axes, s in sorted(took.items())
         )
-        print(f"{model:13} {cluster:22} off {np.median(off):.1e} ({max(off):.1%} at most)   {frames}", flush=True)
+        print(f"{model:13} {cluster:22} off {np.median(off):.1e} ({max(off):.1%} at most)   {skeletons}", flush=True)
 
 
 if __name__ == "__main__":

@@ -21,14 +21,15 @@ import torch
 from searchers import chosen
 
 from agents.incumbent import Incumbent
-from agents.learning.dqn import Hyperparameters, MaskedDQN, Watch, new_agent
+from agents.learning.dqn import MaskedDQN, Watch, new_agent
+from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.plan_vec_env import PlanVecEnv
 from agents.learning.search_tree import SearchTree
 from agents.searcher import Budget
 from automap.space.space import PlanSpace
 from envs.decision import GROWTH, REWARD_SCALE, Episodes
 from envs.hybrid import HybridDecisions
-from envs.observing import ACTION_FEATURES, STATE_FEATURES
+from envs.kernels import ACTION_FEATURES, STATE_FEATURES
 
 NEAR, EXACT = 0.01, 1e-9
 
@@ -112,11 +113,11 @@ def run(space: PlanSpace, variant: str, evaluations: int, seed: int, optimum_s: 
     def enough() -> bool:
         return bool(found) and found[0].best_s <= (1.0 + EXACT) * optimum_s
 
-    incumbent = Incumbent(space, budget, searcher="dqn", on_progress=lambda p: None, should_stop=enough)
+    incumbent = Incumbent(space, budget, searcher="dqn", should_stop=enough)
     found.append(incumbent)
     episodes = episodes_class(HybridDecisions(space), parameters.num_envs)
-    explored = None if variant == WITHOUT_TREE else SearchTree(episodes, lambda: incumbent.best_s)
-    agent = new_agent(PlanVecEnv([episodes], parameters.num_signs), parameters, seed, agent_class, explored)
+    tree = None if variant == WITHOUT_TREE else SearchTree(episodes, lambda: incumbent.best_s)
+    agent = new_agent(PlanVecEnv([episodes], parameters.num_signs), parameters, seed, agent_class, tree)
     agent.learn(total_timesteps=10**12, callback=Watch(incumbent), log_interval=10**12)
     return incumbent
 

@@ -58,10 +58,8 @@ def plans_needed(space: PlanSpace, aim_s: float, evaluations: int, seed: int) ->
     def reached() -> bool:
         return incumbent.best_s <= aim_s
 
-    incumbent = Incumbent(
-        space, Budget(evaluations=evaluations), searcher="dqn", on_progress=lambda progress: None, should_stop=reached
-    )
-    run_dqn(space, incumbent, seed=seed, reference_s=None)
+    incumbent = Incumbent(space, Budget(evaluations=evaluations), searcher="dqn", should_stop=reached)
+    run_dqn(incumbent, seed=seed)
     return next((count for count, _, best_s in incumbent.improvements if best_s <= aim_s), math.inf)
 
 

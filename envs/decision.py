@@ -1,10 +1,11 @@
-"""What all environments share: one decision of the PlanSpace a step, masks, features, the telescoping reward.
+"""What all environments share: one decision of the plan space a step, with masks, features and a telescoping reward.
 
-`Episodes` steps many plans side by side on compiled kernels; `PlanEnv` shows one of them as a gymnasium environment.
-The observation has a fixed size that does not depend on the model: what is decided now, the shape so far, the cluster,
-and of every action what it does to the lower bounds on time and memory and what it means. The reward of a step is how
-much it tightens the lower bound (in logs, times `REWARD_SCALE`); the last one goes to the price. The sum of an episode
-is therefore REWARD_SCALE * log(first bound / step time), whatever the order: the best plan has the best return.
+`Episodes` steps many plans side by side with compiled kernels; `PlanEnv` shows one of them as a gymnasium environment.
+The observation has a fixed size that does not depend on the model: the decision at hand, the shape so far, the cluster,
+and for every action its effect on the lower bounds of time and memory and its meaning. The reward of a step is minus
+the growth of the lower bound on the step time (of its logarithm, times `REWARD_SCALE`); the last step goes from the
+bound to the price. The sum over an episode is therefore REWARD_SCALE * log(first bound / step time), in whatever order
+decisions are taken: the best plan has the best return.
 """
 
 from __future__ import annotations
@@ -24,23 +25,28 @@ from automap.bounds.partial_plans import BoundTable, PartialPlans
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Slot, Values
 from envs.features import Features
-from envs.observing import ACTION_FEATURES, LIMIT, STATE_FEATURES
+from envs.kernels import ACTION_FEATURES, LIMIT, STATE_FEATURES
 
 MAX_ACTIONS = 64
-"""Actions of every environment; of a slot with more values the first 64 are offered (cuts: the 64 most even ones)."""
+"""Number of actions of every environment. Of a slot with more values the first 64 are offered; for cuts these are the
+64 most even ones."""
 FREE_RANKS = 8
-"""On longer pipelines a rank, but for the last one, recomputes no more than the one before it, which holds no fewer
-micro-batches: else most decisions would be about recomputation."""
+"""Number of pipeline ranks whose recomputation is decided freely. On longer pipelines a rank, except the last one,
+recomputes no more than the rank before it, which holds no fewer micro-batches; otherwise most decisions would be about
+recomputation."""
 REWARD_SCALE = 10.0
-"""Good plans differ by per cents, 0.01 in logs: scaled so that the differences outweigh Adam's noise."""
+"""Factor of all rewards. Good plans differ by per cents, 0.01 in logarithms: the factor makes these differences larger
+than the noise of Adam."""
 REFERENCE = 2.0
-"""Step time of a good plan over the lower bound, where none is known. With e^3 what does not fit is so bad that the DQN
-keeps away from where memory binds: two of four such problems ended 4 and 12 % further from the optimum."""
+"""Assumed step time of a good plan over the lower bound, where no good plan is known. With e^3, plans that do not fit
+are rated so badly that the DQN avoids plans which nearly fill the memory: two of four such problems ended 4 and 12 %
+further from the optimum."""
 INFEASIBLE_PENALTY = 1.0
-"""In logs: a plan that does not fit is worth less than one e times slower than the reference."""
+"""Logarithm of the ratio of step times by which a plan that does not fit is worth less than the reference, at least."""
 OBSERVED = STATE_FEATURES + ACTION_FEATURES * MAX_ACTIONS
-GROWTH, MEMORY = 0, 1
-"""The first two features of an action: (capped) log growth of the time bound, and the bound on overflow."""
+"""Number of features of an observation."""
+GROWTH = 0
+"""Index of the feature `growth` of an action, see `envs.kernels.ACTION`."""
 
 Observation = dict[str, npt.NDArray[Any]]
 Ints = npt.NDArray[np.int64]
@@ -49,46 +55,60 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """An episode that ended."""
+    """The outcome of an episode that has ended."""
 
     values: Values
+    """Values of the complete plan."""
     step_time_s: float
+    """Step time of the plan."""
     overflow: float
+    """Overflow of memory, as a share of a device's capacity; at most 0 where the plan fits."""
     worth_s: float
-    """What it is rewarded as."""
+    """Step time as which the plan is rewarded, see `Episodes.worth_s`."""
     log_gap: float
-    """log(worth / lower bound on all plans): the return, but for its sign and scale."""
+    """log(worth / lower bound on all plans): the return without its sign and scale."""
     num_decisions: int
+    """Number of decisions that were taken."""
     num_operator_decisions: int
+    """Number of those that are about operators."""
 
 
 class Decisions(abc.ABC):
-    """Which slots of a space an agent decides, and what becomes of the others."""
+    """Which slots of a space an agent decides, and which values the others take."""
 
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
 
     @abc.abstractmethod
-    def asks(self, slot: Slot) -> bool:
+    def decides(self, slot: Slot) -> bool:
         """Whether the agent decides `slot`."""
 
     def preferred(self) -> Ints:
-        """[slots] values of the other slots, where they are legal; `LATER` for signatures that wait for the shape."""
+        """[slots] values of the other slots, where they are legal; `LATER` for signatures that depend on the shape."""
         return np.full(len(self.space.slots), -1, dtype=np.int64)
 
     def complete(self, head: Values, shape: Shape) -> Values:
-        """`head`, all but the signatures, with the signatures preferred behind it, for those that wait for it.
+        """The values of a plan whose signatures are `LATER`, once its shape is decided.
 
-        They may depend on the slots before the first cut, not on cuts, recomputation and ZeRO.
+        Args:
+            head: values of all slots before the first signature.
+            shape: shape of the plan.
+
+        Returns:
+            `head` and the signatures, which may depend on the slots before the first cut, but not on cuts,
+            recomputation and ZeRO.
         """
         raise NotImplementedError
 
 
 class Episodes:
-    """Many plans being decided side by side.
+    """Many plans that are decided side by side.
 
     Attributes:
-        num_decisions, num_operator_decisions: [episodes] decisions so far, and those about operators.
+        num_decisions: [episodes] number of decisions so far.
+        num_operator_decisions: [episodes] number of those that are about operators.
+        first_bound_s: lower bound on the step time of all plans, in seconds.
+        reference_s: step time of a good plan, in seconds, against which infeasible plans are rated.
     """
 
     def __init__(
@@ -97,10 +117,10 @@ class Episodes:
         """Begins `count` episodes.
 
         Args:
-            decisions: what is asked.
-            count: of episodes.
-            table: bounds of the space, to share.
-            reference_s: step time of a good feasible plan, seconds; infeasible plans are rated against it.
+            decisions: which slots are decided.
+            count: number of episodes.
+            table: lower bounds of the space, if they have been computed already.
+            reference_s: step time of a good plan that fits, in seconds; None = unknown.
         """
         self.space, self.decisions, self.count = decisions.space, decisions, count
         table = table or BoundTable(self.space)
@@ -111,7 +131,7 @@ class Episodes:
             count,
             most=MAX_ACTIONS,
             free_ranks=FREE_RANKS,
-            asks=decisions.asks,
+            asks=decisions.decides,
             preferred=decisions.preferred(),
         )
         self._features = Features(self.space, self.first_bound_s, self.reference_s)
@@ -122,7 +142,7 @@ class Episodes:
         self._complete()
 
     def begin(self, which: npt.NDArray[np.bool_]) -> None:
-        """Begins new plans in the places `which`."""
+        """Begins new plans in the episodes where `which`, [episodes], is true."""
         self.num_decisions[which] = self.num_operator_decisions[which] = 0
         episodes = self.partial_plans.episodes
         episodes.preferred[which] = self.decisions.preferred()
@@ -130,16 +150,16 @@ class Episodes:
         self._complete()
 
     def step(self, actions: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:
-        """Takes one decision of every unfinished plan; a forbidden action is taken as the legal one nearest to it.
+        """Takes one decision of every unfinished plan. Where an action is not legal, the nearest legal one is taken.
 
         Args:
-            actions: [episodes] values of the slots to decide.
+            actions: [episodes] value for the slot to decide.
 
         Returns:
-            [episodes] rewards, and which plans are now complete.
+            [episodes] rewards; [episodes] whether each plan is now complete.
         """
         episodes = self.partial_plans.episodes
-        # Actions stand for the places of the legal values that they come next to.
+        # Kernels take the index of a value among the legal ones.
         behind = np.arange(episodes.legal.shape[1]) >= episodes.offered[:, None]
         places = (np.abs(episodes.legal - actions[:, None]) + MAX_ACTIONS * behind).argmin(axis=1)
         before = episodes.bound[:, 0].copy()
@@ -155,7 +175,7 @@ class Episodes:
         return np.where(was_done, 0.0, REWARD_SCALE * np.log(before / after)), done
 
     def finished(self, number: int) -> Finished:
-        """What became of a complete plan."""
+        """The outcome of an episode whose plan is complete."""
         episodes = self.partial_plans.episodes
         seconds, overflow = episodes.bound[number].tolist()
         return Finished(
@@ -169,14 +189,14 @@ class Episodes:
         )
 
     def worth_s(self, step_time_s: float, overflow: float) -> float:
-        """The step time that a plan is rewarded as: its own, or worse than any feasible one if it does not fit."""
+        """Step time as which a plan is rewarded: its own, or more than that of any good plan if it does not fit."""
         if overflow <= 0.0:
             return step_time_s
         penalty = INFEASIBLE_PENALTY + min(2.0 * overflow, 2.0)
         return max(step_time_s, self.reference_s) * math.exp(penalty)
 
     def _complete(self) -> None:
-        """Hands signatures to the plans that wait for them."""
+        """Decides the signatures that depend on the shape, of the plans whose shape is decided."""
         episodes, first = self.partial_plans.episodes, self.space.first_signature
         waiting = (episodes.offered == 0) & ~self.partial_plans.done
         if not waiting.any():
@@ -191,7 +211,10 @@ class Episodes:
         self.partial_plans.step(np.where(waiting, GO_ON, WAIT))
 
     def observe(self) -> Observation:
-        """[episodes, OBSERVED] features and [episodes, MAX_ACTIONS] masks; of a complete plan zeros, and all legal."""
+        """The features, [episodes, OBSERVED], and the masks of actions, [episodes, MAX_ACTIONS].
+
+        For a complete plan all features are 0 and all actions are allowed.
+        """
         seen = np.empty((self.count, OBSERVED), dtype=np.float32)
         mask = np.empty((self.count, MAX_ACTIONS), dtype=np.int8)
         self._features.write(self.partial_plans.episodes, seen, mask)
@@ -199,9 +222,9 @@ class Episodes:
 
 
 class PlanEnv(gymnasium.Env[Observation, np.int64]):
-    """One plan as a gymnasium environment; subclasses say what the agent decides.
+    """One plan as a gymnasium environment; subclasses say which slots the agent decides.
 
-    An action that the mask forbids is taken as the legal one nearest to it, so that any sampled action is harmless.
+    Where the mask forbids an action, the nearest legal one is taken, so that any sampled action is harmless.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
@@ -212,8 +235,8 @@ class PlanEnv(gymnasium.Env[Observation, np.int64]):
         """Builds an environment.
 
         Args:
-            decisions: what is asked.
-            table: bounds of the space, to share between environments.
+            decisions: which slots are decided.
+            table: lower bounds of the space, if they have been computed already.
             reference_s: see `Episodes`.
         """
         self.space = decisions.space
@@ -233,7 +256,8 @@ class PlanEnv(gymnasium.Env[Observation, np.int64]):
         """Decides one slot.
 
         Returns:
-            observation, reward, whether the plan is complete, False, and at the end {"finished": `Finished`}.
+            Observation, reward, whether the plan is complete, False (episodes are never truncated), and at the end
+            {"finished": `Finished`}.
         """
         rewards, done = self.episodes.step(np.array([int(action)]))
         info = {"finished": self.episodes.finished(0)} if done[0] else {}
@@ -244,7 +268,7 @@ class PlanEnv(gymnasium.Env[Observation, np.int64]):
 
 
 def observation_space() -> Any:
-    """Of every environment."""
+    """The observation space of every environment."""
     return spaces.Dict(
         {
             "observation": spaces.Box(-LIMIT, LIMIT, (OBSERVED,), np.float32),

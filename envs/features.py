@@ -1,7 +1,8 @@
-"""What an agent sees of a plan being decided: numbers whose count and meaning do not depend on the model.
+"""Features: what an agent sees of a plan that is being decided, numbers whose count does not depend on the model.
 
-Of the state: the decision at hand, the choices so far with their bounds, the linkage group at hand, the cluster.
-Of every action: what it means for an operator or how large the number is that it chooses.
+The features of the state are about the decision at hand, the choices so far with their bounds, the linkage group at
+hand, and the cluster. The features of every action say what it means for an operator, or how large the number is that
+it chooses. `envs.kernels` lists them.
 """
 
 from __future__ import annotations
@@ -14,11 +15,24 @@ import numpy.typing as npt
 from automap.bounds.kernels.step_many import EpisodeArrays
 from automap.space.decisions import DECISIONS, Decision
 from automap.space.space import PlanSpace, Slot
-from envs.observing import GROUP_FEATURES, KINDS, NONE, UNKNOWN, Facts, write_features
+from envs.kernels import (
+    ACTION,
+    CLUSTER,
+    GROUP,
+    KINDS,
+    NONE,
+    SIGNATURE,
+    STATE,
+    STATE_FEATURES,
+    UNKNOWN,
+    Facts,
+    write_features,
+)
 from ir.factors import PARTIAL
 
 GIB = float(1 << 30)
 Floats32 = npt.NDArray[np.float32]
+Records = npt.NDArray[np.void]
 
 
 class Features:
@@ -28,33 +42,33 @@ class Features:
         """Prepares what does not change.
 
         Args:
-            space: of the problem.
-            first_bound_s: lower bound on every plan, seconds.
-            reference_s: step time of a good plan, seconds.
+            space: plan space of the problem.
+            first_bound_s: lower bound on the step time of every plan, in seconds.
+            reference_s: step time of a good plan, in seconds.
         """
-        self.space = space
         slots, arrays = space.slots, space.arrays
-        groups = list(space.group_rows)
+        groups, decisions = list(space.group_rows), {decision.kind: decision for decision in DECISIONS}
         most = max((len(values) for _, values in space.group_rows.values()), default=1)
-        self._meaning = np.zeros((len(groups), most, 4), dtype=np.float32)
-        self._wants = np.full((len(groups), most), NONE, dtype=np.int64)
-        self._gives = np.full((len(groups), most), UNKNOWN, dtype=np.int64)
+        self._signatures = np.zeros((len(groups), most), dtype=SIGNATURE)
+        self._required = np.full((len(groups), most), NONE, dtype=np.int64)
+        self._made = np.full((len(groups), most), UNKNOWN, dtype=np.int64)
         self._source = np.full(len(groups), -1, dtype=np.int64)
         for number, key in enumerate(groups):
-            self._read_group(groups, number, *key)
-        decisions = {decision.kind: decision for decision in DECISIONS}
-        most_values = max(slot.num_values for slot in slots)
-        numbers = np.zeros((len(slots), most_values), dtype=np.float32)
+            self._read_group(space, groups, number, *key)
+        numbers = np.zeros((len(slots), max(slot.num_values for slot in slots)), dtype=np.float32)
         for number, slot in enumerate(slots):
             amounts = decisions[slot.kind].amounts(space)
             numbers[number, : len(amounts)] = amounts
-        rows = [_group_features(space, *key) for key in groups]
-        scalars = (
-            *(len(space.axes), space.first_cut, space.first_recompute, space.zero_slot, space.first_signature),
-            *(space.problem.cluster.num_devices, space.problem.training.global_batch),
-        )
         self._facts = Facts(
-            scalars=np.array(scalars, dtype=np.int64),
+            num_axes=len(space.axes),
+            first_cut=space.first_cut,
+            first_recompute=space.first_recompute,
+            zero_slot=space.zero_slot,
+            first_signature=space.first_signature,
+            num_devices=space.problem.cluster.num_devices,
+            global_batch=space.problem.training.global_batch,
+            first_bound_s=first_bound_s,
+            reference_s=reference_s,
             kind=np.array([KINDS.index(decisions[s.kind].seen_as or s.kind) for s in slots], dtype=np.int64),
             group=np.array([groups.index((s.unit_type, s.group)) if s.group >= 0 else 0 for s in slots]),
             source=self._source,
@@ -62,20 +76,20 @@ class Features:
             middles=arrays.middles,
             micro_batches=arrays.micro_batches,
             virtuals=arrays.virtuals,
-            wants=self._wants,
-            gives=self._gives,
+            required=self._required,
+            made=self._made,
             place=np.array([_index(decisions[s.kind], s) for s in slots], dtype=np.float32) / np.float32(8.0),
             num_values=np.array([slot.num_values for slot in slots], dtype=np.float32),
-            cluster=_cluster_features(space),
+            cluster=np.array([_cluster_features(space)], dtype=CLUSTER),
             numbers=numbers,
-            groups=np.array(rows, dtype=np.float32).reshape(len(groups), GROUP_FEATURES - 2),
-            meaning=self._meaning,
-            times=np.array([first_bound_s, reference_s]),
+            groups=np.array([_group_features(space, *key) for key in groups], dtype=GROUP),
+            signatures=self._signatures,
         )
 
-    def _read_group(self, groups: list[tuple[int, int]], number: int, unit_type: int, group: int) -> None:
-        """What the values of a group mean, and which group its leader's first input comes from."""
-        space = self.space
+    def _read_group(
+        self, space: PlanSpace, groups: list[tuple[int, int]], number: int, unit_type: int, group: int
+    ) -> None:
+        """Reads what the values of a linkage group mean, and which group makes the first input of its leader."""
         unit = space.linkage.types[unit_type]
         leader = unit.groups[group].leader
         op, table = space.operator(unit_type, leader), unit.signatures[leader]
@@ -83,7 +97,7 @@ class Features:
         source = _source(space, unit_type, leader)
         for value, signature in enumerate(table):
             factor = None if signature.factor is None else op.rule.factors[signature.factor]
-            self._meaning[number, value] = (
+            self._signatures[number, value] = (
                 signature.divides_work,
                 factor is not None and factor.is_batch,
                 any(
@@ -92,26 +106,29 @@ class Features:
                 PARTIAL in signature.outputs,
             )
             if source is not None:
-                self._wants[number, value] = signature.inputs[source[1]]
+                self._required[number, value] = signature.inputs[source[1]]
         if source is None:
             return
         maker, _, output = source
         other = next(g for g, found in enumerate(unit.groups) if maker in found.members)
         members = unit.groups[other].members
         self._source[number] = groups.index((unit_type, other))
-        # Each group has one source, so that what it gives is kept with the reader.
+        # Each group has one such input, so that the placements in which it is made are kept with the reader.
         for value, assigned in enumerate(unit.groups[other].assignment):
-            self._gives[number, value] = unit.signatures[maker][assigned[members.index(maker)]].outputs[output]
+            self._made[number, value] = unit.signatures[maker][assigned[members.index(maker)]].outputs[output]
 
     def write(self, episodes: EpisodeArrays, observation: Floats32, mask: npt.NDArray[np.int8]) -> None:
-        """Writes what is seen of every plan; of a complete one zeros, and every action as legal.
+        """Writes the features of every plan; for a complete plan zeros, and every action as allowed.
 
         Args:
             episodes: the plans.
             observation: [episodes, STATE_FEATURES + actions * ACTION_FEATURES], written.
-            mask: [episodes, actions], written: 0 for what is illegal and, unless that is all, for what cannot fit.
+            mask: [episodes, actions], written: 0 for actions that are illegal, and for those that cannot fit into
+                memory unless that is all of them.
         """
-        write_features(episodes, self._facts, observation, mask)
+        states = observation[:, :STATE_FEATURES].view(STATE)
+        actions = observation[:, STATE_FEATURES:].view(ACTION)
+        write_features(episodes, self._facts, observation, states, actions, mask)
 
 
 def _index(decision: Decision, slot: Slot) -> int:
@@ -119,7 +136,7 @@ def _index(decision: Decision, slot: Slot) -> int:
 
 
 def _source(space: PlanSpace, unit_type: int, leader: int) -> tuple[int, int, int] | None:
-    """The nearest operator before a leader in its unit that makes one of its inputs: (maker, input slot, output)."""
+    """The nearest operator before a leader in its unit that makes one of its inputs, as (maker, input, output)."""
     op = space.operator(unit_type, leader)
     for offset in range(leader - 1, -1, -1):
         maker = space.operator(unit_type, offset)
@@ -129,8 +146,8 @@ def _source(space: PlanSpace, unit_type: int, leader: int) -> tuple[int, int, in
     return None
 
 
-def _group_features(space: PlanSpace, unit_type: int, number: int) -> list[float]:
-    """Of a linkage group: shares of FLOPs, parameters and activations, of the units, and what its leader is."""
+def _group_features(space: PlanSpace, unit_type: int, number: int) -> tuple[float, ...]:
+    """The fields of `GROUP` of a linkage group."""
     graph, units = space.problem.graph, space.linkage.blocks.units
     unit = space.linkage.types[unit_type]
     group = unit.groups[number]
@@ -140,7 +157,7 @@ def _group_features(space: PlanSpace, unit_type: int, number: int) -> list[float
     weights = sum(
         graph.tensors[n].num_elements for op in ops for n in op.inputs if graph.tensors[n].role == "parameter"
     )
-    return [
+    return (
         sum(op.forward_flops.at(1) for op in ops) * times / max(graph.forward_flops, 1.0),
         weights * times / max(graph.num_parameters, 1),
         math.log10(max(graph.tensors[leader.outputs[0]].elements.at(1), 1.0)) / 8.0,
@@ -149,24 +166,20 @@ def _group_features(space: PlanSpace, unit_type: int, number: int) -> list[float
         float(leader.forward_flops.at(1) > 0),
         float(weights > 0),
         len(unit.signatures[group.leader]) / 8.0,
-    ]
+    )
 
 
-def _cluster_features(space: PlanSpace) -> Floats32:
-    """Devices, devices a host, kinds; how many FLOPs a byte of memory traffic and of either link costs; memory."""
+def _cluster_features(space: PlanSpace) -> tuple[float, ...]:
+    """The fields of `CLUSTER`."""
     cluster, problem = space.problem.cluster, space.problem
     devices = cluster.num_devices
     kinds = [cluster.devices[host.device] for host in cluster.hosts]
-    return np.array(
-        [
-            math.log2(devices) / 8.0,
-            math.log2(devices / len(cluster.hosts)) / 4.0,
-            len({kind.name for kind in kinds}) / 2.0,
-            math.log10(min(kind.hbm_bandwidth_GBps for kind in kinds)) / 4.0,
-            math.log10(min(cluster.links[host.intra_node_link].bytes_per_s for host in cluster.hosts)) / 12.0,
-            problem.graph.num_parameters
-            * sum(problem.state_bytes)
-            / (devices * min(k.memory_GiB for k in kinds) * GIB),
-        ],
-        dtype=np.float32,
+    state_bytes = problem.graph.num_parameters * sum(problem.state_bytes)
+    return (
+        math.log2(devices) / 8.0,
+        math.log2(devices / len(cluster.hosts)) / 4.0,
+        len({kind.name for kind in kinds}) / 2.0,
+        math.log10(min(kind.hbm_bandwidth_GBps for kind in kinds)) / 4.0,
+        math.log10(min(cluster.links[host.intra_node_link].bytes_per_s for host in cluster.hosts)) / 12.0,
+        state_bytes / (devices * min(kind.memory_GiB for kind in kinds) * GIB),
     )

@@ -1,7 +1,7 @@
-"""HybridEnv: the whole plan in one episode: shape, cuts, recompute, ZeRO, then each influential linkage group.
+"""HybridEnv: the agent decides the whole plan: shape, cuts, recomputation, ZeRO, then each influential linkage group.
 
-Of a model with more than `MAX_GROUPS` groups the most influential ones are decided; the others split the batch
-(`envs.pruning.most_influential`).
+In a model with more than `MAX_GROUPS` linkage groups only the most influential ones are decided; the others split the
+batch (`envs.pruning.most_influential`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from envs.decision import Decisions, Ints, PlanEnv
 from envs.pruning import batch_split, most_influential
 
 MAX_GROUPS = 48
-"""Linkage groups that an episode decides; an episode stays below 200 decisions."""
+"""Number of linkage groups that an episode decides; an episode then has fewer than 200 decisions."""
 
 
 class HybridDecisions(Decisions):
@@ -22,12 +22,12 @@ class HybridDecisions(Decisions):
         super().__init__(space)
         self.groups = most_influential(space, MAX_GROUPS)
 
-    def asks(self, slot: Slot) -> bool:
+    def decides(self, slot: Slot) -> bool:
         """See `Decisions`."""
         return slot.kind != "signature" or (slot.unit_type, slot.group) in self.groups
 
     def preferred(self) -> Ints:
-        """The values that split the batch."""
+        """The signatures that split the batch."""
         return batch_split(self.space)
 
 

@@ -1,6 +1,6 @@
-"""PipelineEnv: the pipeline paradigm. The agent decides stages, cuts, virtual stages, recompute and ZeRO.
+"""PipelineEnv: the pipeline paradigm. The agent decides stages, cuts, virtual stages, recomputation and ZeRO.
 
-Operators are sharded in the Megatron manner of `automap.space.templates` for the mesh that it chose.
+Operators are sharded by the Megatron pattern of `automap.space.templates` on the mesh that the agent has chosen.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ class PipelineDecisions(Decisions):
         super().__init__(space)
         self._signatures: dict[tuple[int, ...], Values] = {}
 
-    def asks(self, slot: Slot) -> bool:
+    def decides(self, slot: Slot) -> bool:
         """See `Decisions`."""
         return slot.kind != "signature"
 
     def preferred(self) -> Ints:
-        """Signatures wait for the shape."""
+        """Signatures depend on the shape and are decided later."""
         first = self.space.first_signature
         return np.array([*[-1] * first, *[LATER] * (len(self.space.slots) - first)], dtype=np.int64)
 
     def complete(self, head: Values, shape: Shape) -> Values:
-        """Megatron's signatures."""
+        """The signatures of the Megatron pattern."""
         meshes = meshes_of(self.space, shape, head)
         if meshes not in self._signatures:
             full = megatron_signatures(self.space, shape, head, sequence_parallel=False)

@@ -1,6 +1,6 @@
-"""ReplicationEnv: the data-parallel paradigm. The agent decides replicas, mesh, micro-batches, recompute and ZeRO.
+"""ReplicationEnv: the data-parallel paradigm. The agent decides replicas, mesh, micro-batches, recomputation and ZeRO.
 
-There are no pipeline stages, unless the hints ask for some; operators are sharded as in `envs.pipeline`.
+There are no pipeline stages unless the hints require them; operators are sharded as in `envs.pipeline`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from envs.pipeline import PipelineDecisions
 class ReplicationDecisions(PipelineDecisions):
     """Everything but pipeline stages and signatures."""
 
-    def asks(self, slot: Slot) -> bool:
+    def decides(self, slot: Slot) -> bool:
         """See `Decisions`."""
         return slot.kind not in ("pp", "signature")
 
     def preferred(self) -> Ints:
-        """One stage."""
+        """One pipeline stage."""
         values = super().preferred()
         values[0] = 0
         return values

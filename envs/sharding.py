@@ -10,31 +10,31 @@ from envs.decision import Decisions, Ints, PlanEnv
 
 
 class ShardingDecisions(Decisions):
-    """The signatures of all linkage groups on every mesh axis, in topological order (docs/search.md: why)."""
+    """The signatures of all linkage groups on every mesh axis, in topological order (docs/search.md says why)."""
 
-    def __init__(self, space: PlanSpace, frame: Values) -> None:
-        """Takes the frame.
+    def __init__(self, space: PlanSpace, skeleton: Values) -> None:
+        """Takes the skeleton.
 
         Args:
-            space: of the problem.
-            frame: values of all slots before the first signature.
+            space: plan space of the problem.
+            skeleton: values of all slots before the first signature.
         """
         super().__init__(space)
-        self.frame = frame
+        self.skeleton = skeleton
 
-    def asks(self, slot: Slot) -> bool:
+    def decides(self, slot: Slot) -> bool:
         """See `Decisions`."""
         return slot.kind == "signature"
 
     def preferred(self) -> Ints:
-        """The frame."""
-        return np.array([*self.frame, *[-1] * (len(self.space.slots) - len(self.frame))], dtype=np.int64)
+        """The values of the skeleton."""
+        return np.array([*self.skeleton, *[-1] * (len(self.space.slots) - len(self.skeleton))], dtype=np.int64)
 
 
 class ShardingEnv(PlanEnv):
     """Decides the signatures of a given shape."""
 
     def __init__(
-        self, space: PlanSpace, frame: Values, table: BoundTable | None = None, *, reference_s: float | None = None
+        self, space: PlanSpace, skeleton: Values, table: BoundTable | None = None, *, reference_s: float | None = None
     ) -> None:
-        super().__init__(ShardingDecisions(space, frame), table, reference_s=reference_s)
+        super().__init__(ShardingDecisions(space, skeleton), table, reference_s=reference_s)

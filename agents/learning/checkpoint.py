@@ -1,7 +1,7 @@
-"""Checkpoints: a folder with an agent's numbers (safetensors) and what they are (JSON). Nothing in it is code.
+"""Checkpoints: a folder with an agent's numbers (safetensors) and a description (JSON). Nothing in it is code.
 
-`agent.safetensors` holds the network, its target copy and Adam's moments; `agent.json` says which network, the
-hyperparameters, and what the writer adds: how far a search is, or what a network was trained on.
+`agent.safetensors` holds the network, its target copy and Adam's moments; `agent.json` holds the sizes of the network,
+the hyperparameters, and what the writer adds: how far a search has come, or what a network was trained on.
 """
 
 from __future__ import annotations
@@ -10,30 +10,32 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from stable_baselines3 import DQN
 
+from agents.learning.hyperparameters import Hyperparameters
 from automap.errors import ProblemError
-from envs.observing import ACTION_FEATURES, STATE_FEATURES
-
-if TYPE_CHECKING:
-    from agents.learning.dqn import MaskedDQN
+from envs.kernels import ACTION_FEATURES, STATE_FEATURES
 
 SCHEMA = "automap.agent/1"
 TENSORS, ABOUT = "agent.safetensors", "agent.json"
 _NETWORK, _TARGET, _MOMENTS = "network.", "target.", "moments."
 
 
-def write_checkpoint(agent: MaskedDQN, folder: Path, about: Mapping[str, Any], *, only_network: bool = False) -> None:
+def write_checkpoint(
+    agent: DQN, parameters: Hyperparameters, folder: Path, about: Mapping[str, Any], *, only_network: bool = False
+) -> None:
     """Writes an agent.
 
     Args:
-        agent: to write.
-        folder: made if it is not there.
-        about: what the JSON says besides.
+        agent: the agent.
+        parameters: its hyperparameters.
+        folder: made if it does not exist.
+        about: further entries of the JSON document.
         only_network: leave out what only further learning needs.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,12 +45,12 @@ def write_checkpoint(agent: MaskedDQN, folder: Path, about: Mapping[str, Any], *
         for index, state in agent.policy.optimizer.state_dict()["state"].items():
             tensors |= {f"{_MOMENTS}{index}.{name}": value for name, value in state.items()}
     save_file({name: value.contiguous() for name, value in tensors.items()}, folder / TENSORS)
-    document = {"schema": SCHEMA, "network": _network(agent), "hyperparameters": asdict(agent.parameters), **about}
-    (folder / ABOUT).write_text(json.dumps(document, indent=1) + "\n")
+    document = {"schema": SCHEMA, "network": _network(parameters), "hyperparameters": asdict(parameters)}
+    (folder / ABOUT).write_text(json.dumps({**document, **about}, indent=1) + "\n")
 
 
-def read_checkpoint(agent: MaskedDQN, folder: Path) -> dict[str, Any]:
-    """Fills an agent of the same network; returns the JSON.
+def read_checkpoint(agent: DQN, parameters: Hyperparameters, folder: Path) -> dict[str, Any]:
+    """Reads the numbers of an agent from a checkpoint of the same network, and returns the JSON document.
 
     Raises:
         ProblemError: a file is missing or damaged, or the checkpoint is of another network.
@@ -58,8 +60,8 @@ def read_checkpoint(agent: MaskedDQN, folder: Path) -> dict[str, Any]:
         tensors = load_file(folder / TENSORS)
     except (OSError, ValueError, SafetensorError) as fault:
         raise _refused(folder, f"cannot be read: {fault}") from None
-    if about.get("schema") != SCHEMA or about.get("network") != _network(agent):
-        raise _refused(folder, f"is of another network, {about.get('network')}; this one is {_network(agent)}")
+    if about.get("schema") != SCHEMA or about.get("network") != _network(parameters):
+        raise _refused(folder, f"is of another network, {about.get('network')}; this one is {_network(parameters)}")
     try:
         agent.q_net.load_state_dict(_part(tensors, _NETWORK))
         agent.q_net_target.load_state_dict(_part(tensors, _TARGET) or _part(tensors, _NETWORK))
@@ -74,8 +76,8 @@ def read_checkpoint(agent: MaskedDQN, folder: Path) -> dict[str, Any]:
     return about
 
 
-def _network(agent: MaskedDQN) -> dict[str, Any]:
-    parameters = agent.parameters
+def _network(parameters: Hyperparameters) -> dict[str, Any]:
+    """The sizes by which networks are told apart."""
     return {
         "state_features": STATE_FEATURES,
         "action_features": ACTION_FEATURES,
@@ -85,6 +87,7 @@ def _network(agent: MaskedDQN) -> dict[str, Any]:
 
 
 def _part(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """The tensors whose names begin with a prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 

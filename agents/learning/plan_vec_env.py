@@ -16,21 +16,21 @@ Actions = npt.NDArray[np.int64]
 
 
 class PlanVecEnv(VecEnv):
-    """Episodes side by side.
+    """Episodes of one or several problems, side by side.
 
-    To the observation of the environment it adds what tells the states of one problem apart: the slot to decide, and
-    the decisions so far as a sum of fixed random signs, one vector for each (slot, value).
+    It adds to the observation what tells the states of one problem apart: the slot to decide, and the decisions so far
+    as a sum of fixed random signs, one vector for each (slot, value).
 
     Attributes:
-        signs: [slots + 1, MAX_ACTIONS, signs] the vectors.
+        signs: [slots + 1, MAX_ACTIONS, signs] these vectors.
     """
 
     def __init__(self, episodes: Sequence[Episodes], num_signs: int) -> None:
         """Begins all plans.
 
         Args:
-            episodes: those of each problem.
-            num_signs: 0 for a network that serves several problems: it is to know nothing by heart.
+            episodes: the episodes of each problem.
+            num_signs: length of the vectors; 0 for a network that serves several problems and learns nothing by heart.
         """
         self.episodes = episodes
         slots = max(len(some.space.slots) for some in episodes)
@@ -46,7 +46,7 @@ class PlanVecEnv(VecEnv):
         super().__init__(sum(counts), space, spaces.Discrete(MAX_ACTIONS))
 
     def observe(self) -> Observation:
-        """What the network sees."""
+        """The observations of all episodes, [episodes, ...]."""
         seen = [some.observe() for some in self.episodes]
         found = {name: np.concatenate([part[name] for part in seen]) for name in seen[0]}
         return {**found, "slot": self._slots()[:, None].astype(np.float32), "history": self._history.copy()}
@@ -63,11 +63,11 @@ class PlanVecEnv(VecEnv):
         return self.observe()
 
     def step_async(self, actions: npt.NDArray[Any]) -> None:
-        """Takes note of the actions."""
+        """Keeps the actions, [episodes], for `step_wait`."""
         self._actions = np.asarray(actions, dtype=np.int64)
 
     def step_wait(self) -> tuple[Observation, npt.NDArray[Any], npt.NDArray[Any], list[dict[str, Any]]]:
-        """Steps; a plan that is complete makes room for the next."""
+        """Steps all episodes; where a plan is complete, the next one begins in its place."""
         self._history += self.signs[self._slots(), self._actions]
         taken = [some.step(self._actions[part]) for some, part in zip(self.episodes, self._parts, strict=True)]
         rewards = np.concatenate([reward for reward, _ in taken]).astype(np.float32)
@@ -89,7 +89,7 @@ class PlanVecEnv(VecEnv):
         """Nothing to close."""
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Attributes of environments, which are one object here."""
+        """An attribute of each environment; all are one object here."""
         return [getattr(self, attr_name, None)] * self.num_envs
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:

@@ -1,7 +1,7 @@
 """Pretraining: one network learns to plan a family of problems, so that it can propose plans for others at once.
 
-The family: small and real models of the zoo on clusters of unlike sizes and links, some with decisions fixed. Episodes
-of all problems run side by side; what a network sees has no size of model or cluster in it, so it serves all.
+The family consists of small and real models of the zoo on clusters of unlike sizes and links. Episodes of all problems
+run side by side. The observation has the same size for every model and cluster, so that one network serves all.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ FAMILY: tuple[tuple[str, str, int], ...] = (
     ),
     ("resnet:blocks=3-4-23-3,image_size=224", "2x8xV100@25Gbit", 512),
 )
-"""(model of the zoo, cluster, global batch): trained on."""
+"""(model of the zoo, cluster, global batch) of each problem."""
 EPISODES = 5
-"""Of each problem, side by side."""
+"""Number of episodes of each problem, side by side."""
 EXPLORED_FIRST, EXPLORED_LAST = 0.5, 0.05
-"""Share of random decisions, falling over the first three quarters of the training."""
+"""Share of random decisions at the start, and after three quarters of the training; it falls linearly between."""
 
 
 def train_agent(
@@ -72,11 +72,12 @@ def train_agent(
     """Trains a network and writes its checkpoint.
 
     Args:
-        folder: of the checkpoint.
-        plans: to decide, over all problems.
-        seed: of network, replay and exploration.
-        on_progress: called with plans so far, and the mean log of step time over the lower bound of the last ones.
-        command: that asked for it; noted in the checkpoint.
+        folder: folder of the checkpoint.
+        plans: number of plans to decide, over all problems.
+        seed: seed of network, replay and exploration.
+        on_progress: called with the number of plans so far, and the mean of log(step time / lower bound) over the last
+            1,000 plans.
+        command: command line of the training, noted in the checkpoint.
     """
     episodes = []
     for spec, cluster, global_batch in FAMILY:
@@ -86,17 +87,17 @@ def train_agent(
     agent = new_agent(env, PARAMETERS, seed)
     agent.learn(total_timesteps=10**12, callback=_Schedule(plans, on_progress), log_interval=10**12)
     about = {"command": list(command), "seed": seed, "plans": plans, "problems": [list(one) for one in FAMILY]}
-    write_checkpoint(agent, folder, about, only_network=True)
+    write_checkpoint(agent, PARAMETERS, folder, about, only_network=True)
 
 
 class _Schedule(BaseCallback):
-    """Counts plans, lets exploration fall, ends the training."""
+    """Counts plans, lowers the exploration, and ends the training."""
 
     def __init__(self, plans: int, on_progress: Callable[[int, float], None]) -> None:
         super().__init__()
-        self.wanted, self.plans = plans, 0
+        self.limit, self.plans = plans, 0
         self._on_progress = on_progress
-        self._returns: list[float] = []
+        self._gaps: list[float] = []
 
     def _on_step(self) -> bool:
         agent: Any = self.model
@@ -104,9 +105,9 @@ class _Schedule(BaseCallback):
         for info in self.locals["infos"]:
             if "finished" in info:
                 self.plans += 1
-                self._returns.append(info["finished"].log_gap)
+                self._gaps.append(info["finished"].log_gap)
                 if self.plans % 1000 == 0:
-                    self._on_progress(self.plans, float(np.mean(self._returns[-1000:])))
-        phase = min(1.0, self.plans / (0.75 * self.wanted))
-        agent.explored = EXPLORED_FIRST + phase * (EXPLORED_LAST - EXPLORED_FIRST)
-        return self.plans < self.wanted
+                    self._on_progress(self.plans, float(np.mean(self._gaps[-1000:])))
+        phase = min(1.0, self.plans / (0.75 * self.limit))
+        agent.exploration = EXPLORED_FIRST + phase * (EXPLORED_LAST - EXPLORED_FIRST)
+        return self.plans < self.limit

@@ -1,4 +1,7 @@
-"""Replay: the transitions that a DQN learns from, with the returns of finished episodes; the best plans kept apart."""
+"""Replay: the transitions from which a DQN learns, with the returns of finished episodes.
+
+The episodes of the best plans are kept apart. All arrays of transitions are [decisions, ...].
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from envs.decision import Finished, Observation
 
 
 class Batch(NamedTuple):
-    """A sample of the replay."""
+    """A sample of the replay: one row for each transition."""
 
     observations: dict[str, torch.Tensor]
     actions: torch.Tensor
@@ -23,7 +26,7 @@ class Batch(NamedTuple):
     rewards: torch.Tensor
     dones: torch.Tensor
     floors: torch.Tensor
-    """Return really obtained from here on; -inf while the episode goes on."""
+    """[batch, 1] return that was obtained from this decision on; -inf while the episode goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,11 @@ class _Episode:
 
 
 class PlanReplay(DictReplayBuffer):
-    """Replay that backfills returns when an episode ends and keeps the best distinct episodes."""
+    """A replay that fills in returns when an episode ends, and keeps the best distinct episodes.
+
+    Attributes:
+        floors: [buffer, episodes] return that was obtained from each decision on, a lower bound on its Q value.
+    """
 
     def __init__(self, *args: Any, elite_plans: int, elite_share: float, seed: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -54,7 +61,7 @@ class PlanReplay(DictReplayBuffer):
         done: npt.NDArray[Any],
         infos: list[dict[str, Any]],
     ) -> None:
-        """Adds one step of every environment."""
+        """Adds one step of every episode."""
         at = self.pos
         self.floors[at] = -np.inf
         super().add(obs, next_obs, action, reward, done, infos)
@@ -81,8 +88,8 @@ class PlanReplay(DictReplayBuffer):
         """Keeps an episode if it is among the best distinct ones.
 
         Args:
-            finished: the plan and what it is worth.
-            rows: its transitions, one array a field.
+            finished: the plan and its worth.
+            rows: its transitions, one array for each field.
         """
         if any(e.finished.values == finished.values for e in self._elite):
             return
@@ -95,11 +102,11 @@ class PlanReplay(DictReplayBuffer):
 
     @property
     def elite(self) -> list[Values]:
-        """The best distinct plans, best first."""
+        """Values of the best distinct plans, the best first."""
         return [episode.finished.values for episode in self._elite]
 
     def sample_plans(self, batch_size: int) -> Batch:
-        """A batch: `elite_share` of it from the best episodes, the rest uniform."""
+        """A batch: `elite_share` of it from the best episodes, the rest drawn uniformly from all."""
         num_elite = int(batch_size * self.elite_share) if self._elite else 0
         count = batch_size - num_elite
         rows = self.rng.integers(0, self.buffer_size if self.full else self.pos, count)

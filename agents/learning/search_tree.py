@@ -1,4 +1,4 @@
-"""The tree of decisions that a search has walked, and what of it can still hold a better plan."""
+"""Search tree: the decisions that a search has taken so far, and which of them may still lead to a better plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ Ints = npt.NDArray[np.int64]
 
 
 class _Node:
-    """A beginning of a plan, or a complete one, which has no actions."""
+    """A partial plan, or a complete one, which has no actions.
+
+    Attributes:
+        parent: the partial plan before the last decision; None at the root.
+        behind: index of that decision among the actions of the parent.
+        actions: [actions] legal actions, ascending.
+        bounds: [actions] lower bound on the step time behind each action, in seconds.
+        is_closed: [actions] whether nothing is left to explore behind each action.
+        children: node behind each action that has been taken, by index.
+    """
 
     __slots__ = ("actions", "behind", "bounds", "children", "is_closed", "parent")
 
@@ -29,18 +38,18 @@ class SearchTree:
     """What is left to explore.
 
     An action is closed where every plan behind it has been priced or is, by its bound, no faster than the best plan so
-    far. No closed action is taken while another one is open: no plan is priced twice, and none that cannot win.
+    far. No closed action is taken while another one is open: no plan is priced twice, and none that cannot be the best.
 
     Attributes:
-        is_exhausted: whether no plan that is asked for can be faster than the best.
+        is_exhausted: whether no plan that the episodes may decide can be faster than the best one.
     """
 
     def __init__(self, episodes: Episodes, best_s: Callable[[], float]) -> None:
         """Begins with nothing explored.
 
         Args:
-            episodes: of one problem, at their beginning.
-            best_s: step time of the best plan so far, seconds.
+            episodes: episodes of one problem, at their beginning.
+            best_s: returns the step time of the best plan so far, in seconds.
         """
         self.is_exhausted = False
         self._episodes, self._best_s = episodes, best_s
@@ -48,11 +57,11 @@ class SearchTree:
         self._at = [self._root] * episodes.count
 
     def open_actions(self, number: int, legal: Ints) -> Ints:
-        """Actions of an episode that are worth taking; where none is open, those behind which some plan is not priced.
+        """Open actions of an episode; where none is open, those behind which some plan is not priced.
 
         Args:
-            number: of the episode.
-            legal: what its mask allows, ascending.
+            number: number of the episode.
+            legal: actions that its mask allows, ascending.
         """
         node = self._at[number]
         if not len(node.actions):
@@ -68,17 +77,18 @@ class SearchTree:
         return node.actions[is_open] if is_open.any() else legal
 
     def take(self, number: int, action: int) -> None:
-        """An episode goes on behind one of its legal actions."""
+        """Goes on behind one of the legal actions of an episode."""
         node = self._at[number]
         behind = int(np.searchsorted(node.actions, action))
         self._at[number] = node.children.setdefault(behind, _Node(node, behind))
 
     def finish(self, number: int) -> None:
-        """The plan of an episode is complete and priced; the episode begins anew."""
+        """Closes the complete and priced plan of an episode, which begins again."""
         self._close(self._at[number])
         self._at[number] = self._root
 
     def _close(self, node: _Node) -> None:
+        """Closes the action that leads to a node, and the ones before it behind which no action is open any more."""
         while node.parent is not None:
             parent = node.parent
             parent.is_closed[node.behind] = True

@@ -1,17 +1,17 @@
-"""Elimination: the best signatures of a frame by exact elimination on its cost graph, after OneFlow (arXiv 2110.15032).
+"""Elimination: the best signatures of a skeleton by exact elimination on its cost graph, after OneFlow.
 
-OneFlow removes nodes of one or two neighbours and sums parallel edges, exactly, with the argmins remembered; it merges
-nodes when stuck and ends with a greedy search. Here:
+OneFlow (arXiv 2110.15032) removes nodes of one or two neighbours and sums parallel edges, exactly, and remembers the
+argmins; it merges nodes where it is stuck and ends with a greedy search. Here:
 
 1. Values that no optimum takes are left out (`automap.cost_graph.message_passing`; exact).
-2. `eliminate`: the node whose removal makes the smallest table goes first; the table over its neighbours of the least
-   sums remembers its argmins. One neighbour is OneFlow's child elimination, two its node elimination, more its merging;
-   a repeated block's edge to itself is a table over values of its own nodes.
-3. Where every table left would be too large, nodes with many neighbours are held at their values in the plan at hand;
-   each of them is then free in turn, until nothing gains (no longer exact; rare).
+2. `eliminate`: the node whose removal makes the smallest table goes first. The new table, over its neighbours, holds
+   the least sums and remembers their argmins. One neighbour is OneFlow's child elimination, two are its node
+   elimination, more are its merging; a repeated block's edge to itself is a table over values of its own nodes.
+3. Where every table that is left would be too large, nodes with many neighbours are held at their values in the plan at
+   hand; each of them is then free in turn, until nothing gains. This is rare, and no longer exact.
 4. Memory: a Lagrange multiplier on the fullest ranks, bisected on a logarithmic scale until the plan just fits.
 
-Slopes, solve, exact price, new slopes: see `agents.planners.skeletons`. Units: seconds, bytes.
+Sensitivities, solution, exact price, new sensitivities: see `agents.planners.skeletons`. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -22,34 +22,37 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from agents.incumbent import Incumbent
-from agents.planners.skeletons import Candidate, Frame, run_frames
-from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
+from agents.planners.skeletons import Candidate, Linearization, search_skeletons
+from agents.searcher import SearchResult, SearchTask
 from automap.cost_graph.graph import CostGraph, Scalars
 from automap.cost_graph.message_passing import descend, reduced
-from automap.plan import Plan
-from automap.problem import Problem
-from automap.space.space import PlanSpace, Values
+from automap.cost_graph.sensitivities import Sensitivities
 
 Floats = npt.NDArray[np.float64]
 Factors = list[tuple[tuple[int, ...], Floats]]
 Picked = tuple[int, ...]
 
 LARGEST_TABLE = 1 << 21
-"""Entries of a table before the least is taken over the node that goes."""
+"""Largest number of entries of a table from which a node is eliminated."""
 HELD_PASSES = 3
+"""Number of times at most that all held nodes are freed in turn."""
 PRICES = (0.01, 100.0)
-"""Least and greatest price of a device's whole memory, in steps."""
+"""Least and greatest price of a device's whole memory, in step times."""
 BISECTIONS = 6
+"""Number of bisections of that price."""
 FULLEST = 16.0
-"""Exponent by which the fullest ranks count more in the price of memory."""
+"""Exponent by which fuller ranks weigh more in the price of memory."""
 
 
 def eliminate(scalars: Scalars, held: dict[int, int]) -> tuple[Picked | None, int]:
     """The least assignment that keeps the held nodes at their values.
 
+    Args:
+        scalars: the cost graph.
+        held: node -> its value.
+
     Returns:
-        the assignment, or None where a table would be too large; and the node with most neighbours then.
+        The assignment and -1; or None, where a table would be too large, and the node with most neighbours then.
     """
     sizes = [len(costs) for costs in scalars.nodes]
     factors: Factors = []
@@ -84,7 +87,7 @@ def eliminate(scalars: Scalars, held: dict[int, int]) -> tuple[Picked | None, in
 
 
 def _add(factors: Factors, around: tuple[int, ...], table: Floats) -> Factors:
-    """Parallel edges are one."""
+    """The factors with one more table, which is added to the table over the same nodes if there is one."""
     for i, (nodes, other) in enumerate(factors):
         if nodes == around:
             return [*factors[:i], (around, other + table), *factors[i + 1 :]]
@@ -92,16 +95,16 @@ def _add(factors: Factors, around: tuple[int, ...], table: Floats) -> Factors:
 
 
 def least(scalars: Scalars, start: Sequence[int]) -> tuple[Picked, bool]:
-    """The least assignment, and whether it is proven so.
+    """The least assignment that is found, and whether it is proven to be the least.
 
     Args:
-        scalars: the graph.
-        start: an assignment from which the nodes take their values that have to be held.
+        scalars: the cost graph.
+        start: an assignment that gives the values of nodes which have to be held.
     """
     fixed = {n: 0 for n, costs in enumerate(scalars.nodes) if len(costs) == 1}
     held: list[int] = []
     while True:
-        # Nothing that has a choice is held until the tables ask for it.
+        # No node that has a choice is held until the tables require it.
         found, widest = eliminate(scalars, {**fixed, **{n: start[n] for n in held}})
         if found is not None:
             break
@@ -109,7 +112,7 @@ def least(scalars: Scalars, start: Sequence[int]) -> tuple[Picked, bool]:
     for _ in range(HELD_PASSES if held else 0):
         before = scalars.value(found)
         for n in held:
-            # All held but one, which is free with all others.
+            # All held nodes but one keep their values.
             again, _ = eliminate(scalars, {**fixed, **{m: found[m] for m in held if m != n}})
             if again is not None and scalars.value(again) < scalars.value(found):
                 found = again
@@ -120,61 +123,48 @@ def least(scalars: Scalars, start: Sequence[int]) -> tuple[Picked, bool]:
 
 
 def solve(graph: CostGraph, weights: Floats, start: Sequence[int]) -> tuple[Picked, bool]:
-    """The least assignment of a frame at some weights, [rows, C_COUNT], and whether it is proven so."""
+    """The least assignment of a skeleton's graph that is found, and whether it is proven to be the least.
+
+    Args:
+        graph: cost graph of the skeleton.
+        weights: [rows, columns] worth of one unit of each cost, see `CostGraph.scalars`.
+        start: an assignment.
+    """
     small = reduced(graph, weights, start)
     found, is_proven = least(small.scalars, small.best)
     return small.picked(found), is_proven and small.is_exact
 
 
-def propose(frame: Frame) -> list[Candidate]:
-    """Prices the plans that elimination finds at the frame's slopes, without and with a price on memory."""
-    graph, at = frame.graph, frame.slopes
-    found = [frame.price(solve(graph, frame.time, frame.picked)[0])]
-    if found[0].overflow <= 0.0 or frame.incumbent.finished:
+def propose(point: Linearization) -> list[Candidate]:
+    """Prices the plans that elimination finds, first without and then with a price on memory."""
+    graph = point.graph
+    found = [point.price(solve(graph, point.time, point.picked)[0])]
+    if found[0].overflow <= 0.0 or point.incumbent.finished:
         return found
-    fullness = (at.used / at.capacity) / (at.used / at.capacity).max()
-    worth = fullness**FULLEST / (fullness**FULLEST).sum() / at.capacity
-    memory = np.tensordot(worth, at.memory, axes=1)
+    memory = np.tensordot(worth_of_memory(point.at), point.at.memory, axes=1)
 
-    def with_memory_at(seconds: float) -> None:
-        """`seconds` for a device's whole memory."""
-        found.append(frame.price(solve(graph, frame.time + seconds * memory, found[-1].picked)[0]))
+    def solve_at(seconds: float) -> None:
+        """Solves at a price of `seconds` for a device's whole memory."""
+        found.append(point.price(solve(graph, point.time + seconds * memory, found[-1].picked)[0]))
 
     low, high = (share * found[0].seconds for share in PRICES)
-    with_memory_at(high)
+    solve_at(high)
     for _ in range(BISECTIONS if found[-1].overflow <= 0.0 else 0):
-        if frame.incumbent.finished:
+        if point.incumbent.finished:
             break
         middle = math.sqrt(low * high)
-        with_memory_at(middle)
+        solve_at(middle)
         low, high = (low, middle) if found[-1].overflow <= 0.0 else (middle, high)
     return found
 
 
-def run_elimination(space: PlanSpace, incumbent: Incumbent, *, start: Sequence[Values]) -> None:
-    """Plans frame after frame until the incumbent's budget ends or nothing is left to try; see `run_frames`."""
-    run_frames(space, incumbent, propose, start=start)
+def worth_of_memory(at: Sensitivities) -> Floats:
+    """[ranks] worth of a byte on each rank, as a share of a device's memory; the fullest ranks weigh most."""
+    fullness = (at.used / at.capacity) / (at.used / at.capacity).max()
+    worth: Floats = fullness**FULLEST / (fullness**FULLEST).sum() / at.capacity
+    return worth
 
 
-def search_elimination(
-    problem: Problem,
-    budget: Budget,
-    *,
-    seed: int,
-    on_progress: OnProgress,
-    should_stop: ShouldStop,
-    start: Sequence[Plan] = (),
-) -> SearchResult:
-    """The best plan of elimination over frames, those of the best templates first; see `Searcher`."""
-    from agents.planners.skeletons import search_frames
-
-    return search_frames(
-        problem,
-        budget,
-        propose,
-        "elimination",
-        seed=seed,
-        on_progress=on_progress,
-        should_stop=should_stop,
-        start=start,
-    )
+def search_elimination(task: SearchTask) -> SearchResult:
+    """The best plan of elimination over skeletons, those of the best templates first; see `Searcher`."""
+    return search_skeletons(task, "elimination", propose)

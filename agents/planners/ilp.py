@@ -1,14 +1,15 @@
-"""ILP: the best signatures of a frame as a 0-1 program with a memory limit a rank, after Alpa (arXiv 2201.12023).
+"""ILP: the best signatures of a skeleton as a 0-1 program with a memory limit for each rank, after Alpa.
 
-Alpa's intra-operator pass picks one strategy an operator: minimise sum of costs of picks and of conversions between
-them, with one 0-1 variable a value and, since products of two are linear only so, one a pair of values of neighbours.
-Here on the cost graph of a frame (`automap.cost_graph.graph`), tables of three nodes included, in the formulation whose
-relaxation is tight on trees: the variables of a table add up to those of each of its nodes. Memory is linear in the
-same variables, at the slopes of the plan at hand. HiGHS solves it, with a limit on nodes and none on time.
+Alpa's intra-operator pass (arXiv 2201.12023) picks one strategy for each operator: it minimises the sum of the costs of
+what is picked and of the conversions between them, with one 0-1 variable for each value and, since products of two
+variables are linear only in this way, one for each pair of values of neighbours. Here the program is that of the cost
+graph of a skeleton (`automap.cost_graph.graph`), tables of three nodes included, in the formulation whose relaxation is
+tight on trees: the variables of a table add up to those of each of its nodes. Memory is linear in the same variables,
+with the sensitivities of the plan at hand. HiGHS solves the program, with a limit on nodes and none on time.
 
 Values that no optimum takes are left out first: under any prices on memory, the price of a plan that fits is at most
 its time, so that a value all of whose assignments cost more than a known plan that fits is in no optimum. Where the
-exact memory is more than the linear one, the limit is lowered by the difference and the program solved again.
+exact memory is more than the linear one, the limit is lowered by the difference and the program is solved again.
 Units: seconds, bytes.
 """
 
@@ -22,38 +23,34 @@ import numpy.typing as npt
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from agents.incumbent import Incumbent
-from agents.planners.elimination import BISECTIONS, FULLEST, PRICES, solve
-from agents.planners.skeletons import Candidate, Frame, run_frames, search_frames
-from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
+from agents.planners.elimination import BISECTIONS, PRICES, Picked, solve, worth_of_memory
+from agents.planners.skeletons import Candidate, Linearization, search_skeletons
+from agents.searcher import SearchResult, SearchTask
 from automap.cost_graph.graph import Scalars
 from automap.cost_graph.message_passing import reduced
-from automap.plan import Plan
-from automap.problem import Problem
-from automap.space.space import PlanSpace, Values
 
 Floats = npt.NDArray[np.float64]
 
 NODE_LIMIT = 200
-"""Of HiGHS's branch and bound."""
+"""Largest number of nodes of HiGHS's branch and bound."""
 LARGEST_PROGRAM = 4_000
-"""Variables; larger ones are left to the prices on memory."""
+"""Largest number of variables of a program; larger ones are left to the prices on memory."""
 GAP = 1e-6
-"""Relative, at which HiGHS ends."""
+"""Relative gap between bound and solution at which HiGHS ends."""
 CORRECTIONS = 3
-"""How often the limits are lowered."""
+"""Number of times that a program is solved, each time but the first with lowered limits."""
 
 
 def program(
     time: Scalars, memory: Sequence[Scalars], limits: Sequence[float], node_limit: int = NODE_LIMIT
-) -> tuple[int, ...] | None:
-    """The fastest assignment within all limits, or None where there is none or the node limit came first.
+) -> Picked | None:
+    """The fastest assignment within all limits, or None where there is none or where the node limit came first.
 
     Args:
-        time: the graph, in seconds.
-        memory: of each rank the same nodes, in bytes.
+        time: the cost graph in seconds.
+        memory: for each rank, the same nodes in bytes.
         limits: [ranks] bytes.
-        node_limit: of branch and bound.
+        node_limit: largest number of nodes of branch and bound.
     """
     first = np.concatenate([[0], np.cumsum([len(costs) for costs in time.nodes])])
     around = list(dict.fromkeys([nodes for graph in (time, *memory) for nodes, _ in graph.factors]))
@@ -80,7 +77,7 @@ def program(
     for nodes, shape, start in zip(around, shapes, starts, strict=False):
         at = np.indices(shape).reshape(len(shape), -1)
         for place, n in enumerate(nodes):
-            # The variables of a table with one value of a node add up to that value's own.
+            # The variables of a table's entries with one value of a node add up to the variable of this value.
             rows += [number + at[place], number + np.arange(shape[place])]
             columns += [start + np.arange(at.shape[1]), first[n] + np.arange(shape[place])]
             entries += [np.ones(at.shape[1]), -np.ones(shape[place])]
@@ -107,41 +104,39 @@ def program(
     return tuple(int(found.x[first[n] : first[n + 1]].argmax()) for n in range(len(time.nodes)))
 
 
-class _Limited:
-    """A frame with memory linear at the plan at hand."""
+class _LinearMemory:
+    """A skeleton's cost graph with memory that is linear at the plan at hand."""
 
-    def __init__(self, frame: Frame) -> None:
-        self.frame, self.graph, at = frame, frame.graph, frame.slopes
-        costs = self.graph.unit_costs(frame.picked)
+    def __init__(self, point: Linearization) -> None:
+        self.point, self.graph, at = point, point.graph, point.at
         self.memory = at.memory
-        self.offset = at.used - np.tensordot(at.memory, costs, axes=2)
+        self.offset = at.used - np.tensordot(at.memory, self.graph.unit_costs(point.picked), axes=2)
         self.capacity = at.capacity.copy()
-        fullness = (at.used / at.capacity) / (at.used / at.capacity).max()
-        self.worth = fullness**FULLEST / (fullness**FULLEST).sum() / at.capacity
+        self.worth = worth_of_memory(at)
 
     def used(self, picked: Sequence[int]) -> Floats:
-        """[ranks] bytes."""
+        """[ranks] bytes of an assignment."""
         found: Floats = self.offset + np.tensordot(self.memory, self.graph.unit_costs(picked), axes=2)
         return found
 
     def fits(self, picked: Sequence[int]) -> bool:
-        """By the linear memory."""
+        """Whether an assignment fits by the linear memory."""
         return bool((self.used(picked) <= self.capacity).all())
 
-    def priced(self, seconds: float, start: Sequence[int]) -> tuple[int, ...]:
-        """The least of time plus memory at `seconds` for a device's whole memory."""
-        return solve(self.graph, self._weights(seconds), start)[0]
-
     def _weights(self, seconds: float) -> Floats:
-        found: Floats = self.frame.time + seconds * np.tensordot(self.worth, self.memory, axes=1)
+        found: Floats = self.point.time + seconds * np.tensordot(self.worth, self.memory, axes=1)
         return found
 
-    def best(self) -> tuple[int, ...]:
-        """The fastest assignment that fits, or the one nearest to it where the highest price finds none."""
-        fastest = self.priced(0.0, self.frame.picked)
+    def priced(self, seconds: float, start: Sequence[int]) -> Picked:
+        """The least of time plus memory, at a price of `seconds` for a device's whole memory."""
+        return solve(self.graph, self._weights(seconds), start)[0]
+
+    def best(self) -> Picked:
+        """The fastest assignment that fits, or, where that is none, the one at the highest price of memory."""
+        fastest = self.priced(0.0, self.point.picked)
         if self.fits(fastest):
             return fastest
-        low, high = (share * self.graph.value(self.frame.time, fastest) for share in PRICES)
+        low, high = (share * self.graph.value(self.point.time, fastest) for share in PRICES)
         found = self.priced(high, fastest)
         if not self.fits(found):
             return found
@@ -154,12 +149,17 @@ class _Limited:
                 low = middle
         return self._proven(high, found)
 
-    def _proven(self, seconds: float, known: tuple[int, ...]) -> tuple[int, ...]:
-        """The program's solution among what prices on memory leave beside a plan that fits."""
-        within = self.graph.value(self.frame.time, known)
+    def _proven(self, seconds: float, known: Picked) -> Picked:
+        """The solution of the program over the values that may be in an optimum.
+
+        Args:
+            seconds: price of a device's whole memory at which values are left out.
+            known: an assignment that fits.
+        """
+        within = self.graph.value(self.point.time, known)
         within += seconds * float(self.worth @ (self.capacity - self.offset))
         small = reduced(self.graph, self._weights(seconds), known, known=within * (1.0 + GAP))
-        time = self.graph.scalars(self.frame.time, small.values)
+        time = self.graph.scalars(self.point.time, small.values)
         size = sum(costs.size for costs in time.nodes) + sum(table.size for _, table in time.factors)
         if size > LARGEST_PROGRAM:
             return known
@@ -168,35 +168,20 @@ class _Limited:
         return known if found is None else small.picked(found)
 
 
-def propose(frame: Frame) -> list[Candidate]:
-    """Prices the program's solution at the frame's slopes; of lowered limits while its exact memory does not fit."""
-    limited = _Limited(frame)
+def propose(point: Linearization) -> list[Candidate]:
+    """Prices the program's solution; where its exact memory does not fit, again with lowered limits."""
+    linear = _LinearMemory(point)
     found: list[Candidate] = []
     for _ in range(CORRECTIONS):
-        found.append(frame.price(limited.best()))
+        found.append(point.price(linear.best()))
         fullest = 1.0 + found[-1].overflow
-        if found[-1].overflow <= 0.0 or frame.incumbent.finished:
+        if found[-1].overflow <= 0.0 or point.incumbent.finished:
             break
-        told = float((limited.used(found[-1].picked) / limited.capacity).max())
-        limited.capacity *= min(0.99, told / fullest)
+        told = float((linear.used(found[-1].picked) / linear.capacity).max())
+        linear.capacity *= min(0.99, told / fullest)
     return found
 
 
-def run_ilp(space: PlanSpace, incumbent: Incumbent, *, start: Sequence[Values]) -> None:
-    """Plans frame after frame until the incumbent's budget ends or nothing is left to try; see `run_frames`."""
-    run_frames(space, incumbent, propose, start=start)
-
-
-def search_ilp(
-    problem: Problem,
-    budget: Budget,
-    *,
-    seed: int,
-    on_progress: OnProgress,
-    should_stop: ShouldStop,
-    start: Sequence[Plan] = (),
-) -> SearchResult:
-    """The best plan of 0-1 programs over frames, those of the best templates first; see `Searcher`."""
-    return search_frames(
-        problem, budget, propose, "ilp", seed=seed, on_progress=on_progress, should_stop=should_stop, start=start
-    )
+def search_ilp(task: SearchTask) -> SearchResult:
+    """The best plan of 0-1 programs over skeletons, those of the best templates first; see `Searcher`."""
+    return search_skeletons(task, "ilp", propose)

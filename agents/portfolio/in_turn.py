@@ -1,11 +1,12 @@
-"""In turn: several searchers one after another within one budget, the best plan of all.
+"""In turn: several searchers one after another within one budget; the best plan of all is returned.
 
-Each has its fixed share of the budget and hears nothing of the others, so that what it reached is what it reaches alone
-with that share. (A `portfolio` is one searcher: its members help each other.) Units: seconds, evaluations.
+Each searcher has its fixed share of the budget and learns nothing from the others, so that it reaches what it reaches
+alone with that share. (A `portfolio` is one searcher whose members help each other.) Units: seconds, evaluations.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
     from agents.results.plainest import Offer
 
 LEAST_S = 0.01
-"""Left to the turns to come where those before took too long: each falls back on a template."""
+"""Budget of the turns that are left where the ones before took too long; it is enough for a template."""
 
 
 def check_searchers(searchers: Sequence[str], budget: Budget) -> None:
-    """Refuses lists that `search_in_turn` cannot run.
+    """Refuses lists of searchers that `search_in_turn` cannot run.
 
     Raises:
         ProblemError: none is named, one is unknown or named twice, or there are fewer evaluations than searchers.
@@ -72,53 +73,38 @@ def search_in_turn(
     start: Sequence[Plan] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> SearchResult:
-    """The fastest plan that any of the searchers finds; of one searcher the same as `search`.
+    """The fastest plan that any of the searchers finds; with one searcher the same as `search`.
 
-    Of a budget in evaluations each has an equal share, the first ones one more where it does not divide; of one in
-    seconds an equal share of what those before it have left. A proof ends the search. A searcher that finds nothing or
-    refuses the problem leaves the others their turn.
+    Each searcher has an equal share of a budget in evaluations, the first ones one more where it does not divide; or an
+    equal share of the seconds that the ones before it have left. A proof ends the search. Where a searcher finds
+    nothing or refuses the problem, the others still have their turns.
 
     Args:
-        problem: what is searched.
-        budget: of all together.
+        problem: the problem.
+        budget: budget of all searchers together.
         searchers: names of `SEARCHERS`, in the order of their turns.
-        seed: of every random choice, the same for each.
+        seed: seed of every random choice, the same for each searcher.
         on_progress: called a few times a second.
-        should_stop: asked often; once true, the best plan so far is returned.
-        start: plans that each begins from.
-        clock: seconds.
+        should_stop: called often; once it returns true, the best plan so far is returned.
+        start: plans from which each searcher begins.
+        clock: returns the time in seconds.
 
     Raises:
         NothingFits: no searcher found a plan that fits.
         ProblemError: see `check_searchers`, or every searcher refuses the problem.
     """
     check_searchers(searchers, budget)
+    run = functools.partial(search, problem, seed=seed, should_stop=should_stop, start=start)
     if len(searchers) == 1:
-        return search(
-            problem,
-            budget,
-            searcher=searchers[0],
-            seed=seed,
-            on_progress=on_progress,
-            should_stop=should_stop,
-            start=start,
-        )
+        return run(budget, searcher=searchers[0], on_progress=on_progress)
     turns = _Turns(len(searchers), clock, on_progress)
     for number, name in enumerate(searchers):
         try:
-            found = search(
-                problem,
-                turns.share(budget, number),
-                searcher=name,
-                seed=seed,
-                on_progress=turns.report,
-                should_stop=should_stop,
-                start=start,
-            )
+            found = run(turns.share(budget, number), searcher=name, on_progress=turns.report)
         except UserError as fault:
-            turns.take_fault(name, fault)
+            turns.add_fault(name, fault)
         else:
-            turns.take(name, found)
+            turns.add(name, found)
             if found.proven:
                 break
         if should_stop():
@@ -128,31 +114,36 @@ def search_in_turn(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Turn:
+    """What one searcher has returned."""
+
     name: str
+    """Name of the searcher."""
     result: SearchResult
     record: SearchRecord
+    """Record of the plan that it has returned."""
     step_time_s: float
-    """Of the plan returned."""
+    """Step time of this plan."""
 
     @staticmethod
     def of(name: str, result: SearchResult) -> _Turn:
+        """The turn of a searcher with this result."""
         plan = result.plan
         assert plan.search is not None and plan.estimate is not None
         return _Turn(name=name, result=result, record=plan.search, step_time_s=plan.estimate.step_time_s)
 
     @property
     def reached_s(self) -> float | None:
-        """Best step time of its own, not of the templates it fell back on; None if nothing of its own fits."""
+        """Best step time of its own plans, without the templates as a last resort; None if none of its own fits."""
         return self.record.searchers.get(self.name, self.step_time_s)
 
     @property
     def found_by(self) -> str:
-        """The searcher, and not a member of a portfolio, unless it was a template that it fell back on."""
+        """The searcher, not a member of its portfolio; `expert` where it returned a template as a last resort."""
         return self.record.found_by if self.name in self.record.searchers else self.name
 
 
 class _Turns:
-    """What has come of the turns so far."""
+    """The turns so far."""
 
     def __init__(self, count: int, clock: Callable[[], float], on_progress: OnProgress) -> None:
         self.turns: list[_Turn] = []
@@ -171,7 +162,7 @@ class _Turns:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start of the search."""
         return self._clock() - self._began
 
     def share(self, budget: Budget, number: int) -> Budget:
@@ -185,7 +176,7 @@ class _Turns:
         return Budget(seconds=max(LEAST_S, budget.seconds - self.seconds) / (self._count - number))
 
     def report(self, progress: Progress) -> None:
-        """Tells how far all are together."""
+        """Reports how far all turns together have come."""
         best_s = min(self._best_s, progress.best_step_time_s or float("inf"))
         self._on_progress(
             replace(
@@ -197,8 +188,8 @@ class _Turns:
             )
         )
 
-    def take(self, name: str, found: SearchResult) -> None:
-        """Takes what a searcher found."""
+    def add(self, name: str, found: SearchResult) -> None:
+        """Adds the result of a searcher."""
         turn = _Turn.of(name, found)
         before_s = self._turn_began - self._began
         for evaluations, seconds, step_time_s in found.improvements:
@@ -209,18 +200,18 @@ class _Turns:
         self._reached[name] = turn.reached_s
         self.turns.append(turn)
 
-    def take_fault(self, name: str, fault: UserError) -> None:
-        """Takes why a searcher has no plan."""
+    def add_fault(self, name: str, fault: UserError) -> None:
+        """Adds a searcher that has no plan, and why."""
         self._reached[name] = None
         self.faults.append(fault)
         if not isinstance(fault, NothingFits):
             self._warnings.append(f"{name} did not search: {fault}")
 
     def result(self, seed: int) -> SearchResult:
-        """The best plan of all, the earlier of two that are equal.
+        """The result with the best plan of all turns; of two equally fast plans, the earlier one.
 
         Raises:
-            UserError: there is none; what the first searcher said.
+            UserError: no searcher has a plan; the error of the first one.
         """
         if not self.turns:
             raise self.faults[0]
@@ -248,7 +239,7 @@ class _Turns:
         def unlike(count: int) -> tuple[Plan, ...]:
             in_order = sorted(self.turns, key=lambda turn: turn is not best)
             found = unlike_plans([plan for turn in in_order for plan in turn.result.unlike(count)], count)
-            return (chosen, *(self._in_all(plan, record) for plan in found[1:]))
+            return (chosen, *(with_record(plan, record) for plan in found[1:]))
 
         def plainest(limit_s: float) -> Offer:
             able = [turn for turn in self.turns if turn.step_time_s <= max(limit_s, best.step_time_s)]
@@ -268,18 +259,19 @@ class _Turns:
             unlike=unlike,
         )
 
-    @staticmethod
-    def _in_all(plan: Plan, record: SearchRecord) -> Plan:
-        """A plan of one turn, with the record of all."""
-        own = plan.search
-        assert own is not None
-        return replace(
-            plan,
-            search=replace(
-                record,
-                found_by=own.found_by,
-                proven=False,
-                num_decisions=own.num_decisions,
-                num_operator_decisions=own.num_operator_decisions,
-            ),
-        )
+
+def with_record(plan: Plan, record: SearchRecord) -> Plan:
+    """A plan of one of several searches, with the record of all of them but its own finder and decisions."""
+    own = plan.search
+    assert own is not None
+    return replace(
+        plan,
+        search=replace(
+            record,
+            found_by=own.found_by,
+            fastest_s=None,
+            proven=False,
+            num_decisions=own.num_decisions,
+            num_operator_decisions=own.num_operator_decisions,
+        ),
+    )

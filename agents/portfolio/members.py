@@ -1,8 +1,8 @@
 """Members: searchers of a portfolio in processes of their own.
 
-A member is a fresh interpreter that reads its task from a file and tells its parent what it finds, one JSON
-document a line. Nothing is forked, so that whatever threads the parent has do no harm. It dies with its parent, and its
-parent ends it by killing it. Run by `python -m agents.portfolio.members`.
+A member is a fresh Python process that reads its task from a file and reports what it finds, one JSON document a line.
+Nothing is forked, so that threads of the parent do no harm. A member ends when its parent ends, and its parent ends it
+by killing it. The process runs `python -m agents.portfolio.members`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from automap.records import from_json, to_json
 from ir.lifetime import die_with_parent
+from ir.serialize import graph_to_bytes
 
 if TYPE_CHECKING:
     from agents.incumbent import Incumbent
@@ -33,35 +35,41 @@ Kind = Literal["mcmc", "dqn", "elimination", "ilp"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
+class MemberTask:
     """What a member does."""
 
     kind: Kind
+    """Searcher that the member runs."""
     seed: int
+    """Seed of its random choices."""
     evaluations: int | None
-    """Plans that it prices; None = until it is ended."""
-    known: tuple[tuple[int, ...], ...]
-    """Plans to begin from, the best first."""
+    """Number of plans that it prices; None = it goes on until it is killed."""
+    start: tuple[tuple[int, ...], ...]
+    """Values of the plans with which it begins, the best first."""
     reference_s: float | None
-    """Step time of a good plan."""
+    """Step time of a good plan, in seconds; None where none is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """How far a member is."""
+    """How far a member has come."""
 
     evaluations: int = 0
+    """Number of plans priced so far."""
     best: tuple[int, ...] | None = None
     """Values of its best plan that fits."""
     best_s: float | None = None
+    """Step time of that plan, in seconds."""
     nearest: tuple[int, ...] | None = None
-    """Values of the plan that overflows least while none fits."""
+    """Values of the plan that overflows memory least, while none fits."""
     overflow: float | None = None
+    """Overflow of that plan, as a share of a device's memory."""
     is_last: bool = False
+    """Whether the member has ended."""
 
     @staticmethod
     def of(incumbent: Incumbent, *, is_last: bool) -> Report:
-        """What an incumbent holds."""
+        """The report of a member whose search has this incumbent."""
         has_best, has_near = incumbent.best is not None, incumbent.nearest is not None
         return Report(
             evaluations=incumbent.evaluations,
@@ -73,16 +81,14 @@ class Report:
         )
 
 
-def work(space: PlanSpace, task: Task, on_report: Callable[[Report], None]) -> None:
-    """Does a task in this process.
+def work(space: PlanSpace, task: MemberTask, on_report: Callable[[Report], None]) -> None:
+    """Does a member's task in this process.
 
     Args:
-        space: of the problem.
+        space: plan space of the problem.
         task: what to do.
         on_report: called a few times a second, and at the end.
     """
-    import numpy as np
-
     from agents.incumbent import Incumbent
     from agents.searcher import Budget
 
@@ -91,36 +97,38 @@ def work(space: PlanSpace, task: Task, on_report: Callable[[Report], None]) -> N
         Budget(evaluations=task.evaluations),
         searcher=task.kind,
         on_progress=lambda progress: on_report(Report.of(incumbent, is_last=False)),
-        should_stop=lambda: False,
     )
-    plans = [tuple(plan) for plan in task.known]
+    # JSON has made lists of the plans.
+    start = [tuple(plan) for plan in task.start]
+    # Each kind imports only what it needs: the DQN brings torch, the ILP brings scipy.
     if task.kind == "dqn":
         from agents.learning.dqn import run_dqn
 
-        run_dqn(space, incumbent, seed=task.seed, reference_s=task.reference_s, demonstrations=plans)
-    elif task.kind == "elimination":
-        from agents.planners.elimination import run_elimination
-
-        run_elimination(space, incumbent, start=plans)
-    elif task.kind == "ilp":
-        from agents.planners.ilp import run_ilp
-
-        run_ilp(space, incumbent, start=plans)
-    else:
+        run_dqn(incumbent, seed=task.seed, reference_s=task.reference_s, demonstrations=start)
+    elif task.kind == "mcmc":
         from agents.sampling.mcmc import run_mcmc
 
-        known = np.array(plans, dtype=np.int64).reshape(len(plans), len(space.slots))
-        run_mcmc(space, incumbent, seed=task.seed, known=known, prices=space.price(known))
+        run_mcmc(incumbent, seed=task.seed, start=start)
+    else:
+        from agents.planners.skeletons import run_skeletons
+
+        planner = import_module(f"agents.planners.{task.kind}")
+        run_skeletons(incumbent, planner.propose, start=start)
     on_report(Report.of(incumbent, is_last=True))
 
 
 class Member:
-    """A running process; `report` is the last that was heard of it."""
+    """A running member.
 
-    def __init__(self, problem: Problem, task: Task) -> None:
+    Attributes:
+        task: what it does.
+        report: its last report.
+    """
+
+    def __init__(self, problem: Problem, task: MemberTask) -> None:
         self.task = task
         self.report = Report()
-        self._heard = b""
+        self._unread = b""
         head = {
             "parent": os.getpid(),
             "cluster": problem.cluster.to_json(),
@@ -128,9 +136,9 @@ class Member:
             "hints": to_json(problem.hints),
             "task": to_json(task),
         }
-        # A file, not a pipe: the member takes a second to start, and nobody waits for it.
+        # A file, not a pipe: the member takes a second to start, and nothing here waits for it.
         with tempfile.TemporaryFile() as file:
-            file.write(json.dumps(head).encode() + b"\n" + problem.graph.to_bytes())
+            file.write(json.dumps(head).encode() + b"\n" + graph_to_bytes(problem.graph))
             file.seek(0)
             self._process = subprocess.Popen(
                 (sys.executable, "-P", "-m", "agents.portfolio.members"),
@@ -145,20 +153,20 @@ class Member:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether no report will follow."""
         return self.out.closed
 
     def listen(self) -> Report:
-        """Hears what the member has said since; does not wait."""
+        """Reads what the member has reported since the last call, without waiting, and returns its last report."""
         while not self.finished:
             try:
-                said = os.read(self.out.fileno(), 1 << 16)
+                read = os.read(self.out.fileno(), 1 << 16)
             except BlockingIOError:
                 break
-            *lines, self._heard = (self._heard + said).split(b"\n")
+            *lines, self._unread = (self._unread + read).split(b"\n")
             if lines:
                 self.report = from_json(Report, json.loads(lines[-1]), path="report")
-            if not said:
+            if not read:
                 self.end()
                 if not self.report.is_last:
                     LOG.warning("a member, %s, ended early with status %s", self.task.kind, self._process.returncode)
@@ -172,7 +180,7 @@ class Member:
 
 
 def wait(members: Iterable[Member], timeout_s: float) -> None:
-    """Waits until one of the members speaks or ends, at most `timeout_s` seconds."""
+    """Waits until one of the members reports or ends, at most `timeout_s` seconds."""
     with selectors.DefaultSelector() as selector:
         for member in members:
             selector.register(member.out, selectors.EVENT_READ)
@@ -180,43 +188,43 @@ def wait(members: Iterable[Member], timeout_s: float) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """The parent's, with one thread, and with the packages that it runs."""
+    """The environment of the parent, with one thread and with the packages that the parent runs."""
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
     return {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def main() -> None:
-    """The member's side."""
+    """Runs a member: reads its task from standard input and writes reports to standard output."""
     head: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     die_with_parent(signal.SIGKILL, head["parent"])
-    say = _own_output()
+    write = _own_output()
     from automap.cluster import parse_cluster
     from automap.hints import Hints
     from automap.problem import Problem, Training
     from automap.space.space import PlanSpace
-    from ir.graph import Graph
+    from ir.serialize import graph_from_bytes
 
     # The graph has its loss and the user's costs already: nothing is built anew.
     problem = Problem(
-        graph=Graph.from_bytes(sys.stdin.buffer.read()),
+        graph=graph_from_bytes(sys.stdin.buffer.read()),
         cluster=parse_cluster(head["cluster"]),
         training=from_json(Training, head["training"], path="training"),
         hints=from_json(Hints, head["hints"], path="hints"),
     )
-    work(PlanSpace(problem), from_json(Task, head["task"], path="task"), say)
+    work(PlanSpace(problem), from_json(MemberTask, head["task"], path="task"), write)
 
 
 def _own_output() -> Callable[[Report], None]:
-    """Writes reports to what was standard output; whatever libraries print goes elsewhere."""
-    said = os.fdopen(os.dup(1), "w")
+    """Returns a writer of reports to standard output; what libraries print goes to standard error from now on."""
+    output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
-    def say(report: Report) -> None:
-        said.write(json.dumps(to_json(report)) + "\n")
-        said.flush()
+    def write(report: Report) -> None:
+        output.write(json.dumps(to_json(report)) + "\n")
+        output.flush()
 
-    return say
+    return write
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
-"""Offer: the plan that leaves a search, plainer than the fastest one found where the price cannot tell them apart.
+"""Offer: the plan that a search returns to the user, plainer than the fastest one where the price cannot tell the two.
 
-First the searchers, in turn, on all devices; then, where a part of the cluster may be as fast, on that part. Of what
-they find within a tie of the fastest plan, the plainest is offered, and says what the fastest one takes. With a tie of
-0 that is the fastest one itself, in its one spelling. Units: seconds, evaluations.
+First the searchers work, in turn, on all devices; then, where a part of the cluster may be as fast, on that part. Of
+the plans within a tie of the fastest one, the plainest is returned, and says what the fastest one takes. With a tie of
+0 that is the fastest plan itself, in its canonical form. Units: seconds, evaluations.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from agents.portfolio.in_turn import search_in_turn
+from agents.portfolio.in_turn import search_in_turn, with_record
 from agents.results.diverse_top_k import candidate, unlike_plans
-from agents.results.fewer_devices import Part, near, on_all, promising
+from agents.results.fewer_devices import Part, on_all, part_to_search, promising
 from agents.results.plainest import TIE, Offer, tidy
 from agents.searcher import Budget, OnProgress, Progress, SearchResult, ShouldStop, check_tie
 from automap.errors import UserError
@@ -26,14 +27,14 @@ from automap.problem import Problem
 from automap.verify import Verifier
 
 PART_SHARE = 0.25
-"""Of the budget, for a part of the cluster that is worth a search: its space is smaller than that of all devices."""
+"""Share of the budget for a part of the cluster: its plan space is smaller than that of all devices. Assumed."""
 LOOK_SHARE = 0.2
-"""Of a budget in seconds, after which no more parts are looked at; a part takes a tenth of a second on one host, and a
-second on 32."""
+"""Share of a budget in seconds after which no further part is considered; a part takes a tenth of a second on one host
+and a second on 32 hosts."""
 LEAST_S = 0.01
-"""Left to a search where looking for parts took too long: it falls back on a template."""
+"""Budget of the search on all devices where the choice of parts took too long; it is enough for a template."""
 TOLD = 1e-6
-"""Share by which a plan must be slower than the fastest one for that to be said."""
+"""Share by which a plan must be slower than the fastest one for the plan to say so."""
 
 
 def search_offer(
@@ -50,14 +51,14 @@ def search_offer(
     """The plainest of the plans that the price cannot tell from the fastest one found within `budget`.
 
     Args:
-        problem: what is searched.
-        budget: seconds or evaluations, of all together.
+        problem: the problem.
+        budget: seconds or evaluations of all searches together.
         searchers: names of `agents.searcher.SEARCHERS`, in the order of their turns.
-        seed: of every random choice.
-        tie: share of the error band, to either side of an estimate, within which plans are equally fast.
+        seed: seed of every random choice.
+        tie: share of the error band, to either side of an estimate, within which plans count as equally fast.
         on_progress: called a few times a second.
-        should_stop: asked often; once true, the best plan so far is returned.
-        clock: seconds.
+        should_stop: called often; once it returns true, the best plan so far is returned.
+        clock: returns the time in seconds.
 
     Raises:
         NothingFits: no plan that fits was found.
@@ -71,35 +72,21 @@ def search_offer(
         return should_stop() or (limit_s is not None and clock() - began > limit_s)
 
     parts = promising(problem, looked_enough)
-    part = near(parts)
+    part = part_to_search(parts)
     mine, rest = _divided(budget, clock() - began, has_part=part is not None)
-    main = search_in_turn(
-        problem,
-        mine,
-        searchers=searchers,
-        seed=seed,
-        on_progress=on_progress if part is None else lambda p: on_progress(_scaled(p, 0.0, 1.0 - PART_SHARE, None)),
-        should_stop=should_stop,
-        clock=clock,
-    )
+    run = functools.partial(search_in_turn, searchers=searchers, seed=seed, should_stop=should_stop, clock=clock)
+    share = 1.0 if part is None else 1.0 - PART_SHARE
+    main = run(problem, mine, on_progress=lambda p: on_progress(_scaled(p, 0.0, share, None)))
     on_part: SearchResult | None = None
     if part is not None and rest is not None and not should_stop():
-        # Maybe no plan of the part fits, or no searcher takes it.
+        # It may be that no plan of the part fits, or that no searcher accepts it.
         with contextlib.suppress(UserError):
-            on_part = search_in_turn(
-                part.problem,
-                rest,
-                searchers=searchers,
-                seed=seed,
-                on_progress=lambda p: on_progress(_scaled(p, 1.0 - PART_SHARE, PART_SHARE, main)),
-                should_stop=should_stop,
-                clock=clock,
-            )
+            on_part = run(part.problem, rest, on_progress=lambda p: on_progress(_scaled(p, share, PART_SHARE, main)))
     return _Found(problem, main, part, on_part, parts, tie).result()
 
 
 def _divided(budget: Budget, spent_s: float, *, has_part: bool) -> tuple[Budget, Budget | None]:
-    """The budget of the search on all devices, and of that on a part, if there is one and something is left for it."""
+    """The budget of the search on all devices, and that of the search on a part; None where there is none."""
     if budget.evaluations is not None:
         rest = int(PART_SHARE * budget.evaluations) if has_part else 0
         return Budget(evaluations=budget.evaluations - rest), Budget(evaluations=rest) if rest else None
@@ -110,7 +97,14 @@ def _divided(budget: Budget, spent_s: float, *, has_part: bool) -> tuple[Budget,
 
 
 def _scaled(progress: Progress, done: float, share: float, before: SearchResult | None) -> Progress:
-    """Progress of one of two searches as that of both, behind the other one."""
+    """Progress of one of two searches as the progress of both together.
+
+    Args:
+        progress: progress of the search at work.
+        done: share of the whole budget that is spent before it begins.
+        share: its share of the whole budget.
+        before: result of the search before it, if there was one.
+    """
     found = replace(progress, fraction=done + share * progress.fraction)
     if before is None:
         return found
@@ -127,7 +121,16 @@ def _scaled(progress: Progress, done: float, share: float, before: SearchResult 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the searches on all devices and on a part of them have found."""
+    """What the searches on all devices and on a part of them have found.
+
+    Attributes:
+        problem: the problem on all devices.
+        main: result of the search on all devices.
+        part: the part that was chosen for a search, if any.
+        on_part: result of the search on this part.
+        parts: all parts that may hold a fast plan.
+        tie: see `search_offer`.
+    """
 
     problem: Problem
     main: SearchResult
@@ -137,7 +140,7 @@ class _Found:
     tie: float
 
     def result(self) -> SearchResult:
-        """The plan that is offered."""
+        """The result with the plainest plan within the tie."""
         evaluator, main = Evaluator(self.problem), self.main
         of_part = self._of_part(evaluator, self.on_part.plan) if self.on_part is not None else None
         fastest_s = min(_step_s(plan) for plan in (main.plan, of_part) if plan is not None)
@@ -164,16 +167,17 @@ class _Found:
         )
 
     def _of_part(self, evaluator: Evaluator, plan: Plan) -> Plan | None:
-        """A plan of the part on the whole cluster."""
+        """A plan of the part as a plan of the whole cluster; None where the hints forbid it."""
         assert self.part is not None
         return on_all(plan, self.part, self.problem, evaluator)
 
     def _record(self, offer: Offer, fastest_s: float) -> SearchRecord:
+        """The record of both searches, for the plan that is returned."""
         own, other = self.main.plan.search, self.on_part.plan.search if self.on_part is not None else None
         assert own is not None and offer.plan.estimate is not None
         templates = [own.baselines.get("expert"), *(part.template_s for part in self.parts)]
         expert_s = min((step_s for step_s in templates if step_s is not None), default=None)
-        # A part that was not searched may hold whatever its bound allows.
+        # A part that was not searched may hold a plan as fast as its bound.
         bounds = {part.devices: part.bound_s for part in self.parts}
         proofs = {part.devices: part.bound_s >= fastest_s for part in self.parts}
         if self.part is not None and other is not None:
@@ -194,7 +198,7 @@ class _Found:
         )
 
     def _others(self, evaluator: Evaluator, chosen: Plan, record: SearchRecord, count: int) -> list[Plan]:
-        """The best plans that are unlike the one that is offered."""
+        """The best plans that are unlike the one that is returned."""
         verifier = Verifier(self.problem)
         plans = list(self.main.unlike(count + 1))
         if self.on_part is not None:
@@ -205,24 +209,7 @@ class _Found:
         ]
         shape = candidate(chosen, 0.0, None).shape
         others = [plan for plan in unlike_plans(tidied, count + 1) if candidate(plan, 0.0, None).shape != shape]
-        found = []
-        for plan in others:
-            assert plan.search is not None
-            own = plan.search
-            found.append(
-                replace(
-                    plan,
-                    search=replace(
-                        record,
-                        found_by=own.found_by,
-                        fastest_s=None,
-                        proven=False,
-                        num_decisions=own.num_decisions,
-                        num_operator_decisions=own.num_operator_decisions,
-                    ),
-                )
-            )
-        return found
+        return [with_record(plan, record) for plan in others]
 
 
 def _plainest(found: SearchResult, limit_s: float) -> Offer:
@@ -236,7 +223,7 @@ def _step_s(plan: Plan) -> float:
 
 
 def _told(plan: Plan, fastest_s: float) -> tuple[str, ...]:
-    """Why a slower plan than the fastest one is offered, if it is one."""
+    """A sentence that says why a slower plan than the fastest one is returned, if it is one."""
     less = 1.0 - fastest_s / _step_s(plan)
     if less < TOLD:
         return ()

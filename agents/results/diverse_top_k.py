@@ -1,8 +1,7 @@
-"""Ranked: the best plans of a search that are unlike each other, so that trying several of them teaches something.
+"""Diverse top-k: the best plans of a search that differ in more than details, so that a trial of several teaches more.
 
-Of each shape (mesh, virtual stages, number of micro-batches) the best plan counts, and of each mesh the best
-`MOST_PER_MESH` of those: neighbours of the best plan are many, and closer to it than the price can tell.
-Units: seconds.
+Of each shape (mesh, virtual stages, number of micro-batches) only the best plan counts, and of each mesh only the best
+`MOST_PER_MESH` of those: the best plan has many neighbours, closer to it than the price can tell. Units: seconds.
 """
 
 from __future__ import annotations
@@ -18,25 +17,30 @@ from automap.plan import Plan
 from automap.space.space import SHAPE_KINDS, PlanSpace, Values
 
 MOST_PER_MESH = 2
+"""Largest number of plans with the same mesh."""
 MOST = 16
-"""Plans that are kept."""
+"""Largest number of plans that are kept."""
 _WAITING = 1024
-"""Priced plans that are looked through at a time."""
+"""Number of priced plans that are collected before the best of them are picked."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate(Generic[T]):
-    """A plan that fits."""
+    """A plan that fits into memory."""
 
     step_time_s: float
+    """Step time of the plan."""
     mesh: Hashable
+    """What plans with the same mesh have in common."""
     shape: Hashable
+    """What plans with the same shape have in common."""
     item: T
+    """The plan itself, or what stands for it."""
 
 
 def unlike(candidates: Iterable[Candidate[T]], count: int) -> list[Candidate[T]]:
-    """The fastest `count`, one of a shape and `MOST_PER_MESH` of a mesh; of equals the first."""
+    """The fastest `count` plans, one of each shape and `MOST_PER_MESH` of each mesh; of equally fast ones the first."""
     found: list[Candidate[T]] = []
     for candidate in sorted(candidates, key=lambda c: c.step_time_s):
         if len(found) == count:
@@ -48,30 +52,30 @@ def unlike(candidates: Iterable[Candidate[T]], count: int) -> list[Candidate[T]]
 
 
 def unlike_plans(plans: Iterable[Plan], count: int) -> tuple[Plan, ...]:
-    """The same for plans with estimates."""
+    """The same, of plans that have estimates."""
     with_times = ((plan, plan.estimate.step_time_s) for plan in plans if plan.estimate is not None)
     return tuple(found.item for found in unlike((candidate(plan, step_s, plan) for plan, step_s in with_times), count))
 
 
 def candidate(plan: Plan, step_time_s: float, item: T) -> Candidate[T]:
-    """A plan with its step time, for which `item` stands."""
+    """The candidate of a plan with this step time, for which `item` stands."""
     mesh = tuple(dict.fromkeys((stage.devices, stage.mesh) for stage in plan.stages))
     shape = mesh, len(plan.stages), plan.num_micro_batches
     return Candidate(step_time_s, mesh, shape, item)
 
 
 Found = tuple[Values, str]
-"""A plan of a space and who found it."""
+"""Values of a plan, and the name of the searcher that found it."""
 
 
-class Ranked:
-    """The best unlike plans of those priced in one space.
+class DiverseTopK:
+    """The best plans of one space that are unlike each other, of all that have been added.
 
-    What has been dropped for better plans comes back only by becoming better itself, so that nothing is missed.
+    A shape that was dropped for better plans comes back only with a plan that is better itself, so that no plan is
+    missed.
     """
 
     def __init__(self, space: PlanSpace) -> None:
-        """Begins with none."""
         slots = [slot for slot in space.slots if slot.kind in SHAPE_KINDS]
         kinds = [slot.kind for slot in slots]
         self._num_shape_slots = len(slots)
@@ -82,13 +86,13 @@ class Ranked:
         self._num_waiting = 0
         self._limit_s = np.inf
 
-    def take(self, values: npt.NDArray[np.int64], step_times_s: npt.NDArray[np.float64], found_by: str) -> None:
-        """Takes note of plans; of those that do not fit the step time is infinite.
+    def add(self, values: npt.NDArray[np.int64], step_times_s: npt.NDArray[np.float64], found_by: str) -> None:
+        """Adds plans.
 
         Args:
-            values: [plans, slots].
-            step_times_s: [plans].
-            found_by: the searcher.
+            values: [plans, slots]
+            step_times_s: [plans] step times, infinite where a plan does not fit.
+            found_by: name of the searcher.
         """
         able = step_times_s < self._limit_s
         if not able.any():
@@ -96,17 +100,21 @@ class Ranked:
         self._waiting.append((values[able], step_times_s[able], found_by))
         self._num_waiting += len(self._waiting[-1][0])
         if self._num_waiting >= _WAITING:
-            self._look_through()
+            self._pick_best()
 
     def best(self, count: int, first: Values) -> list[Found]:
-        """The best `count` unlike plans, `MOST` at most, the fastest first: `first`, if others are no faster."""
-        self._look_through()
+        """The best `count` plans that are unlike each other, at most `MOST`, the fastest first.
+
+        `first` comes before plans that are equally fast.
+        """
+        self._pick_best()
         shape = first[: self._num_shape_slots]
         in_order = [self._kept.get(shape), *(self._kept[other] for other in sorted(self._kept) if other != shape)]
         candidates = [candidate for candidate in in_order if candidate is not None]
         return [candidate.item for candidate in unlike(candidates, min(count, MOST))]
 
-    def _look_through(self) -> None:
+    def _pick_best(self) -> None:
+        """Picks the best plans of those that have been collected."""
         if not self._waiting:
             return
         shapes = np.concatenate([values[:, : self._num_shape_slots] @ self._places for values, _, _ in self._waiting])

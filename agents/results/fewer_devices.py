@@ -1,7 +1,7 @@
-"""Parts: clusters made of some of a cluster's devices, on which a plan may be no slower than on all.
+"""Fewer devices: parts of a cluster on which a plan may be no slower than on all of its devices.
 
-Where the network is slow, or the batch small, fewer devices are as fast, and the others are left for something else. A
-part is worth a look where not even its bound is above what the best template takes on all devices. Units: seconds.
+Where the network is slow or the batch small, fewer devices are as fast, and the others are free for other work. A part
+is considered where its lower bound is below the step time of the best template on all devices. Units: seconds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from automap.space.space import PlanSpace
 from automap.verify import Verifier
 
 NEAR = 1.25
-"""A part is searched where its best template takes at most so many times what the best one takes on all devices: by
-that much, and seldom by more, searches are ahead of templates on one of two clusters and not on the other."""
+"""A part is searched if its best template takes at most so many times as long as the best template on all devices. The
+gain of a search over the templates differs between two clusters by about that much, and seldom by more. Assumed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,22 +32,22 @@ class Part:
     """Some devices of a cluster as a cluster of their own."""
 
     problem: Problem
-    """The same on these devices alone."""
+    """The problem on these devices alone."""
     devices: tuple[int, ...]
-    """Their numbers in the whole cluster, in the order of those in the part."""
+    """[devices of the part] number of each in the whole cluster."""
     bound_s: float
-    """No plan of the part takes less."""
+    """Lower bound on the step time of all plans of the part."""
     template_s: float | None
-    """Step time of its best template; None where none fits, or none was priced."""
+    """Step time of the best template of the part; None where none fits, or none was priced."""
     reference_s: float
     """Step time of the best template on all devices."""
 
 
 def clusters_within(cluster: Cluster, batch: int) -> Iterator[tuple[Cluster, tuple[int, ...]]]:
-    """Clusters of whole equal hosts, or of devices of one host, with their devices' numbers, the largest first.
+    """Clusters of equal whole hosts, or of devices of one host, with their devices' numbers, the largest first.
 
-    Numbers of hosts and of devices are divisors of what there is, and the largest that divides the batch: what leaves
-    no device of a host idle beside busy ones of other hosts, whose links it would share.
+    The numbers of hosts and of devices are divisors of those of the cluster, and the largest number that divides the
+    batch. No device of a host is idle where other hosts are in use, since hosts share their links to the network.
     """
     first = 0
     for node in cluster.nodes:
@@ -72,23 +72,23 @@ def clusters_within(cluster: Cluster, batch: int) -> Iterator[tuple[Cluster, tup
 
 
 def _counts(number: int, batch: int) -> list[int]:
-    """Divisors of a number, and the largest number up to it that divides the batch."""
+    """Divisors of a number, and the largest divisor of the batch up to the number."""
     return sorted({*divisors(number), max(d for d in divisors(batch) if d <= number)})
 
 
 def promising(problem: Problem, should_stop: Callable[[], bool] = lambda: False) -> tuple[Part, ...]:
-    """Parts of a problem's cluster that may hold a plan as fast as any on all devices, the best template's first.
+    """Parts of a problem's cluster on which a plan may be as fast as on all devices, the fastest template's first.
 
     Args:
-        problem: whose cluster is looked at.
-        should_stop: asked before each part; once true, templates of the others are not priced.
+        problem: the problem on all devices.
+        should_stop: called before each part; once it returns true, templates of the further parts are not priced.
     """
     found: list[Part] = []
     known = list(clusters_within(problem.cluster, problem.training.global_batch))
     reference_s = fastest_template_s(problem) if known else None
     if reference_s is None:
         return ()
-    # What the user runs today is for all devices.
+    # The plan that the user runs today is for all devices.
     hints = replace(problem.hints, baseline=None)
     for cluster, devices in known:
         try:
@@ -98,7 +98,7 @@ def promising(problem: Problem, should_stop: Callable[[], bool] = lambda: False)
                 bound_s = max(bound_s, BoundTable(PlanSpace(part)).first.time_s)
                 template_s = fastest_template_s(part) if bound_s < reference_s else None
         except UserError:
-            continue  # the hints ask for more devices
+            continue  # the hints require more devices
         if bound_s < reference_s:
             found.append(
                 Part(problem=part, devices=devices, bound_s=bound_s, template_s=template_s, reference_s=reference_s)
@@ -106,8 +106,8 @@ def promising(problem: Problem, should_stop: Callable[[], bool] = lambda: False)
     return tuple(sorted(found, key=lambda part: part.template_s or float("inf")))
 
 
-def near(parts: tuple[Part, ...]) -> Part | None:
-    """The part to search: that with the fastest template, if that is near the best one on all devices."""
+def part_to_search(parts: tuple[Part, ...]) -> Part | None:
+    """The part with the fastest template, if that is nearly as fast as the best one on all devices (`NEAR`)."""
     best = parts[0] if parts else None
     if best is None or best.template_s is None or best.template_s > NEAR * best.reference_s:
         return None
@@ -115,13 +115,13 @@ def near(parts: tuple[Part, ...]) -> Part | None:
 
 
 def on_all(plan: Plan, part: Part, problem: Problem, evaluator: Evaluator) -> Plan | None:
-    """A plan of a part as one of the whole cluster whose other devices are idle; None where the hints forbid it.
+    """A plan of a part as a plan of the whole cluster, whose other devices are idle; None where the hints forbid it.
 
     Args:
-        plan: of the part.
-        part: of the problem's cluster.
-        problem: the whole.
-        evaluator: of the whole.
+        plan: the plan of the part.
+        part: part of the problem's cluster.
+        problem: the problem on all devices.
+        evaluator: evaluator of this problem.
     """
     stages = tuple(
         replace(stage, devices=format_devices(tuple(part.devices[d] for d in parse_devices(stage.devices))))

@@ -1,7 +1,7 @@
-"""What to say when nothing fits: the nearest plan, by how much it fails and where, and what would help.
+"""Infeasibility advice: what to say when no plan fits into memory.
 
-Nothing is guessed: every change that is named was tried on the problem, and some template of the changed problem fits.
-Units: bytes, GiB.
+The advice names the nearest plan, by how much and where it does not fit, and what would help. Nothing is guessed: every
+change that is named was tried on the problem, and some template of the changed problem fits. Units: bytes, GiB.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from automap.space.templates import templates
 
 GIB = float(1 << 30)
 WITHIN_S = 4.0
-"""Processor time in which changes are tried, so that a search ends soon after its budget; it is over then."""
+"""Processor time in seconds in which changes are tried: the budget of the search is over by then."""
 MOST_DEVICES = 4096
-"""Clusters that are tried are no larger."""
+"""Largest number of devices of a cluster that is tried."""
 ONE_BY_ONE = 6
-"""Clusters that are tried in the order of their size."""
+"""Number of clusters that are tried one by one in the order of their size, before sizes are doubled."""
 HOST_DEVICES = 8
-"""Devices that a host holds at most when a cluster of one host grows."""
+"""Largest number of devices of a host when a cluster of one host grows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,13 +41,13 @@ class Change:
     """One change of the problem."""
 
     field: str
-    """As the user names it."""
+    """Name of the changed field, as in the user's request."""
     value: str
-    """What it becomes."""
+    """New value of the field."""
     about: str
-    """For people."""
+    """Description of the change in words."""
     make: Callable[[], Problem]
-    """The problem with it."""
+    """Builds the changed problem."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,18 +55,21 @@ class Remedy:
     """A change with which some plan fits."""
 
     field: str
+    """Name of the changed field, as in the user's request."""
     value: str
+    """New value of the field."""
     about: str
+    """Description of the change in words."""
     step_time_s: float
-    """Of the best template then."""
+    """Step time of the best template of the changed problem."""
 
 
 def nothing_fits(space: PlanSpace, nearest: Values) -> NothingFits:
     """The error for a problem of which no plan fits.
 
     Args:
-        space: of the problem.
-        nearest: the plan that overflows least.
+        space: plan space of the problem.
+        nearest: values of the plan that overflows memory least.
     """
     lowered = space.lowered(nearest)
     plan = annotate(space.decode(nearest), lowered, space.evaluator)
@@ -97,23 +100,33 @@ def nothing_fits(space: PlanSpace, nearest: Values) -> NothingFits:
 
 
 class _Tried:
-    """Tries changes for a while: of a large problem each takes seconds, and the search is at its end already.
+    """Tries changes for some time: with a large problem each takes seconds, and the budget of the search is over.
 
-    Args:
-        within_s: processor time; a change that is being tried then is tried to its end.
+    Attributes:
+        all: whether no change was left out for lack of time.
     """
 
     def __init__(self, within_s: float) -> None:
+        """Begins now.
+
+        Args:
+            within_s: processor time in seconds, after which no further change is tried.
+        """
         self._end_s = time.process_time() + within_s
         self.all = True
-        """Whether no change was left out."""
 
     def __call__(self, change: Change) -> Remedy | None:
-        """What comes of a change; None where no plan fits then, or the time is over."""
+        """The remedy that a change makes; None where no plan fits with it, or the time is over."""
         if time.process_time() > self._end_s:
             self.all = False
             return None
-        return _try(change)
+        try:
+            seconds = fastest_template_s(change.make())
+        except (ClusterError, ProblemError):
+            return None  # the change contradicts other parts of the problem
+        if seconds is None:
+            return None
+        return Remedy(field=change.field, value=change.value, about=change.about, step_time_s=seconds)
 
 
 def remedies(problem: Problem, tried: Callable[[Change], Remedy | None]) -> tuple[Remedy, ...]:
@@ -131,28 +144,18 @@ def fastest_template_s(problem: Problem) -> float | None:
     """Step time of the best template of a problem, or None if none fits."""
     state = problem.graph.num_parameters * sum(problem.state_bytes)
     if state > sum(problem.cluster.device(d).memory_bytes for d in range(problem.cluster.num_devices)):
-        return None  # not even parameters, gradients and optimizer state do
+        return None  # parameters, gradients and optimizer state alone are too large
     space = PlanSpace(problem)
     prices = space.price(np.array([values for _, values in templates(space)]))
     fits = prices[:, 1] <= 0.0
     return float(prices[fits, 0].min()) if fits.any() else None
 
 
-def _try(change: Change) -> Remedy | None:
-    try:
-        seconds = fastest_template_s(change.make())
-    except (ClusterError, ProblemError):
-        return None  # the changed problem does not hold together
-    if seconds is None:
-        return None
-    return Remedy(field=change.field, value=change.value, about=change.about, step_time_s=seconds)
-
-
 # -- hints and training ----------------------------------------------------------------------------------------------
 
 
 def _freed(problem: Problem) -> Iterator[Change]:
-    """Every single hint left out."""
+    """Changes that leave out one hint each."""
     hints = problem.hints
     for name in (f.name for f in fields(Fix)):
         value = getattr(hints.fix, name)
@@ -180,7 +183,7 @@ def _freed(problem: Problem) -> Iterator[Change]:
 
 
 def _all_freed(problem: Problem) -> Iterator[Change]:
-    """All hints left out together."""
+    """The change that leaves out all hints together."""
     if problem.hints.fix != Fix() or problem.hints.constraints or problem.hints.memory_reserve_bytes:
         yield Change(
             field="hints",
@@ -195,7 +198,7 @@ def _with(problem: Problem, **hints: Any) -> Problem:
 
 
 def _trainings(problem: Problem) -> Iterator[Change]:
-    """Less state for each parameter."""
+    """Changes after which each parameter has less state."""
     optimizers = ("adam", "momentum", "sgd")
     for name in optimizers[optimizers.index(problem.training.optimizer) + 1 :]:
         yield _trained(problem, f"use the optimizer {name}", "optimizer", name)
@@ -226,7 +229,10 @@ def _trained(problem: Problem, about: str, name: str, value: object) -> Change:
 
 
 def _grown(problem: Problem, tried: Callable[[Change], Remedy | None]) -> Remedy | None:
-    """The smallest larger cluster of the same devices that helps: one by one, further up by doubling and halving."""
+    """The smallest larger cluster of the same devices that helps.
+
+    The first sizes are tried one by one, the next ones by doubling and then halving the interval.
+    """
     batch = problem.training.global_batch
     sizes = [s for s in _sizes(problem.cluster) if gcd(_devices(problem.cluster, *s), batch) > 1 or batch == 1]
     found: Remedy | None = None
@@ -243,12 +249,13 @@ def _grown(problem: Problem, tried: Callable[[Change], Remedy | None]) -> Remedy
 
 
 def _devices(cluster: Cluster, hosts: int, each: int) -> int:
+    """Number of devices of the cluster, if its roomiest row has so many hosts with so many devices each."""
     row = _roomiest(cluster)
     return cluster.num_devices - row.count * row.num_devices + hosts * each
 
 
 def _sizes(cluster: Cluster) -> list[tuple[int, int]]:
-    """(hosts, devices of each) of clusters larger than this one, of the row of hosts whose devices have most memory."""
+    """(hosts, devices of each) of larger clusters, for the row of equal hosts whose devices have most memory."""
     if cluster.bandwidth_GBps is not None:
         return []
     row = _roomiest(cluster)
@@ -262,14 +269,17 @@ def _sizes(cluster: Cluster) -> list[tuple[int, int]]:
 
 
 def _roomiest(cluster: Cluster) -> Node:
+    """The row of equal hosts whose devices have most memory."""
     return max(cluster.nodes, key=lambda node: cluster.devices[node.device].memory_bytes)
 
 
 def _enlarged(problem: Problem, hosts: int, each: int) -> Change:
+    """The change to so many hosts with so many devices each in the roomiest row."""
     cluster = problem.cluster
     row = _roomiest(cluster)
     nodes = tuple(replace(node, count=hosts, num_devices=each) if node is row else node for node in cluster.nodes)
-    grown = _named(replace(cluster, nodes=nodes))
+    name = "+".join(f"{n.count}x{n.num_devices}x{n.device}" for n in nodes)
+    grown = replace(cluster, nodes=nodes, name=name)
     return Change(
         field="cluster",
         value=grown.name,
@@ -279,7 +289,7 @@ def _enlarged(problem: Problem, hosts: int, each: int) -> Change:
 
 
 def _larger(problem: Problem) -> Iterator[Change]:
-    """As many devices of another kind with more memory, the smallest first."""
+    """Clusters of as many devices of another kind with more memory, the smallest memory first."""
     cluster = problem.cluster
     kinds = {node.device for node in cluster.nodes}
     if len(kinds) > 1 or cluster.bandwidth_GBps is not None:
@@ -294,8 +304,3 @@ def _larger(problem: Problem) -> Iterator[Change]:
             about=f"devices with {device.memory_GiB:.0f} GiB, such as {device.name} ({text})",
             make=partial(Problem.build, problem.graph, parse_cluster(text), problem.training, problem.hints),
         )
-
-
-def _named(cluster: Cluster) -> Cluster:
-    """The cluster with a name that says its size."""
-    return replace(cluster, name="+".join(f"{n.count}x{n.num_devices}x{n.device}" for n in cluster.nodes))

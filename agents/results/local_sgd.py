@@ -1,9 +1,9 @@
-"""Synced: the best plans of a search, each with the best of the sync modes that the user allows.
+"""Local SGD: the best plans of a search, each with the best of the sync modes that the user allows.
 
-The space decides nothing of these: what a mode saves follows in closed form (`automap.price.local_sgd`), and which
-one is
-best from the plan alone. No mode goes with ZeRO, so every plan is looked at without it as well. And since plans with
-many replicas may be good only if their gradients need not be reduced, the templates that are best then are looked at.
+The plan space holds synchronous plans only: what another mode saves follows in closed form
+(`automap.price.local_sgd`), and the best mode follows from the plan alone. No mode goes with ZeRO, so every plan is
+also considered without it. Plans with many replicas may be good only if their gradients need not be reduced, so the
+templates that are best in this case are considered as well.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from agents.results.diverse_top_k import MOST, Candidate, Found, Ranked, candidate
+from agents.results.diverse_top_k import MOST, Candidate, DiverseTopK, Found, candidate
 from automap.plan import Sync
 from automap.price.local_sgd import Silent, best_sync, evaluate_plan
 from automap.space.space import PlanSpace
 from automap.space.templates import templates
 
 TEMPLATES = 256
-"""That are priced at a time."""
+"""Number of templates that are priced in one call."""
 
-Synced = tuple[Found, Sync]
-"""A plan of a space, who found it, and how its replicas stay together."""
+PlanWithSync = tuple[Found, Sync]
+"""A plan, the searcher that found it, and how its replicas are kept together."""
 
 
-def with_modes(space: PlanSpace, found: Iterable[Found]) -> list[Candidate[Synced]]:
-    """Plans that fit, each with its best mode, the fastest first.
+def with_sync_modes(space: PlanSpace, found: Iterable[Found]) -> list[Candidate[PlanWithSync]]:
+    """The plans that fit, each with its best sync mode, the fastest first.
 
     Args:
-        space: of the plans.
-        found: the best ones as if they were synchronous, the first of which fits.
+        space: space of the plans.
+        found: the best synchronous plans; the first one fits.
     """
     names = dict(_with_and_without_zero(space, found))
     for values, found_by in _best_silent(space):
@@ -49,6 +49,7 @@ def with_modes(space: PlanSpace, found: Iterable[Found]) -> list[Candidate[Synce
 
 
 def _with_and_without_zero(space: PlanSpace, found: Iterable[Found]) -> Iterator[Found]:
+    """The plans, and each without ZeRO."""
     plans = list(found)
     yield from plans
     given = {values for values, _ in plans}
@@ -59,15 +60,15 @@ def _with_and_without_zero(space: PlanSpace, found: Iterable[Found]) -> Iterator
 
 
 def _best_silent(space: PlanSpace) -> list[Found]:
-    """The best unlike templates of several replicas without ZeRO, if no gradients had to be reduced."""
+    """The best unlike templates with replicas and without ZeRO, if gradients were never reduced."""
     silent = PlanSpace(space.problem, Silent(space.problem, space.evaluator.tables), limits=space.limits)
-    ranked, best, best_s = Ranked(silent), None, math.inf
+    diverse, best, best_s = DiverseTopK(silent), None, math.inf
     listed = (v for shape, v in templates(silent) if shape.replicas > 1 and v[silent.zero_slot] == 0)
     while some := list(itertools.islice(listed, TEMPLATES)):
         values = np.array(some, dtype=np.int64)
         priced = silent.price(values)
         times = np.where(priced[:, 1] <= 0.0, priced[:, 0], np.inf)
-        ranked.take(values, times, "expert")
+        diverse.add(values, times, "expert")
         if times.min() < best_s:
             best, best_s = some[int(times.argmin())], float(times.min())
-    return [] if best is None else ranked.best(MOST, best)
+    return [] if best is None else diverse.best(MOST, best)

@@ -1,10 +1,10 @@
-"""Plainest: of the plans that the price cannot tell from the best one, the one that is plainest.
+"""Plainest: of the plans that the price cannot tell from the best one, the plan that is plainest.
 
-An estimate is off by some share, and plans within a fraction of it are equally good as far as anybody knows. Of those
-the plainest leaves: one that repeats no work over a whole axis, a template before anything else, then the one with
-fewest axes, fewest decisions that are out of the ordinary, and fewest devices. Besides the plans that were found, the
-best one with decisions put back to what is ordinary is looked at, and each without axes that nothing is split over and
-with like axes as one. Units: seconds.
+An estimate has an error, and plans within a fraction of it are equally good as far as anybody knows. Of those, the
+plainest plan is returned: one that repeats no work over a whole axis, a template before any other plan, then the one
+with the fewest axes, the fewest unusual decisions, and the fewest devices. Besides the plans that were found, two kinds
+of plans are considered: the best one with decisions put back to their ordinary values, and each plan without axes over
+which nothing is split and with like axes merged. Units: seconds.
 """
 
 from __future__ import annotations
@@ -28,52 +28,55 @@ from automap.space.templates import templates
 from automap.verify import Verifier
 
 TIE = 0.1
-"""Share of an estimate's error band, to either side of it, within which two step times are one: errors of plans of one
-model on one cluster are alike, so that of the band, which is that of all, a tenth is left between them."""
+"""Share of an estimate's error band, to either side of it, within which two step times count as equal. The band is that
+of all models and clusters; errors of plans of one model on one cluster are alike, so only a tenth of it is between
+them. Assumed."""
 MOST_TEMPLATES = 24
-"""That are looked at; of a large space hundreds may be within the noise."""
+"""Largest number of templates that are considered: in a large space hundreds may be within the tie."""
 
 Plainness = tuple[bool, bool, int, int, int, float]
-"""Whether a stage repeats all its work over an axis; whether it is no template; axes; decisions out of the ordinary;
-devices; step time. The least is the plainest."""
+"""Whether a stage repeats all its work over an axis, whether the plan is no template, number of axes, number of unusual
+decisions, number of devices, step time. The least of these tuples belongs to the plainest plan."""
 
 
 class IllegalPlan(RuntimeError):
-    """A plan that was found breaks the rules of `automap.verify`: a fault of ours."""
+    """A plan that was found breaks the rules of `automap.verify`: a fault of this program."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
-    """A plan that may leave."""
+    """A plan that a search may return."""
 
     plan: Plan
-    """With its estimate, verified."""
+    """The plan with its estimate, verified."""
     found_by: str
-    """Who found it, or the plan of a space that it was made of."""
+    """Name of the searcher that found the plan, or the plan of the space from which it was made."""
     plainness: Plainness
+    """How plain the plan is."""
     num_decisions: int
-    """See `automap.plan.SearchRecord`."""
+    """Number of decisions with more than one legal value, see `automap.plan.SearchRecord`."""
     num_operator_decisions: int
+    """Number of those that are about operators."""
 
 
 def plainest(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: float) -> Offer:
-    """The plainest plan that takes no longer than a limit.
+    """The plainest plan whose step time is within a limit.
 
     Args:
-        space: of the plans.
-        best: the fastest one; its own step time is a limit too.
-        others: plans that were found, at any price.
-        limit_s: step time.
+        space: space of the plans.
+        best: the fastest plan; if the limit is below its step time, that is the limit.
+        others: further plans that were found, whatever their step time.
+        limit_s: largest step time.
 
     Raises:
         IllegalPlan: not even the best plan is legal.
     """
-    found = _within(space, best, others, limit_s)
+    found = _candidates(space, best, others, limit_s)
     evaluator = space.evaluator
     pool: list[tuple[Plainness, Values, LoweredPlan]] = []
     for values, (_, is_template) in found.items():
         raw = space.lowered(values)
-        # What the hints ask for may hold of the plan as it was found alone.
+        # The simplified plan may break a constraint of the hints that the plan obeys as it was found.
         for lowered in (plain(raw, evaluator, limit_s), raw):
             pool.append((plainness(lowered, evaluator, is_template=is_template), values, lowered))
     verifier, faults = Verifier(space.problem), ""
@@ -87,12 +90,12 @@ def plainest(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: fl
 
 
 def as_it_is(space: PlanSpace, best: Found, plan: Plan) -> Offer:
-    """The best plan itself, as a search has stated it.
+    """The best plan of a search, unchanged.
 
     Args:
-        space: of the plan.
-        best: its values, and who found it.
-        plan: it, with its estimate.
+        space: space of the plan.
+        best: its values and the searcher that found it.
+        plan: the plan with its estimate.
     """
     values, found_by = best
     rank = plainness(space.lowered(values), space.evaluator, is_template=found_by == "expert")
@@ -111,7 +114,7 @@ def _offer(space: PlanSpace, plan: Plan, values: Values, found_by: str, rank: Pl
 
 
 def plainness(lowered: LoweredPlan, evaluator: Evaluator, *, is_template: bool) -> Plainness:
-    """How plain a choice is."""
+    """How plain a lowered plan is."""
     stages, cuts = lowered.layout.stages, [len(segments) for segments in lowered.chunks]
     devices = [device for stage in stages for device in stage.devices]
     modes = {
@@ -136,12 +139,12 @@ def plainness(lowered: LoweredPlan, evaluator: Evaluator, *, is_template: bool) 
 
 
 def plain(lowered: LoweredPlan, evaluator: Evaluator, limit_s: float) -> LoweredPlan:
-    """The choice without axes that nothing is split over, and with like axes as one, as far as the limit allows.
+    """A lowered plan without axes over which nothing is split, and with like axes merged, as far as the limit allows.
 
     Args:
-        lowered: that fits.
-        evaluator: of its problem.
-        limit_s: step time; the choice's own is a limit too.
+        lowered: a plan that fits.
+        evaluator: evaluator of its problem.
+        limit_s: largest step time; if it is below the plan's own, that is the limit.
     """
     lowered = canonical(lowered, evaluator)
     limit_s = max(limit_s, evaluator.evaluate(lowered).step_time_s * (1.0 + ROUNDING))
@@ -152,17 +155,19 @@ def plain(lowered: LoweredPlan, evaluator: Evaluator, limit_s: float) -> Lowered
     return lowered
 
 
-def _within(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: float) -> dict[Values, tuple[str, bool]]:
-    """Plans that take no longer -> who found them, and whether they are templates."""
+def _candidates(
+    space: PlanSpace, best: Found, others: Sequence[Found], limit_s: float
+) -> dict[Values, tuple[str, bool]]:
+    """Plans within the limit -> the searcher that found each, and whether it is a template."""
     listed = np.array([values for _, values in templates(space)], dtype=np.int64)
-    able = listed[_able(space, listed, limit_s)]
-    # Those with least decided come first.
-    order = np.lexsort((space.price(able)[:, 0], (able[:, : space.first_signature] > 0).sum(axis=1)))
-    found = {tuple(row): ("expert", True) for row in able[order[:MOST_TEMPLATES]].tolist()}
-    is_template = {tuple(row) for row in able.tolist()}
+    fast = listed[_within_limit(space, listed, limit_s)]
+    # Templates with the fewest values other than 0 come first.
+    order = np.lexsort((space.price(fast)[:, 0], (fast[:, : space.first_signature] > 0).sum(axis=1)))
+    found = {tuple(row): ("expert", True) for row in fast[order[:MOST_TEMPLATES]].tolist()}
+    is_template = {tuple(row) for row in fast.tolist()}
     given = np.array([values for values, _ in others], dtype=np.int64).reshape(len(others), len(space.slots))
-    fast = [other for other, is_fast in zip(others, _able(space, given, limit_s), strict=True) if is_fast]
-    for values, name in (best, *fast):
+    others = [other for other, is_fast in zip(others, _within_limit(space, given, limit_s), strict=True) if is_fast]
+    for values, name in (best, *others):
         found.setdefault(values, (name, values in is_template))
     if best[0] not in is_template:
         found.setdefault(simplified(space, best[0], limit_s), (best[1], False))
@@ -170,21 +175,21 @@ def _within(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: flo
 
 
 def simplified(space: PlanSpace, values: Values, limit_s: float) -> Values:
-    """A plan with as many decisions put back to what is ordinary as a limit of its step time allows.
+    """A plan with as many decisions put back to their ordinary values as the limit allows.
 
-    First all decisions of a kind together, those about operators by mesh axis; then one after another, those that cost
-    least first.
+    First all decisions of a kind are put back together, those about operators for each mesh axis; then one after
+    another, those that cost least first.
 
     Args:
-        space: of the plan.
-        values: of a plan that fits.
-        limit_s: step time; the plan's own is a limit too.
+        space: space of the plan.
+        values: a plan that fits.
+        limit_s: largest step time; if it is below the plan's own, that is the limit.
     """
     limit_s = max(limit_s, float(space.price(np.array([values]))[0, 0]))
     for kind, axis in [("signature", a) for a in range(len(space.axes))] + [(k, -1) for k in ORDINARY]:
         for slots in _ordinary(space, values, kind, axis):
             tried = space.repair([slots.get(number, value) for number, value in enumerate(values)])
-            if tried == values or _able(space, np.array([tried]), limit_s)[0]:
+            if tried == values or _within_limit(space, np.array([tried]), limit_s)[0]:
                 values = tried
                 break
     return _one_by_one(space, values, limit_s)
@@ -195,6 +200,7 @@ ORDINARY = ("shares", "devices", "order", "schedule", "zero", "recompute", "cut"
 
 
 def _one_by_one(space: PlanSpace, values: Values, limit_s: float) -> Values:
+    """A plan with single decisions put back to their ordinary values, those that cost least first."""
     ordinary: dict[int, int] = {}
     for axis in range(len(space.axes)):
         *_, slots = _ordinary(space, values, "signature", axis)
@@ -209,17 +215,25 @@ def _one_by_one(space: PlanSpace, values: Values, limit_s: float) -> Values:
     prices = space.price(np.array(alone))
     for at in np.argsort(np.where(prices[:, 1] <= 0.0, prices[:, 0], np.inf), kind="stable").tolist():
         tried = _with(space, values, odd[at], ordinary[odd[at]])
-        if tried != values and _able(space, np.array([tried]), limit_s)[0]:
+        if tried != values and _within_limit(space, np.array([tried]), limit_s)[0]:
             values = tried
     return values
 
 
 def _with(space: PlanSpace, values: Values, number: int, value: int) -> Values:
+    """The plan with another value of one slot, repaired behind it."""
     return space.repair([*values[:number], value, *values[number + 1 :]], kept=number)
 
 
 def _ordinary(space: PlanSpace, values: Values, kind: str, axis: int) -> list[dict[int, int]]:
-    """Slots of a kind with what is ordinary there, of several that are the most ordinary first."""
+    """Ways to give all slots of a kind their ordinary values, as slot -> value, the most ordinary way first.
+
+    Args:
+        space: space of the plan.
+        values: the plan.
+        kind: kind of the slots.
+        axis: mesh axis of signatures; not read for other kinds.
+    """
     slots = [(number, slot) for number, slot in enumerate(space.slots) if slot.kind == kind]
     if kind != "signature":
         return [{number: value for number, _ in slots} for value in (range(3) if kind == "zero" else (0,))]
@@ -230,13 +244,13 @@ def _ordinary(space: PlanSpace, values: Values, kind: str, axis: int) -> list[di
 
 
 def _defaults(space: PlanSpace, slot: Slot) -> tuple[int, int]:
-    """The signatures of a group in which its leader is whole and in which it splits its batch, if it can."""
+    """The signatures of a group in which its leader is replicated, and in which it splits the batch if it can."""
     leader = space.linkage.types[slot.unit_type].groups[slot.group].leader
     return default_signatures(space.evaluator, slot.unit_type, leader)
 
 
-def _able(space: PlanSpace, rows: np.ndarray, limit_s: float) -> np.ndarray:
-    """[plans] whether they fit and take no longer."""
+def _within_limit(space: PlanSpace, rows: np.ndarray, limit_s: float) -> np.ndarray:
+    """[plans] whether each fits and its step time is within the limit."""
     if not len(rows):
         return np.zeros(0, dtype=np.bool_)
     prices = space.price(rows)
@@ -244,13 +258,13 @@ def _able(space: PlanSpace, rows: np.ndarray, limit_s: float) -> np.ndarray:
 
 
 def tidy(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator, verifier: Verifier) -> Plan:
-    """A plan of a search in its one spelling, without axes that nothing is split over; as it was where that is illegal.
+    """A plan in its canonical form, without axes over which nothing is split; unchanged where that is illegal.
 
     Args:
-        plan: with its estimate, synchronous.
-        lowered: that it states.
-        evaluator: of its problem.
-        verifier: of its problem.
+        plan: a synchronous plan with its estimate.
+        lowered: the same plan, lowered.
+        evaluator: evaluator of its problem.
+        verifier: verifier of its problem.
     """
     other = plain(lowered, evaluator, 0.0)
     again = annotate(to_plan(other, evaluator), other, evaluator)

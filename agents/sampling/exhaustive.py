@@ -1,74 +1,57 @@
-"""Exhaustive: every plan of a small space, cut where an admissible bound cannot beat the best so far.
+"""Exhaustive: every plan of a small space, except where a lower bound says that none is better than the best so far.
 
-Depth first, the most promising beginnings first, `WIDTH` of them at a time: their continuations are bounded, and in the
-end priced, in one compiled call. The optimum is exact up to the rounding of bounds.
+Branch and bound, depth first, `WIDTH` of the most promising partial plans at a time: their continuations are bounded,
+and at the end priced, in one compiled call. The optimum is exact up to the rounding of the bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from agents.incumbent import Incumbent
-from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
+from agents.searcher import SearchResult, SearchTask
 from automap.bounds.enumeration import Beginnings, Enumeration
 from automap.errors import ProblemError
-from automap.plan import Plan
-from automap.problem import Problem
-from automap.space.space import PlanSpace
 
 MAX_DECADES = 7.0
-"""Larger spaces are refused; branch and bound visits a small part of them."""
+"""log10 of the largest number of plans that is accepted. Branch and bound visits a small part of them."""
 WIDTH = 256
-"""Beginnings that are continued at a time: few find good plans early, many share the work around a compiled call."""
+"""Partial plans that are continued at a time: few of them find good plans early, many share the overhead of a call."""
 GROWTH = 4
-"""Continuations of each before they are bounded again: a bound costs as much as a price."""
+"""Continuations of each partial plan before they are bounded again: a bound costs as much time as a price."""
 
 
-def search_exhaustive(
-    problem: Problem,
-    budget: Budget,
-    *,
-    seed: int,
-    on_progress: OnProgress,
-    should_stop: ShouldStop,
-    start: Sequence[Plan] = (),
-) -> SearchResult:
+def search_exhaustive(task: SearchTask) -> SearchResult:
     """The optimum of the space, proven unless the budget ends first; see `Searcher`.
 
     Raises:
         ProblemError: the space has more than 10^7 plans.
     """
-    space = PlanSpace(problem)
-    if space.decades > MAX_DECADES:
+    incumbent = Incumbent.begin(task, "exhaustive")
+    decades = incumbent.space.decades
+    if decades > MAX_DECADES:
         raise ProblemError(
-            f"the space has 10^{space.decades:.1f} plans, more than 10^{MAX_DECADES:.0f}",
+            f"the space has 10^{decades:.1f} plans, more than 10^{MAX_DECADES:.0f}",
             field="searcher",
             value="exhaustive",
             repair="Fix more decisions with hints.fix, or use another searcher.",
         )
-    incumbent = Incumbent(space, budget, searcher="exhaustive", on_progress=on_progress, should_stop=should_stop)
-    for plan in start:
-        values = space.encode(plan)
-        if values is not None:
-            incumbent.price([values])
-    proven = run_exhaustive(space, incumbent)
-    return incumbent.result(seed=seed, proven=proven)
+    incumbent.price_start(task)
+    proven = run_exhaustive(incumbent)
+    return incumbent.result(seed=task.seed, proven=proven)
 
 
-def run_exhaustive(space: PlanSpace, incumbent: Incumbent, *, max_nodes: int | None = None) -> bool:
-    """Branch and bound below the best of `incumbent`, which it feeds.
+def run_exhaustive(incumbent: Incumbent, *, max_nodes: int | None = None) -> bool:
+    """Branch and bound, beginning with the best plan of `incumbent` as upper bound.
 
     Args:
-        space: of the problem.
-        incumbent: prices, and says when to stop.
-        max_nodes: beginnings bounded and plans priced before it gives up; None = as many as it takes.
+        incumbent: prices the plans and says when to stop.
+        max_nodes: number of partial plans bounded and plans priced after which the search gives up; None = no limit.
 
     Returns:
-        whether every plan was priced or is proven to be no faster than the best, or not to fit.
+        Whether every plan was priced, or is proven to be no faster than the best one or not to fit.
     """
-    enumeration = Enumeration(space)
+    enumeration = Enumeration(incumbent.space)
     nodes = 0
     nearest: Beginnings | None = None
     pending = [enumeration.root()]
@@ -100,18 +83,16 @@ def run_exhaustive(space: PlanSpace, incumbent: Incumbent, *, max_nodes: int | N
 
 
 def _price(block: Beginnings, incumbent: Incumbent) -> Beginnings:
-    """Prices complete plans, as many as the budget allows; the others."""
-    count = len(block)
-    if incumbent.left is not None:
-        count = min(count, incumbent.left)
-    incumbent.price([tuple(row) for row in block.values[:count].tolist()])
+    """Prices complete plans, as many as the budget allows, and returns the others."""
+    count = len(block) if incumbent.left is None else min(len(block), incumbent.left)
+    incumbent.price(block.values[:count])
     return block.take(slice(count, None))
 
 
-def _smallest(enumeration: Enumeration, some: Beginnings) -> Beginnings:
-    """One completion, every decision in favour of memory: what comes nearest where nothing fits."""
-    while not enumeration.is_done(some):
-        some = enumeration.bounded(enumeration.extend(some))
-        best = int(some.bounds[:, 1].argmin())
-        some = some.take(slice(best, best + 1))
-    return some
+def _smallest(enumeration: Enumeration, block: Beginnings) -> Beginnings:
+    """One completion, with every decision in favour of memory: the plan to name where nothing fits."""
+    while not enumeration.is_done(block):
+        block = enumeration.bounded(enumeration.extend(block))
+        best = int(block.bounds[:, 1].argmin())
+        block = block.take(slice(best, best + 1))
+    return block

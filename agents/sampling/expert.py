@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from agents.incumbent import TEMPLATES, Incumbent
-from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
-from automap.plan import Plan
-from automap.problem import Problem
-from automap.space.space import Ints, PlanSpace
+from agents.searcher import SearchResult, SearchTask
+from automap.space.space import Ints
 from automap.space.templates import templates
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Grid:
-    """The priced templates."""
+class Grid(NamedTuple):
+    """The templates that were priced."""
 
     values: Ints
-    """[templates, slots]"""
+    """[templates, slots] values of each template."""
     prices: npt.NDArray[np.float64]
-    """[templates, 2] see `PlanSpace.price`."""
-    baselines: Mapping[str, float | None]
-    """Step times: `dp` = pure data parallelism, `expert` = best template; None if none fits. No `dp` where the batch or
-    the hints leave no such plan."""
+    """[templates, 2] seconds of a step and overflow of memory, see `PlanSpace.price`."""
 
 
-def grid(space: PlanSpace, incumbent: Incumbent) -> Grid:
-    """Prices the whole grid: every search is measured against it. At most a quarter of a budget is charged for it.
+def price_grid(incumbent: Incumbent) -> Grid:
+    """Prices the whole grid of templates, against which every search is measured.
 
-    Args:
-        space: of the problem.
-        incumbent: counts and keeps the best.
+    At most a quarter of a budget in evaluations is charged for it. `incumbent.baselines` is written: the step time of
+    pure data parallelism, `dp`, and of the best template, `expert`; None if none fits. There is no `dp` where the batch
+    or the hints leave no such plan.
     """
-    before = incumbent.charged
+    space, before = incumbent.space, incumbent.charged
     baselines = {"expert": float("inf")}
     values: list[Ints] = []
     prices: list[npt.NDArray[np.float64]] = []
@@ -49,27 +42,16 @@ def grid(space: PlanSpace, incumbent: Incumbent) -> Grid:
             step_s = seconds if overflow <= 0.0 else float("inf")
             names = ("dp", "expert") if shape.dp == space.meshes.devices else ("expert",)
             baselines |= {name: min(step_s, baselines.get(name, float("inf"))) for name in names}
-        if incumbent.stopped:
+        if incumbent.should_stop():
             break
     if incumbent.budget.evaluations is not None:
         incumbent.charged = min(incumbent.charged, before + incumbent.budget.evaluations // 4)
-    return Grid(
-        values=np.concatenate(values),
-        prices=np.concatenate(prices),
-        baselines={k: None if v == float("inf") else v for k, v in baselines.items()},
-    )
+    incumbent.baselines = {name: None if s == float("inf") else s for name, s in baselines.items()}
+    return Grid(np.concatenate(values), np.concatenate(prices))
 
 
-def search_expert(
-    problem: Problem,
-    budget: Budget,
-    *,
-    seed: int,
-    on_progress: OnProgress,
-    should_stop: ShouldStop,
-    start: Sequence[Plan] = (),
-) -> SearchResult:
-    """The best expert template; see `Searcher`."""
-    space = PlanSpace(problem)
-    incumbent = Incumbent(space, budget, searcher="expert", on_progress=on_progress, should_stop=should_stop)
-    return incumbent.result(seed=seed, baselines=grid(space, incumbent).baselines)
+def search_expert(task: SearchTask) -> SearchResult:
+    """The best template; see `Searcher`."""
+    incumbent = Incumbent.begin(task, "expert")
+    price_grid(incumbent)
+    return incumbent.result(seed=task.seed)

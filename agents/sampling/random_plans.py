@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from agents.incumbent import Incumbent
-from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
-from automap.plan import Plan
-from automap.problem import Problem
-from automap.space.space import PlanSpace
+from agents.searcher import SearchResult, SearchTask
 
 DRAWN = 64
-"""Plans that are drawn and priced at a time."""
+"""Number of plans that are drawn and priced in one call."""
 
 
-def search_random(
-    problem: Problem,
-    budget: Budget,
-    *,
-    seed: int,
-    on_progress: OnProgress,
-    should_stop: ShouldStop,
-    start: Sequence[Plan] = (),
-) -> SearchResult:
+def search_random(task: SearchTask) -> SearchResult:
     """The best of as many random plans as the budget allows; see `Searcher`."""
-    space = PlanSpace(problem)
-    incumbent = Incumbent(space, budget, searcher="random", on_progress=on_progress, should_stop=should_stop)
-    rng = np.random.default_rng(seed)
-    for plan in start:
-        values = space.encode(plan)
-        if values is not None:
-            incumbent.price([values])
+    incumbent = Incumbent.begin(task, "random")
+    incumbent.price_start(task)
+    rng = np.random.default_rng(task.seed)
     while not incumbent.finished:
-        count = DRAWN if budget.evaluations is None else min(DRAWN, budget.evaluations - incumbent.evaluations)
-        incumbent.price([tuple(values) for values in space.random_batch(rng, count).tolist()])
-    return incumbent.result(seed=seed)
+        count = DRAWN if incumbent.left is None else min(DRAWN, incumbent.left)
+        incumbent.price(incumbent.space.random_batch(rng, count))
+    return incumbent.result(seed=task.seed)

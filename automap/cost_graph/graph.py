@@ -1,19 +1,19 @@
-"""The step of a plan as a graph of linkage groups, its shape, cuts, recomputation and ZeRO being given.
+"""The step of a plan as a graph of linkage groups, with its shape, cuts, recomputation and ZeRO (its skeleton) given.
 
-A node is a group of one unit type; its values are the legal joint signatures on all mesh axes. What a unit costs is a
-base, with everything undecided, plus what each node adds alone, plus factors:
+A node is a linkage group of one unit type; its values are the legal joint signatures on all mesh axes. The cost of a
+unit is a base, with every signature undecided, plus what each node adds alone, plus factors:
 
-- a tensor made in one group and read in another: the conversions that it needs on its way and its gradient on its way
-  back (OneFlow's edges, arXiv 2110.15032, section 3.3). A unit's crossing tensor goes to the unit behind it, a
-  repeated block's to its own next copy;
-- of several groups that read one tensor, each pays nothing if the one before it asks for the same: the tensor is
-  converted once. (OneFlow gives such a tensor a proxy node whose values are sets of placements. Pairs of neighbours in
-  the order of reading are exact unless a request comes back behind another one.)
-- copies that are kept for the backward pass, likewise once for neighbours that keep the same.
+- For a tensor made in one group and read in another: the conversions that it requires on its way, and that its gradient
+  requires on its way back (OneFlow's edges, arXiv 2110.15032, section 3.3). The tensor that crosses out of a unit is
+  read by the next unit; in a repeated block, by its own next copy.
+- Where several groups read one tensor, a group pays nothing if the group before it requires the same placement: the
+  tensor is converted once. (OneFlow gives such a tensor a proxy node whose values are sets of placements. Pairs of
+  neighbours in the order of reading are exact unless a placement is required again behind another one.)
+- For copies that are saved for the backward pass, likewise: once for neighbours that save the same copy.
 
-Costs are vectors of the columns of `unit_cost`; those in which units add up (seconds of the device, kernels, bytes,
-elements) are sums over the graph. The host's waits, the step and the memory of a rank are not linear in them:
-`Linear` holds their slopes at a plan. Units: seconds, bytes, elements.
+Costs are rows as `unit_cost` writes them. Those in which units add up (seconds of the device, kernels, bytes, elements)
+are sums over the graph. The waits of the host, the step time and the memory of a rank are not linear in them:
+`automap.cost_graph.sensitivities` holds their derivatives at a plan. Units: seconds, bytes, elements.
 """
 
 from __future__ import annotations
@@ -35,32 +35,33 @@ from automap.space.space import PlanSpace, Values
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-MAX_KNOWN = 24
+MAX_CACHED = 24
+"""Largest number of stages whose group costs are cached; the oldest ones are dropped."""
 MOST_STAGES = 4
-"""Unlike pipeline ranks whose costs are looked at; all are in the exact price."""
+"""Largest number of unlike pipeline ranks whose costs a graph tells apart; the exact price tells all apart."""
 
 
-class Known:
-    """What the graphs of one space share; of more than `MAX_KNOWN` stages the oldest goes."""
+class CostGraphCache:
+    """What the cost graphs of one space share."""
 
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
         self.costs: dict[tuple[object, ...], GroupCosts] = {}
         self._legal: dict[tuple[bytes, bytes], tuple[Ints, ...]] = {}
 
-    def legal(self, frame: Values) -> tuple[Ints, ...]:
-        """`joint_values` of a frame."""
-        sizes, samples = self.space.unlike_meshes(frame)
+    def legal(self, skeleton: Values) -> tuple[Ints, ...]:
+        """`joint_values` of a skeleton."""
+        sizes, samples = self.space.unlike_meshes(skeleton)
         key = (sizes.tobytes(), samples.tobytes())
         if key not in self._legal:
-            self._legal[key] = joint_values(self.space, frame)
+            self._legal[key] = joint_values(self.space, skeleton)
         return self._legal[key]
 
-    def with_signatures(self, frame: Values, signatures: Sequence[int]) -> Values:
-        """The plan of a frame with these signatures; of groups where they are not legal with the first that are."""
-        found = list(frame)
+    def with_signatures(self, skeleton: Values, signatures: Sequence[int]) -> Values:
+        """The plan of a skeleton with these signatures; groups where they are not legal take the first legal ones."""
+        found = list(skeleton)
         num_axes = len(self.space.axes)
-        for number, values in enumerate(self.legal(frame)):
+        for number, values in enumerate(self.legal(skeleton)):
             wanted = signatures[number * num_axes : (number + 1) * num_axes]
             found += wanted if (values == wanted).all(axis=1).any() else values[0].tolist()
         return tuple(found)
@@ -68,54 +69,56 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scalars:
-    """The graph under one weighting of all columns: what a solver is given."""
+    """The graph with all costs weighted and added up: what a solver is given."""
 
     constant: float
+    """Sum of the base costs."""
     nodes: tuple[Floats, ...]
-    """[values] of each node."""
+    """For each node, [values] cost of each value."""
     factors: tuple[tuple[tuple[int, ...], Floats], ...]
-    """Distinct nodes, ascending, and the table over their values."""
+    """For each factor its distinct nodes, ascending, and the table of costs over their values."""
 
     def value(self, picked: Sequence[int]) -> float:
-        """Of one assignment."""
+        """Cost of an assignment, [nodes] number of the value of each node."""
         total = self.constant + sum(float(costs[v]) for costs, v in zip(self.nodes, picked, strict=True))
         return total + sum(float(table[tuple(picked[n] for n in nodes)]) for nodes, table in self.factors)
 
 
 class CostGraph:
-    """The graph of one frame.
+    """The cost graph of one skeleton.
 
     Attributes:
-        nodes: in the order of the signature slots; their costs are those on the first row's rank.
-        factors: with the unit rows that pay each, and their recompute modes.
-        units: prices units under any signatures; rows of weights are its rows.
-        base: [rows, C_COUNT] unit costs with nothing decided.
+        skeleton: values of all slots before the first signature.
+        nodes: the nodes in the order of the signature slots; their costs are those on the rank of the first unit row.
+        factors: the factors, each with (unit row, recompute mode) of all unit rows that pay it.
+        units: the unit rows, which are priced under any signatures; rows of costs and weights are theirs.
+        base: [rows, columns] unit costs with every signature undecided.
     """
 
-    def __init__(self, space: PlanSpace, frame: Values, known: Known | None = None) -> None:
+    def __init__(self, space: PlanSpace, skeleton: Values, cache: CostGraphCache | None = None) -> None:
         """Builds the graph.
 
         Args:
-            space: of the problem.
-            frame: values of all slots before the first signature.
-            known: keeps what frames on one mesh share.
+            space: plan space of the problem.
+            skeleton: values of all slots before the first signature.
+            cache: what the graphs of several skeletons share.
         """
-        self.space, self.frame = space, frame
+        self.space, self.skeleton = space, skeleton
         self._undecided = blank(space.evaluator, len(space.axes))
-        lowered = space.choice_of(frame, self._undecided).views[0]
+        lowered = space.choice_of(skeleton, self._undecided).views[0]
         self.units = UnitRows(space.evaluator, lowered)
         self._rows = self.units.rows
         self._modes = [self._mode(row) for row in self._rows]
-        self._costs = self._group_costs(lowered, known or Known(space))
+        self._costs = self._group_costs(lowered, cache or CostGraphCache(space))
         of_first = self._costs[0]
         self._first_node = of_first.first_node
         self.nodes = of_first.nodes
         paid = zip(self._costs, self._rows, self._modes, strict=True)
         self.base = np.array([costs.bases[row.unit_type][mode] for costs, row, mode in paid])
-        self.factors = tuple(self._bound())
+        self.factors = tuple(self._paid_factors())
 
-    def _group_costs(self, lowered: LoweredPlan, known: Known) -> list[GroupCosts]:
-        """Of each row, on the devices of its rank; of more than `MOST_STAGES` distinct ranks some stand for others."""
+    def _group_costs(self, lowered: LoweredPlan, cache: CostGraphCache) -> list[GroupCosts]:
+        """[rows] group costs on the rank of each row; beyond `MOST_STAGES` unlike ranks, those of another rank."""
         numbers = lowered.layout.numbers
         meshes = frozenset(zip(numbers, lowered.rank_samples.tolist(), strict=True))
         found: dict[tuple[object, ...], GroupCosts] = {}
@@ -126,20 +129,21 @@ class CostGraph:
             if key not in found:
                 if len(found) == MOST_STAGES:
                     key = next(reversed(found))
-                elif key not in known.costs:
-                    if len(known.costs) >= MAX_KNOWN:
-                        known.costs.pop(next(iter(known.costs)))
-                    known.costs[key] = GroupCosts(self.space, known.legal(self.frame), lowered, row.rank)
-                found.setdefault(key, known.costs[key])
+                elif key not in cache.costs:
+                    if len(cache.costs) >= MAX_CACHED:
+                        cache.costs.pop(next(iter(cache.costs)))
+                    cache.costs[key] = GroupCosts(self.space, cache.legal(self.skeleton), lowered, row.rank)
+                found.setdefault(key, cache.costs[key])
             of_rows.append(found[key])
         return of_rows
 
     def _mode(self, row: UnitRow) -> int:
-        """The recompute mode of a row."""
+        """Number of the recompute mode of a row."""
         masks = self.space.evaluator.masks(row.unit_type)
         return next(i for i, m in enumerate(RECOMPUTE_MODES) if np.array_equal(masks[m], row.segment.recomputed))
 
-    def _bound(self) -> Iterator[tuple[Factor, list[tuple[int, int]]]]:
+    def _paid_factors(self) -> Iterator[tuple[Factor, list[tuple[int, int]]]]:
+        """The factors, each with (unit row, recompute mode) of all unit rows that pay it."""
         rows_of: dict[tuple[int, int], list[int]] = {}
         for i, row in enumerate(self._rows):
             rows_of.setdefault((row.unit_type, id(self._costs[i])), []).append(i)
@@ -161,16 +165,16 @@ class CostGraph:
 
     @functools.cached_property
     def num_plans(self) -> float:
-        """Assignments of the graph."""
+        """Number of assignments of the graph."""
         return float(np.prod([len(node.values) for node in self.nodes]))
 
     def values(self, picked: Sequence[int]) -> Values:
-        """The plan of an assignment, [nodes] numbers of values."""
+        """The plan of an assignment, [nodes] number of the value of each node."""
         signatures = [int(v) for node, p in zip(self.nodes, picked, strict=True) for v in node.values[p]]
-        return (*self.frame, *signatures)
+        return (*self.skeleton, *signatures)
 
     def picked(self, values: Values) -> tuple[int, ...] | None:
-        """The assignment of a plan of this frame, or None where a group's signatures are not legal in it."""
+        """The assignment of a plan of this skeleton; None where a group's signatures are not legal in it."""
         found = []
         at, num_axes = self.space.first_signature, len(self.space.axes)
         for node in self.nodes:
@@ -182,7 +186,7 @@ class CostGraph:
         return tuple(found)
 
     def chosen(self, picked: Sequence[int]) -> Ints:
-        """[operator rows, axes] signatures of an assignment."""
+        """[operator rows, axes] signature of each operator under an assignment."""
         chosen = self._undecided.copy()
         for node, p in zip(self.nodes, picked, strict=True):
             members, assignment = self.space.group_rows[node.unit_type, node.group]
@@ -190,7 +194,7 @@ class CostGraph:
         return chosen
 
     def unit_costs(self, picked: Sequence[int]) -> Floats:
-        """[rows, C_COUNT] what the graph says of the unit costs under an assignment."""
+        """[rows, columns] unit costs under an assignment, by the graph."""
         costs = self.base.copy()
         for number, row in enumerate(self._rows):
             for n in self._nodes_of(row):
@@ -209,17 +213,17 @@ class CostGraph:
         return costs
 
     def value(self, weights: Floats, picked: Sequence[int]) -> float:
-        """Of an assignment, every column of every row at its weight."""
+        """Sum of the unit costs of an assignment, each times its weight, [rows, columns]."""
         return float((self.unit_costs(picked) * weights).sum())
 
     def scalars(self, weights: Floats, left: Sequence[Ints] | None = None, *, largest: float = float("inf")) -> Scalars:
-        """The graph with every column of every row at its weight.
+        """The graph with every cost times its weight.
 
         Args:
-            weights: [rows, C_COUNT] worth of one unit of each column.
-            left: values of each node that are considered; all if None.
-            largest: tables of three nodes with more entries are left out; none of them has a negative entry where no
-                weight is negative.
+            weights: [rows, columns] worth of one unit of each cost.
+            left: for each node, the values that are considered; None = all.
+            largest: largest number of entries of a table of three nodes; larger ones are left out. None of them has a
+                negative entry where no weight is negative.
         """
         left = left or [np.arange(len(node.values)) for node in self.nodes]
         nodes = [np.zeros(len(keep)) for keep in left]
@@ -235,7 +239,7 @@ class CostGraph:
             table = _weighed(factor, rows, weights)
             if not table.any():
                 continue
-            # Where a node comes twice, both places take its value.
+            # Where a node occurs twice, both places take its value.
             where = np.ix_(*(left[n] for n in distinct))
             at = [code[where[distinct.index(n)]] for code, n in zip(factor.codes, factor.nodes, strict=True)]
             over = table[tuple(at[:1] + at[-1:] if len(at) > 1 else at)]
@@ -250,13 +254,14 @@ class CostGraph:
 
 
 def _repeats(is_repeated: bool) -> Floats:
+    """[columns] 1, or 0 for the costs of repeating a conversion where it is not repeated."""
     keep = np.ones(X_COUNT)
     keep[X_RECOMPUTE_COMM:] = float(is_repeated)
     return keep
 
 
 def _weighed(factor: Factor, rows: Sequence[tuple[int, int]], weights: Floats) -> Floats:
-    """The factor's table as scalars, over classes."""
+    """The table of a factor over classes, with costs weighted and added up over the rows that pay it."""
     if factor.repeated:
         worth = sum(weights[row, factor.columns] * _repeats(factor.repeated[mode]) for row, mode in rows)
         return np.asarray(factor.table @ worth)

@@ -1,7 +1,8 @@
-"""Slopes: what one more of each column of each unit cost is worth at a plan, in seconds of the step and bytes a rank.
+"""Sensitivities: derivatives of step time and memory with respect to each column of each unit cost, at a plan.
 
 The step ends with the slowest rank; hosts, overlap and the schedule are no sums over units. Planners that need sums
-take the slopes at a plan, solve, price exactly and begin again from what they found. Units: seconds, bytes.
+take the sensitivities at a plan, solve, price exactly, and begin again at the plan that they have found.
+Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ SHARPNESS = 16.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slopes:
+class Sensitivities:
     """Of one plan."""
 
     time: Floats
@@ -71,8 +72,8 @@ class Slopes:
     """[ranks] bytes."""
 
 
-def slopes(units: UnitRows, chosen: Ints) -> Slopes:
-    """Slopes at signatures `chosen`, [operator rows, axes]."""
+def sensitivities(units: UnitRows, chosen: Ints) -> Sensitivities:
+    """Sensitivities at signatures `chosen`, [operator rows, axes]."""
     evaluator, lowered = units.evaluator, units.lowered
     costs, tied = units.costs(chosen), units.tied(chosen)
 
@@ -103,7 +104,7 @@ def slopes(units: UnitRows, chosen: Ints) -> Slopes:
         time[:, C_BACKWARD_COMM + kind] = evaluator.exposed[kind] * time[:, C_RECOMPUTE]
         time[:, C_RECOMPUTE_COMM + kind] = time[:, C_BACKWARD_COMM + kind]
     _share_with_hosts(units, costs, time)
-    return Slopes(time=time, memory=memory, used=used, capacity=capacity)
+    return Sensitivities(time=time, memory=memory, used=used, capacity=capacity)
 
 
 def _share_with_hosts(units: UnitRows, costs: Floats, time: Floats) -> None:

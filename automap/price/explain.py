@@ -79,6 +79,7 @@ from automap.price.local_sgd import AVERAGED_BYTES, averaged
 from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.outcome import Outcome
 from automap.price.tables import ALL_REDUCE, OP_SIGNATURES, S_DIVIDES
+from ir.groups import fused_groups
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -358,7 +359,7 @@ def _kernels(case: _Case, unit: _Unit) -> Iterator[tuple[str, str, float, float]
     """Class, name, seconds and FLOPs of every kernel of a unit for one micro-batch, as it is modelled."""
     evaluator, tables, segment = case.evaluator, case.evaluator.tables, unit.segment
     graph = evaluator.problem.graph
-    fused = {i: group.members for group in graph.fused if group.kind == "attention" for i in group.members}
+    fused = {i: group.members for group in fused_groups(graph) if group.kind == "attention" for i in group.members}
     where = evaluator.blocks.units[segment.unit]
     for k in range(segment.last - segment.first):
         row = segment.first + k

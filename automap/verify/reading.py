@@ -17,7 +17,7 @@ from automap.problem import Problem
 from ir.blocks import Blocks, carried_tensors, find_units
 from ir.factors import FactorRule, placement_text
 from ir.graph import Graph, Operator
-from ir.groups import FusedGroup
+from ir.groups import FusedGroup, fused_groups
 from ir.linkage import Group, Linkage, link
 
 Texts = tuple[str, ...]
@@ -117,7 +117,7 @@ class Model:
     def kernels(self) -> Mapping[int, FusedGroup]:
         """Operator -> the group that the trainer runs as one kernel; groups lie within a unit."""
         found = {}
-        for group in self.graph.fused:
+        for group in fused_groups(self.graph):
             is_fused = group.kind != "attention" or self.problem.trainer.fused_attention
             kernel = group if is_fused else group.unfused
             if kernel is not None and len({self.unit_of.get(i, -1) for i in kernel.members}) == 1:

@@ -10,7 +10,8 @@ import torch
 from agents import Budget, search
 from agents.incumbent import Incumbent
 from agents.learning.checkpoint import ABOUT, TENSORS, read_checkpoint, write_checkpoint
-from agents.learning.dqn import FORBIDDEN, Hyperparameters, new_agent, run_dqn
+from agents.learning.dqn import FORBIDDEN, new_agent, run_dqn
+from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.plan_vec_env import PlanVecEnv
 from agents.learning.pretrained import NETWORK, PARAMETERS
 from agents.learning.pretraining import FAMILY
@@ -36,14 +37,13 @@ def agent_of(space, parameters=SMALL, seed=0):
 
 
 def incumbent_of(space, evaluations):
-    budget = Budget(evaluations=evaluations)
-    return Incumbent(space, budget, searcher="dqn", on_progress=lambda p: None, should_stop=lambda: False)
+    return Incumbent(space, Budget(evaluations=evaluations), searcher="dqn")
 
 
 def test_an_untrained_network_is_greedy_on_the_bound(s):
     agent, env = agent_of(s)
     observation = env.reset()
-    agent.explored = 0.0
+    agent.exploration = 0.0
     episodes = env.episodes[0].partial_plans.episodes
     best = episodes.legal[0, episodes.action_bounds[0, : episodes.offered[0], 0].argmin()]
     assert agent.act(observation)[0] == best
@@ -78,11 +78,11 @@ def test_targets_are_no_less_than_what_was_obtained(s):
 @pytest.mark.slow
 def test_a_search_goes_on_from_its_checkpoint(s, tmp_path):
     first, second = incumbent_of(s, 80), incumbent_of(s, 60)
-    run_dqn(s, first, seed=0, reference_s=None, parameters=SMALL, checkpoint=tmp_path / "agent")
+    run_dqn(first, seed=0, parameters=SMALL, checkpoint=tmp_path / "agent")
     about = json.loads((tmp_path / "agent" / ABOUT).read_text())
     assert about["plans"] == 80
     assert 1 <= len(about["elite"]) <= SMALL.elite_plans
-    run_dqn(s, second, seed=1, reference_s=None, parameters=SMALL, checkpoint=tmp_path / "agent")
+    run_dqn(second, seed=1, parameters=SMALL, checkpoint=tmp_path / "agent")
     assert second.best_s <= first.best_s
     assert json.loads((tmp_path / "agent" / ABOUT).read_text())["plans"] > 80
 
@@ -90,8 +90,8 @@ def test_a_search_goes_on_from_its_checkpoint(s, tmp_path):
 def test_checkpoints_restore_every_number(s, tmp_path):
     one, _ = agent_of(s, seed=0)
     other, env = agent_of(s, seed=1)
-    write_checkpoint(one, tmp_path, {})
-    read_checkpoint(other, tmp_path)
+    write_checkpoint(one, SMALL, tmp_path, {})
+    read_checkpoint(other, SMALL, tmp_path)
     observation = {k: torch.as_tensor(v) for k, v in env.reset().items()}
     assert torch.equal(one.q_net(observation), other.q_net(observation))
 
@@ -99,7 +99,8 @@ def test_checkpoints_restore_every_number(s, tmp_path):
 @pytest.mark.parametrize("damage", ["missing", "tensors", "json", "schema", "network"])
 def test_bad_checkpoints_are_refused(s, tmp_path, damage):
     agent, _ = agent_of(s)
-    write_checkpoint(agent, tmp_path, {})
+    parameters = SMALL
+    write_checkpoint(agent, parameters, tmp_path, {})
     if damage == "missing":
         (tmp_path / ABOUT).unlink()
     elif damage == "tensors":
@@ -109,9 +110,10 @@ def test_bad_checkpoints_are_refused(s, tmp_path, damage):
     elif damage == "schema":
         (tmp_path / ABOUT).write_text((tmp_path / ABOUT).read_text().replace("automap.agent/1", "automap.agent/0"))
     else:
-        agent, _ = agent_of(s, replace(SMALL, hidden=(32,)))
+        parameters = replace(SMALL, hidden=(32,))
+        agent, _ = agent_of(s, parameters)
     with pytest.raises(ProblemError) as caught:
-        read_checkpoint(agent, tmp_path)
+        read_checkpoint(agent, parameters, tmp_path)
     assert caught.value.field == "checkpoint"
 
 
@@ -152,7 +154,7 @@ def test_an_episode_is_led_to_a_neighbour_of_the_best_plan_and_past_what_is_know
     episodes = Episodes(HybridDecisions(s), 1)
     tree = SearchTree(episodes, lambda: np.inf)
     env = PlanVecEnv([episodes], parameters.num_signs)
-    agent = new_agent(env, parameters, 0, explored=tree)
+    agent = new_agent(env, parameters, 0, tree=tree)
     agent.lead(0, s)
     assert agent.leads == [None]  # no plan is known yet
     best = tuple(s.random_batch(np.random.default_rng(3), 1)[0].tolist())

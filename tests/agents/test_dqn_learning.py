@@ -10,7 +10,8 @@ import pytest
 
 from agents.incumbent import Incumbent
 from agents.learning.checkpoint import read_checkpoint
-from agents.learning.dqn import Hyperparameters, new_agent, run_dqn
+from agents.learning.dqn import new_agent, run_dqn
+from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.plan_vec_env import PlanVecEnv
 from agents.searcher import Budget
 from automap.cluster import parse_cluster
@@ -37,9 +38,8 @@ def space_of(model):
 
 def searched(space, plans, parameters, *, seed, checkpoint=None):
     """The best step time of a search that is shown nothing."""
-    budget = Budget(evaluations=plans)
-    incumbent = Incumbent(space, budget, searcher="dqn", on_progress=lambda p: None, should_stop=lambda: False)
-    run_dqn(space, incumbent, seed=seed, reference_s=None, parameters=parameters, checkpoint=checkpoint)
+    incumbent = Incumbent(space, Budget(evaluations=plans), searcher="dqn")
+    run_dqn(incumbent, seed=seed, parameters=parameters, checkpoint=checkpoint)
     return incumbent.best_s
 
 
@@ -48,8 +48,8 @@ def decided(space, checkpoint=None):
     env = PlanVecEnv([Episodes(HybridDecisions(space), 1)], LEARNING.num_signs)
     agent = new_agent(env, LEARNING, seed=0)
     if checkpoint is not None:
-        read_checkpoint(agent, checkpoint)
-    agent.explored = 0.0
+        read_checkpoint(agent, LEARNING, checkpoint)
+    agent.exploration = 0.0
     observation, done = env.reset(), [False]
     while not done[0]:
         env.step_async(agent.act(observation))

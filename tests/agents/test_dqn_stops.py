@@ -7,7 +7,8 @@ import pytest
 
 from agents import Budget, search
 from agents.incumbent import TEMPLATES
-from agents.learning.dqn import Hyperparameters, MaskedDQN, search_dqn
+from agents.learning.dqn import MaskedDQN
+from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.plan_vec_env import PlanVecEnv
 from automap.cluster import parse_cluster
 from automap.problem import Problem
@@ -50,7 +51,7 @@ def test_it_asks_often_and_does_little_after_the_last_time(gpt2, events, last_po
         events.append("poll")
         return events.count("poll") >= last_poll
 
-    found = search_dqn(gpt2, Budget.parse("600s"), seed=0, on_progress=lambda p: None, should_stop=stop, start=known)
+    found = search(gpt2, Budget.parse("600s"), searcher="dqn", seed=0, should_stop=stop, start=known)
     assert found.plan.estimate.fits
     between = {
         event: max(sum(e == event for e in run) for is_poll, run in groupby(events, "poll".__eq__) if not is_poll)

@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from agents import Budget
-from agents.planners.elimination import least, search_elimination, solve
+from agents import Budget, search
+from agents.planners.elimination import least, solve
 from automap.cluster import parse_cluster
 from automap.cost_graph.graph import CostGraph, Scalars
 from automap.cost_graph.message_passing import candidates
-from automap.cost_graph.sensitivities import slopes
+from automap.cost_graph.sensitivities import sensitivities
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.space.templates import templates
@@ -44,7 +44,7 @@ def test_elimination_is_brute_force(name):
         assert graph.value(picked) == pytest.approx(brute(graph), abs=1e-12)
 
 
-def test_tightening_keeps_an_optimum_and_its_bound_holds():
+def test_message_passing_keeps_an_optimum_and_its_bound_holds():
     rng = np.random.default_rng(1)
     gone = 0
     for _ in range(50):
@@ -82,14 +82,14 @@ def make(graph, cluster, batch, fix=None, **more):
 
 
 @pytest.mark.parametrize("mesh", ["2xV100", "2x2xV100@10Gbit"])
-def test_a_frame_is_solved_exactly(mlp, mesh):
-    """The least of the graph over all signatures of a frame, and how far it is from the least exact price."""
+def test_a_skeleton_is_solved_exactly(mlp, mesh):
+    """The least of the graph over all signatures of a skeleton, and how far it is from the least exact price."""
     s = make(mlp((256, 1024, 256)), mesh, 8, {"pp": 1, "num_micro_batches": 1})
-    frames = {v[: s.first_signature] for v in map(tuple, s.random_batch(np.random.default_rng(0), 200).tolist())}
-    for frame in sorted(frames)[:6]:
-        graph = CostGraph(s, frame)
+    skeletons = {v[: s.first_signature] for v in map(tuple, s.random_batch(np.random.default_rng(0), 200).tolist())}
+    for skeleton in sorted(skeletons)[:6]:
+        graph = CostGraph(s, skeleton)
         start = tuple(0 for _ in graph.nodes)
-        at = slopes(graph.units, graph.chosen(start))
+        at = sensitivities(graph.units, graph.chosen(start))
         scalars = graph.scalars(at.time)
         assert graph.num_plans < 20_000
         picked, _ = solve(graph, at.time, start)
@@ -109,14 +109,8 @@ def brute_force(space):
     return prices[prices[:, 1] <= 0.0, 0].min()
 
 
-def run(space, evaluations, *, seed=0, searcher=search_elimination):
-    return searcher(
-        space.problem,
-        Budget(evaluations=evaluations),
-        seed=seed,
-        on_progress=lambda progress: None,
-        should_stop=lambda: False,
-    )
+def run(space, evaluations, *, seed=0, searcher="elimination"):
+    return search(space.problem, Budget(evaluations=evaluations), searcher=searcher, seed=seed)
 
 
 @pytest.mark.parametrize(

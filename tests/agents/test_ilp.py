@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from agents import Budget
-from agents.planners.elimination import search_elimination, solve
-from agents.planners.ilp import program, search_ilp
+from agents import Budget, search
+from agents.planners.elimination import solve
+from agents.planners.ilp import program
 from automap.cluster import parse_cluster
 from automap.cost_graph.graph import CostGraph, Scalars
-from automap.cost_graph.sensitivities import slopes
+from automap.cost_graph.sensitivities import sensitivities
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 
@@ -59,12 +59,12 @@ def make(graph, cluster, batch, fix=None, **more):
     return PlanSpace(Problem.build(graph, parse_cluster(cluster), {"global_batch": batch}, hints))
 
 
-def test_frames_of_a_model_agree_with_elimination(gpt):
+def test_skeletons_of_a_model_agree_with_elimination(gpt):
     s = make(gpt(layers=2), "2x2xV100@10Gbit", 8, {"pp": 2, "num_micro_batches": 4})
     for values in s.random_batch(np.random.default_rng(0), 4).tolist():
         graph = CostGraph(s, tuple(values[: s.first_signature]))
         start = graph.picked(tuple(values))
-        at = slopes(graph.units, graph.chosen(start))
+        at = sensitivities(graph.units, graph.chosen(start))
         scalars = graph.scalars(at.time)
         by_elimination, is_proven = solve(graph, at.time, start)
         assert is_proven
@@ -72,13 +72,7 @@ def test_frames_of_a_model_agree_with_elimination(gpt):
 
 
 def run(searcher, space, evaluations, *, seed=0):
-    return searcher(
-        space.problem,
-        Budget(evaluations=evaluations),
-        seed=seed,
-        on_progress=lambda progress: None,
-        should_stop=lambda: False,
-    )
+    return search(space.problem, Budget(evaluations=evaluations), searcher=searcher, seed=seed)
 
 
 @pytest.mark.slow
@@ -87,8 +81,8 @@ def test_the_search_is_as_good_as_elimination_and_the_same_again(gpt, short):
     """Also with less memory than the fastest plan takes beside what the trainer reserves."""
     reserve = {"memory_reserve_bytes": 15 * 2**30 - short} if short else {}
     s = make(gpt(layers=4, hidden=256, vocab=4096), "2x2xV100@10Gbit", 32, **reserve)
-    found, again = run(search_ilp, s, 300), run(search_ilp, s, 300, seed=1)
-    other = run(search_elimination, s, 300)
+    found, again = run("ilp", s, 300), run("ilp", s, 300, seed=1)
+    other = run("elimination", s, 300)
     assert found.plan.stages == again.plan.stages
     assert found.evaluations == again.evaluations
     assert found.plan.estimate.step_time_s <= 1.02 * other.plan.estimate.step_time_s

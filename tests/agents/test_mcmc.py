@@ -80,14 +80,8 @@ def test_it_is_never_worse_than_what_it_begins_from_and_beats_the_templates(ligh
     space = PlanSpace(problem(light_graph("vgg19"), "2x4xV100@25Gbit", 256))
     known = np.array([values for _, values in templates(space)])
     prices = space.price(known)
-    incumbent = Incumbent(
-        space,
-        Budget(evaluations=4000),
-        searcher="mcmc",
-        on_progress=lambda progress: None,
-        should_stop=lambda: False,
-    )
-    run_mcmc(space, incumbent, seed=0, known=known, prices=prices, cooling=ANNEALING)
+    incumbent = Incumbent(space, Budget(evaluations=4000), searcher="mcmc")
+    run_mcmc(incumbent, seed=0, start=known, cooling=ANNEALING)
     assert incumbent.best_s < prices[prices[:, 1] <= 0.0, 0].min()
 
 

@@ -1,5 +1,6 @@
 """The portfolio against brute force, its members and its promises; members are real processes here."""
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -15,7 +16,7 @@ import pytest
 from agents import Budget, search
 from agents.incumbent import IllegalPlan, Incumbent
 from agents.portfolio import portfolio
-from agents.sampling.expert import grid
+from agents.sampling.expert import price_grid
 from automap.bounds.partial_plans import BoundTable
 from automap.cluster import parse_cluster
 from automap.errors import NothingFits
@@ -88,9 +89,7 @@ def test_it_is_never_worse_than_templates_or_what_was_given(light_graph, evaluat
 
 def test_a_share_ends_inside_the_budget(gpt):
     space = PlanSpace(problem(gpt()))
-    incumbent = Incumbent(
-        space, Budget(evaluations=50), searcher="a", on_progress=lambda p: None, should_stop=lambda: False
-    )
+    incumbent = Incumbent(space, Budget(evaluations=50), searcher="a")
     rng = np.random.default_rng(0)
     with incumbent.share(evaluations=20):
         incumbent.price(space.random_batch(rng, 20))
@@ -98,22 +97,20 @@ def test_a_share_ends_inside_the_budget(gpt):
     assert not incumbent.finished and incumbent.left == 30
     with incumbent.share(evaluations=100):
         assert incumbent.left == 30
-    grid(space, incumbent)
+    price_grid(incumbent)
     # Of 50 evaluations a quarter is charged for the grid, behind the 20 that were priced.
     assert incumbent.charged == 32 < incumbent.evaluations
 
 
 def test_who_found_what(gpt):
     space = PlanSpace(problem(gpt()))
-    incumbent = Incumbent(
-        space, Budget(evaluations=50), searcher="a", on_progress=lambda p: None, should_stop=lambda: False
-    )
+    incumbent = Incumbent(space, Budget(evaluations=50), searcher="a")
     plan = space.random(np.random.default_rng(0))
-    incumbent.offer(plan, 3.0, 0.0)
+    incumbent.add(plan, 3.0, 0.0)
     incumbent.searcher = "b"
-    incumbent.offer(plan, 4.0, 0.0)
-    incumbent.adopt("c", plan, 2.0, 0.0)
-    incumbent.offer(plan, 2.0, 0.0)
+    incumbent.add(plan, 4.0, 0.0)
+    incumbent.add_from("c", plan, 2.0, 0.0)
+    incumbent.add(plan, 2.0, 0.0)
     assert incumbent.best_by == "c"
     assert incumbent.reached == {"a": 3.0, "b": 2.0, "c": 2.0}
     assert (incumbent.evaluations, [seconds for _, _, seconds in incumbent.improvements]) == (3, [3.0, 2.0])
@@ -132,16 +129,22 @@ def test_of_few_evaluations_the_pretrained_network_has_its_share(light_graph, mo
     assert first.plan.estimate.step_time_s < without.plan.estimate.step_time_s
 
 
+def by_seed(tasks):
+    return [list(same) for _, same in itertools.groupby(tasks, lambda task: task.seed)]
+
+
 def test_further_processors_anneal_and_learn_with_seeds_of_their_own():
     known = np.arange(40).reshape(20, 2)
-    tasks = portfolio._further(4, 30.0, 7, known, 1.0)
-    assert [task.kind for task in tasks] == ["mcmc", "dqn", "mcmc", "dqn"]
+    first, *tasks = by_seed(portfolio.member_tasks(None, 30.0, 8, seed=7, known=known, reference_s=1.0))
+    assert [task.kind for task in first] == ["elimination", "dqn", "ilp"]
+    assert [task.kind for (task,) in tasks] == ["mcmc", "dqn", "mcmc", "dqn"]
     # 7 is the seed of the members of `PLACES`, 8 of the annealing beside them.
-    assert [task.seed for task in tasks] == [9, 10, 11, 12]
-    assert [len(task.known) for task in tasks] == [20, 16, 20, 16]
-    assert {task.evaluations for task in tasks} == {None}
+    assert [task.seed for (task,) in tasks] == [9, 10, 11, 12]
+    assert [len(task.start) for (task,) in tasks] == [20, 16, 20, 16]
+    assert {task.evaluations for (task,) in tasks} == {None}
     # A DQN takes seconds to begin.
-    assert {task.kind for task in portfolio._further(3, 6.0, 7, known, 1.0)} == {"mcmc"}
+    _, *short = by_seed(portfolio.member_tasks(None, 6.0, 5, seed=7, known=known, reference_s=1.0))
+    assert [task.kind for (task,) in short] == ["mcmc"] * 3
 
 
 def test_an_illegal_plan_is_never_returned(gpt, monkeypatch):

@@ -5,7 +5,7 @@ import pytest
 
 from automap.cluster import parse_cluster
 from automap.cost_graph.graph import CostGraph
-from automap.cost_graph.sensitivities import slopes
+from automap.cost_graph.sensitivities import sensitivities
 from automap.price.kernels.collectives import KIND_COUNT
 from automap.price.kernels.columns import (
     C_BACKWARD,
@@ -96,7 +96,7 @@ def test_scalars_weigh_the_same_costs(gpt, space):
         assert graph.scalars(weights).value(picked) == pytest.approx(expected, rel=1e-9)
 
 
-def test_slopes_are_those_of_the_price(gpt, space):
+def test_sensitivities_are_those_of_the_price(gpt, space):
     """Of the linear part of the price: more compute on the one rank there is, more parameters."""
     s = space(gpt(layers=3), "4xA100", 16, pp=1)
     values = s.random_batch(np.random.default_rng(4), 1)[0].tolist()
@@ -104,7 +104,7 @@ def test_slopes_are_those_of_the_price(gpt, space):
     chosen = graph.chosen(picked)
     units = graph.units
     costs, tied = units.costs(chosen), units.tied(chosen)
-    at = slopes(units, chosen)
+    at = sensitivities(units, chosen)
     before = units.outcome(costs, tied, exact=True)
     for row in range(len(costs)):
         more = costs.copy()

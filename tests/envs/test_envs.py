@@ -10,7 +10,7 @@ from automap.space.templates import templates
 from envs import Episodes, HybridEnv, PipelineEnv, ReplicationEnv, ShardingEnv
 from envs.decision import MAX_ACTIONS, REWARD_SCALE
 from envs.hybrid import HybridDecisions
-from envs.observing import ACTION_FEATURES, STATE_FEATURES
+from envs.kernels import ACTION_FEATURES, STATE_FEATURES
 from envs.pruning import most_influential
 from ir import zoo
 

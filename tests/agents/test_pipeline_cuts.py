@@ -58,14 +58,14 @@ def plain(space, values):
 
 
 def every_cut(space, values):
-    frames = []
+    changed_plans = []
     for cut in range(space.num_units - 1):
         for modes in itertools.product(np.flatnonzero(space.modes).tolist(), repeat=2):
             changed = list(values)
             changed[space.first_cut] = cut
             changed[space.first_recompute : space.first_recompute + 2] = modes
-            frames.append(changed)
-    return space.price(np.array(frames))
+            changed_plans.append(changed)
+    return space.price(np.array(changed_plans))
 
 
 @pytest.mark.parametrize("cluster", ["4xA100", "2xV100-16GB+2xP100-16GB"])

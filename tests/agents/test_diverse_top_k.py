@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from agents import Budget, search, search_in_turn
-from agents.results import diverse_top_k as ranked
-from agents.results.diverse_top_k import Candidate, Ranked, unlike
+from agents.results import diverse_top_k
+from agents.results.diverse_top_k import Candidate, DiverseTopK, unlike
 from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.space.space import PlanSpace
@@ -32,14 +32,14 @@ def by_hand(space, plans, count):
 
 def test_what_is_kept_is_what_sorting_all_plans_gives(gpt, monkeypatch):
     space = PlanSpace(problem(gpt()))
-    monkeypatch.setattr(ranked, "_WAITING", 50)  # several looks, and most plans dropped
-    monkeypatch.setattr(ranked, "MOST", 5)
-    mine, plans = Ranked(space), []
+    monkeypatch.setattr(diverse_top_k, "_WAITING", 50)  # several looks, and most plans dropped
+    monkeypatch.setattr(diverse_top_k, "MOST", 5)
+    mine, plans = DiverseTopK(space), []
     rng = np.random.default_rng(3)
     for number in range(12):
         values = space.random_batch(rng, 30)
         times = rng.permutation(30) / 30 + rng.random()
-        mine.take(values, times, str(number))
+        mine.add(values, times, str(number))
         plans += [(time, tuple(row)) for time, row in zip(times.tolist(), values.tolist(), strict=True)]
     expected = [values for _, values in by_hand(space, plans, 5)]
     assert len(expected) == 5

@@ -1,4 +1,4 @@
-"""Frames: what is tried beside a plan is legal."""
+"""Skeletons: the neighbours of a plan that are tried are legal."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from agents import Budget
 from agents.incumbent import Incumbent
 from agents.planners.elimination import propose
-from agents.planners.skeletons import _Frames
+from agents.planners.skeletons import SkeletonSearch
 from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.space.space import PlanSpace
@@ -24,17 +24,10 @@ from automap.space.space import PlanSpace
 )
 def test_neighbours_are_plans_of_the_space(gpt, cluster, hints):
     space = PlanSpace(Problem.build(gpt(layers=4), parse_cluster(cluster), {"global_batch": 8}, hints))
-    incumbent = Incumbent(
-        space,
-        Budget(evaluations=100),
-        searcher="elimination",
-        on_progress=lambda progress: None,
-        should_stop=lambda: False,
-    )
-    work = _Frames(space, incumbent, propose)
+    search = SkeletonSearch(Incumbent(space, Budget(evaluations=100), searcher="elimination"), propose)
     count = 0
     for row in space.random_batch(np.random.default_rng(0), 12).tolist():
-        for plan in work._neighbours(tuple(row)):
+        for plan in search.neighbours(tuple(row)):
             assert space.repair(plan) == plan
             assert plan[: space.first_signature] != tuple(row[: space.first_signature])
             count += 1

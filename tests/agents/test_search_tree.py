@@ -1,11 +1,12 @@
-"""The tree of what a DQN has explored."""
+"""The search tree of a DQN."""
 
 import numpy as np
 import pytest
 
 from agents import Budget, search
 from agents.incumbent import Incumbent
-from agents.learning.dqn import Hyperparameters, run_dqn
+from agents.learning.dqn import run_dqn
+from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.search_tree import SearchTree
 from automap.space.space import PlanSpace
 from envs.decision import Episodes
@@ -48,12 +49,10 @@ def test_a_dqn_that_ends_by_itself_has_found_the_optimum(small):
     optimum = search(small, Budget(evaluations=100_000), searcher="exhaustive")
     assert optimum.proven
     space = PlanSpace(small)
-    incumbent = Incumbent(
-        space, Budget(evaluations=10**6), searcher="dqn", on_progress=lambda p: None, should_stop=lambda: False
-    )
+    incumbent = Incumbent(space, Budget(evaluations=10**6), searcher="dqn")
     priced = []
-    offer = incumbent.offer
-    incumbent.offer = lambda values, seconds, over: (priced.append(values), offer(values, seconds, over))[1]
-    run_dqn(space, incumbent, seed=0, reference_s=None, parameters=Hyperparameters(num_envs=4))
+    add = incumbent.add
+    incumbent.add = lambda values, seconds, over: (priced.append(values), add(values, seconds, over))[1]
+    run_dqn(incumbent, seed=0, parameters=Hyperparameters(num_envs=4))
     assert incumbent.best_s == pytest.approx(optimum.plan.estimate.step_time_s, rel=1e-12)
     assert len(priced) == len(set(priced)) < round(10**space.decades)

@@ -1,0 +1,288 @@
+"""The compiled pass that writes what an agent sees of many plans; `envs.features` prepares what it reads.
+
+An observation is one row of float32: a `STATE` record, then an `ACTION` record for each action.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from numba import float32, float64, int8, int64, types, void
+
+from automap.bounds.kernels.step_many import EPISODES
+from automap.jit import borrowing, kernel
+from ir.factors import PARTIAL
+
+Floats32 = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+KINDS = (
+    "pp",
+    "tp",
+    "middle",
+    "micro_batches",
+    "virtual",
+    "schedule",
+    "order",
+    "devices",
+    "cut",
+    "recompute",
+    "zero",
+    "signature",
+)
+"""Kinds of slots that an agent tells apart."""
+NONE, UNKNOWN = -9, -8
+"""Placements of a tensor that does not exist, and of one whose placement is not decided yet."""
+MAX_LOG_RATIO = 3.0
+"""Largest growth of the time bound that is told, as a logarithm: bounds further than e^3 from the best are alike."""
+LIMIT = 10.0
+"""Largest absolute value of a feature."""
+
+GROUP = np.dtype(
+    [
+        ("flops", "f4"),  # share of the model's FLOPs
+        ("parameters", "f4"),  # share of the model's parameters
+        ("elements", "f4"),  # elements of the leader's output for one sample, as log10 / 8
+        ("units", "f4"),  # share of the units that are of the group's unit type
+        ("members", "f4"),  # number of members / 16
+        ("has_flops", "f4"),  # whether the leader has FLOPs
+        ("has_parameters", "f4"),  # whether a member reads a parameter
+        ("signatures", "f4"),  # number of the leader's signatures / 8
+    ]
+)
+"""Features of a linkage group."""
+CLUSTER = np.dtype(
+    [
+        ("devices", "f4"),  # number of devices, as log2 / 8
+        ("devices_per_host", "f4"),  # mean number of devices of a host, as log2 / 4
+        ("kinds", "f4"),  # number of kinds of devices / 2
+        ("memory_bandwidth", "f4"),  # lowest bandwidth of device memory in GB/s, as log10 / 4
+        ("link_bandwidth", "f4"),  # lowest bandwidth inside a host in bytes/s, as log10 / 12
+        ("state", "f4"),  # bytes of parameters, gradients and optimizer state over the memory of all devices
+    ]
+)
+"""Features of the cluster and of how full the model makes it."""
+SHAPE = np.dtype([(name, "f4") for name in ("pp", "tp", "dp", "micro_batches", "samples", "virtual", "middle")])
+"""Features of a shape: each number as log2 / 4."""
+STATE = np.dtype(
+    [
+        ("kind", "f4", (len(KINDS),)),  # 1 for the kind of the slot to decide
+        ("progress", "f4"),  # number of the slot / number of slots
+        ("time_bound", "f4"),  # log(lower bound on the step time / that of all plans)
+        ("overflow", "f4"),  # lower bound on the overflow of memory
+        ("to_reference", "f4"),  # log(step time of a good plan / lower bound)
+        ("place", "f4"),  # index of the slot among those of its kind / 8
+        ("axis", "f4", (3,)),  # 1 for the axis of a signature: outermost, innermost, the one between them
+        ("shape", SHAPE),  # the shape, once it is decided
+        ("recompute", "f4", (3,)),  # share of the decided ranks that recompute in each mode
+        ("zero", "f4", (4,)),  # 1 for the ZeRO stage, once it is decided
+        ("group", GROUP),  # the linkage group of a signature
+        ("input_is_split", "f4"),  # whether the leader's input is split on the axis
+        ("input_is_partial", "f4"),  # whether the leader's input is partial on the axis
+        ("cluster", CLUSTER),
+    ]
+)
+"""Features of the state of a plan."""
+SIGNATURE = np.dtype(
+    [
+        ("divides_work", "f4"),  # whether each device computes only a part
+        ("splits_batch", "f4"),  # whether the batch is split
+        ("splits_parameter", "f4"),  # whether a parameter is split
+        ("leaves_partial", "f4"),  # whether an output is partial
+    ]
+)
+"""What a value of a linkage group means for its leader."""
+ACTION = np.dtype(
+    [
+        ("growth", "f4"),  # growth of the logarithm of the time bound, at most MAX_LOG_RATIO
+        ("overflow", "f4"),  # lower bound on the overflow of memory, from -1 to 2
+        ("number", "f4"),  # the number that the value stands for, see `Features`
+        ("share", "f4"),  # value / number of values of the slot
+        ("signature", SIGNATURE),
+        ("keeps_input", "f4"),  # whether the leader takes its input in the placement in which it is made
+    ]
+)
+"""Features of an action."""
+STATE_FEATURES, ACTION_FEATURES = STATE.itemsize // 4, ACTION.itemsize // 4
+"""Numbers of features of a state and of an action."""
+
+
+class Facts(NamedTuple):
+    """What the features of all plans of one space are made from. Placements: `ir.factors`, NONE and UNKNOWN."""
+
+    num_axes: int
+    """Number of mesh axes."""
+    first_cut: int
+    """Number of the first slot of a cut."""
+    first_recompute: int
+    """Number of the first slot of a recompute mode."""
+    zero_slot: int
+    """Number of the slot of the ZeRO stage."""
+    first_signature: int
+    """Number of the first slot of a signature."""
+    num_devices: int
+    """Number of devices of the cluster."""
+    global_batch: int
+    """Samples of a step."""
+    first_bound_s: float
+    """Lower bound on the step time of all plans, in seconds."""
+    reference_s: float
+    """Step time of a good plan, in seconds."""
+    kind: Ints
+    """[slots] index in `KINDS`."""
+    group: Ints
+    """[slots] number of the linkage group, 0 where there is none."""
+    source: Ints
+    """[groups] number of the group that makes an input of the group's leader, or -1."""
+    degrees: Ints
+    middles: Ints
+    micro_batches: Ints
+    virtuals: Ints
+    """Numbers for which the values of the slots of the shape stand, see `SpaceArrays`."""
+    required: Ints
+    """[groups, values] placement that the leader requires of this input."""
+    made: Ints
+    """[groups, values of `source`] placement in which this input is made."""
+    place: Floats32
+    """[slots] feature `STATE["place"]`."""
+    num_values: Floats32
+    """[slots] number of values."""
+    cluster: npt.NDArray[np.void]
+    """[1] `CLUSTER`."""
+    numbers: Floats32
+    """[slots, values] feature `ACTION["number"]`."""
+    groups: npt.NDArray[np.void]
+    """[groups] `GROUP`."""
+    signatures: npt.NDArray[np.void]
+    """[groups, values] `SIGNATURE`."""
+
+
+_RECORDS = {name: numba.from_dtype(dtype) for name, dtype in [("state", STATE), ("action", ACTION), ("shape", SHAPE)]}
+FACTS = types.NamedTuple(
+    (
+        *[int64] * 7,
+        *[float64] * 2,
+        *[int64[::1]] * 7,
+        *[int64[:, ::1]] * 2,
+        *[float32[::1]] * 2,
+        numba.from_dtype(CLUSTER)[::1],
+        float32[:, ::1],
+        numba.from_dtype(GROUP)[::1],
+        numba.from_dtype(SIGNATURE)[:, ::1],
+    ),
+    Facts,
+)
+"""Numba's type of `Facts`."""
+
+
+@kernel(void(EPISODES, FACTS, float32[:, ::1], _RECORDS["state"][:, :], _RECORDS["action"][:, :], int8[:, ::1]))
+def write_features(episodes, facts, observation, states, actions, mask):
+    """Writes the features of every plan, see `Features.write`; `states` and `actions` are views of `observation`."""
+    num_slots = episodes.values.shape[1]
+    for episode in range(episodes.position.shape[0]):
+        slot = episodes.position[episode]
+        observation[episode, :] = 0.0
+        mask[episode, :] = 1 if slot == num_slots else 0
+        if slot < num_slots:
+            made = _placement_of_input(facts, episodes.values[episode], slot)
+            _write_state(facts, episodes.values[episode], slot, episodes.bound[episode], made, states[episode, 0])
+            for i in range(STATE_FEATURES):
+                observation[episode, i] = min(max(observation[episode, i], float32(-LIMIT)), float32(LIMIT))
+            _write_actions(episodes, episode, facts, made, mask[episode], actions[episode])
+
+
+@borrowing(int64(FACTS, int64[::1], int64), inner=True)
+def _placement_of_input(facts, value, slot):
+    """The placement in which the leader's input is made on the axis of a slot, or UNKNOWN."""
+    if slot < facts.first_signature:
+        return UNKNOWN
+    group = facts.group[slot]
+    source = facts.source[group]
+    at = facts.first_signature + source * facts.num_axes + (slot - facts.first_signature) % facts.num_axes
+    if source < 0 or at >= slot:
+        return UNKNOWN
+    return facts.made[group, value[at]]
+
+
+@borrowing(void(FACTS, int64[::1], int64, float64[::1], int64, _RECORDS["state"]), inner=True)
+def _write_state(facts, value, slot, bound, made, state):
+    """Writes the features of the state of a plan.
+
+    Args:
+        facts: of the space.
+        value: [slots] decided values.
+        slot: the slot to decide.
+        bound: [2] lower bounds of time and overflow.
+        made: placement in which the leader's input is made.
+        state: zeros; written.
+    """
+    state.kind[facts.kind[slot]] = 1.0
+    state.progress = slot / value.shape[0]
+    state.time_bound = math.log(bound[0] / facts.first_bound_s)
+    state.overflow = bound[1]
+    state.to_reference = math.log(facts.reference_s / bound[0])
+    state.place = facts.place[slot]
+    state.cluster = facts.cluster[0]
+    if slot >= facts.first_cut:
+        _write_shape(facts, value, state.shape)
+        decided = min(slot, facts.zero_slot) - facts.first_recompute
+        for rank in range(decided):
+            state.recompute[value[facts.first_recompute + rank]] += float32(1.0) / float32(decided)
+        if slot > facts.zero_slot:
+            state.zero[value[facts.zero_slot]] = 1.0
+    if slot >= facts.first_signature:
+        axis = (slot - facts.first_signature) % facts.num_axes
+        state.axis[0 if axis == 0 else 1 if axis == facts.num_axes - 1 else 2] = 1.0
+        state.group = facts.groups[facts.group[slot]]
+        state.input_is_split = made >= 0
+        state.input_is_partial = made == PARTIAL
+
+
+@borrowing(void(FACTS, int64[::1], _RECORDS["shape"]), inner=True)
+def _write_shape(facts, value, shape):
+    """Writes the features of the shape that the first values decide."""
+    num_axes = facts.num_axes
+    pp, tp = facts.degrees[value[0]], facts.degrees[value[1]]
+    middle = facts.middles[value[2]] if num_axes == 3 else 1
+    count = facts.micro_batches[value[num_axes]]
+    shape.pp = math.log2(pp) / 4.0
+    shape.tp = math.log2(tp) / 4.0
+    shape.dp = math.log2(facts.num_devices // (pp * tp * middle)) / 4.0
+    shape.micro_batches = math.log2(count) / 4.0
+    shape.samples = math.log2(facts.global_batch // count) / 4.0
+    shape.virtual = math.log2(facts.virtuals[value[num_axes + 1]]) / 4.0
+    shape.middle = math.log2(middle) / 4.0
+
+
+@borrowing(void(EPISODES, int64, FACTS, int64, int8[::1], _RECORDS["action"][:]), inner=True)
+def _write_actions(episodes, episode, facts, made, mask, actions):
+    """Writes the features of the legal actions and allows them; where some may fit into memory, only those.
+
+    Args:
+        episodes: the plans.
+        episode: number of the plan.
+        facts: of the space.
+        made: placement in which the leader's input is made.
+        mask: [actions] zeros; written.
+        actions: [actions] zeros; written.
+    """
+    slot, bound, ahead = episodes.position[episode], episodes.bound[episode], episodes.action_bounds[episode]
+    group = facts.group[slot]
+    fits = False
+    for i in range(episodes.offered[episode]):
+        fits = fits or ahead[i, 1] <= 0.0
+    for i in range(episodes.offered[episode]):
+        value = episodes.legal[episode, i]
+        action = actions[value]
+        mask[value] = not fits or ahead[i, 1] <= 0.0
+        action.growth = min(math.log(max(ahead[i, 0], 1e-30) / bound[0]), MAX_LOG_RATIO)
+        action.overflow = min(max(ahead[i, 1], -1.0), 2.0)
+        action.number = facts.numbers[slot, value]
+        action.share = value / facts.num_values[slot]
+        if slot >= facts.first_signature:
+            action.signature = facts.signatures[group, value]
+            action.keeps_input = facts.required[group, value] == made
