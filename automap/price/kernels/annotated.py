@@ -7,14 +7,16 @@ reads numba's type from them. All arrays are contiguous.
 from __future__ import annotations
 
 import typing
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import numba
 import numpy as np
 import numpy.typing as npt
 from numba import boolean, float64, int64, types
 
-_Int, _Float, _Bool = npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.bool_]
+_Int: TypeAlias = npt.NDArray[np.int64]
+_Float: TypeAlias = npt.NDArray[np.float64]
+_Bool: TypeAlias = npt.NDArray[np.bool_]
 Ints = Annotated[_Int, int64[::1]]
 Ints2 = Annotated[_Int, int64[:, ::1]]
 Ints3 = Annotated[_Int, int64[:, :, ::1]]
@@ -26,7 +28,7 @@ Floats3 = Annotated[_Float, float64[:, :, ::1]]
 Mask = Annotated[_Bool, boolean[::1]]
 Mask2 = Annotated[_Bool, boolean[:, ::1]]
 Mask5 = Annotated[_Bool, boolean[:, :, :, :, ::1]]
-Records = npt.NDArray[Any]
+Records: TypeAlias = npt.NDArray[Any]
 
 _KNOWN: dict[Any, Any] = {int: int64, float: float64, bool: boolean}
 
