@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from automap.bounds.kernels.step_many import BEGIN, EpisodeArrays, LowerBounds, step_many
 from automap.bounds.kernels.unit_lower_bounds import forced_signatures, unit_lower_bounds
-from automap.price.kernels.step import P_RESERVED
 from automap.price.lowered_plan import RECOMPUTE_MODES, spread
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Slot, Values
@@ -83,7 +82,7 @@ class BoundTable:
             saved=np.ascontiguousarray(before[:, 3]),
             sent=np.ascontiguousarray(np.pad(found[:, 4, units], ((0, 0), (1, 0)))),
             shared_bytes=self._tied_elements * float(sum(space.problem.state_bytes)),
-            reserved_bytes=float(space.arrays.settings[P_RESERVED]),
+            reserved_bytes=float(space.arrays.settings.reserved_bytes),
         )
 
     @property

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from automap.price.kernels.annotated import Records
+from automap.price.kernels.array_types import Rows
+from automap.price.kernels.stage_records import HARDWARE_DTYPE, LINK_DTYPE
 from automap.schedule import KINDS
 from automap.space.batch_shares import share_out
 from automap.space.decisions import DECISIONS, SpaceOutline
@@ -43,11 +44,11 @@ def compile_space(space: SpaceOutline) -> SpaceArrays:
     for num_chunks in {shape.num_chunks for shape in space.shapes}:
         windows[num_chunks, :num_chunks] = [space.constrained.window(c, num_chunks) for c in range(num_chunks)]
     modes = len(evaluator.masks(0))
-    masks = np.zeros((modes, len(tables.operators)), dtype=np.bool_)
+    masks = np.zeros((modes, len(tables.type_of)), dtype=np.bool_)
     for unit_type in range(evaluator.blocks.num_types):
-        rows_of = tables.rows(unit_type)
+        rows_type = tables.rows(unit_type)
         for mode, mask in enumerate(evaluator.masks(unit_type).values()):
-            masks[mode, rows_of.start : rows_of.stop] = mask
+            masks[mode, rows_type.start : rows_type.stop] = mask
     scalars = Scalars(
         num_devices=space.problem.cluster.num_devices,
         global_batch=space.problem.training.global_batch,
@@ -85,7 +86,6 @@ def compile_space(space: SpaceOutline) -> SpaceArrays:
         boundary=tables.boundary_out,
         members=members,
         assignments=assignments,
-        makers=evaluator.makers,
         groups=groups,
         tied=np.array(tied, dtype=TIED),
         mixed=_ints(mixed.numbers),
@@ -100,8 +100,8 @@ def compile_space(space: SpaceOutline) -> SpaceArrays:
         tied_elements=_floats([tensors[name].num_elements for name, _, _ in evaluator.tied.parameters]),
         settings=evaluator.settings(0),
         axes=_floats([s.axes for s in distinct]),
-        hardware=_floats([s.hardware for s in distinct]),
-        links=_floats([s.links for s in distinct]),
+        hardware=np.array([s.hardware for s in distinct], dtype=HARDWARE_DTYPE),
+        links=np.array([s.links for s in distinct], dtype=LINK_DTYPE),
         windows=windows,
         share_ways=mixed.ways,
         send_rows=send_rows,
@@ -126,7 +126,7 @@ def _floats(values: object) -> Floats:
     return np.ascontiguousarray(np.array(values, dtype=np.float64))
 
 
-def _shape_nodes(space: SpaceOutline) -> Records:
+def _shape_nodes(space: SpaceOutline) -> Rows:
     """The decided beginnings of all shapes' values, level by level."""
     paths = [space.meshes.values(shape) for shape in space.shapes]
     nodes = np.array([(-1, 0, -1, -1)], dtype=SHAPE_NODE)
@@ -146,7 +146,7 @@ def _shape_nodes(space: SpaceOutline) -> Records:
     return nodes
 
 
-def _even_layouts(space: SpaceOutline, rows: dict[int, int]) -> tuple[Records, list[int], list[tuple[float, float]]]:
+def _even_layouts(space: SpaceOutline, rows: dict[int, int]) -> tuple[Rows, list[int], list[tuple[float, float]]]:
     """The arrays `even_layouts` and `stages`, and what sending to the next rank costs behind each of the latter.
 
     Args:
@@ -249,7 +249,7 @@ def _mixed(space: SpaceOutline, rows: dict[int, int]) -> _Mixed:
     )
 
 
-def _groups(space: SpaceOutline) -> tuple[Records, Ints, Ints, Mask]:
+def _groups(space: SpaceOutline) -> tuple[Rows, Ints, Ints, Mask]:
     """The arrays `groups`, `members`, `assignments` and `obeys`."""
     groups: list[tuple[int, ...]] = []
     members: list[int] = []

@@ -15,8 +15,9 @@ from numba import boolean, float64, int64, void
 
 from automap.bounds.kernels.unit_lower_bounds import pick_forced
 from automap.jit import borrowing, kernel
-from automap.price.kernels.annotated import Floats2, Floats3, Ints, Ints2, Mask, numba_type
-from automap.price.kernels.step import P_MICRO_BATCH_S, P_SEND_OVERLAP, P_SEND_S, P_STEP_S, P_ZERO, rank_overflow
+from automap.price.kernels.array_types import Floats2, Floats3, Ints, Ints2, Mask, tuple_type
+from automap.price.kernels.memory import in_flight
+from automap.price.kernels.step import rank_overflow
 from automap.schedule import ZB1P, ZB2P
 from automap.space.kernels.cuts import nth_cut
 from automap.space.kernels.layout import cut_window, decide_stages
@@ -81,9 +82,9 @@ class EpisodeArrays(NamedTuple):
     no more than the one before it."""
 
 
-LOWER_BOUNDS = numba_type(LowerBounds)
+LOWER_BOUNDS = tuple_type(LowerBounds)
 """Numba's type of `LowerBounds`."""
-EPISODES = numba_type(EpisodeArrays)
+EPISODES = tuple_type(EpisodeArrays)
 """Numba's type of `EpisodeArrays`."""
 
 
@@ -111,12 +112,12 @@ def _pipeline_bound(space, bounds, workspace, known):
 
     A rank waits for one pass through the chunks before its first one, then works on all micro-batches.
     """
-    layout, settings = workspace.layout, workspace.settings
+    layout, settings = workspace.layout, workspace.settings[0]
     frame = layout.frame[0]
     ranks, count = frame.num_ranks, frame.num_micro_batches
     # Gradients of weights may fill the pipeline.
     is_filled = frame.schedule in (ZB1P, ZB2P)
-    busy, before = workspace.room.ranks[0, :ranks], workspace.room.ranks[1, :ranks]
+    busy, before = workspace.step.busy[:ranks], workspace.step.ends[:ranks]
     busy[:] = 0.0
     before[:] = 0.0
     start, passed, received = 0, 0.0, 0.0
@@ -127,9 +128,9 @@ def _pipeline_bound(space, bounds, workspace, known):
         sent = 0.0
         if chunk < frame.num_chunks - 1:
             rate = space.send_bytes_per_s[layout.boundaries[rank]]
-            sent = settings[P_SEND_S] + (1.0 - settings[P_SEND_OVERLAP]) * bounds.sent[row, end] / rate
+            sent = settings.send_s + (1.0 - settings.send_overlap) * bounds.sent[row, end] / rate
         seconds += received + sent if frame.num_chunks == ranks else max(received, sent)
-        seconds += settings[P_MICRO_BATCH_S] * ranks / frame.num_chunks
+        seconds += settings.micro_batch_s * ranks / frame.num_chunks
         received = sent
         busy[rank] += seconds
         if chunk < ranks:
@@ -139,7 +140,7 @@ def _pipeline_bound(space, bounds, workspace, known):
     longest = 0.0
     for rank in range(ranks):
         longest = max(longest, before[rank] + count * busy[rank])
-    return longest + settings[P_STEP_S]
+    return longest + settings.step_s
 
 
 @borrowing(float64(SPACE, LOWER_BOUNDS, WORKSPACE, int64), inner=True)
@@ -150,9 +151,7 @@ def _memory_bound(space, bounds, workspace, chunk):
     start, end = layout.ends[chunk - 1] if chunk > 0 else 0, layout.ends[chunk]
     rank = chunk % frame.num_ranks
     row = workspace.least[rank]
-    # As many micro-batches wait for their backward pass as in `combine` where the schedule is bounded.
-    is_plain = frame.num_chunks == frame.num_ranks
-    waiting = min(frame.num_ranks - rank, frame.num_micro_batches) if is_plain else 1
+    waiting = in_flight(rank, frame.num_ranks, frame.num_chunks, frame.num_micro_batches)
     used = max(0.0, bounds.states[row, end] - bounds.states[row, start] - bounds.shared_bytes) + bounds.reserved_bytes
     used += waiting * (bounds.saved[row, end] - bounds.saved[row, start])
     return used / max(1.0, space.capacity[layout.stages[rank]]) - 1.0
@@ -247,7 +246,7 @@ def _look_at_mode(compiled, value, slot, mode, workspace, out):
         cost_rows(compiled, -1, workspace)
         for zero in range(4):
             if space.zeros[zero] if frame.has_replicas else zero == 0:
-                workspace.settings[P_ZERO] = zero
+                workspace.settings[0].zero_stage = zero
                 finish(compiled, workspace, False, out)
                 seconds = min(seconds, out[0])
                 for rank in range(frame.num_ranks):
@@ -287,7 +286,7 @@ def _look(compiled, bounds, episodes, number, slot, workspace):
         pick_forced(compiled, workspace)
         cost_rows(compiled, -1, workspace)
         for i in range(count):
-            workspace.settings[P_ZERO] = legal[i]
+            workspace.settings[0].zero_stage = legal[i]
             finish(compiled, workspace, False, ahead[i])
     else:
         group, axis = divmod(slot - first.signature, workspace.incoming.shape[0])

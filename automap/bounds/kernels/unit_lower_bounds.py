@@ -6,22 +6,12 @@ import numpy as np
 from numba import float64, int64, void
 
 from automap.jit import borrowing, kernel
-from automap.price.kernels.collectives import KIND_COUNT, UNKNOWN
-from automap.price.kernels.columns import (
-    C_BACKWARD,
-    C_BACKWARD_HOST,
-    C_BOUNDARY,
-    C_COUNT,
-    C_FORWARD,
-    C_FORWARD_COMM,
-    C_FORWARD_HOST,
-    C_PARAMETERS,
-    C_RECOMPUTE,
-    C_REDUCE,
-    C_SAVED,
-    C_ZERO,
-)
-from automap.price.kernels.unit import shard_unit, unit_cost
+from automap.price.kernels.collectives import UNKNOWN
+from automap.price.kernels.cost_records import UNIT_COST_DTYPE
+from automap.price.kernels.records import NUM_COLLECTIVES
+from automap.price.kernels.shard_unit import shard_unit
+from automap.price.kernels.stage_records import Stage, Unit
+from automap.price.kernels.unit import unit_cost
 from automap.space.kernels.records import COMPILED
 from automap.space.kernels.workspace import WORKSPACE, legal_signatures, new_workspace, pick
 
@@ -72,7 +62,7 @@ def unit_lower_bounds(compiled, stages, picked, exposed, again, out):
         compiled: tables and space.
         stages: [n, 2] row among the distinct stages, samples of a micro-batch.
         picked: [n, groups, axes] values of signatures that are known, -1 of others.
-        exposed: [KIND_COUNT] share of each kind of collective that nothing hides.
+        exposed: [NUM_COLLECTIVES] share of each kind of collective that nothing hides.
         again: recompute mode that runs whole units again.
         out: [n, 6, types] seconds of a micro-batch, seconds where all is computed again, parameters held under ZeRO,
             bytes saved for the backward pass under the mode that saves least, bytes that cross behind the unit,
@@ -82,57 +72,35 @@ def unit_lower_bounds(compiled, stages, picked, exposed, again, out):
     workspace = new_workspace(compiled)
     zero_axes = workspace.layout.zero_axes
     workspace.incoming[:] = UNKNOWN
-    row = np.empty(C_COUNT)
+    costs = np.empty(1, UNIT_COST_DTYPE)
+    cost = costs[0]
     for number in range(stages.shape[0]):
         at, samples = stages[number, 0], float64(stages[number, 1])
         for axis in range(space.obeys.shape[0]):
             zero_axes[axis] = axis < space.obeys.shape[0] - 1 and space.axes[at, axis] > 1.0
             for group in range(space.groups.shape[0]):
                 pick(space, group, axis, picked[number, group, axis], workspace)
+        stage = Stage(space.axes[at], space.links[at], space.hardware[at], zero_axes, samples)
         for kind in range(out.shape[2]):
             first, last = space.spans[kind], space.spans[kind + 1]
-            shard_unit(
-                tables,
-                first,
-                last,
-                workspace.chosen[first:last],
-                space.axes[at],
-                space.links[at],
-                zero_axes,
-                space.hardware[at],
-                samples,
-                workspace.records,
-                workspace.cursor,
-                False,
-                workspace.sharded,
-            )
+            unit = Unit(first, last, workspace.chosen[first:last])
+            shard_unit(tables, unit, stage, False, workspace.unit)
             out[number, 3, kind] = np.inf
             for mode in range(space.modes.shape[0]):
-                unit_cost(
-                    tables,
-                    first,
-                    last,
-                    workspace.chosen[first:last],
-                    space.masks[mode, first:last],
-                    workspace.incoming,
-                    space.axes[at],
-                    space.links[at],
-                    space.hardware[at],
-                    samples,
-                    space.boundary[kind],
-                    workspace.records,
-                    workspace.cursor,
-                    workspace.sharded,
-                    row,
-                )
-                seconds = row[C_FORWARD] + row[C_BACKWARD] + row[C_RECOMPUTE]
-                seconds += row[C_FORWARD_HOST] + row[C_BACKWARD_HOST]
-                for c in range(C_FORWARD_COMM, C_REDUCE):
-                    seconds += row[c] * exposed[(c - C_FORWARD_COMM) % KIND_COUNT]
+                recomputed, crossing = space.masks[mode, first:last], space.boundary[kind]
+                unit_cost(tables, unit, recomputed, workspace.incoming, crossing, stage, workspace.unit, costs)
+                seconds = cost.forward_s + cost.backward_s + cost.recompute_s
+                seconds += cost.forward_host_s + cost.backward_host_s
+                for c in range(NUM_COLLECTIVES):
+                    seconds += cost.forward_comm_s[c] * exposed[c]
+                for c in range(NUM_COLLECTIVES):
+                    seconds += cost.backward_comm_s[c] * exposed[c]
+                for c in range(NUM_COLLECTIVES):
+                    seconds += cost.recompute_comm_s[c] * exposed[c]
                 if mode in (0, again):
                     out[number, 0 if mode == 0 else 1, kind] = seconds
                 if space.modes[mode]:
-                    out[number, 3, kind] = min(out[number, 3, kind], row[C_SAVED])
-            out[number, 2, kind] = row[C_ZERO]
-            out[number, 4, kind] = row[C_BOUNDARY]
-            out[number, 5, kind] = row[C_PARAMETERS]
+                    out[number, 3, kind] = min(out[number, 3, kind], cost.saved_bytes)
+            out[number, 2, kind] = cost.zero_parameters
+            out[number, 4, kind] = cost.boundary_bytes
+            out[number, 5, kind] = cost.parameters

@@ -8,7 +8,7 @@ import numpy as np
 from numba import boolean, int64, types, void
 
 from automap.jit import borrowing, kernel
-from automap.price.kernels.annotated import Floats, Floats2, Ints, Mask, Records, numba_type, rows_of
+from automap.price.kernels.array_types import Floats, Floats2, Ints, Mask, Rows, rows_type, tuple_type
 from automap.schedule import INTERLEAVED
 from automap.space.kernels.cuts import cut_shares, nth_cut
 from automap.space.kernels.records import SPACE
@@ -31,7 +31,7 @@ FRAME = np.dtype(
 class Layout(NamedTuple):
     """Where the stages of one plan stand; memory of one caller."""
 
-    frame: Annotated[Records, rows_of(FRAME)]
+    frame: Annotated[Rows, rows_type(FRAME)]
     """[1] see `FRAME`."""
     devices: Ints
     """[ranks] devices of each stage."""
@@ -57,7 +57,7 @@ class Layout(NamedTuple):
     """[chunks] units before the end of each chunk, as far as `decide` took note of them; of the last one all units."""
 
 
-LAYOUT = numba_type(Layout)
+LAYOUT = tuple_type(Layout)
 """Numba's type of `Layout`."""
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from numba import boolean, float64, int64, void
 
 from automap.jit import borrowing, kernel
-from automap.price.kernels.columns import TABLES
 from automap.price.kernels.placements import divides
+from automap.price.kernels.records import TABLES
 from automap.space.kernels.layout import LAYOUT, middle_of
 from automap.space.kernels.records import SPACE
 
@@ -144,11 +144,7 @@ def signature_mask(tables, space, group, axis, chosen, sizes, samples, mask):
             chosen[row, axis] = space.assignments[about.first_assignment + value * about.num_members + m]
             for mesh in range(sizes.shape[0]):
                 fits = fits and divides(
-                    tables.operators,
-                    tables.operands,
-                    tables.tensors,
-                    tables.signatures,
-                    tables.places,
+                    tables,
                     row,
                     chosen[row],
                     sizes[mesh],

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from numba import boolean, float64, int64, uint64, void
 
 from automap.jit import borrowing, kernel
-from automap.price.kernels.annotated import Ints, Mask, numba_type
+from automap.price.kernels.array_types import Ints, Mask, tuple_type
 from automap.space.kernels.cuts import cut_number, nth_cut
 from automap.space.kernels.layout import LAYOUT, Layout, cut_window, decide_stages, new_layout
 from automap.space.kernels.records import COMPILED, SPACE
@@ -48,7 +48,7 @@ class Move(NamedTuple):
     """[1] whether chunks are cut evenly instead."""
 
 
-MOVE = numba_type(Move)
+MOVE = tuple_type(Move)
 """Numba's type of `Move`."""
 
 

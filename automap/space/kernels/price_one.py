@@ -2,7 +2,7 @@
 
 `cost_rows` prices the rows and `finish` puts the step together. Where signatures are undecided the costs are lower
 bounds. What a unit costs in its surroundings is remembered (`UnitCache`), since plans that are priced one after another
-have most of it in common. The arithmetic is that of `unit_cost` and `combine`, in the same order as in
+have most of it in common. The arithmetic is that of `unit_cost` and `step`, in the same order as in
 `Evaluator.evaluate`: the results are identical floats.
 """
 
@@ -13,52 +13,37 @@ import math
 from numba import boolean, float64, int64, types, void
 
 from automap.jit import borrowing
-from automap.price.kernels.collectives import SUMMED, UNKNOWN
-from automap.price.kernels.columns import C_COUNT, TABLES
-from automap.price.kernels.step import combine, overflow, step_time_s
-from automap.price.kernels.tied_parameters import (
-    E_HELD,
-    TIE_EXCHANGED,
-    TIE_ONE,
-    TIE_OTHER,
-    add_read,
-    begin,
-    read_too,
-    tie,
-)
-from automap.price.kernels.unit import shard_unit, unit_cost
-from automap.price.tables import OP_INPUTS, OP_SIGNATURES, S_PLACES
+from automap.price.kernels.collectives import SUMMED
+from automap.price.kernels.placements import write_crossing
+from automap.price.kernels.shard_unit import shard_unit
+from automap.price.kernels.stage_records import Stage, Unit
+from automap.price.kernels.step import overflow, step, step_time_s
+from automap.price.kernels.step_records import Order, Pipeline, StageArrays
+from automap.price.kernels.tied_parameters import begin, read_too, write_share, write_tie
+from automap.price.kernels.unit import unit_cost
 from automap.space.kernels.layout import look_from
 from automap.space.kernels.records import COMPILED
 from automap.space.kernels.unit_cache import REMEMBERED, mix
 from automap.space.kernels.workspace import WORKSPACE
-from ir.factors import BROADCAST, PARTIAL
+from ir.factors import PARTIAL
 
 
-@borrowing(void(TABLES, int64[:, ::1], int64, boolean, int64[:, ::1], int64[::1]), inner=True)
-def outgoing(tables, makers, unit_type, is_sent, chosen, placement):
-    """Writes the placement in which a unit's crossing tensor leaves it; UNKNOWN where undecided.
+@borrowing(void(COMPILED, int64, boolean, int64[:, ::1], int64[::1]), inner=True)
+def outgoing(compiled, unit_type, is_sent, chosen, placement):
+    """Writes the placement in which a unit's crossing tensor leaves it; UNKNOWN where it is undecided.
 
     Args:
-        tables: see `Tables.arrays`.
-        makers: [types, 2] operator row and output slot of the crossing tensor, or -1.
-        unit_type: of the unit, or -1 before the first.
-        is_sent: whether it goes to another chunk; a partial tensor is reduced before that.
-        chosen: [operator rows, axes].
-        placement: [axes], written.
+        compiled: tables and space.
+        unit_type: type of the unit, or -1 before the first.
+        is_sent: whether the tensor goes to another chunk; a partial tensor is reduced before that.
+        chosen: [operator rows, axes] signatures.
+        placement: [axes] written.
     """
-    maker = makers[unit_type, 0] if unit_type >= 0 else -1
+    crossing = compiled.space.boundary[unit_type] if unit_type >= 0 else -1
+    write_crossing(compiled.tables, crossing, 0, chosen, placement)
     for a in range(placement.shape[0]):
-        if maker < 0:
-            placement[a] = BROADCAST
-        elif chosen[maker, a] < 0:
-            placement[a] = UNKNOWN
-        else:
-            row = tables.operators[maker, OP_SIGNATURES] + chosen[maker, a]
-            slot = tables.operators[maker, OP_INPUTS] + makers[unit_type, 1]
-            placement[a] = tables.places[tables.signatures[row, S_PLACES] + slot, 0]
-            if is_sent and placement[a] == PARTIAL:
-                placement[a] = SUMMED
+        if is_sent and placement[a] == PARTIAL:
+            placement[a] = SUMMED
 
 
 @borrowing(types.UniTuple(int64, 2)(WORKSPACE, int64), inner=True)
@@ -102,28 +87,25 @@ def cost_rows(compiled, kind, workspace):
         row = rows[number]
         if 0 <= kind != row.type and row.before != kind:
             continue
-        outgoing(compiled.tables, compiled.space.makers, row.before, row.opens, workspace.chosen, workspace.incoming)
+        outgoing(compiled, row.before, row.opens, workspace.chosen, workspace.incoming)
         for a in range(workspace.incoming.shape[0]):
             row.incoming[a] = workspace.incoming[a]
         same = _same_row(workspace, number)
         if same >= 0:
             covered[number] = covered[same]
-            for c in range(costs.shape[1]):
-                costs[number, c] = costs[same, c]
+            costs[number] = costs[same]
             continue
         one, two = _hashes(workspace, number)
         place = two & (REMEMBERED - 1)
-        keys, known = compiled.cache.keys[place], compiled.cache.costs[place]
+        keys, cache = compiled.cache.keys[place], compiled.cache
         if keys[0] == one and keys[1] == two:
-            for c in range(costs.shape[1]):
-                costs[number, c] = known[c]
-            covered[number] = known[C_COUNT] > 0.0
+            costs[number] = cache.costs[place]
+            covered[number] = cache.covered[place]
             continue
         _cost_row(compiled, number, workspace)
         keys[0], keys[1] = one, two
-        for c in range(costs.shape[1]):
-            known[c] = costs[number, c]
-        known[C_COUNT] = float64(covered[number])
+        cache.costs[place] = costs[number]
+        cache.covered[place] = covered[number]
 
 
 @borrowing(void(COMPILED, int64, WORKSPACE), inner=True)
@@ -139,45 +121,20 @@ def _cost_row(compiled, number, workspace):
     prepared = workspace.prepared[row.type]
     is_known = prepared[0] == at and prepared[1] == samples and prepared[2] == zero_axes
     prepared[0], prepared[1], prepared[2] = at, samples, zero_axes
-    shard_unit(
-        tables,
-        first,
-        last,
-        workspace.chosen[first:last],
-        space.axes[at],
-        space.links[at],
-        layout.zero_axes,
-        space.hardware[at],
-        float64(samples),
-        workspace.records,
-        workspace.cursor,
-        is_known,
-        workspace.sharded,
-    )
+    unit = Unit(first, last, workspace.chosen[first:last])
+    stage = Stage(space.axes[at], space.links[at], space.hardware[at], layout.zero_axes, float64(samples))
+    shard_unit(tables, unit, stage, is_known, workspace.unit)
+    recomputed, cost = space.masks[row.mode, first:last], workspace.costs[number : number + 1]
     workspace.covered[number] = unit_cost(
-        tables,
-        first,
-        last,
-        workspace.chosen[first:last],
-        space.masks[row.mode, first:last],
-        workspace.incoming,
-        space.axes[at],
-        space.links[at],
-        space.hardware[at],
-        float64(samples),
-        space.boundary[row.type],
-        workspace.records,
-        workspace.cursor,
-        workspace.sharded,
-        workspace.costs[number],
+        tables, unit, recomputed, workspace.incoming, space.boundary[row.type], stage, workspace.unit, cost
     )
 
 
 @borrowing(void(COMPILED, WORKSPACE), inner=True)
 def _tie(compiled, workspace):
-    """Writes what parameters that two units read cost beside them, see `combine`."""
+    """Writes what parameters that two units read cost beside them, see `step`."""
     tables, space, layout = compiled.tables, compiled.space, workspace.layout
-    alone, together, amounts, chosen = workspace.alone, workspace.together, workspace.amounts, workspace.chosen
+    alone, together, shares, chosen = workspace.alone, workspace.together, workspace.tied_shares, workspace.chosen
     for t in range(space.tied.shape[0]):
         about, elements = space.tied[t], space.tied_elements[t]
         one, other = workspace.home[about.one], workspace.home[about.other]
@@ -194,16 +151,15 @@ def _tie(compiled, workspace):
                 read_too(tables, space.tied[earlier].other_reader, 0, chosen, together)
         begin(alone)
         read_too(tables, about.other_reader, 0, chosen, alone)
-        axes, row = space.axes[layout.stages[other]], workspace.tied[t]
-        row[:] = 0.0
-        row[TIE_ONE], row[TIE_OTHER] = one, other
-        amounts[:] = 0.0
-        add_read(alone, elements, axes, layout.zero_axes, amounts[1])
+        tie, at = workspace.tied[t], layout.stages[other]
+        there = Stage(space.axes[at], space.links[at], space.hardware[at], layout.zero_axes, 1.0)
+        tie.rank, tie.other_rank, tie.exchanged = one, other, 0.0
         if one == other:
-            add_read(together, elements, axes, layout.zero_axes, amounts[0])
+            write_share(alone, elements, there, shares[1])
+            write_share(together, elements, there, shares[0])
             read_too(tables, about.other_reader, 0, chosen, together)
-            add_read(together, elements, axes, layout.zero_axes, amounts[2])
-            tie(uses, amounts[0], amounts[1], amounts[2], row)
+            write_share(together, elements, there, shares[2])
+            write_tie(uses, shares, tie)
             continue
         # Each of the two ranks holds it as all its units require it.
         read_too(tables, about.one_reader, 0, chosen, together)
@@ -215,10 +171,11 @@ def _tie(compiled, workspace):
             elif rank == other and following > t:
                 read_too(tables, reader, 0, chosen, alone)
             following += 1
-        amounts[1] = 0.0
-        add_read(alone, elements, axes, layout.zero_axes, amounts[1])
-        add_read(together, elements, space.axes[layout.stages[one]], layout.zero_axes, amounts[0])
-        row[TIE_EXCHANGED] = max(amounts[0, E_HELD], amounts[1, E_HELD])
+        at = layout.stages[one]
+        here = Stage(space.axes[at], space.links[at], space.hardware[at], layout.zero_axes, 1.0)
+        write_share(alone, elements, there, shares[1])
+        write_share(together, elements, here, shares[0])
+        tie.exchanged = max(shares[0].parameters, shares[1].parameters)
 
 
 @borrowing(void(COMPILED, WORKSPACE, boolean, float64[::1]), inner=True)
@@ -227,39 +184,37 @@ def finish(compiled, workspace, exact, out):
 
     Args:
         compiled: tables and space.
-        workspace: `tied`, `whole` and `ranks` are written.
-        exact: see `combine`.
+        workspace: `tied`, `parts` and `ranks` are written.
+        exact: see `step`.
         out: [2] seconds of a step; largest share of its memory by which a device overflows. Written.
     """
     space, layout, counts = compiled.space, workspace.layout, workspace.counts[0]
     frame = layout.frame[0]
     _tie(compiled, workspace)
-    for i in range(counts.num_parts):
-        workspace.whole[i] = workspace.covered[workspace.parts[i, 1]]
+    parts = workspace.parts[: counts.num_parts]
+    for i in range(parts.shape[0]):
+        parts[i].is_recomputed = int64(workspace.covered[parts[i].row])
     result = workspace.ranks[: frame.num_ranks]
-    combine(
-        workspace.costs[: counts.num_rows],
-        workspace.parts[: counts.num_parts],
-        workspace.whole[: counts.num_parts],
-        frame.schedule,
-        workspace.room.program,
-        frame.num_ranks,
-        frame.num_micro_batches,
-        layout.stages,
-        space.axes,
-        space.links,
-        space.hardware,
-        space.capacity,
-        layout.zero_axes,
-        layout.boundaries,
-        space.send_latency_s,
-        space.send_bytes_per_s,
-        workspace.tied,
-        workspace.settings,
-        exact,
-        workspace.room,
-        result,
+    pipeline = Pipeline(
+        order=Order(frame.schedule, frame.num_micro_batches, workspace.step.program),
+        num_ranks=frame.num_ranks,
+        num_chunks=frame.num_chunks,
+        zero_axes=layout.zero_axes,
+        parts=parts,
+        tied=workspace.tied,
+        stages=layout.stages,
+        boundaries=layout.boundaries,
     )
+    stages = StageArrays(
+        axes=space.axes,
+        links=space.links,
+        hardware=space.hardware,
+        capacity=space.capacity,
+        send_latency_s=space.send_latency_s,
+        send_bytes_per_s=space.send_bytes_per_s,
+    )
+    costs = workspace.costs[: counts.num_rows]
+    step(costs, pipeline, stages, workspace.settings[0], exact, workspace.step, result)
     out[0] = step_time_s(result)
     out[1] = overflow(result)
 
@@ -274,7 +229,7 @@ def price_one(compiled, value, workspace, exact, out):
         compiled: whose cache is read and written.
         value: [slots].
         workspace: with layout, rows and signatures.
-        exact: see `combine`.
+        exact: see `step`.
         out: see `finish`.
     """
     space = compiled.space

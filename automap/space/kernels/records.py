@@ -1,4 +1,4 @@
-"""Records of the kernels of a plan space: what `automap.space.compile` builds and every kernel of the space reads.
+"""Rows of the kernels of a plan space: what `automap.space.compile` builds and every kernel of the space reads.
 
 Everything here belongs to a space and to no plan. Tables whose rows have several meanings are structured arrays, read
 by field: `space.groups[group].first_member`. The distinct stages are all the stages that some plan of the space has,
@@ -11,10 +11,9 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from automap.price.kernels.annotated import (
+from automap.price.kernels.array_types import (
     Floats,
     Floats2,
-    Floats3,
     Ints,
     Ints2,
     Ints3,
@@ -23,12 +22,14 @@ from automap.price.kernels.annotated import (
     Mask,
     Mask2,
     Mask5,
-    Records,
-    numba_type,
-    rows_of,
+    Record,
+    Rows,
+    rows_type,
+    tuple_type,
 )
-from automap.price.kernels.columns import TABLES
-from automap.price.tables import Arrays
+from automap.price.kernels.cost_records import SETTINGS, UNIT_COST
+from automap.price.kernels.records import Arrays
+from automap.price.kernels.stage_records import HARDWARE, LINK
 
 
 class FirstSlots(NamedTuple):
@@ -112,9 +113,9 @@ class SpaceArrays(NamedTuple):
 
     first: FirstSlots
     scalars: Scalars
-    moved: Annotated[Records, rows_of(MOVED)]
+    moved: Annotated[Rows, rows_type(MOVED)]
     """[kinds of decisions] see `MOVED`."""
-    shape_nodes: Annotated[Records, rows_of(SHAPE_NODE)]
+    shape_nodes: Annotated[Rows, rows_type(SHAPE_NODE)]
     """[decided beginnings of shapes] see `SHAPE_NODE`; the empty beginning first."""
     degrees: Ints
     """Values of the slots `pp` and `tp`."""
@@ -140,11 +141,9 @@ class SpaceArrays(NamedTuple):
     """Operator rows of all groups, one group behind the other."""
     assignments: Ints
     """Signatures of the members for each value of the group's slots, one group behind the other."""
-    makers: Ints2
-    """[types, 2] operator row and output slot of the tensor that crosses out of a unit, or -1."""
-    groups: Annotated[Records, rows_of(GROUP)]
+    groups: Annotated[Rows, rows_type(GROUP)]
     """[groups] see `GROUP`."""
-    tied: Annotated[Records, rows_of(TIED)]
+    tied: Annotated[Rows, rows_type(TIED)]
     """[pairs of units that share a parameter] see `TIED`."""
     mixed: Ints
     """[distinct stages] number among those of several kinds of devices, or -1."""
@@ -166,14 +165,14 @@ class SpaceArrays(NamedTuple):
     """[boundaries] bandwidth to the next rank."""
     tied_elements: Floats
     """[pairs of units that share a parameter] elements of the parameter."""
-    settings: Floats
-    """[P_COUNT] settings of a step without ZeRO."""
+    settings: Annotated[Record, SETTINGS]
+    """Settings of a step without ZeRO, see `SettingsRow`."""
     axes: Floats2
     """[distinct stages, axes] ranks of each mesh axis."""
-    hardware: Floats2
-    """[distinct stages, H_COUNT] hardware of a device."""
-    links: Floats3
-    """[distinct stages, axes, V_COUNT] links of each mesh axis."""
+    hardware: Annotated[Rows, HARDWARE[::1]]
+    """[distinct stages] hardware of a device, see `HardwareRow`."""
+    links: Annotated[Rows, LINK[:, ::1]]
+    """[distinct stages, axes] link of each mesh axis, see `LinkRow`."""
     windows: Ints3
     """[chunks + 1, chunks, 2] first and last legal end of each chunk, by the number of chunks."""
     share_ways: Ints3
@@ -185,7 +184,7 @@ class SpaceArrays(NamedTuple):
     kind_samples: Ints4
     """[stages of several kinds, values of `micro_batches`, values of `shares`, kinds] samples of all ranks of a kind
     together."""
-    even_layouts: Annotated[Records, rows_of(EVEN_LAYOUT, 4)]
+    even_layouts: Annotated[Rows, rows_type(EVEN_LAYOUT, 4)]
     """[order, pipeline degree, inner degree, middle degree] see `EVEN_LAYOUT`."""
     stage_rows: Ints5
     """[order, inner degree, middle degree, parts before, parts] row of the distinct stage, or -1."""
@@ -205,7 +204,7 @@ class SpaceArrays(NamedTuple):
     """[4] ZeRO stages that `hints.fix` leaves."""
 
 
-SPACE = numba_type(SpaceArrays)
+SPACE = tuple_type(SpaceArrays)
 """Numba's type of `SpaceArrays`."""
 
 
@@ -217,13 +216,15 @@ class UnitCache(NamedTuple):
 
     keys: Ints2
     """[REMEMBERED, 2] hashes of a unit and its surroundings; zeros where there is nothing."""
-    costs: Floats2
-    """[REMEMBERED, C_COUNT + 1] costs of the unit, then whether it is recomputed as a whole."""
+    costs: Annotated[Rows, UNIT_COST[::1]]
+    """[REMEMBERED] costs of the unit, see `UnitCostRow`."""
+    covered: Mask
+    """[REMEMBERED] whether the unit is recomputed as a whole."""
     legal: Ints2
     """[REMEMBERED, 3] hashes of a linkage group on meshes of stages; which signatures are legal there, as bits."""
 
 
-UNIT_CACHE = numba_type(UnitCache)
+UNIT_CACHE = tuple_type(UnitCache)
 """Numba's type of `UnitCache`."""
 
 
@@ -237,5 +238,5 @@ class Compiled(NamedTuple):
     """Costs and legal signatures that are known already; read and written."""
 
 
-COMPILED = numba_type(Compiled, tables=TABLES)
+COMPILED = tuple_type(Compiled)
 """Numba's type of `Compiled`."""

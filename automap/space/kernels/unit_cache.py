@@ -6,7 +6,7 @@ import numpy as np
 from numba import int64, types
 
 from automap.jit import borrowing
-from automap.price.kernels.columns import C_COUNT
+from automap.price.kernels.cost_records import UNIT_COST_DTYPE
 from automap.space.kernels.records import UnitCache
 
 REMEMBERED = 1 << 14
@@ -19,7 +19,8 @@ def new_cache() -> UnitCache:
     """An empty cache of one problem."""
     return UnitCache(
         keys=np.zeros((REMEMBERED, 2), np.int64),
-        costs=np.empty((REMEMBERED, C_COUNT + 1)),
+        costs=np.empty(REMEMBERED, dtype=UNIT_COST_DTYPE),
+        covered=np.empty(REMEMBERED, dtype=np.bool_),
         legal=np.zeros((REMEMBERED, 3), np.int64),
     )
 

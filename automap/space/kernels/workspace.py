@@ -12,12 +12,19 @@ import numpy as np
 from numba import boolean, int64, void
 
 from automap.jit import borrowing, kernel
-from automap.price.kernels.annotated import Floats, Floats2, Ints, Ints2, Mask, Records, numba_type, rows_of
-from automap.price.kernels.collectives import L_COUNT
-from automap.price.kernels.columns import C_COUNT, MAX_AXES
-from automap.price.kernels.step import P_ZERO, R_COUNT, ROOM, Room, new_room
-from automap.price.kernels.tied_parameters import E_AXES, T_COUNT, tie_columns
-from automap.price.kernels.unit_workspace import SHARDED, Sharded, new_sharded
+from automap.price.kernels.array_types import Floats, Floats2, Ints, Ints2, Mask, Rows, rows_type, tuple_type
+from automap.price.kernels.cost_records import (
+    MAX_AXES,
+    PART_DTYPE,
+    RANK_COST_DTYPE,
+    READING_DTYPE,
+    SETTINGS_DTYPE,
+    SHARE_DTYPE,
+    TIE_DTYPE,
+    UNIT_COST_DTYPE,
+)
+from automap.price.kernels.step_records import StepWorkspace, new_step_workspace
+from automap.price.kernels.unit_workspace import UnitWorkspace, new_unit_workspace
 from automap.space.kernels.layout import Layout, new_layout
 from automap.space.kernels.masks import assign, signature_mask
 from automap.space.kernels.records import COMPILED, SPACE
@@ -52,37 +59,35 @@ class Workspace(NamedTuple):
     """[groups] unit type of each."""
     hashes: Ints2
     """[types, 2] two hashes of what is picked in each unit type."""
-    counts: Annotated[Records, rows_of(COUNTS)]
+    counts: Annotated[Rows, rows_type(COUNTS)]
     """[1] see `COUNTS`."""
-    rows: Annotated[Records, rows_of(ROW)]
+    rows: Annotated[Rows, rows_type(ROW)]
     """[rows] see `ROW`."""
-    costs: Floats2
-    """[rows, C_COUNT] costs of one unit of each row."""
+    costs: Annotated[Rows, rows_type(UNIT_COST_DTYPE)]
+    """[rows] costs of one unit of each row, see `UnitCostRow`."""
     covered: Mask
     """[rows] whether the unit is recomputed as a whole."""
-    parts: Ints2
-    """[parts, 3] see `combine`."""
-    whole: Mask
-    """[parts] see `combine`."""
+    parts: Annotated[Rows, rows_type(PART_DTYPE)]
+    """[parts] see `PartRow`."""
     home: Ints
     """[units] pipeline rank of each unit."""
     prepared: Ints2
-    """[types, 3] distinct stage, samples of a micro-batch and axes of ZeRO for which `sharded` holds the unit type, or
+    """[types, 3] distinct stage, samples of a micro-batch and axes of ZeRO for which `unit` holds the unit type, or
     -1."""
     incoming: Ints
     """[axes] scratch for a placement."""
-    tied: Floats2
-    """See `combine`."""
-    alone: Ints2
-    """[axes, T_COUNT] scratch: how one unit reads a tied parameter."""
-    together: Ints2
-    """[axes, T_COUNT] scratch: how all units of a rank read it."""
-    amounts: Floats2
-    """[3, E_AXES + 3 * axes] scratch: what a rank has of a tied parameter for earlier units, for one more, for all."""
-    room: Room
-    """Scratch of `combine`."""
-    sharded: Sharded
-    """Scratch of `shard_unit`."""
+    tied: Annotated[Rows, rows_type(TIE_DTYPE)]
+    """[pairs of units that share a parameter] see `TieRow`."""
+    alone: Annotated[Rows, rows_type(READING_DTYPE)]
+    """[axes] scratch: how one unit reads a tied parameter."""
+    together: Annotated[Rows, rows_type(READING_DTYPE)]
+    """[axes] scratch: how all units of a rank read it."""
+    tied_shares: Annotated[Rows, rows_type(SHARE_DTYPE)]
+    """[3] scratch: what a rank has of a tied parameter for earlier units, for one more, for all."""
+    step: StepWorkspace
+    """Scratch of `step`."""
+    unit: UnitWorkspace
+    """What `shard_unit` wrote of each unit type."""
     seen: Floats
     """[2] scratch of `automap.bounds.kernels.step_many`."""
     least: Ints
@@ -91,17 +96,13 @@ class Workspace(NamedTuple):
     """[units + 1] scratch of `automap.bounds.kernels.step_many`."""
     used: Floats2
     """[4, ranks] scratch of `automap.bounds.kernels.step_many`."""
-    settings: Floats
-    """[P_COUNT] settings of a step, with the plan's ZeRO stage."""
-    ranks: Floats2
-    """[ranks, R_COUNT] what `finish` found, see `combine`."""
-    records: Floats2
-    """[0, L_COUNT] in place of a list of collectives: none is kept."""
-    cursor: Ints
-    """[1] rows of it that are written: none."""
+    settings: Annotated[Rows, rows_type(SETTINGS_DTYPE)]
+    """[1] settings of a step, with the plan's ZeRO stage."""
+    ranks: Annotated[Rows, rows_type(RANK_COST_DTYPE)]
+    """[ranks] what `finish` found, see `RankCostRow`."""
 
 
-WORKSPACE = numba_type(Workspace, room=ROOM, sharded=SHARDED)
+WORKSPACE = tuple_type(Workspace)
 """Numba's type of `Workspace`."""
 
 
@@ -120,28 +121,26 @@ def new_workspace(compiled):
         hashes=np.zeros((num_types, 2), np.int64),
         counts=np.zeros(1, COUNTS),
         rows=np.empty(num_units, ROW),
-        costs=np.empty((num_units, C_COUNT)),
+        costs=np.empty(num_units, UNIT_COST_DTYPE),
         covered=np.empty(num_units, np.bool_),
-        parts=np.empty((num_units, 3), np.int64),
-        whole=np.empty(num_units, np.bool_),
+        parts=np.empty(num_units, PART_DTYPE),
         home=np.empty(num_units, np.int64),
         prepared=np.full((num_types, 3), -1),
         incoming=np.empty(num_axes, np.int64),
-        tied=np.zeros((space.tied.shape[0], tie_columns(num_axes))),
-        alone=np.empty((num_axes, T_COUNT), np.int64),
-        together=np.empty((num_axes, T_COUNT), np.int64),
-        amounts=np.empty((3, E_AXES + 3 * num_axes)),
-        room=new_room(most, most, num_axes),
-        sharded=new_sharded(tables, num_axes),
+        tied=np.zeros(space.tied.shape[0], TIE_DTYPE),
+        alone=np.empty(num_axes, READING_DTYPE),
+        together=np.empty(num_axes, READING_DTYPE),
+        tied_shares=np.empty(3, SHARE_DTYPE),
+        step=new_step_workspace(most, most),
+        unit=new_unit_workspace(tables, num_axes, 0),
         seen=np.empty(2),
         least=np.empty(most, np.int64),
         rest=np.empty(num_units + 1),
         used=np.empty((4, most)),
-        settings=space.settings.copy(),
-        ranks=np.empty((most, R_COUNT)),
-        records=np.empty((0, L_COUNT)),
-        cursor=np.zeros(1, np.int64),
+        settings=np.empty(1, SETTINGS_DTYPE),
+        ranks=np.empty(most, RANK_COST_DTYPE),
     )
+    workspace.settings[0] = space.settings
     for kind in range(num_types):
         for group in range(space.group_spans[kind], space.group_spans[kind + 1]):
             workspace.types[group] = kind
@@ -153,7 +152,7 @@ def set_rows(space, value, workspace):
     """Writes the rows and parts of a plan whose layout and ends of chunks are set and whose ZeRO stage is decided."""
     layout, rows, parts = workspace.layout, workspace.rows, workspace.parts
     frame, counts = layout.frame[0], workspace.counts[0]
-    workspace.settings[P_ZERO] = value[space.first.zero]
+    workspace.settings[0].zero_stage = value[space.first.zero]
     counts.num_rows, counts.num_parts = 0, 0
     before = -1
     unit = 0
@@ -170,18 +169,18 @@ def set_rows(space, value, workspace):
                 counts.num_rows += 1
                 new = rows[row]
                 new.type, new.mode, new.rank, new.before, new.opens = kind, mode, where, before, opens
-            if not opens and parts[counts.num_parts - 1, 1] == row:
-                parts[counts.num_parts - 1, 2] += 1
+            if not opens and parts[counts.num_parts - 1].row == row:
+                parts[counts.num_parts - 1].times += 1
             else:
                 part = parts[counts.num_parts]
-                part[0], part[1], part[2] = chunk, row, 1
+                part.chunk, part.row, part.times = chunk, row, 1
                 counts.num_parts += 1
             before = kind
             opens = False
             unit += 1
 
 
-@borrowing(int64(rows_of(ROW), int64, int64, int64, int64, boolean), inner=True)
+@borrowing(int64(rows_type(ROW), int64, int64, int64, int64, boolean), inner=True)
 def _row_of(rows, kind, mode, rank, before, opens):
     """Number of the row with these surroundings; behind the last one where there is none."""
     for number in range(rows.shape[0]):
