@@ -2,7 +2,7 @@
 
 Three rules are built into the plan space, since nothing would be gained by asking: `parameters_only`, `linkage_groups`
 and `repeated_blocks`; so is `device_symmetry`. Their effect is counted. The others take a space and leave a smaller
-one, which every searcher walks alike: `prune(space, ("memory", "dominated_signatures"))`.
+one, which every searcher searches alike: `prune(space, ("memory", "dominated_signatures"))`.
 
 Lossless rules keep a plan as fast as the fastest that fits. Illegal values are no rule: they are no plans.
 """
@@ -24,7 +24,6 @@ from automap.price.kernels.collectives import UNKNOWN
 from automap.price.kernels.cost_records import UNIT_COST_DTYPE
 from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import Segment
-from automap.space.compile import G_FIRST, G_VALUES, G_WHOLE
 from automap.space.count import alone, count_decades, grouped
 from automap.space.kernels.masks import signature_mask
 from automap.space.limits import Limits
@@ -188,7 +187,7 @@ def influential_groups(space: PlanSpace) -> Limits:
     for number, key in enumerate(space.group_rows):
         value = int(by_batch[space.first_signature + number * len(space.axes)])
         if key not in asked and value >= 0:
-            first, count = space.arrays.groups[number, [G_FIRST, G_VALUES]]
+            first, count = space.arrays.groups[number][["first_value", "num_values"]]
             stay[:, first : first + count] = np.arange(count) == value
     return Limits(signatures=stay)
 
@@ -202,7 +201,7 @@ def dominated_signatures(space: PlanSpace) -> Limits:
     """
     stay = np.ones_like(space.arrays.obeys)
     for number in range(len(space.group_rows)):
-        first, count = space.arrays.groups[number, [G_FIRST, G_VALUES]]
+        first, count = space.arrays.groups[number][["first_value", "num_values"]]
         for axis in range(len(space.axes)):
             seen = _seen_by_others(space, number)
             for value, other in itertools.permutations(range(count), 2):
@@ -246,8 +245,8 @@ def _seen_by_others(space: PlanSpace, number: int) -> list[tuple[object, ...]]:
 def _dominates(space: PlanSpace, number: int, axis: int, better: int, worse: int) -> bool:
     """Whether `better` is legal wherever `worse` is, and costs no more, on all meshes and beside all outer choices."""
     (unit_type, _), (_, assignment) = list(space.group_rows.items())[number]
-    whole = int(space.arrays.groups[number, G_WHOLE])
-    for row, samples in BoundTable(space).frames:
+    whole = int(space.arrays.groups[number]["whole"])
+    for row, samples in BoundTable(space).settings:
         sizes = space.arrays.axes[row]
         free: list[Iterable[int]] = [range(len(assignment)) if size > 1 else [whole] for size in sizes]
         if sizes[axis] == 1:
