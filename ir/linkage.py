@@ -1,10 +1,10 @@
-"""Linkage: which operators of a unit must be decided, and which follow without a conversion.
+"""Linkage: the operators of a unit whose signatures are decided, and those that follow without a conversion.
 
 In every unit type (see `ir.blocks`) some operators are *leaders*: contractions, embeddings and losses, operators that
-read what crosses into the unit, joins of two groups, and a Dropout of what may be a sum (it says whether the sum is
-reduced whole or scattered). Every other operator follows the one that makes its first
-activation input: for each signature of the leader its own signature is forced, the one that takes its inputs as they
-are (a linkage group in Auto-MAP's words). Parameter views follow their consumer.
+read the tensor which crosses into the unit, joins of two groups, and a Dropout of what may be a sum (its signature
+decides whether the sum is reduced whole or scattered). Every other operator follows the producer of its first
+activation input: for each signature of the leader its own signature is the one that takes its inputs as they are. A
+leader with its followers is a linkage group (the word of the Auto-MAP paper). Parameter views follow their consumer.
 
 Computed once a graph; knows nothing of devices.
 """
@@ -28,7 +28,7 @@ class Group:
     members: tuple[int, ...]
     """Offsets of all operators of the group, the leader among them, ascending."""
     assignment: tuple[tuple[int, ...], ...]
-    """signature of the leader -> signature of each member, in the order of `members`."""
+    """Number of the leader's signature -> number of each member's signature, in the order of `members`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,9 +36,9 @@ class UnitLinkage:
     """The operators of one unit type with their signatures and groups."""
 
     signatures: tuple[tuple[Signature, ...], ...]
-    """offset in the unit -> the operator's signatures on one mesh axis."""
+    """Offset in the unit -> signatures of the operator on one mesh axis."""
     groups: tuple[Group, ...]
-    """In the order of their leaders."""
+    """Linkage groups in the order of their leaders."""
     boundary_in: str | None
     """Name (in the representative unit) of the tensor that crosses into the unit."""
     boundary_out: str | None
@@ -49,22 +49,23 @@ class UnitLinkage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Linkage:
-    """Units of a graph and the linkage of each type."""
+    """Units of a graph and the linkage of each unit type."""
 
     blocks: Blocks
     types: tuple[UnitLinkage, ...]
+    """Linkage by number of the unit type."""
 
     @property
     def num_groups(self) -> int:
-        """Linkage groups over all unit types."""
+        """Number of linkage groups over all unit types."""
         return sum(len(unit.groups) for unit in self.types)
 
 
 def operator_signatures(graph: Graph, op: Operator) -> tuple[Signature, ...]:
     """Signatures of `op` on one mesh axis.
 
-    To those of its factor rule comes, for a bias (an Add of one activation and one parameter), the one that passes
-    a partial activation on: the parameter is then added on the first rank only.
+    Beside those of its factor rule, a bias (an Add of one activation and one parameter) has one that passes a partial
+    activation on: the parameter is then added on the first rank only.
     """
     found = signatures(op.rule)
     if op.kind != "Add" or len(op.inputs) != 2:
@@ -80,6 +81,7 @@ def operator_signatures(graph: Graph, op: Operator) -> tuple[Signature, ...]:
 
 
 def _from_view(graph: Graph, name: str) -> bool:
+    """Whether a tensor depends on parameters or constants only."""
     index = graph.producer.get(name)
     if index is None:
         return False
@@ -88,7 +90,7 @@ def _from_view(graph: Graph, name: str) -> bool:
 
 
 def link(graph: Graph, blocks: Blocks | None = None) -> Linkage:
-    """Groups of every unit type of `graph`."""
+    """The linkage of a graph; `blocks` are its units where they are known already."""
     blocks = blocks or find_units(graph)
     types: list[UnitLinkage] = []
     order: dict[int, int] = {}
@@ -137,12 +139,12 @@ def _link_unit(graph: Graph, span: range, incoming: str | None, outgoing: str | 
 
 
 def _may_be_sum(tables: Sequence[tuple[Signature, ...]], producer: dict[str, int], name: str) -> bool:
-    """Whether some signature leaves a tensor partial."""
+    """Whether some signature of its producer leaves tensor `name` partial."""
     return name in producer and any(PARTIAL in signature.outputs for signature in tables[producer[name]])
 
 
 def _activations(graph: Graph, op: Operator, producer: dict[str, int], ops: Sequence[Operator]) -> tuple[str, ...]:
-    """Inputs that operators of the same unit make from data."""
+    """Names of the inputs that operators of the same unit compute from data."""
     return tuple(name for name in op.inputs if name in producer and not ops[producer[name]].is_view)
 
 
@@ -175,7 +177,7 @@ def _follow(
     producer: dict[str, int],
     picked: dict[int, int],
 ) -> int:
-    """The signature of follower `k` that takes its first activation as it is and most of the others."""
+    """Number of the signature of follower `k` that takes its first activation as it is and most of the others."""
 
     def given(name: str) -> Placement:
         maker = producer[name]

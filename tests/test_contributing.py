@@ -93,7 +93,7 @@ def check(step: Step, house: Path) -> None:
 
 
 def test_there_is_a_recipe_for_each_thing_that_newcomers_add() -> None:
-    assert [title.split()[-1] for title in RECIPES] == ["device", "searcher", "environment"]
+    assert [title.split()[-1] for title in RECIPES] == ["operator", "device", "searcher", "environment"]
 
 
 @pytest.mark.slow

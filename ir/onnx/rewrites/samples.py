@@ -1,7 +1,7 @@
 """Look-ups and writes that stay within each sample, although the exported indices name samples too.
 
-Indices such as `arange(b)[:, None]` beside the places of interest would mix samples if they were taken at their word.
-They become look-ups along dims of one sample.
+Indices such as `arange(b)[:, None]` beside the places of interest would mix samples if they were taken literally. They
+become look-ups along dims of one sample.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class SampleLookups:
     """The look-ups of one import.
 
     Attributes:
-        builder: of the import.
-        nodes: of the file.
-        resolve: the name under which the builder knows a tensor of the file.
-        emit: imports a node, given the names that somebody reads.
+        builder: builder of the import.
+        nodes: nodes of the file.
+        resolve: function from a name in the file to the name that the builder knows.
+        emit: function that imports a node, given the names that something reads.
     """
 
     builder: GraphBuilder
@@ -34,10 +34,10 @@ class SampleLookups:
     emit: Callable[[Node, set[str]], None]
 
     def add(self, node: Node, inputs: Sequence[str]) -> bool:
-        """Adds the operators that `node` stands for; False where it is no such look-up or write.
+        """Adds operators for a look-up or write within samples; False where `node` is none.
 
         Args:
-            node: of the file.
+            node: node of the file.
             inputs: names of its operands in the builder.
         """
         if node.kind == "Gather":
@@ -189,13 +189,13 @@ class SampleLookups:
         return {name: node for node in self.nodes for name in node.outputs}
 
     def _other_than_samples(self, maker: Node, rows: int) -> str | None:
-        """The operand of a two-operand node whose other one is `arange(b) * rows`."""
+        """The operand of a node of two, the other of which is `arange(b) * rows`; None where that is not so."""
         names = [self.resolve(n) for n in maker.inputs]
         for i, name in enumerate(names):
             value = self.builder.values.get(name)
             if value is None or names[1 - i] not in self.builder.tensors:
                 continue
-            # Where the sum was made, a constant that held all samples was cut to the first.
+            # When the sum was computed, a constant that held all samples was cut to the first.
             if value.size in (1, self.builder.export_batch) and np.array_equal(
                 value.reshape(-1), np.arange(value.size) * rows
             ):
