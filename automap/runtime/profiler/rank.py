@@ -1,7 +1,8 @@
 """One rank of a profile: times kernels, collectives and the runtime itself, and reports rows of seconds.
 
 All ranks measure at the same time, kernel by kernel, as they will compute at the same time. Each section has a share of
-the time, and leaves out what does not fit. Nothing is fitted here. Units: seconds, bytes, elements.
+the time, and leaves out what does not fit. Nothing is fitted here. Sizes and shares of time are assumed. Units:
+seconds, bytes, elements.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ LEAST_STEPS = 4
 """The number of plans whose steps are measured however little time there is."""
 TINY_MODEL = "gpt:layers=2,hidden=16,heads=2,seq_len=8,vocab_size=32"
 LOSS_MODEL = "gpt:layers=1,hidden=64,heads=4,seq_len=128,vocab_size=8192"
+"""The models of `ir.zoo` on which host times and the loss are measured."""
 COLLECTIVE_BYTES = tuple(1 << p for p in (10, 20, 16, 23, 18, 21, 14, 25, 12, 22, 24))
+"""The sizes of collectives, the most informative first."""
 SPLIT_ROWS = 4
 """The first dim of tensors in collectives, which are split along their second dim, as activations are."""
 ADAM_ELEMENTS = 1 << 22
