@@ -16,7 +16,8 @@ from automap.price.evaluator import ROW, Evaluator
 from automap.price.lowered_plan import LoweredPlan, UnitCall
 from automap.price.outcome import Outcome
 from automap.price.stage_layout import PipelineLayout, build_layout
-from automap.validation.published_runs import Run, case_of
+from automap.validation.published_cases import case_of
+from automap.validation.published_runs import Run
 
 Floats = npt.NDArray[np.float64]
 

@@ -15,7 +15,8 @@ from automap.price.evaluator import Evaluator
 from automap.price.kernels.columns import C_FORWARD_COMM, C_RECOMPUTE_COMM, C_REDUCE
 from automap.price.kernels.step import R_STATE, R_SYNC
 from automap.space.stated_parts import Unpriced, mesh
-from automap.validation.published_runs import Case, Run, case_of
+from automap.validation.published_cases import Case, case_of
+from automap.validation.published_runs import Run
 
 HIDDEN, WIDTH, EXPERTS, TOP, LENGTH, KV, HEAD = 256, 128, 8, 2, 512, 2, 64
 LAYERS = 2
