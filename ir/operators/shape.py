@@ -15,7 +15,7 @@ MAX_INT = 2**31 - 1
 
 
 def _reshaped(ctx: Context, shape: tuple[int, ...], batch_dim: int | None, *, traced: bool = True) -> tuple[Dims, Dims]:
-    """Factors of a re-view to `shape` (one sample)."""
+    """Factors of the operand and of its view in `shape` (at one sample), with the batch in `batch_dim`."""
     tensor = ctx.tensor(0)
     rule = ctx.rule
     source: list[list[int]] = [[] for _ in tensor.shape]
@@ -130,7 +130,7 @@ def unsqueeze(ctx: Context) -> Result:
 
 @kind("Transpose", rule="{dims} -> {dims}", is_view=True)
 def transpose(ctx: Context) -> Result:
-    """A permutation; on activations the consumer needs a copy, so it is priced as one."""
+    """A permutation of dims; of activations the consumer needs a copy, which is priced."""
     tensor = ctx.tensor(0)
     rank = len(tensor.shape)
     perm = ctx.ints("perm") or tuple(reversed(range(rank)))
@@ -167,7 +167,7 @@ def _bounds(ctx: Context) -> list[tuple[int, int, int, int]]:
 
 @kind("Slice", rule="{kept cut!} -> {kept rest!}", is_view=True)
 def slice_(ctx: Context) -> Result:
-    """Dims that are cut stay whole, dims taken in full are free."""
+    """Dims that are cut stay whole, dims taken in full can be split."""
     tensor = ctx.tensor(0)
     rule = ctx.rule
     cuts = {}
@@ -193,7 +193,7 @@ def slice_(ctx: Context) -> Result:
 
 @kind("Split", rule="{kept axis!} -> {kept piece!}*", is_view=True)
 def split(ctx: Context) -> Result:
-    """The axis stays whole."""
+    """Pieces along `axis`, which stays whole."""
     tensor = ctx.tensor(0)
     axis = ctx.axis("axis", 0, len(tensor.shape))
     size = tensor.shape[axis]
@@ -309,7 +309,7 @@ def tile(ctx: Context) -> Result:
 
 @kind("DepthToSpace", "SpaceToDepth", rule="samples {block!} -> samples {new!}")
 def depth_space(ctx: Context) -> Result:
-    """Samples are free, the rest stays whole."""
+    """Samples can be split, the rest stays whole."""
     tensor = ctx.tensor(0)
     block = ctx.int_attribute("blocksize", 1)
     _, c, h, w = tensor.shape
