@@ -36,9 +36,9 @@ class Sensitivities:
     """Of one plan."""
 
     time: Floats
-    """[rows, C_COUNT] seconds."""
+    """[rows, UNIT_COST_WIDTH] seconds."""
     memory: Floats
-    """[ranks, rows, C_COUNT] bytes."""
+    """[ranks, rows, UNIT_COST_WIDTH] bytes."""
     used: Floats
     """[ranks] bytes of the plan."""
     capacity: Floats
