@@ -15,12 +15,12 @@ from automap.price.kernels.tied_parameters import begin, read_too, write_share, 
 from automap.price.kernels.unit import unit_cost
 from automap.price.kernels.unit_workspace import new_unit_workspace
 from automap.space.kernels.cuts import list_cuts
+from automap.space.kernels.draft import new_draft
 from automap.space.kernels.masks import count_decades, signature_mask
 from automap.space.kernels.neighbours import move_many
 from automap.space.kernels.price_many import price_many
 from automap.space.kernels.sample import sample_many
 from automap.space.kernels.stepper import follow, repair
-from automap.space.kernels.workspace import new_workspace
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
         signature_mask,
         count_decades,
         list_cuts,
-        new_workspace,
+        new_draft,
         follow,
         repair,
         begin,
