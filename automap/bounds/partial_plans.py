@@ -188,7 +188,7 @@ class BoundTable:
             first = int(arrays.even_layouts[order][at]["first"])
             rows.update(arrays.stages[first : first + shape.pp].tolist())
         count = meshes.micro_batches.index(shape.num_micro_batches)
-        shared = [frame for row in sorted(rows) for frame in self._shared(row, count)]
+        shared = [setting for row in sorted(rows) for setting in self._shared(row, count)]
         return (*(self._setting(row, shape.samples) for row in sorted(rows)), *shared)
 
     def _unlike(self, shape: Shape) -> tuple[int, ...]:
@@ -200,7 +200,7 @@ class BoundTable:
         count = meshes.micro_batches.index(shape.num_micro_batches)
         rows = np.unique(arrays.stage_rows[:, tp, middle, :, arrays.fills[tp, middle, count, 1]])
         rows = rows[rows >= 0]
-        shared = [frame for row in rows.tolist() for frame in self._shared(row, count)]
+        shared = [setting for row in rows.tolist() for setting in self._shared(row, count)]
         outer = arrays.axes[rows, 0].astype(np.int64).tolist()
         even = [
             self._setting(row, spread(shape.samples, ranks)) for row, ranks in zip(rows.tolist(), outer, strict=True)

@@ -272,12 +272,9 @@ def _look(compiled, bounds, episodes, number, slot, workspace):
             while space.shape_nodes[child].value != legal[i]:
                 child += 1
             ahead[i, 0], ahead[i, 1] = bounds.nodes[child, 0], bounds.nodes[child, 1]
-    elif slot < first.cut:
-        for i in range(count):
-            ahead[i, 0], ahead[i, 1] = bound[0], bound[1]
-    elif slot < first.recompute:
+    elif first.cut <= slot < first.recompute:
         _look_at_cuts(compiled, bounds, episodes, number, slot, workspace)
-    elif slot < first.zero:
+    elif first.recompute <= slot < first.zero:
         pick_forced(compiled, workspace.draft)
         for i in range(count):
             _look_at_mode(compiled, value, slot, legal[i], workspace, ahead[i])
@@ -289,12 +286,16 @@ def _look(compiled, bounds, episodes, number, slot, workspace):
         for i in range(count):
             workspace.settings[0].zero_stage = legal[i]
             finish(compiled, workspace, False, ahead[i])
-    else:
+    elif slot >= first.signature:
         group, axis = divmod(slot - first.signature, workspace.incoming.shape[0])
         for i in range(count):
             pick(space, group, axis, legal[i], workspace.draft)
             cost_rows(compiled, workspace.draft.types[group], workspace)
             finish(compiled, workspace, False, ahead[i])
+    else:
+        # Nothing sharper is known behind the other kinds.
+        for i in range(count):
+            ahead[i, 0], ahead[i, 1] = bound[0], bound[1]
     for i in range(count):
         _tighten(ahead[i], bound[0], bound[1])
 
