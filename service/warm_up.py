@@ -2,8 +2,8 @@
 
 from automap.bounds.kernels.step_many import step_many
 from automap.bounds.kernels.unit_floors import floors, settled
-from automap.cost_graph.kernels import exchange, vary
-from automap.cost_graph.message_passing import tighten
+from automap.cost_graph.kernels.group_costs import exchange, vary
+from automap.cost_graph.kernels.message_passing import pass_messages
 from automap.price.kernels.pipeline import count_actions, run_program
 from automap.price.kernels.placements import divides
 from automap.price.kernels.step import combine, new_room, overflow, passes, step_time_s
@@ -45,7 +45,7 @@ def main() -> None:
         step_many,
         vary,
         exchange,
-        tighten,
+        pass_messages,
     ):
         kernel.compile()
 

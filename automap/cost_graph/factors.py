@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from automap.cost_graph.kernels import COLUMNS, X_COUNT, exchange, vary
+from automap.cost_graph.kernels.group_costs import COLUMNS, X_COUNT, exchange, vary
 from automap.price.kernel_shapes import ATTENTION, INSIDE, PRODUCT, X_KIND, X_WEIGHT
 from automap.price.kernels.collectives import SUMMED, UNKNOWN
 from automap.price.kernels.columns import C_COUNT, C_LIVE, C_SAVED, H_KEPT, H_RING
