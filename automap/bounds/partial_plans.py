@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from automap.bounds.kernels.step_many import BEGIN, Tree, Walks, step_many
 from automap.bounds.kernels.unit_floors import floors, settled
-from automap.price.kernels.step import P_RESERVED
 from automap.price.lowered_plan import RECOMPUTE_MODES, spread
 from automap.space.compile import Y_FIRST
 from automap.space.shape import Shape
@@ -93,7 +92,7 @@ class BoundTable:
         )
         self._again = of_units[:, 1]
         shared = sum(space.problem.graph.tensors[name].num_elements for name, _, _ in evaluator.tied.parameters)
-        held = float(arrays.settings[P_RESERVED])
+        held = float(arrays.settings.reserved_bytes)
         self._aside = np.array([shared * float(sum(space.problem.state_bytes)), held])
 
     def _settled(self, frames: Ints, even: Sequence[Sequence[int]], unlike: Sequence[Sequence[int]]) -> Ints:

@@ -12,6 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from numba import boolean, float64, int64, types
 
+from automap.price.kernels.array_types import Record, Rows
+from automap.price.kernels.cost_records import SETTINGS
+from automap.price.kernels.stage_records import HARDWARE, HARDWARE_DTYPE, LINK, LINK_DTYPE
 from automap.schedule import KINDS
 from automap.space.batch_shares import share_out
 from ir.factors import whole_signature
@@ -79,8 +82,6 @@ class SpaceArrays(NamedTuple):
     """Operator rows of all groups, one group behind the other."""
     assignments: Ints
     """Signatures of the members for each value of the group's slots, one group behind the other."""
-    makers: Ints
-    """[types, 2] operator row and output slot of the crossing tensor, or -1."""
     groups: Ints
     tied: Ints
     mixed: Ints
@@ -103,13 +104,14 @@ class SpaceArrays(NamedTuple):
     send_bytes_per_s: Floats
     """[boundaries]"""
     tied_elements: Floats
-    settings: Floats
+    settings: Record
+    """See `SettingsRow`; without ZeRO."""
     axes: Floats
     """[distinct stages, axes]"""
-    hardware: Floats
-    """[distinct stages, H_COUNT]"""
-    links: Floats
-    """[distinct stages, axes, V_COUNT]"""
+    hardware: Rows
+    """[distinct stages] see `HardwareRow`."""
+    links: Rows
+    """[distinct stages, axes] see `LinkRow`."""
     windows: Ints
     """[chunks + 1, chunks, 2] first and last legal end of each chunk, by number of chunks."""
     share_ways: Ints
@@ -143,12 +145,14 @@ class SpaceArrays(NamedTuple):
 SPACE = types.NamedTuple(
     (
         *[int64[::1]] * 13,
-        *[int64[:, ::1]] * 3,
+        *[int64[:, ::1]] * 2,
         *[int64[::1]] * 2,
         *[int64[:, ::1]] * 2,
-        *[float64[::1]] * 7,
-        *[float64[:, ::1]] * 2,
-        float64[:, :, ::1],
+        *[float64[::1]] * 6,
+        SETTINGS,
+        float64[:, ::1],
+        HARDWARE[::1],
+        LINK[:, ::1],
         *[int64[:, :, ::1]] * 2,
         *[int64[:, :, :, ::1]] * 2,
         *[int64[:, :, :, :, ::1]] * 2,
@@ -176,7 +180,7 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
     for num_chunks in {shape.num_chunks for shape in space.shapes}:
         windows[num_chunks, :num_chunks] = [space.constrained.window(c, num_chunks) for c in range(num_chunks)]
     modes = len(evaluator.masks(0))
-    masks = np.zeros((modes, len(tables.operators)), dtype=np.bool_)
+    masks = np.zeros((modes, len(tables.type_of)), dtype=np.bool_)
     for unit_type in range(evaluator.blocks.num_types):
         rows_of = tables.rows(unit_type)
         for mode, mask in enumerate(evaluator.masks(unit_type).values()):
@@ -216,7 +220,6 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         boundary=tables.boundary_out,
         members=members,
         assignments=assignments,
-        makers=evaluator.makers,
         groups=groups,
         tied=_ints(tied).reshape(-1, I_COUNT),
         mixed=_ints(mixed.numbers),
@@ -231,8 +234,8 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         tied_elements=_floats([tensors[name].num_elements for name, _, _ in evaluator.tied.parameters]),
         settings=evaluator.settings(0),
         axes=_floats([s.axes for s in distinct]),
-        hardware=_floats([s.hardware for s in distinct]),
-        links=_floats([s.links for s in distinct]),
+        hardware=np.array([s.hardware for s in distinct], dtype=HARDWARE_DTYPE),
+        links=np.array([s.links for s in distinct], dtype=LINK_DTYPE),
         windows=windows,
         share_ways=mixed.ways,
         send_rows=send_rows,

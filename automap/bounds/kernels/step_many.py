@@ -16,9 +16,10 @@ from numba import boolean, float64, int64, types, void
 
 from automap.bounds.kernels.unit_floors import settle
 from automap.jit import borrowing, kernel
-from automap.price.kernels.columns import TABLES
-from automap.price.kernels.step import P_MICRO_BATCH_S, P_SEND_OVERLAP, P_SEND_S, P_STEP_S, P_ZERO, rank_overflow
-from automap.price.kernels.unit_workspace import SHARDED, new_sharded
+from automap.price.kernels.memory import in_flight
+from automap.price.kernels.records import TABLES
+from automap.price.kernels.step import rank_overflow
+from automap.price.kernels.unit_workspace import UNIT_WORKSPACE, new_unit_workspace
 from automap.schedule import ZB1P, ZB2P
 from automap.space.compile import (
     G_VALUES,
@@ -176,7 +177,7 @@ def _pipeline_floor(space, tree, node, value, workspace, ends, known):
     ranks, count = node[T_RANKS], node[T_COUNT]
     # Gradients of weights may fill the pipeline.
     is_filled = workspace.frame[F_KIND] == ZB1P or workspace.frame[F_KIND] == ZB2P
-    busy, before = workspace.room.ranks[0, :ranks], workspace.room.ranks[1, :ranks]
+    busy, before = workspace.room.busy[:ranks], workspace.room.ends[:ranks]
     busy[:] = 0.0
     before[:] = 0.0
     start, passed, received = 0, 0.0, 0.0
@@ -188,11 +189,11 @@ def _pipeline_floor(space, tree, node, value, workspace, ends, known):
         if chunk < node[T_CHUNKS] - 1:
             rate = space.send_bytes_per_s[workspace.boundaries[rank]]
             sent = (
-                workspace.settings[P_SEND_S]
-                + (1.0 - workspace.settings[P_SEND_OVERLAP]) * tree.sent[row, ends[chunk]] / rate
+                workspace.settings[0].send_s
+                + (1.0 - workspace.settings[0].send_overlap) * tree.sent[row, ends[chunk]] / rate
             )
         seconds += received + sent if node[T_CHUNKS] == ranks else max(received, sent)
-        seconds += workspace.settings[P_MICRO_BATCH_S] * ranks / node[T_CHUNKS]
+        seconds += workspace.settings[0].micro_batch_s * ranks / node[T_CHUNKS]
         received = sent
         busy[rank] += seconds
         if chunk < ranks:
@@ -202,7 +203,7 @@ def _pipeline_floor(space, tree, node, value, workspace, ends, known):
     longest = 0.0
     for rank in range(ranks):
         longest = max(longest, before[rank] + count * busy[rank])
-    return longest + workspace.settings[P_STEP_S]
+    return longest + workspace.settings[0].step_s
 
 
 @borrowing(float64(SPACE, TREE, int64[::1], int64[::1], WORKSPACE, int64, int64, int64), inner=True)
@@ -218,8 +219,7 @@ def _memory_floor(space, tree, node, value, workspace, chunk, start, end):
     ranks = node[T_RANKS]
     rank = chunk % ranks
     row = _floor_of(space, tree, node, value, workspace, rank)
-    # As many micro-batches wait for their backward pass as in `combine` where the schedule is bounded.
-    waiting = min(ranks - rank, node[T_COUNT]) if node[T_CHUNKS] == ranks else 1
+    waiting = in_flight(rank, ranks, node[T_CHUNKS], node[T_COUNT])
     used = max(0.0, tree.weights[row, end] - tree.weights[row, start] - tree.aside[0]) + tree.aside[1]
     used += waiting * (tree.kept[row, end] - tree.kept[row, start])
     return used / max(1.0, space.capacity[workspace.stages[rank]]) - 1.0
@@ -321,8 +321,10 @@ def _legal(tables, space, cache, tree, walks, walk, slot, workspace, ends, mask)
     return found
 
 
-@borrowing(void(TABLES, SPACE, UNIT_CACHE, int64[::1], int64, int64, WORKSPACE, SHARDED, float64[::1]), inner=True)
-def _look_at_mode(tables, space, cache, value, slot, mode, workspace, sharded, out):
+@borrowing(
+    void(TABLES, SPACE, UNIT_CACHE, int64[::1], int64, int64, WORKSPACE, UNIT_WORKSPACE, float64[::1]), inner=True
+)
+def _look_at_mode(tables, space, cache, value, slot, mode, workspace, units, out):
     """Bounds what follows a recompute mode of a rank: the modes of ranks behind it and ZeRO at their best.
 
     A rank is fastest where nothing is computed again; which mode needs least memory is tried.
@@ -335,7 +337,7 @@ def _look_at_mode(tables, space, cache, value, slot, mode, workspace, sharded, o
         slot: of the mode.
         mode: that is decided.
         workspace: with the signatures that are known.
-        sharded: scratch.
+        units: scratch.
         out: [2] seconds, overflow; written.
     """
     first, ranks = space.scalars[N_FIRST_RECOMPUTE], workspace.frame[F_RANKS]
@@ -349,13 +351,13 @@ def _look_at_mode(tables, space, cache, value, slot, mode, workspace, sharded, o
             continue
         value[slot + 1 : first + ranks] = other
         set_frame(space, value, workspace)
-        cost_rows(tables, space, cache, -1, workspace, sharded)
+        cost_rows(tables, space, cache, -1, workspace, units)
         replicated = False
         for a in range(workspace.zero_axes.shape[0]):
             replicated = replicated or workspace.zero_axes[a]
         for zero in range(4):
             if space.zeros[zero] if replicated else zero == 0:
-                workspace.settings[P_ZERO] = zero
+                workspace.settings[0].zero_stage = zero
                 finish(tables, space, workspace, False, out)
                 seconds = min(seconds, out[0])
                 for rank in range(ranks):
@@ -369,9 +371,10 @@ def _look_at_mode(tables, space, cache, value, slot, mode, workspace, sharded, o
 
 
 @borrowing(
-    void(TABLES, SPACE, UNIT_CACHE, TREE, WALKS, int64, int64, WORKSPACE, SHARDED, int64[::1], boolean[::1]), inner=True
+    void(TABLES, SPACE, UNIT_CACHE, TREE, WALKS, int64, int64, WORKSPACE, UNIT_WORKSPACE, int64[::1], boolean[::1]),
+    inner=True,
 )
-def _look(tables, space, cache, tree, walks, walk, slot, workspace, sharded, ends, mask):
+def _look(tables, space, cache, tree, walks, walk, slot, workspace, units, ends, mask):
     """Writes the bounds behind the legal values of a slot into `walks.ahead`."""
     value, node = walks.values[walk], tree.nodes[walks.node[walk]]
     legal, ahead, bound = walks.legal[walk], walks.ahead[walk], walks.bound[walk]
@@ -411,12 +414,12 @@ def _look(tables, space, cache, tree, walks, walk, slot, workspace, sharded, end
     elif slot < zero_slot:
         settle(tables, space, workspace, mask)
         for i in range(count):
-            _look_at_mode(tables, space, cache, value, slot, legal[i], workspace, sharded, ahead[i])
+            _look_at_mode(tables, space, cache, value, slot, legal[i], workspace, units, ahead[i])
     elif slot == zero_slot:
         settle(tables, space, workspace, mask)
-        cost_rows(tables, space, cache, -1, workspace, sharded)
+        cost_rows(tables, space, cache, -1, workspace, units)
         for i in range(count):
-            workspace.settings[P_ZERO] = legal[i]
+            workspace.settings[0].zero_stage = legal[i]
             finish(tables, space, workspace, False, ahead[i])
     else:
         num_axes = workspace.incoming.shape[0]
@@ -426,7 +429,7 @@ def _look(tables, space, cache, tree, walks, walk, slot, workspace, sharded, end
             kind += 1
         for i in range(count):
             pick(space, group, axis, legal[i], workspace)
-            cost_rows(tables, space, cache, kind, workspace, sharded)
+            cost_rows(tables, space, cache, kind, workspace, units)
             finish(tables, space, workspace, False, ahead[i])
     for i in range(count):
         _tighten(ahead[i], bound[0], bound[1])
@@ -480,7 +483,7 @@ def step_many(tables, space, cache, tree, walks, actions):
     first_cut = space.scalars[N_FIRST_CUT]
     zero_slot, first_signature = space.scalars[N_ZERO_SLOT], space.scalars[N_FIRST_SIGNATURE]
     workspace = new_workspace(tables, space)
-    sharded = new_sharded(tables, num_axes)
+    units = new_unit_workspace(tables, num_axes, 0)
     ends = np.empty(space.windows.shape[1], np.int64)
     widest = max(space.units.shape[0], space.obeys.shape[1], space.send_rows.shape[1], space.layouts.shape[0], 5)
     widest = max(widest, space.share_ways.shape[2])
@@ -517,11 +520,11 @@ def step_many(tables, space, cache, tree, walks, actions):
                 if tree.asked[slot]:
                     walks.offered[walk] = count
                     if slot > zero_slot:
-                        cost_rows(tables, space, cache, -1, workspace, sharded)
+                        cost_rows(tables, space, cache, -1, workspace, units)
                     if slot > zero_slot and is_stale:
                         finish(tables, space, workspace, False, seen)
                         _tighten(bound, seen[0], seen[1])
-                    _look(tables, space, cache, tree, walks, walk, slot, workspace, sharded, ends, mask)
+                    _look(tables, space, cache, tree, walks, walk, slot, workspace, units, ends, mask)
                 break
             walks.offered[walk] = count
             picked = legal[0] if count == 1 else _unasked(space, walks, walk, slot)
@@ -538,4 +541,4 @@ def step_many(tables, space, cache, tree, walks, actions):
                 for group in range(space.groups.shape[0]):
                     for axis in range(num_axes):
                         pick(space, group, axis, value[first_signature + group * num_axes + axis], workspace)
-            price_laid(tables, space, cache, value, workspace, sharded, True, bound)
+            price_laid(tables, space, cache, value, workspace, units, True, bound)

@@ -6,24 +6,13 @@ import numpy as np
 from numba import boolean, float64, int64, void
 
 from automap.jit import borrowing, kernel
-from automap.price.kernels.collectives import KIND_COUNT, UNKNOWN
-from automap.price.kernels.columns import (
-    C_BACKWARD,
-    C_BACKWARD_HOST,
-    C_BOUNDARY,
-    C_COUNT,
-    C_FORWARD,
-    C_FORWARD_COMM,
-    C_FORWARD_HOST,
-    C_PARAMETERS,
-    C_RECOMPUTE,
-    C_REDUCE,
-    C_SAVED,
-    C_ZERO,
-    TABLES,
-)
-from automap.price.kernels.unit import shard_unit, unit_cost
-from automap.price.kernels.unit_workspace import new_sharded
+from automap.price.kernels.collectives import UNKNOWN
+from automap.price.kernels.cost_records import UNIT_COST_DTYPE
+from automap.price.kernels.records import NUM_COLLECTIVES, TABLES
+from automap.price.kernels.shard_unit import shard_unit
+from automap.price.kernels.stage_records import Stage, Unit
+from automap.price.kernels.unit import unit_cost
+from automap.price.kernels.unit_workspace import new_unit_workspace
 from automap.space.compile import G_VALUES, SPACE
 from automap.space.kernels.masks import signature_mask
 from automap.space.kernels.workspace import F_MESHES, WORKSPACE, new_workspace, pick, restore
@@ -88,16 +77,17 @@ def floors(tables, space, frames, picked, exposed, again, out):
         space: see `compile_space`.
         frames: [n, 2] row among the distinct stages, samples of a micro-batch.
         picked: [n, groups, axes] values of signatures that are known, -1 of others.
-        exposed: [KIND_COUNT] share of each kind of collective that nothing hides.
+        exposed: [NUM_COLLECTIVES] share of each kind of collective that nothing hides.
         again: recompute mode that runs whole units again.
         out: [n, 6, types] seconds of a micro-batch, seconds where all is computed again, parameters held under ZeRO,
             bytes kept for the backward pass under the mode that keeps least, bytes that cross behind the unit,
             parameters held without ZeRO; written.
     """
-    sharded = new_sharded(tables, space.obeys.shape[0])
+    units = new_unit_workspace(tables, space.obeys.shape[0], 0)
     workspace = new_workspace(tables, space)
     workspace.incoming[:] = UNKNOWN
-    row = np.empty(C_COUNT)
+    costs = np.empty(1, UNIT_COST_DTYPE)
+    cost = costs[0]
     for frame in range(frames.shape[0]):
         at, samples = frames[frame, 0], float64(frames[frame, 1])
         for a in range(space.obeys.shape[0] - 1):
@@ -105,50 +95,27 @@ def floors(tables, space, frames, picked, exposed, again, out):
         for group in range(space.groups.shape[0]):
             for axis in range(space.obeys.shape[0]):
                 pick(space, group, axis, picked[frame, group, axis], workspace)
+        stage = Stage(space.axes[at], space.links[at], space.hardware[at], workspace.zero_axes, samples)
         for kind in range(out.shape[2]):
             first, last = space.spans[kind], space.spans[kind + 1]
-            shard_unit(
-                tables,
-                first,
-                last,
-                workspace.chosen[first:last],
-                space.axes[at],
-                space.links[at],
-                workspace.zero_axes,
-                space.hardware[at],
-                samples,
-                workspace.records,
-                workspace.cursor,
-                False,
-                sharded,
-            )
+            unit = Unit(first, last, workspace.chosen[first:last])
+            shard_unit(tables, unit, stage, False, units)
             out[frame, 3, kind] = np.inf
             for mode in range(space.modes.shape[0]):
-                unit_cost(
-                    tables,
-                    first,
-                    last,
-                    workspace.chosen[first:last],
-                    space.masks[mode, first:last],
-                    workspace.incoming,
-                    space.axes[at],
-                    space.links[at],
-                    space.hardware[at],
-                    samples,
-                    space.boundary[kind],
-                    workspace.records,
-                    workspace.cursor,
-                    sharded,
-                    row,
-                )
-                seconds = row[C_FORWARD] + row[C_BACKWARD] + row[C_RECOMPUTE]
-                seconds += row[C_FORWARD_HOST] + row[C_BACKWARD_HOST]
-                for c in range(C_FORWARD_COMM, C_REDUCE):
-                    seconds += row[c] * exposed[(c - C_FORWARD_COMM) % KIND_COUNT]
+                recomputed, crossing = space.masks[mode, first:last], space.boundary[kind]
+                unit_cost(tables, unit, recomputed, workspace.incoming, crossing, stage, units, costs)
+                seconds = cost.forward_s + cost.backward_s + cost.recompute_s
+                seconds += cost.forward_host_s + cost.backward_host_s
+                for c in range(NUM_COLLECTIVES):
+                    seconds += cost.forward_comm_s[c] * exposed[c]
+                for c in range(NUM_COLLECTIVES):
+                    seconds += cost.backward_comm_s[c] * exposed[c]
+                for c in range(NUM_COLLECTIVES):
+                    seconds += cost.recompute_comm_s[c] * exposed[c]
                 if mode in (0, again):
                     out[frame, 0 if mode == 0 else 1, kind] = seconds
                 if space.modes[mode]:
-                    out[frame, 3, kind] = min(out[frame, 3, kind], row[C_SAVED])
-            out[frame, 2, kind] = row[C_ZERO]
-            out[frame, 4, kind] = row[C_BOUNDARY]
-            out[frame, 5, kind] = row[C_PARAMETERS]
+                    out[frame, 3, kind] = min(out[frame, 3, kind], cost.saved_bytes)
+            out[frame, 2, kind] = cost.zero_parameters
+            out[frame, 4, kind] = cost.boundary_bytes
+            out[frame, 5, kind] = cost.parameters

@@ -12,8 +12,8 @@ import numpy as np
 from numba import boolean, float64, int64, void
 
 from automap.jit import borrowing, kernel
-from automap.price.kernels.columns import TABLES
 from automap.price.kernels.placements import divides
+from automap.price.kernels.records import TABLES
 from automap.space.compile import (
     G_ASSIGNMENT,
     G_COUNT,
@@ -208,17 +208,7 @@ def signature_mask(tables, space, group, axis, chosen, sizes, samples, mask):
             row = space.members[first + m]
             chosen[row, axis] = space.assignments[space.groups[group, G_ASSIGNMENT] + value * count + m]
             for mesh in range(sizes.shape[0]):
-                fits = fits and divides(
-                    tables.operators,
-                    tables.operands,
-                    tables.tensors,
-                    tables.signatures,
-                    tables.places,
-                    row,
-                    chosen[row],
-                    sizes[mesh],
-                    samples[mesh],
-                )
+                fits = fits and divides(tables, row, chosen[row], sizes[mesh], samples[mesh])
         mask[value] = fits
         obeying = obeying or (fits and space.obeys[axis, space.groups[group, G_FIRST] + value])
     if obeying:

@@ -9,7 +9,7 @@ import numpy as np
 from numba import boolean, float64, int64, uint64, void
 
 from automap.jit import borrowing, kernel
-from automap.price.kernels.columns import TABLES
+from automap.price.kernels.records import TABLES
 from automap.space.compile import (
     G_COUNT,
     G_VALUES,

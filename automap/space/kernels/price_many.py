@@ -5,8 +5,8 @@ from __future__ import annotations
 from numba import boolean, float64, int64, void
 
 from automap.jit import kernel
-from automap.price.kernels.columns import TABLES
-from automap.price.kernels.unit_workspace import new_sharded
+from automap.price.kernels.records import TABLES
+from automap.price.kernels.unit_workspace import new_unit_workspace
 from automap.space.compile import N_FIRST_SIGNATURE, SPACE
 from automap.space.kernels.price_one import price_laid
 from automap.space.kernels.unit_cache import UNIT_CACHE
@@ -27,7 +27,7 @@ def price_many(tables, space, cache, values, exact, out):
     """
     num_axes = space.obeys.shape[0]
     workspace = new_workspace(tables, space)
-    sharded = new_sharded(tables, num_axes)
+    units = new_unit_workspace(tables, num_axes, 0)
     for plan in range(values.shape[0]):
         value = values[plan]
         set_frame(space, value, workspace)
@@ -35,4 +35,4 @@ def price_many(tables, space, cache, values, exact, out):
             for axis in range(num_axes):
                 slot = space.scalars[N_FIRST_SIGNATURE] + group * num_axes + axis
                 pick(space, group, axis, value[slot], workspace)
-        price_laid(tables, space, cache, value, workspace, sharded, exact, out[plan])
+        price_laid(tables, space, cache, value, workspace, units, exact, out[plan])

@@ -2,7 +2,7 @@
 
 `cost_rows` prices the rows and `finish` puts the step together. Where signatures are undecided the costs are lower
 bounds. What a unit costs in its surroundings is remembered (`UnitCache`), since plans that are priced one after another
-have most of it in common. The arithmetic is that of `unit_cost` and `combine`, in the same order as in
+have most of it in common. The arithmetic is that of `unit_cost` and `step`, in the same order as in
 `Evaluator.evaluate`: the results are identical floats.
 """
 
@@ -13,22 +13,16 @@ import math
 from numba import boolean, float64, int64, types, void
 
 from automap.jit import borrowing
-from automap.price.kernels.collectives import SUMMED, UNKNOWN
-from automap.price.kernels.columns import C_COUNT, TABLES
-from automap.price.kernels.step import combine, overflow, step_time_s
-from automap.price.kernels.tied_parameters import (
-    E_HELD,
-    TIE_EXCHANGED,
-    TIE_ONE,
-    TIE_OTHER,
-    add_read,
-    begin,
-    read_too,
-    tie,
-)
-from automap.price.kernels.unit import shard_unit, unit_cost
-from automap.price.kernels.unit_workspace import SHARDED
-from automap.price.tables import OP_INPUTS, OP_SIGNATURES, S_PLACES
+from automap.price.kernels.collectives import SUMMED
+from automap.price.kernels.placements import write_crossing
+from automap.price.kernels.records import TABLES
+from automap.price.kernels.shard_unit import shard_unit
+from automap.price.kernels.stage_records import Stage, Unit
+from automap.price.kernels.step import overflow, step, step_time_s
+from automap.price.kernels.step_records import Order, Pipeline, StageArrays
+from automap.price.kernels.tied_parameters import begin, read_too, write_share, write_tie
+from automap.price.kernels.unit import unit_cost
+from automap.price.kernels.unit_workspace import UNIT_WORKSPACE
 from automap.space.compile import (
     I_FIRST,
     I_ONE,
@@ -40,6 +34,7 @@ from automap.space.compile import (
 )
 from automap.space.kernels.unit_cache import REMEMBERED, UNIT_CACHE, mix
 from automap.space.kernels.workspace import (
+    F_CHUNKS,
     F_COUNT_OF_BATCHES,
     F_KIND,
     F_PARTS,
@@ -54,33 +49,25 @@ from automap.space.kernels.workspace import (
     WORKSPACE,
     look_from,
 )
-from ir.factors import BROADCAST, PARTIAL
+from ir.factors import PARTIAL
 
 
-@borrowing(void(TABLES, int64[:, ::1], int64, boolean, int64[:, ::1], int64[::1]), inner=True)
-def outgoing(tables, makers, unit_type, is_sent, chosen, placement):
+@borrowing(void(TABLES, SPACE, int64, boolean, int64[:, ::1], int64[::1]), inner=True)
+def outgoing(tables, space, unit_type, is_sent, chosen, placement):
     """Writes the placement in which a unit's crossing tensor leaves it; UNKNOWN where undecided.
 
     Args:
-        tables: see `Tables.arrays`.
-        makers: [types, 2] operator row and output slot of the crossing tensor, or -1.
-        unit_type: of the unit, or -1 before the first.
-        is_sent: whether it goes to another chunk; a partial tensor is reduced before that.
-        chosen: [operator rows, axes].
+        tables: tables of the problem.
+        space: see `compile_space`.
+        unit_type: type of the unit, or -1 before the first.
+        is_sent: whether the tensor goes to another chunk; a partial tensor is reduced before that.
+        chosen: [operator rows, axes] signatures.
         placement: [axes], written.
     """
-    maker = makers[unit_type, 0] if unit_type >= 0 else -1
+    write_crossing(tables, space.boundary[unit_type] if unit_type >= 0 else -1, 0, chosen, placement)
     for a in range(placement.shape[0]):
-        if maker < 0:
-            placement[a] = BROADCAST
-        elif chosen[maker, a] < 0:
-            placement[a] = UNKNOWN
-        else:
-            row = tables.operators[maker, OP_SIGNATURES] + chosen[maker, a]
-            slot = tables.operators[maker, OP_INPUTS] + makers[unit_type, 1]
-            placement[a] = tables.places[tables.signatures[row, S_PLACES] + slot, 0]
-            if is_sent and placement[a] == PARTIAL:
-                placement[a] = SUMMED
+        if is_sent and placement[a] == PARTIAL:
+            placement[a] = SUMMED
 
 
 @borrowing(types.UniTuple(int64, 2)(SPACE, WORKSPACE, int64), inner=True)
@@ -95,8 +82,8 @@ def _hashes(space, workspace, row):
     return one | 1, two
 
 
-@borrowing(void(TABLES, SPACE, UNIT_CACHE, int64, WORKSPACE, SHARDED), inner=True)
-def cost_rows(tables, space, cache, kind, workspace, sharded):
+@borrowing(void(TABLES, SPACE, UNIT_CACHE, int64, WORKSPACE, UNIT_WORKSPACE), inner=True)
+def cost_rows(tables, space, cache, kind, workspace, units):
     """Prices the rows that see a unit type.
 
     Args:
@@ -105,11 +92,10 @@ def cost_rows(tables, space, cache, kind, workspace, sharded):
         cache: read and written.
         kind: unit type whose signatures changed, or -1: all rows.
         workspace: `costs` and `covered` are written.
-        sharded: scratch.
+        units: scratch.
     """
     frame, keys, costs, covered = workspace.frame, workspace.keys, workspace.costs, workspace.covered
     num_axes = workspace.incoming.shape[0]
-    records, cursor = workspace.records, workspace.cursor
     zero_axes = 0
     for a in range(num_axes):
         zero_axes = 2 * zero_axes + int64(workspace.zero_axes[a])
@@ -117,9 +103,7 @@ def cost_rows(tables, space, cache, kind, workspace, sharded):
         if 0 <= kind != keys[row, K_TYPE] and keys[row, K_BEFORE] != kind:
             continue
         mine, mode, where = keys[row, K_TYPE], keys[row, K_MODE], keys[row, K_RANK]
-        outgoing(
-            tables, space.makers, keys[row, K_BEFORE], keys[row, K_OPENS] == 1, workspace.chosen, workspace.incoming
-        )
+        outgoing(tables, space, keys[row, K_BEFORE], keys[row, K_OPENS] == 1, workspace.chosen, workspace.incoming)
         for a in range(num_axes):
             keys[row, K_INCOMING + a] = workspace.incoming[a]
         # Behind another unit, but in the same surroundings: the cost is known.
@@ -134,65 +118,36 @@ def cost_rows(tables, space, cache, kind, workspace, sharded):
                     break
         if same >= 0:
             covered[row] = covered[same]
-            for c in range(costs.shape[1]):
-                costs[row, c] = costs[same, c]
+            costs[row] = costs[same]
             continue
         one, two = _hashes(space, workspace, row)
         place = two & (REMEMBERED - 1)
         if cache.keys[place, 0] == one and cache.keys[place, 1] == two:
-            for c in range(costs.shape[1]):
-                costs[row, c] = cache.costs[place, c]
-            covered[row] = cache.costs[place, C_COUNT] > 0.0
+            costs[row] = cache.costs[place]
+            covered[row] = cache.covered[place]
             continue
         first, last = space.spans[mine], space.spans[mine + 1]
         at = workspace.stages[where]
-        samples = float64(workspace.samples[where])
         laid = workspace.laid[mine]
         again = laid[0] == at and laid[1] == workspace.samples[where] and laid[2] == zero_axes
         laid[0], laid[1], laid[2] = at, workspace.samples[where], zero_axes
-        shard_unit(
-            tables,
-            first,
-            last,
-            workspace.chosen[first:last],
-            space.axes[at],
-            space.links[at],
-            workspace.zero_axes,
-            space.hardware[at],
-            samples,
-            records,
-            cursor,
-            again,
-            sharded,
-        )
+        unit, samples = Unit(first, last, workspace.chosen[first:last]), float64(workspace.samples[where])
+        stage = Stage(space.axes[at], space.links[at], space.hardware[at], workspace.zero_axes, samples)
+        shard_unit(tables, unit, stage, again, units)
+        recomputed, crossing = space.masks[mode, first:last], space.boundary[mine]
         covered[row] = unit_cost(
-            tables,
-            first,
-            last,
-            workspace.chosen[first:last],
-            space.masks[mode, first:last],
-            workspace.incoming,
-            space.axes[at],
-            space.links[at],
-            space.hardware[at],
-            samples,
-            space.boundary[mine],
-            records,
-            cursor,
-            sharded,
-            costs[row],
+            tables, unit, recomputed, workspace.incoming, crossing, stage, units, costs[row : row + 1]
         )
         cache.keys[place, 0] = one
         cache.keys[place, 1] = two
-        for c in range(costs.shape[1]):
-            cache.costs[place, c] = costs[row, c]
-        cache.costs[place, C_COUNT] = float64(covered[row])
+        cache.costs[place] = costs[row]
+        cache.covered[place] = covered[row]
 
 
 @borrowing(void(TABLES, SPACE, WORKSPACE), inner=True)
 def _tie(tables, space, workspace):
-    """Writes what parameters that two units read cost beside them, see `combine`."""
-    alone, together, amounts, chosen = workspace.alone, workspace.together, workspace.amounts, workspace.chosen
+    """Writes what parameters that two units read cost beside them, see `step`."""
+    alone, together, shares, chosen = workspace.alone, workspace.together, workspace.tied_shares, workspace.chosen
     for t in range(space.tied.shape[0]):
         about, elements = space.tied[t], space.tied_elements[t]
         one, other = workspace.home[about[I_ONE]], workspace.home[about[I_OTHER]]
@@ -210,18 +165,17 @@ def _tie(tables, space, workspace):
                 read_too(tables, space.tied[earlier, I_OTHER_READER], 0, chosen, together)
         begin(alone)
         read_too(tables, second, 0, chosen, alone)
-        axes, row = space.axes[workspace.stages[other]], workspace.tied[t]
-        row[:] = 0.0
-        row[TIE_ONE], row[TIE_OTHER] = one, other
-        amounts[:] = 0.0
-        add_read(alone, elements, axes, workspace.zero_axes, amounts[1])
+        tie, zero_axes, at, samples = workspace.tied[t], workspace.zero_axes, workspace.stages[other], 1.0
+        there = Stage(space.axes[at], space.links[at], space.hardware[at], zero_axes, samples)
+        tie.rank, tie.other_rank, tie.exchanged = one, other, 0.0
         if one == other:
-            add_read(together, elements, axes, workspace.zero_axes, amounts[0])
+            write_share(alone, elements, there, shares[1])
+            write_share(together, elements, there, shares[0])
             read_too(tables, second, 0, chosen, together)
-            add_read(together, elements, axes, workspace.zero_axes, amounts[2])
-            tie(uses, amounts[0], amounts[1], amounts[2], row)
+            write_share(together, elements, there, shares[2])
+            write_tie(uses, shares, tie)
             continue
-        # Each of the two ranks holds it as all its units want it.
+        # Each of the two ranks holds it as all its units require it.
         read_too(tables, first, 0, chosen, together)
         following = about[I_FIRST]
         while following < space.tied.shape[0] and space.tied[following, I_FIRST] == about[I_FIRST]:
@@ -231,10 +185,11 @@ def _tie(tables, space, workspace):
             elif rank == other and following > t:
                 read_too(tables, reader, 0, chosen, alone)
             following += 1
-        amounts[1] = 0.0
-        add_read(alone, elements, axes, workspace.zero_axes, amounts[1])
-        add_read(together, elements, space.axes[workspace.stages[one]], workspace.zero_axes, amounts[0])
-        row[TIE_EXCHANGED] = max(amounts[0, E_HELD], amounts[1, E_HELD])
+        write_share(alone, elements, there, shares[1])
+        at = workspace.stages[one]
+        here = Stage(space.axes[at], space.links[at], space.hardware[at], zero_axes, samples)
+        write_share(together, elements, here, shares[0])
+        tie.exchanged = max(shares[0].parameters, shares[1].parameters)
 
 
 @borrowing(void(TABLES, SPACE, WORKSPACE, boolean, float64[::1]), inner=True)
@@ -244,45 +199,38 @@ def finish(tables, space, workspace, exact, out):
     Args:
         tables: see `Tables.arrays`.
         space: see `compile_space`.
-        workspace: `tied`, `whole` and `ranks` are written.
-        exact: see `combine`.
+        workspace: `tied`, `parts` and `ranks` are written.
+        exact: see `step`.
         out: [2] seconds of a step; largest share of its memory by which a device overflows. Written.
     """
     frame = workspace.frame
     num_ranks = frame[F_RANKS]
     _tie(tables, space, workspace)
-    for i in range(frame[F_PARTS]):
-        workspace.whole[i] = workspace.covered[workspace.parts[i, 1]]
+    parts = workspace.parts[: frame[F_PARTS]]
+    for i in range(parts.shape[0]):
+        parts[i].is_recomputed = int64(workspace.covered[parts[i].row])
     result = workspace.ranks[:num_ranks]
-    combine(
-        workspace.costs[: frame[F_ROWS]],
-        workspace.parts[: frame[F_PARTS]],
-        workspace.whole[: frame[F_PARTS]],
-        frame[F_KIND],
-        workspace.room.program,
+    pipeline = Pipeline(
+        Order(frame[F_KIND], frame[F_COUNT_OF_BATCHES], workspace.room.program),
         num_ranks,
-        frame[F_COUNT_OF_BATCHES],
-        workspace.stages,
-        space.axes,
-        space.links,
-        space.hardware,
-        space.capacity,
+        frame[F_CHUNKS],
         workspace.zero_axes,
-        workspace.boundaries,
-        space.send_latency_s,
-        space.send_bytes_per_s,
+        parts,
         workspace.tied,
-        workspace.settings,
-        exact,
-        workspace.room,
-        result,
+        workspace.stages,
+        workspace.boundaries,
     )
+    stages = StageArrays(
+        space.axes, space.links, space.hardware, space.capacity, space.send_latency_s, space.send_bytes_per_s
+    )
+    costs = workspace.costs[: frame[F_ROWS]]
+    step(costs, pipeline, stages, workspace.settings[0], exact, workspace.room, result)
     out[0] = step_time_s(result)
     out[1] = overflow(result)
 
 
-@borrowing(void(TABLES, SPACE, UNIT_CACHE, int64[::1], WORKSPACE, SHARDED, boolean, float64[::1]), inner=True)
-def price_laid(tables, space, cache, value, workspace, sharded, exact, out):
+@borrowing(void(TABLES, SPACE, UNIT_CACHE, int64[::1], WORKSPACE, UNIT_WORKSPACE, boolean, float64[::1]), inner=True)
+def price_laid(tables, space, cache, value, workspace, units, exact, out):
     """Prices the rows and the step: of a plan with unlike shares as every kind of device sees it, the most of each.
 
     A bound looks at the slowest kind alone, which the plan takes no less than.
@@ -293,8 +241,8 @@ def price_laid(tables, space, cache, value, workspace, sharded, exact, out):
         cache: read and written.
         value: [slots].
         workspace: with frame and signatures.
-        sharded: scratch.
-        exact: see `combine`.
+        units: scratch.
+        exact: see `step`.
         out: see `finish`.
     """
     seconds, over = 0.0, -math.inf
@@ -302,7 +250,7 @@ def price_laid(tables, space, cache, value, workspace, sharded, exact, out):
     for kind in range(views - 1, -1, -1):
         if views > 1:
             look_from(space, value, kind, workspace.devices, workspace.rows, workspace.stages, workspace.samples)
-        cost_rows(tables, space, cache, -1, workspace, sharded)
+        cost_rows(tables, space, cache, -1, workspace, units)
         finish(tables, space, workspace, exact, out)
         seconds, over = max(seconds, out[0]), max(over, out[1])
     out[0] = seconds

@@ -6,7 +6,7 @@ import numpy as np
 from numba import boolean, float64, int64, void
 
 from automap.jit import borrowing, kernel
-from automap.price.kernels.columns import TABLES
+from automap.price.kernels.records import TABLES
 from automap.space.compile import (
     G_VALUES,
     N_FIRST_CUT,

@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import float64, int64, types
+from numba import boolean, int64, types
 
 from automap.jit import borrowing
-from automap.price.kernels.columns import C_COUNT
+from automap.price.kernels.array_types import Rows
+from automap.price.kernels.cost_records import UNIT_COST, UNIT_COST_DTYPE
 
 Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 REMEMBERED = 1 << 14
 """Costs of units that a memo holds, 6 MB of them; a power of two."""
@@ -29,13 +30,15 @@ class UnitCache(NamedTuple):
 
     keys: Ints
     """[remembered, 2] two hashes of unit and surroundings; zeros where there is nothing."""
-    costs: Floats
-    """[remembered, C_COUNT + 1] costs, then whether the unit is recomputed as a whole."""
+    costs: Rows
+    """[remembered] unit costs."""
+    covered: Mask
+    """[remembered] whether the unit is recomputed as a whole."""
     legal: Ints
     """[remembered, 3] two hashes of a linkage group on meshes of stages; which signatures are legal there, as bits."""
 
 
-UNIT_CACHE = types.NamedTuple((int64[:, ::1], float64[:, ::1], int64[:, ::1]), UnitCache)
+UNIT_CACHE = types.NamedTuple((int64[:, ::1], UNIT_COST[::1], boolean[::1], int64[:, ::1]), UnitCache)
 """Numba's type of `UnitCache`."""
 
 
@@ -43,7 +46,8 @@ def new_memo() -> UnitCache:
     """An empty memo; of one problem."""
     return UnitCache(
         np.zeros((REMEMBERED, 2), np.int64),
-        np.empty((REMEMBERED, C_COUNT + 1)),
+        np.empty(REMEMBERED, dtype=UNIT_COST_DTYPE),
+        np.empty(REMEMBERED, dtype=np.bool_),
         np.zeros((REMEMBERED, 3), np.int64),
     )
 

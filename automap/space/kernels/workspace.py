@@ -13,10 +13,26 @@ import numpy.typing as npt
 from numba import boolean, float64, int64, types, void
 
 from automap.jit import borrowing, kernel
-from automap.price.kernels.collectives import L_COUNT
-from automap.price.kernels.columns import C_COUNT, MAX_AXES, TABLES
-from automap.price.kernels.step import P_COUNT, P_ZERO, R_COUNT, ROOM, Room, new_room
-from automap.price.kernels.tied_parameters import E_AXES, T_COUNT, tie_columns
+from automap.price.kernels.array_types import Rows
+from automap.price.kernels.cost_records import (
+    MAX_AXES,
+    PART,
+    PART_DTYPE,
+    RANK_COST,
+    RANK_COST_DTYPE,
+    READING,
+    READING_DTYPE,
+    SETTINGS,
+    SETTINGS_DTYPE,
+    SHARE,
+    SHARE_DTYPE,
+    TIE,
+    TIE_DTYPE,
+    UNIT_COST,
+    UNIT_COST_DTYPE,
+)
+from automap.price.kernels.records import TABLES
+from automap.price.kernels.step_records import STEP_WORKSPACE, StepWorkspace, new_step_workspace
 from automap.schedule import INTERLEAVED
 from automap.space.compile import (
     G_ASSIGNMENT,
@@ -79,45 +95,39 @@ class Workspace(NamedTuple):
     """[types, 2] two hashes of what is picked in each."""
     keys: Ints
     """[rows, K_COUNT]"""
-    costs: Floats
-    """[rows, C_COUNT]"""
+    costs: Rows
+    """[rows] unit costs."""
     covered: Mask
     """[rows] whether the unit is recomputed as a whole."""
-    parts: Ints
-    """[parts, 3] see `combine`."""
-    whole: Mask
-    """[parts] see `combine`."""
+    parts: Rows
+    """[parts] see `PartRow`."""
     home: Ints
     """[units] pipeline rank."""
     laid: Ints
-    """[types, 3] distinct stage, samples of a micro-batch and axes of ZeRO for which `Sharded` holds the unit type, or
-    -1."""
+    """[types, 3] distinct stage, samples of a micro-batch and axes of ZeRO for which the unit workspace holds the unit
+    type, or -1."""
     incoming: Ints
     """[axes] scratch."""
     zero_axes: Mask
     """[axes] whether ZeRO shards over the axis."""
-    tied: Floats
-    """See `combine`."""
-    alone: Ints
-    """[axes, T_COUNT] scratch: how one unit reads a tied parameter."""
-    together: Ints
-    """[axes, T_COUNT] likewise of all units of a rank."""
-    amounts: Floats
-    """[3, E_AXES + 3 * axes] scratch: what a rank has of a tied parameter for earlier units, for one more, for all."""
-    room: Room
-    """Scratch of `combine`."""
+    tied: Rows
+    """[ties] see `TieRow`."""
+    alone: Rows
+    """[axes] scratch: how one unit reads a tied parameter, see `ReadingRow`."""
+    together: Rows
+    """[axes] scratch: how all units of a rank read it."""
+    tied_shares: Rows
+    """[3] scratch: what a rank has of a tied parameter for earlier units, for one more, for all; see `ShareRow`."""
+    room: StepWorkspace
+    """Scratch of `step`."""
     rest: Floats
     """[units + 1] see `automap.bounds.kernels.step_many`."""
     used: Floats
     """[4, ranks] likewise."""
-    settings: Floats
-    """[P_COUNT]"""
-    ranks: Floats
-    """[ranks, R_COUNT] what `finish` found, see `combine`."""
-    records: Floats
-    """No list of collectives is kept."""
-    cursor: Ints
-    """[1] rows of it written."""
+    settings: Rows
+    """[1] see `SettingsRow`."""
+    ranks: Rows
+    """[ranks] what `finish` found, see `RankCostRow`."""
 
 
 WORKSPACE = types.NamedTuple(
@@ -128,23 +138,21 @@ WORKSPACE = types.NamedTuple(
         *[int64[:, ::1]] * 2,
         int64[::1],
         *[int64[:, ::1]] * 2,
-        float64[:, ::1],
+        UNIT_COST[::1],
         boolean[::1],
-        int64[:, ::1],
-        boolean[::1],
+        PART[::1],
         int64[::1],
         int64[:, ::1],
         int64[::1],
         boolean[::1],
-        float64[:, ::1],
-        *[int64[:, ::1]] * 2,
-        float64[:, ::1],
-        ROOM,
+        TIE[::1],
+        *[READING[::1]] * 2,
+        SHARE[::1],
+        STEP_WORKSPACE,
         float64[::1],
         float64[:, ::1],
-        float64[::1],
-        *[float64[:, ::1]] * 2,
-        int64[::1],
+        SETTINGS[::1],
+        RANK_COST[::1],
     ),
     Workspace,
 )
@@ -173,28 +181,24 @@ def new_workspace(tables, space):
         np.empty(space.groups.shape[0], np.int64),
         np.zeros((space.boundary.shape[0], 2), np.int64),
         np.empty((num_units, K_COUNT), np.int64),
-        np.empty((num_units, C_COUNT)),
+        np.empty(num_units, UNIT_COST_DTYPE),
         np.empty(num_units, np.bool_),
-        np.empty((num_units, 3), np.int64),
-        np.empty(num_units, np.bool_),
+        np.empty(num_units, PART_DTYPE),
         np.empty(num_units, np.int64),
         np.full((space.boundary.shape[0], 3), -1),
         np.empty(num_axes, np.int64),
         np.zeros(num_axes, np.bool_),
-        np.zeros((space.tied.shape[0], tie_columns(num_axes))),
-        np.empty((num_axes, T_COUNT), np.int64),
-        np.empty((num_axes, T_COUNT), np.int64),
-        np.empty((3, E_AXES + 3 * num_axes)),
-        new_room(most, most, num_axes),
+        np.zeros(space.tied.shape[0], TIE_DTYPE),
+        np.empty(num_axes, READING_DTYPE),
+        np.empty(num_axes, READING_DTYPE),
+        np.empty(3, SHARE_DTYPE),
+        new_step_workspace(most, most),
         np.empty(num_units + 1),
         np.empty((4, most)),
-        np.empty(P_COUNT),
-        np.empty((most, R_COUNT)),
-        np.empty((0, L_COUNT)),
-        np.zeros(1, np.int64),
+        np.empty(1, SETTINGS_DTYPE),
+        np.empty(most, RANK_COST_DTYPE),
     )
-    for c in range(P_COUNT):
-        workspace.settings[c] = space.settings[c]
+    workspace.settings[0] = space.settings
     for kind in range(space.boundary.shape[0]):
         for group in range(space.group_spans[kind], space.group_spans[kind + 1]):
             workspace.types[group] = kind
@@ -312,7 +316,7 @@ def set_frame(space, value, workspace):
     num_units = space.units.shape[0]
     frame, keys, parts = workspace.frame, workspace.keys, workspace.parts
     num_ranks, num_chunks, uniform = frame[F_RANKS], frame[F_CHUNKS], frame[F_UNIFORM]
-    workspace.settings[P_ZERO] = value[space.scalars[N_ZERO_SLOT]]
+    workspace.settings[0].zero_stage = value[space.scalars[N_ZERO_SLOT]]
 
     known = 0
     num_parts = 0
@@ -350,12 +354,12 @@ def set_frame(space, value, workspace):
                 keys[row, K_OPENS] = opens
                 keys[row, K_MODE] = mode
                 keys[row, K_RANK] = where
-            if opens == 0 and parts[num_parts - 1, 1] == row:
-                parts[num_parts - 1, 2] += 1
+            if opens == 0 and parts[num_parts - 1].row == row:
+                parts[num_parts - 1].times += 1
             else:
-                parts[num_parts, 0] = chunk
-                parts[num_parts, 1] = row
-                parts[num_parts, 2] = 1
+                parts[num_parts].chunk = chunk
+                parts[num_parts].row = row
+                parts[num_parts].times = 1
                 num_parts += 1
             before = kind
             opens = 0
