@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-from numba import boolean, float64, int64, types, void
+from numba import boolean, float64, int64, void
 
 from automap.jit import borrowing, kernel
+from automap.price.kernels.array_types import Floats, Ints, Ints2, Mask, tuple_type
 
 NEVER = 1e250
 """Cost of a value that was left out, where factors are searched."""
@@ -19,27 +19,23 @@ WIDEST = 3
 class FactorGraph(NamedTuple):
     """A cost graph as arrays. Messages change `costs`, `tables` and `is_left`, but not the sum over any assignment."""
 
-    nodes: npt.NDArray[np.int64]
+    nodes: Ints2
     """[factors, WIDEST] nodes of each factor, ascending; -1 behind the last one."""
-    begins: npt.NDArray[np.int64]
+    begins: Ints
     """[factors + 1] first entry of each factor's table among all entries."""
-    sizes: npt.NDArray[np.int64]
+    sizes: Ints
     """[nodes] number of values."""
-    first: npt.NDArray[np.int64]
+    first: Ints
     """[nodes] first value of each node among all values."""
-    costs: npt.NDArray[np.float64]
+    costs: Floats
     """[values] cost of each value."""
-    tables: npt.NDArray[np.float64]
+    tables: Floats
     """[entries] cost of each combination of values of a factor's nodes, the last node's values fastest."""
-    is_left: npt.NDArray[np.bool_]
+    is_left: Mask
     """[values] whether the value may be in an optimum."""
 
 
-FACTOR_GRAPH = types.NamedTuple(
-    (int64[:, ::1], *[int64[::1]] * 3, *[float64[::1]] * 2, boolean[::1]),
-    FactorGraph,
-)
-"""Numba's type of `FactorGraph`."""
+FACTOR_GRAPH = tuple_type(FactorGraph)
 
 
 @borrowing(int64(FACTOR_GRAPH, int64, int64), inner=True)
