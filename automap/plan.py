@@ -17,6 +17,7 @@ from automap.hints import Samples
 from automap.problem import Problem, SyncKind, Training
 from automap.records import Range, from_json, json_schema, to_json
 from ir.graph import Graph
+from ir.serialize import graph_digest
 
 ScheduleKind = Literal["1f1b", "gpipe", "interleaved", "zb1p", "zb2p", "explicit"]
 
@@ -280,7 +281,7 @@ def plan_schema() -> dict[str, Any]:
 
 def model_ref(graph: Graph) -> ModelRef:
     """How plans name `graph`."""
-    return ModelRef(name=graph.name, sha256=graph.sha256 or graph.digest(), num_parameters=graph.num_parameters)
+    return ModelRef(name=graph.name, sha256=graph.sha256 or graph_digest(graph), num_parameters=graph.num_parameters)
 
 
 def parse_devices(text: str) -> tuple[int, ...]:

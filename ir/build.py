@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ir.errors import ModelError
+from ir.errors import refuse
 from ir.graph import Amount, Graph, Operator, Tensor
-from ir.operators import KINDS, VIEW_KINDS, BakedBatch, Built, MissingBatch, Unsupported, Value, make_operator
+from ir.operators import KINDS, BakedBatch, Built, MissingBatch, Unsupported, Usage, Value, make_operator
 
 BATCH = (
     "If the batch is not the first dim of an input, say which it is: `--batch-dim tokens=1`, in a request "
@@ -31,7 +31,17 @@ def numpy_dtype(value: Value) -> str:
 
 def is_view_kind(kind: str, attributes: Mapping[str, Any]) -> bool:
     """Whether an operator only re-arranges its operand."""
-    return kind in VIEW_KINDS or (kind == "Gather" and "indices" in attributes)
+    return (kind in KINDS and KINDS[kind].is_view) or (kind == "Gather" and "indices" in attributes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stated:
+    """What a source states about an operator whose kind is outside the table."""
+
+    shapes: Sequence[tuple[tuple[int, ...], str] | None] = ()
+    """Exported shape and dtype of each result, where the source has them."""
+    costs: Mapping[str, float] = field(default_factory=dict)
+    """Costs for one sample: forward_s and backward_s in seconds, flops and bytes of the forward pass."""
 
 
 @dataclass
@@ -101,8 +111,9 @@ class GraphBuilder:
         if flat.size and (flat == flat[0]).all():
             plain = plain[0]
         attributes = {"shape": value.shape, "dtype": numpy_dtype(value), "value": plain}
+        usage = Usage(is_constant=True)
         built = make_operator(
-            "Constant", name=self.unique(name), inputs=(), outputs=(name,), attributes=attributes, is_constant=True
+            "Constant", name=self.unique(name), inputs=(), outputs=(name,), attributes=attributes, usage=usage
         )
         self._append(built.operator, built.outputs)
 
@@ -119,20 +130,24 @@ class GraphBuilder:
         self,
         kind: str,
         tensors: Sequence[Tensor | None],
-        wanted: Sequence[bool],
-        *,
+        is_read: tuple[bool, ...],
         attributes: Mapping[str, Any],
-        values: Sequence[Value | None],
-        **rest: Any,
+        needs_gradient: tuple[bool, ...],
+        opset: int,
+        usage: Usage,
     ) -> Built:
-        """The operator with its operands named 0, 1 ... and its results :0, :1 ...; a layer's are made once."""
+        """The operator with operands named 0, 1 ... and results :0, :1 ...; those of equal layers are made once."""
         key = (
             kind,
             tuple(None if t is None else (t.shape, t.dtype, t.role, t.batch_dim) for t in tensors),
-            tuple(wanted),
+            is_read,
             tuple((k, type(v), v) for k, v in attributes.items()),
-            tuple(None if v is None else (v.shape, v.dtype.str, v.tobytes()) for v in values),
-            *(tuple(v) if isinstance(v, list) else v for v in rest.values()),
+            tuple(None if v is None else (v.shape, v.dtype.str, v.tobytes()) for v in usage.values),
+            needs_gradient,
+            opset,
+            tuple(usage.stated),
+            usage.is_view,
+            usage.is_constant,
         )
         built = self._made.get(key)
         if built is None:
@@ -140,11 +155,11 @@ class GraphBuilder:
                 kind,
                 name="",
                 inputs=[None if t is None else replace(t, name=str(i)) for i, t in enumerate(tensors)],
-                outputs=[f":{i}" if is_wanted else "" for i, is_wanted in enumerate(wanted)],
+                outputs=[f":{i}" if is_wanted else "" for i, is_wanted in enumerate(is_read)],
                 attributes=attributes,
-                values=values,
-                export_batch=self.export_batch,
-                **rest,
+                needs_gradient=list(needs_gradient),
+                opset=opset,
+                usage=usage,
             )
         return built
 
@@ -193,12 +208,19 @@ class GraphBuilder:
         scope: str = "",
         attributes: Mapping[str, Any] | None = None,
         opset: int = 0,
-        hints: Sequence[tuple[tuple[int, ...], str] | None] = (),
-        costs: Mapping[str, float] | None = None,
+        stated: Stated | None = None,
     ) -> tuple[str, ...]:
-        """Appends an operator; absent operands are "".
+        """Appends an operator.
 
-        `costs` are stated for one sample: forward_s, backward_s, flops, bytes.
+        Args:
+            kind: ONNX operator type, `domain.Type` outside the standard domain.
+            inputs: names of tensors or known constants by ONNX position, "" for an absent one.
+            outputs: names of the results, "" for one that nothing reads.
+            name: name in the source, used where there is no scope.
+            scope: dotted path of the module that the operator belongs to.
+            attributes: ONNX attributes.
+            opset: version of the operator set.
+            stated: what the source states about a kind outside the table.
 
         Returns:
             the names of its results.
@@ -206,70 +228,67 @@ class GraphBuilder:
         Raises:
             ModelError: the table cannot express this use.
         """
-        names = list(inputs)
+        stated = stated or Stated()
         base = f"{scope}/{kind}" if scope else name or outputs[0]
-        for _ in range(2 * len(names) + 2):
-            tensors = [self.operand(n) if n else None for n in names]
-            values = [self.values.get(n) if n else None for n in names]
-            roles = {t.role for t in tensors if t is not None}
-            is_constant = roles <= {"constant", "buffer"} and not kind.startswith("Random")
-            is_view = (
-                any(n in self._views for n in names)
-                and all(n in self._views or not n or n in self.values for n in names)
-                and is_view_kind(kind, attributes or {})
-            )
-            try:
-                like = self._alike(
-                    kind,
-                    tensors,
-                    [bool(n) for n in outputs],
-                    attributes=attributes or {},
-                    values=values,
-                    needs_gradient=[n in self._gradients for n in names],
-                    opset=opset,
-                    hints=tuple(hints),
-                    is_view=is_view,
-                    is_constant=is_constant,
-                )
-            except BakedBatch as found:
-                names[found.index] = self._one_sample(names[found.index], found.dim, found.size)
-                continue
-            except MissingBatch as found:
-                names[found.index] = self._repeated(names[found.index], found.dim)
-                continue
-            except Unsupported as why:
-                shapes = ", ".join(str(t.shape) if t else "-" for t in tensors)
-                raise ModelError(
-                    f"operator {base} ({kind}) cannot be read: {why}",
-                    field="model",
-                    value=f"{kind}({shapes})",
-                    repair=f"Export with static shapes and standard operators, or leave this operator out. {BATCH}",
-                ) from None
-            break
-        else:
-            raise ModelError(
-                f"the batch of operator {base} ({kind}) cannot be traced",
-                field="model",
-                value=kind,
-                repair=f"Export the model with a symbolic batch dimension. {BATCH}",
-            )
+        names, like = self._like(base, kind, inputs, [bool(n) for n in outputs], attributes or {}, opset, stated)
         unique = self.unique(base)
         built = _named(like, unique, scope, names, outputs)
-        operator = built.operator
-        if costs:
-            operator = _with_costs(operator, costs)
+        operator = _with_costs(built.operator, stated.costs) if stated.costs else built.operator
         for used in operator.inputs:
             if used not in self.tensors:
                 self._emit_constant(used)
         self._append(operator, built.outputs)
         if built.is_opaque:
-            known = "its batch cannot be traced" if kind in VIEW_KINDS else "kind is not in the table"
-            free = "" if costs or kind in KINDS else "; it has no cost but its bytes: give one in hints.costs"
+            known = "its batch cannot be traced" if kind in KINDS else "kind is not in the table"
+            free = "" if stated.costs or kind in KINDS else "; it has no cost but its bytes: give one in hints.costs"
             self.warnings.append(f"{unique}: {kind} is replicated: {known}{free}")
         elif built.replicated_because:
-            known = built.replicated_because
-            self.warnings.append(f"{unique}: {kind} is replicated: {known}")
+            self.warnings.append(f"{unique}: {kind} is replicated: {built.replicated_because}")
         return operator.outputs
+
+    def _like(
+        self,
+        base: str,
+        kind: str,
+        inputs: Sequence[str],
+        is_read: Sequence[bool],
+        attributes: Mapping[str, Any],
+        opset: int,
+        stated: Stated,
+    ) -> tuple[list[str], Built]:
+        """The operands, cut to one sample or repeated as the kind requires, and the operator as `_alike` makes it."""
+        names = list(inputs)
+        for _ in range(2 * len(names) + 2):
+            tensors = [self.operand(n) if n else None for n in names]
+            usage = Usage(
+                values=[self.values.get(n) if n else None for n in names],
+                export_batch=self.export_batch,
+                stated=stated.shapes,
+                is_view=any(n in self._views for n in names)
+                and all(n in self._views or not n or n in self.values for n in names)
+                and is_view_kind(kind, attributes),
+                is_constant={t.role for t in tensors if t is not None} <= {"constant", "buffer"}
+                and not kind.startswith("Random"),
+            )
+            needs = tuple(n in self._gradients for n in names)
+            try:
+                return names, self._alike(kind, tensors, tuple(is_read), attributes, needs, opset, usage)
+            except BakedBatch as found:
+                names[found.index] = self._one_sample(names[found.index], found.dim, found.size)
+            except MissingBatch as found:
+                names[found.index] = self._repeated(names[found.index], found.dim)
+            except Unsupported as why:
+                shapes = ", ".join(str(t.shape) if t else "-" for t in tensors)
+                raise refuse(
+                    f"operator {base} ({kind}) cannot be read: {why}",
+                    f"{kind}({shapes})",
+                    f"Export with static shapes and standard operators, or leave this operator out. {BATCH}",
+                ) from None
+        raise refuse(
+            f"the batch of operator {base} ({kind}) cannot be traced",
+            kind,
+            f"Export the model with a symbolic batch dimension. {BATCH}",
+        )
 
     def finish(self, outputs: Sequence[str], *, name: str = "", sha256: str = "") -> Graph:
         """The Graph: dead operators dropped, constants first, parameter views before their first consumer."""
@@ -277,7 +296,7 @@ class GraphBuilder:
             if result not in self.tensors and result in self.values:
                 self._emit_constant(result)
         operators = arrange(self.operators, outputs)
-        return make_graph(operators, self.tensors, outputs, name=name, warnings=self.warnings, sha256=sha256)
+        return make_graph(operators, self.tensors, outputs, name=name, warnings=tuple(self.warnings), sha256=sha256)
 
 
 def _named(built: Built, name: str, scope: str, inputs: Sequence[str], outputs: Sequence[str]) -> Built:
@@ -311,31 +330,33 @@ def _with_costs(op: Operator, costs: Mapping[str, float]) -> Operator:
 
 
 def make_graph(
+    operators: Sequence[Operator], tensors: Mapping[str, Tensor], outputs: Sequence[str], **rest: Any
+) -> Graph:
+    """A Graph with just the tensors that its operators touch, in order of first touch; `rest` are its other fields."""
+    touched = (name for op in operators for name in (*op.inputs, *op.outputs))
+    used = {name: tensors[name] for name in (*touched, *outputs)}
+    return Graph(operators=tuple(operators), tensors=used, outputs=tuple(outputs), **rest)
+
+
+def rebuilt(
+    graph: Graph,
     operators: Sequence[Operator],
     tensors: Mapping[str, Tensor],
-    outputs: Sequence[str],
-    *,
-    name: str,
-    warnings: Sequence[str] = (),
-    pieces: Mapping[str, tuple[str, int, int, int]] | None = None,
-    sha256: str = "",
+    outputs: Sequence[str] | None = None,
+    **changes: Any,
 ) -> Graph:
-    """A Graph with just the tensors that its operators touch, in order of first touch."""
-    used: dict[str, Tensor] = {}
-    for op in operators:
-        for tensor in (*op.inputs, *op.outputs):
-            used.setdefault(tensor, tensors[tensor])
-    for result in outputs:
-        used.setdefault(result, tensors[result])
-    return Graph(
-        name=name,
-        operators=tuple(operators),
-        tensors=used,
-        outputs=tuple(outputs),
-        warnings=tuple(warnings),
-        pieces=dict(pieces or {}),
-        sha256=sha256,
-    )
+    """A graph with other operators, in canonical order.
+
+    Args:
+        graph: the graph that was rewritten; its name, warnings and pieces are taken over.
+        operators: its new operators, each behind those whose results it reads.
+        tensors: all tensors that they touch.
+        outputs: results, by default those of `graph`.
+        changes: other fields of `Graph` that change.
+    """
+    outputs = graph.outputs if outputs is None else outputs
+    made = make_graph(arrange(operators, outputs), tensors, outputs, name=graph.name)
+    return replace(graph, operators=made.operators, tensors=made.tensors, outputs=made.outputs, **changes)
 
 
 def arrange(operators: Sequence[Operator], outputs: Iterable[str]) -> list[Operator]:

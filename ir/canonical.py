@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ir.build import arrange, make_graph
+from ir.build import rebuilt
 from ir.graph import Graph, Operator, Tensor
-from ir.operators import make_operator
+from ir.operators import Usage, make_operator
 
 BIAS_TRAFFIC = (0.0, 0.5)
 """Forward in the epilogue of the product; backward the output gradient is read once more and summed."""
@@ -60,9 +60,8 @@ class _Rewrite:
             outputs=(output,),
             attributes=attributes,
             opset=like.opset,
-            scope=like.scope,
             needs_gradient=needs_gradient,
-            is_view=is_view,
+            usage=Usage(scope=like.scope, is_view=is_view),
         )
         self.tensors[output] = built.outputs[0]
         self.replaced.setdefault(at, []).append(built.operator)
@@ -90,15 +89,7 @@ class _Rewrite:
                     )
                 operators.append(new)
         outputs = tuple(final(n) for n in graph.outputs)
-        return make_graph(
-            arrange(operators, outputs),
-            self.tensors,
-            outputs,
-            name=graph.name,
-            warnings=graph.warnings,
-            pieces=graph.pieces,
-            sha256=graph.sha256,
-        )
+        return rebuilt(graph, operators, self.tensors, outputs)
 
 
 def _reader(graph: Graph, name: str, kind: str) -> int | None:

@@ -50,3 +50,8 @@ class ModelError(UserError):
 
 class ModelTooExpensive(ModelError):
     """Reading the model ran into a limit."""
+
+
+def refuse(message: str, value: object, repair: str) -> ModelError:
+    """The error for something in the model itself, to be raised by the caller."""
+    return ModelError(message, field="model", value=value, repair=repair)

@@ -7,17 +7,14 @@ The module knows nothing of files, devices or plans. Units: elements, bytes, flo
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, wraps
+from typing import Any, Literal, TypeVar
 
 from ir.factors import FactorRule
 
-if TYPE_CHECKING:
-    from ir.groups import FusedGroup
+T = TypeVar("T")
 
 TensorRole = Literal["input", "parameter", "buffer", "constant", "activation"]
 
@@ -130,6 +127,17 @@ class Operator:
         backward = self.measured_backward_s
         return self.measured_forward_s, 2.0 * self.measured_forward_s if backward is None else backward
 
+    def renamed(self, names: Mapping[str, str], **changes: Any) -> Operator:
+        """The operator with its tensors renamed as `names` says, and other fields changed."""
+        get = names.get
+        return replace(
+            self,
+            inputs=tuple([get(n, n) for n in self.inputs]),
+            outputs=tuple([get(n, n) for n in self.outputs]),
+            saved=tuple([get(n, n) for n in self.saved]),
+            **changes,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
@@ -171,13 +179,6 @@ class Graph:
         return {name: tuple(indices) for name, indices in found.items()}
 
     @cached_property
-    def fused(self) -> tuple[FusedGroup, ...]:
-        """The second view: operators that run as one kernel, see `ir.groups`."""
-        from ir.groups import find_groups
-
-        return find_groups(self)
-
-    @cached_property
     def parameters(self) -> tuple[Tensor, ...]:
         """Trainable tensors, in order of first use."""
         seen: dict[str, Tensor] = {}
@@ -198,30 +199,20 @@ class Graph:
         """Floating-point operations of one sample's forward pass (2 a multiply-add)."""
         return sum(op.forward_flops.at(1) for op in self.operators)
 
-    def digest(self) -> str:
-        """sha256 of the canonical content; equal graphs have equal digests whatever file they came from."""
-        return self._digest
-
-    @cached_property
-    def _digest(self) -> str:
-        return hashlib.sha256(self.to_bytes()).hexdigest()
-
-    def to_bytes(self) -> bytes:
-        """The graph as canonical JSON (no pickle)."""
-        from ir.serialize import graph_to_json
-
-        return json.dumps(graph_to_json(self), separators=(",", ":"), sort_keys=True).encode()
-
-    @staticmethod
-    def from_bytes(data: bytes) -> Graph:
-        """Inverse of `to_bytes`.
-
-        Raises:
-            ValueError: `data` is not such a document.
-        """
-        from ir.serialize import graph_from_json
-
-        return graph_from_json(json.loads(data))
-
     def __iter__(self) -> Iterator[Operator]:
         return iter(self.operators)
+
+
+def once_per_graph(function: Callable[[Graph], T]) -> Callable[[Graph], T]:
+    """Decorates a function of a graph alone, so that its result is computed once and kept with the graph."""
+    key = f"{function.__module__}.{function.__qualname__}"
+
+    @wraps(function)
+    def kept(graph: Graph) -> T:
+        known = vars(graph)
+        if key not in known:
+            known[key] = function(graph)
+        found: T = known[key]
+        return found
+
+    return kept

@@ -12,10 +12,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from ir.graph import Graph, Operator
+from ir.graph import Graph, Operator, once_per_graph
 
 GroupKind = Literal["attention", "softmax", "norm", "activation", "rotary", "loss"]
 
@@ -72,8 +71,9 @@ class FusedGroup:
         return BACKWARD_TRAFFIC[self.kind]
 
 
-def find_groups(graph: Graph) -> tuple[FusedGroup, ...]:
-    """All groups of a graph in canonical order, no operator in two of them; ordered by first member."""
+@once_per_graph
+def fused_groups(graph: Graph) -> tuple[FusedGroup, ...]:
+    """All fused groups of a graph, ordered by their first member; no operator is in two of them."""
     return _Finder(graph).run()
 
 

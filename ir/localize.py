@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ir.blocks import legal_cuts
-from ir.build import arrange, make_graph
+from ir.build import rebuilt
 from ir.graph import Graph, Operator, Tensor
 
 MAX_COPIES = 20_000
@@ -111,16 +111,8 @@ def _repeat(
             for index in sorted(readers[stretch]):
                 operators.append(_copy(graph.operators[index], seen, index, names, tensors))
         names = opened[stretch]
-        operators.append(_renamed(op, names))
-    return make_graph(
-        arrange(operators, graph.outputs),
-        tensors,
-        graph.outputs,
-        name=graph.name,
-        warnings=graph.warnings,
-        pieces=graph.pieces,
-        sha256=graph.sha256,
-    )
+        operators.append(op.renamed(names))
+    return rebuilt(graph, operators, tensors)
 
 
 def _copy(
@@ -129,19 +121,8 @@ def _copy(
     number = seen.get(index, 0)
     seen[index] = number + 1
     if number == 0:
-        return _renamed(op, names)
+        return op.renamed(names)
     for name in op.outputs:
         names[name] = f"{name}@{number}"
         tensors[names[name]] = replace(tensors[name], name=names[name])
-    return replace(_renamed(op, names), name=f"{op.name}@{number}")
-
-
-def _renamed(op: Operator, names: dict[str, str]) -> Operator:
-    if not any(n in names for n in (*op.inputs, *op.outputs)):
-        return op
-    return replace(
-        op,
-        inputs=tuple(names.get(n, n) for n in op.inputs),
-        outputs=tuple(names.get(n, n) for n in op.outputs),
-        saved=tuple(names.get(n, n) for n in op.saved),
-    )
+    return op.renamed(names, name=f"{op.name}@{number}")

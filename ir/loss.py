@@ -6,8 +6,8 @@ from dataclasses import replace
 from math import prod
 from typing import Literal
 
-from ir.build import arrange, make_graph
-from ir.errors import ModelError
+from ir.build import rebuilt
+from ir.errors import ModelError, refuse
 from ir.graph import Graph, Operator, Tensor
 from ir.operators import make_operator
 
@@ -68,28 +68,15 @@ def with_loss(graph: Graph, loss: str | None = None) -> Graph:
         tensor = graph.tensors[name]
         if name in graph.producer and tensor.is_float and tensor.batch_dim is None and tensor.num_elements == 1:
             outputs = (*graph.outputs[:position], *graph.outputs[position + 1 :], name)
-            return (
-                graph
-                if outputs == graph.outputs
-                else make_graph(
-                    graph.operators,
-                    graph.tensors,
-                    outputs,
-                    name=graph.name,
-                    warnings=graph.warnings,
-                    pieces=graph.pieces,
-                    sha256=graph.sha256,
-                )
-            )
+            return graph if outputs == graph.outputs else replace(graph, outputs=outputs)
     scores = graph.tensors[graph.outputs[0]]
     if loss != "mse":
         scores = graph.tensors[_scores(graph, scores.name)]
     if not scores.is_float or not scores.shape or scores.batch_dim is None:
-        raise ModelError(
+        raise refuse(
             "the first output is no float tensor with a batch",
-            field="model",
-            value=f"{scores.name} {scores.shape}",
-            repair="Export the model so that its first output holds the scores of each sample, or its loss.",
+            f"{scores.name} {scores.shape}",
+            "Export the model so that its first output holds the scores of each sample, or its loss.",
         )
     if loss is None and class_dim(scores) == scores.batch_dim:
         # One number a sample: nothing to classify.
@@ -115,11 +102,10 @@ def _append(graph: Graph, scores: Tensor, loss: Literal["cross_entropy", "mse"])
         scores = _squeezed(graph, scores, operators, tensors)
         dim = class_dim(scores)
         if dim == scores.batch_dim:
-            raise ModelError(
+            raise refuse(
                 "the output has no class dim",
-                field="model",
-                value=f"{scores.name} {scores.shape}",
-                repair="Use `training.loss` = `mse`, or export the loss.",
+                f"{scores.name} {scores.shape}",
+                "Use `training.loss` = `mse`, or export the loss.",
             )
         shape = tuple(s for i, s in enumerate(scores.shape) if i != dim)
         batch = scores.batch_dim if scores.batch_dim is None or scores.batch_dim < dim else scores.batch_dim - 1
@@ -136,15 +122,7 @@ def _append(graph: Graph, scores: Tensor, loss: Literal["cross_entropy", "mse"])
         outputs = (graph.outputs[0], *outputs)
     else:
         outputs = (scores.name, *outputs)
-    return make_graph(
-        arrange(operators, outputs),
-        tensors,
-        outputs,
-        name=graph.name,
-        warnings=graph.warnings,
-        pieces=graph.pieces,
-        sha256=graph.sha256,
-    )
+    return rebuilt(graph, operators, tensors, outputs)
 
 
 def _squeezed(graph: Graph, scores: Tensor, operators: list[Operator], tensors: dict[str, Tensor]) -> Tensor:

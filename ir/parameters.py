@@ -1,4 +1,4 @@
-"""What is a parameter, and fused parameters in named pieces.
+"""Fused parameters taken apart into named pieces.
 
 A Split (or sibling Slices, or look-ups of one index each) directly behind a linear operator is pushed up through it:
 the weight and bias become pieces `W#q`, `W#k`, `W#v`, each with a sharding of its own. A contiguous split of
@@ -9,76 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING
 
 from ir.batch import align
-from ir.build import arrange, make_graph
-from ir.graph import Graph, Operator, Tensor, TensorRole
-from ir.operators import make_operator
+from ir.build import rebuilt
+from ir.graph import Graph, Operator, Tensor
+from ir.operators import Usage, make_operator
 from ir.operators.experts import PRODUCT
-
-if TYPE_CHECKING:
-    from ir.onnx.readers.nodes import Source, Stored
-
-WEIGHT_POSITIONS: Mapping[str, Sequence[int]] = {
-    "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "BatchNormalization": (1, 2),
-    "InstanceNormalization": (1, 2), "LayerNormalization": (1, 2), "GroupNormalization": (1, 2),
-    "RMSNormalization": (1,), "SkipLayerNormalization": (2, 3, 4), "PRelu": (1,), "Gather": (0,), "LSTM": (1, 2, 3),
-    "GRU": (1, 2, 3), "RNN": (1, 2, 3), "Mul": (0, 1), "Add": (0, 1), "Sub": (0, 1), "Div": (0, 1),
-    "Unsqueeze": (0,), "Reshape": (0,), "Transpose": (0,), "Identity": (0,), "Concat": tuple(range(64)), "Cast": (0,),
-    "Expand": (0,), "Slice": (0,), "Split": (0,), "Einsum": (0, 1),
-    "#Bags": (2,),
-}  # fmt: skip
-"""Where a float tensor of the file is taken for a trainable one."""
-RUNNING_STATISTICS = (3, 4)
-LINEAR = ("MatMul", "Gemm")
-
-
-def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
-    """Roles of tensors that stand in the file, and of filled ones, where the exporter said nothing.
-
-    A float tensor of two or more elements in a weight position is a parameter; running statistics are buffers.
-    Files stripped of their weights hold them as `ConstantOfShape` of a stored shape (the ONNX light models do).
-    """
-    filled = {
-        node.outputs[0]
-        for node in source.nodes
-        if node.kind == "ConstantOfShape"
-        and node.inputs
-        and node.inputs[0] in source.stored
-        and ("value" not in node.attributes or node.attributes["value"].data_type in (1, 10, 11, 16))
-    }
-    roles: dict[str, TensorRole] = {}
-    for node in source.nodes:
-        for i, name in enumerate(node.inputs):
-            stored = source.stored.get(name)
-            is_float = name in filled or (stored is not None and stored.dtype.startswith(("float", "bfloat")))
-            if not is_float:
-                continue
-            if node.kind == "BatchNormalization" and i in RUNNING_STATISTICS:
-                roles[name] = "buffer"
-            elif i in WEIGHT_POSITIONS.get(node.kind, ()) and (
-                stored is None or prod(stored.shape) > 1 or (source.names_state and not name.startswith("onnx::"))
-            ):
-                roles.setdefault(name, "parameter")
-    return roles
-
-
-def stored_role(name: str, stored: Stored, guess: Mapping[str, TensorRole], parameters: Sequence[str]) -> TensorRole:
-    """The role of a tensor that stands in the file.
-
-    Args:
-        name: of the tensor.
-        stored: its record.
-        guess: see `roles_without_metadata`; empty where the exporter said which is which.
-        parameters: globs over parameters, from the user.
-    """
-    if any(fnmatchcase(name, pattern) for pattern in parameters) or stored.kind == "PARAMETER":
-        return "parameter"
-    return "buffer" if stored.kind == "BUFFER" else guess.get(name, "constant")
 
 
 @dataclass(frozen=True)
@@ -167,8 +105,7 @@ class _Push:
             outputs=(output,),
             attributes=attributes,
             opset=like.opset,
-            scope=like.scope,
-            is_view=like.is_view,
+            usage=Usage(scope=like.scope, is_view=like.is_view),
         )
         self.tensors[output] = built.outputs[0]
         self.made.setdefault(index, []).append((output, built.operator))
@@ -305,12 +242,10 @@ def split_fused(graph: Graph) -> Graph:
         for index, entries in push.made.items():
             for _, op in entries:
                 if op is not None:
-                    made.setdefault(index, []).append(_rename(op, renamed))
+                    made.setdefault(index, []).append(op.renamed(renamed))
         for fresh, tensor in push.tensors.items():
             new = renamed.get(fresh, fresh)
-            tensors[new] = Tensor(
-                name=new, shape=tensor.shape, dtype=tensor.dtype, role=tensor.role, batch_dim=tensor.batch_dim
-            )
+            tensors[new] = replace(tensor, name=new)
         removed |= push.removed
         pieces.update(push.pieces)
     if not removed:
@@ -320,21 +255,4 @@ def split_fused(graph: Graph) -> Graph:
         operators.extend(made.get(i, ()))
         if i not in removed:
             operators.append(op)
-    return make_graph(
-        arrange(operators, graph.outputs),
-        tensors,
-        graph.outputs,
-        name=graph.name,
-        warnings=graph.warnings,
-        pieces=pieces,
-        sha256=graph.sha256,
-    )
-
-
-def _rename(op: Operator, names: Mapping[str, str]) -> Operator:
-    return replace(
-        op,
-        inputs=tuple(names.get(n, n) for n in op.inputs),
-        outputs=tuple(names.get(n, n) for n in op.outputs),
-        saved=tuple(names.get(n, n) for n in op.saved),
-    )
+    return rebuilt(graph, operators, tensors, pieces=pieces)

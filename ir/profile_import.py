@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ir.build import make_graph
-from ir.errors import ModelError, ModelTooExpensive
+from ir.errors import ModelError, ModelTooExpensive, refuse
 from ir.graph import Graph, Operator, Tensor
 from ir.operators import make_operator
 from ir.operators.measured import LAYER
@@ -113,7 +113,7 @@ def read_profile(data: bytes, *, name: str = "", batch: int | None = None) -> Gr
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise _refuse("the profile is not UTF-8 text", f"byte {error.start}", _FORM) from None
+        raise refuse("the profile is not UTF-8 text", f"byte {error.start}", _FORM) from None
     return load_profile(text, name=name, batch=batch)
 
 
@@ -154,10 +154,6 @@ def load_profile(text: str, *, name: str = "", batch: int | None = None) -> Grap
 # -- text ---------------------------------------------------------------------------------------------------------
 
 
-def _refuse(message: str, value: object, repair: str) -> ModelError:
-    return ModelError(message, field="model", value=value, repair=repair)
-
-
 def _expensive(message: str, value: object) -> ModelTooExpensive:
     return ModelTooExpensive(
         message, field="model", value=value, repair="Profile coarser layers, such as whole blocks."
@@ -174,17 +170,17 @@ def _parse(text: str) -> dict[int, _Node]:
         if not line:
             continue
         if len(line) > MAX_LINE:
-            raise _refuse(f"line {number} is longer than {MAX_LINE} characters", line, _FORM)
+            raise refuse(f"line {number} is longer than {MAX_LINE} characters", line, _FORM)
         edge = _EDGE.fullmatch(line)
         if edge is not None:
             pair = (int(edge[1]), int(edge[2]))
             if pair in edges:
-                raise _refuse(f"line {number}: this edge is given twice", line, "Leave one of them out.")
+                raise refuse(f"line {number}: this edge is given twice", line, "Leave one of them out.")
             edges[pair] = number
             continue
         node = _node(line, number)
         if node.number in nodes:
-            raise _refuse(f"line {number}: node{node.number} is given twice", line, "Number each layer once.")
+            raise refuse(f"line {number}: node{node.number} is given twice", line, "Number each layer once.")
         nodes[node.number] = node
         if len(nodes) > MAX_LAYERS:
             raise _expensive(f"the profile has more than {MAX_LAYERS} layers", len(nodes))
@@ -193,21 +189,21 @@ def _parse(text: str) -> dict[int, _Node]:
     for (source, target), number in edges.items():
         for end in (source, target):
             if end not in nodes:
-                raise _refuse(f"line {number}: node{end} is not there", f"node{source} -- node{target}", _FORM)
+                raise refuse(f"line {number}: node{end} is not there", f"node{source} -- node{target}", _FORM)
         nodes[source].after.append(target)
         nodes[target].before.append(source)
     if not any(node.parameters for node in nodes.values()):
-        raise _refuse("no layer has parameters", f"{len(nodes)} layers", "Profile a model that is trained.")
+        raise refuse("no layer has parameters", f"{len(nodes)} layers", "Profile a model that is trained.")
     return nodes
 
 
 def _node(line: str, number: int) -> _Node:
     found = _NODE.fullmatch(line)
     if found is None:
-        raise _refuse(f"line {number} is neither a layer nor an edge", line, _FORM)
+        raise refuse(f"line {number} is neither a layer nor an edge", line, _FORM)
     sizes = found[5].strip("[]").split(";")
     if len(sizes) > MAX_OUTPUTS:
-        raise _refuse(f"line {number}: more than {MAX_OUTPUTS} outputs", line, "Profile coarser layers.")
+        raise refuse(f"line {number}: more than {MAX_OUTPUTS} outputs", line, "Profile coarser layers.")
     return _Node(
         number=int(found[1]),
         label=found[2].strip(),
@@ -222,9 +218,9 @@ def _number(text: str, line: int, what: str, kind: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise _refuse(f"line {line}: {what} is not a number", text, "Write milliseconds and bytes.") from None
+        raise refuse(f"line {line}: {what} is not a number", text, "Write milliseconds and bytes.") from None
     if not (math.isfinite(value) and 0.0 <= value <= _LIMITS[kind]):
-        raise _refuse(f"line {line}: {what} is out of range", text, f"Give 0 to {_LIMITS[kind]:g}.")
+        raise refuse(f"line {line}: {what} is out of range", text, f"Give 0 to {_LIMITS[kind]:g}.")
     return value
 
 
@@ -259,7 +255,7 @@ def _order(nodes: Mapping[int, _Node]) -> list[int]:
                 heapq.heappush(ready, reader)
     if len(order) < len(nodes):
         stuck = next(number for number, count in waiting.items() if count)
-        raise _refuse("the edges form a cycle", f"through or before node{stuck}", "Profile the forward pass only.")
+        raise refuse("the edges form a cycle", f"through or before node{stuck}", "Profile the forward pass only.")
     return order
 
 
@@ -302,7 +298,7 @@ class _Builder:
             if i in cuts:
                 self._add_cut(layer.node.number, cuts[i], now)
         self._add("LayerLoss", "loss", [now.get(t, t) for t in results], ["loss"])
-        return make_graph(self.operators, self.tensors, ("loss",), name=name, warnings=warnings, sha256=sha256)
+        return make_graph(self.operators, self.tensors, ("loss",), name=name, warnings=tuple(warnings), sha256=sha256)
 
     def _seconds(self, layer: _Layer) -> float:
         return self.forward_s[layer.node.number] + self.backward_s[layer.node.number]

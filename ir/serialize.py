@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any, cast
 
 from ir.factors import Factor, FactorRule, InternalCollective, Passing
-from ir.graph import Amount, Graph, Operator, Tensor, TensorRole
+from ir.graph import Amount, Graph, Operator, Tensor, TensorRole, once_per_graph
 
 SCHEMA = "automap.graph/1"
+
+
+def graph_to_bytes(graph: Graph) -> bytes:
+    """The graph as canonical JSON: equal graphs give equal bytes."""
+    return json.dumps(graph_to_json(graph), separators=(",", ":"), sort_keys=True).encode()
+
+
+def graph_from_bytes(data: bytes) -> Graph:
+    """Inverse of `graph_to_bytes`.
+
+    Raises:
+        ValueError: `data` is not such a document.
+    """
+    return graph_from_json(json.loads(data))
+
+
+@once_per_graph
+def graph_digest(graph: Graph) -> str:
+    """The sha256 of a graph's canonical bytes, in hexadecimal."""
+    return hashlib.sha256(graph_to_bytes(graph)).hexdigest()
 
 
 def _amount(amount: Amount) -> list[float]:

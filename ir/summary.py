@@ -9,6 +9,7 @@ from typing import Any
 
 from ir.blocks import find_units
 from ir.graph import DTYPE_BYTES, Graph, Operator
+from ir.groups import fused_groups
 from ir.linkage import link
 from ir.operators import KINDS
 
@@ -39,7 +40,7 @@ def summarize(graph: Graph) -> dict[str, Any]:
         "operators": dict(sorted(kinds.items(), key=lambda item: (-item[1], item[0]))),
         "num_units": len(blocks.units),
         "num_blocks": blocks.num_blocks,
-        "fused_groups": dict(sorted(Counter(group.kind for group in graph.fused).items())),
+        "fused_groups": dict(sorted(Counter(group.kind for group in fused_groups(graph)).items())),
         "num_linkage_groups": link(graph, blocks).num_groups,
         "coverage": coverage(live, weights),
         "heaviest": heaviest(live, weights),

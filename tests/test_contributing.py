@@ -1,9 +1,10 @@
-"""The recipes of CONTRIBUTING.md do what they say: each is followed to the letter in a copy of the packages.
+"""The recipes of CONTRIBUTING.md do what they say: each is followed to the letter in a copy of the project.
 
 A recipe is a `###` heading with fenced blocks below it. The line above a block says what to do with it: "New file
 `PATH`" writes it, "Edit `PATH`" applies it as a diff without line numbers, "Check" runs it on the copy.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("ir", "automap", "envs", "agents", "service")
+COPIED = ("ir", "automap", "envs", "agents", "service", "tests")
 STEP = re.compile(r"^(New file|Edit|Check)(?: `([^`]+)`)?[^\n]*:\n\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -45,10 +46,11 @@ RECIPES = recipes()
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the five packages. Recipes touch different lines, so all of them share one."""
+    """A copy of the packages and their tests. Recipes touch different lines, so all of them share one."""
     folder = tmp_path_factory.mktemp("house")
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in COPIED:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
     return folder
 
 
@@ -77,19 +79,21 @@ def apply(step: Step, house: Path) -> None:
 
 def check(step: Step, house: Path) -> None:
     """Runs commands, or a script, on the copy."""
-    if step.language == "python":
-        commands = [[sys.executable, "-c", step.text]]
-    else:
-        lines = step.text.replace("\\\n", " ").splitlines()
-        commands = [[sys.executable, "-m", "service.command.main", *line.split()[1:]] for line in lines]
-        assert all(line.startswith("automap ") for line in lines)
+    programs = {"automap": [sys.executable, "-m", "service.command.main"], "python": [sys.executable]}
+    commands = [[sys.executable, "-c", step.text]]
+    if step.language == "sh":
+        lines = [line.split() for line in step.text.replace("\\\n", " ").splitlines()]
+        commands = [[*programs[program], *arguments] for program, *arguments in lines]
+    environment = {**os.environ, "PYTHONPATH": str(house)}
     for command in commands:
-        ran = subprocess.run(command, cwd=house, capture_output=True, text=True, timeout=300, check=False)
+        ran = subprocess.run(
+            command, cwd=house, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_there_is_a_recipe_for_each_thing_that_newcomers_add() -> None:
-    assert [title.split()[-1] for title in RECIPES] == ["device", "searcher", "environment"]
+    assert [title.split()[-1] for title in RECIPES] == ["operator", "device", "searcher", "environment"]
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from automap.records import from_json, to_json
 from ir.lifetime import die_with_parent
+from ir.serialize import graph_to_bytes
 
 if TYPE_CHECKING:
     from agents.incumbent import Incumbent
@@ -137,7 +138,7 @@ class Member:
         }
         # A file, not a pipe: the member takes a second to start, and nothing here waits for it.
         with tempfile.TemporaryFile() as file:
-            file.write(json.dumps(head).encode() + b"\n" + problem.graph.to_bytes())
+            file.write(json.dumps(head).encode() + b"\n" + graph_to_bytes(problem.graph))
             file.seek(0)
             self._process = subprocess.Popen(
                 (sys.executable, "-P", "-m", "agents.portfolio.members"),
@@ -202,11 +203,11 @@ def main() -> None:
     from automap.hints import Hints
     from automap.problem import Problem, Training
     from automap.space.space import PlanSpace
-    from ir.graph import Graph
+    from ir.serialize import graph_from_bytes
 
     # The graph has its loss and the user's costs already: nothing is built anew.
     problem = Problem(
-        graph=Graph.from_bytes(sys.stdin.buffer.read()),
+        graph=graph_from_bytes(sys.stdin.buffer.read()),
         cluster=parse_cluster(head["cluster"]),
         training=from_json(Training, head["training"], path="training"),
         hints=from_json(Hints, head["hints"], path="hints"),

@@ -30,6 +30,7 @@ from automap.price.plan_reader import lower_plan
 from automap.problem import Problem, Trainer
 from automap.schedule import A_RANK, words
 from ir.graph import Graph
+from ir.groups import fused_groups
 
 EXAMPLE_MODEL = re.compile(r"gpt:(?:(?:layers|hidden|heads|seq_len|vocab_size)=\d+,?)+")
 """Models that `examples/train_gpt.py` builds, by the name that the zoo gives them."""
@@ -187,7 +188,7 @@ def lower_bound_s(problem: Problem) -> float:
     product_rate = sum(product[name] for name in names)
     attention = {name: _attention_rate(kinds[name], trainer) for name in {*names}}
     attention_rate = sum(attention[name] for name in names)
-    fused = {i for group in graph.fused if group.kind == "attention" for i in group.members}
+    fused = {i for group in fused_groups(graph) if group.kind == "attention" for i in group.members}
     least: dict[str, float] = {}
     for index, op in enumerate(graph.operators):
         flops = op.forward_flops.at(1) + op.backward_flops.at(1)

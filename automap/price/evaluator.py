@@ -170,7 +170,7 @@ class Evaluator:
         """
         workspace = self.new_workspace(len(lowered.axes), _COLLECTIVES_PER_OPERATOR * len(segment.chosen))
         self.unit_cost(segment, incoming, lowered.stages[rank], workspace)
-        rows, count = workspace.recorder.rows, int(workspace.recorder.count[0])
+        rows, count = workspace.recorder.rows, int(workspace.recorder.num_rows[0])
         assert count < len(rows), "more collectives than were thought of"
         return rows[:count].view(COLLECTIVE_DTYPE)
 

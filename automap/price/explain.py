@@ -30,6 +30,7 @@ from automap.price.kernels.records import (
 from automap.price.local_sgd import AVERAGED_BYTES, averaged
 from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.outcome import Outcome
+from ir.groups import fused_groups
 
 Ints = npt.NDArray[np.int64]
 
@@ -309,7 +310,7 @@ def _kernels(case: _Case, unit: _Unit) -> Iterator[tuple[str, str, float, float]
     evaluator, tables, segment = case.evaluator, case.evaluator.tables, unit.segment
     arrays = tables.arrays
     graph = evaluator.problem.graph
-    fused = {i: group.members for group in graph.fused if group.kind == "attention" for i in group.members}
+    fused = {i: group.members for group in fused_groups(graph) if group.kind == "attention" for i in group.members}
     where = evaluator.blocks.units[segment.unit]
     for k in range(segment.last - segment.first):
         row = segment.first + k

@@ -29,7 +29,7 @@ from automap.price.kernels.records import (
 )
 from automap.problem import Problem
 from ir.graph import Graph, Operator
-from ir.groups import PRODUCTS, FusedGroup
+from ir.groups import PRODUCTS, FusedGroup, fused_groups
 from ir.operators.experts import COMBINE, DISPATCH
 from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
 
@@ -107,7 +107,7 @@ class KernelShapes:
 
     def _heads(self, index: int, op: Operator) -> int:
         """Operand 0 of the first operator of an attention that is not fused, if it has dims before the scores'."""
-        for group in self.graph.fused:
+        for group in fused_groups(self.graph):
             if group.kind == "attention" and group.unfused is not None and not self.is_fused:
                 is_first = group.unfused.members[0] == index
                 if is_first and len(self.graph.tensors[op.inputs[0]].shape) > 2:

@@ -45,7 +45,7 @@ from automap.problem import Problem
 from ir.blocks import Unit
 from ir.factors import BROADCAST, Signature
 from ir.graph import DTYPE_BYTES, Graph, Operator, Tensor
-from ir.groups import FusedGroup
+from ir.groups import FusedGroup, fused_groups
 from ir.linkage import Linkage, link
 
 Ints = npt.NDArray[np.int64]
@@ -316,7 +316,7 @@ class _Builder:
 
 def _kernels(problem: Problem) -> Iterator[FusedGroup]:
     """The groups that the problem's trainer runs as one kernel."""
-    for group in problem.graph.fused:
+    for group in fused_groups(problem.graph):
         if group.kind != "attention" or problem.trainer.fused_attention:
             yield group
         elif group.unfused is not None:

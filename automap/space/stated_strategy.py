@@ -24,6 +24,7 @@ from automap.price.evaluator import Evaluator, blank
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
 from automap.space.shape import Shape, divisors
 from automap.space.stated_parts import Unpriced, chunks, mesh, signatures
+from ir.groups import fused_groups
 from ir.operators.experts import DISPATCH
 
 Ints = npt.NDArray[np.int64]
@@ -171,7 +172,7 @@ def _schedule(strategy: Strategy) -> str:
 def _check_heads(evaluator: Evaluator, chosen: Ints, tp: int) -> None:
     """Refuses a tp that does not divide the heads of attention, or divides no product at all."""
     graph = evaluator.problem.graph
-    attention = {i for group in graph.fused if group.kind == "attention" for i in group.members}
+    attention = {i for group in fused_groups(graph) if group.kind == "attention" for i in group.members}
     whole = list(_whole_products(evaluator, chosen))
     for index in whole:
         op = graph.operators[index]

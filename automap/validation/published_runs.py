@@ -29,6 +29,7 @@ from automap.space.shape import Shape
 from automap.space.stated_parts import Axis, Unpriced, chunks, mesh, signatures
 from ir import zoo
 from ir.graph import Graph
+from ir.groups import fused_groups
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -358,7 +359,7 @@ def _masks(evaluator: Evaluator, stack: str, recompute: str) -> Callable[[int], 
         return lambda kind: evaluator.masks(kind)[recompute]
     tables, units = evaluator.tables, evaluator.blocks
     graph = evaluator.problem.graph
-    attention = {i for group in graph.fused if group.kind == "attention" for i in group.members}
+    attention = {i for group in fused_groups(graph) if group.kind == "attention" for i in group.members}
 
     def mask(kind: int) -> Mask:
         # TorchTitan's selective option "op" keeps attention and every second matrix product.

@@ -1,10 +1,10 @@
-"""An independent check of a plan: what the document says, against the problem and nothing that found or priced it.
+"""An independent check of a plan: the document against the problem, without anything that found or priced the plan.
 
-Written without the space, the price, their translator and the templates, so that a mistake in one of them shows. What
-is shared is the graph (`ir`: factor rules, fused groups, units between legal cuts), the plan and problem documents, and
-the meaning of names. Rules stand in `structure` (operators, devices, cuts, samples), `reading` (placements), `actions`
-(the schedule), `obeyed` (hints), `replicas` (those that are averaged) and `memory`; `traffic` counts what parameters
-and their gradients send, which no plan states, but which price and runtime must agree with.
+It shares no code with the plan space, the price, their reader of plans and the templates, so that a mistake in one of
+them shows. It shares the graph (`ir`: factor rules, fused groups, units between legal cuts), the plan and problem
+documents, and the meaning of names. Rules are in `structure` (operators, devices, cuts, samples), `reading`
+(placements), `schedule`, `hints`, `replicas` (those that are averaged) and `memory`. `traffic` counts the collectives
+of parameters and gradients: no plan states them, but price and runtime must agree with them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from automap.plan import DeviceMemory, Plan
 from automap.problem import Problem
 from automap.verify.hints import check_hints
 from automap.verify.memory import Activations, Recount, check_memory
-from automap.verify.reading import Chunk, Model, Violation, place, read_chunks, uneven
+from automap.verify.model import Model
+from automap.verify.reading import Chunk, Violation, place_operators, read_chunks, uneven
 from automap.verify.replicas import check_replicas
 from automap.verify.schedule import check_order
 from automap.verify.structure import check_structure
@@ -35,7 +36,7 @@ class Verifier:
         if found:
             return found
         chunks = read_chunks(plan, model)
-        found = tuple(v for chunk in chunks for v in place(chunk, model)) or tuple(
+        found = tuple(v for chunk in chunks for v in place_operators(chunk, model)) or tuple(
             v for chunk in chunks for v in uneven(chunk, model)
         )
         order = tuple(check_order(plan))
@@ -48,44 +49,44 @@ class Verifier:
         )
 
     def memory(self, plan: Plan) -> tuple[tuple[DeviceMemory, Activations], ...]:
-        """Memory of the devices of each pipeline rank, and the bounds on an estimate of its activations.
+        """The memory of the devices of each pipeline rank, and the bounds on an estimate of its activations.
 
         Args:
-            plan: one that `violations` finds no other fault in.
+            plan: a plan in which `violations` finds no other fault.
         """
         return Recount(plan, self._chunks(plan), self._model).devices()
 
     def traffic(self, plan: Plan) -> dict[Traffic, float]:
-        """Elements of parameters and gradients that each device of each pipeline rank sends, see `verify.traffic`.
+        """The elements of parameters and gradients in the collectives of each pipeline rank; see `count_traffic`.
 
         Args:
-            plan: one that `violations` finds no fault in.
+            plan: a plan in which `violations` finds no fault.
         """
         return count_traffic(self._chunks(plan), self._model)
 
     def exchanged(self, plan: Plan) -> dict[tuple[int, int], float]:
-        """Elements of gradients that two pipeline ranks exchange, see `verify.traffic`.
+        """Two pipeline ranks -> the elements of gradients that they exchange; see `automap.verify.traffic`.
 
         Args:
-            plan: one that `violations` finds no fault in.
+            plan: a plan in which `violations` finds no fault.
         """
         return exchanged(self._chunks(plan), self._model)
 
     def _chunks(self, plan: Plan) -> tuple[Chunk, ...]:
         chunks = read_chunks(plan, self._model)
         for chunk in chunks:
-            assert not tuple(place(chunk, self._model)), "the plan has other faults"
+            assert not tuple(place_operators(chunk, self._model)), "the plan has other faults"
         return chunks
 
 
 def verify(problem: Problem, plan: Plan) -> tuple[Violation, ...]:
-    """Everything that is wrong with a plan; empty if nothing is.
+    """All faults of a plan; empty if it has none.
 
-    Whether the plan is legal, obeys the hints, states the memory that it needs, and fits. Step times are not checked.
-    Rules that rest on a broken one are left out.
+    A sound plan is legal, obeys the hints, states the memory that it needs, and fits. Step times are not checked. Rules
+    that depend on a broken rule are left out.
 
     Args:
-        problem: what the plan is for.
-        plan: any plan document, with or without estimate.
+        problem: the problem of the plan.
+        plan: any plan document, with or without an estimate.
     """
     return Verifier(problem).violations(plan)

@@ -1,7 +1,7 @@
 """Rules about what the user asked for: `hints.fix` and `hints.constraints`.
 
-A constraint binds the leaders of linkage groups that it names, and of other groups those members that it names; where
-nothing that divides evenly obeys, any placement that divides is right.
+A constraint binds the leaders of linkage groups that it names, and in other groups the members that it names. Where no
+placement that divides evenly obeys the constraint, any placement that divides evenly is right.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from automap.globs import select
 from automap.hints import Constraint
 from automap.plan import Plan
-from automap.verify.reading import Chunk, Model, Placed, Violation, is_live, num_ranks, remainders
+from automap.verify.model import Model, Placed, is_live
+from automap.verify.reading import Chunk, Violation, num_ranks, remainders
 
 
 def check_hints(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
-    """What the plan does against the hints."""
+    """The hints that the plan does not obey."""
     yield from _fixed(plan, chunks, model)
     names = [op.name for op in model.graph.operators]
     constraints = model.problem.hints.constraints
@@ -63,14 +64,14 @@ def _fixed(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violat
 
 
 def _mode(chunk: Chunk, model: Model, mode: str) -> frozenset[int]:
-    """What a recompute mode runs again."""
+    """The operators that a recompute mode recomputes."""
     if mode == "full":
         return frozenset(chunk.operators)
     return _core(chunk, model) if mode == "selective" else frozenset()
 
 
 def _core(chunk: Chunk, model: Model) -> frozenset[int]:
-    """Operators of attention that no kernel fuses."""
+    """The operators of attention that no kernel fuses."""
     found = set()
     for index in chunk.operators:
         unit = model.blocks.units[model.unit_of[index]]
@@ -82,7 +83,7 @@ def _core(chunk: Chunk, model: Model) -> frozenset[int]:
 
 
 def _recomputed(chunks: Sequence[Chunk], model: Model, named: Sequence[set[int]]) -> Iterator[Violation]:
-    """One mode holds for a whole rank: where some operators must be run again, others may not be kept from it."""
+    """A recompute mode holds for a whole rank: where some operators must be recomputed, none may be exempted."""
     for chunk in chunks:
         of_rank = {i for other in chunks if other.rank == chunk.rank for i in other.operators}
         constraints = model.problem.hints.constraints
@@ -128,9 +129,9 @@ def _sharded(chunk: Chunk, chunks: Sequence[Chunk], model: Model, named: Sequenc
 
 
 def _divides(chunk: Chunk, other: Chunk, model: Model, way: Mapping[int, Placed], axis: str) -> bool:
-    """Whether operators that lie so on an axis divide evenly, as they lie on the axes outside it.
+    """Whether the operators of a unit divide evenly with some placements on an axis, given those on outer axes.
 
-    Equal units of all stages lie alike: `other` is the stage whose mesh and samples are looked at.
+    Equal units of all stages have equal placements: `other` is the stage whose mesh and samples are checked.
     """
     axes = list(chunk.sizes)
     outer = axes[: axes.index(axis)]

@@ -1,12 +1,13 @@
-"""Memory counted again, operator by operator: no tables, no repeats recognised, no bounds. Units: bytes.
+"""The memory of a plan counted again, operator by operator, without tables or the recognition of repeats. Units: bytes.
 
-What a chunk keeps is followed as pieces of memory: a tensor as its operator wrote it, or a copy of it in the placement
-in which another operator reads it. Views of a piece are that piece. A piece is kept once, however many need it.
+Saved activations are counted as pieces of memory: a tensor as its operator wrote it, or a copy in the placement in
+which another operator reads it. Views of a piece are the same piece. A piece counts once, however many operators need
+it.
 
-Parameters, gradients, optimizer state and buffers must be what the estimate says. Activations must lie between two
-counts, which are one but for what the price simplifies:
+Parameters, gradients, optimizer state and buffers must be equal to those of the estimate. Activations must be between
+two counts, which differ only in what the price simplifies:
 - it counts each unit by itself, so that a piece which two units need (a ReLU's result at a cut) counts twice;
-- it takes a carried tensor that crosses into a unit for split where the tensor beside it is, else for whole.
+- it takes a carried tensor that enters a unit as split where the tensor beside it is split, else as whole.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from automap.plan import DeviceMemory, Plan, format_devices
+from automap.verify.model import Model
 from automap.verify.parameters import Place, held_parameters
-from automap.verify.reading import Chunk, Model, Violation, alike_ranks
+from automap.verify.reading import Chunk, Violation, alike_ranks
 from automap.verify.replicas import held_bytes
 from automap.verify.schedule import Action, peaks, rank_orders
 from ir.graph import DTYPE_BYTES, Operator
@@ -25,43 +27,47 @@ from ir.groups import PRODUCTS
 from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
 
 TOLERANCE = 1e-6
-"""Relative; both counts are sums of the same terms."""
+"""The relative difference at which two counts are equal; both are sums of the same terms."""
 GIB = float(1 << 30)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """Memory that backward passes need."""
+    """Memory that backward passes need: a tensor, or a copy of it in another placement."""
 
     root: str
-    """The tensor of which all views and copies are."""
+    """The tensor that the piece is a view or a copy of."""
     tensor: str
     """The tensor whose memory it is, itself no view of a tensor in the same placement."""
     place: tuple[tuple[str, str], ...]
+    """(axis, placement) of the piece."""
     share: float
-    """Bytes of an element over those of the activation: less than 1 where it was quantised."""
+    """The bytes of an element over those of the activation: less than 1 where it was quantised."""
     size: float
-    """Bytes of it that are needed."""
+    """The bytes on one device."""
     whole: float
-    """Bytes of all ranks together."""
+    """The bytes of the whole tensor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Activations:
-    """Bytes that are kept, and between what an estimate of them must lie."""
+    """Bytes of saved activations."""
 
     low: float
+    """The least estimate that counts as right."""
     counted: float
+    """The count of this module."""
     high: float
+    """The largest estimate that counts as right."""
 
 
 class Recount:
     """The memory of one plan.
 
     Args:
-        plan: sound in structure.
+        plan: a plan that is sound in structure.
         chunks: its stages, with every operator placed.
-        model: of the problem.
+        model: the model of the problem.
     """
 
     def __init__(self, plan: Plan, chunks: Sequence[Chunk], model: Model) -> None:
@@ -70,7 +76,7 @@ class Recount:
         self.home = {i: chunk for chunk in chunks for i in chunk.operators}
 
     def devices(self) -> tuple[tuple[DeviceMemory, Activations], ...]:
-        """Peak memory of the devices of each pipeline rank, each kind by itself, and the bounds on its activations."""
+        """The peak memory of each pipeline rank, by kinds of devices, and the bounds on its activations."""
         orders = rank_orders(self.plan)
         found = []
         for rank in range(len(orders)):
@@ -80,7 +86,7 @@ class Recount:
         return tuple(found)
 
     def _of(self, rank: int, devices: Sequence[int], order: Sequence[Action]) -> tuple[DeviceMemory, Activations]:
-        """Of these devices of a rank, whose samples the chunks have."""
+        """The same for some devices of a rank, whose samples the stages have."""
         kept = {chunk.number: self._kept(chunk) for chunk in self.chunks if chunk.rank == rank}
         peak = Activations(
             low=peaks([order], {number: math.floor(k.low) for number, k in kept.items()})[0],
@@ -93,12 +99,12 @@ class Recount:
         whole, sharded = self._elements(i for chunk in chunks for i in chunk.operators)
         held = [sharded if zero >= least else whole for least in (3, 2, 1)]
         parameters, gradients, optimizer = (n * size for n, size in zip(held, state_bytes, strict=True))
-        # Under ZeRO the weights of a unit and of the next one are gathered; its gradients are whole until scattered.
+        # Under ZeRO 3 the weights of a unit and of the next one are gathered; gradients are whole until scattered.
         largest = max(self._elements(unit)[0] for chunk in chunks for unit in self._units(chunk))
         gathered = 2.0 * largest * state_bytes[0] * (zero >= 3) + largest * state_bytes[1] * (zero >= 2)
         averaged = whole * held_bytes(self.plan, state_bytes[1])
         work = max(self._written(chunk, i) for chunk in chunks for i in chunk.operators)
-        # One unit at a time is run again, and keeps all that its backward pass needs.
+        # One unit at a time is recomputed, and saves all that its backward pass needs.
         again = [self._unit_saves(chunk, unit) for chunk in chunks for unit in self._units(chunk)]
         activations = Activations(
             low=peak.low + max(a.low for a in again),
@@ -120,24 +126,25 @@ class Recount:
     # -- parameters ----------------------------------------------------------------------------------------------
 
     def _elements(self, operators: Iterable[int]) -> tuple[float, float]:
-        """Elements of the parameters that one rank holds for these operators, without and with ZeRO's shards."""
+        """The elements of parameters that one rank holds for some operators, without and with the shards of ZeRO."""
         held = held_parameters(operators, self.home, self.model).values()
         return math.fsum(one.elements for one in held), math.fsum(one.shard for one in held)
 
     # -- activations ---------------------------------------------------------------------------------------------
 
     def _units(self, chunk: Chunk) -> list[list[int]]:
-        """The operators of a chunk by unit: what is recomputed together."""
+        """The operators of a stage by unit, which are recomputed together."""
         found: dict[int, list[int]] = {}
         for index in chunk.operators:
             found.setdefault(self.model.unit_of[index], []).append(index)
         return list(found.values())
 
     def _kept(self, chunk: Chunk) -> Activations:
-        """Bytes that one micro-batch keeps of a chunk."""
+        """The bytes that one micro-batch saves in a stage."""
         return _sum([self._unit_keeps(chunk, unit) for unit in self._units(chunk)], self.model.carried)
 
     def _unit_keeps(self, chunk: Chunk, unit: Sequence[int]) -> set[Piece]:
+        """The pieces that one micro-batch saves in a unit from its forward to its backward pass."""
         whole = chunk.again.issuperset(unit)
         pieces = set()
         for index in unit:
@@ -149,19 +156,19 @@ class Recount:
             for name in self.graph.operators[index].inputs if whole else ():
                 maker = self.model.live_maker(name)
                 if maker is not None and maker not in unit:
-                    # What comes into a unit that is run again is kept as it comes.
+                    # The inputs of a unit that is recomputed are saved in the placement in which they arrive.
                     pieces.add(self._at(chunk, name, self._made(chunk, name)))
         return pieces
 
     def _unit_saves(self, chunk: Chunk, unit: Sequence[int]) -> Activations:
-        """Bytes that a unit keeps while it is run again; nothing if it is not run again as a whole."""
+        """The bytes that a unit saves while it is recomputed; none if it is not recomputed as a whole."""
         if not chunk.again.issuperset(unit):
             return Activations(low=0.0, counted=0.0, high=0.0)
         pieces = {self._piece(chunk, i, slot, name, own=False) for i in unit for slot, name in self._saved(i)}
         return _sum([pieces], self.model.carried)
 
     def _saved(self, index: int) -> Iterator[tuple[int, str]]:
-        """Operand slots, inputs first, of the activations and data that the backward pass of an operator needs."""
+        """(slot, tensor) of the activations and data that the backward pass of an operator needs; inputs come first."""
         op = self.graph.operators[index]
         kernel = self.model.kernels.get(index)
         needed = op.saved if kernel is None else kernel.saved
@@ -176,7 +183,7 @@ class Recount:
         return self.graph.tensors[name].role != "parameter" and not is_view
 
     def _root(self, name: str) -> str:
-        """The tensor of which another is a view, itself if it is none."""
+        """The tensor that another one is a view of; a tensor that is no view itself."""
         maker = self.model.live_maker(name)
         while maker is not None and _is_alias(self.graph.operators[maker]):
             name = self.graph.operators[maker].inputs[0]
@@ -184,7 +191,15 @@ class Recount:
         return name
 
     def _piece(self, chunk: Chunk, index: int, slot: int, name: str, *, own: bool) -> Piece:
-        """The memory that an operator needs of an operand; `own`: only the rank's part if the trainer gathers again."""
+        """The memory that an operator needs of an operand or result.
+
+        Args:
+            chunk: the stage of the operator.
+            index: the operator.
+            slot: the position of the operand, or behind all operands that of the result.
+            name: the tensor.
+            own: whether a trainer that gathers operands again saves only this rank's part.
+        """
         op = self.graph.operators[index]
         share = self._share(op)
         if slot >= len(op.inputs):
@@ -196,7 +211,7 @@ class Recount:
         return self._at(chunk, name, place, share)
 
     def _share(self, op: Operator) -> float:
-        """Bytes that are kept of an operand over those of the activation: products with a weight may quantise it."""
+        """The saved bytes of an operand over those of the activation: products with a weight may quantise it."""
         kinds = PRODUCTS | {EXPERT_PRODUCT}
         takes_weight = op.kind in kinds and any(name in self.model.parametric for name in op.inputs[:2])
         is_quantised = takes_weight and self.problem.trainer.keeps_quantised
@@ -223,13 +238,13 @@ class Recount:
         return {axis: placed.outputs[slot] for axis, placed in chunk.placed[index].items() if chunk.sizes[axis] > 1}
 
     def _made(self, chunk: Chunk, name: str) -> Place:
-        """The placement in which a tensor comes to the operators of a chunk: sums are taken before they are sent."""
+        """The placement in which a tensor arrives at the operators of a stage; it is summed before it is sent."""
         maker = self.graph.producer[name]
         home = self.home[maker]
         slot = self.graph.operators[maker].outputs.index(name)
         if home is chunk:
             return self._wrote(home, maker, slot)
-        # What one rank makes, it sends in the parts in which it says to lie.
+        # A stage sends a tensor in the placement that its own operator states.
         written = {axis: placed.outputs[slot] for axis, placed in home.placed[maker].items()}
         place = {axis: written.get(axis, "B") for axis, size in chunk.sizes.items() if size > 1}
         batch = f"S({self.graph.tensors[name].batch_dim})"
@@ -263,7 +278,7 @@ def _is_alias(op: Operator) -> bool:
 
 
 def _sum(units: Sequence[set[Piece]], carried: frozenset[str]) -> Activations:
-    """Bytes of what the units of a chunk need."""
+    """The bytes of the pieces that the units of a stage need."""
     every = set().union(*units)
     return Activations(
         low=sum(piece.size for piece in every if piece.root not in carried),
@@ -273,7 +288,7 @@ def _sum(units: Sequence[set[Piece]], carried: frozenset[str]) -> Activations:
 
 
 def check_memory(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
-    """The estimate's memory against the recount, and the recount against what the devices have."""
+    """Compares the memory of the estimate with the recount, and the recount with the capacity of the devices."""
     found = Recount(plan, chunks, model).devices()
     for rank, (mine, _) in enumerate(found):
         if mine.total > mine.capacity:

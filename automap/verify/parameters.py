@@ -1,4 +1,4 @@
-"""Parameters of a pipeline rank: how each lies there, who reads it, and on which axes its gradient is a sum.
+"""The parameters of a pipeline rank: their placements, their readers, and the axes on which gradients are partial.
 
 Derived from the plan document and the factor rules alone. Units: elements.
 """
@@ -9,10 +9,11 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from automap.verify.reading import Chunk, Model, is_live
+from automap.verify.model import Model, is_live
+from automap.verify.reading import Chunk
 
 Place = Mapping[str, str]
-"""Axis -> S(i), B or P."""
+"""Axis -> the placement of a tensor, S(i), B or P."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,37 +21,37 @@ class Held:
     """One parameter on one pipeline rank."""
 
     chunk: Chunk
-    """Of its last reader; all chunks of a rank have one mesh."""
+    """The stage of its last reader; all stages of a rank have one mesh."""
     place: Place
-    """Axis of more than one rank -> S(i) or B. It lies whole where its readers want it unlike."""
+    """Axis of more than one rank -> S(i) or B. The parameter is whole where its readers require unlike placements."""
     unlike: frozenset[str]
-    """Axes on which its readers want it unlike."""
+    """The axes on which its readers require unlike placements."""
     readers: tuple[int, ...]
     """The first operator of each unit that reads it."""
     elements: float
-    """That one device holds of it without ZeRO."""
+    """The elements that one device holds without ZeRO."""
 
     @property
     def sharded_over(self) -> tuple[str, ...]:
-        """Axes over which ZeRO shards it, outermost first."""
+        """The axes over which ZeRO shards the parameter, outermost first."""
         axes = self.chunk.stage.zero.axes if self.chunk.stage.zero.stage else ()
         return tuple(axis for axis in self.chunk.sizes if axis in axes and self.place.get(axis) == "B")
 
     @property
     def shard(self) -> float:
-        """Elements that one device holds under ZeRO."""
+        """The elements that one device holds under ZeRO."""
         return self.elements / math.prod(self.chunk.sizes[axis] for axis in self.sharded_over)
 
 
 def held_parameters(operators: Iterable[int], home: Mapping[int, Chunk], model: Model) -> dict[str, Held]:
     """The parameters that some operators of one rank read, by name.
 
-    A unit wants a parameter as the first of its operators that reads it does.
+    A unit requires a parameter in the placement of the first of its operators that reads it.
 
     Args:
-        operators: numbers in the graph, of one rank.
-        home: operator -> its chunk, in which it is placed.
-        model: of the problem.
+        operators: the indices of operators of one rank.
+        home: operator -> its stage, in which it is placed.
+        model: the model of the problem.
     """
     found: dict[str, Held] = {}
     seen: set[tuple[str, int]] = set()
@@ -62,7 +63,7 @@ def held_parameters(operators: Iterable[int], home: Mapping[int, Chunk], model: 
             seen.add(use)
             chunk = home[index]
             live = [axis for axis, size in chunk.sizes.items() if size > 1]
-            # What is read as a sum lies whole: one rank takes it, the others zeros.
+            # A parameter that is read as a partial sum is whole: one rank uses it, the others use zeros.
             place = {a: chunk.placed[index][a].inputs[slot].replace("P", "B") for a in live}
             unlike: frozenset[str] = frozenset()
             readers: tuple[int, ...] = ()
@@ -82,30 +83,30 @@ def held_parameters(operators: Iterable[int], home: Mapping[int, Chunk], model: 
 
 
 def summed_over(name: str, held: Held, home: Mapping[int, Chunk], model: Model) -> frozenset[str]:
-    """Axes over which the gradient of a parameter must be added up.
+    """The axes over which the gradient of a parameter must be summed.
 
     Args:
-        name: of the parameter.
-        held: it on one rank.
+        name: the parameter.
+        held: the parameter on one rank.
         home: see `held_parameters`.
-        model: of the problem.
+        model: the model of the problem.
     """
     sums = {a for a in held.place for i in held.readers if _leaves_sum(name, i, a, home[i], model)}
     return held.unlike | sums
 
 
 def _leaves_sum(name: str, index: int, axis: str, chunk: Chunk, model: Model) -> bool:
-    """Whether an operator, or one behind it if it works on parameters alone, leaves a sum of a parameter's gradient."""
+    """Whether an operator, or one behind it if it works on parameters alone, leaves a parameter's gradient partial."""
     op, placed = model.graph.operators[index], chunk.placed[index][axis]
     read = {placed.inputs[slot] for slot, given in enumerate(op.inputs) if given == name}
     if read != {"B"}:
         return False
     if is_live(op):
         if model.legal(index)[placed] is not None:
-            # Each rank works on a part of something that the parameter does not have.
+            # The axis splits a factor that the parameter does not have.
             return True
         if "P" in placed.inputs and op.rule.passing != "joint":
-            # A product with a part of a sum has a part of the gradient; what is added on one rank has that of the sum.
+            # A product with a partial sum gives a partial gradient; a term that one rank adds has the whole gradient.
             return True
     if not model.of_parameters.issuperset(op.inputs):
         return False

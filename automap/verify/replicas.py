@@ -1,23 +1,24 @@
-"""Rules about replicas that are only averaged now and then: within a step nothing passes between them but the loss."""
+"""Rules about replicas that are averaged periodically: within a step they exchange nothing but the loss."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from automap.plan import Plan
-from automap.verify.reading import Chunk, Model, Violation
+from automap.verify.model import Model
+from automap.verify.reading import Chunk, Violation
 
 AVERAGED_BYTES = 4.0
-"""Of each parameter: float32, whatever it is trained in."""
+"""The bytes of each parameter in an average: float32, in any precision of the training."""
 
 
 def check_replicas(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
     """Whether the ranks of the first batch axis can take steps by themselves, where the plan says that they do.
 
     Args:
-        plan: sound in structure.
+        plan: a plan that is sound in structure.
         chunks: its stages, with every operator placed.
-        model: of the problem.
+        model: the model of the problem.
     """
     if plan.sync.kind == "synchronous":
         return
@@ -44,7 +45,7 @@ def check_replicas(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterato
 
 
 def _tie(home: Mapping[int, Chunk], index: int, axis: str, model: Model) -> str | None:
-    """What an operator does across replicas, if anything."""
+    """What an operator exchanges between replicas, as a message; None if nothing."""
     graph, placed = model.graph, home[index].placed[index][axis]
     op = graph.operators[index]
     for name, read in zip(op.inputs, placed.inputs, strict=True):
@@ -65,15 +66,15 @@ def _tie(home: Mapping[int, Chunk], index: int, axis: str, model: Model) -> str 
 
 
 def held_bytes(plan: Plan, gradient: float) -> float:
-    """Memory for averaging, bytes a parameter.
+    """The memory for averaging, bytes for each parameter.
 
     Args:
-        plan: any.
-        gradient: bytes of a gradient, whose memory is free when local SGD averages.
+        plan: any plan.
+        gradient: the bytes of a gradient, whose memory is free when local SGD averages.
     """
     if plan.sync.kind == "synchronous":
         return 0.0
     if plan.sync.kind == "local_sgd":
         return max(0.0, AVERAGED_BYTES - gradient)
-    # What is on its way, and what was sent where it is subtracted again.
+    # The average under way, and for a corrected merge the parameters that were sent.
     return AVERAGED_BYTES + (AVERAGED_BYTES if plan.sync.merge == "corrected" else 0.0)

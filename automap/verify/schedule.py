@@ -1,6 +1,6 @@
-"""Rules about the schedule: the order of each rank, written anew for every kind and run with queues between ranks.
+"""Rules about the schedule: the order of each rank, derived anew for every kind, and run with queues between ranks.
 
-An action is (letter, chunk, micro-batch): F forward, B backward, or I and W, the gradients of inputs and of weights.
+An action is (letter, stage, micro-batch): F forward, B backward, or I and W, the gradients of inputs and of weights.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _WORD = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
 def rank_orders(plan: Plan) -> list[list[Action]]:
-    """What every pipeline rank does, in order.
+    """[pipeline ranks] the actions of each rank, in order.
 
     Raises:
-        ValueError: the kind does not suit the plan, or a word of an explicit order is none.
+        ValueError: the kind does not suit the plan, or a word of an explicit order is no action.
     """
     ranks, chunks, count = num_ranks(plan), len(plan.stages), plan.num_micro_batches
     kind, order = plan.schedule.kind, plan.schedule.order
@@ -52,7 +52,7 @@ def _read(word: str) -> Action:
 
 
 def _alternating(rank: int, warm_up: int, count: int) -> list[Action]:
-    """1F1B: forwards that fill the ranks behind, then one of each, then the backward passes that are left."""
+    """1F1B: forward passes that fill the later ranks, then one of each, then the remaining backward passes."""
     forward = deque(("F", rank, m) for m in range(count))
     backward = deque(("B", rank, m) for m in range(count))
     order = [forward.popleft() for _ in range(min(warm_up, count))]
@@ -62,9 +62,9 @@ def _alternating(rank: int, warm_up: int, count: int) -> list[Action]:
 
 
 def _interleaved(rank: int, ranks: int, virtual: int, count: int) -> list[Action]:
-    """Megatron-LM's: `ranks` micro-batches on a chunk, then the next chunk; forwards and backwards take turns."""
+    """Interleaved 1F1B of Megatron-LM (arXiv 2104.04473): `ranks` micro-batches on a stage, then the next stage."""
     total = virtual * count
-    # The k-th pass of a rank is of this chunk and micro-batch.
+    # The local stage and the micro-batch of the k-th pass of a rank.
     turns = [(k // ranks % virtual, k // (ranks * virtual) * ranks + k % ranks) for k in range(total)]
     forward = deque(("F", local * ranks + rank, m) for local, m in turns)
     backward = deque(("B", (virtual - 1 - local) * ranks + rank, m) for local, m in turns)
@@ -76,7 +76,7 @@ def _interleaved(rank: int, ranks: int, virtual: int, count: int) -> list[Action
 
 
 def _zero_bubble(rank: int, ranks: int, depth: int, count: int) -> list[Action]:
-    """H1 (depth 1) and H2 (2) of Qi et al. (2024): weights lag behind inputs by `depth` micro-batches a rank."""
+    """H1 (depth 1) and H2 (depth 2) of Qi et al. (2024): W lags behind I by `depth` micro-batches for each rank."""
     ahead, lag = depth * (ranks - 1 - rank) + 1, depth * rank
     order: list[Action] = [("F", rank, m) for m in range(min(ahead, count))]
     for m in range(count):
@@ -89,7 +89,7 @@ def _zero_bubble(rank: int, ranks: int, depth: int, count: int) -> list[Action]:
 
 
 def check_order(plan: Plan) -> Iterator[Violation]:
-    """Every pass is there once, on its own rank, and no rank waits forever."""
+    """Whether every pass is present once, on its own rank, and no rank waits forever."""
     try:
         orders = rank_orders(plan)
     except ValueError as fault:
@@ -126,7 +126,7 @@ def _complete(plan: Plan, orders: Sequence[Sequence[Action]]) -> Iterator[Violat
 
 
 def _run(orders: Sequence[Sequence[Action]], chunks: int) -> Iterator[Violation]:
-    """Ranks work their lists off; what a pass sends lies in a queue of its receiver until that takes it."""
+    """Runs the lists of all ranks; what a pass sends waits in a queue of its receiver until it is used."""
     lists = [deque(order) for order in orders]
     arrived: set[Action] = set()
     done: set[Action] = set()
@@ -160,12 +160,12 @@ def _missing(action: Action, chunks: int, arrived: set[Action], done: set[Action
 
 
 def peaks(orders: Sequence[Sequence[Action]], kept: Mapping[int, float]) -> list[float]:
-    """Most bytes that each rank keeps at one time.
+    """[pipeline ranks] the largest number of bytes that each rank saves at one time.
 
     Args:
-        orders: see `rank_orders`.
-        kept: chunk -> bytes that a micro-batch keeps from its forward pass until its backward pass, or until the
-            gradients of weights where these run apart.
+        orders: the orders of `rank_orders`.
+        kept: stage -> the bytes that a micro-batch saves from its forward pass until its backward pass, or until W
+            where the gradients of weights are computed apart.
     """
     found = []
     for order in orders:

@@ -1,4 +1,4 @@
-"""Rules about the plan as a whole: which operators and devices each stage has, where it is cut, how samples divide."""
+"""Rules about the plan as a whole: the operators and devices of each stage, the cuts, and the division of samples."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from automap.errors import PlanError
 from automap.globs import select
 from automap.plan import Plan, model_ref
-from automap.verify.reading import Model, Violation, devices_of, is_live, num_ranks, spread_samples
+from automap.verify.model import Model, is_live
+from automap.verify.reading import Violation, devices_of, num_ranks, spread_samples
 
 SHOWN = 3
-"""Operators that a message names."""
+"""The number of operators that a message names."""
 
 
 def check_structure(plan: Plan, model: Model) -> tuple[Violation, ...]:
-    """Everything that must hold before operators can be looked at; what rests on a broken rule is left out."""
+    """All faults that forbid a look at single operators; rules that depend on a broken rule are left out."""
     own = model_ref(model.graph)
     if plan.model.sha256 != own.sha256:
         return (Violation(where="model.sha256", what=f"the plan is for {plan.model.name!r}, not for {own.name!r}"),)
@@ -150,7 +151,7 @@ def _flow(plan: Plan, model: Model) -> Iterator[Violation]:
 
 
 def _cuts(plan: Plan, model: Model) -> Iterator[Violation]:
-    """Behind a stage only one tensor crosses that depends on data, besides what many later units read."""
+    """Between two stages only one tensor that depends on data may cross, besides those that many later units read."""
     graph = model.graph
     for number, span in enumerate(_spans(plan, model)[:-1]):
         end = span.stop

@@ -1,6 +1,6 @@
-"""What parameters and their gradients send in a step, counted from the definitions of data parallelism and ZeRO.
+"""The collectives of parameters and gradients in a step, counted from the definitions of data parallelism and ZeRO.
 
-A gradient that is a sum over an axis is added up there. ZeRO (arXiv 1910.02054) splits the state of a parameter over
+A gradient that is partial on an axis is summed over it. ZeRO (arXiv 1910.02054) splits the state of a parameter over
 the ranks that hold it whole, whether they work on different samples or repeat each other:
 
     0   gradients are all-reduced once a step
@@ -8,9 +8,9 @@ the ranks that hold it whole, whether they work on different samples or repeat e
     2   gradients are scattered in every micro-batch; the weights are gathered once a step
     3   gradients are scattered, and the weights gathered in the forward and in the backward pass, in every micro-batch
 
-Over several axes the innermost goes first and an outer one has only the shard that is left; axes of ZeRO go before
+Over several axes the innermost goes first, and an outer one has only the shard that is left; axes of ZeRO go before
 others. In every micro-batch each unit has its own gathers and scatters; once a step a parameter is sent once, however
-many units read it. Nothing here knows the price. Units: elements of the larger of what a device holds before and after.
+many units read it. Units: elements on one device before or after the collective, whichever are more.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from automap.verify.model import Model
 from automap.verify.parameters import Held, held_parameters, summed_over
-from automap.verify.reading import Chunk, Model
+from automap.verify.reading import Chunk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
-    """Collectives of one kind over one axis for all parameters of a pipeline rank."""
+    """The collectives of one kind over one axis for all parameters of a pipeline rank."""
 
     rank: int
     kind: Literal["all_reduce", "reduce_scatter", "all_gather"]
     axis: str
     what: Literal["weights", "gradients"]
     when: Literal["step", "micro_batch"]
-    """How often: ZeRO 3 gathers the weights of each unit twice a micro-batch, which counts twice."""
+    """How often the collectives run; ZeRO 3 gathers the weights of each unit twice a micro-batch, counted twice."""
 
 
 def count_traffic(chunks: Sequence[Chunk], model: Model) -> dict[Traffic, float]:
-    """Elements that every device of each pipeline rank sends so.
+    """The elements of each kind of collective on every device of each pipeline rank.
 
     Args:
         chunks: the stages of a plan, with every operator placed.
-        model: of the problem.
+        model: the model of the problem.
     """
     home = {index: chunk for chunk in chunks for index in chunk.operators}
     found: dict[Traffic, float] = defaultdict(float)
@@ -54,9 +55,9 @@ def count_traffic(chunks: Sequence[Chunk], model: Model) -> dict[Traffic, float]
 
 
 def exchanged(chunks: Sequence[Chunk], model: Model) -> dict[tuple[int, int], float]:
-    """Elements of gradients that two pipeline ranks exchange of the parameters which both hold.
+    """Two pipeline ranks -> the elements of gradients that they exchange of the parameters which both hold.
 
-    The first rank that reads a parameter exchanges it with each other one.
+    The first rank that reads a parameter exchanges its gradient with each other rank that holds it.
     """
     home = {index: chunk for chunk in chunks for index in chunk.operators}
     ranks = range(max(chunk.rank for chunk in chunks) + 1)
@@ -75,7 +76,7 @@ def exchanged(chunks: Sequence[Chunk], model: Model) -> dict[tuple[int, int], fl
 
 
 def _of(held: Held, summed: frozenset[str], rank: int) -> Iterator[tuple[Traffic, float]]:
-    """What one parameter sends."""
+    """The collectives of one parameter, with their elements."""
     zero, sizes = held.chunk.stage.zero.stage, held.chunk.sizes
     left = held.elements
     for axis in reversed(held.sharded_over):

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from ir.build import arrange, make_graph
+from ir.build import rebuilt
 from ir.graph import Graph, Operator, Tensor
-from ir.operators import make_operator
+from ir.operators import Usage, make_operator
 from ir.operators.experts import BALANCED_LOAD, COMBINE, DISPATCH, PRODUCT
 
 VIEWS = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity")
@@ -41,19 +41,11 @@ class Rewrite:
         operators: list[Operator] = []
         for i, op in enumerate(graph.operators):
             operators.extend(self.made.get(i, [op]))
-        kept = arrange(operators, graph.outputs)
-        return make_graph(
-            _distinct(kept),
-            self.tensors,
-            graph.outputs,
-            name=graph.name,
-            warnings=(*graph.warnings, BALANCED_LOAD),
-            pieces=self.pieces,
-            sha256=graph.sha256,
-        )
+        made = rebuilt(graph, operators, self.tensors, pieces=self.pieces, warnings=(*graph.warnings, BALANCED_LOAD))
+        return replace(made, operators=_distinct(made.operators))
 
 
-def _distinct(operators: Sequence[Operator]) -> list[Operator]:
+def _distinct(operators: Sequence[Operator]) -> tuple[Operator, ...]:
     """Operators whose names repeat are numbered."""
     seen: dict[str, int] = {}
     found = []
@@ -61,7 +53,7 @@ def _distinct(operators: Sequence[Operator]) -> list[Operator]:
         number = seen.get(op.name, 0)
         seen[op.name] = number + 1
         found.append(replace(op, name=f"{op.name}_{number}") if number else op)
-    return found
+    return tuple(found)
 
 
 @dataclass
@@ -127,8 +119,7 @@ class Layer:
             outputs=outputs,
             attributes=attributes,
             opset=like.opset,
-            scope=like.scope,
-            is_view=is_view,
+            usage=Usage(scope=like.scope, is_view=is_view),
         )
         self.operators.append(built.operator)
         for tensor in built.outputs:

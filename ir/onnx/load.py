@@ -9,26 +9,27 @@ from typing import Any
 
 import numpy as np
 
-from ir.build import GraphBuilder
+from ir.build import GraphBuilder, Stated
 from ir.canonical import canonical
-from ir.errors import ModelError, ModelTooExpensive
+from ir.errors import ModelError, ModelTooExpensive, refuse
 from ir.experts import recognise_experts
 from ir.graph import Graph, Tensor
 from ir.localize import localize
 from ir.loss import with_loss
 from ir.onnx.read import read_model
 from ir.onnx.readers.control import SEQUENCES
-from ir.onnx.readers.guard import Limits, parse, refuse
+from ir.onnx.readers.guard import Limits, parse
 from ir.onnx.readers.infer import infer
 from ir.onnx.readers.inputs import add_inputs
 from ir.onnx.readers.nodes import BAGS, Node, Source, dtype_name, small_value
+from ir.onnx.readers.roles import roles_without_metadata, stored_role
 from ir.onnx.rewrites.fold import fold
 from ir.onnx.rewrites.merged import MergedViews
 from ir.onnx.rewrites.rows import add_rows
 from ir.onnx.rewrites.samples import SampleLookups
 from ir.onnx.rewrites.sequences import Sequences
 from ir.operators import KINDS, Value
-from ir.parameters import roles_without_metadata, split_fused, stored_role
+from ir.parameters import split_fused
 
 Dim = int | str
 SMALL_VALUE = 64
@@ -250,7 +251,7 @@ class _Importer:
             return
         # Numbers in node names depend on details of the export; the kind alone does not.
         label = node.kind if self.source.has_metadata and not node.scope else node.name
-        hints = self._hints(node, inputs) if node.kind not in KINDS else ()
+        shapes = self._stated_shapes(node, inputs) if node.kind not in KINDS else ()
         builder.add(
             node.kind,
             inputs,
@@ -259,8 +260,7 @@ class _Importer:
             scope=node.scope,
             attributes=attributes,
             opset=node.opset,
-            hints=hints,
-            costs=node.costs,
+            stated=Stated(shapes=shapes, costs=node.costs),
         )
 
     def _branch(self, node: Node, condition: str, uses: set[str]) -> None:
@@ -400,7 +400,7 @@ class _Importer:
         self.alias[node.outputs[0]] = inputs[0]
         return True
 
-    def _hints(self, node: Node, inputs: Sequence[str]) -> list[tuple[tuple[int, ...], str] | None]:
+    def _stated_shapes(self, node: Node, inputs: Sequence[str]) -> list[tuple[tuple[int, ...], str] | None]:
         """Exported output shapes of a kind outside the table: as declared, else inferred by onnx."""
         found: list[tuple[tuple[int, ...], str] | None] = []
         stated = {**self.source.outputs, **self.source.declared}

@@ -21,6 +21,7 @@ from typing import Any
 from ir.errors import ModelError, ModelTooExpensive
 from ir.graph import Graph
 from ir.lifetime import die_with_parent
+from ir.serialize import graph_from_bytes, graph_to_bytes
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -110,7 +111,7 @@ def import_model(
     if "error" in answer:
         kind = ERRORS.get(answer["error"], ModelError)
         raise kind(answer["message"], field=answer["field"], value=answer["value"], repair=answer["repair"])
-    return Graph.from_bytes(body)
+    return graph_from_bytes(body)
 
 
 def environment() -> dict[str, str]:
@@ -194,7 +195,6 @@ def _parse_budget(mapped: int, size: int) -> Iterator[None]:
 
 def _read(size: int, max_bytes: int, options: Mapping[str, Any]) -> bytes:
     """The answer to the upload on stdin, which nothing refers to any more once it is parsed."""
-    import ir.serialize  # noqa: F401  (whatever is imported later must be here before `_shut`)
     from ir.onnx.load import read_graph
     from ir.onnx.readers.guard import Limits, parse
 
@@ -205,7 +205,7 @@ def _read(size: int, max_bytes: int, options: Mapping[str, Any]) -> bytes:
         model = parse(data, Limits(max_bytes=max_bytes))
     sha256 = hashlib.sha256(data).hexdigest()
     del data
-    return read_graph(model, sha256=sha256, **options).to_bytes()
+    return graph_to_bytes(read_graph(model, sha256=sha256, **options))
 
 
 def main() -> int:

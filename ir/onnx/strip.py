@@ -23,9 +23,10 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from ir.build import MAX_VALUE_ELEMENTS
+from ir.errors import refuse
 from ir.onnx.read import read_model
 from ir.onnx.readers.costs import COST_KEYS
-from ir.onnx.readers.guard import Limits, check, refuse
+from ir.onnx.readers.guard import Limits, check
 from ir.onnx.readers.nodes import (
     CONTENT_KEY,
     DATA_FIELDS,
@@ -37,8 +38,8 @@ from ir.onnx.readers.nodes import (
     TURNED_KEY,
     has_data,
 )
+from ir.onnx.readers.roles import roles_without_metadata, stored_role
 from ir.onnx.rewrites.exporter_quirks import content, is_filled
-from ir.parameters import roles_without_metadata, stored_role
 
 KEPT_METADATA = frozenset({KIND_KEY, SCOPE_KEY, FOLDED_KEY, FILLED_KEY, CONTENT_KEY, TURNED_KEY, *COST_KEYS})
 MAX_COMPARED_BYTES = 1 << 30

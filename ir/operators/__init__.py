@@ -1,4 +1,4 @@
-"""One table of operator kinds, a file a family: factor rule, shapes, FLOPs, traffic, saved tensors."""
+"""One table of operator kinds, a file a family: factor rule as one line, shapes, FLOPs, traffic, saved tensors."""
 
 from ir.operators import (  # noqa: F401  (each module registers its kinds)
     attention,
@@ -14,6 +14,7 @@ from ir.operators import (  # noqa: F401  (each module registers its kinds)
     reduction,
     shape,
 )
-from ir.operators.base import KINDS, VIEW_KINDS, BakedBatch, Built, MissingBatch, Unsupported, Value, make_operator
+from ir.operators.base import KINDS, BakedBatch, MissingBatch, Unsupported, Usage, Value
+from ir.operators.make import Built, make_operator
 
-__all__ = ["KINDS", "VIEW_KINDS", "BakedBatch", "Built", "MissingBatch", "Unsupported", "Value", "make_operator"]
+__all__ = ["KINDS", "BakedBatch", "Built", "MissingBatch", "Unsupported", "Usage", "Value", "make_operator"]

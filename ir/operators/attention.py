@@ -20,13 +20,21 @@ def _split_heads(ctx: Context, tensor: Tensor, heads: int | None) -> tuple[int, 
     return heads, tensor.shape[1], tensor.shape[2] // heads
 
 
-@kind("Attention")
+@kind(
+    "Attention",
+    rule=tuple(
+        f"samples {q}, samples {k}, samples {v}, [{{samples (h g) s t 1}}] -> samples {out}"
+        for q, out in (("(h g) s d!", "(h g) s e!?"), ("s (h g d!)", "s (h g e!?)"))
+        for k, v in (("h t@attention d", "h t e"), ("t@attention (h d)", "t (h e)"))
+    ),
+)
 def attention(ctx: Context) -> Result:
-    """Queries, keys, values; the kv heads are a factor; a split of the kv sequence combines partial softmaxes.
+    """Queries, keys, values, all `[b, heads, length, size]` or `[b, length, heads * size]`, and a mask.
 
-    Each rank attends to its own keys; the row maximum, the row sum and the result, scaled by them, are all-reduced.
-    Backward the row sums get their gradient from all ranks.
-    Splitting the queries over the same ranks with keys and values gathered is the signature of factor `s`.
+    A split of the heads splits the kv heads (factor h). A split of the kv sequence (t) combines partial softmaxes: each
+    rank attends to its own keys; the row maximum, the row sum and the result, scaled by them, are all-reduced; backward
+    the row sums get their gradient from all ranks. Splitting the queries over the same ranks, with keys and values
+    gathered, is the signature of factor s.
     """
     q, k, v = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
     rule = ctx.rule
@@ -41,14 +49,11 @@ def attention(ctx: Context) -> Result:
         raise Unsupported(f"{heads} heads share {kv_heads} kv heads")
     has_batch = q.batch_dim == 0
 
-    def some(n: int, **marks: object) -> tuple[int, ...]:
-        return (rule.factor(n, **marks),) if n != 1 else ()  # type: ignore[arg-type]
-
     carries = any(ctx.has(i) and ctx.tensor(i).batch_dim == 0 and len(ctx.tensor(i).shape) > 2 for i in (1, 2, 3))
     if carries and not has_batch:
         raise MissingBatch(0, 0)
     b = rule.dim(q, 0)
-    h, g = some(kv_heads, name="h"), some(heads // kv_heads, name="g")
+    h, g = rule.loop(kv_heads, name="h"), rule.loop(heads // kv_heads, name="g")
     rows = q.shape[0] * heads * num_q
     amount = float(rows * size_v) * bytes_of(q.dtype) + 2.0 * rows * bytes_of("float32")
     sums = float(rows) * bytes_of("float32")
@@ -58,8 +63,8 @@ def attention(ctx: Context) -> Result:
         forward_bytes=(0.0, amount) if has_batch else (amount, 0.0),
         backward_bytes=(0.0, sums) if has_batch else (sums, 0.0),
     )
-    s, t = some(num_q, name="s"), some(num_k, name="t", collective=ring)
-    d, e = some(size, name="d", fixed=True), some(size_v, name="e", fixed=len(v.shape) == 3)
+    s, t = rule.loop(num_q, name="s"), rule.loop(num_k, name="t", collective=ring)
+    d, e = rule.loop(size, name="d", fixed=True), rule.loop(size_v, name="e", fixed=len(v.shape) == 3)
 
     def operand(tensor: Tensor, length: tuple[int, ...], head: tuple[int, ...], depth: tuple[int, ...]) -> Dims:
         lead = b if tensor.batch_dim == 0 or tensor.shape[0] == rule.size(b) != 1 else ()
@@ -70,12 +75,7 @@ def attention(ctx: Context) -> Result:
         (1, operand(k, t, h, d)),
         (2, operand(v, t, h, e)),
     ]
-    out = operand(
-        Tensor(name="", shape=(*q.shape[:-1], 0), dtype=q.dtype, role="activation", batch_dim=q.batch_dim),
-        s,
-        (*h, *g),
-        e,
-    )
+    out = operand(q, s, (*h, *g), e)
     if ctx.has(3):
         mask = ctx.tensor(3)
         loops = [b, (*h, *g), s, t][4 - len(mask.shape) :]
@@ -92,13 +92,21 @@ def attention(ctx: Context) -> Result:
         [q.dtype],
         forward_flops=qk + av,
         gradient_flops={0: qk, 1: qk, 2: 2 * av},
-        traffic=(1.0, 2.0),
         saved_inputs=tuple(i for i, _ in operands),
         saved_outputs=(0,),
     )
 
 
-@kind("RotaryEmbedding")
+TABLE = "{samples length row! pair! 1}"
+
+
+@kind(
+    "RotaryEmbedding",
+    rule=(
+        f"samples heads length size!, {TABLE}, {TABLE}, [{{samples length 1}}] -> samples heads length size",
+        f"samples length (h d!), {TABLE}, {TABLE}, [{{samples length 1}}] -> samples length (h d)",
+    ),
+)
 def rotary(ctx: Context) -> Result:
     """Rotates pairs of the head size: that dim stays whole; heads, samples and positions are free."""
     x = ctx.tensor(0)
@@ -128,16 +136,21 @@ def rotary(ctx: Context) -> Result:
     if ctx.has(3):
         positions = ctx.tensor(3)
         operands.append((3, [dims[0] if positions.batch_dim == 0 or positions.shape[0] != 1 else (), s]))
-    return Result(
-        operands,
-        [dims],
-        passing="first",
-        traffic=(1.0, 1.0),
-        saved_inputs=(1, 2, *((3,) if ctx.has(3) else ())),
-    )
+    saved = (1, 2, 3) if ctx.has(3) else (1, 2)
+    return Result(operands, [dims], passing="first", traffic=(1.0, 1.0), saved_inputs=saved)
 
 
-@kind("LSTM", "GRU", "RNN")
+STATE = "[{samples direction hidden 1}]"
+
+
+@kind(
+    "LSTM",
+    "GRU",
+    "RNN",
+    rule="{samples time!} feature!, direction! gates! feature, direction gates hidden!,"
+    f" [{{bias!}}], [{{length! samples}}], {STATE}, {STATE}, [{{peephole!}}]"
+    " -> {samples time direction hidden}, {samples direction hidden}, {samples direction hidden}",
+)
 def recurrent(ctx: Context) -> Result:
     """Samples are free; time, features and gates stay whole."""
     x, w, r = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
@@ -148,19 +161,11 @@ def recurrent(ctx: Context) -> Result:
         raise Unsupported("the batch is not where `layout` says")
     directions, hidden = w.shape[0], r.shape[2]
     time, batch = rule.dim(x, t_dim, fixed=True), rule.dim(x, b_dim)
-
-    def fixed(n: int) -> tuple[int, ...]:
-        return (rule.factor(n, fixed=True),) if n != 1 else ()
-
-    k, h, d = fixed(x.shape[2]), fixed(hidden), fixed(directions)
-    gates = fixed(w.shape[1])
+    k, h, d, gates = (rule.loop(n, fixed=True) for n in (x.shape[2], hidden, directions, w.shape[1]))
     dims_x: Dims = [batch, time, k] if layout else [time, batch, k]
     operands: list[tuple[int, Dims]] = [(0, dims_x), (1, [d, gates, k]), (2, [d, gates, h])]
     state: Dims = [batch, d, h] if layout else [d, batch, h]
-    for i in range(3, len(ctx.inputs)):
-        tensor = ctx.inputs[i]
-        if tensor is None:
-            continue
+    for i, tensor in ctx.present[3:]:
         if i == 4 and x.batch_dim is not None and tensor.batch_dim is None:
             raise MissingBatch(4, 0)
         if i in (5, 6):
@@ -179,7 +184,6 @@ def recurrent(ctx: Context) -> Result:
         [x.dtype] * 3,
         forward_flops=flops_x + flops_r,
         gradient_flops={0: flops_x + flops_r, 1: flops_x, 2: flops_r},
-        traffic=(1.0, 2.0),
         saved_inputs=(0, 1, 2),
         saved_outputs=(0,),
     )

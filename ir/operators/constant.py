@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 from math import ceil
+from typing import Any
 
-from ir.operators.base import Context, Dims, Result, Unsupported, kind
-
-
-def _filled(ctx: Context, shape: tuple[int, ...]) -> Dims:
-    return [(ctx.rule.factor(s, fixed=True),) if s != 1 else () for s in shape]
+from ir.operators.base import Context, Result, Unsupported, kind
 
 
-@kind("Constant")
+def _made(ctx: Context, shape: tuple[int, ...], dtype: str, attributes: dict[str, Any] | None = None) -> Result:
+    """A tensor that every rank makes whole."""
+    dims = [ctx.rule.loop(size, fixed=True) for size in shape]
+    return Result([], [dims], [dtype], traffic=(1.0, 0.0), attributes=attributes or {})
+
+
+@kind("Constant", "RandomNormal", "RandomUniform", rule="-> {size!}")
 def constant(ctx: Context) -> Result:
-    """Attributes `shape`, `dtype` and `value` (row-major; a single number fills the shape)."""
-    shape = ctx.ints("shape") or ()
-    return Result([], [_filled(ctx, shape)], [str(ctx.attributes.get("dtype", "float32"))], traffic=(1.0, 0.0))
+    """Attributes `shape` and `dtype`; of a Constant also `value`, row-major, or one number that fills the shape."""
+    return _made(ctx, ctx.ints("shape") or (), str(ctx.attributes.get("dtype", "float32")))
 
 
-@kind("ConstantOfShape")
+@kind("ConstantOfShape", rule="-> {size!}")
 def constant_of_shape(ctx: Context) -> Result:
-    """A filled tensor."""
+    """A tensor filled with one number, attribute `value`."""
     shape = ctx.ints("shape", 0)
     if shape is None:
         raise Unsupported("no shape")
-    value = ctx.attributes.get("value", 0.0)
     dtype = str(ctx.attributes.get("dtype", "float32"))
-    return Result(
-        [],
-        [_filled(ctx, shape)],
-        [dtype],
-        traffic=(1.0, 0.0),
-        attributes={"shape": shape, "dtype": dtype, "value": value},
-    )
+    return _made(ctx, shape, dtype, {"shape": shape, "dtype": dtype, "value": ctx.attributes.get("value", 0.0)})
 
 
-@kind("Range")
+@kind("Range", rule="-> size!")
 def arange(ctx: Context) -> Result:
-    """start, limit, delta."""
+    """Numbers from `start` to below `limit` in steps of `delta`, all of them known."""
     given = [ctx.floats(n, i) for i, n in enumerate(("start", "limit", "delta"))]
     if not all(given):
         raise Unsupported("bounds depend on data")
@@ -46,34 +41,16 @@ def arange(ctx: Context) -> Result:
         raise Unsupported("a step of 0")
     size = max(ceil((limit - start) / delta), 0)
     dtype = str(ctx.attributes.get("dtype") or (ctx.tensor(0).dtype if ctx.has(0) else "int64"))
-    return Result(
-        [],
-        [_filled(ctx, (size,))],
-        [dtype],
-        traffic=(1.0, 0.0),
-        attributes={"start": start, "limit": limit, "delta": delta, "dtype": dtype},
-    )
+    return _made(ctx, (size,), dtype, {"start": start, "limit": limit, "delta": delta, "dtype": dtype})
 
 
-@kind("RandomNormal", "RandomUniform")
-def random(ctx: Context) -> Result:
-    """Shape is an attribute."""
-    return Result(
-        [], [_filled(ctx, ctx.ints("shape") or ())], [str(ctx.attributes.get("dtype", "float32"))], traffic=(1.0, 0.0)
-    )
-
-
-@kind("RandomNormalLike", "RandomUniformLike", "Bernoulli")
+@kind("RandomNormalLike", "RandomUniformLike", "Bernoulli", rule="{dims} -> {dims}")
 def random_like(ctx: Context) -> Result:
-    """Shaped like the operand."""
-    dims = ctx.rule.dims(ctx.tensor(0))
-    return Result([(0, dims)], [dims], [str(ctx.attributes.get("dtype", ctx.tensor(0).dtype))], traffic=(1.0, 0.0))
+    """Random numbers in the shape of the operand."""
+    return Result(*ctx.factors(), [str(ctx.attributes.get("dtype", ctx.tensor(0).dtype))], traffic=(1.0, 0.0))
 
 
-@kind("EyeLike")
+@kind("EyeLike", rule="{dims!!} -> {dims}")
 def eye_like(ctx: Context) -> Result:
-    """Position decides: replicated."""
-    dims = ctx.rule.dims(ctx.tensor(0), fixed=True)
-    if ctx.rule.has_batch:
-        ctx.rule.mark(ctx.rule.batch(), fixed=True)
-    return Result([(0, dims)], [dims], [str(ctx.attributes.get("dtype", ctx.tensor(0).dtype))], traffic=(1.0, 0.0))
+    """Ones on the diagonal: positions in the whole decide, hence replicated."""
+    return Result(*ctx.factors(), [str(ctx.attributes.get("dtype", ctx.tensor(0).dtype))], traffic=(1.0, 0.0))

@@ -8,24 +8,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd, prod
 
-from ir.factors import InternalCollective
+from ir.factors import InternalCollective, Passing
 from ir.graph import Tensor
 from ir.operators.base import Context, Dims, Result, Unsupported, bytes_of, kind
 from ir.operators.elementwise import broadcast
 
 
-def _product(ctx: Context, operands: list[tuple[int, Dims]], output: Dims, *, passing: str) -> Result:
-    """A contraction of operands 0 and 1 whose loops are all factors of the rule."""
-    flops = 2.0 * prod(f.size for f in ctx.rule.factors)
-    saved = [i for i in (0, 1) if ctx.needs_gradient[1 - i]]
+def _product(
+    ctx: Context, operands: list[tuple[int, Dims]], output: Dims, passing: Passing, flops: float | None = None
+) -> Result:
+    """A contraction of operands 0 and 1; by default its FLOPs are 2 for each point of all loops of the rule."""
+    flops = 2.0 * prod(f.size for f in ctx.rule.factors) if flops is None else flops
     return Result(
         operands,
         [output],
-        passing=passing,  # type: ignore[arg-type]
+        passing=passing,
         forward_flops=flops,
         gradient_flops={0: flops, 1: flops},
-        traffic=(1.0, 2.0),
-        saved_inputs=saved,
+        saved_inputs=[i for i in (0, 1) if ctx.needs_gradient[1 - i]],
     )
 
 
@@ -40,9 +40,17 @@ def _cut(tensor: Tensor, stop: int) -> Tensor:
     return Tensor(name=tensor.name, shape=tensor.shape[:stop], dtype=tensor.dtype, role=tensor.role, batch_dim=batch)
 
 
-@kind("MatMul")
+@kind(
+    "MatMul",
+    rule=(
+        "... m k+, ... k n -> ... m n",
+        "... m k+, k -> ... m",
+        "k+, ... k n -> ... n",
+        "... m k+, ... k n -> ... m 1",
+    ),
+)
 def matmul(ctx: Context) -> Result:
-    """`... m k+, ... k n -> ... m n`."""
+    """Matrices, or a vector on one side; the last line compares the samples of a batch with each other."""
     a, b = ctx.tensor(0), ctx.tensor(1)
     if not a.shape or not b.shape:
         raise Unsupported("a scalar operand")
@@ -52,12 +60,8 @@ def matmul(ctx: Context) -> Result:
     _check(a.shape[-1], b.shape[k_dim])
     if a.batch_dim == len(a.shape) - 1 or b.batch_dim == k_dim:
         raise Unsupported("a product over samples")
-    if lead_a or lead_b:
-        (dims_a, dims_b), out = broadcast(ctx, [(0, _cut(a, lead_a)), (1, _cut(b, lead_b))])
-    else:
-        dims_a, dims_b, out = [], [], []
-    k = (rule.factor(a.shape[-1], name="k", summed=True),) if a.shape[-1] != 1 else ()
-    out = list(out)
+    (dims_a, dims_b), out = broadcast(ctx, [(0, _cut(a, lead_a)), (1, _cut(b, lead_b))])
+    k = rule.loop(a.shape[-1], name="k", summed=True)
     if len(a.shape) > 1:
         m = rule.dim(a, len(a.shape) - 2, name="m")
         dims_a.append(m)
@@ -70,22 +74,22 @@ def matmul(ctx: Context) -> Result:
         if b.batch_dim == len(b.shape) - 1 and a.batch_dim is not None:
             return _among_samples(ctx, dims_a, dims_b, [*out, n[1:]])
         out.append(n)
-    return _product(ctx, [(0, dims_a), (1, dims_b)], out, passing="multi")
+    return _product(ctx, [(0, dims_a), (1, dims_b)], out, "multi")
 
 
 def _among_samples(ctx: Context, dims_a: Dims, dims_b: Dims, out: Dims) -> Result:
     """Similarities between all samples of a batch: each rank needs them all. One sample is compared with itself."""
-    ctx.rule.fix([ctx.rule.batch()])
-    result = _product(ctx, [(0, dims_a), (1, dims_b)], out, passing="none")
+    ctx.rule.mark([ctx.rule.batch()], fixed=True)
+    result = _product(ctx, [(0, dims_a), (1, dims_b)], out, "none")
     result.replicated_because = "it compares the samples of a batch with each other (counted for one sample)"
     return result
 
 
-@kind("Gemm")
+@kind("Gemm", rule=tuple(f"{a}, {b}, [{{m n 1}}] -> m n" for a in ("m k+!", "k+! m") for b in ("k n", "n k")))
 def gemm(ctx: Context) -> Result:
-    """`m k+, k n -> m n`, transposed as asked. With a bias the contraction stays whole: the sum would add it twice.
+    """A product of matrices, each transposed as `transA` and `transB` say, and a bias.
 
-    The importer therefore splits the bias off.
+    With a bias the contraction stays whole (`!`), because each rank would add it: the importer splits the bias off.
     """
     a, b = ctx.tensor(0), ctx.tensor(1)
     if len(a.shape) != 2 or len(b.shape) != 2:
@@ -101,7 +105,7 @@ def gemm(ctx: Context) -> Result:
     rule = ctx.rule
     m, n = rule.dim(a, m_dim, name="m"), rule.dim(b, n_dim, name="n")
     has_bias = ctx.has(2)
-    k = (rule.factor(a.shape[ka], name="k", summed=not has_bias, fixed=has_bias),) if a.shape[ka] != 1 else ()
+    k = rule.loop(a.shape[ka], name="k", summed=not has_bias, fixed=has_bias)
     operands: list[tuple[int, Dims]] = [(0, [k, m] if ta else [m, k]), (1, [n, k] if tb else [k, n])]
     if has_bias:
         bias = ctx.tensor(2)
@@ -116,7 +120,7 @@ def gemm(ctx: Context) -> Result:
             else:
                 raise Unsupported("the bias does not broadcast")
         operands.append((2, dims))
-    return _product(ctx, operands, [m, n], passing="none" if has_bias else "multi")
+    return _product(ctx, operands, [m, n], "none" if has_bias else "multi")
 
 
 def _halo(x: Tensor, dim: int, window: int, stride: int, begin: int) -> InternalCollective | None:
@@ -167,9 +171,16 @@ def _begin(
     return [t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in total]
 
 
-@kind("Conv")
+@kind(
+    "Conv",
+    rule="n (g c+!) {(space@halo? stride!) rest!}, (g m) c {window!}, [(g m)] -> n (g m) {space new!}",
+)
 def conv(ctx: Context) -> Result:
-    """`n (g c+) h w, (g m) c+ i j -> n (g m) h' w'`; spatial dims split at the price of a halo exchange."""
+    """Convolution by groups of channels.
+
+    A spatial dim that the stride divides is split at the price of a halo exchange, where windows overlap; its factor is
+    called h, w or d. Other spatial dims stay whole. With a bias the contraction stays whole, as each rank would add it.
+    """
     x, w = ctx.tensor(0), ctx.tensor(1)
     rank = len(x.shape) - 2
     if rank < 1 or len(w.shape) != rank + 2 or x.batch_dim not in (None, 0):
@@ -186,43 +197,34 @@ def conv(ctx: Context) -> Result:
     begin = _begin(ctx, x.shape[2:], sizes, windows, strides)
     has_bias = ctx.has(2)
     n = rule.dim(x, 0, name="n")
-    g = (rule.factor(groups, name="g"),) if groups > 1 else ()
-    c = (rule.factor(w.shape[1], name="c", summed=not has_bias, fixed=has_bias),) if w.shape[1] > 1 else ()
-    per_group = w.shape[0] // groups
-    m = (rule.factor(per_group, name="m"),) if per_group > 1 else ()
+    g = rule.loop(groups, name="g")
+    c = rule.loop(w.shape[1], name="c", summed=not has_bias, fixed=has_bias)
+    m = rule.loop(w.shape[0] // groups, name="m")
     dims_x: Dims = [n, (*g, *c)]
     dims_w: Dims = [(*g, *m), c]
     out: Dims = [n, (*g, *m)]
     for i, (size_in, size_out) in enumerate(zip(x.shape[2:], sizes, strict=True)):
-        dims_w.append((rule.factor(kernel[i], fixed=True),) if kernel[i] > 1 else ())
+        dims_w.append(rule.loop(kernel[i], fixed=True))
         shared = gcd(size_in, size_out)
         aligned = shared == size_out and size_in == size_out * strides[i] and size_out > 1
         if not aligned:
-            dims_x.append((rule.factor(size_in, fixed=True),) if size_in > 1 else ())
-            out.append((rule.factor(size_out, fixed=True),) if size_out > 1 else ())
+            dims_x.append(rule.loop(size_in, fixed=True))
+            out.append(rule.loop(size_out, fixed=True))
             continue
         halo = _halo(x, 2 + i, windows[i], strides[i], begin[i])
         h = rule.factor(size_out, name="hwd"[i] if i < 3 else "", collective=halo)
-        dims_x.append((h, rule.factor(strides[i], fixed=True)) if strides[i] > 1 else (h,))
+        dims_x.append((h, *rule.loop(strides[i], fixed=True)))
         out.append((h,))
     operands: list[tuple[int, Dims]] = [(0, dims_x), (1, dims_w)]
     if has_bias:
         operands.append((2, [(*g, *m)]))
     flops = 2.0 * x.shape[0] * w.num_elements * prod(sizes)
-    saved = [i for i in (0, 1) if ctx.needs_gradient[1 - i]]
-    return Result(
-        operands,
-        [out],
-        passing="none" if has_bias else "multi",
-        forward_flops=flops,
-        gradient_flops={0: flops, 1: flops},
-        saved_inputs=saved,
-    )
+    return _product(ctx, operands, out, "none" if has_bias else "multi", flops)
 
 
-@kind("ConvTranspose")
+@kind("ConvTranspose", rule="n (g c+!) {space!}, (g c) m {window!}, [(g m)] -> n (g m) {new!}")
 def conv_transpose(ctx: Context) -> Result:
-    """`n (g c+) h w, (g c+) m i j -> n (g m) h' w'`; spatial dims stay whole."""
+    """The transpose of a convolution: spatial dims stay whole, with a bias also the contraction."""
     x, w = ctx.tensor(0), ctx.tensor(1)
     rank = len(x.shape) - 2
     groups = ctx.int_attribute("group", 1)
@@ -238,10 +240,9 @@ def conv_transpose(ctx: Context) -> Result:
     rule = ctx.rule
     has_bias = ctx.has(2)
     n = rule.dim(x, 0, name="n")
-    g = (rule.factor(groups, name="g"),) if groups > 1 else ()
-    inner = w.shape[0] // groups
-    c = (rule.factor(inner, name="c", summed=not has_bias, fixed=has_bias),) if inner > 1 else ()
-    m = (rule.factor(w.shape[1], name="m"),) if w.shape[1] > 1 else ()
+    g = rule.loop(groups, name="g")
+    c = rule.loop(w.shape[0] // groups, name="c", summed=not has_bias, fixed=has_bias)
+    m = rule.loop(w.shape[1], name="m")
     dims_x: Dims = [n, (*g, *c)]
     dims_w: Dims = [(*g, *c), m]
     out: Dims = [n, (*g, *m)]
@@ -259,18 +260,10 @@ def conv_transpose(ctx: Context) -> Result:
     if has_bias:
         operands.append((2, [(*g, *m)]))
     flops = 2.0 * x.num_elements * (w.num_elements // w.shape[0])
-    saved = [i for i in (0, 1) if ctx.needs_gradient[1 - i]]
-    return Result(
-        operands,
-        [out],
-        passing="none" if has_bias else "multi",
-        forward_flops=flops,
-        gradient_flops={0: flops, 1: flops},
-        saved_inputs=saved,
-    )
+    return _product(ctx, operands, out, "none" if has_bias else "multi", flops)
 
 
-@kind("Einsum")
+@kind("Einsum", rule="{kept summed+ 1}* -> {kept}")
 def einsum(ctx: Context) -> Result:
     """The equation is the rule; factors that are not in the result are summed."""
     equation = str(ctx.attributes["equation"]).replace(" ", "")
@@ -313,7 +306,7 @@ def einsum(ctx: Context) -> Result:
         operands.append((i, dims))
     out = [found[letter] for letter in right]
     if len(terms) == 2:
-        result = _product(ctx, operands, out, passing="multi")
+        result = _product(ctx, operands, out, "multi")
         result.attributes = {"equation": equation}
         return result
     flops = 2.0 * prod(f.size for f in rule.factors) if len(terms) > 1 else 0.0

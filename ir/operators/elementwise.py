@@ -10,28 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ir.factors import Passing
 from ir.graph import Tensor
-from ir.operators.base import BakedBatch, Context, Dims, MissingBatch, Result, Rule, Unsupported, kind
+from ir.operators.base import BakedBatch, Context, Dims, Result, Unsupported, kind
 
 
-def broadcast(
-    ctx: Context, operands: Sequence[tuple[int, Tensor]], rule: Rule | None = None
-) -> tuple[list[Dims], Dims]:
+def broadcast(ctx: Context, operands: Sequence[tuple[int, Tensor]]) -> tuple[list[Dims], Dims]:
     """Numpy broadcasting of operands.
 
     Args:
-        ctx: the use.
+        ctx: the use, whose rule receives the factors.
         operands: (position, tensor) pairs; for a part of the dims pass tensors cut to that part.
-        rule: where to add factors, default the use's own.
 
     Returns:
         factors of each operand, factors of the result.
 
     Raises:
         BakedBatch: a constant holds the exported batch size.
+        MissingBatch: an operand must first be repeated over the batch.
         Unsupported: shapes do not broadcast.
     """
-    rule = rule or ctx.rule
+    rule = ctx.rule
     rank = max(len(t.shape) for _, t in operands)
     sides: list[Dims] = [[] for _ in operands]
     result: Dims = []
@@ -42,8 +41,7 @@ def broadcast(
         rest = max((t.shape[d] for t, d in carriers), default=1)
         if not carriers:
             rest = 0 if any(t.shape[d] == 0 for _, t, d in present) else max(t.shape[d] for _, t, d in present)
-        factor = rule.factor(rest) if rest != 1 else None
-        full: tuple[int, ...] = () if factor is None else (factor,)
+        full = rule.loop(rest)
         head = (rule.batch(), *full) if carriers else full
         for k, t, d in present:
             size = t.shape[d]
@@ -67,13 +65,13 @@ def _elementwise(
     ctx: Context,
     *,
     dtype: str | None = None,
-    passing: str = "none",
+    passing: Passing = "none",
     traffic: tuple[float, float] = (1.0, 1.5),
     saved_inputs: Sequence[int] = (),
     saved_outputs: Sequence[int] = (),
-    first_float: int = 0,
 ) -> Result:
-    operands = [(i, t) for i, t in enumerate(ctx.inputs) if t is not None]
+    """All operands broadcast; the dtype is by default that of the first one."""
+    operands = ctx.present
     if not operands:
         raise Unsupported("no operand")
     rank = max(len(t.shape) for _, t in operands)
@@ -83,203 +81,153 @@ def _elementwise(
             if len(t.shape) == rank and all(len(o.shape) < rank or o.shape[0] == 1 for j, o in operands if j != i):
                 ctx.keep_one_sample(i)
     sides, result = broadcast(ctx, operands)
-    chosen = dtype or ctx.tensor(first_float).dtype
     return Result(
         [(i, dims) for (i, _), dims in zip(operands, sides, strict=True)],
         [result],
-        [chosen],
-        passing=passing,  # type: ignore[arg-type]
+        [dtype or ctx.tensor(0).dtype],
+        passing=passing,
         traffic=traffic,
         saved_inputs=saved_inputs,
         saved_outputs=saved_outputs,
     )
 
 
-@kind("Relu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Reciprocal", "Elu", "Selu", "HardSigmoid", "Softplus", "LeakyRelu")
+UNARY, BINARY, ANY = "... -> ...", "..., ... -> ...", "...* -> ..."
+
+
+@kind(
+    "Relu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Reciprocal", "Elu", "Selu", "HardSigmoid", "Softplus", "LeakyRelu",
+    rule=UNARY,
+)  # fmt: skip
 def saves_output(ctx: Context) -> Result:
     """Unary kinds whose derivative is a function of the result."""
     return _elementwise(ctx, saved_outputs=(0,))
 
 
+@kind("com.microsoft.FastGelu", "com.microsoft.BiasGelu", rule="..., [...] -> ...")
 @kind(
-    "com.microsoft.Gelu",
-    "com.microsoft.FastGelu",
-    "com.microsoft.QuickGelu",
-    "com.microsoft.BiasGelu",
-    "Gelu",
-    "Erf",
-    "Cos",
-    "Sin",
-    "Log",
-    "Abs",
-    "HardSwish",
-    "Swish",
-    "Mish",
-    "Celu",
-    "ThresholdedRelu",
-    "Shrink",
-    "Softsign",
-    "Tan",
-    "Acos",
-    "Asin",
-    "Atan",
-    "Sinh",
-    "Cosh",
-    "Asinh",
-    "Acosh",
-    "Atanh",
-    "BitCast",
-)
+    "com.microsoft.Gelu", "com.microsoft.QuickGelu", "Gelu", "Erf", "Cos", "Sin", "Log", "Abs", "HardSwish", "Swish",
+    "Mish", "Celu", "ThresholdedRelu", "Shrink", "Softsign", "Tan", "Acos", "Asin", "Atan", "Sinh", "Cosh", "Asinh",
+    "Acosh", "Atanh", "BitCast", rule=UNARY,
+)  # fmt: skip
 def saves_input(ctx: Context) -> Result:
-    """Unary kinds whose derivative is a function of the operand."""
+    """Kinds whose derivative is a function of the operand; a second operand is a bias."""
     return _elementwise(ctx, saved_inputs=(0,))
 
 
-@kind("Neg")
+@kind("Neg", rule=UNARY)
 def negation(ctx: Context) -> Result:
-    """Linear, nothing saved."""
+    """Linear, hence nothing is saved."""
     return _elementwise(ctx, passing="joint", traffic=(1.0, 1.0))
 
 
-@kind("Floor", "Ceil", "Round", "Sign", "BitwiseNot")
+@kind("Mod", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", rule=BINARY)
+@kind("Floor", "Ceil", "Round", "Sign", "BitwiseNot", rule=UNARY)
 def stepwise(ctx: Context) -> Result:
-    """Gradient is zero."""
+    """Rounding and integer arithmetic: the gradient is zero."""
     return _elementwise(ctx, traffic=(1.0, 0.0))
 
 
-@kind("Not", "IsNaN", "IsInf")
+@kind("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor", rule=BINARY)
+@kind("Not", "IsNaN", "IsInf", rule=UNARY)
 def predicate(ctx: Context) -> Result:
-    """Booleans have no gradient."""
+    """Comparisons and logic: booleans have no gradient."""
     return _elementwise(ctx, dtype="bool", traffic=(1.0, 0.0))
 
 
-@kind("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor")
-def comparison(ctx: Context) -> Result:
-    """Booleans have no gradient."""
-    return _elementwise(ctx, dtype="bool", traffic=(1.0, 0.0))
-
-
-@kind("Mod", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor")
-def integer(ctx: Context) -> Result:
-    """Integer arithmetic."""
-    return _elementwise(ctx, traffic=(1.0, 0.0))
-
-
-@kind("Add", "Sub", "Sum")
+@kind("Add", "Sub", "Sum", rule=ANY)
 def addition(ctx: Context) -> Result:
     """Jointly linear: all operands partial gives a partial result."""
     return _elementwise(ctx, passing="joint", traffic=(1.0, 0.5))
 
 
-@kind("Mean")
+@kind("Mean", rule=ANY)
 def mean(ctx: Context) -> Result:
-    """Jointly linear too."""
+    """Jointly linear: all operands partial gives a partial result."""
     return _elementwise(ctx, passing="joint", traffic=(1.0, 1.0))
 
 
-@kind("Max", "Min", "PRelu")
+@kind("Max", "Min", "PRelu", rule=ANY)
 def selection(ctx: Context) -> Result:
-    """Which operand won is decided again in backward."""
-    return _elementwise(ctx, traffic=(1.0, 1.7), saved_inputs=[i for i, t in enumerate(ctx.inputs) if t is not None])
+    """The backward pass decides again which operand won."""
+    return _elementwise(ctx, traffic=(1.0, 1.7), saved_inputs=[i for i, _ in ctx.present])
 
 
-@kind("Mul")
+@kind("Mul", rule=BINARY)
 def multiplication(ctx: Context) -> Result:
     """Each operand is needed for the gradient of the other."""
     saved = [i for i in (0, 1) if ctx.needs_gradient[1 - i]]
     return _elementwise(ctx, passing="multi", traffic=(1.0, 1.7), saved_inputs=saved)
 
 
-@kind("Div")
+@kind("Div", rule=BINARY)
 def division(ctx: Context) -> Result:
-    """Linear in the numerator; integers are rounded."""
-    saved = [1] if ctx.needs_gradient[0] else []
-    if ctx.needs_gradient[1]:
-        saved = [0, 1]
-    return _elementwise(
-        ctx, passing="first" if ctx.tensor(0).is_float else "none", traffic=(1.0, 1.7), saved_inputs=saved
-    )
+    """Linear in the numerator, except of integers, which are rounded."""
+    saved = [0, 1] if ctx.needs_gradient[1] else [1] if ctx.needs_gradient[0] else []
+    passing: Passing = "first" if ctx.tensor(0).is_float else "none"
+    return _elementwise(ctx, passing=passing, traffic=(1.0, 1.7), saved_inputs=saved)
 
 
-@kind("Pow")
+@kind("Pow", rule=BINARY)
 def power(ctx: Context) -> Result:
-    """Saves base and exponent."""
+    """Saves the base, and the exponent where it has a gradient."""
     return _elementwise(ctx, traffic=(1.0, 1.5), saved_inputs=(0, 1) if ctx.needs_gradient[1] else (0,))
 
 
-@kind("Where")
+@kind("Where", rule="..., ..., ... -> ...")
 def where(ctx: Context) -> Result:
-    """The condition chooses, and is kept for backward; linear in what is chosen from."""
-    return _elementwise(ctx, passing="rest", traffic=(1.0, 1.0), saved_inputs=(0,), first_float=1)
+    """The condition chooses, and is saved; linear in what is chosen from."""
+    return _elementwise(ctx, dtype=ctx.tensor(1).dtype, passing="rest", traffic=(1.0, 1.0), saved_inputs=(0,))
 
 
-@kind("Clip")
+@kind("Clip", rule="{dims} -> {dims}")
 def clip(ctx: Context) -> Result:
-    """Bounds are operands from version 11 on."""
-    tensor = ctx.tensor(0)
-    dims = ctx.rule.dims(tensor)
-    extra = {}
-    for name, index in (("min", 1), ("max", 2)):
-        bound = ctx.floats(name, index)
-        if bound:
-            extra[name] = bound[0]
-    return Result([(0, dims)], [dims], traffic=(1.0, 1.5), saved_inputs=(0,), attributes=extra)
+    """The bounds are attributes, or known operands from version 11 on."""
+    bounds = {name: ctx.floats(name, index) for name, index in (("min", 1), ("max", 2))}
+    attributes = {name: bound[0] for name, bound in bounds.items() if bound}
+    return Result(*ctx.factors(), traffic=(1.0, 1.5), saved_inputs=(0,), attributes=attributes)
 
 
-@kind("Cast", is_view=True)
+@kind("Cast", rule=UNARY, is_view=True)
 def cast(ctx: Context) -> Result:
     """Linear between floating-point types."""
     to = str(ctx.attributes["to"])
-    tensor = ctx.tensor(0)
-    is_linear = tensor.is_float and to.startswith(("float", "bfloat"))
+    is_linear = ctx.tensor(0).is_float and to.startswith(("float", "bfloat"))
     return _elementwise(ctx, dtype=to, passing="joint" if is_linear else "none", traffic=(1.0, 1.0))
 
 
-@kind("CastLike")
+@kind("CastLike", rule="{dims} -> {dims}")
 def cast_like(ctx: Context) -> Result:
-    """Cast to the type of another operand."""
-    like = ctx.tensor(1)
-    dims = ctx.rule.dims(ctx.tensor(0))
-    return Result([(0, dims)], [dims], [like.dtype], traffic=(1.0, 1.0), attributes={"to": like.dtype})
+    """A cast to the dtype of another operand."""
+    dtype = ctx.tensor(1).dtype
+    return Result(*ctx.factors(), [dtype], traffic=(1.0, 1.0), attributes={"to": dtype})
 
 
-@kind("Identity", is_view=True)
+@kind("Identity", rule=UNARY, is_view=True)
 def identity(ctx: Context) -> Result:
-    """A second name."""
+    """A second name of a tensor."""
     return _elementwise(ctx, passing="joint", traffic=(0.0, 0.0))
 
 
-@kind("Dropout")
+@kind("Dropout", rule="{dims} -> {dims}, {dims}")
 def dropout(ctx: Context) -> Result:
     """In training: backward needs the mask, the second result, of one byte an element."""
-    dims = ctx.rule.dims(ctx.tensor(0))
     ratio = ctx.floats("ratio", 1) or (0.5,)
-    return Result(
-        [(0, dims)],
-        [dims, dims],
-        [ctx.tensor(0).dtype, "bool"],
-        traffic=(1.0, 1.0),
-        saved_outputs=(1,),
-        attributes={"ratio": ratio[0]},
-    )
+    dtypes = [ctx.tensor(0).dtype, "bool"]
+    return Result(*ctx.factors(), dtypes, traffic=(1.0, 1.0), saved_outputs=(1,), attributes={"ratio": ratio[0]})
 
 
-@kind("QuantizeLinear", "DequantizeLinear")
+@kind("QuantizeLinear", "DequantizeLinear", rule="{dims axis}, [{axis 1}], [{axis 1}] -> {dims axis}")
 def quantization(ctx: Context) -> Result:
-    """Per-tensor or per-axis scale: the axis of the scale stays whole."""
+    """Scale and zero point of the whole tensor, or of each element of one axis."""
     tensor = ctx.tensor(0)
     dims = ctx.rule.dims(tensor)
     operands: list[tuple[int, Dims]] = [(0, dims)]
-    for i in (1, 2):
-        if ctx.has(i):
-            side = ctx.tensor(i)
-            if len(side.shape) > 1:
-                raise Unsupported("blocked quantization")
-            whole: Dims = [()] * len(side.shape)
-            is_split = side.num_elements > 1
-            operands.append((i, [dims[ctx.axis("axis", 1, len(tensor.shape))]] if is_split else whole))
+    for i, side in ctx.present[1:]:
+        if len(side.shape) > 1:
+            raise Unsupported("blocked quantization")
+        whole: Dims = [()] * len(side.shape)
+        is_split = side.num_elements > 1
+        operands.append((i, [dims[ctx.axis("axis", 1, len(tensor.shape))]] if is_split else whole))
     dtype = "float32" if ctx.kind == "DequantizeLinear" else (ctx.tensor(2).dtype if ctx.has(2) else "uint8")
     return Result(operands, [dims], [dtype], traffic=(1.0, 1.0))
-
-
-__all__ = ["MissingBatch", "broadcast"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from ir.graph import Tensor
 from ir.operators.base import BakedBatch, Context, Dims, MissingBatch, Result, Unsupported, kind
 
@@ -16,28 +18,26 @@ def _lookup_traffic(ctx: Context, output_elements: int) -> tuple[float, float]:
     return (min(2.0 * rows / total, 1.0) if total else 0.0, 1.0)
 
 
-@kind("Gather")
+@kind("Gather", rule=("{kept rows+!}, {at} -> {kept at}", "{kept rows+!} -> {kept}"))
 def gather(ctx: Context) -> Result:
-    """`data[indices]` along `axis`. Rows of a parameter split with a masked look-up, which yields partial sums."""
+    """`data[indices]` along `axis`; without the second operand one constant index, which removes the dim.
+
+    Rows of a parameter split with a masked look-up, which yields partial sums (`+`); rows of data stay whole (`!`).
+    """
     data = ctx.tensor(0)
     rule = ctx.rule
     axis = ctx.axis("axis", 0, len(data.shape))
     dims = rule.dims(data)
     if data.batch_dim == axis:
         raise Unsupported("a look-up among samples")
-    if ctx.needs_gradient[0] and data.batch_dim is None and data.is_float and data.role == "parameter" and axis == 0:
-        for index in dims[axis]:
-            rule.mark(index, summed=True)
-    else:
-        rule.fix(dims[axis])
-    if "indices" in ctx.attributes:
-        out = dims[:axis] + dims[axis + 1 :]
-        return Result([(0, dims)], [out], passing="first", traffic=(0.0, 1.0))
+    is_table = ctx.needs_gradient[0] and data.batch_dim is None and data.is_float and data.role == "parameter"
+    rule.mark(dims[axis], summed=is_table and axis == 0, fixed=not (is_table and axis == 0))
     value = ctx.value(1)
-    if value is not None and value.ndim == 0:
+    if "indices" in ctx.attributes or (value is not None and value.ndim == 0):
+        attributes = {}
+        if "indices" not in ctx.attributes and value is not None:
+            attributes = {"indices": int(value) % data.shape[axis] if data.shape[axis] else 0, "axis": axis}
         out = dims[:axis] + dims[axis + 1 :]
-        index = int(value) % data.shape[axis] if data.shape[axis] else 0
-        attributes = {"indices": index, "axis": axis}
         return Result([(0, dims)], [out], passing="first", traffic=(0.0, 1.0), attributes=attributes)
     indices = ctx.tensor(1)
     if indices.batch_dim is not None and data.batch_dim is not None:
@@ -46,9 +46,7 @@ def gather(ctx: Context) -> Result:
         ctx.keep_one_sample(1)  # places or kinds of tokens
     own = rule.dims(indices)
     out = [*dims[:axis], *own, *dims[axis + 1 :]]
-    elements = 1
-    for factors in out:
-        elements *= rule.size(factors)
+    elements = prod(rule.size(factors) for factors in out)
     return Result(
         [(0, dims), (1, own)],
         [out],
@@ -71,7 +69,7 @@ def _same_batch(ctx: Context, first: tuple[int, Tensor], second: tuple[int, Tens
             raise BakedBatch(index, d, own.shape[d])
 
 
-@kind("GatherElements")
+@kind("GatherElements", rule="{shared rows!}, {shared at!} -> {shared at}")
 def gather_elements(ctx: Context) -> Result:
     """One look-up for each position; the axis stays whole."""
     data, indices = ctx.tensor(0), ctx.tensor(1)
@@ -85,17 +83,13 @@ def gather_elements(ctx: Context) -> Result:
     target: Dims = []
     _same_batch(ctx, (0, data), (1, indices), axis)
     for d, size in enumerate(data.shape):
-        if d != axis and indices.shape[d] == size and (data.batch_dim == d) == (indices.batch_dim == d):
-            factors = rule.dim(data, d)
-            source.append(factors)
-            target.append(factors)
-        else:
-            source.append(rule.dim(data, d, fixed=True))
-            target.append(rule.dim(indices, d, fixed=True))
+        is_shared = d != axis and indices.shape[d] == size and (data.batch_dim == d) == (indices.batch_dim == d)
+        source.append(rule.dim(data, d, fixed=not is_shared))
+        target.append(source[-1] if is_shared else rule.dim(indices, d, fixed=True))
     return Result([(0, source), (1, target)], [target], passing="first", traffic=(1.0, 1.5), saved_inputs=(1,))
 
 
-@kind("GatherND")
+@kind("GatherND", rule="{shared rows! kept}, {shared at} depth! -> {shared at kept}")
 def gather_nd(ctx: Context) -> Result:
     """Leading dims of the indices are free, dims of the data that are looked into stay whole."""
     data, indices = ctx.tensor(0), ctx.tensor(1)
@@ -112,7 +106,7 @@ def gather_nd(ctx: Context) -> Result:
         _same_batch(ctx, (0, data), (1, indices), -1)
     dims = rule.dims(data)
     for factors in dims[shared : shared + depth]:
-        rule.fix(factors)
+        rule.mark(factors, fixed=True)
     own: Dims = []
     for d in range(len(indices.shape) - 1):
         if d < shared:
@@ -121,14 +115,14 @@ def gather_nd(ctx: Context) -> Result:
             own.append(dims[d])
         else:
             own.append(rule.dim(indices, d))
-    own.append((rule.factor(depth, fixed=True),) if depth != 1 else ())
+    own.append(rule.loop(depth, fixed=True))
     if data.batch_dim is not None and not data.batch_dim < shared and indices.batch_dim is not None:
         raise Unsupported("data and indices both depend on the sample")
     out = [*own[:-1], *dims[shared + depth :]]
     return Result([(0, dims), (1, own)], [out], passing="first", traffic=(1.0, 1.5), saved_inputs=(1,))
 
 
-@kind("ScatterElements", "Scatter")
+@kind("ScatterElements", "Scatter", rule="{rows!}, {at!}, {new!} -> {rows}")
 def scatter(ctx: Context) -> Result:
     """Replicated, but for the batch where data, indices and updates all carry it in the same dim."""
     data, indices, updates = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
@@ -140,12 +134,12 @@ def scatter(ctx: Context) -> Result:
     operands: list[tuple[int, Dims]] = [(i, rule.dims(t, fixed=True)) for i, t in enumerate((data, indices, updates))]
     result = Result(operands, [operands[0][1]], traffic=(1.0, 1.5), saved_inputs=(1,))
     if not same and any(t.batch_dim is not None for t in (data, indices, updates)):
-        rule.mark(rule.batch(), fixed=True)
+        rule.mark([rule.batch()], fixed=True)
         result.replicated_because = "it writes to other samples"
     return result
 
 
-@kind("ScatterND")
+@kind("ScatterND", rule="{rows! kept}, {at!}, {new! kept} -> {rows kept}")
 def scatter_nd(ctx: Context) -> Result:
     """Dims of the data behind those that are looked into are free; they are the last dims of the updates."""
     data, indices, updates = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
@@ -175,12 +169,12 @@ def scatter_nd(ctx: Context) -> Result:
     result = Result([(0, dims), (1, places), (2, own_dims)], [dims], traffic=(1.0, 1.5), saved_inputs=(1,))
     carriers = [t for t in (data, indices, updates) if t.batch_dim is not None]
     if carriers and not (same and indices.batch_dim is None):
-        rule.mark(rule.batch(), fixed=True)
+        rule.mark([rule.batch()], fixed=True)
         result.replicated_because = "it writes to other samples"
     return result
 
 
-@kind("OneHot")
+@kind("OneHot", rule="{kept} -> {kept depth!}")
 def one_hot(ctx: Context) -> Result:
     """A new dim of size `depth`."""
     indices = ctx.tensor(0)
@@ -191,7 +185,7 @@ def one_hot(ctx: Context) -> Result:
     axis = ctx.axis("axis", -1, rank)
     dims = ctx.rule.dims(indices)
     out = list(dims)
-    out.insert(axis, (ctx.rule.factor(depth[0], fixed=True),) if depth[0] != 1 else ())
+    out.insert(axis, ctx.rule.loop(depth[0], fixed=True))
     dtype = ctx.tensor(2).dtype if ctx.has(2) else str(ctx.attributes.get("dtype", "float32"))
     values = ctx.floats("values", 2) or (0.0, 1.0)
     return Result(

@@ -57,9 +57,9 @@ def _lead(ctx: Context, tensor: Tensor, groups: tuple[int, ...] = ()) -> Dims:
     return found
 
 
-@kind(DISPATCH)
+@kind(DISPATCH, rule="{token! (g token!)} h, {token (g token)} k! -> e {g} c! h")
 def dispatch(ctx: Context) -> Result:
-    """`b (g s!) h, b (g s!) k! -> e g (b c!) h`.
+    """Tokens `b (g s) h` and their experts `b (g s) k` become slots `e g (b c) h`.
 
     Attributes: `num_experts`, `groups` (default 1, then the result has no dim g), `capacity` (slots of an expert for
     one group of one sample). Splitting e needs no exchange: each rank takes the tokens of its own experts.
@@ -71,12 +71,12 @@ def dispatch(ctx: Context) -> Result:
     if experts < 1 or capacity < 1 or groups < 1 or len(x.shape) < 2 or x.batch_dim == len(x.shape) - 1:
         raise Unsupported(f"{experts} experts of {capacity} slots for {groups} groups of tokens {x.shape}")
     chosen = _routing(ctx, x.shape[:-1], x.batch_dim, 1)
-    g = (rule.factor(groups, name="g"),) if groups > 1 else ()
+    g = rule.loop(groups, name="g")
     lead = _lead(ctx, x, g)
     k = rule.dim(chosen, len(chosen.shape) - 1, name="k", fixed=True)
     h = rule.dim(x, len(x.shape) - 1, name="h")
-    e = (rule.factor(experts, name="e"),) if experts > 1 else ()
-    c = (rule.factor(capacity, name="c", fixed=True),) if capacity > 1 else ()
+    e = rule.loop(experts, name="e")
+    c = rule.loop(capacity, name="c", fixed=True)
     slots = (rule.batch(), *c) if rule.has_batch else c
     return Result(
         [(0, [*lead, h]), (1, [*lead, k])],
@@ -94,14 +94,13 @@ def _is_slots(tensor: Tensor) -> bool:
     return len(tensor.shape) in (3, 4) and tensor.batch_dim in (None, len(tensor.shape) - 2)
 
 
-@kind(PRODUCT)
+@kind(PRODUCT, rule="e {g} c k+, e k n -> e {g} c n")
 def grouped_matmul(ctx: Context) -> Result:
-    """`e g (b c) k+, e k+ n -> e g (b c) n`, g only where there are groups.
+    """Slots times the weight of their expert; the dim g is there only where tokens are in groups.
 
     Attribute `num_tokens`: routed tokens of one sample (tokens times top-k).
     """
     tokens, weight = ctx.tensor(0), ctx.tensor(1)
-    rule = ctx.rule
     if not _is_slots(tokens) or len(weight.shape) != 3:
         raise Unsupported("operands are not [experts, slots, k] and [experts, k, n]")
     if weight.batch_dim is not None or (weight.shape[0], weight.shape[1]) != (tokens.shape[0], tokens.shape[-1]):
@@ -109,16 +108,9 @@ def grouped_matmul(ctx: Context) -> Result:
     routed = ctx.int_attribute("num_tokens", 0)
     if not 1 <= routed <= prod(tokens.shape[:-1]):
         raise Unsupported(f"num_tokens={routed} for {tokens.shape[0]} experts of {prod(tokens.shape[1:-1])} slots")
-    e = rule.dim(tokens, 0, name="e")
-    slots = [
-        rule.dim(tokens, d, name="c" if d == len(tokens.shape) - 2 else "g") for d in range(1, len(tokens.shape) - 1)
-    ]
-    k = rule.dim(tokens, len(tokens.shape) - 1, name="k", summed=True)
-    n = rule.dim(weight, 2, name="n")
     flops = 2.0 * routed * prod(weight.shape[1:])
     return Result(
-        [(0, [e, *slots, k]), (1, [e, k, n])],
-        [[e, *slots, n]],
+        *ctx.factors(),
         passing="multi",
         forward_flops=flops,
         gradient_flops={0: flops, 1: flops},
@@ -127,9 +119,9 @@ def grouped_matmul(ctx: Context) -> Result:
     )
 
 
-@kind(COMBINE)
+@kind(COMBINE, rule="e+ {g} c! h, {token! (g token!)} k!, {token (g token)} k -> {token (g token)} h")
 def combine(ctx: Context) -> Result:
-    """`e+ g (b c!) h, b (g s!) k!, b (g s!) k! -> b (g s!) h`: slots, chosen experts and their weights to tokens.
+    """Slots `e g (b c) h`, the experts of tokens and their weights `b (g s) k` become tokens `b (g s) h`.
 
     Splitting e leaves each rank with the sum over its own experts. The gradient of the weights is the product of a
     token's results with the output gradient, hence partial where e or h is split.

@@ -11,18 +11,18 @@ LAYER = "Layer"
 
 
 def _rows(ctx: Context, sizes: tuple[int, ...]) -> list[Dims]:
-    """Dims of outputs `[batch, size]`."""
+    """Factors of results `[batch, size]`."""
     batch = ctx.rule.batch()
-    return [[(batch,), (ctx.rule.factor(size, fixed=True),) if size != 1 else ()] for size in sizes]
+    return [[(batch,), ctx.rule.loop(size, fixed=True)] for size in sizes]
 
 
 def _operands(ctx: Context) -> list[tuple[int, Dims]]:
-    return [(i, ctx.rule.dims(t, fixed=True)) for i, t in enumerate(ctx.inputs) if t is not None]
+    return [(i, ctx.rule.dims(t, fixed=True)) for i, t in ctx.present]
 
 
-@kind(LAYER, "Unbundle")
+@kind(LAYER, "Unbundle", rule="{dims!}* -> 1 size!*")
 def layer(ctx: Context) -> Result:
-    """Outputs of `sizes` elements a sample. A Layer keeps them for the backward pass; an Unbundle only takes apart."""
+    """Results of `sizes` elements a sample. A Layer saves them for the backward pass; an Unbundle only takes apart."""
     sizes = ctx.ints("sizes") or ()
     operands, outputs = _operands(ctx), _rows(ctx, sizes)
     if ctx.kind == LAYER:
@@ -30,16 +30,16 @@ def layer(ctx: Context) -> Result:
     return Result(operands, outputs, traffic=(0.0, 0.0))
 
 
-@kind("Bundle")
+@kind("Bundle", rule="{dims!}* -> 1 size!")
 def bundle(ctx: Context) -> Result:
-    """All inputs side by side as one tensor, so that one tensor crosses a cut; sent as they lie, hence free."""
-    size = sum(t.num_elements for t in ctx.inputs if t is not None)
+    """All operands side by side as one tensor, so that one tensor crosses a cut; nothing is copied, hence free."""
+    size = sum(t.num_elements for _, t in ctx.present)
     return Result(_operands(ctx), _rows(ctx, (size,)), traffic=(0.0, 0.0))
 
 
-@kind("LayerLoss")
+@kind("LayerLoss", rule="{dims!}* -> ()")
 def layer_loss(ctx: Context) -> Result:
-    """A scalar that depends on every input, summed over samples; its time is part of the last layers'."""
+    """A scalar that depends on every operand, summed over samples; its time is part of the last layers'."""
     operands = _operands(ctx)
-    ctx.rule.mark(ctx.rule.batch(), summed=True)
+    ctx.rule.mark([ctx.rule.batch()], summed=True)
     return Result(operands, [[]], traffic=(0.0, 0.0))

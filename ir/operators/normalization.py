@@ -9,32 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ir.graph import Tensor
-from ir.operators.base import Context, Dims, MissingBatch, Result, Unsupported, all_reduce, kind
+from ir.operators.base import Context, Dims, MissingBatch, Result, Unsupported, all_reduce, kind, statistics
 
 
-def _over(
-    ctx: Context, tensor: Tensor, axes: Sequence[int], name: str, floats: float, *, backward: float = 1.0
-) -> Dims:
-    """Factors of `tensor`, those of `axes` splittable by an all-reduce of `floats` numbers a row.
-
-    Args:
-        ctx: the use.
-        tensor: the operand.
-        axes: dims that the statistics cover.
-        name: of the collective.
-        floats: numbers a row, forward.
-        backward: share of them that the backward pass all-reduces.
-    """
-    dims = ctx.rule.dims(tensor)
-    rows = [s for i, s in enumerate(tensor.shape) if i not in axes]
-    has_batch = tensor.batch_dim is not None and tensor.batch_dim not in axes
-    collective = all_reduce(name, rows, floats, has_batch=has_batch, backward=backward)
-    for axis in axes:
-        ctx.rule.collect(dims[axis], collective)
-    return dims
-
-
-@kind("Softmax", "LogSoftmax", "Hardmax")
+@kind("Softmax", "LogSoftmax", "Hardmax", rule="{rows axis@softmax} -> {rows axis}")
 def softmax(ctx: Context) -> Result:
     """Row maximum and row sum forward, one row sum backward. Before version 13 all dims from `axis` on are one."""
     tensor = ctx.tensor(0)
@@ -42,8 +20,8 @@ def softmax(ctx: Context) -> Result:
     flattens = 0 < ctx.opset < 13
     axis = ctx.axis("axis", 1 if flattens else -1, rank)
     axes = range(axis, rank) if flattens else (axis,)
-    dims = _over(ctx, tensor, list(axes), "softmax", 2.0, backward=0.5)
-    return Result([(0, dims)], [dims], traffic=(1.0, 1.5), saved_outputs=(0,))
+    exchange = statistics("softmax", tensor, axes, 2.0, backward=0.5)
+    return Result(*ctx.factors(where={"axis": axes}, collectives=exchange), traffic=(1.0, 1.5), saved_outputs=(0,))
 
 
 def _affine(ctx: Context, dims: Dims, tensor: Tensor, indices: Sequence[int]) -> list[tuple[int, Dims]]:
@@ -70,43 +48,59 @@ def _affine(ctx: Context, dims: Dims, tensor: Tensor, indices: Sequence[int]) ->
     return operands
 
 
-@kind("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+LAYER_NORM = "{rows axis@norm}, [{rows axis 1}], [{rows axis 1}] -> {rows axis}, {rows 1}, {rows 1}"
+
+
+@kind("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", rule=LAYER_NORM)
 def layer_norm(ctx: Context) -> Result:
     """Statistics over the dims from `axis` on: sum and sum of squares forward, two sums backward."""
     tensor = ctx.tensor(0)
-    axis = ctx.axis("axis", -1, len(tensor.shape))
-    axes = list(range(axis, len(tensor.shape)))
-    dims = _over(ctx, tensor, axes, "norm", 2.0 if ctx.kind == "LayerNormalization" else 1.0)
-    operands = [(0, dims), *_affine(ctx, dims, tensor, (1, 2))]
+    axes = range(ctx.axis("axis", -1, len(tensor.shape)), len(tensor.shape))
+    floats = 2.0 if ctx.kind == "LayerNormalization" else 1.0
+    dims = _with_statistics(ctx, tensor, axes, floats)
     rows: Dims = [d if i not in axes else () for i, d in enumerate(dims)]
     return Result(
-        operands,
+        [(0, dims), *_affine(ctx, dims, tensor, (1, 2))],
         [dims, rows, rows],
         [tensor.dtype, "float32", "float32"],
-        traffic=(1.0, 2.0),
         saved_inputs=(0, 1) if ctx.has(1) else (0,),
     )
 
 
-@kind("com.microsoft.SkipLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization")
+def _with_statistics(ctx: Context, tensor: Tensor, axes: Sequence[int], floats: float) -> Dims:
+    """Factors of `tensor`; those of `axes` split at the price of an all-reduce of `floats` numbers a row."""
+    dims = ctx.rule.dims(tensor)
+    for axis in axes:
+        ctx.rule.mark(dims[axis], collective=statistics("norm", tensor, axes, floats)["norm"])
+    return dims
+
+
+@kind(
+    "com.microsoft.SkipLayerNormalization",
+    "com.microsoft.SkipSimplifiedLayerNormalization",
+    rule="{rows axis@norm}, [{rows axis 1}], [{rows axis 1}], [{rows axis 1}], [{rows axis 1}]"
+    " -> {rows axis}, {rows 1}, {rows 1}, {rows axis}",
+)
 def skip_layer_norm(ctx: Context) -> Result:
     """A residual sum (with a bias) and its normalisation; the sum is the fourth output (contributed operators)."""
     tensor = ctx.tensor(0)
-    last = len(tensor.shape) - 1
-    is_simple = "Simplified" in ctx.kind
-    dims = _over(ctx, tensor, [last], "norm", 1.0 if is_simple else 2.0)
-    operands = [(0, dims), *_affine(ctx, dims, tensor, (1, 2, 3, 4))]
+    dims = _with_statistics(ctx, tensor, [len(tensor.shape) - 1], 1.0 if "Simplified" in ctx.kind else 2.0)
     rows: Dims = [*dims[:-1], ()]
     return Result(
-        operands,
+        [(0, dims), *_affine(ctx, dims, tensor, (1, 2, 3, 4))],
         [dims, rows, rows, dims],
         [tensor.dtype, "float32", "float32", tensor.dtype],
-        traffic=(1.0, 2.0),
         saved_inputs=(0, 1),
     )
 
 
-@kind("BatchNormalization")
+BATCH_NORM = (
+    "{channels rows@batch_norm}, [channels], [channels], [channels], [channels]"
+    " -> {channels rows}, channels, channels, channels, channels"
+)
+
+
+@kind("BatchNormalization", rule=BATCH_NORM)
 def batch_norm(ctx: Context) -> Result:
     """Statistics over samples and space, one pair a channel; splitting the batch synchronises them."""
     tensor = ctx.tensor(0)
@@ -116,12 +110,10 @@ def batch_norm(ctx: Context) -> Result:
     collective = all_reduce("batch_norm", [channels], 2.0, has_batch=False)
     for d, factors in enumerate(dims):
         if d != 1:
-            rule.collect(factors, collective)
+            rule.mark(factors, collective=collective)
     channel: Dims = [dims[1]] if len(dims) > 1 else [()]
-    operands: list[tuple[int, Dims]] = [(0, dims)]
-    operands += [(i, channel) for i in (1, 2, 3, 4) if ctx.has(i)]
     return Result(
-        operands,
+        [(0, dims), *((i, channel) for i in (1, 2, 3, 4) if ctx.has(i))],
         [dims, channel, channel, channel, channel],
         [tensor.dtype] + ["float32"] * 4,
         # Forward reads the operand twice, for statistics and for the result; backward reads both twice.
@@ -130,52 +122,53 @@ def batch_norm(ctx: Context) -> Result:
     )
 
 
-@kind("InstanceNormalization")
+@kind("InstanceNormalization", rule="samples channels {space@norm}, channels, channels -> samples channels {space}")
 def instance_norm(ctx: Context) -> Result:
     """Statistics over space for each sample and channel."""
     tensor = ctx.tensor(0)
-    dims = _over(ctx, tensor, list(range(2, len(tensor.shape))), "norm", 2.0)
-    operands: list[tuple[int, Dims]] = [(0, dims), (1, [dims[1]]), (2, [dims[1]])]
-    return Result(operands, [dims], traffic=(1.0, 2.0), saved_inputs=(0, 1))
+    dims = _with_statistics(ctx, tensor, range(2, len(tensor.shape)), 2.0)
+    return Result([(0, dims), (1, [dims[1]]), (2, [dims[1]])], [dims], saved_inputs=(0, 1))
 
 
-@kind("GroupNormalization")
+GROUP_NORM = "samples (g c!) {space@norm}, [(g c!)], [(g c!)] -> samples (g c!) {space}"
+
+
+@kind("GroupNormalization", rule=(GROUP_NORM, GROUP_NORM.replace("[(g c!)]", "[g]")))
 def group_norm(ctx: Context) -> Result:
-    """Statistics over space and the channels of a group; splitting the channels means splitting the groups."""
+    """Statistics over space and the channels of a group; splitting the channels means splitting the groups.
+
+    Scale and bias have one number a channel, or one a group (versions 18 to 20).
+    """
     tensor = ctx.tensor(0)
     groups = ctx.int_attribute("num_groups", 1)
     channels = tensor.shape[1]
     if groups < 1 or channels % groups:
         raise Unsupported(f"{channels} channels in {groups} groups")
     rule = ctx.rule
-    rows = [tensor.shape[0], groups]
-    collective = all_reduce("norm", rows, 2.0, has_batch=tensor.batch_dim is not None)
-    g = (rule.factor(groups, name="g"),) if groups > 1 else ()
-    inner = (rule.factor(channels // groups, name="c", fixed=True),) if channels > groups else ()
+    collective = all_reduce("norm", [tensor.shape[0], groups], 2.0, has_batch=tensor.batch_dim is not None)
+    g = rule.loop(groups, name="g")
+    inner = rule.loop(channels // groups, name="c", fixed=True)
     dims: Dims = [rule.dim(tensor, 0), (*g, *inner)]
     for d in range(2, len(tensor.shape)):
         dims.append(rule.dim(tensor, d, collective=collective))
     side: Dims = [(*g, *inner)] if ctx.has(1) and ctx.tensor(1).shape[0] == channels else [g]
-    operands: list[tuple[int, Dims]] = [(0, dims)] + [(i, side) for i in (1, 2) if ctx.has(i)]
-    return Result(operands, [dims], traffic=(1.0, 2.0), saved_inputs=(0, 1) if ctx.has(1) else (0,))
+    operands: list[tuple[int, Dims]] = [(0, dims), *((i, side) for i in (1, 2) if ctx.has(i))]
+    return Result(operands, [dims], saved_inputs=(0, 1) if ctx.has(1) else (0,))
 
 
-@kind("LRN")
+@kind("LRN", rule="{rows channels!!} -> {rows channels}")
 def local_response_norm(ctx: Context) -> Result:
-    """A window over channels: the channels stay whole."""
-    dims = ctx.rule.dims(ctx.tensor(0))
-    ctx.rule.fix(dims[1])
-    return Result([(0, dims)], [dims], traffic=(1.0, 2.0), saved_inputs=(0,), saved_outputs=(0,))
+    """A window over channels, which stay whole."""
+    return Result(*ctx.factors(where={"channels": (1,)}), saved_inputs=(0,), saved_outputs=(0,))
 
 
-@kind("LpNormalization", "MeanVarianceNormalization")
+@kind("LpNormalization", "MeanVarianceNormalization", rule="{rows axis@norm} -> {rows axis}")
 def other_norm(ctx: Context) -> Result:
     """Statistics over `axis` or `axes`."""
     tensor = ctx.tensor(0)
     rank = len(tensor.shape)
-    axes = ctx.ints("axes") or (0, 2, 3)
+    axes, floats = {a % rank for a in ctx.ints("axes") or (0, 2, 3)}, 2.0
     if ctx.kind == "LpNormalization":
-        axes = (ctx.axis("axis", -1, rank),)
-    floats = 1.0 if ctx.kind == "LpNormalization" else 2.0
-    dims = _over(ctx, tensor, [a % rank for a in axes], "norm", floats)
-    return Result([(0, dims)], [dims], traffic=(1.0, 1.5), saved_inputs=(0,))
+        axes, floats = {ctx.axis("axis", -1, rank)}, 1.0
+    exchange = statistics("norm", tensor, axes, floats)
+    return Result(*ctx.factors(where={"axis": axes}, collectives=exchange), traffic=(1.0, 1.5), saved_inputs=(0,))

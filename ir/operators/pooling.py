@@ -2,61 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from ir.factors import Passing
 from ir.operators.base import Context, Dims, MissingBatch, Result, Unsupported, kind
 from ir.operators.contraction import spatial_sizes
 
+SPACE = "{lead space!} -> {lead new!}"
 
-def _spatial(ctx: Context, sizes: list[int]) -> tuple[Dims, Dims]:
-    """Input and output factors for new spatial sizes."""
+
+def _spatial(ctx: Context, sizes: Sequence[int]) -> tuple[list[tuple[int, Dims]], list[Dims]]:
+    """Factors where the last dims get new sizes."""
     tensor = ctx.tensor(0)
-    rule = ctx.rule
-    if tensor.batch_dim is not None and tensor.batch_dim >= len(tensor.shape) - len(sizes):
-        raise Unsupported("a window over samples")
     lead = len(tensor.shape) - len(sizes)
-    head = [rule.dim(tensor, d) for d in range(lead)]
-    source: Dims = [(rule.factor(s, fixed=True),) if s != 1 else () for s in tensor.shape[lead:]]
-    target: Dims = [(rule.factor(s, fixed=True),) if s != 1 else () for s in sizes]
-    return head + source, head + target
+    if tensor.batch_dim is not None and tensor.batch_dim >= lead:
+        raise Unsupported("a window over samples")
+    return ctx.factors(where={"space": range(lead, len(tensor.shape))}, sizes={"new": sizes})
 
 
-@kind("MaxPool", "AveragePool", "LpPool")
+@kind("AveragePool", "LpPool", rule=SPACE)
+@kind("MaxPool", rule="{lead!? space!} -> {lead new!}, {lead new}")
 def pool(ctx: Context) -> Result:
-    """Sliding window. Max keeps its input and the positions, average nothing."""
+    """A sliding window. All but the average save their operand.
+
+    With the second result of MaxPool, the places of the maxima, nothing is split: places count through the whole
+    operand, samples and channels included.
+    """
     kernel = ctx.ints("kernel_shape")
     if kernel is None:
         raise Unsupported("no kernel_shape")
-    source, target = _spatial(ctx, spatial_sizes(ctx, ctx.tensor(0).shape[2:], kernel))
+    tensor = ctx.tensor(0)
+    operands, outputs = _spatial(ctx, spatial_sizes(ctx, tensor.shape[2:], kernel))
     if ctx.num_outputs > 1:
-        # The places count through the whole operand, samples and channels included.
-        for factors in source:
-            ctx.rule.fix(factors)
-    linear = ctx.kind == "AveragePool"
+        ctx.rule.mark((index for factors in operands[0][1] for index in factors), fixed=True)
+    is_linear = ctx.kind == "AveragePool"
     return Result(
-        [(0, source)],
-        [target, target],
-        [ctx.tensor(0).dtype, "int64"],
-        passing="joint" if linear else "none",
-        traffic=(1.0, 1.0 if linear else 1.5),
-        saved_inputs=() if linear else (0,),
+        operands,
+        outputs * 2,
+        [tensor.dtype, "int64"],
+        passing="joint" if is_linear else "none",
+        traffic=(1.0, 1.0 if is_linear else 1.5),
+        saved_inputs=() if is_linear else (0,),
     )
 
 
-@kind("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+@kind("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", rule=SPACE)
 def global_pool(ctx: Context) -> Result:
     """One value a channel."""
-    rank = len(ctx.tensor(0).shape) - 2
-    source, target = _spatial(ctx, [1] * rank)
-    linear = ctx.kind == "GlobalAveragePool"
+    is_linear = ctx.kind == "GlobalAveragePool"
     return Result(
-        [(0, source)],
-        [target],
-        passing="joint" if linear else "none",
+        *_spatial(ctx, [1] * (len(ctx.tensor(0).shape) - 2)),
+        passing="joint" if is_linear else "none",
         traffic=(1.0, 1.0),
-        saved_inputs=() if linear else (0,),
+        saved_inputs=() if is_linear else (0,),
     )
 
 
-@kind("Resize", "Upsample")
+@kind("Resize", "Upsample", rule=SPACE)
 def resize(ctx: Context) -> Result:
     """New spatial sizes from `sizes` or `scales`."""
     tensor = ctx.tensor(0)
@@ -84,24 +87,17 @@ def resize(ctx: Context) -> Result:
     else:
         raise Unsupported("neither scales nor sizes")
     lead = next((d for d in range(rank) if full[d] != tensor.shape[d]), rank)
-    source, target = _spatial(ctx, full[max(lead, 1 if tensor.batch_dim == 0 else 0) :])
     # Where scales are given, positions follow them and not the rounded sizes.
+    attributes = {"target": tuple(full), "scales": scales or None}
     return Result(
-        [(0, source)],
-        [target],
+        *_spatial(ctx, full[max(lead, 1 if tensor.batch_dim == 0 else 0) :]),
         passing="joint",
         traffic=(1.0, 1.0),
-        attributes={
-            "target": tuple(full),
-            "scales": scales or None,
-            "sizes": None,
-            "axes": None,
-            "keep_aspect_ratio_policy": None,
-        },
+        attributes=attributes | dict.fromkeys(("sizes", "axes", "keep_aspect_ratio_policy")),
     )
 
 
-@kind("GridSample")
+@kind("GridSample", rule="samples channels {space!}, samples {points!} pair! -> samples channels {points}")
 def grid_sample(ctx: Context) -> Result:
     """Interpolates `x` at the points of a grid `[n, h, w, 2]`: samples and channels are free."""
     x, grid = ctx.tensor(0), ctx.tensor(1)
@@ -110,17 +106,15 @@ def grid_sample(ctx: Context) -> Result:
     if (x.batch_dim is None) != (grid.batch_dim is None):
         raise MissingBatch(0 if x.batch_dim is None else 1, 0)
     rule = ctx.rule
-    n, c = rule.dim(x, 0), rule.dim(x, 1)
-
-    def fixed(sizes: tuple[int, ...]) -> Dims:
-        return [(rule.factor(s, fixed=True),) if s != 1 else () for s in sizes]
-
-    points = fixed(grid.shape[1:-1])
-    operands: list[tuple[int, Dims]] = [(0, [n, c, *fixed(x.shape[2:])]), (1, [n, *points, *fixed(grid.shape[-1:])])]
-    return Result(operands, [[n, c, *points]], [x.dtype], traffic=(1.0, 2.0), saved_inputs=(0, 1))
+    n, channels = rule.dim(x, 0), rule.dim(x, 1)
+    points: Dims = [rule.loop(size, fixed=True) for size in grid.shape[1:-1]]
+    space: Dims = [rule.loop(size, fixed=True) for size in x.shape[2:]]
+    pair: Dims = [rule.loop(size, fixed=True) for size in grid.shape[-1:]]
+    operands: list[tuple[int, Dims]] = [(0, [n, channels, *space]), (1, [n, *points, *pair])]
+    return Result(operands, [[n, channels, *points]], [x.dtype], saved_inputs=(0, 1))
 
 
-@kind("AffineGrid")
+@kind("AffineGrid", rule="samples {map!} -> samples {points!}")
 def affine_grid(ctx: Context) -> Result:
     """Points of a grid for each sample's affine map `[n, 2, 3]`."""
     theta, size = ctx.tensor(0), ctx.ints("size", 1)
@@ -128,15 +122,15 @@ def affine_grid(ctx: Context) -> Result:
         raise Unsupported("no size")
     rule = ctx.rule
     n = rule.dim(theta, 0)
-    rest: Dims = [(rule.factor(s, fixed=True),) if s != 1 else () for s in (*size[2:], len(size) - 2)]
+    points: Dims = [rule.loop(s, fixed=True) for s in (*size[2:], len(size) - 2)]
     operand: Dims = [n, *[(rule.factor(s, fixed=True),) for s in theta.shape[1:]]]
     attributes = {"size": (theta.shape[0], *size[1:])}
-    return Result([(0, operand)], [[n, *rest]], traffic=(1.0, 1.0), passing="joint", attributes=attributes)
+    return Result([(0, operand)], [[n, *points]], traffic=(1.0, 1.0), passing="joint", attributes=attributes)
 
 
-@kind("Pad")
+@kind("Pad", rule="{kept padded!} -> {kept new!}")
 def pad(ctx: Context) -> Result:
-    """Padded dims stay whole."""
+    """Padded dims stay whole; padding with zeros, or with elements of the operand, is linear."""
     tensor = ctx.tensor(0)
     rank = len(tensor.shape)
     pads = ctx.ints("pads", 1)
@@ -150,22 +144,19 @@ def pad(ctx: Context) -> Result:
     source: Dims = []
     target: Dims = []
     for d in range(rank):
-        grown = tensor.shape[d] + begin[d] + end[d]
         if begin[d] == end[d] == 0:
-            factors = rule.dim(tensor, d)
-            source.append(factors)
-            target.append(factors)
+            source.append(rule.dim(tensor, d))
+            target.append(source[-1])
             continue
         if tensor.batch_dim == d:
             raise Unsupported("padding of samples")
-        source.append((rule.factor(tensor.shape[d], fixed=True),) if tensor.shape[d] != 1 else ())
-        target.append((rule.factor(grown, fixed=True),) if grown != 1 else ())
-    attributes = {"pads": (*begin, *end), "axes": None}
+        source.append(rule.loop(tensor.shape[d], fixed=True))
+        target.append(rule.loop(tensor.shape[d] + begin[d] + end[d], fixed=True))
+    attributes: dict[str, Any] = {"pads": (*begin, *end), "axes": None}
     value = ctx.floats("value", 2) if "value" not in ctx.attributes else None
     if value:
-        attributes["value"] = value[0]  # type: ignore[assignment]
+        attributes["value"] = value[0]
     fill = value[0] if value else float(ctx.attributes.get("value", 0.0))
-    linear = str(ctx.attributes.get("mode", "constant")) != "constant" or fill == 0.0
-    return Result(
-        [(0, source)], [target], passing="joint" if linear else "none", traffic=(1.0, 1.0), attributes=attributes
-    )
+    is_linear = str(ctx.attributes.get("mode", "constant")) != "constant" or fill == 0.0
+    passing: Passing = "joint" if is_linear else "none"
+    return Result([(0, source)], [target], passing=passing, traffic=(1.0, 1.0), attributes=attributes)

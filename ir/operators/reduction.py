@@ -2,105 +2,68 @@
 
 from __future__ import annotations
 
-from ir.operators.base import Context, Dims, Result, Unsupported, all_reduce, kind
+from ir.factors import Passing
+from ir.operators.base import Context, Result, Unsupported, kind, statistics
+
+SAVED_BY_REDUCTIONS = {
+    "ReduceSum": ((), ()), "ReduceMean": ((), ()), "ReduceL2": ((0,), (0,)), "ReduceLogSumExp": ((0,), (0,)),
+}  # fmt: skip
+"""Kind -> operands and results that the backward pass needs; other reductions save their operand."""
 
 
 def _axes(ctx: Context) -> tuple[int, ...]:
     rank = len(ctx.tensor(0).shape)
     axes = ctx.ints("axes", 1)
-    if not axes:
-        if axes is not None and ctx.int_attribute("noop_with_empty_axes", 0):
-            return ()
-        return tuple(range(rank))
-    return tuple(sorted({a % rank for a in axes}))
+    if axes:
+        return tuple(sorted({a % rank for a in axes}))
+    is_noop = axes is not None and ctx.int_attribute("noop_with_empty_axes", 0)
+    return () if is_noop else tuple(range(rank))
 
 
+@kind("ReduceSum", rule=("{kept axes+} -> {kept 1}", "{kept axes+} -> {kept}"))
 @kind(
-    "ReduceSum",
-    "ReduceMean",
-    "ReduceMax",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "ReduceSumSquare",
-)
+    "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
+    "ReduceSumSquare", rule=("{kept axes@norm} -> {kept 1}", "{kept axes@norm} -> {kept}"),
+)  # fmt: skip
 def reduce(ctx: Context) -> Result:
     """Sums split into partial sums; other reductions split at the price of an all-reduce of the result."""
     tensor = ctx.tensor(0)
     axes = _axes(ctx)
     keep = bool(ctx.int_attribute("keepdims", 1))
-    dims = ctx.rule.dims(tensor)
-    is_sum = ctx.kind == "ReduceSum"
-    rows = [s for i, s in enumerate(tensor.shape) if i not in axes]
-    has_batch = tensor.batch_dim is not None and tensor.batch_dim not in axes
     floats = 2.0 if ctx.kind == "ReduceLogSumExp" else 1.0
-    collective = all_reduce("norm", rows, floats, has_batch=has_batch, backward=0.0)
-    out: Dims = []
-    for d, factors in enumerate(dims):
-        if d not in axes:
-            out.append(factors)
-            continue
-        for index in factors:
-            ctx.rule.mark(index, summed=is_sum, collective=None if is_sum else collective)
-        if keep:
-            out.append(())
-    saved = {
-        "ReduceMax": (0,),
-        "ReduceMin": (0,),
-        "ReduceProd": (0,),
-        "ReduceL1": (0,),
-        "ReduceL2": (0,),
-        "ReduceLogSum": (0,),
-        "ReduceLogSumExp": (0,),
-        "ReduceSumSquare": (0,),
-    }.get(ctx.kind, ())
-    linear = ctx.kind in ("ReduceSum", "ReduceMean")
-    attributes = {"axes": axes, "keepdims": int(keep)}
+    exchange = statistics("norm", tensor, axes, floats, backward=0.0)
+    saved_inputs, saved_outputs = SAVED_BY_REDUCTIONS.get(ctx.kind, ((0,), ()))
     return Result(
-        [(0, dims)],
-        [out],
-        passing="joint" if linear else "none",
+        *ctx.factors(where={"axes": axes}, collectives=exchange, line=0 if keep else 1),
+        passing="joint" if ctx.kind in ("ReduceSum", "ReduceMean") else "none",
         traffic=(1.0, 1.0),
-        saved_inputs=saved,
-        saved_outputs=(0,) if ctx.kind in ("ReduceL2", "ReduceLogSumExp") else (),
-        attributes=attributes,
+        saved_inputs=saved_inputs,
+        saved_outputs=saved_outputs,
+        attributes={"axes": axes, "keepdims": int(keep)},
     )
 
 
-@kind("ArgMax", "ArgMin")
+@kind("ArgMax", "ArgMin", rule=("{kept axis!!} -> {kept 1}", "{kept axis!!} -> {kept}"))
 def arg(ctx: Context) -> Result:
-    """Position of the extreme: the axis stays whole."""
-    tensor = ctx.tensor(0)
-    axis = ctx.axis("axis", 0, len(tensor.shape))
-    dims = ctx.rule.dims(tensor)
-    ctx.rule.fix(dims[axis])
-    keep = bool(ctx.int_attribute("keepdims", 1))
-    out: Dims = [() if d == axis else f for d, f in enumerate(dims) if keep or d != axis]
-    return Result([(0, dims)], [out], ["int64"], traffic=(1.0, 0.0))
+    """The position of the extreme along `axis`, which stays whole."""
+    axis = ctx.axis("axis", 0, len(ctx.tensor(0).shape))
+    line = 0 if ctx.int_attribute("keepdims", 1) else 1
+    return Result(*ctx.factors(where={"axis": (axis,)}, line=line), ["int64"], traffic=(1.0, 0.0))
 
 
-@kind("CumSum", "CumProd")
+@kind("CumSum", "CumProd", rule="{kept axis!!} -> {kept axis}")
 def scan(ctx: Context) -> Result:
-    """The axis stays whole."""
-    tensor = ctx.tensor(0)
+    """Sums or products of all that stands before; the axis stays whole."""
+    rank = len(ctx.tensor(0).shape)
     axes = ctx.ints("axis", 1)
     if not axes:
         raise Unsupported("no axis")
-    dims = ctx.rule.dims(tensor)
-    ctx.rule.fix(dims[axes[0] % len(tensor.shape)])
-    return Result(
-        [(0, dims)],
-        [dims],
-        traffic=(1.0, 1.0),
-        attributes={"axis": axes[0]},
-        passing="joint" if ctx.kind == "CumSum" else "none",
-    )
+    passing: Passing = "joint" if ctx.kind == "CumSum" else "none"
+    factors = ctx.factors(where={"axis": (axes[0] % rank,)})
+    return Result(*factors, traffic=(1.0, 1.0), attributes={"axis": axes[0]}, passing=passing)
 
 
-@kind("DFT")
+@kind("DFT", rule="{kept axis! parts!} -> {kept axis frequencies! parts pair! 1}")
 def fourier(ctx: Context) -> Result:
     """A Fourier transform along `axis` of `[..., real and imaginary part]`: both dims stay whole."""
     tensor = ctx.tensor(0)
@@ -117,44 +80,41 @@ def fourier(ctx: Context) -> Result:
     if is_onesided and not is_inverse:
         size = size // 2 + 1
     dims = ctx.rule.dims(tensor)
-    ctx.rule.fix(dims[axis])
-    ctx.rule.fix(dims[-1])
+    ctx.rule.mark([*dims[axis], *dims[-1]], fixed=True)
     out = list(dims)
     if size != tensor.shape[axis]:
-        out[axis] = (ctx.rule.factor(size, fixed=True),) if size != 1 else ()
+        out[axis] = ctx.rule.loop(size, fixed=True)
     if is_real:
         out[-1] = ()
     elif tensor.shape[-1] == 1:
-        out[-1] = (ctx.rule.factor(2, fixed=True),)
+        out[-1] = ctx.rule.loop(2, fixed=True)
     attributes = {"axis": axis, "dft_length": length[0] if length else None}
     return Result([(0, dims)], [out], passing="joint", traffic=(1.0, 1.0), attributes=attributes)
 
 
-@kind("TopK")
+@kind("TopK", rule="{kept axis!} -> {kept chosen!}, {kept chosen}")
 def top_k(ctx: Context) -> Result:
-    """Values and positions; the axis stays whole."""
+    """The `k` largest values along `axis`, which stays whole, and their positions."""
     tensor = ctx.tensor(0)
     axis = ctx.axis("axis", -1, len(tensor.shape))
     k = ctx.ints("k", 1)
     if not k:
         raise Unsupported("no k")
-    dims = ctx.rule.dims(tensor)
     if tensor.batch_dim == axis:
         raise Unsupported("top-k over samples")
-    ctx.rule.fix(dims[axis])
-    out = list(dims)
-    out[axis] = (ctx.rule.factor(k[0], fixed=True),) if k[0] != 1 else ()
     return Result(
-        [(0, dims)], [out, out], [tensor.dtype, "int64"], traffic=(1.0, 1.0), saved_outputs=(1,), attributes={"k": k[0]}
+        *ctx.factors(where={"axis": (axis,)}, sizes={"chosen": k[:1]}),
+        [tensor.dtype, "int64"],
+        traffic=(1.0, 1.0),
+        saved_outputs=(1,),
+        attributes={"k": k[0]},
     )
 
 
-@kind("Trilu")
+@kind("Trilu", rule="{kept matrix!!} -> {kept matrix}")
 def trilu(ctx: Context) -> Result:
     """Which elements survive depends on the position in the last two dims."""
-    tensor = ctx.tensor(0)
+    rank = len(ctx.tensor(0).shape)
     offset = ctx.ints("k", 1) or (0,)
-    dims = ctx.rule.dims(tensor)
-    for factors in dims[-2:]:
-        ctx.rule.fix(factors)
-    return Result([(0, dims)], [dims], passing="joint", traffic=(1.0, 1.0), attributes={"k": offset[0]})
+    factors = ctx.factors(where={"matrix": range(rank - 2, rank)})
+    return Result(*factors, passing="joint", traffic=(1.0, 1.0), attributes={"k": offset[0]})

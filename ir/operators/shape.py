@@ -40,7 +40,7 @@ def _reshaped(ctx: Context, shape: tuple[int, ...], batch_dim: int | None, *, tr
         if batch_dim is not None:
             target[batch_dim].insert(0, rule.batch())
         if not traced or batch_dim is None:
-            rule.mark(rule.batch(), fixed=True)
+            rule.mark([rule.batch()], fixed=True)
     return [tuple(d) for d in source], [tuple(d) for d in target]
 
 
@@ -53,9 +53,13 @@ def _view(
     return result
 
 
-@kind("Reshape", is_view=True)
+VIEW = "{(loop) rest!} -> {(loop) new!}"
+"""Dims that have the same product on both sides share their loops."""
+
+
+@kind("Reshape", rule=VIEW, is_view=True)
 def reshape(ctx: Context) -> Result:
-    """Dims that keep their product share factors: `b s (h d) -> b s h d`."""
+    """Dims that keep their product share loops: `(h d)` becomes `h d`; other dims stay whole."""
     tensor = ctx.tensor(0)
     given = ctx.ints("shape", 1)
     if given is None:
@@ -69,7 +73,7 @@ def reshape(ctx: Context) -> Result:
     )
 
 
-@kind("Flatten", is_view=True)
+@kind("Flatten", rule=VIEW, is_view=True)
 def flatten(ctx: Context) -> Result:
     """Two dims: those before `axis`, those from it on."""
     tensor = ctx.tensor(0)
@@ -83,7 +87,7 @@ def flatten(ctx: Context) -> Result:
     return _view(ctx, shape, 0 if batch < axis else 1, {"axis": axis}, traced=lead == 1)
 
 
-@kind("Squeeze", is_view=True)
+@kind("Squeeze", rule=VIEW, is_view=True)
 def squeeze(ctx: Context) -> Result:
     """Removes dims of size 1; one that carries the batch stays unless it is named."""
     tensor = ctx.tensor(0)
@@ -99,7 +103,7 @@ def squeeze(ctx: Context) -> Result:
     return _view(ctx, tuple(tensor.shape[i] for i in keep), batch, {"axes": tuple(sorted(gone))})
 
 
-@kind("Unsqueeze", is_view=True)
+@kind("Unsqueeze", rule=VIEW, is_view=True)
 def unsqueeze(ctx: Context) -> Result:
     """Inserts dims of size 1."""
     tensor = ctx.tensor(0)
@@ -124,7 +128,7 @@ def unsqueeze(ctx: Context) -> Result:
     return _view(ctx, tuple(shape), batch, {"axes": tuple(sorted(new))})
 
 
-@kind("Transpose", is_view=True)
+@kind("Transpose", rule="{dims} -> {dims}", is_view=True)
 def transpose(ctx: Context) -> Result:
     """A permutation; on activations the consumer needs a copy, so it is priced as one."""
     tensor = ctx.tensor(0)
@@ -161,7 +165,7 @@ def _bounds(ctx: Context) -> list[tuple[int, int, int, int]]:
     return found
 
 
-@kind("Slice", is_view=True)
+@kind("Slice", rule="{kept cut!} -> {kept rest!}", is_view=True)
 def slice_(ctx: Context) -> Result:
     """Dims that are cut stay whole, dims taken in full are free."""
     tensor = ctx.tensor(0)
@@ -174,13 +178,8 @@ def slice_(ctx: Context) -> Result:
     source: Dims = []
     target: Dims = []
     for d in range(len(tensor.shape)):
-        if d in cuts:
-            source.append(rule.dim(tensor, d, fixed=True))
-            target.append((rule.factor(cuts[d][3], fixed=True),) if cuts[d][3] != 1 else ())
-        else:
-            factors = rule.dim(tensor, d)
-            source.append(factors)
-            target.append(factors)
+        source.append(rule.dim(tensor, d, fixed=d in cuts))
+        target.append(rule.loop(cuts[d][3], fixed=True) if d in cuts else source[-1])
     axes = tuple(sorted(cuts))
     attributes = {
         "axes": axes,
@@ -192,7 +191,7 @@ def slice_(ctx: Context) -> Result:
     return Result([(0, source)], [target], passing="joint", traffic=(0.0, 1.0), attributes=attributes)
 
 
-@kind("Split", is_view=True)
+@kind("Split", rule="{kept axis!} -> {kept piece!}*", is_view=True)
 def split(ctx: Context) -> Result:
     """The axis stays whole."""
     tensor = ctx.tensor(0)
@@ -210,12 +209,8 @@ def split(ctx: Context) -> Result:
     if sum(sizes) != size:
         raise Unsupported(f"pieces {sizes} of {size}")
     dims = ctx.rule.dims(tensor)
-    ctx.rule.fix(dims[axis])
-    outputs: list[Dims] = []
-    for piece in sizes:
-        out = list(dims)
-        out[axis] = (ctx.rule.factor(piece, fixed=True),) if piece != 1 else ()
-        outputs.append(out)
+    ctx.rule.mark(dims[axis], fixed=True)
+    outputs: list[Dims] = [[*dims[:axis], ctx.rule.loop(piece, fixed=True), *dims[axis + 1 :]] for piece in sizes]
     return Result(
         [(0, dims)],
         outputs,
@@ -226,10 +221,10 @@ def split(ctx: Context) -> Result:
     )
 
 
-@kind("Concat", is_view=True)
+@kind("Concat", rule="{kept axis!}* -> {kept joined!}", is_view=True)
 def concat(ctx: Context) -> Result:
     """The axis stays whole; an operand without the batch that others carry must first be repeated."""
-    tensors = [(i, t) for i, t in enumerate(ctx.inputs) if t is not None]
+    tensors = ctx.present
     rank = len(tensors[0][1].shape)
     axis = ctx.axis("axis", 0, rank)
     rule = ctx.rule
@@ -242,8 +237,7 @@ def concat(ctx: Context) -> Result:
                 raise Unsupported("samples are joined")
             for (_, dims), (_, t) in zip(operands, tensors, strict=True):
                 dims.append(rule.dim(t, d, fixed=True))
-            total = sum(t.shape[d] for _, t in tensors)
-            out.append((rule.factor(total, fixed=True),) if total != 1 else ())
+            out.append(rule.loop(sum(t.shape[d] for _, t in tensors), fixed=True))
             continue
         shared = rule.dim(carrier or tensors[0][1], d)
         size = rule.size(shared)
@@ -259,7 +253,7 @@ def concat(ctx: Context) -> Result:
     return Result(operands, [out], passing="joint", traffic=(1.0, 0.0), attributes={"axis": axis})
 
 
-@kind("Expand")
+@kind("Expand", rule="{kept 1} -> {kept repeated}")
 def expand(ctx: Context) -> Result:
     """Broadcasts; attribute `shape` is the whole output shape, `batch_dim` says where samples are new."""
     tensor = ctx.tensor(0)
@@ -288,10 +282,10 @@ def expand(ctx: Context) -> Result:
         if new_batch == out:
             if d >= 0:
                 source.append(())
-            target.append((rule.batch(), rule.factor(want)) if want != 1 else (rule.batch(),))
+            target.append((rule.batch(), *rule.loop(want)))
             continue
         if size == 1 or want in (1, size):
-            full = (rule.factor(max(size, want)),) if max(size, want) != 1 else ()
+            full = rule.loop(max(size, want))
             if d >= 0:
                 source.append(full if size != 1 else ())
             target.append(full)
@@ -301,7 +295,7 @@ def expand(ctx: Context) -> Result:
     return Result([(0, source)], [target], passing="joint", traffic=(0.0, 1.0), attributes={"shape": shape})
 
 
-@kind("Tile")
+@kind("Tile", rule="{kept axis!} -> {kept repeated!}")
 def tile(ctx: Context) -> Result:
     """Repeated dims stay whole."""
     tensor = ctx.tensor(0)
@@ -312,31 +306,23 @@ def tile(ctx: Context) -> Result:
     source: Dims = []
     target: Dims = []
     for d, times in enumerate(repeats):
-        if times == 1:
-            factors = rule.dim(tensor, d)
-            source.append(factors)
-            target.append(factors)
-            continue
-        if tensor.batch_dim == d:
+        if times != 1 and tensor.batch_dim == d:
             raise Unsupported("samples are repeated")
-        source.append(rule.dim(tensor, d, fixed=True))
-        total = tensor.shape[d] * times
-        target.append((rule.factor(total, fixed=True),) if total != 1 else ())
+        source.append(rule.dim(tensor, d, fixed=times != 1))
+        target.append(source[-1] if times == 1 else rule.loop(tensor.shape[d] * times, fixed=True))
     return Result([(0, source)], [target], passing="joint", traffic=(1.0, 1.0), attributes={"repeats": repeats})
 
 
-@kind("DepthToSpace", "SpaceToDepth")
+@kind("DepthToSpace", "SpaceToDepth", rule="samples {block!} -> samples {new!}")
 def depth_space(ctx: Context) -> Result:
     """Samples are free, the rest stays whole."""
     tensor = ctx.tensor(0)
     block = ctx.int_attribute("blocksize", 1)
-    n, c, h, w = tensor.shape
+    _, c, h, w = tensor.shape
     sizes = (
         (c // block**2, h * block, w * block) if ctx.kind == "DepthToSpace" else (c * block**2, h // block, w // block)
     )
-    rule = ctx.rule
-    lead = rule.dim(tensor, 0)
-    source: Dims = [lead, *[(rule.factor(s, fixed=True),) if s != 1 else () for s in (c, h, w)]]
-    target: Dims = [lead, *[(rule.factor(s, fixed=True),) if s != 1 else () for s in sizes]]
-    del n
+    lead = ctx.rule.dim(tensor, 0)
+    source: Dims = [lead, *[ctx.rule.loop(s, fixed=True) for s in (c, h, w)]]
+    target: Dims = [lead, *[ctx.rule.loop(s, fixed=True) for s in sizes]]
     return Result([(0, source)], [target], passing="joint", traffic=(1.0, 1.0))

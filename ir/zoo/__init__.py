@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
-from ir.errors import ModelError
+from ir.errors import refuse
 from ir.graph import Graph
 from ir.zoo.convolutions import ResNet, Vgg
 from ir.zoo.transformers import T5, Bert, Gpt, Llama, Moe, Vit
@@ -88,7 +88,7 @@ def check_known(spec: str) -> None:
     name = spec.removeprefix(PREFIX).partition(":")[0]
     if SPELLINGS.get(name, name) not in NAMED and name not in FAMILIES:
         repair = f"Use one of {', '.join(NAMED)}; or a family with its sizes: {', '.join(FAMILIES)}."
-        raise _refuse("unknown name", name or "nothing", repair)
+        raise refuse("unknown name", name or "nothing", repair)
 
 
 def build(spec: str, *, loss: str | None = None) -> Graph:
@@ -108,12 +108,8 @@ def build(spec: str, *, loss: str | None = None) -> Graph:
     graph = model.build(loss)
     if graph.num_parameters > MAX_PARAMETERS:
         value = f"{graph.num_parameters:.1e}"
-        raise _refuse("too many parameters", value, f"Give sizes of at most {MAX_PARAMETERS:.0e} parameters together.")
+        raise refuse("too many parameters", value, f"Give sizes of at most {MAX_PARAMETERS:.0e} parameters together.")
     return replace(graph, name=text)
-
-
-def _refuse(message: str, value: str, repair: str) -> ModelError:
-    return ModelError(message, field="model", value=value, repair=repair)
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -121,7 +117,7 @@ def _pairs(text: str) -> dict[str, str]:
     for part in text.split(",") if text else ():
         key, is_pair, value = part.partition("=")
         if not is_pair or key in pairs:
-            raise _refuse("expected each key once, as key=value", part, "Write it as in gpt2:seq_len=512.")
+            raise refuse("expected each key once, as key=value", part, "Write it as in gpt2:seq_len=512.")
         pairs[key.strip()] = value.strip()
     return pairs
 
@@ -132,10 +128,10 @@ def _model(name: str, pairs: Mapping[str, str]) -> Model:
     types = {f.name: "list" if str(f.type).startswith("tuple") else "int" for f in fields(family)}
     unknown = [key for key in pairs if key not in types]
     if unknown:
-        raise _refuse(f"{name} has no such key", unknown[0], f"Use {', '.join(types)}.")
+        raise refuse(f"{name} has no such key", unknown[0], f"Use {', '.join(types)}.")
     missing = [f.name for f in fields(family) if f.default is MISSING and f.name not in pairs]
     if known is None and missing:
-        raise _refuse("sizes are missing", name, f"Give {', '.join(missing)} as in {name}:{missing[0]}=...")
+        raise refuse("sizes are missing", name, f"Give {', '.join(missing)} as in {name}:{missing[0]}=...")
     values: dict[str, Any] = {key: _value(key, text, is_list=types[key] == "list") for key, text in pairs.items()}
     model = replace(known, **values) if known is not None else family(**values)
     _check(model)
@@ -148,7 +144,7 @@ def _value(key: str, text: str, *, is_list: bool) -> int | tuple[int, ...]:
         form = f"a whole number between 1 and {MAX_VALUE}"
         if is_list:
             form = f"at most {MAX_STAGES} numbers joined by -, as in 3-4-6-3"
-        raise _refuse(f"{key} cannot be {text!r}", f"{key}={text}", f"Give {form}.")
+        raise refuse(f"{key} cannot be {text!r}", f"{key}={text}", f"Give {form}.")
     return tuple(map(int, parts)) if is_list else int(text)
 
 
@@ -163,20 +159,20 @@ def _check(model: Model) -> None:
         if part == "heads" and values.get("head_dim"):
             continue
         if values.get(part) and values[whole] % values[part]:
-            raise _refuse(
+            raise refuse(
                 f"{part} does not divide {whole}",
                 f"{whole}={values[whole]},{part}={values[part]}",
                 f"Make {whole} a multiple of {part}.",
             )
     if isinstance(model, Llama) and (model.head_dim or model.hidden // model.heads) % 2:
         value = f"head_dim={model.head_dim}" if model.head_dim else f"hidden={model.hidden},heads={model.heads}"
-        raise _refuse("rotary positions need heads of an even size", value, "Choose another number of heads.")
+        raise refuse("rotary positions need heads of an even size", value, "Choose another number of heads.")
     if isinstance(model, Moe) and model.top_k > model.experts:
         value = f"experts={model.experts},top_k={model.top_k}"
-        raise _refuse("a token cannot have more experts than there are", value, "Make top_k at most experts.")
+        raise refuse("a token cannot have more experts than there are", value, "Make top_k at most experts.")
     if isinstance(model, Moe) and model.seq_len % model.groups:
         value = f"seq_len={model.seq_len},groups={model.groups}"
-        raise _refuse("groups does not divide seq_len", value, "Make seq_len a multiple of groups.")
+        raise refuse("groups does not divide seq_len", value, "Make seq_len a multiple of groups.")
     depth = sum(sum(v) if isinstance(v, tuple) else v for k, v in values.items() if k in _DEPTHS)
     if depth > MAX_LAYERS:
-        raise _refuse("too deep", str(depth), f"Give at most {MAX_LAYERS} layers.")
+        raise refuse("too deep", str(depth), f"Give at most {MAX_LAYERS} layers.")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ir.build import make_graph
-from ir.graph import Graph, Operator, Tensor
+from ir.graph import Graph
 
 
 def stretch(graph: Graph, prefix: str, last: int, count: int) -> Graph:
@@ -46,35 +48,15 @@ def stretch(graph: Graph, prefix: str, last: int, count: int) -> Graph:
         renamed |= {before + tail: there + tail for tail in crossing}
         for tensor in kept:
             name = renamed[tensor.name]
-            tensors[name] = Tensor(
-                name=name, shape=tensor.shape, dtype=tensor.dtype, role=tensor.role, batch_dim=tensor.batch_dim
-            )
-        operators += [_copy(op, here + tail, here + op.scope[len(old) :], renamed) for op, tail in templates]
+            tensors[name] = replace(tensor, name=name)
+        operators += [
+            op.renamed(renamed, name=here + tail, scope=here + op.scope[len(old) :]) for op, tail in templates
+        ]
         for name, (source, *rest) in fused:
             pieces[here + name[len(old) :]] = (here + source[len(old) :], *rest)  # type: ignore[assignment]
-    operators += [_copy(op, op.name, op.scope, renamed) for op in graph.operators[stop:]]
+    operators += [op.renamed(renamed) for op in graph.operators[stop:]]
     return make_graph(operators, tensors, graph.outputs, name=graph.name, warnings=graph.warnings, pieces=pieces)
 
 
 def _within(name: str, scope: str) -> bool:
     return name.startswith(scope) and (len(name) == len(scope) or name[len(scope)] in "./")
-
-
-def _copy(op: Operator, name: str, scope: str, renamed: dict[str, str]) -> Operator:
-    get = renamed.get
-    return Operator(
-        name=name,
-        kind=op.kind,
-        inputs=tuple([get(n, n) for n in op.inputs]),
-        outputs=tuple([get(n, n) for n in op.outputs]),
-        rule=op.rule,
-        forward_flops=op.forward_flops,
-        backward_flops=op.backward_flops,
-        traffic=op.traffic,
-        saved=tuple([get(n, n) for n in op.saved]),
-        scope=scope,
-        is_view=op.is_view,
-        is_constant=op.is_constant,
-        attributes=op.attributes,
-        opset=op.opset,
-    )

@@ -9,16 +9,13 @@ import dataclasses
 import hashlib
 import json
 import threading
-from typing import TYPE_CHECKING
 
 from automap.errors import ModelError
 from automap.records import to_json
+from ir.graph import Graph
+from ir.serialize import graph_from_bytes, graph_to_bytes
 from service.jobs.run_job import JobRequest, import_graph
 from service.jobs.store import Store
-
-if TYPE_CHECKING:
-    from ir.graph import Graph
-
 
 _IMPORTS = threading.BoundedSemaphore(2)
 
@@ -29,22 +26,20 @@ def load(store: Store, model_id: str, request: JobRequest) -> Graph:
     Raises:
         ModelError: the model is not stored, or cannot be read as the request asks.
     """
-    from ir.graph import Graph
-
     if request.model.zoo:
         return import_graph(b"", request)  # built sooner than read back
     key = _key(model_id, request)
     kept = store.graph(key)
     if kept is not None:
         # The canonical bytes leave out which file they came from; here that is known.
-        return dataclasses.replace(Graph.from_bytes(kept), sha256=model_id)
+        return dataclasses.replace(graph_from_bytes(kept), sha256=model_id)
     data = store.model_bytes(model_id)
     if data is None:
         raise ModelError(
             "no such model", field="model_id", value=model_id, repair="Upload the file first: POST /v1/models."
         )
     graph = read(data, request)
-    store.add_graph(key, graph.to_bytes())
+    store.add_graph(key, graph_to_bytes(graph))
     return graph
 
 
@@ -60,7 +55,7 @@ def read(data: bytes, request: JobRequest) -> Graph:
 
 def keep(store: Store, model_id: str, request: JobRequest, graph: Graph) -> None:
     """Keeps a graph that was imported outside the store."""
-    store.add_graph(_key(model_id, request), graph.to_bytes())
+    store.add_graph(_key(model_id, request), graph_to_bytes(graph))
 
 
 def _key(model_id: str, request: JobRequest) -> str:

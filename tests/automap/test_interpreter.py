@@ -12,7 +12,7 @@ from oracle_cases import NOT_EXECUTED
 
 from automap.runtime.operators import FUNCTIONS
 from automap.runtime.operators.apply import apply, run
-from ir.build import GraphBuilder
+from ir.build import GraphBuilder, Stated
 from ir.errors import ModelError
 from ir.onnx.load import load_model
 from ir.operators import KINDS
@@ -137,7 +137,7 @@ def test_node_cases_of_onnx_agree():
 
 
 def test_every_kind_of_the_table_is_executed():
-    assert set(FUNCTIONS) == {kind for kind, entry in KINDS.items() if entry.__module__ not in NOT_EXECUTED}
+    assert set(FUNCTIONS) == {kind for kind, known in KINDS.items() if known.entry.__module__ not in NOT_EXECUTED}
 
 
 def test_a_graph_runs_at_any_number_of_samples_and_is_differentiable():
@@ -169,7 +169,7 @@ def test_missing_and_misshapen_tensors_are_named():
 def test_an_unknown_kind_is_refused():
     builder = GraphBuilder()
     builder.input("x", (1, 4))
-    builder.add("my.Kind", ["x"], ["y"], hints=[((1, 4), "float32")])
+    builder.add("my.Kind", ["x"], ["y"], stated=Stated(shapes=[((1, 4), "float32")]))
     graph = builder.finish(["y"])
     with pytest.raises(ModelError, match="unknown kind"):
         apply(graph.operators[0], graph.tensors, [torch.ones(1, 4)], 1)

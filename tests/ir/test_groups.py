@@ -8,6 +8,7 @@ import pytest
 import ir.zoo
 from ir.build import GraphBuilder
 from ir.graph import Graph
+from ir.groups import fused_groups
 from ir.loss import with_loss
 from ir.onnx.load import load_model
 
@@ -15,7 +16,7 @@ from ir.onnx.load import load_model
 def check(graph: Graph) -> None:
     """What a kernel keeps to itself nobody else reads, and what it keeps for backward is at its edge."""
     owner: dict[int, int] = {}
-    for number, group in enumerate(graph.fused):
+    for number, group in enumerate(fused_groups(graph)):
         made = {n for i in group.members for n in graph.operators[i].outputs}
         read = {n for i in group.members for n in graph.operators[i].inputs}
         for i in group.members:
@@ -29,7 +30,7 @@ def check(graph: Graph) -> None:
 
 def kinds(graph: Graph) -> Counter:
     check(graph)
-    return Counter(group.kind for group in graph.fused)
+    return Counter(group.kind for group in fused_groups(graph))
 
 
 # Two layers each; from operator set 20 on Gelu and from 23 on Attention are single operators.
@@ -68,7 +69,7 @@ def test_zoo(spec, expected):
 
 def test_an_attention_kernel_keeps_its_operands_and_its_result(export):
     graph = load_model(export("gpt", 1, 18))
-    group = next(g for g in graph.fused if g.kind == "attention")
+    group = next(g for g in fused_groups(graph) if g.kind == "attention")
     square = [n for n in group.internal if graph.tensors[n].shape[-1] == graph.tensors[n].shape[-2]]
     assert square and len(group.saved) == 4
     assert {graph.tensors[n].num_elements for n in group.saved} == {16 * 32}
@@ -143,7 +144,7 @@ def test_chains(make, kind, members, saved):
     chain = Chain()
     graph = chain.graph(make(chain))
     check(graph)
-    (group,) = graph.fused
+    (group,) = fused_groups(graph)
     assert (group.kind, len(group.members), len(group.saved)) == (kind, members, saved)
 
 
@@ -154,7 +155,7 @@ def test_what_others_read_is_not_swallowed():
     result = chain.op("Mul", chain.x, chain.op("Tanh", inner))
     graph = chain.graph(result, inner)
     check(graph)
-    assert all(inner not in group.internal for group in graph.fused)
+    assert all(inner not in group.internal for group in fused_groups(graph))
 
 
 def test_scores_that_are_asked_for_are_not_fused():

@@ -11,7 +11,7 @@ OPSET = 23
 
 
 def test_every_kind_of_the_table_is_documented():
-    assert all(entry.__doc__ for entry in KINDS.values())
+    assert all(kind.entry.__doc__ for kind in KINDS.values())
     assert len(KINDS) > 120
 
 

@@ -9,6 +9,7 @@ from ir.blocks import find_units, legal_cuts
 from ir.errors import ModelError, ModelTooExpensive
 from ir.graph import Graph
 from ir.profile_import import batch_in_name, is_profile, load_profile, read_profile
+from ir.serialize import graph_from_bytes, graph_to_bytes
 
 BATCH = 8
 
@@ -78,7 +79,7 @@ def test_a_chain():
 
 def test_round_trip():
     graph = load_profile(decoder(), name="decoder", batch=BATCH)
-    again = Graph.from_bytes(graph.to_bytes())
+    again = graph_from_bytes(graph_to_bytes(graph))
     assert again == graph
     assert [op.measured_s for op in again] == [op.measured_s for op in graph]
     assert graph.operators[0].measured_s == pytest.approx((5e-3 / BATCH, 9e-3 / BATCH))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ir.build import GraphBuilder
+from ir.build import GraphBuilder, Stated
 from ir.graph import Amount, Graph
 from ir.loss import with_loss
 from ir.profile_import import load_profile
@@ -15,7 +15,7 @@ def custom_graph() -> Graph:
     b = GraphBuilder()
     x = b.input("x", (1, 8))
     (y,) = b.add("MatMul", [x, b.parameter("w", (8, 16))], ["y"], scope="layers.0")
-    (z,) = b.add("mine.Swirl", [y], ["z"], scope="layers.1", hints=[((1, 16), "float32")])
+    (z,) = b.add("mine.Swirl", [y], ["z"], scope="layers.1", stated=Stated(shapes=[((1, 16), "float32")]))
     (r,) = b.add("Relu", [z], ["r"], scope="layers.2")
     return with_loss(b.finish([r], name="custom"))
 

@@ -7,7 +7,6 @@ A *row* is a dataclass of numbers: `dtype_of` makes numpy's structured dtype of 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import typing
 from collections.abc import Sequence
@@ -83,8 +82,10 @@ def records_of(numbers: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> Rows:
 def columns_of(dtype: np.dtype[Any], *names: str) -> list[int]:
     """Columns of `numbers_of` that hold some fields; those of short arrays follow each other."""
     found: list[int] = []
+    fields = dtype.fields
+    assert fields is not None
     for name in names:
-        kind, offset, *_ = (dtype.fields or {})[name]
+        kind, offset, *_ = fields[name]
         found += range(offset // 8, (offset + kind.itemsize) // 8)
     return found
 
@@ -97,5 +98,5 @@ def rows_of(rows: Sequence[Any], dtype: np.dtype[Any]) -> Rows:
 
 def record_of(row: Any) -> Record:
     """The record of one dataclass instance."""
-    assert dataclasses.is_dataclass(row)
-    return rows_of([row], dtype_of(type(row)))[0]
+    kind: Any = type(row)
+    return rows_of([row], dtype_of(kind))[0]

@@ -120,7 +120,7 @@ def spend(kind: int, axis: int, stage: Stage, data: float, reason: Reason, recor
     """
     size = stage.axes[axis]
     seconds: float = collective_s(kind, size, stage.links[axis], data)
-    count = recorder.count[0]
+    count = recorder.num_rows[0]
     if count < recorder.rows.shape[0] and size > 1.0 and data > 0.0:
         row = recorder.rows[count]
         row.kind = kind
@@ -130,7 +130,7 @@ def spend(kind: int, axis: int, stage: Stage, data: float, reason: Reason, recor
         row.operator = reason.operator
         row.tensor = reason.tensor
         row.direction = reason.direction
-        recorder.count[0] = count + 1
+        recorder.num_rows[0] = count + 1
     return seconds
 
 

@@ -147,7 +147,7 @@ class Recorder(NamedTuple):
 
     rows: Annotated[Rows, COLLECTIVE[::1]]
     """[capacity] see `CollectiveRow`; what exceeds the capacity is not written down."""
-    count: Ints
+    num_rows: Ints
     """[1] rows written."""
 
 

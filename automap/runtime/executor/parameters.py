@@ -25,35 +25,9 @@ from torch import Tensor
 from automap.plan import Zero
 from automap.runtime.executor.stage_program import StageProgram
 from automap.runtime.mesh_groups import Axis
+from automap.runtime.operators.apply import value_of
 from automap.runtime.redistribute import all_gather, all_reduce_in_place, direction, move, reduce_scatter
-from ir.errors import ModelError
 from ir.factors import BROADCAST, PARTIAL
-from ir.graph import Graph
-
-
-def value_of(graph: Graph, name: str, values: Mapping[str, Tensor]) -> Tensor:
-    """The whole value of a parameter, buffer or stored constant, from values named as in the graph or in its file.
-
-    A piece of a fused parameter of the file is cut out of it; experts that the file stores one by one are stacked.
-
-    Raises:
-        ModelError: the value is missing or has another shape.
-    """
-    found = values.get(name)
-    if found is None and name in graph.pieces:
-        whole, dim, start, stop = graph.pieces[name]
-        found = value_of(graph, whole, values).narrow(dim, start, stop - start) if whole in values else None
-    if found is None:
-        parts = sorted((start, part) for part, (whole, _, start, _) in graph.pieces.items() if whole == name)
-        if parts and all(part in values for _, part in parts):
-            found = torch.stack([values[part] for _, part in parts])
-    shape = graph.tensors[name].shape if name in graph.tensors else None
-    if found is None or (shape is not None and tuple(found.shape) != shape):
-        raise ModelError(
-            f"{name} has no value of its shape", field="tensors",
-            value=None if found is None else tuple(found.shape), repair=f"Give one of shape {shape}.",
-        )  # fmt: skip
-    return found
 
 
 @dataclass

@@ -12,12 +12,12 @@ from automap.plan import Plan
 from automap.price.evaluator import Evaluator
 from automap.price.local_sgd import replica_axis
 from automap.price.plan_reader import lower_plan
-from automap.runtime.executor.parameters import Parameters, value_of
+from automap.runtime.executor.parameters import Parameters
 from automap.runtime.executor.regions import LocalOperator, Operand, Region, build_regions, sent_operand
 from automap.runtime.executor.replica_averaging import replica_share
 from automap.runtime.executor.stage_program import StageProgram, stage_programs
 from automap.runtime.mesh_groups import Groups, make_meshes
-from automap.runtime.operators.apply import apply
+from automap.runtime.operators.apply import apply, value_of
 from automap.runtime.redistribute import convert, direction, sum_over
 from automap.runtime.sharded_operators.call import Call
 from ir.factors import BROADCAST, PARTIAL

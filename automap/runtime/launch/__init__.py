@@ -1,1 +1,1 @@
-"""Starts and watches the processes of a run."""
+"""Starts and watches the processes of a run on this machine."""

@@ -1,4 +1,4 @@
-"""Host: whether a cluster is this machine, and what this machine has. Never imports torch. Units: bytes."""
+"""Whether a cluster is this machine, and the devices of this machine. Never imports torch. Units: bytes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from automap.cluster import LOCAL, Cluster, Device
 _DRIVER = Path("/proc/driver/nvidia")
 _PROCESSORS = Path("/proc/cpuinfo")
 ANY_PROCESSOR = "cpu"
-"""The kind of `automap/data/devices` that means whatever processor a host has."""
+"""The device kind of `automap/data/devices` that stands for any processor."""
 _SIZE = re.compile(r"\d+GB")
 
 
 def lacking(cluster: Cluster) -> str | None:
-    """What this host lacks to run the plans of a cluster, for a reader; None if the cluster is this host, or a part.
+    """What this machine lacks to run the plans of a cluster, for a reader; None if the cluster is a part of it.
 
-    How many processes a host without GPUs runs is for `automap.runtime.trial.trial` to say.
+    The number of processes on a machine without GPUs is limited by `automap.runtime.trial.trial.num_processes`.
     """
     if cluster.name == LOCAL:
         return None
@@ -38,9 +38,9 @@ def lacking(cluster: Cluster) -> str | None:
 
 
 def _is(kind: Device, model: str) -> bool:
-    """Whether a model of GPU, in the words of its maker, is of a kind: as measured, or all words of the kind's name.
+    """Whether a GPU whose driver reports a model is of a device kind: of the same name, or with all words of it.
 
-    A size of memory counts only where the model states one; a kind in the form SXM is not that in the form PCIe.
+    A memory size counts only where the model states one. An SXM module is not of the same kind as a PCIe card.
     """
     if kind.name == as_name(model):
         return True
@@ -56,12 +56,12 @@ def _words(name: str) -> set[str]:
 
 
 def as_name(model: str) -> str:
-    """The name of a device kind that was measured, of a model in the words of its maker."""
+    """The name of the device kind of a measured machine, from the model that its driver reports."""
     return re.sub(r"[^\w.-]+", "-", model).strip("-")
 
 
 def gpus() -> Mapping[str, int]:
-    """Model of GPU -> how many this host has."""
+    """Model of a GPU, as its driver reports it -> the number of such GPUs of this machine."""
     found = Counter[str]()
     for path in sorted(_DRIVER.glob("gpus/*/information")):
         models = [line.partition(":")[2].strip() for line in path.read_text().splitlines() if line.startswith("Model:")]
@@ -70,13 +70,13 @@ def gpus() -> Mapping[str, int]:
 
 
 def processor() -> str:
-    """Model of this host's processor."""
+    """The model of this machine's processor."""
     lines = _PROCESSORS.read_text().splitlines() if _PROCESSORS.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
 
 
 def memory_bytes(num_ranks: int) -> int | None:
-    """An equal part of what this host has free; None with a GPU, whose drivers map far more than they use."""
+    """An equal part of the free memory of this machine; None with a GPU, whose driver maps far more than it uses."""
     if _DRIVER.exists():
         return None
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // num_ranks

@@ -1,6 +1,6 @@
-"""Launch: one process a rank on this host, ended as a whole whatever happens, with a typed outcome.
+"""Launches one process for each rank on this machine, ends all of them whatever happens, and gives a typed outcome.
 
-Every rank is a session of its own, told to die with its parent; ranks meet through a file, so that no port is needed.
+Every rank is a session of its own and dies with its parent. Ranks meet through a file, so that no port is needed.
 Results and faults come back as JSON, one file a rank. The launcher knows nothing of plans and never imports torch.
 Units: seconds, bytes.
 """
@@ -25,41 +25,41 @@ from automap.runtime.launch import rank as rank_process
 OutcomeKind = Literal[
     "stopped", "refused", "out_of_memory", "port_in_use", "crashed", "time_limit", "no_result", "peer_lost", "ok"
 ]
-"""What became of a launch; of several, what stands first is the cause of the others.
+"""The outcome of a launch. Where ranks end differently, the outcome that is first in this list is the cause.
 
-`stopped`: the caller wanted an end. `refused`: the plan or the model, by an error that names the repair. `crashed`: an
-exception or a signal. `no_result`: a rank ended well and said nothing. `peer_lost`: a connection broke and no rank says
-why.
+`stopped`: the caller ended the launch. `refused`: an error about the plan or the model that names the repair.
+`crashed`: an exception or a signal. `no_result`: a rank ended with code 0 and without a result. `peer_lost`: a
+connection broke and no rank reported why.
 """
 _SEVERITY = {kind: place for place, kind in enumerate(get_args(OutcomeKind))}
 _End = Literal["all", "failed", "time_limit", "stopped"]
-"""Why a launcher waits no longer."""
+"""The reason why the launcher stops waiting."""
 _POLL_S = 0.05
 _SHOWN_CHARACTERS = 2000
-"""Of the output of a rank, in messages."""
+"""The number of characters of a rank's output that a message shows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What a launch may take."""
+    """The limits of a launch."""
 
     time_s: float = 300.0
-    """Wall-clock time from the start of the processes."""
+    """The wall-clock time from the start of the processes, seconds."""
     memory_bytes: int | None = None
-    """Private memory of each process; None = no limit."""
+    """The private memory of each process, bytes; None = no limit."""
     grace_s: float = 1.0
-    """Time that the other ranks have for their last words once one has failed."""
+    """The time that other ranks have to report after one has failed, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launched:
-    """How a launch ended."""
+    """The end of a launch."""
 
     outcome: OutcomeKind
     message: str
-    """For a reader; empty if all went well."""
+    """What went wrong, for a reader; empty if the outcome is `ok`."""
     results: tuple[Any, ...]
-    """What each rank returned; empty unless the outcome is `ok`."""
+    """[ranks] what each rank returned; empty unless the outcome is `ok`."""
     time_s: float
 
 
@@ -75,16 +75,16 @@ def launch(
     """Runs a function on every rank and waits for the end of all.
 
     Args:
-        task: `module:function`; called as function(folder, rank, num_ranks, argument), it returns what JSON can hold.
-            Ranks may meet in the file `folder / "store"`.
-        argument: of the function, JSON.
-        num_ranks: processes.
-        limits: of time and memory.
-        folder: for exchange with the ranks, empty; None = a temporary one.
-        should_stop: asked every `_POLL_S`; once true, the ranks are ended.
+        task: `module:function`, which is called as function(folder, rank, num_ranks, argument) and returns a JSON
+            document. Ranks may meet in the file `folder / "store"`.
+        argument: the last argument of the function, a JSON document.
+        num_ranks: the number of processes.
+        limits: the limits of time and memory.
+        folder: an empty folder for exchange with the ranks; None = a temporary one.
+        should_stop: called every `_POLL_S` seconds; once it returns true, the ranks are ended.
 
     Returns:
-        The outcome. No process of a rank is left.
+        The outcome. No process of a rank is left running.
     """
     with contextlib.ExitStack() as stack:
         if folder is None:
@@ -102,7 +102,7 @@ def launch(
 
 @contextlib.contextmanager
 def _processes(task: str, num_ranks: int, limits: Limits, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The processes of the ranks; none of them, nor of their children, is there afterwards."""
+    """The processes of the ranks; at the end of the context they and their children are killed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
     if Path("/sys/class/net/lo").exists():
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -118,7 +118,7 @@ def _processes(task: str, num_ranks: int, limits: Limits, folder: Path) -> Itera
                 )  # fmt: skip
         yield processes
     finally:
-        # A process is waited for last: until then nobody else can get its number.
+        # All are killed before any is waited for: until then no other process can get its number.
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -133,7 +133,7 @@ def _wait(
     grace_s: float,
     should_stop: Callable[[], bool],
 ) -> _End:
-    """Waits until all ranks have ended, one has failed and the grace is over, the time is up, or the caller stops."""
+    """Waits until all ranks have ended, one has failed and the grace is over, time is up, or the caller stops."""
     failed_at: float | None = None
     while True:
         codes = [_exit_code(process.pid) for process in processes]
@@ -158,7 +158,7 @@ def _wait(
 
 
 def _exit_code(pid: int) -> int | None:
-    """Of a child, negative for a signal; None while it runs. The child is not reaped."""
+    """The exit code of a child, negative for a signal; None while it runs. The child is not reaped."""
     found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if found is None:
         return None

@@ -1,5 +1,7 @@
-"""Rank: what a process of `automap.runtime.launch.launcher` runs: it dies with its parent, and says how it ended in a
-file."""
+"""The main program of a rank of `automap.runtime.launch.launcher`, which reports its result in a file.
+
+A rank dies with its parent.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 SAY_WHERE = signal.SIGUSR1
-"""Makes a rank write where it is into its log."""
+"""The signal on which a rank writes its stack into its log."""
 _PR_SET_PDEATHSIG = 1
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory")
 _PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
@@ -32,7 +34,7 @@ def _die_with(parent: int) -> None:
 
 
 def fault(error: BaseException) -> dict[str, Any]:
-    """What a rank says of an exception: {error: an outcome of `automap.runtime.launch.launcher`, message}."""
+    """The report of an exception: {error: an outcome of `automap.runtime.launch.launcher`, message}."""
     from ir.errors import UserError
 
     text = f"{type(error).__name__}: {error}"
@@ -50,7 +52,7 @@ def fault(error: BaseException) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs a task; `arguments` as `launch` writes them. Returns the exit code."""
+    """Runs a task, with the arguments that `launch` passes; returns the exit code."""
     place, rank, num_ranks, task, parent, memory_bytes = arguments
     _die_with(int(parent))
     faulthandler.register(SAY_WHERE, all_threads=False)
@@ -74,5 +76,5 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads of communication libraries must not keep a rank that has said how it ended.
+    # Threads of communication libraries must not keep a rank alive that has reported.
     os._exit(code)

@@ -1,10 +1,10 @@
-"""Graph to torch: each operator computed on tensors, differentiable.
+"""Computes operators and whole graphs with torch, differentiably.
 
-Semantics are those of a training step: batch normalisation uses the statistics of its operand and Dropout drops.
+The semantics are those of a training step: batch normalisation uses the statistics of its operand, and Dropout drops.
 Versions of the operator set matter where their meaning differs (Softmax before 13, Resize before 11). Everything is
 computed in the types of the given tensors; constants are made on their device.
 
-Refused, by a `ModelError`: kinds outside `ir.operators` and measured layers (their inside is unknown), types that torch
+A `ModelError` refuses: kinds outside `ir.operators` and measured layers (their inside is unknown), types that torch
 does not compute with (float8, strings, unsigned integers but uint8), quantization to floating-point types, Resize with
 `tf_crop_and_resize`. Random kinds draw from torch's generator, not from the seed of the file.
 """
@@ -27,7 +27,7 @@ COUNTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "RotaryEmbedding": {"num_heads": ("h",)},
     "GroupNormalization": {"num_groups": ("g",)},
 }
-"""Kind -> attribute that counts something -> the factors whose split divides it."""
+"""Kind -> attribute that counts heads or groups -> the factors whose split divides it."""
 
 
 def apply(
@@ -40,17 +40,17 @@ def apply(
     """Computes one whole operator.
 
     Args:
-        op: of a graph.
+        op: an operator of a graph.
         graph_tensors: the tensors of the graph by name; those that `op` writes give the shapes.
-        operands: in the order of `op.inputs`, batch dims `num_samples` times those of the graph.
-        num_samples: of the batch.
-        device: of the results of an operator without operands; default the CPU.
+        operands: the operands in the order of `op.inputs`; batch dims are `num_samples` times those of the graph.
+        num_samples: the number of samples of the batch.
+        device: the device of the results of an operator without operands; None = the CPU.
 
     Returns:
-        In the order of `op.outputs`.
+        The results in the order of `op.outputs`.
 
     Raises:
-        ModelError: the operator is not executed, see the module.
+        ModelError: the operator is not executed, see the docstring of the module.
     """
     shapes = [graph_tensors[name].shape_at(num_samples) for name in op.outputs]
     return apply_local(op, operands, shapes, device)
@@ -65,9 +65,9 @@ def apply_local(
     """Computes an operator on operands that may be shards.
 
     Args:
-        op: see `apply`; for a shard that of `local_operator`.
+        op: an operator; for shards that of `local_operator`.
         operands: see `apply`.
-        shapes: of the results that these operands give.
+        shapes: the shapes of the results of these operands.
         device: see `apply`.
 
     Raises:
@@ -100,7 +100,7 @@ def apply_local(
 
 
 def local_operator(op: Operator, signature: Signature, ranks: int) -> Operator:
-    """`op` as one of `ranks` ranks runs it under `signature`: counts of heads and groups are those of the shard."""
+    """The operator that one of `ranks` ranks runs under a signature: counts of heads and groups are divided."""
     if signature.factor is None or op.kind not in COUNTS:
         return op
     split = op.rule.factors[signature.factor].name
@@ -116,9 +116,9 @@ def run(graph: Graph, tensors: Mapping[str, torch.Tensor], num_samples: int) -> 
 
     Args:
         graph: any graph.
-        tensors: inputs, parameters, buffers and stored constants of the graph by name; those that require a gradient
-            get one when a result is differentiated. Pieces of a fused parameter may be given as the whole of it.
-        num_samples: of the batch; inputs have the graph's shapes at this number.
+        tensors: inputs, parameters, buffers and stored constants by name, see `value_of`; those that require a gradient
+            get one when a result is differentiated.
+        num_samples: the number of samples of the batch; inputs have the graph's shapes at this number.
 
     Returns:
         The results by name.
@@ -126,7 +126,7 @@ def run(graph: Graph, tensors: Mapping[str, torch.Tensor], num_samples: int) -> 
     Raises:
         ModelError: a tensor is missing or of another shape, or an operator is not executed (see the module).
     """
-    values = {name: _checked(graph, name, tensors, num_samples) for name in _wanted(graph)}
+    values = {n: value_of(graph, n, tensors, num_samples) for n in graph.tensors if n not in graph.producer}
     device = next((t.device for t in values.values()), torch.device("cpu"))
     last = {name: i for name, readers in graph.consumers.items() for i in readers[-1:]}
     for i, op in enumerate(graph.operators):
@@ -138,26 +138,32 @@ def run(graph: Graph, tensors: Mapping[str, torch.Tensor], num_samples: int) -> 
     return {name: values[name] for name in graph.outputs}
 
 
-def _wanted(graph: Graph) -> list[str]:
-    """Tensors that no operator makes."""
-    return [name for name in graph.tensors if name not in graph.producer]
+def value_of(graph: Graph, name: str, values: Mapping[str, torch.Tensor], num_samples: int = 1) -> torch.Tensor:
+    """The whole value of a tensor that no operator makes, from values named as in the graph or in its file.
 
+    A piece of a fused parameter of the file is cut out of it; experts that the file stores one by one are stacked.
 
-def _checked(graph: Graph, name: str, tensors: Mapping[str, torch.Tensor], num_samples: int) -> torch.Tensor:
-    shape = graph.tensors[name].shape_at(num_samples)
-    if name not in tensors and name in graph.pieces:
-        fused, dim, start, stop = graph.pieces[name]
-        if fused in tensors:
-            return tensors[fused].narrow(dim, start, stop - start)
-    if name not in tensors:
+    Args:
+        graph: the graph of the tensor.
+        name: an input, a parameter, a buffer or a stored constant.
+        values: values by name.
+        num_samples: the number of samples of the batch, for inputs.
+
+    Raises:
+        ModelError: the value is missing or has another shape.
+    """
+    found, shape = values.get(name), graph.tensors[name].shape_at(num_samples) if name in graph.tensors else None
+    if found is None and name in graph.pieces:
+        whole, dim, start, stop = graph.pieces[name]
+        found = value_of(graph, whole, values).narrow(dim, start, stop - start) if whole in values else None
+    if found is None:
+        parts = sorted((start, part) for part, (whole, _, start, _) in graph.pieces.items() if whole == name)
+        if parts and all(part in values for _, part in parts):
+            found = torch.stack([values[part] for _, part in parts])
+    role = graph.tensors[name].role if name in graph.tensors else "tensor"
+    if found is None or (shape is not None and tuple(found.shape) != shape):
         raise ModelError(
-            f"{graph.tensors[name].role} {name} has no value", field="tensors", value=name, repair=f"Give one {shape}."
-        )
-    if tuple(tensors[name].shape) != shape:
-        raise ModelError(
-            f"tensor {name} has another shape than the graph at {num_samples} samples",
-            field="tensors",
-            value=tuple(tensors[name].shape),
-            repair=f"Give one of shape {shape}.",
-        )
-    return tensors[name]
+            f"{role} {name} has {'no value' if found is None else 'a value of another shape'}", field="tensors",
+            value=None if found is None else tuple(found.shape), repair=f"Give one of shape {shape}.",
+        )  # fmt: skip
+    return found

@@ -1,7 +1,7 @@
-"""What a torch function of an operator is told, and the table of the functions.
+"""The torch functions of operator kinds, and the arguments of such a function.
 
-Nothing here knows of ranks: a function computes from the operands that it gets. Where a kind states sizes in its
-attributes (Reshape, Expand ...), the sizes come from `Use.shapes`, so that the same function serves a shard.
+Nothing here knows of ranks: a function computes from its operands. Where a kind states sizes in its attributes
+(Reshape, Expand ...), the sizes come from `Use.shapes`, so that the same function serves a shard.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ir.errors import ModelError
 
 Function = Callable[["Use"], "torch.Tensor | Sequence[torch.Tensor]"]
 FUNCTIONS: dict[str, Function] = {}
-"""Kind -> its function."""
+"""Kind -> the function that computes it."""
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
@@ -38,25 +38,25 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def refuse(what: str, value: object, repair: str = "Export the model without it.") -> ModelError:
-    """An error for what is deliberately not executed."""
+    """The error for an operator that is deliberately not executed."""
     return ModelError(what, field="model", value=value, repair=repair)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Use:
-    """One use of a kind."""
+    """One call of an operator."""
 
     name: str
     kind: str
     opset: int
     """Version of the operator set; 0 = the newest."""
     operands: Sequence[torch.Tensor | None]
-    """By ONNX position; None where an optional one is absent."""
+    """The operands by ONNX position; None for an optional one that is absent."""
     shapes: Sequence[tuple[int, ...]]
-    """Of the wanted results, in their order: those of the shard where the operands are shards."""
+    """The shapes of the results, in order; those of the shards where the operands are shards."""
     attributes: Mapping[str, Any]
     device: torch.device
-    """Where new tensors are made."""
+    """The device of new tensors."""
 
     @property
     def x(self) -> torch.Tensor:
@@ -64,7 +64,7 @@ class Use:
         return self.operand(0)
 
     def operand(self, index: int) -> torch.Tensor:
-        """Operand `index`, which must be there.
+        """Operand `index`, which must be present.
 
         Raises:
             ModelError: it is absent.
@@ -79,7 +79,7 @@ class Use:
         return self.operands[index] if index < len(self.operands) else None
 
     def given(self) -> list[torch.Tensor]:
-        """All operands that are there."""
+        """All operands that are present."""
         return [t for t in self.operands if t is not None]
 
     def integer(self, name: str, default: int = 0) -> int:

@@ -10,7 +10,7 @@ from automap.runtime.operators.base import Use, function, torch_dtype
 
 @function("Constant", "ConstantOfShape")
 def constant(use: Use) -> Tensor:
-    """Row-major values; a single number fills the shape."""
+    """A tensor of row-major values; a single number fills the shape."""
     value = use.attributes.get("value", 0.0)
     dtype = torch_dtype(use.text("dtype", "float32"))
     if isinstance(value, tuple):
@@ -20,14 +20,14 @@ def constant(use: Use) -> Tensor:
 
 @function("Range")
 def arange(use: Use) -> Tensor:
-    """start, start + delta, ..."""
+    """The sequence start, start + delta, ..., of the length of the result."""
     steps = torch.arange(use.shapes[0][0], dtype=torch.float64, device=use.device)
     return (use.number("start") + steps * use.number("delta", 1.0)).to(torch_dtype(use.text("dtype", "int64")))
 
 
 @function("EyeLike")
 def eye_like(use: Use) -> Tensor:
-    """Ones on diagonal `k`."""
+    """A matrix with ones on diagonal `k`."""
     rows, columns = use.shapes[0]
     found = torch.arange(columns, device=use.device) - torch.arange(rows, device=use.device)[:, None] == use.integer(
         "k"
@@ -37,7 +37,7 @@ def eye_like(use: Use) -> Tensor:
 
 @function("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 def random(use: Use) -> Tensor:
-    """From torch's generator: the seed of the file means another generator."""
+    """Random numbers from torch's generator; the seed of the file is one of another generator."""
     like = use.optional(0)
     fallback = torch.float32 if like is None else like.dtype
     dtype = torch_dtype(use.text("dtype")) if "dtype" in use.attributes else fallback
@@ -51,6 +51,6 @@ def random(use: Use) -> Tensor:
 
 @function("Bernoulli")
 def bernoulli(use: Use) -> Tensor:
-    """One with the probability that the operand gives."""
+    """Ones with the probabilities that the operand gives, else zeros."""
     drawn = torch.bernoulli(use.x.detach())
     return drawn.to(torch_dtype(use.text("dtype")) if "dtype" in use.attributes else use.x.dtype)

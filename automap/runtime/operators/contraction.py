@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from automap.runtime.operators.base import Use, function
+from automap.runtime.operators.base import FUNCTIONS, Use, function
 from automap.runtime.operators.weight_gradients import convolution, product
 
-
-@function("MatMul")
-def matmul(use: Use) -> Tensor:
-    """The matrix product of two operands, with the broadcasting of numpy."""
-    return product(use.x, use.operand(1))
+FUNCTIONS["MatMul"] = lambda use: product(use.x, use.operand(1))
+FUNCTIONS["Einsum"] = lambda use: torch.einsum(use.text("equation"), *use.given())
 
 
 @function("Gemm")
@@ -31,12 +28,6 @@ def gemm(use: Use) -> Tensor:
         return product(a, b, bias)
     ab = alpha * product(a, b)
     return ab if bias is None else ab + bias
-
-
-@function("Einsum")
-def einsum(use: Use) -> Tensor:
-    """The sum that the attribute `equation` describes."""
-    return torch.einsum(use.text("equation"), *use.given())
 
 
 def window_pads(

@@ -1,4 +1,4 @@
-"""Look-ups by index: Gather and its relatives, one-hot, scatter. Negative indices count from the end."""
+"""Look-ups and writes by index, and one-hot vectors. Negative indices count from the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _wrapped(indices: Tensor, size: int) -> Tensor:
 
 @function("Gather")
 def gather(use: Use) -> Tensor:
-    """`data[indices]` along `axis`; a constant scalar index is an attribute."""
+    """The elements of the operand at some indices along `axis`; a constant scalar index is an attribute."""
     x = use.x
     axis = use.integer("axis") % max(x.ndim, 1)
     if "indices" in use.attributes:
@@ -27,7 +27,7 @@ def gather(use: Use) -> Tensor:
 
 @function("GatherElements")
 def gather_elements(use: Use) -> Tensor:
-    """One look-up for each position."""
+    """One look-up along `axis` for each element of the indices."""
     axis = use.integer("axis") % use.x.ndim
     return torch.gather(use.x, axis, _wrapped(use.operand(1), use.x.shape[axis]))
 
@@ -38,7 +38,7 @@ def _coordinates(indices: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
 
 @function("GatherND")
 def gather_nd(use: Use) -> Tensor:
-    """The last dim of the indices holds coordinates behind `batch_dims` shared dims."""
+    """A look-up by coordinates, which the last dim of the indices holds, after `batch_dims` shared dims."""
     x, indices, shared = use.x, use.operand(1), use.integer("batch_dims")
     places = _coordinates(indices, tuple(x.shape[shared:]))
     if not shared:
@@ -52,7 +52,7 @@ def gather_nd(use: Use) -> Tensor:
 
 @function("ScatterElements", "Scatter")
 def scatter_elements(use: Use) -> Tensor:
-    """Writes, or reduces by sum, product, maximum or minimum."""
+    """The operand with updates along `axis`: written, or joined by sum, product, maximum or minimum."""
     x, updates = use.x, use.operand(2)
     axis = use.integer("axis") % x.ndim
     indices = _wrapped(use.operand(1), x.shape[axis])
@@ -67,7 +67,7 @@ _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 @function("ScatterND")
 def scatter_nd(use: Use) -> Tensor:
-    """Likewise at coordinates; of several writes to one place any may win."""
+    """The operand with updates at coordinates; of several writes to one element any may remain."""
     x, indices, updates = use.x, use.operand(1), use.operand(2)
     how = use.text("reduction", "none")
     depth = indices.shape[-1]
@@ -85,7 +85,7 @@ def scatter_nd(use: Use) -> Tensor:
 
 @function("OneHot")
 def one_hot(use: Use) -> Tensor:
-    """`values` are (off, on); indices outside the depth give a row of off."""
+    """One-hot vectors; `values` are (off, on), and an index outside the depth gives a row of off."""
     depth = use.integer("depth")
     values = use.floats("values", (0.0, 1.0))
     dtype = torch_dtype(use.text("dtype", "float32"))

@@ -1,7 +1,7 @@
 """Mixture of experts: tokens to the slots of their experts, the experts' products, and back.
 
-An expert is counted from the first one that the operator holds. A choice outside them takes no slot, so that a rank
-that holds some of the experts subtracts the number of its first one from the choices.
+Experts are counted from the first one that the operator holds. A choice of another expert takes no slot: a rank that
+holds some of the experts subtracts the number of its first expert from the choices.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _by_group(x: Tensor, samples: int, groups: int, batch_dim: int) -> Tensor:
 
 
 def _slots(chosen: Tensor, experts: int, capacity: int) -> Tensor:
-    """[runs, tokens k]: the slot of a run of tokens that each choice takes, `experts * capacity` where it gets none."""
+    """[runs, tokens k]: the slot that each choice takes in its run of tokens; `experts * capacity` = none."""
     flat = chosen.flatten(1)
     mine = flat[..., None] == torch.arange(experts, device=chosen.device)
     place = (mine.cumsum(1) * mine).sum(-1) - 1
@@ -35,7 +35,7 @@ def _slots(chosen: Tensor, experts: int, capacity: int) -> Tensor:
 
 @function(DISPATCH)
 def dispatch(use: Use) -> Tensor:
-    """`[e, g, (b c), h]` of tokens `[..., h]` and choices `[..., k]`; slots that nobody takes are zero."""
+    """Slots [experts, groups, (samples capacity), hidden] of tokens [..., hidden] by choices [..., k], else zeros."""
     capacity, batch_dim = use.integer("capacity"), use.integer("batch_dim")
     experts, *group, slots, width = use.shapes[0]
     samples, groups = slots // capacity, math.prod(group)
@@ -49,14 +49,14 @@ def dispatch(use: Use) -> Tensor:
 
 @function(PRODUCT)
 def grouped_matmul(use: Use) -> Tensor:
-    """Each expert's slots times its weight."""
+    """The matrix product of each expert's slots and its weight."""
     weight = use.operand(1)
     return use.x @ (weight if use.x.dim() == weight.dim() else weight[:, None])
 
 
 @function(COMBINE)
 def combine(use: Use) -> Tensor:
-    """`[..., h]`: the slots of each token's experts, times their weights, added up."""
+    """Tokens [..., hidden]: the sum of the slots of each token's experts, times their weights."""
     capacity, batch_dim = use.integer("capacity"), use.integer("batch_dim")
     experts, *group, slots, width = use.x.shape
     samples, groups = slots // capacity, math.prod(group)

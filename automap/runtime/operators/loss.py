@@ -9,13 +9,13 @@ from automap.runtime.operators.base import Use, function
 
 
 def wide(scores: Tensor) -> Tensor:
-    """Losses add up many rows: in float32 or wider."""
+    """The scores in float32 or wider, in which losses sum many rows."""
     return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
 
 
 @function("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 def cross_entropy(use: Use) -> list[Tensor]:
-    """Scores or log-probabilities with the classes in `class_dim` (default 1) and integer labels."""
+    """The cross-entropy of scores or log-probabilities with integer labels; classes are in `class_dim` (default 1)."""
     scores, labels, weight = wide(use.x), use.operand(1).to(torch.int64), use.optional(2)
     dim = use.integer("class_dim", 1 if scores.ndim > 1 else 0)
     logs = torch.log_softmax(scores, dim) if use.kind == "SoftmaxCrossEntropyLoss" else scores
@@ -33,5 +33,5 @@ def cross_entropy(use: Use) -> list[Tensor]:
 
 @function("MeanSquaredErrorLoss")
 def mean_squared_error(use: Use) -> Tensor:
-    """Mean over the `elements` of a sample, summed over samples."""
+    """The squared error: the mean over the `elements` of a sample, summed over samples."""
     return ((wide(use.x) - wide(use.operand(1))) ** 2).sum() / use.integer("elements")

@@ -13,7 +13,7 @@ from automap.runtime.operators.base import Use, function
 
 @function("Softmax", "LogSoftmax", "Hardmax")
 def softmax(use: Use) -> Tensor:
-    """Over `axis`; before version 13 over all dims from `axis` on, taken as one."""
+    """Softmax, its logarithm, or a one at the maximum, over `axis`; before version 13 over all dims from `axis` on."""
     x = use.x
     flattens = 0 < use.opset < 13
     axis = use.integer("axis", 1 if flattens else -1) % max(x.ndim, 1)
@@ -28,7 +28,7 @@ def softmax(use: Use) -> Tensor:
 
 
 def _scaled(use: Use, x: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-    """Times operand 1 plus operand 2, where they are given; re-viewed to `shape`."""
+    """The tensor times operand 1 plus operand 2, where they are given, viewed in `shape`."""
     for index, joined in ((1, torch.mul), (2, torch.add)):
         side = use.optional(index)
         if side is not None:
@@ -38,14 +38,14 @@ def _scaled(use: Use, x: Tensor, shape: Sequence[int] | None = None) -> Tensor:
 
 @function("LayerNormalization")
 def layer_norm(use: Use) -> list[Tensor]:
-    """Over the dims from `axis` on; statistics in float32 as `stash_type` says by default."""
+    """Layer normalisation over the dims from `axis` on; statistics are in float32, the default of `stash_type`."""
     dims = tuple(range(use.integer("axis", -1) % use.x.ndim, use.x.ndim))
     found, mean, inverse = _centred(use.x, dims, use.number("epsilon", 1e-5))
     return [_scaled(use, found), mean, inverse]
 
 
 def _centred(x: Tensor, dims: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean 0 and variance 1 over `dims`; the mean and the inverse deviation, in float32 or wider."""
+    """The tensor with mean 0 and variance 1 over `dims`; its mean and inverse deviation, in float32 or wider."""
     wide = x if x.dtype == torch.float64 else x.float()
     mean = wide.mean(dims, keepdim=True)
     centred = wide - mean
@@ -55,14 +55,14 @@ def _centred(x: Tensor, dims: tuple[int, ...], epsilon: float) -> tuple[Tensor, 
 
 @function("RMSNormalization", "SimplifiedLayerNormalization")
 def rms_norm(use: Use) -> list[Tensor]:
-    """Without the mean; the second and third result of the simplified kind are one statistic."""
+    """RMS normalisation over the dims from `axis` on; results 1 and 2 of the simplified kind are the same statistic."""
     dims = tuple(range(use.integer("axis", -1) % use.x.ndim, use.x.ndim))
     found, inverse = _by_mean_square(use.x, dims, use.number("epsilon", 1e-5))
     return [_scaled(use, found), inverse, inverse]
 
 
 def _by_mean_square(x: Tensor, dims: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor]:
-    """Mean square 1 over `dims`; the inverse root, in float32 or wider."""
+    """The tensor with mean square 1 over `dims`; the inverse root mean square, in float32 or wider."""
     wide = x if x.dtype == torch.float64 else x.float()
     inverse = torch.rsqrt((wide**2).mean(dims, keepdim=True) + epsilon)
     return (wide * inverse).to(x.dtype), inverse
@@ -80,21 +80,21 @@ def skip_layer_norm(use: Use) -> list[Tensor]:
 
 @function("com.microsoft.SkipSimplifiedLayerNormalization")
 def skip_rms_norm(use: Use) -> list[Tensor]:
-    """Likewise without mean and shift; the bias is operand 3."""
+    """RMS normalisation of operand + skip + bias (0, 1, 3), by scale (2); the sum is the last result."""
     joined = _joined(use, 3)
     found, inverse = _by_mean_square(joined, (-1,), use.number("epsilon", 1e-12))
     return [found * use.operand(2), inverse, inverse, joined]
 
 
 def _joined(use: Use, bias: int) -> Tensor:
-    """Residual sum, with operand `bias` where it is given."""
+    """The residual sum of operands 0 and 1, and of operand `bias` where it is given."""
     found, side = use.x + use.operand(1), use.optional(bias)
     return found if side is None else found + side
 
 
 @function("BatchNormalization")
 def batch_norm(use: Use) -> list[Tensor]:
-    """Statistics over all dims but the channels; results 1 and 2 are the running ones, 3 and 4 those of the batch."""
+    """Batch normalisation; results 1 and 2 are running statistics, 3 and 4 those of this batch."""
     x = use.x
     dims = tuple(d for d in range(x.ndim) if d != 1)
     shape = (-1, *[1] * (x.ndim - 2))
@@ -112,7 +112,7 @@ def batch_norm(use: Use) -> list[Tensor]:
 
 @function("InstanceNormalization")
 def instance_norm(use: Use) -> Tensor:
-    """Over space, for each sample and channel."""
+    """Normalisation over space, for each sample and channel."""
     x = use.x
     shape = (-1, *[1] * (x.ndim - 2))
     return _scaled(use, _standard(x, tuple(range(2, x.ndim)), use.number("epsilon", 1e-5)), shape)
@@ -125,7 +125,7 @@ def _standard(x: Tensor, dims: tuple[int, ...], epsilon: float) -> Tensor:
 
 @function("GroupNormalization")
 def group_norm(use: Use) -> Tensor:
-    """Over space and the channels of a group; scale and bias hold one number a channel, or one a group before 21."""
+    """Normalisation over space and the channels of a group; scale and bias are by channel, or by group before 21."""
     x, groups = use.x, use.integer("num_groups", 1)
     split = x.reshape(x.shape[0], groups, -1)
     found = _standard(split, (2,), use.number("epsilon", 1e-5))
@@ -140,7 +140,7 @@ def group_norm(use: Use) -> Tensor:
 
 @function("LRN")
 def local_response_norm(use: Use) -> Tensor:
-    """A window of `size` channels, the longer half behind."""
+    """Local response normalisation over a window of `size` channels, whose longer half follows the channel."""
     x, size = use.x, use.integer("size")
     before = (size - 1) // 2
     squares = torch.nn.functional.pad((x**2).movedim(1, -1), (before, size - 1 - before))
@@ -151,14 +151,14 @@ def local_response_norm(use: Use) -> Tensor:
 
 @function("LpNormalization")
 def lp_norm(use: Use) -> Tensor:
-    """Divided by the norm of order 1 or 2; a row of zeros stays."""
+    """The operand divided by its norm of order 1 or 2 along `axis`; a row of zeros stays zero."""
     norm = torch.linalg.vector_norm(use.x, use.integer("p", 2), dim=use.integer("axis", -1), keepdim=True)
     return use.x / torch.where(norm == 0, torch.ones_like(norm), norm)
 
 
 @function("MeanVarianceNormalization")
 def mean_variance_norm(use: Use) -> Tensor:
-    """Divided by the standard deviation plus 1e-9."""
+    """The centred operand divided by its standard deviation plus 1e-9 (ONNX)."""
     dims = use.ints("axes", (0, 2, 3))
     centred = use.x - use.x.mean(dims, keepdim=True)
     return centred / (torch.sqrt((centred**2).mean(dims, keepdim=True)) + 1e-9)

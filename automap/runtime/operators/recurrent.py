@@ -34,7 +34,7 @@ def _activation(name: str, alpha: float | None, beta: float | None) -> Activatio
 
 
 class _Direction:
-    """One direction of a layer."""
+    """One direction of a recurrent layer."""
 
     def __init__(self, use: Use, number: int, activations: list[Activation]) -> None:
         def part(index: int) -> Tensor | None:
@@ -52,12 +52,12 @@ class _Direction:
         self.peepholes = (no_peepholes if peepholes is None else peepholes).chunk(3)
 
     def clipped(self, x: Tensor) -> Tensor:
-        """The input of an activation."""
+        """The input of an activation, limited by the attribute `clip`."""
         bound = self.use.number("clip", 0.0)
         return x.clamp(-bound, bound) if bound else x
 
     def step(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """The next state from `x`, already multiplied by W."""
+        """The next hidden and cell state, from an input `x` that W is applied to already."""
         if self.use.kind == "LSTM":
             return self._lstm(x, h, c)
         if self.use.kind == "GRU":
@@ -86,7 +86,7 @@ class _Direction:
 
 @function("LSTM", "GRU", "RNN")
 def recurrent(use: Use) -> list[Tensor]:
-    """All states, the last one, and for the LSTM the last cell; sequences may be shorter than the operand."""
+    """All hidden states, the last one, and the last cell state; sequences may be shorter than the operand."""
     x = use.x.transpose(0, 1) if use.integer("layout") else use.x
     time, batch = x.shape[:2]
     directions, hidden = use.operand(1).shape[0], use.operand(2).shape[-1]

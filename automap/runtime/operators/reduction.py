@@ -5,23 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from automap.runtime.operators.base import Use, function
+from automap.runtime.operators.base import FUNCTIONS, Use, function
+
+FUNCTIONS["Trilu"] = lambda use: (torch.triu if use.integer("upper", 1) else torch.tril)(use.x, use.integer("k"))
 
 
-@function(
-    "ReduceSum",
-    "ReduceMean",
-    "ReduceMax",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "ReduceSumSquare",
-)
+HOW = ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")
+
+
+@function(*(f"Reduce{how}" for how in HOW))
 def reduce(use: Use) -> Tensor:
-    """Over `axes`, which are all named; none = nothing is reduced."""
+    """The reduction over `axes`, which are all named; none = nothing is reduced."""
     x, dims, keep = use.x, use.ints("axes"), bool(use.integer("keepdims", 1))
     how = use.kind.removeprefix("Reduce")
     if how == "Prod":
@@ -47,7 +41,7 @@ def reduce(use: Use) -> Tensor:
 
 @function("ArgMax", "ArgMin")
 def arg(use: Use) -> Tensor:
-    """The first place of the extreme, or the last."""
+    """The position of the largest or smallest element; of equal ones the first, or with an attribute the last."""
     x, axis, keep = use.x, use.integer("axis") % use.x.ndim, bool(use.integer("keepdims", 1))
     made = torch.argmax if use.kind == "ArgMax" else torch.argmin
     if not use.integer("select_last_index"):
@@ -57,7 +51,7 @@ def arg(use: Use) -> Tensor:
 
 @function("CumSum", "CumProd")
 def scan(use: Use) -> Tensor:
-    """Running sum or product, from either end, with or without the own element."""
+    """The running sum or product, from either end, with or without the element itself."""
     axis = use.integer("axis") % use.x.ndim
     x = use.x.flip(axis) if use.integer("reverse") else use.x
     if use.integer("exclusive"):
@@ -69,22 +63,16 @@ def scan(use: Use) -> Tensor:
 
 @function("TopK")
 def top_k(use: Use) -> list[Tensor]:
-    """Values and places, always sorted; of equal values the first."""
+    """The k largest or smallest values, sorted, and their positions; of equal values the first."""
     axis, largest = use.integer("axis", -1), bool(use.integer("largest", 1))
     _, order = torch.sort(use.x, stable=True, dim=axis, descending=largest)
     places = order.narrow(axis, 0, use.integer("k"))
     return [use.x.gather(axis, places), places]
 
 
-@function("Trilu")
-def trilu(use: Use) -> Tensor:
-    """The upper or lower triangle from diagonal `k`."""
-    return (torch.triu if use.integer("upper", 1) else torch.tril)(use.x, use.integer("k"))
-
-
 @function("DFT")
 def fourier(use: Use) -> Tensor:
-    """Real and imaginary part are the last dim; half a spectrum where it is one-sided, back to real by its inverse."""
+    """The Fourier transform; the last dim holds real and imaginary parts. A one-sided spectrum is its first half."""
     x, axis = use.x, use.integer("axis")
     wide = x if x.dtype == torch.float64 else x.float()
     signal = wide[..., 0] if x.shape[-1] == 1 else torch.complex(wide[..., 0], wide[..., 1])

@@ -1,6 +1,6 @@
-"""Resize and Upsample: each dim is interpolated by a matrix, hence exact in every mode and differentiable.
+"""Resize and Upsample. Each dim is multiplied by a matrix of weights: exact in every mode, and differentiable.
 
-Refused: `tf_crop_and_resize`, whose region is data.
+`tf_crop_and_resize` is refused, since its region is data.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from automap.runtime.operators.base import Use, function, refuse
 
 @function("Resize", "Upsample")
 def resize(use: Use) -> Tensor:
-    """Nearest, linear or cubic, one dim after the other."""
+    """The operand resized by nearest, linear or cubic interpolation, one dim after the other."""
     x = use.x
     scales = use.floats("scales") or tuple(o / i for o, i in zip(use.shapes[0], x.shape, strict=True))
     for d, (size, scale) in enumerate(zip(use.shapes[0], scales, strict=True)):
@@ -27,7 +27,7 @@ def resize(use: Use) -> Tensor:
 
 
 def _matrix(use: Use, size: int, wanted: int, scale: float) -> Tensor:
-    """[wanted, size] weights."""
+    """[wanted, size] the weight of each input element in each output element of one dim."""
     is_old = use.kind == "Upsample" or 0 < use.opset < 11
     how = "asymmetric" if is_old else use.text("coordinate_transformation_mode", "half_pixel")
     rows = torch.zeros(wanted, size, dtype=torch.float64)
@@ -39,7 +39,7 @@ def _matrix(use: Use, size: int, wanted: int, scale: float) -> Tensor:
 
 
 def _place(how: str, position: int, size: int, wanted: int, scale: float) -> float:
-    """Where an output stands in the input."""
+    """The position of an output element in the input, elements."""
     if how == "asymmetric":
         return position / scale
     if how == "align_corners":
@@ -57,7 +57,7 @@ def _place(how: str, position: int, size: int, wanted: int, scale: float) -> flo
 
 
 def _taps(use: Use, place: float, size: int, scale: float, *, is_old: bool) -> list[tuple[int, float]]:
-    """(input index, weight) of one output; indices outside mean the border."""
+    """(input index, weight) of one output element; an index outside means the border."""
     mode = use.text("mode", "nearest")
     if mode == "nearest":
         rounding = "floor" if is_old else use.text("nearest_mode", "round_prefer_floor")

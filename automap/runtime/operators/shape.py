@@ -1,31 +1,28 @@
-"""Kinds that re-arrange elements; sizes come from the shapes of the results."""
+"""Kinds that rearrange elements; sizes come from the shapes of the results."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from automap.runtime.operators.base import Use, function
+from automap.runtime.operators.base import FUNCTIONS, Use, function
 from automap.runtime.operators.pooling import select_range
 
-
-@function("Reshape", "Flatten", "Squeeze", "Unsqueeze")
-def reshape(use: Use) -> Tensor:
-    """Another view of the same elements in the same order."""
-    return use.x.reshape(use.shapes[0])
-
-
-@function("Transpose")
-def transpose(use: Use) -> Tensor:
-    """A permutation."""
-    return use.x.permute(use.ints("perm"))
+FUNCTIONS.update(
+    {
+        **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), lambda use: use.x.reshape(use.shapes[0])),
+        "Transpose": lambda use: use.x.permute(use.ints("perm")),
+        "Split": lambda use: torch.split(use.x, list(use.ints("split")), use.integer("axis")),
+        "Concat": lambda use: torch.cat(use.given(), use.integer("axis")),
+        "Expand": lambda use: use.x.expand(use.shapes[0]),
+        "Tile": lambda use: use.x.repeat(use.ints("repeats")),
+    }
+)
 
 
 @function("Slice")
 def slice_(use: Use) -> Tensor:
-    """Python's slices, also with negative steps."""
+    """The slices of Python, with negative steps too."""
     x = use.x
     bounds = zip(use.ints("axes"), use.ints("starts"), use.ints("ends"), use.ints("steps"), strict=True)
     for axis, start, end, step in bounds:
@@ -33,33 +30,9 @@ def slice_(use: Use) -> Tensor:
     return x
 
 
-@function("Split")
-def split(use: Use) -> Sequence[Tensor]:
-    """Into the pieces that are listed."""
-    return torch.split(use.x, list(use.ints("split")), use.integer("axis"))
-
-
-@function("Concat")
-def concat(use: Use) -> Tensor:
-    """Along `axis`."""
-    return torch.cat(use.given(), use.integer("axis"))
-
-
-@function("Expand")
-def expand(use: Use) -> Tensor:
-    """Broadcasts."""
-    return use.x.expand(use.shapes[0])
-
-
-@function("Tile")
-def tile(use: Use) -> Tensor:
-    """Repeats whole dims."""
-    return use.x.repeat(use.ints("repeats"))
-
-
 @function("DepthToSpace", "SpaceToDepth")
 def depth_space(use: Use) -> Tensor:
-    """Blocks of channels become blocks of space, or the reverse."""
+    """Blocks of channels moved to blocks of space, or the reverse."""
     n, c, h, w = use.x.shape
     block = use.integer("blocksize", 1)
     if use.kind == "SpaceToDepth":

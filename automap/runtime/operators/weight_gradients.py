@@ -1,8 +1,8 @@
-"""Gradients of weights apart from those of inputs, as zero-bubble schedules want them.
+"""Gradients of weights computed apart from those of inputs, as zero-bubble schedules require.
 
-Products and convolutions with a weight are differentiated by functions of ours. Between `splitting` and the end of a
-backward pass they put off the gradient of the weight: the pass gives the gradients of inputs (I), and `Deferred.run`
-those of the weights (W). Whatever else is trained (biases, norms, tables) gets its gradient in I.
+Products and convolutions with a weight have their own backward functions. Inside `splitting` with a store, a backward
+pass computes the gradients of inputs (I) and puts off those of weights, which `Deferred.run` computes (W). All other
+parameters (biases, norms, tables) get their gradients in I.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 
 MAX_VIEWS = 8
-"""Operators between a parameter and a weight that is made of it."""
+"""The most operators between a parameter and a weight that is made of it (assumed)."""
 
 
 class Deferred:
-    """Gradients of weights that are still to be computed, of one stage and micro-batch."""
+    """The gradients of weights that are still to be computed for one stage and micro-batch."""
 
     def __init__(self) -> None:
         self._thunks: list[tuple[Tensor, Callable[[], Tensor]]] = []
 
     def add(self, weight: Tensor, gradient: Callable[[], Tensor]) -> None:
-        """Puts off a gradient."""
+        """Puts off the gradient of a weight."""
         self._thunks.append((weight, gradient))
 
     def run(self) -> None:
-        """Computes all of them, in the order in which the backward pass met them."""
+        """Computes all gradients, in the order of the backward pass."""
         made = []
         for weight, gradient in self._thunks:
             if weight.grad_fn is None:
@@ -38,23 +38,24 @@ class Deferred:
                 made.append((weight, gradient()))
         self._thunks.clear()
         if made:
-            # On from what is made of parameters to these: together, for what gathered them may reduce gradients.
+            # From tensors made of parameters back to the parameters: together, since a gather of parameters reduces
+            # all of its gradients at once.
             torch.autograd.backward([w for w, _ in made], [g for _, g in made], retain_graph=True)
 
 
 class _State:
     weights: frozenset[int] = frozenset()
-    """Ids of the parameters whose gradients may be put off; empty = none."""
+    """The ids of the parameters whose gradients may be put off; empty = none."""
     store: Deferred | None = None
 
 
 @contextlib.contextmanager
 def splitting(parameters: Iterable[Tensor], store: Deferred | None = None) -> Iterator[None]:
-    """Has products with these parameters put off their gradients, for a forward or a backward pass.
+    """A context for a forward or backward pass in which products put off the gradients of some parameters.
 
     Args:
-        parameters: leaves.
-        store: takes the gradients of a backward pass; None = they are computed at once.
+        parameters: leaves of autograd.
+        store: the store of the gradients that a backward pass puts off; None = they are computed at once.
     """
     before = _State.weights, _State.store
     _State.weights, _State.store = frozenset(map(id, parameters)), store
@@ -65,7 +66,7 @@ def splitting(parameters: Iterable[Tensor], store: Deferred | None = None) -> It
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.matmul`, and a bias added to it; `weight` may be anything."""
+    """The matrix product of `x` and `weight`, which need not be a parameter, plus a bias."""
     if x.ndim >= 2 and weight.ndim >= 2 and _is_weight(weight):
         made: Tensor = _Product.apply(x, weight)  # type: ignore[no-untyped-call]
     elif bias is not None and bias.ndim == 1 and weight.ndim == 2 <= x.ndim:
@@ -78,7 +79,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> Tensor:
-    """`torch.nn.functional.conv*d` of what is padded already."""
+    """The convolution of a padded tensor; see `torch.nn.functional.conv2d` for the arguments."""
     spatial = [0] * (x.ndim - 2)
     if not _is_weight(weight):
         return torch.convolution(x, weight, bias, stride, spatial, dilation, False, spatial, groups)
@@ -87,7 +88,7 @@ def convolution(
 
 
 def _is_weight(tensor: Tensor) -> bool:
-    """Whether a tensor is a recorded parameter, or made of such alone."""
+    """Whether a tensor is a parameter whose gradient may be put off, or is made of such parameters alone."""
     if not _State.weights or not tensor.requires_grad:
         return False
     if tensor.grad_fn is None:
@@ -105,7 +106,7 @@ def _is_weight(tensor: Tensor) -> bool:
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        # The weight is not saved like `x`: under recomputation that would give another object than the parameter.
+        # The weight is not saved like `x`: under recomputation, it would be another object than the parameter.
         ctx.save_for_backward(x)
         ctx.weight = weight
         return torch.matmul(x, weight)

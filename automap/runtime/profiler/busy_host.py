@@ -1,6 +1,7 @@
-"""Quiet: what else a host did while it was measured, from what its system counts. Never imports torch. Units: seconds.
+"""How busy a host was with other work while it was measured, from the counters of its system.
 
-A rank that measures keeps a `Meter`; `conditions` makes of the readings of all ranks what the cluster file says.
+A rank that measures has a `Meter`; `conditions` sums up the readings of all ranks for the cluster file. Never imports
+torch. Units: seconds.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from automap.fitted_curves import Conditions
 
 _STAT = Path("/proc/stat")
 _USER, _NICE, _SYSTEM, _STOLEN = 0, 1, 2, 7
-"""Columns of a core's line there."""
+"""The positions of these times in the line of a core."""
 
 
 class Meter:
-    """What the cores of this process did since it began, and what this process did."""
+    """Measures the work of this process, and of the cores that it may use, since it was made."""
 
     def __init__(self) -> None:
-        """Begins."""
+        """Begins to measure."""
         self._cores = os.sched_getaffinity(0)
         self._before = self._now()
 
@@ -31,7 +32,8 @@ class Meter:
         return time.monotonic(), time.process_time(), *core_times(self._cores, _read())
 
     def read(self) -> dict[str, float]:
-        """{cores, passed_s, own_s: of this process, busy_s: of all processes, stolen_s: by the hypervisor}."""
+        """{cores: their number, passed_s: wall time, own_s: processor time of this process, busy_s: of all processes,
+        stolen_s: time that the hypervisor took}."""
         passed, own, busy, stolen = (after - before for after, before in zip(self._now(), self._before, strict=True))
         return {"cores": len(self._cores), "passed_s": passed, "own_s": own, "busy_s": busy, "stolen_s": stolen}
 
@@ -41,10 +43,10 @@ def _read() -> str:
 
 
 def core_times(cores: Collection[int], stat: str) -> tuple[float, float]:
-    """Seconds since the start of the host in which some cores worked, and which the hypervisor kept from them.
+    """The times since the start of the host in which cores worked, and which the hypervisor took from them.
 
     Args:
-        cores: their numbers.
+        cores: the numbers of the cores.
         stat: the text of `/proc/stat`; cores that it does not name count as idle.
     """
     names = {f"cpu{number}" for number in cores}
@@ -57,11 +59,11 @@ def core_times(cores: Collection[int], stat: str) -> tuple[float, float]:
 
 
 def conditions(results: Sequence[Mapping[str, Any]]) -> Conditions:
-    """Under which a host was measured.
+    """The conditions under which a host was measured.
 
     Args:
-        results: of each rank: `host` as `Meter.read` gives it, `worked_s` of `computed_s` seconds in which it had
-            nothing to do but compute, and `spreads` of its kernels' repeats.
+        results: [ranks] `host`: the reading of its `Meter`; `computed_s`: the time in which the rank did nothing but
+            compute; `worked_s`: the processor time in it; `spreads`: the relative ranges of its kernels' repeats.
     """
     others, stolen = shares([result["host"] for result in results])
     computed, worked = (sum(result[name] for result in results) for name in ("computed_s", "worked_s"))
@@ -74,14 +76,14 @@ def conditions(results: Sequence[Mapping[str, Any]]) -> Conditions:
 
 
 def shares(readings: Sequence[Mapping[str, float]]) -> tuple[float, float]:
-    """Of the time of the cores of some ranks, what other processes had, and what the hypervisor kept.
+    """The shares of the cores' time that other processes had, and that the hypervisor took.
 
     Args:
-        readings: of the `Meter` of each rank, over the same time.
+        readings: [ranks] the readings of their `Meter`, over the same time.
     """
     first = readings[0]
     of_all = first["passed_s"] * first["cores"]
-    # Ticks are counted more roughly than processes are.
+    # The ticks of cores are counted more coarsely than the times of processes.
     others = max(0.0, first["busy_s"] - sum(reading["own_s"] for reading in readings))
     return others / of_all, first["stolen_s"] / of_all
 

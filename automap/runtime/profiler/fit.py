@@ -1,7 +1,7 @@
-"""Rows of a profile to the constants of the forms that the price has, by least squares.
+"""Fits the constants of the price's curves to the rows of a profile, by least squares.
 
-Residuals are logarithms of predicted over measured, of which large ones count little; errors are those of rows that
-were left out, five parts in turn. Units: seconds, bytes, FLOP/s.
+Residuals are logarithms of predicted over measured times, and large ones count little. Errors are those of rows that a
+fit did not see, five parts in turn. Units: seconds, bytes, FLOP/s.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ Predict = Callable[[Floats, Floats], Floats]
 """(constants, rows) -> seconds of each row."""
 
 PARTS = 5
+"""The number of parts of a cross-validation (assumed)."""
 WIDTH = 0.1
-"""Of the residuals that count in full."""
+"""The residual above which residuals count less than in full (assumed)."""
 GRAINS = (8.0, 16.0, 32.0, 64.0)
+"""The alignments of dims that are tried."""
 GEMM = {
     "floor_us": (3.0, 0.05, 200.0),
     "compute_efficiency": (0.8, 0.02, 1.5),
@@ -38,7 +40,7 @@ GEMM = {
     "tail": (0.1, 0.0, 1.0),
     "cache_speedup": (2.0, 1.0, 10.0),
 }
-"""Constant -> start, least and largest value."""
+"""Constant -> its start, its least and its largest value in the fit (assumed)."""
 ATTENTION = {
     "floor_us": (10.0, 0.05, 2000.0),
     "compute_efficiency": (0.5, 0.01, 1.5),
@@ -55,17 +57,17 @@ COLLECTIVE = {
     "ramp": (2.5, 0.0, 400.0),
 }
 OF_GROUP_SIZE = ("latency_growth", "small_group")
-"""Constants that one size of groups says nothing of."""
+"""Constants that groups of a single size cannot determine."""
 
 
 def fit(predict: Predict, rows: Floats, measured: Floats, bounds: Mapping[str, tuple[float, float, float]]) -> Floats:
-    """Constants, in the order of `bounds`, that explain measurements best.
+    """The constants, in the order of `bounds`, that explain measurements best.
 
     Args:
-        predict: seconds of rows by constants.
-        rows: [rows, ...] what was timed.
-        measured: [rows] seconds.
-        bounds: constant -> start, least and largest value; equal bounds hold it.
+        predict: (constants, rows) -> the time of each row.
+        rows: [rows, ...] the sizes of what was timed.
+        measured: [rows] the measured times.
+        bounds: constant -> start, least and largest value; equal bounds fix the constant.
     """
     start, low, high = np.array(list(bounds.values())).T
     free = high > low
@@ -92,7 +94,7 @@ def fit(predict: Predict, rows: Floats, measured: Floats, bounds: Mapping[str, t
 def cross_validated(
     predict: Predict, rows: Floats, measured: Floats, bounds: Mapping[str, tuple[float, float, float]]
 ) -> dict[str, float]:
-    """{median_error, p90_error} of rows that a fit to the others did not see; of its own rows where there are few."""
+    """{median_error, p90_error} of rows that a fit to the others did not see; with few rows, of the rows of the fit."""
     if len(rows) < 2 * PARTS:
         return errors(predict(fit(predict, rows, measured, bounds), rows), measured)
     part = np.random.default_rng(0).permutation(len(rows)) % PARTS
@@ -104,17 +106,18 @@ def cross_validated(
 
 
 def errors(predicted: Floats, measured: Floats) -> dict[str, float]:
-    """Median and 90th percentile of the absolute relative error."""
+    """{median_error, p90_error}: the median and the 90th percentile of the absolute relative error."""
     error = np.abs(predicted / measured - 1.0)
-    return {"median_error": _rounded(np.median(error)), "p90_error": _rounded(np.percentile(error, 90))}
+    return {"median_error": rounded(np.median(error)), "p90_error": rounded(np.percentile(error, 90))}
 
 
-def _rounded(value: Any) -> float:
+def rounded(value: Any) -> float:
+    """The value with four significant digits."""
     return float(f"{float(value):.4g}")
 
 
 def _record(x: Floats, bounds: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _rounded(value) for name, value in zip(bounds, x, strict=True)}
+    return {name: rounded(value) for name, value in zip(bounds, x, strict=True)}
 
 
 def fit_gemm(
@@ -130,11 +133,11 @@ def fit_gemm(
 
     Args:
         rows: [rows, 5] batch, m, n, k, seconds.
-        flops: the peak that the curve is a share of.
-        bytes_per_s: likewise of memory.
-        element_bytes: of operands and result.
-        num_multiprocessors: of the device.
-        cache_bytes: its last-level cache.
+        flops: the peak rate that the curve's efficiency refers to, FLOP/s.
+        bytes_per_s: the memory bandwidth that the curve's efficiency refers to.
+        element_bytes: the size of an element of operands and result.
+        num_multiprocessors: the number of multiprocessors of the device.
+        cache_bytes: the size of its last-level cache.
     """
     shapes, measured = rows[:, :4], rows[:, 4]
 
@@ -180,11 +183,11 @@ def fit_attention(
     """The curve of fused attention.
 
     Args:
-        rows: [rows, 5] heads of all samples, positions, head size, seconds forward and backward, causal.
+        rows: [rows, 5] heads of all samples, positions, head size, seconds forward, seconds backward; causal.
         flops: see `fit_gemm`.
         bytes_per_s: see `fit_gemm`.
-        element_bytes: of one element.
-        num_multiprocessors: of the device.
+        element_bytes: the size of one element.
+        num_multiprocessors: the number of multiprocessors of the device.
     """
     ways = np.concatenate([np.column_stack([rows[:, :3], np.full(len(rows), way)]) for way in (0.0, 1.0)])
     measured = np.concatenate([rows[:, 3], rows[:, 4]])
@@ -219,16 +222,16 @@ def fit_collective(kind: str, rows: Floats, bytes_per_s: float) -> CollectiveCur
     """The curve of one kind of collective.
 
     Args:
-        kind: of `COLLECTIVES`.
+        kind: a kind of `COLLECTIVES`.
         rows: [rows, 3] ranks, bytes, seconds.
-        bytes_per_s: the rate that the curve is a share of.
+        bytes_per_s: the bandwidth that the curve's efficiency refers to.
     """
     number = COLLECTIVES.index(kind)
     bounds = dict(COLLECTIVE)
     if len(np.unique(rows[:, 0])) == 1:
         bounds |= dict.fromkeys(OF_GROUP_SIZE, (0.0, 0.0, 0.0))
     if kind == "send_recv":
-        # What crosses a pipeline is priced by latency and rate alone.
+        # Transfers between pipeline stages are priced by latency and bandwidth alone.
         bounds["ramp"] = (0.0, 0.0, 0.0)
 
     def predict(x: Floats, shapes: Floats) -> Floats:
@@ -261,13 +264,13 @@ def fit_collective(kind: str, rows: Floats, bytes_per_s: float) -> CollectiveCur
 def fit_linear(
     price: Callable[[Floats], Floats], measured: Floats, reference: Floats, rounds: int
 ) -> tuple[Floats, dict[str, float]]:
-    """Amounts, none below 0, at which the price of some steps comes nearest to what they took.
+    """The non-negative amounts at which the prices of some steps are nearest to their measured times.
 
     Args:
-        price: [amounts] -> [steps] seconds.
-        measured: [steps] seconds.
-        reference: [amounts] of the size that is expected; their effect is taken as linear between 0 and there.
-        rounds: how often that is taken anew, at what was found; 1 where the price is linear in them.
+        price: [amounts] -> [steps] the priced times.
+        measured: [steps] the measured times.
+        reference: [amounts] their usual sizes; the price is taken as linear between 0 and there.
+        rounds: the number of linearisations, each at the amounts found before; 1 where the price is linear.
 
     Returns:
         [amounts], and {rows, median_error, p90_error} with each step left out in turn.

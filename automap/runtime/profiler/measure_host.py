@@ -1,7 +1,7 @@
-"""Profile: this host measured by processes of its own, one a device, as a cluster that can be priced.
+"""Measures this host with one process for each device, and describes it as a cluster that can be priced.
 
-What is timed is in `profiler_rank`, how it becomes constants in `profiler_fit`. A device is a GPU, else a core.
-Starting torch is left to the ranks. Units: seconds, bytes, FLOP/s.
+The ranks measure in `automap.runtime.profiler.rank`; `automap.runtime.profiler.fit` fits the constants. A device is a
+GPU, or a core where there is none. This module does not import torch; the ranks do. Units: seconds, bytes, FLOP/s.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ from automap.problem import Problem
 from automap.runtime.launch.host import as_name, gpus
 from automap.runtime.launch.launcher import Limits, OutcomeKind, launch
 from automap.runtime.profiler.busy_host import conditions
-from automap.runtime.profiler.fit import Floats, fit_attention, fit_collective, fit_gemm, fit_linear
+from automap.runtime.profiler.fit import Floats, fit_attention, fit_collective, fit_gemm, fit_linear, rounded
 from automap.space.stated_strategy import Strategy, hand_made
 from ir import zoo
 
 RANK = "automap.runtime.profiler.rank:run_rank"
 TIME_LIMIT_S = 100.0
+"""The default time of a profile (assumed)."""
 STARTING_S, FITTING_S = 30.0, 10.0
-"""Of the time limit, for starting the ranks and for fitting; what is left is for measuring."""
+"""The parts of the time limit for starting the ranks and for fitting (assumed); the rest is for measuring."""
 LEAST_MEASURE_S = 1.0
+"""The least time for measuring."""
 ELEMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
 STEP_MODEL = "gpt:layers={},hidden={},heads=4,seq_len={},vocab_size=256"
 Sizes = tuple[int, int, int, int]
+"""(layers, width, positions, samples of a micro-batch)."""
 STEPS: dict[str, tuple[tuple[Sizes, int], ...]] = {
     "cpu": (
         ((1, 16, 8, 2), 1), ((4, 16, 8, 2), 1), ((1, 128, 64, 2), 2), ((1, 256, 128, 8), 1), ((1, 16, 8, 2), 4),
@@ -49,8 +52,8 @@ STEPS: dict[str, tuple[tuple[Sizes, int], ...]] = {
         ((4, 16, 8, 2), 4), ((2, 1024, 1024, 2), 4), ((2, 512, 2048, 2), 2), ((1, 2048, 2048, 2), 2),
     ),
 }  # fmt: skip
-"""Kind of device -> ((layers, width, positions, samples of a micro-batch), micro-batches) of the steps that are timed,
-the most telling first. On a CPU some have activations that caches hold, and some of a few MB, as models have."""
+"""Kind of device -> (sizes, micro-batches) of the steps on one device that are timed, the most informative first. On a
+CPU some have activations that caches hold, and some of a few MB, as models have."""
 TOGETHER: dict[str, tuple[tuple[Sizes, int, dict[str, int]], ...]] = {
     "cpu": (
         ((2, 16, 8, 2), 4, {"tp": 2}), ((2, 16, 8, 2), 4, {"pp": 2}), ((1, 256, 128, 2), 1, {"zero": 3}),
@@ -59,15 +62,15 @@ TOGETHER: dict[str, tuple[tuple[Sizes, int, dict[str, int]], ...]] = {
     ),
     "cuda": (),
 }  # fmt: skip
-"""Likewise of two devices, with the degrees of the plan (`automap.space.stated_strategy.Strategy`); the rest of them
-share the batch."""
+"""Kind of device -> (sizes, micro-batches, fields of `automap.space.stated_strategy.Strategy`) of the steps on two
+devices that are timed; devices that no degree takes share the batch."""
 AMOUNTS = {"host_us_per_operator": 20.0, "micro_batch_ms": 0.5, "step_overhead_ms": 1.0, "memory": 1.0}
-"""What those steps tell, in sizes that are usual: constants, and the inverse of `memory_efficiency`."""
+"""Amounts that steps on one device determine -> usual sizes: constants, and the inverse of `memory_efficiency`."""
 AMOUNTS_TOGETHER = {"latency_us": 100.0, "slowdown": 0.5, "send_host_ms": 0.2}
-"""What steps of two devices tell besides: by how much the latency of a collective inside a step exceeds that of one
-alone, and, as a share, the time of its bytes; and a constant."""
+"""Amounts that steps on two devices determine -> their usual sizes: the latency that a collective inside a step has
+beyond one alone, the relative excess of its transfer time, and a constant."""
 NO_MEMORY, LEAST_MEMORY = 1e-6, 0.05
-"""Of that inverse: as good as 0; and what is stated where the steps see nothing of the memory."""
+"""Values of the inverse of `memory_efficiency`: practically 0; and the one stated if steps do not depend on it."""
 COMPUTED: dict[str, Any] = {
     "overlap_exponent": 1.0,
     "kernel_us": 0.0,
@@ -76,34 +79,34 @@ COMPUTED: dict[str, Any] = {
     "host_us_per_collective": 0.0,
     "elementwise_traffic": 1.0,
 }
-"""Constants where the host itself computes: nothing overlaps with it, its part of a collective is in the collective's
-own curve, no kernel is for tensor cores, and operators run one by one."""
+"""Constants where the CPU is the device: nothing overlaps with its own work, its part of a collective is in the
+collective's own curve, no kernel uses tensor cores, and operators run one by one."""
 CHOSEN = "assumed: the host itself computes"
 ROUNDS = 3
-"""Of the fit to steps where host and device overlap."""
+"""The number of linearisations of the fit to steps in which CPU and device overlap."""
 BETWEEN_NODES = "ethernet-10"
-"""The link that is stated for more hosts like this one; nothing of it is measured."""
+"""The link that is stated between several hosts like this one; it is not measured."""
 ALONE = "pcie3"
-"""The link inside a host of one device; nothing uses it."""
+"""The link that is stated inside a host of one device; nothing uses it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """Steps that are timed."""
+    """A plan whose steps are timed."""
 
     model: str
-    """Of the zoo."""
+    """The specification of the zoo's model."""
     problem: Problem
     plan: Plan
     num_devices: int
-    """Of the plan: one or two."""
+    """The number of devices of the plan: one or two."""
     tables: Tables
-    """Of the problem, whatever the cluster."""
+    """The tables of the problem, which do not depend on the cluster."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """What became of a profile."""
+    """The outcome of a profile."""
 
     outcome: OutcomeKind
     message: str
@@ -111,15 +114,16 @@ class Profile:
     cluster: Cluster | None
     """The measured host, if the outcome is `ok`."""
     time_s: float
-    """Of the measurement."""
+    """The wall-clock time of the measurement."""
 
 
 def profile_host(*, time_limit_s: float = TIME_LIMIT_S, num_devices: int | None = None) -> Profile:
     """Measures this host.
 
     Args:
-        time_limit_s: for all of it; what is not measured by then is left out, ranks that hang are ended.
-        num_devices: processes on a host without GPUs; None = one a core.
+        time_limit_s: the time of the whole profile; what is not measured by then is left out, and ranks that hang are
+            ended.
+        num_devices: the number of processes on a host without GPUs; None = one for each core.
     """
     gpus = _num_gpus()
     device = "cuda" if gpus else "cpu"
@@ -137,7 +141,7 @@ def profile_host(*, time_limit_s: float = TIME_LIMIT_S, num_devices: int | None 
 
 
 def _num_gpus() -> int:
-    """GPUs that torch could use, by its build and the driver: torch itself is left to the ranks."""
+    """The number of GPUs that torch could use, by its build and the driver, without importing it."""
     if "+cpu" in metadata.version("torch"):
         return 0
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -146,10 +150,10 @@ def _num_gpus() -> int:
 
 
 def step_plans(kind: str) -> list[Run]:
-    """Small models, and plans of one device and of two for them, whose steps are timed.
+    """Small models with plans for one device and for two, whose steps are timed.
 
     Args:
-        kind: of the device, cuda or cpu.
+        kind: the kind of the device, cuda or cpu.
     """
     alone = [_run(kind, sizes, count, 1, {}) for sizes, count in STEPS[kind]]
     return alone + [_run(kind, sizes, count, 2, degrees) for sizes, count, degrees in TOGETHER[kind]]
@@ -172,9 +176,9 @@ def build_cluster(kind: str, results: Sequence[Mapping[str, Any]], runs: Sequenc
     """The cluster that measurements describe.
 
     Args:
-        kind: cuda or cpu.
-        results: of each rank, see `profiler_rank.run_rank`.
-        runs: the models and plans whose steps were timed.
+        kind: the kind of the devices, cuda or cpu.
+        results: [ranks] what `automap.runtime.profiler.rank.run_rank` returns.
+        runs: the plans whose steps were timed.
     """
     about = results[0]["device"]
     source = f"measured: automap profile, {datetime.datetime.now(tz=datetime.UTC).date().isoformat()}"
@@ -207,15 +211,15 @@ def build_cluster(kind: str, results: Sequence[Mapping[str, Any]], runs: Sequenc
     link = _link(kind, results, source)
     device = Device(
         name=as_name(str(about["name"])),
-        peak_TFLOPs={p: _rounded(peak / 1e12) for p, peak in peaks.items()},
-        hbm_bandwidth_GBps=_rounded(stream / 1e9),
-        memory_GiB=_rounded(min(float(result["device"]["memory_bytes"]) for result in results) / GIB),
+        peak_TFLOPs={p: rounded(peak / 1e12) for p, peak in peaks.items()},
+        hbm_bandwidth_GBps=rounded(stream / 1e9),
+        memory_GiB=rounded(min(float(result["device"]["memory_bytes"]) for result in results) / GIB),
         memory_efficiency=1.0,
         intra_node_link=link.name,
         inter_node_link=BETWEEN_NODES,
         nics_per_node=1,
         num_multiprocessors=multiprocessors,
-        cache_MB=_rounded(cache / 1e6),
+        cache_MB=rounded(cache / 1e6),
         sustained_clock=1.0,
         kernels=kernels,
         source=dict.fromkeys(("peak_TFLOPs", "hbm_bandwidth_GBps", "memory_GiB", "memory_efficiency"), source),
@@ -223,8 +227,8 @@ def build_cluster(kind: str, results: Sequence[Mapping[str, Any]], runs: Sequenc
     constants = Constants(
         **computed,
         conditions=conditions(results),
-        host_backward=_rounded(_median(results, "backward_ratio")),
-        reserved_GiB=_rounded(about["reserved_bytes"] / GIB),
+        host_backward=rounded(_median(results, "backward_ratio")),
+        reserved_GiB=rounded(about["reserved_bytes"] / GIB),
     )
     node = Node(device=device.name, num_devices=len(results), intra_node_link=link.name, inter_node_link=BETWEEN_NODES,
                 nics=1)  # fmt: skip
@@ -237,12 +241,8 @@ def build_cluster(kind: str, results: Sequence[Mapping[str, Any]], runs: Sequenc
         constants=constants,
     )
     found = _with_steps(cluster, results, runs, source)
-    # What could not be read again is no measurement: read now, it says which figure is out of its range.
+    # A cluster is valid only if it can be read again; the error names a figure that is out of its range.
     return parse_cluster(found.to_json())
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 def _median(results: Sequence[Mapping[str, Any]], name: str) -> float:
@@ -250,7 +250,7 @@ def _median(results: Sequence[Mapping[str, Any]], name: str) -> float:
 
 
 def _rows(results: Sequence[Mapping[str, Any]], *path: str) -> Floats:
-    """The rows of a section of all ranks."""
+    """The rows of a section of all ranks together."""
     found = []
     for result in results:
         section: Any = result
@@ -261,7 +261,7 @@ def _rows(results: Sequence[Mapping[str, Any]], *path: str) -> Floats:
 
 
 def _link(kind: str, results: Sequence[Mapping[str, Any]], source: str) -> Link:
-    """What joins the devices of the host."""
+    """The link between the devices of the host."""
     if len(results) == 1:
         return next(known for known in known_links() if known.name == ALONE)
     rows = {name: _rows(results, "collectives", name) for name in COLLECTIVES}
@@ -270,7 +270,7 @@ def _link(kind: str, results: Sequence[Mapping[str, Any]], source: str) -> Link:
     return Link(
         name="local-nccl" if kind == "cuda" else "local-gloo",
         scope="intra",
-        bandwidth_GBps=_rounded(best / 1e9),
+        bandwidth_GBps=rounded(best / 1e9),
         efficiency=curves["all_reduce"].efficiency,
         collectives=curves,
         source={"bandwidth_GBps": source, "collectives": source},
@@ -278,7 +278,7 @@ def _link(kind: str, results: Sequence[Mapping[str, Any]], source: str) -> Link:
 
 
 def _with_steps(cluster: Cluster, results: Sequence[Mapping[str, Any]], runs: Sequence[Run], source: str) -> Cluster:
-    """The cluster with the host times and the rate of memory that explain the steps of small models."""
+    """The cluster with the CPU times and the memory bandwidth that explain the steps of small models."""
     device, constants = next(iter(cluster.devices.values())), cluster.constants
     assert constants is not None
     stream = device.hbm_bandwidth_GBps * 1e9
@@ -286,12 +286,12 @@ def _with_steps(cluster: Cluster, results: Sequence[Mapping[str, Any]], runs: Se
     passes_per_rate, update_s = loss[2] / loss[:2].sum(), _median(results, "adam_s_per_element")
 
     def at(amounts: Floats) -> Cluster:
-        """The optimizer and the loss take what they took, whatever the rate of memory."""
+        """The cluster with some amounts; optimizer and loss take their measured times at any memory bandwidth."""
         efficiency = 1.0 / max(NO_MEMORY, amounts[-1])
-        stated: dict[str, Any] = {name: _rounded(x) for name, x in zip(AMOUNTS, amounts[:-1], strict=False)}
-        stated["loss_passes"] = _rounded(passes_per_rate * stream * efficiency)
-        stated["optimizer_bytes"] = _rounded(update_s * stream * efficiency)
-        own = replace(device, memory_efficiency=_rounded(efficiency))
+        stated: dict[str, Any] = {name: rounded(x) for name, x in zip(AMOUNTS, amounts[:-1], strict=False)}
+        stated["loss_passes"] = rounded(passes_per_rate * stream * efficiency)
+        stated["optimizer_bytes"] = rounded(update_s * stream * efficiency)
+        own = replace(device, memory_efficiency=rounded(efficiency))
         return replace(cluster, devices={device.name: own}, constants=replace(constants, **stated))
 
     took = [[result["steps"][i] for result in results] for i in range(len(runs))]
@@ -302,21 +302,21 @@ def _with_steps(cluster: Cluster, results: Sequence[Mapping[str, Any]], runs: Se
     found, errors = at(amounts), {"steps": alone}
 
     def joined(amounts: Floats) -> Cluster:
-        """Each collective takes that much longer, and each exchange between stages."""
+        """The cluster in which each collective, and each transfer between stages, takes longer by some amounts."""
         assert found.constants is not None
         latency_us, slowdown, send_ms = amounts.tolist()
         link = found.links[device.intra_node_link]
         curves = {
             kind: replace(
                 curve,
-                latency_us=_rounded(curve.latency_us + latency_us),
-                efficiency=_rounded(curve.efficiency / (1.0 + slowdown)),
+                latency_us=rounded(curve.latency_us + latency_us),
+                efficiency=rounded(curve.efficiency / (1.0 + slowdown)),
             )
             for kind, curve in link.collectives.items()
             if kind != "send_recv"
         }
         links = {**found.links, link.name: replace(link, collectives={**link.collectives, **curves})}
-        return replace(found, links=links, constants=replace(found.constants, send_host_ms=_rounded(send_ms)))
+        return replace(found, links=links, constants=replace(found.constants, send_host_ms=rounded(send_ms)))
 
     together = [(run, s) for run, s in timed if run.num_devices > 1]
     if len(together) > len(AMOUNTS_TOGETHER):
@@ -330,7 +330,7 @@ def _with_steps(cluster: Cluster, results: Sequence[Mapping[str, Any]], runs: Se
 def _explained(
     at: Callable[[Floats], Cluster], timed: Sequence[tuple[Run, float]], usual: Mapping[str, float], rounds: int
 ) -> tuple[Floats, dict[str, float]]:
-    """Amounts at which the price of steps comes nearest to what they took, and the errors; see `fit_linear`."""
+    """The amounts at which the prices of steps are nearest to their measured times, and the errors: `fit_linear`."""
 
     def priced(amounts: Floats) -> Floats:
         return np.array([_price(run, at(amounts)) for run, _ in timed])
@@ -339,14 +339,14 @@ def _explained(
 
 
 def _price(run: Run, cluster: Cluster) -> float:
-    """Step time of a plan on as many devices of a cluster as it takes."""
+    """The priced step time of a plan on as many devices of a cluster as it needs."""
     node = replace(cluster.nodes[0], num_devices=run.num_devices)
     problem = replace(run.problem, cluster=replace(cluster, nodes=(node,)))
     return price(problem, run.plan, Evaluator(problem, run.tables)).step_time_s
 
 
 def residuals(cluster: Cluster) -> Iterator[tuple[str, float, float, float]]:
-    """What was fitted: (name, rows, median and 90th percentile of the absolute relative error)."""
+    """Of each fit: (name, number of rows, median and 90th percentile of the absolute relative error)."""
     for device in cluster.devices.values():
         if device.kernels is not None:
             for precision, curve in device.kernels.gemm.items():

@@ -1,7 +1,7 @@
-"""What one rank of a profile does: times kernels, collectives and the runtime itself, and reports rows of seconds.
+"""One rank of a profile: times kernels, collectives and the runtime itself, and reports rows of seconds.
 
 All ranks measure at the same time, kernel by kernel, as they will compute at the same time. Each section has a share of
-the time and leaves out what it has no time for. Nothing is fitted here. Units: seconds, bytes, elements.
+the time, and leaves out what does not fit. Nothing is fitted here. Units: seconds, bytes, elements.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from automap.cluster import parse_cluster
 from automap.fitted_curves import COLLECTIVES
 from automap.plan import Plan
 from automap.problem import Problem
+from automap.runtime.clock import slowest, synchronize, time_together
 from automap.runtime.executor.optimizer import Optimizer
 from automap.runtime.executor.runner import DTYPES, Runner
 from automap.runtime.executor.synthetic_data import RandomData, RandomValues
@@ -35,42 +36,48 @@ from automap.runtime.tensor_layout import Step
 from ir import zoo
 
 REPEATS = 5
+"""The number of repeats of each kernel, of which the median is taken (assumed, as are the other sizes here)."""
 SHARES = {"stream": 0.03, "gemm": 0.3, "attention": 0.12, "steps": 0.4, "collectives": 0.15}
-"""Of the measuring time, for each section."""
+"""The share of the measuring time for each section."""
 BUFFER_BYTES = 1 << 26
-"""Of the buffers that are streamed through memory."""
+"""The size of the buffers that are streamed through memory, larger than caches."""
 GEMM_SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+"""The extents from which the dims of matrix products are drawn."""
 GEMM_ROWS = 480
+"""The number of matrix products that are drawn."""
 LEAST_ROWS = 12
-"""Of a section, however little time there is."""
+"""The number of rows of a section that are measured however little time there is."""
 MOST_S = 0.02
-"""No kernel that takes longer at the host's peak is timed."""
+"""The time at the device's peak above which a kernel is not measured."""
 LEAST_STEPS = 4
+"""The number of plans whose steps are measured however little time there is."""
 TINY_MODEL = "gpt:layers=2,hidden=16,heads=2,seq_len=8,vocab_size=32"
 LOSS_MODEL = "gpt:layers=1,hidden=64,heads=4,seq_len=128,vocab_size=8192"
 COLLECTIVE_BYTES = tuple(1 << p for p in (10, 20, 16, 23, 18, 21, 14, 25, 12, 22, 24))
 LEAST_REPEATS, TOGETHER_REPEATS, TOGETHER_S = 3, 25, 0.4
-"""Of what ranks do together: at least, at most, and after how long no more of them."""
+"""The least and the largest number of repeats of work that ranks do together, and the time after which they end."""
 SPLIT_ROWS = 4
-"""Of what collectives move, split along its second dim as activations are."""
+"""The first dim of tensors in collectives, which are split along their second dim, as activations are."""
 ADAM_ELEMENTS = 1 << 22
-"""More than caches hold with gradients and moments, as of a model."""
+"""The elements of a parameter that caches do not hold together with its gradient and moments."""
 
 Row = list[float]
+"""One measurement: sizes, then seconds."""
 
 
 def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any]) -> dict[str, Any]:
     """Measures on one rank, see `automap.runtime.profiler.measure_host`.
 
     Args:
-        folder: where ranks meet.
-        rank: of this process, also the number of its GPU.
-        num_ranks: of all.
-        argument: {device: cuda or cpu; measure_s: what the sections share; time_s: the limit of all; plans: [[model,
-            plan, its devices: one or two]], those of one first}.
+        folder: the folder in which ranks meet.
+        rank: the number of this process, and of its GPU.
+        num_ranks: the number of processes.
+        argument: {device: cuda or cpu; measure_s: the time of all sections; time_s: the limit of the launch; plans:
+            [[model, plan, number of its devices: one or two]], plans of one device first}.
 
     Returns:
-        Section -> its rows; `device` -> what the device says of itself; what `quiet.conditions` takes.
+        Section -> its rows; `device` -> the properties of the device; and the readings that
+        `automap.runtime.profiler.busy_host.conditions` takes.
     """
     torch.set_num_threads(1)
     device = torch.device(argument["device"], rank) if argument["device"] == "cuda" else torch.device("cpu")
@@ -82,7 +89,7 @@ def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any
     measure_s = float(argument["measure_s"])
     clock, meter = Clock(device), Meter()
     # All ranks time the same kernels.
-    flops = -clock.slowest(-_peak_flops(clock))
+    flops = -slowest(-_peak_flops(clock), device)
     sections: dict[str, Callable[[float], Any]] = {
         "stream": lambda until: _stream(clock),
         "gemm": lambda until: _gemms(clock, flops, until),
@@ -90,7 +97,7 @@ def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any
         "steps": lambda until: _steps(argument["plans"], clock, num_ranks, until),
         "collectives": lambda until: _collectives(clock, num_ranks, until),
     }
-    # First, for the optimizer imports much when it is first used.
+    # The optimizer is measured first, since its first use imports much.
     found: dict[str, Any] = {"device": about, "adam_s_per_element": _adam(clock), "seconds": {}}
     for name, section in sections.items():
         dist.barrier()
@@ -104,12 +111,12 @@ def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any
 
 
 class Clock:
-    """Times what runs on one device.
+    """Times the work of one device.
 
     Attributes:
-        passed_s: in which this process had nothing to do but compute.
-        worked_s: of that, what its core worked for it.
-        spreads: of each kernel, how far its repeats were apart, over their median.
+        passed_s: the time in which this process did nothing but compute.
+        worked_s: the part of that time in which its core worked for it.
+        spreads: [kernels] the range of the repeats of each kernel, over their median.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -117,25 +124,20 @@ class Clock:
         self.passed_s = self.worked_s = 0.0
         self.spreads: list[float] = []
 
-    def synchronise(self) -> None:
-        """Waits for the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def kernel(self, launch: Callable[[], object], *, with_host: bool = False) -> float:
-        """Seconds of one kernel among many of its kind, the median of some repeats.
+    def kernel(self, launch: Callable[[], object], *, with_launches: bool = False) -> float:
+        """The time of one kernel among many of its kind, the median of some repeats.
 
         Args:
-            launch: starts it, on tensors that are there.
-            with_host: on a GPU, launches each anew, as the host can; else what was launched is recorded once and played
-                back without the host.
+            launch: launches the kernel on tensors that exist.
+            with_launches: whether, on a GPU, the CPU launches each kernel; otherwise the kernels are recorded once and
+                replayed without the CPU.
         """
         launch()
         once = self.repeated(launch, 1)
         count = max(1, min(200, int(5e-4 / max(once, 1e-7))))
-        if self.device.type == "cuda" and not with_host:
+        if self.device.type == "cuda" and not with_launches:
             graph = torch.cuda.CUDAGraph()
-            # Threads of NCCL ask for events meanwhile.
+            # Threads of NCCL query events meanwhile.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 for _ in range(count):
                     launch()
@@ -144,19 +146,19 @@ class Clock:
         return self.median(launch, count)
 
     def median(self, launch: Callable[[], object], count: int) -> float:
-        """Seconds of one of `count` runs, in the median of some repeats."""
+        """The time of one of `count` runs, the median of some repeats."""
         times = [self.repeated(launch, count) for _ in range(REPEATS)]
         typical = statistics.median(times)
         self.spreads.append((max(times) - min(times)) / typical)
         return typical
 
     def repeated(self, launch: Callable[[], object], count: int) -> float:
-        """Seconds of one of `count` runs, one after the other; on a CPU those that its core worked on them."""
-        self.synchronise()
+        """The time of one of `count` successive runs; on a CPU the processor time of this process."""
+        synchronize(self.device)
         start, worked = time.perf_counter(), time.thread_time()
         for _ in range(count):
             launch()
-        self.synchronise()
+        synchronize(self.device)
         passed, worked = time.perf_counter() - start, time.thread_time() - worked
         self.passed_s += passed
         if self.device.type == "cuda":
@@ -164,35 +166,20 @@ class Clock:
         self.worked_s += worked
         return worked / count
 
-    def together(self, run: Callable[[], object], group: dist.ProcessGroup | None = None) -> float:
-        """Seconds of what all ranks of a group do together: those of the slowest."""
-        dist.barrier(group)
-        self.synchronise()
-        start = time.perf_counter()
-        run()
-        self.synchronise()
-        return self.slowest(time.perf_counter() - start, group)
-
-    def median_together(self, run: Callable[[], object], group: dist.ProcessGroup | None = None) -> float:
-        """The median of some repeats."""
-        times = [self.together(run, group) for _ in range(LEAST_REPEATS)]
+    def median_together(self, work: Callable[[], object], group: dist.ProcessGroup | None = None) -> float:
+        """The time of work that all ranks of a group do together, the median of some repeats."""
+        times = [time_together(work, self.device, group) for _ in range(LEAST_REPEATS)]
         while len(times) < TOGETHER_REPEATS and sum(times) < TOGETHER_S:
-            times.append(self.together(run, group))
+            times.append(time_together(work, self.device, group))
         return statistics.median(times)
 
     def is_late(self, until: float) -> bool:
-        """Whether a time is over, by the clock of `time.monotonic`, on any rank; all begin anew together."""
-        return self.slowest(time.monotonic() - until) > 0.0
-
-    def slowest(self, seconds: float, group: dist.ProcessGroup | None = None) -> float:
-        """The largest over the ranks."""
-        found = torch.tensor(seconds, dtype=torch.float64, device=self.device)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group)
-        return float(found)
+        """Whether the time `until` of `time.monotonic` is over on any rank. A collective."""
+        return slowest(time.monotonic() - until, self.device) > 0.0
 
 
 def describe(device: torch.device, num_ranks: int) -> dict[str, Any]:
-    """What a device says of itself: name, memory in bytes, multiprocessors, last-level cache in bytes."""
+    """The properties of a device: name, memory in bytes, multiprocessors, last-level cache in bytes."""
     if device.type == "cuda":
         about = torch.cuda.get_device_properties(device)
         free, total = torch.cuda.mem_get_info(device)
@@ -213,14 +200,14 @@ def describe(device: torch.device, num_ranks: int) -> dict[str, Any]:
 
 
 def _cache_bytes() -> int:
-    """The largest cache that the first core sees; a guess where the system does not say."""
+    """The largest cache of the first core; 8 MiB (assumed) where the system does not state it."""
     units = {"K": 1 << 10, "M": 1 << 20}
     sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=8 << 20)
 
 
 def _free_bytes() -> int:
-    """Memory that processes can still get here, with this one's libraries loaded; what a container may hold."""
+    """The memory that processes can still allocate, within the limit of the container."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     limit, used = (Path("/sys/fs/cgroup") / f"memory.{name}" for name in ("max", "current"))
@@ -234,21 +221,21 @@ def _precisions(device: torch.device) -> tuple[str, ...]:
 
 
 def _peak_flops(clock: Clock) -> float:
-    """Roughly: of one large product in the device's widest-used precision."""
+    """The rate of one large matrix product in the first precision of the device, FLOP/s."""
     size = 4096 if clock.device.type == "cuda" else 512
     a = torch.ones(size, size, dtype=DTYPES[_precisions(clock.device)[0]], device=clock.device)
     return 2.0 * size**3 / clock.kernel(lambda: torch.mm(a, a))
 
 
 def _stream(clock: Clock) -> float:
-    """Bytes/s of a copy that no cache holds."""
+    """The rate of a copy that no cache holds, bytes/s."""
     source = torch.ones(BUFFER_BYTES // 4, device=clock.device)
     target = torch.empty_like(source)
     return 2.0 * BUFFER_BYTES / clock.kernel(lambda: target.copy_(source))
 
 
 def _gemms(clock: Clock, flops: float, until: float) -> dict[str, list[Row]]:
-    """Precision -> rows (batch, m, n, k, seconds), in the three layouts of a forward pass and its two gradients."""
+    """Precision -> rows (batch, m, n, k, seconds), with operands stored as in a forward pass and its two gradients."""
     found: dict[str, list[Row]] = {p: [] for p in _precisions(clock.device)}
     random = np.random.default_rng(0)
     for number in range(GEMM_ROWS):
@@ -271,7 +258,7 @@ def _gemms(clock: Clock, flops: float, until: float) -> dict[str, list[Row]]:
 
 
 def _attentions(clock: Clock, flops: float, until: float) -> list[Row]:
-    """Rows (batch * heads, positions, head size, seconds forward, seconds backward), causal."""
+    """Rows (batch * heads, positions, head size, seconds forward, seconds backward) of causal attention."""
     dtype = DTYPES[_precisions(clock.device)[0]]
     found: list[Row] = []
     shapes = list(itertools.product((4, 16, 64), (128, 256, 512, 1024, 2048, 4096), (32, 64, 128)))
@@ -286,8 +273,8 @@ def _attentions(clock: Clock, flops: float, until: float) -> list[Row]:
         gradient = torch.ones_like(out)
         forward = functools.partial(_attend, q.detach(), k.detach(), v.detach())
         backward = functools.partial(torch.autograd.grad, out, (q, k, v), gradient, retain_graph=True)
-        # Autograd stays on the stream of the forward pass, which cannot be recorded.
-        found.append([heads, positions, size, clock.kernel(forward), clock.kernel(backward, with_host=True)])
+        # Autograd uses the stream of the forward pass, which cannot be recorded.
+        found.append([heads, positions, size, clock.kernel(forward), clock.kernel(backward, with_launches=True)])
     return found
 
 
@@ -296,7 +283,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _loss(clock: Clock) -> Row:
-    """(bytes as the price counts them forward, backward, seconds of both) of a cross-entropy over a vocabulary."""
+    """The row (bytes forward and bytes backward as the price counts them, seconds of both) of a cross-entropy."""
     graph = zoo.build(LOSS_MODEL)
     op = graph.operators[-1]
     shapes = [graph.tensors[name].shape for name in op.inputs]
@@ -308,11 +295,11 @@ def _loss(clock: Clock) -> Row:
         (out,) = apply(op, graph.tensors, [logits, labels], 1)
         torch.autograd.grad(out, logits)
 
-    return [logits.nbytes * op.traffic[0], logits.nbytes * op.traffic[1], clock.kernel(both, with_host=True)]
+    return [logits.nbytes * op.traffic[0], logits.nbytes * op.traffic[1], clock.kernel(both, with_launches=True)]
 
 
 def _backward_ratio(clock: Clock) -> float:
-    """Host time of the backward pass over that of the forward pass, of operators so small that nothing else counts."""
+    """The CPU time of the backward pass over that of the forward pass, of operators without other notable costs."""
     graph = zoo.build(TINY_MODEL)
     data = RandomData(graph, 1, 0, torch.float32, clock.device)
     values = {name: value.to(clock.device) for name, value in RandomValues(graph, 0).items()}
@@ -323,15 +310,15 @@ def _backward_ratio(clock: Clock) -> float:
     }
     leaves = [values[t.name].requires_grad_() for t in graph.parameters if t.is_float]
     loss = run(graph, values, 1)[graph.outputs[-1]]
-    forward = clock.kernel(lambda: run(graph, values, 1), with_host=True)
-    backward = clock.kernel(lambda: torch.autograd.grad(loss, leaves, retain_graph=True), with_host=True)
+    forward = clock.kernel(lambda: run(graph, values, 1), with_launches=True)
+    backward = clock.kernel(lambda: torch.autograd.grad(loss, leaves, retain_graph=True), with_launches=True)
     return backward / forward
 
 
 def _steps(plans: Sequence[Any], clock: Clock, num_ranks: int, until: float) -> list[float | None]:
-    """Seconds of a step of each plan; None = no time left, or more devices than there are.
+    """The step time of each plan; None = no time left, or more devices than this machine has.
 
-    Those of one device every rank takes by itself. Those of several are taken by all ranks; some have no part in them.
+    Every rank runs plans of one device by itself. All ranks run plans of several devices together; some have no stage.
     """
     found: list[float | None] = []
     for number, (spec, document, num_devices) in enumerate(plans):
@@ -353,7 +340,7 @@ def _steps(plans: Sequence[Any], clock: Clock, num_ranks: int, until: float) -> 
 
 
 def _adam(clock: Clock) -> float:
-    """Seconds that the optimizer takes for an element of a large parameter."""
+    """The time of the optimizer for one element of a large parameter."""
     leaf = torch.zeros(ADAM_ELEMENTS, device=clock.device, requires_grad=True)
     optimizer = Optimizer({"leaf": leaf}, "adam")
     gradient = torch.ones_like(leaf)
@@ -369,13 +356,13 @@ def _adam(clock: Clock) -> float:
 
 
 def group_sizes(num_ranks: int) -> list[int]:
-    """Sizes of the groups that are measured: powers of two, and all."""
+    """The sizes of the groups whose collectives are measured: powers of two, and all ranks."""
     powers = [1 << p for p in range(1, num_ranks.bit_length()) if 1 << p <= num_ranks]
     return sorted({*powers, num_ranks} - {1})
 
 
 def _collectives(clock: Clock, num_ranks: int, until: float) -> dict[str, list[Row]]:
-    """Kind -> rows (ranks, bytes, seconds); groups of one size run at the same time, side by side."""
+    """Kind -> rows (ranks, bytes, seconds); all groups of one size run at the same time."""
     found: dict[str, list[Row]] = {kind: [] for kind in COLLECTIVES}
     rank = dist.get_rank()
     sizes = group_sizes(num_ranks)
@@ -397,7 +384,7 @@ def _collectives(clock: Clock, num_ranks: int, until: float) -> dict[str, list[R
 
 
 def _time_collective(clock: Clock, kind: str, data: int, size: int, group: dist.ProcessGroup, first: int) -> float:
-    """Seconds of one collective as the runtime does it; `data` bytes are the larger of what a rank holds."""
+    """The time of one collective of the runtime; `data` is the size of the larger of operand and result, bytes."""
     axis = Axis(name="", number=0, size=size, index=dist.get_rank() - first, group=group)
     width = data // (4 * SPLIT_ROWS * size)
     part = torch.zeros(SPLIT_ROWS, width, device=clock.device)

@@ -1,7 +1,7 @@
-"""What trials of some plans say of all others: by how much a host computes and communicates slower than its figures.
+"""Calibrates the price of a host by trials: how much slower it computes and communicates than its figures say.
 
-Two factors are told apart as far as the trials differ in what they communicate; where they do not, both are the ratio
-that all trials share. Runs nothing. Units: seconds.
+The two factors are told apart as far as the trials differ in their share of communication; where they do not differ,
+both are the ratio that all trials share. Runs nothing. Units: seconds.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from automap.fitted_curves import CollectiveCurve, Constants
 from automap.plan import Calibration, Estimate
 
 NOISE = 0.1
-"""Share by which steps are off a price whose two factors are right: repeated trials differ by 5 %, and plans by what
-the price errs on each by itself, 11 % on 17 plans of one host (`benchmarks/order_of_runs.py`)."""
+"""The relative error of the price of one step when both factors are right: repeated trials differ by 5 %, and the price
+errs by 11 % on 17 plans of one host (measured, `benchmarks/order_of_runs.py`)."""
 APART = 0.5
-"""Logarithm by which computing and communicating are expected to be off each by itself. With 1, and a noise of 5 %,
-three trials could say that communicating takes 3 times as long; that left 17 % of error on the other plans."""
+"""The standard deviation of the logarithm of each factor before any trial (assumed). With 1, and a noise of 5 %, three
+trials could say that communication takes 3 times as long, which left an error of 17 % on the other plans."""
 COMPUTING = ("kernel_us", "host_us_per_operator", "host_us_per_collective", "micro_batch_ms", "step_overhead_ms")
 COMMUNICATING = ("send_host_ms",)
-"""Constants of a cluster that are times, by the part of a step that they count in."""
+"""The constants of a cluster that are times, by the part of a step that they belong to."""
 
 
 def communication_s(estimate: Estimate) -> float:
-    """What a step of the slowest rank waits for collectives, neighbours and gradients."""
+    """The time of a step in which the slowest rank waits for collectives, neighbours and gradients."""
     exposed: Mapping[str, float] = estimate.breakdown_s["exposed_communication"]
     return sum(exposed.values())
 
 
 def calibrate(trials: Sequence[tuple[Estimate, float]]) -> Calibration | None:
-    """How measured steps compare with their estimates.
+    """The factors between measured and estimated steps; None without trials.
 
     Args:
-        trials: estimate and measured seconds of a step of each plan; none gives None.
+        trials: the estimate and the measured step time of each plan.
     """
     from scipy.optimize import least_squares
 
@@ -67,7 +67,7 @@ def calibrate(trials: Sequence[tuple[Estimate, float]]) -> Calibration | None:
 
 
 def calibrated(cluster: Cluster, found: Calibration) -> Cluster:
-    """The cluster on which everything takes as many times longer as trials say."""
+    """The cluster with all times multiplied by the factors of a calibration."""
     constants = cluster.constants
     return replace(
         cluster,
@@ -89,7 +89,7 @@ def _device(device: Device, factor: float) -> Device:
 
 
 def _kernel(curve: Any, factor: float) -> Any:
-    """A `GemmCurve` or `AttentionCurve` whose kernels take longer."""
+    """The `GemmCurve` or `AttentionCurve` of kernels that take `factor` times as long."""
     return replace(
         curve,
         floor_us=curve.floor_us * factor,
@@ -108,7 +108,7 @@ def _curve(curve: CollectiveCurve, factor: float) -> CollectiveCurve:
         curve,
         latency_us=curve.latency_us * factor,
         efficiency=curve.efficiency / factor,
-        # It stands before the root of a time that grows by the factor itself.
+        # The ramp is multiplied by the square root of a time that grows by the factor.
         ramp=curve.ramp * math.sqrt(factor),
     )
 

@@ -1,7 +1,7 @@
-"""Peak memory of the tensors of a process on the CPU, counted storage by storage.
+"""The peak memory of the tensors of a process on the CPU, counted storage by storage.
 
-Seen is what torch's operators return, until nobody holds it; not temporaries inside a kernel, and not buffers of
-libraries. On a GPU `torch.cuda` counts better. Units: bytes.
+A storage counts from the operator that returns it until the last tensor on it is freed. Temporaries inside kernels and
+buffers of libraries do not count. On a GPU, `torch.cuda` counts better. Units: bytes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_leaves
 
 
 class PeakMemory(TorchDispatchMode):
-    """Counts what is allocated while it is on, on top of all tensors that are there when it is entered.
+    """Counts storages while the context is open, including those that exist when it is entered.
 
     Attributes:
-        peak: the most at any time, bytes.
+        peak: the largest sum of storages at any time, bytes.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class PeakMemory(TorchDispatchMode):
         return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operator and looks at its results."""
+        """Runs an operator and counts the storages of its results."""
         made = func(*args, **(kwargs or {}))
         for found in tree_leaves(made):
             if isinstance(found, Tensor):

@@ -1,4 +1,4 @@
-"""What one rank of a trial does: builds its part of the plan, warms up, measures."""
+"""One rank of a trial: builds its part of the plan, warms up, and measures steps. Units: seconds, bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
@@ -19,18 +18,20 @@ from automap.hints import Hints
 from automap.plan import Plan
 from automap.problem import Problem, Training
 from automap.records import from_json
+from automap.runtime.clock import slowest, time_together
 from automap.runtime.executor.runner import Runner
 from automap.runtime.mesh_groups import meet
 from automap.runtime.trial.peak_memory import PeakMemory
 from ir.serialize import graph_from_json
 
 GROUP = 4
-"""Steps of a warm-up that are compared with those before."""
+"""The number of steps of a warm-up that are compared with as many before (assumed, as are the others)."""
 STEADY = 0.1
-"""Two groups agree when their medians differ by at most this share."""
+"""The relative difference of the medians of two groups at which steps are steady."""
 WARM_UP_SHARE = 0.4
-"""Of the time limit, after which a warm-up ends in any case."""
+"""The share of the time limit after which a warm-up ends in any case."""
 MAX_GROUPS = 12
+"""The number of groups after which a warm-up ends in any case."""
 
 
 def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any
     meet(folder, rank, num_ranks, device, limit_s=argument["time_s"])
     plan = Plan.from_json(argument["plan"])
     runner = Runner(_problem(argument), plan, rank, argument["seed"], device)
-    # Where replicas are averaged every few steps, a round of them is measured, and each counts alike.
+    # Where replicas are averaged every few steps, whole rounds are measured; each step of a round counts alike.
     clock, period = Clock(runner.round, device), runner.period
     warm_up = clock.warm_up(until=started + WARM_UP_SHARE * argument["time_s"]) * period
     rounds = [clock.measure() for _ in range(math.ceil(argument["steps"] / period))]
@@ -72,31 +73,26 @@ def _device(rank: int, num_ranks: int) -> torch.device:
 def _problem(argument: Mapping[str, Any]) -> Problem:
     graph = replace(graph_from_json(argument["graph"]), sha256=argument["sha256"])
     training = from_json(Training, argument["training"], path="training", error=ProblemError)
-    # The graph has its loss and the user's costs already, and a plan is not searched here: hints have no say.
+    # The graph contains its loss and the user's costs already; hints matter to a search alone.
     return Problem(graph=graph, cluster=parse_cluster(argument["cluster"]), training=training, hints=Hints())
 
 
 class Clock:
-    """Times steps, alike on all ranks: each takes as long as its slowest rank."""
+    """Times steps that all ranks take together, with the same result on all ranks."""
 
     def __init__(self, step: Callable[[], None], device: torch.device) -> None:
-        """For a step that all ranks take together."""
+        """Takes a step, and the device on which it runs."""
         self._step, self._device = step, device
 
     def measure(self) -> float:
-        """The time of one step, seconds."""
-        dist.barrier()
-        self._synchronise()
-        start = time.perf_counter()
-        self._step()
-        self._synchronise()
-        return self._slowest(time.perf_counter() - start)
+        """Takes one step; returns its time."""
+        return time_together(self._step, self._device)
 
     def warm_up(self, until: float) -> int:
         """Takes steps until their times are steady; returns how many.
 
         Args:
-            until: by `time.monotonic`, when it ends in any case.
+            until: the time of `time.monotonic` at which the warm-up ends in any case.
         """
         before: float | None = None
         groups = 0
@@ -106,23 +102,14 @@ class Clock:
             now = statistics.median(times)
             is_steady = before is not None and abs(now - before) <= STEADY * before
             # Clocks of ranks differ: the latest decides for all.
-            if is_steady or self._slowest(time.monotonic() - until) > 0:
+            if is_steady or slowest(time.monotonic() - until, self._device) > 0:
                 break
             before = now
         return groups * GROUP
 
-    def _synchronise(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
-    def _slowest(self, seconds: float) -> float:
-        found = torch.tensor(seconds, dtype=torch.float64, device=self._device)
-        dist.all_reduce(found, op=dist.ReduceOp.MAX)
-        return float(found)
-
 
 def _peak_memory(step: Callable[[], None], device: torch.device) -> int:
-    """Of one more step, bytes."""
+    """The peak memory of one more step, bytes."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         step()

@@ -1,7 +1,7 @@
-"""Trial: a plan is run for a few steps in processes of its own, with made-up data, and measured.
+"""A trial runs a plan for a few steps in processes of its own, with synthetic data, and measures it.
 
-The outcome is typed: a plan that runs out of memory, hangs or dies is a data point. Step times are those of the slowest
-rank between two barriers. Starting torch is left to the ranks. Units: seconds, bytes.
+The outcome is typed: a plan that runs out of memory, hangs or dies is a data point. A step takes as long as its slowest
+rank between two barriers. This module does not import torch; the ranks do. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from ir.serialize import graph_to_json
 RANK = "automap.runtime.trial.rank:run_rank"
 MIN_PROCESSES = 8
 PROCESSES_PER_CORE = 2
-"""More of them would wait for each other and be measured as nothing that is real."""
+"""The limit on the processes of a trial (assumed): more would wait for each other and distort what is measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """What a trial found; figures are None, or empty, unless the outcome is `ok`."""
+    """What a trial measured; figures are None, or empty, unless the outcome is `ok`."""
 
     outcome: OutcomeKind
     message: str
     """What went wrong, for a reader."""
-    step_time_s: float | None
-    """Median of the measured steps."""
-    step_times_s: tuple[float, ...]
-    num_warm_up_steps: int | None
-    peak_memory_bytes: tuple[int, ...]
-    """Of each process, tensors alone."""
-    losses: tuple[float, ...]
-    """Of all steps from the first on."""
-    predicted: Mapping[str, float] | None
+    step_time_s: float | None = None
+    """The median of the measured steps."""
+    step_times_s: tuple[float, ...] = ()
+    num_warm_up_steps: int | None = None
+    peak_memory_bytes: tuple[int, ...] = ()
+    """[processes] the peak memory of tensors."""
+    losses: tuple[float, ...] = ()
+    """The loss of each step, from the first of the warm-up on."""
+    predicted: Mapping[str, float] | None = None
     """{step_time_s, peak_memory_bytes} of the plan's estimate, if it has one."""
-    time_s: float
-    """Of the whole trial."""
+    time_s: float = 0.0
+    """The wall-clock time of the whole trial."""
 
     def to_json(self) -> dict[str, Any]:
-        """{measured, predicted, outcome, message, time_s}."""
+        """The JSON document {measured, predicted, outcome, message, time_s}."""
         return {
             "measured": self.measured,
             "predicted": self.predicted,
@@ -56,7 +56,7 @@ class Trial:
 
     @property
     def measured(self) -> dict[str, Any] | None:
-        """What a plan says of it: {step_time_s, peak_memory_bytes of the fullest process, num_steps}."""
+        """The `measured` field of a plan: {step_time_s, peak_memory_bytes of the fullest process, num_steps}."""
         if self.step_time_s is None:
             return None
         return {
@@ -78,15 +78,15 @@ def run_trial(
     """Runs a plan for real on this host.
 
     Args:
-        problem: what the plan is for.
-        plan: see `num_processes`.
-        steps: that are measured, behind a warm-up.
-        limits: of the processes.
-        seed: of parameters and data.
-        should_stop: asked many times a second; once true, the processes are ended.
+        problem: the problem of the plan.
+        plan: the plan; it takes as many processes as `num_processes` says.
+        steps: the number of steps that are measured after a warm-up.
+        limits: the limits of the processes.
+        seed: the seed of parameters and data.
+        should_stop: called many times a second; once it returns true, the processes are ended.
 
     Raises:
-        PlanError: the plan needs more processes than this host can be asked for.
+        PlanError: the plan needs more processes than a trial may start on this host.
     """
     argument = {
         "graph": graph_to_json(problem.graph),
@@ -114,40 +114,28 @@ def run_trial(
 
 
 def num_processes(plan: Plan) -> int:
-    """Processes that a plan takes on one host: one for each device number up to the highest that it names.
+    """The number of processes of a plan on one host: one for each device number up to the highest in the plan.
 
     Raises:
-        PlanError: more than a host can be asked for.
+        PlanError: the plan needs more than a trial may start on this host.
     """
     found = 1 + max(device for stage in plan.stages for device in parse_devices(stage.devices))
     most = max(MIN_PROCESSES, PROCESSES_PER_CORE * (os.cpu_count() or 1))
     if found > most:
         raise PlanError(
-            f"this host runs at most {most} processes, one a device",
-            field="plan.stages",
-            value=f"{found} devices",
+            f"this host runs at most {most} processes, one a device", field="plan.stages", value=f"{found} devices",
             repair="Try a plan for fewer devices, or on a larger host.",
-        )
+        )  # fmt: skip
     return found
 
 
 def refused(plan: Plan, message: str) -> Trial:
     """The trial of a plan that cannot be started on this host."""
-    return Trial(
-        outcome="refused",
-        message=message,
-        step_time_s=None,
-        step_times_s=(),
-        num_warm_up_steps=None,
-        peak_memory_bytes=(),
-        losses=(),
-        predicted=_predicted(plan),
-        time_s=0.0,
-    )
+    return Trial(outcome="refused", message=message, predicted=_predicted(plan))
 
 
 def with_measured(plan: Plan, trial: Trial) -> Plan:
-    """The plan with what was measured of it."""
+    """The plan with the measurements of a trial in its field `measured`."""
     return replace(plan, measured={"outcome": trial.outcome, **(trial.measured or {})})
 
 

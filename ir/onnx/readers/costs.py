@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isfinite
 
-from ir.onnx.readers.guard import refuse
+from ir.errors import refuse
 
 COST_KEYS = ("automap.forward_s", "automap.backward_s", "automap.flops", "automap.bytes")
 

@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from ir.errors import ModelError, ModelTooExpensive
+from ir.errors import ModelTooExpensive, refuse
 
 MIB = 1 << 20
 MIN_OPSET = 7
@@ -69,11 +69,6 @@ class _Counter:
             raise too_large(f"more than {limits.max_tensors} tensors", self.tensors)
         if self.items > limits.max_items:
             raise too_large(f"more than {limits.max_items} operands, attribute values and dims", self.items)
-
-
-def refuse(message: str, value: object, repair: str) -> ModelError:
-    """A refusal of the model file."""
-    return ModelError(message, field="model", value=value, repair=repair)
 
 
 def too_large(message: str, value: object) -> ModelTooExpensive:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from ir.build import GraphBuilder
-from ir.errors import ModelError
+from ir.errors import ModelError, refuse
 from ir.graph import Tensor
-from ir.onnx.readers.guard import refuse
 from ir.onnx.readers.nodes import Declared, Source
 
 Dim = int | str
@@ -71,12 +70,7 @@ def _bound(name: str, index: int, size: Dim, dims: Mapping[str, int]) -> int:
             )
         size = dims[size]
     if size <= 0:
-        raise ModelError(
-            f"dim {index} of input {name} has no size",
-            field="model",
-            value=size,
-            repair="Export with positive sizes.",
-        )
+        raise refuse(f"dim {index} of input {name} has no size", size, "Export with positive sizes.")
     return size
 
 

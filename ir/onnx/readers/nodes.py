@@ -12,9 +12,9 @@ import onnx
 from onnx import numpy_helper
 
 from ir.build import MAX_VALUE_ELEMENTS
+from ir.errors import refuse
 from ir.onnx.readers.control import Branch, bags, free_names, graphs
 from ir.onnx.readers.costs import stated_costs
-from ir.onnx.readers.guard import refuse
 from ir.operators import Value
 
 BAGS = "#Bags"

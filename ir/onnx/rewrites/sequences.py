@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ir.build import GraphBuilder
-from ir.errors import ModelError
-from ir.onnx.readers.guard import refuse
+from ir.errors import ModelError, refuse
 from ir.onnx.readers.nodes import Node
 from ir.onnx.rewrites.merged import MergedViews
 

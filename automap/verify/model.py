@@ -1,0 +1,181 @@
+"""What the rules must know of a problem's graph: legal placements, units, linkage groups and fused kernels.
+
+Signatures are derived here from the factor rules: a second way to the same answer as `ir.factors.signatures`, in the
+words of the plan document (`S(i)`, `B`, `P`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from automap.problem import Problem
+from ir.blocks import Blocks, carried_tensors, find_units
+from ir.factors import FactorRule, placement_text
+from ir.graph import Graph, Operator
+from ir.groups import FusedGroup, fused_groups
+from ir.linkage import Group, Linkage, link
+
+Texts = tuple[str, ...]
+"""Placements as the plan document writes them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placed:
+    """The placements of an operator's operands and results on one mesh axis."""
+
+    inputs: Texts
+    outputs: Texts
+
+
+WholeOrSplit = Mapping[Placed, int | None]
+"""Legal placements of an operator on one axis -> the factor that the axis splits, None where it splits none."""
+
+
+class Model:
+    """A problem's graph as the rules need it, analysed once.
+
+    Attributes:
+        position: name of an operator -> its index in the graph.
+        parametric: tensors that are parameters, or made from parameters and constants by views.
+        unit_of: index of an operator that is not constant -> the number of its unit.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.graph: Graph = problem.graph
+        self.position = {op.name: i for i, op in enumerate(self.graph.operators)}
+        self.parametric = {t.name for t in self.graph.tensors.values() if t.role == "parameter"}
+        for op in self.graph.operators:
+            if not is_live(op):
+                self.parametric.update(op.outputs)
+        self.blocks: Blocks = find_units(self.graph)
+        self.unit_of = {i: n for n, unit in enumerate(self.blocks.units) for i in range(unit.start, unit.stop)}
+        self._rules: dict[FactorRule, WholeOrSplit] = {}
+        self._legal: dict[int, WholeOrSplit] = {}
+
+    @functools.cached_property
+    def of_parameters(self) -> frozenset[str]:
+        """Tensors that depend on no data: their gradients are summed over the micro-batches."""
+        made = {tensor.name for tensor in self.graph.tensors.values() if tensor.role != "input"}
+        made.difference_update(self.graph.producer)
+        for op in self.graph.operators:
+            if made.issuperset(op.inputs):
+                made.update(op.outputs)
+        return frozenset(made)
+
+    @functools.cached_property
+    def carried(self) -> frozenset[str]:
+        """Tensors that may cross a cut between stages beside the one that must."""
+        return carried_tensors(self.graph)
+
+    @functools.cached_property
+    def linkage(self) -> Linkage:
+        """The linkage groups of the graph, see `ir.linkage`."""
+        return link(self.graph, self.blocks)
+
+    @functools.cached_property
+    def kernels(self) -> Mapping[int, FusedGroup]:
+        """Operator -> the group of operators that the trainer runs as one kernel, if all belong to one unit."""
+        found = {}
+        for group in fused_groups(self.graph):
+            is_fused = group.kind != "attention" or self.problem.trainer.fused_attention
+            kernel = group if is_fused else group.unfused
+            if kernel is not None and len({self.unit_of.get(i, -1) for i in kernel.members}) == 1:
+                found.update(dict.fromkeys(kernel.members, kernel))
+        return found
+
+    def live_maker(self, name: str) -> int | None:
+        """The operator that makes a tensor and that a stage must run; None for others."""
+        index = self.graph.producer.get(name)
+        return index if index is not None and is_live(self.graph.operators[index]) else None
+
+    def legal(self, index: int) -> WholeOrSplit:
+        """The placements that the factor rule of an operator allows on one mesh axis."""
+        if index not in self._legal:
+            op = self.graph.operators[index]
+            found = dict(self._of_rule(op.rule))
+            carries = [name not in self.parametric for name in op.inputs]
+            if op.kind == "Add" and len(op.inputs) == 2 and self._is_bias(op):
+                # A bias is added on the first rank only: the sum remains partial, and the bias never is.
+                found.pop(Placed(inputs=("P", "P"), outputs=("P",)), None)
+                found[Placed(inputs=tuple("P" if c else "B" for c in carries), outputs=("P",))] = None
+            self._legal[index] = found
+        return self._legal[index]
+
+    def _is_bias(self, op: Operator) -> bool:
+        tensors = self.graph.tensors
+        return sum(tensors[n].role == "activation" and n not in self.parametric for n in op.inputs) == 1
+
+    def _of_rule(self, rule: FactorRule) -> WholeOrSplit:
+        if rule not in self._rules:
+            self._rules[rule] = _allowed(rule)
+        return self._rules[rule]
+
+    def ways(self, unit_type: int, group: Group) -> Iterator[list[Placed]]:
+        """The placements of all members of a linkage group on one axis, for each placement of its leader."""
+        table = self.linkage.types[unit_type].signatures
+        for row in group.assignment:
+            chosen = [table[member][value] for member, value in zip(group.members, row, strict=True)]
+            yield [
+                Placed(inputs=tuple(map(placement_text, s.inputs)), outputs=tuple(map(placement_text, s.outputs)))
+                for s in chosen
+            ]
+
+    def default(self, index: int, *, batch: bool) -> Placed:
+        """The placement of an operator that the plan does not mention: its batch is split if `batch` and possible."""
+        op = self.graph.operators[index]
+        if batch:
+            for placed, factor in self.legal(index).items():
+                if factor is not None and op.rule.factors[factor].is_batch:
+                    return placed
+        return Placed(inputs=("B",) * len(op.inputs), outputs=("B",) * len(op.outputs))
+
+
+def is_live(op: Operator) -> bool:
+    """Whether a stage must run an operator, which is then no view and no constant."""
+    return not op.is_view and not op.is_constant
+
+
+def _allowed(rule: FactorRule) -> WholeOrSplit:
+    """The placements that split one factor, split nothing, or pass a partial sum on.
+
+    Where two factors give equal placements, the first one counts.
+    """
+    found: dict[Placed, int | None] = {}
+    operands = (*rule.inputs, *rule.outputs)
+    for number, factor in enumerate(rule.factors):
+        if factor.fixed or (factor.size == 1 and not factor.is_batch):
+            continue
+        held = [[d for d, parts in enumerate(dims) if number in parts] for dims in operands]
+        is_major = all(
+            len(places) <= 1 and all(dims[d][0] == number for d in places)
+            for places, dims in zip(held, operands, strict=True)
+        )
+        if not is_major or not any(held):
+            continue
+        texts = [f"S({places[0]})" if places else "B" for places in held]
+        outputs = texts[len(rule.inputs) :]
+        if factor.summed:
+            outputs = ["P" if text == "B" else text for text in outputs]
+        found.setdefault(Placed(inputs=tuple(texts[: len(rule.inputs)]), outputs=tuple(outputs)), number)
+    count = len(rule.inputs)
+    found.setdefault(Placed(inputs=("B",) * count, outputs=("B",) * len(rule.outputs)), None)
+    for together in _linear(rule):
+        inputs = tuple("P" if slot in together else "B" for slot in range(count))
+        found.setdefault(Placed(inputs=inputs, outputs=("P",) * len(rule.outputs)), None)
+    return found
+
+
+def _linear(rule: FactorRule) -> Iterator[frozenset[int]]:
+    """The sets of inputs in which the operator is jointly linear."""
+    slots = range(len(rule.inputs))
+    if not slots or rule.passing == "none":
+        return
+    if rule.passing == "multi":
+        yield from (frozenset((slot,)) for slot in rule.linear or slots)
+    elif rule.passing == "joint":
+        yield frozenset(slots)
+    else:
+        yield frozenset(slots[:1] if rule.passing == "first" else slots[1:])
