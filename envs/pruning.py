@@ -19,17 +19,12 @@ import numpy.typing as npt
 
 from automap.bounds.enumeration import Enumeration
 from automap.bounds.partial_plans import BoundTable
-from automap.price.kernels.array_types import Record
-from automap.price.kernels.collectives import UNKNOWN
-from automap.price.kernels.cost_records import UNIT_COST_DTYPE
-from automap.price.kernels.stage_records import Stage
-from automap.price.lowered_plan import Segment
 from automap.space.compile import G_FIRST, G_VALUES, G_WHOLE
 from automap.space.count import alone, count_decades, grouped
-from automap.space.kernels.masks import signature_mask
 from automap.space.limits import Limits
 from automap.space.space import PlanSpace
 from automap.space.templates import templates
+from envs.dominance import GroupSignatures
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -198,116 +193,18 @@ def influential_groups(space: PlanSpace) -> Limits:
 
 
 def dominated_signatures(space: PlanSpace) -> Limits:
-    """Leaves out signatures that another signature of the group dominates. Lossless.
-
-    One signature dominates another one on a mesh axis if, whatever the signatures on the other axes, it gives the same
-    placements to all tensors that operators outside the group read or write, is legal wherever the other one is, and is
-    no larger in any component of the unit's cost, on every mesh and in every recompute mode.
-    """
+    """Leaves out signatures that another signature of the group dominates, see `envs.dominance`. Lossless."""
     stay = np.ones_like(space.arrays.obeys)
-    for number in range(len(space.group_rows)):
-        first, count = space.arrays.groups[number, [G_FIRST, G_VALUES]]
+    for number, group in enumerate(space.arrays.groups):
+        values = slice(group.first_value, group.first_value + group.num_values)
+        signatures = GroupSignatures(space, number)
+        outside = signatures.placements_outside()
         for axis in range(len(space.axes)):
-            seen = _seen_by_others(space, number)
-            for value, other in itertools.permutations(range(count), 2):
-                here = stay[axis, first : first + count]
-                obeys = space.arrays.obeys[axis, first : first + count]
-                if here[value] and here[other] and obeys[other] >= obeys[value] and seen[value] == seen[other]:
-                    here[value] = not _dominates(space, number, axis, other, value)
+            here, obeys = stay[axis, values], space.arrays.obeys[axis, values]
+            for value, other in itertools.permutations(range(group.num_values), 2):
+                if here[value] and here[other] and obeys[other] >= obeys[value] and outside[value] == outside[other]:
+                    here[value] = not signatures.dominates(axis, other, value)
     return Limits(signatures=stay)
-
-
-def _seen_by_others(space: PlanSpace, number: int) -> list[tuple[object, ...]]:
-    """[values] placements, for each value of a group, of all its operands that other operators read, write or share."""
-    (unit_type, group), (rows, assignment) = list(space.group_rows.items())[number]
-    tables = space.evaluator.tables.arrays
-    unit = space.linkage.types[unit_type]
-    graph = space.problem.graph
-    members = unit.groups[group].members
-    operands = [(*op.inputs, *op.outputs) for op in (space.operator(unit_type, m) for m in range(len(unit.signatures)))]
-    names = [name for m in members for name in operands[m]]
-    others = {name for offset, own in enumerate(operands) if offset not in members for name in own}
-    shared = {name for name, _, _ in space.evaluator.tied.parameters} | {unit.boundary_in, unit.boundary_out}
-    start = space.linkage.blocks.representative(unit_type)
-    inside = {name for op in graph.operators[start.start : start.stop] for name in op.outputs}
-    found: list[tuple[object, ...]] = []
-    for chosen in assignment:
-        places: list[object] = []
-        at = 0
-        for row, signature in zip(rows, chosen, strict=True):
-            operator = tables.operators[row]
-            begin = tables.signatures[operator.first_signature + signature].first_placement
-            for slot in range(operator.end - operator.first_operand):
-                name = names[at]
-                at += 1
-                is_own = graph.tensors[name].role == "parameter" or name in inside
-                if name in others or name in shared or not is_own:
-                    places.append(tables.placements[begin + slot].item())
-        found.append(tuple(places))
-    return found
-
-
-def _dominates(space: PlanSpace, number: int, axis: int, better: int, worse: int) -> bool:
-    """Whether `better` is legal wherever `worse` is, and costs no more, on all meshes and with all other signatures."""
-    (unit_type, _), (_, assignment) = list(space.group_rows.items())[number]
-    whole = int(space.arrays.groups[number, G_WHOLE])
-    for row, samples in BoundTable(space).frames:
-        sizes = space.arrays.axes[row]
-        free: list[Iterable[int]] = [range(len(assignment)) if size > 1 else [whole] for size in sizes]
-        if sizes[axis] == 1:
-            continue
-        for picked in itertools.product(*free[:axis], [worse], *free[axis + 1 :]):
-            instead = (*picked[:axis], better, *picked[axis + 1 :])
-            if not _is_legal(space, number, sizes, samples, picked):
-                continue
-            if not _is_legal(space, number, sizes, samples, instead):
-                return False
-            for mode in space.evaluator.masks(unit_type).values():
-                costs = [_unit_cost(space, number, row, samples, values, mode) for values in (picked, instead)]
-                if not _costs_no_more(*costs):
-                    return False
-    return True
-
-
-def _is_legal(space: PlanSpace, number: int, sizes: Floats, samples: int, picked: Sequence[int]) -> bool:
-    rows, assignment = list(space.group_rows.values())[number]
-    chosen = space.signatures(())
-    mask = np.empty(len(assignment), dtype=np.bool_)
-    meshes, of_meshes = sizes[None].copy(), np.array([samples], dtype=np.int64)
-    for axis, value in enumerate(picked):
-        signature_mask(space.evaluator.tables.arrays, space.arrays, number, axis, chosen, meshes, of_meshes, mask)
-        if not mask[value]:
-            return False
-        chosen[rows, axis] = assignment[value]
-    return True
-
-
-def _unit_cost(space: PlanSpace, number: int, row: int, samples: int, picked: Sequence[int], mode: Mask) -> Record:
-    """The cost of the unit of a group, on a distinct stage, where only the group is decided; a `UnitCostRow`."""
-    (unit_type, _), (rows, assignment) = list(space.group_rows.items())[number]
-    arrays, spans = space.arrays, space.evaluator.tables.spans
-    first, last = int(spans[unit_type]), int(spans[unit_type + 1])
-    chosen = np.full((last - first, len(space.axes)), -1, dtype=np.int64)
-    chosen[rows - first] = assignment[list(picked)].T
-    zero_axes = arrays.axes[row] > 1.0
-    zero_axes[-1] = False
-    return space.evaluator.unit_cost(
-        Segment(unit=0, first=first, last=last, chosen=chosen, recomputed=mode),
-        np.full(len(space.axes), UNKNOWN, dtype=np.int64),
-        Stage(arrays.axes[row], arrays.links[row], arrays.hardware[row], zero_axes, float(samples)),
-    )
-
-
-def _costs_no_more(worse: Record, better: Record) -> bool:
-    """Whether no component of a unit's cost is larger, nor the compute that nothing hides behind attention."""
-    # More attention hides more of a ring: it is compared with the rest of the pass instead.
-    attended = ("forward_attended_s", "backward_attended_s")
-    plain = all(np.all(better[name] <= worse[name]) for name in UNIT_COST_DTYPE.names or () if name not in attended)
-    rest = (
-        better.forward_s - better.forward_attended_s <= worse.forward_s - worse.forward_attended_s
-        and better.backward_s - better.backward_attended_s <= worse.backward_s - worse.backward_attended_s
-    )
-    return bool(plain and rest)
 
 
 # -- all together ---------------------------------------------------------------------------------------------------
