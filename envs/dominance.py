@@ -19,6 +19,7 @@ from automap.price.kernels.collectives import UNKNOWN
 from automap.price.kernels.cost_records import UNIT_COST_DTYPE
 from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import Segment
+from automap.space.compile import G_WHOLE
 from automap.space.kernels.masks import signature_mask
 from automap.space.space import PlanSpace
 
@@ -47,7 +48,7 @@ class GroupSignatures:
         for stage in self._stages():
             if stage.axes[axis] == 1.0:
                 continue
-            whole = int(self.space.arrays.groups[self.number]["whole"])
+            whole = int(self.space.arrays.groups[self.number, G_WHOLE])
             free: list[Iterable[int]] = [range(len(self.assignment)) if size > 1 else [whole] for size in stage.axes]
             for picked in itertools.product(*free[:axis], [worse], *free[axis + 1 :]):
                 if not self._is_legal(stage, picked):
@@ -68,7 +69,8 @@ class GroupSignatures:
         operators = [space.operator(self.unit_type, offset) for offset in range(len(unit.signatures))]
         operands = [(*op.inputs, *op.outputs) for op in operators]
         others = {name for offset, own in enumerate(operands) if offset not in members for name in own}
-        others |= {name for name, _, _ in space.evaluator.tied.parameters} | {unit.boundary_in, unit.boundary_out}
+        others |= {name for name, _, _ in space.evaluator.tied.parameters}
+        others |= {name for name in (unit.boundary_in, unit.boundary_out) if name is not None}
         inside = {name for op in operators for name in op.outputs}
 
         def is_outside(name: str) -> bool:
@@ -88,7 +90,7 @@ class GroupSignatures:
     def _stages(self) -> Iterator[Stage]:
         """The distinct stages of the space, with the samples that each is priced with."""
         arrays = self.space.arrays
-        for row, samples in BoundTable(self.space).settings:
+        for row, samples in BoundTable(self.space).frames:
             zero_axes = arrays.axes[row] > 1.0
             zero_axes[-1] = False
             yield Stage(arrays.axes[row], arrays.links[row], arrays.hardware[row], zero_axes, float(samples))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from automap.bounds.enumeration import Enumeration
 from automap.bounds.partial_plans import BoundTable
-from automap.space.compile import G_FIRST, G_VALUES, G_WHOLE
+from automap.space.compile import G_FIRST, G_VALUES
 from automap.space.count import alone, count_decades, grouped
 from automap.space.limits import Limits
 from automap.space.space import PlanSpace
@@ -195,13 +195,13 @@ def influential_groups(space: PlanSpace) -> Limits:
 def dominated_signatures(space: PlanSpace) -> Limits:
     """Leaves out signatures that another signature of the group dominates, see `envs.dominance`. Lossless."""
     stay = np.ones_like(space.arrays.obeys)
-    for number, group in enumerate(space.arrays.groups):
-        values = slice(group.first_value, group.first_value + group.num_values)
+    for number, (first, count) in enumerate(space.arrays.groups[:, [G_FIRST, G_VALUES]]):
+        values = slice(first, first + count)
         signatures = GroupSignatures(space, number)
         outside = signatures.placements_outside()
         for axis in range(len(space.axes)):
             here, obeys = stay[axis, values], space.arrays.obeys[axis, values]
-            for value, other in itertools.permutations(range(group.num_values), 2):
+            for value, other in itertools.permutations(range(count), 2):
                 if here[value] and here[other] and obeys[other] >= obeys[value] and outside[value] == outside[other]:
                     here[value] = not signatures.dominates(axis, other, value)
     return Limits(signatures=stay)

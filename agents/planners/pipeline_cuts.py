@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 SLACKS = (1.0, 1.01, 1.05)
-"""Times of the slowest rank that are allowed, over the least possible one; within each, the sum of all ranks is least."""
+"""Allowed times of the slowest rank, over the least possible one; within each, the sum of all ranks is least."""
 
 
 def partition(seconds: Sequence[Floats], slack: float = 1.0) -> list[int] | None:
