@@ -10,7 +10,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from agents.results.diverse_top_k import unlike_plans
 from agents.searcher import (
@@ -80,13 +80,10 @@ def search_in_turn(
     nothing or refuses the problem, the others still have their turns.
 
     Args:
-        problem: the problem.
+        problem, on_progress, should_stop: see `search`.
         budget: budget of all searchers together.
         searchers: names of `SEARCHERS`, in the order of their turns.
-        seed: seed of every random choice, the same for each searcher.
-        on_progress: called a few times a second.
-        should_stop: called often; once it returns true, the best plan so far is returned.
-        start: plans from which each searcher begins.
+        seed, start: seed and first plans of each searcher, see `search`.
         clock: returns the time in seconds.
 
     Raises:
@@ -112,33 +109,11 @@ def search_in_turn(
     return turns.result(seed)
 
 
-class _Turn(NamedTuple):
-    """What one searcher has returned."""
-
-    name: str
-    """Name of the searcher."""
-    result: SearchResult
-    record: SearchRecord
-    """Record of the plan that it has returned."""
-    step_time_s: float
-    """Step time of this plan."""
-
-    @property
-    def is_named(self) -> bool:
-        """Whether its record names the searcher itself; a portfolio's record names its members."""
-        return self.name in self.record.searchers
-
-    @property
-    def reached_s(self) -> float | None:
-        """Best step time of its own plans; None if none of them fits."""
-        return self.record.searchers.get(self.name, self.step_time_s)
-
-
 class _Turns:
     """The turns so far."""
 
     def __init__(self, count: int, clock: Callable[[], float], on_progress: OnProgress) -> None:
-        self._turns: list[_Turn] = []
+        self._results: dict[str, SearchResult] = {}
         self._faults: dict[str, UserError] = {}
         self._reached: dict[str, float | None] = {}
         self._count, self._number = count, 0
@@ -177,15 +152,13 @@ class _Turns:
 
     def add(self, name: str, found: SearchResult) -> None:
         """Adds the result of a searcher."""
-        assert found.plan.search is not None and found.plan.estimate is not None
-        turn = _Turn(name, found, found.plan.search, found.plan.estimate.step_time_s)
         for evaluations, seconds, step_time_s in found.improvements:
             if step_time_s < self._best_s:
                 self._best_s = step_time_s
                 self._improvements.append((self._evaluations + evaluations, self._turn_began_s + seconds, step_time_s))
         self._evaluations += found.evaluations
-        self._reached[name] = turn.reached_s
-        self._turns.append(turn)
+        self._reached[name] = found.record.searchers.get(name, found.step_time_s)
+        self._results[name] = found
 
     def add_fault(self, name: str, fault: UserError) -> None:
         """Adds a searcher that has no plan, and why."""
@@ -198,10 +171,10 @@ class _Turns:
         Raises:
             UserError: no searcher has a plan; the error of the first one.
         """
-        if not self._turns:
+        if not self._results:
             raise next(iter(self._faults.values()))
-        best = min(self._turns, key=lambda turn: turn.step_time_s)
-        records = [turn.record for turn in self._turns]
+        best_by, best = min(self._results.items(), key=lambda turn: turn[1].step_time_s)
+        records = [found.record for found in self._results.values()]
         baselines: Mapping[str, float | None] = {
             key: next((r.baselines[key] for r in records if r.baselines.get(key) is not None), None)
             for record in records
@@ -209,7 +182,7 @@ class _Turns:
         }
         record = replace(
             best.record,
-            found_by=best.record.found_by if best.is_named else best.name,
+            found_by=_finder(best_by, best, best.record.found_by),
             seed=seed,
             evaluations=self._evaluations,
             baselines=baselines,
@@ -223,19 +196,20 @@ class _Turns:
             for name, fault in self._faults.items()
             if not isinstance(fault, NothingFits)
         )
-        chosen = replace(best.result.plan, search=record, warnings=(*best.result.plan.warnings, *warnings))
+        chosen = replace(best.plan, search=record, warnings=(*best.plan.warnings, *warnings))
 
         def unlike(count: int) -> tuple[Plan, ...]:
-            in_order = sorted(self._turns, key=lambda turn: turn is not best)
-            found = unlike_plans([plan for turn in in_order for plan in turn.result.unlike(count)], count)
-            return (chosen, *(with_record(plan, record) for plan in found[1:]))
+            in_order = sorted(self._results.values(), key=lambda found: found is not best)
+            plans = unlike_plans([plan for found in in_order for plan in found.unlike(count)], count)
+            return (chosen, *(with_record(plan, record) for plan in plans[1:]))
 
         def plainest(limit_s: float) -> Offer:
-            able = [turn for turn in self._turns if turn.step_time_s <= max(limit_s, best.step_time_s)]
-            offers = [(turn.result.plainest(limit_s), turn) for turn in able if turn.result.plainest is not None]
-            offer, turn = min(offers, key=lambda some: some[0].plainness)
+            limit_s = max(limit_s, best.step_time_s)
+            able = [(name, found) for name, found in self._results.items() if found.step_time_s <= limit_s]
+            offers = [(found.plainest(limit_s), name, found) for name, found in able if found.plainest is not None]
+            offer, name, found = min(offers, key=lambda some: some[0].plainness)
             plan = replace(offer.plan, warnings=(*offer.plan.warnings, *warnings))
-            return replace(offer, plan=plan, found_by=offer.found_by if turn.is_named else turn.name)
+            return replace(offer, plan=plan, found_by=_finder(name, found, offer.found_by))
 
         return SearchResult(
             plan=chosen,
@@ -246,6 +220,11 @@ class _Turns:
             improvements=tuple(self._improvements),
             unlike=unlike,
         )
+
+
+def _finder(name: str, found: SearchResult, found_by: str) -> str:
+    """The finder of a searcher's plan: a portfolio itself, whose record names its members, else as the record says."""
+    return found_by if name in found.record.searchers else name
 
 
 def with_record(plan: Plan, record: SearchRecord) -> Plan:
