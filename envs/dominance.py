@@ -19,7 +19,6 @@ from automap.price.kernels.collectives import UNKNOWN
 from automap.price.kernels.cost_records import UNIT_COST_DTYPE
 from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import Segment
-from automap.space.compile import G_WHOLE
 from automap.space.kernels.masks import signature_mask
 from automap.space.space import PlanSpace
 
@@ -48,7 +47,7 @@ class GroupSignatures:
         for stage in self._stages():
             if stage.axes[axis] == 1.0:
                 continue
-            whole = int(self.space.arrays.groups[self.number, G_WHOLE])
+            whole = int(self.space.arrays.groups[self.number]["whole"])
             free: list[Iterable[int]] = [range(len(self.assignment)) if size > 1 else [whole] for size in stage.axes]
             for picked in itertools.product(*free[:axis], [worse], *free[axis + 1 :]):
                 if not self._is_legal(stage, picked):
@@ -90,7 +89,7 @@ class GroupSignatures:
     def _stages(self) -> Iterator[Stage]:
         """The distinct stages of the space, with the samples that each is priced with."""
         arrays = self.space.arrays
-        for row, samples in BoundTable(self.space).frames:
+        for row, samples in BoundTable(self.space).settings:
             zero_axes = arrays.axes[row] > 1.0
             zero_axes[-1] = False
             yield Stage(arrays.axes[row], arrays.links[row], arrays.hardware[row], zero_axes, float(samples))

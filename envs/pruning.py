@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from automap.bounds.enumeration import Enumeration
 from automap.bounds.partial_plans import BoundTable
-from automap.space.compile import G_FIRST, G_VALUES
 from automap.space.count import alone, count_decades, grouped
 from automap.space.limits import Limits
 from automap.space.space import PlanSpace
@@ -187,7 +186,7 @@ def influential_groups(space: PlanSpace) -> Limits:
     for number, key in enumerate(space.group_rows):
         value = int(by_batch[space.first_signature + number * len(space.axes)])
         if key not in open_groups and value >= 0:
-            first, count = space.arrays.groups[number, [G_FIRST, G_VALUES]]
+            first, count = space.arrays.groups[number][["first_value", "num_values"]]
             stay[:, first : first + count] = np.arange(count) == value
     return Limits(signatures=stay)
 
@@ -195,7 +194,7 @@ def influential_groups(space: PlanSpace) -> Limits:
 def dominated_signatures(space: PlanSpace) -> Limits:
     """Leaves out signatures that another signature of the group dominates, see `envs.dominance`. Lossless."""
     stay = np.ones_like(space.arrays.obeys)
-    for number, (first, count) in enumerate(space.arrays.groups[:, [G_FIRST, G_VALUES]]):
+    for number, (first, count) in enumerate(space.arrays.groups[["first_value", "num_values"]].tolist()):
         values = slice(first, first + count)
         signatures = GroupSignatures(space, number)
         outside = signatures.placements_outside()

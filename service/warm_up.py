@@ -1,7 +1,7 @@
 """Compiles the kernels that Python calls into their cache, or reads them from it; run once by `make setup`."""
 
 from automap.bounds.kernels.step_many import step_many
-from automap.bounds.kernels.unit_floors import floors, settled
+from automap.bounds.kernels.unit_lower_bounds import forced_signatures, unit_lower_bounds
 from automap.cost_graph.kernels.group_costs import exchange, vary
 from automap.cost_graph.kernels.message_passing import pass_messages
 from automap.price.kernels.memory import in_flight, state_bytes
@@ -14,10 +14,13 @@ from automap.price.kernels.step_records import new_step_workspace
 from automap.price.kernels.tied_parameters import begin, read_too, write_share, write_tie
 from automap.price.kernels.unit import unit_cost
 from automap.price.kernels.unit_workspace import new_unit_workspace
-from automap.space.kernels.masks import count_decades, mode_mask, signature_mask, size_mask
+from automap.space.kernels.cuts import list_cuts
+from automap.space.kernels.masks import count_decades, signature_mask
 from automap.space.kernels.neighbours import move_many
 from automap.space.kernels.price_many import price_many
-from automap.space.kernels.sample import draw_many
+from automap.space.kernels.sample import sample_many
+from automap.space.kernels.stepper import follow, repair
+from automap.space.kernels.workspace import new_workspace
 
 
 def main() -> None:
@@ -39,17 +42,19 @@ def main() -> None:
         step_time_s,
         signature_mask,
         count_decades,
-        mode_mask,
-        size_mask,
+        list_cuts,
+        new_workspace,
+        follow,
+        repair,
         begin,
         read_too,
         write_share,
         write_tie,
         price_many,
-        draw_many,
+        sample_many,
         move_many,
-        floors,
-        settled,
+        unit_lower_bounds,
+        forced_signatures,
         step_many,
         vary,
         exchange,

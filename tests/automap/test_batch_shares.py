@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from automap.bounds.partial_plans import BoundTable, Prefixes
+from automap.bounds.partial_plans import BoundTable, PartialPlans
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.plan import Plan
@@ -185,16 +185,16 @@ def test_bounds_and_documents_of_all_plans(mlp):
     prices = s.price(np.array(plans))
     shared = [values[s.shares_slot] > 0 for values in plans]
     assert 0.2 < np.mean(shared) < 1.0
-    walked = Prefixes(BoundTable(s), len(plans))
+    walked = PartialPlans(BoundTable(s), len(plans))
     while not walked.done.all():
-        assert (walked.walks.bound[:, 0] <= prices[:, 0] * (1 + 1e-12)).all()
-        assert (walked.walks.bound[:, 1] <= prices[:, 1] + 1e-12).all()
+        assert (walked.episodes.bound[:, 0] <= prices[:, 0] * (1 + 1e-12)).all()
+        assert (walked.episodes.bound[:, 1] <= prices[:, 1] + 1e-12).all()
         actions = np.zeros(len(plans), dtype=np.int64)
         for number in np.flatnonzero(~walked.done):
-            legal = walked.walks.legal[number, : walked.walks.offered[number]]
-            actions[number] = np.searchsorted(legal, plans[number][walked.walks.position[number]])
+            legal = walked.episodes.legal[number, : walked.episodes.offered[number]]
+            actions[number] = np.searchsorted(legal, plans[number][walked.episodes.position[number]])
         walked.step(actions)
-    assert walked.walks.bound.tolist() == prices.tolist()
+    assert walked.episodes.bound.tolist() == prices.tolist()
     check = Verifier(s.problem)
     for values, mine in itertools.islice(zip(plans, prices.tolist(), strict=True), 0, None, max(1, len(plans) // 60)):
         lowered = s.lowered(values)

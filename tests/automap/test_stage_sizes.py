@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from automap.bounds.partial_plans import BoundTable, Prefixes
+from automap.bounds.partial_plans import BoundTable, PartialPlans
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.plan import Plan
@@ -176,19 +176,19 @@ def test_counts_prices_and_bounds_of_all_plans(mlp, space, widths, cluster, batc
     for values, mine in list(zip(plans, prices.tolist(), strict=True))[:: max(1, len(plans) // 200)]:
         outcome = s.evaluator.evaluate(s.lowered(values))
         assert mine == [outcome.step_time_s, outcome.overflow]
-    walked = Prefixes(BoundTable(s), len(plans))
+    walked = PartialPlans(BoundTable(s), len(plans))
     while not walked.done.all():
-        bound = walked.walks.bound
+        bound = walked.episodes.bound
         assert (bound[:, 0] <= prices[:, 0] * (1 + 1e-12)).all()
         assert (bound[:, 1] <= prices[:, 1] + 1e-12).all()
         actions = np.zeros(len(plans), dtype=np.int64)
         for number in np.flatnonzero(~walked.done):
-            slot = walked.walks.position[number]
-            legal = walked.walks.legal[number, : walked.walks.offered[number]]
+            slot = walked.episodes.position[number]
+            legal = walked.episodes.legal[number, : walked.episodes.offered[number]]
             assert legal.tolist() == np.flatnonzero(s.legal(plans[number][:slot])).tolist()
             actions[number] = np.searchsorted(legal, plans[number][slot])
         walked.step(actions)
-    assert walked.walks.bound.tolist() == prices.tolist()
+    assert walked.episodes.bound.tolist() == prices.tolist()
 
 
 MIXED = [
@@ -213,7 +213,7 @@ def test_random_plans_are_sound_and_come_back(spec, cluster, batch, trainer, fix
     rows = np.array([row for row in rows.tolist() if is_uneven(s, row) or row[s.first_stage + 1]][:15])
     assert len(rows) >= 3
     table = BoundTable(s)
-    walked = Prefixes(table, len(rows))
+    walked = PartialPlans(table, len(rows))
     for row, mine in zip(rows.tolist(), s.price(rows).tolist(), strict=True):
         values = s.repair(row)
         assert values == tuple(row)
@@ -234,12 +234,12 @@ def test_random_plans_are_sound_and_come_back(spec, cluster, batch, trainer, fix
     while not walked.done.all():
         actions = np.zeros(len(rows), dtype=np.int64)
         for number in np.flatnonzero(~walked.done):
-            legal = walked.walks.legal[number, : walked.walks.offered[number]]
-            actions[number] = np.searchsorted(legal, rows[number, walked.walks.position[number]])
-        before = walked.walks.bound.copy()
+            legal = walked.episodes.legal[number, : walked.episodes.offered[number]]
+            actions[number] = np.searchsorted(legal, rows[number, walked.episodes.position[number]])
+        before = walked.episodes.bound.copy()
         walked.step(actions)
-        assert (walked.walks.bound >= before - 1e-12).all()
-    assert walked.walks.bound.tolist() == s.price(rows).tolist()
+        assert (walked.episodes.bound >= before - 1e-12).all()
+    assert walked.episodes.bound.tolist() == s.price(rows).tolist()
 
 
 # -- what unlike stages cost ------------------------------------------------------------------------------------------

@@ -20,11 +20,14 @@ from numba import boolean, float64, int64, types
 Ints = Annotated[npt.NDArray[np.int64], int64[::1]]
 Ints2 = Annotated[npt.NDArray[np.int64], int64[:, ::1]]
 Ints3 = Annotated[npt.NDArray[np.int64], int64[:, :, ::1]]
+Ints4 = Annotated[npt.NDArray[np.int64], int64[:, :, :, ::1]]
+Ints5 = Annotated[npt.NDArray[np.int64], int64[:, :, :, :, ::1]]
 Floats = Annotated[npt.NDArray[np.float64], float64[::1]]
 Floats2 = Annotated[npt.NDArray[np.float64], float64[:, ::1]]
 Floats3 = Annotated[npt.NDArray[np.float64], float64[:, :, ::1]]
 Mask = Annotated[npt.NDArray[np.bool_], boolean[::1]]
 Mask2 = Annotated[npt.NDArray[np.bool_], boolean[:, ::1]]
+Mask5 = Annotated[npt.NDArray[np.bool_], boolean[:, :, :, :, ::1]]
 Rows = npt.NDArray[Any]
 """An array of a structured dtype; of a field of a group of arrays, annotated with numba's type."""
 Record = Any
@@ -65,8 +68,13 @@ def tuple_type(group: type) -> Any:
 
 
 def record_type(dtype: np.dtype[Any]) -> Any:
-    """numba's type of one row of a structured dtype; `record_type(dtype)[::1]` is that of an array."""
+    """numba's type of one row of a structured dtype."""
     return numba.from_dtype(dtype)
+
+
+def rows_type(dtype: np.dtype[Any], num_dims: int = 1) -> Any:
+    """numba's type of a contiguous array of rows."""
+    return types.Array(record_type(dtype), num_dims, "C")
 
 
 def numbers_of(rows: Rows) -> npt.NDArray[np.float64]:
