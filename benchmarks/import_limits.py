@@ -7,6 +7,7 @@ the interpreter and its imports, given first. The committed figures are in bench
 """
 
 import argparse
+import dataclasses
 import importlib.util
 import json
 import os
@@ -54,9 +55,7 @@ def measure(data: bytes) -> tuple[float, float, float, int, dict]:
     Returns:
         wall seconds; of the child: processor seconds, peak resident bytes, exit status, answer.
     """
-    options = {"name": "", "dims": {}, "parameters": [], "batch_dims": {}, "loss": None}
-    options |= {"max_bytes": sandbox.DEFAULT_MAX_BYTES, "memory_bytes": sandbox.DEFAULT_MEMORY_BYTES}
-    options |= {"cpu_s": sandbox.DEFAULT_CPU_S, "size": len(data)}
+    options = {"options": {}, "limits": dataclasses.asdict(sandbox.SandboxLimits()), "size": len(data)}
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()

@@ -14,7 +14,8 @@ from automap.price.kernels.array_types import Rows
 from automap.price.lowered_plan import LoweredPlan, UnitCall
 from automap.price.outcome import Outcome
 from automap.price.stage_layout import PipelineLayout, build_layout
-from automap.validation.published_runs import Run, case_of
+from automap.validation.published_cases import case_of
+from automap.validation.published_runs import Run
 
 
 def _key(call: UnitCall) -> tuple[object, ...]:

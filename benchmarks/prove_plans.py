@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 from collective_list import list_parameter_collectives
+from parameter_traffic import ParameterTraffic
 
 from automap.cluster import parse_cluster
 from automap.price.estimate import estimate_choice
@@ -69,14 +70,14 @@ CASES = (
 )
 
 
-def unpaid(plan, lowered, space, check):
+def unpaid(plan, lowered, space, traffic):
     """What the parameters of a plan send that is not what is priced."""
     found, wanted = defaultdict(float), defaultdict(float)
     for one in list_parameter_collectives(lowered, space.evaluator):
         found[one.rank, one.kind, one.axis, one.what, one.when] += one.elements
-    for one, elements in check.traffic(plan).items():
+    for one, elements in traffic.collectives(plan).items():
         wanted[one.rank, one.kind, one.axis, one.what, one.when] += elements
-    for ranks, elements in check.exchanged(plan).items():
+    for ranks, elements in traffic.exchanged(plan).items():
         for rank in ranks:
             wanted[rank, "send_recv", "", "gradients", "step"] += elements
     for key in {*found, *wanted}:
@@ -91,7 +92,7 @@ def prove(case, count, rng):
     spec, cluster, batch, trainer, fix = case
     training = {"global_batch": batch, "trainer": trainer}
     problem = Problem.build(zoo.build(spec), parse_cluster(cluster), training, {"fix": fix})
-    space, check = PlanSpace(problem), Verifier(problem)
+    space, check, traffic = PlanSpace(problem), Verifier(problem), ParameterTraffic(problem)
     rows = [tuple(row.tolist()) for row in space.random_batch(rng, count)]
     if ":" in spec and len(problem.graph.operators) < MAX_OPERATORS:
         rows += [values for _, values in templates(space)]
@@ -104,7 +105,7 @@ def prove(case, count, rng):
         seconds += time.process_time() - began
         too_large += not plan.estimate.fits
         faults += [(row, v) for v in found if plan.estimate.fits or not v.what.startswith("does not fit")]
-        faults += [(row, v) for v in unpaid(plan, lowered, space, check)]
+        faults += [(row, v) for v in unpaid(plan, lowered, space, traffic)]
         ratios += [
             said.activations / mine.activations
             for said, (mine, _) in zip(plan.estimate.memory_bytes, check.memory(plan), strict=True)

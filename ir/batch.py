@@ -1,8 +1,8 @@
 """Tracing the batch through constants of a file that was exported at some batch size.
 
-Shapes are kept at one sample. A constant of the file (the target of a Reshape, of an Expand, a bound of a Slice) is
-in units of the export, `export_batch` samples; here it is resolved and brought to one sample. The batch is always a
-major position: a dim `(a b)` that merges a larger loop in front of the batch cannot be represented and is reported.
+Shapes are kept at one sample. A constant of the file (the target of a Reshape or an Expand, a bound of a Slice) was
+written for `export_batch` samples; here it is resolved and brought to one sample. The batch is always the major part of
+its dim: a dim `(a b)` with a larger loop in front of the batch cannot be represented and is reported.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from ir.graph import Tensor
 
 @dataclass(frozen=True)
 class Target:
-    """A resolved shape."""
+    """The resolved target of a Reshape."""
 
     shape: tuple[int, ...]
-    """At one sample."""
+    """Sizes of the dims at one sample."""
     batch_dim: int | None
+    """Dim that carries the batch, or None."""
     is_traced: bool = True
-    """False where the place of the batch was guessed or is not the major part of its dim."""
+    """Whether the place of the batch is certain, and the major part of its dim."""
 
 
 def resolve(shape: Sequence[int], target: Sequence[int], *, allow_zero: bool = False) -> tuple[int, ...] | None:
@@ -43,19 +44,19 @@ def resolve(shape: Sequence[int], target: Sequence[int], *, allow_zero: bool = F
 def reshape_target(
     tensor: Tensor, target: Sequence[int], *, export_batch: int, allow_zero: bool = False
 ) -> Target | None:
-    """Where the batch goes in a Reshape.
+    """The shape that a Reshape gives, and where it puts the batch.
 
-    The batch stands in the input after `before` elements; in the output it must stand in the dim where the running
-    product of sizes reaches `before`.
+    The dims in front of the batch have a product in the input; in the output the batch must be in the dim at which the
+    running product of sizes reaches the same number.
 
     Args:
         tensor: input at one sample.
-        target: the constant, in units of the export or at one sample, with 0 and -1 unresolved.
-        export_batch: samples of the export.
-        allow_zero: 0 means an empty dim instead of a copy.
+        target: the constant, at `export_batch` samples or at one, with 0 and -1 unresolved.
+        export_batch: number of samples of the export.
+        allow_zero: whether 0 means an empty dim instead of a copy.
 
     Returns:
-        None where the sizes fit in neither unit.
+        the target; None where the sizes fit neither `export_batch` samples nor one.
     """
     for batch in dict.fromkeys((export_batch, 1)):
         shape = resolve(tensor.shape_at(batch), target, allow_zero=allow_zero)
@@ -65,6 +66,7 @@ def reshape_target(
 
 
 def _place(tensor: Tensor, shape: tuple[int, ...], batch: int) -> Target:
+    """Finds the batch in `shape`, which is at `batch` samples, and brings the shape to one sample."""
     if tensor.batch_dim is None:
         return Target(shape, None)
     before = prod(tensor.shape[: tensor.batch_dim])
@@ -87,11 +89,12 @@ def _place(tensor: Tensor, shape: tuple[int, ...], batch: int) -> Target:
 
 
 def align(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int], list[int], list[int]]]:
-    """Groups the dims of two shapes with equal products into shared factors.
+    """Groups dims of two shapes whose products are equal, and factorises each group.
 
     Returns:
-        triples (input dims, output dims, sizes): the dims of a group have the same product, and its factors, major
-        first, refine both sides; `sizes` is empty where no common refinement exists. Dims of size 1 are in no group.
+        triples (input dims, output dims, sizes): the dims of a group have the same product on both sides, and `sizes`,
+        major first, are factors of which the dims of either side are products. `sizes` is empty where there are no such
+        factors. Dims of size 1 are in no group.
     """
     groups: list[tuple[list[int], list[int], list[int]]] = []
     left = [i for i, s in enumerate(source) if s != 1]

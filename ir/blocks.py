@@ -1,8 +1,9 @@
 """Units: the pieces of a graph between legal cuts, with repeated structure recognised.
 
-A cut after an operator is legal where exactly one tensor that depends on the samples crosses it; what depends on
-parameters only (views), buffers, constants and data inputs are had anywhere and do not count. Cheap pieces join a
-neighbour with heavy work; then repeats of one to twelve pieces are fused, so that a transformer layer is one unit.
+A cut after an operator is legal where exactly one tensor that depends on the samples crosses it. Tensors that depend on
+parameters only (views), buffers, constants and data inputs are available everywhere and do not count. A piece without
+heavy work is merged with a neighbour that has some; then repeats of one to twelve pieces are fused, so that a
+transformer layer is one unit.
 
 A tensor that many later pieces read (the memory of an encoder, read by every decoder layer) is *carried*: it may cross
 cuts beside the one tensor.
@@ -19,37 +20,41 @@ from ir.graph import Graph, Operator
 from ir.operators.measured import LAYER
 
 MIN_CARRIED_PIECES = 3
-"""A carried tensor feeds heavy work in so many pieces; a residual does so at most where its branch begins and ends."""
+"""Least number of pieces in which a carried tensor feeds heavy work: a residual feeds two, where its branch begins and
+ends."""
 MAX_CARRIED = 8
-"""Candidates that are tried, those with most readers first."""
+"""Number of candidates that are tried, those with most readers first (assumed)."""
 MAX_PERIOD = 12
-"""Pieces between legal cuts in one repeat."""
+"""Largest number of pieces between legal cuts in one repeat (assumed)."""
 NORMALISATIONS = {
     "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "GroupNormalization", "ReduceMean",
 }  # fmt: skip
-"""A cheap piece that begins like this belongs to what follows: pre-norm, or the final norm and the head."""
+"""Kinds with which a cheap piece belongs to the next unit: pre-norm, or the final norm and the head."""
 LOSSES = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", "MeanSquaredErrorLoss"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """A run of operators."""
+    """Consecutive operators between two legal cuts."""
 
     start: int
+    """Index of the first operator."""
     stop: int
-    """Operators [start, stop) of the graph."""
+    """Index behind the last operator."""
     type: int
-    """Units of equal type are isomorphic operator by operator."""
+    """Unit type; units of equal type are isomorphic operator by operator."""
     boundary: str | None
-    """The tensor that crosses the cut behind the unit, alone but for carried ones; None for the last."""
+    """Name of the tensor that crosses the cut behind the unit, beside carried ones; None for the last unit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blocks:
-    """All units in order; together they cover every operator that is not constant."""
+    """All units of a graph; together they cover every operator that is not constant."""
 
     units: tuple[Unit, ...]
+    """Units in graph order."""
     num_types: int
+    """Number of unit types."""
 
     def representative(self, type: int) -> Unit:  # noqa: A002
         """The first unit of a type."""
@@ -57,7 +62,7 @@ class Blocks:
 
     @property
     def num_blocks(self) -> int:
-        """Units whose type occurs at least twice."""
+        """Number of units whose type occurs at least twice."""
         counts = [0] * self.num_types
         for unit in self.units:
             counts[unit.type] += 1
@@ -65,7 +70,15 @@ class Blocks:
 
 
 def legal_cuts(graph: Graph, ignored: frozenset[str] = frozenset()) -> dict[int, str]:
-    """Operator index -> tensor that alone crosses the cut after it; `ignored` tensors do not count."""
+    """The legal cuts of a graph.
+
+    Args:
+        graph: in canonical order.
+        ignored: names of tensors that do not count.
+
+    Returns:
+        index of an operator -> name of the tensor that alone crosses the cut after it.
+    """
     num = len(graph.operators)
     change = [0] * (num + 1)
     total = [0] * (num + 1)
@@ -96,7 +109,7 @@ def legal_cuts(graph: Graph, ignored: frozenset[str] = frozenset()) -> dict[int,
 
 
 def carried_tensors(graph: Graph) -> frozenset[str]:
-    """Tensors that may cross cuts beside the boundary; see the module."""
+    """Names of the tensors that may cross cuts beside the boundary; see the module."""
     producer, consumers = graph.producer, graph.consumers
     candidates = [
         name
@@ -118,7 +131,7 @@ def carried_tensors(graph: Graph) -> frozenset[str]:
 
 
 def is_heavy(graph: Graph, op: Operator) -> bool:
-    """Whether an operator is worth a unit: it multiplies, looks up an embedding, is the loss or a trained layer."""
+    """Whether an operator justifies a unit: it multiplies, looks up an embedding, is the loss or a trained layer."""
     if op.kind == LAYER:
         return any(graph.tensors[name].role == "parameter" for name in op.inputs)
     if op.forward_flops.fixed or op.forward_flops.per_sample or op.kind in LOSSES:
@@ -129,7 +142,7 @@ def is_heavy(graph: Graph, op: Operator) -> bool:
 
 
 def find_units(graph: Graph) -> Blocks:
-    """Units of a graph in canonical order; see the module. Linear but for the search of repeats."""
+    """Units of a graph in canonical order; see the module. Linear in the graph except for the search of repeats."""
     ops = graph.operators
     first = next((i for i, op in enumerate(ops) if not op.is_constant), len(ops))
     if first == len(ops):
@@ -142,7 +155,7 @@ def find_units(graph: Graph) -> Blocks:
     kinds = [hasher.segment(start, stop) for start, stop in segments]
     # The layers of a profile are units as they are: two that take turns would otherwise never be cut apart.
     is_profile = any(op.kind == LAYER for op in ops)
-    groups = [(k, k + 1) for k in range(len(kinds))] if is_profile else _repeats(kinds, 0, len(kinds))
+    groups = [(k, k + 1) for k in range(len(kinds))] if is_profile else repeats(kinds)
     types: dict[tuple[int, ...], int] = {}
     units = []
     for low, high in groups:
@@ -153,7 +166,7 @@ def find_units(graph: Graph) -> Blocks:
 
 
 def _merge(graph: Graph, segments: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Joins segments without heavy work to a neighbour."""
+    """Merges segments without heavy work with a neighbour: the next one where `_opens`, else the one before."""
     heavy = [any(is_heavy(graph, graph.operators[i]) for i in range(a, b)) for a, b in segments]
     if not any(heavy):
         return [(segments[0][0], segments[-1][1])]
@@ -174,6 +187,7 @@ def _merge(graph: Graph, segments: list[tuple[int, int]]) -> list[tuple[int, int
 
 
 def _opens(graph: Graph, start: int, stop: int) -> bool:
+    """Whether a cheap segment belongs to the next one."""
     op = next((o for o in graph.operators[start:stop] if not o.is_view), None)
     if op is None or op.kind in NORMALISATIONS:
         return True
@@ -181,7 +195,7 @@ def _opens(graph: Graph, start: int, stop: int) -> bool:
 
 
 class _Hasher:
-    """Structure of a segment as a number: kinds, attributes, shapes, rules, wiring and roles, never names."""
+    """Numbers segments by structure: kinds, attributes, shapes, rules, wiring and roles, never names."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -224,10 +238,14 @@ class _Hasher:
         return self.known.setdefault(key, len(self.known))
 
 
-def _repeats(kinds: Sequence[int], low: int, high: int) -> list[tuple[int, int]]:
-    """Cuts [low, high) into groups: the repeats that cover most, then the stretches left and right of them."""
+def repeats(kinds: Sequence[int]) -> list[tuple[int, int]]:
+    """Divides a sequence into groups: the repeats that cover most, then likewise the rest before and behind them.
+
+    Returns:
+        (start, stop) of each group in order; equal periods of one repeat are one group each.
+    """
     done: list[tuple[int, int]] = []
-    stretches = [(low, high)]
+    stretches = [(0, len(kinds))]
     while stretches:
         a, b = stretches.pop()
         best = (0, 0, 0, 0)
@@ -240,16 +258,16 @@ def _repeats(kinds: Sequence[int], low: int, high: int) -> list[tuple[int, int]]
                 stop = i
                 while stop + period < b and kinds[stop] == kinds[stop + period]:
                     stop += 1
-                repeats = (stop - i) // period + 1
-                covered = repeats * period
-                if repeats >= 2 and covered > best[0]:
-                    best = (covered, -period, i, repeats)
+                count = (stop - i) // period + 1
+                covered = count * period
+                if count >= 2 and covered > best[0]:
+                    best = (covered, -period, i, count)
                 i = max(stop, i + 1)
-        covered, period, i, repeats = best
+        covered, period, i, count = best
         if not covered:
             done += [(k, k + 1) for k in range(a, b)]
             continue
         period = -period
-        done += [(i + r * period, i + (r + 1) * period) for r in range(repeats)]
+        done += [(i + r * period, i + (r + 1) * period) for r in range(count)]
         stretches += [(a, i), (i + covered, b)]
     return sorted(d for d in done if d[0] < d[1])

@@ -1,7 +1,7 @@
 """GraphBuilder: operators one after the other, from tensors and kinds, to a finished Graph.
 
-Used by the importer, by the rewriting passes and by builders without a file. It keeps the roles (parameter, view of
-parameters, constant), which tensors need a gradient, and known small values.
+Used by the importer, by the rewriting passes and by builders without a file. It knows the roles of tensors (parameter,
+view of parameters, constant), which tensors need a gradient, and the values of small constants.
 """
 
 from __future__ import annotations
@@ -21,17 +21,7 @@ BATCH = (
     '"batch_dims": {"tokens": 1}.'
 )
 MAX_VALUE_ELEMENTS = 4096
-"""Larger constants are never read: they stay operators, or tensors without a value."""
-
-
-def numpy_dtype(value: Value) -> str:
-    """Name of a numpy type as `ir.graph.DTYPE_BYTES` has it."""
-    return str(value.dtype)
-
-
-def is_view_kind(kind: str, attributes: Mapping[str, Any]) -> bool:
-    """Whether an operator only re-arranges its operand."""
-    return (kind in KINDS and KINDS[kind].is_view) or (kind == "Gather" and "indices" in attributes)
+"""Elements of the largest constant that is read (assumed); larger ones stay operators, or tensors without a value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,17 +39,24 @@ class GraphBuilder:
     """Collects tensors and operators."""
 
     export_batch: int = 1
-    """Samples that constants of the source were written for."""
+    """Number of samples that constants of the source were written for."""
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    """Declared and computed tensors by name."""
     operators: list[Operator] = field(default_factory=list)
+    """Operators in the order in which they were added."""
     values: dict[str, Value] = field(default_factory=dict)
     """Known constants by tensor name, at `export_batch` samples; emitted as `Constant` at their first use."""
     warnings: list[str] = field(default_factory=list)
+    """What was assumed or replicated, for the user to read."""
     _names: dict[str, int] = field(default_factory=dict)
     _views: set[str] = field(default_factory=set)
+    """Parameters, and tensors that depend on parameters only."""
     _gradients: set[str] = field(default_factory=set)
+    """Tensors that need a gradient."""
     _sampled: dict[tuple[str, int, int], str] = field(default_factory=dict)
+    """(Tensor, dim, size) -> its part for one sample."""
     _made: dict[tuple[Any, ...], Built] = field(default_factory=dict)
+    """Operators without names by what they were made from, see `_alike`."""
 
     def add_tensor(self, tensor: Tensor) -> str:
         """Declares a graph input, parameter, buffer or constant without producer."""
@@ -71,7 +68,7 @@ class GraphBuilder:
         return tensor.name
 
     def input(self, name: str, shape: Sequence[int], dtype: str = "float32", batch_dim: int | None = 0) -> str:
-        """Declares data, shape at one sample."""
+        """Declares a data input with its shape at one sample."""
         return self.add_tensor(Tensor(name=name, shape=tuple(shape), dtype=dtype, role="input", batch_dim=batch_dim))
 
     def parameter(self, name: str, shape: Sequence[int], dtype: str = "float32") -> str:
@@ -84,7 +81,7 @@ class GraphBuilder:
         return name
 
     def unique(self, base: str) -> str:
-        """`base`, with `_1`, `_2` ... where it was used before."""
+        """`base`, followed by `_1`, `_2` ... where it was used before."""
         name = base
         while name in self._names:
             number = self._names[base]
@@ -94,7 +91,7 @@ class GraphBuilder:
         return name
 
     def needs_gradient(self, name: str) -> bool:
-        """Whether a float parameter is behind the tensor."""
+        """Whether the tensor depends on a float parameter."""
         return name in self._gradients
 
     def operand(self, name: str) -> Tensor:
@@ -102,7 +99,7 @@ class GraphBuilder:
         if name in self.tensors:
             return self.tensors[name]
         value = self.values[name]
-        return Tensor(name=name, shape=value.shape, dtype=numpy_dtype(value), role="constant")
+        return Tensor(name=name, shape=value.shape, dtype=str(value.dtype), role="constant")
 
     def _emit_constant(self, name: str) -> None:
         value = self.values[name]
@@ -110,7 +107,7 @@ class GraphBuilder:
         plain: Any = flat.tolist()
         if flat.size and (flat == flat[0]).all():
             plain = plain[0]
-        attributes = {"shape": value.shape, "dtype": numpy_dtype(value), "value": plain}
+        attributes = {"shape": value.shape, "dtype": str(value.dtype), "value": plain}
         usage = Usage(is_constant=True)
         built = make_operator(
             "Constant", name=self.unique(name), inputs=(), outputs=(name,), attributes=attributes, usage=usage
@@ -164,7 +161,7 @@ class GraphBuilder:
         return built
 
     def _one_sample(self, name: str, dim: int, size: int) -> str:
-        """The first `size` of `dim`: what each of the exported samples holds."""
+        """Name of the first `size` of `dim` of a tensor, which every exported sample holds again."""
         key = (name, dim, size)
         if key in self._sampled:
             return self._sampled[key]
@@ -191,7 +188,7 @@ class GraphBuilder:
         return fresh
 
     def _repeated(self, name: str, dim: int) -> str:
-        """`name` with the batch in `dim`."""
+        """Name of the tensor repeated over the batch in `dim`."""
         fresh = f"{name}#batch"
         if fresh not in self.tensors:
             shape = self.operand(name).shape
@@ -266,7 +263,7 @@ class GraphBuilder:
                 stated=stated.shapes,
                 is_view=any(n in self._views for n in names)
                 and all(n in self._views or not n or n in self.values for n in names)
-                and is_view_kind(kind, attributes),
+                and ((kind in KINDS and KINDS[kind].is_view) or (kind == "Gather" and "indices" in attributes)),
                 is_constant={t.role for t in tensors if t is not None} <= {"constant", "buffer"}
                 and not kind.startswith("Random"),
             )
@@ -300,7 +297,7 @@ class GraphBuilder:
 
 
 def _named(built: Built, name: str, scope: str, inputs: Sequence[str], outputs: Sequence[str]) -> Built:
-    """An operator of `GraphBuilder._alike` with its own names."""
+    """An operator of `GraphBuilder._alike` with the names of its tensors."""
     names = {str(i): n for i, n in enumerate(inputs)} | {f":{i}": n for i, n in enumerate(outputs)}
     op = built.operator
     return Built(
@@ -318,6 +315,7 @@ def _named(built: Built, name: str, scope: str, inputs: Sequence[str], outputs: 
 
 
 def _with_costs(op: Operator, costs: Mapping[str, float]) -> Operator:
+    """The operator with the costs that a file states for it; see `Stated`."""
     if "flops" in costs:
         flops = costs["flops"]
         op = replace(op, forward_flops=Amount(per_sample=flops), backward_flops=Amount(per_sample=2 * flops))

@@ -1,9 +1,9 @@
-"""Rewrites that make equal things look equal, whoever exported them.
+"""Rewrites that give equal computations equal graphs, whichever exporter wrote them.
 
-1. `Reshape [b,h,s,d] -> [(b h),s,d]; Transpose; Reshape back` is a Transpose of the whole: in `(b h)` the heads are
-   minor and could not be split.
-2. `Reshape [b,s,k] -> [(b s),k]; product; bias; Reshape -> [b,s,n]` is a product and a bias on `[b,s,k]`: `(b s)` could
-   be split by samples only, `[b,s,k]` by samples and by positions.
+1. `Reshape [b,h,s,d] -> [(b h),s,d]; Transpose; Reshape back` becomes a Transpose of the whole: in `(b h)` the heads
+   are the minor part and could not be split.
+2. `Reshape [b,s,k] -> [(b s),k]; product; bias; Reshape -> [b,s,n]` becomes a product and a bias on `[b,s,k]`: `(b s)`
+   could be split by samples only, `[b,s,k]` is split by samples and by positions.
 3. A bias behind a product costs no traffic of its own: it is added where the product is written (GEMM epilogue).
 """
 
@@ -17,7 +17,8 @@ from ir.graph import Graph, Operator, Tensor
 from ir.operators import Usage, make_operator
 
 BIAS_TRAFFIC = (0.0, 0.5)
-"""Forward in the epilogue of the product; backward the output gradient is read once more and summed."""
+"""Traffic of such a bias: forward none, in the epilogue of the product; backward the output gradient is read once more
+and summed."""
 
 
 def canonical(graph: Graph) -> Graph:
@@ -29,12 +30,15 @@ def canonical(graph: Graph) -> Graph:
 
 @dataclass
 class _Rewrite:
-    """Replacements at operator indices, applied together."""
+    """Replacements of operators and tensors, applied together."""
 
     graph: Graph
     replaced: dict[int, list[Operator]] = field(default_factory=dict)
+    """Index of an operator -> the operators in its place."""
     renamed: dict[str, str] = field(default_factory=dict)
+    """Name of a tensor -> name of the one that is read instead."""
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    """Tensors of the graph and of the new operators."""
 
     def __post_init__(self) -> None:
         self.tensors = dict(self.graph.tensors)
@@ -51,7 +55,7 @@ class _Rewrite:
         needs_gradient: Sequence[bool] | None = None,
         is_view: bool = False,
     ) -> None:
-        """Puts one operator at the place of operator `at`, whose scope and version it takes."""
+        """Adds one operator in the place of operator `at`, with its scope and version."""
         like = self.graph.operators[at]
         built = make_operator(
             kind,

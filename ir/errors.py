@@ -11,7 +11,7 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """Something the user gave that the user can repair.
+    """An input that the user can repair.
 
     Attributes:
         field: what was wrong, as the user names it (`model`, `cluster`, `training.global_batch` ...).
@@ -34,7 +34,7 @@ class UserError(Exception):
 
 
 def _shown(text: str, length: int) -> str:
-    """Names of a file may hold anything: no control character of theirs reaches a terminal or a log."""
+    """`text`, shortened and printable: names in a file may hold control characters, which must reach no terminal."""
     if len(text) > length:
         text = text[: length - 3] + "..."
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
@@ -45,7 +45,7 @@ def _rebuild(kind: type[UserError], message: str, field: str, value: str, repair
 
 
 class ModelError(UserError):
-    """The model cannot be read or lacks something."""
+    """The model cannot be read, or something in it is missing."""
 
 
 class ModelTooExpensive(ModelError):

@@ -1,9 +1,9 @@
 """Factor rules and the signatures (S / B / P placements) that follow from them.
 
-A factor is one loop of an operator (einsum style): `MatMul: b m k+, k n -> b m n` has factors b, m, k, n.
-Splitting a factor over a mesh axis splits every operand dim of which it is the *major* factor, leaves operands
-without it whole, and, when it is summed (`+`), makes the outputs partial. OneFlow's SBP and PyTorch's DTensor
-placements name the same three things: S(i) = Shard(i), B = Replicate(), P = Partial().
+A factor is one loop of an operator (einsum style): `MatMul: b m k+, k n -> b m n` has factors b, m, k, n. Splitting a
+factor over a mesh axis splits every operand dim of which it is the *major* factor, leaves operands without it whole,
+and makes the outputs partial when it is summed (`+`). OneFlow's SBP and PyTorch's DTensor placements name the same
+three things: S(i) = Shard(i), B = Replicate(), P = Partial().
 
 Gradients follow from the rule too: the gradient of an operand that lacks the split factor is a sum over it, hence
 partial; the gradient of a split operand is split alike; the gradient of a partial value is whole. A bias that is added
@@ -27,15 +27,16 @@ Passing = Literal["none", "joint", "multi", "first", "rest"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InternalCollective:
-    """What a split of a factor costs inside the operator (`@name` marks)."""
+    """The exchange inside an operator that a split of a factor requires (`@name` marks)."""
 
     name: str
-    """A name of the closed table: softmax, norm, cross_entropy, batch_norm, halo, ..."""
+    """Name of the mark: softmax, norm, cross_entropy, batch_norm, attention or halo."""
     kind: Literal["all_reduce", "all_gather", "all_to_all", "send_recv"]
+    """Collective that is run."""
     forward_bytes: tuple[float, float] = (0.0, 0.0)
-    """(fixed, per sample) bytes of the full tensor that is exchanged forward, before other axes shard it."""
+    """(Fixed, per sample) bytes of the whole tensor that is exchanged forward, before other axes shard it."""
     backward_bytes: tuple[float, float] = (0.0, 0.0)
-    """Likewise backward."""
+    """(Fixed, per sample) bytes of the whole tensor that is exchanged backward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,30 +44,33 @@ class Factor:
     """One loop of an operator."""
 
     name: str
+    """Letter of the loop in the rule's line, or `d` and a number."""
     size: int
-    """Extent at one sample; the batch factor has size 1."""
+    """Number of iterations at one sample; the batch factor has size 1."""
     is_batch: bool = False
+    """Whether this is the loop over samples."""
     summed: bool = False
-    """`+`: contracted, so that a split makes the outputs partial."""
+    """Mark `+`: contracted, so that a split makes the outputs partial."""
     fixed: bool = False
-    """`!`: never split."""
+    """Mark `!`: never split."""
     collective: InternalCollective | None = None
-    """`@`: splittable at the price of this exchange."""
+    """Mark `@name`: split at the price of this exchange; None = split for free."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FactorRule:
-    """Which factors make up each dim of each operand, major first."""
+    """The factors that make up each dim of each operand."""
 
     factors: tuple[Factor, ...]
     inputs: tuple[tuple[tuple[int, ...], ...], ...]
-    """operand -> dim -> indices into `factors`, major to minor; a dim of size 1 that is broadcast has none."""
+    """Operand -> dim -> indices into `factors`, major first; a dim of size 1 that is broadcast has none."""
     outputs: tuple[tuple[tuple[int, ...], ...], ...]
+    """Result -> dim -> indices into `factors`, major first."""
     passing: Passing = "none"
     """How partial inputs pass to partial outputs: `joint` = all inputs partial (Add); `multi` = exactly one, any
     (MatMul, Mul); `first` = the first one (Div); `rest` = all but the first (Where)."""
     linear: tuple[int, ...] = ()
-    """Inputs that `multi` speaks of where the others (indices) can never be partial; empty = all."""
+    """Inputs that may be the partial one of `multi`, where others (indices) can never be; empty = all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,9 +80,11 @@ class Signature:
     factor: int | None
     """Index of the split factor; None for the replicated and the partial-passing signatures."""
     inputs: tuple[Placement, ...]
+    """Placement that the operator requires of each input."""
     outputs: tuple[Placement, ...]
+    """Placement of each output."""
     input_gradients: tuple[Placement, ...]
-    """Placement in which the backward pass of this operator yields each input's gradient."""
+    """Placement of the gradient of each input, as the backward pass of this operator writes it."""
 
     @property
     def divides_work(self) -> bool:
@@ -105,12 +111,12 @@ def parse_placement(text: str) -> Placement:
 
 
 def gradient_placement(placement: Placement) -> Placement:
-    """Placement in which a producer wants the gradient of an output that it wrote with `placement`."""
+    """Placement that a producer requires of the gradient of an output that it wrote with `placement`."""
     return placement if placement >= 0 else BROADCAST
 
 
 def _split(rule: FactorRule, index: int) -> Signature | None:
-    """The signature that splits factor `index`, or None where some operand holds it as a minor factor only."""
+    """The signature that splits factor `index`; None where the factor is a minor one of some dim, or in two dims."""
     placed: list[list[Placement]] = []
     for side in (rule.inputs, rule.outputs):
         placements: list[Placement] = []
@@ -132,7 +138,7 @@ def _split(rule: FactorRule, index: int) -> Signature | None:
 
 
 def _linear_sets(rule: FactorRule) -> list[tuple[int, ...]]:
-    """Sets of inputs that may be partial together."""
+    """The sets of inputs that may be partial together."""
     every = tuple(range(len(rule.inputs)))
     if not every or rule.passing == "none":
         return []
@@ -144,7 +150,7 @@ def _linear_sets(rule: FactorRule) -> list[tuple[int, ...]]:
 def signatures(rule: FactorRule) -> tuple[Signature, ...]:
     """All signatures of `rule` on one mesh axis: the batch split first, then other splits, then replicated, then P.
 
-    Divisibility is not looked at: it depends on the size of the axis.
+    Divisibility is not checked, as it depends on the size of the axis.
     """
     found: list[Signature] = []
     order = sorted(range(len(rule.factors)), key=lambda i: not rule.factors[i].is_batch)

@@ -1,8 +1,8 @@
-"""Graph, Operator, Tensor: a model's training graph (forward part), kept for one sample.
+"""Graph, Operator, Tensor: the forward part of a model's training graph, kept for one sample.
 
-Every size is `fixed + per_sample * n` for a batch of `n` samples (`Amount`). A tensor that carries the
-batch does so in exactly one dim (`batch_dim`), whose size at `n` samples is `n` times the one kept here.
-The module knows nothing of files, devices or plans. Units: elements, bytes, floating-point operations.
+Every size is `fixed + per_sample * n` for a batch of `n` samples (`Amount`). A tensor that carries the batch does so in
+exactly one dim (`batch_dim`), whose size at `n` samples is `n` times the one kept here. The module knows nothing of
+files, devices or plans. Units: elements, bytes, floating-point operations.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ DTYPE_BYTES: Mapping[str, float] = {
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
     "bool": 1, "complex64": 8, "string": 0,
 }  # fmt: skip
+"""Bytes of one element by dtype."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +31,9 @@ class Amount:
     """A quantity that is affine in the number of samples."""
 
     fixed: float = 0.0
+    """Part that does not depend on the number of samples."""
     per_sample: float = 0.0
+    """Part that each sample adds."""
 
     def at(self, num_samples: float) -> float:
         """The quantity for `num_samples` samples."""
@@ -46,21 +49,21 @@ class Amount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tensor:
-    """A value of the graph, at one sample."""
+    """A tensor of the graph, at one sample."""
 
     name: str
     shape: tuple[int, ...]
-    """Dims for one sample."""
+    """Sizes of the dims at one sample."""
     dtype: str
-    """A key of `DTYPE_BYTES`, as the file states it (training precision is the problem's)."""
+    """Key of `DTYPE_BYTES`, as the file states it; the precision of training is part of the problem."""
     role: TensorRole
     """`buffer` = state without gradient (running statistics); `constant` = known without data or parameters."""
     batch_dim: int | None = None
-    """The dim that grows with the number of samples, or None."""
+    """Dim that grows with the number of samples, or None."""
 
     @property
     def num_elements(self) -> int:
-        """Elements at one sample."""
+        """Number of elements at one sample."""
         count = 1
         for size in self.shape:
             count *= size
@@ -68,7 +71,7 @@ class Tensor:
 
     @property
     def elements(self) -> Amount:
-        """Elements as a function of the number of samples."""
+        """Number of elements as a function of the number of samples."""
         count = float(self.num_elements)
         return Amount(fixed=count) if self.batch_dim is None else Amount(per_sample=count)
 
@@ -78,46 +81,48 @@ class Tensor:
         return self.dtype.startswith(("float", "bfloat"))
 
     def shape_at(self, num_samples: int) -> tuple[int, ...]:
-        """Dims for `num_samples` samples."""
+        """Sizes of the dims for `num_samples` samples."""
         return tuple(s * num_samples if i == self.batch_dim else s for i, s in enumerate(self.shape))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operator:
-    """One operator: what it reads and writes, what it costs, how it may be sharded."""
+    """One operator: the tensors it reads and writes, its costs, and how it can be sharded."""
 
     name: str
-    """Unique; `scope/Kind` when the exporter said which module it came from."""
+    """Unique name; `scope/Kind` when the exporter said which module the operator came from."""
     kind: str
     """ONNX operator type."""
     inputs: tuple[str, ...]
-    """Tensor operands only: shape-like constants of the file have become `attributes`."""
+    """Names of the tensor operands; shape-like constants of the file have become `attributes`."""
     outputs: tuple[str, ...]
+    """Names of the results."""
     rule: FactorRule
+    """Loops of the operator, from which its shardings follow."""
     forward_flops: Amount = Amount()
-    """2 per multiply-add of matmul, convolution, attention and recurrent operators; 0 otherwise."""
+    """FLOPs of the forward pass: 2 a multiply-add of matmul, convolution, attention and recurrent operators, else 0."""
     backward_flops: Amount = Amount()
-    """Input and weight gradients together, counted likewise."""
+    """FLOPs of the gradients of inputs and weights together, counted in the same way."""
     traffic: tuple[float, float] = (1.0, 2.0)
-    """Bytes moved in (forward, backward), in multiples of the bytes of all inputs and outputs; 0 for pure views."""
+    """Bytes moved (forward, backward), in multiples of the bytes of all inputs and outputs; 0 for pure views."""
     saved: tuple[str, ...] = ()
-    """Tensors that the backward pass needs (inputs or outputs of this operator)."""
+    """Names of the inputs and outputs that the backward pass needs."""
     scope: str = ""
-    """Dotted module path in the source program, empty when unknown."""
+    """Dotted path of the module in the source program; empty when unknown."""
     is_view: bool = False
-    """Depends on parameters only and re-arranges them: costs nothing a micro-batch."""
+    """Whether the operator only re-arranges parameters, so that it costs nothing a micro-batch."""
     is_constant: bool = False
-    """Depends on neither data nor parameters (masks, positions): duplicated wherever it is needed, never cut."""
+    """Whether it depends on neither data nor parameters (masks, positions); duplicated where needed, never cut."""
     attributes: tuple[tuple[str, Any], ...] = ()
     """ONNX attributes and folded constant operands, sorted by name; numbers, strings and tuples of them."""
     opset: int = 0
     """Version of the operator set of its domain that the file declares."""
     measured_forward_s: float | None = None
-    """Seconds of one sample on the device it was measured on; takes the place of the modelled time."""
+    """Measured seconds of the forward pass of one sample, which replace the modelled time; None = not measured."""
     measured_backward_s: float | None = None
-    """Likewise; None beside a measured forward pass = twice that."""
+    """Measured seconds of the backward pass of one sample; None beside a measured forward pass = twice that."""
     stated_bytes: float | None = None
-    """Bytes moved forward for one sample, as the file states them; in place of those of the operands."""
+    """Bytes moved forward for one sample, as the file states them, which replace those of the operands."""
 
     @property
     def measured_s(self) -> tuple[float, float] | None:
@@ -154,10 +159,10 @@ class Graph:
     warnings: tuple[str, ...] = ()
     """What was assumed or replicated, by operator name, for the user to read."""
     pieces: Mapping[str, tuple[str, int, int, int]] = field(default_factory=dict)
-    """Parameter that is a piece of a fused one of the file -> (fused parameter, dim, start, stop); the other way
-    round, parameter of one expert in the file -> (the graph's parameter of all experts, 0, number, number + 1)."""
+    """Parameter that is a piece of a fused one of the file -> (fused parameter, dim, start, stop); and inversely
+    parameter of one expert in the file -> (the graph's parameter of all experts, 0, number, number + 1)."""
     sha256: str = field(default="", compare=False)
-    """Of the file the graph came from; empty for built graphs."""
+    """Digest of the file that the graph came from; empty for built graphs."""
 
     @cached_property
     def by_name(self) -> Mapping[str, Operator]:
@@ -166,7 +171,7 @@ class Graph:
 
     @cached_property
     def producer(self) -> Mapping[str, int]:
-        """Index of the operator that writes each tensor; inputs and parameters are absent."""
+        """Index of the operator that writes each tensor; inputs and parameters are not listed."""
         return {name: i for i, op in enumerate(self.operators) for name in op.outputs}
 
     @cached_property
@@ -191,7 +196,7 @@ class Graph:
 
     @property
     def num_parameters(self) -> int:
-        """Trainable elements; a tied parameter counts once."""
+        """Number of trainable elements; a tied parameter counts once."""
         return sum(t.num_elements for t in self.parameters)
 
     @property

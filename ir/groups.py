@@ -1,10 +1,10 @@
 """Fused groups: operators that every trainer runs as one kernel.
 
 Exporters write attention, norms, gated activations, rotary embedding and cross-entropy as chains of small operators.
-Run one by one they would move every intermediate through memory and keep it for the backward pass; the kernels that
-trainers really run keep them in registers. A group names such a chain: its inner tensors are never written, and only
-`saved` is kept. The operators stay in the graph with their rules, so that both views exist and shardings are chosen
-as before. Recognition goes by structure, never by names.
+Run one by one they would move every intermediate tensor through memory and save it for the backward pass; the kernels
+that trainers really run keep them in registers. A group is such a chain: its inner tensors are never written, and only
+those in `saved` are kept. The operators stay in the graph with their rules, so that shardings are chosen for each of
+them. Groups are recognised by structure, never by names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ir.graph import Graph, Operator, once_per_graph
 GroupKind = Literal["attention", "softmax", "norm", "activation", "rotary", "loss"]
 
 MAX_MEMBERS = 48
-"""No fused kernel stands for more operators than this."""
+"""Largest number of operators in a group (assumed)."""
 
 BACKWARD_TRAFFIC: dict[GroupKind, float] = {
     "attention": 2.0, "softmax": 1.5, "norm": 2.0, "activation": 1.7, "rotary": 1.0, "loss": 1.0,
@@ -28,15 +28,16 @@ BACKWARD_TRAFFIC: dict[GroupKind, float] = {
 attention reads q, k, v, o and do and writes dq, dk, dv (8 transfers against 4); a gate reads three and writes two."""
 
 PRODUCTS = {"MatMul", "Einsum", "Gemm"}
+"""Kinds that multiply two matrices."""
 SCORES = {
     "Add", "Sub", "Mul", "Div", "Where", "Cast", "Tanh", "Clip", "Max", "Min", "Identity", "Reshape", "Unsqueeze",
     "Squeeze", "Dropout", "Neg",
 }  # fmt: skip
-"""What may stand between the scores and their softmax: scale, mask, bias, soft cap, windows."""
+"""Kinds that may be between the scores and their softmax: scale, mask, bias, soft cap, windows."""
 WEIGHTS = {"IsNaN", "Where", "Cast", "Dropout", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Mul", "Expand"}
-"""What may stand between the softmax and the product with the values; `IsNaN`, `Where` guard rows without any key."""
+"""Kinds that may be between the softmax and the product with the values; `IsNaN`, `Where` guard rows without keys."""
 LAYOUT = {"Transpose", "Expand", "Reshape", "Unsqueeze", "Squeeze", "Identity", "Cast", "Mul", "Div"}
-"""What may stand before an operand of attention: a fused kernel reads strided heads and repeats kv heads itself."""
+"""Kinds that may be before an operand of attention: a fused kernel reads strided heads and repeats kv heads itself."""
 POINTWISE = {"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Cast", "Identity", "Neg", "Exp", "Log", "Abs"}
 CURVES = {"Erf", "Tanh", "Sigmoid", "Softplus", "Relu", "Gelu", "Swish", "HardSigmoid", "Clip", "Min", "Max"}
 REDUCTIONS = {"ReduceMean", "ReduceSum", "ReduceL2", "ReduceSumSquare"}
@@ -63,11 +64,11 @@ class FusedGroup:
     saved: frozenset[str]
     """Tensors that the backward pass of the kernel needs."""
     unfused: FusedGroup | None = None
-    """Of attention: scale, mask and softmax, which run as one kernel where attention itself is not fused."""
+    """Part of an attention group (scale, mask, softmax) that runs as one kernel where attention is not fused."""
 
     @property
     def backward_traffic(self) -> float:
-        """Bytes moved backward, in multiples of those of inputs and outputs."""
+        """Bytes moved backward, in multiples of the bytes of the group's inputs and outputs."""
         return BACKWARD_TRAFFIC[self.kind]
 
 
@@ -78,6 +79,8 @@ def fused_groups(graph: Graph) -> tuple[FusedGroup, ...]:
 
 
 class _Finder:
+    """Finds the groups of one graph; an operator belongs to the first group that takes it."""
+
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.taken: set[int] = set()
@@ -101,7 +104,7 @@ class _Finder:
                     find(index)
         return tuple(sorted(self.found, key=lambda g: g.members[0]))
 
-    # What groups are made of
+    # Tensors and regions
 
     def _is_live(self, op: Operator) -> bool:
         return not op.is_view and not op.is_constant
@@ -126,7 +129,7 @@ class _Finder:
         return self.graph.tensors[name].role == "parameter" or (index is not None and self._op(index).is_view)
 
     def _outputs(self, members: set[int]) -> list[str]:
-        """Tensors that members write and others read."""
+        """Names of tensors that members write and other operators, or the user, read."""
         graph = self.graph
         return [
             name
@@ -179,7 +182,7 @@ class _Finder:
         return members
 
     def _closed(self, region: Sequence[int], anchors: set[int], root: str) -> set[int]:
-        """The longest start of a region that holds the anchors and writes one tensor of the size of `root`."""
+        """The longest prefix of a region with all anchors that writes one tensor, as large as `root`; else nothing."""
         size = self.graph.tensors[root].num_elements
         for stop in range(len(region), 1, -1):
             members = set(region[:stop])
@@ -225,7 +228,7 @@ class _Finder:
         self._add("attention", members, self._group("softmax", {*scoring, anchor, *kept}))
 
     def _scores(self, anchor: int) -> tuple[int, set[int]] | None:
-        """The one product that the operand of a softmax comes from, and what stands between."""
+        """The one product that the operand of a softmax comes from, and the operators between; None for several."""
         products: set[int] = set()
         leads: dict[int, bool] = {}
 
@@ -248,7 +251,7 @@ class _Finder:
         return (products.pop(), {i for i, hit in leads.items() if hit}) if len(products) == 1 else None
 
     def _weights(self, anchor: int) -> tuple[int, set[int]] | None:
-        """The one product that the result of a softmax goes to, and what stands between."""
+        """The one product that the result of a softmax goes to, and the operators between; None for several."""
         products: set[int] = set()
         between: set[int] = set()
         stack = [anchor]
@@ -268,7 +271,7 @@ class _Finder:
         return (products.pop(), between) if len(products) == 1 else None
 
     def _plain_softmax(self, anchor: int) -> None:
-        """A softmax with the scale and mask before it: one kernel that reads the scores and writes the weights."""
+        """Adds a softmax with the scale and mask before it: one kernel that reads the scores and writes the weights."""
         members = {anchor}
         name = self._op(anchor).inputs[0]
         while True:
@@ -283,7 +286,7 @@ class _Finder:
         self._add("softmax", members)
 
     def _layout_before(self, name: str, readers: set[int]) -> set[int]:
-        """Transposes, repeats of kv heads and scalings that only attention reads."""
+        """Transposes, repeats of kv heads and scalings before tensor `name` that only attention reads."""
         chain: set[int] = set()
         while True:
             index = self._maker(name)
@@ -298,7 +301,7 @@ class _Finder:
             name = mains[0]
 
     def _layout_behind(self, index: int) -> set[int]:
-        """The transpose that puts heads side by side again."""
+        """Transposes and reshapes that put the heads side by side again, behind operator `index`."""
         readers = self.graph.consumers[self._op(index).outputs[0]]
         if len(readers) != 1 or self._op(readers[0]).kind not in ("Transpose", "Reshape"):
             return set()
@@ -328,7 +331,7 @@ class _Finder:
         self._add("activation", self._gated(members))
 
     def _gated(self, members: set[int]) -> set[int]:
-        """With the product by a gate of the same shape, where only that reads the activation."""
+        """`members` and the product with a gate of the same shape, where only that product reads the activation."""
         outputs = self._outputs(members)
         readers = self.graph.consumers[outputs[0]] if len(outputs) == 1 else ()
         if len(readers) != 1 or self._op(readers[0]).kind != "Mul" or readers[0] in self.taken:
@@ -337,7 +340,7 @@ class _Finder:
         return members | set(readers) if len(shapes) == 1 else members
 
     def _root(self, name: str, kinds: set[str]) -> str:
-        """The tensor behind which a chain begins: the farthest one that everything up to `name` depends on alone."""
+        """The tensor where a chain begins: the farthest one back on which alone everything up to `name` depends."""
         best = name
         frontier = {name}
         for _ in range(MAX_MEMBERS):

@@ -18,7 +18,7 @@ def die_with_parent(sig: signal.Signals, parent: int) -> None:
     """Has the kernel send `sig` to this process when its parent dies.
 
     Args:
-        sig: what to send.
+        sig: the signal to send.
         parent: process id of the parent; when it is gone already, `sig` is raised at once.
     """
     if _LIBC is None:

@@ -1,7 +1,7 @@
 """Cheap values that many layers share (masks, rotary tables, position biases) are computed where they are used.
 
-A mask that is made once from a data input and read by every layer would cross every cut between layers. Instead the
-few small operators that make it are repeated in each stretch between legal cuts; parameters among their operands are
+A mask that is computed once from a data input and read by every layer would cross every cut between layers. Instead the
+few small operators that compute it are repeated in each stretch between legal cuts; parameters among their operands are
 then shared, as a tied parameter is. Nothing is repeated where only one stretch needs it.
 """
 
@@ -16,13 +16,13 @@ from ir.build import rebuilt
 from ir.graph import Graph, Operator, Tensor
 
 MAX_COPIES = 20_000
-"""Operators that may be added; a graph that would need more is left as it is."""
+"""Number of operators that may be added (assumed); a graph that would need more is left as it is."""
 MAX_FLOPS_SHARE = 1e-3
-"""Of the graph's forward FLOPs, for all copies together."""
+"""Largest share of the graph's forward FLOPs that all copies together may have (assumed)."""
 
 
 def _is_local(graph: Graph, op: Operator, local: Mapping[str, int], gradients: set[str]) -> bool:
-    """Whether an operator depends on data inputs, parameters and constants only, and not on samples by a gradient."""
+    """Whether an operator reads inputs, parameters, constants and `local` values only, without gradients by sample."""
     if op.is_view or op.is_constant or not op.outputs:
         return False
     for name in op.inputs:
@@ -36,7 +36,7 @@ def _is_local(graph: Graph, op: Operator, local: Mapping[str, int], gradients: s
 
 
 def localize(graph: Graph) -> Graph:
-    """The graph with shared cheap values made in each stretch that reads them; see the module."""
+    """The graph with shared cheap values computed in each stretch that reads them; see the module."""
     gradients: set[str] = {t.name for t in graph.tensors.values() if t.role == "parameter" and t.is_float}
     local: dict[str, int] = {}
     chain: set[int] = set()
@@ -61,11 +61,12 @@ def localize(graph: Graph) -> Graph:
 
 
 def _stretch(cuts: list[int], index: int) -> int:
+    """Number of the stretch between cuts that operator `index` is in."""
     return bisect_left(cuts, index)
 
 
 def _readers(graph: Graph, chain: set[int], local: dict[str, int], cuts: list[int]) -> dict[int, set[int]] | None:
-    """Stretch -> the operators of the chain that it needs; None where that is too many."""
+    """Stretch -> indices of the operators of the chain that it needs; None where those are too many."""
     found: dict[int, set[int]] = {}
     total = 0
     for i, op in enumerate(graph.operators):

@@ -12,6 +12,7 @@ from ir.graph import Graph, Operator, Tensor
 from ir.operators import make_operator
 
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
+"""Kinds that may follow the softmax of a classifier."""
 
 
 def has_loss(graph: Graph) -> bool:
@@ -23,12 +24,12 @@ def has_loss(graph: Graph) -> bool:
 
 
 def class_dim(tensor: Tensor) -> int:
-    """The dim of the classes: 1 for images of scores (rank 4 and more), else the last."""
+    """The dim of the classes in a tensor of scores: 1 for images (rank 4 and more), else the last."""
     return 1 if len(tensor.shape) >= 4 else len(tensor.shape) - 1
 
 
 def _scores(graph: Graph, name: str) -> str:
-    """`name` without a trailing Softmax that is followed at most by views; the views go with it."""
+    """Name of the scores behind output `name`: a trailing Softmax, with views behind it, is left out."""
     walked = name
     while True:
         index = graph.producer.get(walked)
@@ -44,6 +45,7 @@ def _scores(graph: Graph, name: str) -> str:
 
 
 def _free(graph: Graph, base: str) -> str:
+    """A name that no tensor or operator has."""
     name = base
     while name in graph.tensors or name in graph.by_name:
         name += "_"
@@ -54,10 +56,10 @@ def with_loss(graph: Graph, loss: str | None = None) -> Graph:
     """The graph with a scalar loss as its last output.
 
     Args:
-        graph: any imported or built graph.
+        graph: any imported or built graph; an output that is a scalar float is its loss already.
         loss: `cross_entropy` (default) of the first output over its class dim, against an int64 input `labels`; or
-            `mse` (default where there is no class dim) of the first output against a float input `target`.
-            Both are summed over samples.
+            `mse` (default where there is no class dim) of the first output against a float input `target`. Both are
+            summed over samples.
 
     Raises:
         ModelError: an unknown loss, or an output that has no sample or no class.
@@ -126,7 +128,7 @@ def _append(graph: Graph, scores: Tensor, loss: Literal["cross_entropy", "mse"])
 
 
 def _squeezed(graph: Graph, scores: Tensor, operators: list[Operator], tensors: dict[str, Tensor]) -> Tensor:
-    """Image classifiers without a final Flatten give `[n, c, 1, 1]`: the loss wants `[n, c]`."""
+    """`scores` as `[n, c]`, where an image classifier without a final Flatten gives `[n, c, 1, 1]`."""
     if len(scores.shape) < 4 or prod(scores.shape[2:]) != 1:
         return scores
     name = _free(graph, "scores")

@@ -26,9 +26,9 @@ class _Cut:
     start: int
     stop: int
     output: str
-    """Name under which the piece is used."""
+    """Name of the tensor that holds the piece."""
     drops_dim: bool
-    """A look-up of one index removes the dim."""
+    """Whether the dim is removed, as a look-up of one index does."""
 
 
 @dataclass
@@ -37,6 +37,7 @@ class _Push:
 
     graph: Graph
     labels: list[str]
+    """Names of the pieces, such as q, k and v."""
     removed: set[int] = field(default_factory=set)
     made: dict[int, list[tuple[str, Operator | None]]] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -48,7 +49,7 @@ class _Push:
         return self.tensors.get(name) or self.graph.tensors[name]
 
     def piece(self, name: str, dim: int, bounds: Sequence[tuple[int, int]], reader: int) -> list[str] | None:
-        """Names of the pieces of tensor `name` along `dim`, or None where they cannot be had without a cut."""
+        """Names of the pieces of tensor `name` along `dim`; None where its producers cannot compute them separately."""
         key = (name, dim, tuple(bounds))
         if key not in self.known:
             self.known[key] = self._piece(name, dim, bounds, reader)
@@ -97,7 +98,7 @@ class _Push:
         attributes: Mapping[str, object],
         kind: str = "",
     ) -> None:
-        """Makes one operator at the place of operator `index`."""
+        """Adds one operator in the place of operator `index`."""
         built = make_operator(
             kind or like.kind,
             name=name,
@@ -113,7 +114,7 @@ class _Push:
     def _operands(
         self, op: Operator, dim: int, bounds: Sequence[tuple[int, int]], index: int
     ) -> list[list[str]] | None:
-        """For each operand of `op` its name for each piece."""
+        """The names of each operand of `op` for each piece; None where the operator cannot be taken apart."""
         graph = self.graph
         rank = len(graph.tensors[op.outputs[0]].shape)
         same = [[n] * len(bounds) for n in op.inputs]
@@ -170,14 +171,14 @@ class _Push:
 
 
 def _cuts(graph: Graph, name: str) -> tuple[int, list[_Cut], list[int]] | None:
-    """How a tensor is taken apart: (dim, pieces in order, operators that do it); None if it is used otherwise."""
+    """How a tensor is taken apart: (dim, pieces in order, indices of the operators that do it); None if it is not."""
     readers = graph.consumers.get(name, ())
     if not readers or name in graph.outputs or graph.tensors[name].role != "activation":
         return None
     ops = [graph.operators[i] for i in readers]
     shape = graph.tensors[name].shape
     if any(not graph.consumers[n] and n not in graph.outputs for op in ops for n in op.outputs):
-        return None  # an unused piece would vanish, and with it parameters that the user counts
+        return None  # an unused piece would be dropped, and with it parameters that the user counts
     if len(ops) == 1 and ops[0].kind == "Split":
         attributes = dict(ops[0].attributes)
         start, cuts = 0, []
@@ -207,6 +208,7 @@ def _cuts(graph: Graph, name: str) -> tuple[int, list[_Cut], list[int]] | None:
 
 
 def _labels(cuts: Sequence[_Cut]) -> list[str]:
+    """Names of pieces: q, k and v for three of equal size, else numbers."""
     sizes = {c.stop - c.start for c in cuts}
     return ["q", "k", "v"] if len(cuts) == 3 and len(sizes) == 1 else [str(i) for i in range(len(cuts))]
 

@@ -12,6 +12,10 @@ from ir.factors import Factor, FactorRule, InternalCollective, Passing
 from ir.graph import Amount, Graph, Operator, Tensor, TensorRole, once_per_graph
 
 SCHEMA = "automap.graph/1"
+FLAGS = ("scope", "is_view", "is_constant", "opset")
+"""Fields of an operator that are written where they are not empty."""
+STATED = ("measured_forward_s", "measured_backward_s", "stated_bytes")
+"""Fields of an operator that are written where they are known."""
 
 
 def graph_to_bytes(graph: Graph) -> bytes:
@@ -39,7 +43,7 @@ def _amount(amount: Amount) -> list[float]:
 
 
 def _number(value: Any) -> Any:
-    """JSON has no infinities and would turn tuples into lists: lists are read back as tuples."""
+    """An attribute as JSON, which has no infinities; tuples become lists, which are read back as tuples."""
     if isinstance(value, float) and not isfinite(value):
         return {"float": str(value)}
     if isinstance(value, tuple):
@@ -56,7 +60,7 @@ def _value(value: Any) -> Any:
 
 
 def _factor(factor: Factor) -> list[Any]:
-    """[name, size, marks, collective]; marks are `b`atch, `+` summed, `!` fixed."""
+    """A factor as [name, size, marks, collective]; marks are `b` for the batch, `+` summed, `!` fixed."""
     marks = ("b" if factor.is_batch else "") + ("+" if factor.summed else "") + ("!" if factor.fixed else "")
     c = factor.collective
     return [factor.name, factor.size, marks] + (
@@ -77,38 +81,25 @@ def _rule(rule: FactorRule) -> dict[str, Any]:
 def graph_to_json(graph: Graph) -> dict[str, Any]:
     """The graph as plain JSON values.
 
-    Equal rules are written once (`rules`), operators refer to them by number.
+    Equal rules are written once (`rules`), operators refer to them by number. Fields with their default are left out.
     """
     rules: dict[FactorRule, int] = {}
     operators = []
     for op in graph.operators:
-        number = rules.setdefault(op.rule, len(rules))
         entry: dict[str, Any] = {
             "name": op.name,
             "kind": op.kind,
             "inputs": list(op.inputs),
             "outputs": list(op.outputs),
-            "rule": number,
+            "rule": rules.setdefault(op.rule, len(rules)),
             "traffic": list(op.traffic),
         }
         if op.forward_flops != Amount() or op.backward_flops != Amount():
             entry["flops"] = [_amount(op.forward_flops), _amount(op.backward_flops)]
-        for key, value in (
-            ("saved", list(op.saved)),
-            ("scope", op.scope),
-            ("is_view", op.is_view),
-            ("is_constant", op.is_constant),
-            ("opset", op.opset),
-        ):
-            if value:
-                entry[key] = value
-        for key, stated in (
-            ("measured_forward_s", op.measured_forward_s),
-            ("measured_backward_s", op.measured_backward_s),
-            ("stated_bytes", op.stated_bytes),
-        ):
-            if stated is not None:
-                entry[key] = stated
+        if op.saved:
+            entry["saved"] = list(op.saved)
+        entry.update((key, getattr(op, key)) for key in FLAGS if getattr(op, key))
+        entry.update((key, getattr(op, key)) for key in STATED if getattr(op, key) is not None)
         if op.attributes:
             entry["attributes"] = [[k, _number(v)] for k, v in op.attributes]
         operators.append(entry)
@@ -183,14 +174,8 @@ def _read_graph(data: Mapping[str, Any]) -> Graph:
                 backward_flops=_read_amount(backward),
                 traffic=(entry["traffic"][0], entry["traffic"][1]),
                 saved=tuple(entry.get("saved", ())),
-                scope=entry.get("scope", ""),
-                is_view=entry.get("is_view", False),
-                is_constant=entry.get("is_constant", False),
-                opset=entry.get("opset", 0),
-                measured_forward_s=entry.get("measured_forward_s"),
-                measured_backward_s=entry.get("measured_backward_s"),
-                stated_bytes=entry.get("stated_bytes"),
                 attributes=tuple((k, _value(v)) for k, v in entry.get("attributes", ())),
+                **{key: entry[key] for key in (*FLAGS, *STATED) if key in entry},
             )
         )
     tensors = {

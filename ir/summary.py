@@ -1,4 +1,4 @@
-"""What `inspect` says of a graph."""
+"""Counts and coverage of a graph, as `inspect` prints them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from ir.linkage import link
 from ir.operators import KINDS
 
 FLOPS_PER_BYTE = 100.0
-"""What a training device computes while it moves one byte: V100 139, A100 153, H100 148-295 (datasheets), rounded."""
+"""FLOPs of a training device while it moves one byte: V100 139, A100 153, H100 148-295 (datasheets), rounded."""
 NUM_HEAVIEST = 5
+"""Number of operators that `heaviest` lists."""
 
 
 def summarize(graph: Graph) -> dict[str, Any]:
@@ -86,10 +87,10 @@ def heaviest(operators: Sequence[Operator], weights: Sequence[float]) -> list[di
 
 
 def weights_of(graph: Graph, operators: Sequence[Operator]) -> list[float]:
-    """Forward FLOPs of one sample; in a profile, where nobody knows them, measured forward seconds.
+    """The weight of each operator: its forward FLOPs of one sample, or in a profile its measured forward seconds.
 
     An operator of a kind outside the table for which the user gave no FLOPs counts what a device could compute while it
-    moves the operator's bytes (`FLOPS_PER_BYTE`): else what is unknown would always weigh nothing.
+    moves the operator's bytes (`FLOPS_PER_BYTE`); otherwise an unknown operator would always weigh nothing.
     """
     if not graph.forward_flops and any(op.measured_s for op in operators):
         return [op.measured_s[0] if op.measured_s else 0.0 for op in operators]

@@ -1,12 +1,13 @@
 """Predicted against published runs: errors of time and memory, and the regret of choosing by the price.
 
-Each run becomes a problem and a plan (`automap.validation.published_runs`) and is priced by `automap.price.estimate`;
-so the figures follow whatever the price does. Units: fractions unless named otherwise.
+Each run becomes a problem and a plan (`automap.validation.published_cases`) and is priced by `automap.price.estimate`.
+Units: fractions unless named otherwise.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,15 +16,16 @@ from automap.errors import UserError
 from automap.plan import Estimate
 from automap.price.estimate import estimate_choice
 from automap.space.stated_parts import Unpriced
-from automap.validation.published_runs import Run, case_of
+from automap.validation.published_cases import case_of
+from automap.validation.published_runs import Run
 
 MIN_CHOICES = 2
-"""Plans of one model, number of devices and global batch that make a choice."""
+"""The least number of measured plans of one problem among which a choice can be judged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Predicted:
-    """A run and its estimate; `why` is set where it could not be priced."""
+    """A run and its estimate."""
 
     run: Run
     step_time_s: float = math.nan
@@ -31,7 +33,9 @@ class Predicted:
     peak_memory_bytes: float = math.nan
     fits: bool = True
     assumed: tuple[str, ...] = ()
+    """The names of what the source does not state."""
     why: str | None = None
+    """The reason why the run could not be priced; None if it was."""
 
 
 def predict(run: Run) -> Predicted:
@@ -39,9 +43,7 @@ def predict(run: Run) -> Predicted:
     try:
         case = case_of(run)
         estimate: Estimate = estimate_choice(case.lowered, case.evaluator)
-    except Unpriced as fault:
-        return Predicted(run=run, why=str(fault))
-    except UserError as fault:
+    except (Unpriced, UserError) as fault:
         return Predicted(run=run, why=str(fault))
     return Predicted(
         run=run,
@@ -58,7 +60,7 @@ def validate(runs: Iterable[Run], on_progress: Callable[[int], None] = lambda _:
 
     Args:
         runs: measured runs.
-        on_progress: told how many are done.
+        on_progress: called with the number of runs that are priced.
 
     Returns:
         {groups: {name: {n, mape, median, bias, spearman, memory_mape, band_coverage, band_half_width, infeasible,
@@ -76,7 +78,7 @@ def validate(runs: Iterable[Run], on_progress: Callable[[int], None] = lambda _:
 
 
 def summarize(rows: Sequence[Predicted]) -> dict[str, Any]:
-    """The figures of one group."""
+    """The figures of one group, see `validate`."""
     priced = [row for row in rows if row.why is None]
     ratios = [row.step_time_s / row.run.iteration_s - 1.0 for row in priced]
     memory = [
@@ -90,7 +92,7 @@ def summarize(rows: Sequence[Predicted]) -> dict[str, Any]:
     return {
         "n": len(priced),
         "mape": _mean([abs(r) for r in ratios]),
-        "median": _median([abs(r) for r in ratios]),
+        "median": statistics.median([abs(r) for r in ratios]) if ratios else None,
         "bias": _mean(ratios),
         "spearman": spearman([row.step_time_s for row in priced], [row.run.iteration_s for row in priced]),
         "memory_mape": _mean([abs(r) for r in memory]),
@@ -109,11 +111,11 @@ def summarize(rows: Sequence[Predicted]) -> dict[str, Any]:
 
 
 def choice_regrets(rows: Sequence[Predicted], *, measured: int = 1) -> list[float]:
-    """For every choice among measured plans: what is lost by choosing by the price.
+    """The loss of time by choosing by the price, for every choice among measured plans.
 
     Args:
         rows: priced runs.
-        measured: of the plans ranked first, so many are measured and the fastest of them is taken.
+        measured: the number of plans ranked first of which the fastest measured one is taken.
 
     Returns:
         Measured time of the plan taken over that of the best one, minus one.
@@ -131,44 +133,24 @@ def choice_regrets(rows: Sequence[Predicted], *, measured: int = 1) -> list[floa
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Rank correlation, ties at their mean rank; None for fewer than three or for constants."""
+    """The rank correlation, with ties at their mean rank; None for fewer than three values or for constants."""
+    from scipy.stats import rankdata
+
     if len(one) < 3:
         return None
-    a, b = _ranks(one), _ranks(other)
+    a, b = rankdata(one), rankdata(other)
     mean = (len(a) + 1) / 2.0
-    covariance = sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True))
-    spread = math.sqrt(sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b))
+    covariance = float(((a - mean) * (b - mean)).sum())
+    spread = math.sqrt(float(((a - mean) ** 2).sum() * ((b - mean) ** 2).sum()))
     return covariance / spread if spread > 0.0 else None
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=lambda i: values[i])
-    ranks = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        stop = start
-        while stop < len(order) and values[order[stop]] == values[order[start]]:
-            stop += 1
-        for i in order[start:stop]:
-            ranks[i] = (start + stop + 1) / 2.0
-        start = stop
-    return ranks
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _median(values: Sequence[float]) -> float | None:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if not ordered:
-        return None
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2.0
-
-
 def table(document: Mapping[str, Any]) -> str:
-    """The document of `validate` for people, one line a group."""
+    """The document of `validate` as a table for readers, one line for each group."""
     names = ("mape", "median", "bias", "rank", "inside", "band", "memory", "regret", "of 3")
     lines = [f"{'group':20}{'n':>5}" + "".join(f"{name:>8}" for name in names) + "  unpriced"]
 

@@ -1,84 +1,45 @@
-"""Published training runs as problems and plans: model fields, cluster, strategy and software of each run.
+"""Published training runs: what a file of the `published_runs` format says of each run.
 
-A run is a row of a file of the `published_runs` format: `stack`, `model`, `cluster`, `strategy`, `measured`. Nothing is
-priced here. What cannot be expressed raises `Unpriced` with the reason. Units: seconds, bytes, samples.
+A run has the sections `stack` (the trainer), `model`, `cluster`, `strategy` and `measured`. Nothing is interpreted
+here. Units: seconds, bytes.
 """
 
 from __future__ import annotations
 
-import functools
-import json
-import re
-import typing
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from automap.cluster import Cluster, Device, Link, Node, known_devices, known_links, parse_cluster
 from automap.documents import read_file
-from automap.errors import ProblemError, UserError
-from automap.plan import ScheduleKind
-from automap.price.evaluator import Evaluator
-from automap.price.lowered_plan import LoweredPlan
-from automap.problem import Precision, Problem, trainers
-from automap.space.shape import Shape
-from automap.space.stated_parts import Axis, Unpriced, chunks, mesh, signatures
-from ir import zoo
-from ir.graph import Graph
-from ir.groups import fused_groups
-
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
+from automap.errors import ProblemError
 
 SECTIONS = ("model", "cluster", "strategy", "measured")
-PADDED_VOCABULARY = 128
-"""Megatron and its kin pad the vocabulary to a multiple of this times tp."""
-SEQUENCE_PARALLEL = ("megatron-core", "torchtitan")
-"""Trainers whose tensor parallelism always splits the sequence between its products (their documentation)."""
-DROPOUT = {"megatron-lm": 10, "megatron-deepspeed": 10, "oneflow": 10, "deeplearningexamples": 10}
-"""Per cent of activations that a trainer drops where nothing is said (its documented default, BERT's and GPT-2's)."""
-VOCABULARY = 50257
-"""Of GPT-2, where a source does not state it."""
-SCHEDULES = {"1f1b": "1f1b", "1f1b-i": "interleaved", "gpipe": "gpipe", "zb-1p": "zb1p", "zb-2p": "zb2p"}
-LATENT = ("deepseek-v2", "deepseek-v3", "kimi-k2")
-"""Models with multi-head latent attention (their papers); its products depend on more than a head's size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One measured run."""
+    """One measured training run."""
 
     id: str
     group: str
+    """The group of runs that errors are reported for."""
     stack: str
+    """The name of the trainer."""
     model: Mapping[str, Any]
     cluster: Mapping[str, Any]
     strategy: Mapping[str, Any]
     iteration_s: float
+    """The measured step time."""
     peak_memory_bytes: float | None
+    """The measured peak memory of a device, if the source states it."""
 
     @property
     def choice_group(self) -> tuple[Any, ...]:
-        """Runs with equal keys differ in their plan alone."""
+        """A key that runs share which differ in their plan alone."""
         model = tuple(sorted((k, str(v)) for k, v in self.model.items() if k != "params"))
         cluster = tuple(sorted((k, str(v)) for k, v in self.cluster.items()))
         return self.stack, model, cluster, self.strategy.get("global_batch"), self.strategy.get("precision")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A run as the price sees it."""
-
-    problem: Problem
-    lowered: LoweredPlan
-    """The plan in numbers."""
-    evaluator: Evaluator
-    assumed: tuple[str, ...]
-    """What the source does not state."""
 
 
 def load_runs(path: Path) -> tuple[Run, ...]:
@@ -99,21 +60,17 @@ def _run(item: object, path: str) -> Run:
     for key, kind in (("id", str), ("group", str), ("stack", str), *((name, dict) for name in SECTIONS)):
         if not isinstance(item.get(key), kind):
             raise ProblemError(
-                "missing or of the wrong type",
-                field=f"{path}.{key}",
-                value=item.get(key),
+                "missing or of the wrong type", field=f"{path}.{key}", value=item.get(key),
                 repair=f"Give {'an object' if kind is dict else 'a string'}.",
-            )
+            )  # fmt: skip
     seconds, peak = item["measured"].get("iteration_s"), item["measured"].get("peak_memory_GB")
     for name, value in (("iteration_s", seconds), ("peak_memory_GB", peak)):
         number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
         if not number and not (name == "peak_memory_GB" and value is None):
             raise ProblemError(
-                "not a positive number",
-                field=f"{path}.measured.{name}",
-                value=value,
+                "not a positive number", field=f"{path}.measured.{name}", value=value,
                 repair="Give a positive number.",
-            )
+            )  # fmt: skip
     return Run(
         id=item["id"],
         group=item["group"],
@@ -124,253 +81,3 @@ def _run(item: object, path: str) -> Run:
         iteration_s=float(seconds),
         peak_memory_bytes=None if peak is None else float(peak) * 1e9,
     )
-
-
-def case_of(run: Run) -> Case:
-    """The problem and the plan of a run.
-
-    Raises:
-        Unpriced: says what cannot be expressed.
-    """
-    try:
-        return _case(run)
-    except UserError as fault:
-        raise Unpriced(str(fault)) from None
-
-
-def _case(run: Run) -> Case:
-    strategy = run.strategy
-    degrees = {name: _count(strategy, name) for name in ("dp", "tp", "pp", "global_batch", "micro_batch")}
-    cp, virtual = strategy.get("cp") or 1, strategy.get("vpp") or 1
-    rows = degrees["dp"] * degrees["micro_batch"]
-    if degrees["global_batch"] % rows:
-        raise Unpriced(f"a global batch of {degrees['global_batch']} is no multiple of dp * micro_batch = {rows}")
-    kind = _schedule(strategy.get("schedule"), virtual)
-    recompute = strategy.get("recompute")
-    zero = (strategy.get("zero_stage") or 0) if degrees["dp"] * cp > 1 else 0
-    along = bool(strategy.get("sequence_parallel")) or run.stack in SEQUENCE_PARALLEL
-    axes = _axes(run, along)
-    evaluator = _evaluator(_spec(run, along), json.dumps(_cluster(run).to_json()), json.dumps(_training(run)))
-    shape = Shape(
-        pp=degrees["pp"],
-        tp=degrees["tp"],
-        dp=degrees["dp"],
-        num_micro_batches=degrees["global_batch"] // rows,
-        samples=rows,
-        middle=cp,
-    )
-    if shape.pp * shape.tp * shape.dp * cp != evaluator.problem.cluster.num_devices:
-        raise Unpriced("dp * tp * pp * cp is not the number of devices")
-    chosen = signatures(evaluator, shape, axes, sequence_parallel=along)
-    lowered = LoweredPlan(
-        axes=tuple(axis.name for axis in axes),
-        layout=evaluator.layout([axis.size for axis in axes], shape.pp),
-        num_micro_batches=shape.num_micro_batches,
-        samples=rows,
-        kind=kind,
-        chunks=chunks(
-            evaluator,
-            chosen,
-            shape.pp * virtual,
-            _masks(evaluator, run.stack, recompute or "none"),
-            (run.model.get("moe") or {}).get("dense_layers") or 0,
-        ),
-        zero=zero,
-        zero_axes=np.array([axis.size > 1 and axis.shards_states for axis in axes]),
-    )
-    return Case(
-        problem=evaluator.problem, lowered=lowered, evaluator=evaluator, assumed=() if recompute else ("recompute",)
-    )
-
-
-def _count(strategy: Mapping[str, Any], name: str) -> int:
-    value = strategy.get(name)
-    if not isinstance(value, int | float) or value < 1 or value != int(value):
-        raise Unpriced(f"{name} is not stated" if value is None else f"{name} = {value!r}")
-    return int(value)
-
-
-def _schedule(stated: str | None, virtual: int) -> str:
-    kind = SCHEDULES.get((stated or ("1f1b-i" if virtual > 1 else "1f1b")).lower())
-    if kind == "interleaved" and virtual == 1:
-        kind = "1f1b"
-    if kind is None or kind not in typing.get_args(ScheduleKind):
-        raise Unpriced(f"the schedule {stated} is not priced yet")
-    if virtual > 1 and kind != "interleaved":
-        raise Unpriced(f"the schedule {stated} with virtual stages")
-    return kind
-
-
-def _training(run: Run) -> dict[str, Any]:
-    """What `Training` takes of a run."""
-    stated = run.strategy.get("precision")
-    if stated not in typing.get_args(Precision):
-        raise Unpriced(f"the precision {stated} is not priced yet")
-    return {
-        "global_batch": run.strategy["global_batch"],
-        "precision": stated,
-        "trainer": run.stack if run.stack in trainers() else "generic",
-        # Some tables tell the two kinds of scales apart in the names of their rows alone.
-        "scaling": "row" if stated == "fp8" and "rowwise" in run.id else "tensor",
-        "async_tensor_parallel": bool(run.strategy.get("async_tp")),
-    }
-
-
-@functools.lru_cache(maxsize=8)
-def _evaluator(spec: str, cluster: str, training: str) -> Evaluator:
-    return Evaluator(Problem.build(_build(spec), parse_cluster(json.loads(cluster)), json.loads(training)))
-
-
-# -- axes ---------------------------------------------------------------------------------------------------------
-
-
-def _axes(run: Run, sequence_parallel: bool) -> list[Axis]:
-    strategy, experts = run.strategy, (run.model.get("moe") or {}).get("experts", 0)
-    dp, ep, states = _count(strategy, "dp"), strategy.get("ep") or 1, strategy.get("zero1_group")
-    if experts % ep or (ep > 1 and not experts):
-        raise Unpriced(f"ep = {ep} of {experts} experts")
-    return mesh(
-        dp=dp,
-        tp=_count(strategy, "tp"),
-        cp=strategy.get("cp") or 1,
-        ep=ep,
-        slices=strategy.get("etp"),
-        states=states if states and states < dp else None,
-        sequence_parallel=sequence_parallel,
-    )
-
-
-# -- models -------------------------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=32)
-def _build(spec: str) -> Graph:
-    return zoo.build(spec)
-
-
-def _spec(run: Run, sequence_parallel: bool) -> str:
-    """What `ir.zoo.build` takes, the vocabulary padded as the run's trainer pads it."""
-    model = run.model
-    name = str(model.get("name", "")).lower()
-    if "vision" in model:
-        known = next((z for z in zoo.names() if name.replace("-", "").startswith(z)), None)
-        if known is None:
-            raise Unpriced(f"the zoo has no {model.get('name')}")
-        return known
-    keys: dict[str, int] = {}
-    for key in ("layers", "hidden", "heads", "ffn", "seq_len", "vocab_size"):
-        value = model.get(key) or (VOCABULARY if key == "vocab_size" else None)
-        if not isinstance(value, int):
-            raise Unpriced(f"model.{key} is not stated")
-        keys[key] = value
-    if name.startswith(LATENT) and not model.get("head_dim"):
-        raise Unpriced("multi-head latent attention whose head sizes are not stated")
-    unit = (run.strategy.get("tp") or 1) * (PADDED_VOCABULARY if run.stack.startswith("megatron") else 1)
-    keys["vocab_size"] = -(-keys["vocab_size"] // unit) * unit
-    family = "gpt"
-    if name.startswith("bert"):
-        family = "bert"
-    elif model.get("gated_mlp") or model.get("kv_heads") not in (None, model["heads"]):
-        family = "llama"
-        keys["kv_heads"] = model.get("kv_heads") or model["heads"]
-        keys["mlp_matrices"] = 3 if model.get("gated_mlp") else 2
-    if model.get("head_dim") not in (None, model["hidden"] // model["heads"]):
-        if family != "llama":
-            raise Unpriced("heads of another size than hidden / heads")
-        keys["head_dim"] = model["head_dim"]
-    if family in ("gpt", "bert") and run.stack in DROPOUT:
-        keys["dropout_percent"] = DROPOUT[run.stack]
-    experts = model.get("moe")
-    if experts:
-        family = "moe"
-        keys.pop("mlp_matrices", None)
-        keys["kv_heads"] = model.get("kv_heads") or model["heads"]
-        width = experts.get("moe_ffn") or keys["ffn"]
-        keys |= {"experts": experts["experts"], "top_k": experts["topk"], "moe_ffn": width}
-        # Ranks route their own part of a sequence.
-        groups = (run.strategy.get("cp") or 1) * ((run.strategy.get("tp") or 1) if sequence_parallel else 1)
-        optional = {
-            "dense_layers": experts.get("dense_layers"),
-            "shared_ffn": (experts.get("shared") or 0) * width,
-            "groups": groups if groups > 1 else 0,
-        }
-        keys |= {key: value for key, value in optional.items() if value}
-    return f"{family}:" + ",".join(f"{k}={v}" for k, v in keys.items())
-
-
-# -- clusters -----------------------------------------------------------------------------------------------------
-
-_RATE = re.compile(r"(?:(\d+)\s*x\s*)?(\d+)\s*Gb(?:ps|/s|it/s)", re.IGNORECASE)
-_FAMILIES = (("omni-path", "omni-path"), ("infiniband", "infiniband"), ("connectx", "infiniband"))
-
-
-def _cluster(run: Run) -> Cluster:
-    stated = run.cluster
-    device = _device(str(stated.get("gpu")), stated.get("memory_GB"))
-    total = _count(stated, "num_gpus")
-    per_node = next(n for n in range(min(total, _count(stated, "gpus_per_node")), 0, -1) if total % n == 0)
-    base = parse_cluster(f"{total // per_node}x{per_node}x{device.name}")
-    inter, nics = base.links[device.inter_node_link], min(device.nics_per_node, per_node)
-    text = str(stated.get("inter_link") or "")
-    found = _RATE.search(text)
-    if found:
-        nics, rate = int(found[1] or 1), float(found[2]) / 8
-        if "per gpu" in text.lower():
-            nics = per_node
-        elif rate * 8 > 800:
-            nics, rate = per_node, rate / per_node
-        inter = _link(text, rate)
-    node = Node(
-        device=device.name,
-        num_devices=per_node,
-        intra_node_link=device.intra_node_link,
-        inter_node_link=inter.name,
-        nics=nics,
-        count=total // per_node,
-    )
-    intra = base.links[device.intra_node_link]
-    return Cluster(name=base.name, nodes=(node,), devices=base.devices, links={intra.name: intra, inter.name: inter})
-
-
-def _device(gpu: str, memory_gb: float | None) -> Device:
-    """The device kind of that name, with the memory nearest to what is stated."""
-    wanted = gpu.lower().removesuffix("-sxm")
-    found = [d for d in known_devices() if any(n.lower().startswith(wanted) for n in (d.name, *d.aliases))]
-    exact = [d for d in found if wanted in (n.lower() for n in d.aliases)]
-    if not found:
-        raise Unpriced(f"no data file for the device {gpu}")
-    if memory_gb is None:
-        return (exact or found)[0]
-    return min(found, key=lambda d: (abs(d.memory_GiB - memory_gb), d not in exact))
-
-
-def _link(text: str, rate: float) -> Link:
-    """The known link of that family with the nearest rate, at the stated GB/s."""
-    family = next((kind for word, kind in _FAMILIES if word in text.lower()), "ethernet")
-    nearest = min(
-        (link for link in known_links() if link.name.startswith(family)), key=lambda k: abs(k.bandwidth_GBps - rate)
-    )
-    return replace(nearest, bandwidth_GBps=rate)
-
-
-def _masks(evaluator: Evaluator, stack: str, recompute: str) -> Callable[[int], Mask]:
-    """Unit type -> which of its operators are recomputed."""
-    if (stack, recompute) != ("torchtitan", "selective"):
-        return lambda kind: evaluator.masks(kind)[recompute]
-    tables, units = evaluator.tables, evaluator.blocks
-    graph = evaluator.problem.graph
-    attention = {i for group in fused_groups(graph) if group.kind == "attention" for i in group.members}
-
-    def mask(kind: int) -> Mask:
-        # TorchTitan's selective option "op" keeps attention and every second matrix product.
-        found = np.ones(len(tables.rows(kind)), dtype=np.bool_)
-        start, products = units.representative(kind).start, 0
-        for k in range(len(found)):
-            if start + k in attention:
-                found[k] = False
-            elif graph.operators[start + k].kind in ("MatMul", "Gemm"):
-                products += 1
-                found[k] = products % 2 == 0
-        return found
-
-    return mask

@@ -3,8 +3,7 @@
 It shares no code with the plan space, the price, their reader of plans and the templates, so that a mistake in one of
 them shows. It shares the graph (`ir`: factor rules, fused groups, units between legal cuts), the plan and problem
 documents, and the meaning of names. Rules are in `structure` (operators, devices, cuts, samples), `reading`
-(placements), `schedule`, `hints`, `replicas` (those that are averaged) and `memory`. `traffic` counts the collectives
-of parameters and gradients: no plan states them, but price and runtime must agree with them.
+(placements), `schedule`, `hints`, `replicas` (those that are averaged) and `memory`.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ from automap.problem import Problem
 from automap.verify.hints import check_hints
 from automap.verify.memory import Activations, Recount, check_memory
 from automap.verify.model import Model
-from automap.verify.reading import Chunk, Violation, place_operators, read_chunks, uneven
+from automap.verify.reading import Violation, place_chunks, place_operators, read_chunks, uneven
 from automap.verify.replicas import check_replicas
 from automap.verify.schedule import check_order
 from automap.verify.structure import check_structure
-from automap.verify.traffic import Traffic, count_traffic, exchanged
 
 __all__ = ["Verifier", "Violation", "verify"]
 
@@ -30,7 +28,7 @@ class Verifier:
         self._model = Model(problem)
 
     def violations(self, plan: Plan) -> tuple[Violation, ...]:
-        """See `verify`."""
+        """All faults of a plan, see `verify`."""
         model = self._model
         found = check_structure(plan, model)
         if found:
@@ -54,29 +52,7 @@ class Verifier:
         Args:
             plan: a plan in which `violations` finds no other fault.
         """
-        return Recount(plan, self._chunks(plan), self._model).devices()
-
-    def traffic(self, plan: Plan) -> dict[Traffic, float]:
-        """The elements of parameters and gradients in the collectives of each pipeline rank; see `count_traffic`.
-
-        Args:
-            plan: a plan in which `violations` finds no fault.
-        """
-        return count_traffic(self._chunks(plan), self._model)
-
-    def exchanged(self, plan: Plan) -> dict[tuple[int, int], float]:
-        """Two pipeline ranks -> the elements of gradients that they exchange; see `automap.verify.traffic`.
-
-        Args:
-            plan: a plan in which `violations` finds no fault.
-        """
-        return exchanged(self._chunks(plan), self._model)
-
-    def _chunks(self, plan: Plan) -> tuple[Chunk, ...]:
-        chunks = read_chunks(plan, self._model)
-        for chunk in chunks:
-            assert not tuple(place_operators(chunk, self._model)), "the plan has other faults"
-        return chunks
+        return Recount(plan, place_chunks(plan, self._model), self._model).devices()
 
 
 def verify(problem: Problem, plan: Plan) -> tuple[Violation, ...]:

@@ -56,16 +56,6 @@ class Model:
         self._legal: dict[int, WholeOrSplit] = {}
 
     @functools.cached_property
-    def of_parameters(self) -> frozenset[str]:
-        """Tensors that depend on no data: their gradients are summed over the micro-batches."""
-        made = {tensor.name for tensor in self.graph.tensors.values() if tensor.role != "input"}
-        made.difference_update(self.graph.producer)
-        for op in self.graph.operators:
-            if made.issuperset(op.inputs):
-                made.update(op.outputs)
-        return frozenset(made)
-
-    @functools.cached_property
     def carried(self) -> frozenset[str]:
         """Tensors that may cross a cut between stages beside the one that must."""
         return carried_tensors(self.graph)

@@ -1,4 +1,4 @@
-"""The parameters of a pipeline rank: their placements, their readers, and the axes on which gradients are partial.
+"""The parameters of a pipeline rank: their placements and their readers.
 
 Derived from the plan document and the factor rules alone. Units: elements.
 """
@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from automap.verify.model import Model, is_live
+from automap.verify.model import Model
 from automap.verify.reading import Chunk
 
 Place = Mapping[str, str]
@@ -80,35 +80,3 @@ def held_parameters(operators: Iterable[int], home: Mapping[int, Chunk], model: 
                 elements=model.graph.tensors[name].num_elements / parts,
             )
     return found
-
-
-def summed_over(name: str, held: Held, home: Mapping[int, Chunk], model: Model) -> frozenset[str]:
-    """The axes over which the gradient of a parameter must be summed.
-
-    Args:
-        name: the parameter.
-        held: the parameter on one rank.
-        home: see `held_parameters`.
-        model: the model of the problem.
-    """
-    sums = {a for a in held.place for i in held.readers if _leaves_sum(name, i, a, home[i], model)}
-    return held.unlike | sums
-
-
-def _leaves_sum(name: str, index: int, axis: str, chunk: Chunk, model: Model) -> bool:
-    """Whether an operator, or one behind it if it works on parameters alone, leaves a parameter's gradient partial."""
-    op, placed = model.graph.operators[index], chunk.placed[index][axis]
-    read = {placed.inputs[slot] for slot, given in enumerate(op.inputs) if given == name}
-    if read != {"B"}:
-        return False
-    if is_live(op):
-        if model.legal(index)[placed] is not None:
-            # The axis splits a factor that the parameter does not have.
-            return True
-        if "P" in placed.inputs and op.rule.passing != "joint":
-            # A product with a partial sum gives a partial gradient; a term that one rank adds has the whole gradient.
-            return True
-    if not model.of_parameters.issuperset(op.inputs):
-        return False
-    inside = (i for i in model.graph.consumers[op.outputs[0]] if model.unit_of.get(i) == model.unit_of[index])
-    return any(_leaves_sum(op.outputs[0], i, axis, chunk, model) for i in inside)

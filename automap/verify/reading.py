@@ -173,6 +173,14 @@ def place_operators(chunk: Chunk, model: Model) -> Iterator[Violation]:
         _follow(chunk, model, index, axis, key)
 
 
+def place_chunks(plan: Plan, model: Model) -> tuple[Chunk, ...]:
+    """The stages of a plan without faults, with every operator placed."""
+    chunks = read_chunks(plan, model)
+    for chunk in chunks:
+        assert not tuple(place_operators(chunk, model)), "the plan has other faults"
+    return chunks
+
+
 _WILD = str.maketrans("", "", "*?")
 
 

@@ -10,7 +10,7 @@ Two forms are known (the operators they become are in `ir.operators.experts`):
    says which slice of it each parameter of the file is.
 
 A layer that is not understood up to the sum over a token's experts is left as it is. New operators keep the scopes of
-those they stand for.
+those they replace.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def recognise_experts(graph: Graph) -> Graph:
 
 
 def _follow(form: LookedUp | Dense) -> bool:
-    """Whether the layer was rewritten; one whose sizes do not fit together is left."""
+    """Whether the layer was rewritten; a layer whose sizes do not fit together is not."""
     try:
         return form.follow()
     except (Unsupported, BakedBatch, MissingBatch):
@@ -42,7 +42,7 @@ def _follow(form: LookedUp | Dense) -> bool:
 
 
 def _is_router(graph: Graph, op: Operator) -> bool:
-    """Whether an operator picks some of the last dim and says which."""
+    """Whether an operator is a TopK over the last dim that returns values and indices."""
     if op.kind != "TopK" or len(op.outputs) != 2 or op.is_constant:
         return False
     return dict(op.attributes).get("axis", -1) in (-1, len(graph.tensors[op.inputs[0]].shape) - 1)

@@ -1,47 +1,20 @@
 """Experts that all run on every token, and are weighted by a table that is zero for those not chosen.
 
-First the router is followed forward, from its TopK to the weights of each expert; then each weighted result is
-followed back, all experts at once, to the tokens they share. Results are added one by one, or stacked and summed.
+First the router is followed forward (`ir.experts.routing`), from its TopK to the weights of each expert; then each
+weighted result is followed back, all experts at once, to the tokens they share. Results are added one by one, or
+stacked and summed.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from math import prod
 
 from ir.experts.emit import BINARY, UNARY, VIEWS, Layer
+from ir.experts.routing import Mark, Routing, Use
 from ir.graph import Operator, Tensor
-
-LOW = -1e4
-"""What stands for no weight before a Softmax."""
-CONSTANTS = ("Expand", "Slice", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Identity", "Transpose")
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """What a tensor behind the router is."""
-
-    kind: str
-    """`index`: chosen experts; `mask`: where expert `expert` was chosen; `hot`: a mask for every expert, in the last
-    dim; `table`: the weight of every expert; `low`: likewise before a Softmax; `gate`: the weight of `expert`."""
-    expert: int = -1
-    weights: str = ""
-    """Routing weights `[tokens ..., k]` behind a mask or table; "" while it is but 0 and 1."""
-    table: str = ""
-    """The table whose look-up gives the weights where they are in no tensor of their own."""
-
-
-@dataclass(frozen=True)
-class _Use:
-    """Results that a weight multiplies."""
-
-    index: int
-    """Operator that multiplies."""
-    value: str
-    mark: _Mark
 
 
 class Dense:
@@ -53,7 +26,7 @@ class Dense:
         self.chosen, self.k, self.tokens = layer.chosen, layer.k, layer.tokens
         router = self.graph.operators[layer.router]
         self.experts = layer.experts = self.graph.tensors[router.inputs[0]].shape[-1]
-        self.marks: dict[str, _Mark] = {self.chosen.name: _Mark("index")}
+        self.routing = Routing(layer)
         self.home: Operator | None = None
         self.lifted: dict[tuple[str, ...], str | None] = {}
 
@@ -61,178 +34,16 @@ class Dense:
         """Rewrites the layer if its experts are found and understood."""
         if self.k >= self.experts:
             return False
-        uses = self._uses()
+        uses = self.routing.uses()
         separate = {u.mark.expert: u for u in uses if u.mark.kind == "gate"}
         if len(separate) == self.experts == sum(u.mark.kind == "gate" for u in uses):
             return self._separate([separate[i] for i in range(self.experts)])
         whole = [u for u in uses if u.mark.kind == "table"]
         return len(whole) == 1 and self._stacked(whole[0])
 
-    # The router's weights
-
-    def _uses(self) -> list[_Use]:
-        graph = self.graph
-        queue = list(graph.consumers[self.chosen.name])
-        seen = set(queue)
-        heapq.heapify(queue)
-        uses: list[_Use] = []
-        while queue:
-            index = heapq.heappop(queue)
-            op = graph.operators[index]
-            use = self._use(op, index)
-            if use is not None:
-                uses.append(use)
-                continue
-            self._mark(op)
-            for name in op.outputs:
-                for reader in graph.consumers[name] if name in self.marks else ():
-                    if reader not in seen:
-                        seen.add(reader)
-                        heapq.heappush(queue, reader)
-        return uses
-
-    def _use(self, op: Operator, index: int) -> _Use | None:
-        if op.kind not in ("Mul", "MatMul") or len(op.inputs) != 2:
-            return None
-        side = 0 if op.inputs[0] in self.marks else 1
-        mark, other = self.marks[op.inputs[side]], op.inputs[1 - side]
-        own, value = self.graph.tensors[op.inputs[side]], self.graph.tensors[other]
-        if other in self.marks or mark.kind not in ("gate", "table") or not (mark.weights or mark.table):
-            return None
-        if op.kind == "MatMul" and (mark.kind != "table" or own.shape[-1] != self.experts or side == 1):
-            return None
-        # A weight of one number a token or expert multiplies features; what else it multiplies is a weight too.
-        wide = value.num_elements > own.num_elements and value.batch_dim is not None
-        return _Use(index, other, mark) if wide else None
-
-    def _mark(self, op: Operator) -> None:
-        marked = [n for n in op.inputs if n in self.marks]
-        mark = self.marks[marked[0]]
-        found: _Mark | None = None
-        if len(op.inputs) == 1 and (op.kind in VIEWS or op.kind in ("Cast", "Transpose")):
-            found = self._viewed(op, mark)
-        elif op.kind == "Equal" and mark.kind == "index":
-            found = self._compared(op)
-        elif op.kind == "OneHot" and mark.kind == "index":
-            attributes = dict(op.attributes)
-            last = attributes.get("axis", -1) in (-1, len(self.graph.tensors[op.outputs[0]].shape) - 1)
-            found = _Mark("hot") if last and attributes["depth"] == self.experts else None
-        elif op.kind == "ScatterElements" and mark.kind == "index":
-            found = self._scattered(op)
-        elif op.kind in ("Mul", "Div", "Where"):
-            found = self._weighted(op, mark)
-        elif op.kind == "ReduceSum":
-            found = self._summed(op, mark)
-        elif op.kind == "Softmax" and mark.kind == "low":
-            found = _Mark("table", table=op.outputs[0])
-        elif op.kind in ("Slice", "Gather", "Split") and mark.kind == "table":
-            self._picked(op, mark)
-        if found is not None:
-            self.marks[op.outputs[0]] = found
-
-    def _viewed(self, op: Operator, mark: _Mark) -> _Mark | None:
-        source, result = self.graph.tensors[op.inputs[0]], self.graph.tensors[op.outputs[0]]
-        if mark.kind in ("table", "hot", "low") and op.kind != "Cast":
-            # Tables may be turned (experts in front) only where nothing but their product with results follows.
-            return mark if mark.kind == "table" or source.shape[-1] == result.shape[-1] == self.experts else None
-        return mark if op.kind != "Transpose" else None
-
-    def _compared(self, op: Operator) -> _Mark | None:
-        index, other = op.inputs if op.inputs[0] in self.marks else op.inputs[::-1]
-        if self.graph.tensors[index].num_elements != self.tokens * self.k:
-            return None
-        value = self._fill(other)
-        if value is not None and 0 <= value < self.experts:
-            return _Mark("mask", expert=int(value))
-        result = self.graph.tensors[op.outputs[0]]
-        counts = self._values(other) == tuple(range(self.experts))
-        fits = result.shape[-1] == self.experts and result.num_elements == self.tokens * self.k * self.experts
-        return _Mark("hot") if counts and fits else None
-
-    def _scattered(self, op: Operator) -> _Mark | None:
-        if op.inputs[1] not in self.marks or self.graph.tensors[op.inputs[1]].shape != self.chosen.shape:
-            return None
-        result, updates = self.graph.tensors[op.outputs[0]], self.graph.tensors[op.inputs[2]]
-        axis = dict(op.attributes).get("axis", 0)
-        if axis not in (-1, len(result.shape) - 1) or result.shape[-1] != self.experts:
-            return None
-        fill = self._fill(op.inputs[0])
-        if fill is None or (fill and fill > LOW):
-            return None
-        if fill:
-            return _Mark("low")
-        return _Mark("table") if updates.role == "constant" else _Mark("table", weights=updates.name)
-
-    def _weighted(self, op: Operator, mark: _Mark) -> _Mark | None:
-        result = self.graph.tensors[op.outputs[0]]
-        if op.kind == "Where":
-            if op.inputs[0] not in self.marks or self._fill(op.inputs[2]) != 0.0:
-                return None
-            other = op.inputs[1]
-        else:
-            other = op.inputs[1] if op.inputs[0] in self.marks else op.inputs[0]
-            if op.kind == "Div" and op.inputs[0] not in self.marks:
-                return None
-        if other in self.marks:
-            return None
-        size = self.graph.tensors[other].num_elements
-        if mark.kind == "table":
-            # Zero stays zero; what was chosen is looked up in the product.
-            return _Mark("table", table=result.name) if result.shape[-1] == self.experts else None
-        if mark.kind in ("mask", "hot") and not mark.weights and size == self.tokens * self.k:
-            return replace(mark, weights=other)
-        return None
-
-    def _summed(self, op: Operator, mark: _Mark) -> _Mark | None:
-        source = self.graph.tensors[op.inputs[0]]
-        axes = dict(op.attributes)["axes"]
-        over_k = len(axes) == 1 and source.shape[axes[0]] == self.k and prod(source.shape[: axes[0]]) == self.tokens
-        if not over_k or mark.kind not in ("mask", "hot"):
-            return None
-        if mark.kind == "mask":
-            return replace(mark, kind="gate") if mark.weights else None
-        return replace(mark, kind="table")
-
-    def _picked(self, op: Operator, mark: _Mark) -> None:
-        source = self.graph.tensors[op.inputs[0]]
-        attributes, last = dict(op.attributes), len(source.shape) - 1
-        if source.shape[-1] != self.experts or len(op.inputs) != 1:
-            return
-        if op.kind == "Split" and attributes["axis"] % len(source.shape) == last:
-            picked = list(range(self.experts)) if set(attributes["split"]) == {1} else []
-        elif op.kind == "Slice" and attributes["axes"] == (last,):
-            start, stop = attributes["starts"][0], attributes["ends"][0]
-            picked = [start] if stop == start + 1 else []
-        elif op.kind == "Gather" and attributes["axis"] % len(source.shape) == last:
-            picked = [attributes["indices"]]
-        else:
-            return
-        for name, expert in zip(op.outputs, picked, strict=False):
-            self.marks[name] = replace(mark, kind="gate", expert=expert)
-
-    def _fill(self, name: str) -> float | None:
-        """The number that a constant is filled with."""
-        values = self._values(name)
-        return values[0] if values is not None and len(set(values)) == 1 else None
-
-    def _values(self, name: str) -> tuple[float, ...] | None:
-        """Numbers of a small constant, in any shape."""
-        index = self.graph.producer.get(name)
-        if index is None or not self.graph.operators[index].is_constant:
-            return None
-        op = self.graph.operators[index]
-        attributes = dict(op.attributes)
-        if op.kind in ("Constant", "ConstantOfShape"):
-            value = attributes["value"]
-            return tuple(value) if isinstance(value, tuple) else (float(value),)
-        if op.kind == "Range":
-            return tuple(range(int(attributes["start"]), int(attributes["limit"]), int(attributes["delta"])))
-        values = self._values(op.inputs[0]) if op.kind in CONSTANTS else None
-        return values if values is None or op.kind not in ("Expand", "Slice") or len(set(values)) == 1 else None
-
     # The experts
 
-    def _separate(self, uses: Sequence[_Use]) -> bool:
+    def _separate(self, uses: Sequence[Use]) -> bool:
         """Results weighted one by one and added."""
         graph = self.graph
         if len({(u.mark.weights, u.mark.table) for u in uses}) != 1:
@@ -258,7 +69,7 @@ class Dense:
         return True
 
     def _sum(self, last: int, products: set[str]) -> tuple[int, list[str]] | None:
-        """The Add behind operator `last` that completes the sum of `products`, and what else it adds up."""
+        """Index of the Add behind operator `last` that completes the sum of `products`, and its other terms."""
         graph = self.graph
         name = graph.operators[last].outputs[0]
         while True:
@@ -267,7 +78,7 @@ class Dense:
                 return None
             leaves = self._leaves(readers[0], products)
             if products <= set(leaves):
-                extra = [n for n in leaves if n not in products and self._fill(n) != 0.0]
+                extra = [n for n in leaves if n not in products and self.routing.fill(n) != 0.0]
                 return readers[0], extra
             name = graph.operators[readers[0]].outputs[0]
 
@@ -287,14 +98,14 @@ class Dense:
         return leaves
 
     def _holds(self, op: Operator, products: set[str]) -> bool:
-        """Whether an Add lies on the chain: a term of it is a weighted result, or an Add that has one."""
+        """Whether an Add is on the chain: one of its terms is a weighted result, or another Add."""
         graph = self.graph
         return any(
             n in products or (n in graph.producer and graph.operators[graph.producer[n]].kind in ("Add", "Sum"))
             for n in op.inputs
         )
 
-    def _stacked(self, use: _Use) -> bool:
+    def _stacked(self, use: Use) -> bool:
         """Results of all experts in one tensor, weighted and summed."""
         graph = self.graph
         op = graph.operators[use.index]
@@ -322,7 +133,7 @@ class Dense:
         joined = [self.graph.tensors[n].shape[dict(op.attributes)["axis"]] for n in op.inputs]
         return op.inputs if set(joined) == {1} else (name,)
 
-    def _combine(self, at: int, slots: str, mark: _Mark, result: Tensor, *, put: bool = True) -> bool:
+    def _combine(self, at: int, slots: str, mark: Mark, result: Tensor, *, put: bool = True) -> bool:
         op = self.graph.operators[at]
         weights = mark.weights
         if not weights:
@@ -337,8 +148,8 @@ class Dense:
             self.layer.put(at)
         return True
 
-    def _layer(self, use: _Use, results: tuple[str, ...]) -> str | None:
-        """The slots that `results` are; what has no place of its own in the file is put in the scope they share."""
+    def _layer(self, use: Use, results: tuple[str, ...]) -> str | None:
+        """Name of the slots that `results` become; operators that the file has no counterpart of get their scope."""
         makers = [self.graph.operators[i] for i in (self.graph.producer.get(n) for n in results) if i is not None]
         parts = zip(*(m.scope.split(".") for m in makers), strict=False)
         shared = [p[0] for p in takewhile(lambda p: len(set(p)) == 1, parts)]
@@ -348,7 +159,7 @@ class Dense:
     # From results back to tokens, for all experts at once (or for one tensor of all)
 
     def _lift(self, names: tuple[str, ...]) -> str | None:
-        """The slots that results `names` are, one an expert or all in one; None where that is not understood."""
+        """Name of the slots that results `names` (one an expert, or all in one) become; None where not understood."""
         if names not in self.lifted:
             self.lifted[names] = self._lifted(names)
         return self.lifted[names]
@@ -387,7 +198,7 @@ class Dense:
         return self.layer.make(op.kind, op, given, [f"{names[0]}#experts"], dict(op.attributes))[0]
 
     def _alike(self, names: tuple[str, ...]) -> list[Operator] | None:
-        """Producers that differ by their operands only."""
+        """The producers of `names`, where they differ by their operands only."""
         graph = self.graph
         if any(n not in graph.producer for n in names):
             return None

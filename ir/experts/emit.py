@@ -1,4 +1,4 @@
-"""What both forms of a mixture share: new operators at the places of old ones, and the way in and out of experts."""
+"""What both forms of a mixture share: new operators in the places of old ones, dispatch to experts and combination."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BINARY = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum")
 
 @dataclass
 class Rewrite:
-    """New operators at the places of old ones."""
+    """New operators in the places of old ones."""
 
     graph: Graph
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Rewrite:
         self.pieces = dict(self.graph.pieces)
 
     def finish(self) -> Graph:
-        """The graph with what was put; unchanged where nothing was."""
+        """The graph with the new operators; unchanged where there are none."""
         graph = self.graph
         if not self.made:
             return graph
@@ -46,7 +46,7 @@ class Rewrite:
 
 
 def _distinct(operators: Sequence[Operator]) -> tuple[Operator, ...]:
-    """Operators whose names repeat are numbered."""
+    """The operators, numbered where names repeat."""
     seen: dict[str, int] = {}
     found = []
     for op in operators:
@@ -58,13 +58,13 @@ def _distinct(operators: Sequence[Operator]) -> tuple[Operator, ...]:
 
 @dataclass
 class Layer:
-    """One router and its experts: operators put at the place of the last one once all of it was understood."""
+    """One router and its experts: new operators take the place of the last old one once the whole is understood."""
 
     rewrite: Rewrite
     router: int
     """Index of the TopK."""
     experts: int = 0
-    """Number of experts, once known."""
+    """Number of experts; 0 until it is known."""
     operators: list[Operator] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     pieces: dict[str, tuple[str, int, int, int]] = field(default_factory=dict)
@@ -72,27 +72,27 @@ class Layer:
 
     @property
     def graph(self) -> Graph:
-        """The graph as it was."""
+        """The graph before the rewrite."""
         return self.rewrite.graph
 
     @property
     def chosen(self) -> Tensor:
-        """Indices of experts, `[tokens ..., k]`."""
+        """Indices of the chosen experts, `[tokens ..., k]`."""
         return self.graph.tensors[self.graph.operators[self.router].outputs[1]]
 
     @property
     def k(self) -> int:
-        """Experts a token."""
+        """Number of experts of a token."""
         return self.chosen.shape[-1]
 
     @property
     def tokens(self) -> int:
-        """Tokens of one sample."""
+        """Number of tokens of one sample."""
         return prod(self.chosen.shape[:-1])
 
     @property
     def routed(self) -> int:
-        """Routed tokens of one sample."""
+        """Number of routed tokens of one sample: each token counts `k` times."""
         return self.tokens * self.k
 
     def tensor(self, name: str) -> Tensor:
@@ -110,7 +110,7 @@ class Layer:
         is_view: bool = False,
         is_new: bool = False,
     ) -> tuple[str, ...]:
-        """One operator in the scope of `like`, with its name unless it stands for more than that one."""
+        """Adds one operator in the scope of `like` and returns its results; `is_new` gives it a name of its own."""
         base = f"{like.scope}/{kind}" if like.scope else f"{outputs[0]}"
         built = make_operator(
             kind,
@@ -133,7 +133,7 @@ class Layer:
         self.rewrite.pieces.update(self.pieces)
 
     def dispatch(self, like: Operator, source: str) -> str | None:
-        """The slots of tokens `source`, `[..., h]`, in which each stands once for each of its experts."""
+        """Name of the slots that tokens `source`, `[..., h]`, are dispatched to; None where they do not fit."""
         if source not in self.dispatched:
             x = self.reshaped(like, source, (*self.chosen.shape[:-1], self.graph.tensors[source].shape[-1]), "tokens")
             if self.tensor(x).batch_dim != self.chosen.batch_dim:
@@ -149,7 +149,7 @@ class Layer:
         return self.dispatched[source]
 
     def product(self, like: Operator, tokens: str, weight: str, *, transposed: bool) -> str | None:
-        """Slots times weights `[e, k, n]`, or `[e, n, k]` where `transposed`."""
+        """Name of slots times weights `[e, k, n]`, or `[e, n, k]` where `transposed`; None where sizes differ."""
         shape = self.tensor(weight).shape
         if len(shape) != 3 or shape[2 if transposed else 1] != self.tensor(tokens).shape[2]:
             return None
@@ -160,14 +160,14 @@ class Layer:
         return self.make(PRODUCT, like, [tokens, weight], outputs, {"num_tokens": self.routed}, is_new=True)[0]
 
     def bias(self, like: Operator, stack: str, features: int) -> str | None:
-        """`[e, n]` as `[e, 1, n]`."""
+        """Name of a bias `[e, n]` viewed as `[e, 1, n]`; None where it has another shape."""
         if self.tensor(stack).shape != (self.experts, features):
             return None
         name = f"{like.outputs[0]}#bias"
         return self.make("Unsqueeze", like, [stack], [name], {"axes": (1,)}, is_view=True, is_new=True)[0]
 
     def combine(self, like: Operator, slots: str, weights: str, result: Tensor) -> bool:
-        """Writes `result`, the sum over each token's experts; whether its shape came out."""
+        """Adds the sum over each token's experts as tensor `result`; returns whether its shape is the same."""
         weights = self.reshaped(like, self._root(weights), self.chosen.shape, "weights")
         if self.tensor(weights).batch_dim != self.chosen.batch_dim:
             return False
@@ -183,7 +183,7 @@ class Layer:
         return made.shape == result.shape and made.batch_dim == result.batch_dim
 
     def reshaped(self, like: Operator, name: str, shape: tuple[int, ...], label: str) -> str:
-        """`name` in another shape."""
+        """Name of tensor `name` in another shape."""
         if self.tensor(name).shape == shape:
             return name
         return self.make("Reshape", like, [name], [f"{name}#{label}"], {"shape": shape}, is_new=True)[0]

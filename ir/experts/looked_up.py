@@ -1,6 +1,7 @@
 """Experts whose weights are looked up for each routed token, followed forward from the router's TopK.
 
-Every operator on the way must have a meaning on the slots of experts; the sum over a token's choices ends the layer.
+Every operator on the way must have a counterpart on the slots of experts. The sum over a token's choices ends the
+layer.
 """
 
 from __future__ import annotations
@@ -19,21 +20,23 @@ class _Stack:
     """Weights or biases looked up for each routed token."""
 
     name: str
-    """The stacked parameter, or a view of it: `[e, ...]`."""
+    """Name of the stacked parameter, or of a view of it: `[e, ...]`."""
     transposed: bool = False
+    """Whether the last two dims changed places after the look-up."""
 
 
 @dataclass(frozen=True)
 class _Slots:
-    """What a tensor of routed tokens is on the slots of experts."""
+    """The counterpart of a tensor of routed tokens on the slots of experts."""
 
     name: str
-    """New tensor, `[e, (b c), features]`."""
+    """Name of the new tensor, `[e, (b c), features]`."""
     features: int
+    """Size of the last dim."""
     weights: str = ""
-    """Routing weights that it was multiplied by."""
+    """Name of the routing weights that it was multiplied by; empty where it was not yet."""
     by_feature: bool = False
-    """In the file features stand before the k choices."""
+    """Whether in the file the features come before the k choices."""
 
 
 class LookedUp:
@@ -70,7 +73,7 @@ class LookedUp:
     # One operator
 
     def _step(self, op: Operator) -> bool:
-        """Whether the results of `op` have a meaning."""
+        """Whether the results of `op` have a counterpart; it is added then."""
         if any(n in self.indices for n in op.inputs):
             return self._indices(op)
         if op.kind in VIEWS or op.kind == "Transpose":
@@ -91,7 +94,7 @@ class LookedUp:
         return False
 
     def _indices(self, op: Operator) -> bool:
-        """Views of the chosen experts, and look-ups by them."""
+        """Takes views of the chosen experts, and look-ups by them."""
         graph = self.graph
         if op.inputs[0] in self.indices and len(op.inputs) == 1:
             result = graph.tensors[op.outputs[0]]
@@ -199,7 +202,7 @@ class LookedUp:
         return result is not None
 
     def _tokens(self, name: str) -> str | None:
-        """The tensor of tokens, `[..., h]`, that `name` repeats for the choices of each."""
+        """Name of the tensor of tokens, `[..., h]`, that `name` repeats for the choices of each token."""
         graph = self.graph
         width = graph.tensors[name].num_elements
         repeats = width != 0 and width % self.routed == 0
@@ -293,7 +296,7 @@ class LookedUp:
         return bool(weights) and self.layer.combine(op, slots.name, weights, self.graph.tensors[op.outputs[0]])
 
     def _reduced(self, op: Operator, slots: _Slots) -> str:
-        """Weights of a ReduceSum over the choices."""
+        """Name of the routing weights, where `op` is a ReduceSum over the choices; else empty."""
         if op.kind != "ReduceSum" or not slots.weights:
             return ""
         source = self.graph.tensors[op.inputs[0]]
@@ -302,7 +305,7 @@ class LookedUp:
         return slots.weights if over_k else ""
 
     def _contracted(self, op: Operator, slots: _Slots) -> str:
-        """Weights of a product that sums over the choices."""
+        """Name of the routing weights, where `op` is a product that sums over the choices; else empty."""
         if op.kind not in ("MatMul", "Einsum") or len(op.inputs) != 2 or slots.weights:
             return ""
         side = 0 if isinstance(self.values.get(op.inputs[0]), _Slots) else 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from math import prod
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -13,16 +14,19 @@ from ir.build import GraphBuilder, Stated
 from ir.canonical import canonical
 from ir.errors import ModelError, ModelTooExpensive, refuse
 from ir.experts import recognise_experts
-from ir.graph import Graph, Tensor
+from ir.graph import Graph, Tensor, TensorRole
 from ir.localize import localize
 from ir.loss import with_loss
+from ir.onnx.options import ReadOptions
 from ir.onnx.read import read_model
 from ir.onnx.readers.control import SEQUENCES
-from ir.onnx.readers.guard import Limits, parse
+from ir.onnx.readers.guard import parse
 from ir.onnx.readers.infer import infer
 from ir.onnx.readers.inputs import add_inputs
+from ir.onnx.readers.limits import Limits
 from ir.onnx.readers.nodes import BAGS, Node, Source, dtype_name, small_value
 from ir.onnx.readers.roles import roles_without_metadata, stored_role
+from ir.onnx.rewrites.embedding_bags import add_bags
 from ir.onnx.rewrites.fold import fold
 from ir.onnx.rewrites.merged import MergedViews
 from ir.onnx.rewrites.rows import add_rows
@@ -31,74 +35,45 @@ from ir.onnx.rewrites.sequences import Sequences
 from ir.operators import KINDS, Value
 from ir.parameters import split_fused
 
-Dim = int | str
 SMALL_VALUE = 64
-"""Shapes and axes are smaller: they are always computed."""
+"""Elements of a constant that is always computed; shapes and axes are smaller (assumed)."""
 MAX_FOLDED = 1 << 21
-"""Elements of all larger computed constants together; beyond it they stay operators."""
-ELIDED = {"Identity", "Dropout"}
-DTYPE_ATTRIBUTES = {
-    "Cast": "to",
-    "EyeLike": "dtype",
-    "RandomNormal": "dtype",
-    "RandomUniform": "dtype",
-    "RandomNormalLike": "dtype",
-    "RandomUniformLike": "dtype",
-    "Bernoulli": "dtype",
-}
+"""Elements of all larger computed constants together (assumed); beyond it they stay operators."""
+DTYPE_ATTRIBUTES = {"Cast": "to"} | dict.fromkeys(
+    ("EyeLike", "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli"), "dtype"
+)
+"""Kind -> its attribute that is a `TensorProto.DataType`."""
+GEMM_DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
+"""Attributes of Gemm that are left out where they have these values, as some exporters write them and some do not."""
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError)
-DEFAULTS = {"Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}}
+"""What a file that breaks the rules of ONNX may cause anywhere in the import."""
 
 
-def load_model(
-    data: bytes,
-    *,
-    name: str = "",
-    dims: Mapping[str, int] | None = None,
-    parameters: Sequence[str] = (),
-    batch_dims: Mapping[str, int | None] | None = None,
-    loss: str | None = None,
-    limits: Limits | None = None,
-) -> Graph:
-    """Reads an ONNX file (operator sets 9 and later), with or without weights.
+def load_model(data: bytes, *, limits: Limits | None = None, **options: Unpack[ReadOptions]) -> Graph:
+    """Reads an ONNX file, with or without weights.
 
     Args:
-        data: the bytes of the file.
-        name: of the graph; default the one in the file.
-        dims: sizes of symbolic dims other than the batch.
-        parameters: globs over graph inputs that are parameters, for files whose exporter did not say.
-        batch_dims: data input -> dim that is the batch, or None; default the leading dim.
-        loss: appended if given (`cross_entropy`, `mse`); see `ir.loss.with_loss`.
+        data: bytes of the file.
         limits: bounds on the file.
+        options: see `ReadOptions`.
 
     Raises:
         ModelError: the file or what is said about it is wrong; names field, value and repair.
     """
-    return read_graph(
-        parse(data, limits),
-        sha256=hashlib.sha256(data).hexdigest(),
-        name=name,
-        dims=dims,
-        parameters=parameters,
-        batch_dims=batch_dims,
-        loss=loss,
-    )
+    return read_graph(parse(data, limits), sha256=hashlib.sha256(data).hexdigest(), **options)
 
 
-def read_graph(
-    model: Any,
-    *,
-    sha256: str = "",
-    name: str = "",
-    dims: Mapping[str, int] | None = None,
-    parameters: Sequence[str] = (),
-    batch_dims: Mapping[str, int | None] | None = None,
-    loss: str | None = None,
-) -> Graph:
-    """`load_model` of what `ir.onnx.readers.guard.parse` let through; `sha256` is of the file."""
+def read_graph(model: Any, *, sha256: str = "", **options: Unpack[ReadOptions]) -> Graph:
+    """Reads a parsed file that `ir.onnx.readers.guard.parse` let through; see `load_model`.
+
+    Args:
+        model: the parsed file.
+        sha256: digest of the file.
+        options: see `ReadOptions`.
+    """
     try:
         source = read_model(model)
-        graph = _Importer(source, dims or {}, tuple(parameters), batch_dims or {}).run(name or source.name, sha256)
+        graph = _Importer(source, options).run(options.get("name") or source.name, sha256)
         graph = localize(split_fused(canonical(recognise_experts(graph))))
     except MALFORMED as error:
         # The last net: bytes that parse as protobuf may still break any rule of ONNX.
@@ -110,17 +85,21 @@ def read_graph(
             value="functions or views",
             repair="Export without nested functions.",
         ) from None
+    loss = options.get("loss")
     return with_loss(graph, loss) if loss is not None else graph
 
 
 @dataclass
 class _Importer:
+    """One import: the nodes of a file become operators of a builder, one after the other."""
+
     source: Source
-    dims: Mapping[str, int]
-    parameters: tuple[str, ...]
-    batch_dims: Mapping[str, int | None]
+    options: ReadOptions
     builder: GraphBuilder = field(default_factory=GraphBuilder)
     alias: dict[str, str] = field(default_factory=dict)
+    """Name in the file -> the other tensor that it is."""
+    roles: dict[str, TensorRole] = field(default_factory=dict)
+    """Roles of tensors that the exporter did not mark."""
     folded: int = 0
     """Elements of the larger constants computed so far."""
 
@@ -130,9 +109,16 @@ class _Importer:
         self.samples = SampleLookups(self.builder, self.source.nodes, self._resolve, self._node)
 
     def run(self, name: str, sha256: str) -> Graph:
-        add_inputs(self.builder, self.source, dims=self.dims, parameters=self.parameters, batch_dims=self.batch_dims)
-        self._stored()
+        """The graph of the whole file."""
+        add_inputs(
+            self.builder,
+            self.source,
+            dims=self.options.get("dims") or {},
+            parameters=self.options.get("parameters") or (),
+            batch_dims=self.options.get("batch_dims") or {},
+        )
         uses = {n for node in self.source.nodes for n in node.inputs} | set(self.source.outputs)
+        self._stored(uses)
         for node in self.source.nodes:
             self._node(node, uses)
         outputs = [self.merged.make(self._resolve(n)) for n in self.source.outputs]
@@ -149,76 +135,78 @@ class _Importer:
             )
         return graph
 
-    # Stored tensors
-
-    def _stored(self) -> None:
-        guess = roles_without_metadata(self.source)
+    def _stored(self, uses: set[str]) -> None:
+        """Declares the stored tensors that something reads."""
+        self.roles = roles_without_metadata(self.source)
         if self.source.has_metadata:
             # A tensor that the exporter's optimiser made again lost its mark; parameters have dotted names.
-            guess = {n: r for n, r in guess.items() if "." in n and n in self.source.stored}
-        used = {n for node in self.source.nodes for n in node.inputs} | set(self.source.outputs)
+            self.roles = {n: r for n, r in self.roles.items() if "." in n and n in self.source.stored}
         for name, stored in self.source.stored.items():
-            if name not in used:
+            if name not in uses:
                 continue
-            role = stored_role(name, stored, guess, self.parameters)
+            role = stored_role(name, stored, self.roles, self.options.get("parameters") or ())
             if role == "constant" and stored.value is not None:
                 self.builder.constant(name, stored.value)
-                continue
-            self.builder.add_tensor(Tensor(name=name, shape=stored.shape, dtype=stored.dtype, role=role))
-        self._filled = {n for n, role in guess.items() if n not in self.source.stored}
-        self._roles = guess
-
-    # Nodes
+            else:
+                self.builder.add_tensor(Tensor(name=name, shape=stored.shape, dtype=stored.dtype, role=role))
 
     def _resolve(self, name: str) -> str:
+        """The name under which the builder knows a tensor of the file."""
         while name in self.alias:
             name = self.alias[name]
         return name
 
+    # Nodes
+
     def _node(self, node: Node, uses: set[str]) -> None:
-        builder = self.builder
+        """Imports one node, given the names that something reads."""
         inputs = [self._resolve(n) for n in node.inputs]
         while inputs and not inputs[-1]:
             inputs.pop()
         if node.kind == "If":
             self._branch(node, inputs[0], uses)
-            return
-        if node.kind == BAGS:
-            self._bags(node, inputs)
-            return
-        if node.kind in SEQUENCES:
+        elif node.kind == BAGS:
+            for name in inputs:
+                self.merged.make(name)
+            add_bags(self.builder, node, inputs)
+        elif node.kind in SEQUENCES:
             self.sequences.add(node, inputs, uses)
-            return
-        if node.kind in ELIDED and inputs and not self._trains(node, inputs):
+        elif not (self._is_elided(node, inputs, uses) or self._is_filled(node, inputs) or self._fold(node, inputs)):
+            attributes = self._attributes(node)
+            if not self.merged.put_off(node, inputs, attributes):
+                for name in inputs:
+                    self.merged.make(name)
+                self._operator(node, inputs, attributes, uses)
+
+    def _is_elided(self, node: Node, inputs: Sequence[str], uses: set[str]) -> bool:
+        """Whether a node is but another name of its operand; then the name is noted."""
+        if node.kind in ("Identity", "Dropout") and inputs and not self._trains(node, inputs):
             self.alias[node.outputs[0]] = inputs[0]
             if len(node.outputs) > 1 and node.outputs[1] in uses:
                 raise refuse("the mask of a Dropout is used", node.outputs[1], "Export in evaluation mode.")
-            return
-        if node.outputs and node.outputs[0] in self._filled:
-            shape = builder.values.get(inputs[0]) if inputs else None
-            if shape is not None:
-                fill = small_value(node.attributes["value"]) if "value" in node.attributes else None
-                dtype = str(fill.dtype) if fill is not None else "float32"
-                role = self._roles[node.outputs[0]]
-                sizes = tuple(int(v) for v in shape.reshape(-1))
-                builder.add_tensor(Tensor(name=node.outputs[0], shape=sizes, dtype=dtype, role=role))
-                return
+            return True
         # Constants of floats are repeated for each sample like tensors; those of integers may be indices or sizes.
-        known = builder.values.get(inputs[0]) if node.kind == "Expand" and len(inputs) > 1 else None
-        if known is not None and known.dtype.kind == "f" and self._elide_expand(node, inputs):
-            return
-        if self._fold(node, inputs):
-            return
-        attributes = self._attributes(node)
-        if self.merged.put_off(node, inputs, attributes):
-            return
-        for name in inputs:
-            self.merged.make(name)
+        known = self.builder.values.get(inputs[0]) if node.kind == "Expand" and len(inputs) > 1 else None
+        return known is not None and known.dtype.kind == "f" and self._elide_expand(node, inputs)
+
+    def _is_filled(self, node: Node, inputs: Sequence[str]) -> bool:
+        """Whether a node stands for a stored parameter whose weights were stripped; then that is declared."""
+        output = node.outputs[0] if node.outputs else ""
+        shape = self.builder.values.get(inputs[0]) if inputs else None
+        if output not in self.roles or output in self.source.stored or shape is None:
+            return False
+        fill = small_value(node.attributes["value"]) if "value" in node.attributes else None
+        sizes = tuple(int(v) for v in shape.reshape(-1))
+        dtype = "float32" if fill is None else str(fill.dtype)
+        self.builder.add_tensor(Tensor(name=output, shape=sizes, dtype=dtype, role=self.roles[output]))
+        return True
+
+    def _operator(self, node: Node, inputs: list[str], attributes: Mapping[str, Any], uses: set[str]) -> None:
+        """Adds the operators of a node whose operands the builder has."""
+        builder, scope, opset = self.builder, node.scope, node.opset
         if node.kind == "Expand" and len(inputs) > 1 and self._elide_expand(node, inputs):
             return
-        if add_rows(builder, node, inputs, attributes):
-            return
-        if self.samples.add(node, inputs):
+        if add_rows(builder, node, inputs, attributes) or self.samples.add(node, inputs):
             return
         outputs = [n if n and (i == 0 or n in uses or node.kind == "Split") else "" for i, n in enumerate(node.outputs)]
         while len(outputs) > 1 and not outputs[-1]:
@@ -229,42 +217,25 @@ class _Importer:
             tensor = node.attributes.get("value")
             if tensor is None:
                 raise refuse("a Constant has an unsupported value", node.outputs[0], "Export with numeric constants.")
-            builder.add_tensor(
-                Tensor(
-                    name=node.outputs[0], shape=tuple(tensor.dims), dtype=dtype_name(tensor.data_type), role="constant"
-                )
-            )
+            dtype = dtype_name(tensor.data_type)
+            builder.add_tensor(Tensor(name=node.outputs[0], shape=tuple(tensor.dims), dtype=dtype, role="constant"))
             return
-        if node.kind == "Gemm" and len(inputs) > 2 and self._is_plain_gemm(node):
-            product = f"{node.outputs[0]}#product"
-            builder.add(
-                "Gemm", inputs[:2], [product], name=node.name, scope=node.scope, attributes=attributes, opset=node.opset
-            )
-            builder.add(
-                "Add",
-                [product, inputs[2]],
-                outputs,
-                name=f"{node.name}#bias" if node.name else "",
-                scope=node.scope,
-                opset=node.opset,
-            )
+        if node.kind == "Gemm" and len(inputs) > 2 and not {"alpha", "beta"} & set(attributes):
+            # Added apart, the bias does not keep the contraction whole (see the entry of Gemm).
+            product, bias = f"{node.outputs[0]}#product", f"{node.name}#bias" if node.name else ""
+            builder.add("Gemm", inputs[:2], [product], name=node.name, scope=scope, attributes=attributes, opset=opset)
+            builder.add("Add", [product, inputs[2]], outputs, name=bias, scope=scope, opset=opset)
             return
         # Numbers in node names depend on details of the export; the kind alone does not.
-        label = node.kind if self.source.has_metadata and not node.scope else node.name
+        label = node.kind if self.source.has_metadata and not scope else node.name
         shapes = self._stated_shapes(node, inputs) if node.kind not in KINDS else ()
+        stated = Stated(shapes=shapes, costs=node.costs)
         builder.add(
-            node.kind,
-            inputs,
-            outputs,
-            name=label,
-            scope=node.scope,
-            attributes=attributes,
-            opset=node.opset,
-            stated=Stated(shapes=shapes, costs=node.costs),
+            node.kind, inputs, outputs, name=label, scope=scope, attributes=attributes, opset=opset, stated=stated
         )
 
     def _branch(self, node: Node, condition: str, uses: set[str]) -> None:
-        """Goes on with the branch that a known condition takes."""
+        """Imports the branch that a known condition takes."""
         value = self.builder.values.get(condition)
         if value is None:
             raise refuse(
@@ -285,51 +256,21 @@ class _Importer:
         for outer, name in zip(node.outputs, branch.outputs, strict=True):
             self.alias[outer] = self._resolve(name)
 
-    def _bags(self, node: Node, inputs: Sequence[str]) -> None:
-        """Bags of equal size: `[(b rows), ...]` is viewed as `[b, rows, ...]` and reduced over the rows."""
-        builder = self.builder
-        for name in inputs:
-            self.merged.make(name)
-        rows, offsets = builder.tensors.get(inputs[0]), builder.values.get(inputs[1])
-        starts = [] if offsets is None or rows is None else [int(v) for v in offsets.reshape(-1)]
-        total = rows.shape_at(builder.export_batch)[0] if rows is not None and rows.shape else 0
-        starts = [v for v in starts if v < total]
-        size = total // len(starts) if starts else 0
-        if rows is None or not starts or starts != list(range(0, total, size)) or size * len(starts) != total:
-            raise refuse(
-                "an embedding bag has bags of different or unknown sizes",
-                node.name or node.outputs[0],
-                "Export with bags of equal size: `[batch, places]` without offsets.",
-            )
-        out, scope = node.outputs[0], node.scope
-        entry = f"{out}#bags"
-        builder.constant(f"{out}#shape", np.asarray([len(starts), size, *rows.shape[1:]]))
-        builder.add("Reshape", [inputs[0], f"{out}#shape"], [entry], name=f"{node.name}#bags", scope=scope)
-        if len(inputs) > 2:
-            builder.add("Gather", [inputs[2], entry], [f"{out}#rows"], name=f"{node.name}#rows", scope=scope)
-            entry = f"{out}#rows"
-        attributes = {"axes": (1,), "keepdims": 0}
-        kind = str(node.attributes["reduction"])
-        builder.add(kind, [entry], [out], name=node.name, scope=scope, attributes=attributes, opset=18)
-
-    def _trains(self, node: Node, inputs: list[str]) -> bool:
-        """A Dropout that says it is in training mode stays; the ratio alone is for inference."""
+    def _trains(self, node: Node, inputs: Sequence[str]) -> bool:
+        """Whether a Dropout says that it is in training mode; the ratio alone is for inference."""
         if node.kind != "Dropout" or len(inputs) < 3:
             return False
         flag = self.builder.values.get(inputs[2])
         return flag is not None and bool(flag.reshape(-1)[0])
 
-    def _is_plain_gemm(self, node: Node) -> bool:
-        return all(node.attributes.get(k, 1.0) == 1.0 for k in ("alpha", "beta"))
-
     def _attributes(self, node: Node) -> dict[str, Any]:
+        """The attributes of a node as the table of kinds reads them."""
         found = dict(node.attributes)
         key = DTYPE_ATTRIBUTES.get(node.kind)
         if key and key in found:
             found[key] = dtype_name(int(found[key]))
-        for name, default in DEFAULTS.get(node.kind, {}).items():
-            if name in found and found[name] == default:
-                del found[name]
+        if node.kind == "Gemm":
+            found = {k: v for k, v in found.items() if GEMM_DEFAULTS.get(k) != v}
         if node.kind == "ConstantOfShape":
             fill = small_value(found["value"]) if "value" in found else None
             found["value"] = 0.0 if fill is None else fill.reshape(-1)[0].item()
@@ -341,25 +282,16 @@ class _Importer:
     def _fold(self, node: Node, inputs: Sequence[str]) -> bool:
         """Computes a node of known operands; Shape and Size need no values."""
         builder = self.builder
-        if node.kind in ("Shape", "Size") and not inputs:
-            return False
-        if node.kind in ("Shape", "Size") and (inputs[0] in builder.tensors or inputs[0] in self.merged):
-            view = self.merged.views.get(inputs[0])
-            shape = view.shape if view else builder.tensors[inputs[0]].shape_at(builder.export_batch)
-            if node.kind == "Size":
-                results: Sequence[Value] | None = [np.asarray(int(np.prod(shape, dtype=object)), dtype=np.int64)]
-            else:
-                start, end = node.attributes.get("start", 0), node.attributes.get("end")
-                results = [np.asarray(shape[slice(start, end)], dtype=np.int64)]
-        elif node.kind in ("Shape", "Size") and inputs[0] in builder.values:
-            shape = builder.values[inputs[0]].shape
-            start, end = node.attributes.get("start", 0), node.attributes.get("end")
-            size = np.asarray(builder.values[inputs[0]].size, dtype=np.int64)
-            results = [size if node.kind == "Size" else np.asarray(shape[slice(start, end)], dtype=np.int64)]
+        results: Sequence[Value] | None = None
+        if node.kind in ("Shape", "Size"):
+            shape = self._exported_shape(inputs[0]) if inputs else None
+            if shape is not None and node.kind == "Size":
+                results = [np.asarray(prod(shape), dtype=np.int64)]
+            elif shape is not None:
+                part = slice(node.attributes.get("start", 0), node.attributes.get("end"))
+                results = [np.asarray(shape[part], dtype=np.int64)]
         elif all(not n or n in builder.values for n in inputs):
             results = fold(node, [builder.values.get(n) if n else None for n in inputs])
-        else:
-            return False
         if results is None:
             return False
         large = sum(r.size for r in results if r.size > SMALL_VALUE)
@@ -371,6 +303,15 @@ class _Importer:
                 builder.constant(name, value)
         return True
 
+    def _exported_shape(self, name: str) -> tuple[int, ...] | None:
+        """The shape of a tensor or constant at the exported batch; None where it is not known yet."""
+        builder, view = self.builder, self.merged.views.get(name)
+        if view is not None:
+            return view.shape
+        if name in builder.tensors:
+            return builder.tensors[name].shape_at(builder.export_batch)
+        return builder.values[name].shape if name in builder.values else None
+
     def _elide_expand(self, node: Node, inputs: Sequence[str]) -> bool:
         """Drops an Expand that only repeats something for each sample: consumers broadcast it anyway.
 
@@ -381,44 +322,39 @@ class _Importer:
         if target is None or (inputs[0] not in builder.tensors and inputs[0] not in builder.values):
             return False
         tensor = builder.operand(inputs[0])
-        wanted = [int(v) for v in target.reshape(-1)]
+        sizes = [int(v) for v in target.reshape(-1)]
         shape = tensor.shape_at(builder.export_batch)
-        if len(wanted) > len(shape):
-            if tensor.batch_dim is not None or wanted[0] != builder.export_batch or wanted[0] == 1:
+        if len(sizes) > len(shape):
+            if tensor.batch_dim is not None or sizes[0] != builder.export_batch or sizes[0] == 1:
                 return False
-            once = builder.constant(f"{node.outputs[0]}#shape", np.asarray([1, *wanted[1:]]))
+            once = builder.constant(f"{node.outputs[0]}#shape", np.asarray([1, *sizes[1:]]))
             builder.add("Expand", [inputs[0], once], [node.outputs[0]], name=node.name, scope=node.scope)
             return True
-        offset = len(shape) - len(wanted)
-        for i, want in enumerate(wanted):
+        offset = len(shape) - len(sizes)
+        for i, target_size in enumerate(sizes):
             size = shape[offset + i]
             # Of `[s, b, h]`, what all samples share is a constant of three dims.
             leads = offset + i == 0 or (offset + i == 1 and len(shape) == 3 and tensor.role == "constant")
-            repeats = leads and tensor.batch_dim is None and size == 1 and want == builder.export_batch
-            if want not in (1, size) and not repeats:
+            repeats = leads and tensor.batch_dim is None and size == 1 and target_size == builder.export_batch
+            if target_size not in (1, size) and not repeats:
                 return False
         self.alias[node.outputs[0]] = inputs[0]
         return True
 
     def _stated_shapes(self, node: Node, inputs: Sequence[str]) -> list[tuple[tuple[int, ...], str] | None]:
-        """Exported output shapes of a kind outside the table: as declared, else inferred by onnx."""
-        found: list[tuple[tuple[int, ...], str] | None] = []
+        """Exported shapes of the results of a kind outside the table: as declared, else inferred by onnx."""
         stated = {**self.source.outputs, **self.source.declared}
         if any(stated.get(name) is None or stated[name].shape is None for name in node.outputs):
             builder = self.builder
             stated |= infer(node, inputs, builder.tensors, builder.values, builder.export_batch)
+        dims = self.options.get("dims") or {}
+        found: list[tuple[tuple[int, ...], str] | None] = []
         for name in node.outputs:
             declared = stated.get(name)
-            if declared is None or declared.shape is None:
-                found.append(None)
-                continue
-            first = True
-            shape: list[int] = []
-            for size in declared.shape:
-                if isinstance(size, str):
-                    shape.append(self.dims.get(size, self.builder.export_batch if first else 0))
-                else:
-                    shape.append(size)
-                first = False
-            found.append((tuple(shape), declared.dtype) if all(s > 0 for s in shape) else None)
+            shape = [
+                size if isinstance(size, int) else dims.get(size, 0 if d else self.builder.export_batch)
+                for d, size in enumerate((declared and declared.shape) or ())
+            ]
+            is_known = declared is not None and declared.shape is not None and all(s > 0 for s in shape)
+            found.append((tuple(shape), declared.dtype) if declared is not None and is_known else None)
         return found

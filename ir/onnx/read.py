@@ -1,4 +1,4 @@
-"""A checked model as records: nodes in order, tensors with their roles, what its exporter damaged given back."""
+"""A checked model as records: nodes in order and tensors with their roles, after repairs of exporter quirks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ from ir.onnx.rewrites.exporter_quirks import folded_parameters, mark_weights, se
 
 
 def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
-    """The records of a checked model; without values where only the roles of tensors are asked.
+    """The records of a checked model.
+
+    Args:
+        model: parsed file that `ir.onnx.readers.guard` let through.
+        needs_values: whether the values of small constants are read; not needed where only roles are of interest.
 
     Raises:
         ModelError: control flow, cycles, unsupported types.

@@ -1,4 +1,4 @@
-"""Import in a child process with limits: what an upload can do ends with the child.
+"""Import in a child process with limits, so that a hostile upload can harm the child only.
 
 Parent and child speak JSON over pipes: the upload goes in after one line of options, the Graph (or the error) comes
 back. The child imports `ir` only; before it parses the upload it gives up opening files, sockets and processes. The
@@ -14,78 +14,67 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from ir.errors import ModelError, ModelTooExpensive
 from ir.graph import Graph
 from ir.lifetime import die_with_parent
+from ir.onnx.options import ReadOptions
 from ir.serialize import graph_from_bytes, graph_to_bytes
 
 MIB = 1 << 20
 GIB = 1 << 30
-DEFAULT_MAX_BYTES = 64 * MIB
-DEFAULT_MEMORY_BYTES = 2 * GIB
-DEFAULT_CPU_S = 60
-DEFAULT_WALL_S = 90.0
 PARSED_BYTES = 160 * MIB
-"""Upload and parsed messages together; a real file takes about twice its size, tiny messages take 150 times theirs."""
+"""Bytes of the upload and its parsed messages together (measured: a real file takes about twice its size, a file of
+tiny messages 150 times its size)."""
 OUT_OF_MEMORY = 3
-"""Exit status."""
+"""Exit status of a child that ran out of memory."""
 ERRORS: Mapping[str, type[ModelError]] = {"ModelError": ModelError, "ModelTooExpensive": ModelTooExpensive}
 
 COMMAND = (sys.executable, "-P", "-m", "ir.onnx.sandbox")
 
 
-def import_model(
-    data: bytes,
-    *,
-    name: str = "",
-    dims: Mapping[str, int] | None = None,
-    parameters: Sequence[str] = (),
-    batch_dims: Mapping[str, int | None] | None = None,
-    loss: str | None = None,
-    max_bytes: int = DEFAULT_MAX_BYTES,
-    memory_bytes: int = DEFAULT_MEMORY_BYTES,
-    cpu_s: int = DEFAULT_CPU_S,
-    wall_s: float = DEFAULT_WALL_S,
-) -> Graph:
-    """`ir.onnx.load.load_model` in a child process.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SandboxLimits:
+    """What one import may take (assumed)."""
+
+    max_bytes: int = 64 * MIB
+    """Bytes of the upload."""
+    memory_bytes: int = 2 * GIB
+    """Address space of the child."""
+    cpu_s: int = 60
+    """Processor time of the child, in seconds."""
+    wall_s: float = 90.0
+    """Wall-clock time of the child, in seconds."""
+
+
+def import_model(data: bytes, *, limits: SandboxLimits | None = None, **options: Unpack[ReadOptions]) -> Graph:
+    """Reads an upload as `ir.onnx.load.load_model` does, in a child process.
 
     Args:
-        data: the upload.
-        name: see `load_model`, like the next four.
-        dims: see there.
-        parameters: see there.
-        batch_dims: see there.
-        loss: see there.
-        max_bytes: cap on the upload.
-        memory_bytes: address space of the child.
-        cpu_s: its processor time.
-        wall_s: its wall-clock time.
+        data: bytes of the upload.
+        limits: bounds on the upload and on the child.
+        options: see `ReadOptions`.
 
     Raises:
         ModelError: the model is refused, as `load_model` says.
         ModelTooExpensive: the child was ended by a limit or died.
     """
+    limits = limits or SandboxLimits()
     # Checked here too: an oversized upload need not be copied to a child.
-    if len(data) > max_bytes:
+    if len(data) > limits.max_bytes:
         raise ModelTooExpensive(
-            f"the file is larger than {max_bytes} bytes",
+            f"the file is larger than {limits.max_bytes} bytes",
             field="model",
             value=f"{len(data)} bytes",
             repair="Strip the weights first: only shapes are needed (`automap strip model.onnx`).",
         )
-    options = {
-        "name": name,
-        "dims": dict(dims or {}),
-        "parameters": list(parameters),
-        "batch_dims": dict(batch_dims or {}),
-        "loss": loss,
-        "max_bytes": max_bytes,
-        "memory_bytes": memory_bytes,
-        "cpu_s": cpu_s,
+    order = {
+        "options": options,
+        "limits": asdict(limits),
         "size": len(data),
         "parent": os.getpid(),
     }
@@ -99,13 +88,13 @@ def import_model(
         close_fds=True,
     )
     try:
-        out, _ = child.communicate(json.dumps(options).encode() + b"\n" + data, timeout=wall_s)
+        out, _ = child.communicate(json.dumps(order).encode() + b"\n" + data, timeout=limits.wall_s)
     except subprocess.TimeoutExpired:
-        raise _expensive(f"took longer than {wall_s:g} s", "wall clock") from None
+        raise _expensive(f"took longer than {limits.wall_s:g} s", "wall clock") from None
     finally:
         _end(child)
     if child.returncode != 0 or not out:
-        raise _expensive(_why(child.returncode, cpu_s, memory_bytes), f"exit status {child.returncode}")
+        raise _expensive(_why(child.returncode, limits), f"exit status {child.returncode}")
     head, _, body = out.partition(b"\n")
     answer = json.loads(head)
     if "error" in answer:
@@ -115,7 +104,7 @@ def import_model(
 
 
 def environment() -> dict[str, str]:
-    """Variables of the child: no secrets of the parent's, protobuf's C parser (the pure Python one has no limits)."""
+    """Environment of the child: no secrets of the parent, and protobuf's C parser (the one in Python has no limits)."""
     kept = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
     return {key: value for key, value in os.environ.items() if key in kept} | {
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
@@ -136,12 +125,13 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _why(status: int, cpu_s: int, memory_bytes: int) -> str:
+def _why(status: int, limits: SandboxLimits) -> str:
+    """Why a child ended with this exit status, in words."""
     if status in (-signal.SIGXCPU, -signal.SIGKILL):
-        return f"used more than {cpu_s} s of processor time or was ended"
+        return f"used more than {limits.cpu_s} s of processor time or was ended"
     if status == OUT_OF_MEMORY:
-        return f"needed more than {memory_bytes / GIB:g} GiB of memory"
-    return f"failed, or needed more than {memory_bytes / GIB:g} GiB of memory"
+        return f"needed more than {limits.memory_bytes / GIB:g} GiB of memory"
+    return f"failed, or needed more than {limits.memory_bytes / GIB:g} GiB of memory"
 
 
 def _expensive(what: str, value: str) -> ModelTooExpensive:
@@ -156,17 +146,18 @@ def _expensive(what: str, value: str) -> ModelTooExpensive:
 # The child
 
 
-def _limit(memory_bytes: int, cpu_s: int) -> None:
+def _limit(limits: SandboxLimits) -> None:
+    """Bounds memory, processor time and files of this process."""
     import resource
 
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
-def _shut() -> None:
-    """From here on nothing can be opened or started: neither a file beside the model nor a connection."""
+def forbid_opening() -> None:
+    """Forbids this process to open files or connections and to start processes."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
@@ -174,14 +165,14 @@ def _shut() -> None:
 
 
 def _address_space() -> int:
-    """Bytes mapped now; 0 where the system does not say."""
+    """Bytes that this process has mapped; 0 where the system does not say."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
 
 
 @contextlib.contextmanager
 def _parse_budget(mapped: int, size: int) -> Iterator[None]:
-    """Less memory while the upload is parsed: protobuf stops by itself, long before anything could count messages."""
+    """Allows less memory while the upload is parsed: protobuf creates messages before anything can count them."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -193,14 +184,15 @@ def _parse_budget(mapped: int, size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _read(size: int, max_bytes: int, options: Mapping[str, Any]) -> bytes:
-    """The answer to the upload on stdin, which nothing refers to any more once it is parsed."""
+def _read(size: int, max_bytes: int, options: ReadOptions) -> bytes:
+    """Reads the upload from stdin and returns its graph as canonical bytes."""
     from ir.onnx.load import read_graph
-    from ir.onnx.readers.guard import Limits, parse
+    from ir.onnx.readers.guard import parse
+    from ir.onnx.readers.limits import Limits
 
     data = sys.stdin.buffer.read(size)
     mapped = _address_space()
-    _shut()
+    forbid_opening()
     with _parse_budget(mapped, size):
         model = parse(data, Limits(max_bytes=max_bytes))
     sha256 = hashlib.sha256(data).hexdigest()
@@ -210,12 +202,13 @@ def _read(size: int, max_bytes: int, options: Mapping[str, Any]) -> bytes:
 
 def main() -> int:
     """The child: options and upload from stdin, the answer to stdout."""
-    options: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
-    die_with_parent(signal.SIGKILL, options.pop("parent"))
-    _limit(options.pop("memory_bytes"), options.pop("cpu_s"))
+    order: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    limits = SandboxLimits(**order["limits"])
+    die_with_parent(signal.SIGKILL, order["parent"])
+    _limit(limits)
     answer, body = {"ok": "graph"}, b""
     try:
-        body = _read(options.pop("size"), options.pop("max_bytes"), options)
+        body = _read(order["size"], limits.max_bytes, order["options"])
     except ModelError as error:
         answer = {
             "error": type(error).__name__,

@@ -1,9 +1,9 @@
-"""A model file without its weights, and without what it says of the machine that wrote it.
+"""A model file without its weights, and without information about the machine that wrote it.
 
 The stripped file imports to an equal Graph. Dropped: the data of every tensor whose value the importer does not read
 (parameters, buffers, constants of more than `MAX_VALUE_ELEMENTS` elements), references to external data, training
-graphs, doc strings, the producer (but for PyTorch, whose habits the importer knows), stack traces and all metadata but
-module names and roles. Kept: names, attributes, and small constants (shapes, scales, masks).
+graphs, doc strings, the producer (except PyTorch, whose quirks the importer knows), stack traces and all metadata
+except module names and roles. Kept: names, attributes, and small constants (shapes, scales, masks).
 
 Weights are cut out of the bytes before protobuf sees them, so that a file of any size is stripped in little memory;
 external data is never opened.
@@ -26,7 +26,8 @@ from ir.build import MAX_VALUE_ELEMENTS
 from ir.errors import refuse
 from ir.onnx.read import read_model
 from ir.onnx.readers.costs import COST_KEYS
-from ir.onnx.readers.guard import Limits, check
+from ir.onnx.readers.guard import check
+from ir.onnx.readers.limits import Limits
 from ir.onnx.readers.nodes import (
     CONTENT_KEY,
     DATA_FIELDS,
@@ -43,14 +44,14 @@ from ir.onnx.rewrites.exporter_quirks import content, is_filled
 
 KEPT_METADATA = frozenset({KIND_KEY, SCOPE_KEY, FOLDED_KEY, FILLED_KEY, CONTENT_KEY, TURNED_KEY, *COST_KEYS})
 MAX_COMPARED_BYTES = 1 << 30
-"""Weights of files up to this size, by exporters that do not mark parameters, are compared with each other before they
-go: only their numbers tell a tied head from another one."""
+"""Bytes of the largest file whose weights are compared with each other before they are dropped (assumed): where an
+exporter does not mark parameters, only their numbers tell a tied head from another one."""
 FLOATS = frozenset({1, 10, 11, 16})
 """`TensorProto.DataType` of weights."""
 LARGE_BYTES = 16 * MAX_VALUE_ELEMENTS
-"""No value that the importer reads takes more."""
+"""Bytes of the largest value that the importer reads."""
 
-# Message type -> field number -> message type, along every path that leads to a tensor (onnx.proto).
+# Message type -> field number -> message type, along every path to a tensor (numbers: onnx.proto).
 _PATHS: Mapping[str, Mapping[int, str]] = {
     "model": {7: "graph", 25: "function"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
@@ -61,8 +62,9 @@ _PATHS: Mapping[str, Mapping[int, str]] = {
     "tensor": {},
 }
 _DATA_NUMBERS = frozenset({4, 5, 6, 7, 9, 10, 11})
+"""Fields of a tensor that hold its data."""
 _DROPPED: Mapping[str, frozenset[int]] = {"model": frozenset({20})}
-"""training_info."""
+"""Fields that are dropped whole: training_info."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,18 +73,18 @@ class Stripped:
 
     data: bytes
     bytes_before: int
-    """Of the file itself, without external data."""
+    """Bytes of the file itself before, without external data."""
     num_dropped: int
-    """Tensors whose data is gone."""
+    """Number of tensors whose data was dropped."""
     num_kept: int
-    """Small constants whose values remain."""
+    """Number of small constants whose values remain."""
 
 
 def strip_file(path: Path, *, parameters: Sequence[str] = ()) -> Stripped:
     """Strips a file of any size.
 
     Args:
-        path: of the ONNX file.
+        path: path of the ONNX file.
         parameters: globs over tensors that are weights, where the exporter did not say.
 
     Raises:
@@ -146,7 +148,7 @@ def _encoded(value: int) -> bytes:
 
 
 def _without_large(view: memoryview, kind: str) -> Iterator[bytes | memoryview]:
-    """The message without large tensor data; what it holds on the way is not copied."""
+    """The parts of a message without large tensor data; what is kept is not copied."""
     paths, at, copied = _PATHS[kind], 0, 0
     while at < len(view):
         start = at
@@ -179,7 +181,7 @@ def _without_large(view: memoryview, kind: str) -> Iterator[bytes | memoryview]:
 
 
 def _compare(model: Any) -> None:
-    """Notes on weights what the reader would see in their numbers: which are equal, and which are fresh."""
+    """Notes in the metadata of weights which of them are equal and which are fresh, as the reader would find out."""
     weights = [t for t in model.graph.initializer if has_data(t) and not _is_external(t) and t.data_type in FLOATS]
     numbers: dict[object, int] = {}
     for tensor in weights:
@@ -200,7 +202,7 @@ def _is_external(tensor: Any) -> bool:
 
 
 def _clean(model: Any) -> None:
-    """Removes what tells of the machine and the program that wrote the file, and large data that is left."""
+    """Removes information about the machine and the program that wrote the file, and large data that is left."""
     for name in ("producer_version", "domain", "model_version", "doc_string", "training_info"):
         model.ClearField(name)
     if model.producer_name != PYTORCH:
@@ -243,7 +245,7 @@ def _drop_weights(model: Any, outside: set[str], parameters: Sequence[str]) -> t
         _clear(sparse.indices)
         dropped += 1
     for tensor in model.graph.initializer:
-        # What the reader itself turned into a view of another parameter is a weight as well.
+        # A tensor that the reader turned into a view of another parameter is a weight as well.
         stored = source.stored.get(tensor.name)
         role = stored_role(tensor.name, stored, guess, parameters) if stored is not None else "parameter"
         if role == "constant" and prod(tensor.dims) <= MAX_VALUE_ELEMENTS:

@@ -84,10 +84,6 @@ def make_operator(
         if numbers != list(range(len(numbers))):
             attrs[key] = tuple(numbers)
     differentiable = any(needs_gradient[i] for i in kept if i < len(needs_gradient))
-    saved: list[str] = []
-    if differentiable and not usage.is_constant:
-        saved += [ctx.tensor(i).name for i in result.saved_inputs]
-        saved += [outputs[i] for i in result.saved_outputs if i < len(outputs) and outputs[i]]
     forward, backward = (0.0, 0.0) if usage.is_view else result.traffic
     gradients = sum(f for i, f in result.gradient_flops.items() if i < len(needs_gradient) and needs_gradient[i])
     operator = Operator(
@@ -104,7 +100,7 @@ def make_operator(
         forward_flops=_amount(ctx, result.forward_flops),
         backward_flops=_amount(ctx, gradients),
         traffic=(forward, backward if differentiable else 0.0),
-        saved=tuple(dict.fromkeys(saved)),
+        saved=_saved(ctx, result, outputs) if differentiable and not usage.is_constant else (),
         scope=usage.scope,
         is_view=usage.is_view,
         is_constant=usage.is_constant,
@@ -125,6 +121,13 @@ def _spread(
         tensors[position] = inputs[number]
         flags[position] = needs_gradient is not None and needs_gradient[number]
     return tensors, None if needs_gradient is None else flags
+
+
+def _saved(ctx: Context, result: Result, outputs: Sequence[str]) -> tuple[str, ...]:
+    """Names of the tensors that the backward pass needs."""
+    operands = [ctx.tensor(i).name for i in result.saved_inputs]
+    written = [outputs[i] for i in result.saved_outputs if i < len(outputs) and outputs[i]]
+    return tuple(dict.fromkeys(operands + written))
 
 
 def _output(ctx: Context, result: Result, number: int, name: str) -> Tensor:

@@ -62,25 +62,25 @@ SPELLINGS: Mapping[str, str] = {
 """The same models as papers spell them; the names above are those of the published code."""
 
 MAX_VALUE = 2**24
-"""Of any key: what is larger is a slip, or meant to exhaust the service."""
+"""Largest value of any key (assumed): a larger one is a slip, or meant to exhaust the service."""
 MAX_PARAMETERS = 10**15
-"""A thousand times the largest models known: more than any cluster holds."""
+"""Largest number of parameters (assumed): a thousand times that of the largest known models."""
 MAX_LAYERS = 2000
-"""Of layers, blocks and convolutions together: each becomes operators."""
+"""Largest number of layers, blocks and convolutions together (assumed); each becomes operators."""
 MAX_STAGES = 8
-"""Of a convolutional network: each doubles the channels."""
+"""Largest number of stages of a convolutional network (assumed); each doubles the channels."""
 
 _DIVIDED = (("hidden", "heads"), ("heads", "kv_heads"), ("image_size", "patch_size"))
 _DEPTHS = ("layers", "blocks", "convolutions")
 
 
 def names() -> tuple[str, ...]:
-    """The named models."""
+    """Names of all named models."""
     return tuple(NAMED)
 
 
 def check_known(spec: str) -> None:
-    """Refuses a name that no model has; says nothing of sizes.
+    """Refuses a name that no model has; sizes are not checked.
 
     Raises:
         ModelError: names all that there are.
@@ -153,7 +153,7 @@ def _is_size(text: str) -> bool:
 
 
 def _check(model: Model) -> None:
-    """What no operator would notice, or would only notice in its own words."""
+    """Refuses sizes that do not fit each other, in the words of the model's keys."""
     values = {f.name: getattr(model, f.name) for f in fields(model)}
     for whole, part in _DIVIDED if not isinstance(model, T5) else ():
         if part == "heads" and values.get("head_dim"):

@@ -9,9 +9,9 @@ from ir.zoo.net import Net
 from ir.zoo.stretch import stretch
 
 BUILT = 3
-"""Blocks of a stage that are built operator by operator: the first, its successor, and one like all behind it."""
+"""Number of blocks of a stage that are built operator by operator: the first, its successor, and one like all later."""
 EXPANSION = 4
-"""Channels of a bottleneck's result, in multiples of its width."""
+"""Channels of a bottleneck's result, in multiples of its width (ResNet, arXiv 1512.03385)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +19,9 @@ class ResNet:
     """Stages of bottleneck blocks with batch norm."""
 
     blocks: tuple[int, ...]
-    """Of each stage; each stage but the first halves the image."""
+    """Number of blocks of each stage; each stage but the first halves the image."""
     width: int = 64
-    """Channels of the stem; doubled from stage to stage."""
+    """Channels of the stem, doubled from stage to stage."""
     image_size: int = 224
     num_classes: int = 1000
 
@@ -59,7 +59,7 @@ class Vgg:
     """Stages of 3x3 convolutions, each halving the image at its end, and three linear layers."""
 
     convolutions: tuple[int, ...]
-    """Of each stage."""
+    """Number of convolutions of each stage."""
     width: int = 64
     """Channels of the first stage; doubled from stage to stage up to 8 times."""
     ffn: int = 4096

@@ -1,4 +1,4 @@
-"""Net: a GraphBuilder that speaks of modules. Names, operators and their order are those of an exported module."""
+"""Net: a GraphBuilder in terms of modules. Names, operators and their order are those of an exported module."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from ir.parameters import split_fused
 OPSET = 23
 """The first operator set with RMSNormalization and RotaryEmbedding."""
 LOWEST = -3.4028234663852886e38
-"""What masks add where nothing may be seen: the least float32."""
+"""Number that masks add to the scores of hidden positions: the least float32."""
 
 
 class Net:
-    """Collects modules; every method takes and returns names of tensors, at one sample."""
+    """Collects modules; every method takes and returns names of tensors, with shapes at one sample."""
 
     def __init__(self) -> None:
         self.builder = GraphBuilder()
 
     def shape(self, x: str) -> tuple[int, ...]:
-        """Dims at one sample."""
+        """Shape of a tensor at one sample."""
         return self.builder.tensors[x].shape
 
     def op(self, kind: str, inputs: Sequence[str], scope: str = "", **attributes: Any) -> str:
-        """One operator; its first result."""
+        """Adds one operator and returns its first result."""
         return self.ops(kind, inputs, scope, 1, **attributes)[0]
 
     def ops(self, kind: str, inputs: Sequence[str], scope: str, num_outputs: int, **attributes: Any) -> tuple[str, ...]:
-        """One operator; all its results."""
+        """Adds one operator and returns all its results."""
         base = f"{scope}.{kind.lower()}" if scope else kind.lower()
         outputs = [self.builder.unique(base) for _ in range(num_outputs)]
         return self.builder.add(
@@ -44,7 +44,7 @@ class Net:
         )
 
     def parameter(self, name: str, *shape: int) -> str:
-        """A trainable tensor, declared at its first use."""
+        """A parameter, declared at its first use."""
         return name if name in self.builder.tensors else self.builder.parameter(name, shape)
 
     def buffer(self, name: str, *shape: int, dtype: str = "float32") -> str:
@@ -54,7 +54,7 @@ class Net:
         return name
 
     def scalar(self, name: str, value: float) -> str:
-        """A known number."""
+        """A constant number."""
         return self.builder.constant(name, np.array(value, dtype=np.float32))
 
     def add(self, x: str, y: str, scope: str = "") -> str:
@@ -86,12 +86,12 @@ class Net:
 
         Args:
             x: tokens, [b, s, h].
-            scope: of the parameters.
-            chosen: [b, s, k] indices of experts.
-            weights: [b, s, k] of their results.
-            num_experts: experts.
-            ffn: width of each.
-            groups: runs of a sample's tokens that are routed apart.
+            scope: scope of the parameters.
+            chosen: indices of the chosen experts, [b, s, k].
+            weights: weights of their results, [b, s, k].
+            num_experts: number of experts.
+            ffn: width of each expert.
+            groups: number of runs of a sample's tokens that are routed separately.
         """
         _, length, width = self.shape(x)
         routed = length * self.shape(chosen)[-1]
@@ -130,7 +130,7 @@ class Net:
         return self.op("RMSNormalization", [x, weight], scope, axis=-1, epsilon=epsilon)
 
     def causal_mask(self, length: int) -> str:
-        """What hides the future, to be added to scores."""
+        """A mask that hides later positions, to be added to scores."""
         full = self.op("ConstantOfShape", [], shape=(length, length), value=LOWEST)
         diagonal = self.builder.constant("diagonal", np.array(1, dtype=np.int64))
         return self.op("Trilu", [full, diagonal], upper=1)
@@ -194,7 +194,7 @@ class Net:
         )
 
     def flatten(self, x: str) -> str:
-        """One dim for each sample."""
+        """All features of a sample in one dim."""
         return self.op("Reshape", [x], shape=(1, prod(self.shape(x)[1:])))
 
     def finish(self, scores: str, *, loss: str | None = None) -> Graph:

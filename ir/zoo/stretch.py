@@ -1,4 +1,4 @@
-"""A graph with a few layers made one with many: one layer is copied under other names, which is exact and quick."""
+"""A graph with many layers from one with a few: one layer is copied under other names, which is exact and quick."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def stretch(graph: Graph, prefix: str, last: int, count: int) -> Graph:
     """Repeats the last layer of a stack.
 
     Args:
-        graph: whose operators of layer `i` of the stack have a scope that is, or lies below, `{prefix}.{i}`.
+        graph: the graph; the scope of operators of layer `i` is `{prefix}.{i}` or begins with `{prefix}.{i}.`.
         prefix: scope of the stack.
-        last: index of its last layer, which is like the ones to come and reads of the stack only what its
-            predecessor writes, and parameters.
-        count: layers wanted, at least `last + 1`.
+        last: number of its last layer, which is like the copies and reads of the stack only the results of its
+            predecessor, and parameters.
+        count: number of layers of the result, at least `last + 1`.
 
     Returns:
         the graph with layers `0 ... count - 1`, equal to the one that would be built with so many.
@@ -31,7 +31,7 @@ def stretch(graph: Graph, prefix: str, last: int, count: int) -> Graph:
     touched = dict.fromkeys(name for op in layer for name in (*op.inputs, *op.outputs))
     own = [name for name in touched if _within(name, old)]
     tails = [name[len(old) :] for name in own]
-    # What crosses from one layer to the next, by its name behind the layer's.
+    # Tensors that cross from one layer to the next, without the layer's part of their names.
     crossing = [
         name[len(before) :] for name in touched if graph.tensors[name].role == "activation" and _within(name, before)
     ]

@@ -9,7 +9,7 @@ from ir.zoo.net import LOWEST, Net
 from ir.zoo.stretch import stretch
 
 BUILT = 2
-"""Layers of a stack that are built operator by operator: the first, and one that is like all behind it."""
+"""Number of layers of a stack that are built operator by operator: the first, and one that is like all later ones."""
 
 
 def _layers(layers: int) -> range:
@@ -31,7 +31,7 @@ class Gpt:
     """Width of the MLP; 0 = 4 times `hidden`."""
     seq_len: int = 1024
     positions: int = 0
-    """Rows of the table of positions; at least `seq_len`."""
+    """Number of rows of the table of positions; at least `seq_len` are used."""
     vocab_size: int = 50257
     dropout_percent: int = 0
     """Share of the activations that training drops behind embeddings, attention weights and each half layer."""
@@ -181,7 +181,7 @@ class Bert:
     """Width of the MLP; 0 = 4 times `hidden`."""
     seq_len: int = 512
     positions: int = 0
-    """Rows of the table of positions; at least `seq_len`."""
+    """Number of rows of the table of positions; at least `seq_len` are used."""
     vocab_size: int = 30522
     dropout_percent: int = 0
     """Share of the activations that training drops behind embeddings, attention weights and each half layer."""
@@ -269,7 +269,7 @@ class T5:
     """Encoder and decoder with relative positions; embedding and head are one (T5 1.0)."""
 
     layers: int
-    """Of the encoder, and of the decoder."""
+    """Number of layers of the encoder, and of the decoder."""
     hidden: int
     heads: int
     head_size: int = 64
@@ -280,7 +280,7 @@ class T5:
     """Length of the decoder's sequence; 0 = `seq_len`."""
     vocab_size: int = 32128
     buckets: int = 32
-    """Of distances between positions."""
+    """Number of buckets for distances between positions."""
 
     def build(self, loss: str | None) -> Graph:
         """The graph."""

@@ -116,9 +116,9 @@ def read_input(
 
 def _read_model(path: Path, parameters: tuple[str, ...]) -> bytes:
     """The file, without its weights where they lie outside of it or make it larger than an upload may be."""
-    from ir.onnx.sandbox import DEFAULT_MAX_BYTES
+    from ir.onnx.sandbox import SandboxLimits
 
-    is_large = path.stat().st_size > DEFAULT_MAX_BYTES
+    is_large = path.stat().st_size > SandboxLimits().max_bytes
     data = b"" if is_large else path.read_bytes()
     if not is_large and _EXTERNAL not in data:
         return data

@@ -130,7 +130,7 @@ def import_graph(data: bytes, request: JobRequest) -> Graph:
 
     if is_profile(data):
         return _measured(data, options)
-    from ir.onnx.sandbox import import_model
+    from ir.onnx.sandbox import SandboxLimits, import_model
 
     return import_model(
         data,
@@ -139,7 +139,8 @@ def import_graph(data: bytes, request: JobRequest) -> Graph:
         parameters=(*options.parameters, *(str(glob) for glob in parameters)),
         batch_dims=options.batch_dims,
         loss=loss,
-        max_bytes=max(len(data), 1),  # whoever took the file in has applied the cap of the settings
+        # Whoever took the file in has applied the cap of the settings.
+        limits=SandboxLimits(max_bytes=max(len(data), 1)),
     )
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from collective_list import list_parameter_collectives
+from parameter_traffic import ParameterTraffic
 
 from automap.space.templates import templates
-from automap.verify import Verifier
 from ir import zoo
 
 SIZES = "layers=2,hidden=64,heads=4,seq_len=32,vocab_size=128"
@@ -35,7 +35,7 @@ def listed(lowered, evaluator):
 
 def counted(check, plan):
     """Likewise, from the definitions."""
-    found = {(t.rank, t.kind, t.axis, t.what, t.when): n for t, n in check.traffic(plan).items()}
+    found = {(t.rank, t.kind, t.axis, t.what, t.when): n for t, n in check.collectives(plan).items()}
     exchanged = Counter()
     for ranks, elements in check.exchanged(plan).items():
         for rank in ranks:
@@ -47,7 +47,7 @@ def counted(check, plan):
 def test_the_list_is_what_the_definitions_say(name, space):
     spec, cluster, batch, fix = CASES[name]
     s = space(zoo.build(spec), cluster, batch, **fix)
-    check, stages = Verifier(s.problem), Counter()
+    check, stages = ParameterTraffic(s.problem), Counter()
     for values in s.random_batch(np.random.default_rng(1), 60):
         lowered = s.lowered(tuple(values.tolist()))
         for priced, wanted in zip(
@@ -74,7 +74,7 @@ def test_the_price_pays_for_all_that_is_sent(zero, gpt, space):
     settings = s.evaluator._settings
     settings.gradient_overlap = settings.gather_overlap = settings.gathers_singly = 0.0
     settings.parameter_bytes, settings.sent_gradient_bytes = 4.0, 3.0
-    check, rng, seen = Verifier(s.problem), np.random.default_rng(2), 0
+    check, rng, seen = ParameterTraffic(s.problem), np.random.default_rng(2), 0
     for _ in range(40):
         values = s.random(rng)
         lowered = s.lowered(values)
@@ -84,7 +84,7 @@ def test_the_price_pays_for_all_that_is_sent(zero, gpt, space):
         lowered = replace(lowered, layout=replace(lowered.layout, stages=(stage,)))
         found = s.evaluator.evaluate(lowered).ranks[0]
         wanted = Counter()
-        for traffic, elements in check.traffic(s.decode(values)).items():
+        for traffic, elements in check.collectives(s.decode(values)).items():
             wanted[traffic.when] += seconds(traffic, elements, stage.axes[lowered.axes.index(traffic.axis)])
         assert found["sync_s"] == pytest.approx(wanted["step"])
         # What passes send besides does not depend on ZeRO.
@@ -113,7 +113,7 @@ def test_pure_data_parallelism_sends_every_parameter(zero, space):
         3: {("reduce_scatter", "micro_batch"): every + table, ("all_gather", "micro_batch"): 2 * (every + table)},
     }[zero]
     found = Counter()
-    for traffic, elements in Verifier(s.problem).traffic(s.decode(values)).items():
+    for traffic, elements in ParameterTraffic(s.problem).collectives(s.decode(values)).items():
         assert (traffic.rank, traffic.axis) == (0, "dp")
         found[traffic.kind, traffic.when] += elements
     assert dict(found) == wanted

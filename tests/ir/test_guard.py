@@ -7,8 +7,9 @@ from onnx import TensorProto, helper
 
 from ir.errors import ModelError, ModelTooExpensive
 from ir.onnx.load import load_model
-from ir.onnx.readers.guard import Limits, parse
-from ir.onnx.sandbox import import_model
+from ir.onnx.readers.guard import parse
+from ir.onnx.readers.limits import Limits
+from ir.onnx.sandbox import SandboxLimits, import_model
 
 
 def model(nodes=None, initializers=None, functions=(), **graph):
@@ -210,5 +211,5 @@ def test_sandbox_returns_graphs_and_errors(light):
 @pytest.mark.parametrize("limit", [{"wall_s": 0.02}, {"cpu_s": 0}, {"memory_bytes": 40 << 20}, {"max_bytes": 10}])
 def test_sandbox_limits(limit, light):
     with pytest.raises(ModelTooExpensive) as error:
-        import_model(light("vgg19"), **limit)
+        import_model(light("vgg19"), limits=SandboxLimits(**limit))
     assert error.value.field == "model" and error.value.repair

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ir.errors import ModelError
 from ir.onnx.load import load_model
-from ir.onnx.readers.guard import Limits
-from ir.onnx.sandbox import DEFAULT_MAX_BYTES, import_model
+from ir.onnx.readers.limits import Limits
+from ir.onnx.sandbox import SandboxLimits, import_model
 from ir.serialize import graph_digest, graph_from_bytes, graph_to_bytes
 
 PROCESSOR_S = 2.0
@@ -128,7 +128,7 @@ def test_the_child_opens_nothing():
     """Whatever a bug might do with a name in a file: no file and no process."""
     code = (
         "import ir.onnx.sandbox as s, os\n"
-        "s._shut()\n"
+        "s.forbid_opening()\n"
         "for attempt in (lambda: open('/etc/hostname'), lambda: __import__('socket').socket(), lambda: os.pipe()):\n"
         "    try:\n"
         "        attempt()\n"
@@ -138,7 +138,7 @@ def test_the_child_opens_nothing():
     )
     done = subprocess.run([sys.executable, "-c", "import socket\n" + code], capture_output=True, text=True, check=True)
     assert done.stdout == ""
-    assert Limits().max_bytes == DEFAULT_MAX_BYTES
+    assert Limits().max_bytes == SandboxLimits().max_bytes
 
 
 # Fuzzing; `make fuzz` runs the same with more examples

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from automap.validation.published_runs import case_of, load_runs
+from automap.validation.published_cases import case_of
+from automap.validation.published_runs import load_runs
 from service.command.main import main
 
 ROOT = Path(__file__).resolve().parents[2]

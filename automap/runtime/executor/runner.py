@@ -10,16 +10,18 @@ from torch import Tensor
 from automap.errors import PlanError
 from automap.plan import Plan
 from automap.price.evaluator import Evaluator
+from automap.price.local_sgd import replica_axis
+from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.runtime.executor.action_order import action_lists
 from automap.runtime.executor.optimizer import Optimizer
 from automap.runtime.executor.pipeline import Data, Pipeline
 from automap.runtime.executor.replica_averaging import Replicas, replica_share
 from automap.runtime.executor.routes import StageBorder, global_order
-from automap.runtime.executor.stage_executor import StageExecutor, build_executors
-from automap.runtime.executor.stage_program import StageProgram
+from automap.runtime.executor.stage_executor import StageExecutor, loss_scale
+from automap.runtime.executor.stage_program import StageProgram, stage_programs
 from automap.runtime.executor.synthetic_data import RandomData, RandomValues
-from automap.runtime.mesh_groups import Groups
+from automap.runtime.mesh_groups import Groups, make_meshes
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Precision -> the type of parameters, gradients and activations; moments and masters are float32."""
@@ -123,13 +125,32 @@ def join(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> tuple[Pipeline, dict[int, StageExecutor]]:
-    """The pipeline of a plan and the executors of this rank in it; for the arguments see `build_executors`.
+    """The pipeline of a plan, and the executors of the stages that this rank is part of, by number.
+
+    Args:
+        evaluator: the evaluator of the problem.
+        plan: a plan of the problem.
+        rank: the number of this process, a device number of the plan.
+        values: whole parameters, buffers and stored constants, under the names of the graph or of its file.
+        groups: process groups, kept from plan to plan. All ranks must join the same plans in the same order.
+        dtype: the type of floating-point tensors.
+        device: the device of this process; None = the CPU.
 
     Raises:
         PlanError: the plan is illegal, cannot be executed exactly, or its order cannot be finished.
         ModelError: a value is missing or of another shape.
     """
-    programs, executors = build_executors(plan, evaluator, rank, values, groups, dtype=dtype, device=device)
+    device = device or torch.device("cpu")
+    lowered = lower_plan(plan, evaluator)
+    if plan.sync.kind != "synchronous":
+        replica_axis(plan, lowered, evaluator)
+    programs = stage_programs(plan, lowered, evaluator, make_meshes(plan, lowered.axes, rank, groups), dtype)
+    scale = loss_scale(evaluator.problem.graph, plan.num_micro_batches, plan.samples_per_micro_batch)
+    executors = {
+        program.number: StageExecutor(program, values, plan, scale / replica_share(program), device)
+        for program in programs
+        if program.mesh.is_mine
+    }
     stages = [border_of(program) for program in programs]
     order = global_order(action_lists(plan), stages)
-    return Pipeline(stages, executors, order, rank, device or torch.device("cpu")), executors
+    return Pipeline(stages, executors, order, rank, device), executors

@@ -9,14 +9,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from automap.plan import Plan
-from automap.price.evaluator import Evaluator
-from automap.price.local_sgd import replica_axis
-from automap.price.plan_reader import lower_plan
 from automap.runtime.executor.parameters import Parameters
 from automap.runtime.executor.regions import LocalOperator, Operand, Region, build_regions, sent_operand
-from automap.runtime.executor.replica_averaging import replica_share
-from automap.runtime.executor.stage_program import StageProgram, stage_programs
-from automap.runtime.mesh_groups import Groups, make_meshes
+from automap.runtime.executor.stage_program import StageProgram
 from automap.runtime.operators.apply import apply, value_of
 from automap.runtime.redistribute import convert, direction, sum_over
 from automap.runtime.sharded_operators.call import Call
@@ -46,7 +41,19 @@ class StageExecutor:
     def __init__(
         self, program: StageProgram, values: Mapping[str, Tensor], plan: Plan, scale: float, device: torch.device
     ) -> None:
-        """Builds the regions of the stage; see `build_executors`."""
+        """Builds the regions of the stage.
+
+        Args:
+            program: the program of the stage.
+            values: whole parameters, buffers and stored constants, under the names of the graph or of its file.
+            plan: the plan of the stage.
+            scale: the factor of the stage's loss, see `loss_scale`.
+            device: the device of this process.
+
+        Raises:
+            PlanError: an operator cannot be executed exactly; names it.
+            ModelError: a value is missing or of another shape.
+        """
         self.program, self.scale, self.device = program, scale, device
         self.inputs, self.outputs, self.data, self.loss = program.inputs, program.outputs, program.data, program.loss
         self._held = Parameters(program, values, plan.stages[program.number].zero, device)
@@ -199,41 +206,3 @@ def loss_scale(graph: Graph, num_micro_batches: int, samples: int) -> float:
         return 1.0 / num_micro_batches
     rows = 1 if op.kind == "MeanSquaredErrorLoss" else graph.tensors[op.inputs[1]].num_elements
     return 1.0 / (num_micro_batches * samples * rows)
-
-
-def build_executors(
-    plan: Plan,
-    evaluator: Evaluator,
-    rank: int,
-    values: Mapping[str, Tensor],
-    groups: Groups,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | None = None,
-) -> tuple[tuple[StageProgram, ...], dict[int, StageExecutor]]:
-    """The programs of all stages of a plan, and the executors of the stages that this rank is part of, by number.
-
-    Args:
-        plan: a plan of the evaluator's problem.
-        evaluator: the evaluator of the problem.
-        rank: the number of this process, which is a device number of the plan.
-        values: whole parameters, buffers and stored constants, under the names of the graph or of its file.
-        groups: process groups, kept from plan to plan. All ranks must build the same plans in the same order.
-        dtype: the type of floating-point tensors.
-        device: the device of this process; None = the CPU.
-
-    Raises:
-        PlanError: the plan is illegal, or an operator of it cannot be executed exactly; names it.
-        ModelError: a value is missing or of another shape.
-    """
-    lowered = lower_plan(plan, evaluator)
-    if plan.sync.kind != "synchronous":
-        replica_axis(plan, lowered, evaluator)
-    programs = stage_programs(plan, lowered, evaluator, make_meshes(plan, lowered.axes, rank, groups), dtype)
-    scale = loss_scale(evaluator.problem.graph, plan.num_micro_batches, plan.samples_per_micro_batch)
-    device = device or torch.device("cpu")
-    return programs, {
-        program.number: StageExecutor(program, values, plan, scale / replica_share(program), device)
-        for program in programs
-        if program.mesh.is_mine
-    }

@@ -1,7 +1,7 @@
-"""Control flow and sequences, as far as they say nothing that a straight line could not.
+"""Control flow and sequences that a straight line can express.
 
 An `If` whose condition is known takes its branch. The loop that PyTorch's exporters write for `nn.EmbeddingBag` (one
-turn a bag: rows between two offsets, looked up and reduced) is read as one look-up and one reduction. Sequences of
+iteration a bag: rows between two offsets, looked up and reduced) is read as one look-up and one reduction. Sequences of
 known length are lists of tensors. Everything else is refused: a training graph is a straight line.
 """
 
@@ -25,8 +25,9 @@ class Branch:
     """One branch of an `If`, read when it is taken."""
 
     read: Callable[[], tuple[list[Any], dict[str, Any]]]
-    """The nodes and the stored tensors of the branch, under the names of the file around it."""
+    """Function that returns the nodes and the stored tensors of the branch, with the names of the enclosing graph."""
     outputs: list[str]
+    """Names of its results."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,15 @@ class Bags:
     """The loop of an `nn.EmbeddingBag`."""
 
     rows: str
-    """What is cut at the offsets: looked-up rows, or the places to look up in `table`."""
+    """Tensor that is cut at the offsets: looked-up rows, or the places to look up in `table`."""
     offsets: str
-    """Where each bag begins."""
+    """Tensor of the first row of each bag."""
     table: str
-    """Of embeddings; empty where `rows` are rows already."""
+    """Tensor of embeddings; empty where `rows` are rows already."""
     reduction: str
+    """Kind that reduces a bag, one of `REDUCTIONS`."""
     keeps_dim: bool
+    """Whether the reduction keeps the dim of the rows."""
 
 
 def graphs(proto: Any) -> Iterator[Any]:
@@ -52,7 +55,7 @@ def graphs(proto: Any) -> Iterator[Any]:
 
 
 def free_names(graph: Any) -> dict[str, None]:
-    """Names that a subgraph reads from around it, in order."""
+    """Names that a subgraph reads from the enclosing graph, in order of first use."""
     own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
     free: dict[str, None] = {}
     for node in graph.node:
@@ -64,7 +67,7 @@ def free_names(graph: Any) -> dict[str, None]:
 
 
 def bags(loop: Any) -> Bags | None:
-    """The parts of a Loop that reduces a slice a turn; None for any other loop."""
+    """The parts of a Loop that reduces one slice an iteration; None for any other loop."""
     body = next(graphs(loop), None)
     if body is None:
         return None
@@ -97,6 +100,7 @@ def bags(loop: Any) -> Bags | None:
 
 
 def _all_nodes(graph: Any) -> Iterator[Any]:
+    """The nodes of a graph and of its subgraphs."""
     for node in graph.node:
         yield node
         for sub in graphs(node):
@@ -104,11 +108,12 @@ def _all_nodes(graph: Any) -> Iterator[Any]:
 
 
 def _is_turn(node: Any, made: Mapping[str, Any]) -> bool:
+    """Whether the bounds of a slice are computed in the loop."""
     return any(name in made for name in node.input[1:])
 
 
 def _origin(name: str, made: Mapping[str, Any]) -> str:
-    """The tensor around the loop that a start of a slice is taken from."""
+    """Name of the tensor outside the loop that the start of a slice is taken from; empty where there is none."""
     while name in made:
         node = made[name]
         if node.op_type in ("Unsqueeze", "Squeeze", "Cast", "Reshape", "Identity", "Slice", "Gather"):

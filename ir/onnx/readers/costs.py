@@ -1,7 +1,8 @@
-"""Costs that a file states for its own operators, in `metadata_props` of a node: for kinds outside the table.
+"""Costs that a file states for operators of kinds outside the table, in `metadata_props` of a node.
 
 `automap.forward_s` is seconds of one sample's forward pass on the device where it was measured, `automap.backward_s`
-likewise; `automap.flops` floating-point operations and `automap.bytes` bytes moved, both forward and for one sample.
+seconds of its backward pass; `automap.flops` is floating-point operations and `automap.bytes` bytes moved, both of the
+forward pass of one sample.
 A request's `hints.costs` override them.
 """
 
@@ -16,7 +17,7 @@ COST_KEYS = ("automap.forward_s", "automap.backward_s", "automap.flops", "automa
 
 
 def stated_costs(metadata: Mapping[str, str], name: str) -> dict[str, float]:
-    """The costs among a node's metadata, by key without `automap.`; `name` is of the node.
+    """The costs among the metadata of node `name`, by key without `automap.`.
 
     Raises:
         ModelError: a cost is no number, or negative.

@@ -1,84 +1,27 @@
 """Pre-flight on raw bytes, before any ONNX utility sees them.
 
 The ONNX checker is no guard: it accepts cycles, functions that double at every level, and dims of 2^62. This walk is
-linear in the size of the upload, counts before it looks, and stops at the first bound that is crossed. Of operators it
-knows nothing; of what their results would weigh, `ir.operators.base` does.
+linear in the size of the upload, counts before it reads, and stops at the first bound that is crossed. It knows nothing
+of operators; the sizes of their results are bounded in `ir.operators.make`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from ir.errors import ModelTooExpensive, refuse
+from ir.onnx.readers.expansion import check_functions
+from ir.onnx.readers.limits import Counter, Limits, too_large
 
 MIB = 1 << 20
 MIN_OPSET = 7
-"""Older operators broadcast by an attribute and mean other things by the same names."""
+"""First version of the operator set that is read: older operators broadcast by an attribute."""
 MAX_OPSET: int = onnx.defs.onnx_opset_version()
-
-FunctionKey = tuple[str, str, str]
-"""Domain, name, overload."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """Bounds on an upload; the defaults admit a 70-billion-parameter transformer (10 MB, 5,700 nodes) eight times."""
-
-    max_bytes: int = 64 * MIB
-    max_nodes: int = 50_000
-    """Subgraphs included, functions expanded."""
-    max_tensors: int = 200_000
-    """Inputs, initializers, results and declared values."""
-    max_items: int = 1_000_000
-    """Operands, attributes and their numbers, dims and metadata entries, after expansion of functions."""
-    max_depth: int = 8
-    """Of subgraphs."""
-    max_calls: int = 64
-    """Of functions within functions."""
-    max_operands: int = 4096
-    """Inputs or outputs of one node, and outputs of the graph."""
-    max_values: int = 65_536
-    """Numbers or texts in one attribute."""
-    max_rank: int = 32
-    max_elements: int = 1 << 48
-    """Of one tensor."""
-    max_dim: int = 1 << 40
-    max_name_bytes: int = 4096
-
-
-@dataclass
-class _Counter:
-    limits: Limits
-    nodes: int = 0
-    tensors: int = 0
-    items: int = 0
-
-    def add(self, *, nodes: int = 0, tensors: int = 0, items: int = 0) -> None:
-        self.nodes += nodes
-        self.tensors += tensors
-        self.items += items
-        limits = self.limits
-        if self.nodes > limits.max_nodes:
-            raise too_large(f"more than {limits.max_nodes} nodes", self.nodes)
-        if self.tensors > limits.max_tensors:
-            raise too_large(f"more than {limits.max_tensors} tensors", self.tensors)
-        if self.items > limits.max_items:
-            raise too_large(f"more than {limits.max_items} operands, attribute values and dims", self.items)
-
-
-def too_large(message: str, value: object) -> ModelTooExpensive:
-    """A refusal for size."""
-    return ModelTooExpensive(
-        f"the model has {message}",
-        field="model",
-        value=value,
-        repair="Submit a smaller graph, or ask the operator of the service to raise the limit.",
-    )
+"""Last version of the operator set that the installed onnx knows."""
 
 
 def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
@@ -129,21 +72,21 @@ def _needs_memory(data: bytes) -> ModelTooExpensive:
 
 
 def check(model: onnx.ModelProto, limits: Limits) -> None:
-    """The walk itself; see `parse`."""
+    """Checks a parsed model; see `parse` for the errors raised."""
     if len(model.training_info):
         raise refuse(
             "the file holds training graphs",
             f"{len(model.training_info)} training_info",
             "Export the forward graph only.",
         )
-    counter = _Counter(limits)
+    counter = Counter(limits)
     counter.add(items=len(model.opset_import) + len(model.metadata_props), nodes=len(model.functions))
     _check_opsets(model)
     graph = model.graph
     if max(len(graph.node), *(len(f.node) for f in model.functions), 0) > limits.max_nodes:
         raise too_large(f"more than {limits.max_nodes} nodes", len(graph.node))
     if len(model.functions):
-        _check_functions(model, limits)
+        check_functions(model, limits)
     _walk_graph(graph, counter)
     for function in model.functions:
         _walk_function(function, counter)
@@ -156,7 +99,7 @@ def check(model: onnx.ModelProto, limits: Limits) -> None:
 
 
 def _check_opsets(model: onnx.ModelProto) -> None:
-    """Versions of the standard operator set: there, known, and one only."""
+    """Refuses a model that states no, an unknown, or two versions of the standard operator set."""
     for holder in (model, *model.functions):
         versions = {o.version for o in holder.opset_import if o.domain in ("", "ai.onnx")}
         if len(versions) > 1:
@@ -178,7 +121,7 @@ def _check_opsets(model: onnx.ModelProto) -> None:
             )
 
 
-def _walk_function(function: Any, counter: _Counter) -> None:
+def _walk_function(function: Any, counter: Counter) -> None:
     counter.add(nodes=len(function.node), items=len(function.input) + len(function.output) + len(function.opset_import))
     names = [function.domain, function.name, function.overload, *function.input, *function.output]
     _check_texts(names, counter.limits)
@@ -192,7 +135,7 @@ def _walk_function(function: Any, counter: _Counter) -> None:
     _check_defined(set(function.input), function.node, function.output)
 
 
-def _walk_graph(graph: Any, counter: _Counter, depth: int = 0) -> None:
+def _walk_graph(graph: Any, counter: Counter, depth: int = 0) -> None:
     if depth > counter.limits.max_depth:
         raise too_large(f"subgraphs nested deeper than {counter.limits.max_depth}", depth)
     counter.add(
@@ -211,7 +154,7 @@ def _walk_graph(graph: Any, counter: _Counter, depth: int = 0) -> None:
         _walk_node(node, counter, depth)
 
 
-def _walk_values(values: Any, counter: _Counter) -> None:
+def _walk_values(values: Any, counter: Counter) -> None:
     counter.add(tensors=len(values))
     for value in values:
         _check_texts([value.name], counter.limits)
@@ -219,7 +162,7 @@ def _walk_values(values: Any, counter: _Counter) -> None:
             _walk_type(value.type, value.name, counter)
 
 
-def _walk_type(declared: Any, name: str, counter: _Counter) -> None:
+def _walk_type(declared: Any, name: str, counter: Counter) -> None:
     """Shapes of tensors, also within sequences, optionals and maps (their nesting is bounded by protobuf's own)."""
     kind = declared.WhichOneof("value")
     if kind in ("tensor_type", "sparse_tensor_type"):
@@ -235,7 +178,7 @@ def _walk_type(declared: Any, name: str, counter: _Counter) -> None:
         _walk_type(declared.map_type.value_type, name, counter)
 
 
-def _walk_node(node: Any, counter: _Counter, depth: int) -> None:
+def _walk_node(node: Any, counter: Counter, depth: int) -> None:
     limits = counter.limits
     operands = max(len(node.input), len(node.output))
     if operands > limits.max_operands:
@@ -257,8 +200,8 @@ _REPEATED = ("ints", "floats", "strings", "tensors", "sparse_tensors", "graphs",
 _TENSORS = ("tensors", "sparse_tensors", "graphs", "type_protos", "t", "sparse_tensor", "g", "tp")
 
 
-def _walk_attribute(attribute: Any, counter: _Counter, depth: int) -> None:
-    """Whatever the attribute holds is looked at, also what its `type` denies."""
+def _walk_attribute(attribute: Any, counter: Counter, depth: int) -> None:
+    """Walks every field that an attribute holds, also those that its `type` does not announce."""
     limits = counter.limits
     _check_texts([attribute.name, attribute.ref_attr_name], limits)
     for descriptor, held in attribute.ListFields():
@@ -281,7 +224,7 @@ def _walk_attribute(attribute: Any, counter: _Counter, depth: int) -> None:
                 _walk_type(one, attribute.name, counter)
 
 
-def _check_sparse(sparse: Any, counter: _Counter) -> None:
+def _check_sparse(sparse: Any, counter: Counter) -> None:
     counter.add(tensors=2, items=len(sparse.dims))
     _check_tensor(sparse.values, counter)
     _check_tensor(sparse.indices, counter)
@@ -291,7 +234,7 @@ def _check_sparse(sparse: Any, counter: _Counter) -> None:
 _DATA = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 
 
-def _check_tensor(tensor: Any, counter: _Counter) -> None:
+def _check_tensor(tensor: Any, counter: Counter) -> None:
     counter.add(items=len(tensor.dims))
     _check_texts([tensor.name], counter.limits)
     if tensor.data_location == onnx.TensorProto.EXTERNAL or len(tensor.external_data):
@@ -308,7 +251,7 @@ def _check_tensor(tensor: Any, counter: _Counter) -> None:
 
 
 def _check_dims(dims: Sequence[int], name: str, limits: Limits) -> int:
-    """The number of elements, an unknown dim (0) counted as 1: it must not hide the others."""
+    """The number of elements; an unknown dim (0) counts as 1, so that it does not hide the others."""
     if len(dims) > limits.max_rank:
         raise refuse("a tensor has an absurd rank", f"{name}: rank {len(dims)}", "Check the exporter.")
     count = 1
@@ -341,95 +284,8 @@ def _check_unique(names: Iterable[str], what: str) -> None:
         seen.add(name)
 
 
-def _subgraph_nodes(nodes: Any) -> Iterator[Any]:
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _subgraph_nodes(attribute.g.node)
-            for graph in attribute.graphs:
-                yield from _subgraph_nodes(graph.node)
-
-
-@dataclass
-class _Expanded:
-    """What a function becomes once every call in it is expanded."""
-
-    nodes: int = 0
-    items: int = 0
-    depth: int = 0
-
-
-def _items(node: Any) -> int:
-    values = sum(len(a.ints) + len(a.floats) + len(a.strings) for a in node.attribute)
-    return len(node.input) + len(node.output) + len(node.attribute) + values
-
-
-def _check_functions(model: onnx.ModelProto, limits: Limits) -> None:
-    """Expanded size by dynamic programming over the calls, each function once, without recursion.
-
-    A function's size is its own nodes plus the sizes of those it calls: linear in the file, whatever it would grow to.
-    """
-    bodies: dict[FunctionKey, Any] = {}
-    for function in model.functions:
-        key = (function.domain, function.name, function.overload)
-        if key in bodies:
-            raise refuse("a function is defined twice", function.name, "Check the exporter: names must be unique.")
-        bodies[key] = function
-    known: dict[FunctionKey, _Expanded] = {}
-    for root in bodies:
-        for key in _callees_first(root, bodies, known):
-            known[key] = _expand(_subgraph_nodes(bodies[key].node), known, limits)
-    _expand(_subgraph_nodes(model.graph.node), known, limits)
-
-
-def _callees_first(
-    root: FunctionKey, bodies: dict[FunctionKey, Any], known: dict[FunctionKey, _Expanded]
-) -> Iterator[FunctionKey]:
-    """`root` and all that it calls, each after those that it calls itself; `known` ones are left out."""
-
-    def calls(key: FunctionKey) -> Iterator[FunctionKey]:
-        for node in _subgraph_nodes(bodies[key].node):
-            callee = (node.domain, node.op_type, node.overload)
-            if callee in bodies:
-                yield callee
-
-    if root in known:
-        return
-    stack = [(root, calls(root))]
-    is_open = {root}
-    while stack:
-        key, rest = stack[-1]
-        step = next((c for c in rest if c not in known), None)
-        if step is None:
-            stack.pop()
-            is_open.discard(key)
-            yield key
-        elif step in is_open:
-            raise refuse("a function calls itself", step[1], "Export without recursive functions.")
-        else:
-            is_open.add(step)
-            stack.append((step, calls(step)))
-
-
-def _expand(nodes: Iterable[Any], known: dict[FunctionKey, _Expanded], limits: Limits) -> _Expanded:
-    total, nothing = _Expanded(), _Expanded()
-    for node in nodes:
-        callee = known.get((node.domain, node.op_type, node.overload), nothing)
-        total.nodes += 1 + callee.nodes
-        total.items += _items(node) + callee.items
-        total.depth = max(total.depth, 1 + callee.depth)
-        if total.nodes > limits.max_nodes:
-            raise too_large(f"more than {limits.max_nodes} nodes once its functions are expanded", "functions")
-        if total.items > limits.max_items:
-            raise too_large(f"more than {limits.max_items} operands once its functions are expanded", "functions")
-        if total.depth > limits.max_calls:
-            raise too_large(f"functions nested deeper than {limits.max_calls}", "functions")
-    return total
-
-
 def _check_defined(given: set[str], nodes: Any, outputs: Iterable[str]) -> None:
-    """Every name that a node or the result reads must be written or given, and written once."""
+    """Refuses names that are read but neither written nor given, and names that are written twice."""
     defined = given - {""}
     for node in nodes:
         for name in node.output:

@@ -1,4 +1,4 @@
-"""Output shapes of a standard operator outside the table, by onnx's own inference: one node at a time.
+"""Output shapes of a standard operator outside the table, by onnx's own inference of one node at a time.
 
 Inference over a whole model would walk functions and subgraphs, and crashes where a required operand is absent; a
 single node is checked against its schema first.
@@ -27,14 +27,17 @@ def infer(
     values: Mapping[str, Value],
     num_samples: int,
 ) -> dict[str, Declared]:
-    """Result -> its shape at `num_samples` samples; empty where nothing can be said.
+    """Infers the results of one node.
 
     Args:
-        node: as the file has it.
-        inputs: operands, by the names of the next two.
+        node: the node, with the names of the file.
+        inputs: names of its operands in `tensors` and `values`.
         tensors: known tensors.
         values: known constants.
-        num_samples: the batch of the export.
+        num_samples: number of samples of the export.
+
+    Returns:
+        result -> its type at `num_samples` samples; empty where nothing can be inferred.
     """
     try:
         schema = onnx.defs.get_schema(node.kind, node.opset or onnx.defs.onnx_opset_version(), "")

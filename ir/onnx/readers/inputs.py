@@ -1,4 +1,4 @@
-"""Inputs of an ONNX file: which are parameters, how large they are, and where the batch lies."""
+"""Inputs of an ONNX file: which are parameters, their sizes, and the dim of the batch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def add_inputs(
     parameters: Sequence[str],
     batch_dims: Mapping[str, int | None],
 ) -> None:
-    """Adds the inputs that something reads, for one sample, and sets the exported batch size of `builder`.
+    """Adds the inputs that something reads, at one sample, and sets the exported batch size of `builder`.
 
     Args:
-        builder: of the graph.
+        builder: builder of the graph.
         source: the file.
         dims: sizes of symbolic dims.
         parameters: globs over inputs that are parameters.
-        batch_dims: data input -> its batch dim, None where it has none; of others the leading one.
+        batch_dims: data input -> its batch dim, None where it has none; by default the leading dim.
 
     Raises:
         ModelError: an input has no size or shape, or what is said about it is wrong.
@@ -60,6 +60,7 @@ def add_inputs(
 
 
 def _bound(name: str, index: int, size: Dim, dims: Mapping[str, int]) -> int:
+    """The size of a dim, looked up where it is symbolic."""
     if isinstance(size, str):
         if size not in dims:
             raise ModelError(
@@ -104,7 +105,7 @@ def _batch_places(
             sizes[name] = dims.get(size, size) if isinstance(size, str) and size in dims else size
     symbolic = {n for n, s in sizes.items() if isinstance(s, str)}
     static = [s for s in sizes.values() if not isinstance(s, str)]
-    # One input tells the batch: a symbolic leading dim if there is any, else the first explicit or data input.
+    # One input decides the batch size: a symbolic leading dim if there is any, else the first explicit or data input.
     first = next((n for n in batch_dims if n in sizes and n not in symbolic), None)
     batch = 1 if symbolic else (int(sizes[first]) if first else int(static[0]) if static else 1)
     for name, size in sizes.items():

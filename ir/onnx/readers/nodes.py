@@ -1,4 +1,4 @@
-"""Protobuf to plain records: nodes in canonical order with local functions expanded, values, metadata."""
+"""Protobuf to plain records: nodes in canonical order with local functions expanded, values and metadata."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ir.onnx.readers.costs import stated_costs
 from ir.operators import Value
 
 BAGS = "#Bags"
-"""Kind of the loop of an embedding bag: rows, offsets and, where the rows are places, the table."""
+"""Kind of the loop of an embedding bag; its operands are rows, offsets and, where the rows are places, the table."""
 
 DTYPES: Mapping[int, str] = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string", 9: "bool",
@@ -28,19 +28,21 @@ DTYPES: Mapping[int, str] = {
 """`TensorProto.DataType` -> name."""
 
 PYTORCH = "pytorch"
-"""Name of the producer whose exporters' habits are known: what they merge, fold and rename is given back."""
+"""Producer whose exporters' quirks are known (`ir.onnx.rewrites.exporter_quirks`)."""
 KIND_KEY = "pkg.torch.export.graph_signature.InputSpec.kind"
+"""Metadata key of what an input or initializer is: PARAMETER, BUFFER, USER_INPUT ..."""
 SCOPE_KEY = "pkg.torch.onnx.name_scopes"
+"""Metadata key of the module path of a node."""
 COMMON_BUFFERS = frozenset(
     {"inv_freq", "original_inv_freq", "position_ids", "token_type_ids", "relative_position_index",
      "relative_coords_table", "running_mean", "running_var", "num_batches_tracked"}
 )  # fmt: skip
 """Names that modules give to tensors that are not trained, where the exporter no longer says so."""
 FILLED_KEY, CONTENT_KEY, TURNED_KEY = "automap.filled", "automap.content", "automap.turned"
-"""On a weight that was stripped: "1" if all its elements were equal; a number that weights of equal elements share; the
-one that a weight equal to its transpose has."""
+"""Metadata keys of a stripped weight: "1" if all its elements were equal; a number that equal weights share; the number
+of the weight that equals its transpose."""
 FOLDED_KEY = "pkg.onnxscript.optimizer.folded_from"
-"""On a value that the exporter's optimiser computed: the names of what it was computed from."""
+"""Metadata key of a value that the exporter's optimiser computed: the names of the tensors it was computed from."""
 
 
 STATE_POSITIONS: Mapping[str, tuple[int, ...]] = {
@@ -48,7 +50,7 @@ STATE_POSITIONS: Mapping[str, tuple[int, ...]] = {
     "BatchNormalization": (1, 2, 3, 4), "InstanceNormalization": (1, 2), "GroupNormalization": (1, 2), "PRelu": (1,),
     "LSTM": (1, 2, 3), "GRU": (1, 2, 3), "RNN": (1, 2, 3), "MatMul": (1,), "Transpose": (0,),
 }  # fmt: skip
-"""Operands that only what a module holds can be, where they are graph inputs with a name of their own."""
+"""Operand positions, by kind, in which a graph input with a dotted name is a parameter or buffer of a module."""
 
 
 @dataclass
@@ -64,29 +66,31 @@ class Node:
     scope: str = ""
     opset: int = 0
     costs: dict[str, float] = field(default_factory=dict)
-    """What the file states; see `ir.onnx.readers.costs`."""
+    """Costs that the file states; see `ir.onnx.readers.costs`."""
     label: str = ""
-    """What the exporter called the node inside its module."""
+    """Name that the exporter gave the node inside its module."""
 
 
 @dataclass
 class Stored:
-    """A tensor that stands in the file: its declaration, and its value where it is small."""
+    """A tensor stored in the file: its declaration, and its value where it is small."""
 
     shape: tuple[int, ...]
     dtype: str
     value: Value | None = None
     kind: str = ""
-    """PARAMETER, BUFFER or empty: what the exporter said."""
+    """PARAMETER or BUFFER, as the exporter marked it; empty where it did not."""
 
 
 @dataclass
 class Declared:
-    """An input, an output or an inner value with a declared type; symbolic dims are strings."""
+    """An input, an output or an inner value with a declared type."""
 
     shape: tuple[int | str, ...] | None
+    """Sizes of the dims, symbolic ones as strings; None where no shape is declared."""
     dtype: str
     kind: str = ""
+    """PARAMETER, BUFFER, USER_INPUT ... as the exporter marked it; empty where it did not."""
 
 
 @dataclass
@@ -103,7 +107,7 @@ class Source:
     has_metadata: bool = False
     """Whether the exporter marked parameters."""
     names_state: bool = False
-    """Whether stored tensors bear the names of the module's parameters and buffers, all but those called `onnx::`
+    """Whether stored tensors have the names of the module's parameters and buffers, except those called `onnx::`
     (PyTorch's older exporter)."""
 
 
@@ -133,7 +137,7 @@ _TEXT = re.compile(r"""'([^'\\]*)'|"([^"\\]*)\"""")
 
 
 def text_list(text: str) -> list[str]:
-    """A list of plain strings written as Python writes it; empty if it is none."""
+    """The strings of a list as Python prints it; empty where the text is no such list."""
     if not isinstance(text, str) or len(text) > 20_000 or not _TEXTS.fullmatch(text):
         return []
     return [single or double for single, double in _TEXT.findall(text)]
@@ -180,12 +184,12 @@ DATA_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "raw_dat
 
 
 def has_data(tensor: Any) -> bool:
-    """Whether the numbers of a tensor stand in the file."""
+    """Whether the numbers of a tensor are stored in the file."""
     return any(len(getattr(tensor, name)) for name in DATA_FIELDS)
 
 
 def _attribute(proto: Any, given: Mapping[str, Any]) -> Any:
-    """A plain value; tensors stay protobuf, references take the caller's value."""
+    """The plain value of an attribute; tensors stay protobuf, references to a function's attribute take `given`."""
     if proto.ref_attr_name:
         return given.get(proto.ref_attr_name)
     kind = proto.type
@@ -213,7 +217,7 @@ def _attribute(proto: Any, given: Mapping[str, Any]) -> Any:
 
 
 class Reader:
-    """Collects nodes, local functions expanded."""
+    """Collects the nodes of a model with local functions expanded."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.functions = {(f.domain, f.name, f.overload): f for f in model.functions}
@@ -229,7 +233,16 @@ class Reader:
         prefix: str,
         scope: str,
     ) -> None:
-        """Appends nodes; inside a function `names` maps formal to actual names and `given` holds attributes."""
+        """Appends nodes.
+
+        Args:
+            protos: nodes of a graph or of a function's body.
+            opsets: domain -> version of its operator set.
+            names: formal -> actual names inside a function; None outside.
+            given: attributes of the call inside a function.
+            prefix: prefix of names that a function's body defines.
+            scope: module path of the call inside a function.
+        """
         local = dict(names or {})
 
         def renamed(name: str) -> str:
@@ -271,7 +284,7 @@ class Reader:
     def _control(
         self, proto: Any, inputs: list[str], outputs: list[str], renamed: Callable[[str], str], around: tuple[Any, ...]
     ) -> None:
-        """An If is kept with its branches, the loop of an embedding bag as what it computes; others are refused."""
+        """Appends an If with its branches, or the loop of an embedding bag as one node; refuses other control flow."""
         opsets, *_, prefix, scope = around
         name = (prefix + proto.name) if proto.name else ""
         if proto.op_type == "If":
@@ -328,7 +341,7 @@ def opsets(proto: Any) -> dict[str, int]:
 
 
 def in_order(nodes: list[Node], known: set[str]) -> list[Node]:
-    """Nodes so that each reads only what is known or written before; ties go by position in the file (Kahn).
+    """The nodes in an order in which each reads only known or written tensors; ties by position in the file (Kahn).
 
     Raises:
         ModelError: the graph has a cycle.
@@ -361,7 +374,7 @@ def in_order(nodes: list[Node], known: set[str]) -> list[Node]:
 
 
 def declared(value: Any) -> Declared:
-    """The type of a value; a dim without size or name is named after its place.
+    """The declared type of a value; a dim without size or name is named after its position.
 
     Raises:
         ModelError: it is no tensor.

@@ -1,4 +1,4 @@
-"""What PyTorch's exporters merge, fold and rename, given back: fresh weights, batch norms, tied heads, lost marks."""
+"""Undoes what PyTorch's exporters merge, fold and rename: fresh weights, batch norms, tied heads, lost marks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ir.onnx.readers.nodes import (
 
 
 def folded_parameters(values: Iterable[Any], stored: dict[str, Stored]) -> list[Node]:
-    """Weights that the exporter's optimiser transposed or looked up at export lost their mark: gives it back.
+    """Marks weights again that lost their mark because the exporter's optimiser transposed or looked them up.
 
     Returns:
         Transposes of parameters that are stored as well (a tied head), so that they count once.
@@ -74,10 +74,10 @@ def _reader_scopes(nodes: Iterable[Node]) -> dict[str, str]:
 def unmerged(
     nodes: list[Node], stored: dict[str, Stored], inputs: dict[str, Declared], tensors: Mapping[str, Any]
 ) -> list[Node]:
-    """PyTorch's older exporter stores equal tensors once and reads the others through an Identity of their name.
+    """Separates parameters that PyTorch's older exporter merged because their numbers were equal.
 
-    A tied parameter has one name only, so that each such Identity is a parameter of its own (two fresh biases of
-    zeros, say).
+    It stores equal tensors once and reads the others through an Identity of their name. A tied parameter has one name
+    only, so that each such Identity is a parameter of its own (for instance two fresh biases of zeros).
 
     Returns:
         the nodes without those; `stored` and `inputs` hold the parameters again.
@@ -107,7 +107,7 @@ def unmerged(
 def mark_weights(nodes: Iterable[Node], inputs: dict[str, Declared]) -> None:
     """Tells weights from data in a file of PyTorch's older exporter without stored parameters.
 
-    It lists the data first, then what the module holds; the first input that is read as a weight ends the data.
+    It lists the data first, then parameters and buffers; the first input that is read as a weight ends the data.
     """
     read: dict[str, set[tuple[str, int]]] = {}
     for node in nodes:
@@ -147,7 +147,7 @@ def is_filled(tensor: Any) -> bool:
 
 
 def content(tensor: Any, *, turned: bool = False) -> object:
-    """What is equal for tensors of equal numbers (of the transposed matrix, if `turned`); None where it is unknown."""
+    """A key that tensors of equal numbers share (of the transposed matrix, if `turned`); None where it is unknown."""
     if not has_data(tensor):
         return metadata(tensor).get(TURNED_KEY if turned else CONTENT_KEY)
     value = numpy_helper.to_array(tensor)
@@ -155,11 +155,12 @@ def content(tensor: Any, *, turned: bool = False) -> object:
 
 
 def separate(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str, Any]) -> None:
-    """PyTorch's newer exporter stores equal tensors once: fresh scales and biases of several modules are one.
+    """Separates parameters that PyTorch's newer exporter merged because their numbers were equal.
 
-    A filled parameter that several modules read is given back to each of them under its own name, any other to copies
-    of the layer that it belongs to (`layers.0.fc`, `layers.1.fc`): one that is really tied holds random numbers and
-    has readers of different kinds, or is read by one module again.
+    It stores equal tensors once, such as fresh scales and biases of several modules. A filled parameter that several
+    modules read becomes one parameter for each of them; any other is separated for copies of the layer that it belongs
+    to (`layers.0.fc`, `layers.1.fc`): a parameter that is really tied holds random numbers and has readers of different
+    kinds, or is read by one module again.
     """
     readers: dict[str, list[tuple[Node, int]]] = {}
     for node in nodes:
@@ -182,7 +183,7 @@ def separate(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str,
 
 
 def _alias_copies(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str, Any]) -> None:
-    """A layer that runs several times has its weight transposed at export once a run: the copies are one."""
+    """Merges copies of a weight, which the exporter transposed once for each run of a layer that runs several times."""
     first: dict[tuple[int, tuple[int, ...], object], str] = {}
     alias: dict[str, str] = {}
     scopes = _reader_scopes(nodes)
@@ -204,7 +205,7 @@ def _alias_copies(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping
 
 
 def _channels(node: Node, weight: tuple[int | str, ...] | None) -> tuple[int | str, ...] | None:
-    """The shape of what has one number an output channel."""
+    """The shape of a tensor with one number for each output channel of `node`."""
     if weight is None or len(weight) < 2:
         return None
     if node.kind == "ConvTranspose":
@@ -215,10 +216,10 @@ def _channels(node: Node, weight: tuple[int | str, ...] | None) -> tuple[int | s
 def unfolded(
     nodes: list[Node], stored: dict[str, Stored], inputs: Mapping[str, Declared], *, marked: bool
 ) -> list[Node]:
-    """Gives back the batch normalisations that PyTorch's exporters fold into convolutions in evaluation mode.
+    """Restores the batch normalisations that PyTorch's exporters fold into convolutions in evaluation mode.
 
-    The older one renames weight and bias to `onnx::Conv_N` (and only then); whether the convolution had a bias of its
-    own cannot be seen: none is assumed. The newer one leaves the name of the normalisation's operator on the node and
+    The older one renames weight and bias to `onnx::Conv_N` in this case only; whether the convolution had a bias of its
+    own is not known, and none is assumed. The newer one leaves the name of the normalisation's operator on the node and
     calls a bias that was not there before `WEIGHT_bias`.
     """
     found = []

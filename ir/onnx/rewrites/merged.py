@@ -1,10 +1,10 @@
 """Views in which the batch is merged with another dim, put off until something needs them.
 
-Models that keep the sequence first view `[s, b, h]` as `[(s b), h]` for a product and `[s, b, h d]` as `[s, (b h), d]`
-for attention, and view the results back. In `(s b)` the batch is the minor part and could not be split; at an exported
-batch of 1 the place of the batch in such a view cannot even be seen. A `Reshape` that merges a batch which is not
-leading is therefore not emitted: operators behind it that treat the merged dims alike work on the dims apart, and a
-`Reshape` back finds them there. Any other operator has the view made.
+Models with the sequence as first dim view `[s, b, h]` as `[(s b), h]` for a product and `[s, b, h d]` as
+`[s, (b h), d]` for attention, and view the results back. In `(s b)` the batch is the minor part and could not be split;
+at an exported batch of 1 the batch cannot even be found in such a view. A `Reshape` that merges a batch which is not
+leading is therefore put off: operators behind it that treat the merged dims alike are added on the separate dims, until
+a `Reshape` restores these. Before any other operator the view is emitted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ir.onnx.readers.nodes import Node
 
 Side = Literal["left", "right", "any"]
 
+# Kinds through which a merged view can be put off further.
 UNARY = frozenset(
     {
         "Relu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Reciprocal", "Elu", "Selu", "HardSigmoid", "Softplus", "LeakyRelu",
@@ -38,13 +39,13 @@ class Merged:
     """A view that was put off."""
 
     whole: str
-    """The tensor with the batch in a dim of its own."""
+    """Name of the tensor with the batch in a dim of its own."""
     place: int
-    """That dim; in the view it belongs to its left or right neighbour."""
+    """That dim; in the view it is merged with its left or right neighbour."""
     side: Side
-    """`any` where the exported sizes do not tell."""
+    """Neighbour that it is merged with; `any` where the exported sizes do not tell."""
     shape: tuple[int, ...]
-    """Of the view, at the exported batch."""
+    """Shape of the view, at the exported batch."""
 
 
 @dataclass
@@ -53,24 +54,25 @@ class MergedViews:
 
     builder: GraphBuilder
     views: dict[str, Merged] = field(default_factory=dict)
+    """Views that are not emitted yet, by their names."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.views
 
     def make(self, name: str) -> str:
-        """Emits the view after all."""
+        """Emits the view `name`, if it was put off, and returns the name."""
         view = self.views.pop(name, None)
         if view is not None:
             self.builder.add("Reshape", [view.whole], [name], name=name, attributes={"shape": view.shape})
         return name
 
     def put_off(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
-        """Takes a node that reads or makes such a view; False where it must be read as it stands.
+        """Takes a node that reads or makes such a view; False where it must be imported as it is.
 
         Args:
-            node: of the file.
-            inputs: its operands, resolved.
-            attributes: its attributes as the table of kinds wants them.
+            node: node of the file.
+            inputs: names of its operands in the builder.
+            attributes: its attributes as the table of kinds reads them.
         """
         if node.kind == "Reshape":
             return self._reshape(node, inputs)
@@ -249,14 +251,14 @@ def _merges(
     """How a Reshape merges a batch that is not leading with a neighbour.
 
     Args:
-        shape: of the operand at one sample.
-        batch_dim: its batch.
-        target: resolved, at the exported batch.
-        batch: samples of the export.
+        shape: shape of the operand at one sample.
+        batch_dim: its dim that carries the batch.
+        target: target shape, resolved, at the exported batch.
+        batch: number of samples of the export.
 
     Returns:
-        place of the batch with its dim apart, the side of its neighbour, the shape with it apart at one sample;
-        None where the batch leads, keeps a dim of its own, or is not between two dims of the target.
+        the dim of the batch once it is separate, the side of its neighbour, and the shape with the batch separate, at
+        one sample; None where the batch leads, keeps a dim of its own, or is not between two dims of the target.
     """
     before = prod(shape[:batch_dim])
     if shape[batch_dim] != 1 or before == 1:

@@ -1,7 +1,7 @@
 """Look-ups and scatters of rows by constant indices that repeat each row in order, 0 0 1 1 2 2 ...
 
-Mixtures of experts are written so: tokens are looked up once for each of their experts, results are added to their
-tokens. As look-ups they would mix samples; they are an Expand, and a sum.
+Exporters write mixtures of experts in this way: tokens are looked up once for each of their experts, results are added
+to their tokens. As look-ups they would mix samples; here they become an Expand, and a sum.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ir.operators import Value
 
 
 def add_rows(builder: GraphBuilder, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
-    """Adds the plain operators that `node` stands for; False where it is no such look-up or scatter.
+    """Adds plain operators for a look-up or scatter of repeated rows; False where `node` is none.
 
     Args:
-        builder: of the graph.
-        node: of the file.
+        builder: builder of the graph.
+        node: node of the file.
         inputs: names of its operands in the builder.
-        attributes: of the node.
+        attributes: its attributes.
     """
     if node.kind in ("Gather", "GatherND") and not attributes.get("axis", 0) and not attributes.get("batch_dims", 0):
         return _lookup(builder, node, inputs)
@@ -33,7 +33,7 @@ def add_rows(builder: GraphBuilder, node: Node, inputs: Sequence[str], attribute
 
 
 def _repeats(value: Value | None, rows: int) -> int:
-    """How often each of `rows` is repeated; 0 where the indices are others."""
+    """How often the indices repeat each of `rows` rows; 0 where they are others."""
     if value is None or not value.size or value.size % rows or value.dtype.kind not in "iu":
         return 0
     count = value.size // rows
@@ -41,7 +41,7 @@ def _repeats(value: Value | None, rows: int) -> int:
 
 
 def _is_column(node: Node, value: Value) -> bool:
-    """Whether indices are a list, or one column of it where the kind wants index tuples."""
+    """Whether indices are a list, or a list of tuples of one where the kind requires index tuples."""
     return value.ndim == 1 if node.kind == "Gather" else value.ndim == 2 and value.shape[1] == 1
 
 
@@ -80,7 +80,7 @@ def _sum(builder: GraphBuilder, node: Node, inputs: Sequence[str]) -> bool:
 
 
 def _zeros(builder: GraphBuilder, name: str) -> tuple[int, ...]:
-    """Shape of a constant of zeros; () where it is none, or a scalar."""
+    """Shape of a constant of zeros; () for any other tensor, and for a scalar."""
     value = builder.values.get(name)
     if value is not None:
         return () if value.any() else value.shape

@@ -1,7 +1,7 @@
 """Look-ups and writes that stay within each sample, although the exported indices name samples too.
 
-Indices such as `arange(b)[:, None]` beside the places of interest would mix samples if they were taken at their word.
-They become look-ups along dims of one sample.
+Indices such as `arange(b)[:, None]` beside the places of interest would mix samples if they were taken literally. They
+become look-ups along dims of one sample.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class SampleLookups:
     """The look-ups of one import.
 
     Attributes:
-        builder: of the import.
-        nodes: of the file.
-        resolve: the name under which the builder knows a tensor of the file.
-        emit: imports a node, given the names that somebody reads.
+        builder: builder of the import.
+        nodes: nodes of the file.
+        resolve: function from a name in the file to the name that the builder knows.
+        emit: function that imports a node, given the names that something reads.
     """
 
     builder: GraphBuilder
@@ -34,10 +34,10 @@ class SampleLookups:
     emit: Callable[[Node, set[str]], None]
 
     def add(self, node: Node, inputs: Sequence[str]) -> bool:
-        """Adds the operators that `node` stands for; False where it is no such look-up or write.
+        """Adds operators for a look-up or write within samples; False where `node` is none.
 
         Args:
-            node: of the file.
+            node: node of the file.
             inputs: names of its operands in the builder.
         """
         if node.kind == "Gather":
@@ -68,18 +68,18 @@ class SampleLookups:
         kept = own.reshape(-1)
         entry, made, result = f"{node.outputs[0]}#apart", f"{node.outputs[0]}#rows", node.outputs[0]
 
-        def reshape(source: str, target: str, shape: Sequence[int]) -> None:
-            given = np.asarray([n * batch if d == axis else n for d, n in enumerate(shape)])
-            builder.constant(f"{target}#shape", given)
-            builder.add("Reshape", [source, f"{target}#shape"], [target], scope=node.scope, name=node.name)
-
-        reshape(inputs[0], entry, (*lead, 1, rows, *tail))
+        self._reshape(node, inputs[0], entry, [*lead, batch, rows, *tail])
         if not np.array_equal(kept, np.arange(rows)):
-            builder.constant(f"{made}#places", kept)
-            builder.add("Gather", [entry, f"{made}#places"], [made], scope=node.scope, attributes={"axis": axis + 1})
+            places = builder.constant(f"{made}#places", kept)
+            builder.add("Gather", [entry, places], [made], scope=node.scope, attributes={"axis": axis + 1})
             entry = made
-        reshape(entry, result, (*lead, *own.shape, *tail))
+        self._reshape(node, entry, result, [*lead, own.shape[0] * batch, *own.shape[1:], *tail])
         return True
+
+    def _reshape(self, node: Node, source: str, target: str, shape: Sequence[int]) -> None:
+        """Adds a Reshape to `shape`, which is at the exported batch."""
+        given = self.builder.constant(f"{target}#shape", np.asarray(shape))
+        self.builder.add("Reshape", [source, given], [target], scope=node.scope, name=node.name)
 
     def _is_by_sample(self, value: Value) -> bool:
         """Whether index tuples are `(sample, places...)`, with the same places for each sample in turn."""
@@ -102,18 +102,10 @@ class SampleLookups:
             return False
         places, out = value[0, ..., 1], node.outputs[0]
         if np.array_equal(places.reshape(-1), np.arange(data.shape[1])):
-            builder.constant(f"{out}#shape", np.asarray([builder.export_batch, *places.shape, *data.shape[2:]]))
-            builder.add("Reshape", [inputs[0], f"{out}#shape"], [out], name=node.name, scope=node.scope)
+            self._reshape(node, inputs[0], out, [builder.export_batch, *places.shape, *data.shape[2:]])
         else:
-            builder.constant(f"{out}#places", np.ascontiguousarray(places))
-            builder.add(
-                "Gather",
-                [inputs[0], f"{out}#places"],
-                [out],
-                name=node.name,
-                scope=node.scope,
-                attributes={"axis": 1},
-            )
+            known, along = builder.constant(f"{out}#places", np.ascontiguousarray(places)), {"axis": 1}
+            builder.add("Gather", [inputs[0], known], [out], name=node.name, scope=node.scope, attributes=along)
         return True
 
     def _scatter_samples(self, node: Node, inputs: Sequence[str]) -> bool:
@@ -161,10 +153,9 @@ class SampleLookups:
             places = self._other_than_samples(maker, rows)
             if places is None:
                 return False
-            builder.constant(f"{name}#shape", np.asarray([builder.export_batch, rows, *data.shape[1:]]))
-            builder.add("Reshape", [inputs[0], f"{name}#shape"], [f"{name}#rows"], name=node.name, scope=node.scope)
-            builder.constant(f"{name}#axis", np.asarray([-1]))
-            builder.add("Unsqueeze", [places, f"{name}#axis"], [f"{name}#places"], name=node.name, scope=node.scope)
+            self._reshape(node, inputs[0], f"{name}#rows", [builder.export_batch, rows, *data.shape[1:]])
+            last = builder.constant(f"{name}#axis", np.asarray([-1]))
+            builder.add("Unsqueeze", [places, last], [f"{name}#places"], name=node.name, scope=node.scope)
             source, places = f"{name}#rows", f"{name}#places"
         else:
             if node.attributes.get("batch_dims") or maker is None or maker.kind != "Concat" or len(maker.inputs) != 2:
@@ -173,14 +164,9 @@ class SampleLookups:
             if rest is None or rows != 1 or self.resolve(maker.inputs[1]) != rest:
                 return False
             source, places = inputs[0], rest
+        attributes, opset = {"batch_dims": 1}, node.opset
         builder.add(
-            "GatherND",
-            [source, places],
-            [name],
-            name=node.name,
-            scope=node.scope,
-            attributes={"batch_dims": 1},
-            opset=node.opset,
+            "GatherND", [source, places], [name], name=node.name, scope=node.scope, attributes=attributes, opset=opset
         )
         return True
 
@@ -189,13 +175,13 @@ class SampleLookups:
         return {name: node for node in self.nodes for name in node.outputs}
 
     def _other_than_samples(self, maker: Node, rows: int) -> str | None:
-        """The operand of a two-operand node whose other one is `arange(b) * rows`."""
+        """The operand of a node of two, the other of which is `arange(b) * rows`; None where that is not so."""
         names = [self.resolve(n) for n in maker.inputs]
         for i, name in enumerate(names):
             value = self.builder.values.get(name)
             if value is None or names[1 - i] not in self.builder.tensors:
                 continue
-            # Where the sum was made, a constant that held all samples was cut to the first.
+            # When the sum was computed, a constant that held all samples was cut to the first.
             if value.size in (1, self.builder.export_batch) and np.array_equal(
                 value.reshape(-1), np.arange(value.size) * rows
             ):

@@ -18,10 +18,11 @@ class Sequences:
     """The sequences of one import.
 
     Attributes:
-        builder, merged: of the import.
-        alias: name -> the tensor that it is; written where a node hands on one of its operands.
-        emit: imports a node in place of one on sequences, given the names that somebody reads.
-        lists: name -> the tensors that it holds. What an embedding bag made is a tensor already.
+        builder: builder of the import.
+        merged: its views that were put off.
+        alias: name -> the tensor that it is; written where the result of a node is one of its operands.
+        emit: function that imports a node in place of one on sequences, given the names that something reads.
+        lists: name of a sequence -> names of its tensors. The result of an embedding bag is a tensor already.
     """
 
     builder: GraphBuilder
@@ -31,12 +32,12 @@ class Sequences:
     lists: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, node: Node, inputs: Sequence[str], uses: set[str]) -> None:
-        """Adds what a node on sequences stands for.
+        """Adds the operators of a node on sequences.
 
         Args:
-            node: of a kind in `ir.onnx.readers.control.SEQUENCES`.
+            node: node of a kind in `ir.onnx.readers.control.SEQUENCES`.
             inputs: names of its operands in the builder.
-            uses: names that somebody reads.
+            uses: names that something reads.
 
         Raises:
             ModelError: the length or an index depends on data.

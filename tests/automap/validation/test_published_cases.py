@@ -12,7 +12,8 @@ from collective_list import Collective, list_collectives
 from automap.cluster import parse_cluster
 from automap.price.evaluator import Evaluator
 from automap.space.stated_parts import Unpriced, mesh
-from automap.validation.published_runs import Case, Run, case_of
+from automap.validation.published_cases import Case, case_of
+from automap.validation.published_runs import Run
 
 HIDDEN, WIDTH, EXPERTS, TOP, LENGTH, KV, HEAD = 256, 128, 8, 2, 512, 2, 64
 LAYERS = 2

@@ -4,11 +4,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from parameter_traffic import ParameterTraffic
 from plan_cases import problem_of
 from runtime_ranks import Case, run_ranks
 
 from automap.space.space import PlanSpace
-from automap.verify import Verifier
 from automap.verify.reading import num_ranks
 
 ELEMENT = 8
@@ -56,14 +56,14 @@ def test_processes_send_what_the_definitions_say(ran):
     """A table that two stages hold is left out: it is made whole before it is exchanged (docs/runtime.md)."""
     compared, wrong = Counter(), []
     for case, outcomes in ran:
-        check = Verifier(case.problem)
+        check = ParameterTraffic(case.problem)
         parameters = {t.name for t in case.problem.graph.parameters}
         for rank, stage in enumerate(case.plan.stages[: num_ranks(case.plan)]):
             sizes, count = dict(stage.mesh), case.plan.num_micro_batches
             outcome = outcomes[int(stage.devices.split("-")[0].split(",")[0])]
             assert not isinstance(outcome, str), f"{case.name}: {outcome}"
             wanted, found = Counter(), Counter()
-            for one, elements in check.traffic(case.plan).items():
+            for one, elements in check.collectives(case.plan).items():
                 if one.rank == rank:
                     times = count if one.when == "micro_batch" else 1
                     wanted[one.axis, one.what] += wire(one.kind, times * ELEMENT * elements, sizes[one.axis])

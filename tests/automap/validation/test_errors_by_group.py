@@ -10,7 +10,8 @@ import pytest
 from automap.errors import ProblemError
 from automap.space.stated_parts import Unpriced
 from automap.validation.errors_by_group import Predicted, choice_regrets, spearman, summarize, table, validate
-from automap.validation.published_runs import case_of, load_runs
+from automap.validation.published_cases import case_of
+from automap.validation.published_runs import load_runs
 from service.command.main import main
 
 

@@ -12,7 +12,7 @@ from automap.plan import Sync
 from automap.price.estimate import annotate
 from automap.price.local_sgd import held_bytes
 from automap.runtime.executor.routes import StageBorder, backward_routes, forward_routes, tied_routes
-from automap.runtime.executor.stage_executor import build_executors
+from automap.runtime.executor.runner import join
 from automap.runtime.executor.stage_program import programs_of
 from automap.runtime.launch.launcher import Limits, launch
 from automap.runtime.mesh_groups import Groups
@@ -78,4 +78,4 @@ def test_what_is_refused_by_price_is_not_executed():
     space = space_of(cluster="2xA100")
     plan, _ = plan_of(space, zero=1)
     with pytest.raises(PlanError, match="under ZeRO"):
-        build_executors(replace(plan, sync=DASGD), space.evaluator, 0, {}, Groups())
+        join(space.evaluator, replace(plan, sync=DASGD), 0, {}, Groups())

@@ -1,0 +1,217 @@
+"""The router of a mixture followed forward, from its TopK to the weights that multiply the results of experts.
+
+Every tensor behind the router that is understood gets a mark, which says what it is; a multiplication by a marked
+weight is a use. How results of experts are found from there is in `ir.experts.dense`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Literal
+
+from ir.experts.emit import VIEWS, Layer
+from ir.graph import Operator
+
+LOW = -1e4
+"""Numbers up to this one stand for no weight before a Softmax (exporters write -inf or the least float)."""
+_RESHAPED = ("Expand", "Slice", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Identity", "Transpose")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a tensor behind the router is."""
+
+    kind: Literal["index", "mask", "hot", "table", "low", "gate"]
+    """`index`: chosen experts; `mask`: where expert `expert` was chosen; `hot`: a mask for every expert, in the last
+    dim; `table`: the weight of every expert; `low`: a table before its Softmax; `gate`: the weight of `expert`."""
+    expert: int = -1
+    """Number of the expert of a mask or gate."""
+    weights: str = ""
+    """Name of the routing weights `[tokens ..., k]` behind a mask or table; "" while it holds 0 and 1 only."""
+    table: str = ""
+    """Name of the table whose look-up gives the weights where no tensor holds them."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """A multiplication of results by a weight."""
+
+    index: int
+    """Index of the operator that multiplies."""
+    value: str
+    """Name of the tensor of results."""
+    mark: Mark
+    """What the weight is."""
+
+
+class Routing:
+    """The marks of the tensors behind one router."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.graph = layer.graph
+        self.chosen, self.k, self.tokens = layer.chosen, layer.k, layer.tokens
+        self.experts = layer.experts
+        self.marks: dict[str, Mark] = {self.chosen.name: Mark("index")}
+
+    def uses(self) -> list[Use]:
+        """All multiplications of results by the router's weights, in canonical order; fills `marks`."""
+        graph = self.graph
+        queue = list(graph.consumers[self.chosen.name])
+        seen = set(queue)
+        heapq.heapify(queue)
+        uses: list[Use] = []
+        while queue:
+            index = heapq.heappop(queue)
+            op = graph.operators[index]
+            use = self._use(op, index)
+            if use is not None:
+                uses.append(use)
+                continue
+            self._mark(op)
+            for name in op.outputs:
+                for reader in graph.consumers[name] if name in self.marks else ():
+                    if reader not in seen:
+                        seen.add(reader)
+                        heapq.heappush(queue, reader)
+        return uses
+
+    def _use(self, op: Operator, index: int) -> Use | None:
+        if op.kind not in ("Mul", "MatMul") or len(op.inputs) != 2:
+            return None
+        side = 0 if op.inputs[0] in self.marks else 1
+        mark, other = self.marks[op.inputs[side]], op.inputs[1 - side]
+        own, value = self.graph.tensors[op.inputs[side]], self.graph.tensors[other]
+        if other in self.marks or mark.kind not in ("gate", "table") or not (mark.weights or mark.table):
+            return None
+        if op.kind == "MatMul" and (mark.kind != "table" or own.shape[-1] != self.experts or side == 1):
+            return None
+        # A weight of one number a token or expert multiplies features; what else it multiplies is a weight too.
+        wide = value.num_elements > own.num_elements and value.batch_dim is not None
+        return Use(index, other, mark) if wide else None
+
+    def _mark(self, op: Operator) -> None:
+        marked = [n for n in op.inputs if n in self.marks]
+        mark = self.marks[marked[0]]
+        found: Mark | None = None
+        if len(op.inputs) == 1 and (op.kind in VIEWS or op.kind in ("Cast", "Transpose")):
+            found = self._viewed(op, mark)
+        elif op.kind == "Equal" and mark.kind == "index":
+            found = self._compared(op)
+        elif op.kind == "OneHot" and mark.kind == "index":
+            attributes = dict(op.attributes)
+            last = attributes.get("axis", -1) in (-1, len(self.graph.tensors[op.outputs[0]].shape) - 1)
+            found = Mark("hot") if last and attributes["depth"] == self.experts else None
+        elif op.kind == "ScatterElements" and mark.kind == "index":
+            found = self._scattered(op)
+        elif op.kind in ("Mul", "Div", "Where"):
+            found = self._weighted(op, mark)
+        elif op.kind == "ReduceSum":
+            found = self._summed(op, mark)
+        elif op.kind == "Softmax" and mark.kind == "low":
+            found = Mark("table", table=op.outputs[0])
+        elif op.kind in ("Slice", "Gather", "Split") and mark.kind == "table":
+            self._picked(op, mark)
+        if found is not None:
+            self.marks[op.outputs[0]] = found
+
+    def _viewed(self, op: Operator, mark: Mark) -> Mark | None:
+        source, result = self.graph.tensors[op.inputs[0]], self.graph.tensors[op.outputs[0]]
+        if mark.kind in ("table", "hot", "low") and op.kind != "Cast":
+            # Tables may be turned (experts in front) only where nothing but their product with results follows.
+            return mark if mark.kind == "table" or source.shape[-1] == result.shape[-1] == self.experts else None
+        return mark if op.kind != "Transpose" else None
+
+    def _compared(self, op: Operator) -> Mark | None:
+        index, other = op.inputs if op.inputs[0] in self.marks else op.inputs[::-1]
+        if self.graph.tensors[index].num_elements != self.tokens * self.k:
+            return None
+        value = self.fill(other)
+        if value is not None and 0 <= value < self.experts:
+            return Mark("mask", expert=int(value))
+        result = self.graph.tensors[op.outputs[0]]
+        counts = self._values(other) == tuple(range(self.experts))
+        fits = result.shape[-1] == self.experts and result.num_elements == self.tokens * self.k * self.experts
+        return Mark("hot") if counts and fits else None
+
+    def _scattered(self, op: Operator) -> Mark | None:
+        if op.inputs[1] not in self.marks or self.graph.tensors[op.inputs[1]].shape != self.chosen.shape:
+            return None
+        result, updates = self.graph.tensors[op.outputs[0]], self.graph.tensors[op.inputs[2]]
+        axis = dict(op.attributes).get("axis", 0)
+        if axis not in (-1, len(result.shape) - 1) or result.shape[-1] != self.experts:
+            return None
+        fill = self.fill(op.inputs[0])
+        if fill is None or (fill and fill > LOW):
+            return None
+        if fill:
+            return Mark("low")
+        return Mark("table") if updates.role == "constant" else Mark("table", weights=updates.name)
+
+    def _weighted(self, op: Operator, mark: Mark) -> Mark | None:
+        result = self.graph.tensors[op.outputs[0]]
+        if op.kind == "Where":
+            if op.inputs[0] not in self.marks or self.fill(op.inputs[2]) != 0.0:
+                return None
+            other = op.inputs[1]
+        else:
+            other = op.inputs[1] if op.inputs[0] in self.marks else op.inputs[0]
+            if op.kind == "Div" and op.inputs[0] not in self.marks:
+                return None
+        if other in self.marks:
+            return None
+        size = self.graph.tensors[other].num_elements
+        if mark.kind == "table":
+            # Zero stays zero; what was chosen is looked up in the product.
+            return Mark("table", table=result.name) if result.shape[-1] == self.experts else None
+        if mark.kind in ("mask", "hot") and not mark.weights and size == self.tokens * self.k:
+            return replace(mark, weights=other)
+        return None
+
+    def _summed(self, op: Operator, mark: Mark) -> Mark | None:
+        source = self.graph.tensors[op.inputs[0]]
+        axes = dict(op.attributes)["axes"]
+        over_k = len(axes) == 1 and source.shape[axes[0]] == self.k and prod(source.shape[: axes[0]]) == self.tokens
+        if not over_k or mark.kind not in ("mask", "hot"):
+            return None
+        if mark.kind == "mask":
+            return replace(mark, kind="gate") if mark.weights else None
+        return replace(mark, kind="table")
+
+    def _picked(self, op: Operator, mark: Mark) -> None:
+        source = self.graph.tensors[op.inputs[0]]
+        attributes, last = dict(op.attributes), len(source.shape) - 1
+        if source.shape[-1] != self.experts or len(op.inputs) != 1:
+            return
+        if op.kind == "Split" and attributes["axis"] % len(source.shape) == last:
+            picked = list(range(self.experts)) if set(attributes["split"]) == {1} else []
+        elif op.kind == "Slice" and attributes["axes"] == (last,):
+            start, stop = attributes["starts"][0], attributes["ends"][0]
+            picked = [start] if stop == start + 1 else []
+        elif op.kind == "Gather" and attributes["axis"] % len(source.shape) == last:
+            picked = [attributes["indices"]]
+        else:
+            return
+        for name, expert in zip(op.outputs, picked, strict=False):
+            self.marks[name] = replace(mark, kind="gate", expert=expert)
+
+    def fill(self, name: str) -> float | None:
+        """The number that a constant is filled with; None where it holds several, or is no constant."""
+        values = self._values(name)
+        return values[0] if values is not None and len(set(values)) == 1 else None
+
+    def _values(self, name: str) -> tuple[float, ...] | None:
+        """Numbers of a small constant, in any shape."""
+        index = self.graph.producer.get(name)
+        if index is None or not self.graph.operators[index].is_constant:
+            return None
+        op = self.graph.operators[index]
+        attributes = dict(op.attributes)
+        if op.kind in ("Constant", "ConstantOfShape"):
+            value = attributes["value"]
+            return tuple(value) if isinstance(value, tuple) else (float(value),)
+        if op.kind == "Range":
+            return tuple(range(int(attributes["start"]), int(attributes["limit"]), int(attributes["delta"])))
+        values = self._values(op.inputs[0]) if op.kind in _RESHAPED else None
+        return values if values is None or op.kind not in ("Expand", "Slice") or len(set(values)) == 1 else None

@@ -1,0 +1,108 @@
+"""The size of a model once its local functions are expanded, known before anything is expanded.
+
+Functions that call each other twice at every level would grow without bound; their sizes are sums over the calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from ir.errors import refuse
+from ir.onnx.readers.limits import Limits, too_large
+
+FunctionKey = tuple[str, str, str]
+"""Domain, name, overload."""
+
+
+def _subgraph_nodes(nodes: Any) -> Iterator[Any]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _subgraph_nodes(attribute.g.node)
+            for graph in attribute.graphs:
+                yield from _subgraph_nodes(graph.node)
+
+
+@dataclass
+class _Expanded:
+    """The size of a function once every call in it is expanded."""
+
+    nodes: int = 0
+    items: int = 0
+    """Operands, attributes and their values."""
+    depth: int = 0
+    """Nesting of calls."""
+
+
+def _items(node: Any) -> int:
+    values = sum(len(a.ints) + len(a.floats) + len(a.strings) for a in node.attribute)
+    return len(node.input) + len(node.output) + len(node.attribute) + values
+
+
+def check_functions(model: onnx.ModelProto, limits: Limits) -> None:
+    """Refuses functions that call themselves, or whose expansion crosses a bound.
+
+    A function's size is that of its own nodes plus the sizes of those it calls, each computed once and without
+    recursion: linear in the file, whatever the expansion would grow to.
+    """
+    bodies: dict[FunctionKey, Any] = {}
+    for function in model.functions:
+        key = (function.domain, function.name, function.overload)
+        if key in bodies:
+            raise refuse("a function is defined twice", function.name, "Check the exporter: names must be unique.")
+        bodies[key] = function
+    known: dict[FunctionKey, _Expanded] = {}
+    for root in bodies:
+        for key in _callees_first(root, bodies, known):
+            known[key] = _expand(_subgraph_nodes(bodies[key].node), known, limits)
+    _expand(_subgraph_nodes(model.graph.node), known, limits)
+
+
+def _callees_first(
+    root: FunctionKey, bodies: dict[FunctionKey, Any], known: dict[FunctionKey, _Expanded]
+) -> Iterator[FunctionKey]:
+    """`root` and all functions below it, each after those that it calls; `known` ones are left out."""
+
+    def calls(key: FunctionKey) -> Iterator[FunctionKey]:
+        for node in _subgraph_nodes(bodies[key].node):
+            callee = (node.domain, node.op_type, node.overload)
+            if callee in bodies:
+                yield callee
+
+    if root in known:
+        return
+    stack = [(root, calls(root))]
+    is_open = {root}
+    while stack:
+        key, rest = stack[-1]
+        step = next((c for c in rest if c not in known), None)
+        if step is None:
+            stack.pop()
+            is_open.discard(key)
+            yield key
+        elif step in is_open:
+            raise refuse("a function calls itself", step[1], "Export without recursive functions.")
+        else:
+            is_open.add(step)
+            stack.append((step, calls(step)))
+
+
+def _expand(nodes: Iterable[Any], known: dict[FunctionKey, _Expanded], limits: Limits) -> _Expanded:
+    total, nothing = _Expanded(), _Expanded()
+    for node in nodes:
+        callee = known.get((node.domain, node.op_type, node.overload), nothing)
+        total.nodes += 1 + callee.nodes
+        total.items += _items(node) + callee.items
+        total.depth = max(total.depth, 1 + callee.depth)
+        if total.nodes > limits.max_nodes:
+            raise too_large(f"more than {limits.max_nodes} nodes once its functions are expanded", "functions")
+        if total.items > limits.max_items:
+            raise too_large(f"more than {limits.max_items} operands once its functions are expanded", "functions")
+        if total.depth > limits.max_calls:
+            raise too_large(f"functions nested deeper than {limits.max_calls}", "functions")
+    return total

@@ -1,0 +1,76 @@
+"""Bounds on an uploaded model file, and the count of what it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ir.errors import ModelTooExpensive
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Bounds on an upload (assumed): they admit a 70-billion-parameter transformer (10 MB, 5,700 nodes) eight times."""
+
+    max_bytes: int = 64 * MIB
+    """Bytes of the file."""
+    max_nodes: int = 50_000
+    """Nodes, those of subgraphs included, after expansion of functions."""
+    max_tensors: int = 200_000
+    """Inputs, initializers, results and declared values."""
+    max_items: int = 1_000_000
+    """Operands, attributes and their numbers, dims and metadata entries, after expansion of functions."""
+    max_depth: int = 8
+    """Nesting of subgraphs."""
+    max_calls: int = 64
+    """Nesting of calls of functions."""
+    max_operands: int = 4096
+    """Inputs or outputs of one node, and outputs of the graph."""
+    max_values: int = 65_536
+    """Numbers or texts in one attribute."""
+    max_rank: int = 32
+    """Dims of one tensor."""
+    max_elements: int = 1 << 48
+    """Elements of one tensor."""
+    max_dim: int = 1 << 40
+    """Size of one dim."""
+    max_name_bytes: int = 4096
+    """Characters of one name."""
+
+
+@dataclass
+class Counter:
+    """Counts what a file holds and stops at the first bound that is crossed."""
+
+    limits: Limits
+    nodes: int = 0
+    tensors: int = 0
+    items: int = 0
+
+    def add(self, *, nodes: int = 0, tensors: int = 0, items: int = 0) -> None:
+        """Adds to the counts.
+
+        Raises:
+            ModelTooExpensive: a bound is crossed.
+        """
+        self.nodes += nodes
+        self.tensors += tensors
+        self.items += items
+        limits = self.limits
+        if self.nodes > limits.max_nodes:
+            raise too_large(f"more than {limits.max_nodes} nodes", self.nodes)
+        if self.tensors > limits.max_tensors:
+            raise too_large(f"more than {limits.max_tensors} tensors", self.tensors)
+        if self.items > limits.max_items:
+            raise too_large(f"more than {limits.max_items} operands, attribute values and dims", self.items)
+
+
+def too_large(message: str, value: object) -> ModelTooExpensive:
+    """The error for a model that is too large, to be raised by the caller."""
+    return ModelTooExpensive(
+        f"the model has {message}",
+        field="model",
+        value=value,
+        repair="Submit a smaller graph, or ask the operator of the service to raise the limit.",
+    )
