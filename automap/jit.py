@@ -22,13 +22,11 @@ from numba.core.runtime import rtsys
 
 _SOURCES = (
     "automap/**/kernels/*.py",
-    "automap/**/kernels.py",
     "automap/jit.py",
     "automap/schedule.py",
     "automap/price/tables.py",
     "automap/price/kernel_shapes.py",
     "automap/space/compile.py",
-    "automap/cost_graph/message_passing.py",
     "envs/kernels.py",
     "ir/factors.py",
 )

@@ -2,8 +2,8 @@
 
 from automap.bounds.kernels.step_many import step_many
 from automap.bounds.kernels.unit_lower_bounds import forced_signatures, unit_lower_bounds
-from automap.cost_graph.kernels import exchange, vary
-from automap.cost_graph.message_passing import tighten
+from automap.cost_graph.kernels.group_costs import exchange, vary
+from automap.cost_graph.kernels.message_passing import pass_messages
 from automap.price.kernels.memory import in_flight, state_bytes
 from automap.price.kernels.passes import passes
 from automap.price.kernels.pipeline import count_actions, run_program
@@ -58,7 +58,7 @@ def main() -> None:
         step_many,
         vary,
         exchange,
-        tighten,
+        pass_messages,
     ):
         kernel.compile()
 
