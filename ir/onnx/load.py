@@ -192,8 +192,10 @@ class _Importer:
     def _is_filled(self, node: Node, inputs: Sequence[str]) -> bool:
         """Whether a node stands for a stored parameter whose weights were stripped; then that is declared."""
         output = node.outputs[0] if node.outputs else ""
+        if output not in self.roles or output in self.source.stored:
+            return False
         shape = self.builder.values.get(inputs[0]) if inputs else None
-        if output not in self.roles or output in self.source.stored or shape is None:
+        if shape is None:
             return False
         fill = small_value(node.attributes["value"]) if "value" in node.attributes else None
         sizes = tuple(int(v) for v in shape.reshape(-1))
