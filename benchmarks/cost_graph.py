@@ -17,15 +17,8 @@ from agents.planners.elimination import solve
 from automap.cluster import parse_cluster
 from automap.cost_graph.graph import CostGraph
 from automap.cost_graph.sensitivities import sensitivities
-from automap.price.kernels.collectives import KIND_COUNT
-from automap.price.kernels.columns import (
-    C_BACKWARD,
-    C_BACKWARD_COMM,
-    C_FORWARD,
-    C_FORWARD_COMM,
-    C_RECOMPUTE,
-    C_REDUCE,
-)
+from automap.price.kernels.array_types import records_of
+from automap.price.kernels.cost_records import UNIT_COST_DTYPE
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from ir import zoo
@@ -44,8 +37,10 @@ WARM = "gpt:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=128"
 
 def passes(costs):
     """[rows, 2] seconds of the forward and the backward pass of units, all collectives counted in full."""
-    forward = costs[:, C_FORWARD] + costs[:, C_FORWARD_COMM : C_FORWARD_COMM + KIND_COUNT].sum(axis=1)
-    backward = costs[:, C_BACKWARD] + costs[:, C_RECOMPUTE] + costs[:, C_BACKWARD_COMM:C_REDUCE].sum(axis=1)
+    rows = records_of(costs, UNIT_COST_DTYPE)
+    forward = rows["forward_s"] + rows["forward_comm_s"].sum(axis=1)
+    backward = rows["backward_s"] + rows["recompute_s"]
+    backward += rows["backward_comm_s"].sum(axis=1) + rows["recompute_comm_s"].sum(axis=1)
     return np.stack([forward, backward], axis=1)
 
 

@@ -66,9 +66,9 @@ def measure(decisions: Decisions, table: BoundTable, seconds: float, warm_up_s: 
             warm, began, spent, taken, offered = True, start, np.zeros(2), 0, 0
         elif warm and start - began > seconds:
             break
-        walks = episodes.prefixes.walks
-        offered += int(walks.offered.sum())
-        actions = walks.legal[rows, (rng.random(EPISODES) * walks.offered).astype(np.int64)]
+        plans = episodes.partial_plans.episodes
+        offered += int(plans.offered.sum())
+        actions = plans.legal[rows, (rng.random(EPISODES) * plans.offered).astype(np.int64)]
         drawn = time.process_time()
         rewards, done = episodes.step(actions)
         if done.any():

@@ -17,7 +17,9 @@ import numpy as np
 from fitting import Floats, asked, errors, fit, folds, measured_device, robust, write
 
 from automap.cluster import Device
-from automap.price.kernels.attention import attention_s
+from automap.price.kernels.array_types import record_of
+from automap.price.kernels.attention import AttentionShape, attention_s
+from automap.price.kernels.stage_records import AttentionCurveRow
 
 NAMES = ("floor_us", "compute_efficiency", "memory_efficiency", "tail", "small_head_elements")
 START = np.array([9.0, 0.65, 0.5, 0.6, 40.0])
@@ -27,9 +29,19 @@ HIGH = np.array([50.0, 1.0, 1.0, 4.0, 400.0])
 
 def predict(x: Floats, rows: Floats, device: Device) -> Floats:
     """Seconds of each row (batch, positions, heads, kv heads, head size)."""
-    rates = [x[0] * 1e-6, device.flops("bf16") * x[1], device.hbm_bandwidth_GBps * 1e9 * x[2], x[3], x[4]]
-    curve = np.array([*rates, device.num_multiprocessors, 1.0])
-    return np.array([attention_s(b, h, g, s, s, d, True, 2.0, curve, False) for b, s, h, g, d in rows[:, :5]])
+    curve = record_of(
+        AttentionCurveRow(
+            floor_s=x[0] * 1e-6,
+            flops_per_s=device.flops("bf16") * x[1],
+            bytes_per_s=device.hbm_bandwidth_GBps * 1e9 * x[2],
+            tail=x[3],
+            small_head=x[4],
+            multiprocessors=device.num_multiprocessors,
+            backward=1.0,
+        )
+    )
+    shapes = [AttentionShape(b, h, g, s, s, d, True, 2.0) for b, s, h, g, d in rows[:, :5].tolist()]
+    return np.array([attention_s(shape, curve, False) for shape in shapes])
 
 
 def main() -> None:

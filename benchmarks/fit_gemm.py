@@ -21,7 +21,9 @@ from fitting import Floats, asked, errors, fit, folds, measured_device, robust, 
 
 import automap
 from automap.cluster import Device
-from automap.price.kernels.gemm import CACHE_SHARE, G_COUNT, GRAIN, gemm_s
+from automap.price.kernels.array_types import Record, record_of
+from automap.price.kernels.gemm import CACHE_SHARE, GRAIN, gemm_s
+from automap.price.kernels.stage_records import GemmCurveRow
 
 NAMES = ("floor_us", "compute_efficiency", "memory_efficiency", "norm", "depth_elements", "split", "tail")
 NAMES += ("cache_speedup", "quantise_bytes")
@@ -31,34 +33,32 @@ HIGH = np.array([50.0, 1.0, 1.0, 6.0, 4000.0, 1.0, 1.0, 6.0, 8.0])
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0}
 
 
-def curve(x: Floats, device: Device, dtype: str) -> Floats:
-    """The vector that `gemm_s` takes, from the constants in the order of NAMES."""
+def curve(x: Floats, device: Device, dtype: str) -> Record:
+    """The curve that `gemm_s` takes, from the constants in the order of NAMES."""
     bandwidth = device.hbm_bandwidth_GBps * 1e9
-    found = np.array(
-        [
-            x[0] * 1e-6,
-            device.flops(dtype) * x[1],
-            bandwidth * x[2],
-            x[3],
-            x[4],
-            x[5],
-            x[6],
-            device.num_multiprocessors,
-            device.cache_MB * 1e6 * CACHE_SHARE,
-            x[7],
-            x[8] / bandwidth,
-            GRAIN,
-        ]
+    return record_of(
+        GemmCurveRow(
+            floor_s=x[0] * 1e-6,
+            flops_per_s=device.flops(dtype) * x[1],
+            bytes_per_s=bandwidth * x[2],
+            norm=x[3],
+            depth=x[4],
+            split=x[5],
+            tail=x[6],
+            multiprocessors=device.num_multiprocessors,
+            cache_bytes=device.cache_MB * 1e6 * CACHE_SHARE,
+            cache_speedup=x[7],
+            quantise_s=x[8] / bandwidth,
+            grain=GRAIN,
+        )
     )
-    assert len(found) == G_COUNT
-    return found
 
 
 def predict(x: Floats, rows: Floats, device: Device, dtype: str) -> Floats:
     """Seconds of each row (m, n, k)."""
-    vector = curve(x, device, dtype)
+    found = curve(x, device, dtype)
     size = ELEMENT_BYTES[dtype]
-    return np.array([gemm_s(m, n, k, 1.0, size, 2.0, vector) for m, n, k in rows[:, :3]])
+    return np.array([gemm_s(m, n, k, 1.0, size, 2.0, found) for m, n, k in rows[:, :3]])
 
 
 def transfer(data: Mapping[str, Floats], curves: Mapping[str, Mapping[str, Any]]) -> float:

@@ -9,23 +9,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import numpy as np
-import numpy.typing as npt
-
-from automap.price.evaluator import ROW, Evaluator
+from automap.price.evaluator import Evaluator
+from automap.price.kernels.array_types import Rows
 from automap.price.lowered_plan import LoweredPlan, UnitCall
 from automap.price.outcome import Outcome
 from automap.price.stage_layout import PipelineLayout, build_layout
 from automap.validation.published_cases import case_of
 from automap.validation.published_runs import Run
 
-Floats = npt.NDArray[np.float64]
-
 
 def _key(call: UnitCall) -> tuple[object, ...]:
     segment = call.segment
     arrays = (segment.chosen, segment.recomputed, call.incoming)
-    return (segment.first, segment.last, call.rank, call.boundary_row, *(array.tobytes() for array in arrays))
+    return (segment.first, segment.last, call.rank, *(array.tobytes() for array in arrays))
 
 
 class PricedRun:
@@ -41,16 +37,14 @@ class PricedRun:
         problem, first = case.problem, self._stages[0][1]
         document = json.dumps(problem.cluster.to_json(), sort_keys=True)
         self._where = (document, replace(problem.training, global_batch=1), first, len(self._stages))
-        calls, parts, self._whole = case.evaluator.distinct_units(case.lowered)
+        calls, self._parts = case.evaluator.distinct_units(case.lowered)
         # Calls that differ in their surroundings alone cost the same.
         numbers = {_key(call): i for i, call in reversed(list(enumerate(calls)))}
         kept = {number: i for i, number in enumerate(sorted(numbers.values()))}
         self._calls = [calls[number] for number in kept]
-        self._parts = parts.copy()
-        self._parts[:, ROW] = [kept[numbers[_key(calls[row])]] for row in parts[:, ROW].tolist()]
-        ties = case.evaluator.tied.ties(case.lowered)
-        self._tied = case.evaluator.tied.rows(ties, case.lowered.layout, case.lowered.zero_axes)
-        self._last: tuple[bytes, LoweredPlan, Floats] | None = None
+        self._parts["row"] = [kept[numbers[_key(calls[row])]] for row in self._parts["row"].tolist()]
+        self._tied = case.evaluator.tied.rows(case.lowered)
+        self._last: tuple[bytes, LoweredPlan, Rows] | None = None
 
     def price(self, layouts: dict[object, PipelineLayout], units: bytes) -> Outcome:
         """The outcome under the constants as they are now.
@@ -64,6 +58,6 @@ class PricedRun:
             if self._where not in layouts:
                 layouts[self._where] = build_layout(self.problem, self._stages)
             lowered = replace(self.lowered, layout=layouts[self._where])
-            self._last = units, lowered, evaluator.unit_rows(lowered, self._calls)
+            self._last = units, lowered, evaluator.unit_costs(lowered, self._calls)
         _, lowered, costs = self._last
-        return evaluator.combine(lowered, costs, self._parts, self._whole, self._tied)
+        return evaluator.step(lowered, costs, self._parts, self._tied)

@@ -114,7 +114,7 @@ def main() -> None:
 
         def step(episodes=episodes, rng=rng) -> int:
             """One decision of every episode at random, and what an agent would see of it."""
-            offered = episodes.prefixes.walks
+            offered = episodes.partial_plans.episodes
             picked = (rng.random(EPISODES) * offered.offered).astype(np.int64)
             _, done = episodes.step(offered.legal[np.arange(EPISODES), picked])
             if done.any():

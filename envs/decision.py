@@ -21,7 +21,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from automap.bounds.kernels.step_many import BEGIN, GO_ON, WAIT
-from automap.bounds.partial_plans import BoundTable, Prefixes
+from automap.bounds.partial_plans import BoundTable, PartialPlans
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Slot, Values
 from envs.features import Features
@@ -126,7 +126,7 @@ class Episodes:
         table = table or BoundTable(self.space)
         self.first_bound_s = table.first.time_s
         self.reference_s = reference_s or self.first_bound_s * REFERENCE
-        self.prefixes = Prefixes(
+        self.partial_plans = PartialPlans(
             table,
             count,
             most=MAX_ACTIONS,
@@ -144,9 +144,9 @@ class Episodes:
     def begin(self, which: npt.NDArray[np.bool_]) -> None:
         """Begins new plans in the episodes where `which`, [episodes], is true."""
         self.num_decisions[which] = self.num_operator_decisions[which] = 0
-        walks = self.prefixes.walks
-        walks.preferred[which] = self.decisions.preferred()
-        self.prefixes.step(np.where(which, BEGIN, WAIT))
+        episodes = self.partial_plans.episodes
+        episodes.preferred[which] = self.decisions.preferred()
+        self.partial_plans.step(np.where(which, BEGIN, WAIT))
         self._complete()
 
     def step(self, actions: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:
@@ -158,28 +158,28 @@ class Episodes:
         Returns:
             [episodes] rewards; [episodes] whether each plan is now complete.
         """
-        walks = self.prefixes.walks
+        episodes = self.partial_plans.episodes
         # Kernels take the index of a value among the legal ones.
-        behind = np.arange(walks.legal.shape[1]) >= walks.offered[:, None]
-        places = (np.abs(walks.legal - actions[:, None]) + MAX_ACTIONS * behind).argmin(axis=1)
-        before = walks.bound[:, 0].copy()
-        was_done = self.prefixes.done
+        behind = np.arange(episodes.legal.shape[1]) >= episodes.offered[:, None]
+        places = (np.abs(episodes.legal - actions[:, None]) + MAX_ACTIONS * behind).argmin(axis=1)
+        before = episodes.bound[:, 0].copy()
+        was_done = self.partial_plans.done
         self.num_decisions += ~was_done
-        self.num_operator_decisions += self._is_operator[walks.position]
-        self.prefixes.step(np.where(was_done, WAIT, places))
+        self.num_operator_decisions += self._is_operator[episodes.position]
+        self.partial_plans.step(np.where(was_done, WAIT, places))
         self._complete()
-        done = self.prefixes.done
-        after = walks.bound[:, 0].copy()
+        done = self.partial_plans.done
+        after = episodes.bound[:, 0].copy()
         for number in np.flatnonzero(done & ~was_done):
-            after[number] = self.worth_s(*walks.bound[number].tolist())
+            after[number] = self.worth_s(*episodes.bound[number].tolist())
         return np.where(was_done, 0.0, REWARD_SCALE * np.log(before / after)), done
 
     def finished(self, number: int) -> Finished:
         """The outcome of an episode whose plan is complete."""
-        walks = self.prefixes.walks
-        seconds, overflow = walks.bound[number].tolist()
+        episodes = self.partial_plans.episodes
+        seconds, overflow = episodes.bound[number].tolist()
         return Finished(
-            values=tuple(walks.values[number].tolist()),
+            values=tuple(episodes.values[number].tolist()),
             step_time_s=seconds,
             overflow=overflow,
             worth_s=self.worth_s(seconds, overflow),
@@ -197,18 +197,18 @@ class Episodes:
 
     def _complete(self) -> None:
         """Decides the signatures that depend on the shape, of the plans whose shape is decided."""
-        walks, first = self.prefixes.walks, self.space.first_signature
-        waiting = (walks.offered == 0) & ~self.prefixes.done
+        episodes, first = self.partial_plans.episodes, self.space.first_signature
+        waiting = (episodes.offered == 0) & ~self.partial_plans.done
         if not waiting.any():
             return
         for number in np.flatnonzero(waiting):
-            placed = walks.values[number, : self.space.first_cut].tobytes()
+            placed = episodes.values[number, : self.space.first_cut].tobytes()
             if placed not in self._completed:
-                head = tuple(walks.values[number, :first].tolist())
+                head = tuple(episodes.values[number, :first].tolist())
                 completed = self.decisions.complete(head, self.space.shape(head))
                 self._completed[placed] = np.array(completed[first:], dtype=np.int64)
-            walks.preferred[number, first:] = self._completed[placed]
-        self.prefixes.step(np.where(waiting, GO_ON, WAIT))
+            episodes.preferred[number, first:] = self._completed[placed]
+        self.partial_plans.step(np.where(waiting, GO_ON, WAIT))
 
     def observe(self) -> Observation:
         """The features, [episodes, OBSERVED], and the masks of actions, [episodes, MAX_ACTIONS].
@@ -217,7 +217,7 @@ class Episodes:
         """
         seen = np.empty((self.count, OBSERVED), dtype=np.float32)
         mask = np.empty((self.count, MAX_ACTIONS), dtype=np.int8)
-        self._features.write(self.prefixes.walks, seen, mask)
+        self._features.write(self.partial_plans.episodes, seen, mask)
         return {"observation": seen, "action_mask": mask}
 
 

@@ -12,7 +12,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from automap.bounds.kernels.step_many import Walks
+from automap.bounds.kernels.step_many import EpisodeArrays
+from automap.space.decisions import DECISIONS, Decision
 from automap.space.space import PlanSpace, Slot
 from envs.kernels import (
     ACTION,
@@ -46,7 +47,7 @@ class Features:
             reference_s: step time of a good plan, in seconds.
         """
         slots, arrays = space.slots, space.arrays
-        groups = list(space.group_rows)
+        groups, decisions = list(space.group_rows), {decision.kind: decision for decision in DECISIONS}
         most = max((len(values) for _, values in space.group_rows.values()), default=1)
         self._signatures = np.zeros((len(groups), most), dtype=SIGNATURE)
         self._required = np.full((len(groups), most), NONE, dtype=np.int64)
@@ -56,7 +57,8 @@ class Features:
             self._read_group(space, groups, number, *key)
         numbers = np.zeros((len(slots), max(slot.num_values for slot in slots)), dtype=np.float32)
         for number, slot in enumerate(slots):
-            numbers[number, : slot.num_values] = _numbers(space, slot)
+            amounts = decisions[slot.kind].amounts(space)
+            numbers[number, : len(amounts)] = amounts
         self._facts = Facts(
             num_axes=len(space.axes),
             first_cut=space.first_cut,
@@ -67,8 +69,7 @@ class Features:
             global_batch=space.problem.training.global_batch,
             first_bound_s=first_bound_s,
             reference_s=reference_s,
-            # The slot of shares is of the kind `devices`; its place tells it apart.
-            kind=np.array([KINDS.index("devices" if s.kind == "shares" else s.kind) for s in slots], dtype=np.int64),
+            kind=np.array([KINDS.index(decisions[s.kind].seen_as or s.kind) for s in slots], dtype=np.int64),
             group=np.array([groups.index((s.unit_type, s.group)) if s.group >= 0 else 0 for s in slots]),
             source=self._source,
             degrees=arrays.degrees,
@@ -77,7 +78,7 @@ class Features:
             virtuals=arrays.virtuals,
             required=self._required,
             made=self._made,
-            place=np.array([8 if s.kind == "shares" else s.index for s in slots], dtype=np.float32) / np.float32(8.0),
+            place=np.array([_index(decisions[s.kind], s) for s in slots], dtype=np.float32) / np.float32(8.0),
             num_values=np.array([slot.num_values for slot in slots], dtype=np.float32),
             cluster=np.array([_cluster_features(space)], dtype=CLUSTER),
             numbers=numbers,
@@ -116,33 +117,22 @@ class Features:
         for value, assigned in enumerate(unit.groups[other].assignment):
             self._made[number, value] = unit.signatures[maker][assigned[members.index(maker)]].outputs[output]
 
-    def write(self, walks: Walks, observation: Floats32, mask: npt.NDArray[np.int8]) -> None:
+    def write(self, episodes: EpisodeArrays, observation: Floats32, mask: npt.NDArray[np.int8]) -> None:
         """Writes the features of every plan; for a complete plan zeros, and every action as allowed.
 
         Args:
-            walks: the plans.
-            observation: [walks, STATE_FEATURES + actions * ACTION_FEATURES], written.
-            mask: [walks, actions], written: 0 for actions that are illegal, and for those that cannot fit into memory
-                unless that is all of them.
+            episodes: the plans.
+            observation: [episodes, STATE_FEATURES + actions * ACTION_FEATURES], written.
+            mask: [episodes, actions], written: 0 for actions that are illegal, and for those that cannot fit into
+                memory unless that is all of them.
         """
         states = observation[:, :STATE_FEATURES].view(STATE)
         actions = observation[:, STATE_FEATURES:].view(ACTION)
-        write_features(walks, self._facts, observation, states, actions, mask)
+        write_features(episodes, self._facts, observation, states, actions, mask)
 
 
-def _numbers(space: PlanSpace, slot: Slot) -> npt.NDArray[np.float64]:
-    """[values] numbers for which the values of a slot stand, as log2 / 8 where they are counts; else 0."""
-    meshes = space.meshes
-    counts = {
-        "pp": meshes.degrees,
-        "tp": meshes.degrees,
-        "middle": meshes.middles,
-        "micro_batches": meshes.micro_batches,
-        "virtual": meshes.virtuals,
-    }
-    if slot.kind in counts:
-        return np.log2(np.array(counts[slot.kind], dtype=np.float64)) / 8.0
-    return np.arange(slot.num_values) / 8.0 if slot.kind in ("recompute", "zero") else np.zeros(slot.num_values)
+def _index(decision: Decision, slot: Slot) -> int:
+    return slot.index if decision.seen_index is None else decision.seen_index
 
 
 def _source(space: PlanSpace, unit_type: int, leader: int) -> tuple[int, int, int] | None:

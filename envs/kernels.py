@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import float32, float64, int8, int64, types, void
 
-from automap.bounds.kernels.step_many import WALKS
+from automap.bounds.kernels.step_many import EPISODES
 from automap.jit import borrowing, kernel
 from ir.factors import PARTIAL
 
@@ -179,20 +179,20 @@ FACTS = types.NamedTuple(
 """Numba's type of `Facts`."""
 
 
-@kernel(void(WALKS, FACTS, float32[:, ::1], _RECORDS["state"][:, :], _RECORDS["action"][:, :], int8[:, ::1]))
-def write_features(walks, facts, observation, states, actions, mask):
+@kernel(void(EPISODES, FACTS, float32[:, ::1], _RECORDS["state"][:, :], _RECORDS["action"][:, :], int8[:, ::1]))
+def write_features(episodes, facts, observation, states, actions, mask):
     """Writes the features of every plan, see `Features.write`; `states` and `actions` are views of `observation`."""
-    num_slots = walks.values.shape[1]
-    for walk in range(walks.position.shape[0]):
-        slot = walks.position[walk]
-        observation[walk, :] = 0.0
-        mask[walk, :] = 1 if slot == num_slots else 0
+    num_slots = episodes.values.shape[1]
+    for episode in range(episodes.position.shape[0]):
+        slot = episodes.position[episode]
+        observation[episode, :] = 0.0
+        mask[episode, :] = 1 if slot == num_slots else 0
         if slot < num_slots:
-            made = _placement_of_input(facts, walks.values[walk], slot)
-            _write_state(facts, walks.values[walk], slot, walks.bound[walk], made, states[walk, 0])
+            made = _placement_of_input(facts, episodes.values[episode], slot)
+            _write_state(facts, episodes.values[episode], slot, episodes.bound[episode], made, states[episode, 0])
             for i in range(STATE_FEATURES):
-                observation[walk, i] = min(max(observation[walk, i], float32(-LIMIT)), float32(LIMIT))
-            _write_actions(walks, walk, facts, made, mask[walk], actions[walk])
+                observation[episode, i] = min(max(observation[episode, i], float32(-LIMIT)), float32(LIMIT))
+            _write_actions(episodes, episode, facts, made, mask[episode], actions[episode])
 
 
 @borrowing(int64(FACTS, int64[::1], int64), inner=True)
@@ -258,25 +258,25 @@ def _write_shape(facts, value, shape):
     shape.middle = math.log2(middle) / 4.0
 
 
-@borrowing(void(WALKS, int64, FACTS, int64, int8[::1], _RECORDS["action"][:]), inner=True)
-def _write_actions(walks, walk, facts, made, mask, actions):
+@borrowing(void(EPISODES, int64, FACTS, int64, int8[::1], _RECORDS["action"][:]), inner=True)
+def _write_actions(episodes, episode, facts, made, mask, actions):
     """Writes the features of the legal actions and allows them; where some may fit into memory, only those.
 
     Args:
-        walks: the plans.
-        walk: number of the plan.
+        episodes: the plans.
+        episode: number of the plan.
         facts: of the space.
         made: placement in which the leader's input is made.
         mask: [actions] zeros; written.
         actions: [actions] zeros; written.
     """
-    slot, bound, ahead = walks.position[walk], walks.bound[walk], walks.ahead[walk]
+    slot, bound, ahead = episodes.position[episode], episodes.bound[episode], episodes.action_bounds[episode]
     group = facts.group[slot]
     fits = False
-    for i in range(walks.offered[walk]):
+    for i in range(episodes.offered[episode]):
         fits = fits or ahead[i, 1] <= 0.0
-    for i in range(walks.offered[walk]):
-        value = walks.legal[walk, i]
+    for i in range(episodes.offered[episode]):
+        value = episodes.legal[episode, i]
         action = actions[value]
         mask[value] = not fits or ahead[i, 1] <= 0.0
         action.growth = min(math.log(max(ahead[i, 0], 1e-30) / bound[0]), MAX_LOG_RATIO)

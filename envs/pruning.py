@@ -2,7 +2,7 @@
 
 Three rules are built into the plan space, since nothing would be gained by asking: `parameters_only`, `linkage_groups`
 and `repeated_blocks`; so is `device_symmetry`. Their effect is counted. The others take a space and leave a smaller
-one, which every searcher walks alike: `prune(space, ("memory", "dominated_signatures"))`.
+one, which every searcher searches alike: `prune(space, ("memory", "dominated_signatures"))`.
 
 Lossless rules keep a plan as fast as the fastest that fits. Illegal values are no rule: they are no plans.
 """
@@ -19,18 +19,11 @@ import numpy.typing as npt
 
 from automap.bounds.enumeration import Enumeration
 from automap.bounds.partial_plans import BoundTable
+from automap.price.kernels.array_types import Record
 from automap.price.kernels.collectives import UNKNOWN
-from automap.price.kernels.columns import (
-    C_BACKWARD,
-    C_BACKWARD_ATTENDED,
-    C_COUNT,
-    C_FORWARD,
-    C_FORWARD_ATTENDED,
-)
+from automap.price.kernels.cost_records import UNIT_COST_DTYPE
+from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import Segment
-from automap.price.stage_layout import PipelineLayout, StageLayout
-from automap.price.tables import OP_INPUTS, OP_OUTPUTS, OP_SIGNATURES, S_PLACES
-from automap.space.compile import G_FIRST, G_VALUES, G_WHOLE
 from automap.space.count import alone, count_decades, grouped
 from automap.space.kernels.masks import signature_mask
 from automap.space.limits import Limits
@@ -194,7 +187,7 @@ def influential_groups(space: PlanSpace) -> Limits:
     for number, key in enumerate(space.group_rows):
         value = int(by_batch[space.first_signature + number * len(space.axes)])
         if key not in asked and value >= 0:
-            first, count = space.arrays.groups[number, [G_FIRST, G_VALUES]]
+            first, count = space.arrays.groups[number][["first_value", "num_values"]]
             stay[:, first : first + count] = np.arange(count) == value
     return Limits(signatures=stay)
 
@@ -208,7 +201,7 @@ def dominated_signatures(space: PlanSpace) -> Limits:
     """
     stay = np.ones_like(space.arrays.obeys)
     for number in range(len(space.group_rows)):
-        first, count = space.arrays.groups[number, [G_FIRST, G_VALUES]]
+        first, count = space.arrays.groups[number][["first_value", "num_values"]]
         for axis in range(len(space.axes)):
             seen = _seen_by_others(space, number)
             for value, other in itertools.permutations(range(count), 2):
@@ -237,13 +230,14 @@ def _seen_by_others(space: PlanSpace, number: int) -> list[tuple[object, ...]]:
         places: list[object] = []
         at = 0
         for row, signature in zip(rows, chosen, strict=True):
-            begin = tables.signatures[tables.operators[row, OP_SIGNATURES] + signature, S_PLACES]
-            for slot in range(int(tables.operators[row, OP_INPUTS] + tables.operators[row, OP_OUTPUTS])):
+            operator = tables.operators[row]
+            begin = tables.signatures[operator.first_signature + signature].first_placement
+            for slot in range(operator.end - operator.first_operand):
                 name = names[at]
                 at += 1
                 is_own = graph.tensors[name].role == "parameter" or name in inside
                 if name in others or name in shared or not is_own:
-                    places.append(tuple(tables.places[begin + slot].tolist()))
+                    places.append(tables.placements[begin + slot].item())
         found.append(tuple(places))
     return found
 
@@ -251,8 +245,8 @@ def _seen_by_others(space: PlanSpace, number: int) -> list[tuple[object, ...]]:
 def _dominates(space: PlanSpace, number: int, axis: int, better: int, worse: int) -> bool:
     """Whether `better` is legal wherever `worse` is, and costs no more, on all meshes and beside all outer choices."""
     (unit_type, _), (_, assignment) = list(space.group_rows.items())[number]
-    whole = int(space.arrays.groups[number, G_WHOLE])
-    for row, samples in BoundTable(space).frames:
+    whole = int(space.arrays.groups[number]["whole"])
+    for row, samples in BoundTable(space).settings:
         sizes = space.arrays.axes[row]
         free: list[Iterable[int]] = [range(len(assignment)) if size > 1 else [whole] for size in sizes]
         if sizes[axis] == 1:
@@ -283,43 +277,32 @@ def _is_legal(space: PlanSpace, number: int, sizes: Floats, samples: int, picked
     return True
 
 
-def _unit_cost(space: PlanSpace, number: int, row: int, samples: int, picked: Sequence[int], mode: Mask) -> Floats:
-    """[C_COUNT] of the unit of a group, on a distinct stage, where only the group is decided."""
+def _unit_cost(space: PlanSpace, number: int, row: int, samples: int, picked: Sequence[int], mode: Mask) -> Record:
+    """The cost of the unit of a group, on a distinct stage, where only the group is decided; a `UnitCostRow`."""
     (unit_type, _), (rows, assignment) = list(space.group_rows.items())[number]
     arrays, spans = space.arrays, space.evaluator.tables.spans
     first, last = int(spans[unit_type]), int(spans[unit_type + 1])
     chosen = np.full((last - first, len(space.axes)), -1, dtype=np.int64)
     chosen[rows - first] = assignment[list(picked)].T
-    stage = StageLayout(
-        devices=(),
-        axes=arrays.axes[row],
-        links=arrays.links[row],
-        hardware=arrays.hardware[row],
-        capacity=float(arrays.capacity[row]),
-        speed=float(arrays.speed[row]),
-    )
-    layout = PipelineLayout(stages=(stage,), numbers=(row,), send_latency_s=np.zeros(1), send_bytes_per_s=np.ones(1))
     zero_axes = arrays.axes[row] > 1.0
     zero_axes[-1] = False
-    return space.evaluator.unit_row(
+    return space.evaluator.unit_cost(
         Segment(unit=0, first=first, last=last, chosen=chosen, recomputed=mode),
-        0,
-        layout,
         np.full(len(space.axes), UNKNOWN, dtype=np.int64),
-        samples,
-        zero_axes,
-        -1,
+        Stage(arrays.axes[row], arrays.links[row], arrays.hardware[row], zero_axes, float(samples)),
     )
 
 
-def _costs_no_more(worse: Floats, better: Floats) -> bool:
+def _costs_no_more(worse: Record, better: Record) -> bool:
     """Whether no component of a unit's cost is larger, nor the compute that nothing hides behind attention."""
-    plain = np.ones(C_COUNT, dtype=np.bool_)
     # More attention hides more of a ring: it is compared with the rest of the pass instead.
-    plain[[C_FORWARD_ATTENDED, C_BACKWARD_ATTENDED]] = False
-    apart = [(C_FORWARD, C_FORWARD_ATTENDED), (C_BACKWARD, C_BACKWARD_ATTENDED)]
-    rest = all(better[a] - better[b] <= worse[a] - worse[b] for a, b in apart)
-    return bool((better <= worse)[plain].all()) and rest
+    attended = ("forward_attended_s", "backward_attended_s")
+    plain = all(np.all(better[name] <= worse[name]) for name in UNIT_COST_DTYPE.names or () if name not in attended)
+    rest = (
+        better.forward_s - better.forward_attended_s <= worse.forward_s - worse.forward_attended_s
+        and better.backward_s - better.backward_attended_s <= worse.backward_s - worse.backward_attended_s
+    )
+    return bool(plain and rest)
 
 
 # -- all together ---------------------------------------------------------------------------------------------------

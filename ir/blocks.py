@@ -155,7 +155,7 @@ def find_units(graph: Graph) -> Blocks:
     kinds = [hasher.segment(start, stop) for start, stop in segments]
     # The layers of a profile are units as they are: two that take turns would otherwise never be cut apart.
     is_profile = any(op.kind == LAYER for op in ops)
-    groups = [(k, k + 1) for k in range(len(kinds))] if is_profile else _repeats(kinds, 0, len(kinds))
+    groups = [(k, k + 1) for k in range(len(kinds))] if is_profile else repeats(kinds)
     types: dict[tuple[int, ...], int] = {}
     units = []
     for low, high in groups:
@@ -238,10 +238,14 @@ class _Hasher:
         return self.known.setdefault(key, len(self.known))
 
 
-def _repeats(kinds: Sequence[int], low: int, high: int) -> list[tuple[int, int]]:
-    """Divides [low, high) into groups: the repeats that cover most, then likewise the rest before and behind them."""
+def repeats(kinds: Sequence[int]) -> list[tuple[int, int]]:
+    """Divides a sequence into groups: the repeats that cover most, then likewise the rest before and behind them.
+
+    Returns:
+        (start, stop) of each group in order; equal periods of one repeat are one group each.
+    """
     done: list[tuple[int, int]] = []
-    stretches = [(low, high)]
+    stretches = [(0, len(kinds))]
     while stretches:
         a, b = stretches.pop()
         best = (0, 0, 0, 0)
@@ -254,16 +258,16 @@ def _repeats(kinds: Sequence[int], low: int, high: int) -> list[tuple[int, int]]
                 stop = i
                 while stop + period < b and kinds[stop] == kinds[stop + period]:
                     stop += 1
-                repeats = (stop - i) // period + 1
-                covered = repeats * period
-                if repeats >= 2 and covered > best[0]:
-                    best = (covered, -period, i, repeats)
+                count = (stop - i) // period + 1
+                covered = count * period
+                if count >= 2 and covered > best[0]:
+                    best = (covered, -period, i, count)
                 i = max(stop, i + 1)
-        covered, period, i, repeats = best
+        covered, period, i, count = best
         if not covered:
             done += [(k, k + 1) for k in range(a, b)]
             continue
         period = -period
-        done += [(i + r * period, i + (r + 1) * period) for r in range(repeats)]
+        done += [(i + r * period, i + (r + 1) * period) for r in range(count)]
         stretches += [(a, i), (i + covered, b)]
     return sorted(d for d in done if d[0] < d[1])

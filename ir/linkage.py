@@ -92,146 +92,123 @@ def _from_view(graph: Graph, name: str) -> bool:
 def link(graph: Graph, blocks: Blocks | None = None) -> Linkage:
     """The linkage of a graph; `blocks` are its units where they are known already."""
     blocks = blocks or find_units(graph)
-    types: list[UnitLinkage] = []
-    order: dict[int, int] = {}
-    for position, unit in enumerate(blocks.units):
-        order.setdefault(unit.type, position)
-    for kind in range(blocks.num_types):
-        position = order[kind]
-        unit = blocks.units[position]
-        incoming = blocks.units[position - 1].boundary if position else None
-        types.append(_link_unit(graph, range(unit.start, unit.stop), incoming, unit.boundary))
-    return Linkage(blocks=blocks, types=tuple(types))
+    types: dict[int, UnitLinkage] = {}
+    incoming = None
+    for unit in blocks.units:
+        if unit.type not in types:
+            types[unit.type] = _Unit(graph, range(unit.start, unit.stop)).linkage(incoming, unit.boundary)
+        incoming = unit.boundary
+    return Linkage(blocks=blocks, types=tuple(types[kind] for kind in range(blocks.num_types)))
 
 
-def _link_unit(graph: Graph, span: range, incoming: str | None, outgoing: str | None) -> UnitLinkage:
-    ops = [graph.operators[i] for i in span]
-    tables = [operator_signatures(graph, op) for op in ops]
-    producer = {name: k for k, op in enumerate(ops) for name in op.outputs}
-    parents = [_activations(graph, op, producer, ops) for op in ops]
-    group_of: dict[int, int] = {}
-    members: dict[int, list[int]] = {}
-    for k, op in enumerate(ops):
-        if op.is_view:
-            continue
-        leaders = {group_of[producer[name]] for name in parents[k]}
-        ends_sum = op.kind == "Dropout" and _may_be_sum(tables, producer, op.inputs[0])
-        if op.forward_flops.at(1) > 0 or incoming in op.inputs or len(leaders) != 1 or ends_sum:
-            group_of[k] = k
-        else:
-            group_of[k] = group_of[producer[parents[k][0]]]
-        members.setdefault(group_of[k], []).append(k)
-    for k in range(len(ops) - 1, -1, -1):
-        if ops[k].is_view:
-            users = [j for j in range(k + 1, len(ops)) if ops[k].outputs[0] in ops[j].inputs and j in group_of]
-            group_of[k] = group_of[users[0]] if users else k
+class _Unit:
+    """One unit: operators by their offset, and for each leader's signature the signatures of its followers."""
+
+    def __init__(self, graph: Graph, span: range) -> None:
+        self.graph = graph
+        self.ops = [graph.operators[i] for i in span]
+        self.tables = [operator_signatures(graph, op) for op in self.ops]
+        self.producer = {name: k for k, op in enumerate(self.ops) for name in op.outputs}
+        self.parents = [
+            tuple(n for n in op.inputs if n in self.producer and not self.ops[self.producer[n]].is_view)
+            for op in self.ops
+        ]
+        """Names of the inputs of each operator that operators of the unit compute from data."""
+        self.multiplies = [op.forward_flops.at(1) > 0 for op in self.ops]
+
+    def linkage(self, incoming: str | None, outgoing: str | None) -> UnitLinkage:
+        """The groups of the unit, between the tensors that cross into it and out of it."""
+        members = self._members(incoming)
+        return UnitLinkage(
+            signatures=tuple(self.tables),
+            groups=tuple(self._group(leader, sorted(members[leader])) for leader in sorted(members)),
+            boundary_in=incoming,
+            boundary_out=outgoing,
+            core=self._core(),
+        )
+
+    def _members(self, incoming: str | None) -> dict[int, list[int]]:
+        """Leader -> the operators of its group."""
+        group_of: dict[int, int] = {}
+        members: dict[int, list[int]] = {}
+        for k, op in enumerate(self.ops):
+            if op.is_view:
+                continue
+            leaders = {group_of[self.producer[name]] for name in self.parents[k]}
+            ends_sum = op.kind == "Dropout" and self._may_be_sum(op.inputs[0])
+            leads = self.multiplies[k] or incoming in op.inputs or len(leaders) != 1 or ends_sum
+            group_of[k] = k if leads else group_of[self.producer[self.parents[k][0]]]
             members.setdefault(group_of[k], []).append(k)
-    groups = tuple(
-        _assign(ops, tables, sorted(members[leader]), leader, parents, producer) for leader in sorted(members)
-    )
-    return UnitLinkage(
-        signatures=tuple(tables),
-        groups=groups,
-        boundary_in=incoming,
-        boundary_out=outgoing,
-        core=_core(graph, ops, parents, producer),
-    )
+        for k in range(len(self.ops) - 1, -1, -1):
+            if self.ops[k].is_view:
+                output = self.ops[k].outputs[0]
+                users = (j for j in range(k + 1, len(self.ops)) if output in self.ops[j].inputs and j in group_of)
+                group_of[k] = group_of.get(next(users, -1), k)
+                members.setdefault(group_of[k], []).append(k)
+        return members
 
+    def _may_be_sum(self, name: str) -> bool:
+        """Whether some signature of its producer leaves tensor `name` partial."""
+        return name in self.producer and any(PARTIAL in s.outputs for s in self.tables[self.producer[name]])
 
-def _may_be_sum(tables: Sequence[tuple[Signature, ...]], producer: dict[str, int], name: str) -> bool:
-    """Whether some signature of its producer leaves tensor `name` partial."""
-    return name in producer and any(PARTIAL in signature.outputs for signature in tables[producer[name]])
+    def _group(self, leader: int, members: list[int]) -> Group:
+        rows = []
+        for chosen in range(len(self.tables[leader])):
+            picked = {leader: chosen}
+            for k in members:
+                if k != leader and not self.ops[k].is_view:
+                    picked[k] = self._follow(k, picked)
+            for k in reversed(members):
+                if self.ops[k].is_view:
+                    picked[k] = self._follow_consumer(k, members, picked)
+            rows.append(tuple(picked[k] for k in members))
+        return Group(leader=leader, members=tuple(members), assignment=tuple(rows))
 
+    def _follow(self, k: int, picked: dict[int, int]) -> int:
+        """Number of the signature of follower `k` that takes its first activation as it is and most of the others."""
 
-def _activations(graph: Graph, op: Operator, producer: dict[str, int], ops: Sequence[Operator]) -> tuple[str, ...]:
-    """Names of the inputs that operators of the same unit compute from data."""
-    return tuple(name for name in op.inputs if name in producer and not ops[producer[name]].is_view)
+        def given(name: str) -> Placement:
+            maker = self.producer[name]
+            return self.tables[maker][picked[maker]].outputs[self.ops[maker].outputs.index(name)]
 
+        inputs = [(self.ops[k].inputs.index(name), given(name)) for name in self.parents[k]]
+        first, placement = inputs[0]
+        best, best_score = None, (-1, False, -1)
+        for index, signature in enumerate(self.tables[k]):
+            if signature.inputs[first] != placement:
+                continue
+            matches = sum(signature.inputs[slot] == required for slot, required in inputs)
+            # Behind a whole or partial input nothing new is split.
+            score = (matches, not signature.divides_work or placement >= 0, -index)
+            if score > best_score:
+                best, best_score = index, score
+        return whole_signature(self.tables[k]) if best is None else best
 
-def _assign(
-    ops: Sequence[Operator],
-    tables: Sequence[tuple[Signature, ...]],
-    members: list[int],
-    leader: int,
-    parents: Sequence[tuple[str, ...]],
-    producer: dict[str, int],
-) -> Group:
-    rows = []
-    for chosen in range(len(tables[leader])):
-        picked = {leader: chosen}
-        for k in members:
-            if k != leader and not ops[k].is_view:
-                picked[k] = _follow(ops, tables, k, parents[k], producer, picked)
-        for k in reversed(members):
-            if ops[k].is_view:
-                picked[k] = _follow_consumer(ops, tables, k, members, picked)
-        rows.append(tuple(picked[k] for k in members))
-    return Group(leader=leader, members=tuple(members), assignment=tuple(rows))
+    def _follow_consumer(self, k: int, members: Sequence[int], picked: dict[int, int]) -> int:
+        """Number of the signature of view `k` that writes what its first decided consumer requires."""
+        output = self.ops[k].outputs[0]
+        for user in members:
+            if user in picked and output in self.ops[user].inputs:
+                required = self.tables[user][picked[user]].inputs[self.ops[user].inputs.index(output)]
+                for index, signature in enumerate(self.tables[k]):
+                    if signature.outputs[0] == required:
+                        return index
+        return whole_signature(self.tables[k])
 
-
-def _follow(
-    ops: Sequence[Operator],
-    tables: Sequence[tuple[Signature, ...]],
-    k: int,
-    inputs: tuple[str, ...],
-    producer: dict[str, int],
-    picked: dict[int, int],
-) -> int:
-    """Number of the signature of follower `k` that takes its first activation as it is and most of the others."""
-
-    def given(name: str) -> Placement:
-        maker = producer[name]
-        return tables[maker][picked[maker]].outputs[ops[maker].outputs.index(name)]
-
-    wanted = [(ops[k].inputs.index(name), given(name)) for name in inputs]
-    best, best_score = None, (-1, False, -1)
-    for index, signature in enumerate(tables[k]):
-        if signature.inputs[wanted[0][0]] != wanted[0][1]:
-            continue
-        matches = sum(signature.inputs[slot] == placement for slot, placement in wanted)
-        # Behind a whole or partial input nothing new is split.
-        score = (matches, not signature.divides_work or wanted[0][1] >= 0, -index)
-        if score > best_score:
-            best, best_score = index, score
-    return whole_signature(tables[k]) if best is None else best
-
-
-def _follow_consumer(
-    ops: Sequence[Operator],
-    tables: Sequence[tuple[Signature, ...]],
-    k: int,
-    members: Sequence[int],
-    picked: dict[int, int],
-) -> int:
-    output = ops[k].outputs[0]
-    for user in members:
-        if user in picked and output in ops[user].inputs:
-            placement = tables[user][picked[user]].inputs[ops[user].inputs.index(output)]
-            for index, signature in enumerate(tables[k]):
-                if signature.outputs[0] == placement:
-                    return index
-    return whole_signature(tables[k])
-
-
-def _core(
-    graph: Graph, ops: Sequence[Operator], parents: Sequence[tuple[str, ...]], producer: dict[str, int]
-) -> tuple[int, ...]:
-    """Operators on paths between two products of activations (attention scores and context), both ends included."""
-    products = [
-        op.forward_flops.at(1) > 0 and sum(graph.tensors[name].role == "activation" for name in parents[k]) >= 2
-        for k, op in enumerate(ops)
-    ]
-    behind = [False] * len(ops)
-    for k in range(len(ops)):
-        behind[k] = products[k] or any(behind[producer[name]] for name in parents[k])
-        if behind[k] and not products[k] and ops[k].forward_flops.at(1) > 0:
-            behind[k] = False
-    ahead = [False] * len(ops)
-    consumers: list[list[int]] = [[] for _ in ops]
-    for k in range(len(ops)):
-        for name in parents[k]:
-            consumers[producer[name]].append(k)
-    for k in range(len(ops) - 1, -1, -1):
-        ahead[k] = products[k] or (ops[k].forward_flops.at(1) == 0 and any(ahead[j] for j in consumers[k]))
-    core = tuple(k for k in range(len(ops)) if behind[k] and ahead[k])
-    return core if sum(products) >= 2 else ()
+    def _core(self) -> tuple[int, ...]:
+        """Operators on paths between two products of activations (attention scores and context), ends included."""
+        num, tensors = len(self.ops), self.graph.tensors
+        products = [
+            self.multiplies[k] and sum(tensors[name].role == "activation" for name in self.parents[k]) >= 2
+            for k in range(num)
+        ]
+        behind, ahead = [False] * num, [False] * num
+        consumers: list[list[int]] = [[] for _ in self.ops]
+        for k in range(num):
+            sources = [self.producer[name] for name in self.parents[k]]
+            behind[k] = products[k] or (not self.multiplies[k] and any(behind[source] for source in sources))
+            for source in sources:
+                consumers[source].append(k)
+        for k in range(num - 1, -1, -1):
+            ahead[k] = products[k] or (not self.multiplies[k] and any(ahead[j] for j in consumers[k]))
+        return tuple(k for k in range(num) if behind[k] and ahead[k]) if sum(products) >= 2 else ()

@@ -1,4 +1,4 @@
-"""The list of collectives that a plan calls for, forward and backward.
+"""The list of collectives that a plan requires, forward and backward.
 
 The list is written down by the very kernel that prices the plan, so that what runs can be checked against what was
 priced. Units: bytes, seconds; of parameters elements.
@@ -11,35 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from automap.fitted_curves import COLLECTIVES
 from automap.price.evaluator import Evaluator
-from automap.price.kernels.collectives import (
-    L_AXIS,
-    L_BACKWARD,
-    L_BYTES,
-    L_KIND,
-    L_OPERATOR,
-    L_SECONDS,
-    L_TENSOR,
-)
-from automap.price.kernels.columns import C_GATHER, C_REDUCE, C_SCATTER
-from automap.price.kernels.tied_parameters import (
-    E_AXES,
-    E_GATHER,
-    E_GATHER_EACH,
-    E_REDUCE,
-    E_SCATTER,
-    E_SCATTER_EACH,
-    TIE_EXCHANGED,
-    TIE_HAS,
-    TIE_ONE,
-    TIE_OTHER,
-)
+from automap.price.kernels.cost_records import BACKWARD_PASS, BEFORE_SENDING
 from automap.price.lowered_plan import LoweredPlan
 
-Floats = npt.NDArray[np.float64]
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "send_recv"]
 What = Literal["weights", "gradients"]
 When = Literal["step", "micro_batch"]
@@ -54,14 +31,18 @@ class Collective:
     axis: str
     """Mesh axis over whose groups it runs."""
     bytes: float
-    """Of the larger of what a rank holds before and after."""
+    """Bytes of the larger of what a rank holds before and after."""
     seconds: float
+    """Seconds of the collective, hidden or not."""
     stage: int
+    """Number of the stage in the plan."""
     operator: str
-    """The consumer that asks for the conversion, or the operator that exchanges inside; empty where a sum is made whole
+    """The consumer that requires the conversion, or the operator that exchanges inside; empty where a sum is made whole
     on its way out of the stage."""
     tensor: str
+    """Name of the tensor that moves."""
     direction: Literal["forward", "backward"]
+    """Pass in which it runs."""
 
 
 def list_collectives(lowered: LoweredPlan, evaluator: Evaluator) -> Iterator[Collective]:
@@ -77,22 +58,21 @@ def list_collectives(lowered: LoweredPlan, evaluator: Evaluator) -> Iterator[Col
         representative = evaluator.blocks.representative(unit.type)
         listed = evaluator.collectives(lowered, number % num_ranks, segment, incoming)
         base = int(tables.spans[unit.type])
-        for record in listed[np.argsort(listed[:, L_OPERATOR], kind="stable")]:
-            offset = int(record[L_OPERATOR]) - base
+        for record in listed[np.argsort(listed["operator"], kind="stable")]:
+            offset = int(record.operator) - base
             op = graph.operators[unit.start + offset]
             model = graph.operators[representative.start + offset]
-            wanted = tables.tensor_name(int(record[L_TENSOR]))
-            slot = (*model.inputs, *model.outputs).index(wanted)
-            leaves = bool(record[L_BACKWARD] < 0.0)
+            slot = (*model.inputs, *model.outputs).index(tables.names[record.tensor])
+            leaves = bool(record.direction == BEFORE_SENDING)
             yield Collective(
-                kind=COLLECTIVES[int(record[L_KIND])],
-                axis=lowered.axes[int(record[L_AXIS])],
-                bytes=float(record[L_BYTES]),
-                seconds=float(record[L_SECONDS]),
+                kind=COLLECTIVES[record.kind],
+                axis=lowered.axes[record.axis],
+                bytes=float(record.data_bytes),
+                seconds=float(record.seconds),
                 stage=number - leaves,
                 operator="" if leaves else op.name,
                 tensor=(*op.inputs, *op.outputs)[slot],
-                direction="backward" if record[L_BACKWARD] > 0.0 else "forward",
+                direction="backward" if record.direction == BACKWARD_PASS else "forward",
             )
 
 
@@ -101,60 +81,64 @@ class ParameterCollective:
     """What all parameters of a pipeline rank, or their gradients, send over one axis."""
 
     rank: int
+    """Pipeline rank."""
     kind: Kind
-    """send_recv: with another pipeline rank, which has the parameters too."""
+    """Kind of the collective; send_recv: with another pipeline rank, which has the parameters too."""
     axis: str
     """Mesh axis; empty for send_recv."""
     what: What
+    """Whether weights or gradients move."""
     when: When
-    """How often. ZeRO 3 gathers weights twice a micro-batch: both are counted here."""
+    """Whether it runs once a step or once a micro-batch. ZeRO 3 gathers weights twice a micro-batch: both are counted
+    here."""
     elements: float
-    """Of the larger of what a device holds before and after; of send_recv what it sends."""
+    """Elements of the larger of what a device holds before and after; for send_recv those that it sends."""
 
 
 def list_parameter_collectives(lowered: LoweredPlan, evaluator: Evaluator) -> Iterator[ParameterCollective]:
     """What parameters and gradients send in a step: the sums that `automap.price.kernels.step` turns into seconds."""
     # Elements do not depend on the samples: what one kind of device sees, all see.
     lowered = lowered.views[0]
-    calls, parts, _ = evaluator.distinct_units(lowered)
-    costs = evaluator.unit_rows(lowered, calls)
-    ranks, axes = len(lowered.layout.stages), len(lowered.zero_axes)
-    once, each = np.zeros((3, ranks, axes)), np.zeros((2, ranks, axes))
-    for chunk, row, times in parts.tolist():
-        for block, column in ((E_REDUCE, C_REDUCE), (E_GATHER, C_GATHER), (E_SCATTER, C_SCATTER)):
-            once[block, chunk % ranks] += times * costs[row, column : column + axes]
-    each += once[[E_GATHER, E_SCATTER]]
-    for tie in evaluator.tied.rows(evaluator.tied.ties(lowered), lowered.layout, lowered.zero_axes):
-        one, other = int(tie[TIE_ONE]), int(tie[TIE_OTHER])
-        if one == other:
-            more = tie[TIE_HAS + E_AXES :].reshape(-1, axes)
-            once[:, one] -= more[[E_REDUCE, E_GATHER, E_SCATTER]]
-            each[:, one] += more[[E_GATHER_EACH, E_SCATTER_EACH]]
-        for rank in (one, other) if one != other else ():
+    calls, parts = evaluator.distinct_units(lowered)
+    costs = evaluator.unit_costs(lowered, calls)
+    ranks, axes = len(lowered.layout.stages), len(lowered.axes)
+    reduced, gathered, scattered, gathered_each, scattered_each = np.zeros((5, ranks, axes))
+    for part in parts:
+        rank, cost = part.chunk % ranks, costs[part.row]
+        reduced[rank] += part.times * cost.reduced[:axes]
+        gathered[rank] += part.times * cost.gathered[:axes]
+        scattered[rank] += part.times * cost.scattered[:axes]
+    gathered_each += gathered
+    scattered_each += scattered
+    for tie in evaluator.tied.rows(lowered):
+        if tie.rank == tie.other_rank:
+            reduced[tie.rank] -= tie.excess.reduced[:axes]
+            gathered[tie.rank] -= tie.excess.gathered[:axes]
+            scattered[tie.rank] -= tie.excess.scattered[:axes]
+            gathered_each[tie.rank] += tie.gathered_again[:axes]
+            scattered_each[tie.rank] += tie.scattered_again[:axes]
+            continue
+        for rank in (int(tie.rank), int(tie.other_rank)):
             yield ParameterCollective(
-                rank=rank, kind="send_recv", axis="", what="gradients", when="step", elements=float(tie[TIE_EXCHANGED])
+                rank=rank, kind="send_recv", axis="", what="gradients", when="step", elements=float(tie.exchanged)
             )
-    for rank in range(ranks):
-        for a, (axis, is_zero) in enumerate(zip(lowered.axes, lowered.zero_axes, strict=True)):
-            for kind, what, when, elements in _over_axis(
-                lowered.zero, bool(is_zero), once[:, rank, a], each[:, rank, a]
-            ):
-                if elements > 0.5 and lowered.layout.stages[rank].axes[a] > 1.0:
-                    yield ParameterCollective(
-                        rank=rank, kind=kind, axis=axis, what=what, when=when, elements=float(elements)
-                    )
-
-
-def _over_axis(zero: int, is_zero: bool, once: Floats, each: Floats) -> Iterator[tuple[Kind, What, When, float]]:
-    """What a rank sends over one axis: kind, what, when, elements."""
-    if zero == 0 or not is_zero:
-        yield "all_reduce", "gradients", "step", once[E_REDUCE if zero == 0 else E_SCATTER]
-        return
-    if zero == 1:
-        yield "reduce_scatter", "gradients", "step", once[E_SCATTER]
-    else:
-        yield "reduce_scatter", "gradients", "micro_batch", each[1]
-    if zero == 3:
-        yield "all_gather", "weights", "micro_batch", 2.0 * each[0]
-    else:
-        yield "all_gather", "weights", "step", once[E_GATHER]
+    for rank, a in np.argwhere(lowered.layout.arrays.axes > 1.0).tolist():
+        found: list[tuple[Kind, What, When, float]] = []
+        if lowered.zero == 0 or not lowered.zero_axes[a]:
+            summed = reduced if lowered.zero == 0 else scattered
+            found.append(("all_reduce", "gradients", "step", summed[rank, a]))
+        else:
+            if lowered.zero == 1:
+                found.append(("reduce_scatter", "gradients", "step", scattered[rank, a]))
+            else:
+                found.append(("reduce_scatter", "gradients", "micro_batch", scattered_each[rank, a]))
+            if lowered.zero == 3:
+                found.append(("all_gather", "weights", "micro_batch", 2.0 * gathered_each[rank, a]))
+            else:
+                found.append(("all_gather", "weights", "step", gathered[rank, a]))
+        for kind, what, when, elements in found:
+            # What is left of a tied parameter after a subtraction is no element.
+            if elements > 0.5:
+                yield ParameterCollective(
+                    rank=rank, kind=kind, axis=lowered.axes[a], what=what, when=when, elements=float(elements)
+                )

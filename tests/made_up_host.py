@@ -1,6 +1,7 @@
 """What a profile measures of a host whose every time follows one of the price's forms."""
 
 import numpy as np
+from price_cases import gemm_curve_of
 
 from automap.fitted_curves import COLLECTIVES
 from automap.price.kernels.collectives import collective_s, host_link
@@ -12,7 +13,7 @@ STREAM, FLOPS = 1e10, 8e10
 def two_ranks():
     """What two ranks of a made-up host report: every time follows one of the price's forms."""
     random = np.random.default_rng(0)
-    curve = np.array([3e-6, FLOPS, 0.5 * STREAM, 2.0, 10.0, 0.0, 0.0, 1, 32e6 * 0.2, 2.0, 0.0, 8.0])
+    curve = gemm_curve_of(3e-6, FLOPS, 0.5 * STREAM, 2.0, 10.0, 0.0, 0.0, 1, 32e6 * 0.2, 2.0, 0.0, 8.0)
     shapes = [[1.0, *random.choice([8.0, 40.0, 200.0, 1000.0], 3)] for _ in range(20)]
     link = host_link(2, latency_s=1e-4, growth=0.0, bytes_per_s=1e9, small_group=0.0, ramp=0.0)
     sizes = [2.0**p for p in (10, 14, 20, 25)]

@@ -52,7 +52,7 @@ class PlanVecEnv(VecEnv):
         return {**found, "slot": self._slots()[:, None].astype(np.float32), "history": self._history.copy()}
 
     def _slots(self) -> Actions:
-        found: Actions = np.concatenate([some.prefixes.walks.position for some in self.episodes])
+        found: Actions = np.concatenate([some.partial_plans.episodes.position for some in self.episodes])
         return found
 
     def reset(self) -> Observation:

@@ -65,10 +65,10 @@ class SearchTree:
         """
         node = self._at[number]
         if not len(node.actions):
-            walks = self._episodes.prefixes.walks
-            offered = walks.legal[number, : walks.offered[number]]
+            episodes = self._episodes.partial_plans.episodes
+            offered = episodes.legal[number, : episodes.offered[number]]
             node.actions = legal
-            node.bounds = walks.ahead[number, np.searchsorted(offered, legal), 0].copy()
+            node.bounds = episodes.action_bounds[number, np.searchsorted(offered, legal), 0].copy()
             node.is_closed = np.zeros(len(legal), dtype=np.bool_)
         is_open = ~node.is_closed & (node.bounds < self._best_s())
         if not is_open.any():

@@ -14,25 +14,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from automap.price.kernels.collectives import KIND_COUNT
-from automap.price.kernels.columns import (
-    C_BACKWARD,
-    C_BACKWARD_HOST,
-    C_FORWARD,
-    C_FORWARD_COMM,
-    C_FORWARD_HOST,
-    C_LIVE,
-    C_PARAMETERS,
-    C_RECOMPUTE,
-    C_REDUCE,
-    C_SAVED,
-    C_WORKSPACE,
-    C_ZERO,
-)
-from automap.price.kernels.step import P_GRADIENT, P_OPTIMIZER, P_PARAMETER, P_RESERVED
+from automap.price.kernels.array_types import Record, Rows
+from automap.price.kernels.cost_records import UNIT_COST_DTYPE
+from automap.price.kernels.memory import in_flight, state_bytes
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.space import PlanSpace, Values
-from ir.factors import PARTIAL
+from ir.factors import BROADCAST, PARTIAL
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -95,27 +82,26 @@ def _chunks(space: PlanSpace, values: Values) -> tuple[list[Floats], list[Ints]]
     """Of each rank [units + 1, units + 1] seconds of a micro-batch in the fastest mode that fits, and that mode."""
     evaluator, lowered = space.evaluator, space.lowered(values).views[0]
     shape, settings = space.shape(values), evaluator.settings(lowered.zero)
-    known: dict[tuple[int, float], Floats] = {}
+    known: dict[tuple[int, float], Rows] = {}
     seconds, modes = [], []
     for rank, stage in enumerate(lowered.layout.stages):
         key = (lowered.layout.numbers[rank], float(lowered.rank_samples[rank]))
         if key not in known:
             known[key] = _unit_costs(space, values, rank)
         costs = known[key]
-        spent = costs[:, :, [C_FORWARD, C_FORWARD_HOST, C_BACKWARD, C_BACKWARD_HOST, C_RECOMPUTE]].sum(axis=2)
-        spent += (
-            costs[:, :, C_FORWARD_COMM:C_REDUCE].reshape(*spent.shape, -1, KIND_COUNT).sum(axis=2) @ evaluator.exposed
+        spent = costs["forward_s"] + costs["forward_host_s"] + costs["backward_s"] + costs["backward_host_s"]
+        spent += costs["recompute_s"]
+        comm = costs["forward_comm_s"] + costs["backward_comm_s"] + costs["recompute_comm_s"]
+        spent += comm @ evaluator.exposed
+        state = np.array(
+            [[sum(state_bytes(cost.parameters, cost.zero_parameters, settings)) for cost in row] for row in costs]
         )
-        whole, shard = costs[:, :, C_PARAMETERS], costs[:, :, C_ZERO]
-        state = (shard if lowered.zero >= 3 else whole) * settings[P_PARAMETER]
-        state = state + (shard if lowered.zero >= 2 else whole) * settings[P_GRADIENT]
-        state = state + (shard if lowered.zero >= 1 else whole) * settings[P_OPTIMIZER]
-        in_flight = (
-            shape.num_micro_batches if lowered.kind == "gpipe" else min(shape.pp - rank, shape.num_micro_batches)
-        )
-        live = np.where(np.array(RECOMPUTE_MODES) == "full", costs[:, :, C_LIVE].max(axis=1), 0.0)
-        room = stage.capacity - settings[P_RESERVED] - 2.0 * costs[:, :, C_WORKSPACE].max(axis=1) - live
-        time, used = _spans(spent), _spans(state + in_flight * costs[:, :, C_SAVED])
+        alive = in_flight(rank, shape.pp, shape.pp, shape.num_micro_batches)
+        if lowered.kind == "gpipe":
+            alive = shape.num_micro_batches
+        live = np.where(np.array(RECOMPUTE_MODES) == "full", costs["live_bytes"].max(axis=1), 0.0)
+        room = stage.capacity - settings.reserved_bytes - 2.0 * costs["workspace_bytes"].max(axis=1) - live
+        time, used = _spans(spent), _spans(state + alive * costs["saved_bytes"])
         fits = (used <= room[:, None, None]) & space.modes[:, None, None]
         time = np.where(fits, time, np.inf)
         low, high = space.constrained.window(rank, shape.pp) if rank < shape.pp - 1 else (space.num_units,) * 2
@@ -135,32 +121,25 @@ def _spans(of_units: Floats) -> Floats:
     return found
 
 
-def _unit_costs(space: PlanSpace, values: Values, rank: int) -> Floats:
-    """[modes, units, C_COUNT] as if all units stood in one chunk on a rank."""
+def _unit_costs(space: PlanSpace, values: Values, rank: int) -> Rows:
+    """[modes, units] unit costs, rows of `UnitCostRow`, as if all units stood in one chunk on a rank."""
     evaluator, lowered = space.evaluator, space.lowered(values).views[0]
     segments = [segment for chunk in lowered.chunks for segment in chunk]
-    axes = len(space.axes)
-    known: dict[tuple[int, bytes, str], Floats] = {}
-    incoming = np.full(axes, -1, dtype=np.int64)
-    rows = []
-    for segment in segments:
+    found = np.empty((len(RECOMPUTE_MODES), len(segments)), dtype=UNIT_COST_DTYPE)
+    known: dict[tuple[int, bytes, str], Record] = {}
+    workspace = evaluator.new_workspace(len(space.axes))
+    incoming = np.full(len(space.axes), BROADCAST, dtype=np.int64)
+    for unit, segment in enumerate(segments):
         unit_type = evaluator.blocks.units[segment.unit].type
-        incoming = np.where(incoming == PARTIAL, -1, incoming)
-        for mode in RECOMPUTE_MODES:
+        incoming = np.where(incoming == PARTIAL, BROADCAST, incoming)
+        for number, mode in enumerate(RECOMPUTE_MODES):
             key = (unit_type, incoming.tobytes(), mode)
             if key not in known:
-                known[key] = evaluator.unit_row(
-                    replace(segment, recomputed=evaluator.masks(unit_type)[mode]),
-                    rank,
-                    lowered.layout,
-                    incoming,
-                    float(lowered.rank_samples[rank]),
-                    lowered.zero_axes,
-                    int(evaluator.tables.boundary_out[unit_type]),
-                )
-            rows.append(known[key])
-        incoming = evaluator.output_placement(segment, unit_type, axes)
-    return np.array(rows).reshape(len(segments), len(RECOMPUTE_MODES), -1).transpose(1, 0, 2)
+                recomputed = replace(segment, recomputed=evaluator.masks(unit_type)[mode])
+                known[key] = evaluator.unit_cost(recomputed, incoming, lowered.stages[rank], workspace)
+            found[number, unit] = known[key]
+        incoming = evaluator.crossing_placement(segment)
+    return found
 
 
 def _with_cuts(space: PlanSpace, values: Values, ends: Sequence[int], modes: Sequence[Ints]) -> Values:

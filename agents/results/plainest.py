@@ -22,7 +22,7 @@ from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.plan_reader import default_signatures
 from automap.price.plan_writer import to_plan
-from automap.space.simplified_axes import ROUNDING, merges, num_unlike, repeats, sizes, spelled, without_idle
+from automap.space.simplified_axes import ROUNDING, canonical, merges, num_unlike, repeats, sizes, without_idle
 from automap.space.space import PlanSpace, Slot, Values
 from automap.space.templates import templates
 from automap.verify import Verifier
@@ -146,7 +146,7 @@ def plain(lowered: LoweredPlan, evaluator: Evaluator, limit_s: float) -> Lowered
         evaluator: evaluator of its problem.
         limit_s: largest step time; if it is below the plan's own, that is the limit.
     """
-    lowered = spelled(lowered, evaluator)
+    lowered = canonical(lowered, evaluator)
     limit_s = max(limit_s, evaluator.evaluate(lowered).step_time_s * (1.0 + ROUNDING))
     for other in itertools.chain(without_idle(lowered, evaluator), merges(lowered, evaluator)):
         outcome = evaluator.evaluate(other)

@@ -1,4 +1,4 @@
-"""Listing: the plans of a space, many beginnings at once, in the order of their values.
+"""Enumeration: the plans of a space, many beginnings at once, in the order of their values.
 
 `extend` gives every legal continuation of many beginnings by one decision, `bounded` what no completion of each can
 beat. What is legal is asked of `PlanSpace.legal`, once for all beginnings that are alike in what it depends on. Units:
@@ -108,7 +108,8 @@ class Enumeration:
                 found[at] = some.ends[first[at], -1] if slot.index else 0
                 shape = self.space.shape(row)
                 if slot.index < shape.num_chunks - 1:
-                    candidates = self.space.cut_candidates(row, slot.index, shape)
+                    share = self.space.cut_shares(row)[slot.index]
+                    candidates = self.space.candidates(found[at, 0], slot.index, shape.num_chunks, share)
                     found[at, : len(candidates)] = candidates
             ends = _behind(ends, found[alike[parent], value])
         return Beginnings(

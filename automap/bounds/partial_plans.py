@@ -1,8 +1,8 @@
-"""Prefixes: plans being decided, with lower bounds on their time and memory after every decision.
+"""Partial plans: plans being decided, with lower bounds on their time and memory after every decision.
 
-All bounds are admissible: no completion of a prefix is faster or smaller (`automap.bounds.kernels.step_many` says
-where they come
-from). `Prefixes` walks many plans at once, `PartialPlan` one. Units: seconds; memory as share of capacity (overflow).
+All bounds are admissible: no completion of a partial plan is faster or smaller (`automap.bounds.kernels.step_many` says
+where they come from). `PartialPlans` decides many plans at once, `PartialPlan` one. Units: seconds; memory as share of
+capacity (overflow).
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from automap.bounds.kernels.step_many import BEGIN, Tree, Walks, step_many
-from automap.bounds.kernels.unit_floors import floors, settled
-from automap.price.kernels.step import P_RESERVED
+from automap.bounds.kernels.step_many import BEGIN, EpisodeArrays, LowerBounds, step_many
+from automap.bounds.kernels.unit_lower_bounds import forced_signatures, unit_lower_bounds
 from automap.price.lowered_plan import RECOMPUTE_MODES, spread
-from automap.space.compile import Y_FIRST
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Slot, Values
 
@@ -30,86 +28,97 @@ class Bound:
     """No completion is faster than `time_s`, or overflows memory by less than `overflow`."""
 
     time_s: float
+    """Seconds of a step."""
     overflow: float
+    """Largest share of its memory by which a device overflows; at most 0 where the plan may fit."""
 
 
 class BoundTable:
-    """Bounds that need no signatures, shared by all prefixes of a space.
+    """Bounds that need no signatures, shared by all partial plans of a space.
+
+    What a unit costs at least depends on the stage that it stands in and on the samples of a micro-batch there: both
+    together are called a *setting*. A stage whose unlike devices have unlike shares takes at least as long as its
+    fastest kind with the smallest share that any way gives it, and keeps at least what the slowest does: this pair of
+    settings is a setting of its own, numbered behind the others.
 
     Attributes:
+        settings: row among the distinct stages and samples of a micro-batch of each setting, in order.
         shape_bounds: [shapes, 2] seconds and overflow that no plan of a shape goes below.
-        frames: the distinct stages, rows of `SpaceArrays.axes`, with the samples of a micro-batch there.
-
-    A stage whose unlike devices have unlike shares takes at least as long as its fastest kind with the smallest share
-    that any way gives it, and keeps at least what the slowest does: both together are a frame of their own.
+        lower_bounds: the tables for the kernels.
     """
 
     def __init__(self, space: PlanSpace) -> None:
+        """Prices every unit type in every setting of the space."""
         self.space = space
-        evaluator, meshes, arrays = space.evaluator, space.meshes, space.arrays
-        full = RECOMPUTE_MODES.index("full")
-        self.frames: dict[tuple[int, int], int] = {}
+        self.settings: dict[tuple[int, int], int] = {}
         self._pairs: dict[tuple[int, int], int] = {}
         even = [self._even(shape) for shape in space.shapes]
         unlike = [self._unlike(shape) for shape in space.shapes]
-        least = np.empty((len(self.frames), 6, evaluator.blocks.num_types))
-        frames = np.array(list(self.frames), dtype=np.int64)
-        exposed = np.asarray(evaluator.exposed, dtype=np.float64)
-        floors(evaluator.tables.arrays, arrays, frames, self._settled(frames, even, unlike), exposed, full, least)
-        least[:, 2] = self._held(least)
-        # Frames of two kinds stand behind the others: time of the fastest, memory of the slowest.
-        pairs = np.array(list(self._pairs), dtype=np.int64).reshape(-1, 2)
-        of_pairs = np.concatenate([least[pairs[:, 1], :2], least[pairs[:, 0], 2:]], axis=1)
-        of_pairs[:, 4] = np.minimum(least[pairs[:, 0], 4], least[pairs[:, 1], 4])
-        least = np.concatenate([least, of_pairs])
-        even, unlike = ([self._numbered(some, len(frames)) for some in every] for every in (even, unlike))
-        frames = np.concatenate([frames, frames[pairs[:, 0]]])
-        # Floors of stages of unlike size come first, by frame; then those of all ranks of a shape.
-        sets: dict[tuple[int, ...], int] = {(frame,): frame for frame in range(len(frames))}
+        settings, least = self._least(even, unlike)
+        even, unlike = ([self._numbered(some) for some in every] for every in (even, unlike))
+        # Rows of the tables: the settings, then the least of all settings that stages of equal size may be in.
+        sets: dict[tuple[int, ...], int] = {(setting,): setting for setting in range(len(settings))}
         self._rows = np.array([sets.setdefault(some, len(sets)) for some in even], dtype=np.int64)
         found = np.array([least[list(some)].min(axis=0) for some in sets])
         found[:, 1] = np.maximum(0.0, found[:, 1] - found[:, 0])
-        of_units = np.cumsum(found[:, :, arrays.units], axis=2)
-        of_units = np.concatenate([np.zeros((len(found), 6, 1)), of_units], axis=2)
-        sent = np.ascontiguousarray(np.pad(found[:, 4, arrays.units], ((0, 0), (1, 0))))
+        units = space.arrays.units
+        before = np.pad(np.cumsum(found[:, :, units], axis=2), ((0, 0), (0, 0), (1, 0)))
         self.shape_bounds = np.array(
             [
-                self._of_shape(shape, frames, least, some, others)
+                self._of_shape(shape, settings, least, some, others)
                 for shape, some, others in zip(space.shapes, even, unlike, strict=True)
             ]
         )
-        nodes, bounds = self._tree()
-        rows = np.full((len(arrays.axes), len(meshes.micro_batches)), -1, dtype=np.int64)
+        rows = np.full((len(space.arrays.axes), len(space.meshes.micro_batches)), -1, dtype=np.int64)
         for shape, others in zip(space.shapes, unlike, strict=True):
-            rows[frames[list(others), 0], meshes.micro_batches.index(shape.num_micro_batches)] = others
-        self._arrays = (
-            nodes,
-            bounds,
-            np.ascontiguousarray(of_units[:, 0]),
-            np.ascontiguousarray(of_units[:, 2]),
-            np.ascontiguousarray(of_units[:, 3]),
-            sent,
-            rows,
+            rows[settings[list(others), 0], space.meshes.micro_batches.index(shape.num_micro_batches)] = others
+        self._again = before[:, 1]
+        self.lower_bounds = LowerBounds(
+            nodes=self._of_nodes(),
+            shapes=self._rows,
+            unlike=rows,
+            work=np.ascontiguousarray(before[:, 0]),
+            states=np.ascontiguousarray(before[:, 2]),
+            saved=np.ascontiguousarray(before[:, 3]),
+            sent=np.ascontiguousarray(np.pad(found[:, 4, units], ((0, 0), (1, 0)))),
+            shared_bytes=self._tied_elements * float(sum(space.problem.state_bytes)),
+            reserved_bytes=float(space.arrays.settings.reserved_bytes),
         )
-        self._again = of_units[:, 1]
-        shared = sum(space.problem.graph.tensors[name].num_elements for name, _, _ in evaluator.tied.parameters)
-        held = float(arrays.settings[P_RESERVED])
-        self._aside = np.array([shared * float(sum(space.problem.state_bytes)), held])
 
-    def _settled(self, frames: Ints, even: Sequence[Sequence[int]], unlike: Sequence[Sequence[int]]) -> Ints:
-        """[frames, groups, axes] signatures that leave no choice, -1 where one is left.
+    @property
+    def _tied_elements(self) -> int:
+        """Elements of parameters that several units use, once for each unit but the first."""
+        tensors = self.space.problem.graph.tensors
+        return sum(tensors[name].num_elements for name, _, _ in self.space.evaluator.tied.parameters)
+
+    def _least(self, even: Sequence[Sequence[int]], unlike: Sequence[Sequence[int]]) -> tuple[Ints, Floats]:
+        """[settings, 2] stage and samples, and [settings, 6, types] what units cost, see `unit_lower_bounds`."""
+        space, evaluator = self.space, self.space.evaluator
+        settings = np.array(list(self.settings), dtype=np.int64)
+        least = np.empty((len(settings), 6, evaluator.blocks.num_types))
+        exposed = np.asarray(evaluator.exposed, dtype=np.float64)
+        again = RECOMPUTE_MODES.index("full")
+        unit_lower_bounds(space.compiled, settings, self._forced(settings, even, unlike), exposed, again, least)
+        least[:, 2] = self._held(least)
+        pairs = np.array(list(self._pairs), dtype=np.int64).reshape(-1, 2)
+        of_pairs = np.concatenate([least[pairs[:, 1], :2], least[pairs[:, 0], 2:]], axis=1)
+        of_pairs[:, 4] = np.minimum(least[pairs[:, 0], 4], least[pairs[:, 1], 4])
+        return np.concatenate([settings, settings[pairs[:, 0]]]), np.concatenate([least, of_pairs])
+
+    def _forced(self, settings: Ints, even: Sequence[Sequence[int]], unlike: Sequence[Sequence[int]]) -> Ints:
+        """[settings, groups, axes] signatures of which there is no choice, -1 where there is one.
 
         Where meshes or shares of the stages of a pipeline differ, a signature must divide on all of them: there only
-        those count that all such frames agree on.
+        those count that all such settings agree on.
         """
         arrays = self.space.arrays
-        picked = np.empty((len(frames), len(arrays.groups), len(arrays.obeys)), dtype=np.int64)
-        settled(self.space.evaluator.tables.arrays, arrays, frames, picked)
-        bound_up = {frame for some in even if min(some) < 0 for frame in some if frame >= 0}
-        bound_up |= {frame for some in (*self._pairs, *unlike) for frame in some if frame >= 0}
+        picked = np.empty((len(settings), len(arrays.groups), len(arrays.obeys)), dtype=np.int64)
+        forced_signatures(self.space.compiled, settings, picked)
+        bound_up = {setting for some in even if min(some) < 0 for setting in some if setting >= 0}
+        bound_up |= {setting for some in (*self._pairs, *unlike) for setting in some if setting >= 0}
         some = sorted(bound_up)
         if some:
-            is_split = (arrays.axes[frames[some, 0]] > 1.0)[:, None, :]
+            is_split = (arrays.axes[settings[some, 0]] > 1.0)[:, None, :]
             most = np.where(is_split, picked[some], -1).max(axis=0)
             agreed = (~is_split | (picked[some] == most)).all(axis=0)
             # What is undecided on an axis leaves those behind it undecided.
@@ -118,7 +127,7 @@ class BoundTable:
         return picked
 
     def _held(self, least: Floats) -> Floats:
-        """[frames, types] bytes of parameters, gradients and moments under the ZeRO stage that leaves least."""
+        """[settings, types] bytes of parameters, gradients and moments under the ZeRO stage that leaves least."""
         stage = int(np.flatnonzero(self.space.zeros).max())
         parameter, gradient, optimizer = self.space.problem.state_bytes
         sharded = (stage >= 3) * parameter + (stage >= 2) * gradient + (stage >= 1) * optimizer
@@ -126,12 +135,12 @@ class BoundTable:
         found: Floats = sharded * least[:, 2] + whole * least[:, 5]
         return found
 
-    def _frame(self, row: int, samples: int) -> int:
+    def _setting(self, row: int, samples: int) -> int:
         """Number of a distinct stage with the samples that it is priced with."""
-        return self.frames.setdefault((row, samples), len(self.frames))
+        return self.settings.setdefault((row, samples), len(self.settings))
 
     def _shared(self, row: int, count: int) -> list[int]:
-        """Frames of a distinct stage in which devices may have unlike shares; numbers below 0 are of pairs.
+        """Settings of a distinct stage in which devices may have unlike shares; numbers below 0 are of pairs.
 
         Args:
             row: of the stage among the distinct ones.
@@ -145,30 +154,29 @@ class BoundTable:
         each = arrays.kind_ranks[number] * arrays.quanta[number]
         most = -(-arrays.kind_samples[number, count, ways] // each) * arrays.quanta[number] * int(arrays.axes[row, 0])
         slow, fast = (
-            self._frame(int(arrays.kind_rows[number, kind]), int(most[:, kind].min()))
+            self._setting(int(arrays.kind_rows[number, kind]), int(most[:, kind].min()))
             for kind in (0, most.shape[1] - 1)
         )
         return [-1 - self._pairs.setdefault((slow, fast), len(self._pairs))]
 
-    @staticmethod
-    def _numbered(some: Sequence[int], num_frames: int) -> tuple[int, ...]:
-        """Frames with pairs numbered behind the others."""
-        return tuple(frame if frame >= 0 else num_frames - 1 - frame for frame in some)
+    def _numbered(self, some: Sequence[int]) -> tuple[int, ...]:
+        """Settings with pairs numbered behind the others."""
+        return tuple(setting if setting >= 0 else len(self.settings) - 1 - setting for setting in some)
 
     def _even(self, shape: Shape) -> tuple[int, ...]:
-        """Frames of the ranks of a shape whose stages are alike, in any order of the devices."""
+        """Settings of the ranks of a shape whose stages are alike, in any order of the devices."""
         meshes, arrays = self.space.meshes, self.space.arrays
         at = meshes.degrees.index(shape.pp), meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
         rows: set[int] = set()
         for order in range(meshes.num_orders(shape.pp)):
-            first = int(arrays.layouts[order][at][Y_FIRST])
+            first = int(arrays.even_layouts[order][at]["first"])
             rows.update(arrays.stages[first : first + shape.pp].tolist())
         count = meshes.micro_batches.index(shape.num_micro_batches)
         shared = [frame for row in sorted(rows) for frame in self._shared(row, count)]
-        return (*(self._frame(row, shape.samples) for row in sorted(rows)), *shared)
+        return (*(self._setting(row, shape.samples) for row in sorted(rows)), *shared)
 
     def _unlike(self, shape: Shape) -> tuple[int, ...]:
-        """Frames of all stages that a shape may have where they are of unlike size."""
+        """Settings of all stages that a shape may have where they are of unlike size."""
         meshes, arrays = self.space.meshes, self.space.arrays
         if not meshes.may_differ(shape):
             return ()
@@ -178,22 +186,23 @@ class BoundTable:
         rows = rows[rows >= 0]
         shared = [frame for row in rows.tolist() for frame in self._shared(row, count)]
         outer = arrays.axes[rows, 0].astype(np.int64).tolist()
-        even = [self._frame(row, spread(shape.samples, ranks)) for row, ranks in zip(rows.tolist(), outer, strict=True)]
+        even = [
+            self._setting(row, spread(shape.samples, ranks)) for row, ranks in zip(rows.tolist(), outer, strict=True)
+        ]
         return (*even, *shared)
 
     def _of_shape(
-        self, shape: Shape, frames: Ints, least: Floats, even: Sequence[int], unlike: Sequence[int]
+        self, shape: Shape, settings: Ints, least: Floats, even: Sequence[int], unlike: Sequence[int]
     ) -> tuple[float, float]:
-        """Seconds and overflow that no plan of a shape goes below; `least` [frames, 6, types], see `floors`."""
+        """Seconds and overflow that no plan of a shape goes below; see `_least`."""
         space, arrays = self.space, self.space.arrays
         times = np.bincount(arrays.units, minlength=least.shape[2])
         state = sum(space.problem.state_bytes)
-        tied = sum(space.problem.graph.tensors[name].num_elements for name, _, _ in space.evaluator.tied.parameters)
         found = []
         for some in (even, unlike):
             if not some:
                 continue
-            mine, rows = least[list(some)], frames[list(some), 0]
+            mine, rows = least[list(some)], settings[list(some), 0]
             devices = arrays.axes[rows].prod(axis=1)
             # Devices are busy for as long as units take, on as many as a stage has.
             busy = float((mine[:, 0] * devices[:, None]).min(axis=0) @ times) / space.meshes.devices
@@ -205,39 +214,22 @@ class BoundTable:
                 seconds = max(seconds, through / (1.0 - (1.0 - 1.0 / count) ** shape.pp))
             held = float(mine[:, 2].min(axis=0) @ times)
             capacity = max(1.0, float(arrays.capacity[rows].max()))
-            found.append((seconds, (held - tied * state) / shape.pp / capacity - 1.0))
+            found.append((seconds, (held - self._tied_elements * state) / shape.pp / capacity - 1.0))
         return min(seconds for seconds, _ in found), min(overflow for _, overflow in found)
 
-    def _tree(self) -> tuple[Ints, Floats]:
-        """Nodes and bounds of `Tree`."""
-        shapes = self.space.shapes
-        paths = [self.space.meshes.values(shape) for shape in shapes]
-        order = sorted(range(len(shapes)), key=paths.__getitem__)
-        nodes: list[list[int]] = [[-1, 0, -1, -1, 0, 0, 0]]
-        bounds = [self.shape_bounds.min(axis=0)]
-        level = [(0, order)]
-        for depth in range(len(paths[0])):
-            below = []
-            for node, members in level:
-                nodes[node][0] = len(nodes)
-                by_value: dict[int, list[int]] = {}
-                for member in members:
-                    by_value.setdefault(paths[member][depth], []).append(member)
-                nodes[node][1] = len(by_value)
-                for value, some in by_value.items():
-                    below.append((len(nodes), some))
-                    nodes.append([-1, 0, value, -1, 0, 0, 0])
-                    bounds.append(self.shape_bounds[some].min(axis=0))
-            level = below
-        for node, (member,) in level:
-            shape = shapes[member]
-            nodes[node][3:] = [int(self._rows[member]), shape.pp, shape.num_chunks, shape.num_micro_batches]
-        return np.array(nodes, dtype=np.int64), np.array(bounds)
+    def _of_nodes(self) -> Floats:
+        """See `LowerBounds.nodes`."""
+        nodes = self.space.arrays.shape_nodes
+        found = np.empty((len(nodes), 2))
+        for number in range(len(nodes) - 1, -1, -1):
+            first, count, _, shape = nodes[number].tolist()
+            found[number] = self.shape_bounds[shape] if shape >= 0 else found[first : first + count].min(axis=0)
+        return found
 
     @property
     def first(self) -> Bound:
         """Bound of all plans of the space."""
-        return Bound(*self._arrays[1][0].tolist())
+        return Bound(*self.lower_bounds.nodes[0].tolist())
 
     def work(self, number: int, stages: Sequence[int]) -> tuple[Floats, Floats]:
         """Least seconds of a micro-batch in all units before each, and what recomputation adds to them.
@@ -249,24 +241,20 @@ class BoundTable:
         Returns:
             twice [ranks, units + 1].
         """
-        _, _, work, _, _, _, rows = self._arrays
         shape = self.space.shapes[number]
         at = [int(self._rows[number])] * shape.pp
         if stages:
-            at = rows[list(stages), self.space.meshes.micro_batches.index(shape.num_micro_batches)].tolist()
+            count = self.space.meshes.micro_batches.index(shape.num_micro_batches)
+            at = self.lower_bounds.unlike[list(stages), count].tolist()
             assert min(at) >= 0, "a stage that the shape cannot have"
-        return work[at], self._again[at]
-
-    def tree(self, asked: npt.NDArray[np.bool_], free_ranks: int) -> Tree:
-        """The bounds for the kernels, [slots] which decisions are asked, and `Prefixes`' free ranks."""
-        return Tree(*self._arrays, np.ascontiguousarray(asked), np.array([free_ranks]), self._aside)
+        return self.lower_bounds.work[at], self._again[at]
 
 
-class Prefixes:
+class PartialPlans:
     """Plans being decided side by side. What is forced, or not asked, is filled in at once.
 
     Attributes:
-        walks: see `automap.bounds.kernels.step_many.Walks`; values, legal values and their bounds are read here.
+        episodes: the plans, their legal values and bounds.
     """
 
     def __init__(
@@ -295,36 +283,34 @@ class Prefixes:
         num_slots = len(space.slots)
         most = most or max(slot.num_values for slot in space.slots)
         self.space = space
-        longest = num_slots if free_ranks is None else free_ranks
-        self.tree = table.tree(np.array([asks(slot) for slot in space.slots]), longest)
+        self.table = table
         wanted = np.full(num_slots, -1, dtype=np.int64) if preferred is None else preferred
-        self.walks = Walks(
+        self.episodes = EpisodeArrays(
             values=np.zeros((count, num_slots), dtype=np.int64),
             position=np.zeros(count, dtype=np.int64),
-            node=np.zeros(count, dtype=np.int64),
             bound=np.zeros((count, 2)),
             legal=np.zeros((count, most), dtype=np.int64),
             offered=np.zeros(count, dtype=np.int64),
-            ahead=np.zeros((count, most, 2)),
+            action_bounds=np.zeros((count, most, 2)),
             preferred=np.tile(wanted, (count, 1)),
+            asked=np.array([asks(slot) for slot in space.slots]),
+            free_ranks=num_slots if free_ranks is None else free_ranks,
         )
         self.step(np.full(count, BEGIN, dtype=np.int64))
 
     @property
     def done(self) -> npt.NDArray[np.bool_]:
         """[plans] whether every slot is decided."""
-        done: npt.NDArray[np.bool_] = self.walks.position == len(self.space.slots)
+        done: npt.NDArray[np.bool_] = self.episodes.position == len(self.space.slots)
         return done
 
     def step(self, actions: Ints) -> None:
         """Takes one decision of every plan.
 
         Args:
-            actions: [plans] index into `walks.legal`, or `BEGIN` or `GO_ON` of `automap.bounds.kernels.step_many`.
+            actions: [plans] index into `episodes.legal`, or `BEGIN` or `GO_ON` of `automap.bounds.kernels.step_many`.
         """
-        step_many(
-            self.space.evaluator.tables.arrays, self.space.arrays, self.space.cache, self.tree, self.walks, actions
-        )
+        step_many(self.space.compiled, self.table.lower_bounds, self.episodes, actions)
 
 
 class PartialPlan:
@@ -332,7 +318,7 @@ class PartialPlan:
 
     def __init__(self, space: PlanSpace, table: BoundTable) -> None:
         self.space = space
-        self._one = Prefixes(table, 1)
+        self._one = PartialPlans(table, 1)
 
     @property
     def done(self) -> bool:
@@ -342,18 +328,18 @@ class PartialPlan:
     @property
     def position(self) -> int:
         """Number of the slot to decide."""
-        return int(self._one.walks.position[0])
+        return int(self._one.episodes.position[0])
 
     @property
     def values(self) -> list[int]:
         """What is decided."""
-        decided: list[int] = self._one.walks.values[0, : self.position].tolist()
+        decided: list[int] = self._one.episodes.values[0, : self.position].tolist()
         return decided
 
     @property
     def bound(self) -> Bound:
         """Of all completions; the price of a complete plan."""
-        return Bound(*self._one.walks.bound[0].tolist())
+        return Bound(*self._one.episodes.bound[0].tolist())
 
     @property
     def shape(self) -> Shape | None:
@@ -362,12 +348,12 @@ class PartialPlan:
 
     def legal(self) -> Ints:
         """Legal values of the slot to decide."""
-        legal: Ints = self._one.walks.legal[0, : self._one.walks.offered[0]]
+        legal: Ints = self._one.episodes.legal[0, : self._one.episodes.offered[0]]
         return legal
 
     def bounds(self) -> Floats:
         """[values, 2] seconds and overflow behind each legal value, in the order of `legal()`."""
-        bounds: Floats = self._one.walks.ahead[0, : self._one.walks.offered[0]]
+        bounds: Floats = self._one.episodes.action_bounds[0, : self._one.episodes.offered[0]]
         return bounds
 
     def decide(self, value: int) -> None:
@@ -382,8 +368,8 @@ class PartialPlan:
 
 
 def walk(space: PlanSpace, table: BoundTable, values: Values) -> PartialPlan:
-    """The prefix that has decided `values` (and what is forced behind them)."""
-    prefix = PartialPlan(space, table)
-    while prefix.position < len(values):
-        prefix.decide(values[prefix.position])
-    return prefix
+    """The partial plan that has decided `values`, and what is forced behind them."""
+    partial = PartialPlan(space, table)
+    while partial.position < len(values):
+        partial.decide(values[partial.position])
+    return partial

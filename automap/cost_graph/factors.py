@@ -12,33 +12,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from automap.cost_graph.kernels import COLUMNS, X_COUNT, exchange, vary
-from automap.price.kernel_shapes import ATTENTION, INSIDE, PRODUCT, X_KIND, X_WEIGHT
+from automap.cost_graph.kernels import COLUMNS, GroupValues, exchange, vary
+from automap.price.kernels.array_types import columns_of, numbers_of
 from automap.price.kernels.collectives import SUMMED, UNKNOWN
-from automap.price.kernels.columns import C_COUNT, C_LIVE, C_SAVED, H_KEPT, H_RING
+from automap.price.kernels.cost_records import UNIT_COST_DTYPE, UNIT_COST_WIDTH
+from automap.price.kernels.records import ATTENTION, BOUNDARY, CARRIED, INSIDE
+from automap.price.kernels.shard_unit import saved_share
+from automap.price.kernels.stage_records import Unit
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
-from automap.price.tables import (
-    BOUNDARY,
-    CARRIED,
-    D_OWNER,
-    D_SAME,
-    D_SAVED,
-    D_SOURCE,
-    D_TENSOR,
-    E_BYTES,
-    E_FIXED,
-    E_SAMPLE,
-    OP_INPUTS,
-    OP_OPERANDS,
-    OP_OUTPUTS,
-    OP_PARAMETRIC,
-    OP_SIGNATURES,
-    S_PLACES,
-    T_BATCH_DIM,
-    T_PRODUCER,
-    T_ROLE,
-    T_ROOT,
-)
 from automap.space.space import PlanSpace, Values
 from ir.factors import BROADCAST, PARTIAL
 
@@ -50,8 +31,8 @@ NO_MEMBERS = np.empty(0, dtype=np.int64)
 NO_ASSIGNMENT = np.empty((1, 0), dtype=np.int64)
 LARGEST_PLACEMENT = 16
 """Placements are counted from UNKNOWN; dims beyond are no dims of any tensor."""
-ALL_COLUMNS = np.arange(C_COUNT)
-KEPT_COLUMNS = np.array([C_LIVE, C_SAVED])
+ALL_COLUMNS = np.arange(UNIT_COST_WIDTH)
+KEPT_COLUMNS = np.array(columns_of(UNIT_COST_DTYPE, "live_bytes", "saved_bytes"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +44,7 @@ class Node:
     values: Ints
     """[values, axes] value of the group's slot on each axis; only legal ones."""
     costs: Floats
-    """[modes, values, C_COUNT] what the group adds to a unit of its type under each of `RECOMPUTE_MODES`."""
+    """[modes, values, UNIT_COST_WIDTH] what the group adds to a unit of its type under each of `RECOMPUTE_MODES`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +87,7 @@ class GroupCosts:
     Attributes:
         nodes: in the order of the signature slots.
         first_node: [types + 1] of each unit type.
-        bases: of each unit type [modes, C_COUNT] with nothing decided.
+        bases: of each unit type [modes, UNIT_COST_WIDTH] with nothing decided.
     """
 
     def __init__(self, space: PlanSpace, legal: Sequence[Ints], lowered: LoweredPlan, rank: int) -> None:
@@ -120,8 +101,7 @@ class GroupCosts:
         """
         self.space = space
         self._tables = space.evaluator.tables.arrays
-        self._zero_axes, self._samples = lowered.zero_axes, float(lowered.rank_samples[rank])
-        self._stage = lowered.layout.stages[rank]
+        self._stage = lowered.stages[rank]
         self.first_node = np.cumsum([0, *(len(u.groups) for u in space.linkage.types)])
         self._group_of = np.full(len(self._tables.operators), -1, dtype=np.int64)
         for (unit_type, group), (members, _) in space.group_rows.items():
@@ -146,34 +126,19 @@ class GroupCosts:
         """
         key = (unit_type, before, opens)
         if key not in self._factors:
-            is_made = before >= 0 and self.space.evaluator.makers[before, 0] >= 0
+            is_made = before >= 0 and self.space.evaluator.tables.boundary_out[before] >= 0
             self._factors[key] = tuple(self._crossing(unit_type, before, opens)) if is_made else ()
         return self._factors[key]
 
     def _vary(self, unit_type: int, members: Ints, assignment: Ints, values: Ints, incoming: Ints) -> Floats:
         first, last = (int(x) for x in self.space.evaluator.tables.spans[unit_type : unit_type + 2])
-        stage = self._stage
         masks = np.array([self.space.evaluator.masks(unit_type)[mode] for mode in RECOMPUTE_MODES])
-        out = np.empty((len(masks), len(values), len(incoming), C_COUNT))
-        boundary = int(self.space.evaluator.tables.boundary_out[unit_type])
-        vary(
-            self._tables,
-            first,
-            last,
-            masks,
-            members,
-            assignment,
-            values,
-            incoming,
-            stage.axes,
-            stage.links,
-            stage.hardware,
-            self._zero_axes,
-            self._samples,
-            boundary,
-            out,
-        )
-        return out
+        out = np.empty((len(masks), len(values), len(incoming)), dtype=UNIT_COST_DTYPE)
+        crossing = int(self.space.evaluator.tables.boundary_out[unit_type])
+        unit = Unit(first, last, np.empty((last - first, len(self.space.axes)), dtype=np.int64))
+        group = GroupValues(members, assignment, values)
+        vary(self._tables, unit, self._stage, masks, group, incoming, crossing, out)
+        return numbers_of(out)
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 
@@ -194,14 +159,15 @@ class GroupCosts:
 
     def _placements(self, row: int) -> Ints:
         """[values of its node, 2, axes] placement and gradient's placement of an operand row."""
-        arrays, node = self._tables, int(self._group_of[self._tables.operands[row, D_OWNER]])
-        owner = int(arrays.operands[row, D_OWNER])
+        arrays, node = self._tables, int(self._group_of[self._tables.operands[row].operator])
+        owner = int(arrays.operands[row].operator)
         operator = arrays.operators[owner]
         members, assignment = self.space.group_rows[self.nodes[node].unit_type, self.nodes[node].group]
-        signatures = assignment[:, int(np.flatnonzero(members == owner)[0])] + operator[OP_SIGNATURES]
-        places = arrays.places[arrays.signatures[signatures, S_PLACES] + row - operator[OP_OPERANDS]]
+        signatures = assignment[:, int(np.flatnonzero(members == owner)[0])] + operator.first_signature
+        at = arrays.signatures["first_placement"][signatures] + row - operator.first_operand
+        places = np.stack([arrays.placements["placement"][at], arrays.placements["gradient"][at]], axis=1)
         found: Ints = places[self.nodes[node].values].transpose(0, 2, 1).copy()
-        if row >= operator[OP_OPERANDS] + operator[OP_INPUTS]:
+        if row >= operator.first_output:
             found[:, 1] = np.where(found[:, 0] == PARTIAL, BROADCAST, found[:, 0])
         alone = self._stage.axes <= 1.0
         found[:, :, alone] = UNKNOWN
@@ -209,8 +175,8 @@ class GroupCosts:
 
     def _bytes(self, tensor: int, placements: Ints) -> Floats:
         """[ways] bytes that a rank holds of a tensor under placements [ways, axes]."""
-        sizes = self._tables.sizes[tensor]
-        whole = (sizes[E_FIXED] + sizes[E_SAMPLE] * self._samples) * sizes[E_BYTES]
+        row = self._tables.tensors[tensor]
+        whole = (row.fixed_elements + row.elements_per_sample * self._stage.samples) * row.element_bytes
         split = (placements >= 0) | (placements == UNKNOWN)
         found: Floats = whole / np.where(split, self._stage.axes, 1.0).prod(axis=1)
         return found
@@ -219,37 +185,34 @@ class GroupCosts:
 
     def _operand_rows(self, unit_type: int) -> range:
         first, last = (int(x) for x in self.space.evaluator.tables.spans[unit_type : unit_type + 2])
-        end = self._tables.operators[last - 1]
-        return range(
-            int(self._tables.operators[first, OP_OPERANDS]),
-            int(end[OP_OPERANDS] + end[OP_INPUTS] + end[OP_OUTPUTS]),
-        )
+        operators = self._tables.operators
+        return range(int(operators[first].first_operand), int(operators[last - 1].end))
 
     def _role(self, row: int) -> int:
-        return int(self._tables.tensors[self._tables.operands[row, D_TENSOR], T_ROLE])
+        return int(self._tables.tensors[self._tables.operands[row].tensor].role)
 
     def _readers(self, unit_type: int, *, enters: bool) -> dict[int, list[int]]:
         """Operand rows that read each tensor which crosses into the unit, or each that one of its operators makes."""
         found: dict[int, list[int]] = {}
         for row in self._operand_rows(unit_type):
-            operator = self._tables.operators[self._tables.operands[row, D_OWNER]]
-            if row < operator[OP_OPERANDS] + operator[OP_INPUTS]:
+            operand = self._tables.operands[row]
+            if row < self._tables.operators[operand.operator].first_output:
                 is_entering = self._role(row) in (BOUNDARY, CARRIED)
-                if is_entering if enters else not is_entering and self._tables.operands[row, D_SOURCE] >= 0:
-                    found.setdefault(int(self._tables.operands[row, D_TENSOR]), []).append(row)
+                if is_entering if enters else not is_entering and operand.maker >= 0:
+                    found.setdefault(int(operand.tensor), []).append(row)
         return found
 
     def _inside(self, unit_type: int) -> Iterator[Factor]:
         """Conversions of tensors that one group of a unit makes and another reads."""
         for reading in self._readers(unit_type, enters=False).values():
-            made = int(self._tables.operands[reading[0], D_SOURCE])
+            made = int(self._tables.operands[reading[0]].maker)
             yield from self._ways(unit_type, reading, made, self._placements(made)[:, 0], is_inside=True)
 
     def _crossing(self, unit_type: int, before: int, opens: bool) -> Iterator[Factor]:
         """Conversions of what crosses into a unit; and what is kept as it comes."""
         arrays = self._tables
-        maker, slot = (int(x) for x in self.space.evaluator.makers[before])
-        made = int(arrays.operators[maker, OP_OPERANDS] + arrays.operators[maker, OP_INPUTS] + slot)
+        made = int(self.space.evaluator.tables.boundary_out[before])
+        maker = int(arrays.operands[made].operator)
         placements = self._placements(made)[:, 0]
         crossing = placements
         if opens:
@@ -258,7 +221,7 @@ class GroupCosts:
         for tensor, reading in self._readers(unit_type, enters=True).items():
             arriving = placements
             if self._role(reading[0]) == CARRIED:
-                keeps = (placements == UNKNOWN) | (placements == arrays.tensors[tensor, T_BATCH_DIM])
+                keeps = (placements == UNKNOWN) | (placements == arrays.tensors[tensor].batch_dim)
                 arriving = np.where(keeps, placements, BROADCAST)
             yield from self._ways(unit_type, reading, made, arriving, is_inside=False)
         ways, codes = _classes(crossing)
@@ -278,25 +241,24 @@ class GroupCosts:
     ) -> Iterator[Factor]:
         """Conversions of the tensor of output row `made`, placed by the value of its node, to operands in order."""
         arrays, stage = self._tables, self._stage
-        maker = int(arrays.operands[made, D_OWNER])
+        maker = int(arrays.operands[made].operator)
         source = int(self._group_of[maker])
         sources, source_codes = _classes(placements)
         asked = [self._placements(row) for row in reading]
         requests, codes = _classes(np.concatenate(asked))
         by_row = np.split(codes, np.cumsum([len(a) for a in asked])[:-1])
-        is_parametric = is_inside and bool(arrays.operators[maker, OP_PARAMETRIC])
+        is_parametric = is_inside and bool(arrays.operators[maker].is_parametric)
         masks = self.space.evaluator.masks(unit_type)
         first = int(self.space.evaluator.tables.spans[unit_type])
         tables: dict[bool, Floats] = {}
         before: tuple[int, Ints] | None = None
         for row, code in zip(reading, by_row, strict=True):
-            owner = int(arrays.operands[row, D_OWNER])
+            owner = int(arrays.operands[row].operator)
             node = int(self._group_of[owner])
-            is_ring = bool(stage.hardware[H_RING] > 0.0 and arrays.shapes[owner, X_KIND] in (ATTENTION, INSIDE))
+            is_ring = bool(stage.hardware.ring > 0.0 and arrays.kernels[owner].kind in (ATTENTION, INSIDE))
             if is_ring not in tables:
-                table = np.empty((len(sources), len(requests), X_COUNT))
-                where = stage.axes, stage.links
-                exchange(arrays, row, sources, requests, is_parametric, is_ring, *where, self._samples, table)
+                table = np.empty((len(sources), len(requests), len(COLUMNS)))
+                exchange(arrays, row, sources, requests, is_parametric, stage, table)
                 tables[is_ring] = table
             plain = Factor(
                 nodes=(source, node),
@@ -323,28 +285,28 @@ class GroupCosts:
         arrays = self._tables
         first = int(self.space.evaluator.tables.spans[unit_type])
         for row in self._operand_rows(unit_type):
-            if not arrays.operands[row, D_SAVED]:
+            if not arrays.operands[row].is_saved:
                 continue
-            earlier = int(arrays.operands[row, D_SAME])
-            while earlier >= 0 and not arrays.operands[earlier, D_SAVED]:
-                earlier = int(arrays.operands[earlier, D_SAME])
-            owners = [int(arrays.operands[r, D_OWNER]) for r in (earlier, row)]
+            earlier = int(arrays.operands[row].same_memory)
+            while earlier >= 0 and not arrays.operands[earlier].is_saved:
+                earlier = int(arrays.operands[earlier].same_memory)
+            owners = [int(arrays.operands[r].operator) for r in (earlier, row)]
             nodes = [int(self._group_of[owner]) for owner in owners]
             if earlier < 0 or nodes[0] == nodes[1]:
                 continue
             found = [_classes(self._placements(r)[:, 0]) for r in (earlier, row)]
             amounts, least = [], []
             for r, (ways, _) in zip((earlier, row), found, strict=True):
-                tensor, share = int(arrays.operands[r, D_TENSOR]), self._kept_share(r)
+                tensor, share = int(arrays.operands[r].tensor), self._kept_share(r)
                 amounts.append(share * self._bytes(tensor, ways))
                 split = np.full((1, ways.shape[1]), UNKNOWN, dtype=np.int64)
                 least.append(share * float(self._bytes(tensor, split)[0]))
             alike = amounts[0][:, None] == amounts[1][None]
-            if arrays.operands[earlier, D_TENSOR] == arrays.operands[row, D_TENSOR]:
+            if arrays.operands[earlier].tensor == arrays.operands[row].tensor:
                 alike &= (found[0][0][:, None] == found[1][0][None]).all(axis=2)
             # Alone, each was charged with what it keeps beyond the least that somebody must.
             amount = np.where(alike, min(least) - amounts[1][None], min(least))
-            keeper = int(arrays.tensors[arrays.tensors[arrays.operands[row, D_TENSOR], T_ROOT], T_PRODUCER])
+            keeper = int(arrays.tensors[arrays.tensors[arrays.operands[row].tensor].root].producer)
             kept = [
                 all(not (mask[owner - first] and keeper >= first and mask[keeper - first]) for owner in owners)
                 and not (mask.all() and self._role(row) in (BOUNDARY, CARRIED))
@@ -359,9 +321,8 @@ class GroupCosts:
             )
 
     def _kept_share(self, row: int) -> float:
-        shape = self._tables.shapes[self._tables.operands[row, D_OWNER]]
-        is_product = shape[X_KIND] == PRODUCT and shape[X_WEIGHT] > 0.0
-        return float(self._stage.hardware[H_KEPT]) if is_product else 1.0
+        kernel = self._tables.kernels[self._tables.operands[row].operator]
+        return float(saved_share(kernel, self._stage.hardware))
 
 
 def _classes(placements: Ints) -> tuple[Ints, Ints]:

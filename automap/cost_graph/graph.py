@@ -26,10 +26,10 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.cost_graph.factors import Factor, GroupCosts, joint_values
-from automap.cost_graph.kernels import X_COUNT, X_RECOMPUTE_COMM
-from automap.cost_graph.unit_rows import UnitRow, UnitRows
+from automap.cost_graph.kernels import COLUMNS, NUM_ALWAYS
+from automap.cost_graph.unit_rows import UnitRows
 from automap.price.evaluator import blank
-from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
+from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan, UnitCall
 from automap.space.space import PlanSpace, Values
 
 Ints = npt.NDArray[np.int64]
@@ -137,7 +137,7 @@ class CostGraph:
             of_rows.append(found[key])
         return of_rows
 
-    def _mode(self, row: UnitRow) -> int:
+    def _mode(self, row: UnitCall) -> int:
         """Number of the recompute mode of a row."""
         masks = self.space.evaluator.masks(row.unit_type)
         return next(i for i, m in enumerate(RECOMPUTE_MODES) if np.array_equal(masks[m], row.segment.recomputed))
@@ -158,7 +158,7 @@ class CostGraph:
                 for factor in costs.crossing(unit_type, before, opens):
                     yield factor, [(i, self._modes[i]) for i in mine]
 
-    def _nodes_of(self, row: UnitRow) -> range:
+    def _nodes_of(self, row: UnitCall) -> range:
         return range(int(self._first_node[row.unit_type]), int(self._first_node[row.unit_type + 1]))
 
     # -- assignments --------------------------------------------------------------------------------------------------
@@ -255,8 +255,8 @@ class CostGraph:
 
 def _repeats(is_repeated: bool) -> Floats:
     """[columns] 1, or 0 for the costs of repeating a conversion where it is not repeated."""
-    keep = np.ones(X_COUNT)
-    keep[X_RECOMPUTE_COMM:] = float(is_repeated)
+    keep = np.ones(len(COLUMNS))
+    keep[NUM_ALWAYS:] = float(is_repeated)
     return keep
 
 

@@ -13,45 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.cost_graph.unit_rows import UnitRows
-from automap.price.kernels.collectives import KIND_COUNT
-from automap.price.kernels.columns import (
-    C_BACKWARD,
-    C_BACKWARD_COMM,
-    C_BACKWARD_HOST,
-    C_BACKWARD_WAITS,
-    C_BOUNDARY,
-    C_FORWARD,
-    C_FORWARD_COMM,
-    C_FORWARD_HOST,
-    C_FORWARD_WAITS,
-    C_GATHER,
-    C_INPUT,
-    C_INPUT_HOST,
-    C_LAUNCHED,
-    C_LIVE,
-    C_PARAMETERS,
-    C_RECOMPUTE,
-    C_RECOMPUTE_COMM,
-    C_REDUCE,
-    C_SAVED,
-    C_SCATTER,
-    C_WEIGHT,
-    C_WEIGHT_HOST,
-    C_WORKSPACE,
-    C_ZERO,
-    H_HOST_BACKWARD,
-    H_HOST_COLLECTIVE_S,
-    H_HOST_S,
-    H_OVERLAP_EXPONENT,
-)
-from automap.price.kernels.step import R_CAPACITY, R_END, R_PARAMETERS
+from automap.price.kernels.array_types import columns_of, records_of
+from automap.price.kernels.cost_records import UNIT_COST_DTYPE
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-SECONDS = (C_FORWARD, C_BACKWARD, C_RECOMPUTE, C_INPUT, C_WEIGHT)
-BYTES = (C_SAVED, C_LIVE, C_WORKSPACE, C_BOUNDARY)
-ELEMENTS = (C_PARAMETERS, C_ZERO)
+SECONDS = columns_of(UNIT_COST_DTYPE, "forward_s", "backward_s", "recompute_s", "input_s", "weight_s")
+BYTES = columns_of(UNIT_COST_DTYPE, "saved_bytes", "live_bytes", "workspace_bytes", "boundary_bytes")
+ELEMENTS = columns_of(UNIT_COST_DTYPE, "parameters", "zero_parameters")
+"""Numbers of a unit cost whose worth is found by differences; those of each axis come to the elements."""
+MEMORY = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes", "buffer_bytes")
+"""Fields of `RankCostRow` that add up to the memory of a rank."""
 STEP = 1e-4
 """Of a difference, as a share of the step or of a device's memory."""
 SHARPNESS = 16.0
@@ -79,16 +52,18 @@ def sensitivities(units: UnitRows, chosen: Ints) -> Sensitivities:
 
     def measure(trial: Floats) -> tuple[float, Floats, Floats]:
         ranks = units.outcome(trial, tied, exact=False).ranks
-        ends = ranks[:, R_END]
+        ends = ranks["end_s"]
         slowest = float(ends.max())
         smooth = slowest * float((ends / slowest) ** SHARPNESS @ np.ones(len(ends))) ** (1.0 / SHARPNESS)
-        return smooth, ranks[:, R_PARAMETERS:R_CAPACITY].sum(axis=1), ranks[:, R_CAPACITY]
+        memory = np.stack([ranks[name] for name in MEMORY], axis=1)
+        return smooth, memory.sum(axis=1), ranks["capacity_bytes"]
 
     step_s, used, capacity = measure(costs)
     time = np.zeros_like(costs)
     memory = np.zeros((len(used), *costs.shape))
     num_axes = len(lowered.zero_axes)
-    reduced = [c + a for a in range(num_axes) for c in (C_REDUCE, C_GATHER, C_SCATTER)]
+    firsts = [columns_of(UNIT_COST_DTYPE, name)[:num_axes] for name in ("reduced", "gathered", "scattered")]
+    reduced = [column for axis in zip(*firsts, strict=True) for column in axis]
     room = float(capacity.max())
     for column in (*SECONDS, *BYTES, *ELEMENTS, *reduced):
         size = STEP * (step_s / lowered.num_micro_batches if column in SECONDS else room)
@@ -99,10 +74,10 @@ def sensitivities(units: UnitRows, chosen: Ints) -> Sensitivities:
             after_s, after, _ = measure(trial)
             time[row, column] = (after_s - step_s) / size
             memory[:, row, column] = (after - used) / size
-    for kind in range(KIND_COUNT):
-        time[:, C_FORWARD_COMM + kind] = evaluator.exposed[kind] * time[:, C_FORWARD]
-        time[:, C_BACKWARD_COMM + kind] = evaluator.exposed[kind] * time[:, C_RECOMPUTE]
-        time[:, C_RECOMPUTE_COMM + kind] = time[:, C_BACKWARD_COMM + kind]
+    worth = records_of(time, UNIT_COST_DTYPE)
+    worth["forward_comm_s"] = evaluator.exposed * worth["forward_s"][:, None]
+    worth["backward_comm_s"] = evaluator.exposed * worth["recompute_s"][:, None]
+    worth["recompute_comm_s"] = worth["backward_comm_s"]
     _share_with_hosts(units, costs, time)
     return Sensitivities(time=time, memory=memory, used=used, capacity=capacity)
 
@@ -113,37 +88,38 @@ def _share_with_hosts(units: UnitRows, costs: Floats, time: Floats) -> None:
     Both together take t = (device^p + host^p)^(1/p), see `automap.price.kernels.host_overhead`.
     """
     exposed = units.evaluator.exposed
-    comm = np.arange(KIND_COUNT)
-    for number, row in enumerate(units.rows):
-        hardware = units.lowered.layout.stages[row.rank].hardware
-        power = hardware[H_OVERLAP_EXPONENT]
-        of = costs[number]
-        again = of[C_RECOMPUTE_COMM + comm] @ exposed + of[C_BACKWARD_COMM + comm] @ exposed + of[C_RECOMPUTE]
-        passes = (
+    for row, cost, worth in zip(
+        units.rows, records_of(costs, UNIT_COST_DTYPE), records_of(time, UNIT_COST_DTYPE), strict=True
+    ):
+        hardware = units.lowered.stages[row.rank].hardware
+        power = hardware.overlap_exponent
+        again = cost.recompute_comm_s @ exposed + cost.backward_comm_s @ exposed + cost.recompute_s
+        passes: tuple[tuple[str, float, tuple[str, ...]], ...] = (
             (
-                C_FORWARD_HOST,
-                of[C_FORWARD] + of[C_FORWARD_COMM + comm] @ exposed,
-                [C_FORWARD, *(C_FORWARD_COMM + comm)],
+                "forward_host_s",
+                cost.forward_s + cost.forward_comm_s @ exposed,
+                ("forward_s", "forward_comm_s"),
             ),
             (
-                C_BACKWARD_HOST,
-                of[C_BACKWARD] + again,
-                [C_BACKWARD, C_RECOMPUTE, *(C_BACKWARD_COMM + comm), *(C_RECOMPUTE_COMM + comm)],
+                "backward_host_s",
+                cost.backward_s + again,
+                ("backward_s", "recompute_s", "backward_comm_s", "recompute_comm_s"),
             ),
-            (C_INPUT_HOST, of[C_INPUT] + again, [C_INPUT]),
-            (C_WEIGHT_HOST, of[C_WEIGHT], [C_WEIGHT]),
+            ("input_host_s", cost.input_s + again, ("input_s",)),
+            ("weight_host_s", cost.weight_s, ("weight_s",)),
         )
-        for wait, device_s, columns in passes:
-            both_s = device_s + of[wait]
+        for wait, device_s, names in passes:
+            both_s = device_s + cost[wait]
             if both_s <= 0.0:
                 continue
             share = (device_s / both_s) ** (power - 1.0)
             hosts = max(0.0, 1.0 - (device_s / both_s) ** power) ** ((power - 1.0) / power)
-            worth = time[number, columns[0]] * hosts
-            time[number, columns] *= share
-            if wait == C_FORWARD_HOST:
-                time[number, C_LAUNCHED] += worth * hardware[H_HOST_S]
-                time[number, C_FORWARD_WAITS] += worth * hardware[H_HOST_COLLECTIVE_S]
-            elif wait == C_BACKWARD_HOST:
-                time[number, C_LAUNCHED] += worth * hardware[H_HOST_S] * hardware[H_HOST_BACKWARD]
-                time[number, C_BACKWARD_WAITS] += worth * hardware[H_HOST_COLLECTIVE_S]
+            host_worth = worth[names[0]] * hosts
+            for name in names:
+                worth[name] *= share
+            if wait == "forward_host_s":
+                worth.launched += host_worth * hardware.host_kernel_s
+                worth.forward_waits += host_worth * hardware.host_collective_s
+            elif wait == "backward_host_s":
+                worth.launched += host_worth * hardware.host_kernel_s * hardware.host_backward
+                worth.backward_waits += host_worth * hardware.host_collective_s

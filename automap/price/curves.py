@@ -1,4 +1,4 @@
-"""The fitted curves of devices as the vectors that `gemm_s` and `attention_s` take.
+"""The fitted curves of devices as the records that `gemm_s` and `attention_s` take.
 
 A device without measurements of its own runs the kernels of the kind that `curves_of` names, at its own datasheet
 rates. Knows no plan. Units: seconds, bytes, FLOP/s.
@@ -9,16 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-import numpy as np
-import numpy.typing as npt
-
 from automap.cluster import GENERAL, Cluster, Device
 from automap.fitted_curves import AttentionCurve, GemmCurve, fitted, published_curves
-from automap.price.kernels.attention import A_COUNT
-from automap.price.kernels.gemm import CACHE_SHARE, G_COUNT
+from automap.price.kernels.array_types import Record, record_of
+from automap.price.kernels.gemm import CACHE_SHARE
+from automap.price.kernels.stage_records import AttentionCurveRow, GemmCurveRow
 from automap.records import from_json
-
-Floats = npt.NDArray[np.float64]
 
 FITTED_AS = {"fp16": "bf16", "bf16": "bf16", "tf32": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp8"}
 """Precision -> the measured one whose kernels it runs; fp32 has none."""
@@ -55,14 +51,14 @@ def is_measured(device: Device) -> bool:
     return device.kernels is not None or device.name.startswith(f"{device.curves_of}-")
 
 
-def gemm_curve(device: Device, precision: str, *, scaling: str = "tensor") -> Floats:
-    """[G_COUNT] what `gemm_s` takes.
+def gemm_curve(device: Device, precision: str, *, scaling: str = "tensor") -> Record:
+    """The curve of matrix products on a device, a `GemmCurveRow`.
 
     Args:
         device: the rates are its own, at its sustained clock.
-        precision: of the operands. In fp32 the tensor cores rest: the plain cores reach nearly all of their peak. mxfp8
-            and nvfp4 run the kernels measured in fp8; nvfp4 faster by `nvfp4_speedup`.
-        scaling: `tensor` or `row`, of fp8: a row's scales take `row_scaled_rate` of the rate.
+        precision: precision of the operands. In fp32 the tensor cores rest: the plain cores reach nearly all of their
+            peak. mxfp8 and nvfp4 run the kernels measured in fp8; nvfp4 faster by `nvfp4_speedup`.
+        scaling: granularity of fp8's scales, `tensor` or `row`: a row's scales take `row_scaled_rate` of the rate.
 
     Raises:
         ClusterError: the device has no such precision.
@@ -70,7 +66,7 @@ def gemm_curve(device: Device, precision: str, *, scaling: str = "tensor") -> Fl
     rate = device.flops(precision)
     if device.kernels is not None:
         own = device.kernels.gemm[precision]
-        return _gemm_vector(device, own, rate * own.compute_efficiency)
+        return _gemm_record(device, own, rate * own.compute_efficiency)
     kinds = _published(device.curves_of)
     found = kinds.get(FITTED_AS.get(precision, "bf16"), kinds["bf16"])
     if precision == "nvfp4":
@@ -79,40 +75,38 @@ def gemm_curve(device: Device, precision: str, *, scaling: str = "tensor") -> Fl
     if FITTED_AS.get(precision) == "fp8":
         share *= shared("fp8_speedup") * (shared("nvfp4_speedup") if precision == "nvfp4" else 1.0)
         share *= shared("row_scaled_rate") if scaling == "row" else 1.0
-    return _gemm_vector(device, found, rate * share)
+    return _gemm_record(device, found, rate * share)
 
 
-def _gemm_vector(device: Device, curve: GemmCurve, flops_per_s: float) -> Floats:
-    """[G_COUNT] of a curve on a device, at this rate of large products."""
+def _gemm_record(device: Device, curve: GemmCurve, flops_per_s: float) -> Record:
+    """The record of a curve on a device, at this rate of large products."""
     bandwidth = device.hbm_bandwidth_GBps * 1e9
-    vector = np.array(
-        [
-            curve.floor_us * 1e-6,
-            flops_per_s,
-            bandwidth * curve.memory_efficiency,
-            curve.norm,
-            curve.depth_elements,
-            curve.split,
-            curve.tail,
-            device.num_multiprocessors,
-            device.cache_MB * 1e6 * CACHE_SHARE,
-            curve.cache_speedup,
-            curve.quantise_bytes / bandwidth,
-            curve.grain,
-        ]
+    return record_of(
+        GemmCurveRow(
+            floor_s=curve.floor_us * 1e-6,
+            flops_per_s=flops_per_s,
+            bytes_per_s=bandwidth * curve.memory_efficiency,
+            norm=curve.norm,
+            depth=curve.depth_elements,
+            split=curve.split,
+            tail=curve.tail,
+            multiprocessors=device.num_multiprocessors,
+            cache_bytes=device.cache_MB * 1e6 * CACHE_SHARE,
+            cache_speedup=curve.cache_speedup,
+            quantise_s=curve.quantise_bytes / bandwidth,
+            grain=curve.grain,
+        )
     )
-    assert len(vector) == G_COUNT
-    return vector
 
 
-def attention_curve(device: Device, *, rate: float, portable: bool) -> Floats:
-    """[A_COUNT] what `attention_s` takes.
+def attention_curve(device: Device, *, rate: float, portable: bool) -> Record:
+    """The curve of fused attention on a device, an `AttentionCurveRow`.
 
     Args:
         device: the rates are its own, at its sustained clock.
-        rate: of the trainer's kernel over the measured one.
-        portable: the trainer's kernel is written for all devices (FlashAttention 2, Triton) and uses none of the
-            instructions that came with this one.
+        rate: rate of the trainer's kernel over that of the measured one.
+        portable: whether the trainer's kernel is written for all devices (FlashAttention 2, Triton) and uses none of
+            the instructions that came with this one.
     """
     if device.kernels is not None:
         # What ran is what was measured.
@@ -121,20 +115,15 @@ def attention_curve(device: Device, *, rate: float, portable: bool) -> Floats:
         found = _published_attention(device.curves_of)
         if portable:
             rate *= device.portable_attention
-    vector = np.array(
-        [
-            found.floor_us * 1e-6,
-            next(device.peak_TFLOPs[precision] for precision in GENERAL if precision in device.peak_TFLOPs)
-            * 1e12
-            * found.compute_efficiency
-            * device.sustained_clock
-            * rate,
-            device.hbm_bandwidth_GBps * 1e9 * found.memory_efficiency,
-            found.tail,
-            found.small_head_elements,
-            device.num_multiprocessors,
-            shared("attention_backward") if found.backward is None else found.backward,
-        ]
+    peak = next(device.peak_TFLOPs[precision] for precision in GENERAL if precision in device.peak_TFLOPs)
+    return record_of(
+        AttentionCurveRow(
+            floor_s=found.floor_us * 1e-6,
+            flops_per_s=peak * 1e12 * found.compute_efficiency * device.sustained_clock * rate,
+            bytes_per_s=device.hbm_bandwidth_GBps * 1e9 * found.memory_efficiency,
+            tail=found.tail,
+            small_head=found.small_head_elements,
+            multiprocessors=device.num_multiprocessors,
+            backward=shared("attention_backward") if found.backward is None else found.backward,
+        )
     )
-    assert len(vector) == A_COUNT
-    return vector

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from automap.cluster import Device
 from automap.errors import PlanError
@@ -22,24 +21,8 @@ from automap.plan import DeviceMemory, Estimate, Plan, format_devices, parse_dev
 from automap.price.curves import attention_curve, gemm_curve, is_measured, shared
 from automap.price.evaluator import Evaluator
 from automap.price.explain import reasons
-from automap.price.kernels.attention import A_FLOPS, A_HEAD, REFERENCE_HEAD
-from automap.price.kernels.gemm import G_FLOPS
-from automap.price.kernels.step import (
-    R_ACTIVATIONS,
-    R_BUBBLE,
-    R_BUFFERS,
-    R_CAPACITY,
-    R_COMM,
-    R_COMPUTE,
-    R_END,
-    R_EXCHANGE,
-    R_GRADIENTS,
-    R_OPTIMIZER,
-    R_OVERHEAD,
-    R_PARAMETERS,
-    R_STATE,
-    R_SYNC,
-)
+from automap.price.kernels.array_types import Record
+from automap.price.kernels.attention import REFERENCE_HEAD
 from automap.price.local_sgd import evaluate_plan
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.outcome import Outcome
@@ -108,13 +91,13 @@ def _estimate(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> E
     problem = evaluator.problem
     step = outcome.step_time_s
     ranks = outcome.ranks
-    slowest = max(range(len(ranks)), key=lambda r: (float(ranks[r, R_END]), -r))
-    row = [float(x) for x in ranks[slowest]]
-    exposed = {name: row[R_COMM + i] for i, name in enumerate(COLLECTIVES) if row[R_COMM + i] > 0.0}
-    if row[R_EXCHANGE] > 0.0:
-        exposed["pipeline"] = row[R_EXCHANGE]
-    if row[R_SYNC] > 0.0:
-        exposed["gradient_sync"] = row[R_SYNC]
+    slowest = outcome.slowest
+    row = ranks[slowest]
+    exposed = {name: seconds for name, seconds in zip(COLLECTIVES, row.comm_s.tolist(), strict=True) if seconds > 0.0}
+    if float(row.exchange_s) > 0.0:
+        exposed["pipeline"] = float(row.exchange_s)
+    if float(row.sync_s) > 0.0:
+        exposed["gradient_sync"] = float(row.sync_s)
     if outcome.averaging is not None:
         exposed["averaging"] = outcome.averaging.shown_s[slowest]
     batch = problem.training.global_batch
@@ -126,12 +109,12 @@ def _estimate(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> E
     memory = tuple(
         DeviceMemory(
             devices=format_devices(devices),
-            parameters=float(seen[R_PARAMETERS]),
-            gradients=float(seen[R_GRADIENTS]),
-            optimizer=float(seen[R_STATE]),
-            activations=float(seen[R_ACTIVATIONS]),
-            buffers=float(seen[R_BUFFERS]),
-            capacity=float(seen[R_CAPACITY]),
+            parameters=float(seen.parameter_bytes),
+            gradients=float(seen.gradient_bytes),
+            optimizer=float(seen.optimizer_bytes),
+            activations=float(seen.activation_bytes),
+            buffers=float(seen.buffer_bytes),
+            capacity=float(seen.capacity_bytes),
         )
         for r in range(len(ranks))
         for devices, seen in _by_kind(lowered, outcome, r)
@@ -144,19 +127,17 @@ def _estimate(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> E
         mfu=flops / (step * peak),
         memory_bytes=memory,
         breakdown_s={
-            "compute": row[R_COMPUTE],
+            "compute": float(row.compute_s),
             "exposed_communication": exposed,
-            "bubble": row[R_BUBBLE],
-            "optimizer": row[R_OPTIMIZER],
-            "overhead": row[R_OVERHEAD],
+            "bubble": float(row.bubble_s),
+            "optimizer": float(row.optimizer_s),
+            "overhead": float(row.overhead_s),
         },
         lower_bound_s=lower_bound_s(problem),
     )
 
 
-def _by_kind(
-    lowered: LoweredPlan, outcome: Outcome, rank: int
-) -> Iterator[tuple[tuple[int, ...], npt.NDArray[np.float64]]]:
+def _by_kind(lowered: LoweredPlan, outcome: Outcome, rank: int) -> Iterator[tuple[tuple[int, ...], Record]]:
     """Devices of a pipeline rank that have the same, with the row of the result that is theirs."""
     stage = lowered.layout.stages[rank]
     if not (lowered.shares and lowered.shares[rank] and stage.kinds):
@@ -194,7 +175,7 @@ def _convolved(graph: Graph) -> float:
 def _attention_rate(device: Device, trainer: Trainer) -> float:
     curve = attention_curve(device, rate=trainer.attention_rate, portable=trainer.portable_attention)
     # Larger heads than the one at which the rate is stated are cheaper an element.
-    return float(curve[A_FLOPS] * (REFERENCE_HEAD + curve[A_HEAD]) / REFERENCE_HEAD)
+    return float(curve.flops_per_s * (REFERENCE_HEAD + curve.small_head) / REFERENCE_HEAD)
 
 
 def lower_bound_s(problem: Problem) -> float:
@@ -203,7 +184,7 @@ def lower_bound_s(problem: Problem) -> float:
     graph, trainer, devices = problem.graph, problem.trainer, problem.cluster.num_devices
     kinds = problem.cluster.devices
     names = [host.device for host in problem.cluster.hosts for _ in range(host.num_devices)]
-    product = {name: float(gemm_curve(kinds[name], problem.precision)[G_FLOPS]) for name in {*names}}
+    product = {name: float(gemm_curve(kinds[name], problem.precision).flops_per_s) for name in {*names}}
     product_rate = sum(product[name] for name in names)
     attention = {name: _attention_rate(kinds[name], trainer) for name in {*names}}
     attention_rate = sum(attention[name] for name in names)

@@ -1,7 +1,7 @@
 """Why a plan costs what it costs: its largest parts in sentences with their numbers, and what would help.
 
-Looks at the slowest pipeline rank, whose parts add up to the step. What would help is not guessed: the change is
-priced, and named where it fits and is faster. Units: seconds, bytes.
+This module looks at the slowest pipeline rank, whose parts add up to the step. What would help is not guessed: the
+change is priced, and named where it fits and is faster. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -16,72 +16,22 @@ import numpy.typing as npt
 from automap.fitted_curves import COLLECTIVES
 from automap.group_links import group_link
 from automap.price.evaluator import Evaluator
-from automap.price.kernel_shapes import (
+from automap.price.kernels.array_types import Record
+from automap.price.kernels.placements import divides
+from automap.price.kernels.records import (
+    ALL_REDUCE,
     ATTENTION,
     BATCHED_PRODUCT,
     INSIDE,
     MEASURED,
     PRODUCT,
     ROOFLINE,
-    X_CAUSAL,
-    X_KIND,
 )
-from automap.price.kernels.attention import A_FLOPS
-from automap.price.kernels.collectives import (
-    L_AXIS,
-    L_BYTES,
-    L_KIND,
-    V_BYTES_PER_S,
-    V_GATHER_BYTES_PER_S,
-)
-from automap.price.kernels.columns import (
-    C_BACKWARD,
-    C_BACKWARD_COMM,
-    C_BACKWARD_HOST,
-    C_BOUNDARY,
-    C_FORWARD,
-    C_FORWARD_COMM,
-    C_FORWARD_HOST,
-    C_GATHER,
-    C_RECOMPUTE,
-    C_RECOMPUTE_COMM,
-    C_REDUCE,
-    C_SCATTER,
-    H_ATTENTION,
-    H_BANDWIDTH,
-    H_WEIGHTS,
-)
-from automap.price.kernels.gemm import G_FLOPS
-from automap.price.kernels.placements import divides
-from automap.price.kernels.step import (
-    P_GATHER_OVERLAP,
-    P_GRADIENT_OVERLAP,
-    P_MICRO_BATCH_S,
-    P_PARAMETER,
-    P_SEND_OVERLAP,
-    P_SEND_S,
-    P_SENT,
-    P_STEP_S,
-    P_UPDATE,
-    R_BUBBLE,
-    R_COMM,
-    R_COMPUTE,
-    R_END,
-    R_EXCHANGE,
-    R_OPTIMIZER,
-    R_OVERHEAD,
-    R_PARAMETERS,
-    R_STATE,
-    R_SYNC,
-)
-from automap.price.kernels.tied_parameters import E_AXES, E_GATHER, E_REDUCE, E_SCATTER, TIE_HAS, TIE_ONE, TIE_OTHER
 from automap.price.local_sgd import AVERAGED_BYTES, averaged
 from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.outcome import Outcome
-from automap.price.tables import ALL_REDUCE, OP_SIGNATURES, S_DIVIDES
 from ir.groups import fused_groups
 
-Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 NUM_REASONS = 3
@@ -107,22 +57,24 @@ class _Unit:
     """Equal units in equal surroundings on the slowest rank."""
 
     segment: Segment
+    """Operators of one of them."""
     incoming: Ints
-    row: Floats
-    """[C_COUNT]"""
+    """[axes] placement of the tensor that crosses into it."""
+    cost: Record
+    """Cost of one of them for one micro-batch, see `UnitCostRow`."""
     times: int
+    """How many there are."""
     sends: bool
     """Whether one of them ends a chunk and sends on."""
 
 
 class _Case:
-    """A choice as seen from its slowest rank."""
+    """A plan as seen from its slowest rank."""
 
     def __init__(self, lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> None:
         self.lowered, self.evaluator, self.outcome = lowered, evaluator, outcome
-        ranks = outcome.ranks
-        self.rank = max(range(len(ranks)), key=lambda r: (float(ranks[r, R_END]), -r))
-        self.result = ranks[self.rank]
+        self.rank = outcome.slowest
+        self.result = outcome.ranks[self.rank]
         self.stage = lowered.layout.stages[self.rank]
         self.samples = float(lowered.rank_samples[self.rank])
         self.settings = evaluator.settings(lowered.zero)
@@ -145,43 +97,39 @@ class _Case:
             yield _Unit(
                 segment=segment,
                 incoming=incoming,
-                row=self.row(segment, incoming),
+                cost=self.cost(segment, incoming),
                 times=len(equal),
                 sends=any(sends for _, _, sends in equal),
             )
 
-    def row(self, segment: Segment, incoming: Ints) -> Floats:
-        """Costs of a segment for one micro-batch."""
-        unit_type = self.evaluator.blocks.units[segment.unit].type
-        boundary = int(self.evaluator.tables.boundary_out[unit_type])
-        lowered = self.lowered
-        return self.evaluator.unit_row(
-            segment, self.rank, lowered.layout, incoming, self.samples, lowered.zero_axes, boundary
-        )
+    def cost(self, segment: Segment, incoming: Ints) -> Record:
+        """Cost of a segment for one micro-batch, see `UnitCostRow`."""
+        return self.evaluator.unit_cost(segment, incoming, self.lowered.stages[self.rank])
 
-    def total(self, *columns: int) -> float:
-        """Sum of columns of the unit costs over a micro-batch."""
-        return sum(unit.times * float(unit.row[c]) for unit in self.units for c in columns)
+    def total(self, *fields: str, index: int | None = None) -> float:
+        """Sum of fields of the unit costs over a micro-batch; of arrays the number at `index`."""
+        return sum(
+            unit.times * float(unit.cost[name] if index is None else unit.cost[name][index])
+            for unit in self.units
+            for name in fields
+        )
 
     def reduced(self, axis: int) -> float:
         """Local elements of gradients that are reduced over an axis once a step."""
         if self.lowered.zero == 0:
-            return self._once(C_REDUCE, E_REDUCE, axis)
-        return (
-            0.0 if self.lowered.zero >= 2 and self.lowered.zero_axes[axis] else self._once(C_SCATTER, E_SCATTER, axis)
-        )
+            return self._once("reduced", axis)
+        return 0.0 if self.lowered.zero >= 2 and self.lowered.zero_axes[axis] else self._once("scattered", axis)
 
     def gathered(self, axis: int) -> float:
         """Local elements of weights that are gathered over an axis once a step, behind the optimizer."""
-        return self._once(C_GATHER, E_GATHER, axis) if self.lowered.zero in (1, 2) else 0.0
+        return self._once("gathered", axis) if self.lowered.zero in (1, 2) else 0.0
 
-    def _once(self, column: int, block: int, axis: int) -> float:
-        """Sum of a column of the units' parameters; a parameter that two units read counts once."""
-        lowered, evaluator = self.lowered, self.evaluator
-        elements = self.total(column + axis)
-        for tied in evaluator.tied.rows(evaluator.tied.ties(lowered), lowered.layout, lowered.zero_axes):
-            if tied[TIE_ONE] == tied[TIE_OTHER] == self.rank:
-                elements -= float(tied[TIE_HAS + E_AXES + block * len(lowered.zero_axes) + axis])
+    def _once(self, name: str, axis: int) -> float:
+        """Sum of a field of the units' parameters over an axis; a parameter that two units read counts once."""
+        elements = self.total(name, index=axis)
+        for tie in self.evaluator.tied.rows(self.lowered):
+            if tie.rank == tie.other_rank == self.rank:
+                elements -= float(tie.excess[name][axis])
         return elements
 
     def where(self, axis: int) -> str:
@@ -226,8 +174,7 @@ class _Case:
         return self._legal(replace(lowered, num_micro_batches=int(count), samples=int(samples)))
 
     def _legal(self, lowered: LoweredPlan) -> LoweredPlan | None:
-        tables = self.evaluator.tables
-        arrays = (tables.operators, tables.operands, tables.tensors, tables.signatures, tables.places)
+        arrays = self.evaluator.tables.arrays
         seen, samples = set(), int(lowered.rank_samples[self.rank])
         for segments in lowered.chunks:
             for segment in segments:
@@ -236,7 +183,7 @@ class _Case:
                 seen.add((segment.first, segment.chosen.tobytes()))
                 for k in range(segment.last - segment.first):
                     chosen = np.ascontiguousarray(segment.chosen[k])
-                    if not divides(*arrays, segment.first + k, chosen, self.stage.axes, samples):
+                    if not divides(arrays, segment.first + k, chosen, self.stage.axes, samples):
                         return None
         return lowered
 
@@ -261,23 +208,23 @@ def reasons(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> tup
         At most three sentences, the largest part first. Each begins with the part's share of the step and its seconds.
     """
     case = _Case(lowered, evaluator, outcome)
-    row = [float(x) for x in case.result]
+    result = case.result
     parts: list[tuple[float, Callable[[_Case, float], str]]] = [
-        (row[R_COMPUTE], _compute),
-        (row[R_BUBBLE], _bubble),
-        (row[R_OPTIMIZER], _optimizer),
-        (row[R_OVERHEAD], _overhead),
-        (row[R_EXCHANGE], _exchange),
-        (row[R_SYNC], _sync),
+        (float(result.compute_s), _compute),
+        (float(result.bubble_s), _bubble),
+        (float(result.optimizer_s), _optimizer),
+        (float(result.overhead_s), _overhead),
+        (float(result.exchange_s), _exchange),
+        (float(result.sync_s), _sync),
     ]
     if outcome.averaging is not None:
         parts.append((outcome.averaging.shown_s[case.rank], _averaging))
     inside = _exposed(case)
-    for kind in range(len(COLLECTIVES)):
-        parts.append((min(inside[kind], row[R_COMM + kind]), _collective(kind)))
+    for kind, seconds in enumerate(result.comm_s.tolist()):
+        parts.append((min(inside[kind], seconds), _collective(kind)))
         # What the units' own collectives do not explain is ZeRO's traffic.
-        rest = row[R_COMM + kind] - inside[kind]
-        parts.append((rest if rest > 1e-9 * row[R_END] else 0.0, _zero))
+        rest = seconds - inside[kind]
+        parts.append((rest if rest > _ROUNDING * float(result.end_s) else 0.0, _zero))
     largest = sorted(parts, key=lambda part: -part[0])[:NUM_REASONS]
     return tuple(
         f"{seconds / outcome.step_time_s:.0%} of the step ({_seconds(seconds)}) is {say(case, seconds)}"
@@ -289,10 +236,8 @@ def reasons(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> tup
 def _exposed(case: _Case) -> list[float]:
     """Seconds of a step, by kind, of the collectives between and inside operators that nothing hides."""
     shown = case.evaluator.exposed * case.micro_batches
-    return [
-        float(shown[kind]) * case.total(C_FORWARD_COMM + kind, C_BACKWARD_COMM + kind, C_RECOMPUTE_COMM + kind)
-        for kind in range(len(COLLECTIVES))
-    ]
+    fields = ("forward_comm_s", "backward_comm_s", "recompute_comm_s")
+    return [float(shown[kind]) * case.total(*fields, index=kind) for kind in range(len(COLLECTIVES))]
 
 
 # -- compute --------------------------------------------------------------------------------------------------------
@@ -312,8 +257,8 @@ def _compute(case: _Case, seconds: float) -> str:
     )
     hardware, texts = case.stage.hardware, []
     reached = {
-        _CLASSES[PRODUCT]: float(hardware[H_WEIGHTS + G_FLOPS]) / peak,
-        _CLASSES[ATTENTION]: float(hardware[H_ATTENTION + A_FLOPS]) / peak,
+        _CLASSES[PRODUCT]: float(hardware.weights.flops_per_s) / peak,
+        _CLASSES[ATTENTION]: float(hardware.attention.flops_per_s) / peak,
     }
     for name, spent in sorted(classes.items(), key=lambda item: -item[1].seconds):
         text = f"{name} {_seconds(spent.seconds)}"
@@ -322,12 +267,12 @@ def _compute(case: _Case, seconds: float) -> str:
             if name in reached:
                 text += f" (large ones reach {reached[name]:.0%})"
         texts.append(text)
-    host = case.micro_batches * case.total(C_FORWARD_HOST, C_BACKWARD_HOST)
+    host = case.micro_batches * case.total("forward_host_s", "backward_host_s")
     if host > 0.01 * seconds:
         texts.append(f"waiting for the host to launch {_seconds(host)}")
     heaviest = sorted(named.items(), key=lambda item: -item[1])[:NUM_NAMED]
     where = ", ".join(f"{name} {spent / seconds:.0%}" for name, spent in heaviest)
-    again = case.micro_batches * case.total(C_RECOMPUTE)
+    again = case.micro_batches * case.total("recompute_s")
     text = f"compute: {'; '.join(texts)}. The peak is {peak / 1e12:.4g} TFLOP/s. Most of it is {where}."
     if again > 0.0:
         text += f" Recomputation takes {_seconds(again)} of it."
@@ -343,7 +288,7 @@ def _by_operator(case: _Case) -> tuple[dict[str, _Spent], dict[str, float]]:
     named: dict[str, float] = {}
     for unit in case.units:
         repeated = case.micro_batches * unit.times
-        own = float(unit.row[C_FORWARD] + unit.row[C_BACKWARD] + unit.row[C_RECOMPUTE])
+        own = _device_s(unit.cost)
         kernels = list(_kernels(case, unit))
         if abs(sum(seconds for _, _, seconds, _ in kernels) - own) > MEASURED_FROM * own:
             kernels = [("measured blocks", "whole blocks", own, 0.0)]
@@ -355,15 +300,21 @@ def _by_operator(case: _Case) -> tuple[dict[str, _Spent], dict[str, float]]:
     return classes, named
 
 
+def _device_s(cost: Record) -> float:
+    """Seconds of the kernels of a unit for one micro-batch, recomputation included."""
+    return float(cost.forward_s + cost.backward_s + cost.recompute_s)
+
+
 def _kernels(case: _Case, unit: _Unit) -> Iterator[tuple[str, str, float, float]]:
     """Class, name, seconds and FLOPs of every kernel of a unit for one micro-batch, as it is modelled."""
     evaluator, tables, segment = case.evaluator, case.evaluator.tables, unit.segment
+    arrays = tables.arrays
     graph = evaluator.problem.graph
     fused = {i: group.members for group in fused_groups(graph) if group.kind == "attention" for i in group.members}
     where = evaluator.blocks.units[segment.unit]
     for k in range(segment.last - segment.first):
         row = segment.first + k
-        kind = int(tables.shapes[row, X_KIND])
+        kind = int(arrays.kernels["kind"][row])
         if kind == INSIDE:
             continue
         one = replace(
@@ -373,8 +324,7 @@ def _kernels(case: _Case, unit: _Unit) -> Iterator[tuple[str, str, float, float]
             chosen=np.ascontiguousarray(segment.chosen[k : k + 1]),
             recomputed=segment.recomputed[k : k + 1].copy(),
         )
-        cost = case.row(one, unit.incoming)
-        seconds = float(cost[C_FORWARD] + cost[C_BACKWARD] + cost[C_RECOMPUTE])
+        seconds = _device_s(case.cost(one, unit.incoming))
         if seconds <= 0.0:
             continue
         index = where.start + row - int(tables.spans[where.type])
@@ -385,9 +335,9 @@ def _kernels(case: _Case, unit: _Unit) -> Iterator[tuple[str, str, float, float]
             backward = sum(op.backward_flops.at(case.samples) for op in members)
             flops = forward * (2.0 if segment.recomputed[k] else 1.0) + backward
             # A causal mask hides half of the keys.
-            flops *= 0.5 if kind == ATTENTION and tables.shapes[row, X_CAUSAL] > 0.0 else 1.0
+            flops *= 0.5 if kind == ATTENTION and arrays.kernels["is_causal"][row] else 1.0
             for a, size in enumerate(case.stage.axes):
-                if tables.signatures[tables.operators[row, OP_SIGNATURES] + segment.chosen[k, a], S_DIVIDES]:
+                if arrays.signatures["divides_work"][arrays.operators["first_signature"][row] + segment.chosen[k, a]]:
                     flops /= float(size)
         name = re.sub(r"(?<=\.)\d+(?=[./])", "*", graph.operators[index].name)
         yield _CLASSES.get(kind, "kernels bound by memory"), name, seconds, flops
@@ -399,7 +349,7 @@ def _kernels(case: _Case, unit: _Unit) -> Iterator[tuple[str, str, float, float]
 def _bubble(case: _Case, seconds: float) -> str:
     ranks, count = len(case.lowered.layout.stages), case.micro_batches
     virtual = len(case.lowered.chunks) // ranks
-    busy = case.outcome.ranks[:, R_END] - case.outcome.ranks[:, R_BUBBLE]
+    busy = case.outcome.ranks["end_s"] - case.outcome.ranks["bubble_s"]
     text = f"the bubble of the pipeline: {ranks} ranks (pp), {count} micro-batches, {case.lowered.kind}"
     text += f" with {virtual} stages a rank. " if virtual > 1 else ". "
     text += f"Ranks work between {_seconds(float(busy.min()))} and {_seconds(float(busy.max()))}"
@@ -410,13 +360,13 @@ def _bubble(case: _Case, seconds: float) -> str:
 
 
 def _exchange(case: _Case, seconds: float) -> str:
-    sent = max((float(unit.row[C_BOUNDARY]) for unit in case.units if unit.sends), default=0.0)
+    sent = max((float(unit.cost.boundary_bytes) for unit in case.units if unit.sends), default=0.0)
     rate = float(case.lowered.layout.send_bytes_per_s[case.rank])
     text = f"exchanges with the neighbours in the pipeline: {case.micro_batches} micro-batches"
     if sent > 0.0:
         text += f", {_bytes(sent)} a device to the next rank at {_rate(rate)}"
-        text += f", {case.settings[P_SEND_OVERLAP]:.0%} of it hidden"
-    text += f"; the host takes {_seconds(float(case.settings[P_SEND_S]))} for each."
+        text += f", {case.settings.send_overlap:.0%} of it hidden"
+    text += f"; the host takes {_seconds(float(case.settings.send_s))} for each."
     return text + case.gain(case.batches(0.5), "Micro-batches twice as large")
 
 
@@ -428,18 +378,18 @@ def _collective(kind: int) -> Callable[[_Case, float], str]:
         found: dict[int, list[float]] = {}
         for unit in case.units:
             records = case.evaluator.collectives(case.lowered, case.rank, unit.segment, unit.incoming)
-            for record in records[records[:, L_KIND] == kind]:
-                sums = found.setdefault(int(record[L_AXIS]), [0.0, 0.0])
+            for record in records[records["kind"] == kind]:
+                sums = found.setdefault(int(record.axis), [0.0, 0.0])
                 sums[0] += unit.times
-                sums[1] += unit.times * float(record[L_BYTES])
+                sums[1] += unit.times * float(record.data_bytes)
         axis = max(found, key=lambda a: found[a][1])
         count, data = found[axis]
-        rate = float(case.stage.links[axis, V_BYTES_PER_S + kind])
+        rate = float(case.stage.links["bytes_per_s"][axis, kind])
         hidden = 1.0 - float(case.evaluator.exposed[kind])
         text = f"{_KINDS[COLLECTIVES[kind]]} on {case.where(axis)}, {_rate(rate)}): {count:.0f} a micro-batch of "
         text += f"{_bytes(data / count)} on average, {case.micro_batches} micro-batches"
         text += f"; {hidden:.0%} of their time is hidden." if hidden > 0.0 else "; nothing hides them."
-        if case.total(C_RECOMPUTE_COMM + kind) > 0.0:
+        if case.total("recompute_comm_s", index=kind) > 0.0:
             text += " Recomputation repeats those of the forward pass."
             return text + case.gain(case.without_recomputation(), "Keeping all activations")
         return text + case.gain(case.batches(0.5), "Micro-batches twice as large")
@@ -449,15 +399,16 @@ def _collective(kind: int) -> Callable[[_Case, float], str]:
 
 def _zero(case: _Case, seconds: float) -> str:
     axes = [a for a, on in enumerate(case.lowered.zero_axes) if on]
-    rate = min(float(case.stage.links[a, V_GATHER_BYTES_PER_S]) for a in axes)
-    weights = max(case.total(C_GATHER + a) for a in axes)
-    gradients = max(case.total(C_SCATTER + a) for a in axes)
+    rate = min(float(case.stage.links["gather_bytes_per_s"][a]) for a in axes)
+    weights = max(case.total("gathered", index=a) for a in axes)
+    gradients = max(case.total("scattered", index=a) for a in axes)
     stage = case.lowered.zero
-    overlap = P_GATHER_OVERLAP if stage >= 3 else P_GRADIENT_OVERLAP
-    what = f"gathers of {_bytes(weights * case.settings[P_PARAMETER])} of weights, twice, and " if stage >= 3 else ""
+    settings = case.settings
+    overlap = settings.gather_overlap if stage >= 3 else settings.gradient_overlap
+    what = f"gathers of {_bytes(weights * settings.parameter_bytes)} of weights, twice, and " if stage >= 3 else ""
     text = f"ZeRO {stage} on {case.where(axes[0])}, {_rate(rate)}): {what}scatters of "
-    text += f"{_bytes(gradients * case.settings[P_SENT])} of gradients each micro-batch, {case.micro_batches} of them; "
-    text += f"up to {case.settings[overlap]:.0%} hides under the passes."
+    text += f"{_bytes(gradients * settings.sent_gradient_bytes)} of gradients each micro-batch, "
+    text += f"{case.micro_batches} of them; up to {overlap:.0%} hides under the passes."
     larger = case.gain(case.batches(0.5), "Micro-batches twice as large")
     return text + (larger or case.gain(replace(case.lowered, zero=1), "ZeRO 1"))
 
@@ -466,19 +417,19 @@ def _sync(case: _Case, seconds: float) -> str:
     reduced, gathered = [], []
     mine = case.outcome.averaging
     for axis in range(len(case.stage.axes)):
-        data = case.reduced(axis) * float(case.settings[P_SENT])
+        data = case.reduced(axis) * float(case.settings.sent_gradient_bytes)
         if data > 0.0 and case.stage.axes[axis] > 1.0 and (mine is None or axis != mine.axis):
-            rate = float(case.stage.links[axis, V_BYTES_PER_S + ALL_REDUCE])
+            rate = float(case.stage.links["bytes_per_s"][axis, ALL_REDUCE])
             reduced.append(f"{_bytes(data)} on {case.where(axis)}, {_rate(rate)})")
-        data = case.gathered(axis) * float(case.settings[P_PARAMETER])
+        data = case.gathered(axis) * float(case.settings.parameter_bytes)
         if data > 0.0 and case.stage.axes[axis] > 1.0:
-            rate = float(case.stage.links[axis, V_GATHER_BYTES_PER_S])
+            rate = float(case.stage.links["gather_bytes_per_s"][axis])
             gathered.append(f"{_bytes(data)} on {case.where(axis)}, {_rate(rate)})")
-    backward = case.total(C_BACKWARD, C_RECOMPUTE, C_BACKWARD_HOST)
+    backward = case.total("backward_s", "recompute_s", "backward_host_s")
     parts = ["the reduction of gradients that nothing hides: " + ", ".join(reduced)] if reduced else []
     parts += ["gathers of the weights that the optimizer updated in parts: " + ", ".join(gathered)] if gathered else []
     text = "; ".join(parts or ["the gradients of weights that two stages share"])
-    hidden = float(case.settings[P_GRADIENT_OVERLAP])
+    hidden = float(case.settings.gradient_overlap)
     text += f". Up to {hidden:.0%} hides under the last backward pass of {_seconds(backward)}."
     return text + case.gain(case.batches(0.5), "Micro-batches twice as large")
 
@@ -487,8 +438,8 @@ def _averaging(case: _Case, seconds: float) -> str:
     mine = case.outcome.averaging
     assert mine is not None
     sync, took = mine.sync, mine.all_reduce_s[case.rank]
-    data = AVERAGED_BYTES * float(case.result[R_PARAMETERS] / case.settings[P_PARAMETER])
-    rate = float(case.stage.links[mine.axis, V_BYTES_PER_S + ALL_REDUCE])
+    data = AVERAGED_BYTES * float(case.result.parameter_bytes / case.settings.parameter_bytes)
+    rate = float(case.stage.links["bytes_per_s"][mine.axis, ALL_REDUCE])
     every = "every step" if sync.period == 1 else f"every {sync.period} steps"
     text = f"the averaging of replicas, {every}: {_bytes(data)} on {case.where(mine.axis)}, {_rate(rate)}) in "
     text += f"{_seconds(took)}, {_seconds(mine.copies_s[case.rank])} to copy them"
@@ -505,16 +456,16 @@ def _averaging(case: _Case, seconds: float) -> str:
 
 
 def _optimizer(case: _Case, seconds: float) -> str:
-    elements = seconds * float(case.stage.hardware[H_BANDWIDTH]) / float(case.settings[P_UPDATE])
-    text = f"the optimizer: {elements / 1e9:.3g} G parameters a device, {case.settings[P_UPDATE]:.0f} bytes moved for "
-    text += f"each at {_rate(float(case.stage.hardware[H_BANDWIDTH]))}, {_bytes(float(case.result[R_STATE]))} of state."
+    rate, moved = float(case.stage.hardware.bytes_per_s), float(case.settings.update_bytes)
+    text = f"the optimizer: {seconds * rate / moved / 1e9:.3g} G parameters a device, {moved:.0f} bytes moved for "
+    text += f"each at {_rate(rate)}, {_bytes(float(case.result.optimizer_bytes))} of state."
     if case.lowered.zero == 0 and case.lowered.zero_axes.any() and case.outcome.averaging is None:
         text += case.gain(replace(case.lowered, zero=1), "ZeRO 1")
     return text
 
 
 def _overhead(case: _Case, seconds: float) -> str:
-    each, once = float(case.settings[P_MICRO_BATCH_S]), float(case.settings[P_STEP_S])
+    each, once = float(case.settings.micro_batch_s), float(case.settings.step_s)
     text = f"host time beside the operators: {_seconds(each)} for each of {case.micro_batches} micro-batches and "
     text += f"{_seconds(once)} a step."
     return text + case.gain(case.batches(0.5), "Micro-batches twice as large")

@@ -1,4 +1,4 @@
-"""Shapes: which kernel runs an operator, and the extents that its time depends on.
+"""Which kernel runs each operator, and the extents that the kernel's time depends on.
 
 A product of two operands has four classes of loops: batch (in both operands and the result), m (left operand and
 result), n (right operand and result) and k (summed). The factors of the operator's rule fall into them, so a split of
@@ -10,91 +10,42 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
+import numpy as np
+
+from automap.price.kernels.records import (
+    ATTENTION,
+    BATCH,
+    BATCHED_PRODUCT,
+    INSIDE,
+    MEASURED,
+    MEMORY,
+    PRODUCT,
+    ROOFLINE,
+    K,
+    KernelRow,
+    M,
+    N,
+)
 from automap.problem import Problem
 from ir.graph import Graph, Operator
 from ir.groups import PRODUCTS, FusedGroup, fused_groups
 from ir.operators.experts import COMBINE, DISPATCH
 from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
 
-# Columns of Tables.shapes: kind of kernel; extents of its loops at one sample; which of these grows with the samples,
-# or -1; share of a product that several operators make up; whether the operands need gradients; whether a mask hides
-# later keys; whether it is a loss; operand whose leading dims are samples and heads, or -1; whether it moves tokens to
-# experts or back; share of the backward pass that makes gradients of weights.
-(
-    X_KIND,
-    X_BATCH,
-    X_M,
-    X_N,
-    X_K,
-    X_SAMPLED,
-    X_SHARE,
-    X_LEFT_GRADIENT,
-    X_RIGHT_GRADIENT,
-    X_CAUSAL,
-    X_LOSS,
-    X_HEADS,
-    X_ROUTED,
-    X_WEIGHT,
-) = range(14)
-X_COUNT = 14
-
-MEMORY, PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED, INSIDE = range(7)
-"""Kinds of kernels: bound by memory; product with a weight; product of two activations; fused attention; convolutions
-and what else has arithmetic; timed by the user; part of another operator's kernel."""
-
-BATCH, M, N, K = range(4)
-"""Classes of loops."""
-
 _ATTENTION_CLASSES = {"h": BATCH, "g": BATCH, "s": M, "t": N, "d": K}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """One operator's row of `Tables.shapes`."""
-
-    kind: int
-    classes: tuple[int, ...]
-    """factor of the rule -> class of loops, or -1."""
-    extents: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
-    """Of each class, at one sample."""
-    sampled: int = -1
-    """The class that grows with the samples, or -1."""
-    share: float = 1.0
-    """Of one product that several operators make up: the part that is this operator's."""
-    gradients: tuple[bool, bool] = (False, False)
-    """Whether left and right operand need a gradient; right is the weight, if there is one."""
-    causal: bool = False
-    loss: bool = False
-    heads: int = -1
-    """Operand of a softmax between two products whose dims before the last two are samples and heads, or -1."""
-    routed: bool = False
-    """Whether tokens are moved to experts or back."""
-    weight: float = 0.0
-    """Share of the backward pass that makes gradients of weights: of its time, or, of products, of its kernels."""
-
-    def row(self) -> list[float]:
-        """The columns of `Tables.shapes`."""
-        flags = (*self.gradients, self.causal, self.loss)
-        return [
-            float(self.kind),
-            *self.extents,
-            float(self.sampled),
-            self.share,
-            *(float(flag) for flag in flags),
-            float(self.heads),
-            float(self.routed),
-            self.weight,
-        ]
+Classes = tuple[int, ...]
+"""Factor of an operator's rule -> class of loops, or -1."""
 
 
-class Shapes:
-    """The shapes of a problem's operators.
+class KernelShapes:
+    """The kernels of a problem's operators.
 
     Args:
-        problem: graph and trainer.
-        trained: tensors that depend on parameters.
+        problem: problem with graph and trainer.
+        trained: names of the tensors that depend on parameters.
     """
 
     def __init__(self, problem: Problem, trained: AbstractSet[str]) -> None:
@@ -111,38 +62,36 @@ class Shapes:
                     return index
         return group.members[0]
 
-    def of(self, index: int, group: FusedGroup | None, unit: range) -> Shape:
-        """The shape of one operator.
+    def of(self, index: int, group: FusedGroup | None, unit: range) -> tuple[KernelRow, Classes]:
+        """The kernel of one operator, without its FLOPs, traffic and times, and the classes of its loops.
 
         Args:
-            index: of the operator.
+            index: number of the operator in the graph.
             group: what runs as one kernel with it, or None.
-            unit: operators of its unit.
+            unit: numbers of the operators of its unit.
         """
         op = self.graph.operators[index]
         none = (-1,) * len(op.rule.factors)
         if op.measured_s is not None:
-            return Shape(kind=MEASURED, classes=none, weight=self._weight(op))
+            return KernelRow(kind=MEASURED, weight_share=self._weight(op)), none
         if group is not None and group.kind == "attention" and self.is_fused:
             if index != self.host(group):
-                return Shape(kind=INSIDE, classes=none)
+                return KernelRow(kind=INSIDE), none
             found = self._product(op, group.members)
             if found is not None:
                 return found
         if op.stated_bytes is None:
             found = self._product(op, () if op.kind != "Attention" else (index,))
             if found is not None:
-                return self._piece(found, op, unit)
+                return self._piece(found[0], op, unit), found[1]
         if op.forward_flops.at(1) > 0 or self._is_written_out:
-            return Shape(kind=ROOFLINE, classes=none, weight=self._weight(op) if op.forward_flops.at(1) > 0 else 0.0)
+            weight = self._weight(op) if op.forward_flops.at(1) > 0 else 0.0
+            return KernelRow(kind=ROOFLINE, weight_share=weight), none
         is_loss = "Loss" in op.kind or (group is not None and group.kind == "loss")
-        return Shape(
-            kind=MEMORY,
-            classes=none,
-            loss=is_loss,
-            heads=self._heads(index, op),
-            routed=op.kind in (DISPATCH, COMBINE),
-        )
+        is_routed = op.kind in (DISPATCH, COMBINE)
+        return KernelRow(
+            kind=MEMORY, is_loss=int(is_loss), heads=self._heads(index, op), is_routed=int(is_routed)
+        ), none
 
     @functools.cached_property
     def _is_written_out(self) -> bool:
@@ -165,8 +114,11 @@ class Shapes:
                     return 0
         return -1
 
-    def _product(self, op: Operator, attention: tuple[int, ...]) -> Shape | None:
-        """A product of two operands; `attention` = members of the attention kernel whose scores it makes."""
+    def _product(self, op: Operator, attention: tuple[int, ...]) -> tuple[KernelRow, Classes] | None:
+        """The kernel of a product of two operands, or None.
+
+        `attention` holds the members of the attention kernel whose scores it makes; empty for other products.
+        """
         flops = op.forward_flops.at(1)
         kinds = PRODUCTS | {EXPERT_PRODUCT} | ({"Attention"} if attention else set())
         if flops <= 0.0 or op.kind not in kinds or len(op.inputs) < 2:
@@ -177,7 +129,7 @@ class Shapes:
         a, b, out = ({f for dim in dims for f in dim} for dims in (rule.inputs[left], rule.inputs[right],
                                                                    rule.outputs[0]))  # fmt: skip
         classes = []
-        extents = [1.0, 1.0, 1.0, 1.0]
+        extents = np.ones(4)
         sampled = -1
         for number, factor in enumerate(rule.factors):
             if op.kind == "Attention":
@@ -191,28 +143,23 @@ class Shapes:
                 extents[found] *= factor.size
                 sampled = found if factor.is_batch else sampled
         both = op.backward_flops.at(1) >= 2.0 * flops
-        gradients = (both or op.inputs[left] in self.trained, both or op.inputs[right] in self.trained)
+        row = KernelRow(
+            kind=ATTENTION if attention else BATCHED_PRODUCT if weight is None else PRODUCT,
+            extents=extents,
+            sampled=sampled,
+            left_gradient=int(both or op.inputs[left] in self.trained),
+            right_gradient=int(both or op.inputs[right] in self.trained),
+        )
         if attention:
-            return Shape(
-                kind=ATTENTION,
-                classes=tuple(classes),
-                extents=(extents[0], extents[1], extents[2], extents[3]),
-                sampled=sampled,
-                gradients=gradients,
-                causal=self._is_causal(attention),
-            )
+            row.is_causal = int(self._is_causal(attention))
+            return row, tuple(classes)
         # Slots that stay empty, costs that the user states: the rows are those that the FLOPs stand for.
-        whole = 2.0 * math.prod(extents)
+        whole = 2.0 * math.prod(extents.tolist())
         if not math.isclose(flops, whole):
             extents[M] *= flops / whole
-        return Shape(
-            kind=BATCHED_PRODUCT if weight is None else PRODUCT,
-            classes=tuple(classes),
-            extents=(extents[0], extents[1], extents[2], extents[3]),
-            sampled=sampled,
-            gradients=gradients,
-            weight=0.0 if weight is None else gradients[1] / max(1, sum(gradients)),
-        )
+        if weight is not None:
+            row.weight_share = row.right_gradient / max(1, row.left_gradient + row.right_gradient)
+        return row, tuple(classes)
 
     def _is_weight(self, name: str) -> bool:
         return self._parameter(name) is not None
@@ -226,30 +173,19 @@ class Shapes:
             name = self.graph.operators[index].inputs[0]
         return name
 
-    def _piece(self, shape: Shape, op: Operator, unit: range) -> Shape:
+    def _piece(self, row: KernelRow, op: Operator, unit: range) -> KernelRow:
         """Products of one input with the pieces of one fused weight run as one: each takes its part of the time."""
-        if shape.kind != PRODUCT:
-            return shape
-        graph, mine = self.graph, self._source(op)
-        if mine is None:
-            return shape
-        others = [graph.operators[i] for i in unit]
+        source = self._source(op) if row.kind == PRODUCT else None
+        if source is None:
+            return row
         alike = [
-            other
-            for other in others
-            if other.kind == op.kind and other.forward_flops.at(1) > 0 and self._source(other) == mine
+            other.forward_flops.at(1)
+            for other in (self.graph.operators[i] for i in unit)
+            if other.kind == op.kind and other.forward_flops.at(1) > 0 and self._source(other) == source
         ]
-        share = op.forward_flops.at(1) / sum(other.forward_flops.at(1) for other in alike)
-        extents = shape.extents
-        return Shape(
-            kind=shape.kind,
-            classes=shape.classes,
-            extents=(extents[BATCH], extents[M], extents[N] / share, extents[K]),
-            sampled=shape.sampled,
-            share=share,
-            gradients=shape.gradients,
-            weight=shape.weight,
-        )
+        row.share = op.forward_flops.at(1) / sum(alike)
+        row.extents[N] /= row.share
+        return row
 
     def _source(self, op: Operator) -> tuple[str, str] | None:
         """Data input and fused weight of a product with a piece."""

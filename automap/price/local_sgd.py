@@ -1,4 +1,4 @@
-"""Sync: what a step costs when replicas are averaged now and then instead of summing the gradients of every step.
+"""What a step costs when replicas are averaged now and then instead of summing the gradients of every step.
 
 A pass in closed form behind the compiled price, which knows nothing of it. With t the step without the reduction of
 gradients over the replicas, a the all-reduce of a rank's parameters over them (as float32) and c the copies in memory:
@@ -23,27 +23,18 @@ from automap.errors import PlanError
 from automap.fitted_curves import COLLECTIVES
 from automap.plan import Plan, Sync
 from automap.price.evaluator import Evaluator
-from automap.price.kernels.collectives import L_AXIS, L_KIND, L_OPERATOR, collective_s
-from automap.price.kernels.columns import H_BANDWIDTH
-from automap.price.kernels.step import (
-    P_GRADIENT,
-    P_PARAMETER,
-    P_SENT,
-    R_BUFFERS,
-    R_END,
-    R_PARAMETERS,
-    overflow,
-    step_time_s,
-)
+from automap.price.kernels.array_types import Record
+from automap.price.kernels.collectives import collective_s
+from automap.price.kernels.records import ALL_REDUCE
+from automap.price.kernels.step import overflow, step_time_s
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.outcome import Averaging, Outcome
-from automap.price.tables import ALL_REDUCE
 from ir.factors import BROADCAST, PARTIAL
 
 Floats = npt.NDArray[np.float64]
 
 AVERAGED_BYTES = 4.0
-"""Of an element on its way: masters are averaged, in float32."""
+"""Bytes of an element on its way: masters are averaged, in float32 (`automap.runtime`)."""
 TOUCHED = {"local_sgd": 16.0, "mixing": 20.0, "corrected": 32.0}
 """Bytes of memory that an averaging moves for each parameter: all are packed (read and written) and unpacked; a merge
 reads the parameter as well, and the corrected one writes a snapshot and reads it."""
@@ -52,10 +43,10 @@ reads the parameter as well, and the corrected one writes a snapshot and reads i
 class Silent(Evaluator):
     """Prices plans as if no gradient were reduced: in time and memory no mode is below it, without ZeRO."""
 
-    def settings(self, zero: int) -> Floats:
+    def settings(self, zero: int) -> Record:
         """See `Evaluator`."""
         settings = super().settings(zero)
-        settings[P_SENT] = 0.0
+        settings.sent_gradient_bytes = 0.0
         return settings
 
 
@@ -81,18 +72,18 @@ def averaged(lowered: LoweredPlan, evaluator: Evaluator, sync: Sync, axis: int) 
     """
     bare = evaluator.evaluate(lowered, apart=axis)
     settings = evaluator.settings(0)
-    held = held_bytes(sync, float(settings[P_GRADIENT]))
+    held = held_bytes(sync, float(settings.gradient_bytes))
     views, averagings = [], []
     for view, found in zip(lowered.views, bare.of_views, strict=True):
         rows = found.copy()
-        elements = rows[:, R_PARAMETERS] / settings[P_PARAMETER]
+        elements = rows["parameter_bytes"] / settings.parameter_bytes
         seconds = averaging_s(view, elements, axis)
         rest = seconds if sync.delay is None else np.maximum(0.0, seconds - sync.delay * step_time_s(rows))
-        bandwidth = np.array([stage.hardware[H_BANDWIDTH] for stage in view.layout.stages])
+        bandwidth = view.layout.arrays.hardware["bytes_per_s"]
         copies = TOUCHED[sync.merge or "local_sgd"] * elements / bandwidth
         shown = (rest + copies) / float(sync.period or 1)
-        rows[:, R_END] += shown
-        rows[:, R_BUFFERS] += held * elements
+        rows["end_s"] += shown
+        rows["buffer_bytes"] += held * elements
         views.append(rows)
         averagings.append(
             Averaging(
@@ -168,9 +159,9 @@ def offers(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Iterator[S
             yield longest
             continue
         bare = evaluator.evaluate(lowered, apart=axis)
-        parameter = evaluator.settings(0)[P_PARAMETER]
+        parameter = evaluator.settings(0).parameter_bytes
         all_reduce_s = max(
-            float(averaging_s(view, rows[:, R_PARAMETERS] / parameter, axis).max())
+            float(averaging_s(view, rows["parameter_bytes"] / parameter, axis).max())
             for view, rows in zip(lowered.views, bare.of_views, strict=True)
         )
         delay = min(max(1, math.ceil(all_reduce_s / bare.step_time_s)), training.sync_period)
@@ -240,7 +231,7 @@ def _refuse(sync: Sync, what: str, repair: str) -> PlanError:
 def _ties(lowered: LoweredPlan, evaluator: Evaluator, axis: int) -> str | None:
     """What happens between ranks of the axis within a step, if anything does but the sum of the loss."""
     graph, tables = evaluator.problem.graph, evaluator.tables
-    calls, _, _ = evaluator.distinct_units(lowered)
+    calls, _ = evaluator.distinct_units(lowered)
     for call in calls:
         segment = call.segment
         unit = evaluator.blocks.units[segment.unit]
@@ -254,7 +245,7 @@ def _ties(lowered: LoweredPlan, evaluator: Evaluator, axis: int) -> str | None:
             if graph.outputs[-1] in op.outputs and signature.outputs[0] != PARTIAL:
                 return f"{op.name} does not split the batch, and with it the loss"
         records = evaluator.collectives(lowered, call.rank, segment, call.incoming)
-        for record in records[records[:, L_AXIS] == axis]:
-            op = graph.operators[unit.start + int(record[L_OPERATOR]) - int(tables.spans[unit.type])]
-            return f"{op.name} needs an {COLLECTIVES[int(record[L_KIND])].replace('_', '-')} among them"
+        for record in records[records["axis"] == axis]:
+            op = graph.operators[unit.start + int(record.operator) - int(tables.spans[unit.type])]
+            return f"{op.name} needs an {COLLECTIVES[record.kind].replace('_', '-')} among them"
     return None

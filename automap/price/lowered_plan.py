@@ -1,7 +1,7 @@
-"""Choice: a plan in numbers, as the price reads it.
+"""A lowered plan: a plan in numbers, as the price reads it.
 
-Where the stages stand, which unit goes to which chunk, and the signature of every operator of every unit type; -1 where
-it is undecided.
+It says where the stages stand, which unit goes to which chunk, and the signature of every operator of every unit type;
+-1 where it is undecided.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from automap.price.kernels.stage_records import Stage
 from automap.price.stage_layout import PipelineLayout
 from automap.schedule import NO_PROGRAM
 
@@ -24,7 +25,7 @@ RECOMPUTE_MODES = ("none", "selective", "full")
 
 
 def spread(samples: int, ranks: int) -> int:
-    """Samples that a stage is priced with: those of the rank that has most, times the ranks."""
+    """Samples that a stage is priced with: those of the rank with most of them, times the ranks."""
     return -(-samples // ranks) * ranks
 
 
@@ -39,20 +40,26 @@ class Segment:
     last: int
     """One past the last operator row."""
     chosen: Ints
-    """[last - first, axes] signatures."""
+    """[last - first, axes] signature of each operator on each axis; -1 where it is undecided."""
     recomputed: Mask
-    """[last - first]"""
+    """[last - first] whether the operator runs again in the backward pass."""
 
 
 class UnitCall(NamedTuple):
-    """What `Evaluator.unit_row` is asked of one unit."""
+    """One of several equal units of a plan in equal surroundings."""
 
     segment: Segment
+    """Operators of the unit."""
     rank: int
+    """Pipeline rank; of the first one where all ranks are alike."""
     incoming: Ints
     """[axes] placement of the tensor that crosses into the unit."""
-    boundary_row: int
-    """Row of `operands` whose tensor crosses out of it, or -1."""
+    unit_type: int
+    """Type of the unit."""
+    before: int
+    """Type of the unit before it, or -1."""
+    opens: bool
+    """Whether it is the first unit of its chunk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,23 +69,27 @@ class LoweredPlan:
     axes: tuple[str, ...]
     """Names of the mesh axes, outermost first."""
     layout: PipelineLayout
+    """Devices and meshes of the pipeline ranks."""
     num_micro_batches: int
+    """Micro-batches of one step."""
     samples: int
-    """Of a micro-batch, over all replicas of a stage."""
+    """Samples of a micro-batch, over all replicas of a stage."""
     kind: str
+    """Kind of the schedule, see `automap.schedule.KINDS`."""
     chunks: tuple[tuple[Segment, ...], ...]
     """Of each chunk in dataflow order; chunk c runs on rank c mod ranks."""
     zero: int
+    """Stage of ZeRO, 0 to 3."""
     zero_axes: Mask
-    """[axes]"""
+    """[axes] whether ZeRO shards over the axis."""
     program: Ints = field(default_factory=lambda: NO_PROGRAM)
-    """Of an explicit schedule, see `automap.schedule`; of other kinds empty."""
+    """Actions of an explicit schedule, see `automap.schedule`; empty for other kinds."""
     spread_over: tuple[int, ...] = ()
     """[ranks] mesh axis over which the samples of a micro-batch are spread as evenly as they go; empty: they divide."""
     shares: tuple[tuple[int, ...] | None, ...] = ()
-    """[ranks] samples of each index of the outer axis; None and empty: as of `spread_over`."""
+    """[ranks] samples of each index of the outer axis; None and empty: as `spread_over` says."""
     most: tuple[int, ...] = ()
-    """[ranks] of a choice as one kind of device sees it: samples of the rank with most, times the ranks."""
+    """[ranks] samples of the index with most, times the indices, of a plan as one kind of device sees it; or empty."""
 
     @functools.cached_property
     def rank_samples(self) -> Floats:
@@ -94,10 +105,18 @@ class LoweredPlan:
         return np.array(samples, dtype=np.float64)
 
     @functools.cached_property
-    def views(self) -> tuple[LoweredPlan, ...]:
-        """The choice as each kind of device sees it, the slowest first: all of a stage alike, with the kind's share.
+    def stages(self) -> tuple[Stage, ...]:
+        """Of each rank, all that the cost of a unit on it depends on besides the unit."""
+        return tuple(
+            Stage(stage.axes, stage.links, stage.hardware, self.zero_axes, samples)
+            for stage, samples in zip(self.layout.stages, self.rank_samples.tolist(), strict=True)
+        )
 
-        What it costs is the most that any of them does. Only a choice with shares has several: others are priced as if
+    @functools.cached_property
+    def views(self) -> tuple[LoweredPlan, ...]:
+        """The plan as each kind of device sees it, the slowest first: all of a stage alike, with the kind's share.
+
+        What it costs is the most that any of them does. Only a plan with shares has several: others are priced as if
         all devices of a stage were as slow, and as small, as the worst of them.
         """
         stages = self.layout.stages

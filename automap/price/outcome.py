@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from automap.plan import Sync
-
-Floats = npt.NDArray[np.float64]
+from automap.price.kernels.array_types import Rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,30 +14,36 @@ class Averaging:
 
     sync: Sync
     axis: int
-    """Of the replicas."""
+    """Mesh axis of the replicas."""
     all_reduce_s: tuple[float, ...]
-    """[ranks] of one averaging."""
+    """[ranks] seconds of the all-reduce of one averaging."""
     copies_s: tuple[float, ...]
-    """[ranks] of one averaging, in the memory of the rank."""
+    """[ranks] seconds of the copies of one averaging, in the memory of the rank."""
     shown_s: tuple[float, ...]
-    """[ranks] by which a step is longer, on average: the part of R_END that no other column has."""
+    """[ranks] seconds by which a step is longer, on average: the part of `end_s` that no other field has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a choice costs."""
+    """What a lowered plan costs."""
 
     step_time_s: float
+    """Seconds of a step."""
     overflow: float
-    """Largest share of its memory by which a device overflows; at most 0 when the choice fits."""
-    ranks: Floats = field(repr=False)
-    """[ranks, R_COUNT], see `combine`; as the kind of device sees them that is done last."""
+    """Largest share of its memory by which a device overflows; at most 0 when the plan fits."""
+    ranks: Rows = field(repr=False)
+    """[ranks] rows of `RankCostRow`, as the kind of device sees them that is done last."""
     view: int = 0
     """Number of that kind among `LoweredPlan.views`."""
-    of_views: tuple[Floats, ...] = field(default=(), repr=False)
-    """`ranks` of each of them."""
+    of_views: tuple[Rows, ...] = field(default=(), repr=False)
+    """`ranks` as each kind of device sees them."""
     averaging: Averaging | None = None
-    """Of `ranks`, where replicas are averaged in place of their gradients."""
+    """How replicas are averaged in place of their gradients, or None."""
+
+    @property
+    def slowest(self) -> int:
+        """The pipeline rank that is done last; of equals the first."""
+        return int(self.ranks["end_s"].argmax())
 
     @property
     def fits(self) -> bool:

@@ -1,4 +1,4 @@
-"""Plans as documents read into choices as numbers.
+"""Plan documents read into lowered plans.
 
 `lower_plan` reads any legal plan, of the space or not, and refuses the others by name. `automap.price.plan_writer` is
 the way back.
@@ -27,7 +27,6 @@ from automap.price.evaluator import Evaluator
 from automap.price.kernels.placements import divides
 from automap.price.lowered_plan import LoweredPlan, Segment, spread
 from automap.price.stage_layout import PipelineLayout
-from automap.price.tables import OP_SIGNATURES, S_BATCH
 from automap.schedule import NO_PROGRAM, read_order
 from ir.factors import parse_placement, placement_text, whole_signature
 
@@ -43,14 +42,14 @@ def default_signatures(evaluator: Evaluator, unit_type: int, offset: int) -> tup
     """The signatures in which an operator is whole and in which it splits its batch, if it can."""
     table = evaluator.tables.linkage.types[unit_type].signatures[offset]
     whole = whole_signature(table)
-    tables = evaluator.tables
-    row = int(tables.spans[unit_type]) + offset
-    begin = int(tables.operators[row, OP_SIGNATURES])
-    return whole, next((i for i in range(len(table)) if tables.signatures[begin + i, S_BATCH]), whole)
+    arrays = evaluator.tables.arrays
+    begin = arrays.operators["first_signature"][int(evaluator.tables.spans[unit_type]) + offset]
+    split = np.flatnonzero(arrays.signatures["splits_batch"][begin : begin + len(table)])
+    return whole, int(split[0]) if len(split) else whole
 
 
 def same_lowered(one: LoweredPlan, other: LoweredPlan) -> bool:
-    """Whether two choices are the same plan."""
+    """Whether two lowered plans are the same plan."""
     for field in ("axes", "num_micro_batches", "kind", "zero"):
         if getattr(one, field) != getattr(other, field):
             return False
@@ -76,12 +75,12 @@ def same_lowered(one: LoweredPlan, other: LoweredPlan) -> bool:
 
 
 def lower_plan(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp")) -> LoweredPlan:
-    """The choice that `plan` states; how replicas stay together is no part of it (`automap.price.local_sgd`).
+    """The lowered plan that `plan` states; how replicas stay together is no part of it (`automap.price.local_sgd`).
 
     Args:
         plan: of the evaluator's problem.
         evaluator: of the problem.
-        axes: mesh axes that the choice has whether the plan names them or not, outermost first.
+        axes: mesh axes that the lowered plan has whether the plan names them or not, outermost first.
 
     Raises:
         PlanError: the plan is malformed, illegal, or for another problem; names the path.
@@ -403,9 +402,7 @@ def _segments(
 
 
 def _check_divides(evaluator: Evaluator, row: int, chosen: Ints, sizes: np.ndarray, samples: int, path: str) -> None:
-    tables = evaluator.tables
-    arrays = (tables.operators, tables.operands, tables.tensors, tables.signatures, tables.places)
-    if not divides(*arrays, row, np.ascontiguousarray(chosen), sizes, samples):
+    if not divides(evaluator.tables.arrays, row, np.ascontiguousarray(chosen), sizes, samples):
         raise _refuse(
             path,
             [int(s) for s in sizes],

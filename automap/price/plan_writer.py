@@ -1,7 +1,7 @@
-"""Plans as documents written from choices as numbers.
+"""Plan documents written from lowered plans.
 
-`to_plan` writes a choice with the fewest keys: globs where equal units allow, nothing where an operator does what it
-would do by default. `automap.price.plan_reader.to_choice` is the way back.
+`to_plan` writes a plan with the fewest keys: globs where equal units allow, nothing where an operator does what it
+would do by default. `automap.price.plan_reader.lower_plan` is the way back.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Layout: where the stages of a pipeline stand on a cluster, and what their axes and boundaries cost.
+"""Where the stages of a pipeline stand on a cluster, and what their axes and boundaries cost.
 
-Links become the vectors of `collective_s` here; the devices of a host divide its NICs evenly. Units: seconds,
+Links become the records that `collective_s` takes; the devices of a host divide its NICs evenly. Units: seconds,
 bytes/s, FLOP/s.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,56 +18,19 @@ from automap.cluster import Cluster, Device
 from automap.fitted_curves import COLLECTIVES, CollectiveCurve
 from automap.group_links import GroupLink, group_link
 from automap.price.curves import attention_curve, constant, gemm_curve, shared
-from automap.price.kernels.attention import A_COUNT, A_FLOPS
-from automap.price.kernels.collectives import (
-    KIND_COUNT,
-    RINGS,
-    V_BYTES_PER_S,
-    V_COUNT,
-    V_GATHER_BYTES_PER_S,
-    V_LATENCY_S,
-    V_RAMP,
-    V_WAIT,
-    host_link,
-)
-from automap.price.kernels.columns import (
-    H_ATTENTION,
-    H_BANDWIDTH,
-    H_CONVOLUTION,
-    H_COUNT,
-    H_ELEMENT,
-    H_ELEMENTWISE,
-    H_EXPERT_RATE,
-    H_EXPOSED,
-    H_EXPOSED_EXCHANGE,
-    H_FALLBACK,
-    H_GEMM,
-    H_HOST_BACKWARD,
-    H_HOST_COLLECTIVE_S,
-    H_HOST_S,
-    H_KEPT,
-    H_KERNEL_S,
-    H_LOSS,
-    H_MISALIGNED,
-    H_OVERLAP_EXPONENT,
-    H_QUANTISE_KERNELS,
-    H_REGATHERS,
-    H_RING,
-    H_ROUTING,
-    H_ROUTING_KERNELS,
-    H_SCATTERED,
-    H_WEIGHT_ELEMENT,
-    H_WEIGHTS,
-)
-from automap.price.kernels.gemm import G_COUNT, G_FLOPS
-from automap.price.tables import ALL_GATHER, ALL_TO_ALL, SEND_RECV
+from automap.price.kernels.array_types import Record, Rows, record_of
+from automap.price.kernels.collectives import RINGS, host_link
+from automap.price.kernels.records import ALL_GATHER, ALL_TO_ALL, NUM_COLLECTIVES, SEND_RECV
+from automap.price.kernels.stage_records import HARDWARE_DTYPE, LINK_DTYPE, HardwareRow, LinkRow
+from automap.price.kernels.step_records import StageArrays
 from automap.problem import WEIGHT_BYTES, Problem
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 WAITED_FOR = 7.0
-"""Ranks of which one may be late: those of a host beside one's own; larger groups were not seen to wait longer."""
+"""Ranks of which one may be late: those of a host besides one's own. Observed in published runs: larger groups do not
+wait longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +41,7 @@ class Kind:
     stage: StageLayout
     """The stage as if all its devices were so; its speed is that of all kinds together when each has its share."""
     number: int
-    """Of that stage, see `PipelineLayouts`."""
+    """Number of that stage, see `PipelineLayouts`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,18 +51,18 @@ class StageLayout:
     devices: tuple[int, ...]
     axes: Floats
     """[axes] ranks of each mesh axis."""
-    links: Floats
-    """[axes, V_COUNT]"""
-    hardware: Floats
-    """[H_COUNT] of the slowest device and of the trainer, see `automap.price.kernels.columns`."""
+    links: Rows
+    """[axes] link of a group of each mesh axis, see `LinkRow`."""
+    hardware: Record
+    """The slowest device and the habits of the trainer, see `HardwareRow`."""
     capacity: float
     """Bytes of the smallest device that a plan may use."""
     speed: float
-    """Arithmetic of its devices together, each as slow as the slowest, over that of the cluster's fastest device."""
+    """FLOP/s of its devices together, each as slow as the slowest, over those of the cluster's fastest device."""
     kinds: tuple[Kind, ...] = ()
-    """Of its ranks, the slowest first; empty where all are alike."""
+    """Kinds of its ranks, the slowest first; empty where all are alike."""
     seen_by: tuple[int, ...] = ()
-    """Devices as which all are taken, see `Layout.seen`; empty: all of them."""
+    """Devices as which all are taken, see `PipelineLayout.seen`; empty: all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,14 +70,15 @@ class PipelineLayout:
     """All pipeline ranks and the links between consecutive ones."""
 
     stages: tuple[StageLayout, ...]
+    """[ranks] the stage of each rank."""
     numbers: tuple[int, ...]
-    """[ranks] of the distinct stages, see `PipelineLayouts`."""
+    """[ranks] number of each among the distinct stages, see `PipelineLayouts`."""
     send_latency_s: Floats
-    """[ranks] to the next rank; the last one to the first, for virtual stages."""
+    """[ranks] seconds to the next rank without data; from the last one to the first, for virtual stages."""
     send_bytes_per_s: Floats
-    """[ranks] for each device of the rank."""
+    """[ranks] bandwidth of each device of the rank to the next rank."""
     views: dict[tuple[int, tuple[bool, ...]], PipelineLayout] = field(default_factory=dict, repr=False)
-    """Those that `seen` made."""
+    """Layouts that `seen` made."""
 
     def seen(self, view: int, shared: tuple[bool, ...]) -> PipelineLayout:
         """The layout as a kind of device sees it: as if the stages of several kinds consisted of it.
@@ -140,21 +105,34 @@ class PipelineLayout:
         """Whether all ranks cost the same."""
         return len(set(self.numbers)) == 1
 
+    @functools.cached_property
+    def arrays(self) -> StageArrays:
+        """Stages and boundaries of all ranks, as `step` reads them."""
+        return StageArrays(
+            axes=np.array([stage.axes for stage in self.stages]),
+            links=np.array([stage.links for stage in self.stages], dtype=LINK_DTYPE),
+            hardware=np.array([stage.hardware for stage in self.stages], dtype=HARDWARE_DTYPE),
+            capacity=np.array([float(stage.capacity) for stage in self.stages]),
+            send_latency_s=self.send_latency_s,
+            send_bytes_per_s=self.send_bytes_per_s,
+        )
 
-_RATES = [*range(V_BYTES_PER_S, V_BYTES_PER_S + KIND_COUNT), V_GATHER_BYTES_PER_S]
-"""Columns of a link that are the better the larger."""
+
+_RATES = ("bytes_per_s", "gather_bytes_per_s")
+"""Fields of a link that are the better the larger."""
 
 
 def stage_layout(problem: Problem, devices: Sequence[int], mesh: Sequence[int]) -> StageLayout:
     """The mesh `mesh` over `devices`, last axis on consecutive devices."""
     cluster = problem.cluster
     grid = np.array(devices).reshape(tuple(mesh))
-    links, share = np.empty((len(mesh), V_COUNT)), problem.trainer.gather_bandwidth_share
+    links, share = np.empty(len(mesh), dtype=LINK_DTYPE), problem.trainer.gather_bandwidth_share
     for axis in range(len(mesh)):
         distinct = _unlike(cluster, np.moveaxis(grid, axis, -1).reshape(-1, mesh[axis]))
-        found = np.array([link_vector(group_link(cluster, g), share) for g in distinct])
-        links[axis] = found.max(axis=0)
-        links[axis, _RATES] = found[:, _RATES].min(axis=0)
+        found = np.array([link_record(group_link(cluster, g), share) for g in distinct], dtype=LINK_DTYPE)
+        for name in LINK_DTYPE.names or ():
+            worst = np.min if name in _RATES else np.max
+            links[name][axis] = worst(found[name], axis=0)
     hosts = dict.fromkeys(cluster.alike[cluster.places[np.asarray(devices)]].tolist())
     kinds = _devices(cluster, hosts)
     capacity = min(k.memory_bytes for k in kinds) - problem.hints.memory_reserve_bytes
@@ -166,7 +144,7 @@ def stage_layout(problem: Problem, devices: Sequence[int], mesh: Sequence[int]) 
         links=links,
         hardware=hardware,
         capacity=capacity,
-        speed=len(devices) * (float(hardware[H_GEMM + G_FLOPS]) / fastest),
+        speed=len(devices) * (float(hardware.products.flops_per_s) / fastest),
     )
 
 
@@ -211,47 +189,53 @@ def _unlike(cluster: Cluster, groups: Ints) -> list[list[int]]:
 
 def _rate(problem: Problem, kind: Device) -> float:
     """FLOP/s of large products on a device."""
-    return float(gemm_curve(kind, problem.base_precision)[G_FLOPS])
+    return float(gemm_curve(kind, problem.base_precision).flops_per_s)
 
 
-def _hardware(problem: Problem, kinds: Sequence[Device]) -> Floats:
-    """[H_COUNT] what the kernels of a stage on devices of `kinds` depend on."""
+def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
+    """What the kernels of a stage on devices of `kinds` depend on, a `HardwareRow`."""
     trainer, cluster = problem.trainer, problem.cluster
     products = [gemm_curve(kind, problem.base_precision) for kind in kinds]
     weights = [gemm_curve(kind, problem.precision, scaling=problem.training.scaling) for kind in kinds]
     attentions = [
         attention_curve(kind, rate=trainer.attention_rate, portable=trainer.portable_attention) for kind in kinds
     ]
-    vector = np.empty(H_COUNT)
-    vector[H_GEMM : H_GEMM + G_COUNT] = min(products, key=lambda curve: float(curve[G_FLOPS]))
-    vector[H_WEIGHTS : H_WEIGHTS + G_COUNT] = min(weights, key=lambda curve: float(curve[G_FLOPS]))
-    vector[H_ATTENTION : H_ATTENTION + A_COUNT] = min(attentions, key=lambda curve: float(curve[A_FLOPS]))
-    vector[H_BANDWIDTH] = min(kind.hbm_bandwidth_GBps * 1e9 * kind.memory_efficiency for kind in kinds)
-    vector[H_ELEMENTWISE] = trainer.elementwise_traffic
-    vector[H_LOSS] = trainer.loss_passes
-    vector[H_KERNEL_S] = constant("kernel_us", cluster) * 1e-6
-    vector[H_ELEMENT] = problem.activation_bytes
-    vector[H_MISALIGNED] = constant("misaligned", cluster)
-    vector[H_FALLBACK] = constant("fallback_kernels", cluster)
-    vector[H_HOST_S] = trainer.host_us_per_operator * 1e-6
-    vector[H_HOST_BACKWARD] = constant("host_backward", cluster)
-    vector[H_HOST_COLLECTIVE_S] = trainer.host_us_per_collective * 1e-6
-    vector[H_OVERLAP_EXPONENT] = constant("overlap_exponent", cluster)
-    vector[H_SCATTERED] = float(trainer.scattered_sends)
-    vector[H_REGATHERS] = float(trainer.regathers)
-    vector[H_EXPOSED] = 1.0 - problem.tensor_overlap
-    vector[H_EXPOSED_EXCHANGE] = 1.0 - trainer.exchange_overlap
-    vector[H_WEIGHT_ELEMENT] = problem.weight_bytes
-    vector[H_KEPT] = problem.weight_bytes / problem.activation_bytes if trainer.keeps_quantised else 1.0
-    vector[H_QUANTISE_KERNELS] = shared("quantise_kernels") if problem.precision in WEIGHT_BYTES else 0.0
-    vector[H_ROUTING] = shared("routing_passes")
-    vector[H_ROUTING_KERNELS] = shared("routing_kernels")
-    vector[H_EXPERT_RATE] = shared("expert_rate")
     # Without tensor cores convolutions run as products do; of a host that measured its own products nothing is known.
     is_slower = problem.base_precision != "fp32" and all(kind.kernels is None for kind in kinds)
-    vector[H_CONVOLUTION] = shared("convolution_rate") if is_slower else 1.0
-    vector[H_RING] = float(trainer.ring_attention)
-    return vector
+
+    def slowest(curves: Sequence[Record]) -> Record:
+        return min(curves, key=lambda curve: float(curve.flops_per_s))
+
+    return record_of(
+        HardwareRow(
+            products=slowest(products),
+            weights=slowest(weights),
+            attention=slowest(attentions),
+            bytes_per_s=min(kind.hbm_bandwidth_GBps * 1e9 * kind.memory_efficiency for kind in kinds),
+            elementwise_passes=trainer.elementwise_traffic,
+            loss_passes=trainer.loss_passes,
+            kernel_s=constant("kernel_us", cluster) * 1e-6,
+            element_bytes=problem.activation_bytes,
+            misaligned=constant("misaligned", cluster),
+            fallback_kernels=constant("fallback_kernels", cluster),
+            host_kernel_s=trainer.host_us_per_operator * 1e-6,
+            host_backward=constant("host_backward", cluster),
+            host_collective_s=trainer.host_us_per_collective * 1e-6,
+            overlap_exponent=constant("overlap_exponent", cluster),
+            exposed=1.0 - problem.tensor_overlap,
+            scatters_sends=float(trainer.scattered_sends),
+            regathers=float(trainer.regathers),
+            weight_element_bytes=problem.weight_bytes,
+            quantise_kernels=shared("quantise_kernels") if problem.precision in WEIGHT_BYTES else 0.0,
+            routing_passes=shared("routing_passes"),
+            routing_kernels=shared("routing_kernels"),
+            exposed_exchange=1.0 - trainer.exchange_overlap,
+            ring=float(trainer.ring_attention),
+            expert_rate=shared("expert_rate"),
+            saved_share=problem.weight_bytes / problem.activation_bytes if trainer.keeps_quantised else 1.0,
+            convolution_rate=shared("convolution_rate") if is_slower else 1.0,
+        )
+    )
 
 
 class PipelineLayouts:
@@ -332,11 +316,11 @@ class PipelineLayouts:
             link = group_link(cluster, (sender, receiver))
             inside = shared("send_share") * cluster.links[cluster.hosts[one].intra_node_link].bytes_per_s
             is_named = link.hosts > 1 or cluster.bandwidth_GBps is not None
-            vector = link_vector(link, 1.0)
+            record = link_record(link, 1.0)
             rate = link.bytes_per_s if is_named else inside
             if COLLECTIVES[SEND_RECV] in link.collectives:
-                rate = float(vector[V_BYTES_PER_S + SEND_RECV])
-            self._pairs[key] = max(0.0, float(vector[V_LATENCY_S + SEND_RECV])), rate
+                rate = float(record.bytes_per_s[SEND_RECV])
+            self._pairs[key] = max(0.0, float(record.latency_s[SEND_RECV])), rate
         return self._pairs[key]
 
     def of(self, stages: Sequence[tuple[Sequence[int], Sequence[int]]]) -> PipelineLayout:
@@ -369,8 +353,8 @@ def build_layout(problem: Problem, stages: Sequence[tuple[Sequence[int], Sequenc
     return PipelineLayouts(problem).of(stages)
 
 
-def own_link(curve: CollectiveCurve, size: int, bytes_per_s: float) -> Floats:
-    """[V_COUNT] the link of a group of `size` ranks by a measured curve, a share of `bytes_per_s`."""
+def own_link(curve: CollectiveCurve, size: int, bytes_per_s: float) -> Record:
+    """The link of a group of `size` ranks by a measured curve, a share of `bytes_per_s`; a `LinkRow`."""
     return host_link(
         size,
         latency_s=curve.latency_us * 1e-6,
@@ -381,24 +365,30 @@ def own_link(curve: CollectiveCurve, size: int, bytes_per_s: float) -> Floats:
     )
 
 
-def link_vector(link: GroupLink, gather_share: float) -> Floats:
-    """[V_COUNT] what `collective_s` takes of a group.
+def link_record(link: GroupLink, gather_share: float) -> Record:
+    """What `collective_s` takes of a group, a `LinkRow`.
 
     Inside a host small groups lack a part of the rate and small messages climb slowly; between hosts rings wait for
     every rank and trees for every level. ZeRO's gathers reach `gather_share` of the line rate there. Kinds of which the
     link has curves of its own have those inside a host.
     """
     latency = shared("node_latency_us") * 1e-6
-    if link.hosts > 1:
-        vector = np.zeros(V_COUNT)
-        vector[V_BYTES_PER_S : V_BYTES_PER_S + KIND_COUNT] = link.bytes_per_s
-        vector[V_BYTES_PER_S + ALL_TO_ALL] = link.exchange_bytes_per_s
+    is_between = link.hosts > 1
+    if is_between:
         tree = latency + shared("tree_level_us") * 1e-6 * math.log2(link.hosts)
-        vector[V_LATENCY_S : V_LATENCY_S + KIND_COUNT] = tree
-        for kind in RINGS:
-            vector[V_LATENCY_S + kind] = latency + shared("ring_us") * 1e-6 * (link.size - 1.0)
+        record = record_of(
+            LinkRow(
+                latency_s=np.full(NUM_COLLECTIVES, tree),
+                bytes_per_s=np.full(NUM_COLLECTIVES, link.bytes_per_s),
+                ramp=np.zeros(NUM_COLLECTIVES),
+                gather_bytes_per_s=link.line_bytes_per_s * gather_share,
+                host_time=0.0,
+            )
+        )
+        record.bytes_per_s[ALL_TO_ALL] = link.exchange_bytes_per_s
+        record.latency_s[list(RINGS)] = latency + shared("ring_us") * 1e-6 * (link.size - 1.0)
     else:
-        vector = host_link(
+        record = host_link(
             link.size,
             latency_s=latency / shared("node_over_device"),
             growth=shared("latency_growth"),
@@ -406,11 +396,10 @@ def link_vector(link: GroupLink, gather_share: float) -> Floats:
             small_group=shared("small_group"),
             ramp=shared("ramp"),
         )
-        for name, own in link.collectives.items():
-            columns = COLLECTIVES.index(name) + np.array([V_LATENCY_S, V_BYTES_PER_S, V_RAMP])
-            vector[columns] = own_link(own, link.size, link.line_bytes_per_s)[columns]
-    vector[V_WAIT] = min(link.size - 1.0, WAITED_FOR) ** shared("group_wait_exponent")
-    is_between = link.hosts > 1
-    gathered = vector[V_BYTES_PER_S + ALL_GATHER]
-    vector[V_GATHER_BYTES_PER_S] = link.line_bytes_per_s * gather_share if is_between else gathered
-    return vector
+        for name, curve in link.collectives.items():
+            kind, own = COLLECTIVES.index(name), own_link(curve, link.size, link.line_bytes_per_s)
+            for field_name in ("latency_s", "bytes_per_s", "ramp"):
+                record[field_name][kind] = own[field_name][kind]
+        record.gather_bytes_per_s = record.bytes_per_s[ALL_GATHER]
+    record.host_time = min(link.size - 1.0, WAITED_FOR) ** shared("group_wait_exponent")
+    return record

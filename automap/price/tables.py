@@ -1,7 +1,7 @@
 """Tables: a problem's graph as flat arrays, one row an operator of each unit type, for the compiled kernels.
 
-Everything here belongs to the problem and to no plan. Columns are named by the constants below; `price/unit.py` reads
-them. Units: elements, bytes, FLOPs, seconds.
+Everything here belongs to the problem and to no plan. What a row says is in `automap.price.kernels.records`. Units:
+elements, bytes, FLOPs, seconds.
 """
 
 from __future__ import annotations
@@ -10,14 +10,37 @@ import functools
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from automap.fitted_curves import COLLECTIVES
 from automap.measured_blocks import block_rows
-from automap.price.kernel_shapes import MEASURED, X_COUNT, Shapes
+from automap.price.kernel_shapes import Classes, KernelShapes
+from automap.price.kernels.array_types import rows_of
+from automap.price.kernels.records import (
+    ACTIVATION,
+    BOUNDARY,
+    CARRIED,
+    KERNEL_DTYPE,
+    MAX_DIMS,
+    MEASURED,
+    MEASURED_BLOCK_DTYPE,
+    OPERAND_DTYPE,
+    OPERATOR_DTYPE,
+    OTHER,
+    PARAMETER,
+    PLACEMENT_DTYPE,
+    SIGNATURE_DTYPE,
+    TENSOR_DTYPE,
+    Arrays,
+    KernelRow,
+    OperandRow,
+    OperatorRow,
+    PlacementRow,
+    SignatureRow,
+    TensorRow,
+)
 from automap.problem import Problem
 from ir.blocks import Unit
 from ir.factors import BROADCAST, Signature
@@ -26,99 +49,28 @@ from ir.groups import FusedGroup, fused_groups
 from ir.linkage import Linkage, link
 
 Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
-# Columns of Tables.operators (integers).
-OP_OPERANDS, OP_INPUTS, OP_OUTPUTS, OP_SIGNATURES, OP_COUNT, OP_FREE, OP_DIVISIBLE, OP_PARAMETRIC = range(8)
-# Columns of Tables.costs.
-F_FIXED, F_SAMPLE, B_FIXED, B_SAMPLE, T_FORWARD, T_BACKWARD, F_KERNELS, B_KERNELS, F_MEASURED, B_MEASURED, F_BYTES = (
-    range(11)
-)
-# Columns of Tables.operands.
-# D_SOURCE: row of the output that makes the tensor, or -1 where parameters, views or another unit do; D_SAME: row
-# before it that may keep the same memory; D_READER: row that reads what a view or an operator on parameters makes.
-D_TENSOR, D_SAVED, D_EARLIER, D_OWNER, D_MOVED, D_SOURCE, D_SAME, D_READER = range(8)
-D_COUNT = 8
-# Columns of Tables.tensors (integers); the dims follow.
-T_ROLE, T_PRODUCER, T_SLOT, T_GRAD, T_ROOT, T_BATCH_DIM, T_NDIM, T_DIMS = range(8)
-MAX_DIMS = 8
-# Columns of Tables.sizes.
-E_FIXED, E_SAMPLE, E_BYTES, E_TENSORS = range(4)
-# E_TENSORS: parameters that the trainer knows; a piece of a fused weight is a part of one.
-# Columns of Tables.signatures.
-S_PLACES, S_DIVIDES, S_KIND, S_BATCH, S_CLASS = range(5)
-# Columns of Tables.blocks.
-Z_FIRST, Z_LAST, Z_TP, Z_SAMPLES, Z_FORWARD, Z_BACKWARD = range(6)
-
-ACTIVATION, PARAMETER, OTHER, BOUNDARY, CARRIED = range(5)
-"""Roles in a unit; BOUNDARY is the tensor that crosses into it, CARRIED one that crosses many units (an encoder's
-memory), OTHER is data, buffers and constants."""
-
-ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SEND_RECV = range(5)
-
-
-class Arrays(NamedTuple):
-    """The arrays of `Tables` as one argument of the compiled kernels."""
-
-    operators: Ints
-    costs: Floats
-    operands: Ints
-    tensors: Ints
-    sizes: Floats
-    signatures: Ints
-    exchanges: Floats
-    places: Ints
-    shapes: Floats
-    blocks: Floats
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """Flat arrays over the operators of all unit types; unit type t owns rows spans[t]..spans[t+1]."""
+    """The tables of a problem; unit type t has the operator rows spans[t]..spans[t+1]."""
 
     linkage: Linkage
+    """Unit types, linkage groups and signatures of the graph."""
     graph: Graph
+    """The graph of the problem."""
+    arrays: Arrays
+    """What the kernels read."""
     spans: Ints
-    operators: Ints
-    costs: Floats
-    operands: Ints
-    tensors: Ints
-    sizes: Floats
-    signatures: Ints
-    exchanges: Floats
-    """Internal collective of each signature: forward fixed, per sample, backward fixed, per sample; bytes."""
-    places: Ints
-    """(placement, gradient placement) of each operand of each signature."""
-    shapes: Floats
-    """[operators, X_COUNT] what the time of each kernel depends on besides its bytes."""
-    blocks: Floats
-    """Measured times of whole units, see the Z_ columns; seconds."""
+    """[types + 1] first operator row of each unit type."""
+    type_of: Ints
+    """[operators] unit type of each operator row."""
     boundary_out: Ints
-    """unit type -> row of `operands` whose tensor crosses out of the unit, or -1."""
+    """[types] row of `arrays.operands` whose tensor crosses out of a unit, or -1."""
     core: npt.NDArray[np.bool_]
-    """operator row -> whether it belongs to an attention core."""
+    """[operators] whether an operator belongs to an attention core."""
     names: tuple[str, ...]
-    """tensor row -> name in the representative unit."""
-
-    @functools.cached_property
-    def arrays(self) -> Arrays:
-        """What the compiled kernels take first."""
-        return Arrays(
-            operators=self.operators,
-            costs=self.costs,
-            operands=self.operands,
-            tensors=self.tensors,
-            sizes=self.sizes,
-            signatures=self.signatures,
-            exchanges=self.exchanges,
-            places=self.places,
-            shapes=self.shapes,
-            blocks=self.blocks,
-        )
-
-    def tensor_name(self, row: int) -> str:
-        """Name, in the representative unit, of a row of `tensors`."""
-        return self.names[row]
+    """Name of each row of `arrays.tensors` in the representative unit."""
 
     def rows(self, unit_type: int) -> range:
         """Operator rows of a unit type."""
@@ -130,20 +82,17 @@ class _Builder:
         self.problem = problem
         self.graph = problem.graph
         self.linkage = linkage
-        self.operators: list[list[int]] = []
-        self.costs: list[list[float]] = []
-        self.operands: list[list[int]] = []
-        self.tensors: list[list[int]] = []
-        self.sizes: list[list[float]] = []
-        self.signatures: list[list[int]] = []
-        self.exchanges: list[list[float]] = []
-        self.places: list[list[int]] = []
-        self.shapes: list[list[float]] = []
+        self.operators: list[OperatorRow] = []
+        self.kernels: list[KernelRow] = []
+        self.operands: list[OperandRow] = []
+        self.tensors: list[TensorRow] = []
+        self.signatures: list[SignatureRow] = []
+        self.placements: list[PlacementRow] = []
         self.boundary_out: list[int] = []
         self.core: list[bool] = []
         self.fused = {i: group for group in _kernels(problem) for i in group.members}
         self.repeated = _repeated(problem.graph, set(self.fused.values()))
-        self.shaped = Shapes(problem, self._trained)
+        self.shapes = KernelShapes(problem, self._trained)
         self.names: list[str] = []
         self.spans = [0]
 
@@ -153,7 +102,6 @@ class _Builder:
         ops = [self.graph.operators[i] for i in range(unit.start, unit.stop)]
         local: dict[str, int] = {}
         maker = {name: (k, slot) for k, op in enumerate(ops) for slot, name in enumerate(op.outputs)}
-        roots: dict[str, int] = {}
         first = len(self.operators)
         seen: set[tuple[int, str]] = set()
         out_row = -1
@@ -165,55 +113,61 @@ class _Builder:
             for slot, name in enumerate((*op.inputs, *op.outputs)):
                 if name not in local:
                     local[name] = self._add_tensor(self.graph.tensors[name], maker.get(name), first, linked.boundary_in)
-                    roots[name] = local[name]
                 is_output = slot >= len(op.inputs)
                 if is_output and _is_alias(op):
-                    roots[name] = roots[op.inputs[0]]
-                    self.tensors[local[name]][T_ROOT] = roots[name]
+                    self.tensors[local[name]].root = self.tensors[local[op.inputs[0]]].root
                 if is_output and name == linked.boundary_out:
                     out_row = len(self.operands)
                 before = earlier.get(name, self._last_use(ops[:k], name, first))
                 if not is_output:
                     earlier[name] = len(self.operands)
-                moved = True
+                is_moved = True
                 if group is not None:
-                    moved = name not in group.internal and (unit.start + k, name) not in seen
+                    is_moved = name not in group.internal and (unit.start + k, name) not in seen
                     seen.update((i, name) for i in group.members)
-                self.operands.append([local[name], int(name in kept), before, first + k, int(moved), -1, -1, -1])
-            self._add_operator(op, linked.signatures[k], begin, group, unit, k)
+                self.operands.append(
+                    OperandRow(
+                        tensor=local[name],
+                        is_saved=int(name in kept),
+                        earlier=before,
+                        operator=first + k,
+                        is_moved=int(is_moved),
+                        maker=-1,
+                        same_memory=-1,
+                        next_reader=-1,
+                    )
+                )
+            self._add_operator(op, linked.signatures[k], begin, unit.start + k, range(unit.start, unit.stop), group)
             self.core.append(k in linked.core and (group is None or group.kind != "attention"))
         self._link_operands(first)
         self.boundary_out.append(out_row)
         self.spans.append(len(self.operators))
 
     def _link_operands(self, first: int) -> None:
-        """Fills D_SOURCE, D_SAME and D_READER of the unit type whose operators begin at row `first`."""
+        """Fills what operand rows say of others, for the unit type whose operators begin at row `first`."""
         same: dict[int, int] = {}
         readers: dict[int, int] = {}
-        begin = self.operators[first][OP_OPERANDS]
+        begin = self.operators[first].first_operand
         for row in range(len(self.operands) - 1, begin - 1, -1):
             operand = self.operands[row]
-            owner = self.operators[operand[D_OWNER]]
-            if row >= owner[OP_OPERANDS] + owner[OP_INPUTS]:
+            owner = self.operators[operand.operator]
+            if row >= owner.first_output:
                 continue
-            if owner[OP_FREE] or owner[OP_PARAMETRIC]:
-                made = self.operands[owner[OP_OPERANDS] + owner[OP_INPUTS]][D_TENSOR]
-                operand[D_READER] = readers.get(made, -1)
-            readers[operand[D_TENSOR]] = row
+            if owner.is_free or owner.is_parametric:
+                operand.next_reader = readers.get(self.operands[owner.first_output].tensor, -1)
+            readers[operand.tensor] = row
         for row in range(begin, len(self.operands)):
             operand = self.operands[row]
-            tensor = self.tensors[operand[D_TENSOR]]
-            owner, producer = self.operators[operand[D_OWNER]], tensor[T_PRODUCER]
-            is_input = row < owner[OP_OPERANDS] + owner[OP_INPUTS]
-            is_free = producer >= 0 and self.operators[producer][OP_FREE] == 1
-            if is_input and producer >= 0 and not is_free:
-                maker = self.operators[producer]
-                operand[D_SOURCE] = maker[OP_OPERANDS] + maker[OP_INPUTS] + tensor[T_SLOT]
-            if tensor[T_ROLE] == PARAMETER or is_free:
-                operand[D_SAVED] = 0
-            if operand[D_SAVED] or (is_input and tensor[T_ROLE] in (BOUNDARY, CARRIED)):
-                operand[D_SAME] = same.get(tensor[T_ROOT], -1)
-                same[tensor[T_ROOT]] = row
+            tensor = self.tensors[operand.tensor]
+            is_input = row < self.operators[operand.operator].first_output
+            is_free = tensor.producer >= 0 and self.operators[tensor.producer].is_free == 1
+            if is_input and tensor.producer >= 0 and not is_free:
+                operand.maker = self.operators[tensor.producer].first_output + tensor.slot
+            if tensor.role == PARAMETER or is_free:
+                operand.is_saved = 0
+            if operand.is_saved or (is_input and tensor.role in (BOUNDARY, CARRIED)):
+                operand.same_memory = same.get(tensor.root, -1)
+                same[tensor.root] = row
 
     def _fused(self, unit: Unit, offset: int) -> FusedGroup | None:
         """The group of an operator; one that reaches over the unit's end is run operator by operator."""
@@ -224,7 +178,7 @@ class _Builder:
     def _last_use(self, ops: list[Operator], name: str, first: int) -> int:
         for k in range(len(ops) - 1, -1, -1):
             if name in ops[k].inputs:
-                return self.operators[first + k][OP_OPERANDS] + ops[k].inputs.index(name)
+                return self.operators[first + k].first_operand + ops[k].inputs.index(name)
         return -1
 
     def _add_tensor(self, tensor: Tensor, made: tuple[int, int] | None, first: int, incoming: str | None) -> int:
@@ -240,16 +194,27 @@ class _Builder:
             role = OTHER
         producer, slot = (first + made[0], made[1]) if made else (-1, 0)
         index = len(self.tensors)
-        needs_gradient = tensor.is_float and (role == PARAMETER or (role != OTHER and self._depends(tensor.name)))
-        dims = list(tensor.shape[:MAX_DIMS]) + [1] * (MAX_DIMS - len(tensor.shape[:MAX_DIMS]))
-        batch = -1 if tensor.batch_dim is None else tensor.batch_dim
+        needs_gradient = tensor.is_float and (role == PARAMETER or (role != OTHER and tensor.name in self._trained))
+        dims = np.ones(MAX_DIMS, dtype=np.int64)
+        dims[: len(tensor.shape)] = tensor.shape[:MAX_DIMS]
+        size = self.problem.activation_bytes if tensor.is_float else DTYPE_BYTES.get(tensor.dtype, 4.0)
         self.tensors.append(
-            [role, producer, slot, int(needs_gradient), index, batch, min(len(tensor.shape), MAX_DIMS), *dims]
+            TensorRow(
+                role=role,
+                producer=producer,
+                slot=slot,
+                has_gradient=int(needs_gradient),
+                root=index,
+                batch_dim=-1 if tensor.batch_dim is None else tensor.batch_dim,
+                num_dims=min(len(tensor.shape), MAX_DIMS),
+                dims=dims,
+                fixed_elements=tensor.elements.fixed,
+                elements_per_sample=tensor.elements.per_sample,
+                element_bytes=size * self.repeated.get(tensor.name, 1.0),
+                num_parameters=1.0 / self._pieces(tensor.name),
+            )
         )
         self.names.append(tensor.name)
-        size = self.problem.activation_bytes if tensor.is_float else DTYPE_BYTES.get(tensor.dtype, 4.0)
-        size *= self.repeated.get(tensor.name, 1.0)
-        self.sizes.append([tensor.elements.fixed, tensor.elements.per_sample, size, 1.0 / self._pieces(tensor.name)])
         return index
 
     def _pieces(self, name: str) -> int:
@@ -261,89 +226,92 @@ class _Builder:
         maker = self.graph.operators[self.graph.producer[name]]
         return maker.is_view or maker.is_constant
 
-    def _depends(self, name: str) -> bool:
-        return name in self._trained
-
     @functools.cached_property
     def _sampled(self) -> set[str]:
-        """Tensors that depend on the data."""
+        """Names of the tensors that depend on the data."""
         found = {t.name for t in self.graph.tensors.values() if t.role == "input"}
         for op in self.graph.operators:
             if any(name in found for name in op.inputs):
                 found.update(op.outputs)
         return found
 
-    @property
+    @functools.cached_property
     def _trained(self) -> set[str]:
-        if not hasattr(self, "_trained_names"):
-            found = {t.name for t in self.graph.tensors.values() if t.role == "parameter"}
-            for op in self.graph.operators:
-                if any(name in found for name in op.inputs):
-                    found.update(name for name in op.outputs if self.graph.tensors[name].is_float)
-            self._trained_names = found
-        return self._trained_names
+        """Names of the tensors that depend on parameters."""
+        found = {t.name for t in self.graph.tensors.values() if t.role == "parameter"}
+        for op in self.graph.operators:
+            if any(name in found for name in op.inputs):
+                found.update(name for name in op.outputs if self.graph.tensors[name].is_float)
+        return found
 
     def _add_operator(
         self,
         op: Operator,
         table: tuple[Signature, ...],
-        operands: int,
+        first_operand: int,
+        index: int,
+        unit: range,
         group: FusedGroup | None,
-        unit: Unit,
-        offset: int,
     ) -> None:
-        begin = len(self.signatures)
-        index = unit.start + offset
-        shape = self.shaped.of(index, group, range(unit.start, unit.stop))
-        self.shapes.append(shape.row())
+        is_free = op.is_view or op.is_constant
+        is_trained = op.outputs[0] in self._trained
+        self.operators.append(
+            OperatorRow(
+                first_operand=first_operand,
+                first_output=first_operand + len(op.inputs),
+                end=first_operand + len(op.inputs) + len(op.outputs),
+                first_signature=len(self.signatures),
+                is_free=int(is_free),
+                is_divisible=int(any(s.divides_work for s in table)),
+                is_parametric=int(not is_free and is_trained and not any(n in self._sampled for n in op.inputs)),
+            )
+        )
+        kernel, classes = self.shapes.of(index, group, unit)
+        self._add_signatures(op, table, classes)
+        trained_inputs = sum(name in self._trained for name in op.inputs)
+        launched = (1.0, float(max(1, trained_inputs)) if op.forward_flops.at(1) > 0 else 1.0)
+        traffic = op.traffic
+        if group is not None:
+            traffic = (1.0, group.backward_traffic)
+            launched = (1.0, 1.0) if index == self.shapes.host(group) else (0.0, 0.0)
+        if kernel.kind == MEASURED:
+            launched = (0.0, 0.0)
+        kernel.forward_flops, kernel.forward_flops_per_sample = op.forward_flops.fixed, op.forward_flops.per_sample
+        kernel.backward_flops, kernel.backward_flops_per_sample = op.backward_flops.fixed, op.backward_flops.per_sample
+        kernel.forward_traffic, kernel.backward_traffic = (0.0, 0.0) if is_free else traffic
+        kernel.forward_kernels, kernel.backward_kernels = (count * kernel.share for count in launched)
+        kernel.measured_forward_s, kernel.measured_backward_s = op.measured_s or (-1.0, -1.0)
+        kernel.stated_bytes = -1.0 if op.stated_bytes is None else op.stated_bytes
+        self.kernels.append(kernel)
+
+    def _add_signatures(self, op: Operator, table: tuple[Signature, ...], classes: Classes) -> None:
         for signature in table:
             factor = None if signature.factor is None else op.rule.factors[signature.factor]
             exchange = factor.collective if factor else None
             is_local = self.problem.training.batch_norm == "local" and factor is not None and factor.is_batch
             if exchange is not None and exchange.name == "batch_norm" and is_local:
                 exchange = None
-            kind = -1 if exchange is None else COLLECTIVES.index(exchange.kind)
-            self.signatures.append(
-                [
-                    len(self.places),
-                    int(signature.divides_work),
-                    kind,
-                    int(factor is not None and factor.is_batch),
-                    -1 if signature.factor is None else shape.classes[signature.factor],
-                ]
-            )
+            forward = exchange.forward_bytes if exchange else (0.0, 0.0)
             # What has no gradient sends none back.
-            back = exchange.backward_bytes if exchange and self._depends(op.inputs[0]) else (0.0, 0.0)
-            self.exchanges.append([*(exchange.forward_bytes if exchange else (0.0, 0.0)), *back])
+            backward = exchange.backward_bytes if exchange and op.inputs[0] in self._trained else (0.0, 0.0)
+            self.signatures.append(
+                SignatureRow(
+                    first_placement=len(self.placements),
+                    divides_work=int(signature.divides_work),
+                    collective=-1 if exchange is None else COLLECTIVES.index(exchange.kind),
+                    splits_batch=int(factor is not None and factor.is_batch),
+                    loop_class=-1 if signature.factor is None else classes[signature.factor],
+                    forward_bytes=forward[0],
+                    forward_bytes_per_sample=forward[1],
+                    backward_bytes=backward[0],
+                    backward_bytes_per_sample=backward[1],
+                )
+            )
             gradients = (*signature.input_gradients, *([BROADCAST] * len(signature.outputs)))
             placements = (*signature.inputs, *signature.outputs)
-            self.places += [[p, g] for p, g in zip(placements, gradients, strict=True)]
-        free = op.is_view or op.is_constant
-        divisible = any(s.divides_work for s in table)
-        parametric = not free and self._depends(op.outputs[0]) and not any(n in self._sampled for n in op.inputs)
-        columns = [operands, len(op.inputs), len(op.outputs), begin, len(table), free, divisible, parametric]
-        self.operators.append([int(column) for column in columns])
-        trained_inputs = sum(self._depends(name) for name in op.inputs)
-        kernels = (1.0, float(max(1, trained_inputs)) if op.forward_flops.at(1) > 0 else 1.0)
-        traffic = op.traffic
-        if group is not None:
-            traffic = (1.0, group.backward_traffic)
-            kernels = (1.0, 1.0) if index == self.shaped.host(group) else (0.0, 0.0)
-        if shape.kind == MEASURED:
-            kernels = (0.0, 0.0)
-        kernels = (kernels[0] * shape.share, kernels[1] * shape.share)
-        self.costs.append(
-            [
-                op.forward_flops.fixed,
-                op.forward_flops.per_sample,
-                op.backward_flops.fixed,
-                op.backward_flops.per_sample,
-                *((0.0, 0.0) if free else traffic),
-                *kernels,
-                *(op.measured_s or (-1.0, -1.0)),
-                -1.0 if op.stated_bytes is None else op.stated_bytes,
+            self.placements += [
+                PlacementRow(placement=p, gradient=g) for p, g in zip(placements, gradients, strict=True)
             ]
-        )
 
 
 def _kernels(problem: Problem) -> Iterator[FusedGroup]:
@@ -381,32 +349,26 @@ def _is_alias(op: Operator) -> bool:
 
 
 def build_tables(problem: Problem, linkage: Linkage | None = None) -> Tables:
-    """Compiles the graph of `problem`."""
+    """Builds the tables of a problem."""
     linkage = linkage or link(problem.graph)
     builder = _Builder(problem, linkage)
     for unit_type in range(linkage.blocks.num_types):
         builder.add_type(unit_type)
-
-    def ints(rows: list[list[int]], width: int) -> Ints:
-        return np.array(rows, dtype=np.int64).reshape(-1, width)
-
-    def floats(rows: list[list[float]], width: int) -> Floats:
-        return np.array(rows, dtype=np.float64).reshape(-1, width)
-
+    blocks = block_rows(problem.graph, problem.hints, linkage, builder.spans)
     return Tables(
         linkage=linkage,
         graph=problem.graph,
+        arrays=Arrays(
+            operators=rows_of(builder.operators, OPERATOR_DTYPE),
+            kernels=rows_of(builder.kernels, KERNEL_DTYPE),
+            operands=rows_of(builder.operands, OPERAND_DTYPE),
+            tensors=rows_of(builder.tensors, TENSOR_DTYPE),
+            signatures=rows_of(builder.signatures, SIGNATURE_DTYPE),
+            placements=rows_of(builder.placements, PLACEMENT_DTYPE),
+            blocks=np.array([tuple(row) for row in blocks], dtype=MEASURED_BLOCK_DTYPE),
+        ),
         spans=np.array(builder.spans, dtype=np.int64),
-        operators=ints(builder.operators, 8),
-        costs=floats(builder.costs, 11),
-        operands=ints(builder.operands, D_COUNT),
-        tensors=ints(builder.tensors, T_DIMS + MAX_DIMS),
-        sizes=floats(builder.sizes, 4),
-        signatures=ints(builder.signatures, 5),
-        exchanges=floats(builder.exchanges, 4),
-        places=ints(builder.places, 2),
-        shapes=floats(builder.shapes, X_COUNT),
-        blocks=floats(block_rows(problem.graph, problem.hints, linkage, builder.spans), 6),
+        type_of=np.repeat(np.arange(linkage.blocks.num_types), np.diff(builder.spans)),
         boundary_out=np.array(builder.boundary_out, dtype=np.int64),
         core=np.array(builder.core, dtype=np.bool_),
         names=tuple(builder.names),

@@ -13,20 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from automap.price.kernels.tied_parameters import (
-    E_AXES,
-    E_HELD,
-    T_COUNT,
-    TIE_EXCHANGED,
-    TIE_OTHER,
-    add_read,
-    begin,
-    read_too,
-    tie,
-    tie_columns,
-)
-from automap.price.stage_layout import PipelineLayout
-from automap.price.tables import OP_OPERANDS, Tables
+from automap.price.kernels.array_types import Rows
+from automap.price.kernels.cost_records import READING_DTYPE, SHARE_DTYPE, TIE_DTYPE
+from automap.price.kernels.tied_parameters import begin, read_too, write_share, write_tie
+from automap.price.tables import Tables
 from automap.problem import Problem
 
 if TYPE_CHECKING:
@@ -39,19 +29,21 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tie:
-    """A parameter that is read by two units of a choice."""
+    """A parameter that is read by two units of a plan, called the first and the other one."""
 
     name: str
+    """Name of the parameter."""
     ranks: tuple[int, int]
-    """Of the one and of the other; twice the other's where that has the parameter for an earlier unit anyway."""
+    """Pipeline ranks of the first and of the other unit; twice that of the other unit if this rank holds the parameter
+    for an earlier unit anyway."""
     before: tuple[Segment, ...]
-    """Units of the other's rank that read it before; of unlike ranks all units of the one's."""
+    """Units that read it before on the rank of the other unit; if the ranks differ, all units of the first rank."""
     others: tuple[Segment, ...]
-    """The other unit; of unlike ranks all units of its rank."""
+    """The other unit; if the ranks differ, all units of its rank."""
 
 
 class TiedParameters:
-    """Those of one problem, and what they cost."""
+    """The tied parameters of one problem, and what they cost."""
 
     def __init__(self, problem: Problem, tables: Tables) -> None:
         self.problem = problem
@@ -74,13 +66,13 @@ class TiedParameters:
         return tuple(found)
 
     def ties(self, lowered: LoweredPlan) -> list[Tie]:
-        """Parameters read by two units of the choice."""
-        wanted = {unit for _, one, other in self.parameters for unit in (one, other)}
+        """Parameters read by two units of a plan."""
+        units_of_ties = {unit for _, one, other in self.parameters for unit in (one, other)}
         home: dict[int, tuple[int, Segment]] = {}
         num_ranks = len(lowered.layout.stages)
-        for number, segments in enumerate(lowered.chunks if wanted else ()):
+        for number, segments in enumerate(lowered.chunks if units_of_ties else ()):
             for segment in segments:
-                if segment.unit in wanted:
+                if segment.unit in units_of_ties:
                     home.setdefault(segment.unit, (number % num_ranks, segment))
         read = [tie for tie in self.parameters if tie[1] in home and tie[2] in home]
         there: dict[tuple[str, int], dict[int, Segment]] = {}
@@ -100,37 +92,40 @@ class TiedParameters:
                 found.append(Tie(name=name, ranks=(first, rank), before=firsts, others=others))
         return found
 
-    def rows(self, ties: Sequence[Tie], layout: PipelineLayout, zero_axes: Mask, chosen: Ints | None = None) -> Floats:
-        """What `combine` needs of tied parameters; `chosen` [operator rows, axes] replaces the segments' signatures."""
-        rows = np.zeros((len(ties), tie_columns(len(zero_axes))))
-        alone, together = (np.empty((len(zero_axes), T_COUNT), dtype=np.int64) for _ in range(2))
+    def rows(self, lowered: LoweredPlan, chosen: Ints | None = None, ties: Sequence[Tie] | None = None) -> Rows:
+        """What `step` must know of the tied parameters of a plan, rows of `TieRow`.
 
-        def read(found: Tie, segment: Segment, reading: Ints) -> None:
-            reader = self.reader(found.name, segment.unit)
-            if chosen is None:
-                read_too(self.tables.arrays, reader, segment.first, segment.chosen, reading)
-            else:
-                read_too(self.tables.arrays, reader, 0, chosen, reading)
+        Args:
+            lowered: plan.
+            chosen: [operators, axes] signatures in place of the plan's.
+            ties: what `ties` returns for the plan, where it is known.
+        """
+        ties = self.ties(lowered) if ties is None else ties
+        rows = np.zeros(len(ties), dtype=TIE_DTYPE)
+        alone, together = np.empty((2, len(lowered.axes)), dtype=READING_DTYPE)
+        shares = np.empty(3, dtype=SHARE_DTYPE)
+
+        def read(found: Tie, segments: Sequence[Segment], reading: Rows) -> None:
+            for segment in segments:
+                first, signatures = (segment.first, segment.chosen) if chosen is None else (0, chosen)
+                read_too(self.tables.arrays, self.reader(found.name, segment.unit), first, signatures, reading)
 
         for row, found in zip(rows, ties, strict=True):
             elements = float(self.problem.graph.tensors[found.name].num_elements)
-            here, there = (layout.stages[rank].axes for rank in found.ranks)
-            row[: TIE_OTHER + 1] = found.ranks
-            before, other, both = np.zeros((3, E_AXES + 3 * len(zero_axes)))
+            here, there = (lowered.stages[rank] for rank in found.ranks)
+            row.rank, row.other_rank = found.ranks
             begin(alone)
-            for segment in found.others:
-                read(found, segment, alone)
-            add_read(alone, elements, there, zero_axes, other)
+            read(found, found.others, alone)
+            write_share(alone, elements, there, shares[1])
             begin(together)
-            for segment in found.before:
-                read(found, segment, together)
-            add_read(together, elements, here, zero_axes, before)
+            read(found, found.before, together)
+            write_share(together, elements, here, shares[0])
             if found.ranks[0] == found.ranks[1]:
-                read(found, found.others[0], together)
-                add_read(together, elements, there, zero_axes, both)
-                tie(float(len(found.before)), before, other, both, row)
+                read(found, found.others[:1], together)
+                write_share(together, elements, there, shares[2])
+                write_tie(float(len(found.before)), shares, row)
             else:
-                row[TIE_EXCHANGED] = max(before[E_HELD], other[E_HELD])
+                row.exchanged = max(shares[0].parameters, shares[1].parameters)
         return rows
 
     def reader(self, name: str, unit: int) -> int:
@@ -139,6 +134,6 @@ class TiedParameters:
             where, operators = self.tables.linkage.blocks.units[unit], self.problem.graph.operators
             read = next(i for i in range(where.start, where.stop) if name in operators[i].inputs)
             row = int(self.tables.spans[where.type]) + read - where.start
-            first = int(self.tables.arrays.operators[row, OP_OPERANDS])
+            first = int(self.tables.arrays.operators[row].first_operand)
             self._readers[name, unit] = first + operators[read].inputs.index(name)
         return self._readers[name, unit]

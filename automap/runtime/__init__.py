@@ -1,1 +1,1 @@
-"""How plans meet PyTorch."""
+"""Runs plans with PyTorch: operator by operator, or on the modules of a network; measures plans and this host."""

@@ -1,8 +1,8 @@
 """A PyTorch module as an ONNX file of a few MB: the graph without its weights.
 
 The module is built on the meta device, so that a model of any size exports on a laptop. Parameters and buffers become
-graph inputs; the exporter's metadata says which is which (`InputSpec.kind`) and which module an operator comes from
-(`name_scopes`). Stack traces and every other path of the exporting machine are removed. Knows nothing of plans.
+graph inputs; the exporter's metadata tells them apart (`InputSpec.kind`) and names the module of each operator
+(`name_scopes`). Stack traces and all other paths of the exporting machine are removed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,9 @@ Build = Callable[[], "tuple[nn.Module, tuple[Tensor, ...]]"]
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _KEPT_METADATA = frozenset(
-    {
-        "pkg.torch.export.graph_signature.InputSpec.kind",
-        _SCOPES,
-        "pkg.torch.onnx.class_hierarchy",
-    }
+    {"pkg.torch.export.graph_signature.InputSpec.kind", _SCOPES, "pkg.torch.onnx.class_hierarchy"}
 )
-# Everything else that the exporter writes names files of this machine (stack_trace) or repeats what is kept.
+# All other metadata names files of this machine (stack_trace) or repeats what is kept.
 
 
 def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name: str = "") -> bytes:
@@ -36,9 +32,9 @@ def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name
     Args:
         build: returns the module and example inputs; called under `torch.device("meta")`, so that nothing is
             allocated. The batch is the leading dim of the inputs and may be 1.
-        path: where to save the file; None = nowhere.
-        opset: version of ONNX's operator set.
-        name: of the graph in the file; empty = the class of the module.
+        path: the path of the file to be written; None = no file.
+        opset: the version of ONNX's operator set.
+        name: the name of the graph in the file; empty = the class of the module.
 
     Returns:
         The bytes of the file. Dropout is off and batch normalisation is one operator, as in evaluation mode: what
@@ -48,7 +44,7 @@ def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name
     import torch
     from onnxscript import optimizer
 
-    with _quiet():
+    with quiet():
         with torch.device("meta"), torch.no_grad():
             module, inputs = build()
         module.eval()
@@ -85,13 +81,12 @@ def _without_values(tensor: Any) -> bool:
 
 
 def _strip(model: Any) -> None:
-    """Keeps only the metadata that the importer reads."""
+    """Removes all metadata that the importer does not read."""
     holders = [model, model.graph, *model.graph.inputs, *model.graph.initializers.values()]
     for node in model.graph.all_nodes():
         holders += [node, *node.outputs]
-        if (
-            _SCOPES not in node.metadata_props
-        ):  # a node that the optimiser put in: it belongs where its input comes from
+        # A node that the optimiser inserted belongs to the module of its input.
+        if _SCOPES not in node.metadata_props:
             sources = [value.producer() for value in node.inputs if value is not None]
             scopes = [
                 source.metadata_props[_SCOPES] for source in sources if source and _SCOPES in source.metadata_props
@@ -105,8 +100,8 @@ def _strip(model: Any) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The exporter reports progress, optional packages it misses and its own deprecations; none concerns the user."""
+def quiet() -> Iterator[None]:
+    """A context without the exporter's reports of progress, optional packages and deprecations."""
     loggers = [logging.getLogger("torch.onnx"), logging.getLogger("onnxscript"), logging.getLogger("onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.price.evaluator import Evaluator
-from automap.price.kernels.columns import C_BACKWARD, C_BACKWARD_HOST, C_FORWARD, C_FORWARD_HOST
-from automap.price.kernels.unit_workspace import new_sharded
+from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import Segment
-from automap.price.stage_layout import PipelineLayout, StageLayout
+from automap.price.stage_layout import StageLayout
 from ir.factors import BROADCAST
 
 Ints = npt.NDArray[np.int64]
@@ -95,21 +94,11 @@ class Speeds:
 
 def seconds_alone(evaluator: Evaluator, stage: StageLayout, samples: float) -> float:
     """Seconds that one device of a stage takes for all units of the model, forward and backward, by itself."""
-    alone = StageLayout(
-        devices=stage.devices[:1],
-        axes=np.ones_like(stage.axes),
-        links=stage.links,
-        hardware=stage.hardware,
-        capacity=stage.capacity,
-        speed=stage.speed,
-    )
-    layout = PipelineLayout(
-        stages=(alone,), numbers=(-1,), send_latency_s=np.zeros(1), send_bytes_per_s=np.full(1, np.inf)
-    )
     blocks, spans, num_axes = evaluator.blocks, evaluator.tables.spans, len(stage.axes)
     times = np.bincount([unit.type for unit in blocks.units], minlength=blocks.num_types)
     nothing, nowhere = np.zeros(num_axes, dtype=np.bool_), np.full(num_axes, BROADCAST, dtype=np.int64)
-    sharded, total = new_sharded(evaluator.tables.arrays, num_axes), 0.0
+    alone = Stage(np.ones(num_axes), stage.links, stage.hardware, nothing, float(samples))
+    workspace, total = evaluator.new_workspace(num_axes), 0.0
     for unit_type in np.flatnonzero(times).tolist():
         first, last = int(spans[unit_type]), int(spans[unit_type + 1])
         segment = Segment(
@@ -119,8 +108,8 @@ def seconds_alone(evaluator: Evaluator, stage: StageLayout, samples: float) -> f
             chosen=np.zeros((last - first, num_axes), dtype=np.int64),
             recomputed=np.zeros(last - first, dtype=np.bool_),
         )
-        row = evaluator.unit_row(segment, 0, layout, nowhere, samples, nothing, -1, sharded=sharded)
-        seconds = row[C_FORWARD] + row[C_BACKWARD] + row[C_FORWARD_HOST] + row[C_BACKWARD_HOST]
+        cost = evaluator.unit_cost(segment, nowhere, alone, workspace)
+        seconds = cost.forward_s + cost.backward_s + cost.forward_host_s + cost.backward_host_s
         total += float(times[unit_type] * seconds)
     return total
 

@@ -1,173 +1,41 @@
-"""The decisions of a plan space as flat arrays, for the compiled kernels that draw and price many plans at once.
-
-Everything here belongs to the space and to no plan.
-"""
+"""Builds the records of a plan space that the compiled kernels read, see `automap.space.kernels.records`."""
 
 from __future__ import annotations
 
-from itertools import combinations, product
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import accumulate, combinations, product
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import boolean, float64, int64, types
 
+from automap.price.kernels.array_types import Rows
+from automap.price.kernels.stage_records import HARDWARE_DTYPE, LINK_DTYPE
 from automap.schedule import KINDS
 from automap.space.batch_shares import share_out
+from automap.space.decisions import DECISIONS, SpaceOutline
+from automap.space.kernels.records import (
+    EVEN_LAYOUT,
+    GROUP,
+    MOVED,
+    SHAPE_NODE,
+    TIED,
+    Scalars,
+    SpaceArrays,
+)
 from ir.factors import whole_signature
-
-if TYPE_CHECKING:
-    from automap.space.space import PlanSpace
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-# Slots of SpaceArrays.scalars. N_PART: devices of a part, see `automap.space.stage_sizes`; N_LONGEST: stages of the
-# longest pipeline whose stages may differ; N_ORDERS_ONE: whether the order of the devices matters to a single stage;
-# N_MOST_MESHES: rows of `legality.unlike_meshes`; N_PROPORTIONAL: whether the user asked for uneven batch shares.
-(
-    N_DEVICES,
-    N_BATCH,
-    N_FIRST_CUT,
-    N_FIRST_RECOMPUTE,
-    N_ZERO_SLOT,
-    N_FIRST_SIGNATURE,
-    N_PART,
-    N_LONGEST,
-    N_ORDERS_ONE,
-    N_SHARES_SLOT,
-    N_MOST_MESHES,
-    N_PROPORTIONAL,
-) = range(12)
-# Columns of SpaceArrays.groups, one row a linkage group: its first member and their number, the first of its
-# assignments, the first and the number of its values, the value that keeps the leader whole.
-G_MEMBERS, G_COUNT, G_ASSIGNMENT, G_FIRST, G_VALUES, G_WHOLE = range(6)
-# Columns of SpaceArrays.layouts, [order, pipeline degree, inner degree, middle degree].
-Y_FIRST, Y_UNIFORM = range(2)
-# Columns of SpaceArrays.tied: units, the first row about the same parameter, and where the reader of each unit begins,
-# see `read_too`.
-I_ONE, I_OTHER, I_FIRST, I_ONE_READER, I_OTHER_READER = range(5)
-I_COUNT = 5
 
-
-class SpaceArrays(NamedTuple):
-    """A plan space as flat arrays."""
-
-    scalars: Ints
-    degrees: Ints
-    """Values of the slots `pp` and `tp`."""
-    middles: Ints
-    """Values of the slot `middle`, [1] without one."""
-    micro_batches: Ints
-    """Values of the slot `micro_batches`."""
-    virtuals: Ints
-    """Values of the slot `virtual`."""
-    kinds: Ints
-    """Values of the slot `schedule`, see `automap.schedule`."""
-    stages: Ints
-    """[ranks of all layouts of equal stages, one layout behind the other] the row of each among the distinct stages."""
-    units: Ints
-    """[units] type of each."""
-    spans: Ints
-    """[types + 1] operator rows of each type."""
-    group_spans: Ints
-    """[types + 1] groups of each type."""
-    boundary: Ints
-    """[types] row of `operands` that crosses out, or -1."""
-    members: Ints
-    """Operator rows of all groups, one group behind the other."""
-    assignments: Ints
-    """Signatures of the members for each value of the group's slots, one group behind the other."""
-    makers: Ints
-    """[types, 2] operator row and output slot of the crossing tensor, or -1."""
-    groups: Ints
-    tied: Ints
-    mixed: Ints
-    """[distinct stages] number among those of several kinds of devices, or -1."""
-    quanta: Ints
-    """[stages of several kinds] samples of a rank come in multiples of this."""
-    kind_rows: Ints
-    """[stages of several kinds, kinds] row among the distinct stages of the stage as if it consisted of each kind."""
-    kind_ranks: Ints
-    """[stages of several kinds, kinds] ranks of the outer axis of each kind; where there are fewer the last one is
-    repeated."""
-    weight: Floats
-    """[units + 1] cumulated weight, strictly rising."""
-    capacity: Floats
-    """[distinct stages]"""
-    speed: Floats
-    """[distinct stages]"""
-    send_latency_s: Floats
-    """[boundaries]; first those behind the ranks of `stages`."""
-    send_bytes_per_s: Floats
-    """[boundaries]"""
-    tied_elements: Floats
-    settings: Floats
-    axes: Floats
-    """[distinct stages, axes]"""
-    hardware: Floats
-    """[distinct stages, H_COUNT]"""
-    links: Floats
-    """[distinct stages, axes, V_COUNT]"""
-    windows: Ints
-    """[chunks + 1, chunks, 2] first and last legal end of each chunk, by number of chunks."""
-    share_ways: Ints
-    """[stages of several kinds, values of `micro_batches`, values of `shares`] the first way that is the same; 0: even
-    shares."""
-    send_rows: Ints
-    """[order, parts before, parts of the last stage among them, parts of the next] boundary, or -1; the first stage
-    follows the last one."""
-    kind_samples: Ints
-    """[stages of several kinds, values of `micro_batches`, values of `shares`, kinds] samples of all ranks of a kind
-    together."""
-    layouts: Ints
-    stage_rows: Ints
-    """[order, inner degree, middle degree, parts before, parts] row among the distinct stages, or -1."""
-    fills: Mask
-    """See `ways_to_fill`."""
-    masks: Mask
-    """[modes, operator rows] what each recompute mode runs again."""
-    obeys: Mask
-    """[axes, values of all groups] what the user's constraints leave of each group's signatures."""
-    kept: Mask
-    """[units, modes] which modes obey constraints against recomputation."""
-    again: Mask
-    """[units, modes] which modes obey constraints for recomputation."""
-    modes: Mask
-    """[modes] that the trainer and `hints.fix` leave."""
-    zeros: Mask
-    """[4] ZeRO stages that `hints.fix` leaves."""
-
-
-SPACE = types.NamedTuple(
-    (
-        *[int64[::1]] * 13,
-        *[int64[:, ::1]] * 3,
-        *[int64[::1]] * 2,
-        *[int64[:, ::1]] * 2,
-        *[float64[::1]] * 7,
-        *[float64[:, ::1]] * 2,
-        float64[:, :, ::1],
-        *[int64[:, :, ::1]] * 2,
-        *[int64[:, :, :, ::1]] * 2,
-        *[int64[:, :, :, :, ::1]] * 2,
-        boolean[:, :, :, :, ::1],
-        *[boolean[:, ::1]] * 4,
-        *[boolean[::1]] * 2,
-    ),
-    SpaceArrays,
-)
-"""Numba's type of `SpaceArrays`."""
-
-
-def compile_space(space: PlanSpace) -> SpaceArrays:
-    """The arrays of a space."""
+def compile_space(space: SpaceOutline) -> SpaceArrays:
+    """The records of a space."""
     evaluator, meshes = space.evaluator, space.meshes
     tables = evaluator.tables
     # Number of a distinct stage, of which the evaluator may know others -> its row.
     rows: dict[int, int] = {}
-    layouts, stages, sends = _layouts(space, rows)
+    layouts, stages, sends = _even_layouts(space, rows)
     stage_rows, send_rows = _unlike_stages(space, rows, sends)
     mixed = _mixed(space, rows)
     distinct = [evaluator.stands.stages[number] for number in rows]
@@ -176,39 +44,41 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
     for num_chunks in {shape.num_chunks for shape in space.shapes}:
         windows[num_chunks, :num_chunks] = [space.constrained.window(c, num_chunks) for c in range(num_chunks)]
     modes = len(evaluator.masks(0))
-    masks = np.zeros((modes, len(tables.operators)), dtype=np.bool_)
+    masks = np.zeros((modes, len(tables.type_of)), dtype=np.bool_)
     for unit_type in range(evaluator.blocks.num_types):
-        rows_of = tables.rows(unit_type)
+        rows_type = tables.rows(unit_type)
         for mode, mask in enumerate(evaluator.masks(unit_type).values()):
-            masks[mode, rows_of.start : rows_of.stop] = mask
-    scalars = [
-        space.problem.cluster.num_devices,
-        space.problem.training.global_batch,
-        space.first_cut,
-        space.first_recompute,
-        space.zero_slot,
-        space.first_signature,
-        meshes.part,
-        meshes.longest,
-        int(space.problem.cluster.bandwidth_GBps is not None),
-        space.shares_slot,
-        mixed.most_meshes,
-        int(space.problem.hints.fix.batch_shares == "proportional"),
-    ]
+            masks[mode, rows_type.start : rows_type.stop] = mask
+    scalars = Scalars(
+        num_devices=space.problem.cluster.num_devices,
+        global_batch=space.problem.training.global_batch,
+        part=meshes.part,
+        longest=meshes.longest,
+        most_meshes=mixed.most_meshes,
+        most_values=max(slot.num_values for slot in space.slots),
+        orders_one=int(space.problem.cluster.bandwidth_GBps is not None),
+        proportional=int(space.problem.hints.fix.batch_shares == "proportional"),
+        binds_modes=int(space.constrained.recomputes),
+    )
+    until = accumulate(decision.moved for decision in DECISIONS)
+    moved = [(round(end, 6), decision.is_numbered) for end, decision in zip(until, DECISIONS, strict=True)]
     names = [name for name, _, _ in evaluator.tied.parameters]
     tied = [
-        [one, other, names.index(name), evaluator.tied.reader(name, one), evaluator.tied.reader(name, other)]
+        (one, other, names.index(name), evaluator.tied.reader(name, one), evaluator.tied.reader(name, other))
         for name, one, other in evaluator.tied.parameters
     ]
     groups, members, assignments, obeys = _groups(space)
     tensors = space.problem.graph.tensors
     return SpaceArrays(
-        scalars=_ints(scalars),
+        first=space.first,
+        scalars=scalars,
+        moved=np.array(moved, dtype=MOVED),
+        shape_nodes=_shape_nodes(space),
         degrees=_ints(meshes.degrees),
         middles=_ints(meshes.middles),
         micro_batches=_ints(meshes.micro_batches),
         virtuals=_ints(meshes.virtuals),
-        kinds=_ints([KINDS[kind] for kind in space.schedules]),
+        schedules=_ints([KINDS[kind] for kind in space.schedules]),
         stages=_ints(stages),
         units=_ints([unit.type for unit in evaluator.blocks.units]),
         spans=tables.spans,
@@ -216,9 +86,8 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         boundary=tables.boundary_out,
         members=members,
         assignments=assignments,
-        makers=evaluator.makers,
         groups=groups,
-        tied=_ints(tied).reshape(-1, I_COUNT),
+        tied=np.array(tied, dtype=TIED),
         mixed=_ints(mixed.numbers),
         quanta=mixed.quanta,
         kind_rows=mixed.rows,
@@ -231,13 +100,13 @@ def compile_space(space: PlanSpace) -> SpaceArrays:
         tied_elements=_floats([tensors[name].num_elements for name, _, _ in evaluator.tied.parameters]),
         settings=evaluator.settings(0),
         axes=_floats([s.axes for s in distinct]),
-        hardware=_floats([s.hardware for s in distinct]),
-        links=_floats([s.links for s in distinct]),
+        hardware=np.array([s.hardware for s in distinct], dtype=HARDWARE_DTYPE),
+        links=np.array([s.links for s in distinct], dtype=LINK_DTYPE),
         windows=windows,
         share_ways=mixed.ways,
         send_rows=send_rows,
         kind_samples=mixed.samples,
-        layouts=layouts,
+        even_layouts=layouts,
         stage_rows=stage_rows,
         fills=meshes.fills,
         masks=masks,
@@ -257,8 +126,28 @@ def _floats(values: object) -> Floats:
     return np.ascontiguousarray(np.array(values, dtype=np.float64))
 
 
-def _layouts(space: PlanSpace, rows: dict[int, int]) -> tuple[Ints, list[int], list[tuple[float, float]]]:
-    """The arrays `layouts` and `stages`, and what sending to the next rank costs behind each of the latter.
+def _shape_nodes(space: SpaceOutline) -> Rows:
+    """The decided beginnings of all shapes' values, level by level."""
+    paths = [space.meshes.values(shape) for shape in space.shapes]
+    nodes = np.array([(-1, 0, -1, -1)], dtype=SHAPE_NODE)
+    level = [(0, sorted(range(len(paths)), key=paths.__getitem__))]
+    for depth in range(len(paths[0])):
+        below = []
+        for node, members in level:
+            by_value: dict[int, list[int]] = {}
+            for member in members:
+                by_value.setdefault(paths[member][depth], []).append(member)
+            nodes[node]["first_child"], nodes[node]["num_children"] = len(nodes), len(by_value)
+            below += [(len(nodes) + i, some) for i, some in enumerate(by_value.values())]
+            nodes = np.append(nodes, np.array([(-1, 0, value, -1) for value in by_value], dtype=SHAPE_NODE))
+        level = below
+    for node, (member,) in level:
+        nodes[node]["shape"] = member
+    return nodes
+
+
+def _even_layouts(space: SpaceOutline, rows: dict[int, int]) -> tuple[Rows, list[int], list[tuple[float, float]]]:
+    """The arrays `even_layouts` and `stages`, and what sending to the next rank costs behind each of the latter.
 
     Args:
         space: of the problem.
@@ -266,21 +155,21 @@ def _layouts(space: PlanSpace, rows: dict[int, int]) -> tuple[Ints, list[int], l
     """
     meshes = space.meshes
     sizes = len(meshes.degrees), len(meshes.degrees), len(meshes.middles)
-    layouts = np.full((len(meshes.orders), *sizes, 2), -1, dtype=np.int64)
+    layouts = np.full((len(meshes.orders), *sizes), np.array((-1, False), dtype=EVEN_LAYOUT))
     stages: list[int] = []
     sends: list[tuple[float, float]] = []
     for shape in space.shapes:
         at = meshes.degrees.index(shape.pp), meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
-        if layouts[0][at][Y_FIRST] < 0:
+        if layouts[0][at]["first"] < 0:
             for order in range(meshes.num_orders(shape.pp)):
                 layout = space.layout_of(shape, order, (meshes.devices // shape.pp,) * shape.pp)
-                layouts[order][at] = len(stages), int(layout.uniform)
+                layouts[order][at] = len(stages), layout.uniform
                 stages += [rows.setdefault(number, len(rows)) for number in layout.numbers]
                 sends += zip(layout.send_latency_s.tolist(), layout.send_bytes_per_s.tolist(), strict=True)
     return layouts, stages, sends
 
 
-def _unlike_stages(space: PlanSpace, rows: dict[int, int], sends: list[tuple[float, float]]) -> tuple[Ints, Ints]:
+def _unlike_stages(space: SpaceOutline, rows: dict[int, int], sends: list[tuple[float, float]]) -> tuple[Ints, Ints]:
     """The arrays `stage_rows` and `send_rows`; distinct stages are added to `rows`, what boundaries cost to `sends`."""
     meshes, stands = space.meshes, space.evaluator.stands
     parts = meshes.devices // meshes.part if meshes.longest else 0
@@ -324,7 +213,7 @@ class _Mixed(NamedTuple):
     most_meshes: int
 
 
-def _mixed(space: PlanSpace, rows: dict[int, int]) -> _Mixed:
+def _mixed(space: SpaceOutline, rows: dict[int, int]) -> _Mixed:
     """How the samples of a micro-batch may be shared out; the stages as if of one kind are added to `rows`."""
     meshes, stands = space.meshes, space.evaluator.stands
     fix = space.problem.hints.fix.batch_shares
@@ -360,9 +249,9 @@ def _mixed(space: PlanSpace, rows: dict[int, int]) -> _Mixed:
     )
 
 
-def _groups(space: PlanSpace) -> tuple[Ints, Ints, Ints, Mask]:
+def _groups(space: SpaceOutline) -> tuple[Rows, Ints, Ints, Mask]:
     """The arrays `groups`, `members`, `assignments` and `obeys`."""
-    groups: list[list[int]] = []
+    groups: list[tuple[int, ...]] = []
     members: list[int] = []
     assignments: list[int] = []
     obeys: list[Mask] = []
@@ -371,7 +260,7 @@ def _groups(space: PlanSpace) -> tuple[Ints, Ints, Ints, Mask]:
         unit = space.linkage.types[unit_type]
         group = unit.groups[number]
         whole = whole_signature(unit.signatures[group.leader])
-        groups.append([len(members), len(rows), len(assignments), count, len(values), whole])
+        groups.append((len(members), len(rows), len(assignments), count, len(values), whole))
         members += rows.tolist()
         assignments += values.reshape(-1).tolist()
         obeys.append(np.array([space.constrained.signatures(unit_type, group, axis) for axis in space.axes]))
@@ -379,20 +268,21 @@ def _groups(space: PlanSpace) -> tuple[Ints, Ints, Ints, Mask]:
     every = np.concatenate(obeys, axis=1) if obeys else np.ones((len(space.axes), 0), dtype=np.bool_)
     if space.limits.signatures is not None:
         every &= space.limits.signatures
-    return _ints(groups).reshape(-1, 6), _ints(members), _ints(assignments), np.ascontiguousarray(every)
+    return np.array(groups, dtype=GROUP), _ints(members), _ints(assignments), np.ascontiguousarray(every)
 
 
-def ungrouped(space: PlanSpace) -> SpaceArrays:
-    """The arrays with every operator a group of its own, by operator row, that no constraint binds."""
-    groups: list[list[int]] = []
+def ungrouped(space: SpaceOutline, arrays: SpaceArrays) -> SpaceArrays:
+    """The records with every operator a group of its own, by operator row, that no constraint binds."""
+    groups: list[tuple[int, ...]] = []
     count, row = 0, 0
     for unit in space.linkage.types:
         for table in unit.signatures:
-            groups.append([row, 1, count, count, len(table), whole_signature(table)])
+            groups.append((row, 1, count, count, len(table), whole_signature(table)))
             count, row = count + len(table), row + 1
-    return space.arrays._replace(
+    found = np.array(groups, dtype=GROUP)
+    return arrays._replace(
         members=np.arange(row, dtype=np.int64),
-        assignments=_ints([value for group in groups for value in range(group[G_VALUES])]),
-        groups=_ints(groups).reshape(-1, 6),
+        assignments=_ints([value for number in found["num_values"] for value in range(number)]),
+        groups=found,
         obeys=np.ones((len(space.axes), count), dtype=np.bool_),
     )

@@ -6,18 +6,16 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from automap.price.lowered_plan import spread
-from automap.space.compile import N_PROPORTIONAL, Y_FIRST, SpaceArrays, ungrouped
-from automap.space.kernels import masks as legality
-
-if TYPE_CHECKING:
-    from automap.space.shape import Shape
-    from automap.space.space import PlanSpace
-
+from automap.space.compile import ungrouped
+from automap.space.decisions import DECISIONS
+from automap.space.kernels import masks
+from automap.space.kernels.records import SpaceArrays
+from automap.space.shape import Shape
+from automap.space.stepping import SteppedSpace
 
 Mesh = tuple[int, int]
 """Ranks of the outer axis of a stage, and what the samples of one of them have in common with the inner axes."""
@@ -34,7 +32,7 @@ class Signing:
 
 
 def grouped(
-    space: PlanSpace, groups: Collection[tuple[int, int]] | None = None, *, every_unit: bool = False
+    space: SteppedSpace, groups: Collection[tuple[int, int]] | None = None, *, every_unit: bool = False
 ) -> Signing:
     """Linkage groups decide, or only some of them, as (unit type, group); once a unit type, or once a unit."""
     times = _units(space) if every_unit else [1] * len(space.linkage.types)
@@ -44,7 +42,7 @@ def grouped(
     )
 
 
-def alone(space: PlanSpace, *, views: bool) -> Signing:
+def alone(space: SteppedSpace, *, views: bool) -> Signing:
     """Every operator of every unit decides, views of parameters too or not."""
     times = _units(space)
     decided = [
@@ -52,15 +50,15 @@ def alone(space: PlanSpace, *, views: bool) -> Signing:
         for kind, unit in enumerate(space.linkage.types)
         for offset in range(len(unit.signatures))
     ]
-    return Signing(arrays=ungrouped(space), times=decided)
+    return Signing(arrays=ungrouped(space, space.arrays), times=decided)
 
 
-def _units(space: PlanSpace) -> list[int]:
+def _units(space: SteppedSpace) -> list[int]:
     """[unit types] units of each."""
     return [sum(unit.type == kind for unit in space.linkage.blocks.units) for kind in range(len(space.linkage.types))]
 
 
-def count_decades(space: PlanSpace, *, limit: int | None = None, signing: Signing | None = None) -> float:
+def count_decades(space: SteppedSpace, *, limit: int | None = None, signing: Signing | None = None) -> float:
     """log10 of the number of plans with some decisions pruned; constraints on recomputation are not counted off.
 
     Args:
@@ -69,7 +67,7 @@ def count_decades(space: PlanSpace, *, limit: int | None = None, signing: Signin
         signing: whose signatures are decided, all others being forced; None = those of all linkage groups.
     """
     signing = signing or grouped(space)
-    modes, zeros = int(space.modes.sum()), int(space.zeros.sum())
+    modes = int(space.modes.sum())
     cuts: dict[int, float] = {}
     signatures: dict[object, float] = {}
     total = -math.inf
@@ -79,14 +77,15 @@ def count_decades(space: PlanSpace, *, limit: int | None = None, signing: Signin
         if shape.num_chunks not in cuts:
             cuts[shape.num_chunks] = cut_decades(space, shape.num_chunks, limit)
         here = cuts[shape.num_chunks] + shape.pp * math.log10(modes)
-        here += math.log10(zeros if shape.replicas > 1 else 1)
-        kinds = len(space.schedules) if shape.pp > 1 and shape.virtual == 1 else 1
-        here += math.log10(min(kinds, limit or kinds))
-        for outer, ways in stage_ways(space, shape, limit).items():
+        for decision in reversed(DECISIONS):
+            ways = decision.ways(space, shape)
+            # ZeRO stages are few: all of them are offered everywhere.
+            here += math.log10(ways if limit is None or decision.kind == "zero" else min(ways, limit))
+        for outer, number in stage_ways(space, shape, limit).items():
             key = (outer, shape.tp, shape.middle)
             if key not in signatures:
                 signatures[key] = _signature_decades(space, shape, sorted(outer), signing)
-            total = _add(total, here + math.log10(ways) + signatures[key])
+            total = _add(total, here + math.log10(number) + signatures[key])
     return total
 
 
@@ -96,7 +95,7 @@ def _add(one: float, other: float) -> float:
     return high + (math.log10(1 + 10 ** (low - high)) if low > -math.inf else 0.0)
 
 
-def stage_ways(space: PlanSpace, shape: Shape, limit: int | None) -> Counter[frozenset[Mesh]]:
+def stage_ways(space: SteppedSpace, shape: Shape, limit: int | None) -> Counter[frozenset[Mesh]]:
     """Meshes that stages of a shape have between them -> in how many ways: orders, devices and batch shares.
 
     Args:
@@ -121,7 +120,7 @@ def stage_ways(space: PlanSpace, shape: Shape, limit: int | None) -> Counter[fro
     return found
 
 
-def _sizes(space: PlanSpace, shape: Shape, limit: int | None) -> Iterator[tuple[int, ...]]:
+def _sizes(space: SteppedSpace, shape: Shape, limit: int | None) -> Iterator[tuple[int, ...]]:
     """Devices that the stages of a shape may have."""
     meshes = space.meshes
     if not meshes.may_differ(shape):
@@ -143,12 +142,12 @@ def _sizes(space: PlanSpace, shape: Shape, limit: int | None) -> Iterator[tuple[
                 pending.append(((*sizes, mine), left - mine))
 
 
-def _rows(space: PlanSpace, shape: Shape, order: int, sizes: Sequence[int]) -> list[int]:
+def _rows(space: SteppedSpace, shape: Shape, order: int, sizes: Sequence[int]) -> list[int]:
     """[stages] row of each among the distinct stages."""
     meshes, arrays = space.meshes, space.arrays
     within = meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
     if len(set(sizes)) == 1:
-        first = arrays.layouts[(order, meshes.degrees.index(shape.pp), *within)][Y_FIRST]
+        first = arrays.even_layouts[(order, meshes.degrees.index(shape.pp), *within)]["first"]
         alike: list[int] = arrays.stages[first : first + shape.pp].tolist()
         return alike
     parts = [devices // meshes.part for devices in sizes]
@@ -156,7 +155,7 @@ def _rows(space: PlanSpace, shape: Shape, order: int, sizes: Sequence[int]) -> l
 
 
 def _share_meshes(
-    space: PlanSpace, shape: Shape, stages: Sequence[tuple[int, int]], limit: int | None
+    space: SteppedSpace, shape: Shape, stages: Sequence[tuple[int, int]], limit: int | None
 ) -> list[frozenset[Mesh]]:
     """Meshes under every way to share out samples.
 
@@ -172,7 +171,7 @@ def _share_meshes(
     for way in range(arrays.share_ways.shape[2]):
         ways.setdefault(tuple(int(arrays.share_ways[n, count, way]) for _, n in stages if n >= 0), way)
     legal = list(ways.values())
-    if arrays.scalars[N_PROPORTIONAL] and len(legal) > 1:
+    if arrays.scalars.proportional and len(legal) > 1:
         legal = legal[1:]
     found = []
     for way in legal:
@@ -192,16 +191,16 @@ def _share_meshes(
     return found
 
 
-def _signature_decades(space: PlanSpace, shape: Shape, meshes: Sequence[Mesh], signing: Signing) -> float:
+def _signature_decades(space: SteppedSpace, shape: Shape, meshes: Sequence[Mesh], signing: Signing) -> float:
     """log10 of the number of ways to choose the signatures on these meshes of stages of a shape."""
     inner = space.meshes.mesh(shape)[1:]
     sizes = np.array([(ranks, *inner) for ranks, _ in meshes], dtype=np.float64)
     samples = np.array([ranks * share for ranks, share in meshes], dtype=np.int64)
     times = np.array(signing.times, dtype=np.float64)
-    return float(legality.count_decades(space.evaluator.tables.arrays, signing.arrays, times, sizes, samples))
+    return float(masks.count_decades(space.evaluator.tables.arrays, signing.arrays, times, sizes, samples))
 
 
-def cut_decades(space: PlanSpace, num_chunks: int, limit: int | None) -> float:
+def cut_decades(space: SteppedSpace, num_chunks: int, limit: int | None) -> float:
     """log10 of the number of ways to cut, of each slot only the values below `limit`; of ranks of the same speed."""
     if not space.constrained.narrowed and (limit is None or limit >= space.num_units):
         return math.log10(math.comb(space.num_units - 1, num_chunks - 1))

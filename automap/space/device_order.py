@@ -1,7 +1,7 @@
 """Device orders: in which order the stages of a pipeline may go through the devices of a cluster.
 
-Order 0 is that of the device numbers. Clusters of several kinds of hosts have an order for each sequence of the kinds;
-those whose links were measured one by one have the order of SPP's recursive min-cut (Luo et al., arXiv 2204.10562),
+Order 0 is that of the device numbers. A cluster of several kinds of hosts has an order for each sequence of the kinds.
+A cluster whose links were measured one by one has the order of SPP's recursive min-cut (Luo et al., arXiv 2204.10562),
 which puts slow links between stages, and its reverse.
 """
 
@@ -19,13 +19,15 @@ Order = tuple[int, ...]
 Floats = npt.NDArray[np.float64]
 
 MAX_PERMUTED = 3
-"""Kinds of hosts whose sequences are all tried; of more, those of rising and of falling memory bandwidth."""
+"""Most kinds of hosts of which every sequence is an order (assumed). With more kinds there are two orders: by rising
+and by falling memory bandwidth."""
 MAX_CUT = 128
-"""Devices that are ordered by min-cuts, the work for which grows with their cube; larger clusters keep their order."""
+"""Most devices that are ordered by min-cuts, whose work grows with their cube (assumed); larger clusters keep the order
+of their numbers."""
 
 
 def device_orders(cluster: Cluster) -> tuple[Order, ...]:
-    """The distinct orders, that of the device numbers first."""
+    """The distinct orders of the devices of a cluster, that of their numbers first."""
     found: dict[Order, None] = {tuple(range(cluster.num_devices)): None}
     found.update(dict.fromkeys(_by_kind(cluster)))
     matrix = cluster.bandwidth_GBps
@@ -36,7 +38,7 @@ def device_orders(cluster: Cluster) -> tuple[Order, ...]:
 
 
 def _by_kind(cluster: Cluster) -> list[Order]:
-    """Hosts grouped by kind, each group in the order of its numbers."""
+    """The orders in which devices of one kind of host follow each other, by their numbers within a kind."""
     groups: dict[int, list[int]] = {}
     for device, host in enumerate(cluster.node_of):
         groups.setdefault(int(cluster.alike[host]), []).append(device)
@@ -47,12 +49,13 @@ def _by_kind(cluster: Cluster) -> list[Order]:
 
 
 def min_cut_order(weight: Floats) -> Order:
-    """Order of the vertices of a graph in which the two sides of its minimum cut follow each other, each ordered so.
+    """Order of the vertices of a graph by recursive minimum cuts.
 
-    Vertices between which all edges weigh the same keep their order; the side of the first vertex comes first.
+    The two sides of the minimum cut follow each other, and each side is ordered in the same way. Vertices between which
+    all edges have the same weight keep their order; the side of the first vertex comes first.
 
     Args:
-        weight: [n, n]; an edge weighs the lesser of both directions.
+        weight: [n, n] weights of the edges; of the two directions the lesser one counts.
     """
     both = np.minimum(weight, weight.T)
 

@@ -1,26 +1,20 @@
-"""From a choice to the values of a space that decide it: the way back of `PlanSpace.choice`."""
+"""From a lowered plan to the values of a space that decide it: the way back of `PlanSpace.lowered`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
-from automap.price.plan_reader import same_lowered
+from automap.space.decisions import DECISIONS, SHAPE_KINDS, Ints, Values
 from automap.space.shape import Shape
-
-if TYPE_CHECKING:
-    from automap.space.space import PlanSpace
-
-Ints = npt.NDArray[np.int64]
+from automap.space.stepping import SteppedSpace
 
 
-def values_of(space: PlanSpace, lowered: LoweredPlan) -> tuple[int, ...] | None:
-    """The values that decide `lowered`, or None if it lies outside `space`."""
+def values_of(space: SteppedSpace, lowered: LoweredPlan) -> Values | None:
+    """The values of the only plan of `space` that may be `lowered`, or None if there is none."""
     stages = lowered.layout.stages
     inner = {tuple(int(size) for size in stage.axes[1:]) for stage in stages}
     if lowered.axes != space.axes or len(inner) != 1:
@@ -35,74 +29,86 @@ def values_of(space: PlanSpace, lowered: LoweredPlan) -> tuple[int, ...] | None:
         virtual=len(lowered.chunks) // pp,
         middle=math.prod(middle),
     )
-    placed = _stage_values(space, lowered)
-    if shape not in space.shapes or placed is None:
+    if shape not in space.shapes:
         return None
-    values: list[int] = [*space.meshes.values(shape), *placed]
-    if space.layout(values) is not lowered.layout:
-        return None
-    way = _shares_value(space, values, lowered)
-    if way is None:
-        return None
-    values.append(way)
-    shares = space.cut_shares(values)
+    values = list(space.meshes.values(shape))
+    for decision in DECISIONS[len(SHAPE_KINDS) :]:
+        read = _READERS.get(decision.kind)
+        found = decision.read(space, lowered) if read is None else read(space, values, lowered)
+        if found is None:
+            return None
+        values += found
+    return tuple(values) if space.repair(values) == tuple(values) else None
+
+
+def _order(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) -> list[int] | None:
+    turn = tuple(device for stage in lowered.layout.stages for device in stage.devices)
+    return [space.meshes.orders.index(turn)] if turn in space.meshes.orders else None
+
+
+def _devices(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) -> list[int] | None:
+    stages, part, found = lowered.layout.stages, space.meshes.part, []
+    even = space.meshes.devices // len(stages)
+    for slot in space.slots[space.first.devices : space.first.shares]:
+        size = len(stages[slot.index].devices) if slot.index < len(stages) - 1 else even
+        if size != even and size % part:
+            return None
+        found.append(0 if size == even else size // part)
+    return found if space.layout((*values, *found)) is lowered.layout else None
+
+
+def _shares(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) -> list[int] | None:
+    if not lowered.shares:
+        return [0]
+    legal = np.flatnonzero(space.legal(values)).tolist()
+    return next(([way] for way in legal if space.batch_shares((*values, way)) == lowered.shares), None)
+
+
+def _cuts(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) -> list[int] | None:
+    num_chunks, shares = len(lowered.chunks), space.cut_shares(values)
+    found = [0] * (space.first.recompute - space.first.cut)
     start = 0
-    for slot in space.slots[space.first_cut : space.first_signature]:
-        if slot.kind == "cut" and slot.index < shape.num_chunks - 1:
-            end = start + len(lowered.chunks[slot.index])
-            candidates = space.candidates(start, slot.index, shape.num_chunks, shares[slot.index]).tolist()
-            if end not in candidates:
-                return None
-            values.append(candidates.index(end))
-            start = end
-        elif slot.kind == "recompute" and slot.index < pp:
-            values.append(_mode(space, lowered, slot.index))
-        elif slot.kind == "zero":
-            values.append(lowered.zero)
-        else:
-            values.append(0)
+    for chunk in range(num_chunks - 1):
+        end = start + len(lowered.chunks[chunk])
+        candidates = space.candidates(start, chunk, num_chunks, shares[chunk]).tolist()
+        if end not in candidates:
+            return None
+        found[chunk] = candidates.index(end)
+        start = end
+    return found
+
+
+def _modes(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) -> list[int]:
+    """The first recompute mode that all chunks of each rank follow; 0 where none does."""
+    found = [0] * (space.first.zero - space.first.recompute)
+    num_ranks, units = len(lowered.layout.stages), space.linkage.blocks.units
+    for rank in range(num_ranks):
+        segments = [s for chunk in lowered.chunks[rank::num_ranks] for s in chunk]
+        masks = [space.evaluator.masks(units[s.unit].type) for s in segments]
+        for mode, name in reversed(list(enumerate(RECOMPUTE_MODES))):
+            if all(np.array_equal(s.recomputed, mask[name]) for s, mask in zip(segments, masks, strict=True)):
+                found[rank] = mode
+    return found
+
+
+def _signatures(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) -> list[int]:
     chosen: dict[int, Ints] = {}
     for segment in (s for chunk in lowered.chunks for s in chunk):
         chosen.setdefault(space.linkage.blocks.units[segment.unit].type, segment.chosen)
-    for slot in space.slots[space.first_signature :]:
+    found = []
+    for slot in space.slots[space.first.signature :]:
         group = space.linkage.types[slot.unit_type].groups[slot.group]
-        values.append(int(chosen[slot.unit_type][group.leader, slot.index]))
-    found = space.repair(values)
-    return found if found == tuple(values) and same_lowered(space.lowered(found), lowered) else None
+        found.append(int(chosen[slot.unit_type][group.leader, slot.index]))
+    return found
 
 
-def _stage_values(space: PlanSpace, lowered: LoweredPlan) -> list[int] | None:
-    """The values of the slots of `STAGE_KINDS`, or None if there are none such."""
-    stages, meshes = lowered.layout.stages, space.meshes
-    turn = tuple(device for stage in stages for device in stage.devices)
-    kind = space.schedules[0] if lowered.kind == "interleaved" else lowered.kind
-    if turn not in meshes.orders or kind not in space.schedules:
-        return None
-    values = [space.schedules.index(kind), meshes.orders.index(turn)]
-    even = meshes.devices // len(stages)
-    for slot in space.slots[space.first_stage + 2 : space.shares_slot]:
-        size = len(stages[slot.index].devices) if slot.index < len(stages) - 1 else even
-        if size != even and size % meshes.part:
-            return None
-        values.append(0 if size == even else size // meshes.part)
-    return values
-
-
-def _shares_value(space: PlanSpace, values: Sequence[int], lowered: LoweredPlan) -> int | None:
-    """The value of the slot `shares` behind all slots before, or None if there is none such."""
-    if not lowered.shares:
-        return 0
-    legal = np.flatnonzero(space.legal(values)).tolist()
-    return next((way for way in legal if space.batch_shares((*values, way)) == lowered.shares), None)
-
-
-def _mode(space: PlanSpace, lowered: LoweredPlan, rank: int) -> int:
-    """The first recompute mode that all chunks of a rank follow; 0 where none does."""
-    segments = [s for chunk in lowered.chunks[rank :: len(lowered.layout.stages)] for s in chunk]
-    types = [space.linkage.blocks.units[s.unit].type for s in segments]
-    for mode, name in enumerate(RECOMPUTE_MODES):
-        if all(
-            np.array_equal(s.recomputed, space.evaluator.masks(t)[name]) for s, t in zip(segments, types, strict=True)
-        ):
-            return mode
-    return 0
+_READERS: dict[str, Callable[[SteppedSpace, Sequence[int], LoweredPlan], list[int] | None]] = {
+    "order": _order,
+    "devices": _devices,
+    "shares": _shares,
+    "cut": _cuts,
+    "recompute": _modes,
+    "signature": _signatures,
+}
+"""Kinds of decisions that can only be read behind the values before them: space, these values and the plan to the
+kind's values, or None where there are none."""

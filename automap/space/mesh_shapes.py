@@ -214,16 +214,6 @@ class Meshes:
 
     # -- shapes as values ----------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def followers(self) -> dict[tuple[int, ...], tuple[int, ...]]:
-        """Decided beginning of a shape's values -> the values that may follow."""
-        found: dict[tuple[int, ...], dict[int, None]] = {}
-        for shape in self.shapes:
-            row = self.values(shape)
-            for depth in range(len(row)):
-                found.setdefault(row[:depth], {})[row[depth]] = None
-        return {prefix: tuple(values) for prefix, values in found.items()}
-
     def values(self, shape: Shape) -> tuple[int, ...]:
         """The values that decide `shape`: of pp, tp, the middle axis if there is one, micro-batches, virtual stages."""
         inner = (self.degrees.index(shape.pp), self.degrees.index(shape.tp))

@@ -9,18 +9,22 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """The decisions about the whole: how many of what."""
+    """Degrees of parallelism, micro-batches and virtual stages of a plan."""
 
     pp: int
+    """Pipeline ranks, each of which has one stage."""
     tp: int
+    """Ranks of the innermost mesh axis."""
     dp: int
-    """Of every stage where all have as many devices."""
+    """Ranks of the outermost mesh axis, in every stage where all have equally many devices."""
     num_micro_batches: int
+    """Micro-batches of a step."""
     samples: int
-    """Of a micro-batch over all replicas."""
+    """Samples of a micro-batch over all replicas."""
     virtual: int = 1
+    """Virtual stages of each rank: chunks of the model that it has."""
     middle: int = 1
-    """Ranks of the axis between dp and tp."""
+    """Ranks of the mesh axis between dp and tp."""
 
     @property
     def num_chunks(self) -> int:
@@ -29,20 +33,22 @@ class Shape:
 
     @property
     def replicas(self) -> int:
-        """Ranks over which ZeRO shards what is whole there."""
+        """Ranks over which ZeRO shards what is whole on them."""
         return self.dp * self.middle
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MiddleAxis:
-    """The axis between dp and tp."""
+    """The mesh axis between dp and tp."""
 
     name: Literal["cp", "ep"]
-    """ep: experts are spread over it, all else splits its batch; cp: the sequence is split over it."""
+    """Name of the axis. ep: experts are spread over it, all other operators split their batch; cp: the sequence is
+    split over it."""
     degrees: tuple[int, ...]
+    """Numbers of ranks that the axis may have, ascending."""
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
+    """All divisors of a number, ascending."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})

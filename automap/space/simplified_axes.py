@@ -1,8 +1,8 @@
-"""Spelling: what a choice says of its axes, and the same layout said with fewer of them.
+"""Simplified axes: one lowered plan may be written with several sets of mesh axes; this module finds the simplest.
 
-An axis on which nothing is split is no axis: its ranks repeat each other's work, and the same plan without it leaves
-devices idle. Neighbouring axes that every operator and ZeRO treat alike are one axis, if that costs no more. What
-splits the batch stands in the place of the outermost axis, what does not in that of the innermost.
+The ranks of an axis on which nothing is split repeat each other's work: the same plan without the axis leaves devices
+idle. Two neighbouring axes that every operator and ZeRO treat alike can be written as one. By convention an axis that
+splits the batch is the outermost one, and an axis that does not is the innermost one.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from automap.price.plan_reader import default_signatures
 
 Ints = npt.NDArray[np.int64]
 Role = Literal["none", "batch", "other", "idle"]
-"""What an axis does: it has one rank; most operators split their batch over it; some split something; none does."""
+"""Use of an axis. `none`: it has one rank. `batch`: most operators split their batch over it. `other`: some operators
+split something over it. `idle`: no operator splits anything over it."""
 
 ROUNDING = 1e-9
-"""Two prices that differ by no larger share are equal: sums of the same terms in another order."""
+"""Largest relative difference of two prices that count as equal: sums of the same terms in another order (assumed)."""
 
 
 def sizes(lowered: LoweredPlan) -> Ints:
-    """[axes] the most ranks that an axis has in any stage."""
+    """[axes] ranks of each axis in the stage that has most of it."""
     found: Ints = np.max([stage.axes for stage in lowered.layout.stages], axis=0).astype(np.int64)
     return found
 
 
 def role(lowered: LoweredPlan, evaluator: Evaluator, axis: int) -> Role:
-    """What an axis does."""
+    """The use of an axis, see `Role`."""
     if sizes(lowered)[axis] == 1:
         return "none"
     num_batch = num_whole = num_other = 0
@@ -48,8 +49,11 @@ def role(lowered: LoweredPlan, evaluator: Evaluator, axis: int) -> Role:
 
 
 def num_unlike(lowered: LoweredPlan, evaluator: Evaluator) -> int:
-    """Operators of unlike units and stages that do not do on an axis what goes without saying there: on one that splits
-    the batch, split it; else be whole. Every axis on which they differ counts."""
+    """How many operators differ from the default of an axis, each axis counted by itself.
+
+    The default is to split the batch on an axis that splits it, and to be whole on all others. Operators of equal units
+    with equal signatures count once.
+    """
     seen: set[tuple[int, int, int, int]] = set()
     for axis in np.flatnonzero(sizes(lowered) > 1).tolist():
         is_batch = role(lowered, evaluator, axis) == "batch"
@@ -62,19 +66,20 @@ def num_unlike(lowered: LoweredPlan, evaluator: Evaluator) -> int:
     return len(seen)
 
 
-def spelled(lowered: LoweredPlan, evaluator: Evaluator) -> LoweredPlan:
-    """The one spelling of a layout: like axes are one where that costs no more, and all stand in their place."""
+def canonical(lowered: LoweredPlan, evaluator: Evaluator) -> LoweredPlan:
+    """The same plan with axes in their conventional places; axes used alike are joined where that costs no more."""
     lowered, limit_s = in_place(lowered, evaluator), 0.0
     for merge in merges(lowered, evaluator, same_zero=True):
         limit_s = limit_s or evaluator.evaluate(lowered).step_time_s * (1.0 + ROUNDING)
         outcome = evaluator.evaluate(merge)
         if outcome.fits and outcome.step_time_s <= limit_s:
-            return spelled(merge, evaluator)
+            return canonical(merge, evaluator)
     return lowered
 
 
 def in_place(lowered: LoweredPlan, evaluator: Evaluator) -> LoweredPlan:
-    """A lone axis in its place: outermost if it splits the batch, else innermost."""
+    """The same plan with its only axis moved to the conventional place: outermost if it splits the batch, else
+    innermost."""
     live = np.flatnonzero(sizes(lowered) > 1).tolist()
     if not live:
         return lowered
@@ -89,12 +94,12 @@ def in_place(lowered: LoweredPlan, evaluator: Evaluator) -> LoweredPlan:
 
 
 def merges(lowered: LoweredPlan, evaluator: Evaluator, *, same_zero: bool = False) -> Iterator[LoweredPlan]:
-    """The choice with two neighbouring axes as one, of any two that operators treat alike.
+    """The plans with two neighbouring axes joined, for every two that all operators treat alike.
 
     Args:
-        lowered: whose axes are looked at.
+        lowered: the plan.
         evaluator: of its problem.
-        same_zero: only such that ZeRO treats alike, too; else ZeRO over one of them becomes ZeRO over both.
+        same_zero: join only axes that ZeRO treats alike too; otherwise ZeRO over one of them becomes ZeRO over both.
     """
     live = np.flatnonzero(sizes(lowered) > 1).tolist()
     for outer, inner in itertools.pairwise(live):
@@ -118,7 +123,7 @@ def merges(lowered: LoweredPlan, evaluator: Evaluator, *, same_zero: bool = Fals
 
 
 def without_idle(lowered: LoweredPlan, evaluator: Evaluator) -> Iterator[LoweredPlan]:
-    """The choice without an axis, on the stages that split nothing over it, of every such axis: see `dropped`."""
+    """The plans without an axis on the stages that split nothing over it, for every such axis; see `dropped`."""
     ranks = range(len(lowered.layout.stages))
     for axis in range(len(lowered.axes)):
         idle = [rank for rank in ranks if _is_idle(lowered, evaluator, axis, rank)]
@@ -127,7 +132,7 @@ def without_idle(lowered: LoweredPlan, evaluator: Evaluator) -> Iterator[Lowered
 
 
 def repeats(lowered: LoweredPlan, evaluator: Evaluator) -> bool:
-    """Whether some stage repeats all its work over an axis."""
+    """Whether some stage repeats all its work over some axis."""
     ranks = range(len(lowered.layout.stages))
     return any(_is_idle(lowered, evaluator, axis, rank) for axis in range(len(lowered.axes)) for rank in ranks)
 
@@ -141,7 +146,7 @@ def _is_idle(lowered: LoweredPlan, evaluator: Evaluator, axis: int, rank: int) -
 
 
 def dropped(lowered: LoweredPlan, evaluator: Evaluator, axis: int, ranks: Sequence[int]) -> LoweredPlan:
-    """The choice with pipeline ranks on their first devices along an axis alone, where they split nothing over it."""
+    """The plan in which some pipeline ranks, splitting nothing over an axis, use the first devices along it alone."""
 
     def alone(mesh: list[int], rank: int) -> list[int]:
         mesh[axis] = 1 if rank in ranks else mesh[axis]
@@ -155,7 +160,7 @@ def dropped(lowered: LoweredPlan, evaluator: Evaluator, axis: int, ranks: Sequen
 
 
 def _distinct(lowered: LoweredPlan, evaluator: Evaluator) -> list[Segment]:
-    """One segment of each set that has the same signatures."""
+    """One segment for each set of segments with the same operators and signatures."""
     found: dict[tuple[int, int, int, bytes], Segment] = {}
     for segments in lowered.chunks:
         for s in segments:
@@ -165,7 +170,7 @@ def _distinct(lowered: LoweredPlan, evaluator: Evaluator) -> list[Segment]:
 
 
 def _signatures(lowered: LoweredPlan, evaluator: Evaluator, axis: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Every operator's signature on an axis, with those in which it is whole and in which it splits its batch."""
+    """The signature of every operator on an axis, with its signatures that leave it whole and that split its batch."""
     for segment in _distinct(lowered, evaluator):
         unit_type = evaluator.blocks.units[segment.unit].type
         base = int(evaluator.tables.spans[unit_type])
@@ -176,9 +181,15 @@ def _signatures(lowered: LoweredPlan, evaluator: Evaluator, axis: int) -> Iterat
 def _with_meshes(
     lowered: LoweredPlan, evaluator: Evaluator, change: Callable[[list[int], int], list[int]], *, whole: int | None
 ) -> LoweredPlan:
-    """The choice on other meshes; over axis `whole`, if there is one, which has one rank then, nothing is split.
+    """The plan on other meshes.
 
     Devices are kept as far as a mesh has places for them, the first ones along every axis.
+
+    Args:
+        lowered: the plan.
+        evaluator: of its problem.
+        change: mesh of a stage and its pipeline rank to the new mesh.
+        whole: axis that has one rank in all new meshes, so that nothing is split over it; None = no such axis.
     """
     stages = []
     for rank, stage in enumerate(lowered.layout.stages):
@@ -201,7 +212,7 @@ def _with_meshes(
 
 
 def _moved(lowered: LoweredPlan, evaluator: Evaluator, source: int, target: int) -> LoweredPlan:
-    """The choice with an axis in the place of one that has one rank; between them are none with more."""
+    """The plan with an axis moved to the place of one that has one rank; the axes between them have one rank too."""
     stages = []
     for stage in lowered.layout.stages:
         mesh = [int(size) for size in stage.axes]
@@ -221,7 +232,7 @@ def _moved(lowered: LoweredPlan, evaluator: Evaluator, source: int, target: int)
 def _with_columns(
     lowered: LoweredPlan, evaluator: Evaluator, columns: dict[int, int | None]
 ) -> tuple[tuple[Segment, ...], ...]:
-    """The chunks with the signatures of an axis taken from another one, or whole."""
+    """The chunks with the signatures of each target axis taken from its source axis, or whole where that is None."""
     known: dict[tuple[int, int, bytes], Ints] = {}
 
     def changed(segment: Segment) -> Segment:

@@ -1,8 +1,8 @@
-"""Stage sizes: how many devices each stage of a pipeline may get where stages differ.
+"""Stage sizes: how many devices each stage of a pipeline may have where stages differ.
 
-A cluster is dealt out in equal parts, at most `MAX_PARTS`, that do not straddle hosts; a stage has a whole number of
-parts and of inner meshes, so that stages differ in the outer axis alone. The samples of a micro-batch are spread over
-it as evenly as they go, at least one for each rank. Units: devices, samples.
+A cluster is divided into equal parts, at most `MAX_PARTS`, each inside one host or made of whole hosts. A stage has a
+whole number of parts and of inner meshes, so that stages differ in the outer axis alone. The samples of a micro-batch
+are spread over that axis as evenly as they go, at least one for each rank. Units: devices, samples.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy.typing as npt
 from automap.cluster import Cluster
 
 MAX_PARTS = 16
-"""Parts that a cluster is dealt out in."""
+"""Most parts of a cluster (assumed)."""
 MAX_UNEVEN_STAGES = 4
-"""Stages of the longest pipeline whose stages may differ: longer ones gain little by it and have too many ways."""
+"""Stages of the longest pipeline whose stages may differ (assumed): longer ones gain little and have too many ways."""
 
 
 def part_size(cluster: Cluster) -> int:
-    """Devices of a part: the fewest that divide the cluster in at most `MAX_PARTS` and divide, or are, whole hosts."""
+    """Devices of a part: the fewest that give at most `MAX_PARTS` parts, each inside one host or of whole hosts."""
     devices = cluster.num_devices
     host = math.gcd(*(host.num_devices for host in cluster.hosts))
     return next(
@@ -35,13 +35,13 @@ def part_size(cluster: Cluster) -> int:
 def ways_to_fill(
     cluster: Cluster, inner: Sequence[int], middle: Sequence[int], samples: Sequence[int], *, splits_batch: bool
 ) -> npt.NDArray[np.bool_]:
-    """Which parts of the cluster some stages can share out between them, each legal by itself.
+    """Numbers of parts that several stages can have together, each with a legal size.
 
     Args:
-        cluster: whose devices are dealt out.
+        cluster: cluster whose devices the stages share.
         inner: sizes of the inner axis.
         middle: sizes of the middle axis.
-        samples: of a micro-batch.
+        samples: numbers of samples of a micro-batch.
         splits_batch: whether the middle axis splits the batch too, evenly.
 
     Returns:

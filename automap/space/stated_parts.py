@@ -126,7 +126,7 @@ def signatures(evaluator: Evaluator, shape: Shape, axes: Sequence[Axis], *, sequ
 def _mixtures(space: PlanSpace) -> Mask:
     """[operator rows] routers, experts and what stands between them: behind the tokens, up to their sum."""
     tables = space.evaluator.tables
-    found = np.zeros(len(tables.operators), dtype=np.bool_)
+    found = np.zeros(len(tables.type_of), dtype=np.bool_)
     for unit_type, unit in enumerate(space.linkage.types):
         ops = [space.operator(unit_type, offset) for offset in range(len(unit.signatures))]
         for op in ops:
@@ -142,7 +142,7 @@ def _follow(space: PlanSpace, dim: int, experts: str) -> Ints:
     """[operator rows] signatures that keep dim `dim` of the tokens split and every weight whole but the experts'."""
     tables = space.evaluator.tables
     tensors = space.problem.graph.tensors
-    found = np.zeros(len(tables.operators), dtype=np.int64)
+    found = np.zeros(len(tables.type_of), dtype=np.int64)
     for unit_type, unit in enumerate(space.linkage.types):
         placed: dict[str, Placement] = {} if unit.boundary_in is None else {unit.boundary_in: dim}
         ops = [space.operator(unit_type, offset) for offset in range(len(unit.signatures))]

@@ -22,7 +22,6 @@ from automap.plan import ScheduleKind
 from automap.price.estimate import sequence_length
 from automap.price.evaluator import Evaluator, blank
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
-from automap.price.tables import OP_SIGNATURES, S_BATCH, S_DIVIDES
 from automap.space.shape import Shape, divisors
 from automap.space.stated_parts import Unpriced, chunks, mesh, signatures
 from ir.groups import fused_groups
@@ -195,8 +194,8 @@ def _whole_products(evaluator: Evaluator, chosen: Ints) -> Iterator[int]:
     for unit_type in range(evaluator.blocks.num_types):
         start = evaluator.blocks.representative(unit_type).start
         for offset, row in enumerate(tables.rows(unit_type)):
-            signature = tables.signatures[tables.operators[row, OP_SIGNATURES] + chosen[row, -1]]
-            divided = signature[S_DIVIDES] and not signature[S_BATCH]
+            signature = tables.arrays.signatures[tables.arrays.operators[row].first_signature + chosen[row, -1]]
+            divided = signature.divides_work and not signature.splits_batch
             if graph.operators[start + offset].forward_flops.at(1) > 0.0 and not divided:
                 yield start + offset
 

@@ -28,7 +28,7 @@ class Verifier:
         self._model = Model(problem)
 
     def violations(self, plan: Plan) -> tuple[Violation, ...]:
-        """See `verify`."""
+        """All faults of a plan, see `verify`."""
         model = self._model
         found = check_structure(plan, model)
         if found:

@@ -156,7 +156,7 @@ def _limit(limits: SandboxLimits) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
-def _shut() -> None:
+def forbid_opening() -> None:
     """Forbids this process to open files or connections and to start processes."""
     import resource
 
@@ -192,7 +192,7 @@ def _read(size: int, max_bytes: int, options: ReadOptions) -> bytes:
 
     data = sys.stdin.buffer.read(size)
     mapped = _address_space()
-    _shut()
+    forbid_opening()
     with _parse_budget(mapped, size):
         model = parse(data, Limits(max_bytes=max_bytes))
     sha256 = hashlib.sha256(data).hexdigest()

@@ -108,7 +108,7 @@ TABLE = "{samples length row! pair! 1}"
     ),
 )
 def rotary(ctx: Context) -> Result:
-    """Rotates pairs of the head size: that dim stays whole; heads, samples and positions are free."""
+    """Rotates pairs of the head size: that dim stays whole; heads, samples and positions can be split."""
     x = ctx.tensor(0)
     rule = ctx.rule
     if x.batch_dim is None and any(ctx.has(i) and ctx.tensor(i).batch_dim == 0 for i in (1, 2, 3)):
@@ -152,7 +152,7 @@ STATE = "[{samples direction hidden 1}]"
     " -> {samples time direction hidden}, {samples direction hidden}, {samples direction hidden}",
 )
 def recurrent(ctx: Context) -> Result:
-    """Samples are free; time, features and gates stay whole."""
+    """Samples can be split; time, features and gates stay whole."""
     x, w, r = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
     rule = ctx.rule
     layout = ctx.int_attribute("layout", 0)

@@ -135,7 +135,7 @@ class Context:
             Unsupported: an operand is missing, or has other dims than the line says.
         """
         follower = Follower(self.rule, where or {}, sizes or {}, collectives or {})
-        return follower.follow(KINDS[self.kind].lines[line], self.inputs)
+        return follower.follow(parse(KINDS[self.kind].rules[line]), self.inputs)
 
     def keep_one_sample(self, index: int, dim: int = 0) -> None:
         """Requires the first of `dim` alone, where a known operand holds the same for each exported sample.

@@ -78,7 +78,7 @@ def matmul(ctx: Context) -> Result:
 
 
 def _among_samples(ctx: Context, dims_a: Dims, dims_b: Dims, out: Dims) -> Result:
-    """Similarities between all samples of a batch: each rank needs them all. One sample is compared with itself."""
+    """Similarities between all samples of a batch, which every rank needs; at one sample it is compared with itself."""
     ctx.rule.mark([ctx.rule.batch()], fixed=True)
     result = _product(ctx, [(0, dims_a), (1, dims_b)], out, "none")
     result.replicated_because = "it compares the samples of a batch with each other (counted for one sample)"
@@ -124,7 +124,7 @@ def gemm(ctx: Context) -> Result:
 
 
 def _halo(x: Tensor, dim: int, window: int, stride: int, begin: int) -> InternalCollective | None:
-    """The rows of both neighbours that a split of dim `dim` needs: `begin` before, the rest of a window behind."""
+    """The exchange of a split of dim `dim`: rows of both neighbours, `begin` before and the rest of a window behind."""
     rows = begin + max(window - stride - begin, 0)
     if rows == 0:
         return None
@@ -265,7 +265,7 @@ def conv_transpose(ctx: Context) -> Result:
 
 @kind("Einsum", rule="{kept summed+ 1}* -> {kept}")
 def einsum(ctx: Context) -> Result:
-    """The equation is the rule; factors that are not in the result are summed."""
+    """The attribute `equation` names the loops, which are the factors; those that are not in the result are summed."""
     equation = str(ctx.attributes["equation"]).replace(" ", "")
     left, _, right = equation.partition("->")
     terms = left.split(",")

@@ -9,9 +9,9 @@ from ir.operators.base import BakedBatch, Context, Dims, MissingBatch, Result, U
 
 
 def _lookup_traffic(ctx: Context, output_elements: int) -> tuple[float, float]:
-    """Only the rows that are looked up are read; the gradient of the table is dense, hence written whole.
+    """Traffic of a look-up: only the rows that are looked up are read; the gradient of the table is written whole.
 
-    Sources: `torch.nn.Embedding(sparse=False)`, whose backward fills a table of zeros and adds rows.
+    Source: `torch.nn.Embedding(sparse=False)`, whose backward pass fills a table of zeros and adds rows.
     """
     table, rows = ctx.tensor(0), float(output_elements)
     total = table.num_elements + rows
@@ -43,7 +43,7 @@ def gather(ctx: Context) -> Result:
     if indices.batch_dim is not None and data.batch_dim is not None:
         raise Unsupported("data and indices both depend on the sample")
     if axis == 0 and data.batch_dim is None and len(indices.shape) > 1:
-        ctx.keep_one_sample(1)  # places or kinds of tokens
+        ctx.keep_one_sample(1)  # positions or kinds of tokens
     own = rule.dims(indices)
     out = [*dims[:axis], *own, *dims[axis + 1 :]]
     elements = prod(rule.size(factors) for factors in out)
@@ -58,7 +58,12 @@ def gather(ctx: Context) -> Result:
 
 
 def _same_batch(ctx: Context, first: tuple[int, Tensor], second: tuple[int, Tensor], axis: int) -> None:
-    """Asks for the batch in both operands where one lacks it; both have the same dims but for `axis`."""
+    """Requires the batch in both operands where one lacks it; both have the same dims except `axis`.
+
+    Raises:
+        MissingBatch: an operand must first be repeated over the batch.
+        BakedBatch: an operand holds the exported batch.
+    """
     for (_, own), (index, other) in ((first, second), (second, first)):
         d = own.batch_dim
         if d is None or d == axis or other.batch_dim is not None or d >= len(other.shape):
@@ -71,7 +76,7 @@ def _same_batch(ctx: Context, first: tuple[int, Tensor], second: tuple[int, Tens
 
 @kind("GatherElements", rule="{shared rows!}, {shared at!} -> {shared at}")
 def gather_elements(ctx: Context) -> Result:
-    """One look-up for each position; the axis stays whole."""
+    """One look-up along `axis` for each position; the axis stays whole."""
     data, indices = ctx.tensor(0), ctx.tensor(1)
     rule = ctx.rule
     axis = ctx.axis("axis", 0, len(data.shape))
@@ -91,7 +96,7 @@ def gather_elements(ctx: Context) -> Result:
 
 @kind("GatherND", rule="{shared rows! kept}, {shared at} depth! -> {shared at kept}")
 def gather_nd(ctx: Context) -> Result:
-    """Leading dims of the indices are free, dims of the data that are looked into stay whole."""
+    """Leading dims of the indices can be split, dims of the data that are looked into stay whole."""
     data, indices = ctx.tensor(0), ctx.tensor(1)
     rule = ctx.rule
     shared = ctx.int_attribute("batch_dims", 0)
@@ -124,7 +129,7 @@ def gather_nd(ctx: Context) -> Result:
 
 @kind("ScatterElements", "Scatter", rule="{rows!}, {at!}, {new!} -> {rows}")
 def scatter(ctx: Context) -> Result:
-    """Replicated, but for the batch where data, indices and updates all carry it in the same dim."""
+    """Replicated, except the batch where data, indices and updates all carry it in the same dim."""
     data, indices, updates = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
     rule = ctx.rule
     axis = ctx.axis("axis", 0, len(data.shape))
@@ -141,7 +146,7 @@ def scatter(ctx: Context) -> Result:
 
 @kind("ScatterND", rule="{rows! kept}, {at!}, {new! kept} -> {rows kept}")
 def scatter_nd(ctx: Context) -> Result:
-    """Dims of the data behind those that are looked into are free; they are the last dims of the updates."""
+    """Dims of the data behind those that are looked into can be split; they are the last dims of the updates."""
     data, indices, updates = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
     rule = ctx.rule
     lead, depth = len(indices.shape) - 1, indices.shape[-1]

@@ -1,17 +1,17 @@
-"""Mixture of experts: routed tokens go to the experts that the router chose, and come back.
+"""Mixture of experts: tokens are dispatched to the experts that the router chose, and their results are combined.
 
-`Dispatch` gives each expert a fixed number of slots a sample (`capacity`), `GroupedMatMul` multiplies what stands in
-the slots of each expert by that expert's weight, `Combine` brings every token's `k` results back and adds them up by
-the router's weights. In `[e, (b c), h]` samples are the major part of the slots: an axis that splits samples in front
-of the experts and the experts inside them exchanges tokens by all-to-all, as for any other two placements.
+`Dispatch` copies each token into slots of its experts, of which every expert has a fixed number a sample (`capacity`);
+`GroupedMatMul` multiplies the slots of each expert by that expert's weight; `Combine` adds the `k` results of every
+token, weighted as the router says. In `[e, (b c), h]` samples are the major part of the slots: an axis that splits
+samples before `Dispatch` and experts behind it exchanges tokens by all-to-all, as between any other two placements.
 
 A token takes the next free slot of its expert, in the order of tokens and of its `k` choices; slots that stay empty
 are zero, tokens beyond the capacity add nothing (GShard, arXiv 2006.16668, section 3.2, without its random routing).
-Attribute `batch_dim` says which token dim holds the samples where it is not the first.
+Attribute `batch_dim` is the token dim that holds the samples where it is not the first.
 
-With `groups` > 1 the tokens of a sample fall into that many runs of equal length along the first token dim that is not
-the samples', each with slots of its own (the groups of GShard): the slots are `[e, g, (b c), h]`, and an axis that
-splits the sequence (context or sequence parallelism) exchanges tokens with the experts by all-to-all as well.
+With `groups` > 1 the tokens of a sample are divided into that many runs of equal length, along the first token dim that
+is not that of the samples, each with slots of its own (the groups of GShard): the slots are `[e, g, (b c), h]`, and an
+axis that splits the sequence (context or sequence parallelism) exchanges tokens with the experts by all-to-all as well.
 FLOPs are those of the routed tokens, not of the slots.
 """
 
@@ -28,7 +28,7 @@ BALANCED_LOAD = (
     "mixture of experts: every expert is assumed to get an equal share of each sample's routed tokens; "
     "a real router's busiest expert takes longer and holds more"
 )
-"""Warning of every graph with experts: what capacity, times and memory rest on."""
+"""Warning of every graph with experts: the assumption behind capacity, times and memory."""
 
 
 def _routing(ctx: Context, x_lead: tuple[int, ...], batch_dim: int | None, index: int) -> Tensor:
@@ -40,7 +40,7 @@ def _routing(ctx: Context, x_lead: tuple[int, ...], batch_dim: int | None, index
 
 
 def _lead(ctx: Context, tensor: Tensor, groups: tuple[int, ...] = ()) -> Dims:
-    """Factors of the token dims: samples and groups are free, tokens of a group stay together."""
+    """Factors of the token dims: samples and groups can be split, tokens of a group stay together."""
     dims = range(len(tensor.shape) - 1)
     grouped = next((d for d in dims if d != tensor.batch_dim), None) if groups else None
     found: Dims = []

@@ -1,4 +1,4 @@
-"""Pooling and resizing: samples and channels are free, space stays whole."""
+"""Pooling and resizing: samples and channels can be split, space stays whole."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def resize(ctx: Context) -> Result:
 
 @kind("GridSample", rule="samples channels {space!}, samples {points!} pair! -> samples channels {points}")
 def grid_sample(ctx: Context) -> Result:
-    """Interpolates `x` at the points of a grid `[n, h, w, 2]`: samples and channels are free."""
+    """Interpolates `x` at the points of a grid `[n, h, w, 2]`: samples and channels can be split."""
     x, grid = ctx.tensor(0), ctx.tensor(1)
     if x.batch_dim not in (None, 0) or grid.batch_dim not in (None, 0):
         raise Unsupported("the batch does not lead")

@@ -15,7 +15,7 @@ MAX_INT = 2**31 - 1
 
 
 def _reshaped(ctx: Context, shape: tuple[int, ...], batch_dim: int | None, *, traced: bool = True) -> tuple[Dims, Dims]:
-    """Factors of a re-view to `shape` (one sample)."""
+    """Factors of the operand and of its view in `shape` (at one sample), with the batch in `batch_dim`."""
     tensor = ctx.tensor(0)
     rule = ctx.rule
     source: list[list[int]] = [[] for _ in tensor.shape]
@@ -130,7 +130,7 @@ def unsqueeze(ctx: Context) -> Result:
 
 @kind("Transpose", rule="{dims} -> {dims}", is_view=True)
 def transpose(ctx: Context) -> Result:
-    """A permutation; on activations the consumer needs a copy, so it is priced as one."""
+    """A permutation of dims; of activations the consumer needs a copy, which is priced."""
     tensor = ctx.tensor(0)
     rank = len(tensor.shape)
     perm = ctx.ints("perm") or tuple(reversed(range(rank)))
@@ -167,7 +167,7 @@ def _bounds(ctx: Context) -> list[tuple[int, int, int, int]]:
 
 @kind("Slice", rule="{kept cut!} -> {kept rest!}", is_view=True)
 def slice_(ctx: Context) -> Result:
-    """Dims that are cut stay whole, dims taken in full are free."""
+    """Dims that are cut stay whole, dims taken in full can be split."""
     tensor = ctx.tensor(0)
     rule = ctx.rule
     cuts = {}
@@ -193,7 +193,7 @@ def slice_(ctx: Context) -> Result:
 
 @kind("Split", rule="{kept axis!} -> {kept piece!}*", is_view=True)
 def split(ctx: Context) -> Result:
-    """The axis stays whole."""
+    """Pieces along `axis`, which stays whole."""
     tensor = ctx.tensor(0)
     axis = ctx.axis("axis", 0, len(tensor.shape))
     size = tensor.shape[axis]
@@ -255,7 +255,7 @@ def concat(ctx: Context) -> Result:
 
 @kind("Expand", rule="{kept 1} -> {kept repeated}")
 def expand(ctx: Context) -> Result:
-    """Broadcasts; attribute `shape` is the whole output shape, `batch_dim` says where samples are new."""
+    """Broadcasts; attribute `shape` is the whole output shape, `batch_dim` the dim of samples that are new."""
     tensor = ctx.tensor(0)
     rule = ctx.rule
     given = ctx.ints("shape", 1)
@@ -263,34 +263,28 @@ def expand(ctx: Context) -> Result:
         raise Unsupported("no shape")
     new_batch = ctx.attributes.get("batch_dim")
     rank = max(len(given), len(tensor.shape))
-    wanted = (1,) * (rank - len(given)) + tuple(given)
+    sizes = (1,) * (rank - len(given)) + tuple(given)
     offset = rank - len(tensor.shape)
     source: Dims = []
     target: Dims = []
-    for out in range(rank):
+    for out, new in enumerate(sizes):
         d = out - offset
         size = tensor.shape[d] if d >= 0 else 1
-        carries = d >= 0 and tensor.batch_dim == d
-        want = wanted[out]
-        if carries:
-            if want in (1, size, size * ctx.export_batch):
-                factors = rule.dim(tensor, d)
-                source.append(factors)
-                target.append(factors)
-                continue
-            raise Unsupported(f"size {want} for a dim of {size} for each sample")
-        if new_batch == out:
-            if d >= 0:
-                source.append(())
-            target.append((rule.batch(), *rule.loop(want)))
-            continue
-        if size == 1 or want in (1, size):
-            full = rule.loop(max(size, want))
-            if d >= 0:
-                source.append(full if size != 1 else ())
-            target.append(full)
-            continue
-        raise Unsupported(f"sizes {size} and {want} do not broadcast")
+        own: tuple[int, ...] = ()
+        if d >= 0 and tensor.batch_dim == d:
+            if new not in (1, size, size * ctx.export_batch):
+                raise Unsupported(f"size {new} for a dim of {size} for each sample")
+            own = rule.dim(tensor, d)
+            target.append(own)
+        elif new_batch == out:
+            target.append((rule.batch(), *rule.loop(new)))
+        elif size == 1 or new in (1, size):
+            target.append(rule.loop(max(size, new)))
+            own = target[-1] if size != 1 else ()
+        else:
+            raise Unsupported(f"sizes {size} and {new} do not broadcast")
+        if d >= 0:
+            source.append(own)
     shape = tuple(rule.size(f) for f in target)
     return Result([(0, source)], [target], passing="joint", traffic=(0.0, 1.0), attributes={"shape": shape})
 
@@ -315,7 +309,7 @@ def tile(ctx: Context) -> Result:
 
 @kind("DepthToSpace", "SpaceToDepth", rule="samples {block!} -> samples {new!}")
 def depth_space(ctx: Context) -> Result:
-    """Samples are free, the rest stays whole."""
+    """Samples can be split, the rest stays whole."""
     tensor = ctx.tensor(0)
     block = ctx.int_attribute("blocksize", 1)
     _, c, h, w = tensor.shape

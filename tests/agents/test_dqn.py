@@ -44,8 +44,8 @@ def test_an_untrained_network_is_greedy_on_the_bound(s):
     agent, env = agent_of(s)
     observation = env.reset()
     agent.exploration = 0.0
-    walks = env.episodes[0].prefixes.walks
-    best = walks.legal[0, walks.ahead[0, : walks.offered[0], 0].argmin()]
+    episodes = env.episodes[0].partial_plans.episodes
+    best = episodes.legal[0, episodes.action_bounds[0, : episodes.offered[0], 0].argmin()]
     assert agent.act(observation)[0] == best
     with torch.no_grad():
         q = agent.q_net({k: torch.as_tensor(v) for k, v in observation.items()})

@@ -6,7 +6,6 @@ import pytest
 
 from automap.cluster import parse_cluster
 from automap.price.evaluator import Evaluator
-from automap.price.kernels.columns import C_SAVED
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.space.templates import megatron_signatures
@@ -28,9 +27,9 @@ def _layer_bytes(
     shape = next(s for s in space.shapes if (s.tp, s.pp, s.num_micro_batches) == (tp, 1, 1))
     prefix = space.even_values(shape, recompute=recompute, zero=0)
     lowered = space.lowered(megatron_signatures(space, shape, prefix, sequence_parallel=sequence_parallel))
-    calls, parts, _ = evaluator.distinct_units(lowered)
-    middle = max(parts, key=lambda part: part[2])[1]
-    return float(evaluator.unit_rows(lowered, calls)[middle, C_SAVED]) / (LENGTH * BATCH * HIDDEN)
+    calls, parts = evaluator.distinct_units(lowered)
+    middle = max(parts, key=lambda part: int(part.times)).row
+    return float(evaluator.unit_costs(lowered, calls)[middle].saved_bytes) / (LENGTH * BATCH * HIDDEN)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])

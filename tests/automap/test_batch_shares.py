@@ -6,12 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from automap.bounds.partial_plans import BoundTable, Prefixes
+from automap.bounds.partial_plans import BoundTable, PartialPlans
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.plan import Plan
 from automap.price.estimate import estimate_choice, price
-from automap.price.kernels.step import R_COMPUTE, R_END, R_OVERHEAD
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.space.batch_shares import TILTS, dealt, ways_to_share
@@ -120,13 +119,13 @@ def test_each_kind_is_priced_with_its_own_share(shares):
         alone = build(s.problem.graph, cluster, 4 * most, num_micro_batches=1, zero=0, tp=1, pp=1, recompute="none")
         lowered = lower_plan(alone.decode(one_stage(alone)), alone.evaluator, alone.axes)
         found.append(alone.evaluator.evaluate(lowered).ranks[0])
-    seen = {float(ranks[0, R_COMPUTE]) for ranks in outcome.of_views}
-    assert seen == {float(row[R_COMPUTE]) for row in found}
-    assert outcome.step_time_s == max(float(ranks[0, R_END]) for ranks in outcome.of_views)
-    slowest = max(outcome.of_views, key=lambda ranks: float(ranks[0, R_END]))
+    seen = {float(ranks[0]["compute_s"]) for ranks in outcome.of_views}
+    assert seen == {float(row["compute_s"]) for row in found}
+    assert outcome.step_time_s == max(float(ranks[0]["end_s"]) for ranks in outcome.of_views)
+    slowest = max(outcome.of_views, key=lambda ranks: float(ranks[0]["end_s"]))
     assert outcome.ranks is slowest
-    assert float(slowest[0, R_COMPUTE]) == max(seen)
-    assert float(slowest[0, R_OVERHEAD]) == float(found[0][R_OVERHEAD])
+    assert float(slowest[0]["compute_s"]) == max(seen)
+    assert float(slowest[0]["overhead_s"]) == float(found[0]["overhead_s"])
 
 
 @pytest.mark.parametrize(
@@ -186,16 +185,16 @@ def test_bounds_and_documents_of_all_plans(mlp):
     prices = s.price(np.array(plans))
     shared = [values[s.shares_slot] > 0 for values in plans]
     assert 0.2 < np.mean(shared) < 1.0
-    walked = Prefixes(BoundTable(s), len(plans))
+    walked = PartialPlans(BoundTable(s), len(plans))
     while not walked.done.all():
-        assert (walked.walks.bound[:, 0] <= prices[:, 0] * (1 + 1e-12)).all()
-        assert (walked.walks.bound[:, 1] <= prices[:, 1] + 1e-12).all()
+        assert (walked.episodes.bound[:, 0] <= prices[:, 0] * (1 + 1e-12)).all()
+        assert (walked.episodes.bound[:, 1] <= prices[:, 1] + 1e-12).all()
         actions = np.zeros(len(plans), dtype=np.int64)
         for number in np.flatnonzero(~walked.done):
-            legal = walked.walks.legal[number, : walked.walks.offered[number]]
-            actions[number] = np.searchsorted(legal, plans[number][walked.walks.position[number]])
+            legal = walked.episodes.legal[number, : walked.episodes.offered[number]]
+            actions[number] = np.searchsorted(legal, plans[number][walked.episodes.position[number]])
         walked.step(actions)
-    assert walked.walks.bound.tolist() == prices.tolist()
+    assert walked.episodes.bound.tolist() == prices.tolist()
     check = Verifier(s.problem)
     for values, mine in itertools.islice(zip(plans, prices.tolist(), strict=True), 0, None, max(1, len(plans) // 60)):
         lowered = s.lowered(values)

@@ -5,11 +5,13 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from price_cases import stage_of
 from virtual_ranks import assemble, collective, convert, letter, place
 
 from automap.fitted_curves import COLLECTIVES
-from automap.price.kernels.collectives import KIND_COUNT, L_BYTES, L_COUNT, L_KIND, V_COUNT
+from automap.price.kernels.collectives import Reason
 from automap.price.kernels.collectives import convert as price_conversion
+from automap.price.kernels.cost_records import COLLECTIVE_DTYPE, Recorder
 from ir.factors import BROADCAST, PARTIAL, gradient_placement
 
 PLACEMENTS = (0, 1, BROADCAST, PARTIAL)
@@ -28,12 +30,10 @@ with it: so B->B with P is Megatron's f, P->B with B its g.
 
 def listed(source, target, ranks):
     """Collectives that the price writes down: [(name, bytes)]."""
-    records, cursor = np.full((8, L_COUNT), -1.0), np.zeros(1, dtype=np.int64)
-    times = np.zeros(KIND_COUNT)
-    sizes = np.array([float(ranks)])
-    where, to = np.array([source]), np.array([target])
-    price_conversion(1024.0, where, to, sizes, np.ones((1, V_COUNT)), times, (0, 0, 0), records, cursor)
-    return [(COLLECTIVES[int(r[L_KIND])], r[L_BYTES]) for r in records[: cursor[0]]]
+    recorder = Recorder(np.empty(8, dtype=COLLECTIVE_DTYPE), np.zeros(1, dtype=np.int64))
+    times, where, to = np.zeros(len(COLLECTIVES)), np.array([source]), np.array([target])
+    price_conversion(1024.0, where, to, stage_of([ranks]), times, Reason(0, 0, 0), recorder)
+    return [(COLLECTIVES[row.kind], row.data_bytes) for row in recorder.rows[: recorder.num_rows[0]]]
 
 
 def users(placement, gradient, weights, ranks):

@@ -6,25 +6,17 @@ import pytest
 from automap.cluster import parse_cluster
 from automap.cost_graph.graph import CostGraph
 from automap.cost_graph.sensitivities import sensitivities
-from automap.price.kernels.collectives import KIND_COUNT
-from automap.price.kernels.columns import (
-    C_BACKWARD,
-    C_BACKWARD_COMM,
-    C_COUNT,
-    C_FORWARD,
-    C_FORWARD_COMM,
-    C_GATHER,
-    C_PARAMETERS,
-    C_RECOMPUTE,
-    C_REDUCE,
-    C_SAVED,
-    C_ZERO,
-)
+from automap.price.kernels.array_types import columns_of, records_of
+from automap.price.kernels.cost_records import UNIT_COST_DTYPE, UNIT_COST_WIDTH
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from ir import zoo
 
-ADD_UP = (C_FORWARD, C_BACKWARD, C_RECOMPUTE, C_PARAMETERS, C_ZERO, *range(C_REDUCE, C_REDUCE + 2), C_GATHER)
+ADD_UP = columns_of(
+    UNIT_COST_DTYPE, "forward_s", "backward_s", "recompute_s", "parameters", "zero_parameters", "reduced", "gathered"
+)
+(SAVED,) = columns_of(UNIT_COST_DTYPE, "saved_bytes")
+STATE = columns_of(UNIT_COST_DTYPE, "parameters", "zero_parameters")
 
 
 def graph_of(space, values):
@@ -34,8 +26,10 @@ def graph_of(space, values):
 
 def seconds(costs):
     """Of the device, all collectives counted in full: [rows, 2] forward, backward."""
-    forward = costs[:, C_FORWARD] + costs[:, C_FORWARD_COMM : C_FORWARD_COMM + KIND_COUNT].sum(axis=1)
-    backward = costs[:, C_BACKWARD] + costs[:, C_RECOMPUTE] + costs[:, C_BACKWARD_COMM:C_REDUCE].sum(axis=1)
+    rows = records_of(costs, UNIT_COST_DTYPE)
+    forward = rows["forward_s"] + rows["forward_comm_s"].sum(axis=1)
+    comm = rows["backward_comm_s"].sum(axis=1) + rows["recompute_comm_s"].sum(axis=1)
+    backward = rows["backward_s"] + rows["recompute_s"] + comm
     return np.stack([forward, backward], axis=1)
 
 
@@ -47,7 +41,7 @@ def test_a_chain_adds_up_exactly(mlp, space):
         exact = graph.units.costs(graph.chosen(picked))
         np.testing.assert_allclose(graph.unit_costs(picked)[:, ADD_UP], exact[:, ADD_UP], rtol=1e-12)
         np.testing.assert_allclose(seconds(graph.unit_costs(picked)), seconds(exact), rtol=1e-12)
-        np.testing.assert_allclose(graph.unit_costs(picked)[:, C_SAVED], exact[:, C_SAVED], rtol=1e-12, atol=1e-6)
+        np.testing.assert_allclose(graph.unit_costs(picked)[:, SAVED], exact[:, SAVED], rtol=1e-12, atol=1e-6)
 
 
 @pytest.mark.parametrize("cluster", ["2x2xV100@10Gbit", "2xV100-16GB+2xP100-16GB"])
@@ -91,7 +85,7 @@ def test_scalars_weigh_the_same_costs(gpt, space):
     rng = np.random.default_rng(3)
     for values in s.random_batch(rng, 10).tolist():
         graph, picked = graph_of(s, values)
-        weights = rng.random((len(graph.base), C_COUNT))
+        weights = rng.random((len(graph.base), UNIT_COST_WIDTH))
         expected = float((graph.unit_costs(picked) * weights).sum())
         assert graph.scalars(weights).value(picked) == pytest.approx(expected, rel=1e-9)
 
@@ -108,11 +102,10 @@ def test_sensitivities_are_those_of_the_price(gpt, space):
     before = units.outcome(costs, tied, exact=True)
     for row in range(len(costs)):
         more = costs.copy()
-        more[row, C_PARAMETERS] += 1e6
-        more[row, C_ZERO] += 1e6
+        more[row, STATE] += 1e6
         after = units.outcome(more, tied, exact=True)
-        predicted = 1e6 * (at.time[row, C_PARAMETERS] + at.time[row, C_ZERO])
+        predicted = 1e6 * at.time[row, STATE].sum()
         assert after.step_time_s - before.step_time_s == pytest.approx(predicted, rel=1e-3, abs=1e-12)
-        used = 1e6 * (at.memory[0, row, C_PARAMETERS] + at.memory[0, row, C_ZERO])
+        used = 1e6 * at.memory[0, row, STATE].sum()
         capacity = at.capacity[0]
         assert (after.overflow - before.overflow) * capacity == pytest.approx(used, rel=1e-3)

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from automap.cluster import known_devices
 from automap.fitted_curves import COLLECTIVES, fitted
 from automap.price.curves import attention_curve, gemm_curve
-from automap.price.kernels import attention, gemm
-from automap.price.kernels import collectives as communication
-from automap.price.kernels.attention import attention_s
+from automap.price.kernels.attention import AttentionShape, attention_s
 from automap.price.kernels.collectives import collective_s, host_link
 from automap.price.kernels.gemm import gemm_s
-from automap.price.tables import ALL_GATHER, ALL_REDUCE
+from automap.price.kernels.records import ALL_GATHER, ALL_REDUCE
 
 DEVICES = {device.name: device for device in known_devices()}
 SIZE = st.integers(1, 70_000)
@@ -61,7 +59,7 @@ def test_larger_attention_takes_no_less_time(
     curve = attention_curve(DEVICES[name], rate=0.9, portable=False)
 
     def price(b: float, h: float, s: float, d: float) -> float:
-        return float(attention_s(b, h, h, s, s, d, causal, 2.0, curve, backward))
+        return float(attention_s(AttentionShape(b, h, h, s, s, d, causal, 2.0), curve, backward))
 
     _never_falls(price, [float(v) for v in (batch, heads, length, head)])
 
@@ -73,10 +71,10 @@ def test_more_bytes_take_no_less_time(kind: int, ranks: int, data: int) -> None:
     assert collective_s(kind, ranks, link, data + 1000.0) >= collective_s(kind, ranks, link, float(data)) > 0
 
 
-def _slower_and_faster(price: Callable[[Any], float], curve: Any, columns: tuple[int, ...]) -> None:
-    for column in columns:
+def _slower_and_faster(price: Callable[[Any], float], curve: Any, *names: str) -> None:
+    for name in names:
         faster = curve.copy()
-        faster[column] *= 1.5
+        faster[name] *= 1.5
         assert price(faster) < price(curve)
 
 
@@ -85,16 +83,16 @@ def test_faster_parts_take_less_time() -> None:
     _slower_and_faster(
         lambda c: gemm_s(3000.0, 500.0, 700.0, 2.0, 2.0, 2.0, c),
         gemm_curve(device, "bf16"),
-        (gemm.G_FLOPS, gemm.G_BYTES_PER_S),
+        "flops_per_s",
+        "bytes_per_s",
     )
     _slower_and_faster(
-        lambda c: attention_s(2.0, 8.0, 8.0, 999.0, 999.0, 64.0, True, 2.0, c, True),
+        lambda c: attention_s(AttentionShape(2.0, 8.0, 8.0, 999.0, 999.0, 64.0, True, 2.0), c, True),
         attention_curve(device, rate=1.0, portable=False),
-        (attention.A_FLOPS, attention.A_BYTES_PER_S),
+        "flops_per_s",
+        "bytes_per_s",
     )
-    _slower_and_faster(
-        lambda c: collective_s(ALL_REDUCE, 8.0, c, 1e7), host(8), (communication.V_BYTES_PER_S + ALL_REDUCE,)
-    )
+    _slower_and_faster(lambda c: collective_s(ALL_REDUCE, 8.0, c, 1e7), host(8), "bytes_per_s")
 
 
 def test_nothing_takes_no_time() -> None:
@@ -102,7 +100,7 @@ def test_nothing_takes_no_time() -> None:
     assert gemm_s(0.0, 5.0, 5.0, 1.0, 2.0, 2.0, gemm_curve(device, "bf16")) == 0
     assert collective_s(ALL_GATHER, 1.0, host(1), 1e9) == 0
     curve = attention_curve(device, rate=1.0, portable=False)
-    assert attention_s(1.0, 8.0, 8.0, 0.0, 0.0, 64.0, True, 2.0, curve, False) == 0
+    assert attention_s(AttentionShape(1.0, 8.0, 8.0, 0.0, 0.0, 64.0, True, 2.0), curve, False) == 0
 
 
 def test_a_large_product_runs_at_the_fitted_rate() -> None:
@@ -125,7 +123,7 @@ def test_devices_without_measurements_scale_with_their_rates() -> None:
 def test_portable_attention_is_slower_on_newer_devices_only() -> None:
     for name, expected in (("A100-80GB", 1.0), ("H100-80GB", DEVICES["H100-80GB"].portable_attention)):
         native, portable = (attention_curve(DEVICES[name], rate=1.0, portable=p) for p in (False, True))
-        assert portable[attention.A_FLOPS] / native[attention.A_FLOPS] == pytest.approx(expected)
+        assert portable.flops_per_s / native.flops_per_s == pytest.approx(expected)
 
 
 def test_curves_keep_what_was_promised_of_rows_left_out() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from collective_list import list_collectives
 
-from automap.price.kernels.step import R_GRADIENTS, R_PARAMETERS, R_STATE, R_SYNC
 from automap.space.space import PlanSpace, Values
 from automap.space.templates import megatron_signatures, templates
 from ir import zoo
@@ -46,12 +45,12 @@ def test_weights_of_spread_experts_are_not_reduced(space: MakeSpace) -> None:
     experts = sum(t.num_elements for t in graph.parameters if ".experts." in t.name)
     assert experts > 0.7 * graph.num_parameters
     share = (graph.num_parameters - experts * 7 / 8) / graph.num_parameters
-    for column in (R_PARAMETERS, R_GRADIENTS, R_STATE):
-        assert spread.ranks[0, column] == pytest.approx(share * replicated.ranks[0, column])
+    for name in ("parameter_bytes", "gradient_bytes", "optimizer_bytes"):
+        assert spread.ranks[name][0] == pytest.approx(share * replicated.ranks[name][0])
     # A ninth is left to be reduced over dp once a step; over a slow network latency does not matter.
     s = space(graph, "8x1xA100-80GB@10Gbit", 16)
     replicated, spread = (s.evaluator.evaluate(s.lowered(plan(s, axis))) for axis in ("", "dp"))
-    assert 0 < spread.ranks[0, R_SYNC] < 0.25 * replicated.ranks[0, R_SYNC]
+    assert 0 < spread.ranks[0]["sync_s"] < 0.25 * replicated.ranks[0]["sync_s"]
 
 
 def test_a_plan_with_spread_experts_is_one_of_the_space(space: MakeSpace) -> None:

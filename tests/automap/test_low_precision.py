@@ -10,17 +10,11 @@ import pytest
 from automap.cluster import known_devices, parse_cluster
 from automap.errors import ClusterError, ProblemError, UserError
 from automap.price.curves import gemm_curve, shared
-from automap.price.kernel_shapes import (
-    BATCHED_PRODUCT,
-    PRODUCT,
-    X_COUNT,
-    X_KIND,
-    X_LEFT_GRADIENT,
-    X_RIGHT_GRADIENT,
-    X_SHARE,
-)
-from automap.price.kernels.gemm import G_FLOPS, gemm_s
-from automap.price.kernels.operators import attention_kernel_s, product_s
+from automap.price.kernels.array_types import record_of
+from automap.price.kernels.attention import AttentionShape, attention_s
+from automap.price.kernels.gemm import gemm_s
+from automap.price.kernels.operators import product_s
+from automap.price.kernels.records import BATCHED_PRODUCT, PRODUCT, KernelRow
 from automap.price.stage_layout import stage_layout
 from automap.problem import Problem
 from tests.conftest import build_gpt
@@ -33,16 +27,14 @@ def problem(cluster: str = "8xH100", **training: Any) -> Problem:
     return Problem.build(build_gpt(), parse_cluster(cluster), {"global_batch": 16, **training})
 
 
-def hardware(precision: str, cluster: str = "1xH100", **training: Any) -> np.ndarray:
+def hardware(precision: str, cluster: str = "1xH100", **training: Any) -> Any:
     return stage_layout(problem(cluster, precision=precision, **training), (0,), (1, 1)).hardware
 
 
-def product(kind: int, vector: np.ndarray, dims: np.ndarray = DIMS) -> np.ndarray:
-    shape, times = np.zeros(X_COUNT), np.zeros(2)
-    shape[[X_SHARE, X_LEFT_GRADIENT, X_RIGHT_GRADIENT]] = 1.0
-    shape[X_KIND] = kind
-    product_s(shape, dims, vector, times)
-    return times
+def product(kind: int, found: Any, dims: np.ndarray = DIMS) -> np.ndarray:
+    times = np.zeros(3)
+    product_s(record_of(KernelRow(kind=kind, left_gradient=1, right_gradient=1)), dims, found, times)
+    return times[:2]
 
 
 def test_a_product_with_a_weight_reads_bytes_and_writes_activations() -> None:
@@ -59,16 +51,16 @@ def test_all_else_runs_as_in_bf16() -> None:
     half, eighth = hardware("bf16"), hardware("fp8")
     assert product(BATCHED_PRODUCT, half).tolist() == product(BATCHED_PRODUCT, eighth).tolist()
     assert product(PRODUCT, eighth).sum() < 0.75 * product(PRODUCT, half).sum()
-    times = np.zeros((2, 2))
-    for vector, row in zip((half, eighth), times, strict=True):
-        attention_kernel_s(np.zeros(X_COUNT), np.array([16.0, 4096.0, 4096.0, 128.0]), vector, row)
-    assert times[0].tolist() == times[1].tolist()
+    shape = AttentionShape(1.0, 16.0, 16.0, 4096.0, 4096.0, 128.0, False, 2.0)
+    assert half.element_bytes == eighth.element_bytes == 2.0
+    for backward in (False, True):
+        assert attention_s(shape, half.attention, backward) == attention_s(shape, eighth.attention, backward)
     one, other = (problem(precision=p) for p in ("bf16", "fp8"))
     assert (one.activation_bytes, one.state_bytes) == (other.activation_bytes, other.state_bytes)
 
 
 def test_narrower_formats_are_faster() -> None:
-    rates = {p: gemm_curve(parse_cluster("1xB200").device(0), p)[G_FLOPS] for p in ("bf16", "fp8", "mxfp8", "nvfp4")}
+    rates = {p: gemm_curve(parse_cluster("1xB200").device(0), p).flops_per_s for p in ("bf16", "fp8", "mxfp8", "nvfp4")}
     assert rates["bf16"] < rates["fp8"] == rates["mxfp8"] < rates["nvfp4"]
     assert rates["nvfp4"] == pytest.approx(shared("nvfp4_speedup") * rates["fp8"])
     assert product(PRODUCT, hardware("nvfp4", "1xB200")).sum() < product(PRODUCT, hardware("mxfp8", "1xB200")).sum()

@@ -6,7 +6,7 @@ import pytest
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
 from automap.price.estimate import estimate_choice, lower_bound_s
-from automap.price.tables import B_MEASURED, F_MEASURED, build_tables
+from automap.price.tables import build_tables
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.space.templates import templates
@@ -36,14 +36,15 @@ def plans(space: PlanSpace, **wanted: int):
 
 
 def test_the_tables_hold_both_times():
-    costs = build_tables(build("4xV100-16GB")).costs
-    assert costs[1, F_MEASURED] == pytest.approx(2e-3 / BATCH)
-    assert costs[1, B_MEASURED] == pytest.approx(6e-3 / BATCH)
+    kernels = build_tables(build("4xV100-16GB")).arrays.kernels
+    assert kernels[1].measured_forward_s == pytest.approx(2e-3 / BATCH)
+    assert kernels[1].measured_backward_s == pytest.approx(6e-3 / BATCH)
 
 
 def test_costs_of_hints_replace_both():
-    costs = build_tables(build("4xV100-16GB", {"costs": {"node3/layer_3": {"forward_s": 1.0}}})).costs
-    assert [(row[F_MEASURED], row[B_MEASURED]) for row in costs if row[F_MEASURED] == 1.0] == [(1.0, 2.0)]
+    kernels = build_tables(build("4xV100-16GB", {"costs": {"node3/layer_3": {"forward_s": 1.0}}})).arrays.kernels
+    found = [(row.measured_forward_s, row.measured_backward_s) for row in kernels]
+    assert [times for times in found if times[0] == 1.0] == [(1.0, 2.0)]
 
 
 def test_a_cost_of_one_layer_among_equal_ones_counts(mlp, space):

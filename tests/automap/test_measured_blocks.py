@@ -13,7 +13,6 @@ from automap.errors import ProblemError
 from automap.price.estimate import estimate_choice, lower_bound_s
 from automap.price.evaluator import Evaluator
 from automap.price.explain import reasons
-from automap.price.kernels import step as c
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.space.stated_strategy import Strategy, hand_made
@@ -38,7 +37,7 @@ def problem_of(graph: Graph, *blocks: dict[str, Any], cluster: str = "1x4xA100")
 def compute_s(graph: Graph, *blocks: dict[str, Any], **stated: Any) -> float:
     evaluator = Evaluator(problem_of(graph, *blocks))
     lowered = hand_made(evaluator, Strategy(**stated))
-    return float(evaluator.evaluate(lowered).ranks[0, c.R_COMPUTE])
+    return float(evaluator.evaluate(lowered).ranks[0]["compute_s"])
 
 
 @pytest.mark.parametrize(("recompute", "again"), [("none", 0.0), ("full", 0.5)])

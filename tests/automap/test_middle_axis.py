@@ -16,8 +16,6 @@ from automap.cluster import parse_cluster
 from automap.errors import PlanError, ProblemError
 from automap.plan import Plan
 from automap.price.estimate import estimate_choice, price
-from automap.price.kernels.columns import C_GATHER, C_PARAMETERS, C_REDUCE, C_ZERO
-from automap.price.kernels.step import R_GRADIENTS, R_PARAMETERS, R_STATE
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.space.count import count_decades
@@ -262,9 +260,10 @@ def test_zero_shards_over_both_axes_what_is_whole_there(space: MakeSpace, zero: 
     s = space(zoo.build(LONG), "8xA100-80GB", 16, recompute="none")
     row = s.evaluator.evaluate(s.lowered(template(s, dp=2, middle=4, zero=zero))).ranks[0]
     graph = s.problem.graph
-    for column, one, since in zip((R_STATE, R_GRADIENTS, R_PARAMETERS), (2, 1, 0), (1, 2, 3), strict=True):
+    fields = ("optimizer_bytes", "gradient_bytes", "parameter_bytes")
+    for name, one, since in zip(fields, (2, 1, 0), (1, 2, 3), strict=True):
         expected = graph.num_parameters * s.problem.state_bytes[one] / (8 if zero >= since else 1)
-        assert row[column] == pytest.approx(expected)
+        assert row[name] == pytest.approx(expected)
 
 
 def test_spread_experts_are_sharded_over_the_other_axis_alone(space: MakeSpace) -> None:
@@ -272,23 +271,26 @@ def test_spread_experts_are_sharded_over_the_other_axis_alone(space: MakeSpace) 
     row = s.evaluator.evaluate(s.lowered(template(s, dp=2, middle=4, zero=1))).ranks[0]
     experts = sum(t.num_elements for t in s.problem.graph.parameters if ".experts." in t.name)
     dense = s.problem.graph.num_parameters - experts
-    assert row[R_PARAMETERS] == pytest.approx((dense + experts / 4) * s.problem.state_bytes[0])
-    assert row[R_STATE] == pytest.approx((dense + experts) / 8 * s.problem.state_bytes[2])
+    assert row["parameter_bytes"] == pytest.approx((dense + experts / 4) * s.problem.state_bytes[0])
+    assert row["optimizer_bytes"] == pytest.approx((dense + experts) / 8 * s.problem.state_bytes[2])
 
 
 def test_outer_axes_reduce_and_gather_what_inner_ones_leave(space: MakeSpace) -> None:
     s = space(zoo.build(MIXTURE), "8xA100-80GB", 16, recompute="none")
     lowered = s.lowered(template(s, dp=2, middle=4, zero=3))
-    total = sum(
-        s.evaluator.unit_row(segment, 0, lowered.layout, incoming, lowered.samples, lowered.zero_axes, -1)
+    costs = [
+        s.evaluator.unit_cost(segment, incoming, lowered.stages[0])
         for _, segment, incoming in s.evaluator.surroundings(lowered)
-    )
+    ]
+    total = {
+        name: sum(cost[name] for cost in costs) for name in ("parameters", "zero_parameters", "reduced", "gathered")
+    }
     experts = sum(t.num_elements for t in s.problem.graph.parameters if ".experts." in t.name)
     dense = s.problem.graph.num_parameters - experts
-    assert total[C_PARAMETERS] == dense + experts / 4 and total[C_ZERO] == (dense + experts) / 8
-    for begin in (C_REDUCE, C_GATHER):
+    assert total["parameters"] == dense + experts / 4 and total["zero_parameters"] == (dense + experts) / 8
+    for name in ("reduced", "gathered"):
         # dp stands outside: it sees a quarter of everything, the experts' for they are spread.
-        assert total[begin : begin + 3].tolist() == [(dense + experts) / 4, dense, 0.0]
+        assert total[name][:3].tolist() == [(dense + experts) / 4, dense, 0.0]
 
 
 def test_over_cp_only_keys_and_values_are_exchanged(space: MakeSpace) -> None:

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from automap.cluster import Cluster, known_devices, parse_cluster
 from automap.price.curves import shared
 from automap.price.evaluator import Evaluator
-from automap.price.kernels import step as c
-from automap.price.kernels.columns import C_BACKWARD, C_BACKWARD_HOST, C_FORWARD, C_FORWARD_HOST, H_BANDWIDTH, H_HOST_S
 from automap.price.lowered_plan import LoweredPlan
 from automap.problem import Problem, trainers
 from automap.space.space import PlanSpace
@@ -124,35 +122,33 @@ def test_better_parts_never_slow_a_plan(
 def test_one_device_is_the_sum_of_its_operators(model: str, trainer: str, seed: int) -> None:
     """Each operator priced alone; then what the host adds to each unit, a micro-batch and a step, and the optimizer."""
     space = space_of(model, "1xA100-80GB", trainer)
-    evaluator, tables = space.evaluator, space.evaluator.tables
+    evaluator = space.evaluator
     values = space.random(np.random.default_rng(seed))
     lowered = space.lowered(values)
     whole = lowered.chunks[0]
     kernels = waits = again = 0.0
     for _, segment, incoming in evaluator.surroundings(lowered):
-        kind = evaluator.blocks.units[segment.unit].type
-        arguments = (0, lowered.layout, incoming, lowered.samples, lowered.zero_axes, int(tables.boundary_out[kind]))
-        row = evaluator.unit_row(segment, *arguments)
-        waits += float(row[C_FORWARD_HOST] + row[C_BACKWARD_HOST])
-        assert row[C_FORWARD_HOST] >= 0.0 <= row[C_BACKWARD_HOST]
+        row = evaluator.unit_cost(segment, incoming, lowered.stages[0])
+        waits += float(row["forward_host_s"] + row["backward_host_s"])
+        assert row["forward_host_s"] >= 0.0 <= row["backward_host_s"]
         for k in range(segment.last - segment.first):
             at = segment.first + k
             one = replace(
                 segment, first=at, last=at + 1, chosen=segment.chosen[k : k + 1], recomputed=np.zeros(1, dtype=np.bool_)
             )
-            alone = evaluator.unit_row(one, *arguments)
-            kernels += float(alone[C_FORWARD] + alone[C_BACKWARD])
-            again += float(alone[C_FORWARD]) * bool(segment.recomputed[k])
+            alone = evaluator.unit_cost(one, incoming, lowered.stages[0])
+            kernels += float(alone["forward_s"] + alone["backward_s"])
+            again += float(alone["forward_s"]) * bool(segment.recomputed[k])
     count, outcome = lowered.num_micro_batches, evaluator.evaluate(lowered)
     found = outcome.ranks[0]
     assert len(lowered.chunks) == 1
     assert len(whole) == len(evaluator.blocks.units)
-    assert found[c.R_COMPUTE] == pytest.approx(count * (kernels + again + waits), rel=1e-9)
+    assert found["compute_s"] == pytest.approx(count * (kernels + again + waits), rel=1e-9)
     chosen = space.problem.trainer
     overhead = (count * shared("micro_batch_ms") + chosen.step_overhead_ms) * 1e-3
-    assert outcome.step_time_s == pytest.approx(found[c.R_COMPUTE] + overhead + found[c.R_OPTIMIZER], rel=1e-9)
-    for column in (c.R_BUBBLE, c.R_SYNC, c.R_EXCHANGE, *range(c.R_COMM, c.R_COUNT)):
-        assert found[column] == pytest.approx(0.0, abs=1e-12)
+    assert outcome.step_time_s == pytest.approx(found["compute_s"] + overhead + found["optimizer_s"], rel=1e-9)
+    for nothing in (found.bubble_s, found.sync_s, found.exchange_s, *found.comm_s):
+        assert nothing == pytest.approx(0.0, abs=1e-12)
     hardware = lowered.layout.stages[0].hardware
-    assert hardware[H_HOST_S] == chosen.host_us_per_operator * 1e-6
-    assert found[c.R_OPTIMIZER] > 0.0 < hardware[H_BANDWIDTH]
+    assert hardware.host_kernel_s == chosen.host_us_per_operator * 1e-6
+    assert found["optimizer_s"] > 0.0 < hardware.bytes_per_s

@@ -8,8 +8,6 @@ import pytest
 from collective_list import list_parameter_collectives
 from parameter_traffic import ParameterTraffic
 
-from automap.price.kernels import step as c
-from automap.price.kernels.collectives import KIND_COUNT, V_BYTES_PER_S, V_GATHER_BYTES_PER_S
 from automap.space.templates import templates
 from ir import zoo
 
@@ -74,24 +72,24 @@ def test_the_price_pays_for_all_that_is_sent(zero, gpt, space):
     """With nothing hidden and all links at one rate, seconds are the counted bytes over that rate."""
     s = space(gpt(), "2x4xA100", 16, zero=zero, pp=1)
     settings = s.evaluator._settings
-    settings[[c.P_GRADIENT_OVERLAP, c.P_GATHER_OVERLAP, c.P_SINGLY]] = 0.0
-    settings[c.P_PARAMETER], settings[c.P_SENT] = 4.0, 3.0
+    settings.gradient_overlap = settings.gather_overlap = settings.gathers_singly = 0.0
+    settings.parameter_bytes, settings.sent_gradient_bytes = 4.0, 3.0
     check, rng, seen = ParameterTraffic(s.problem), np.random.default_rng(2), 0
     for _ in range(40):
         values = s.random(rng)
         lowered = s.lowered(values)
         links = np.zeros_like(lowered.layout.stages[0].links)
-        links[:, V_BYTES_PER_S : V_BYTES_PER_S + KIND_COUNT] = links[:, V_GATHER_BYTES_PER_S] = RATE
+        links["bytes_per_s"] = links["gather_bytes_per_s"] = RATE
         stage = replace(lowered.layout.stages[0], links=links)
         lowered = replace(lowered, layout=replace(lowered.layout, stages=(stage,)))
         found = s.evaluator.evaluate(lowered).ranks[0]
         wanted = Counter()
         for traffic, elements in check.collectives(s.decode(values)).items():
             wanted[traffic.when] += seconds(traffic, elements, stage.axes[lowered.axes.index(traffic.axis)])
-        assert found[c.R_SYNC] == pytest.approx(wanted["step"])
+        assert found["sync_s"] == pytest.approx(wanted["step"])
         # What passes send besides does not depend on ZeRO.
         bare = s.evaluator.evaluate(replace(lowered, zero=0)).ranks[0]
-        each = found[c.R_COMM :].sum() - bare[c.R_COMM :].sum()
+        each = found.comm_s.sum() - bare.comm_s.sum()
         assert each == pytest.approx(lowered.num_micro_batches * wanted["micro_batch"], rel=1e-6, abs=1e-12)
         seen += wanted.total() > 0.0
     assert seen > 20

@@ -10,7 +10,6 @@ from automap.errors import PlanError
 from automap.globs import matches
 from automap.plan import Plan, Schedule, format_devices, parse_devices, plan_schema
 from automap.price.estimate import annotate, price
-from automap.price.kernels.step import P_STEP_S, R_END, R_OPTIMIZER, R_SYNC
 from automap.price.plan_reader import lower_plan
 from automap.price.plan_writer import to_plan
 from automap.schedule import write_order
@@ -181,7 +180,7 @@ def test_the_timeline_is_that_of_the_price(gpt, space, kind):
             assert start <= end <= after
         spent = max(spent, line[-1][2])
     ranks = s.evaluator.evaluate(lower_plan(plan, s.evaluator)).ranks
-    last = max(ranks[:, R_END] - ranks[:, R_OPTIMIZER] - ranks[:, R_SYNC] - s.evaluator.settings(0)[P_STEP_S])
+    last = max(ranks["end_s"] - ranks["optimizer_s"] - ranks["sync_s"] - s.evaluator.settings(0).step_s)
     if kind == "1f1b":
         assert spent == pytest.approx(last)
     else:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from collective_list import list_collectives
+from price_cases import link_of, stage_of
 
 from automap.cluster import parse_cluster
 from automap.fitted_curves import fitted
@@ -14,35 +15,19 @@ from automap.group_links import group_link
 from automap.price.curves import attention_curve, gemm_curve, shared
 from automap.price.estimate import error_band, estimate_choice, lower_bound_s
 from automap.price.evaluator import Evaluator
-from automap.price.kernel_shapes import X_BATCH, X_SHARE
-from automap.price.kernels import step as c
-from automap.price.kernels.attention import attention_s
-from automap.price.kernels.collectives import (
-    KIND_COUNT,
-    NO_RECORDS,
-    RINGS,
-    V_BYTES_PER_S,
-    V_COUNT,
-    V_LATENCY_S,
-    collective_s,
-    convert,
-)
-from automap.price.kernels.columns import (
-    C_BACKWARD,
-    C_BACKWARD_HOST,
-    C_FORWARD,
-    C_FORWARD_HOST,
-    C_INPUT,
-    C_INPUT_HOST,
-    C_PARAMETERS,
-    C_REDUCE,
-    C_WEIGHT,
-    C_WEIGHT_HOST,
-)
-from automap.price.kernels.gemm import G_FLOPS, gemm_s
+from automap.price.kernels.attention import AttentionShape, attention_s
+from automap.price.kernels.collectives import RINGS, Reason, collective_s, convert
+from automap.price.kernels.cost_records import COLLECTIVE_DTYPE, Recorder
+from automap.price.kernels.gemm import gemm_s
 from automap.price.kernels.operators import product_s
-from automap.price.stage_layout import link_vector
-from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
+from automap.price.kernels.records import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    NUM_COLLECTIVES,
+    REDUCE_SCATTER,
+)
+from automap.price.stage_layout import link_record
 from automap.problem import Problem, trainers
 from automap.space.stated_strategy import Strategy, hand_made
 from automap.space.templates import megatron_signatures
@@ -57,20 +42,10 @@ def template(space, *, pp=1, tp=1, micro=1, sequence_parallel=False, recompute="
     return space.lowered(megatron_signatures(space, shape, prefix, sequence_parallel=sequence_parallel))
 
 
-def converted(source, target, sizes, data=8e6, latency=1e-5, rate=1e9, link=None):
-    times = np.zeros(KIND_COUNT)
-    n = len(sizes)
-    convert(
-        data,
-        np.array(source),
-        np.array(target),
-        np.array(sizes, float),
-        np.tile([*np.repeat([latency, rate, 0.0], KIND_COUNT).tolist(), rate, 1.0] if link is None else link, (n, 1)),
-        times,
-        (0, 0, 0),
-        NO_RECORDS,
-        np.zeros(1, np.int64),
-    )
+def converted(source, target, sizes, data=8e6, link=None):
+    times, stage = np.zeros(NUM_COLLECTIVES), stage_of(sizes, link_of(1e-5, 1e9) if link is None else link)
+    nobody = Recorder(np.empty(0, dtype=COLLECTIVE_DTYPE), np.zeros(1, np.int64))
+    convert(data, np.array(source), np.array(target), stage, times, Reason(0, 0, 0), nobody)
     return times
 
 
@@ -90,7 +65,7 @@ def converted(source, target, sizes, data=8e6, latency=1e-5, rate=1e9, link=None
 )
 def test_one_axis_conversions_move_ring_volumes(source, target, kind, factor):
     times = converted([source], [target], [4])
-    expected = np.zeros(KIND_COUNT)
+    expected = np.zeros(NUM_COLLECTIVES)
     if kind is not None:
         expected[kind] = 1e-5 + factor * 8e6 / 1e9
     assert times == pytest.approx(expected)
@@ -123,18 +98,15 @@ def test_conversions_meet_those_of_dtensor(constants, conversion):
     ranks, rate, hop = constants
     words = {"S0": 0, "S1": 1, "R": B, "P": P}
     source, target = (words[word] for word in conversion.split("->"))
-    link = np.zeros(V_COUNT)
-    for kind in range(KIND_COUNT):
-        rounds = 1 if kind in RINGS else 2
-        link[V_BYTES_PER_S + kind] = rate
-        link[V_LATENCY_S + kind] = (6.6 + rounds * (ranks - 1) * hop) * 1e-6
+    rounds = np.array([1 if kind in RINGS else 2 for kind in range(NUM_COLLECTIVES)])
+    link = link_of((6.6 + rounds * (ranks - 1) * hop) * 1e-6, rate)
     mine = converted([source], [target], [ranks], data=4.0 * 8192 * 8192, link=link).sum() * 1e6
     differs = (ranks - 1) * hop - 1.0 if conversion == "S0->S1" else 0.0
     assert mine - differs == pytest.approx(DTENSOR[constants][conversion], abs=0.01)
 
 
 def test_a_collective_over_one_rank_is_free():
-    assert collective_s(ALL_REDUCE, 1.0, np.ones(V_COUNT), 1e9) == 0.0
+    assert collective_s(ALL_REDUCE, 1.0, link_of(1.0, 1.0), 1e9) == 0.0
 
 
 def test_collectives_inside_a_host_and_between_hosts_take_what_the_formulas_say(mlp, space):
@@ -156,9 +128,9 @@ def test_collectives_inside_a_host_and_between_hosts_take_what_the_formulas_say(
 def test_pairs_of_a_mesh_of_links_have_a_part_of_its_rate():
     """DGX-1: two of eight V100s share one or two of six links."""
     cluster = parse_cluster("8xV100")
-    pair, whole = (link_vector(group_link(cluster, range(n)), 1.0) for n in (2, 8))
-    assert pair[V_BYTES_PER_S + ALL_REDUCE] * (1 + 0.3 / 2) == pytest.approx(
-        0.18 * whole[V_BYTES_PER_S + ALL_REDUCE] * (1 + 0.3 / 8)
+    pair, whole = (link_record(group_link(cluster, range(n)), 1.0) for n in (2, 8))
+    assert pair.bytes_per_s[ALL_REDUCE] * (1 + 0.3 / 2) == pytest.approx(
+        0.18 * whole.bytes_per_s[ALL_REDUCE] * (1 + 0.3 / 8)
     )
 
 
@@ -186,9 +158,10 @@ def test_one_device_is_the_sum_of_its_operators(gpt, space):
         for op in graph.operators[unit.start : unit.stop]:
             if op.is_view or op.is_constant or op.name in inside:
                 if op.kind == "Softmax":
-                    case = (1.0, batch * heads, batch * heads, seq, seq, 64 / heads, False, 2.0, attention)
-                    forward += attention_s(*case, False)
-                    backward += attention_s(*case, True)
+                    sizes = map(float, (1, batch * heads, batch * heads, seq, seq, 64 / heads))
+                    shape = AttentionShape(*sizes, False, 2.0)
+                    forward += attention_s(shape, attention, False)
+                    backward += attention_s(shape, attention, True)
                     kernels += 1
                 continue
             if op.forward_flops.at(1) > 0 and op.kind == "MatMul":
@@ -210,31 +183,31 @@ def test_one_device_is_the_sum_of_its_operators(gpt, space):
         total += (forward**p + host**p) ** (1 / p)
         total += (backward**p + (shared("host_backward") * host) ** p) ** (1 / p)
     row = outcome.ranks[0]
-    assert row[c.R_COMPUTE] == pytest.approx(total, rel=1e-12)
+    assert row["compute_s"] == pytest.approx(total, rel=1e-12)
     # Adam moves 14 bytes a parameter.
-    assert row[c.R_OPTIMIZER] == pytest.approx(graph.num_parameters * shared("optimizer_bytes") / bandwidth)
+    assert row["optimizer_s"] == pytest.approx(graph.num_parameters * shared("optimizer_bytes") / bandwidth)
     overhead = (shared("micro_batch_ms") + trainer.step_overhead_ms) * 1e-3
-    assert outcome.step_time_s == pytest.approx(total + overhead + row[c.R_OPTIMIZER], rel=1e-12)
+    assert outcome.step_time_s == pytest.approx(total + overhead + row["optimizer_s"], rel=1e-12)
     parameter, gradient, state = problem.state_bytes
-    assert row[c.R_PARAMETERS] == graph.num_parameters * parameter
-    assert row[c.R_GRADIENTS] == graph.num_parameters * gradient
-    assert row[c.R_STATE] == graph.num_parameters * state
+    assert row["parameter_bytes"] == graph.num_parameters * parameter
+    assert row["gradient_bytes"] == graph.num_parameters * gradient
+    assert row["optimizer_bytes"] == graph.num_parameters * state
 
 
 @pytest.mark.parametrize("ranks", [1.0, 2.0])
 def test_pieces_of_a_fused_weight_cost_what_one_product_costs(ranks, space):
     """Queries, keys and values from one linear layer, split over the ranks or not: one product of three times n."""
     s = space(zoo.build("gpt:layers=2,hidden=256,heads=4,seq_len=128,vocab_size=512"), "2xA100", 4, tp=2, pp=1)
-    tables = s.evaluator.tables
     curve = gemm_curve(s.problem.cluster.device(0), "bf16")
-    rows = [i for i in range(len(tables.shapes)) if 0.0 < tables.shapes[i, X_SHARE] < 1.0]
+    kernels = s.evaluator.tables.arrays.kernels
+    rows = [i for i, kernel in enumerate(kernels) if 0.0 < kernel.share < 1.0]
     assert len(rows) % 3 == 0
-    assert tables.shapes[rows, X_SHARE].sum() == pytest.approx(len(rows) / 3)
+    assert kernels["share"][rows].sum() == pytest.approx(len(rows) / 3)
     hardware, times = s.evaluator.layout((1, 2), 1).stages[0].hardware, np.empty(3)
     seconds = 0.0
     for i in rows[:3]:
-        extents = tables.shapes[i, X_BATCH : X_BATCH + 4] * [1.0, 4.0, 1.0 / ranks, 1.0]
-        product_s(tables.shapes[i], extents, hardware, times)
+        extents = kernels[i].extents * [1.0, 4.0, 1.0 / ranks, 1.0]
+        product_s(kernels[i], extents, hardware, times)
         seconds += times[0]
     assert seconds == pytest.approx(gemm_s(512.0, 768.0 / ranks, 256.0, 1.0, 2.0, 2.0, curve))
 
@@ -244,7 +217,7 @@ def test_the_weights_part_of_a_backward_pass_is_that_of_its_products(mlp, space)
     lowered = template(s)
     curve = gemm_curve(s.problem.cluster.device(0), "bf16")
     expected = gemm_s(512.0, 2048.0, 64.0, 1.0, 2.0, 4.0, curve) + gemm_s(2048.0, 512.0, 64.0, 1.0, 2.0, 4.0, curve)
-    found = sum(row[C_WEIGHT] for row in s.evaluator.unit_rows(lowered, s.evaluator.distinct_units(lowered)[0]))
+    found = sum(row["weight_s"] for row in s.evaluator.unit_costs(lowered, s.evaluator.distinct_units(lowered)[0]))
     assert found == pytest.approx(expected)
 
 
@@ -253,11 +226,11 @@ def test_the_parts_of_a_backward_pass_are_no_cheaper_apart(gpt, light_graph, spa
     for s in (space(gpt(), "2x2xA100", 8), space(light_graph("resnet50"), "4xV100", 8)):
         for _ in range(10):
             lowered = s.lowered(s.random(rng))
-            for row in s.evaluator.unit_rows(lowered, s.evaluator.distinct_units(lowered)[0]):
-                assert row[C_INPUT] + row[C_WEIGHT] == pytest.approx(row[C_BACKWARD])
-                assert min(row[C_INPUT_HOST], row[C_WEIGHT_HOST]) >= 0.0
+            for row in s.evaluator.unit_costs(lowered, s.evaluator.distinct_units(lowered)[0]):
+                assert row["input_s"] + row["weight_s"] == pytest.approx(row["backward_s"])
+                assert min(row["input_host_s"], row["weight_host_s"]) >= 0.0
                 # Minkowski: each part waits for its own launches.
-                assert row[C_INPUT_HOST] + row[C_WEIGHT_HOST] >= row[C_BACKWARD_HOST] - 1e-12 * row[C_BACKWARD]
+                assert row["input_host_s"] + row["weight_host_s"] >= row["backward_host_s"] - 1e-12 * row["backward_s"]
 
 
 def test_split_schedules_have_smaller_bubbles_for_more_memory(gpt, space):
@@ -269,7 +242,7 @@ def test_split_schedules_have_smaller_bubbles_for_more_memory(gpt, space):
         found[kind] = s.evaluator.evaluate(template(s, pp=8, micro=32))
     times = [o.step_time_s for o in found.values()]
     assert times[0] > times[1] > times[2]
-    one, two, three = (o.ranks[:, c.R_ACTIVATIONS] for o in found.values())
+    one, two, three = (o.ranks["activation_bytes"] for o in found.values())
     assert one[1:-1] / two[1:-1] == pytest.approx([(8 - r) / 8 for r in range(1, 7)])
     assert three[1:-1] / two[1:-1] == pytest.approx([15 / 8] * 6)
 
@@ -312,7 +285,7 @@ def test_the_list_of_collectives_adds_up_to_the_price(gpt, light_graph, space):
                 # A sum on its way out counts for the stage that takes it.
                 listed[(x.stage + (not x.operator)) % ranks] += x.seconds
             outcome = s.evaluator.evaluate(dataclasses.replace(lowered, zero=0, chunks=without_recompute(lowered)))
-            priced = outcome.ranks[:, c.R_COMM : c.R_COUNT].sum(axis=1)
+            priced = outcome.ranks["comm_s"].sum(axis=1)
             assert priced == pytest.approx(listed * lowered.num_micro_batches, rel=1e-9, abs=1e-15)
 
 
@@ -330,8 +303,7 @@ def test_a_sum_is_made_whole_before_it_leaves_its_stage(gpt, space):
     for _ in range(60):
         lowered = s.lowered(s.random(rng))
         last = lowered.chunks[0][-1]
-        unit_type = s.evaluator.blocks.units[last.unit].type
-        made = s.evaluator.output_placement(last, unit_type, len(lowered.axes))
+        made = s.evaluator.crossing_placement(last)
         leaving = [x for x in list_collectives(lowered, s.evaluator) if not x.operator]
         assert len(leaving) == (P in made[lowered.layout.stages[0].axes > 1])
         for one in leaving:
@@ -350,8 +322,8 @@ def test_data_parallel_gradient_traffic(mlp, space):
     stage = s.evaluator.layout((4, 1), 1).stages[0]
     data = s.problem.graph.num_parameters * s.problem.state_bytes[1]
     full = collective_s(ALL_REDUCE, 4.0, stage.links[0], data)
-    assert 0.0 < row[c.R_SYNC] <= full
-    assert row[c.R_SYNC] >= full * (1.0 - s.problem.trainer.gradient_overlap) - 1e-15
+    assert 0.0 < row["sync_s"] <= full
+    assert row["sync_s"] >= full * (1.0 - s.problem.trainer.gradient_overlap) - 1e-15
 
 
 def test_the_gradient_of_positions_is_reduced_once_a_step(space):
@@ -362,8 +334,8 @@ def test_the_gradient_of_positions_is_reduced_once_a_step(space):
     assert not list(list_collectives(lowered, s.evaluator))
     reduced = 0.0
     for _, segment, incoming in s.evaluator.surroundings(lowered):
-        row = s.evaluator.unit_row(segment, 0, lowered.layout, incoming, lowered.samples, lowered.zero_axes, -1)
-        reduced += row[C_REDUCE]
+        row = s.evaluator.unit_cost(segment, incoming, lowered.stages[0])
+        reduced += row.reduced[0]
     tied = sum(graph.tensors[name].num_elements for name, _, _ in s.evaluator.tied.parameters)
     assert reduced == graph.num_parameters + tied
 
@@ -379,7 +351,7 @@ def test_a_parameter_that_two_units_of_a_rank_read_is_reduced_once(gpt, space):
     hidden = s.problem.trainer.gradient_overlap
     twice = graph.num_parameters + graph.tensors["wte"].num_elements
     # All of the overlap is hidden here: the backward pass takes longer.
-    assert row[c.R_SYNC] == pytest.approx(whole * (1 - hidden))
+    assert row["sync_s"] == pytest.approx(whole * (1 - hidden))
     assert collective_s(ALL_REDUCE, 4.0, link, twice * s.problem.state_bytes[1]) > 1.3 * whole
 
 
@@ -395,16 +367,16 @@ def test_zero_1_reduces_one_way_and_gathers_the_weights(mlp, space):
     reduce = latency + 25e-6 + 2 * 15 / 16 * count * gradient / (rate.bytes_per_s * 8)
     spread = latency + 15 * ring + 15 / 16 * count * parameter / (200e9 * trainer.gather_bandwidth_share)
     hidden = trainer.gradient_overlap
-    backward = plain[c.R_COMPUTE] * 0.75
+    backward = plain["compute_s"] * 0.75
 
     def shown(seconds):
         return (1 - hidden) * seconds, (1 - hidden) * seconds + max(0.0, hidden * seconds - 0.3 * backward)
 
     low, high = shown(reduce)
-    assert low - 1e-15 <= plain[c.R_SYNC] <= high
+    assert low - 1e-15 <= plain["sync_s"] <= high
     low, high = shown(reduce / 2)
     spread *= 1 - 0.8 * hidden
-    assert low + spread - 1e-15 <= row[c.R_SYNC] <= high + spread
+    assert low + spread - 1e-15 <= row["sync_s"] <= high + spread
 
 
 def test_zero_3_shows_what_a_unit_does_not_hide_of_its_own_gathers(gpt, space):
@@ -415,16 +387,16 @@ def test_zero_3_shows_what_a_unit_does_not_hide_of_its_own_gathers(gpt, space):
     parameter, gradient, _ = s.problem.state_bytes
     expected = 0.0
     for _, segment, incoming in evaluator.surroundings(lowered):
-        row = evaluator.unit_row(segment, 0, lowered.layout, incoming, lowered.samples, lowered.zero_axes, -1)
-        forward = row[C_FORWARD] + row[C_FORWARD_HOST]
-        backward = row[C_BACKWARD] + row[C_BACKWARD_HOST]
-        gather = collective_s(ALL_GATHER, 4.0, link, row[C_PARAMETERS] * parameter)
-        scatter = collective_s(REDUCE_SCATTER, 4.0, link, row[C_PARAMETERS] * gradient)
+        row = evaluator.unit_cost(segment, incoming, lowered.stages[0])
+        forward = row["forward_s"] + row["forward_host_s"]
+        backward = row["backward_s"] + row["backward_host_s"]
+        gather = collective_s(ALL_GATHER, 4.0, link, row["parameters"] * parameter)
+        scatter = collective_s(REDUCE_SCATTER, 4.0, link, row["parameters"] * gradient)
         for spent, moved in ((forward, gather), (backward, gather + scatter)):
             hidden = min(trainer.gradient_overlap * moved, spent)
             expected += moved - hidden
     outcome = evaluator.evaluate(lowered)
-    assert outcome.ranks[0, c.R_COMM + ALL_GATHER] == pytest.approx(expected)
+    assert outcome.ranks[0].comm_s[ALL_GATHER] == pytest.approx(expected)
 
 
 def test_a_rank_exchanges_once_with_each_neighbour(gpt, space):
@@ -432,7 +404,7 @@ def test_a_rank_exchanges_once_with_each_neighbour(gpt, space):
     samples, micro, hidden = 2, 8, 64 * 32
     s = space(gpt(layers=4), "4xA100", samples * micro, pp=4)
     trainer = s.problem.trainer
-    found = s.evaluator.evaluate(template(s, pp=4, micro=micro)).ranks[:, c.R_EXCHANGE]
+    found = s.evaluator.evaluate(template(s, pp=4, micro=micro)).ranks["exchange_s"]
     rate = 0.6 * s.problem.cluster.links["nvlink3"].bytes_per_s
     one = trainer.send_host_ms * 1e-3 + (1 - trainer.send_overlap) * samples * hidden * 2.0 / rate
     assert found == pytest.approx(micro * one * np.array([1, 2, 2, 1]))
@@ -444,15 +416,15 @@ def test_zero_shards_what_its_stage_says(gpt, space, zero):
     row = s.evaluator.evaluate(template(s, zero=zero)).ranks[0]
     count = s.problem.graph.num_parameters
     parameter, gradient, state = s.problem.state_bytes
-    assert row[c.R_PARAMETERS] == pytest.approx(count * parameter / (4 if zero >= 3 else 1))
-    assert row[c.R_GRADIENTS] == pytest.approx(count * gradient / (4 if zero >= 2 else 1))
-    assert row[c.R_STATE] == pytest.approx(count * state / (4 if zero >= 1 else 1))
+    assert row["parameter_bytes"] == pytest.approx(count * parameter / (4 if zero >= 3 else 1))
+    assert row["gradient_bytes"] == pytest.approx(count * gradient / (4 if zero >= 2 else 1))
+    assert row["optimizer_bytes"] == pytest.approx(count * state / (4 if zero >= 1 else 1))
 
 
 def test_1f1b_activations_do_not_grow_with_micro_batches_and_gpipe_ones_do(gpt, space):
     def peak(schedule, micro):
         s = space(gpt(layers=4), "4xA100", 4 * micro, pp=4, schedule=schedule)
-        return s.evaluator.evaluate(template(s, pp=4, micro=micro)).ranks[:, c.R_ACTIVATIONS]
+        return s.evaluator.evaluate(template(s, pp=4, micro=micro)).ranks["activation_bytes"]
 
     assert peak("1f1b", 8) == pytest.approx(peak("1f1b", 32))
     assert peak("gpipe", 32)[0] == pytest.approx(4 * peak("gpipe", 8)[0])
@@ -462,7 +434,7 @@ def test_1f1b_activations_do_not_grow_with_micro_batches_and_gpipe_ones_do(gpt, 
 def test_recomputation_trades_memory_for_time(gpt, space):
     s = space(gpt(layers=4, seq=256), "1xA100", 8, training={"trainer": "ddp"})
     none, selective, full = (s.evaluator.evaluate(template(s, recompute=m)) for m in ("none", "selective", "full"))
-    memory = [o.ranks[0, c.R_ACTIVATIONS] for o in (none, selective, full)]
+    memory = [o.ranks[0]["activation_bytes"] for o in (none, selective, full)]
     assert memory[0] > memory[1] > memory[2]
     assert none.step_time_s < selective.step_time_s < full.step_time_s
 
@@ -472,12 +444,12 @@ def test_attention_core_is_what_selective_recomputation_drops(gpt, space):
     heads, seq, batch, layers = 4, 512, 2, 3
     graph = gpt(layers=layers, heads=heads, seq=seq)
     s = space(graph, "1xA100", batch, training={"trainer": "ddp"})
-    kept = [s.evaluator.evaluate(template(s, recompute=m)).ranks[0, c.R_ACTIVATIONS] for m in ("none", "selective")]
+    kept = [s.evaluator.evaluate(template(s, recompute=m)).ranks[0]["activation_bytes"] for m in ("none", "selective")]
     square = batch * heads * seq * seq * 2.0
     assert kept[0] - kept[1] == pytest.approx(layers * square)  # softmax output; nothing masks it here
     fused = space(graph, "1xA100", batch)
     assert not fused.evaluator.has_core
-    assert fused.evaluator.evaluate(template(fused)).ranks[0, c.R_ACTIVATIONS] == pytest.approx(kept[1])
+    assert fused.evaluator.evaluate(template(fused)).ranks[0]["activation_bytes"] == pytest.approx(kept[1])
 
 
 def test_breakdown_adds_up_and_nothing_beats_the_lower_bound(gpt, light_graph, space):
@@ -496,8 +468,8 @@ def test_tied_parameters_count_once_on_a_rank_and_on_each_of_two(gpt, space):
     s = space(gpt(layers=4), "2xA100", 4)
     tied = s.problem.graph.tensors["wte"].num_elements * s.problem.state_bytes[0]
     one = space(gpt(layers=4), "1xA100", 4)
-    alone = one.evaluator.evaluate(template(one)).ranks[0, c.R_PARAMETERS]
-    split = s.evaluator.evaluate(template(s, pp=2)).ranks[:, c.R_PARAMETERS]
+    alone = one.evaluator.evaluate(template(one)).ranks[0]["parameter_bytes"]
+    split = s.evaluator.evaluate(template(s, pp=2)).ranks["parameter_bytes"]
     assert split.sum() == pytest.approx(alone + tied)
 
 
@@ -512,7 +484,7 @@ def test_equal_signatures_on_swapped_axes_cost_the_same_inside_one_host(mlp, spa
             for value in (one, other):
                 legal = np.flatnonzero(s.legal(values))
                 values.append(int(legal[min(value, len(legal) - 1)]))
-        times[one, other] = s.evaluator.evaluate(s.lowered(values)).ranks[0, c.R_COMM : c.R_COUNT].sum()
+        times[one, other] = s.evaluator.evaluate(s.lowered(values)).ranks[0].comm_s.sum()
     assert times[0, 2] == pytest.approx(times[2, 0], rel=1e-9)
 
 
@@ -555,6 +527,6 @@ def test_convolutions_run_slower_than_products_on_tensor_cores_alone():
     known["value"] = before
     assert times[0.3, "fp32"] == times[0.6, "fp32"]
     arithmetic = sum(op.forward_flops.at(1) + op.backward_flops.at(1) for op in graph.operators if op.kind == "Conv")
-    rate = float(gemm_curve(parse_cluster("1xA100-80GB").device(0), "fp16")[G_FLOPS])
+    rate = float(gemm_curve(parse_cluster("1xA100-80GB").device(0), "fp16").flops_per_s)
     saved = 64 * arithmetic / rate * (1 / 0.3 - 1 / 0.6)
     assert 0.9 * saved < times[0.3, "fp16"] - times[0.6, "fp16"] < 1.01 * saved

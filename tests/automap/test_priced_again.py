@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from automap.price.kernels.collectives import NO_RECORDS, UNKNOWN
-from automap.price.kernels.columns import C_COUNT
-from automap.price.kernels.unit import shard_unit, unit_cost
-from automap.price.kernels.unit_workspace import new_sharded
-from automap.price.tables import OP_SIGNATURES
+from automap.price.kernels.collectives import UNKNOWN
+from automap.price.kernels.cost_records import UNIT_COST_DTYPE
+from automap.price.kernels.shard_unit import shard_unit
+from automap.price.kernels.stage_records import Stage, Unit
+from automap.price.kernels.unit import unit_cost
 from ir import zoo
 
 
@@ -19,18 +19,16 @@ def test_a_unit_priced_again_costs_what_it_costs_from_nothing(model, trainer, sp
     tables, rng = found.evaluator.tables, np.random.default_rng(7)
     stage = found.layout(found.even_values(found.shapes[0], recompute="none", zero=0)).stages[0]
     arrays, num_axes = tables.arrays, len(stage.axes)
-    zero_axes, cursor = np.arange(num_axes) < num_axes - 1, np.zeros(1, dtype=np.int64)
-    kept = new_sharded(arrays, num_axes)
-    behind = [*tables.operators[1:, OP_SIGNATURES], len(tables.signatures)]
-    signatures = np.array(behind) - tables.operators[:, OP_SIGNATURES]
+    zero_axes = np.arange(num_axes) < num_axes - 1
+    stage = Stage(stage.axes, stage.links, stage.hardware, zero_axes, 32.0)
+    kept = found.evaluator.new_workspace(num_axes)
+    begins = arrays.operators["first_signature"]
+    signatures = np.array([*begins[1:], len(arrays.signatures)]) - begins
 
-    def cost(first, last, chosen, recomputed, incoming, again, sharded):
-        out, where = np.empty(C_COUNT), (stage.axes, stage.links)
-        rest = (stage.hardware, 32.0)
-        shard_unit(arrays, first, last, chosen, *where, zero_axes, *rest, NO_RECORDS, cursor, again, sharded)
-        unit_cost(
-            arrays, first, last, chosen, recomputed, incoming, *where, *rest, -1, NO_RECORDS, cursor, sharded, out
-        )
+    def cost(first, last, chosen, recomputed, incoming, again, workspace):
+        out, unit = np.empty(1, dtype=UNIT_COST_DTYPE), Unit(first, last, chosen)
+        shard_unit(arrays, unit, stage, again, workspace)
+        unit_cost(arrays, unit, recomputed, incoming, -1, stage, workspace, out)
         return out
 
     changed = 0
@@ -45,7 +43,7 @@ def test_a_unit_priced_again_costs_what_it_costs_from_nothing(model, trainer, sp
             recomputed = rng.random(last - first) < rng.choice([0.0, 0.5, 1.0])
             incoming = rng.integers(-1, 2, num_axes)
             mine = cost(first, last, chosen, recomputed, incoming, True, kept)
-            nothing = new_sharded(arrays, num_axes)
+            nothing = found.evaluator.new_workspace(num_axes)
             assert mine.tobytes() == cost(first, last, chosen, recomputed, incoming, False, nothing).tobytes()
             changed += not np.array_equal(mine, previous)
             previous = mine

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automap.price.kernels.pipeline import count_actions, run_program, run_schedule
+from automap.price.kernels.step_records import Order
 from automap.schedule import (
     BACKWARD,
     FORWARD,
@@ -26,16 +27,14 @@ def run(kind, pp, m, seconds, send=None, kept=None, *, program=NO_PROGRAM):
     seconds = np.array(seconds, dtype=float)
     chunks = seconds.shape[1]
     counts = np.empty((4, chunks))
-    count_actions(KINDS[kind], m, program, counts)
+    order = Order(KINDS[kind], m, program)
+    count_actions(order, counts)
     busy, ends, peak = np.zeros(pp), np.zeros(pp), np.zeros(pp)
     for chunk in range(chunks):
         for word in range(4):
             busy[chunk % pp] += counts[word, chunk] * seconds[word, chunk]
     run_schedule(
-        KINDS[kind],
-        pp,
-        m,
-        program,
+        order,
         seconds,
         np.zeros(chunks) if send is None else np.array(send, dtype=float),
         np.ones(chunks) if kept is None else np.array(kept, dtype=float),

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from automap.bounds.partial_plans import BoundTable, PartialPlan, Prefixes, walk
+from automap.bounds.partial_plans import BoundTable, PartialPlan, PartialPlans, walk
 from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.space.shape import divisors
@@ -135,10 +135,10 @@ def test_what_is_not_asked_takes_what_is_preferred(gpt, space):
     table, rng = BoundTable(s), np.random.default_rng(0)
     for _ in range(5):
         values = s.random(rng)
-        unasked = Prefixes(table, 3, asks=lambda slot: False, preferred=np.array(values))
+        unasked = PartialPlans(table, 3, asks=lambda slot: False, preferred=np.array(values))
         assert unasked.done.all()
-        assert unasked.walks.values.tolist() == [list(values)] * 3
-        assert set(unasked.walks.bound[:, 0].tolist()) == {walk(s, table, values).bound.time_s}
+        assert unasked.episodes.values.tolist() == [list(values)] * 3
+        assert set(unasked.episodes.bound[:, 0].tolist()) == {walk(s, table, values).bound.time_s}
 
 
 def test_fixed_decisions_and_constraints_are_obeyed(gpt, space):

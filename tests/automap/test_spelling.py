@@ -10,7 +10,7 @@ from automap.price.estimate import annotate, price
 from automap.price.plan_reader import default_signatures, lower_plan, same_lowered
 from automap.price.plan_writer import to_plan
 from automap.problem import Problem
-from automap.space.simplified_axes import merges, num_unlike, repeats, role, sizes, spelled, without_idle
+from automap.space.simplified_axes import canonical, merges, num_unlike, repeats, role, sizes, without_idle
 from automap.space.space import PlanSpace
 from automap.space.templates import templates
 from automap.verify import Verifier
@@ -60,8 +60,8 @@ def test_a_spelling_is_its_own_and_costs_no_more(spec, cluster, batch):
     num_respelled = 0
     for values in rows:
         lowered = space.lowered(values)
-        once = spelled(lowered, evaluator)
-        assert same_lowered(spelled(once, evaluator), once)
+        once = canonical(lowered, evaluator)
+        assert same_lowered(canonical(once, evaluator), once)
         before, after = (evaluator.evaluate(c) for c in (lowered, once))
         assert after.step_time_s <= before.step_time_s * (1.0 + 1e-8)
         if (sizes(once) > 1).sum() == (sizes(lowered) > 1).sum():
@@ -85,7 +85,7 @@ def test_pure_data_parallelism_has_one_axis_that_is_called_dp():
             for slot in space.slots[space.first_signature :]:
                 leader = space.linkage.types[slot.unit_type].groups[slot.group].leader
                 values.append(default_signatures(space.evaluator, slot.unit_type, leader)[1])
-            once = spelled(space.lowered(values), space.evaluator)
+            once = canonical(space.lowered(values), space.evaluator)
             found.add(to_plan(once, space.evaluator).stages[0].mesh)
             assert space.encode(to_plan(once, space.evaluator)) is not None
     assert found == {to_plan(whole, space.evaluator).stages[0].mesh} == {(("dp", 8),)}
@@ -95,7 +95,7 @@ def test_pure_data_parallelism_has_one_axis_that_is_called_dp():
         for shape, v in templates(slow)
         if shape.dp == shape.tp == 2 and role(slow.lowered(v), slow.evaluator, 1) == "batch"
     ]
-    kept = [c for c in two_levels if (sizes(spelled(c, slow.evaluator)) > 1).sum() == 2]
+    kept = [c for c in two_levels if (sizes(canonical(c, slow.evaluator)) > 1).sum() == 2]
     assert kept
     for lowered in kept:
         for merged in merges(lowered, slow.evaluator, same_zero=True):

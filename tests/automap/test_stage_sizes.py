@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from automap.bounds.partial_plans import BoundTable, Prefixes
+from automap.bounds.partial_plans import BoundTable, PartialPlans
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.plan import Plan
 from automap.price.estimate import estimate_choice, price
-from automap.price.kernels.step import R_CAPACITY, R_COMPUTE, R_OPTIMIZER
 from automap.price.lowered_plan import spread
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
@@ -177,19 +176,19 @@ def test_counts_prices_and_bounds_of_all_plans(mlp, space, widths, cluster, batc
     for values, mine in list(zip(plans, prices.tolist(), strict=True))[:: max(1, len(plans) // 200)]:
         outcome = s.evaluator.evaluate(s.lowered(values))
         assert mine == [outcome.step_time_s, outcome.overflow]
-    walked = Prefixes(BoundTable(s), len(plans))
+    walked = PartialPlans(BoundTable(s), len(plans))
     while not walked.done.all():
-        bound = walked.walks.bound
+        bound = walked.episodes.bound
         assert (bound[:, 0] <= prices[:, 0] * (1 + 1e-12)).all()
         assert (bound[:, 1] <= prices[:, 1] + 1e-12).all()
         actions = np.zeros(len(plans), dtype=np.int64)
         for number in np.flatnonzero(~walked.done):
-            slot = walked.walks.position[number]
-            legal = walked.walks.legal[number, : walked.walks.offered[number]]
+            slot = walked.episodes.position[number]
+            legal = walked.episodes.legal[number, : walked.episodes.offered[number]]
             assert legal.tolist() == np.flatnonzero(s.legal(plans[number][:slot])).tolist()
             actions[number] = np.searchsorted(legal, plans[number][slot])
         walked.step(actions)
-    assert walked.walks.bound.tolist() == prices.tolist()
+    assert walked.episodes.bound.tolist() == prices.tolist()
 
 
 MIXED = [
@@ -214,7 +213,7 @@ def test_random_plans_are_sound_and_come_back(spec, cluster, batch, trainer, fix
     rows = np.array([row for row in rows.tolist() if is_uneven(s, row) or row[s.first_stage + 1]][:15])
     assert len(rows) >= 3
     table = BoundTable(s)
-    walked = Prefixes(table, len(rows))
+    walked = PartialPlans(table, len(rows))
     for row, mine in zip(rows.tolist(), s.price(rows).tolist(), strict=True):
         values = s.repair(row)
         assert values == tuple(row)
@@ -235,12 +234,12 @@ def test_random_plans_are_sound_and_come_back(spec, cluster, batch, trainer, fix
     while not walked.done.all():
         actions = np.zeros(len(rows), dtype=np.int64)
         for number in np.flatnonzero(~walked.done):
-            legal = walked.walks.legal[number, : walked.walks.offered[number]]
-            actions[number] = np.searchsorted(legal, rows[number, walked.walks.position[number]])
-        before = walked.walks.bound.copy()
+            legal = walked.episodes.legal[number, : walked.episodes.offered[number]]
+            actions[number] = np.searchsorted(legal, rows[number, walked.episodes.position[number]])
+        before = walked.episodes.bound.copy()
         walked.step(actions)
-        assert (walked.walks.bound >= before - 1e-12).all()
-    assert walked.walks.bound.tolist() == s.price(rows).tolist()
+        assert (walked.episodes.bound >= before - 1e-12).all()
+    assert walked.episodes.bound.tolist() == s.price(rows).tolist()
 
 
 # -- what unlike stages cost ------------------------------------------------------------------------------------------
@@ -255,9 +254,11 @@ def test_a_stage_is_priced_by_its_largest_share(mlp, space):
     assert [int(stage.axes[0]) for stage in lowered.layout.stages] == [15, 1]
     priced = s.evaluator.evaluate(lowered).ranks
     even = s.evaluator.evaluate(replace(lowered, samples=525, spread_over=())).ranks
-    assert priced[0, R_COMPUTE] == even[0, R_COMPUTE]
-    assert priced[0, R_OPTIMIZER : R_CAPACITY + 1].tolist() == even[0, R_OPTIMIZER : R_CAPACITY + 1].tolist()
-    assert priced[1, R_COMPUTE] < even[1, R_COMPUTE]
+    assert priced[0]["compute_s"] == even[0]["compute_s"]
+    names = ["optimizer_s", "sync_s", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes"]
+    names += ["buffer_bytes", "capacity_bytes"]
+    assert [priced[0][name] for name in names] == [even[0][name] for name in names]
+    assert priced[1]["compute_s"] < even[1]["compute_s"]
 
 
 def test_several_that_send_to_one_divide_its_link(mlp, space):

@@ -4,7 +4,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from automap.cluster import parse_cluster
-from automap.price.tables import B_MEASURED, F_BYTES, F_MEASURED
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from ir.errors import ModelError
@@ -40,7 +39,7 @@ def priced(data: bytes, hints: dict | None = None):
     problem = Problem.build(load_model(data), parse_cluster("1x2xA100-80GB"), {"global_batch": 8, "loss": "mse"}, hints)
     space = PlanSpace(problem)
     return next(
-        space.evaluator.tables.costs[i]
+        space.evaluator.tables.arrays.kernels[i]
         for i, op in enumerate(o for u in space.linkage.blocks.units for o in problem.graph.operators[u.start : u.stop])
         if op.kind == SEGMENT
     )
@@ -74,7 +73,7 @@ def test_without_costs_it_is_named():
 def test_the_price_uses_them_and_hints_override(costs, hint, expected):
     name = operator(load_model(model())).name
     row = priced(model(**costs), None if hint is None else {"costs": {name: hint}})
-    assert tuple(row[[F_MEASURED, B_MEASURED, F_BYTES]]) == expected
+    assert (row.measured_forward_s, row.measured_backward_s, row.stated_bytes) == expected
 
 
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "fast", ""])

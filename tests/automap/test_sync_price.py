@@ -10,11 +10,9 @@ from sync_plans import MODES, plan_of, space_of
 from automap.errors import PlanError, ProblemError
 from automap.plan import Plan, Sync, Zero, plan_schema
 from automap.price.estimate import annotate, price
-from automap.price.kernels import step as c
 from automap.price.kernels.collectives import collective_s
-from automap.price.kernels.columns import H_BANDWIDTH
+from automap.price.kernels.records import ALL_REDUCE
 from automap.price.local_sgd import best_sync, evaluate_plan, offers
-from automap.price.tables import ALL_REDUCE
 from automap.space.space import PlanSpace
 from automap.space.templates import templates
 from automap.verify import Verifier
@@ -30,8 +28,8 @@ def slow():
     stage = lowered.layout.stages[0]
     count = space.problem.graph.num_parameters
     all_reduce_s = collective_s(ALL_REDUCE, 4.0, stage.links[0], 4.0 * count)
-    bare_s = row[c.R_END] - row[c.R_SYNC]
-    copy_s = count / stage.hardware[H_BANDWIDTH]
+    bare_s = row["end_s"] - row["sync_s"]
+    copy_s = count / stage.hardware.bytes_per_s
     assert all_reduce_s > 2.0 * bare_s
     return space, plan, lowered, bare_s, all_reduce_s, copy_s
 
@@ -81,12 +79,12 @@ def test_each_pipeline_rank_averages_its_own_and_other_axes_keep_their_reduction
     plain = space.evaluator.evaluate(lowered)
     found = evaluate_plan(replace(plan, sync=Sync(kind="local_sgd", period=5)), lowered, space.evaluator)
     for rank, stage in enumerate(lowered.layout.stages):
-        count = plain.ranks[rank, c.R_PARAMETERS] / 4.0
-        more = collective_s(ALL_REDUCE, 2.0, stage.links[0], 4.0 * count) + 16.0 * count / stage.hardware[H_BANDWIDTH]
-        ends = plain.ranks[rank, c.R_END] - plain.ranks[rank, c.R_SYNC]
-        assert found.ranks[rank, c.R_END] == pytest.approx(ends + found.ranks[rank, c.R_SYNC] + more / 5.0, rel=1e-12)
+        count = plain.ranks[rank]["parameter_bytes"] / 4.0
+        more = collective_s(ALL_REDUCE, 2.0, stage.links[0], 4.0 * count) + 16.0 * count / stage.hardware.bytes_per_s
+        ends = plain.ranks[rank]["end_s"] - plain.ranks[rank]["sync_s"]
+        assert found.ranks[rank]["end_s"] == pytest.approx(ends + found.ranks[rank]["sync_s"] + more / 5.0, rel=1e-12)
         # The embedding is the head as well: both stages still exchange its gradient.
-        assert 0.0 < found.ranks[rank, c.R_SYNC] < plain.ranks[rank, c.R_SYNC]
+        assert 0.0 < found.ranks[rank]["sync_s"] < plain.ranks[rank]["sync_s"]
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
@@ -104,7 +102,7 @@ def test_copies_take_memory(precision):
         (Sync(kind="dasgd", period=2, delay=1, merge="corrected"), 8.0),
     ):
         after = evaluate_plan(replace(plan, sync=sync), lowered, space.evaluator)
-        assert after.ranks[0, c.R_BUFFERS] - before[c.R_BUFFERS] == pytest.approx(wanted * count)
+        assert after.ranks[0]["buffer_bytes"] - before["buffer_bytes"] == pytest.approx(wanted * count)
         found = annotate(replace(plan, sync=sync), lowered, space.evaluator)
         assert not Verifier(space.problem).violations(found)
         memory = found.estimate.memory_bytes[0]
@@ -115,7 +113,8 @@ def test_copies_take_memory(precision):
 
 def test_a_mode_whose_copies_do_not_fit_is_not_chosen(slow):
     space, plan, lowered, *_ = slow
-    need = space.evaluator.evaluate(lowered).ranks[0, c.R_PARAMETERS : c.R_CAPACITY].sum()
+    row = space.evaluator.evaluate(lowered).ranks[0]
+    need = row.parameter_bytes + row.gradient_bytes + row.optimizer_bytes + row.activation_bytes + row.buffer_bytes
     capacity = space.problem.cluster.device(0).memory_bytes
     assert best_sync(plan, lowered, space.evaluator).kind == "dasgd"
     hints = replace(space.problem.hints, memory_reserve_bytes=int(capacity - need - 1000))

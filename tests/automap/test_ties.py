@@ -5,8 +5,6 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from automap.price.kernels import step as c
-from automap.price.kernels.columns import C_REDUCE
 from ir import zoo
 
 B, P = -1, -2
@@ -65,13 +63,14 @@ def test_what_readers_want_unlike_lies_whole_and_its_gradient_is_reduced(pp, gpt
             wanted[rank] += counted(s, lowered, rank, name, readers)
             unlike += any(len({reader[axis][0] for reader in readers}) > 1 for axis in range(len(lowered.axes)))
         priced = np.zeros_like(wanted)
-        priced[:, 0] = s.evaluator.evaluate(lowered).ranks[:, c.R_PARAMETERS] / s.problem.state_bytes[0]
+        priced[:, 0] = s.evaluator.evaluate(lowered).ranks["parameter_bytes"] / s.problem.state_bytes[0]
         for number, segment, incoming in s.evaluator.surroundings(lowered):
             rank = number % pp
-            row = s.evaluator.unit_row(segment, rank, lowered.layout, incoming, lowered.samples, lowered.zero_axes, -1)
-            priced[rank, 1:] += row[C_REDUCE : C_REDUCE + len(lowered.axes)]
-        for row in s.evaluator.tied.rows(s.evaluator.tied.ties(lowered), lowered.layout, lowered.zero_axes):
-            priced[int(row[0]), 1:] -= row[5 : 5 + len(lowered.axes)] if row[0] == row[1] else 0.0
+            row = s.evaluator.unit_cost(segment, incoming, lowered.stages[rank])
+            priced[rank, 1:] += row.reduced[: len(lowered.axes)]
+        for tie in s.evaluator.tied.rows(lowered):
+            if tie.rank == tie.other_rank:
+                priced[tie.rank, 1:] -= tie.excess.reduced[: len(lowered.axes)]
         assert priced == pytest.approx(wanted)
     assert unlike > 10 or pp > 1
 
@@ -87,14 +86,15 @@ def test_three_readers_count_as_one(pp, space):
     for _ in range(60):
         lowered = s.lowered(s.random(rng))
         ties = [tie for tie in s.evaluator.tied.ties(lowered) if tie.name == name]
-        rows = s.evaluator.tied.rows(ties, lowered.layout, lowered.zero_axes)
+        rows = s.evaluator.tied.rows(lowered, ties=ties)
         for rank in range(pp):
             readers = readings(s, lowered)[rank, name]
             several[len(readers)] += 1
             alone = sum(counted(s, lowered, rank, name, [reader]) for reader in readers)
             together = counted(s, lowered, rank, name, readers) if readers else 0.0
-            given = rows[(rows[:, 0] == rank) & (rows[:, 1] == rank)].sum(axis=0)
-            assert given[[3, *range(5, 5 + len(lowered.axes))]] == pytest.approx(alone - together)
+            mine = rows[(rows["rank"] == rank) & (rows["other_rank"] == rank)]["excess"]
+            given = [mine["parameters"].sum(), *mine["reduced"][:, : len(lowered.axes)].sum(axis=0)]
+            assert given == pytest.approx((alone - together).tolist() if readers else [0.0] * len(given))
     assert several[3] if pp == 1 else several[1] and several[2]
 
 
@@ -104,4 +104,6 @@ def test_zero_shards_once_what_lies_whole_because_readers_differ(gpt, space):
     for _ in range(40):
         ranks = s.evaluator.evaluate(s.lowered(s.random(rng))).ranks
         # On its only axis of several ranks every parameter is split or sharded.
-        assert ranks[0, c.R_STATE] == pytest.approx(s.problem.graph.num_parameters / 4 * s.problem.state_bytes[2])
+        assert ranks[0]["optimizer_bytes"] == pytest.approx(
+            s.problem.graph.num_parameters / 4 * s.problem.state_bytes[2]
+        )

@@ -12,7 +12,6 @@ from automap.cluster import parse_cluster
 from automap.price.estimate import annotate, estimate_choice
 from automap.price.evaluator import Evaluator
 from automap.price.explain import NUM_REASONS, reasons
-from automap.price.kernels.step import R_END
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.plan_writer import to_plan
 from automap.problem import Problem
@@ -162,4 +161,4 @@ def test_any_plan_of_a_space_has_reasons() -> None:
                 assert 1 <= len(found) <= NUM_REASONS
                 assert all(" of the step (" in text for text in found)
                 assert "nan" not in " ".join(found)
-                assert float(outcome.ranks[:, R_END].max()) == outcome.step_time_s
+                assert float(outcome.ranks["end_s"].max()) == outcome.step_time_s

@@ -60,7 +60,7 @@ def test_rewards_telescope_to_the_price(kind, gpt, space):
         if kind == "sharding":
             # Its first bound is that behind the frame.
             env.reset()
-            start = env.episodes.prefixes.walks.bound[0, 0]
+            start = env.episodes.partial_plans.episodes.bound[0, 0]
         assert sum(rewards) == pytest.approx(REWARD_SCALE * np.log(start / info["finished"].worth_s), rel=1e-6)
         assert all(r <= 1e-9 for r in rewards)
         assert info["finished"].values == s.repair(info["finished"].values)
@@ -120,8 +120,8 @@ def test_most_decisions_are_about_operators_and_episodes_are_short(light_graph, 
 def test_transformers_have_short_episodes_mostly_about_operators(spec, cluster, space):
     side, rng, ended = Episodes(HybridDecisions(space(zoo.build(spec), cluster, 128)), 32), np.random.default_rng(0), []
     while len(ended) < 128:
-        walks = side.prefixes.walks
-        _, done = side.step(walks.legal[np.arange(32), (rng.random(32) * walks.offered).astype(int)])
+        episodes = side.partial_plans.episodes
+        _, done = side.step(episodes.legal[np.arange(32), (rng.random(32) * episodes.offered).astype(int)])
         ended += [side.finished(int(e)) for e in np.flatnonzero(done)]
         if done.any():
             side.begin(done)
@@ -167,7 +167,7 @@ def test_the_mask_drops_what_provably_cannot_fit(gpt, space):
         done = False
         while not done:
             legal = np.flatnonzero(observation["action_mask"])
-            masked += len(legal) < env.episodes.prefixes.walks.offered[0]
+            masked += len(legal) < env.episodes.partial_plans.episodes.offered[0]
             observation, _, done, _, _ = env.step(int(rng.choice(legal)))
     assert masked > 0
 

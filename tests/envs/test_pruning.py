@@ -7,7 +7,7 @@ import pytest
 
 from automap.bounds.enumeration import Enumeration
 from automap.cluster import parse_cluster
-from automap.price.kernels.columns import C_COUNT, C_FORWARD, C_FORWARD_ATTENDED
+from automap.price.kernels.cost_records import UNIT_COST_DTYPE
 from automap.problem import Problem
 from automap.space.count import alone, count_decades, grouped
 from automap.space.space import PlanSpace
@@ -113,9 +113,9 @@ def test_of_two_signatures_that_nobody_can_tell_apart_one_goes(mlp):
 
 
 def test_less_attention_to_hide_a_ring_under_is_no_gain():
-    one, other = np.zeros(C_COUNT), np.zeros(C_COUNT)
-    one[C_FORWARD] = other[C_FORWARD] = 2.0
-    one[C_FORWARD_ATTENDED] = 1.0
+    one, other = np.zeros(2, dtype=UNIT_COST_DTYPE)
+    one["forward_s"] = other["forward_s"] = 2.0
+    one.forward_attended_s = 1.0
     assert not _costs_no_more(one, other)
     assert _costs_no_more(other, one)
 

@@ -354,10 +354,10 @@ def test_older_operator_sets(opset):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["encoder", "normalised"])
 def test_fresh_weights_that_the_newer_exporter_merges(name):
-    from automap.runtime.torch_export import _quiet
+    from automap.runtime.torch_export import quiet
 
     module, data, _ = build(name, 2)
-    with _quiet():
+    with quiet():
         program = torch.onnx.export(module, (data,), dynamo=True, verbose=False, opset_version=18)
     graph = load_model(program.model_proto.SerializeToString())
     # It drops biases of zeros: those of the attention.

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from ir import zoo
-from ir.blocks import Blocks, Unit, _repeats, carried_tensors, find_units, legal_cuts
+from ir.blocks import Blocks, Unit, carried_tensors, find_units, legal_cuts, repeats
 from ir.build import GraphBuilder
 from ir.graph import Graph
 from ir.localize import localize
@@ -116,7 +116,7 @@ def test_six_thousand_operators_take_no_quadratic_time():
     ],
 )
 def test_repeats(kinds, groups):
-    found = _repeats(kinds, 0, len(kinds))
+    found = repeats(kinds)
     assert [b - a for a, b in found] == groups
 
 

@@ -128,7 +128,7 @@ def test_the_child_opens_nothing():
     """Whatever a bug might do with a name in a file: no file and no process."""
     code = (
         "import ir.onnx.sandbox as s, os\n"
-        "s._shut()\n"
+        "s.forbid_opening()\n"
         "for attempt in (lambda: open('/etc/hostname'), lambda: __import__('socket').socket(), lambda: os.pipe()):\n"
         "    try:\n"
         "        attempt()\n"

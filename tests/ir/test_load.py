@@ -155,13 +155,13 @@ def test_batch_one_four_symbolic_are_equal():
 def test_symbolic_batch_of_the_exporter(build):
     import torch
 
-    from automap.runtime.torch_export import _quiet
+    from automap.runtime.torch_export import quiet
 
     module, inputs = build("gpt_linear", 2)
     for parameter in module.parameters():
         # The exporter stores equal tensors once: give each its own values.
         torch.nn.init.normal_(parameter)
-    with _quiet():
+    with quiet():
         program = torch.onnx.export(
             module.eval(),
             inputs,

@@ -1,4 +1,4 @@
-"""Walks: many plans being decided at once, each with lower bounds behind every legal value of its next decision.
+"""Many plans being decided at once, each with lower bounds behind every legal value of its next decision.
 
 All bounds are admissible: no completion is faster or smaller. Behind a shape they come from a tree over shapes, and
 stay while schedule, order and devices of the stages are decided; while cuts are, they come from the least that units
@@ -11,123 +11,81 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-from numba import boolean, float64, int64, types, void
+from numba import boolean, float64, int64, void
 
-from automap.bounds.kernels.unit_floors import settle
+from automap.bounds.kernels.unit_lower_bounds import pick_forced
 from automap.jit import borrowing, kernel
-from automap.price.kernels.columns import TABLES
-from automap.price.kernels.step import P_MICRO_BATCH_S, P_SEND_OVERLAP, P_SEND_S, P_STEP_S, P_ZERO, rank_overflow
-from automap.price.kernels.unit_workspace import SHARDED, new_sharded
+from automap.price.kernels.array_types import Floats2, Floats3, Ints, Ints2, Mask, tuple_type
+from automap.price.kernels.memory import in_flight
+from automap.price.kernels.step import rank_overflow
 from automap.schedule import ZB1P, ZB2P
-from automap.space.compile import (
-    G_VALUES,
-    G_WHOLE,
-    N_FIRST_CUT,
-    N_FIRST_RECOMPUTE,
-    N_FIRST_SIGNATURE,
-    N_ORDERS_ONE,
-    N_SHARES_SLOT,
-    N_ZERO_SLOT,
-    SPACE,
-)
 from automap.space.kernels.cuts import nth_cut
-from automap.space.kernels.masks import mode_mask, share_mask, size_mask
-from automap.space.kernels.price_one import cost_rows, finish, price_laid
-from automap.space.kernels.unit_cache import UNIT_CACHE
-from automap.space.kernels.workspace import (
-    F_ALIKE,
-    F_KIND,
-    F_RANKS,
-    WORKSPACE,
-    find_stages,
-    new_workspace,
-    pick,
-    remember_mask,
-    set_frame,
-    set_stages,
-)
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
-
-# Columns of Tree.nodes: first child, number of children, value that leads here, row of floors of a leaf; leaves know
-# their shape: pipeline ranks, chunks, micro-batches.
-T_CHILD, T_CHILDREN, T_VALUE, T_FLOOR, T_RANKS, T_CHUNKS, T_COUNT = range(7)
-
+from automap.space.kernels.layout import cut_window, decide_stages
+from automap.space.kernels.masks import shape_node
+from automap.space.kernels.price_one import cost_rows, finish, price_one
+from automap.space.kernels.records import COMPILED, SPACE
+from automap.space.kernels.stepper import decide, legal_values
+from automap.space.kernels.workspace import WORKSPACE, new_workspace, pick, pick_all, set_rows
 
 BEGIN, GO_ON, WAIT = -1, -2, -3
-"""Actions that decide nothing: a new plan; what was decided already, with preferred values that are known now; not this
-time."""
+"""Actions that decide nothing: begin a new plan; go on with what was decided already, with preferred values that are
+known now; leave the plan as it is."""
 LATER = -2
 """A preferred value that is not known yet."""
 
 
-class Tree(NamedTuple):
+class LowerBounds(NamedTuple):
     """Bounds of a space before any signature is decided."""
 
-    nodes: Ints
-    """[nodes, 7] decided beginnings of a shape's values, the empty one first; see the T_ constants."""
-    bounds: Floats
-    """[nodes, 2] seconds and overflow that no plan behind a node goes below."""
-    work: Floats
-    """[floors, units + 1] least seconds of a micro-batch in all units before each."""
-    weights: Floats
-    """[floors, units + 1] least bytes of parameters, gradients and moments."""
-    kept: Floats
-    """[floors, units + 1] least bytes that a micro-batch leaves for its backward pass."""
-    sent: Floats
-    """[floors, units + 1] least bytes of the tensor that crosses behind as many units."""
-    unlike: Ints
-    """[distinct stages, values of the slot `micro_batches`] row of floors, or -1; of stages of unlike size."""
+    nodes: Floats2
+    """[nodes of `SpaceArrays.shape_nodes`, 2] seconds and overflow that no plan behind a node goes below."""
+    shapes: Ints
+    """[shapes] row of the tables of units for stages of equal size."""
+    unlike: Ints2
+    """[distinct stages, values of the slot `micro_batches`] row of the tables of units for stages of unlike size, or
+    -1."""
+    work: Floats2
+    """[rows, units + 1] least seconds of a micro-batch in all units before each."""
+    states: Floats2
+    """[rows, units + 1] least bytes of parameters, gradients and moments of all units before each."""
+    saved: Floats2
+    """[rows, units + 1] least bytes that a micro-batch leaves for its backward pass in all units before each."""
+    sent: Floats2
+    """[rows, units + 1] least bytes of the tensor that crosses behind so many units."""
+    shared_bytes: float
+    """Bytes of state of parameters that several units use, which may count once."""
+    reserved_bytes: float
+    """Bytes that the framework holds on every device."""
+
+
+class EpisodeArrays(NamedTuple):
+    """Plans being decided. Rows about a complete plan are as its last decision left them."""
+
+    values: Ints2
+    """[episodes, slots] values, decided before `position`."""
+    position: Ints
+    """[episodes] slot to decide; the number of slots where a plan is complete."""
+    bound: Floats2
+    """[episodes, 2] seconds and overflow that no completion is below; of a complete plan its price."""
+    legal: Ints2
+    """[episodes, most] legal values of the slot to decide, ascending."""
+    offered: Ints
+    """[episodes] how many there are."""
+    action_bounds: Floats3
+    """[episodes, most, 2] seconds and overflow behind each legal value."""
+    preferred: Ints2
+    """[episodes, slots] values of slots that are not asked."""
     asked: Mask
     """[slots] which are decided one by one; the others take what is preferred."""
-    free_ranks: Ints
-    """[1] on longer pipelines a rank recomputes no more than the one before it; the last one is free."""
-    aside: Floats
-    """[2] bytes of state of parameters that several units use, which may count once; bytes that the framework holds."""
+    free_ranks: int
+    """Ranks of the longest pipeline whose ranks are all free. On longer ones a rank, but for the last one, recomputes
+    no more than the one before it."""
 
 
-class Walks(NamedTuple):
-    """Plans being decided; rows of a walk that is through are as its last decision left them."""
-
-    values: Ints
-    """[walks, slots]"""
-    position: Ints
-    """[walks] slot to decide; the number of slots where a plan is complete."""
-    node: Ints
-    """[walks] of the tree."""
-    bound: Floats
-    """[walks, 2] seconds and overflow; of a complete plan its price."""
-    legal: Ints
-    """[walks, most] legal values of the slot to decide, ascending."""
-    offered: Ints
-    """[walks] how many there are."""
-    ahead: Floats
-    """[walks, most, 2] seconds and overflow behind each."""
-    preferred: Ints
-    """[walks, slots] values of slots that are not asked."""
-
-
-TREE = types.NamedTuple(
-    (int64[:, ::1], *[float64[:, ::1]] * 5, int64[:, ::1], boolean[::1], int64[::1], float64[::1]), Tree
-)
-"""Numba's type of `Tree`."""
-WALKS = types.NamedTuple(
-    (
-        int64[:, ::1],
-        int64[::1],
-        int64[::1],
-        float64[:, ::1],
-        int64[:, ::1],
-        int64[::1],
-        float64[:, :, ::1],
-        int64[:, ::1],
-    ),
-    Walks,
-)
-"""Numba's type of `Walks`."""
+LOWER_BOUNDS = tuple_type(LowerBounds)
+"""Numba's type of `LowerBounds`."""
+EPISODES = tuple_type(EpisodeArrays)
+"""Numba's type of `EpisodeArrays`."""
 
 
 @borrowing(void(float64[::1], float64, float64), inner=True)
@@ -137,405 +95,297 @@ def _tighten(bound, seconds, over):
     bound[1] = max(bound[1], over)
 
 
-@borrowing(int64(SPACE, int64[::1], WORKSPACE, int64, int64, int64[::1]), inner=True)
-def _ends(space, value, workspace, num_chunks, count, ends):
-    """Writes the first `count` ends of chunks that are decided; returns the last of them."""
-    start = 0
-    for chunk in range(count):
-        if chunk == num_chunks - 1:
-            start = space.units.shape[0]
-        else:
-            low, high = space.windows[num_chunks, chunk]
-            picked = value[space.scalars[N_FIRST_CUT] + chunk]
-            start = nth_cut(space.weight, start, max(low, start + 1), high, workspace.shares[chunk], picked)
-        ends[chunk] = start
-    return start
+@borrowing(void(SPACE, LOWER_BOUNDS, int64[::1], WORKSPACE), inner=True)
+def _find_least(space, bounds, value, workspace):
+    """Writes `Workspace.least`: the row of the tables of units for each rank."""
+    layout = workspace.layout
+    shape = space.shape_nodes[shape_node(space, value, space.first.schedule)].shape
+    count = value[space.first.micro_batches]
+    for rank in range(layout.frame[0].num_ranks):
+        is_even = layout.frame[0].is_even
+        workspace.least[rank] = bounds.shapes[shape] if is_even else bounds.unlike[layout.stages[rank], count]
 
 
-@borrowing(int64(SPACE, TREE, int64[::1], int64[::1], WORKSPACE, int64), inner=True)
-def _floor_of(space, tree, node, value, workspace, rank):
-    """The row of floors of a rank; see `set_stages`."""
-    if workspace.frame[F_ALIKE] == 1:
-        return node[T_FLOOR]
-    return tree.unlike[workspace.stages[rank], value[space.obeys.shape[0]]]
+@borrowing(float64(SPACE, LOWER_BOUNDS, WORKSPACE, int64), inner=True)
+def _pipeline_bound(space, bounds, workspace, known):
+    """Seconds of a step in which the first `known` chunks, whose ends are decided, keep their ranks busy.
 
-
-@borrowing(float64(SPACE, TREE, int64[::1], int64[::1], WORKSPACE, int64[::1], int64), inner=True)
-def _pipeline_floor(space, tree, node, value, workspace, ends, known):
-    """The step is at least what the known chunks ask of their ranks, behind the chunks before them.
-
-    Args:
-        space: see `compile_space`.
-        tree: bounds.
-        node: of the shape.
-        value: [slots].
-        workspace: see `set_stages`.
-        ends: [chunks] of the known chunks.
-        known: how many are known.
+    A rank waits for one pass through the chunks before its first one, then works on all micro-batches.
     """
-    ranks, count = node[T_RANKS], node[T_COUNT]
+    layout, settings = workspace.layout, workspace.settings[0]
+    frame = layout.frame[0]
+    ranks, count = frame.num_ranks, frame.num_micro_batches
     # Gradients of weights may fill the pipeline.
-    is_filled = workspace.frame[F_KIND] == ZB1P or workspace.frame[F_KIND] == ZB2P
-    busy, before = workspace.room.ranks[0, :ranks], workspace.room.ranks[1, :ranks]
+    is_filled = frame.schedule in (ZB1P, ZB2P)
+    busy, before = workspace.step.busy[:ranks], workspace.step.ends[:ranks]
     busy[:] = 0.0
     before[:] = 0.0
     start, passed, received = 0, 0.0, 0.0
     for chunk in range(known):
-        rank = chunk % ranks
-        row = _floor_of(space, tree, node, value, workspace, rank)
-        seconds = tree.work[row, ends[chunk]] - tree.work[row, start]
+        rank, end = chunk % ranks, layout.ends[chunk]
+        row = workspace.least[rank]
+        seconds = bounds.work[row, end] - bounds.work[row, start]
         sent = 0.0
-        if chunk < node[T_CHUNKS] - 1:
-            rate = space.send_bytes_per_s[workspace.boundaries[rank]]
-            sent = (
-                workspace.settings[P_SEND_S]
-                + (1.0 - workspace.settings[P_SEND_OVERLAP]) * tree.sent[row, ends[chunk]] / rate
-            )
-        seconds += received + sent if node[T_CHUNKS] == ranks else max(received, sent)
-        seconds += workspace.settings[P_MICRO_BATCH_S] * ranks / node[T_CHUNKS]
+        if chunk < frame.num_chunks - 1:
+            rate = space.send_bytes_per_s[layout.boundaries[rank]]
+            sent = settings.send_s + (1.0 - settings.send_overlap) * bounds.sent[row, end] / rate
+        seconds += received + sent if frame.num_chunks == ranks else max(received, sent)
+        seconds += settings.micro_batch_s * ranks / frame.num_chunks
         received = sent
         busy[rank] += seconds
         if chunk < ranks:
             before[rank] = 0.0 if is_filled else passed
             passed += seconds
-        start = ends[chunk]
+        start = end
     longest = 0.0
     for rank in range(ranks):
         longest = max(longest, before[rank] + count * busy[rank])
-    return longest + workspace.settings[P_STEP_S]
+    return longest + settings.step_s
 
 
-@borrowing(float64(SPACE, TREE, int64[::1], int64[::1], WORKSPACE, int64, int64, int64), inner=True)
-def _memory_floor(space, tree, node, value, workspace, chunk, start, end):
-    """A device that holds the units of a chunk overflows by no smaller a share of its memory.
-
-    Args:
-        space, tree, node, value, desk: see `_pipeline_floor`.
-        chunk: of the pipeline.
-        start: units before the chunk.
-        end: units before its end.
-    """
-    ranks = node[T_RANKS]
-    rank = chunk % ranks
-    row = _floor_of(space, tree, node, value, workspace, rank)
-    # As many micro-batches wait for their backward pass as in `combine` where the schedule is bounded.
-    waiting = min(ranks - rank, node[T_COUNT]) if node[T_CHUNKS] == ranks else 1
-    used = max(0.0, tree.weights[row, end] - tree.weights[row, start] - tree.aside[0]) + tree.aside[1]
-    used += waiting * (tree.kept[row, end] - tree.kept[row, start])
-    return used / max(1.0, space.capacity[workspace.stages[rank]]) - 1.0
+@borrowing(float64(SPACE, LOWER_BOUNDS, WORKSPACE, int64), inner=True)
+def _memory_bound(space, bounds, workspace, chunk):
+    """Share of its memory by which a device that holds the units of a chunk overflows at least."""
+    layout = workspace.layout
+    frame = layout.frame[0]
+    start, end = layout.ends[chunk - 1] if chunk > 0 else 0, layout.ends[chunk]
+    rank = chunk % frame.num_ranks
+    row = workspace.least[rank]
+    waiting = in_flight(rank, frame.num_ranks, frame.num_chunks, frame.num_micro_batches)
+    used = max(0.0, bounds.states[row, end] - bounds.states[row, start] - bounds.shared_bytes) + bounds.reserved_bytes
+    used += waiting * (bounds.saved[row, end] - bounds.saved[row, start])
+    return used / max(1.0, space.capacity[layout.stages[rank]]) - 1.0
 
 
-@borrowing(void(SPACE, TREE, int64[::1], int64[::1], WORKSPACE, int64), inner=True)
-def _rest(space, tree, node, value, workspace, first):
-    """Writes into `Workspace.rest` the least seconds of a micro-batch on each rank from `first` on.
-
-    These share all units behind each.
-
-    Args:
-        space, tree, node, value, desk: see `_pipeline_floor`.
-        first: pipeline rank.
-    """
-    rest = workspace.rest
+@borrowing(void(LOWER_BOUNDS, WORKSPACE, int64), inner=True)
+def _find_rest(bounds, workspace, first):
+    """Writes `Workspace.rest`: least seconds of a micro-batch on each of the ranks from `first` on, which share all
+    units behind each."""
+    rest, layout = workspace.rest, workspace.layout
+    num_ranks = layout.frame[0].num_ranks
     devices = 0
-    for rank in range(first, node[T_RANKS]):
-        devices += workspace.devices[rank]
+    for rank in range(first, num_ranks):
+        devices += layout.devices[rank]
     last = rest.shape[0] - 1
     rest[last] = 0.0
     for unit in range(last - 1, -1, -1):
         least = np.inf
-        for rank in range(first, node[T_RANKS]):
-            work = tree.work[_floor_of(space, tree, node, value, workspace, rank)]
-            least = min(least, (work[unit + 1] - work[unit]) * workspace.devices[rank])
+        for rank in range(first, num_ranks):
+            work = bounds.work[workspace.least[rank]]
+            least = min(least, (work[unit + 1] - work[unit]) * layout.devices[rank])
         rest[unit] = rest[unit + 1] + least / devices
 
 
-@borrowing(int64(TABLES, SPACE, UNIT_CACHE, TREE, WALKS, int64, int64, WORKSPACE, int64[::1], boolean[::1]), inner=True)
-def _legal(tables, space, cache, tree, walks, walk, slot, workspace, ends, mask):
-    """Writes the legal values of a slot into `walks.legal`; returns their number."""
-    value, node = walks.values[walk], tree.nodes[walks.node[walk]]
-    legal = walks.legal[walk]
-    most = legal.shape[0]
-    first_cut, zero_slot = space.scalars[N_FIRST_CUT], space.scalars[N_ZERO_SLOT]
+@borrowing(int64(COMPILED, EPISODES, int64, int64, WORKSPACE), inner=True)
+def _offer(compiled, episodes, number, slot, workspace):
+    """Writes the values of a slot that may be chosen into `episodes.legal`; returns how many there are."""
+    space, value, legal = compiled.space, episodes.values[number], episodes.legal[number]
+    mask, num_ranks = workspace.mask, workspace.layout.frame[0].num_ranks
+    num_values = legal_values(compiled, value, slot, workspace)
+    rank = slot - space.first.recompute
+    if slot < space.first.zero and 0 < rank < num_ranks - 1 and episodes.free_ranks < num_ranks:
+        before = value[slot - 1]
+        if mask[: before + 1].any():
+            mask[before + 1 : num_values] = False
     found = 0
-    schedule = space.obeys.shape[0] + 2
-    if slot < schedule:
-        for child in range(node[T_CHILD], node[T_CHILD] + node[T_CHILDREN]):
-            if tree.nodes[child, T_VALUE] < most:
-                legal[found] = tree.nodes[child, T_VALUE]
-                found += 1
-        return found
-    num_values = 1
-    mask[:] = False
-    mask[0] = True
-    if slot == schedule:
-        if 1 < node[T_RANKS] == node[T_CHUNKS]:
-            num_values = space.kinds.shape[0]
-            mask[:num_values] = True
-    elif slot == schedule + 1:
-        if node[T_RANKS] > 1 or space.scalars[N_ORDERS_ONE] == 1:
-            num_values = space.layouts.shape[0]
-            mask[:num_values] = True
-    elif slot < space.scalars[N_SHARES_SLOT]:
-        num_values = space.send_rows.shape[1] - 1
-        size_mask(space, value, slot - schedule - 2, mask[:num_values])
-    elif slot < first_cut:
-        num_values = space.share_ways.shape[2]
-        find_stages(space, value, workspace.devices, workspace.rows, workspace.boundaries)
-        share_mask(space, value, node[T_RANKS], workspace.rows, mask[:num_values])
-    elif slot < space.scalars[N_FIRST_RECOMPUTE]:
-        chunk = slot - first_cut
-        if chunk < node[T_CHUNKS] - 1:
-            low, high = space.windows[node[T_CHUNKS], chunk]
-            start = _ends(space, value, workspace, node[T_CHUNKS], chunk, ends)
-            num_values = high - max(low, start + 1) + 1
-            mask[: min(most, num_values)] = True
-    elif slot < zero_slot:
-        rank = slot - space.scalars[N_FIRST_RECOMPUTE]
-        if rank < node[T_RANKS]:
-            num_values = space.modes.shape[0]
-            _ends(space, value, workspace, node[T_CHUNKS], node[T_CHUNKS], ends)
-            mode_mask(space, ends[: node[T_CHUNKS]], node[T_RANKS], rank, mask[:num_values])
-            before = value[slot - 1]
-            if tree.free_ranks[0] < node[T_RANKS] and 0 < rank < node[T_RANKS] - 1 and mask[: before + 1].any():
-                mask[before + 1 : num_values] = False
-    elif slot == zero_slot:
-        # Whether there are replicas is written when the frame is laid out.
-        value[zero_slot] = 0
-        set_frame(space, value, workspace)
-        replicated = False
-        for a in range(workspace.zero_axes.shape[0]):
-            replicated = replicated or workspace.zero_axes[a]
-        if replicated:
-            num_values = 4
-            for zero in range(4):
-                mask[zero] = space.zeros[zero]
-    else:
-        num_axes = workspace.incoming.shape[0]
-        group, axis = divmod(slot - space.scalars[N_FIRST_SIGNATURE], num_axes)
-        num_values = space.groups[group, G_VALUES]
-        remember_mask(tables, space, cache, group, axis, workspace, mask[:num_values])
-    for v in range(min(most, num_values)):
+    for v in range(min(legal.shape[0], num_values)):
         if mask[v]:
             legal[found] = v
             found += 1
     return found
 
 
-@borrowing(void(TABLES, SPACE, UNIT_CACHE, int64[::1], int64, int64, WORKSPACE, SHARDED, float64[::1]), inner=True)
-def _look_at_mode(tables, space, cache, value, slot, mode, workspace, sharded, out):
+@borrowing(void(COMPILED, LOWER_BOUNDS, EPISODES, int64, int64, WORKSPACE), inner=True)
+def _look_at_cuts(compiled, bounds, episodes, number, slot, workspace):
+    """Bounds what follows each end of a chunk."""
+    space, layout, ahead = compiled.space, workspace.layout, episodes.action_bounds[number]
+    chunk, num_chunks, num_ranks = slot - space.first.cut, layout.frame[0].num_chunks, layout.frame[0].num_ranks
+    _find_least(space, bounds, episodes.values[number], workspace)
+    workspace.rest[:] = 0.0
+    if num_chunks == num_ranks:
+        _find_rest(bounds, workspace, chunk + 1)
+    start, low, high = cut_window(space, chunk, layout)
+    for i in range(episodes.offered[number]):
+        end = nth_cut(space.weight, start, low, high, layout.shares[chunk], episodes.legal[number, i])
+        layout.ends[chunk] = end
+        known = chunk + 1
+        over = _memory_bound(space, bounds, workspace, chunk)
+        if chunk == num_chunks - 2:
+            known = num_chunks
+            over = max(over, _memory_bound(space, bounds, workspace, chunk + 1))
+        ahead[i, 0] = _pipeline_bound(space, bounds, workspace, known)
+        ahead[i, 0] = max(ahead[i, 0], layout.frame[0].num_micro_batches * workspace.rest[end])
+        ahead[i, 1] = over
+
+
+@borrowing(void(COMPILED, int64[::1], int64, int64, WORKSPACE, float64[::1]), inner=True)
+def _look_at_mode(compiled, value, slot, mode, workspace, out):
     """Bounds what follows a recompute mode of a rank: the modes of ranks behind it and ZeRO at their best.
 
     A rank is fastest where nothing is computed again; which mode needs least memory is tried.
 
     Args:
-        tables: see `Tables.arrays`.
-        space: see `compile_space`.
-        cache: of the problem.
+        compiled: whose cache is read and written.
         value: [slots], those before `slot` are decided; the others are scratch.
         slot: of the mode.
         mode: that is decided.
         workspace: with the signatures that are known.
-        sharded: scratch.
         out: [2] seconds, overflow; written.
     """
-    first, ranks = space.scalars[N_FIRST_RECOMPUTE], workspace.frame[F_RANKS]
-    is_last = slot == first + ranks - 1
+    space, frame = compiled.space, workspace.layout.frame[0]
+    behind = space.first.recompute + frame.num_ranks
     value[slot] = mode
     seconds = np.inf
-    used = workspace.used[:, :ranks]
+    used = workspace.used[:, : frame.num_ranks]
     used[:] = np.inf
     for other in range(space.modes.shape[0]):
-        if other > 0 and (is_last or not space.modes[other]):
+        if other > 0 and (slot == behind - 1 or not space.modes[other]):
             continue
-        value[slot + 1 : first + ranks] = other
-        set_frame(space, value, workspace)
-        cost_rows(tables, space, cache, -1, workspace, sharded)
-        replicated = False
-        for a in range(workspace.zero_axes.shape[0]):
-            replicated = replicated or workspace.zero_axes[a]
+        value[slot + 1 : behind] = other
+        set_rows(space, value, workspace)
+        cost_rows(compiled, -1, workspace)
         for zero in range(4):
-            if space.zeros[zero] if replicated else zero == 0:
-                workspace.settings[P_ZERO] = zero
-                finish(tables, space, workspace, False, out)
+            if space.zeros[zero] if frame.has_replicas else zero == 0:
+                workspace.settings[0].zero_stage = zero
+                finish(compiled, workspace, False, out)
                 seconds = min(seconds, out[0])
-                for rank in range(ranks):
+                for rank in range(frame.num_ranks):
                     used[zero, rank] = min(used[zero, rank], rank_overflow(workspace.ranks[rank]))
     out[0], out[1] = seconds, np.inf
     for zero in range(4):
         worst = -np.inf
-        for rank in range(ranks):
+        for rank in range(frame.num_ranks):
             worst = max(worst, used[zero, rank])
         out[1] = min(out[1], worst)
 
 
-@borrowing(
-    void(TABLES, SPACE, UNIT_CACHE, TREE, WALKS, int64, int64, WORKSPACE, SHARDED, int64[::1], boolean[::1]), inner=True
-)
-def _look(tables, space, cache, tree, walks, walk, slot, workspace, sharded, ends, mask):
-    """Writes the bounds behind the legal values of a slot into `walks.ahead`."""
-    value, node = walks.values[walk], tree.nodes[walks.node[walk]]
-    legal, ahead, bound = walks.legal[walk], walks.ahead[walk], walks.bound[walk]
-    first_cut, first_recompute = space.scalars[N_FIRST_CUT], space.scalars[N_FIRST_RECOMPUTE]
-    zero_slot = space.scalars[N_ZERO_SLOT]
-    count = walks.offered[walk]
-    if slot < space.obeys.shape[0] + 2:
-        child = node[T_CHILD]
+@borrowing(void(COMPILED, LOWER_BOUNDS, EPISODES, int64, int64, WORKSPACE), inner=True)
+def _look(compiled, bounds, episodes, number, slot, workspace):
+    """Writes the bounds behind the legal values of a slot into `episodes.action_bounds`."""
+    space, first, value = compiled.space, compiled.space.first, episodes.values[number]
+    legal, ahead, bound = episodes.legal[number], episodes.action_bounds[number], episodes.bound[number]
+    count = episodes.offered[number]
+    if slot < first.schedule:
+        child = space.shape_nodes[shape_node(space, value, slot)].first_child
         for i in range(count):
-            while tree.nodes[child, T_VALUE] != legal[i]:
+            while space.shape_nodes[child].value != legal[i]:
                 child += 1
-            ahead[i, 0], ahead[i, 1] = tree.bounds[child, 0], tree.bounds[child, 1]
-    elif slot < first_cut:
+            ahead[i, 0], ahead[i, 1] = bounds.nodes[child, 0], bounds.nodes[child, 1]
+    elif slot < first.cut:
         for i in range(count):
             ahead[i, 0], ahead[i, 1] = bound[0], bound[1]
-    elif slot < first_recompute:
-        chunks = node[T_CHUNKS]
-        workspace.rest[:] = 0.0
-        chunk = slot - first_cut
-        start = _ends(space, value, workspace, chunks, chunk, ends)
-        low, high = space.windows[chunks, chunk]
-        if chunks == node[T_RANKS]:
-            _rest(space, tree, node, value, workspace, chunk + 1)
+    elif slot < first.recompute:
+        _look_at_cuts(compiled, bounds, episodes, number, slot, workspace)
+    elif slot < first.zero:
+        pick_forced(compiled, workspace)
         for i in range(count):
-            ends[chunk] = nth_cut(space.weight, start, max(low, start + 1), high, workspace.shares[chunk], legal[i])
-            known = chunk + 1
-            over = _memory_floor(space, tree, node, value, workspace, chunk, start, ends[chunk])
-            if chunk == chunks - 2:
-                ends[chunks - 1] = space.units.shape[0]
-                known = chunks
-                over = max(
-                    over, _memory_floor(space, tree, node, value, workspace, chunk + 1, ends[chunk], ends[known - 1])
-                )
-            ahead[i, 0] = _pipeline_floor(space, tree, node, value, workspace, ends, known)
-            ahead[i, 0] = max(ahead[i, 0], node[T_COUNT] * workspace.rest[ends[chunk]])
-            ahead[i, 1] = over
-    elif slot < zero_slot:
-        settle(tables, space, workspace, mask)
+            _look_at_mode(compiled, value, slot, legal[i], workspace, ahead[i])
+    elif slot == first.zero:
+        value[slot] = 0
+        set_rows(space, value, workspace)
+        pick_forced(compiled, workspace)
+        cost_rows(compiled, -1, workspace)
         for i in range(count):
-            _look_at_mode(tables, space, cache, value, slot, legal[i], workspace, sharded, ahead[i])
-    elif slot == zero_slot:
-        settle(tables, space, workspace, mask)
-        cost_rows(tables, space, cache, -1, workspace, sharded)
-        for i in range(count):
-            workspace.settings[P_ZERO] = legal[i]
-            finish(tables, space, workspace, False, ahead[i])
+            workspace.settings[0].zero_stage = legal[i]
+            finish(compiled, workspace, False, ahead[i])
     else:
-        num_axes = workspace.incoming.shape[0]
-        group, axis = divmod(slot - space.scalars[N_FIRST_SIGNATURE], num_axes)
-        kind = 0
-        while space.group_spans[kind + 1] <= group:
-            kind += 1
+        group, axis = divmod(slot - first.signature, workspace.incoming.shape[0])
         for i in range(count):
             pick(space, group, axis, legal[i], workspace)
-            cost_rows(tables, space, cache, kind, workspace, sharded)
-            finish(tables, space, workspace, False, ahead[i])
+            cost_rows(compiled, workspace.types[group], workspace)
+            finish(compiled, workspace, False, ahead[i])
     for i in range(count):
         _tighten(ahead[i], bound[0], bound[1])
 
 
-@borrowing(void(SPACE, TREE, WALKS, int64, int64, int64), inner=True)
-def _accept(space, tree, walks, walk, slot, picked):
-    """Decides a slot; behind a shape's values the walk goes down the tree."""
-    walks.values[walk, slot] = picked
-    walks.position[walk] = slot + 1
-    if slot < space.obeys.shape[0] + 2:
-        child = tree.nodes[walks.node[walk], T_CHILD]
-        while tree.nodes[child, T_VALUE] != picked:
-            child += 1
-        walks.node[walk] = child
-        _tighten(walks.bound[walk], tree.bounds[child, 0], tree.bounds[child, 1])
+@borrowing(void(SPACE, LOWER_BOUNDS, EPISODES, int64, int64), inner=True)
+def _accept(space, bounds, episodes, number, picked):
+    """Decides the next slot; behind a shape's values the bound is that of the node where they lead."""
+    slot = episodes.position[number]
+    episodes.values[number, slot] = picked
+    episodes.position[number] = slot + 1
+    if slot < space.first.schedule:
+        node = shape_node(space, episodes.values[number], slot + 1)
+        _tighten(episodes.bound[number], bounds.nodes[node, 0], bounds.nodes[node, 1])
 
 
-@borrowing(int64(SPACE, WALKS, int64, int64), inner=True)
-def _unasked(space, walks, walk, slot):
+@borrowing(int64(SPACE, EPISODES, int64, int64, int64), inner=True)
+def _unasked(space, episodes, number, slot, count):
     """The value of a slot that is not asked: what is preferred, else whole operators, else the first legal one."""
-    legal, count = walks.legal[walk], walks.offered[walk]
-    wanted = walks.preferred[walk, slot]
+    legal = episodes.legal[number]
     whole = -1
-    if slot >= space.scalars[N_FIRST_SIGNATURE]:
-        group = (slot - space.scalars[N_FIRST_SIGNATURE]) // space.obeys.shape[0]
-        whole = space.groups[group, G_WHOLE]
+    if slot >= space.first.signature:
+        whole = space.groups[(slot - space.first.signature) // space.obeys.shape[0]].whole
     found = legal[0]
     for i in range(count):
-        if legal[i] == wanted:
-            return wanted
+        if legal[i] == episodes.preferred[number, slot]:
+            return legal[i]
         if legal[i] == whole:
             found = whole
     return found
 
 
-@kernel(void(TABLES, SPACE, UNIT_CACHE, TREE, WALKS, int64[::1]))
-def step_many(tables, space, cache, tree, walks, actions):
-    """Takes one decision of every walk, fills in what is forced or not asked behind it, and looks ahead.
+@borrowing(boolean(SPACE, LOWER_BOUNDS, EPISODES, int64, int64), inner=True)
+def _take(space, bounds, episodes, number, action):
+    """Takes an action; returns whether the plan goes on."""
+    bound = episodes.bound[number]
+    if action == BEGIN:
+        episodes.position[number] = 0
+        bound[0], bound[1] = bounds.nodes[0, 0], bounds.nodes[0, 1]
+    elif action == WAIT or episodes.position[number] == episodes.values.shape[1]:
+        return False
+    elif action >= 0:
+        _accept(space, bounds, episodes, number, episodes.legal[number, action])
+        ahead = episodes.action_bounds[number, action]
+        bound[0], bound[1] = ahead[0], ahead[1]
+    episodes.offered[number] = 0
+    return True
+
+
+@borrowing(void(COMPILED, LOWER_BOUNDS, EPISODES, int64, WORKSPACE), inner=True)
+def _advance(compiled, bounds, episodes, number, workspace):
+    """Fills in what is forced or not asked, and looks at the values of the first slot that is asked."""
+    space, first, value, bound = compiled.space, compiled.space.first, episodes.values[number], episodes.bound[number]
+    begin = episodes.position[number]
+    decide_stages(space, value, begin, workspace.layout)
+    is_ready, is_stale = False, False
+    for slot in range(begin, value.shape[0] + 1):
+        if slot >= first.signature and not is_ready:
+            is_ready = True
+            set_rows(space, value, workspace)
+            pick_all(space, value, slot, workspace)
+        if slot == value.shape[0]:
+            price_one(compiled, value, workspace, True, bound)
+            return
+        count = _offer(compiled, episodes, number, slot, workspace)
+        if count > 1 and (episodes.asked[slot] or episodes.preferred[number, slot] == LATER):
+            break
+        picked = episodes.legal[number, 0] if count == 1 else _unasked(space, episodes, number, slot, count)
+        _accept(space, bounds, episodes, number, picked)
+        decide(space, value, slot, workspace)
+        is_stale = is_stale or slot >= first.zero
+    if episodes.asked[slot]:
+        episodes.offered[number] = count
+        if slot >= first.signature:
+            cost_rows(compiled, -1, workspace)
+            if is_stale:
+                finish(compiled, workspace, False, workspace.seen)
+                _tighten(bound, workspace.seen[0], workspace.seen[1])
+        _look(compiled, bounds, episodes, number, slot, workspace)
+
+
+@kernel(void(COMPILED, LOWER_BOUNDS, EPISODES, int64[::1]))
+def step_many(compiled, bounds, episodes, actions):
+    """Takes one decision of every plan, fills in what is forced or not asked behind it, and looks ahead.
 
     Args:
-        tables: see `Tables.arrays`.
-        space: see `compile_space`.
-        cache: of the problem.
-        tree: bounds of the space.
-        walks: read and written. A walk stops, with no legal values, before a slot whose preferred value is `LATER`.
-        actions: [walks] index into `walks.legal`, or one of `BEGIN`, `GO_ON` and `WAIT`; a plan that is
-            complete waits for `BEGIN`.
+        compiled: whose cache is read and written.
+        bounds: of the space.
+        episodes: read and written. A plan stops, with no legal values, before a slot whose preferred value is `LATER`.
+        actions: [episodes] index into `episodes.legal`, or one of `BEGIN`, `GO_ON` and `WAIT`; a plan that is complete
+            waits for `BEGIN`.
     """
-    num_axes, num_slots = space.obeys.shape[0], walks.values.shape[1]
-    first_cut = space.scalars[N_FIRST_CUT]
-    zero_slot, first_signature = space.scalars[N_ZERO_SLOT], space.scalars[N_FIRST_SIGNATURE]
-    workspace = new_workspace(tables, space)
-    sharded = new_sharded(tables, num_axes)
-    ends = np.empty(space.windows.shape[1], np.int64)
-    widest = max(space.units.shape[0], space.obeys.shape[1], space.send_rows.shape[1], space.layouts.shape[0], 5)
-    widest = max(widest, space.share_ways.shape[2])
-    mask = np.empty(max(walks.legal.shape[1], widest), np.bool_)
-    seen = np.empty(2)
-    for walk in range(actions.shape[0]):
-        value, bound, legal = walks.values[walk], walks.bound[walk], walks.legal[walk]
-        if actions[walk] == BEGIN:
-            walks.position[walk] = 0
-            walks.node[walk] = 0
-            bound[:] = tree.bounds[0]
-        elif walks.position[walk] == num_slots or actions[walk] == WAIT:
-            continue
-        elif actions[walk] >= 0:
-            ahead = walks.ahead[walk, actions[walk]]
-            _accept(space, tree, walks, walk, walks.position[walk], legal[actions[walk]])
-            bound[:] = ahead
-        walks.offered[walk] = 0
-        is_placed, is_laid, is_stale, is_through = False, False, False, True
-        for slot in range(walks.position[walk], num_slots):
-            if slot >= first_cut and not is_placed:
-                is_placed = True
-                set_stages(space, value, workspace)
-            if slot >= first_signature and not is_laid:
-                is_laid = True
-                set_frame(space, value, workspace)
-                for group in range(space.groups.shape[0]):
-                    for axis in range(num_axes):
-                        at = first_signature + group * num_axes + axis
-                        pick(space, group, axis, value[at] if at < slot else -1, workspace)
-            count = _legal(tables, space, cache, tree, walks, walk, slot, workspace, ends, mask)
-            if count > 1 and (tree.asked[slot] or walks.preferred[walk, slot] == LATER):
-                is_through = False
-                if tree.asked[slot]:
-                    walks.offered[walk] = count
-                    if slot > zero_slot:
-                        cost_rows(tables, space, cache, -1, workspace, sharded)
-                    if slot > zero_slot and is_stale:
-                        finish(tables, space, workspace, False, seen)
-                        _tighten(bound, seen[0], seen[1])
-                    _look(tables, space, cache, tree, walks, walk, slot, workspace, sharded, ends, mask)
-                break
-            walks.offered[walk] = count
-            picked = legal[0] if count == 1 else _unasked(space, walks, walk, slot)
-            walks.offered[walk] = 0
-            _accept(space, tree, walks, walk, slot, picked)
-            if slot >= first_signature:
-                pick(
-                    space, (slot - first_signature) // num_axes, (slot - first_signature) % num_axes, picked, workspace
-                )
-            is_stale = is_stale or slot >= zero_slot
-        if is_through:
-            if not is_laid:
-                set_frame(space, value, workspace)
-                for group in range(space.groups.shape[0]):
-                    for axis in range(num_axes):
-                        pick(space, group, axis, value[first_signature + group * num_axes + axis], workspace)
-            price_laid(tables, space, cache, value, workspace, sharded, True, bound)
+    workspace = new_workspace(compiled)
+    for number in range(actions.shape[0]):
+        if _take(compiled.space, bounds, episodes, number, actions[number]):
+            _advance(compiled, bounds, episodes, number, workspace)

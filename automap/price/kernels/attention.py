@@ -10,15 +10,14 @@ them, the longest all. The constants are in `automap/data/fitted/attention.json`
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-import numpy as np
 from numba import boolean, float64
 
 from automap.jit import borrowing
+from automap.price.kernels.array_types import Record, tuple_type
+from automap.price.kernels.stage_records import ATTENTION_CURVE
 
-# Columns of a curve.
-A_FLOOR_S, A_FLOPS, A_BYTES_PER_S, A_TAIL, A_HEAD, A_MULTIPROCESSORS, A_BACKWARD = range(7)
-A_COUNT = 7
 BLOCK = 128.0
 """Queries of a block."""
 REFERENCE_HEAD = 128.0
@@ -28,50 +27,57 @@ BACKWARD_TRAFFIC = 2.5
 three gradients (FlashAttention-2, arXiv 2307.08691)."""
 
 
-@borrowing(float64(float64, float64, float64, float64, float64, float64, boolean, float64, float64[::1], boolean))
-def attention_s(
-    batch: float,
-    heads: float,
-    kv_heads: float,
-    queries: float,
-    keys: float,
-    head_size: float,
-    causal: bool,
-    element_bytes: float,
-    curve: np.ndarray,
-    backward: bool,
-) -> float:
+class AttentionShape(NamedTuple):
+    """Sizes of one fused attention on one device."""
+
+    samples: float
+    """Number of samples."""
+    heads: float
+    """Heads of the queries."""
+    kv_heads: float
+    """Heads of keys and values."""
+    queries: float
+    """Positions of the queries on this device."""
+    keys: float
+    """Positions of the keys."""
+    head_size: float
+    """Elements of one head."""
+    causal: bool
+    """Whether a mask hides half of the keys on average."""
+    element_bytes: float
+    """Bytes of one element."""
+
+
+@borrowing(float64(float64, ATTENTION_CURVE), inner=True, forceinline=True)
+def head_depth(head_size: float, curve: Record) -> float:
+    """Elements that a head costs: a small head costs more an element than the one at which the rate is stated."""
+    return float((head_size + curve.small_head) * REFERENCE_HEAD / (REFERENCE_HEAD + curve.small_head))
+
+
+@borrowing(float64(tuple_type(AttentionShape), ATTENTION_CURVE, boolean))
+def attention_s(shape: AttentionShape, curve: Record, backward: bool) -> float:
     """Time of softmax(q k^T) v in one kernel, scores never leaving the multiprocessor.
 
     Args:
-        batch: samples.
-        heads: of the queries.
-        kv_heads: of keys and values.
-        queries: positions of the queries on this device.
-        keys: positions of the keys.
-        head_size: elements of one head.
-        causal: whether half of the keys are hidden on average.
-        element_bytes: of one element.
-        curve: [A_COUNT] floor in seconds; achieved FLOP/s at a head size of 128 and bytes/s; share of the longest
-            block that is not hidden; elements that a small head wastes; multiprocessors; arithmetic of the backward
-            pass over that of the forward pass, at their rates.
-        backward: the backward kernel.
+        shape: sizes of the operands.
+        curve: fitted curve of the device, see `AttentionCurveRow`.
+        backward: whether it is the backward kernel.
 
     Returns:
         Seconds; 0 where there is nothing to do.
     """
-    if batch <= 0.0 or heads <= 0.0 or queries <= 0.0 or keys <= 0.0 or head_size <= 0.0:
+    samples, heads, kv_heads, queries, keys, head_size, causal, element_bytes = shape
+    if samples <= 0.0 or heads <= 0.0 or queries <= 0.0 or keys <= 0.0 or head_size <= 0.0:
         return 0.0
-    blocks = batch * heads * math.ceil(queries / BLOCK)
+    blocks = samples * heads * math.ceil(queries / BLOCK)
     padded = math.ceil(keys / BLOCK) * BLOCK
-    # A small head costs more an element: the rate is stated at a head of 128.
-    depth = (head_size + curve[A_HEAD]) * REFERENCE_HEAD / (REFERENCE_HEAD + curve[A_HEAD])
+    depth = head_depth(head_size, curve)
     longest = 4.0 * BLOCK * padded * depth
     mean = 0.5 * longest + 2.0 * BLOCK * BLOCK * depth if causal else longest
-    rate = curve[A_FLOPS] / curve[A_MULTIPROCESSORS]
-    arithmetic = (blocks / curve[A_MULTIPROCESSORS] * mean + curve[A_TAIL] * longest) / rate
-    moved = 2.0 * batch * head_size * (queries * heads + keys * kv_heads) * element_bytes
+    rate = curve.flops_per_s / curve.multiprocessors
+    arithmetic = (blocks / curve.multiprocessors * mean + curve.tail * longest) / rate
+    moved = 2.0 * samples * head_size * (queries * heads + keys * kv_heads) * element_bytes
     if backward:
-        arithmetic *= curve[A_BACKWARD]
+        arithmetic *= curve.backward
         moved *= BACKWARD_TRAFFIC
-    return float(curve[A_FLOOR_S] + arithmetic + moved / curve[A_BYTES_PER_S])
+    return float(curve.floor_s + arithmetic + moved / curve.bytes_per_s)

@@ -1,4 +1,4 @@
-"""The collectives that placements call for: conversions between placements and their cost.
+"""The collectives that placements require: conversions between placements and their cost.
 
 `convert` is the one place that says which collectives turn a tensor from one placement into another on an n-D mesh,
 and in which order: first what shrinks the local part (slices, reduce-scatters), then what keeps its size
@@ -9,41 +9,44 @@ them one by one. Ring volumes. Units: seconds, bytes.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-from numba import float64, int64, types
+from numba import float64, int64
 
 from automap.jit import borrowing
-from automap.price.tables import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, SEND_RECV
+from automap.price.kernels.array_types import Record, record_of, tuple_type
+from automap.price.kernels.cost_records import RECORDER, Recorder
+from automap.price.kernels.records import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    NUM_COLLECTIVES,
+    REDUCE_SCATTER,
+    SEND_RECV,
+)
+from automap.price.kernels.stage_records import LINK, STAGE, LinkRow, Stage
 from ir.factors import BROADCAST, PARTIAL
 
 UNKNOWN = -3
-"""A placement that has not been decided yet: converting from or to it is free, and it is split wherever it may be."""
+"""A placement that is undecided: converting from or to it is free, and it is split wherever it may be."""
 SUMMED = -4
-"""Placement of what crosses into a chunk: whole, by an all-reduce before it was sent."""
+"""Placement of a tensor that crosses into a chunk: whole, by an all-reduce before it was sent."""
 
-KIND_COUNT = 5
 RAMP_UNIT_S = 1e-6
-
-
-# Columns of a link, each of the first three one a kind of collective: latency; achieved bytes/s; ramp between small and
-# large messages. Then bytes/s of ZeRO's gathers and scatters; host time of a collective, in that of a group of two.
-V_LATENCY_S, V_BYTES_PER_S, V_RAMP = 0, KIND_COUNT, 2 * KIND_COUNT
-V_GATHER_BYTES_PER_S, V_WAIT = range(3 * KIND_COUNT, 3 * KIND_COUNT + 2)
-V_COUNT = 3 * KIND_COUNT + 2
+"""Time at which the ramp of a link is stated: 1 us, by definition."""
 RINGS = (ALL_GATHER, REDUCE_SCATTER)
-"""Kinds that go round the ranks one by one; all else goes up and down a tree."""
+"""Kinds that go round the ranks one by one; all others go up and down a tree."""
 
 
-@borrowing(float64(int64, float64, float64[::1], float64))
-def collective_s(kind: int, size: float, link: np.ndarray, data: float) -> float:
+@borrowing(float64(int64, float64, LINK, float64))
+def collective_s(kind: int, size: float, link: Record, data: float) -> float:
     """Time of one collective.
 
     Args:
         kind: ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL or SEND_RECV.
         size: ranks of the group.
-        link: [V_COUNT] of the group.
+        link: link of the group, see `LinkRow`.
         data: bytes of the larger of what a rank holds before and after (the nccl-tests convention).
     """
     if size <= 1.0 or data <= 0.0:
@@ -53,14 +56,14 @@ def collective_s(kind: int, size: float, link: np.ndarray, data: float) -> float
         share *= 2.0
     if kind == SEND_RECV:
         share = 1.0
-    x = share * data / link[V_BYTES_PER_S + kind]
-    return float(link[V_LATENCY_S + kind] + x + link[V_RAMP + kind] * math.sqrt(x * RAMP_UNIT_S))
+    x = share * data / link.bytes_per_s[kind]
+    return float(link.latency_s[kind] + x + link.ramp[kind] * math.sqrt(x * RAMP_UNIT_S))
 
 
 def host_link(
     size: int, *, latency_s: float, growth: float, bytes_per_s: float, small_group: float, ramp: float
-) -> npt.NDArray[np.float64]:
-    """[V_COUNT] what `collective_s` takes of a group inside a host.
+) -> Record:
+    """The link of a group inside a host, a `LinkRow`.
 
         t = latency * (1 + growth * (n - 1)) + x + ramp * sqrt(x * 1 us)
         x = factor * bytes / bandwidth * (1 + small_group / n)
@@ -69,107 +72,93 @@ def host_link(
 
     Args:
         size: ranks of the group, n.
-        latency_s: of two ranks.
+        latency_s: latency of two ranks.
         growth: what each further rank adds to it, as a share.
-        bytes_per_s: achieved by a large group.
-        small_group: what small groups lack of it.
-        ramp: of the square root, which stands for NCCL's change of protocols between small and large messages.
+        bytes_per_s: bandwidth that a large group reaches.
+        small_group: share of it that small groups lack.
+        ramp: factor of the square root, which stands for NCCL's change of protocols between small and large messages.
     """
-    vector = np.zeros(V_COUNT)
-    rate = bytes_per_s
-    if size > 1:
-        vector[V_LATENCY_S : V_LATENCY_S + KIND_COUNT] = latency_s * (1.0 + growth * (size - 1.0))
-        vector[V_RAMP : V_RAMP + KIND_COUNT] = ramp
-        rate = bytes_per_s / (1.0 + small_group / size)
-    vector[V_BYTES_PER_S : V_BYTES_PER_S + KIND_COUNT] = vector[V_GATHER_BYTES_PER_S] = rate
-    return vector
+    alone = size <= 1
+    rate = bytes_per_s if alone else bytes_per_s / (1.0 + small_group / size)
+    each = np.ones(NUM_COLLECTIVES)
+    return record_of(
+        LinkRow(
+            latency_s=each * (0.0 if alone else latency_s * (1.0 + growth * (size - 1.0))),
+            bytes_per_s=each * rate,
+            ramp=each * (0.0 if alone else ramp),
+            gather_bytes_per_s=rate,
+            host_time=0.0,
+        )
+    )
 
 
-# Columns of a record of one collective.
-L_KIND, L_AXIS, L_BYTES, L_SECONDS, L_OPERATOR, L_TENSOR, L_BACKWARD = range(7)
-L_COUNT = 7
-NO_RECORDS = np.empty((0, L_COUNT))
-"""Given in place of a buffer where nobody wants a list."""
-TAG = types.UniTuple(int64, 3)
+class Reason(NamedTuple):
+    """Why a collective runs: what is written down with it."""
+
+    operator: int
+    """Row of the operator that requires it."""
+    tensor: int
+    """Row of the tensor that moves."""
+    direction: int
+    """FORWARD_PASS, BACKWARD_PASS or BEFORE_SENDING."""
 
 
-@borrowing(float64(int64, int64, float64, float64[::1], float64, TAG, float64[:, ::1], int64[::1]), inner=True)
-def spend(
-    kind: int,
-    axis: int,
-    size: float,
-    link: np.ndarray,
-    data: float,
-    tag: tuple[int, int, int],
-    records: np.ndarray,
-    cursor: np.ndarray,
-) -> float:
-    """`collective_s`, written down when `records` has room.
+REASON = tuple_type(Reason)
+
+
+@borrowing(float64(int64, int64, STAGE, float64, REASON, RECORDER), inner=True)
+def spend(kind: int, axis: int, stage: Stage, data: float, reason: Reason, recorder: Recorder) -> float:
+    """`collective_s` over a mesh axis, written down while the recorder has room.
 
     Args:
-        kind: see `collective_s`.
+        kind: kind of collective.
         axis: mesh axis.
-        size: see `collective_s`.
-        link: see `collective_s`.
-        data: see `collective_s`.
-        tag: operator row that asks for it, tensor row, 1 in the backward pass or -1 before the tensor is sent here.
-        records: [n, L_COUNT] buffer.
-        cursor: [1] rows written.
+        stage: stage whose ranks take part.
+        data: bytes, see `collective_s`.
+        reason: why it runs.
+        recorder: written.
     """
-    seconds: float = collective_s(kind, size, link, data)
-    if cursor[0] < records.shape[0] and size > 1.0 and data > 0.0:
-        row = records[cursor[0]]
-        row[L_KIND] = kind
-        row[L_AXIS] = axis
-        row[L_BYTES] = data
-        row[L_SECONDS] = seconds
-        row[L_OPERATOR] = tag[0]
-        row[L_TENSOR] = tag[1]
-        row[L_BACKWARD] = tag[2]
-        cursor[0] += 1
+    size = stage.axes[axis]
+    seconds: float = collective_s(kind, size, stage.links[axis], data)
+    count = recorder.num_rows[0]
+    if count < recorder.rows.shape[0] and size > 1.0 and data > 0.0:
+        row = recorder.rows[count]
+        row.kind = kind
+        row.axis = axis
+        row.data_bytes = data
+        row.seconds = seconds
+        row.operator = reason.operator
+        row.tensor = reason.tensor
+        row.direction = reason.direction
+        recorder.num_rows[0] = count + 1
     return seconds
 
 
-@borrowing(
-    float64(
-        float64,
-        int64[::1],
-        int64[::1],
-        float64[::1],
-        float64[:, ::1],
-        float64[::1],
-        TAG,
-        float64[:, ::1],
-        int64[::1],
-    )
-)
+@borrowing(float64(float64, int64[::1], int64[::1], STAGE, float64[::1], REASON, RECORDER))
 def convert(
     data: float,
     source: np.ndarray,
     target: np.ndarray,
-    sizes: np.ndarray,
-    links: np.ndarray,
+    stage: Stage,
     times: np.ndarray,
-    tag: tuple[int, int, int],
-    records: np.ndarray,
-    cursor: np.ndarray,
+    reason: Reason,
+    recorder: Recorder,
 ) -> float:
     """Adds the time of each kind of collective that turns `source` into `target` to `times`.
 
     Args:
         data: bytes of the whole tensor.
-        source: placement on each mesh axis.
-        target: wanted placement on each mesh axis.
-        sizes: ranks of each axis.
-        links: [axes, V_COUNT].
-        times: [KIND_COUNT], seconds, added to.
-        tag: see `spend`.
-        records: see `spend`.
-        cursor: see `spend`.
+        source: [axes] placement on each mesh axis.
+        target: [axes] required placement on each mesh axis.
+        stage: stage whose ranks hold the tensor.
+        times: [NUM_COLLECTIVES] seconds, added to.
+        reason: why the tensor moves.
+        recorder: written.
 
     Returns:
-        The sum of V_WAIT over the collectives.
+        The host time of the collectives, in that of a collective of two ranks.
     """
+    sizes, links = stage.axes, stage.links
     local = data
     waited = 0.0
     for a in range(sizes.shape[0]):
@@ -178,21 +167,21 @@ def convert(
     for a in range(sizes.shape[0]):
         if target[a] >= 0 and source[a] < 0 and source[a] != UNKNOWN:
             if source[a] == PARTIAL:
-                waited += links[a, V_WAIT]
-                times[REDUCE_SCATTER] += spend(REDUCE_SCATTER, a, sizes[a], links[a], local, tag, records, cursor)
+                waited += links[a].host_time
+                times[REDUCE_SCATTER] += spend(REDUCE_SCATTER, a, stage, local, reason, recorder)
             local /= sizes[a]
     for a in range(sizes.shape[0]):
         if source[a] >= 0 and target[a] >= 0 and source[a] != target[a]:
-            waited += links[a, V_WAIT]
-            times[ALL_TO_ALL] += spend(ALL_TO_ALL, a, sizes[a], links[a], local, tag, records, cursor)
+            waited += links[a].host_time
+            times[ALL_TO_ALL] += spend(ALL_TO_ALL, a, stage, local, reason, recorder)
         elif source[a] == PARTIAL and target[a] == BROADCAST:
-            waited += links[a, V_WAIT]
-            times[ALL_REDUCE] += spend(ALL_REDUCE, a, sizes[a], links[a], local, tag, records, cursor)
+            waited += links[a].host_time
+            times[ALL_REDUCE] += spend(ALL_REDUCE, a, stage, local, reason, recorder)
     for a in range(sizes.shape[0] - 1, -1, -1):
         if source[a] >= 0 and (target[a] == BROADCAST or target[a] == PARTIAL):
             local *= sizes[a]
             if target[a] == BROADCAST:
                 # Parts of a sum are zeros around what a rank holds: nothing is sent.
-                waited += links[a, V_WAIT]
-                times[ALL_GATHER] += spend(ALL_GATHER, a, sizes[a], links[a], local, tag, records, cursor)
+                waited += links[a].host_time
+                times[ALL_GATHER] += spend(ALL_GATHER, a, stage, local, reason, recorder)
     return waited

@@ -14,27 +14,12 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 from numba import float64
 
 from automap.jit import borrowing
+from automap.price.kernels.array_types import Record
+from automap.price.kernels.stage_records import GEMM_CURVE
 
-# Columns of a curve.
-(
-    G_FLOOR_S,
-    G_FLOPS,
-    G_BYTES_PER_S,
-    G_NORM,
-    G_DEPTH,
-    G_SPLIT,
-    G_TAIL,
-    G_MULTIPROCESSORS,
-    G_CACHE_BYTES,
-    G_CACHE_SPEEDUP,
-    G_QUANTISE_S,
-    G_GRAIN,
-) = range(12)
-G_COUNT = 12
 TILE = 128.0
 """Rows and columns of a tile."""
 CACHE_SHARE = 0.2
@@ -43,10 +28,8 @@ GRAIN = 64.0
 """Rows and columns are padded to multiples of this by the kernels of published GPUs."""
 
 
-@borrowing(float64(float64, float64, float64, float64, float64, float64, float64[::1]))
-def gemm_s(
-    m: float, n: float, k: float, batch: float, input_bytes: float, output_bytes: float, curve: np.ndarray
-) -> float:
+@borrowing(float64(float64, float64, float64, float64, float64, float64, GEMM_CURVE))
+def gemm_s(m: float, n: float, k: float, batch: float, input_bytes: float, output_bytes: float, curve: Record) -> float:
     """Time of `batch` products [m, k] x [k, n] in one kernel.
 
     Args:
@@ -56,28 +39,25 @@ def gemm_s(
         batch: independent products.
         input_bytes: of one element of the operands.
         output_bytes: of one element of the result.
-        curve: [G_COUNT] floor in seconds; achieved FLOP/s and bytes/s; exponent p; depth in elements; split and tail
-            in 0..1; multiprocessors; cache in bytes and its speed over memory; seconds that quantising one byte of the
-            left operand adds; rows and columns that the result is padded to multiples of.
+        curve: fitted curve of the device, see `GemmCurveRow`.
 
     Returns:
         Seconds; 0 where there is nothing to do.
     """
     if m <= 0.0 or n <= 0.0 or k <= 0.0 or batch <= 0.0:
         return 0.0
-    grain = curve[G_GRAIN]
+    grain = curve.grain
     tiles = batch * math.ceil(m / grain) * math.ceil(n / grain) * (grain * grain / (TILE * TILE))
-    waves = tiles / curve[G_MULTIPROCESSORS]
+    waves = tiles / curve.multiprocessors
+    rounds = (1.0 - curve.tail) * waves + curve.tail * math.ceil(waves)
     if waves < 1.0:
-        rounds = waves ** (1.0 - curve[G_SPLIT])
-    else:
-        rounds = (1.0 - curve[G_TAIL]) * waves + curve[G_TAIL] * math.ceil(waves)
-    compute = rounds * 2.0 * TILE * TILE * (k + curve[G_DEPTH]) * curve[G_MULTIPROCESSORS] / curve[G_FLOPS]
+        rounds = waves ** (1.0 - curve.split)
+    compute = rounds * 2.0 * TILE * TILE * (k + curve.depth) * curve.multiprocessors / curve.flops_per_s
     moved = batch * (input_bytes * (m * k + k * n) + output_bytes * m * n)
-    cached = min(moved, curve[G_CACHE_BYTES])
-    memory = (cached / curve[G_CACHE_SPEEDUP] + moved - cached) / curve[G_BYTES_PER_S]
+    cached = min(moved, curve.cache_bytes)
+    memory = (cached / curve.cache_speedup + moved - cached) / curve.bytes_per_s
     larger = max(compute, memory)
     smaller = min(compute, memory)
-    p = curve[G_NORM]
+    p = curve.norm
     both = larger * (1.0 + (smaller / larger) ** p) ** (1.0 / p)
-    return float(curve[G_FLOOR_S] + both + curve[G_QUANTISE_S] * batch * m * k * input_bytes)
+    return float(curve.floor_s + both + curve.quantise_s * batch * m * k * input_bytes)

@@ -2,74 +2,80 @@
 
 from __future__ import annotations
 
-from numba import boolean, float64, int64, void
+from numba import float64, int64, void
 
 from automap.jit import borrowing
 from automap.price.kernels.collectives import UNKNOWN
-from automap.price.kernels.columns import C_GATHER, C_PARAMETERS, C_REDUCE, C_SCATTER, C_ZERO
-from automap.price.tables import D_OWNER, D_READER, OP_FREE
+from automap.price.kernels.cost_records import UNIT_COST
+from automap.price.kernels.records import TABLES
+from automap.price.kernels.stage_records import STAGE
+from automap.price.kernels.unit_workspace import UNIT_WORKSPACE
 from ir.factors import BROADCAST, PARTIAL
-
-
-@borrowing(void(int64[::1], float64, boolean[::1], float64[::1], float64[::1]), inner=True)
-def add_elements(lies, elements, zero_axes, axes, total):
-    """Adds the elements of a parameter that one rank holds, its share of them under ZeRO, and what that gathers."""
-    for a in range(axes.shape[0]):
-        if lies[a] >= 0 or lies[a] == UNKNOWN:
-            elements /= axes[a]
-    total[C_PARAMETERS] += elements
-    for a in range(axes.shape[0] - 1, -1, -1):
-        # What is read as a sum lies whole: one rank takes it, the others zeros.
-        if zero_axes[a] and (lies[a] == BROADCAST or lies[a] == PARTIAL):
-            total[C_GATHER + a] += elements
-            elements /= axes[a]
-    total[C_ZERO] += elements
-
 
 WHOLE, SUMMED, OPEN = range(3)
 """What becomes of a gradient on an axis: nothing, a sum over its ranks, or what an undecided operator makes of it."""
 
 
-@borrowing(
-    int64(int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[:, ::1], int64, int64, int64, int64),
-    inner=True,
-)
-def _summed(operators, operands, lies, returns, row, start, stop, axis):
+@borrowing(float64(float64, int64[::1], STAGE), inner=True)
+def local_elements(elements, placement, stage):
+    """Elements of a tensor that one rank holds under a placement, [axes]."""
+    for a in range(stage.axes.shape[0]):
+        if placement[a] >= 0 or placement[a] == UNKNOWN:
+            elements /= stage.axes[a]
+    return elements
+
+
+@borrowing(void(float64, int64[::1], STAGE, UNIT_COST), inner=True)
+def add_elements(elements, placement, stage, total):
+    """Adds the elements of a parameter that one rank holds, its share of them under ZeRO, and what ZeRO gathers.
+
+    Args:
+        elements: elements of the whole parameter.
+        placement: [axes] placement of the parameter.
+        stage: stage of the rank.
+        total: added to.
+    """
+    elements = local_elements(elements, placement, stage)
+    total.parameters += elements
+    for a in range(stage.axes.shape[0] - 1, -1, -1):
+        # A parameter that is read as a sum is held whole: one rank takes it, the others zeros.
+        if stage.zero_axes[a] and (placement[a] == BROADCAST or placement[a] == PARTIAL):
+            total.gathered[a] += elements
+            elements /= stage.axes[a]
+    total.zero_parameters += elements
+
+
+@borrowing(int64(TABLES, int64, int64, int64, int64, UNIT_WORKSPACE), inner=True)
+def _summed(tables, row, start, stop, axis, workspace):
     """Whether the gradient of the parameter that a row reads is partial on an axis: WHOLE, SUMMED or OPEN.
 
     A view, or an operator on parameters alone, hands a partial gradient on from its consumer: it is added up over the
-    micro-batches and reduced once. Arguments as of `add_reduction`.
+    micro-batches and reduced once.
+
+    Args:
+        tables: tables of the problem.
+        row: operand that reads the parameter.
+        start: first operand row of the unit.
+        stop: one past its last operand row.
+        axis: mesh axis.
+        workspace: with placements.
     """
     reader = row
     while start <= reader < stop:
-        if operators[operands[reader, D_OWNER], OP_FREE] == 0:
-            if lies[reader, axis] == UNKNOWN:
+        operand = tables.operands[reader]
+        if tables.operators[operand.operator].is_free == 0:
+            if workspace.placement[reader, axis] == UNKNOWN:
                 return OPEN
-            if lies[reader, axis] != BROADCAST:
+            if workspace.placement[reader, axis] != BROADCAST:
                 return WHOLE
-            if returns[reader, axis] == PARTIAL:
+            if workspace.gradient[reader, axis] == PARTIAL:
                 return SUMMED
-        reader = operands[reader, D_READER]
+        reader = operand.next_reader
     return WHOLE
 
 
-@borrowing(
-    void(
-        int64[:, ::1],
-        int64[:, ::1],
-        int64[:, ::1],
-        int64[:, ::1],
-        int64,
-        int64,
-        int64,
-        float64[::1],
-        boolean[::1],
-        float64,
-        float64[::1],
-    ),
-    inner=True,
-)
-def add_reduction(operators, operands, lies, returns, row, start, stop, axes, zero_axes, elements, total):
+@borrowing(void(TABLES, int64, int64, int64, STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
+def add_reduction(tables, row, start, stop, stage, workspace, total):
     """Adds a parameter's local gradient elements to every axis on which the gradient is partial.
 
     Without ZeRO the last axis reduces and scatters all of them, the ones before it what is left. With ZeRO the axes
@@ -77,37 +83,32 @@ def add_reduction(operators, operands, lies, returns, row, start, stop, axes, ze
     same. What is still partial on other axes is then summed over these.
 
     Args:
-        operators: see `Tables`.
-        operands: see `Tables`.
-        lies: see `Sharded`.
-        returns: see `Sharded`.
+        tables: tables of the problem.
         row: operand that reads the parameter.
         start: first operand row of the unit.
-        stop: one past its last.
-        axes: [axes] ranks of each mesh axis.
-        zero_axes: [axes] whether ZeRO shards over the axis.
-        elements: of the whole parameter.
-        total: [C_COUNT], added to.
+        stop: one past its last operand row.
+        stage: stage of the rank.
+        workspace: with placements.
+        total: added to.
     """
-    for a in range(axes.shape[0]):
-        if lies[row, a] >= 0 or lies[row, a] == UNKNOWN:
-            elements /= axes[a]
+    axes, zero_axes, placement = stage.axes, stage.zero_axes, workspace.placement[row]
+    elements = local_elements(tables.tensors[tables.operands[row].tensor].fixed_elements, placement, stage)
     shard = elements
     for a in range(axes.shape[0] - 1, -1, -1):
-        summed = _summed(operators, operands, lies, returns, row, start, stop, a)
+        summed = _summed(tables, row, start, stop, a, workspace)
         if summed == SUMMED:
-            total[C_REDUCE + a] += elements
+            total.reduced[a] += elements
         # An undecided axis may scatter them, but need not reduce any.
         if summed != WHOLE:
             elements /= axes[a]
-        if zero_axes[a] and (lies[row, a] == BROADCAST or lies[row, a] == PARTIAL):
+        if zero_axes[a] and (placement[a] == BROADCAST or placement[a] == PARTIAL):
             if summed == SUMMED:
-                total[C_SCATTER + a] += shard
+                total.scattered[a] += shard
             shard /= axes[a]
     for a in range(axes.shape[0] - 1, -1, -1):
         if not zero_axes[a]:
-            summed = _summed(operators, operands, lies, returns, row, start, stop, a)
+            summed = _summed(tables, row, start, stop, a, workspace)
             if summed == SUMMED:
-                total[C_SCATTER + a] += shard
+                total.scattered[a] += shard
             if summed != WHOLE:
                 shard /= axes[a]

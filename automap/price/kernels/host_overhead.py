@@ -8,32 +8,9 @@ from __future__ import annotations
 from numba import float64, void
 
 from automap.jit import borrowing
-from automap.price.kernels.collectives import KIND_COUNT
-from automap.price.kernels.columns import (
-    C_BACKWARD,
-    C_BACKWARD_COMM,
-    C_BACKWARD_HOST,
-    C_BACKWARD_WAITS,
-    C_FORWARD,
-    C_FORWARD_COMM,
-    C_FORWARD_HOST,
-    C_FORWARD_WAITS,
-    C_INPUT,
-    C_INPUT_HOST,
-    C_LAUNCHED,
-    C_RECOMPUTE,
-    C_RECOMPUTE_COMM,
-    C_WEIGHING,
-    C_WEIGHT,
-    C_WEIGHT_HOST,
-    H_EXPOSED,
-    H_EXPOSED_EXCHANGE,
-    H_HOST_BACKWARD,
-    H_HOST_COLLECTIVE_S,
-    H_HOST_S,
-    H_OVERLAP_EXPONENT,
-)
-from automap.price.tables import ALL_TO_ALL
+from automap.price.kernels.cost_records import UNIT_COST
+from automap.price.kernels.records import ALL_TO_ALL, NUM_COLLECTIVES
+from automap.price.kernels.stage_records import HARDWARE
 
 
 @borrowing(float64(float64, float64, float64), inner=True)
@@ -46,30 +23,30 @@ def _overlapped(device_s, host_s, exponent):
     return larger * (1.0 + (smaller / larger) ** exponent) ** (1.0 / exponent)
 
 
-@borrowing(void(float64, float64[::1], float64[::1]), inner=True)
-def host_wait(relaunched, hardware, out):
+@borrowing(void(float64, HARDWARE, UNIT_COST), inner=True)
+def add_host_waits(relaunched, hardware, cost):
     """Writes how much longer host and device take together than the device alone.
 
     Args:
         relaunched: kernels that recomputation launches again.
-        hardware: see the H_ constants.
-        out: see the C_ constants; its waits for the host are written.
+        hardware: hardware of the stage.
+        cost: cost of a unit; its waits for the host are written.
     """
-    forward = out[C_FORWARD]
-    others = out[C_RECOMPUTE]
-    for kind in range(KIND_COUNT):
-        exposed = hardware[H_EXPOSED_EXCHANGE] if kind == ALL_TO_ALL else hardware[H_EXPOSED]
-        forward += exposed * out[C_FORWARD_COMM + kind]
-        others += exposed * (out[C_BACKWARD_COMM + kind] + out[C_RECOMPUTE_COMM + kind])
-    backward = out[C_BACKWARD] + others
-    kernel_s, collective_s, exponent = hardware[H_HOST_S], hardware[H_HOST_COLLECTIVE_S], hardware[H_OVERLAP_EXPONENT]
-    host = kernel_s * out[C_LAUNCHED] + collective_s * out[C_FORWARD_WAITS]
-    out[C_FORWARD_HOST] = _overlapped(forward, host, exponent) - forward
-    launched = hardware[H_HOST_BACKWARD] * out[C_LAUNCHED] + relaunched
-    host = kernel_s * launched + collective_s * out[C_BACKWARD_WAITS]
-    out[C_BACKWARD_HOST] = _overlapped(backward, host, exponent) - backward
+    forward = cost.forward_s
+    others = cost.recompute_s
+    for kind in range(NUM_COLLECTIVES):
+        exposed = hardware.exposed_exchange if kind == ALL_TO_ALL else hardware.exposed
+        forward += exposed * cost.forward_comm_s[kind]
+        others += exposed * (cost.backward_comm_s[kind] + cost.recompute_comm_s[kind])
+    backward = cost.backward_s + others
+    kernel_s, exponent = hardware.host_kernel_s, hardware.overlap_exponent
+    host = kernel_s * cost.launched + hardware.host_collective_s * cost.forward_waits
+    cost.forward_host_s = _overlapped(forward, host, exponent) - forward
+    launched = hardware.host_backward * cost.launched + relaunched
+    host = kernel_s * launched + hardware.host_collective_s * cost.backward_waits
+    cost.backward_host_s = _overlapped(backward, host, exponent) - backward
     # Run apart, each part waits for the launches of its own kernels.
-    apart = kernel_s * hardware[H_HOST_BACKWARD] * out[C_WEIGHING]
-    out[C_WEIGHT_HOST] = _overlapped(out[C_WEIGHT], apart, exponent) - out[C_WEIGHT]
-    others += out[C_INPUT]
-    out[C_INPUT_HOST] = _overlapped(others, max(0.0, host - apart), exponent) - others
+    apart = kernel_s * hardware.host_backward * cost.weight_kernels
+    cost.weight_host_s = _overlapped(cost.weight_s, apart, exponent) - cost.weight_s
+    others += cost.input_s
+    cost.input_host_s = _overlapped(others, max(0.0, host - apart), exponent) - others

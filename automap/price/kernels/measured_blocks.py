@@ -7,98 +7,88 @@ samples of a replica.
 
 from __future__ import annotations
 
-from numba import boolean, float64, int64
+from numba import boolean, int64
 
 from automap.jit import borrowing
-from automap.price.kernel_shapes import ATTENTION, BATCHED_PRODUCT, MEASURED, PRODUCT, ROOFLINE, X_KIND
-from automap.price.kernels.columns import C_BACKWARD, C_FORWARD, C_INPUT, C_RECOMPUTE, C_WEIGHT, TABLES
-from automap.price.tables import (
-    OP_SIGNATURES,
-    S_BATCH,
-    S_DIVIDES,
-    Z_BACKWARD,
-    Z_FIRST,
-    Z_FORWARD,
-    Z_LAST,
-    Z_SAMPLES,
-    Z_TP,
-)
+from automap.price.kernels.cost_records import UNIT_COST
+from automap.price.kernels.records import ATTENTION, BATCHED_PRODUCT, MEASURED, PRODUCT, ROOFLINE, TABLES
+from automap.price.kernels.stage_records import STAGE, UNIT
 
 OTHERWISE, MAYBE, SO = range(3)
+"""Whether a block is divided as the measured one was: no, not decided yet, yes."""
 WEIGHT_SHARE = 0.5
-"""Of a measured backward pass, what makes gradients of weights: products do as much for these as for their inputs."""
+"""Share of a measured backward pass that makes gradients of weights. Assumed: products do as much for these as for the
+gradients of their inputs."""
 
 
-@borrowing(int64(TABLES, int64, int64, int64[:, ::1], float64[::1]), inner=True)
-def _division(tables, first, last, chosen, axes):
+@borrowing(int64(TABLES, UNIT, STAGE), inner=True)
+def _division(tables, unit, stage):
     """Whether the products of a block are split within samples on the innermost axis and by samples on all others."""
     found = SO
-    innermost = axes.shape[0] - 1
-    for op in range(first, last):
-        kind = tables.shapes[op, X_KIND]
-        if kind not in (PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED):
+    innermost = stage.axes.shape[0] - 1
+    for op in range(unit.first, unit.last):
+        if tables.kernels[op].kind not in (PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED):
             continue
-        for a in range(axes.shape[0]):
-            if axes[a] <= 1.0:
+        for a in range(stage.axes.shape[0]):
+            if stage.axes[a] <= 1.0:
                 continue
-            if chosen[op - first, a] < 0:
+            if unit.chosen[op - unit.first, a] < 0:
                 found = min(found, MAYBE)
                 continue
-            signature = tables.operators[op, OP_SIGNATURES] + chosen[op - first, a]
-            by_samples = tables.signatures[signature, S_BATCH] == 1
-            divides = tables.signatures[signature, S_DIVIDES] == 1
-            if by_samples == (a == innermost) or not divides:
+            signature = tables.signatures[tables.operators[op].first_signature + unit.chosen[op - unit.first, a]]
+            if (signature.splits_batch == 1) == (a == innermost) or signature.divides_work == 0:
                 return OTHERWISE
     return found
 
 
-@borrowing(boolean(TABLES, int64, int64, int64[:, ::1], boolean, float64[::1], float64, float64[::1]), inner=True)
-def measured_block(tables, first, last, chosen, whole, axes, samples, out):
+@borrowing(boolean(TABLES, UNIT, STAGE, boolean, UNIT_COST), inner=True)
+def measured_block(tables, unit, stage, whole, cost):
     """Writes the measured seconds of a block over the modelled ones, if some were measured so.
 
     While signatures are undecided, the lesser of the two is written: a lower bound.
 
     Args:
-        tables: see `Tables.arrays`.
-        first, last, chosen, axes, samples: see `unit_cost`.
-        whole: whether all of it is recomputed.
-        out: of `unit_cost`; the modelled seconds of forward, backward and recomputation stand in it.
+        tables: tables of the problem.
+        unit: operators and signatures.
+        stage: stage of the rank.
+        whole: whether all of the unit is recomputed.
+        cost: cost of the unit with the modelled seconds of forward pass, backward pass and recomputation; written.
 
     Returns:
-        Whether a measured time was found. It holds what the device waits for its host to launch kernels.
+        Whether a measured time was found. It includes what the device waits for its host to launch kernels.
     """
     for i in range(tables.blocks.shape[0]):
-        row = tables.blocks[i]
-        if row[Z_FIRST] != first or row[Z_LAST] != last:
+        block = tables.blocks[i]
+        if block.first != unit.first or block.last != unit.last:
             continue
-        innermost = axes.shape[0] - 1
+        innermost = stage.axes.shape[0] - 1
         replicas = 1.0
         for a in range(innermost):
-            replicas *= axes[a]
-        if row[Z_TP] != axes[innermost] or row[Z_SAMPLES] * replicas != samples:
+            replicas *= stage.axes[a]
+        if block.tp != stage.axes[innermost] or block.samples * replicas != stage.samples:
             continue
-        division = _division(tables, first, last, chosen, axes)
+        division = _division(tables, unit, stage)
         if division == OTHERWISE:
             continue
         share = 0.0
         if whole:
             share = 1.0
-        elif division == SO and out[C_FORWARD] > 0.0:
-            share = out[C_RECOMPUTE] / out[C_FORWARD]
-        forward, backward = row[Z_FORWARD], row[Z_BACKWARD]
+        elif division == SO and cost.forward_s > 0.0:
+            share = cost.recompute_s / cost.forward_s
+        forward, backward = block.forward_s, block.backward_s
         again = share * forward
         weight = WEIGHT_SHARE * backward
         others = backward - weight
         if division == MAYBE:
-            forward = min(forward, out[C_FORWARD])
-            backward = min(backward, out[C_BACKWARD])
-            again = min(again, out[C_RECOMPUTE])
-            weight = min(weight, out[C_WEIGHT])
-            others = min(others, out[C_INPUT])
-        out[C_FORWARD] = forward
-        out[C_BACKWARD] = backward
-        out[C_INPUT] = others
-        out[C_WEIGHT] = weight
-        out[C_RECOMPUTE] = again
+            forward = min(forward, cost.forward_s)
+            backward = min(backward, cost.backward_s)
+            again = min(again, cost.recompute_s)
+            weight = min(weight, cost.weight_s)
+            others = min(others, cost.input_s)
+        cost.forward_s = forward
+        cost.backward_s = backward
+        cost.input_s = others
+        cost.weight_s = weight
+        cost.recompute_s = again
         return True
     return False

@@ -1,9 +1,8 @@
-"""Pipeline schedules in time: when every rank is done, and its peak of kept activations.
+"""Pipeline schedules in time: when every rank is done, and its peak of saved activations.
 
-Every rank serves its actions in a fixed order (`automap.schedule`), each as soon as its inputs are there (max-plus,
-hence
-monotone). `run_schedule` knows the order of each kind and needs no list; `run_program` serves any list and records
-when each action began. Units: seconds, bytes.
+Every rank runs its actions in a fixed order (`automap.schedule`), each as soon as its inputs are there. All times are
+maxima of sums, so a faster part never makes the whole slower. `run_schedule` knows the order of each kind and needs no
+list; `run_program` runs any list and tells when each action began. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import float64, int64, types, void
 
-from automap import schedule as order
 from automap.jit import borrowing, kernel
+from automap.price.kernels.step_records import ORDER
 from automap.schedule import (
     A_BEFORE,
     A_CHUNK,
@@ -25,14 +24,16 @@ from automap.schedule import (
     WEIGHT,
     ZB1P,
     ZB2P,
+    pattern,
 )
 
-pattern = borrowing(types.UniTuple(int64, 2)(int64, int64, int64, int64), inner=True)(order.pattern)
+_pattern = borrowing(types.UniTuple(int64, 2)(int64, int64, int64, int64), inner=True)(pattern)
 
 
-@borrowing(void(int64, int64, int64[:, ::1], float64[:, ::1]))
-def count_actions(kind, num_micro_batches, program, counts):
-    """Writes how often each chunk does each word, [words, chunks]."""
+@borrowing(void(ORDER, float64[:, ::1]))
+def count_actions(order, counts):
+    """Writes how often each chunk does each word of `automap.schedule`, [words, chunks]."""
+    kind, num_micro_batches, program = order
     counts[:] = 0.0
     if kind == EXPLICIT:
         for i in range(program.shape[0]):
@@ -48,12 +49,12 @@ def count_actions(kind, num_micro_batches, program, counts):
 
 @borrowing(void(int64[:, ::1], float64[:, ::1], float64[::1], float64[::1], float64[:, ::1]))
 def run_program(program, seconds, send, ends, times):
-    """Serves the actions of a list.
+    """Runs the actions of a list.
 
     Args:
-        program: see `automap.schedule`.
-        seconds: [words, chunks] of one action.
-        send: [chunks] from chunk c to chunk c + 1, and of the gradient back.
+        program: [actions, A_COUNT] see `automap.schedule`.
+        seconds: [words, chunks] seconds of one action.
+        send: [chunks] seconds from chunk c to chunk c + 1, and of the gradient back.
         ends: [ranks] when the rank has finished its last action, written.
         times: [actions, 2] when each began and ended, written.
     """
@@ -169,68 +170,55 @@ def _slope(num_micro_batches, base, lag, backward, seconds, send, ends):
 
 
 @borrowing(float64(int64, int64, int64, int64, int64, float64[::1]), inner=True)
-def _peak(rank, num_ranks, num_micro_batches, warm_up, lag, kept):
+def _peak(rank, num_ranks, num_micro_batches, warm_up, lag, saved):
     """Most bytes that a rank holds which turns from forward to backward after `warm_up` forwards.
 
-    It frees what a forward kept in the backward pass, `lag` micro-batches later where these are behind. Bytes are
+    It frees what a forward saved in the backward pass, `lag` micro-batches later where these are behind. Bytes are
     whole numbers, so the sum does not depend on its order.
     """
-    virtual = kept.shape[0] // num_ranks
+    virtual = saved.shape[0] // num_ranks
     total = virtual * num_micro_batches
     turn = virtual * num_ranks
     first = min(warm_up + 1, total)
     held = 0.0
     for j in range(virtual):
         rounds = min(max(first % turn - j * num_ranks, 0), num_ranks)
-        held += (first // turn * num_ranks + rounds) * kept[j * num_ranks + rank]
+        held += (first // turn * num_ranks + rounds) * saved[j * num_ranks + rank]
     most = held
     number = first
     # Along a run of equal chunks what is held grows or falls evenly, and all repeats after `turn` forwards.
     while number < min(first + turn, total):
         freed = number - first
         run = min(num_ranks - number % num_ranks, num_ranks - freed % num_ranks, total - number)
-        more = kept[number % turn // num_ranks * num_ranks + rank]
-        less = kept[(virtual - 1 - freed % turn // num_ranks) * num_ranks + rank]
+        more = saved[number % turn // num_ranks * num_ranks + rank]
+        less = saved[(virtual - 1 - freed % turn // num_ranks) * num_ranks + rank]
         held += run * (more - less)
         number += run
         most = max(most, held)
-    return most + min(lag, max(0, num_micro_batches - first)) * kept[rank]
+    return most + min(lag, max(0, num_micro_batches - first)) * saved[rank]
 
 
-@kernel(
-    void(
-        int64,
-        int64,
-        int64,
-        int64[:, ::1],
-        float64[:, ::1],
-        float64[::1],
-        float64[::1],
-        float64[::1],
-        float64[::1],
-        float64[::1],
-    )
-)
-def run_schedule(kind, num_ranks, num_micro_batches, program, seconds, send, kept, busy, ends, peak):
-    """Times one step and finds each rank's peak of kept activations.
+@kernel(void(ORDER, float64[:, ::1], *[float64[::1]] * 5))
+def run_schedule(order, seconds, send, saved, busy, ends, peak):
+    """Times one step and finds each rank's peak of saved activations.
 
     A rank goes on to its next step once it is done with this one (gradients are checked after the update, Qi et al.):
     in a long run a step takes as long as the first rank needs from its first action to its last, but no less than any
     rank works. That counts as the end of ranks which have gradients of weights left then.
 
     Args:
-        kind: see `automap.schedule`.
-        num_ranks: pipeline ranks.
-        num_micro_batches: of one step.
-        program: the list of actions of an explicit order; of other kinds empty.
-        seconds: [words, chunks] of one action, recomputation included in the backward pass or in that of the input.
+        order: order of the actions.
+        seconds: [words, chunks] seconds of one action; recomputation is part of the backward pass, or of that of the
+            input.
         send: [chunks] seconds from chunk c to chunk c + 1, and of the gradient back.
-        kept: [chunks] whole bytes that one micro-batch keeps between its forward and its backward, or the gradients of
-            its weights.
+        saved: [chunks] whole bytes that one micro-batch keeps between its forward and its backward pass, or the
+            gradients of its weights.
         busy: [ranks] seconds of work.
-        ends: [ranks] when the rank has finished its step, written.
+        ends: [ranks] seconds until the rank has finished its step, written.
         peak: [ranks] bytes, written.
     """
+    kind, num_micro_batches, program = order
+    num_ranks = ends.shape[0]
     num_chunks = send.shape[0]
     ends[:] = 0.0
     if kind == EXPLICIT:
@@ -241,12 +229,12 @@ def run_schedule(kind, num_ranks, num_micro_batches, program, seconds, send, kep
             rank = program[i, A_RANK]
             word = program[i, A_WORD]
             if word == FORWARD:
-                held[rank] += kept[program[i, A_CHUNK]]
+                held[rank] += saved[program[i, A_CHUNK]]
                 peak[rank] = max(peak[rank], held[rank])
             elif word != INPUT:
-                held[rank] -= kept[program[i, A_CHUNK]]
+                held[rank] -= saved[program[i, A_CHUNK]]
     else:
-        base, step = pattern(kind, num_ranks, num_chunks, num_micro_batches)
+        base, step = _pattern(kind, num_ranks, num_chunks, num_micro_batches)
         split = kind in (ZB1P, ZB2P)
         lag = step if split else 0
         backward = INPUT if split else BACKWARD
@@ -259,6 +247,6 @@ def run_schedule(kind, num_ranks, num_micro_batches, program, seconds, send, kep
                 for _ in range(min(lag * rank, num_micro_batches)):
                     ends[rank] += seconds[WEIGHT, rank]
             warm_up = base + step * (num_ranks - 1 - rank)
-            peak[rank] = _peak(rank, num_ranks, num_micro_batches, warm_up, lag * rank, kept)
+            peak[rank] = _peak(rank, num_ranks, num_micro_batches, warm_up, lag * rank, saved)
     for rank in range(num_ranks):
         ends[rank] = min(ends[rank], max(ends[0], busy[rank]))

@@ -1,4 +1,4 @@
-"""Where operands lie: placements under signatures, the bytes of one rank, and whether dims divide evenly."""
+"""Placements of operands under signatures, the bytes that one rank holds, and whether dims divide evenly."""
 
 from __future__ import annotations
 
@@ -6,113 +6,115 @@ from numba import boolean, float64, int64, void
 
 from automap.jit import borrowing
 from automap.price.kernels.collectives import UNKNOWN
-from automap.price.kernels.columns import TABLES
-from automap.price.kernels.unit_workspace import SHARDED
-from automap.price.tables import (
-    D_TENSOR,
-    E_BYTES,
-    E_FIXED,
-    E_SAMPLE,
-    OP_INPUTS,
-    OP_OPERANDS,
-    OP_OUTPUTS,
-    OP_SIGNATURES,
-    S_PLACES,
-    T_BATCH_DIM,
-    T_DIMS,
-    T_NDIM,
-)
+from automap.price.kernels.records import TABLES, TENSOR
+from automap.price.kernels.stage_records import STAGE, UNIT
+from automap.price.kernels.unit_workspace import UNIT_WORKSPACE
 from ir.factors import BROADCAST, PARTIAL
 
 
 @borrowing(int64(int64), forceinline=True)
 def dual(placement):
-    """Placement in which the maker of a tensor wants its gradient: whole where the tensor is a sum, else alike."""
+    """Placement that a tensor's gradient is required in: whole where the tensor is a sum, else the same."""
     return BROADCAST if placement == PARTIAL else placement
 
 
-@borrowing(int64(int64[:, ::1], int64[:, ::1], int64[:, ::1], int64, int64, int64), inner=True)
-def placement_of(operators, signatures, places, op, slot, signature):
-    """Placement of operand `slot` of `op` under `signature` on one axis; UNKNOWN where undecided."""
-    if signature < 0:
-        return UNKNOWN
-    return places[signatures[operators[op, OP_SIGNATURES] + signature, S_PLACES] + slot, 0]
+@borrowing(float64(TENSOR, float64), forceinline=True, inner=True)
+def whole_bytes(tensor, samples):
+    """Bytes of a whole tensor."""
+    return (tensor.fixed_elements + tensor.elements_per_sample * samples) * tensor.element_bytes
 
 
-@borrowing(float64(float64[:, ::1], int64, int64[::1], float64[::1], float64), forceinline=True, inner=True)
-def local_bytes(sizes, tensor, placement, axes, samples):
-    """Bytes of a tensor that one rank holds."""
-    amount = (sizes[tensor, E_FIXED] + sizes[tensor, E_SAMPLE] * samples) * sizes[tensor, E_BYTES]
-    for a in range(axes.shape[0]):
+@borrowing(float64(TENSOR, int64[::1], STAGE), forceinline=True, inner=True)
+def local_bytes(tensor, placement, stage):
+    """Bytes of a tensor that one rank holds under a placement, [axes]."""
+    amount = whole_bytes(tensor, stage.samples)
+    for a in range(stage.axes.shape[0]):
         if placement[a] >= 0 or placement[a] == UNKNOWN:
-            amount /= axes[a]
+            amount /= stage.axes[a]
     return amount
 
 
-@borrowing(void(TABLES, int64, int64, int64[:, ::1], float64[::1], float64, SHARDED), inner=True)
-def place_operands(tables, first, last, chosen, axes, samples, sharded):
-    """Writes `lies`, `returns` and `held` of the operands of changed operators in [first, last); see `shard_unit`."""
-    lies, returns = sharded.lies, sharded.returns
-    for op in range(first, last):
-        if not sharded.changed[op]:
-            continue
-        begin = tables.operators[op, OP_OPERANDS]
-        outputs = begin + tables.operators[op, OP_INPUTS]
-        end = outputs + tables.operators[op, OP_OUTPUTS]
-        for a in range(axes.shape[0]):
-            signature = chosen[op - first, a]
-            if signature < 0 or axes[a] <= 1.0:
-                for row in range(begin, end):
-                    lies[row, a] = UNKNOWN
-                    returns[row, a] = UNKNOWN
-                continue
-            at = tables.signatures[tables.operators[op, OP_SIGNATURES] + signature, S_PLACES] - begin
-            for row in range(begin, outputs):
-                lies[row, a] = tables.places[at + row, 0]
-                returns[row, a] = tables.places[at + row, 1]
-            for row in range(outputs, end):
-                lies[row, a] = tables.places[at + row, 0]
-                returns[row, a] = dual(lies[row, a])
-        for row in range(begin, end):
-            sharded.held[row] = local_bytes(tables.sizes, tables.operands[row, D_TENSOR], lies[row], axes, samples)
-
-
-@borrowing(
-    boolean(
-        int64[:, ::1],
-        int64[:, ::1],
-        int64[:, ::1],
-        int64[:, ::1],
-        int64[:, ::1],
-        int64,
-        int64[::1],
-        float64[::1],
-        int64,
-    )
-)
-def divides(operators, operands, tensors, signatures, places, op, chosen, axes, samples):
-    """Whether every split dim of `op` divides evenly on all axes that are decided.
+@borrowing(void(TABLES, UNIT, STAGE, UNIT_WORKSPACE), inner=True)
+def place_operands(tables, unit, stage, workspace):
+    """Writes `placement`, `gradient` and `held` of the operands of the operators of a unit that changed.
 
     Args:
-        operators..places: see `Tables.arrays`.
-        op: operator row.
-        chosen: [axes] its signature on each axis; -1 = undecided.
-        axes: [axes] ranks of each axis.
-        samples: of the micro-batch.
+        tables: tables of the problem.
+        unit: operators and signatures.
+        stage: stage whose ranks hold the operands.
+        workspace: written.
     """
-    begin = operators[op, OP_OPERANDS]
-    for slot in range(operators[op, OP_INPUTS] + operators[op, OP_OUTPUTS]):
-        tensor = operands[begin + slot, D_TENSOR]
-        for dim in range(tensors[tensor, T_NDIM]):
+    placement, gradient = workspace.placement, workspace.gradient
+    for op in range(unit.first, unit.last):
+        if not workspace.changed[op]:
+            continue
+        operator = tables.operators[op]
+        begin, outputs, end = operator.first_operand, operator.first_output, operator.end
+        for a in range(stage.axes.shape[0]):
+            signature = unit.chosen[op - unit.first, a]
+            if signature < 0 or stage.axes[a] <= 1.0:
+                for row in range(begin, end):
+                    placement[row, a] = UNKNOWN
+                    gradient[row, a] = UNKNOWN
+                continue
+            at = tables.signatures[operator.first_signature + signature].first_placement - begin
+            for row in range(begin, outputs):
+                placement[row, a] = tables.placements[at + row].placement
+                gradient[row, a] = tables.placements[at + row].gradient
+            for row in range(outputs, end):
+                placement[row, a] = tables.placements[at + row].placement
+                gradient[row, a] = dual(placement[row, a])
+        for row in range(begin, end):
+            workspace.held[row] = local_bytes(tables.tensors[tables.operands[row].tensor], placement[row], stage)
+
+
+@borrowing(void(TABLES, int64, int64, int64[:, ::1], int64[::1]))
+def write_crossing(tables, crossing, first, chosen, placement):
+    """Writes the placement in which a unit's crossing tensor leaves it; UNKNOWN where it is undecided.
+
+    Args:
+        tables: tables of the problem.
+        crossing: operand row whose tensor crosses out of the unit, or -1: whole then.
+        first: operator row at which `chosen` begins.
+        chosen: [operators, axes] signatures; -1 where they are undecided.
+        placement: [axes] written.
+    """
+    for a in range(placement.shape[0]):
+        placement[a] = BROADCAST
+        if crossing >= 0:
+            op = tables.operands[crossing].operator
+            operator, signature = tables.operators[op], chosen[op - first, a]
+            placement[a] = UNKNOWN
+            if signature >= 0:
+                at = tables.signatures[operator.first_signature + signature].first_placement
+                placement[a] = tables.placements[at + crossing - operator.first_operand].placement
+
+
+@borrowing(boolean(TABLES, int64, int64[::1], float64[::1], int64))
+def divides(tables, op, chosen, axes, samples):
+    """Whether every split dim of an operator divides evenly on all axes that are decided.
+
+    Args:
+        tables: tables of the problem.
+        op: operator row.
+        chosen: [axes] signature of the operator on each axis; -1 where it is undecided.
+        axes: [axes] ranks of each mesh axis.
+        samples: samples of the micro-batch.
+    """
+    operator = tables.operators[op]
+    for row in range(operator.first_operand, operator.end):
+        tensor = tables.tensors[tables.operands[row].tensor]
+        for dim in range(tensor.num_dims):
             ranks = 1
             for a in range(axes.shape[0]):
-                if placement_of(operators, signatures, places, op, slot, chosen[a]) == dim:
-                    ranks *= int64(axes[a])
+                if chosen[a] >= 0:
+                    signature = tables.signatures[operator.first_signature + chosen[a]]
+                    at = signature.first_placement + row - operator.first_operand
+                    if tables.placements[at].placement == dim:
+                        ranks *= int64(axes[a])
             if ranks > 1:
-                extent = tensors[tensor, T_DIMS + dim]
-                if tensors[tensor, T_BATCH_DIM] == dim:
-                    # The batch is the major factor of its dim: whole samples go to each rank.
-                    extent = samples
+                # The batch is the major factor of its dim: whole samples go to each rank.
+                extent = samples if tensor.batch_dim == dim else tensor.dims[dim]
                 if extent % ranks != 0:
                     return False
     return True

@@ -11,67 +11,54 @@ from numba import boolean, float64, int64, void
 
 from automap.jit import borrowing
 from automap.price.kernels.collectives import UNKNOWN
-from automap.price.tables import D_SAME, D_TENSOR, T_ROOT
+from automap.price.kernels.records import TABLES
+from automap.price.kernels.unit_workspace import UNIT_WORKSPACE
 from ir.factors import BROADCAST
 
-NOT_KEPT = -1.0
-"""Of `noted` where an operand adds no memory."""
+NOT_SAVED = -1.0
+"""Value of `UnitWorkspace.noted` where an operand adds no memory."""
 
 
-@borrowing(
-    void(
-        int64[:, ::1],
-        int64,
-        int64,
-        int64,
-        float64,
-        boolean,
-        int64[:, ::1],
-        float64[::1],
-        float64[::1],
-        float64[::1],
-    ),
-    inner=True,
-)
-def note(operands, start, row, root, amount, undecided, keeps, noted, known, loose):
-    """Notes that `amount` bytes are kept, unless an operand before `row` keeps the same.
+@borrowing(void(TABLES, int64, int64, float64, boolean, UNIT_WORKSPACE), inner=True)
+def note(tables, start, row, amount, undecided, workspace):
+    """Notes that an operand is kept for the backward pass, unless an operand before it keeps the same memory.
 
     Args:
-        operands: see `Tables`.
+        tables: tables of the problem.
         start: first operand row of the unit.
-        row: the operand.
-        root: tensor whose memory it is.
-        amount: bytes.
-        undecided: whether its placement is.
-        keeps: [operands, axes] placement in which each row is kept.
-        noted: [operands] bytes noted at each row, or NOT_KEPT; valid for the kept rows before this one.
-        known: [tensors] bytes of the decided copies of each root.
-        loose: [tensors] most bytes of an undecided copy.
+        row: the operand; its `saved_placement` is written, and so are those of all saved rows before it.
+        amount: bytes that a rank keeps.
+        undecided: whether the placement of the operand is undecided.
+        workspace: `noted`, `known` and `loose` are written.
     """
-    noted[row] = NOT_KEPT
+    noted, kept_as = workspace.noted, workspace.saved_placement
+    operand = tables.operands[row]
+    root = tables.tensors[operand.tensor].root
+    noted[row] = NOT_SAVED
     if undecided:
-        loose[root] = max(loose[root], amount)
+        workspace.loose[root] = max(workspace.loose[root], amount)
         return
-    before = operands[row, D_SAME]
+    before = operand.same_memory
     while before >= start:
         if noted[before] == amount:
             alike = True
-            if operands[before, D_TENSOR] == operands[row, D_TENSOR]:
-                for a in range(keeps.shape[1]):
-                    alike = alike and keeps[before, a] == keeps[row, a]
+            if tables.operands[before].tensor == operand.tensor:
+                for a in range(kept_as.shape[1]):
+                    alike = alike and kept_as[before, a] == kept_as[row, a]
             if alike:
                 return
-        before = operands[before, D_SAME]
+        before = tables.operands[before].same_memory
     noted[row] = amount
-    known[root] += amount
+    workspace.known[root] += amount
 
 
-@borrowing(float64(int64[:, ::1], int64[:, ::1], int64[::1], float64[::1], float64[::1]), inner=True)
-def settle(operands, tensors, rows, known, loose):
-    """Bytes of all that was noted of `rows`; forgets it."""
+@borrowing(float64(TABLES, int64[::1], UNIT_WORKSPACE), inner=True)
+def take_noted(tables, rows, workspace):
+    """Bytes of all that was noted of operand rows; forgets it."""
+    known, loose = workspace.known, workspace.loose
     total = 0.0
     for i in range(rows.shape[0]):
-        root = tensors[operands[rows[i], D_TENSOR], T_ROOT]
+        root = tables.tensors[tables.operands[rows[i]].tensor].root
         total += known[root] + max(0.0, loose[root] - known[root])
         known[root] = 0.0
         loose[root] = 0.0
@@ -79,8 +66,14 @@ def settle(operands, tensors, rows, known, loose):
 
 
 @borrowing(void(int64[::1], int64[::1], int64[::1]), inner=True)
-def own_part(source, lies, placement):
-    """Writes the placement in which a trainer keeps an operand that it gathers again: the rank's own part of it."""
-    for a in range(lies.shape[0]):
-        is_gathered = lies[a] == BROADCAST and (source[a] >= 0 or source[a] == UNKNOWN)
-        placement[a] = source[a] if is_gathered else lies[a]
+def own_part(source, placement, kept_as):
+    """Writes the placement in which a trainer keeps an operand that it gathers again: the rank's own part of it.
+
+    Args:
+        source: [axes] placement before the gather.
+        placement: [axes] placement that the operator requires.
+        kept_as: [axes] written.
+    """
+    for a in range(placement.shape[0]):
+        is_gathered = placement[a] == BROADCAST and (source[a] >= 0 or source[a] == UNKNOWN)
+        kept_as[a] = source[a] if is_gathered else placement[a]

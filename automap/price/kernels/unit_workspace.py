@@ -1,141 +1,136 @@
-"""Sharded: what is known of units once their signatures are, before what they recompute and what comes in.
+"""What is known of units once their signatures are, before what they recompute and what crosses into them.
 
-Units in one plan share their signatures by type and differ in what they recompute and in what crosses into them, so
+Units of one plan share their signatures by type and differ in what they recompute and in what crosses into them, so
 `shard_unit` fills this once a type and `unit_cost` reads it for each of them. Scratch memory of one caller: rows are
-those of `Tables`, so that all unit types lie side by side. Units: seconds, bytes.
+those of the problem's tables, so that all unit types have a place of their own. Units: seconds, bytes.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-from numba import boolean, float64, int64, types
+from numba import int64
 
 from automap.jit import kernel
-from automap.price.kernels.collectives import KIND_COUNT
-from automap.price.kernels.columns import C_COUNT, TABLES
+from automap.price.kernels.array_types import Floats, Floats2, Ints, Ints2, Mask, Rows, tuple_type
+from automap.price.kernels.cost_records import (
+    COLLECTIVE_DTYPE,
+    RESHARDED,
+    RESHARDED_DTYPE,
+    UNIT_COST,
+    UNIT_COST_DTYPE,
+    UNIT_COST_WIDTH,
+    Recorder,
+)
+from automap.price.kernels.records import TABLES
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
+class UnitWorkspace(NamedTuple):
+    """Arrays over operators, operands and tensors; the lists of a unit begin at its first operand row."""
 
-class Sharded(NamedTuple):
-    """Arrays over operators, operands and tensors; lists of a unit begin at its first operand row."""
-
-    lies: Ints
-    """[operands, axes] placement; UNKNOWN where undecided and on axes of one rank, where nothing ever moves."""
-    returns: Ints
-    """[operands, axes] placement in which an input's gradient is handed back, or in which an output's is wanted."""
+    placement: Ints2
+    """[operands, axes] placement; UNKNOWN where it is undecided and on axes of one rank, where nothing ever moves."""
+    gradient: Ints2
+    """[operands, axes] gradient placement: that in which an input's gradient leaves the operator, or that in which an
+    output's gradient is required."""
     held: Floats
     """[operands] bytes that one rank holds."""
     stored: Floats
-    """[operands] bytes of it that one rank keeps for the backward pass, of rows that it keeps."""
-    own: Floats
-    """[operators, C_COUNT] what each adds to its unit by its own signature."""
-    joined: Floats
-    """[operators, C_COUNT] what each adds by its signature and those of its neighbours."""
-    priced: Ints
-    """[operators, axes] the signatures with which it was priced."""
+    """[operands] bytes that one rank keeps for the backward pass; of operands that it keeps."""
+    own: Annotated[Rows, UNIT_COST[::1]]
+    """[operators] what each adds to its unit by its own signature."""
+    joined: Annotated[Rows, UNIT_COST[::1]]
+    """[operators] what each adds by its signature and those of its neighbours."""
+    totals: Annotated[Rows, UNIT_COST[::1]]
+    """[operators] sums over a unit, at the row of its first operator: all but what `unit_cost` adds."""
+    own_numbers: Floats2
+    """[operators, UNIT_COST_WIDTH] the same memory as `own`."""
+    joined_numbers: Floats2
+    """[operators, UNIT_COST_WIDTH] the same memory as `joined`."""
+    totals_numbers: Floats2
+    """[operators, UNIT_COST_WIDTH] the same memory as `totals`."""
+    priced: Ints2
+    """[operators, axes] signatures with which each operator was priced."""
     changed: Mask
     """[operators] whether these are others now, so that `own` is written."""
     stale: Mask
     """[operators] whether `joined` is written."""
     touched: Mask
-    """[tensors] by an operator that changed; false between calls."""
+    """[tensors] whether an operator that changed reads or makes it; false between calls."""
     undecided: Mask
     """[operators] whether a signature is undecided."""
-    totals: Floats
-    """[operators, C_COUNT] of a unit, in the row of its first operator: all but what `unit_cost` adds."""
-    counts: Ints
-    """[operators, 2] of a unit, in the row of its first operator: lengths of the lists that follow."""
+    num_entering: Ints
+    """[operators] length of the list `entering` of a unit, at the row of its first operator."""
+    num_saved: Ints
+    """[operators] length of the list `saved` of a unit, at the row of its first operator."""
     entering: Ints
-    """[operands] rows of inputs that cross into a unit."""
-    kept: Ints
-    """[operands] rows whose tensors the backward pass may need."""
+    """[operands] operand rows of inputs that cross into a unit."""
+    saved: Ints
+    """[operands] operand rows whose tensors the backward pass may need."""
     moves: Mask
     """[operands + operators] whether a tensor is brought to the operand, or exchanged inside the operator, forward."""
-    repeats_s: Floats
-    """[operands + operators + 1, SENT_COUNT] seconds of it by kind of collective, host waits, and seconds round a ring;
-    the last row is scratch."""
-    keeps: Ints
-    """[operands, axes] see `automap.price.kernels.saved_activations`."""
+    resharded: Annotated[Rows, RESHARDED[::1]]
+    """[operands + operators + 1] cost of that; the last row is scratch."""
+    saved_placement: Ints2
+    """[operands, axes] placement in which each operand is kept for the backward pass."""
     noted: Floats
-    """[operands] see `automap.price.kernels.saved_activations`."""
+    """[operands] bytes that an operand adds to what is kept, or NOT_SAVED, see `saved_activations`."""
     known: Floats
-    """[tensors] see `automap.price.kernels.saved_activations`; zero between calls."""
+    """[tensors] bytes of the decided copies of a root; zero between calls."""
     loose: Floats
-    """[tensors] see `automap.price.kernels.saved_activations`; zero between calls."""
-    axes: Ints
+    """[tensors] most bytes of an undecided copy of a root; zero between calls."""
+    scratch: Ints2
     """[3, axes] scratch for placements."""
-    dims: Floats
-    """[4] scratch for the extents of a product."""
+    extents: Floats
+    """[4] scratch for the local extents of a product, by class of loop."""
     times: Floats
     """[3] scratch for seconds forward, backward, and of the latter for weights."""
+    recorder: Recorder
+    """List of the collectives that are priced."""
 
 
-SENT_WAIT, SENT_RING = KIND_COUNT, KIND_COUNT + 1
-"""Columns of `Sharded.repeats_s` behind the kinds of collectives."""
-SENT_COUNT = KIND_COUNT + 2
-
-N_ENTERING, N_KEPT = range(2)
-"""Columns of `Sharded.counts`."""
-
-SHARDED = types.NamedTuple(
-    (
-        int64[:, ::1],
-        int64[:, ::1],
-        float64[::1],
-        float64[::1],
-        float64[:, ::1],
-        float64[:, ::1],
-        int64[:, ::1],
-        *[boolean[::1]] * 4,
-        float64[:, ::1],
-        int64[:, ::1],
-        int64[::1],
-        int64[::1],
-        boolean[::1],
-        float64[:, ::1],
-        int64[:, ::1],
-        float64[::1],
-        float64[::1],
-        float64[::1],
-        int64[:, ::1],
-        float64[::1],
-        float64[::1],
-    ),
-    Sharded,
-)
-"""Numba's type of `Sharded`."""
+UNIT_WORKSPACE = tuple_type(UnitWorkspace)
+"""numba's type of `UnitWorkspace`."""
 
 
-@kernel(SHARDED(TABLES, int64))
-def new_sharded(tables, num_axes):
-    """Memory for all unit types of `tables` on meshes of `num_axes` axes."""
+@kernel(UNIT_WORKSPACE(TABLES, int64, int64))
+def new_unit_workspace(tables, num_axes, capacity):
+    """Memory for all unit types of `tables`.
+
+    Args:
+        tables: tables of the problem.
+        num_axes: mesh axes.
+        capacity: collectives that can be written down.
+    """
     operators = tables.operators.shape[0]
     operands = tables.operands.shape[0]
     tensors = tables.tensors.shape[0]
-    return Sharded(
+    own = np.empty(operators, UNIT_COST_DTYPE)
+    joined = np.empty(operators, UNIT_COST_DTYPE)
+    totals = np.empty(operators, UNIT_COST_DTYPE)
+    return UnitWorkspace(
         np.empty((operands, num_axes), np.int64),
         np.empty((operands, num_axes), np.int64),
         np.empty(operands),
         np.empty(operands),
-        np.empty((operators, C_COUNT)),
-        np.empty((operators, C_COUNT)),
+        own,
+        joined,
+        totals,
+        own.view(np.float64).reshape(operators, UNIT_COST_WIDTH),
+        joined.view(np.float64).reshape(operators, UNIT_COST_WIDTH),
+        totals.view(np.float64).reshape(operators, UNIT_COST_WIDTH),
         np.empty((operators, num_axes), np.int64),
         np.empty(operators, np.bool_),
         np.empty(operators, np.bool_),
         np.zeros(tensors, np.bool_),
         np.empty(operators, np.bool_),
-        np.empty((operators, C_COUNT)),
-        np.empty((operators, 2), np.int64),
+        np.empty(operators, np.int64),
+        np.empty(operators, np.int64),
         np.empty(operands, np.int64),
         np.empty(operands, np.int64),
         np.empty(operands + operators, np.bool_),
-        np.empty((operands + operators + 1, SENT_COUNT)),
+        np.empty(operands + operators + 1, RESHARDED_DTYPE),
         np.empty((operands, num_axes), np.int64),
         np.empty(operands),
         np.zeros(tensors),
@@ -143,4 +138,5 @@ def new_sharded(tables, num_axes):
         np.empty((3, num_axes), np.int64),
         np.empty(4),
         np.empty(3),
+        Recorder(np.empty(capacity, COLLECTIVE_DTYPE), np.zeros(1, np.int64)),
     )

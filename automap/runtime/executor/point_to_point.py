@@ -32,7 +32,7 @@ class PointToPoint:
     """The sends and receives of one rank."""
 
     def __init__(self, rank: int, device: torch.device) -> None:
-        """For a rank of the default group, with tensors on `device`."""
+        """Takes the number of this process in the default group, and the device of its tensors."""
         self.rank = rank
         self.device = device
         self._tag = 0

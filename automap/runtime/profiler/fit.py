@@ -14,9 +14,11 @@ import numpy.typing as npt
 from scipy.optimize import least_squares, nnls
 
 from automap.fitted_curves import COLLECTIVES, AttentionCurve, CollectiveCurve, GemmCurve
-from automap.price.kernels.attention import attention_s
+from automap.price.kernels.array_types import record_of
+from automap.price.kernels.attention import AttentionShape, attention_s
 from automap.price.kernels.collectives import collective_s, host_link
 from automap.price.kernels.gemm import CACHE_SHARE, gemm_s
+from automap.price.kernels.stage_records import AttentionCurveRow, GemmCurveRow
 
 Floats = npt.NDArray[np.float64]
 Predict = Callable[[Floats, Floats], Floats]
@@ -141,9 +143,22 @@ def fit_gemm(
 
     def predicted(grain: float) -> Predict:
         def predict(x: Floats, shapes: Floats) -> Floats:
-            rates = [x[0] * 1e-6, flops * x[1], bytes_per_s * x[2], *x[3:7]]
-            cache = cache_bytes * CACHE_SHARE
-            curve = np.array([*rates, num_multiprocessors, cache, x[7], 0.0, grain])
+            curve = record_of(
+                GemmCurveRow(
+                    floor_s=x[0] * 1e-6,
+                    flops_per_s=flops * x[1],
+                    bytes_per_s=bytes_per_s * x[2],
+                    norm=x[3],
+                    depth=x[4],
+                    split=x[5],
+                    tail=x[6],
+                    multiprocessors=num_multiprocessors,
+                    cache_bytes=cache_bytes * CACHE_SHARE,
+                    cache_speedup=x[7],
+                    quantise_s=0.0,
+                    grain=grain,
+                )
+            )
             return np.array([gemm_s(m, n, k, b, element_bytes, element_bytes, curve) for b, m, n, k in shapes])
 
         return predict
@@ -178,9 +193,22 @@ def fit_attention(
     measured = np.concatenate([rows[:, 3], rows[:, 4]])
 
     def predict(x: Floats, shapes: Floats) -> Floats:
-        curve = np.array([x[0] * 1e-6, flops * x[1], bytes_per_s * x[2], x[3], x[4], num_multiprocessors, x[5]])
+        curve = record_of(
+            AttentionCurveRow(
+                floor_s=x[0] * 1e-6,
+                flops_per_s=flops * x[1],
+                bytes_per_s=bytes_per_s * x[2],
+                tail=x[3],
+                small_head=x[4],
+                multiprocessors=num_multiprocessors,
+                backward=x[5],
+            )
+        )
         return np.array(
-            [attention_s(1.0, h, h, s, s, d, True, element_bytes, curve, way > 0.0) for h, s, d, way in shapes]
+            [
+                attention_s(AttentionShape(1.0, h, h, s, s, d, True, element_bytes), curve, way > 0.0)
+                for h, s, d, way in shapes.tolist()
+            ]
         )
 
     return AttentionCurve(

@@ -346,7 +346,7 @@ def _price(run: Run, cluster: Cluster) -> float:
 
 
 def residuals(cluster: Cluster) -> Iterator[tuple[str, float, float, float]]:
-    """Of each fit: (name, number of rows, median and 90th percentile of the absolute relative error)."""
+    """The errors of each fit: (name, number of rows, median and 90th percentile of the absolute relative error)."""
     for device in cluster.devices.values():
         if device.kernels is not None:
             for precision, curve in device.kernels.gemm.items():

@@ -1,14 +1,14 @@
 """One rank of a profile: times kernels, collectives and the runtime itself, and reports rows of seconds.
 
 All ranks measure at the same time, kernel by kernel, as they will compute at the same time. Each section has a share of
-the time, and leaves out what does not fit. Nothing is fitted here. Units: seconds, bytes, elements.
+the time, and leaves out what does not fit. Nothing is fitted here. Sizes and shares of time are assumed. Units:
+seconds, bytes, elements.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,20 +23,19 @@ from automap.cluster import parse_cluster
 from automap.fitted_curves import COLLECTIVES
 from automap.plan import Plan
 from automap.problem import Problem
-from automap.runtime.clock import slowest, synchronize, time_together
+from automap.runtime.clock import slowest
 from automap.runtime.executor.optimizer import Optimizer
 from automap.runtime.executor.runner import DTYPES, Runner
 from automap.runtime.executor.synthetic_data import RandomData, RandomValues
-from automap.runtime.launch.host import processor
 from automap.runtime.mesh_groups import Axis, meet
 from automap.runtime.operators.apply import apply, run
 from automap.runtime.profiler.busy_host import Meter
+from automap.runtime.profiler.device import describe
+from automap.runtime.profiler.kernel_clock import KernelClock
 from automap.runtime.redistribute import all_gather, all_reduce, all_to_all, reduce_scatter
 from automap.runtime.tensor_layout import Step
 from ir import zoo
 
-REPEATS = 5
-"""The number of repeats of each kernel, of which the median is taken (assumed, as are the other sizes here)."""
 SHARES = {"stream": 0.03, "gemm": 0.3, "attention": 0.12, "steps": 0.4, "collectives": 0.15}
 """The share of the measuring time for each section."""
 BUFFER_BYTES = 1 << 26
@@ -53,9 +52,9 @@ LEAST_STEPS = 4
 """The number of plans whose steps are measured however little time there is."""
 TINY_MODEL = "gpt:layers=2,hidden=16,heads=2,seq_len=8,vocab_size=32"
 LOSS_MODEL = "gpt:layers=1,hidden=64,heads=4,seq_len=128,vocab_size=8192"
+"""The models of `ir.zoo` on which host times and the loss are measured."""
 COLLECTIVE_BYTES = tuple(1 << p for p in (10, 20, 16, 23, 18, 21, 14, 25, 12, 22, 24))
-LEAST_REPEATS, TOGETHER_REPEATS, TOGETHER_S = 3, 25, 0.4
-"""The least and the largest number of repeats of work that ranks do together, and the time after which they end."""
+"""The sizes of collectives, the most informative first."""
 SPLIT_ROWS = 4
 """The first dim of tensors in collectives, which are split along their second dim, as activations are."""
 ADAM_ELEMENTS = 1 << 22
@@ -87,7 +86,7 @@ def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any
     dist.barrier()
     about = describe(device, num_ranks)
     measure_s = float(argument["measure_s"])
-    clock, meter = Clock(device), Meter()
+    clock, meter = KernelClock(device), Meter()
     # All ranks time the same kernels.
     flops = -slowest(-_peak_flops(clock), device)
     sections: dict[str, Callable[[float], Any]] = {
@@ -110,131 +109,25 @@ def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any
     return found | quiet
 
 
-class Clock:
-    """Times the work of one device.
-
-    Attributes:
-        passed_s: the time in which this process did nothing but compute.
-        worked_s: the part of that time in which its core worked for it.
-        spreads: [kernels] the range of the repeats of each kernel, over their median.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.passed_s = self.worked_s = 0.0
-        self.spreads: list[float] = []
-
-    def kernel(self, launch: Callable[[], object], *, with_launches: bool = False) -> float:
-        """The time of one kernel among many of its kind, the median of some repeats.
-
-        Args:
-            launch: launches the kernel on tensors that exist.
-            with_launches: whether, on a GPU, the CPU launches each kernel; otherwise the kernels are recorded once and
-                replayed without the CPU.
-        """
-        launch()
-        once = self.repeated(launch, 1)
-        count = max(1, min(200, int(5e-4 / max(once, 1e-7))))
-        if self.device.type == "cuda" and not with_launches:
-            graph = torch.cuda.CUDAGraph()
-            # Threads of NCCL query events meanwhile.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                for _ in range(count):
-                    launch()
-            graph.replay()
-            return self.median(graph.replay, 1) / count
-        return self.median(launch, count)
-
-    def median(self, launch: Callable[[], object], count: int) -> float:
-        """The time of one of `count` runs, the median of some repeats."""
-        times = [self.repeated(launch, count) for _ in range(REPEATS)]
-        typical = statistics.median(times)
-        self.spreads.append((max(times) - min(times)) / typical)
-        return typical
-
-    def repeated(self, launch: Callable[[], object], count: int) -> float:
-        """The time of one of `count` successive runs; on a CPU the processor time of this process."""
-        synchronize(self.device)
-        start, worked = time.perf_counter(), time.thread_time()
-        for _ in range(count):
-            launch()
-        synchronize(self.device)
-        passed, worked = time.perf_counter() - start, time.thread_time() - worked
-        self.passed_s += passed
-        if self.device.type == "cuda":
-            worked = passed
-        self.worked_s += worked
-        return worked / count
-
-    def median_together(self, work: Callable[[], object], group: dist.ProcessGroup | None = None) -> float:
-        """The time of work that all ranks of a group do together, the median of some repeats."""
-        times = [time_together(work, self.device, group) for _ in range(LEAST_REPEATS)]
-        while len(times) < TOGETHER_REPEATS and sum(times) < TOGETHER_S:
-            times.append(time_together(work, self.device, group))
-        return statistics.median(times)
-
-    def is_late(self, until: float) -> bool:
-        """Whether the time `until` of `time.monotonic` is over on any rank. A collective."""
-        return slowest(time.monotonic() - until, self.device) > 0.0
-
-
-def describe(device: torch.device, num_ranks: int) -> dict[str, Any]:
-    """The properties of a device: name, memory in bytes, multiprocessors, last-level cache in bytes."""
-    if device.type == "cuda":
-        about = torch.cuda.get_device_properties(device)
-        free, total = torch.cuda.mem_get_info(device)
-        return {
-            "name": about.name,
-            "memory_bytes": total,
-            "reserved_bytes": total - free - torch.cuda.memory_reserved(device),
-            "num_multiprocessors": about.multi_processor_count,
-            "cache_bytes": about.L2_cache_size,
-        }
-    return {
-        "name": processor(),
-        "memory_bytes": _free_bytes() // num_ranks,
-        "reserved_bytes": 0,
-        "num_multiprocessors": 1,
-        "cache_bytes": _cache_bytes(),
-    }
-
-
-def _cache_bytes() -> int:
-    """The largest cache of the first core; 8 MiB (assumed) where the system does not state it."""
-    units = {"K": 1 << 10, "M": 1 << 20}
-    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
-    return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=8 << 20)
-
-
-def _free_bytes() -> int:
-    """The memory that processes can still allocate, within the limit of the container."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    limit, used = (Path("/sys/fs/cgroup") / f"memory.{name}" for name in ("max", "current"))
-    if limit.exists() and used.exists() and limit.read_text().strip().isdigit():
-        free = min(free, int(limit.read_text()) - int(used.read_text()))
-    return max(free, 1)
-
-
 def _precisions(device: torch.device) -> tuple[str, ...]:
     return ("bf16", "fp16", "fp32") if device.type == "cuda" else ("fp32",)
 
 
-def _peak_flops(clock: Clock) -> float:
+def _peak_flops(clock: KernelClock) -> float:
     """The rate of one large matrix product in the first precision of the device, FLOP/s."""
     size = 4096 if clock.device.type == "cuda" else 512
     a = torch.ones(size, size, dtype=DTYPES[_precisions(clock.device)[0]], device=clock.device)
     return 2.0 * size**3 / clock.kernel(lambda: torch.mm(a, a))
 
 
-def _stream(clock: Clock) -> float:
+def _stream(clock: KernelClock) -> float:
     """The rate of a copy that no cache holds, bytes/s."""
     source = torch.ones(BUFFER_BYTES // 4, device=clock.device)
     target = torch.empty_like(source)
     return 2.0 * BUFFER_BYTES / clock.kernel(lambda: target.copy_(source))
 
 
-def _gemms(clock: Clock, flops: float, until: float) -> dict[str, list[Row]]:
+def _gemms(clock: KernelClock, flops: float, until: float) -> dict[str, list[Row]]:
     """Precision -> rows (batch, m, n, k, seconds), with operands stored as in a forward pass and its two gradients."""
     found: dict[str, list[Row]] = {p: [] for p in _precisions(clock.device)}
     random = np.random.default_rng(0)
@@ -257,7 +150,7 @@ def _gemms(clock: Clock, flops: float, until: float) -> dict[str, list[Row]]:
     return found
 
 
-def _attentions(clock: Clock, flops: float, until: float) -> list[Row]:
+def _attentions(clock: KernelClock, flops: float, until: float) -> list[Row]:
     """Rows (batch * heads, positions, head size, seconds forward, seconds backward) of causal attention."""
     dtype = DTYPES[_precisions(clock.device)[0]]
     found: list[Row] = []
@@ -282,7 +175,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def _loss(clock: Clock) -> Row:
+def _loss(clock: KernelClock) -> Row:
     """The row (bytes forward and bytes backward as the price counts them, seconds of both) of a cross-entropy."""
     graph = zoo.build(LOSS_MODEL)
     op = graph.operators[-1]
@@ -298,7 +191,7 @@ def _loss(clock: Clock) -> Row:
     return [logits.nbytes * op.traffic[0], logits.nbytes * op.traffic[1], clock.kernel(both, with_launches=True)]
 
 
-def _backward_ratio(clock: Clock) -> float:
+def _backward_ratio(clock: KernelClock) -> float:
     """The CPU time of the backward pass over that of the forward pass, of operators without other notable costs."""
     graph = zoo.build(TINY_MODEL)
     data = RandomData(graph, 1, 0, torch.float32, clock.device)
@@ -315,7 +208,7 @@ def _backward_ratio(clock: Clock) -> float:
     return backward / forward
 
 
-def _steps(plans: Sequence[Any], clock: Clock, num_ranks: int, until: float) -> list[float | None]:
+def _steps(plans: Sequence[Any], clock: KernelClock, num_ranks: int, until: float) -> list[float | None]:
     """The step time of each plan; None = no time left, or more devices than this machine has.
 
     Every rank runs plans of one device by itself. All ranks run plans of several devices together; some have no stage.
@@ -339,7 +232,7 @@ def _steps(plans: Sequence[Any], clock: Clock, num_ranks: int, until: float) -> 
     return found
 
 
-def _adam(clock: Clock) -> float:
+def _adam(clock: KernelClock) -> float:
     """The time of the optimizer for one element of a large parameter."""
     leaf = torch.zeros(ADAM_ELEMENTS, device=clock.device, requires_grad=True)
     optimizer = Optimizer({"leaf": leaf}, "adam")
@@ -361,7 +254,7 @@ def group_sizes(num_ranks: int) -> list[int]:
     return sorted({*powers, num_ranks} - {1})
 
 
-def _collectives(clock: Clock, num_ranks: int, until: float) -> dict[str, list[Row]]:
+def _collectives(clock: KernelClock, num_ranks: int, until: float) -> dict[str, list[Row]]:
     """Kind -> rows (ranks, bytes, seconds); all groups of one size run at the same time."""
     found: dict[str, list[Row]] = {kind: [] for kind in COLLECTIVES}
     rank = dist.get_rank()
@@ -383,7 +276,9 @@ def _collectives(clock: Clock, num_ranks: int, until: float) -> dict[str, list[R
     return found
 
 
-def _time_collective(clock: Clock, kind: str, data: int, size: int, group: dist.ProcessGroup, first: int) -> float:
+def _time_collective(
+    clock: KernelClock, kind: str, data: int, size: int, group: dist.ProcessGroup, first: int
+) -> float:
     """The time of one collective of the runtime; `data` is the size of the larger of operand and result, bytes."""
     axis = Axis(name="", number=0, size=size, index=dist.get_rank() - first, group=group)
     width = data // (4 * SPLIT_ROWS * size)

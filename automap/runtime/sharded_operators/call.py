@@ -66,7 +66,7 @@ class ShardedOperator:
         return tuple(s.axis for s in self.splits if s.exchange == exchange)
 
     def results(self, made: Sequence[Tensor]) -> list[Tensor]:
-        """Those of all results of the operator's kind that this operator has."""
+        """The results that this operator has, out of all results of its kind."""
         return [made[i] for i in self.attributes.get("results", range(len(self.shapes)))]
 
 

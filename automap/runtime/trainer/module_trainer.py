@@ -31,8 +31,8 @@ from automap.runtime.trainer.module_tree import LOSS, tied_names, unit_paths
 from automap.runtime.trainer.process_mesh import make_mesh, own_device, own_samples, sharding_axis
 from automap.runtime.trainer.role_reader import read_roles
 from automap.runtime.trainer.roles import Roles
-from automap.runtime.trainer.setup import check_same, computes, divide_sizes, probe_inputs, run_again
 from automap.runtime.trainer.sharded_modules import Split, apply_role, layouts_of, split_cross_entropy
+from automap.runtime.trainer.split_check import check_same, computes, divide_sizes, probe_inputs, run_again
 from automap.runtime.trainer.stage_modules import cut, prune
 from ir.graph import Graph
 

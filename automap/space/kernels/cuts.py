@@ -8,7 +8,7 @@ from __future__ import annotations
 from numba import float64, int64, types, void
 
 from automap.jit import borrowing
-from automap.space.compile import SPACE
+from automap.space.kernels.records import SPACE
 
 
 @borrowing(void(SPACE, int64[::1], int64, float64[::1]), inner=True)
@@ -71,3 +71,10 @@ def nth_cut(weight, start, low, high, share, number):
 def cut_number(weight, start, low, high, share, end):
     """The inverse of `nth_cut`: how many ends come before `end`."""
     return _near(weight, start, low, high, share, high - low, end)[1]
+
+
+@borrowing(void(float64[::1], int64, int64, int64, float64, int64[::1]))
+def list_cuts(weight, start, low, high, share, ends):
+    """Writes the ends in [low, high], [high - low + 1], in the order of their numbers; see `_near`."""
+    for number in range(ends.shape[0]):
+        ends[number] = nth_cut(weight, start, low, high, share, number)

@@ -1,46 +1,55 @@
 """Neighbours of plans, many in one compiled call: some decisions changed, all others kept as far as they stay legal.
 
-Ends of chunks are kept where they are, whatever becomes of the values that state them.
+A move first states what it requires (`_require`), then all slots are decided anew in their order (`_settle_plan`). Ends
+of chunks are kept where they are, whatever becomes of the values that state them.
 """
 
 from __future__ import annotations
 
+from typing import Annotated, NamedTuple
+
 import numpy as np
+import numpy.typing as npt
 from numba import boolean, float64, int64, uint64, void
 
 from automap.jit import borrowing, kernel
-from automap.price.kernels.columns import TABLES
-from automap.space.compile import (
-    G_COUNT,
-    G_VALUES,
-    N_DEVICES,
-    N_FIRST_CUT,
-    N_FIRST_RECOMPUTE,
-    N_FIRST_SIGNATURE,
-    N_LONGEST,
-    N_MOST_MESHES,
-    N_ORDERS_ONE,
-    N_PART,
-    N_SHARES_SLOT,
-    N_ZERO_SLOT,
-    SPACE,
-)
-from automap.space.kernels.cuts import cut_number, cut_shares, nth_cut
-from automap.space.kernels.masks import assign, mode_mask, share_mask, signature_mask, size_mask, unlike_meshes
-from automap.space.kernels.workspace import find_stages, look_from
+from automap.price.kernels.array_types import Ints, Mask, tuple_type
+from automap.space.kernels.cuts import cut_number, nth_cut
+from automap.space.kernels.layout import LAYOUT, Layout, cut_window, decide_stages, new_layout
+from automap.space.kernels.records import COMPILED, SPACE
+from automap.space.kernels.stepper import active_slots, decide, legal_values
+from automap.space.kernels.workspace import WORKSPACE, new_workspace
 
 # Kinds of moves.
 M_ONE, M_TWO, M_SHIFT, M_SLIDE, M_DEVICES, M_MODE, M_GROUP, M_PAIR, M_BORROW, M_BATCH, M_SHAPE = range(11)
 M_COUNT = 11
-# What is read of a plan's shape.
-S_RANKS, S_CHUNKS, S_MESHES, S_REPLICAS = range(4)
-S_COUNT = 4
 TRIES = 8
-"""A move that changes nothing is drawn again so often."""
+"""Times that a move which changes nothing is drawn."""
 MOST_SHIFTED = 2
 """Units that a shifted end moves at most."""
 KEEP = 1 << 62
-"""In place of a value: another than the present one, drawn."""
+"""In place of a required value: another than the present one, drawn."""
+
+
+class Move(NamedTuple):
+    """One move of one plan; memory of one caller."""
+
+    state: Annotated[npt.NDArray[np.uint64], uint64[::1]]
+    """[1] state of the random numbers."""
+    layout: Layout
+    """Layout of the plan before the move."""
+    donor: Layout
+    """Layout of the plan from which decisions are borrowed."""
+    required: Ints
+    """[slots] value that the move requires of each slot, or `KEEP`."""
+    ends: Ints
+    """[chunks] ends of chunks that the move requires."""
+    is_even: Mask
+    """[1] whether chunks are cut evenly instead."""
+
+
+MOVE = tuple_type(Move)
+"""Numba's type of `Move`."""
 
 
 @borrowing(float64(uint64[::1]), inner=True)
@@ -60,70 +69,19 @@ def _below(state, count):
     return int64(_number(state) * count)
 
 
-@borrowing(
-    void(
-        SPACE,
-        int64[::1],
-        int64[::1],
-        int64[::1],
-        int64[:, ::1],
-        float64[:, ::1],
-        int64[::1],
-        float64[::1],
-        float64[::1],
-    ),
-    inner=True,
-)
-def _read(space, value, shape, devices, scratch, sizes, samples, most, shares):
-    """Reads where the stages of a plan stand.
-
-    Args:
-        space: see `compile_space`.
-        value: [slots], those before the first cut.
-        shape: see the S_ constants, written.
-        devices: [stages] of each, written.
-        scratch: [4, stages].
-        sizes: [meshes, axes] ranks of each mesh axis, see `unlike_meshes`; written.
-        samples: [meshes] of a micro-batch, written.
-        most: [axes] ranks of each axis on the stage that has most, written.
-        shares: [chunks] see `cut_shares`, written.
-    """
-    num_axes = sizes.shape[1]
-    ranks = space.degrees[value[0]]
-    rows, boundaries, stages, of_ranks = scratch[0], scratch[1], scratch[2], scratch[3]
-    alike = find_stages(space, value, devices, rows, boundaries)
-    count = unlike_meshes(space, value, alike, devices, rows, sizes, samples)
-    look_from(space, value, 0, devices, rows, stages, of_ranks)
-    shape[S_RANKS] = ranks
-    shape[S_CHUNKS] = ranks * space.virtuals[value[num_axes + 1]]
-    shape[S_MESHES] = count
-    cut_shares(space, stages, ranks, shares[: shape[S_CHUNKS]])
-    for axis in range(num_axes):
-        most[axis] = 1.0
-        for mesh in range(count):
-            most[axis] = max(most[axis], sizes[mesh, axis])
-    replicas = sizes[0, 0] if num_axes == 2 else sizes[0, 0] * sizes[0, 1]
-    shape[S_REPLICAS] = 2 if count > 1 or replicas > 1.0 else 1
-
-
-@borrowing(void(SPACE, int64[::1], int64, float64[::1], int64[::1]), inner=True)
-def _read_ends(space, value, num_chunks, shares, ends):
-    """Writes where the chunks end."""
-    start = 0
-    for chunk in range(num_chunks - 1):
-        low, high = space.windows[num_chunks, chunk]
-        picked = value[space.scalars[N_FIRST_CUT] + chunk]
-        start = nth_cut(space.weight, start, max(low, start + 1), high, shares[chunk], picked)
-        ends[chunk] = start
-    ends[num_chunks - 1] = space.units.shape[0]
+@borrowing(void(int64[::1], LAYOUT), inner=True)
+def _copy_ends(ends, layout):
+    """Writes the ends of all chunks of a layout."""
+    for chunk in range(layout.frame[0].num_chunks):
+        ends[chunk] = layout.ends[chunk]
 
 
 @borrowing(int64(uint64[::1], boolean[::1], int64, int64), inner=True)
-def _settle(state, mask, wanted, present):
-    """`wanted` if it is legal, else the first legal value; `KEEP` stands for any other than `present`."""
-    if wanted != KEEP:
-        if mask[wanted]:
-            return wanted
+def _settle(state, mask, required, present):
+    """`required` if it is legal, else the first legal value; `KEEP` stands for any other than `present`."""
+    if required != KEEP:
+        if mask[required]:
+            return required
         for value in range(mask.shape[0]):
             if mask[value]:
                 return value
@@ -142,292 +100,284 @@ def _settle(state, mask, wanted, present):
     return present
 
 
-@borrowing(int64(SPACE, int64[::1], int64[::1], float64[::1], uint64[::1]), inner=True)
-def _active(space, value, shape, most, state):
+@borrowing(int64(SPACE, int64[::1], LAYOUT, uint64[::1]), inner=True)
+def _active(space, value, layout, state):
     """A slot that decides something: kinds in fixed shares, uniform within a kind."""
-    num_axes = most.shape[0]
     number = _number(state)
-    ranks = shape[S_RANKS]
-    plain = ranks > 1 and space.virtuals[value[num_axes + 1]] == 1
-    if number < 0.04 and plain and space.kinds.shape[0] > 1:
-        return num_axes + 2
-    if number < 0.08 and space.layouts.shape[0] > 1 and (ranks > 1 or space.scalars[N_ORDERS_ONE] == 1):
-        return num_axes + 3
-    if number < 0.14 and plain and ranks <= space.scalars[N_LONGEST]:
-        return num_axes + 4 + _below(state, ranks - 1)
-    if number < 0.20 and space.share_ways.shape[2] > 1:
-        return space.scalars[N_SHARES_SLOT]
-    if number < 0.28 and shape[S_CHUNKS] > 1:
-        return space.scalars[N_FIRST_CUT] + _below(state, shape[S_CHUNKS] - 1)
-    if number < 0.40:
-        return space.scalars[N_FIRST_RECOMPUTE] + _below(state, ranks)
-    if number < 0.45 and shape[S_REPLICAS] > 1:
-        return space.scalars[N_ZERO_SLOT]
-    return _sharding(space, most, state)
+    for kind in range(space.moved.shape[0] - 1):
+        if number < space.moved[kind].until and space.first[kind] < space.first[kind + 1]:
+            begin, count = active_slots(space, value, space.first[kind], layout)
+            if count > 0:
+                return begin + (_below(state, count) if space.moved[kind].is_numbered else 0)
+    return _sharding(space, layout.most_ranks, state)
 
 
 @borrowing(int64(SPACE, float64[::1], uint64[::1]), inner=True)
-def _sharding(space, most, state):
-    """A signature slot on an axis of several ranks; the ZeRO stage where there is none."""
-    num_axes = most.shape[0]
+def _sharding(space, most_ranks, state):
+    """A signature slot on an axis of several ranks; the slot of the ZeRO stage where there is none."""
+    num_axes = most_ranks.shape[0]
     several = 0
     for axis in range(num_axes):
-        several += most[axis] > 1.0
+        several += most_ranks[axis] > 1.0
     if several == 0 or space.groups.shape[0] == 0:
-        return space.scalars[N_ZERO_SLOT]
+        return space.first.zero
     left = _below(state, several)
     at = 0
     for axis in range(num_axes):
-        if most[axis] > 1.0:
+        if most_ranks[axis] > 1.0:
             if left == 0:
                 at = axis
             left -= 1
-    return space.scalars[N_FIRST_SIGNATURE] + _below(state, space.groups.shape[0]) * num_axes + at
+    return space.first.signature + _below(state, space.groups.shape[0]) * num_axes + at
 
 
-@borrowing(void(SPACE, int64, int64[::1], int64[::1], uint64[::1]), inner=True)
-def _vary(space, slot, wanted, ends, state):
-    """Asks for another value of a slot; an end of a chunk stays between its neighbours."""
-    chunk = slot - space.scalars[N_FIRST_CUT]
-    if chunk < 0 or slot >= space.scalars[N_FIRST_RECOMPUTE]:
-        wanted[slot] = KEEP
+@borrowing(void(SPACE, int64, MOVE), inner=True)
+def _vary(space, slot, move):
+    """Requires another value of a slot; an end of a chunk stays between its neighbours."""
+    chunk, ends = slot - space.first.cut, move.ends
+    if chunk < 0 or slot >= space.first.recompute:
+        move.required[slot] = KEEP
     else:
         start = ends[chunk - 1] if chunk > 0 else 0
-        ends[chunk] = start + 1 + _below(state, ends[chunk + 1] - start - 1)
+        ends[chunk] = start + 1 + _below(move.state, ends[chunk + 1] - start - 1)
 
 
-@borrowing(void(SPACE, int64, int64[::1], int64[::1], uint64[::1]), inner=True)
-def _hand_over(space, num_axes, devices, wanted, state):
+@borrowing(void(SPACE, MOVE), inner=True)
+def _hand_over(space, move):
     """Takes devices from one stage for another; the last one has what is left."""
-    stages = space.degrees[wanted[0]]
-    part = space.scalars[N_PART]
-    one, two = _below(state, stages), _below(state, stages)
-    by = part * (1 + _below(state, 2))
-    even = space.scalars[N_DEVICES] // stages
+    stages, part = move.layout.frame[0].num_ranks, space.scalars.part
+    one, two = _below(move.state, stages), _below(move.state, stages)
+    by = part * (1 + _below(move.state, 2))
+    even = space.scalars.num_devices // stages
     for stage in range(stages - 1):
-        mine = devices[stage] + (by if stage == one else 0) - (by if stage == two else 0)
-        wanted[num_axes + 4 + stage] = mine // part if 0 < mine < space.scalars[N_DEVICES] and mine != even else 0
+        mine = move.layout.devices[stage] + (by if stage == one else 0) - (by if stage == two else 0)
+        is_unlike = 0 < mine < space.scalars.num_devices and mine != even
+        move.required[space.first.devices + stage] = mine // part if is_unlike else 0
 
 
-@borrowing(void(SPACE, int64[:, ::1], int64[::1], int64, uint64[::1]), inner=True)
-def _batch(space, shapes, wanted, num_axes, state):
-    """Writes a shape with the same mesh that differs in micro-batches or in virtual stages."""
-    at = num_axes
+@borrowing(void(SPACE, int64[:, ::1], MOVE), inner=True)
+def _change_batch(space, shapes, move):
+    """Requires a shape with the same mesh that differs in micro-batches or in virtual stages."""
+    count, virtual = space.first.micro_batches, space.first.virtual
     found = 0
     chosen = -1
     for row in range(shapes.shape[0]):
         alike = True
-        for slot in range(at):
-            alike = alike and shapes[row, slot] == wanted[slot]
-        steps = abs(shapes[row, at] - wanted[at])
-        turned = abs(shapes[row, at + 1] - wanted[at + 1])
+        for slot in range(count):
+            alike = alike and shapes[row, slot] == move.required[slot]
+        steps = abs(shapes[row, count] - move.required[count])
+        turned = abs(shapes[row, virtual] - move.required[virtual])
         if alike and steps <= 2 and (steps == 0 or turned == 0) and steps + turned > 0:
             found += 1
-            if _below(state, found) == 0:
+            if _below(move.state, found) == 0:
                 chosen = row
     if chosen >= 0:
         for slot in range(shapes.shape[1]):
-            wanted[slot] = shapes[chosen, slot]
+            move.required[slot] = shapes[chosen, slot]
 
 
-@kernel(void(TABLES, SPACE, int64[:, ::1], float64[::1], uint64[::1], int64[:, ::1], int64[:, ::1], int64[:, ::1]))
-def move_many(tables, space, shapes, chances, seeds, donors, values, out):
+@borrowing(void(SPACE, int64, int64[::1], MOVE), inner=True)
+def _change_group(space, kind, value, move):
+    """Requires other signatures of a linkage group, on all axes, or of two neighbouring groups on one axis."""
+    first, num_axes = space.first.signature, space.obeys.shape[0]
+    slot = _sharding(space, move.layout.most_ranks, move.state)
+    if slot < first:
+        return
+    group, axis = divmod(slot - first, num_axes)
+    if kind == M_GROUP:
+        move.required[first + group * num_axes : first + (group + 1) * num_axes] = KEEP
+        return
+    other = min(space.groups.shape[0] - 1, group + 1 + _below(move.state, 3))
+    move.required[slot] = KEEP
+    same = space.groups[group].num_values == space.groups[other].num_values
+    same = same and space.groups[group].num_members == space.groups[other].num_members
+    is_copied = same and _number(move.state) < 0.5
+    move.required[first + other * num_axes + axis] = value[slot] if is_copied else KEEP
+
+
+@borrowing(void(SPACE, int64[::1], int64[::1], MOVE), inner=True)
+def _borrow_shape(space, value, donor, move):
+    """Requires a donor's shape and stages, and half the time its modes, ZeRO stage and signatures too."""
+    first, num_axes, most_ranks = space.first, space.obeys.shape[0], move.layout.most_ranks
+    old_ranks, num_ranks = move.layout.frame[0].num_ranks, move.donor.frame[0].num_ranks
+    whole = _number(move.state) < 0.5
+    for slot in range(first.cut):
+        move.required[slot] = donor[slot]
+    if move.donor.frame[0].num_chunks != move.layout.frame[0].num_chunks:
+        _copy_ends(move.ends, move.donor)
+    for rank in range(num_ranks):
+        slot = first.recompute + rank
+        move.required[slot] = donor[slot] if whole else value[first.recompute + rank * old_ranks // num_ranks]
+    if whole:
+        move.required[first.zero] = donor[first.zero]
+    # An axis that was not there does what the donor, or another axis, does.
+    other = _below(move.state, 2 * num_axes)
+    is_donors = other >= num_axes or most_ranks[other] == 1.0
+    for group in range(space.groups.shape[0]):
+        at = first.signature + group * num_axes
+        for axis in range(num_axes):
+            if whole or (most_ranks[axis] == 1.0 and is_donors):
+                move.required[at + axis] = donor[at + axis]
+            elif most_ranks[axis] == 1.0:
+                move.required[at + axis] = value[at + other]
+
+
+@borrowing(void(SPACE, int64[::1], MOVE), inner=True)
+def _borrow_groups(space, donor, move):
+    """Requires a donor's signatures of a few neighbouring groups."""
+    num_groups, num_axes = space.groups.shape[0], space.obeys.shape[0]
+    begin = _below(move.state, num_groups)
+    end = min(num_groups, begin + 1 + _below(move.state, 8))
+    for group in range(begin, end):
+        for axis in range(num_axes):
+            slot = space.first.signature + group * num_axes + axis
+            if move.donor.most_ranks[axis] > 1.0:
+                move.required[slot] = donor[slot]
+
+
+@borrowing(void(SPACE, int64[:, ::1], int64, int64[::1], int64[:, ::1], MOVE), inner=True)
+def _require(space, shapes, kind, value, donors, move):
+    """Writes what a move of a kind requires.
+
+    Args:
+        space: see `SpaceArrays`.
+        shapes: [shapes, slots of a shape] values of all shapes.
+        kind: one of the M_ constants.
+        value: [slots] of the plan, with its layout in `move.layout`.
+        donors: [m, slots] plans from which decisions may be borrowed, the best first.
+        move: `required`, `ends` and `is_even` are written.
+    """
+    frame, state = move.layout.frame[0], move.state
+    for slot in range(value.shape[0]):
+        move.required[slot] = value[slot]
+    _copy_ends(move.ends, move.layout)
+    move.is_even[0] = False
+    may_differ = 1 < frame.num_ranks <= space.scalars.longest and frame.num_chunks == frame.num_ranks
+    if (kind in (M_SHIFT, M_SLIDE) and frame.num_chunks == 1) or (kind == M_DEVICES and not may_differ):
+        kind = M_ONE
+    if kind in (M_ONE, M_TWO):
+        for _ in range(kind - M_ONE + 1):
+            _vary(space, _active(space, value, move.layout, state), move)
+    elif kind in (M_SHIFT, M_SLIDE):
+        # Units go from one chunk to another; all ends between them move alike.
+        one = _below(state, frame.num_chunks - 1)
+        two = _below(state, frame.num_chunks - 1) if kind == M_SLIDE else one
+        by = 1 + _below(state, MOST_SHIFTED)
+        by = by if _number(state) < 0.5 else -by
+        for chunk in range(min(one, two), max(one, two) + 1):
+            move.ends[chunk] += by
+    elif kind == M_DEVICES:
+        _hand_over(space, move)
+        move.is_even[0] = _number(state) < 0.5
+    elif kind == M_MODE:
+        mode = _below(state, space.modes.shape[0])
+        move.required[space.first.recompute : space.first.recompute + frame.num_ranks] = mode
+    elif kind in (M_GROUP, M_PAIR):
+        _change_group(space, kind, value, move)
+    elif kind == M_BATCH:
+        _change_batch(space, shapes, move)
+        move.is_even[0] = move.required[space.first.virtual] != value[space.first.virtual]
+    elif donors.shape[0] > 0:
+        u = _number(state)
+        donor = donors[int64(u * u * donors.shape[0])]
+        decide_stages(space, donor, donor.shape[0], move.donor)
+        if kind == M_SHAPE:
+            _borrow_shape(space, value, donor, move)
+        else:
+            _borrow_groups(space, donor, move)
+
+
+@borrowing(void(COMPILED, int64[::1], int64, MOVE, WORKSPACE, int64[::1]), inner=True)
+def _settle_slot(compiled, value, slot, move, workspace, result):
+    """Decides a slot as near to what the move requires as is legal."""
+    num_values = legal_values(compiled, result, slot, workspace)
+    result[slot] = 0
+    if num_values > 1:
+        result[slot] = _settle(move.state, workspace.mask[:num_values], move.required[slot], value[slot])
+    decide(compiled.space, result, slot, workspace)
+
+
+@borrowing(void(SPACE, int64, MOVE, LAYOUT, int64[::1]), inner=True)
+def _settle_cut(space, chunk, move, layout, result):
+    """Ends a chunk as near to where the move requires it as is legal."""
+    slot = space.first.cut + chunk
+    result[slot] = 0
+    if chunk < layout.frame[0].num_chunks - 1:
+        start, low, high = cut_window(space, chunk, layout)
+        share = layout.shares[chunk]
+        if move.is_even[0]:
+            layout.ends[chunk] = nth_cut(space.weight, start, low, high, share, 0)
+        else:
+            layout.ends[chunk] = min(max(move.ends[chunk], low), high)
+            result[slot] = cut_number(space.weight, start, low, high, share, layout.ends[chunk])
+
+
+@borrowing(boolean(COMPILED, int64[::1], MOVE, WORKSPACE, int64[::1]), inner=True)
+def _settle_plan(compiled, value, move, workspace, result):
+    """Writes the legal plan nearest to what the move requires, [slots]; returns whether it is another plan."""
+    space, first, num_axes = compiled.space, compiled.space.first, compiled.space.obeys.shape[0]
+    for slot in range(first.schedule):
+        result[slot] = move.required[slot]
+    for slot in range(first.schedule, first.cut):
+        _settle_slot(compiled, value, slot, move, workspace, result)
+    for slot in range(first.cut, first.recompute):
+        _settle_cut(space, slot - first.cut, move, workspace.layout, result)
+    for slot in range(first.recompute, first.signature):
+        _settle_slot(compiled, value, slot, move, workspace, result)
+    # Where meshes and samples stay, signatures stay legal. In another order of the devices the same way to share out
+    # samples may give other samples.
+    reshaped = result[first.shares] > 0 and result[first.order] != value[first.order]
+    for slot in range(first.cut):
+        is_mesh = slot < first.schedule or slot >= first.devices
+        reshaped = reshaped or (is_mesh and result[slot] != value[slot])
+    for group in range(space.groups.shape[0]):
+        begin = first.signature + group * num_axes
+        touched = reshaped
+        for slot in range(begin, begin + num_axes):
+            touched = touched or move.required[slot] != value[slot]
+        for slot in range(begin, begin + num_axes):
+            if touched:
+                _settle_slot(compiled, value, slot, move, workspace, result)
+            else:
+                result[slot] = value[slot]
+    changed = False
+    for slot in range(value.shape[0]):
+        changed = changed or result[slot] != value[slot]
+    return changed
+
+
+@kernel(void(COMPILED, int64[:, ::1], float64[::1], uint64[::1], int64[:, ::1], int64[:, ::1], int64[:, ::1]))
+def move_many(compiled, shapes, chances, seeds, donors, values, out):
     """One neighbour of each plan.
 
     Args:
-        tables: see `Tables.arrays`.
-        space: see `compile_space`.
-        shapes: [shapes, first slot behind them] values of all shapes.
+        compiled: whose cache is read and written.
+        shapes: [shapes, slots of a shape] values of all shapes.
         chances: [M_COUNT] cumulated probabilities of the kinds of moves.
         seeds: [n] of the random numbers, not 0.
         donors: [m, slots] plans whose shapes and signatures may be borrowed, the best first.
-        values: [n, slots].
+        values: [n, slots] legal plans.
         out: [n, slots], written.
     """
-    num_axes = space.obeys.shape[0]
-    num_groups = space.groups.shape[0]
-    first_cut, first_recompute = space.scalars[N_FIRST_CUT], space.scalars[N_FIRST_RECOMPUTE]
-    zero_slot, first_signature = space.scalars[N_ZERO_SLOT], space.scalars[N_FIRST_SIGNATURE]
-    most_chunks = space.windows.shape[1]
-    meshes = space.scalars[N_MOST_MESHES]
-    chosen = np.empty((tables.operators.shape[0], num_axes), np.int64)
-    old, new = np.empty(S_COUNT, np.int64), np.empty(S_COUNT, np.int64)
-    old_devices, devices = np.empty(most_chunks, np.int64), np.empty(most_chunks, np.int64)
-    scratch = np.empty((4, most_chunks), np.int64)
-    sizes, samples = np.empty((meshes, num_axes)), np.empty(meshes, np.int64)
-    old_most, most = np.empty(num_axes), np.empty(num_axes)
-    shares = np.empty(most_chunks)
-    old_ends, ends = np.empty(most_chunks, np.int64), np.empty(most_chunks, np.int64)
-    wanted = np.empty(values.shape[1], np.int64)
-    mode = np.empty(space.modes.shape[0], np.bool_)
-    every_kind = np.ones(space.kinds.shape[0], np.bool_)
-    every_order = np.ones(space.layouts.shape[0], np.bool_)
-    parts = np.empty(space.send_rows.shape[1] - 1, np.bool_)
-    ways = np.empty(space.share_ways.shape[2], np.bool_)
-    shares_slot = space.scalars[N_SHARES_SLOT]
-    state = np.empty(1, np.uint64)
-    bound = False
-    for unit in range(space.kept.shape[0]):
-        for m in range(space.kept.shape[1]):
-            bound = bound or not space.kept[unit, m] or not space.again[unit, m]
+    space = compiled.space
+    workspace = new_workspace(compiled)
+    move = Move(
+        state=np.empty(1, np.uint64),
+        layout=new_layout(space),
+        donor=new_layout(space),
+        required=np.empty(values.shape[1], np.int64),
+        ends=np.empty(space.windows.shape[1], np.int64),
+        is_even=np.zeros(1, np.bool_),
+    )
     for plan in range(values.shape[0]):
-        value, result = values[plan], out[plan]
-        state[0] = seeds[plan]
-        _read(space, value, old, old_devices, scratch, sizes, samples, old_most, shares)
-        _read_ends(space, value, old[S_CHUNKS], shares, old_ends)
+        value = values[plan]
+        move.state[0] = seeds[plan]
+        decide_stages(space, value, value.shape[0], move.layout)
         for _ in range(TRIES):
-            num_chunks, num_ranks = old[S_CHUNKS], old[S_RANKS]
-            for slot in range(value.shape[0]):
-                wanted[slot] = value[slot]
-            for chunk in range(num_chunks):
-                ends[chunk] = old_ends[chunk]
-            number = _number(state)
+            number = _number(move.state)
             kind = 0
             while kind < M_COUNT - 1 and number >= chances[kind]:
                 kind += 1
-            evenly = False
-            differ = 1 < num_ranks <= space.scalars[N_LONGEST] and num_chunks == num_ranks
-            if (kind in (M_SHIFT, M_SLIDE) and num_chunks == 1) or (kind == M_DEVICES and not differ):
-                kind = M_ONE
-            if kind in (M_ONE, M_TWO):
-                for _ in range(kind - M_ONE + 1):
-                    _vary(space, _active(space, value, old, old_most, state), wanted, ends, state)
-            elif kind in (M_SHIFT, M_SLIDE):
-                # Units go from one chunk to another; all ends between them move alike.
-                one = _below(state, num_chunks - 1)
-                two = _below(state, num_chunks - 1) if kind == M_SLIDE else one
-                by = 1 + _below(state, MOST_SHIFTED)
-                by = by if _number(state) < 0.5 else -by
-                for chunk in range(min(one, two), max(one, two) + 1):
-                    ends[chunk] += by
-            elif kind == M_DEVICES:
-                _hand_over(space, num_axes, old_devices, wanted, state)
-                evenly = _number(state) < 0.5
-            elif kind == M_MODE:
-                picked = _below(state, space.modes.shape[0])
-                for rank in range(num_ranks):
-                    wanted[first_recompute + rank] = picked
-            elif kind in (M_GROUP, M_PAIR):
-                slot = _sharding(space, old_most, state)
-                if slot >= first_signature:
-                    group = (slot - first_signature) // num_axes
-                    if kind == M_GROUP:
-                        for axis in range(num_axes):
-                            wanted[first_signature + group * num_axes + axis] = KEEP
-                    else:
-                        other = min(num_groups - 1, group + 1 + _below(state, 3))
-                        axis = (slot - first_signature) % num_axes
-                        wanted[slot] = KEEP
-                        at = first_signature + other * num_axes + axis
-                        same = space.groups[group, G_VALUES] == space.groups[other, G_VALUES]
-                        same = same and space.groups[group, G_COUNT] == space.groups[other, G_COUNT]
-                        wanted[at] = value[slot] if same and _number(state) < 0.5 else KEEP
-            elif kind == M_BATCH:
-                _batch(space, shapes, wanted, num_axes, state)
-                evenly = wanted[num_axes + 1] != value[num_axes + 1]
-            elif donors.shape[0] > 0:
-                u = _number(state)
-                donor = donors[int64(u * u * donors.shape[0])]
-                _read(space, donor, new, devices, scratch, sizes, samples, most, shares)
-                if kind == M_SHAPE:
-                    whole = _number(state) < 0.5
-                    for slot in range(first_cut):
-                        wanted[slot] = donor[slot]
-                    if new[S_CHUNKS] != num_chunks:
-                        _read_ends(space, donor, new[S_CHUNKS], shares, ends)
-                    for rank in range(new[S_RANKS]):
-                        wanted[first_recompute + rank] = value[first_recompute + rank * num_ranks // new[S_RANKS]]
-                        if whole:
-                            wanted[first_recompute + rank] = donor[first_recompute + rank]
-                    if whole:
-                        wanted[zero_slot] = donor[zero_slot]
-                    # An axis that was not there does what the donor, or another axis, does.
-                    other = _below(state, 2 * num_axes)
-                    for group in range(num_groups):
-                        at = first_signature + group * num_axes
-                        for axis in range(num_axes):
-                            if whole or (old_most[axis] == 1.0 and (other >= num_axes or old_most[other] == 1.0)):
-                                wanted[at + axis] = donor[at + axis]
-                            elif old_most[axis] == 1.0:
-                                wanted[at + axis] = value[at + other]
-                else:
-                    first = _below(state, num_groups)
-                    last = min(num_groups, first + 1 + _below(state, 8))
-                    for group in range(first, last):
-                        for axis in range(num_axes):
-                            slot = first_signature + group * num_axes + axis
-                            if most[axis] > 1.0:
-                                wanted[slot] = donor[slot]
-
-            reshaped = False
-            for slot in range(num_axes + 2):
-                result[slot] = wanted[slot]
-                reshaped = reshaped or wanted[slot] != value[slot]
-            plain = space.degrees[result[0]] > 1 and space.virtuals[result[num_axes + 1]] == 1
-            slot = num_axes + 2
-            result[slot] = _settle(state, every_kind, wanted[slot], value[slot]) if plain else 0
-            slot = num_axes + 3
-            result[slot] = 0
-            if space.degrees[result[0]] > 1 or space.scalars[N_ORDERS_ONE] == 1:
-                result[slot] = _settle(state, every_order, wanted[slot], value[slot])
-            for slot in range(num_axes + 4, shares_slot):
-                result[slot] = value[slot]
-                if reshaped or wanted[slot] != value[slot]:
-                    size_mask(space, result, slot - num_axes - 4, parts)
-                    result[slot] = _settle(state, parts, wanted[slot], value[slot])
-                    reshaped = reshaped or result[slot] != value[slot]
-            result[shares_slot] = 0
-            if ways.shape[0] > 1:
-                find_stages(space, result, devices, scratch[0], scratch[1])
-                share_mask(space, result, space.degrees[result[0]], scratch[0], ways)
-                result[shares_slot] = _settle(state, ways, wanted[shares_slot], value[shares_slot])
-                reshaped = reshaped or result[shares_slot] != value[shares_slot]
-                # In another order of the devices the same way may be other samples.
-                reshaped = reshaped or (result[shares_slot] > 0 and result[num_axes + 3] != value[num_axes + 3])
-            _read(space, result, new, devices, scratch, sizes, samples, most, shares)
-            num_chunks, num_ranks, num_meshes = new[S_CHUNKS], new[S_RANKS], new[S_MESHES]
-            start = 0
-            for chunk in range(first_recompute - first_cut):
-                slot = first_cut + chunk
-                result[slot] = 0
-                if chunk < num_chunks - 1:
-                    low, high = space.windows[num_chunks, chunk]
-                    low = max(low, start + 1)
-                    if evenly:
-                        ends[chunk] = nth_cut(space.weight, start, low, high, shares[chunk], 0)
-                    else:
-                        ends[chunk] = min(max(ends[chunk], low), high)
-                        result[slot] = cut_number(space.weight, start, low, high, shares[chunk], ends[chunk])
-                    start = ends[chunk]
-            ends[num_chunks - 1] = space.units.shape[0]
-            for rank in range(zero_slot - first_recompute):
-                slot = first_recompute + rank
-                result[slot] = 0
-                if rank < num_ranks:
-                    if bound:
-                        mode_mask(space, ends[:num_chunks], num_ranks, rank, mode)
-                        result[slot] = _settle(state, mode, wanted[slot], value[slot])
-                    else:
-                        result[slot] = _settle(state, space.modes, wanted[slot], value[slot])
-            result[zero_slot] = 0
-            if new[S_REPLICAS] > 1:
-                result[zero_slot] = _settle(state, space.zeros, wanted[zero_slot], value[zero_slot])
-            for group in range(num_groups):
-                slot = first_signature + group * num_axes
-                touched = reshaped
-                for axis in range(num_axes):
-                    touched = touched or wanted[slot + axis] != value[slot + axis]
-                    result[slot + axis] = value[slot + axis]
-                if touched:
-                    legal = np.empty(space.groups[group, G_VALUES], np.bool_)
-                    for axis in range(num_axes):
-                        signature_mask(
-                            tables, space, group, axis, chosen, sizes[:num_meshes], samples[:num_meshes], legal
-                        )
-                        result[slot + axis] = _settle(state, legal, wanted[slot + axis], value[slot + axis])
-                        assign(space, group, axis, result[slot + axis], chosen)
-            changed = False
-            for slot in range(value.shape[0]):
-                changed = changed or result[slot] != value[slot]
-            if changed:
+            _require(space, shapes, kind, value, donors, move)
+            if _settle_plan(compiled, value, move, workspace, out[plan]):
                 break

@@ -5,34 +5,26 @@ from __future__ import annotations
 from numba import boolean, float64, int64, void
 
 from automap.jit import kernel
-from automap.price.kernels.columns import TABLES
-from automap.price.kernels.unit_workspace import new_sharded
-from automap.space.compile import N_FIRST_SIGNATURE, SPACE
-from automap.space.kernels.price_one import price_laid
-from automap.space.kernels.unit_cache import UNIT_CACHE
-from automap.space.kernels.workspace import new_workspace, pick, set_frame
+from automap.space.kernels.layout import decide_stages
+from automap.space.kernels.price_one import price_one
+from automap.space.kernels.records import COMPILED
+from automap.space.kernels.workspace import new_workspace, pick_all, set_rows
 
 
-@kernel(void(TABLES, SPACE, UNIT_CACHE, int64[:, ::1], boolean, float64[:, ::1]))
-def price_many(tables, space, cache, values, exact, out):
+@kernel(void(COMPILED, int64[:, ::1], boolean, float64[:, ::1]))
+def price_many(compiled, values, exact, out):
     """Seconds and overflow of plans.
 
     Args:
-        tables: see `Tables.arrays`.
-        space: see `compile_space`.
-        cache: of the problem.
+        compiled: whose cache is read and written.
         values: [n, slots]; signatures may be -1, undecided.
         exact: simulate the schedule of complete plans; otherwise bound them, and all completions, from below.
         out: [n, 2] seconds of a step; largest share of its memory by which a device overflows. Written.
     """
-    num_axes = space.obeys.shape[0]
-    workspace = new_workspace(tables, space)
-    sharded = new_sharded(tables, num_axes)
+    workspace = new_workspace(compiled)
     for plan in range(values.shape[0]):
         value = values[plan]
-        set_frame(space, value, workspace)
-        for group in range(space.groups.shape[0]):
-            for axis in range(num_axes):
-                slot = space.scalars[N_FIRST_SIGNATURE] + group * num_axes + axis
-                pick(space, group, axis, value[slot], workspace)
-        price_laid(tables, space, cache, value, workspace, sharded, exact, out[plan])
+        decide_stages(compiled.space, value, values.shape[1], workspace.layout)
+        set_rows(compiled.space, value, workspace)
+        pick_all(compiled.space, value, values.shape[1], workspace)
+        price_one(compiled, value, workspace, exact, out[plan])

@@ -1,8 +1,8 @@
-"""What a plan costs that is laid out on a desk; all compiled.
+"""What the plan in a workspace costs; all compiled.
 
 `cost_rows` prices the rows and `finish` puts the step together. Where signatures are undecided the costs are lower
 bounds. What a unit costs in its surroundings is remembered (`UnitCache`), since plans that are priced one after another
-have most of it in common. The arithmetic is that of `unit_cost` and `combine`, in the same order as in
+have most of it in common. The arithmetic is that of `unit_cost` and `step`, in the same order as in
 `Evaluator.evaluate`: the results are identical floats.
 """
 
@@ -13,297 +13,233 @@ import math
 from numba import boolean, float64, int64, types, void
 
 from automap.jit import borrowing
-from automap.price.kernels.collectives import SUMMED, UNKNOWN
-from automap.price.kernels.columns import C_COUNT, TABLES
-from automap.price.kernels.step import combine, overflow, step_time_s
-from automap.price.kernels.tied_parameters import (
-    E_HELD,
-    TIE_EXCHANGED,
-    TIE_ONE,
-    TIE_OTHER,
-    add_read,
-    begin,
-    read_too,
-    tie,
-)
-from automap.price.kernels.unit import shard_unit, unit_cost
-from automap.price.kernels.unit_workspace import SHARDED
-from automap.price.tables import OP_INPUTS, OP_SIGNATURES, S_PLACES
-from automap.space.compile import (
-    I_FIRST,
-    I_ONE,
-    I_ONE_READER,
-    I_OTHER,
-    I_OTHER_READER,
-    N_SHARES_SLOT,
-    SPACE,
-)
-from automap.space.kernels.unit_cache import REMEMBERED, UNIT_CACHE, mix
-from automap.space.kernels.workspace import (
-    F_COUNT_OF_BATCHES,
-    F_KIND,
-    F_PARTS,
-    F_RANKS,
-    F_ROWS,
-    K_BEFORE,
-    K_INCOMING,
-    K_MODE,
-    K_OPENS,
-    K_RANK,
-    K_TYPE,
-    WORKSPACE,
-    look_from,
-)
-from ir.factors import BROADCAST, PARTIAL
+from automap.price.kernels.collectives import SUMMED
+from automap.price.kernels.placements import write_crossing
+from automap.price.kernels.shard_unit import shard_unit
+from automap.price.kernels.stage_records import Stage, Unit
+from automap.price.kernels.step import overflow, step, step_time_s
+from automap.price.kernels.step_records import Order, Pipeline, StageArrays
+from automap.price.kernels.tied_parameters import begin, read_too, write_share, write_tie
+from automap.price.kernels.unit import unit_cost
+from automap.space.kernels.layout import look_from
+from automap.space.kernels.records import COMPILED
+from automap.space.kernels.unit_cache import REMEMBERED, mix
+from automap.space.kernels.workspace import WORKSPACE
+from ir.factors import PARTIAL
 
 
-@borrowing(void(TABLES, int64[:, ::1], int64, boolean, int64[:, ::1], int64[::1]), inner=True)
-def outgoing(tables, makers, unit_type, is_sent, chosen, placement):
-    """Writes the placement in which a unit's crossing tensor leaves it; UNKNOWN where undecided.
+@borrowing(void(COMPILED, int64, boolean, int64[:, ::1], int64[::1]), inner=True)
+def outgoing(compiled, unit_type, is_sent, chosen, placement):
+    """Writes the placement in which a unit's crossing tensor leaves it; UNKNOWN where it is undecided.
 
     Args:
-        tables: see `Tables.arrays`.
-        makers: [types, 2] operator row and output slot of the crossing tensor, or -1.
-        unit_type: of the unit, or -1 before the first.
-        is_sent: whether it goes to another chunk; a partial tensor is reduced before that.
-        chosen: [operator rows, axes].
-        placement: [axes], written.
+        compiled: tables and space.
+        unit_type: type of the unit, or -1 before the first.
+        is_sent: whether the tensor goes to another chunk; a partial tensor is reduced before that.
+        chosen: [operator rows, axes] signatures.
+        placement: [axes] written.
     """
-    maker = makers[unit_type, 0] if unit_type >= 0 else -1
+    crossing = compiled.space.boundary[unit_type] if unit_type >= 0 else -1
+    write_crossing(compiled.tables, crossing, 0, chosen, placement)
     for a in range(placement.shape[0]):
-        if maker < 0:
-            placement[a] = BROADCAST
-        elif chosen[maker, a] < 0:
-            placement[a] = UNKNOWN
-        else:
-            row = tables.operators[maker, OP_SIGNATURES] + chosen[maker, a]
-            slot = tables.operators[maker, OP_INPUTS] + makers[unit_type, 1]
-            placement[a] = tables.places[tables.signatures[row, S_PLACES] + slot, 0]
-            if is_sent and placement[a] == PARTIAL:
-                placement[a] = SUMMED
+        if is_sent and placement[a] == PARTIAL:
+            placement[a] = SUMMED
 
 
-@borrowing(types.UniTuple(int64, 2)(SPACE, WORKSPACE, int64), inner=True)
-def _hashes(space, workspace, row):
+@borrowing(types.UniTuple(int64, 2)(WORKSPACE, int64), inner=True)
+def _hashes(workspace, number):
     """Two hashes of all that the costs of a row depend on, neither of them zero."""
-    keys, kind = workspace.keys, workspace.keys[row, K_TYPE]
-    one, two = mix(workspace.hashes[kind, 0], workspace.hashes[kind, 1], kind * 16 + keys[row, K_MODE])
-    one, two = mix(one, two, workspace.stages[keys[row, K_RANK]])
-    one, two = mix(one, two, workspace.samples[keys[row, K_RANK]])
+    row, layout = workspace.rows[number], workspace.layout
+    one, two = mix(workspace.hashes[row.type, 0], workspace.hashes[row.type, 1], row.type * 16 + row.mode)
+    one, two = mix(one, two, layout.stages[row.rank])
+    one, two = mix(one, two, layout.samples[row.rank])
     for a in range(workspace.incoming.shape[0]):
-        one, two = mix(one, two, keys[row, K_INCOMING + a] * 2 + int64(workspace.zero_axes[a]))
+        one, two = mix(one, two, row.incoming[a] * 2 + int64(layout.zero_axes[a]))
     return one | 1, two
 
 
-@borrowing(void(TABLES, SPACE, UNIT_CACHE, int64, WORKSPACE, SHARDED), inner=True)
-def cost_rows(tables, space, cache, kind, workspace, sharded):
+@borrowing(int64(WORKSPACE, int64), inner=True)
+def _same_row(workspace, number):
+    """An earlier row whose units are alike in all but the unit before them: its costs are known; or -1."""
+    row = workspace.rows[number]
+    for earlier in range(number):
+        other = workspace.rows[earlier]
+        if other.type == row.type and other.mode == row.mode and other.rank == row.rank:
+            alike = True
+            for a in range(workspace.incoming.shape[0]):
+                alike = alike and other.incoming[a] == row.incoming[a]
+            if alike:
+                return earlier
+    return -1
+
+
+@borrowing(void(COMPILED, int64, WORKSPACE), inner=True)
+def cost_rows(compiled, kind, workspace):
     """Prices the rows that see a unit type.
 
     Args:
-        tables: see `Tables.arrays`.
-        space: see `compile_space`.
-        cache: read and written.
+        compiled: whose cache is read and written.
         kind: unit type whose signatures changed, or -1: all rows.
         workspace: `costs` and `covered` are written.
-        sharded: scratch.
     """
-    frame, keys, costs, covered = workspace.frame, workspace.keys, workspace.costs, workspace.covered
-    num_axes = workspace.incoming.shape[0]
-    records, cursor = workspace.records, workspace.cursor
-    zero_axes = 0
-    for a in range(num_axes):
-        zero_axes = 2 * zero_axes + int64(workspace.zero_axes[a])
-    for row in range(frame[F_ROWS]):
-        if 0 <= kind != keys[row, K_TYPE] and keys[row, K_BEFORE] != kind:
+    rows, costs, covered = workspace.rows, workspace.costs, workspace.covered
+    for number in range(workspace.counts[0].num_rows):
+        row = rows[number]
+        if 0 <= kind != row.type and row.before != kind:
             continue
-        mine, mode, where = keys[row, K_TYPE], keys[row, K_MODE], keys[row, K_RANK]
-        outgoing(
-            tables, space.makers, keys[row, K_BEFORE], keys[row, K_OPENS] == 1, workspace.chosen, workspace.incoming
-        )
-        for a in range(num_axes):
-            keys[row, K_INCOMING + a] = workspace.incoming[a]
-        # Behind another unit, but in the same surroundings: the cost is known.
-        same = -1
-        for k in range(row):
-            if keys[k, K_TYPE] == mine and keys[k, K_MODE] == mode and keys[k, K_RANK] == where:
-                alike = True
-                for a in range(num_axes):
-                    alike = alike and keys[k, K_INCOMING + a] == workspace.incoming[a]
-                if alike:
-                    same = k
-                    break
+        outgoing(compiled, row.before, row.opens, workspace.chosen, workspace.incoming)
+        for a in range(workspace.incoming.shape[0]):
+            row.incoming[a] = workspace.incoming[a]
+        same = _same_row(workspace, number)
         if same >= 0:
-            covered[row] = covered[same]
-            for c in range(costs.shape[1]):
-                costs[row, c] = costs[same, c]
+            covered[number] = covered[same]
+            costs[number] = costs[same]
             continue
-        one, two = _hashes(space, workspace, row)
+        one, two = _hashes(workspace, number)
         place = two & (REMEMBERED - 1)
-        if cache.keys[place, 0] == one and cache.keys[place, 1] == two:
-            for c in range(costs.shape[1]):
-                costs[row, c] = cache.costs[place, c]
-            covered[row] = cache.costs[place, C_COUNT] > 0.0
+        keys, cache = compiled.cache.keys[place], compiled.cache
+        if keys[0] == one and keys[1] == two:
+            costs[number] = cache.costs[place]
+            covered[number] = cache.covered[place]
             continue
-        first, last = space.spans[mine], space.spans[mine + 1]
-        at = workspace.stages[where]
-        samples = float64(workspace.samples[where])
-        laid = workspace.laid[mine]
-        again = laid[0] == at and laid[1] == workspace.samples[where] and laid[2] == zero_axes
-        laid[0], laid[1], laid[2] = at, workspace.samples[where], zero_axes
-        shard_unit(
-            tables,
-            first,
-            last,
-            workspace.chosen[first:last],
-            space.axes[at],
-            space.links[at],
-            workspace.zero_axes,
-            space.hardware[at],
-            samples,
-            records,
-            cursor,
-            again,
-            sharded,
-        )
-        covered[row] = unit_cost(
-            tables,
-            first,
-            last,
-            workspace.chosen[first:last],
-            space.masks[mode, first:last],
-            workspace.incoming,
-            space.axes[at],
-            space.links[at],
-            space.hardware[at],
-            samples,
-            space.boundary[mine],
-            records,
-            cursor,
-            sharded,
-            costs[row],
-        )
-        cache.keys[place, 0] = one
-        cache.keys[place, 1] = two
-        for c in range(costs.shape[1]):
-            cache.costs[place, c] = costs[row, c]
-        cache.costs[place, C_COUNT] = float64(covered[row])
+        _cost_row(compiled, number, workspace)
+        keys[0], keys[1] = one, two
+        cache.costs[place] = costs[number]
+        cache.covered[place] = covered[number]
 
 
-@borrowing(void(TABLES, SPACE, WORKSPACE), inner=True)
-def _tie(tables, space, workspace):
-    """Writes what parameters that two units read cost beside them, see `combine`."""
-    alone, together, amounts, chosen = workspace.alone, workspace.together, workspace.amounts, workspace.chosen
+@borrowing(void(COMPILED, int64, WORKSPACE), inner=True)
+def _cost_row(compiled, number, workspace):
+    """Prices one row; `Workspace.incoming` holds its incoming placement."""
+    tables, space, layout = compiled.tables, compiled.space, workspace.layout
+    row = workspace.rows[number]
+    first, last = space.spans[row.type], space.spans[row.type + 1]
+    at, samples = layout.stages[row.rank], layout.samples[row.rank]
+    zero_axes = 0
+    for a in range(layout.zero_axes.shape[0]):
+        zero_axes = 2 * zero_axes + int64(layout.zero_axes[a])
+    prepared = workspace.prepared[row.type]
+    is_known = prepared[0] == at and prepared[1] == samples and prepared[2] == zero_axes
+    prepared[0], prepared[1], prepared[2] = at, samples, zero_axes
+    unit = Unit(first, last, workspace.chosen[first:last])
+    stage = Stage(space.axes[at], space.links[at], space.hardware[at], layout.zero_axes, float64(samples))
+    shard_unit(tables, unit, stage, is_known, workspace.unit)
+    recomputed, cost = space.masks[row.mode, first:last], workspace.costs[number : number + 1]
+    workspace.covered[number] = unit_cost(
+        tables, unit, recomputed, workspace.incoming, space.boundary[row.type], stage, workspace.unit, cost
+    )
+
+
+@borrowing(void(COMPILED, WORKSPACE), inner=True)
+def _tie(compiled, workspace):
+    """Writes what parameters that two units read cost beside them, see `step`."""
+    tables, space, layout = compiled.tables, compiled.space, workspace.layout
+    alone, together, shares, chosen = workspace.alone, workspace.together, workspace.tied_shares, workspace.chosen
     for t in range(space.tied.shape[0]):
         about, elements = space.tied[t], space.tied_elements[t]
-        one, other = workspace.home[about[I_ONE]], workspace.home[about[I_OTHER]]
-        first, second = about[I_ONE_READER], about[I_OTHER_READER]
+        one, other = workspace.home[about.one], workspace.home[about.other]
         begin(together)
         uses = 0.0
         if one == other:
             uses += 1.0
-            read_too(tables, first, 0, chosen, together)
-        for earlier in range(about[I_FIRST], t):
+            read_too(tables, about.one_reader, 0, chosen, together)
+        for earlier in range(about.first, t):
             # A rank that has the parameter for an earlier unit needs it from no other.
-            if workspace.home[space.tied[earlier, I_OTHER]] == other:
+            if workspace.home[space.tied[earlier].other] == other:
                 one = other
                 uses += 1.0
-                read_too(tables, space.tied[earlier, I_OTHER_READER], 0, chosen, together)
+                read_too(tables, space.tied[earlier].other_reader, 0, chosen, together)
         begin(alone)
-        read_too(tables, second, 0, chosen, alone)
-        axes, row = space.axes[workspace.stages[other]], workspace.tied[t]
-        row[:] = 0.0
-        row[TIE_ONE], row[TIE_OTHER] = one, other
-        amounts[:] = 0.0
-        add_read(alone, elements, axes, workspace.zero_axes, amounts[1])
+        read_too(tables, about.other_reader, 0, chosen, alone)
+        tie, at = workspace.tied[t], layout.stages[other]
+        there = Stage(space.axes[at], space.links[at], space.hardware[at], layout.zero_axes, 1.0)
+        tie.rank, tie.other_rank, tie.exchanged = one, other, 0.0
         if one == other:
-            add_read(together, elements, axes, workspace.zero_axes, amounts[0])
-            read_too(tables, second, 0, chosen, together)
-            add_read(together, elements, axes, workspace.zero_axes, amounts[2])
-            tie(uses, amounts[0], amounts[1], amounts[2], row)
+            write_share(alone, elements, there, shares[1])
+            write_share(together, elements, there, shares[0])
+            read_too(tables, about.other_reader, 0, chosen, together)
+            write_share(together, elements, there, shares[2])
+            write_tie(uses, shares, tie)
             continue
-        # Each of the two ranks holds it as all its units want it.
-        read_too(tables, first, 0, chosen, together)
-        following = about[I_FIRST]
-        while following < space.tied.shape[0] and space.tied[following, I_FIRST] == about[I_FIRST]:
-            rank, reader = workspace.home[space.tied[following, I_OTHER]], space.tied[following, I_OTHER_READER]
+        # Each of the two ranks holds it as all its units require it.
+        read_too(tables, about.one_reader, 0, chosen, together)
+        following = about.first
+        while following < space.tied.shape[0] and space.tied[following].first == about.first:
+            rank, reader = workspace.home[space.tied[following].other], space.tied[following].other_reader
             if rank == one:
                 read_too(tables, reader, 0, chosen, together)
             elif rank == other and following > t:
                 read_too(tables, reader, 0, chosen, alone)
             following += 1
-        amounts[1] = 0.0
-        add_read(alone, elements, axes, workspace.zero_axes, amounts[1])
-        add_read(together, elements, space.axes[workspace.stages[one]], workspace.zero_axes, amounts[0])
-        row[TIE_EXCHANGED] = max(amounts[0, E_HELD], amounts[1, E_HELD])
+        at = layout.stages[one]
+        here = Stage(space.axes[at], space.links[at], space.hardware[at], layout.zero_axes, 1.0)
+        write_share(alone, elements, there, shares[1])
+        write_share(together, elements, here, shares[0])
+        tie.exchanged = max(shares[0].parameters, shares[1].parameters)
 
 
-@borrowing(void(TABLES, SPACE, WORKSPACE, boolean, float64[::1]), inner=True)
-def finish(tables, space, workspace, exact, out):
+@borrowing(void(COMPILED, WORKSPACE, boolean, float64[::1]), inner=True)
+def finish(compiled, workspace, exact, out):
     """The step of the priced rows.
 
     Args:
-        tables: see `Tables.arrays`.
-        space: see `compile_space`.
-        workspace: `tied`, `whole` and `ranks` are written.
-        exact: see `combine`.
+        compiled: tables and space.
+        workspace: `tied`, `parts` and `ranks` are written.
+        exact: see `step`.
         out: [2] seconds of a step; largest share of its memory by which a device overflows. Written.
     """
-    frame = workspace.frame
-    num_ranks = frame[F_RANKS]
-    _tie(tables, space, workspace)
-    for i in range(frame[F_PARTS]):
-        workspace.whole[i] = workspace.covered[workspace.parts[i, 1]]
-    result = workspace.ranks[:num_ranks]
-    combine(
-        workspace.costs[: frame[F_ROWS]],
-        workspace.parts[: frame[F_PARTS]],
-        workspace.whole[: frame[F_PARTS]],
-        frame[F_KIND],
-        workspace.room.program,
-        num_ranks,
-        frame[F_COUNT_OF_BATCHES],
-        workspace.stages,
-        space.axes,
-        space.links,
-        space.hardware,
-        space.capacity,
-        workspace.zero_axes,
-        workspace.boundaries,
-        space.send_latency_s,
-        space.send_bytes_per_s,
-        workspace.tied,
-        workspace.settings,
-        exact,
-        workspace.room,
-        result,
+    space, layout, counts = compiled.space, workspace.layout, workspace.counts[0]
+    frame = layout.frame[0]
+    _tie(compiled, workspace)
+    parts = workspace.parts[: counts.num_parts]
+    for i in range(parts.shape[0]):
+        parts[i].is_recomputed = int64(workspace.covered[parts[i].row])
+    result = workspace.ranks[: frame.num_ranks]
+    pipeline = Pipeline(
+        order=Order(frame.schedule, frame.num_micro_batches, workspace.step.program),
+        num_ranks=frame.num_ranks,
+        num_chunks=frame.num_chunks,
+        zero_axes=layout.zero_axes,
+        parts=parts,
+        tied=workspace.tied,
+        stages=layout.stages,
+        boundaries=layout.boundaries,
     )
+    stages = StageArrays(
+        axes=space.axes,
+        links=space.links,
+        hardware=space.hardware,
+        capacity=space.capacity,
+        send_latency_s=space.send_latency_s,
+        send_bytes_per_s=space.send_bytes_per_s,
+    )
+    costs = workspace.costs[: counts.num_rows]
+    step(costs, pipeline, stages, workspace.settings[0], exact, workspace.step, result)
     out[0] = step_time_s(result)
     out[1] = overflow(result)
 
 
-@borrowing(void(TABLES, SPACE, UNIT_CACHE, int64[::1], WORKSPACE, SHARDED, boolean, float64[::1]), inner=True)
-def price_laid(tables, space, cache, value, workspace, sharded, exact, out):
+@borrowing(void(COMPILED, int64[::1], WORKSPACE, boolean, float64[::1]), inner=True)
+def price_one(compiled, value, workspace, exact, out):
     """Prices the rows and the step: of a plan with unlike shares as every kind of device sees it, the most of each.
 
     A bound looks at the slowest kind alone, which the plan takes no less than.
 
     Args:
-        tables: see `Tables.arrays`.
-        space: see `compile_space`.
-        cache: read and written.
+        compiled: whose cache is read and written.
         value: [slots].
-        workspace: with frame and signatures.
-        sharded: scratch.
-        exact: see `combine`.
+        workspace: with layout, rows and signatures.
+        exact: see `step`.
         out: see `finish`.
     """
+    space = compiled.space
     seconds, over = 0.0, -math.inf
-    views = space.kind_rows.shape[1] if exact and value[space.scalars[N_SHARES_SLOT]] > 0 else 1
+    views = space.kind_rows.shape[1] if exact and value[space.first.shares] > 0 else 1
     for kind in range(views - 1, -1, -1):
         if views > 1:
-            look_from(space, value, kind, workspace.devices, workspace.rows, workspace.stages, workspace.samples)
-        cost_rows(tables, space, cache, -1, workspace, sharded)
-        finish(tables, space, workspace, exact, out)
+            look_from(space, value, kind, workspace.layout)
+        cost_rows(compiled, -1, workspace)
+        finish(compiled, workspace, exact, out)
         seconds, over = max(seconds, out[0]), max(over, out[1])
     out[0] = seconds
     out[1] = over

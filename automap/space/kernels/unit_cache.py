@@ -1,50 +1,27 @@
-"""Memo: what was worked out about one problem before, in tables whose entries make room for each other.
-
-Plans that are priced one after another have most of it in common. Entries are found by two hashes of all that they
-depend on.
-"""
+"""Hashes of the cache that kernels keep of one problem, and an empty one; see `UnitCache`."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-import numpy.typing as npt
-from numba import float64, int64, types
+from numba import int64, types
 
 from automap.jit import borrowing
-from automap.price.kernels.columns import C_COUNT
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from automap.price.kernels.cost_records import UNIT_COST_DTYPE
+from automap.space.kernels.records import UnitCache
 
 REMEMBERED = 1 << 14
-"""Costs of units that a memo holds, 6 MB of them; a power of two."""
+"""Entries of each table of a cache, 6 MB of costs of units; a power of two."""
 BITS = 62
-"""Signatures of a group whose legality is remembered."""
+"""Most signatures of a group whose legality is remembered."""
 
 
-class UnitCache(NamedTuple):
-    """What was worked out before; a later entry takes the place of an earlier one."""
-
-    keys: Ints
-    """[remembered, 2] two hashes of unit and surroundings; zeros where there is nothing."""
-    costs: Floats
-    """[remembered, C_COUNT + 1] costs, then whether the unit is recomputed as a whole."""
-    legal: Ints
-    """[remembered, 3] two hashes of a linkage group on meshes of stages; which signatures are legal there, as bits."""
-
-
-UNIT_CACHE = types.NamedTuple((int64[:, ::1], float64[:, ::1], int64[:, ::1]), UnitCache)
-"""Numba's type of `UnitCache`."""
-
-
-def new_memo() -> UnitCache:
-    """An empty memo; of one problem."""
+def new_cache() -> UnitCache:
+    """An empty cache of one problem."""
     return UnitCache(
-        np.zeros((REMEMBERED, 2), np.int64),
-        np.empty((REMEMBERED, C_COUNT + 1)),
-        np.zeros((REMEMBERED, 3), np.int64),
+        keys=np.zeros((REMEMBERED, 2), np.int64),
+        costs=np.empty(REMEMBERED, dtype=UNIT_COST_DTYPE),
+        covered=np.empty(REMEMBERED, dtype=np.bool_),
+        legal=np.zeros((REMEMBERED, 3), np.int64),
     )
 
 

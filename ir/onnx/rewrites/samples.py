@@ -68,18 +68,18 @@ class SampleLookups:
         kept = own.reshape(-1)
         entry, made, result = f"{node.outputs[0]}#apart", f"{node.outputs[0]}#rows", node.outputs[0]
 
-        def reshape(source: str, target: str, shape: Sequence[int]) -> None:
-            given = np.asarray([n * batch if d == axis else n for d, n in enumerate(shape)])
-            builder.constant(f"{target}#shape", given)
-            builder.add("Reshape", [source, f"{target}#shape"], [target], scope=node.scope, name=node.name)
-
-        reshape(inputs[0], entry, (*lead, 1, rows, *tail))
+        self._reshape(node, inputs[0], entry, [*lead, batch, rows, *tail])
         if not np.array_equal(kept, np.arange(rows)):
-            builder.constant(f"{made}#places", kept)
-            builder.add("Gather", [entry, f"{made}#places"], [made], scope=node.scope, attributes={"axis": axis + 1})
+            places = builder.constant(f"{made}#places", kept)
+            builder.add("Gather", [entry, places], [made], scope=node.scope, attributes={"axis": axis + 1})
             entry = made
-        reshape(entry, result, (*lead, *own.shape, *tail))
+        self._reshape(node, entry, result, [*lead, own.shape[0] * batch, *own.shape[1:], *tail])
         return True
+
+    def _reshape(self, node: Node, source: str, target: str, shape: Sequence[int]) -> None:
+        """Adds a Reshape to `shape`, which is at the exported batch."""
+        given = self.builder.constant(f"{target}#shape", np.asarray(shape))
+        self.builder.add("Reshape", [source, given], [target], scope=node.scope, name=node.name)
 
     def _is_by_sample(self, value: Value) -> bool:
         """Whether index tuples are `(sample, places...)`, with the same places for each sample in turn."""
@@ -102,18 +102,10 @@ class SampleLookups:
             return False
         places, out = value[0, ..., 1], node.outputs[0]
         if np.array_equal(places.reshape(-1), np.arange(data.shape[1])):
-            builder.constant(f"{out}#shape", np.asarray([builder.export_batch, *places.shape, *data.shape[2:]]))
-            builder.add("Reshape", [inputs[0], f"{out}#shape"], [out], name=node.name, scope=node.scope)
+            self._reshape(node, inputs[0], out, [builder.export_batch, *places.shape, *data.shape[2:]])
         else:
-            builder.constant(f"{out}#places", np.ascontiguousarray(places))
-            builder.add(
-                "Gather",
-                [inputs[0], f"{out}#places"],
-                [out],
-                name=node.name,
-                scope=node.scope,
-                attributes={"axis": 1},
-            )
+            known, along = builder.constant(f"{out}#places", np.ascontiguousarray(places)), {"axis": 1}
+            builder.add("Gather", [inputs[0], known], [out], name=node.name, scope=node.scope, attributes=along)
         return True
 
     def _scatter_samples(self, node: Node, inputs: Sequence[str]) -> bool:
@@ -161,10 +153,9 @@ class SampleLookups:
             places = self._other_than_samples(maker, rows)
             if places is None:
                 return False
-            builder.constant(f"{name}#shape", np.asarray([builder.export_batch, rows, *data.shape[1:]]))
-            builder.add("Reshape", [inputs[0], f"{name}#shape"], [f"{name}#rows"], name=node.name, scope=node.scope)
-            builder.constant(f"{name}#axis", np.asarray([-1]))
-            builder.add("Unsqueeze", [places, f"{name}#axis"], [f"{name}#places"], name=node.name, scope=node.scope)
+            self._reshape(node, inputs[0], f"{name}#rows", [builder.export_batch, rows, *data.shape[1:]])
+            last = builder.constant(f"{name}#axis", np.asarray([-1]))
+            builder.add("Unsqueeze", [places, last], [f"{name}#places"], name=node.name, scope=node.scope)
             source, places = f"{name}#rows", f"{name}#places"
         else:
             if node.attributes.get("batch_dims") or maker is None or maker.kind != "Concat" or len(maker.inputs) != 2:
@@ -173,14 +164,9 @@ class SampleLookups:
             if rest is None or rows != 1 or self.resolve(maker.inputs[1]) != rest:
                 return False
             source, places = inputs[0], rest
+        attributes, opset = {"batch_dims": 1}, node.opset
         builder.add(
-            "GatherND",
-            [source, places],
-            [name],
-            name=node.name,
-            scope=node.scope,
-            attributes={"batch_dims": 1},
-            opset=node.opset,
+            "GatherND", [source, places], [name], name=node.name, scope=node.scope, attributes=attributes, opset=opset
         )
         return True
 

@@ -16,7 +16,7 @@ from ir.onnx.sandbox import import_model
 
 pytestmark = pytest.mark.slow  # torch and its exporter take seconds to import
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Net(nn.Module):

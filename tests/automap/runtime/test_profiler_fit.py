@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from price_cases import attention_curve_of, gemm_curve_of
 
 from automap.fitted_curves import COLLECTIVES
-from automap.price.kernels.attention import attention_s
+from automap.price.kernels.attention import AttentionShape, attention_s
 from automap.price.kernels.collectives import collective_s, host_link
 from automap.price.kernels.gemm import CACHE_SHARE, gemm_s
 from automap.runtime.profiler.fit import errors, fit_attention, fit_collective, fit_gemm, fit_linear
@@ -28,8 +29,8 @@ def gemm_rows(curve, count=80):
 
 def test_products_give_their_curve_back():
     cache = 32e6
-    known = np.array(
-        [3e-6, 0.8 * FLOPS, 0.5 * BYTES_PER_S, 2.0, 10.0, 0.1, 0.0, 1, cache * CACHE_SHARE, 3.0, 0.0, 16.0]
+    known = gemm_curve_of(
+        3e-6, 0.8 * FLOPS, 0.5 * BYTES_PER_S, 2.0, 10.0, 0.1, 0.0, 1, cache * CACHE_SHARE, 3.0, 0.0, 16.0
     )
     shapes, seconds = gemm_rows(known)
     found = fit_gemm(
@@ -48,9 +49,9 @@ def test_products_give_their_curve_back():
 
 
 def test_attention_gives_its_curve_back():
-    known = np.array([20e-6, 0.6 * FLOPS, 0.5 * BYTES_PER_S, 0.2, 30.0, 1.0, 2.5])
+    known = attention_curve_of(20e-6, 0.6 * FLOPS, 0.5 * BYTES_PER_S, 0.2, 30.0, 1.0, 2.5)
     rows = [
-        [h, s, d, *(attention_s(1.0, h, h, s, s, d, True, 4.0, known, way) for way in (False, True))]
+        [h, s, d, *(attention_s(AttentionShape(1.0, h, h, s, s, d, True, 4.0), known, way) for way in (False, True))]
         for h in (4.0, 16.0)
         for s in (128.0, 256.0, 512.0, 1024.0)
         for d in (32.0, 64.0, 128.0)

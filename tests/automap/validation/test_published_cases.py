@@ -6,14 +6,11 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from collective_list import Collective, list_collectives
 
 from automap.cluster import parse_cluster
 from automap.price.evaluator import Evaluator
-from automap.price.kernels.columns import C_FORWARD_COMM, C_RECOMPUTE_COMM, C_REDUCE
-from automap.price.kernels.step import R_STATE, R_SYNC
 from automap.space.stated_parts import Unpriced, mesh
 from automap.validation.published_cases import Case, case_of
 from automap.validation.published_runs import Run
@@ -66,18 +63,16 @@ def test_gradients_of_experts_are_reduced_by_those_that_share_them() -> None:
         for _, s, i in found.evaluator.surroundings(found.lowered)
         if found.evaluator.blocks.units[s.unit].type == 1
     )
-    row = found.evaluator.unit_row(
-        segment, 0, found.lowered.layout, incoming, found.lowered.samples, found.lowered.zero_axes, -1
-    )
+    cost = found.evaluator.unit_cost(segment, incoming, found.lowered.stages[0])
     dense = HIDDEN * HEAD * (8 + 2 * KV + 8) + HIDDEN * EXPERTS + 2 * HIDDEN
     experts = EXPERTS // 4 * 3 * HIDDEN * WIDTH
     # Inside, dense gradients are scattered over four ranks; then each part is reduced over two, with the experts'.
-    assert row[C_REDUCE : C_REDUCE + 3].tolist() == [dense / 4 + experts, dense, 0.0]
+    assert cost.reduced[:3].tolist() == [dense / 4 + experts, dense, 0.0]
     # Expert states are sharded over the two ranks that hold the same ones, all others over eight.
     outcome = found.evaluator.evaluate(found.lowered)
     other = 1024 * HIDDEN * 2 + HIDDEN
     states = LAYERS * (dense / 8 + experts / 2) + other / 8
-    assert outcome.ranks[0, R_STATE] == pytest.approx(12.0 * states)
+    assert outcome.ranks[0]["optimizer_bytes"] == pytest.approx(12.0 * states)
 
 
 def test_experts_take_ranks_from_the_inside_out() -> None:
@@ -118,15 +113,13 @@ def test_keys_and_values_go_round_once_a_head() -> None:
         assert {c.bytes for c in moved} == {2 * LENGTH * KV * HEAD * 2.0}
     # Once attention takes longer than the ring, nothing of the ring is paid; a gather is.
     long = (case(dp=4, cp=2, stack=s, model={"seq_len": 16384}) for s in ("megatron-core", "llm-foundry-fsdp"))
-    paid = [_row(found)[C_FORWARD_COMM:C_RECOMPUTE_COMM].sum() for found in (ring, *long)]
+    paid = [(cost.forward_comm_s + cost.backward_comm_s).sum() for cost in map(_cost, (ring, *long))]
     assert paid[0] > 0.0 == paid[1] < paid[2]
 
 
-def _row(found: Case) -> np.ndarray:
+def _cost(found: Case) -> Any:
     segment, incoming = [(s, i) for _, s, i in found.evaluator.surroundings(found.lowered)][2]
-    return found.evaluator.unit_row(
-        segment, 0, found.lowered.layout, incoming, found.lowered.samples, found.lowered.zero_axes, -1
-    )
+    return found.evaluator.unit_cost(segment, incoming, found.lowered.stages[0])
 
 
 def test_states_shared_inside_a_host_are_spread_inside_it() -> None:
@@ -134,8 +127,8 @@ def test_states_shared_inside_a_host_are_spread_inside_it() -> None:
     whole, inside = case(**large), case(**large, zero1_group=8)
     assert sizes(inside) == [2, 8, 1] and inside.lowered.zero_axes.tolist() == [False, True, False]
     one, other = (c.evaluator.evaluate(c.lowered).ranks[0] for c in (whole, inside))
-    assert other[R_STATE] == pytest.approx(2.0 * one[R_STATE])
-    assert other[R_SYNC] < one[R_SYNC]
+    assert other["optimizer_bytes"] == pytest.approx(2.0 * one["optimizer_bytes"])
+    assert other["sync_s"] < one["sync_s"]
 
 
 @pytest.mark.parametrize(

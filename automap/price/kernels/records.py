@@ -1,0 +1,233 @@
+"""The rows of a problem's tables: operators, tensors and signatures as the kernels read them.
+
+`automap.price.tables` fills them; they belong to the problem and to no plan. All unit types stand one behind the other
+in each table, and a *row* is a place in a table. Units: elements, bytes, FLOPs, seconds. Flags are 0 or 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.price.kernels.array_types import Rows, dtype_of, record_type, tuple_type
+
+MAX_DIMS = 8
+"""Dims of a tensor that are kept; no tensor of the operators known here has more."""
+
+ACTIVATION, PARAMETER, OTHER, BOUNDARY, CARRIED = range(5)
+"""Roles of a tensor in a unit. BOUNDARY: the tensor that crosses into the unit. CARRIED: a tensor that crosses many
+units, such as an encoder's memory. OTHER: data, buffers and constants."""
+
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SEND_RECV = range(5)
+"""Kinds of collectives, in the order of `automap.fitted_curves.COLLECTIVES`."""
+NUM_COLLECTIVES = 5
+
+MEMORY, PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED, INSIDE = range(7)
+"""Kinds of kernels: bound by memory; product with a weight; product of two activations; fused attention; convolutions
+and other arithmetic; timed by the user; part of another operator's kernel."""
+
+BATCH, M, N, K = range(4)
+"""Classes of loops of a product, see `automap.price.kernel_shapes`."""
+
+
+@dataclass(kw_only=True, slots=True)
+class OperatorRow:
+    """One operator of a unit type."""
+
+    first_operand: int
+    """Row of `operands` with its first input."""
+    first_output: int
+    """Row of `operands` with its first output, one past its last input."""
+    end: int
+    """One past its last row of `operands`."""
+    first_signature: int
+    """Row of `signatures` with its first signature."""
+    is_free: int
+    """Whether it is a view or a constant, which cost nothing."""
+    is_divisible: int
+    """Whether some signature divides its work."""
+    is_parametric: int
+    """Whether it computes something from parameters alone, so that a partial gradient stays partial until the end of
+    the step."""
+
+
+@dataclass(kw_only=True, slots=True)
+class KernelRow:
+    """What runs an operator, and all that its time depends on besides its signature."""
+
+    kind: int
+    """MEMORY, PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED or INSIDE."""
+    extents: Annotated[npt.NDArray[np.float64], np.float64, 4] = field(default_factory=lambda: np.ones(4))
+    """Extents of the loops of a product at one sample, by class of loop."""
+    sampled: int = -1
+    """Class of loop that grows with the samples, or -1."""
+    share: float = 1.0
+    """Part of a product that is this operator's, where several operators make up one product."""
+    left_gradient: int = 0
+    """Whether the left operand needs a gradient."""
+    right_gradient: int = 0
+    """Whether the right operand needs a gradient; it is the weight, if there is one."""
+    is_causal: int = 0
+    """Whether a mask hides later keys of an attention."""
+    is_loss: int = 0
+    """Whether it is part of the loss."""
+    heads: int = -1
+    """Position of the operand whose dims before the last two are samples and heads, or -1: the softmax between the two
+    products of an attention that is not fused."""
+    is_routed: int = 0
+    """Whether it moves tokens to experts or back."""
+    weight_share: float = 0.0
+    """Share of the backward pass that makes gradients of weights: of its time or, for products, of its kernels."""
+    forward_flops: float = 0.0
+    """FLOPs of the forward pass that do not depend on the samples."""
+    forward_flops_per_sample: float = 0.0
+    """FLOPs of the forward pass for each sample."""
+    backward_flops: float = 0.0
+    """FLOPs of the backward pass that do not depend on the samples."""
+    backward_flops_per_sample: float = 0.0
+    """FLOPs of the backward pass for each sample."""
+    forward_traffic: float = 0.0
+    """Times that the forward pass moves the bytes of its operands."""
+    backward_traffic: float = 0.0
+    """Times that the backward pass moves the bytes of its operands."""
+    forward_kernels: float = 0.0
+    """Kernels launched in the forward pass."""
+    backward_kernels: float = 0.0
+    """Kernels launched in the backward pass."""
+    measured_forward_s: float = -1.0
+    """Seconds of the forward pass of one sample as the user measured them, or -1."""
+    measured_backward_s: float = -1.0
+    """Seconds of the backward pass of one sample as the user measured them, or -1."""
+    stated_bytes: float = -1.0
+    """Bytes of one sample that the user states, or -1."""
+
+
+@dataclass(kw_only=True, slots=True)
+class OperandRow:
+    """One input or output of an operator."""
+
+    tensor: int
+    """Row of `tensors`."""
+    is_saved: int
+    """Whether the backward pass of its operator needs it."""
+    earlier: int
+    """Row of the last operand before it that reads the same tensor in the unit, or -1."""
+    operator: int
+    """Row of its operator."""
+    is_moved: int
+    """Whether its bytes are moved: not inside a fused kernel, and once if several operators of one kernel read it."""
+    maker: int
+    """Row of the output that makes the tensor, or -1 where parameters, views or another unit make it."""
+    same_memory: int
+    """Row before it that may keep the same memory for the backward pass, or -1."""
+    next_reader: int
+    """Row that reads what its operator makes, where this is a view or computed from parameters alone; else -1."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TensorRow:
+    """One tensor of a unit type."""
+
+    role: int
+    """ACTIVATION, PARAMETER, OTHER, BOUNDARY or CARRIED."""
+    producer: int
+    """Row of the operator of this unit that makes it, or -1."""
+    slot: int
+    """Position among the outputs of its producer."""
+    has_gradient: int
+    """Whether a gradient of it is computed."""
+    root: int
+    """Row of the tensor whose memory it shares; its own row unless a view makes it."""
+    batch_dim: int
+    """Dim that holds the samples, or -1."""
+    num_dims: int
+    """Number of its dims."""
+    dims: Annotated[npt.NDArray[np.int64], np.int64, MAX_DIMS]
+    """Sizes of its dims at one sample; 1 behind the last dim."""
+    fixed_elements: float
+    """Elements that do not depend on the samples."""
+    elements_per_sample: float
+    """Elements for each sample."""
+    element_bytes: float
+    """Bytes of an element; a part of them where fused attention repeats keys or values, which it reads once."""
+    num_parameters: float
+    """Parameters known to the trainer that a parameter stands for: 1, or a part where it is a piece of a fused one."""
+
+
+@dataclass(kw_only=True, slots=True)
+class SignatureRow:
+    """One signature of an operator on one mesh axis."""
+
+    first_placement: int
+    """Row of `placements` with that of the operator's first operand."""
+    divides_work: int
+    """Whether the ranks of the axis divide the work."""
+    collective: int
+    """Kind of the collective inside the operator, or -1."""
+    splits_batch: int
+    """Whether it splits the samples."""
+    loop_class: int
+    """Class of loop that it splits, or -1."""
+    forward_bytes: float
+    """Bytes of the collective in the forward pass that do not depend on the samples."""
+    forward_bytes_per_sample: float
+    """Bytes of the collective in the forward pass for each sample."""
+    backward_bytes: float
+    """Bytes of the collective in the backward pass that do not depend on the samples."""
+    backward_bytes_per_sample: float
+    """Bytes of the collective in the backward pass for each sample."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PlacementRow:
+    """What a signature says of one operand, on its mesh axis."""
+
+    placement: int
+    """Placement of the tensor, see `ir.factors`."""
+    gradient: int
+    """Placement in which an input's gradient leaves the operator."""
+
+
+@dataclass(kw_only=True, slots=True)
+class MeasuredBlockRow:
+    """Times of whole units that the user measured, see `automap.price.kernels.measured_blocks`."""
+
+    first: int
+    """First operator row."""
+    last: int
+    """One past the last operator row."""
+    tp: float
+    """Degree of tensor parallelism."""
+    samples: float
+    """Samples of a micro-batch on one replica."""
+    forward_s: float
+    """Seconds of the forward pass of a micro-batch."""
+    backward_s: float
+    """Seconds of the backward pass of a micro-batch."""
+
+
+OPERATOR_DTYPE, KERNEL_DTYPE, OPERAND_DTYPE = dtype_of(OperatorRow), dtype_of(KernelRow), dtype_of(OperandRow)
+TENSOR_DTYPE, SIGNATURE_DTYPE, PLACEMENT_DTYPE = dtype_of(TensorRow), dtype_of(SignatureRow), dtype_of(PlacementRow)
+MEASURED_BLOCK_DTYPE = dtype_of(MeasuredBlockRow)
+OPERATOR, KERNEL, OPERAND, TENSOR = map(record_type, (OPERATOR_DTYPE, KERNEL_DTYPE, OPERAND_DTYPE, TENSOR_DTYPE))
+
+
+class Arrays(NamedTuple):
+    """The tables of a problem as one argument of the kernels."""
+
+    operators: Annotated[Rows, OPERATOR[::1]]
+    kernels: Annotated[Rows, KERNEL[::1]]
+    """One row for each row of `operators`."""
+    operands: Annotated[Rows, OPERAND[::1]]
+    tensors: Annotated[Rows, TENSOR[::1]]
+    signatures: Annotated[Rows, record_type(SIGNATURE_DTYPE)[::1]]
+    placements: Annotated[Rows, record_type(PLACEMENT_DTYPE)[::1]]
+    blocks: Annotated[Rows, record_type(MEASURED_BLOCK_DTYPE)[::1]]
+    """Empty unless the user measured some."""
+
+
+TABLES = tuple_type(Arrays)
+"""numba's type of `Arrays`."""

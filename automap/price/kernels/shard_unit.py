@@ -1,0 +1,249 @@
+"""What the operators of a unit cost by their signatures: the one place where signatures become seconds and bytes.
+
+`shard_unit` adds up what follows from the signatures of a unit; `automap.price.kernels.unit` adds what follows from its
+surroundings. Undecided signatures (-1) are taken at their best, so that the costs of partial plans are lower bounds.
+No fast-math, no reductions that depend on a batch. Units: seconds, bytes, samples.
+"""
+
+from __future__ import annotations
+
+from numba import boolean, float64, int64, void
+
+from automap.jit import borrowing
+from automap.price.kernels.gradients import add_elements, add_reduction
+from automap.price.kernels.operators import operator_s
+from automap.price.kernels.placements import local_bytes, place_operands
+from automap.price.kernels.records import (
+    ATTENTION,
+    BOUNDARY,
+    CARRIED,
+    KERNEL,
+    PARAMETER,
+    PRODUCT,
+    TABLES,
+)
+from automap.price.kernels.resharding import convert_operand, differs, exchange_inside, is_shared
+from automap.price.kernels.saved_activations import NOT_SAVED, note, own_part, take_noted
+from automap.price.kernels.stage_records import HARDWARE, STAGE, UNIT
+from automap.price.kernels.unit_workspace import UNIT_WORKSPACE
+from ir.factors import BROADCAST, PARTIAL
+
+
+@borrowing(float64(KERNEL, HARDWARE))
+def saved_share(kernel, hardware):
+    """Bytes that are saved of the operands of a kernel over those of the activation."""
+    return hardware.saved_share if kernel.kind == PRODUCT and kernel.weight_share > 0.0 else 1.0
+
+
+@borrowing(boolean(TABLES, UNIT, UNIT_WORKSPACE), inner=True)
+def _find_stale(tables, unit, workspace):
+    """Writes which operators changed their signatures, and which join others then; returns whether any changed.
+
+    Those operators join others that touch a tensor which a changed one touches, or whose gradient a changed one
+    reduces.
+    """
+    operators, operands, changed = tables.operators, tables.operands, workspace.changed
+    start, stop = operators[unit.first].first_operand, operators[unit.last - 1].end
+    found = False
+    for op in range(unit.first, unit.last):
+        changed[op] = False
+        for a in range(unit.chosen.shape[1]):
+            changed[op] = changed[op] or workspace.priced[op, a] != unit.chosen[op - unit.first, a]
+        if changed[op]:
+            found = True
+            for row in range(operators[op].first_operand, operators[op].end):
+                workspace.touched[operands[row].tensor] = True
+    if not found:
+        return False
+    for op in range(unit.first, unit.last):
+        stale = changed[op]
+        for row in range(operators[op].first_operand, operators[op].end):
+            stale = stale or workspace.touched[operands[row].tensor]
+            reader = operands[row].next_reader
+            while not stale and start <= reader < stop:
+                stale = changed[operands[reader].operator]
+                reader = operands[reader].next_reader
+        workspace.stale[op] = stale
+    for op in range(unit.first, unit.last):
+        if changed[op]:
+            for row in range(operators[op].first_operand, operators[op].end):
+                workspace.touched[operands[row].tensor] = False
+    return True
+
+
+@borrowing(void(TABLES, UNIT, STAGE, boolean, UNIT_WORKSPACE))
+def shard_unit(tables, unit, stage, again, workspace):
+    """Writes what the operators of a unit cost for one micro-batch on one rank, apart from their surroundings.
+
+    Args:
+        tables: tables of the problem.
+        unit: operators and signatures.
+        stage: stage of the rank.
+        again: whether `workspace` holds these operators priced on the same axes, ZeRO axes, hardware and samples, so
+            that only those are priced which another signature changes; no collective is written down then.
+        workspace: written; `unit_cost` reads it.
+    """
+    operators, operands = tables.operators, tables.operands
+    first, last = unit.first, unit.last
+    if again:
+        if not _find_stale(tables, unit, workspace):
+            return
+    else:
+        for op in range(first, last):
+            workspace.changed[op] = workspace.stale[op] = True
+        _list_rows(tables, unit, workspace)
+    start, stop = operators[first].first_operand, operators[last - 1].end
+    place_operands(tables, unit, stage, workspace)
+    for op in range(first, last):
+        if workspace.stale[op]:
+            _join(tables, op, start, stop, stage, workspace)
+        if workspace.changed[op]:
+            signatures = unit.chosen[op - first]
+            for a in range(signatures.shape[0]):
+                workspace.priced[op, a] = signatures[a]
+            _work(tables, op, signatures, stage, workspace)
+    total = workspace.totals_numbers[first]
+    # Lengths that the compiler does not know: it makes vector instructions of such loops, and unrolls the others.
+    for c in range(total.shape[0]):
+        total[c] = 0.0
+    largest = 0.0
+    for op in range(first, last):
+        own, joined = workspace.own_numbers[op], workspace.joined_numbers[op]
+        largest = max(largest, workspace.own[op].workspace_bytes)
+        for c in range(total.shape[0]):
+            total[c] += own[c] + joined[c]
+    workspace.totals[first].workspace_bytes = largest
+    saved = workspace.saved[start : start + workspace.num_saved[first]]
+    for row in saved:
+        workspace.noted[row] = NOT_SAVED
+        if operands[row].is_saved == 1:
+            op = operands[row].operator
+            amount = saved_share(tables.kernels[op], stage.hardware) * workspace.held[row]
+            for a in range(stage.axes.shape[0]):
+                workspace.saved_placement[row, a] = workspace.placement[row, a]
+            note(tables, start, row, amount, workspace.undecided[op], workspace)
+    workspace.totals[first].live_bytes = take_noted(tables, saved, workspace)
+
+
+@borrowing(void(TABLES, UNIT, UNIT_WORKSPACE), inner=True)
+def _list_rows(tables, unit, workspace):
+    """Lists the operand rows that cross into a unit, and those that its backward pass may need."""
+    start = tables.operators[unit.first].first_operand
+    num_entering, num_saved = 0, 0
+    for row in range(start, tables.operators[unit.last - 1].end):
+        operand = tables.operands[row]
+        role = tables.tensors[operand.tensor].role
+        if role == PARAMETER:
+            continue
+        enters = row < tables.operators[operand.operator].first_output and role in (BOUNDARY, CARRIED)
+        if enters:
+            workspace.entering[start + num_entering] = row
+            num_entering += 1
+        if enters or operand.is_saved == 1:
+            workspace.saved[start + num_saved] = row
+            num_saved += 1
+    workspace.num_entering[unit.first], workspace.num_saved[unit.first] = num_entering, num_saved
+
+
+@borrowing(void(TABLES, int64, int64[::1], STAGE, UNIT_WORKSPACE), inner=True)
+def _work(tables, op, signatures, stage, workspace):
+    """Writes what one operator adds to its unit by its own signature: `own`, and what moves inside it.
+
+    Args:
+        tables: tables of the problem.
+        op: operator row.
+        signatures: [axes] signature of the operator on each axis; -1 where it is undecided.
+        stage: stage of the rank.
+        workspace: with the operands of the unit placed.
+    """
+    operator = tables.operators[op]
+    own, numbers = workspace.own[op], workspace.own_numbers[op]
+    for c in range(numbers.shape[0]):
+        numbers[c] = 0.0
+    divisor = 1.0
+    undecided = False
+    for a in range(stage.axes.shape[0]):
+        if stage.axes[a] > 1.0:
+            divides = operator.is_divisible
+            if signatures[a] < 0:
+                undecided = True
+            else:
+                divides = tables.signatures[operator.first_signature + signatures[a]].divides_work
+            if divides == 1:
+                divisor *= stage.axes[a]
+    workspace.undecided[op] = undecided
+    moved = 0.0
+    for row in range(operator.first_operand, operator.end):
+        operand = tables.operands[row]
+        # Inside a fused kernel tensors stay in registers; what several of its operators read is read once.
+        if operand.is_moved == 1:
+            moved += workspace.held[row]
+            if row >= operator.first_output:
+                own.workspace_bytes += workspace.held[row]
+        tensor = tables.tensors[operand.tensor]
+        if tensor.role == PARAMETER and operand.earlier < 0:
+            add_elements(tensor.fixed_elements, workspace.placement[row], stage, own)
+            own.num_parameters += tensor.num_parameters
+    inside = tables.operands.shape[0] + op
+    workspace.moves[inside] = False
+    if operator.is_free == 1:
+        return
+    launched = operator_s(tables, op, signatures, stage, divisor, moved, workspace)
+    times = workspace.times
+    own.forward_s = times[0]
+    own.backward_s = times[1]
+    own.input_s = times[1] - times[2]
+    own.weight_s = times[2]
+    own.launched = launched
+    own.weight_kernels = launched * tables.kernels[op].weight_share
+    if tables.kernels[op].kind == ATTENTION:
+        own.forward_attended_s = times[0]
+        own.backward_attended_s = times[1]
+    workspace.moves[inside] = exchange_inside(tables, op, signatures, stage, divisor, workspace)
+
+
+@borrowing(void(TABLES, int64, int64, int64, STAGE, UNIT_WORKSPACE), inner=True)
+def _join(tables, op, start, stop, stage, workspace):
+    """Writes what one operator adds to its unit by its signature and those around it: `joined`, and what moves.
+
+    Args:
+        tables: tables of the problem.
+        op: operator row.
+        start: first operand row of the unit.
+        stop: one past its last operand row.
+        stage: stage of the rank.
+        workspace: with the operands of the unit placed.
+    """
+    operands, placement, gradient = tables.operands, workspace.placement, workspace.gradient
+    joined, numbers = workspace.joined[op], workspace.joined_numbers[op]
+    for c in range(numbers.shape[0]):
+        numbers[c] = 0.0
+    for row in range(tables.operators[op].first_operand, tables.operators[op].end):
+        operand = operands[row]
+        tensor = tables.tensors[operand.tensor]
+        workspace.moves[row] = False
+        if tensor.role == PARAMETER:
+            if operand.earlier < 0 and tensor.has_gradient == 1:
+                add_reduction(tables, row, start, stop, stage, workspace, joined)
+            continue
+        source = operand.maker
+        if source >= start:
+            given = gradient[row]
+            if tables.operators[operands[source].operator].is_parametric == 1:
+                given = workspace.scratch[0]
+                for a in range(given.shape[0]):
+                    # What depends on parameters alone keeps its gradient partial until the end of the step.
+                    summed = placement[source, a] == BROADCAST and gradient[row, a] == PARTIAL
+                    given[a] = BROADCAST if summed else gradient[row, a]
+            moves = differs(placement[source], placement[row]) or differs(given, gradient[source])
+            if moves and not is_shared(tables, row, start, workspace):
+                sent = workspace.resharded[row]
+                workspace.moves[row] = convert_operand(
+                    tables, row, placement[source], given, stage, workspace, sent, joined
+                )
+        if operand.is_saved == 1:
+            share = saved_share(tables.kernels[op], stage.hardware)
+            workspace.stored[row] = share * workspace.held[row]
+            if source >= start and stage.hardware.regathers > 0.0:
+                own_part(placement[source], placement[row], workspace.scratch[1])
+                workspace.stored[row] = share * local_bytes(tensor, workspace.scratch[1], stage)

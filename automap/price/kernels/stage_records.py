@@ -1,0 +1,177 @@
+"""The rows of a stage: its links, its hardware, and the unit that is priced on it.
+
+`automap.price.stage_layout` fills them. Units: seconds, bytes, samples, FLOP/s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.price.kernels.array_types import Floats, Ints2, Mask, Record, Rows, dtype_of, record_type, tuple_type
+from automap.price.kernels.records import NUM_COLLECTIVES
+
+PerCollective = Annotated[npt.NDArray[np.float64], np.float64, NUM_COLLECTIVES]
+"""One number for each kind of collective, see `automap.price.kernels.records.ALL_REDUCE`."""
+
+
+@dataclass(kw_only=True, slots=True)
+class LinkRow:
+    """What the time of collectives in one group of ranks depends on, see `collective_s`."""
+
+    latency_s: PerCollective
+    """Seconds of a collective without data."""
+    bytes_per_s: PerCollective
+    """Bandwidth that large messages reach."""
+    ramp: PerCollective
+    """Factor of the square root that stands for messages of middle size."""
+    gather_bytes_per_s: float
+    """Bandwidth of ZeRO's gathers and scatters."""
+    host_time: float
+    """Host time of a collective over that of a collective of two ranks."""
+
+
+@dataclass(kw_only=True, slots=True)
+class GemmCurveRow:
+    """The fitted curve of matrix products on a device, see `gemm_s`."""
+
+    floor_s: float
+    """Seconds of the smallest kernel."""
+    flops_per_s: float
+    """FLOP/s of large products."""
+    bytes_per_s: float
+    """Bandwidth that operands are read and written with."""
+    norm: float
+    """Exponent in which arithmetic and memory overlap."""
+    depth: float
+    """Elements by which the summed dim seems longer: the cost of starting and ending a tile."""
+    split: float
+    """Share of idle multiprocessors that split-k fills below one wave, 0 to 1."""
+    tail: float
+    """Share of the last wave that is paid in full, 0 to 1."""
+    multiprocessors: float
+    """Number of multiprocessors."""
+    cache_bytes: float
+    """Bytes of operands that stay in the cache."""
+    cache_speedup: float
+    """Bandwidth of the cache over that of the memory."""
+    quantise_s: float
+    """Seconds to quantise one byte of the left operand."""
+    grain: float
+    """Rows and columns of the result are padded to multiples of this."""
+
+
+@dataclass(kw_only=True, slots=True)
+class AttentionCurveRow:
+    """The fitted curve of fused attention on a device, see `attention_s`."""
+
+    floor_s: float
+    """Seconds of the smallest kernel."""
+    flops_per_s: float
+    """FLOP/s at a head size of 128."""
+    bytes_per_s: float
+    """Bandwidth that operands are read and written with."""
+    tail: float
+    """Share of the longest block that nothing hides."""
+    small_head: float
+    """Elements that a small head wastes."""
+    multiprocessors: float
+    """Number of multiprocessors."""
+    backward: float
+    """Arithmetic of the backward pass over that of the forward pass, both at their rates."""
+
+
+@dataclass(kw_only=True, slots=True)
+class HardwareRow:
+    """What the kernels of a stage depend on: its slowest device, and the habits of the trainer."""
+
+    products: GemmCurveRow
+    """Curve of products of two activations."""
+    weights: GemmCurveRow
+    """Curve of products with a weight."""
+    attention: AttentionCurveRow
+    """Curve of fused attention."""
+    bytes_per_s: float
+    """Bandwidth that kernels bound by memory reach."""
+    elementwise_passes: float
+    """Times that kernels bound by memory move their bytes."""
+    loss_passes: float
+    """Further factor of the kernels of the loss."""
+    kernel_s: float
+    """Seconds of the smallest kernel."""
+    element_bytes: float
+    """Bytes of an element of an activation."""
+    misaligned: float
+    """Time of a product whose dims are no multiples of 8 over that of others."""
+    fallback_kernels: float
+    """Kernels of a softmax that the fused kernel refuses."""
+    host_kernel_s: float
+    """Seconds of the host to launch a kernel."""
+    host_backward: float
+    """Host time of a backward pass over that of its forward pass."""
+    host_collective_s: float
+    """Seconds of the host to launch a collective of two ranks."""
+    overlap_exponent: float
+    """Exponent in which host and device overlap."""
+    exposed: float
+    """Part of the collectives that nothing hides, all-to-alls apart."""
+    scatters_sends: float
+    """1 where each rank sends its part of a tensor that is whole on an axis."""
+    regathers: float
+    """1 where a gathered operand is saved as the rank's own part and gathered again."""
+    weight_element_bytes: float
+    """Bytes of an element of an operand of a product with a weight."""
+    quantise_kernels: float
+    """Kernels that quantise the operands of a product with a weight."""
+    routing_passes: float
+    """Times that tokens move their bytes on one way to or from experts."""
+    routing_kernels: float
+    """Kernels of one way to or from experts."""
+    exposed_exchange: float
+    """Part of all-to-alls that nothing hides."""
+    ring: float
+    """1 where keys and values go round a ring under attention."""
+    expert_rate: float
+    """Rate of experts' products over that of other products."""
+    saved_share: float
+    """Bytes saved of an operand of a product with a weight over those of the activation."""
+    convolution_rate: float
+    """Rate of convolutions over that of large products."""
+
+
+LINK_DTYPE, HARDWARE_DTYPE = dtype_of(LinkRow), dtype_of(HardwareRow)
+GEMM_CURVE_DTYPE, ATTENTION_CURVE_DTYPE = dtype_of(GemmCurveRow), dtype_of(AttentionCurveRow)
+LINK, HARDWARE = record_type(LINK_DTYPE), record_type(HARDWARE_DTYPE)
+GEMM_CURVE, ATTENTION_CURVE = record_type(GEMM_CURVE_DTYPE), record_type(ATTENTION_CURVE_DTYPE)
+
+
+class Stage(NamedTuple):
+    """All that the cost of a unit on one pipeline rank depends on besides the unit itself."""
+
+    axes: Floats
+    """[axes] ranks of each mesh axis."""
+    links: Annotated[Rows, LINK[::1]]
+    """[axes] link of a group of each mesh axis, see `LinkRow`."""
+    hardware: Annotated[Record, HARDWARE]
+    """See `HardwareRow`."""
+    zero_axes: Mask
+    """[axes] whether ZeRO shards over the axis."""
+    samples: float
+    """Samples of a micro-batch that the rank is priced with, over all ranks of the mesh."""
+
+
+class Unit(NamedTuple):
+    """Operators [first, last) of one unit and their signatures."""
+
+    first: int
+    """First operator row."""
+    last: int
+    """One past the last operator row."""
+    chosen: Ints2
+    """[last - first, axes] signature of each operator on each axis; -1 where it is undecided."""
+
+
+STAGE, UNIT = tuple_type(Stage), tuple_type(Unit)

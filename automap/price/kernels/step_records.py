@@ -1,0 +1,154 @@
+"""What a step is put together from: the pipeline, the stages that it runs on, and scratch memory.
+
+Units: seconds, bytes, elements of parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from numba import int64
+
+from automap.jit import kernel
+from automap.price.kernels.array_types import (
+    Floats,
+    Floats2,
+    Ints,
+    Ints2,
+    Mask,
+    Rows,
+    dtype_of,
+    record_type,
+    tuple_type,
+)
+from automap.price.kernels.cost_records import PART, TIE, PerAxis
+from automap.price.kernels.stage_records import HARDWARE, LINK
+from automap.schedule import A_COUNT
+
+
+class Order(NamedTuple):
+    """The order of the actions of a step."""
+
+    kind: int
+    """Kind of the schedule, see `automap.schedule.KINDS`."""
+    num_micro_batches: int
+    """Micro-batches of one step."""
+    program: Ints2
+    """[actions, A_COUNT] list of actions of an explicit schedule; empty for other kinds."""
+
+
+class Pipeline(NamedTuple):
+    """What runs on which rank, and in which order."""
+
+    order: Order
+    """Order of the actions."""
+    num_ranks: int
+    """Pipeline ranks."""
+    num_chunks: int
+    """Chunks; chunk c runs on rank c mod ranks."""
+    zero_axes: Mask
+    """[axes] whether ZeRO shards over the axis."""
+    parts: Annotated[Rows, PART[::1]]
+    """Units of each chunk, sorted by chunk, see `PartRow`."""
+    tied: Annotated[Rows, TIE[::1]]
+    """Parameters that two units read, see `TieRow`."""
+    stages: Ints
+    """[ranks] row of each rank in `StageArrays`."""
+    boundaries: Ints
+    """[ranks] row in `StageArrays` of the boundary behind each rank."""
+
+
+class StageArrays(NamedTuple):
+    """The distinct stages and boundaries that pipelines run on."""
+
+    axes: Floats2
+    """[stages, axes] ranks of each mesh axis."""
+    links: Annotated[Rows, LINK[:, ::1]]
+    """[stages, axes] see `LinkRow`."""
+    hardware: Annotated[Rows, HARDWARE[::1]]
+    """[stages] see `HardwareRow`."""
+    capacity: Floats
+    """[stages] bytes of the smallest device that a plan may use."""
+    send_latency_s: Floats
+    """[boundaries] seconds to the next rank without data."""
+    send_bytes_per_s: Floats
+    """[boundaries] bandwidth of each device to the next rank."""
+
+
+ORDER, PIPELINE, STAGE_ARRAYS = tuple_type(Order), tuple_type(Pipeline), tuple_type(StageArrays)
+
+
+@dataclass(kw_only=True, slots=True)
+class RankTotalsRow:
+    """Sums over the units of one rank; the elements are those of `UnitCostRow`, tied parameters once."""
+
+    live_bytes: float
+    """Most bytes that are alive while a unit is recomputed."""
+    workspace_bytes: float
+    """Most bytes that an operator writes."""
+    unit_parameters: float
+    """Parameters of the largest unit."""
+    parameters: float
+    """Parameters that the rank holds without ZeRO."""
+    zero_parameters: float
+    """Parameters that the rank holds under ZeRO."""
+    reduced: PerAxis
+    """Elements of gradients that are all-reduced over each axis once a step without ZeRO."""
+    gathered: PerAxis
+    """Elements of parameters that ZeRO gathers over each axis."""
+    scattered: PerAxis
+    """Elements of gradients that are scattered over each axis under ZeRO."""
+
+
+RANK_TOTALS_DTYPE = dtype_of(RankTotalsRow)
+RANK_TOTALS = record_type(RANK_TOTALS_DTYPE)
+
+
+class StepWorkspace(NamedTuple):
+    """Scratch memory of one caller, for so many ranks and chunks at most."""
+
+    counts: Floats2
+    """[words, chunks] how often a chunk does each word of `automap.schedule` in a step."""
+    seconds: Floats2
+    """[words, chunks] seconds of one action."""
+    saved: Floats
+    """[chunks] whole bytes that one micro-batch keeps for its backward pass."""
+    send: Floats
+    """[chunks] seconds that a message to the next chunk takes beside the passes: none, see `passes`."""
+    exchange: Floats
+    """[chunks] seconds that a rank waits for what crosses behind a chunk."""
+    busy: Floats
+    """[ranks] seconds of work."""
+    ends: Floats
+    """[ranks] seconds until a rank has finished its last action."""
+    peak: Floats
+    """[ranks] most bytes of saved activations."""
+    last_backward: Floats
+    """[ranks] seconds of the last backward pass, without its exchanges."""
+    totals: Annotated[Rows, RANK_TOTALS[::1]]
+    """[ranks] see `RankTotalsRow`."""
+    program: Ints2
+    """[0, A_COUNT] the program of a schedule that is not explicit."""
+
+
+STEP_WORKSPACE = tuple_type(StepWorkspace)
+
+
+@kernel(STEP_WORKSPACE(int64, int64))
+def new_step_workspace(num_ranks, num_chunks):
+    """Memory for pipelines of so many ranks and chunks at most."""
+    return StepWorkspace(
+        np.empty((4, num_chunks)),
+        np.empty((4, num_chunks)),
+        np.empty(num_chunks),
+        np.zeros(num_chunks),
+        np.empty(num_chunks),
+        np.empty(num_ranks),
+        np.empty(num_ranks),
+        np.empty(num_ranks),
+        np.empty(num_ranks),
+        np.empty(num_ranks, RANK_TOTALS_DTYPE),
+        np.empty((0, A_COUNT), np.int64),
+    )

@@ -1,0 +1,332 @@
+"""SpaceOutline: the slots of a plan space, kind by kind, and the numbers that their values stand for.
+
+A plan is a sequence of decisions. A *slot* is one of them, a *value* is a number that says what was chosen; a kind of
+decision may have several slots, as `cut` has one for each chunk but the last. `DECISIONS` lists the kinds in the order
+in which they are decided. Whoever adds a kind writes
+
+1. here: its `Decision` in `DECISIONS`, with slots, chances of moves, ways to decide it, what it means in a
+   `LoweredPlan`, and what agents see of it;
+2. in `kernels/records.py`: the number of its first slot, a field of `FirstSlots` of the same name and place;
+3. in `kernels/stepper.py`: how many of its slots decide something (`active_slots`), and their legal values
+   (`legal_values`);
+4. in `kernels/workspace.py` or `kernels/layout.py`: what the compiled price reads of it, as `set_rows` reads ZeRO.
+
+Sampling, neighbours, repair, environments, counting, decoding and encoding follow from these.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from automap.price.evaluator import Evaluator
+from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
+from automap.price.stage_layout import PipelineLayout
+from automap.problem import Problem
+from automap.schedule import SPLIT_KINDS
+from automap.space.batch_shares import NUM_WAYS
+from automap.space.constraints import Constrained
+from automap.space.kernels.records import FirstSlots
+from automap.space.limits import WHOLE, Limits
+from automap.space.mesh_shapes import Meshes
+from automap.space.shape import Shape
+from ir.graph import Operator
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Values = tuple[int, ...]
+"""One value a slot, in the order of the slots."""
+
+SHAPE_KINDS = ("pp", "tp", "middle", "micro_batches", "virtual")
+"""Kinds of the slots that decide a shape; `middle` is there where meshes have a third axis."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slot:
+    """One decision."""
+
+    kind: str
+    """Kind of the decision, see `DECISIONS`."""
+    name: str
+    """Name for people."""
+    num_values: int
+    """Number of values, legal or not, in any plan."""
+    index: int = 0
+    """Stage of devices, chunk of a cut, rank of a recompute mode, axis of a signature."""
+    unit_type: int = -1
+    """Unit type of a signature."""
+    group: int = -1
+    """Linkage group of a signature, by its number in the unit type."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """One kind of decision."""
+
+    kind: str
+    """Name of the kind, a field of `FirstSlots`."""
+    slots: Callable[[SpaceOutline], list[Slot]]
+    """Slots of the kind in a space."""
+    moved: float = 0.0
+    """Share of moves of one decision that vary a slot of the kind."""
+    is_numbered: bool = False
+    """Whether a plan may have several slots of the kind that decide something."""
+    ways: Callable[[SpaceOutline, Shape], int] = lambda space, shape: 1
+    """In how many ways all slots of the kind can be decided in a plan of a shape; of shapes, stages, cuts and
+    signatures, whose ways depend on each other, `automap.space.count` counts them."""
+    write: Callable[[SpaceOutline, Sequence[int]], Mapping[str, Any]] = lambda space, values: {}
+    """Fields of a `LoweredPlan` that the values of the kind's slots decide by themselves."""
+    read: Callable[[SpaceOutline, LoweredPlan], list[int] | None] = lambda space, lowered: []
+    """Values of the kind's slots that decide a plan by themselves, the inverse of `write`; None where none do."""
+    amounts: Callable[[SpaceOutline], Floats] = lambda space: np.zeros(0)
+    """[values] what agents see of each value, about 0 to 1; empty: of all values 0."""
+    seen_as: str = ""
+    """Kind as which agents see the slots, since the inputs of trained networks are fixed; empty: as what they are."""
+    seen_index: int | None = None
+    """Index that agents see of the slots; None = that of the slot."""
+
+
+class SpaceOutline:
+    """The decisions of a problem.
+
+    Attributes:
+        problem, evaluator, limits: what the space is of, what prices it, and what pruning leaves of it.
+        linkage, num_units: unit types with their linkage groups, and the number of units.
+        constrained: the user's constraints.
+        meshes, shapes: shapes of plans and the numbers that they are made of.
+        axes: names of the mesh axes, outermost first.
+        modes: [modes] recompute modes that the trainer and `hints.fix` leave.
+        zeros: [4] ZeRO stages that `hints.fix` leaves where there are replicas.
+        schedules: schedules of plans without virtual stages, the usual one first.
+        slots: all decisions in order.
+        first: number of the first slot of each kind.
+        first_stage, shares_slot, first_cut, first_recompute, zero_slot, first_signature: some of these numbers.
+    """
+
+    def __init__(self, problem: Problem, evaluator: Evaluator | None = None, *, limits: Limits = WHOLE) -> None:
+        """Lists the decisions, or what `limits` leave of them.
+
+        Raises:
+            ProblemError: the batch and the devices, or the hints, leave no plan.
+        """
+        self.problem = problem
+        self.evaluator = evaluator or Evaluator(problem)
+        self.linkage = self.evaluator.tables.linkage
+        self.num_units = len(self.linkage.blocks.units)
+        self.limits = limits
+        self.constrained = Constrained(problem, self.evaluator, limits)
+        self.meshes = Meshes(problem, self.linkage.blocks, self.constrained, limits)
+        self.shapes, self.axes = self.meshes.shapes, self.meshes.axes
+        self.constrained.check_axes(self.axes)
+        fix = problem.hints.fix
+        self.schedules = _schedules(problem)
+        self.modes = np.array([fix.recompute in (None, mode) for mode in RECOMPUTE_MODES])
+        if fix.recompute is None:
+            self.modes[RECOMPUTE_MODES.index("selective")] = self.evaluator.has_core
+        self.zeros = np.array([fix.zero in (None, stage) for stage in range(4)])
+        by_kind = [decision.slots(self) for decision in DECISIONS]
+        self.slots = tuple(slot for slots in by_kind for slot in slots)
+        self.first = FirstSlots(*itertools.accumulate([0, *(len(slots) for slots in by_kind[:-1])]))
+        self.first_stage, self.shares_slot = self.first.schedule, self.first.shares
+        self.first_cut, self.first_recompute = self.first.cut, self.first.recompute
+        self.zero_slot, self.first_signature = self.first.zero, self.first.signature
+        self._layouts: dict[tuple[int, ...], PipelineLayout] = {}
+
+    @property
+    def is_split(self) -> bool:
+        """Whether backward passes may be split into gradients of inputs and of weights."""
+        return any(kind in SPLIT_KINDS for kind in self.schedules)
+
+    def shape(self, values: Sequence[int]) -> Shape:
+        """The shape that the first values decide."""
+        return self.meshes.shape(values)
+
+    def of_kind(self, values: Sequence[int], number: int) -> Sequence[int]:
+        """The values of the slots of `DECISIONS[number]`."""
+        return values[self.first[number] : (*self.first, len(self.slots))[number + 1]]
+
+    def zero_axes(self, shape: Shape) -> Mask:
+        """[axes] over which ZeRO shards what is whole there: all but the innermost."""
+        # Where stages differ, the even share has replicas too.
+        return np.array([size > 1 for size in self.meshes.mesh(shape)[:-1]] + [False])
+
+    def layout_of(self, shape: Shape, order: int, devices: Sequence[int]) -> PipelineLayout:
+        """Where the stages of a shape stand, of so many devices each, in one of `Meshes.orders`."""
+        key = (shape.tp, shape.middle, order, *devices)
+        if key not in self._layouts:
+            ends = np.cumsum([0, *devices]).tolist()
+            if order == 0 and len(set(devices)) == 1:
+                self._layouts[key] = self.evaluator.layout(self.meshes.mesh(shape), shape.pp)
+            else:
+                turn = self.meshes.orders[order]
+                self._layouts[key] = self.evaluator.layout_of(
+                    [
+                        (turn[first:last], self.meshes.mesh_of(last - first, shape.tp, shape.middle))
+                        for first, last in itertools.pairwise(ends)
+                    ]
+                )
+        return self._layouts[key]
+
+    @functools.cached_property
+    def cumulative_weight(self) -> Floats:
+        """[units + 1] weight of all units before each."""
+        return np.concatenate([[0.0], np.cumsum(self.evaluator.unit_weights)])
+
+    @functools.cached_property
+    def group_rows(self) -> dict[tuple[int, int], tuple[Ints, Ints]]:
+        """(unit type, group) -> operator rows of its members, and [values, members] their signatures."""
+        spans = self.evaluator.tables.spans
+        return {
+            (unit_type, number): (
+                np.array(group.members, dtype=np.int64) + int(spans[unit_type]),
+                np.array(group.assignment, dtype=np.int64),
+            )
+            for unit_type, unit in enumerate(self.linkage.types)
+            for number, group in enumerate(unit.groups)
+        }
+
+    def operator(self, unit_type: int, offset: int) -> Operator:
+        """An operator of the representative unit of a type."""
+        return self.problem.graph.operators[self.linkage.blocks.representative(unit_type).start + offset]
+
+    def operator_name(self, unit_type: int, offset: int) -> str:
+        """Name of an operator in the representative unit of a type."""
+        return self.operator(unit_type, offset).name
+
+    def is_view(self, name: str) -> bool:
+        """Whether a parameter view makes the tensor."""
+        index = self.problem.graph.producer.get(name)
+        return index is not None and self.problem.graph.operators[index].is_view
+
+
+def _schedules(problem: Problem) -> tuple[str, ...]:
+    """Schedules without virtual stages that the user wants or, else, the trainer can run."""
+    fixed = problem.hints.fix.schedule
+    if fixed is None:
+        return problem.trainer.schedules
+    return ("1f1b",) if fixed == "interleaved" else (fixed,)
+
+
+def _one(kind: str, name: str, num_values: int) -> list[Slot]:
+    return [Slot(kind=kind, name=name, num_values=num_values)]
+
+
+def _several(kind: str, name: str, num_values: int, count: int) -> list[Slot]:
+    """Slots whose names end in their index."""
+    return [Slot(kind=kind, name=f"{name} {i}", num_values=num_values, index=i) for i in range(count)]
+
+
+def _middle(space: SpaceOutline) -> list[Slot]:
+    axis = space.meshes.middle
+    return [] if axis is None else _one("middle", f"size of the middle mesh axis, {axis.name}", len(axis.degrees))
+
+
+def _devices(space: SpaceOutline) -> list[Slot]:
+    meshes = space.meshes
+    return _several("devices", "devices of stage", meshes.devices // meshes.part, meshes.longest - 1)
+
+
+def _shares(space: SpaceOutline) -> list[Slot]:
+    is_mixed = len({host.device for host in space.problem.cluster.hosts}) > 1
+    ways = {None: NUM_WAYS, "even": 1, "proportional": 2}[space.problem.hints.fix.batch_shares]
+    return _one("shares", "samples of unlike devices", ways if is_mixed else 1)
+
+
+def _cuts(space: SpaceOutline) -> list[Slot]:
+    return _several("cut", "end of chunk", space.num_units, max(s.num_chunks for s in space.shapes) - 1)
+
+
+def _recompute(space: SpaceOutline) -> list[Slot]:
+    return _several("recompute", "recompute on rank", len(RECOMPUTE_MODES), max(s.pp for s in space.shapes))
+
+
+def _signatures(space: SpaceOutline) -> list[Slot]:
+    slots = []
+    for (unit_type, number), (_, assignment) in space.group_rows.items():
+        leader = space.linkage.types[unit_type].groups[number].leader
+        slots += [
+            Slot(
+                kind="signature",
+                name=f"{space.operator_name(unit_type, leader)} on {name}",
+                num_values=len(assignment),
+                index=axis,
+                unit_type=unit_type,
+                group=number,
+            )
+            for axis, name in enumerate(space.axes)
+        ]
+    return slots
+
+
+def _read_schedule(space: SpaceOutline, lowered: LoweredPlan) -> list[int] | None:
+    kind = space.schedules[0] if lowered.kind == "interleaved" else lowered.kind
+    return [space.schedules.index(kind)] if kind in space.schedules else None
+
+
+def _logs(counts: Sequence[int]) -> Floats:
+    """What agents see of values that stand for counts."""
+    found: Floats = np.log2(np.array(counts, dtype=np.float64)) / 8.0
+    return found
+
+
+DECISIONS = (
+    Decision(
+        kind="pp",
+        slots=lambda s: _one("pp", "pipeline stages", len(s.meshes.degrees)),
+        amounts=lambda s: _logs(s.meshes.degrees),
+    ),
+    Decision(
+        kind="tp",
+        slots=lambda s: _one("tp", "size of the inner mesh axis", len(s.meshes.degrees)),
+        amounts=lambda s: _logs(s.meshes.degrees),
+    ),
+    Decision(kind="middle", slots=_middle, amounts=lambda s: _logs(s.meshes.middles)),
+    Decision(
+        kind="micro_batches",
+        slots=lambda s: _one("micro_batches", "micro-batches", len(s.meshes.micro_batches)),
+        amounts=lambda s: _logs(s.meshes.micro_batches),
+    ),
+    Decision(
+        kind="virtual",
+        slots=lambda s: _one("virtual", "virtual stages a rank", len(s.meshes.virtuals)),
+        amounts=lambda s: _logs(s.meshes.virtuals),
+    ),
+    Decision(
+        kind="schedule",
+        slots=lambda s: _one("schedule", "order of micro-batches", len(s.schedules)),
+        moved=0.04,
+        ways=lambda s, shape: len(s.schedules) if shape.pp > 1 and shape.virtual == 1 else 1,
+        write=lambda s, values: {"kind": s.schedules[values[0]]},
+        read=_read_schedule,
+    ),
+    Decision(kind="order", slots=lambda s: _one("order", "order of the devices", len(s.meshes.orders)), moved=0.04),
+    Decision(kind="devices", slots=_devices, moved=0.06, is_numbered=True),
+    # Agents see the shares of unlike devices as a ninth stage of `devices`.
+    Decision(kind="shares", slots=_shares, moved=0.06, seen_as="devices", seen_index=8),
+    Decision(kind="cut", slots=_cuts, moved=0.08, is_numbered=True),
+    Decision(
+        kind="recompute",
+        slots=_recompute,
+        moved=0.12,
+        is_numbered=True,
+        amounts=lambda s: np.arange(len(RECOMPUTE_MODES)) / 8.0,
+    ),
+    Decision(
+        kind="zero",
+        slots=lambda s: _one("zero", "ZeRO stage", 4),
+        moved=0.05,
+        ways=lambda s, shape: int(s.zeros.sum()) if shape.replicas > 1 else 1,
+        write=lambda s, values: {"zero": values[0]},
+        read=lambda s, lowered: [lowered.zero],
+        amounts=lambda s: np.arange(4) / 8.0,
+    ),
+    Decision(kind="signature", slots=_signatures),
+)
+"""All kinds, in the order in which they are decided. Moves that vary none of the others vary a signature."""

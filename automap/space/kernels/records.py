@@ -1,0 +1,242 @@
+"""Rows of the kernels of a plan space: what `automap.space.compile` builds and every kernel of the space reads.
+
+Everything here belongs to a space and to no plan. Tables whose rows have several meanings are structured arrays, read
+by field: `space.groups[group].first_member`. The distinct stages are all the stages that some plan of the space has,
+told apart by hardware, links and mesh; other arrays refer to them by row. Units: seconds, bytes, samples, devices.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import numpy as np
+
+from automap.price.kernels.array_types import (
+    Floats,
+    Floats2,
+    Ints,
+    Ints2,
+    Ints3,
+    Ints4,
+    Ints5,
+    Mask,
+    Mask2,
+    Mask5,
+    Record,
+    Rows,
+    rows_type,
+    tuple_type,
+)
+from automap.price.kernels.cost_records import SETTINGS, UNIT_COST
+from automap.price.kernels.records import Arrays
+from automap.price.kernels.stage_records import HARDWARE, LINK
+
+
+class FirstSlots(NamedTuple):
+    """Number of the first slot of each kind of decision, in the order in which they are decided.
+
+    Slots of one kind follow each other: a kind whose number equals the next one's has no slots.
+    """
+
+    pp: int
+    tp: int
+    middle: int
+    micro_batches: int
+    virtual: int
+    schedule: int
+    order: int
+    devices: int
+    shares: int
+    cut: int
+    recompute: int
+    zero: int
+    signature: int
+
+
+class Scalars(NamedTuple):
+    """Numbers that hold for the whole space."""
+
+    num_devices: int
+    """Devices of the cluster."""
+    global_batch: int
+    """Samples of a step."""
+    part: int
+    """Devices of a part, see `automap.space.stage_sizes`."""
+    longest: int
+    """Stages of the longest pipeline whose stages may have unlike numbers of devices."""
+    most_meshes: int
+    """Most rows that `unlike_meshes` writes."""
+    most_values: int
+    """Values of the slot that has most."""
+    orders_one: int
+    """Whether the order of the devices matters to a pipeline of one stage, 0 or 1."""
+    proportional: int
+    """Whether the user asked for uneven batch shares, 0 or 1."""
+    binds_modes: int
+    """Whether constraints bind the recompute modes of some units, 0 or 1."""
+
+
+GROUP = np.dtype(
+    [
+        ("first_member", np.int64),  # row of `SpaceArrays.members`
+        ("num_members", np.int64),
+        ("first_assignment", np.int64),  # row of `SpaceArrays.assignments`
+        ("first_value", np.int64),  # column of `SpaceArrays.obeys`
+        ("num_values", np.int64),
+        ("whole", np.int64),  # value that keeps the leader whole
+    ]
+)
+"""A linkage group: one decision on each mesh axis."""
+TIED = np.dtype(
+    [
+        ("one", np.int64),  # unit
+        ("other", np.int64),  # later unit
+        ("first", np.int64),  # first row about the same parameter
+        ("one_reader", np.int64),  # where the first unit's reader begins, see `read_too`
+        ("other_reader", np.int64),
+    ]
+)
+"""A parameter that two units use."""
+EVEN_LAYOUT = np.dtype([("first", np.int64), ("is_uniform", np.bool_)])
+"""Layout of stages with equally many devices: row of `SpaceArrays.stages` of its first rank, -1 = no such layout; and
+whether one rank stands for all."""
+SHAPE_NODE = np.dtype([("first_child", np.int64), ("num_children", np.int64), ("value", np.int64), ("shape", np.int64)])
+"""A decided beginning of a shape's values: its continuations by one value, which follow each other in ascending order;
+the last value of the beginning; the number of the shape where all are decided, else -1."""
+MOVED = np.dtype([("until", np.float64), ("is_numbered", np.bool_)])
+"""How often a move varies a kind of slot: the upper end of its interval in [0, 1); and whether a plan may have several
+slots of the kind, of which one is drawn."""
+
+
+class SpaceArrays(NamedTuple):
+    """A plan space as flat arrays."""
+
+    first: FirstSlots
+    scalars: Scalars
+    moved: Annotated[Rows, rows_type(MOVED)]
+    """[kinds of decisions] see `MOVED`."""
+    shape_nodes: Annotated[Rows, rows_type(SHAPE_NODE)]
+    """[decided beginnings of shapes] see `SHAPE_NODE`; the empty beginning first."""
+    degrees: Ints
+    """Values of the slots `pp` and `tp`."""
+    middles: Ints
+    """Values of the slot `middle`, [1] without one."""
+    micro_batches: Ints
+    """Values of the slot `micro_batches`."""
+    virtuals: Ints
+    """Values of the slot `virtual`."""
+    schedules: Ints
+    """Values of the slot `schedule`, see `automap.schedule`."""
+    stages: Ints
+    """[ranks of all layouts of equal stages, one layout behind the other] row of each among the distinct stages."""
+    units: Ints
+    """[units] type of each."""
+    spans: Ints
+    """[types + 1] first operator row of each type."""
+    group_spans: Ints
+    """[types + 1] first group of each type."""
+    boundary: Ints
+    """[types] row of `operands` that crosses out of a unit, or -1."""
+    members: Ints
+    """Operator rows of all groups, one group behind the other."""
+    assignments: Ints
+    """Signatures of the members for each value of the group's slots, one group behind the other."""
+    groups: Annotated[Rows, rows_type(GROUP)]
+    """[groups] see `GROUP`."""
+    tied: Annotated[Rows, rows_type(TIED)]
+    """[pairs of units that share a parameter] see `TIED`."""
+    mixed: Ints
+    """[distinct stages] number among those of several kinds of devices, or -1."""
+    quanta: Ints
+    """[stages of several kinds] samples of a rank come in multiples of this."""
+    kind_rows: Ints2
+    """[stages of several kinds, kinds] row of the distinct stage as if it consisted of each kind."""
+    kind_ranks: Ints2
+    """[stages of several kinds, kinds] ranks of the outer axis of each kind; of fewer kinds the last is repeated."""
+    weight: Floats
+    """[units + 1] weight of all units before each, strictly rising."""
+    capacity: Floats
+    """[distinct stages] bytes of memory of a device."""
+    speed: Floats
+    """[distinct stages] relative speed of the stage."""
+    send_latency_s: Floats
+    """[boundaries] seconds of a transfer to the next rank, whatever its size; first those behind `stages`."""
+    send_bytes_per_s: Floats
+    """[boundaries] bandwidth to the next rank."""
+    tied_elements: Floats
+    """[pairs of units that share a parameter] elements of the parameter."""
+    settings: Annotated[Record, SETTINGS]
+    """Settings of a step without ZeRO, see `SettingsRow`."""
+    axes: Floats2
+    """[distinct stages, axes] ranks of each mesh axis."""
+    hardware: Annotated[Rows, HARDWARE[::1]]
+    """[distinct stages] hardware of a device, see `HardwareRow`."""
+    links: Annotated[Rows, LINK[:, ::1]]
+    """[distinct stages, axes] link of each mesh axis, see `LinkRow`."""
+    windows: Ints3
+    """[chunks + 1, chunks, 2] first and last legal end of each chunk, by the number of chunks."""
+    share_ways: Ints3
+    """[stages of several kinds, values of `micro_batches`, values of `shares`] the first way to share out samples that
+    is the same; 0: even shares."""
+    send_rows: Ints4
+    """[order, parts before, parts of the last stage among them, parts of the next] boundary, or -1; the first stage
+    follows the last one."""
+    kind_samples: Ints4
+    """[stages of several kinds, values of `micro_batches`, values of `shares`, kinds] samples of all ranks of a kind
+    together."""
+    even_layouts: Annotated[Rows, rows_type(EVEN_LAYOUT, 4)]
+    """[order, pipeline degree, inner degree, middle degree] see `EVEN_LAYOUT`."""
+    stage_rows: Ints5
+    """[order, inner degree, middle degree, parts before, parts] row of the distinct stage, or -1."""
+    fills: Mask5
+    """[inner, middle, micro-batches, stages, parts + 1] see `ways_to_fill`."""
+    masks: Mask2
+    """[modes, operator rows] operators that each recompute mode runs again."""
+    obeys: Mask2
+    """[axes, values of all groups] signatures that the user's constraints leave."""
+    kept: Mask2
+    """[units, modes] modes that obey constraints against recomputation."""
+    again: Mask2
+    """[units, modes] modes that obey constraints for recomputation."""
+    modes: Mask
+    """[modes] recompute modes that the trainer and `hints.fix` leave."""
+    zeros: Mask
+    """[4] ZeRO stages that `hints.fix` leaves."""
+
+
+SPACE = tuple_type(SpaceArrays)
+"""Numba's type of `SpaceArrays`."""
+
+
+class UnitCache(NamedTuple):
+    """What was worked out before about one problem, found by two hashes of all that it depends on.
+
+    Plans that are priced one after another have most of it in common. A later entry takes the place of an earlier one.
+    """
+
+    keys: Ints2
+    """[REMEMBERED, 2] hashes of a unit and its surroundings; zeros where there is nothing."""
+    costs: Annotated[Rows, UNIT_COST[::1]]
+    """[REMEMBERED] costs of the unit, see `UnitCostRow`."""
+    covered: Mask
+    """[REMEMBERED] whether the unit is recomputed as a whole."""
+    legal: Ints2
+    """[REMEMBERED, 3] hashes of a linkage group on meshes of stages; which signatures are legal there, as bits."""
+
+
+UNIT_CACHE = tuple_type(UnitCache)
+"""Numba's type of `UnitCache`."""
+
+
+class Compiled(NamedTuple):
+    """All that a kernel of a plan space reads."""
+
+    tables: Arrays
+    """Operators, operands and tensors of the model."""
+    space: SpaceArrays
+    cache: UnitCache
+    """Costs and legal signatures that are known already; read and written."""
+
+
+COMPILED = tuple_type(Compiled)
+"""Numba's type of `Compiled`."""

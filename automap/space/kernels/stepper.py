@@ -1,0 +1,161 @@
+"""The stepper: what may follow a beginning of a plan, said once for legality, sampling, neighbours and environments.
+
+Slots are decided in their order. `legal_values` says which values a slot may have, `decide` takes note of the one that
+was chosen, so that the workspace always knows what the next slot depends on.
+"""
+
+from __future__ import annotations
+
+from numba import int64, types, void
+
+from automap.jit import borrowing, kernel
+from automap.space.kernels.layout import LAYOUT, cut_window, decide_stages, find_stages, set_end, set_layout
+from automap.space.kernels.masks import copy, mode_mask, shape_node, share_mask, size_mask
+from automap.space.kernels.records import COMPILED, SPACE
+from automap.space.kernels.workspace import WORKSPACE, legal_signatures, pick
+
+
+@borrowing(types.UniTuple(int64, 2)(SPACE, int64[::1], int64, LAYOUT), inner=True)
+def active_slots(space, value, slot, layout):
+    """How many slots decide something in a plan, of the kind of decision that a slot belongs to.
+
+    Args:
+        space: see `SpaceArrays`.
+        value: [slots] values; those before `slot` are decided.
+        slot: number of the slot.
+        layout: of the plan; it is read for the slots from `cut` on.
+
+    Returns:
+        Number of the first slot of the kind, and how many slots decide something: the slots behind these have one
+        value, 0. Every slot of a shape or of a signature is counted by itself.
+    """
+    first, frame = space.first, layout.frame[0]
+    if slot < first.schedule or slot >= first.signature:
+        return slot, 1
+    num_ranks = space.degrees[value[first.pp]]
+    is_plain = num_ranks > 1 and space.virtuals[value[first.virtual]] == 1
+    if slot < first.order:
+        return first.schedule, int64(is_plain and space.schedules.shape[0] > 1)
+    if slot < first.devices:
+        has_orders = num_ranks > 1 or space.scalars.orders_one == 1
+        return first.order, int64(has_orders and space.even_layouts.shape[0] > 1)
+    if slot < first.shares:
+        return first.devices, num_ranks - 1 if is_plain and num_ranks <= space.scalars.longest else 0
+    if slot < first.cut:
+        return first.shares, int64(space.share_ways.shape[2] > 1)
+    if slot < first.recompute:
+        return first.cut, frame.num_chunks - 1
+    if slot < first.zero:
+        return first.recompute, frame.num_ranks
+    return first.zero, int64(frame.has_replicas)
+
+
+@borrowing(int64(COMPILED, int64[::1], int64, WORKSPACE), inner=True)
+def legal_values(compiled, value, slot, workspace):
+    """Writes which values of a slot may follow those before it into `workspace.mask`; at least one always may.
+
+    Args:
+        compiled: whose cache is read and written.
+        value: [slots] values; those before `slot` are decided.
+        slot: number of the slot.
+        workspace: in which all slots before were decided, see `decide`.
+
+    Returns:
+        How many values the slot has here, legal or not. It is 1 where the slot decides nothing, like the slot of a
+        stage that the pipeline does not have: then its only value is 0.
+    """
+    space, first, mask, layout = compiled.space, compiled.space.first, workspace.mask, workspace.layout
+    begin, count = active_slots(space, value, slot, layout)
+    if slot - begin >= count:
+        mask[0] = True
+        return 1
+    if slot < first.schedule:
+        node = space.shape_nodes[shape_node(space, value, slot)]
+        num_values = space.shape_nodes[node.first_child + node.num_children - 1].value + 1
+        mask[:num_values] = False
+        for child in range(node.first_child, node.first_child + node.num_children):
+            mask[space.shape_nodes[child].value] = True
+    elif slot < first.order:
+        num_values = space.schedules.shape[0]
+        mask[:num_values] = True
+    elif slot < first.devices:
+        num_values = space.even_layouts.shape[0]
+        mask[:num_values] = True
+    elif slot < first.shares:
+        num_values = space.send_rows.shape[1] - 1
+        size_mask(space, value, slot - begin, mask[:num_values])
+    elif slot < first.cut:
+        num_values = space.share_ways.shape[2]
+        find_stages(space, value, layout)
+        share_mask(space, value, layout, mask[:num_values])
+    elif slot < first.recompute:
+        _, low, high = cut_window(space, slot - begin, layout)
+        num_values = high - low + 1
+        mask[:num_values] = True
+    elif slot < first.zero:
+        num_values = space.modes.shape[0]
+        mode_mask(space, layout, slot - begin, mask[:num_values])
+    elif slot < first.signature:
+        num_values = space.zeros.shape[0]
+        copy(space.zeros, mask)
+    else:
+        group, axis = divmod(slot - first.signature, workspace.incoming.shape[0])
+        num_values = space.groups[group].num_values
+        legal_signatures(compiled, group, axis, workspace, mask[:num_values])
+    return num_values
+
+
+@borrowing(void(SPACE, int64[::1], int64, WORKSPACE), inner=True)
+def decide(space, value, slot, workspace):
+    """Takes note of `value[slot]`, the values before it being decided."""
+    first = space.first
+    if slot == first.shares:
+        set_layout(space, value, workspace.layout)
+    elif first.cut <= slot < first.recompute:
+        set_end(space, value, slot - first.cut, workspace.layout)
+    elif slot >= first.signature:
+        group, axis = divmod(slot - first.signature, workspace.incoming.shape[0])
+        pick(space, group, axis, value[slot], workspace)
+
+
+@borrowing(int64(COMPILED, int64[::1], int64, WORKSPACE))
+def follow(compiled, value, count, workspace):
+    """Decides the first `count` slots and looks at the next one.
+
+    Args:
+        compiled: whose cache is read and written.
+        value: [slots], the first `count` of which are decided.
+        count: how many.
+        workspace: its layout is written and, of signatures, those of the linkage group that slot `count` belongs to.
+
+    Returns:
+        See `legal_values`; 0 behind the last slot.
+    """
+    first, num_axes = compiled.space.first, workspace.incoming.shape[0]
+    decide_stages(compiled.space, value, count, workspace.layout)
+    if count >= first.signature:
+        for slot in range(count - (count - first.signature) % num_axes, count):
+            decide(compiled.space, value, slot, workspace)
+    if count == first.signature + compiled.space.groups.shape[0] * num_axes:
+        return 0
+    return legal_values(compiled, value, count, workspace)
+
+
+@kernel(void(COMPILED, int64, int64[::1], WORKSPACE))
+def repair(compiled, kept, value, workspace):
+    """Replaces each value that is not legal behind those before it by the first legal one.
+
+    Args:
+        compiled: whose cache is read and written.
+        kept: so many of the first values are known to be legal.
+        value: [slots] or fewer, read and written.
+        workspace: overwritten.
+    """
+    for slot in range(value.shape[0]):
+        if slot >= kept:
+            num_values = legal_values(compiled, value, slot, workspace)
+            if not (0 <= value[slot] < num_values and workspace.mask[value[slot]]):
+                value[slot] = 0
+                while not workspace.mask[value[slot]]:
+                    value[slot] += 1
+        decide(compiled.space, value, slot, workspace)

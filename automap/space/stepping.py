@@ -1,0 +1,235 @@
+"""Steps through the decisions of a problem: legal values, where they lead, sampling, neighbours, prices; all compiled.
+
+The kernels of `automap.space.kernels` do the work; they are imported when they are first called, since who prices one
+plan need not load them all.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from automap.price.evaluator import blank
+from automap.price.stage_layout import PipelineLayout
+from automap.space.batch_shares import dealt
+from automap.space.compile import compile_space
+from automap.space.decisions import Floats, Ints, Mask, Slot, SpaceOutline, Values
+from automap.space.kernels.records import Compiled, SpaceArrays
+
+if TYPE_CHECKING:
+    from automap.space.kernels.layout import Layout
+    from automap.space.kernels.workspace import Workspace
+
+MOVE_CHANCES = (0.3, 0.1, 0.1, 0.05, 0.05, 0.05, 0.05, 0.1, 0.05, 0.05, 0.1)
+"""Chances of each kind of move of `automap.space.kernels.neighbours`, assumed."""
+
+
+class SteppedSpace(SpaceOutline):
+    """SpaceOutline that can be taken one after another."""
+
+    @functools.cached_property
+    def arrays(self) -> SpaceArrays:
+        """The decisions for the compiled kernels."""
+        return compile_space(self)
+
+    @functools.cached_property
+    def compiled(self) -> Compiled:
+        """All that kernels read; the cache knows what units of the plans priced last cost."""
+        from automap.space.kernels.unit_cache import new_cache
+
+        return Compiled(tables=self.evaluator.tables.arrays, space=self.arrays, cache=new_cache())
+
+    @functools.cached_property
+    def _workspace(self) -> Workspace:
+        from automap.space.kernels.workspace import new_workspace
+
+        found: Workspace = new_workspace(self.compiled)
+        return found
+
+    # -- what is legal ------------------------------------------------------------------------------------------
+
+    def _follow(self, values: Sequence[int]) -> int:
+        """Brings the workspace to where `values` are decided; returns how many values the next slot has there."""
+        from automap.space.kernels.stepper import follow
+
+        row = np.zeros(len(self.slots), dtype=np.int64)
+        row[: len(values)] = values
+        num_values: int = follow(self.compiled, row, len(values), self._workspace)
+        return num_values
+
+    def legal(self, prefix: Sequence[int]) -> Mask:
+        """[values] which values of slot `len(prefix)` may follow; at least one always may."""
+        mask = np.zeros(self.slots[len(prefix)].num_values, dtype=np.bool_)
+        num_values = self._follow(prefix)
+        mask[:num_values] = self._workspace.mask[:num_values]
+        return mask
+
+    def free_slots(self, values: Sequence[int]) -> list[Slot]:
+        """The slots of a plan at which more than one value is legal behind those before."""
+        return [slot for i, slot in enumerate(self.slots) if self.legal(values[:i]).sum() > 1]
+
+    def repair(self, values: Sequence[int], kept: int = 0) -> Values:
+        """The nearest legal plan: each value kept if it is legal behind those before it, else the first legal one.
+
+        Args:
+            values: of a plan.
+            kept: so many of the first are known to be legal.
+        """
+        from automap.space.kernels.stepper import repair
+
+        row = np.array(values, dtype=np.int64)
+        repair(self.compiled, kept, row, self._workspace)
+        return tuple(row.tolist())
+
+    # -- stages and cuts ----------------------------------------------------------------------------------------
+
+    def _laid_out(self, values: Sequence[int]) -> Layout:
+        """Where the stages stand that `values` decide; slots before `cut` that are not decided count as 0."""
+        self._follow([*values, *[0] * (self.first.cut - len(values))])
+        return self._workspace.layout
+
+    def stage_devices(self, values: Sequence[int]) -> tuple[int, ...]:
+        """[stages] devices of each stage; the undecided ones share what is left evenly, as far as it goes."""
+        return tuple(self._laid_out(values).devices[: self.shape(values).pp].tolist())
+
+    def layout(self, values: Sequence[int]) -> PipelineLayout:
+        """Where the stages stand that `values` decide."""
+        return self.layout_of(self.shape(values), values[self.first.order], self.stage_devices(values))
+
+    def rows_seen(self, values: Sequence[int]) -> list[int]:
+        """[stages] row of each among the distinct stages as its slowest kind of device sees it, see
+        `LoweredPlan.views`."""
+        found: list[int] = self._laid_out(values).stages[: self.shape(values).pp].tolist()
+        return found
+
+    def batch_shares(self, values: Sequence[int]) -> tuple[tuple[int, ...] | None, ...]:
+        """[stages] samples of a micro-batch for each index of the outer axis; None and empty: as evenly as they go."""
+        way = values[self.first.shares]
+        if not way:
+            return ()
+        arrays, found = self.arrays, list[tuple[int, ...] | None]()
+        count, stages = values[self.first.micro_batches], self.layout(values).stages
+        for row, stage in zip(self._laid_out(values).rows[: len(stages)].tolist(), stages, strict=True):
+            number = int(arrays.mixed[row])
+            if number < 0 or not arrays.share_ways[number, count, way]:
+                found.append(None)
+                continue
+            shares = [0] * int(stage.axes[0])
+            for kind, total in zip(stage.kinds, arrays.kind_samples[number, count, way].tolist(), strict=False):
+                of_kind = dealt(total, len(kind.ranks), int(arrays.quanta[number]))
+                for rank, mine in zip(kind.ranks, of_kind, strict=True):
+                    shares[rank] = mine
+            found.append(tuple(shares))
+        return tuple(found)
+
+    def unlike_meshes(self, values: Sequence[int]) -> tuple[Floats, Ints]:
+        """[meshes, axes] distinct meshes of the stages, and [meshes] samples of a micro-batch that divide over each:
+        the share of a rank times the ranks."""
+        layout = self._laid_out(values)
+        count = int(layout.frame[0]["num_meshes"])
+        return layout.sizes[:count].copy(), layout.divided[:count].copy()
+
+    def cut_shares(self, values: Sequence[int]) -> list[float]:
+        """[chunks] how many times its rank's speed the ranks of a chunk and of all behind it have together."""
+        found: list[float] = self._laid_out(values).shares[: self.shape(values).num_chunks].tolist()
+        return found
+
+    def candidates(self, start: int, chunk: int, num_chunks: int, share: float) -> Ints:
+        """Ends of `chunk` when it begins at unit `start`: nearest first to one `share`-th of what is left."""
+        from automap.space.kernels.cuts import list_cuts
+
+        low, high = self.constrained.window(chunk, num_chunks)
+        low = max(low, start + 1)
+        ends = np.empty(max(0, high - low + 1), dtype=np.int64)
+        list_cuts(self.cumulative_weight, start, low, high, share, ends)
+        return ends
+
+    def cuts(self, values: Sequence[int], num_cuts: int) -> list[int]:
+        """The first `num_cuts` ends of chunks that `values` decide."""
+        found: list[int] = self._laid_out(values).ends[:num_cuts].tolist()
+        return found
+
+    # -- many plans at once -------------------------------------------------------------------------------------
+
+    def price(self, values: Ints) -> Floats:
+        """Prices complete plans, [n, slots], in one compiled call.
+
+        Returns:
+            [n, 2] seconds of a step, and the largest share of its memory by which a device overflows (at most 0 where
+            the plan fits); the floats of `Evaluator.evaluate`.
+        """
+        return self._price(values, exact=True)
+
+    def bound(self, values: Ints) -> Floats:
+        """Lower bounds, as of `price`, on all completions of plans whose last signatures are -1, undecided, [n, slots].
+
+        Those of `PartialPlan` behind the shape and the cuts: undecided signatures at their best, the schedule in closed
+        form.
+        """
+        return self._price(values, exact=False)
+
+    def _price(self, values: Ints, *, exact: bool) -> Floats:
+        from automap.space.kernels.price_many import price_many
+
+        out = np.empty((len(values), 2))
+        price_many(self.compiled, np.ascontiguousarray(values, dtype=np.int64), exact, out)
+        return out
+
+    def random(self, rng: np.random.Generator) -> Values:
+        """A plan drawn by uniform choices among the legal values of each slot."""
+        return tuple(self.random_batch(rng, 1)[0].tolist())
+
+    def random_batch(self, rng: np.random.Generator, count: int) -> Ints:
+        """[count, slots] plans drawn like `random`, in one compiled call."""
+        from automap.space.kernels.sample import sample_many
+
+        rows, chances = self._shape_chances
+        values = np.zeros((count, len(self.slots)), dtype=np.int64)
+        values[:, : self.first.schedule] = rows[rng.choice(len(rows), size=count, p=chances)]
+        sample_many(self.compiled, rng.random(values.shape), values)
+        return values
+
+    @functools.cached_property
+    def _shape_chances(self) -> tuple[Ints, Floats]:
+        """Values of all shapes, and the probability of each under uniform choices of one value after the other."""
+        rows = [self.meshes.values(shape) for shape in self.shapes]
+        beginnings = {row[:depth] for row in rows for depth in range(len(row) + 1)}
+        followers: dict[tuple[int, ...], int] = {}
+        for beginning in beginnings:
+            followers[beginning[:-1]] = followers.get(beginning[:-1], 0) + bool(beginning)
+        ways = [[followers[row[:depth]] for depth in range(len(row))] for row in rows]
+        chances = 1.0 / np.prod(np.array(ways, dtype=np.float64), axis=1)
+        return np.array(rows, dtype=np.int64), chances / chances.sum()
+
+    def neighbours(
+        self, rng: np.random.Generator, values: Ints, donors: Ints, chances: Sequence[float] = MOVE_CHANCES
+    ) -> Ints:
+        """[n, slots] one neighbour of each plan: some decisions changed, the others kept as far as they stay legal.
+
+        Args:
+            rng: of the moves.
+            values: [n, slots] legal plans.
+            donors: [m, slots] legal plans, the best first, from which shapes and signatures may be borrowed.
+            chances: of each kind of move, see `automap.space.kernels.neighbours`.
+        """
+        from automap.space.kernels.neighbours import move_many
+
+        shares = np.cumsum(np.array(chances)) / sum(chances)
+        rows, _ = self._shape_chances
+        seeds = rng.integers(1, 1 << 63, len(values), dtype=np.uint64)
+        out = np.empty_like(values)
+        move_many(self.compiled, rows, shares, seeds, donors, values, out)
+        return out
+
+    # -- signatures ---------------------------------------------------------------------------------------------
+
+    def signatures(self, values: Sequence[int]) -> Ints:
+        """[operator rows, axes] signature of every operator; -1 where `values` has not decided yet."""
+        chosen = blank(self.evaluator, len(self.axes))
+        for slot, value in zip(self.slots[self.first.signature :], values[self.first.signature :], strict=False):
+            members, assignment = self.group_rows[slot.unit_type, slot.group]
+            chosen[members, slot.index] = assignment[value]
+        return chosen
