@@ -16,7 +16,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("ir", "automap", "envs", "agents", "service", "tests")
-STEP = re.compile(r"^(New file|Edit|Check)(?: `([^`]+)`)?[^\n]*:\n\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+STEP = re.compile(
+    r"^(New file|Edit|Check)(?: `([^`]+)`)?(?:[^\n]|\n(?!\n))*:\n\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,11 @@ def check(step: Step, house: Path) -> None:
             command, cwd=house, env=environment, capture_output=True, text=True, timeout=300, check=False
         )
         assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_every_block_of_a_recipe_is_a_step_of_it() -> None:
+    _, _, page = (ROOT / "CONTRIBUTING.md").read_text().partition("\n## Recipes\n")
+    assert sum(len(steps) for steps in RECIPES.values()) == len(re.findall(r"^```\w+$", page, re.MULTILINE))
 
 
 def test_there_is_a_recipe_for_each_thing_that_newcomers_add() -> None:
