@@ -43,7 +43,7 @@ def re_rank(
         time_limit_s: seconds that each trial may take.
         seed: seed of random parameters and data.
         on_trial: called many times a second.
-        should_stop: called as often; once it returns true, the processes are ended and what was measured so far decides.
+        should_stop: called as often; once it is true, the processes are ended and what was measured so far decides.
 
     Returns:
         The plan measured fastest, or the first one if none could be measured. Its record describes all trials.
