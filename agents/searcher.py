@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from automap.errors import ProblemError
-from automap.plan import Plan
+from automap.plan import Plan, SearchRecord
 from automap.problem import Problem
 
 if TYPE_CHECKING:
@@ -96,6 +96,18 @@ class SearchResult:
     """Whether it is proven that no plan of the space that fits into memory is faster."""
     improvements: Sequence[tuple[int, float, float]] = ()
     """(evaluations, seconds, step time in seconds) at each moment when a faster plan that fits was found."""
+
+    @property
+    def step_time_s(self) -> float:
+        """Step time of the best plan."""
+        assert self.plan.estimate is not None
+        return self.plan.estimate.step_time_s
+
+    @property
+    def record(self) -> SearchRecord:
+        """What the best plan says of the search."""
+        assert self.plan.search is not None
+        return self.plan.search
 
 
 OnProgress = Callable[[Progress], None]

@@ -6,19 +6,18 @@ An observation is one row of float32: a `STATE` record, then an `ACTION` record 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
-from numba import float32, float64, int8, int64, types, void
+from numba import float32, float64, int8, int64, void
 
 from automap.bounds.kernels.step_many import EPISODES
 from automap.jit import borrowing, kernel
+from automap.price.kernels.array_types import Ints, Ints2, Rows, record_type, tuple_type
 from ir.factors import PARTIAL
 
-Floats32 = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
+Floats32 = Annotated[npt.NDArray[np.float32], float32[::1]]
 
 KINDS = (
     "pp",
@@ -143,43 +142,28 @@ class Facts(NamedTuple):
     micro_batches: Ints
     virtuals: Ints
     """Numbers for which the values of the slots of the shape stand, see `SpaceArrays`."""
-    required: Ints
+    required: Ints2
     """[groups, values] placement that the leader requires of this input."""
-    made: Ints
+    made: Ints2
     """[groups, values of `source`] placement in which this input is made."""
     place: Floats32
     """[slots] feature `STATE["place"]`."""
     num_values: Floats32
     """[slots] number of values."""
-    cluster: npt.NDArray[np.void]
+    cluster: Annotated[Rows, record_type(CLUSTER)[::1]]
     """[1] `CLUSTER`."""
-    numbers: Floats32
+    numbers: Annotated[npt.NDArray[np.float32], float32[:, ::1]]
     """[slots, values] feature `ACTION["number"]`."""
-    groups: npt.NDArray[np.void]
+    groups: Annotated[Rows, record_type(GROUP)[::1]]
     """[groups] `GROUP`."""
-    signatures: npt.NDArray[np.void]
+    signatures: Annotated[Rows, record_type(SIGNATURE)[:, ::1]]
     """[groups, values] `SIGNATURE`."""
 
 
-_RECORDS = {name: numba.from_dtype(dtype) for name, dtype in [("state", STATE), ("action", ACTION), ("shape", SHAPE)]}
-FACTS = types.NamedTuple(
-    (
-        *[int64] * 7,
-        *[float64] * 2,
-        *[int64[::1]] * 7,
-        *[int64[:, ::1]] * 2,
-        *[float32[::1]] * 2,
-        numba.from_dtype(CLUSTER)[::1],
-        float32[:, ::1],
-        numba.from_dtype(GROUP)[::1],
-        numba.from_dtype(SIGNATURE)[:, ::1],
-    ),
-    Facts,
-)
-"""Numba's type of `Facts`."""
+FACTS, STATE_TYPE, ACTION_TYPE = tuple_type(Facts), record_type(STATE), record_type(ACTION)
 
 
-@kernel(void(EPISODES, FACTS, float32[:, ::1], _RECORDS["state"][:, :], _RECORDS["action"][:, :], int8[:, ::1]))
+@kernel(void(EPISODES, FACTS, float32[:, ::1], STATE_TYPE[:, :], ACTION_TYPE[:, :], int8[:, ::1]))
 def write_features(episodes, facts, observation, states, actions, mask):
     """Writes the features of every plan, see `Features.write`; `states` and `actions` are views of `observation`."""
     num_slots = episodes.values.shape[1]
@@ -208,7 +192,7 @@ def _placement_of_input(facts, value, slot):
     return facts.made[group, value[at]]
 
 
-@borrowing(void(FACTS, int64[::1], int64, float64[::1], int64, _RECORDS["state"]), inner=True)
+@borrowing(void(FACTS, int64[::1], int64, float64[::1], int64, STATE_TYPE), inner=True)
 def _write_state(facts, value, slot, bound, made, state):
     """Writes the features of the state of a plan.
 
@@ -242,7 +226,7 @@ def _write_state(facts, value, slot, bound, made, state):
         state.input_is_partial = made == PARTIAL
 
 
-@borrowing(void(FACTS, int64[::1], _RECORDS["shape"]), inner=True)
+@borrowing(void(FACTS, int64[::1], record_type(SHAPE)), inner=True)
 def _write_shape(facts, value, shape):
     """Writes the features of the shape that the first values decide."""
     num_axes = facts.num_axes
@@ -258,7 +242,7 @@ def _write_shape(facts, value, shape):
     shape.middle = math.log2(middle) / 4.0
 
 
-@borrowing(void(EPISODES, int64, FACTS, int64, int8[::1], _RECORDS["action"][:]), inner=True)
+@borrowing(void(EPISODES, int64, FACTS, int64, int8[::1], ACTION_TYPE[:]), inner=True)
 def _write_actions(episodes, episode, facts, made, mask, actions):
     """Writes the features of the legal actions and allows them; where some may fit into memory, only those.
 

@@ -299,19 +299,8 @@ class GraphBuilder:
 def _named(built: Built, name: str, scope: str, inputs: Sequence[str], outputs: Sequence[str]) -> Built:
     """An operator of `GraphBuilder._alike` with the names of its tensors."""
     names = {str(i): n for i, n in enumerate(inputs)} | {f":{i}": n for i, n in enumerate(outputs)}
-    op = built.operator
-    return Built(
-        replace(
-            op,
-            name=name,
-            scope=scope,
-            inputs=tuple(names[n] for n in op.inputs),
-            outputs=tuple(names[n] for n in op.outputs),
-            saved=tuple(dict.fromkeys(names[n] for n in op.saved)),
-        ),
-        tuple(replace(t, name=names[t.name]) for t in built.outputs),
-        built.is_opaque,
-    )
+    tensors = tuple(replace(t, name=names[t.name]) for t in built.outputs)
+    return Built(built.operator.renamed(names, name=name, scope=scope), tensors, built.is_opaque)
 
 
 def _with_costs(op: Operator, costs: Mapping[str, float]) -> Operator:

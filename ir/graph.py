@@ -8,7 +8,7 @@ files, devices or plans. Units: elements, bytes, floating-point operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from typing import Any, Literal, TypeVar
 
@@ -132,15 +132,28 @@ class Operator:
         backward = self.measured_backward_s
         return self.measured_forward_s, 2.0 * self.measured_forward_s if backward is None else backward
 
-    def renamed(self, names: Mapping[str, str], **changes: Any) -> Operator:
-        """The operator with its tensors renamed as `names` says, and other fields changed."""
+    def renamed(self, names: Mapping[str, str], *, name: str | None = None, scope: str | None = None) -> Operator:
+        """The operator with its tensors renamed as `names` says, and by default the same name and scope."""
         get = names.get
-        return replace(
-            self,
+        # Written out, as `replace` takes four times as long and deep models are built from copies of one layer.
+        return Operator(
+            name=self.name if name is None else name,
+            kind=self.kind,
             inputs=tuple([get(n, n) for n in self.inputs]),
             outputs=tuple([get(n, n) for n in self.outputs]),
-            saved=tuple([get(n, n) for n in self.saved]),
-            **changes,
+            rule=self.rule,
+            forward_flops=self.forward_flops,
+            backward_flops=self.backward_flops,
+            traffic=self.traffic,
+            saved=tuple(dict.fromkeys([get(n, n) for n in self.saved])),
+            scope=self.scope if scope is None else scope,
+            is_view=self.is_view,
+            is_constant=self.is_constant,
+            attributes=self.attributes,
+            opset=self.opset,
+            measured_forward_s=self.measured_forward_s,
+            measured_backward_s=self.measured_backward_s,
+            stated_bytes=self.stated_bytes,
         )
 
 

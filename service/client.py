@@ -91,17 +91,7 @@ class AutomapClient:
         model: str,
         cluster: str | Mapping[str, Any],
         training: Mapping[str, Any],
-        *,
-        budget: str | int = "30s",
-        searchers: Sequence[str] = ("portfolio",),
-        tie: float = 0.1,
-        seed: int = 0,
-        hints: Mapping[str, Any] | None = None,
-        trials: Mapping[str, Any] | None = None,
-        name: str = "",
-        dims: Mapping[str, int] | None = None,
-        parameters: Sequence[str] = (),
-        batch_dims: Mapping[str, int | None] | None = None,
+        **options: Any,
     ) -> Document:
         """Submits a job.
 
@@ -109,15 +99,11 @@ class AutomapClient:
             model: id of an uploaded model, or `zoo:NAME`.
             cluster: text or document.
             training: at least `global_batch`.
-            budget: `30s` or a number of evaluations.
-            searchers: who search, one after another, each with its share of the budget.
-            tie: share of the error band within which plans are equally fast, and the plainest leaves.
-            seed: of every random choice.
-            hints: see `automap.hints`.
-            trials: {top_k, steps, time_limit_s}: run the best plans before one of them is chosen; None = do not.
-            name: of the model in the plan.
-            dims: sizes of symbolic dims of an uploaded model.
-            parameters: globs over its inputs that are parameters.
+            options: budget (`30s` or a number of evaluations), searchers (one after another, each with its share of
+                the budget), tie (share of the error band within which plans are equally fast, and the plainest
+                leaves), seed (of every random choice), hints (see `automap.hints`), trials ({top_k, steps,
+                time_limit_s}: run the best plans before one of them is chosen), name (of the model in the plan); of an
+                uploaded model also dims, batch_dims and parameters, as it was uploaded with.
 
         Returns:
             the job; its id is under `id`.
@@ -126,21 +112,8 @@ class AutomapClient:
             UserError: the request is refused.
         """
         named = model.startswith("zoo:")
-        body = {
-            **({"zoo": model.removeprefix("zoo:")} if named else {"model_id": model}),
-            "name": name,
-            "dims": dict(dims or {}),
-            "batch_dims": dict(batch_dims or {}),
-            "parameters": list(parameters),
-            "cluster": cluster,
-            "training": dict(training),
-            "budget": budget,
-            "searchers": list(searchers),
-            "tie": tie,
-            "seed": seed,
-            "hints": dict(hints or {}),
-            "trials": None if trials is None else dict(trials),
-        }
+        source = {"zoo": model.removeprefix("zoo:")} if named else {"model_id": model}
+        body = {**source, "cluster": cluster, "training": training, **options}
         return self._call("POST", "/v1/jobs", json=body)
 
     def job(self, job_id: str, *, wait_s: float = 0.0) -> Document:

@@ -72,17 +72,15 @@ class PlanReplay(DictReplayBuffer):
 
     def _close(self, env: int, finished: Finished) -> None:
         steps, self._open[env] = self._open[env], []
-        back = self.rewards[steps, env][::-1].cumsum()[::-1]
-        self.floors[steps, env] = back
-        rows = {f"obs.{k}": v[steps, env] for k, v in self.observations.items()}
-        rows |= {f"next.{k}": v[steps, env] for k, v in self.next_observations.items()}
-        rows |= {
-            "actions": self.actions[steps, env],
-            "rewards": self.rewards[steps, env],
-            "dones": self.dones[steps, env],
-            "floors": back,
-        }
-        self.remember(finished, rows)
+        self.floors[steps, env] = self.rewards[steps, env][::-1].cumsum()[::-1]
+        self.remember(finished, self._transitions(steps, env))
+
+    def _transitions(self, rows: Any, envs: Any) -> dict[str, npt.NDArray[Any]]:
+        """Transitions of the replay at some rows of some episodes, one array for each field."""
+        parts = {f"obs.{k}": v[rows, envs] for k, v in self.observations.items()}
+        parts |= {f"next.{k}": v[rows, envs] for k, v in self.next_observations.items()}
+        fields = {"actions": self.actions, "rewards": self.rewards, "dones": self.dones, "floors": self.floors}
+        return parts | {name: values[rows, envs] for name, values in fields.items()}
 
     def remember(self, finished: Finished, rows: dict[str, npt.NDArray[Any]]) -> None:
         """Keeps an episode if it is among the best distinct ones.
@@ -111,14 +109,7 @@ class PlanReplay(DictReplayBuffer):
         count = batch_size - num_elite
         rows = self.rng.integers(0, self.buffer_size if self.full else self.pos, count)
         envs = self.rng.integers(0, self.n_envs, count)
-        parts = {f"obs.{k}": v[rows, envs] for k, v in self.observations.items()}
-        parts |= {f"next.{k}": v[rows, envs] for k, v in self.next_observations.items()}
-        parts |= {
-            "actions": self.actions[rows, envs],
-            "rewards": self.rewards[rows, envs],
-            "dones": self.dones[rows, envs],
-            "floors": self.floors[rows, envs],
-        }
+        parts = self._transitions(rows, envs)
         if num_elite:
             chosen = self.rng.integers(0, len(self._stacked["rewards"]), num_elite)
             parts = {k: np.concatenate([v, self._stacked[k][chosen]]) for k, v in parts.items()}

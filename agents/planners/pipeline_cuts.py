@@ -1,8 +1,8 @@
-"""Cuts: where to cut a pipeline and what each rank recomputes, by dynamic programming over units.
+"""Pipeline cuts: where to cut a pipeline and what each rank recomputes, by dynamic programming over units.
 
-As PipeDream (arXiv 1806.03377) and DAPPLE (arXiv 2007.01045): the best cut of the first units over the first ranks
-follows from those of fewer, with the slowest rank as cost. Here what units cost is that of given signatures; each rank
-takes the fastest recompute mode with which its chunk, its state and the micro-batches in flight fit. Gradient
+As in PipeDream (arXiv 1806.03377) and DAPPLE (arXiv 2007.01045), the best cut of the first units over the first ranks
+follows from those of fewer units, with the slowest rank as cost. The costs of units are those of given signatures; each
+rank takes the fastest recompute mode with which its chunk, its state and the micro-batches in flight fit. Gradient
 reductions and the exchange between ranks are left to the exact price. Units: seconds, bytes.
 """
 
@@ -25,20 +25,23 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 SLACKS = (1.0, 1.01, 1.05)
-"""Times the least bottleneck that a rank may take; within, all ranks together are to take the least."""
+"""Allowed times of the slowest rank, over the least possible one; within each, the sum of all ranks is least."""
 
 
 def partition(seconds: Sequence[Floats], slack: float = 1.0) -> list[int] | None:
-    """Ends of all ranks but the last.
+    """Cuts units into one span for each rank.
+
+    With T(r, u) the least time of the slowest of r ranks that have the first u units, and t(r, v, u) the time of rank r
+    with the units from v to before u: T(r, u) = min over v of max(T(r - 1, v), t(r, v, u)) (PipeDream, section 3.1).
 
     Args:
-        seconds: of each rank, [units + 1, units + 1]: of the units from the first index to the one before the second;
-            infinite where they do not fit or may not stand there.
+        seconds: for each rank, [units + 1, units + 1] time of the units from the first index to before the second;
+            infinite where they do not fit or may not be.
         slack: see `SLACKS`.
 
     Returns:
-        of the cuts whose slowest rank is within `slack` of the least possible, one with the least sum; None where
-        nothing fits.
+        Ends of the units of all ranks but the last, of a cut whose slowest rank is within `slack` of the least
+        possible time and whose sum is least; None where nothing fits.
     """
     count = len(seconds[0]) - 1
     worst = np.full(count + 1, np.inf)
@@ -62,9 +65,9 @@ def partition(seconds: Sequence[Floats], slack: float = 1.0) -> list[int] | None
 
 
 def cut_anew(space: PlanSpace, values: Values) -> list[Values]:
-    """Plans with the shape and the signatures of `values` and the cuts and recompute modes of `partition`.
+    """Plans with the shape and the signatures of a plan, and with the cuts and recompute modes of `partition`.
 
-    Of plans without virtual stages; whether the plans are better is for their exact price to say.
+    There are none for plans of one stage or with virtual stages. The exact price says whether the plans are better.
     """
     shape = space.shape(values)
     if shape.pp == 1 or shape.virtual > 1:
@@ -79,7 +82,7 @@ def cut_anew(space: PlanSpace, values: Values) -> list[Values]:
 
 
 def _chunks(space: PlanSpace, values: Values) -> tuple[list[Floats], list[Ints]]:
-    """Of each rank [units + 1, units + 1] seconds of a micro-batch in the fastest mode that fits, and that mode."""
+    """For each rank, [units + 1, units + 1] seconds of a micro-batch in the fastest mode that fits, and that mode."""
     evaluator, lowered = space.evaluator, space.lowered(values).views[0]
     shape, settings = space.shape(values), evaluator.settings(lowered.zero)
     known: dict[tuple[int, float], Rows] = {}
@@ -113,7 +116,7 @@ def _chunks(space: PlanSpace, values: Values) -> tuple[list[Floats], list[Ints]]
 
 
 def _spans(of_units: Floats) -> Floats:
-    """[modes, units] -> [modes, units + 1, units + 1] sums from one unit to before another; infinite where empty."""
+    """Sums over the units from one to before another, [modes, units + 1, units + 1]; infinite where there is none."""
     sums = np.concatenate([np.zeros((len(of_units), 1)), np.cumsum(of_units, axis=1)], axis=1)
     spans = sums[:, None, :] - sums[:, :, None]
     empty = np.tril(np.ones(spans.shape[1:], dtype=np.bool_))
@@ -122,7 +125,7 @@ def _spans(of_units: Floats) -> Floats:
 
 
 def _unit_costs(space: PlanSpace, values: Values, rank: int) -> Rows:
-    """[modes, units] unit costs, rows of `UnitCostRow`, as if all units stood in one chunk on a rank."""
+    """[modes, units] unit costs, rows of `UnitCostRow`, as if all units were in one chunk on a rank."""
     evaluator, lowered = space.evaluator, space.lowered(values).views[0]
     segments = [segment for chunk in lowered.chunks for segment in chunk]
     found = np.empty((len(RECOMPUTE_MODES), len(segments)), dtype=UNIT_COST_DTYPE)
@@ -143,7 +146,7 @@ def _unit_costs(space: PlanSpace, values: Values, rank: int) -> Rows:
 
 
 def _with_cuts(space: PlanSpace, values: Values, ends: Sequence[int], modes: Sequence[Ints]) -> Values:
-    """`values` with these ends of the ranks' units, and of each rank the mode of its span."""
+    """A plan with other ends of the ranks' units, and with the recompute mode of each rank's span."""
     found = list(values)
     shape = space.shape(values)
     shares = space.cut_shares(values)

@@ -291,24 +291,10 @@ class SkeletonSearch:
                 if other.virtual > 1:
                     plan[space.first_stage] = 0
                 found.append(plan)
-        skeletons = dict.fromkeys([*(v[:first] for v in cut_anew(space, values)), *map(self._legal_skeleton, found)])
+        legal = (space.repair(plan[:first]) for plan in found)
+        skeletons = dict.fromkeys([*(v[:first] for v in cut_anew(space, values)), *legal])
         fresh = [skeleton for skeleton in skeletons if skeleton != values[:first] and skeleton not in self.best]
         return [self._cache.with_signatures(skeleton, values[first:]) for skeleton in fresh]
-
-    def _legal_skeleton(self, plan: Sequence[int]) -> Values:
-        """The skeleton of a plan whose shape is legal; its other values are kept as far as they are legal."""
-        space = self.space
-        shape = space.shape(plan)
-        first = space.first_stage + 2
-        skeleton = list(plan[: first if any(plan[first : space.first_cut]) else space.first_cut])
-        for slot in space.slots[len(skeleton) : space.first_signature]:
-            value = plan[len(skeleton)]
-            if slot.index >= {"cut": shape.num_chunks - 1, "recompute": shape.pp, "zero": 1}.get(slot.kind, shape.pp):
-                skeleton.append(0)
-                continue
-            legal = space.legal(skeleton)
-            skeleton.append(int(value) if legal[value] else int(np.flatnonzero(legal)[0]))
-        return tuple(skeleton)
 
 
 def _moved(picked: tuple[int, ...], moves: Sequence[tuple[int, int]]) -> tuple[int, ...]:

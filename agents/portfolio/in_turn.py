@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agents.results.diverse_top_k import unlike_plans
@@ -80,13 +80,10 @@ def search_in_turn(
     nothing or refuses the problem, the others still have their turns.
 
     Args:
-        problem: the problem.
+        problem, on_progress, should_stop: see `search`.
         budget: budget of all searchers together.
         searchers: names of `SEARCHERS`, in the order of their turns.
-        seed: seed of every random choice, the same for each searcher.
-        on_progress: called a few times a second.
-        should_stop: called often; once it returns true, the best plan so far is returned.
-        start: plans from which each searcher begins.
+        seed, start: seed and first plans of each searcher, see `search`.
         clock: returns the time in seconds.
 
     Raises:
@@ -112,68 +109,33 @@ def search_in_turn(
     return turns.result(seed)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Turn:
-    """What one searcher has returned."""
-
-    name: str
-    """Name of the searcher."""
-    result: SearchResult
-    record: SearchRecord
-    """Record of the plan that it has returned."""
-    step_time_s: float
-    """Step time of this plan."""
-
-    @staticmethod
-    def of(name: str, result: SearchResult) -> _Turn:
-        """The turn of a searcher with this result."""
-        plan = result.plan
-        assert plan.search is not None and plan.estimate is not None
-        return _Turn(name=name, result=result, record=plan.search, step_time_s=plan.estimate.step_time_s)
-
-    @property
-    def reached_s(self) -> float | None:
-        """Best step time of its own plans, without the templates as a last resort; None if none of its own fits."""
-        return self.record.searchers.get(self.name, self.step_time_s)
-
-    @property
-    def found_by(self) -> str:
-        """The searcher, not a member of its portfolio; `expert` where it returned a template as a last resort."""
-        return self.record.found_by if self.name in self.record.searchers else self.name
-
-
 class _Turns:
     """The turns so far."""
 
     def __init__(self, count: int, clock: Callable[[], float], on_progress: OnProgress) -> None:
-        self.turns: list[_Turn] = []
-        self.faults: list[UserError] = []
-        self._count = count
-        self._number = 0
+        self._results: dict[str, SearchResult] = {}
+        self._faults: dict[str, UserError] = {}
         self._reached: dict[str, float | None] = {}
-        self._warnings: list[str] = []
+        self._count, self._number = count, 0
         self._evaluations = 0
         self._improvements: list[tuple[int, float, float]] = []
         self._best_s = float("inf")
-        self._clock = clock
-        self._began = clock()
-        self._turn_began = self._began
+        self._clock, self._began, self._turn_began_s = clock, clock(), 0.0
         self._on_progress = on_progress
 
     @property
-    def seconds(self) -> float:
+    def _seconds(self) -> float:
         """Seconds since the start of the search."""
         return self._clock() - self._began
 
     def share(self, budget: Budget, number: int) -> Budget:
         """The budget of turn `number`, which begins now."""
-        self._number = number
-        self._turn_began = self._clock()
+        self._number, self._turn_began_s = number, self._seconds
         if budget.evaluations is not None:
             share, more = divmod(budget.evaluations, self._count)
             return Budget(evaluations=share + (number < more))
         assert budget.seconds is not None
-        return Budget(seconds=max(LEAST_S, budget.seconds - self.seconds) / (self._count - number))
+        return Budget(seconds=max(LEAST_S, budget.seconds - self._turn_began_s) / (self._count - number))
 
     def report(self, progress: Progress) -> None:
         """Reports how far all turns together have come."""
@@ -182,7 +144,7 @@ class _Turns:
             replace(
                 progress,
                 evaluations=self._evaluations + progress.evaluations,
-                seconds=self.seconds,
+                seconds=self._seconds,
                 best_step_time_s=None if best_s == float("inf") else best_s,
                 fraction=(self._number + progress.fraction) / self._count,
             )
@@ -190,22 +152,18 @@ class _Turns:
 
     def add(self, name: str, found: SearchResult) -> None:
         """Adds the result of a searcher."""
-        turn = _Turn.of(name, found)
-        before_s = self._turn_began - self._began
         for evaluations, seconds, step_time_s in found.improvements:
             if step_time_s < self._best_s:
                 self._best_s = step_time_s
-                self._improvements.append((self._evaluations + evaluations, before_s + seconds, step_time_s))
+                self._improvements.append((self._evaluations + evaluations, self._turn_began_s + seconds, step_time_s))
         self._evaluations += found.evaluations
-        self._reached[name] = turn.reached_s
-        self.turns.append(turn)
+        self._reached[name] = found.record.searchers.get(name, found.step_time_s)
+        self._results[name] = found
 
     def add_fault(self, name: str, fault: UserError) -> None:
         """Adds a searcher that has no plan, and why."""
         self._reached[name] = None
-        self.faults.append(fault)
-        if not isinstance(fault, NothingFits):
-            self._warnings.append(f"{name} did not search: {fault}")
+        self._faults[name] = fault
 
     def result(self, seed: int) -> SearchResult:
         """The result with the best plan of all turns; of two equally fast plans, the earlier one.
@@ -213,51 +171,60 @@ class _Turns:
         Raises:
             UserError: no searcher has a plan; the error of the first one.
         """
-        if not self.turns:
-            raise self.faults[0]
-        best = min(self.turns, key=lambda turn: turn.step_time_s)
-        records = [turn.record for turn in self.turns]
+        if not self._results:
+            raise next(iter(self._faults.values()))
+        best_by, best = min(self._results.items(), key=lambda turn: turn[1].step_time_s)
+        records = [found.record for found in self._results.values()]
         baselines: Mapping[str, float | None] = {
             key: next((r.baselines[key] for r in records if r.baselines.get(key) is not None), None)
             for record in records
             for key in record.baselines
         }
-        plan = best.result.plan
         record = replace(
             best.record,
-            found_by=best.found_by,
+            found_by=_finder(best_by, best, best.record.found_by),
             seed=seed,
             evaluations=self._evaluations,
             baselines=baselines,
             searchers=self._reached,
-            seconds=self.seconds,
+            seconds=self._seconds,
             proven=any(r.proven for r in records),
             lower_bound_s=max((r.lower_bound_s for r in records if r.lower_bound_s is not None), default=None),
         )
-        chosen = replace(plan, search=record, warnings=(*plan.warnings, *self._warnings))
+        warnings = tuple(
+            f"{name} did not search: {fault}"
+            for name, fault in self._faults.items()
+            if not isinstance(fault, NothingFits)
+        )
+        chosen = replace(best.plan, search=record, warnings=(*best.plan.warnings, *warnings))
 
         def unlike(count: int) -> tuple[Plan, ...]:
-            in_order = sorted(self.turns, key=lambda turn: turn is not best)
-            found = unlike_plans([plan for turn in in_order for plan in turn.result.unlike(count)], count)
-            return (chosen, *(with_record(plan, record) for plan in found[1:]))
+            in_order = sorted(self._results.values(), key=lambda found: found is not best)
+            plans = unlike_plans([plan for found in in_order for plan in found.unlike(count)], count)
+            return (chosen, *(with_record(plan, record) for plan in plans[1:]))
 
         def plainest(limit_s: float) -> Offer:
-            able = [turn for turn in self.turns if turn.step_time_s <= max(limit_s, best.step_time_s)]
-            offers = [(turn.result.plainest(limit_s), turn) for turn in able if turn.result.plainest is not None]
-            offer, turn = min(offers, key=lambda some: some[0].plainness)
-            is_own = turn.name in turn.record.searchers
-            plan = replace(offer.plan, warnings=(*offer.plan.warnings, *self._warnings))
-            return replace(offer, plan=plan, found_by=offer.found_by if is_own else turn.name)
+            limit_s = max(limit_s, best.step_time_s)
+            able = [(name, found) for name, found in self._results.items() if found.step_time_s <= limit_s]
+            offers = [(found.plainest(limit_s), name, found) for name, found in able if found.plainest is not None]
+            offer, name, found = min(offers, key=lambda some: some[0].plainness)
+            plan = replace(offer.plan, warnings=(*offer.plan.warnings, *warnings))
+            return replace(offer, plan=plan, found_by=_finder(name, found, offer.found_by))
 
         return SearchResult(
             plan=chosen,
             plainest=plainest,
             evaluations=self._evaluations,
-            seconds=self.seconds,
+            seconds=self._seconds,
             proven=record.proven,
             improvements=tuple(self._improvements),
             unlike=unlike,
         )
+
+
+def _finder(name: str, found: SearchResult, found_by: str) -> str:
+    """The finder of a searcher's plan: a portfolio itself, whose record names its members, else as the record says."""
+    return found_by if name in found.record.searchers else name
 
 
 def with_record(plan: Plan, record: SearchRecord) -> Plan:

@@ -51,13 +51,9 @@ def search_offer(
     """The plainest of the plans that the price cannot tell from the fastest one found within `budget`.
 
     Args:
-        problem: the problem.
-        budget: seconds or evaluations of all searches together.
+        problem, budget, seed, on_progress, should_stop: see `agents.searcher.search`.
         searchers: names of `agents.searcher.SEARCHERS`, in the order of their turns.
-        seed: seed of every random choice.
         tie: share of the error band, to either side of an estimate, within which plans count as equally fast.
-        on_progress: called a few times a second.
-        should_stop: called often; once it returns true, the best plan so far is returned.
         clock: returns the time in seconds.
 
     Raises:
@@ -109,12 +105,11 @@ def _scaled(progress: Progress, done: float, share: float, before: SearchResult 
     if before is None:
         return found
     assert before.plan.estimate is not None
-    step_s = before.plan.estimate.step_time_s
     return replace(
         found,
         evaluations=before.evaluations + progress.evaluations,
         seconds=before.seconds + progress.seconds,
-        best_step_time_s=min(step_s, progress.best_step_time_s or step_s),
+        best_step_time_s=min(before.step_time_s, progress.best_step_time_s or before.step_time_s),
         lower_bound_s=before.plan.estimate.lower_bound_s,
     )
 
@@ -173,8 +168,8 @@ class _Found:
 
     def _record(self, offer: Offer, fastest_s: float) -> SearchRecord:
         """The record of both searches, for the plan that is returned."""
-        own, other = self.main.plan.search, self.on_part.plan.search if self.on_part is not None else None
-        assert own is not None and offer.plan.estimate is not None
+        own, other = self.main.record, self.on_part.record if self.on_part is not None else None
+        assert offer.plan.estimate is not None
         templates = [own.baselines.get("expert"), *(part.template_s for part in self.parts)]
         expert_s = min((step_s for step_s in templates if step_s is not None), default=None)
         # A part that was not searched may hold a plan as fast as its bound.

@@ -7,17 +7,17 @@ change that is named was tried on the problem, and some template of the changed 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from automap.cluster import Cluster, Node, known_devices, parse_cluster
 from automap.errors import ClusterError, NothingFits, ProblemError
-from automap.hints import Fix
+from automap.hints import Fix, Hints
 from automap.price.estimate import annotate
 from automap.problem import Problem
 from automap.records import to_json
@@ -37,22 +37,8 @@ HOST_DEVICES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
-    """One change of the problem."""
-
-    field: str
-    """Name of the changed field, as in the user's request."""
-    value: str
-    """New value of the field."""
-    about: str
-    """Description of the change in words."""
-    make: Callable[[], Problem]
-    """Builds the changed problem."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
-    """A change with which some plan fits."""
+    """A change of the problem with which some plan fits."""
 
     field: str
     """Name of the changed field, as in the user's request."""
@@ -64,6 +50,16 @@ class Remedy:
     """Step time of the best template of the changed problem."""
 
 
+class Change(NamedTuple):
+    """A change of the problem; the first three fields are those of `Remedy`."""
+
+    field: str
+    value: str
+    about: str
+    make: Callable[[], Problem]
+    """Builds the changed problem."""
+
+
 def nothing_fits(space: PlanSpace, nearest: Values) -> NothingFits:
     """The error for a problem of which no plan fits.
 
@@ -73,17 +69,16 @@ def nothing_fits(space: PlanSpace, nearest: Values) -> NothingFits:
     """
     lowered = space.lowered(nearest)
     plan = annotate(space.decode(nearest), lowered, space.evaluator)
-    estimate = plan.estimate
-    assert estimate is not None
-    worst = max(estimate.memory_bytes, key=lambda m: m.total - m.capacity)
+    assert plan.estimate is not None
+    worst = max(plan.estimate.memory_bytes, key=lambda m: m.total - m.capacity)
     short = (worst.total - worst.capacity) / GIB
     shape = space.shape(nearest)
     sizes = (*zip(space.axes, space.meshes.mesh(shape), strict=True), ("pp", shape.pp))
     degrees = ", ".join(f"{name} {size}" for name, size in sizes)
-    tried = _Tried(WITHIN_S)
-    found = remedies(space.problem, tried)
+    trials = _Trials(WITHIN_S)
+    found = _remedies(space.problem, trials)
     none = "No change was found to help in the time that there was: try a larger cluster or a smaller model."
-    if tried.all:
+    if trials.all:
         none = (
             f"No single change helps, nor {MOST_DEVICES} such devices: a part of the model that cannot be divided is "
             "larger than a device. Train a smaller model or shorter samples."
@@ -99,7 +94,7 @@ def nothing_fits(space: PlanSpace, nearest: Values) -> NothingFits:
     )
 
 
-class _Tried:
+class _Trials:
     """Tries changes for some time: with a large problem each takes seconds, and the budget of the search is over.
 
     Attributes:
@@ -107,15 +102,11 @@ class _Tried:
     """
 
     def __init__(self, within_s: float) -> None:
-        """Begins now.
-
-        Args:
-            within_s: processor time in seconds, after which no further change is tried.
-        """
+        """Begins now; `within_s` seconds of processor time later, no further change is tried."""
         self._end_s = time.process_time() + within_s
         self.all = True
 
-    def __call__(self, change: Change) -> Remedy | None:
+    def remedy(self, change: Change) -> Remedy | None:
         """The remedy that a change makes; None where no plan fits with it, or the time is over."""
         if time.process_time() > self._end_s:
             self.all = False
@@ -128,16 +119,17 @@ class _Tried:
             return None
         return Remedy(field=change.field, value=change.value, about=change.about, step_time_s=seconds)
 
+    def remedies(self, changes: Iterable[Change]) -> Iterator[Remedy]:
+        """The remedies that some changes make."""
+        return filter(None, map(self.remedy, changes))
 
-def remedies(problem: Problem, tried: Callable[[Change], Remedy | None]) -> tuple[Remedy, ...]:
+
+def _remedies(problem: Problem, trials: _Trials) -> list[Remedy]:
     """Changes with which some template fits, the cheapest first: hints, training, batch, then hardware."""
-    freed = [remedy for remedy in map(tried, _freed(problem)) if remedy]
-    if not freed:
-        freed = [remedy for remedy in map(tried, _all_freed(problem)) if remedy]
-    families = (_trainings(problem), _batches(problem))
-    chosen = [next((remedy for remedy in map(tried, family) if remedy), None) for family in families]
-    hardware = [_grown(problem, tried), next((remedy for remedy in map(tried, _larger(problem)) if remedy), None)]
-    return tuple(remedy for remedy in (*freed, *chosen, *hardware) if remedy)
+    found = list(trials.remedies(_freed(problem))) or list(trials.remedies(_all_freed(problem)))
+    firsts = [next(trials.remedies(family), None) for family in (_trainings(problem), _batches(problem))]
+    hardware = [_grown(problem, trials), next(trials.remedies(_larger(problem)), None)]
+    return [*found, *filter(None, firsts), *filter(None, hardware)]
 
 
 def fastest_template_s(problem: Problem) -> float | None:
@@ -160,41 +152,28 @@ def _freed(problem: Problem) -> Iterator[Change]:
     for name in (f.name for f in fields(Fix)):
         value = getattr(hints.fix, name)
         if value is not None:
-            yield Change(
-                field=f"hints.fix.{name}",
-                value="null",
-                about=f"leave {name} free (hints.fix.{name} is {value})",
-                make=partial(_with, problem, fix=replace(hints.fix, **{name: None})),
-            )
+            about = f"leave {name} free (hints.fix.{name} is {value})"
+            free = _with(problem, replace(hints, fix=replace(hints.fix, **{name: None})))
+            yield Change(f"hints.fix.{name}", "null", about, free)
     if hints.constraints:
-        yield Change(
-            field="hints.constraints",
-            value="[]",
-            about="leave out hints.constraints",
-            make=partial(_with, problem, constraints=()),
-        )
+        free = _with(problem, replace(hints, constraints=()))
+        yield Change("hints.constraints", "[]", "leave out hints.constraints", free)
     if hints.memory_reserve_bytes > 0:
-        yield Change(
-            field="hints.memory_reserve_bytes",
-            value="0",
-            about=f"reserve no memory (now {hints.memory_reserve_bytes / GIB:.1f} GiB)",
-            make=partial(_with, problem, memory_reserve_bytes=0.0),
-        )
+        about = f"reserve no memory (now {hints.memory_reserve_bytes / GIB:.1f} GiB)"
+        yield Change("hints.memory_reserve_bytes", "0", about, _with(problem, replace(hints, memory_reserve_bytes=0.0)))
 
 
 def _all_freed(problem: Problem) -> Iterator[Change]:
     """The change that leaves out all hints together."""
-    if problem.hints.fix != Fix() or problem.hints.constraints or problem.hints.memory_reserve_bytes:
-        yield Change(
-            field="hints",
-            value="{}",
-            about="leave out hints.fix, hints.constraints and hints.memory_reserve_bytes together",
-            make=partial(_with, problem, fix=Fix(), constraints=(), memory_reserve_bytes=0.0),
-        )
+    hints = problem.hints
+    if hints.fix != Fix() or hints.constraints or hints.memory_reserve_bytes:
+        about = "leave out hints.fix, hints.constraints and hints.memory_reserve_bytes together"
+        free = _with(problem, replace(hints, fix=Fix(), constraints=(), memory_reserve_bytes=0.0))
+        yield Change("hints", "{}", about, free)
 
 
-def _with(problem: Problem, **hints: Any) -> Problem:
-    return Problem.build(problem.graph, problem.cluster, problem.training, replace(problem.hints, **hints))
+def _with(problem: Problem, hints: Hints) -> Callable[[], Problem]:
+    return partial(Problem.build, problem.graph, problem.cluster, problem.training, hints)
 
 
 def _trainings(problem: Problem) -> Iterator[Change]:
@@ -214,21 +193,16 @@ def _batches(problem: Problem) -> Iterator[Change]:
         yield _trained(problem, f"a global batch of {size}", "global_batch", size)
 
 
-def _trained(problem: Problem, about: str, name: str, value: object) -> Change:
-    return Change(
-        field=f"training.{name}",
-        value=str(value),
-        about=about,
-        make=partial(
-            Problem.build, problem.graph, problem.cluster, to_json(problem.training) | {name: value}, problem.hints
-        ),
-    )
+def _trained(problem: Problem, about: str, name: str, value: Any) -> Change:
+    training = to_json(problem.training) | {name: value}
+    make = partial(Problem.build, problem.graph, problem.cluster, training, problem.hints)
+    return Change(f"training.{name}", str(value), about, make)
 
 
 # -- hardware --------------------------------------------------------------------------------------------------------
 
 
-def _grown(problem: Problem, tried: Callable[[Change], Remedy | None]) -> Remedy | None:
+def _grown(problem: Problem, trials: _Trials) -> Remedy | None:
     """The smallest larger cluster of the same devices that helps.
 
     The first sizes are tried one by one, the next ones by doubling and then halving the interval.
@@ -239,13 +213,18 @@ def _grown(problem: Problem, tried: Callable[[Change], Remedy | None]) -> Remedy
     low, high = -1, 0
     while found is None and low < len(sizes) - 1:
         high = min(low + max(1, low - ONE_BY_ONE), len(sizes) - 1)
-        found = tried(_enlarged(problem, *sizes[high]))
+        found = trials.remedy(_enlarged(problem, *sizes[high]))
         low = low if found else high
     while found is not None and high - low > 1:
         middle = (low + high) // 2
-        smaller = tried(_enlarged(problem, *sizes[middle]))
+        smaller = trials.remedy(_enlarged(problem, *sizes[middle]))
         low, high, found = (low, middle, smaller) if smaller else (middle, high, found)
     return found
+
+
+def _roomiest(cluster: Cluster) -> Node:
+    """The row of equal hosts whose devices have most memory."""
+    return max(cluster.nodes, key=lambda node: cluster.devices[node.device].memory_bytes)
 
 
 def _devices(cluster: Cluster, hosts: int, each: int) -> int:
@@ -268,11 +247,6 @@ def _sizes(cluster: Cluster) -> list[tuple[int, int]]:
     return [*sizes, *((count, each) for count in range(row.count + 1, (MOST_DEVICES - others) // each + 1))]
 
 
-def _roomiest(cluster: Cluster) -> Node:
-    """The row of equal hosts whose devices have most memory."""
-    return max(cluster.nodes, key=lambda node: cluster.devices[node.device].memory_bytes)
-
-
 def _enlarged(problem: Problem, hosts: int, each: int) -> Change:
     """The change to so many hosts with so many devices each in the roomiest row."""
     cluster = problem.cluster
@@ -280,12 +254,8 @@ def _enlarged(problem: Problem, hosts: int, each: int) -> Change:
     nodes = tuple(replace(node, count=hosts, num_devices=each) if node is row else node for node in cluster.nodes)
     name = "+".join(f"{n.count}x{n.num_devices}x{n.device}" for n in nodes)
     grown = replace(cluster, nodes=nodes, name=name)
-    return Change(
-        field="cluster",
-        value=grown.name,
-        about=f"{grown.num_devices} such devices ({grown.name})",
-        make=partial(Problem.build, problem.graph, grown, problem.training, problem.hints),
-    )
+    make = partial(Problem.build, problem.graph, grown, problem.training, problem.hints)
+    return Change("cluster", name, f"{grown.num_devices} such devices ({name})", make)
 
 
 def _larger(problem: Problem) -> Iterator[Change]:
@@ -298,9 +268,6 @@ def _larger(problem: Problem) -> Iterator[Change]:
     roomier = [d for d in known_devices() if d.memory_GiB > present.memory_GiB and d.name != "cpu"]
     for device in sorted(roomier, key=lambda d: (d.memory_GiB, d.name)):
         text = "+".join(f"{node.count}x{node.num_devices}x{device.name}" for node in cluster.nodes)
-        yield Change(
-            field="cluster",
-            value=text,
-            about=f"devices with {device.memory_GiB:.0f} GiB, such as {device.name} ({text})",
-            make=partial(Problem.build, problem.graph, parse_cluster(text), problem.training, problem.hints),
-        )
+        about = f"devices with {device.memory_GiB:.0f} GiB, such as {device.name} ({text})"
+        make = partial(Problem.build, problem.graph, parse_cluster(text), problem.training, problem.hints)
+        yield Change("cluster", text, about, make)

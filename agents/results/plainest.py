@@ -226,14 +226,7 @@ def _with(space: PlanSpace, values: Values, number: int, value: int) -> Values:
 
 
 def _ordinary(space: PlanSpace, values: Values, kind: str, axis: int) -> list[dict[int, int]]:
-    """Ways to give all slots of a kind their ordinary values, as slot -> value, the most ordinary way first.
-
-    Args:
-        space: space of the plan.
-        values: the plan.
-        kind: kind of the slots.
-        axis: mesh axis of signatures; not read for other kinds.
-    """
+    """Ways to give all slots of a kind their ordinary values, as slot -> value, the most ordinary way first."""
     slots = [(number, slot) for number, slot in enumerate(space.slots) if slot.kind == kind]
     if kind != "signature":
         return [{number: value for number, _ in slots} for value in (range(3) if kind == "zero" else (0,))]

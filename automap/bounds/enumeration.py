@@ -1,8 +1,8 @@
 """Enumeration: the plans of a space, many beginnings at once, in the order of their values.
 
-`extend` gives every legal continuation of many beginnings by one decision, `bounded` what no completion of each can
-beat. What is legal is asked of `PlanSpace.legal`, once for all beginnings that are alike in what it depends on. Units:
-seconds; memory as share of capacity (overflow).
+`extend` gives every legal continuation of many beginnings by one decision, `bounded` the lower bounds of each. Legal
+values come from `PlanSpace.legal`, which is called once for all beginnings that are alike in what the values depend on.
+Units: seconds; memory as share of capacity (overflow).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 LISTED = 4096
-"""Plans that `plans` lists at a time, about."""
+"""About how many plans `plans` lists at a time (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beginnings:
-    """Beginnings of plans, all equally far decided."""
+    """Beginnings of plans in which equally many slots are decided."""
 
     values: Ints
-    """[n, decided slots]"""
+    """[n, decided slots] values."""
     ends: Ints
     """[n, decided cuts] units before the end of each chunk; that of the chunk before where there is no such chunk."""
     bounds: Floats
@@ -43,7 +43,7 @@ class Beginnings:
         return len(self.values)
 
     def take(self, which: Ints | Mask | slice) -> Beginnings:
-        """Some of them."""
+        """Some of the beginnings, in order."""
         return Beginnings(
             values=self.values[which], ends=self.ends[which], bounds=self.bounds[which], meshes=self.meshes[which]
         )
@@ -67,7 +67,7 @@ class Enumeration:
                 self._of_shapes[values[:depth]] = np.minimum(known, bound)
 
     def root(self) -> Beginnings:
-        """The one beginning that has decided nothing."""
+        """The only beginning in which nothing is decided."""
         return Beginnings(
             values=np.zeros((1, 0), dtype=np.int64),
             ends=np.zeros((1, 0), dtype=np.int64),
@@ -120,7 +120,7 @@ class Enumeration:
         )
 
     def _with_meshes(self, some: Beginnings) -> Beginnings:
-        """The same with their sets of meshes."""
+        """The same beginnings with their sets of meshes."""
         first, alike = _distinct(some.values[:, : self.space.first_cut])
         numbers = []
         for row in some.values[first].tolist():
@@ -130,7 +130,7 @@ class Enumeration:
         return replace(some, meshes=np.array(numbers, dtype=np.int64)[alike])
 
     def _mask(self, slot: Slot, row: tuple[int, ...], key: list[int]) -> Mask:
-        """Legal values of a slot behind `row`, which is like all others with its `key`."""
+        """[values] legal values of a slot behind `row`; they are the same behind all beginnings with the same key."""
         if slot.kind != "signature":
             return self.space.legal(row)
         known = (len(row), *key)
@@ -139,7 +139,7 @@ class Enumeration:
         return self._masks[known]
 
     def _keys(self, slot: Slot, some: Beginnings) -> Ints:
-        """[n, columns] all that the legal values of a slot depend on."""
+        """[n, columns] key of each beginning: all that the legal values of a slot depend on."""
         values, space = some.values, self.space
         if len(values[0]) < space.first_cut:
             return values
@@ -155,7 +155,7 @@ class Enumeration:
     # -- bounds --------------------------------------------------------------------------------------------------
 
     def bounded(self, some: Beginnings) -> Beginnings:
-        """The same with bounds that know of all decisions."""
+        """The same beginnings with bounds that take all their decisions into account."""
         depth = some.values.shape[1]
         if depth >= self.space.first_signature:
             values = np.full((len(some), len(self.space.slots)), -1, dtype=np.int64)
@@ -168,11 +168,11 @@ class Enumeration:
             stages, alike = np.unique(some.values[:, : self.space.first_cut], axis=0, return_inverse=True)
             for number, values in enumerate(stages.tolist()):
                 rows = np.flatnonzero(alike.reshape(-1) == number)
-                found[rows, 0] = self._floors(tuple(values), some.take(rows))
+                found[rows, 0] = self._pipeline_bounds(tuple(values), some.take(rows))
         return replace(some, bounds=np.maximum(some.bounds, found))
 
     def _work(self, values: tuple[int, ...]) -> tuple[Floats, Floats, Floats]:
-        """See `BoundTable.work` of the stages that `values` decide; and [ranks] their devices."""
+        """`BoundTable.work` of the stages that `values` decide, and [ranks] their devices."""
         if values not in self._works:
             space = self.space
             number = self._shapes[values[: space.first_stage]]
@@ -182,10 +182,10 @@ class Enumeration:
             self._works[values] = (*self.table.work(number, stages), devices)
         return self._works[values]
 
-    def _floors(self, values: tuple[int, ...], some: Beginnings) -> Floats:
-        """[n] seconds that the chunks which are cut ask of their ranks, and the others of those that are left.
+    def _pipeline_bounds(self, values: tuple[int, ...], some: Beginnings) -> Floats:
+        """[n] seconds for which chunks that are cut keep their ranks busy, and all others the ranks that are left.
 
-        The floors of `PartialPlan`, for many beginnings with the same stages.
+        These are the bounds of `PartialPlan` without transfers, for many beginnings with the same stages.
         """
         space = self.space
         shape = space.shape(values)

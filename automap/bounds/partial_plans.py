@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from automap.bounds.kernels.step_many import BEGIN, EpisodeArrays, LowerBounds, step_many
-from automap.bounds.kernels.unit_lower_bounds import forced_signatures, unit_lower_bounds
+from automap.bounds.kernels.unit_lower_bounds import UnitBounds, forced_signatures, unit_lower_bounds
 from automap.price.lowered_plan import RECOMPUTE_MODES, spread
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Slot, Values
@@ -31,6 +32,21 @@ class Bound:
     """Seconds of a step."""
     overflow: float
     """Largest share of its memory by which a device overflows; at most 0 where the plan may fit."""
+
+
+class _Least(NamedTuple):
+    """The least that units of each type cost on one rank."""
+
+    work_s: Floats
+    """[settings, types] see `UnitBounds`."""
+    again_s: Floats
+    """[settings, types] see `UnitBounds`."""
+    state_bytes: Floats
+    """[settings, types] bytes of parameters, gradients and moments under the ZeRO stage that leaves least."""
+    saved_bytes: Floats
+    """[settings, types] see `UnitBounds`."""
+    sent_bytes: Floats
+    """[settings, types] see `UnitBounds`."""
 
 
 class BoundTable:
@@ -59,10 +75,9 @@ class BoundTable:
         # Rows of the tables: the settings, then the least of all settings that stages of equal size may be in.
         sets: dict[tuple[int, ...], int] = {(setting,): setting for setting in range(len(settings))}
         self._rows = np.array([sets.setdefault(some, len(sets)) for some in even], dtype=np.int64)
-        found = np.array([least[list(some)].min(axis=0) for some in sets])
-        found[:, 1] = np.maximum(0.0, found[:, 1] - found[:, 0])
+        found = _Least(*(np.array([column[list(some)].min(axis=0) for some in sets]) for column in least))
         units = space.arrays.units
-        before = np.pad(np.cumsum(found[:, :, units], axis=2), ((0, 0), (0, 0), (1, 0)))
+        self._again = self._before(np.maximum(0.0, found.again_s - found.work_s))
         self.shape_bounds = np.array(
             [
                 self._of_shape(shape, settings, least, some, others)
@@ -72,15 +87,14 @@ class BoundTable:
         rows = np.full((len(space.arrays.axes), len(space.meshes.micro_batches)), -1, dtype=np.int64)
         for shape, others in zip(space.shapes, unlike, strict=True):
             rows[settings[list(others), 0], space.meshes.micro_batches.index(shape.num_micro_batches)] = others
-        self._again = before[:, 1]
         self.lower_bounds = LowerBounds(
             nodes=self._of_nodes(),
             shapes=self._rows,
             unlike=rows,
-            work=np.ascontiguousarray(before[:, 0]),
-            states=np.ascontiguousarray(before[:, 2]),
-            saved=np.ascontiguousarray(before[:, 3]),
-            sent=np.ascontiguousarray(np.pad(found[:, 4, units], ((0, 0), (1, 0)))),
+            work=self._before(found.work_s),
+            states=self._before(found.state_bytes),
+            saved=self._before(found.saved_bytes),
+            sent=np.ascontiguousarray(np.pad(found.sent_bytes[:, units], ((0, 0), (1, 0)))),
             shared_bytes=self._tied_elements * float(sum(space.problem.state_bytes)),
             reserved_bytes=float(space.arrays.settings.reserved_bytes),
         )
@@ -91,19 +105,30 @@ class BoundTable:
         tensors = self.space.problem.graph.tensors
         return sum(tensors[name].num_elements for name, _, _ in self.space.evaluator.tied.parameters)
 
-    def _least(self, even: Sequence[Sequence[int]], unlike: Sequence[Sequence[int]]) -> tuple[Ints, Floats]:
-        """[settings, 2] stage and samples, and [settings, 6, types] what units cost, see `unit_lower_bounds`."""
+    def _before(self, of_types: Floats) -> Floats:
+        """[rows, units + 1] sum over all units before each, of [rows, types]."""
+        return np.pad(np.cumsum(of_types[:, self.space.arrays.units], axis=1), ((0, 0), (1, 0)))
+
+    def _least(self, even: Sequence[Sequence[int]], unlike: Sequence[Sequence[int]]) -> tuple[Ints, _Least]:
+        """[settings, 2] stage and samples, and what units cost there at least."""
         space, evaluator = self.space, self.space.evaluator
         settings = np.array(list(self.settings), dtype=np.int64)
-        least = np.empty((len(settings), 6, evaluator.blocks.num_types))
+        found = UnitBounds(*np.empty((len(UnitBounds._fields), len(settings), evaluator.blocks.num_types)))
         exposed = np.asarray(evaluator.exposed, dtype=np.float64)
         again = RECOMPUTE_MODES.index("full")
-        unit_lower_bounds(space.compiled, settings, self._forced(settings, even, unlike), exposed, again, least)
-        least[:, 2] = self._held(least)
-        pairs = np.array(list(self._pairs), dtype=np.int64).reshape(-1, 2)
-        of_pairs = np.concatenate([least[pairs[:, 1], :2], least[pairs[:, 0], 2:]], axis=1)
-        of_pairs[:, 4] = np.minimum(least[pairs[:, 0], 4], least[pairs[:, 1], 4])
-        return np.concatenate([settings, settings[pairs[:, 0]]]), np.concatenate([least, of_pairs])
+        unit_lower_bounds(space.compiled, settings, self._forced(settings, even, unlike), exposed, again, found)
+        stage = int(np.flatnonzero(space.zeros).max())
+        parameter, gradient, optimizer = space.problem.state_bytes
+        sharded = (stage >= 3) * parameter + (stage >= 2) * gradient + (stage >= 1) * optimizer
+        state_bytes = sharded * found.zero_parameters + (parameter + gradient + optimizer - sharded) * found.parameters
+        slow, fast = np.array(list(self._pairs), dtype=np.int64).reshape(-1, 2).T
+        return np.concatenate([settings, settings[slow]]), _Least(
+            work_s=np.concatenate([found.work_s, found.work_s[fast]]),
+            again_s=np.concatenate([found.again_s, found.again_s[fast]]),
+            state_bytes=np.concatenate([state_bytes, state_bytes[slow]]),
+            saved_bytes=np.concatenate([found.saved_bytes, found.saved_bytes[slow]]),
+            sent_bytes=np.concatenate([found.sent_bytes, np.minimum(found.sent_bytes[slow], found.sent_bytes[fast])]),
+        )
 
     def _forced(self, settings: Ints, even: Sequence[Sequence[int]], unlike: Sequence[Sequence[int]]) -> Ints:
         """[settings, groups, axes] signatures of which there is no choice, -1 where there is one.
@@ -125,15 +150,6 @@ class BoundTable:
             agreed = np.logical_and.accumulate(agreed, axis=1)
             picked[some] = np.where(agreed, picked[some], -1)
         return picked
-
-    def _held(self, least: Floats) -> Floats:
-        """[settings, types] bytes of parameters, gradients and moments under the ZeRO stage that leaves least."""
-        stage = int(np.flatnonzero(self.space.zeros).max())
-        parameter, gradient, optimizer = self.space.problem.state_bytes
-        sharded = (stage >= 3) * parameter + (stage >= 2) * gradient + (stage >= 1) * optimizer
-        whole = parameter + gradient + optimizer - sharded
-        found: Floats = sharded * least[:, 2] + whole * least[:, 5]
-        return found
 
     def _setting(self, row: int, samples: int) -> int:
         """Number of a distinct stage with the samples that it is priced with."""
@@ -172,7 +188,7 @@ class BoundTable:
             first = int(arrays.even_layouts[order][at]["first"])
             rows.update(arrays.stages[first : first + shape.pp].tolist())
         count = meshes.micro_batches.index(shape.num_micro_batches)
-        shared = [frame for row in sorted(rows) for frame in self._shared(row, count)]
+        shared = [setting for row in sorted(rows) for setting in self._shared(row, count)]
         return (*(self._setting(row, shape.samples) for row in sorted(rows)), *shared)
 
     def _unlike(self, shape: Shape) -> tuple[int, ...]:
@@ -184,7 +200,7 @@ class BoundTable:
         count = meshes.micro_batches.index(shape.num_micro_batches)
         rows = np.unique(arrays.stage_rows[:, tp, middle, :, arrays.fills[tp, middle, count, 1]])
         rows = rows[rows >= 0]
-        shared = [frame for row in rows.tolist() for frame in self._shared(row, count)]
+        shared = [setting for row in rows.tolist() for setting in self._shared(row, count)]
         outer = arrays.axes[rows, 0].astype(np.int64).tolist()
         even = [
             self._setting(row, spread(shape.samples, ranks)) for row, ranks in zip(rows.tolist(), outer, strict=True)
@@ -192,27 +208,27 @@ class BoundTable:
         return (*even, *shared)
 
     def _of_shape(
-        self, shape: Shape, settings: Ints, least: Floats, even: Sequence[int], unlike: Sequence[int]
+        self, shape: Shape, settings: Ints, least: _Least, even: Sequence[int], unlike: Sequence[int]
     ) -> tuple[float, float]:
         """Seconds and overflow that no plan of a shape goes below; see `_least`."""
         space, arrays = self.space, self.space.arrays
-        times = np.bincount(arrays.units, minlength=least.shape[2])
+        times = np.bincount(arrays.units, minlength=least.work_s.shape[1])
         state = sum(space.problem.state_bytes)
         found = []
         for some in (even, unlike):
             if not some:
                 continue
-            mine, rows = least[list(some)], settings[list(some), 0]
+            work_s, rows = least.work_s[list(some)], settings[list(some), 0]
             devices = arrays.axes[rows].prod(axis=1)
             # Devices are busy for as long as units take, on as many as a stage has.
-            busy = float((mine[:, 0] * devices[:, None]).min(axis=0) @ times) / space.meshes.devices
-            through = float(mine[:, 0].min(axis=0) @ times)
+            busy = float((work_s * devices[:, None]).min(axis=0) @ times) / space.meshes.devices
+            through = float(work_s.min(axis=0) @ times)
             count = shape.num_micro_batches
             seconds = count * busy
             if shape.virtual == 1 and not space.is_split:
                 # The best spread of the work when rank r must wait for one pass through the ranks before it.
                 seconds = max(seconds, through / (1.0 - (1.0 - 1.0 / count) ** shape.pp))
-            held = float(mine[:, 2].min(axis=0) @ times)
+            held = float(least.state_bytes[list(some)].min(axis=0) @ times)
             capacity = max(1.0, float(arrays.capacity[rows].max()))
             found.append((seconds, (held - self._tied_elements * state) / shape.pp / capacity - 1.0))
         return min(seconds for seconds, _ in found), min(overflow for _, overflow in found)

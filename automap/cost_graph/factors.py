@@ -1,7 +1,7 @@
 """Group costs: what each linkage group adds to its unit on the devices of a rank, and what passes between groups.
 
-Nothing here depends on cuts, recomputation, ZeRO or the schedule: frames on one mesh share it. See
-`automap.cost_graph.graph`. Units: seconds, bytes, elements.
+Nothing here depends on cuts, recomputation, the ZeRO stage or the schedule, so that skeletons on one mesh share it. See
+`automap.cost_graph.graph`. Costs are rows of numbers, the fields of `UnitCostRow`. Units: seconds, bytes, elements.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from automap.cost_graph.kernels import COLUMNS, GroupValues, exchange, vary
+from automap.cost_graph.kernels.group_costs import COLUMNS, GroupValues, exchange, vary
 from automap.price.kernels.array_types import columns_of, numbers_of
 from automap.price.kernels.collectives import SUMMED, UNKNOWN
 from automap.price.kernels.cost_records import UNIT_COST_DTYPE, UNIT_COST_WIDTH
@@ -30,50 +30,55 @@ Mask = npt.NDArray[np.bool_]
 NO_MEMBERS = np.empty(0, dtype=np.int64)
 NO_ASSIGNMENT = np.empty((1, 0), dtype=np.int64)
 LARGEST_PLACEMENT = 16
-"""Placements are counted from UNKNOWN; dims beyond are no dims of any tensor."""
+"""Number of placements of a tensor on one axis, counted from UNKNOWN; no tensor has more dims."""
 ALL_COLUMNS = np.arange(UNIT_COST_WIDTH)
-KEPT_COLUMNS = np.array(columns_of(UNIT_COST_DTYPE, "live_bytes", "saved_bytes"))
+SAVED_COLUMNS = np.array(columns_of(UNIT_COST_DTYPE, "live_bytes", "saved_bytes"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """One group and its joint values."""
+    """One linkage group and its joint values."""
 
     unit_type: int
+    """Unit type of the group."""
     group: int
+    """Number of the group in its unit type."""
     values: Ints
-    """[values, axes] value of the group's slot on each axis; only legal ones."""
+    """[values, axes] legal values of the group's slots on all axes."""
     costs: Floats
-    """[modes, values, UNIT_COST_WIDTH] what the group adds to a unit of its type under each of `RECOMPUTE_MODES`."""
+    """[modes, values, columns] costs that the group adds to a unit of its type under each of `RECOMPUTE_MODES`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Factor:
-    """A cost that depends on the values of several nodes, by classes of them; a node may come more than once.
+    """A cost that depends on the values of several nodes, by classes of values; a node may occur more than once.
 
-    With two nodes it is `table[codes[0][v0], codes[1][v1]]`. With three it is `table[codes[0][v0], codes[2][v2]]`, but
-    0 where the last node asks for what the second has asked for: codes[1][v1] = codes[2][v2].
+    With two nodes the cost is `table[codes[0][v0], codes[1][v1]]`. With three nodes it is
+    `table[codes[0][v0], codes[2][v2]]`, but 0 where the last node requires the placement that the second one requires:
+    codes[1][v1] = codes[2][v2].
     """
 
     nodes: tuple[int, ...]
+    """Numbers of the nodes."""
     codes: tuple[Ints, ...]
+    """For each node, [values] class of each value."""
     table: Floats
-    """[classes, (classes,) columns] of a conversion; [classes, (classes,) modes, columns] of what is kept."""
+    """Costs: of a conversion [classes, (classes,) columns], of saved copies [classes, (classes,) modes, columns]."""
     columns: Ints
-    """Of `unit_cost`."""
+    """Columns of a unit cost in which the table's columns are."""
     repeated: tuple[bool, ...]
-    """Of a conversion: by mode, whether recomputation repeats it. Empty of what is kept."""
+    """[modes] whether recomputation repeats a conversion; empty for saved copies."""
     is_charged: bool = False
-    """Whether the last node has been charged with it, so that minus the cost is saved where 0 is due."""
+    """Whether the last node's own cost contains the conversion, so that the factor takes it off where it is 0."""
 
 
-def joint_values(space: PlanSpace, frame: Values) -> tuple[Ints, ...]:
-    """Of each group the legal values of its slots on all axes, [values, axes]; by the frame's meshes and samples."""
+def joint_values(space: PlanSpace, skeleton: Values) -> tuple[Ints, ...]:
+    """For each group, [values, axes] legal values of its slots on all axes. Only meshes and samples matter for them."""
     found = []
     num_axes = len(space.axes)
     for number in range(len(space.group_rows)):
         slot = space.first_signature + number * num_axes
-        before = [*frame, *[0] * (slot - len(frame))]
+        before = [*skeleton, *[0] * (slot - len(skeleton))]
         values: list[tuple[int, ...]] = [()]
         for _ in space.axes:
             values = [(*v, w) for v in values for w in np.flatnonzero(space.legal([*before, *v])).tolist()]
@@ -82,22 +87,22 @@ def joint_values(space: PlanSpace, frame: Values) -> tuple[Ints, ...]:
 
 
 class GroupCosts:
-    """Of all unit types on the devices of one pipeline rank.
+    """Costs of the groups of all unit types on the devices of one pipeline rank.
 
     Attributes:
-        nodes: in the order of the signature slots.
-        first_node: [types + 1] of each unit type.
-        bases: of each unit type [modes, UNIT_COST_WIDTH] with nothing decided.
+        nodes: the groups in the order of the signature slots.
+        first_node: [types + 1] number of the first node of each unit type.
+        bases: for each unit type, [modes, columns] cost of a unit with every signature undecided.
     """
 
     def __init__(self, space: PlanSpace, legal: Sequence[Ints], lowered: LoweredPlan, rank: int) -> None:
-        """Builds the nodes; factors follow when they are asked for.
+        """Builds the nodes; factors are built on first use.
 
         Args:
-            space: of the problem.
-            legal: of each group, see `joint_values`.
-            lowered: a frame on the mesh.
-            rank: the pipeline rank whose devices compute.
+            space: plan space of the problem.
+            legal: legal values of each group, see `joint_values`.
+            lowered: a plan of any skeleton on the mesh.
+            rank: the pipeline rank.
         """
         self.space = space
         self._tables = space.evaluator.tables.arrays
@@ -120,9 +125,9 @@ class GroupCosts:
         """Factors between a unit and the one before it.
 
         Args:
-            unit_type: of the unit.
+            unit_type: type of the unit.
             before: type of the unit before it.
-            opens: whether the unit begins a chunk: a partial tensor is reduced before it is sent.
+            opens: whether the unit is the first of a chunk: a partial tensor is reduced before it is sent.
         """
         key = (unit_type, before, opens)
         if key not in self._factors:
@@ -131,6 +136,7 @@ class GroupCosts:
         return self._factors[key]
 
     def _vary(self, unit_type: int, members: Ints, assignment: Ints, values: Ints, incoming: Ints) -> Floats:
+        """[modes, values, ways, columns] unit costs, see `vary`."""
         first, last = (int(x) for x in self.space.evaluator.tables.spans[unit_type : unit_type + 2])
         masks = np.array([self.space.evaluator.masks(unit_type)[mode] for mode in RECOMPUTE_MODES])
         out = np.empty((len(masks), len(values), len(incoming)), dtype=UNIT_COST_DTYPE)
@@ -158,7 +164,7 @@ class GroupCosts:
     # -- placements ---------------------------------------------------------------------------------------------------
 
     def _placements(self, row: int) -> Ints:
-        """[values of its node, 2, axes] placement and gradient's placement of an operand row."""
+        """[values, 2, axes] placements of an operand and of its gradient under each value of its operator's node."""
         arrays, node = self._tables, int(self._group_of[self._tables.operands[row].operator])
         owner = int(arrays.operands[row].operator)
         operator = arrays.operators[owner]
@@ -174,7 +180,7 @@ class GroupCosts:
         return found
 
     def _bytes(self, tensor: int, placements: Ints) -> Floats:
-        """[ways] bytes that a rank holds of a tensor under placements [ways, axes]."""
+        """[ways] bytes of a tensor on one rank under each of the placements, [ways, axes]."""
         row = self._tables.tensors[tensor]
         whole = (row.fixed_elements + row.elements_per_sample * self._stage.samples) * row.element_bytes
         split = (placements >= 0) | (placements == UNKNOWN)
@@ -192,7 +198,7 @@ class GroupCosts:
         return int(self._tables.tensors[self._tables.operands[row].tensor].role)
 
     def _readers(self, unit_type: int, *, enters: bool) -> dict[int, list[int]]:
-        """Operand rows that read each tensor which crosses into the unit, or each that one of its operators makes."""
+        """Tensor -> operand rows that read it: of tensors that enter the unit, or of those that its operators make."""
         found: dict[int, list[int]] = {}
         for row in self._operand_rows(unit_type):
             operand = self._tables.operands[row]
@@ -209,7 +215,7 @@ class GroupCosts:
             yield from self._ways(unit_type, reading, made, self._placements(made)[:, 0], is_inside=True)
 
     def _crossing(self, unit_type: int, before: int, opens: bool) -> Iterator[Factor]:
-        """Conversions of what crosses into a unit; and what is kept as it comes."""
+        """Conversions of the tensors that cross into a unit, and the cost of saving them as they come."""
         arrays = self._tables
         made = int(self.space.evaluator.tables.boundary_out[before])
         maker = int(arrays.operands[made].operator)
@@ -239,14 +245,22 @@ class GroupCosts:
     def _ways(
         self, unit_type: int, reading: list[int], made: int, placements: Ints, *, is_inside: bool
     ) -> Iterator[Factor]:
-        """Conversions of the tensor of output row `made`, placed by the value of its node, to operands in order."""
+        """Conversions of one tensor to the operands that read it, in their order.
+
+        Args:
+            unit_type: type of the unit.
+            reading: operand rows that read the tensor.
+            made: operand row of the output that makes it.
+            placements: [values, axes] its placement under each value of the node that makes it.
+            is_inside: whether an operator of the same unit makes it.
+        """
         arrays, stage = self._tables, self._stage
         maker = int(arrays.operands[made].operator)
         source = int(self._group_of[maker])
         sources, source_codes = _classes(placements)
-        asked = [self._placements(row) for row in reading]
-        requests, codes = _classes(np.concatenate(asked))
-        by_row = np.split(codes, np.cumsum([len(a) for a in asked])[:-1])
+        required = [self._placements(row) for row in reading]
+        requests, codes = _classes(np.concatenate(required))
+        by_row = np.split(codes, np.cumsum([len(a) for a in required])[:-1])
         is_parametric = is_inside and bool(arrays.operators[maker].is_parametric)
         masks = self.space.evaluator.masks(unit_type)
         first = int(self.space.evaluator.tables.spans[unit_type])
@@ -275,13 +289,13 @@ class GroupCosts:
                 if not is_own:
                     yield plain
             elif not (is_own and before[0] == node):
-                # The reader before it may have asked for the same.
+                # The reader before it may require the same placement.
                 nodes, ways = (source, before[0], node), (source_codes, before[1], code)
                 yield replace(plain, nodes=nodes, codes=ways, is_charged=is_own)
             before = (node, code)
 
     def _copies(self, unit_type: int) -> Iterator[Factor]:
-        """Copies of one tensor that neighbours in the order of reading keep: once where they are alike."""
+        """Saved copies of one tensor, of neighbours in the order of reading: counted once where they are alike."""
         arrays = self._tables
         first = int(self.space.evaluator.tables.spans[unit_type])
         for row in self._operand_rows(unit_type):
@@ -297,17 +311,17 @@ class GroupCosts:
             found = [_classes(self._placements(r)[:, 0]) for r in (earlier, row)]
             amounts, least = [], []
             for r, (ways, _) in zip((earlier, row), found, strict=True):
-                tensor, share = int(arrays.operands[r].tensor), self._kept_share(r)
+                tensor, share = int(arrays.operands[r].tensor), self._saved_share(r)
                 amounts.append(share * self._bytes(tensor, ways))
                 split = np.full((1, ways.shape[1]), UNKNOWN, dtype=np.int64)
                 least.append(share * float(self._bytes(tensor, split)[0]))
             alike = amounts[0][:, None] == amounts[1][None]
             if arrays.operands[earlier].tensor == arrays.operands[row].tensor:
                 alike &= (found[0][0][:, None] == found[1][0][None]).all(axis=2)
-            # Alone, each was charged with what it keeps beyond the least that somebody must.
+            # Each node by itself is charged with what it saves beyond the least copy that must be saved.
             amount = np.where(alike, min(least) - amounts[1][None], min(least))
             keeper = int(arrays.tensors[arrays.tensors[arrays.operands[row].tensor].root].producer)
-            kept = [
+            is_saved = [
                 all(not (mask[owner - first] and keeper >= first and mask[keeper - first]) for owner in owners)
                 and not (mask.all() and self._role(row) in (BOUNDARY, CARRIED))
                 for mask in (self.space.evaluator.masks(unit_type)[mode] for mode in RECOMPUTE_MODES)
@@ -315,18 +329,19 @@ class GroupCosts:
             yield Factor(
                 nodes=(nodes[0], nodes[1]),
                 codes=(found[0][1], found[1][1]),
-                table=amount[:, :, None, None] * np.array([[1.0, float(is_kept)] for is_kept in kept]),
-                columns=KEPT_COLUMNS,
+                table=amount[:, :, None, None] * np.array([[1.0, float(saved)] for saved in is_saved]),
+                columns=SAVED_COLUMNS,
                 repeated=(),
             )
 
-    def _kept_share(self, row: int) -> float:
+    def _saved_share(self, row: int) -> float:
+        """Bytes that are saved of an operand over those of the activation."""
         kernel = self._tables.kernels[self._tables.operands[row].operator]
         return float(saved_share(kernel, self._stage.hardware))
 
 
 def _classes(placements: Ints) -> tuple[Ints, Ints]:
-    """Distinct placements, [ways, ...], and the way of each."""
+    """The distinct ones of some placements, [ways, ...], and [placements] the way of each."""
     flat = placements.reshape(len(placements), -1) - UNKNOWN
     code = flat @ (LARGEST_PLACEMENT ** np.arange(flat.shape[1]))
     _, first, inverse = np.unique(code, return_index=True, return_inverse=True)

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.cost_graph.factors import Factor, GroupCosts, joint_values
-from automap.cost_graph.kernels import COLUMNS, NUM_ALWAYS
+from automap.cost_graph.kernels.group_costs import COLUMNS, NUM_ALWAYS
 from automap.cost_graph.unit_rows import UnitRows
 from automap.price.evaluator import blank
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan, UnitCall

@@ -22,31 +22,31 @@ Ints = npt.NDArray[np.int64]
 SECONDS = columns_of(UNIT_COST_DTYPE, "forward_s", "backward_s", "recompute_s", "input_s", "weight_s")
 BYTES = columns_of(UNIT_COST_DTYPE, "saved_bytes", "live_bytes", "workspace_bytes", "boundary_bytes")
 ELEMENTS = columns_of(UNIT_COST_DTYPE, "parameters", "zero_parameters")
-"""Numbers of a unit cost whose worth is found by differences; those of each axis come to the elements."""
+"""Columns whose sensitivities are found by differences; the columns of each mesh axis are added to the elements."""
 MEMORY = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes", "buffer_bytes")
 """Fields of `RankCostRow` that add up to the memory of a rank."""
 STEP = 1e-4
-"""Of a difference, as a share of the step or of a device's memory."""
+"""Size of a difference, as a share of the step time or of a device's memory."""
 SHARPNESS = 16.0
-"""Exponent of the norm over ranks that stands for the slowest: one that is nearly as slow counts too."""
+"""Exponent of the norm over ranks that stands for the slowest rank, so that ranks nearly as slow count too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sensitivities:
-    """Of one plan."""
+    """Sensitivities at one plan; rows and columns are those of its unit costs."""
 
     time: Floats
-    """[rows, C_COUNT] seconds."""
+    """[rows, columns] seconds of the step for one more of each column."""
     memory: Floats
-    """[ranks, rows, C_COUNT] bytes."""
+    """[ranks, rows, columns] bytes of each rank for one more of each column."""
     used: Floats
-    """[ranks] bytes of the plan."""
+    """[ranks] bytes that the plan uses."""
     capacity: Floats
-    """[ranks] bytes."""
+    """[ranks] bytes that a plan may use."""
 
 
 def sensitivities(units: UnitRows, chosen: Ints) -> Sensitivities:
-    """Sensitivities at signatures `chosen`, [operator rows, axes]."""
+    """Sensitivities at the plan with signatures `chosen`, [operator rows, axes]."""
     evaluator, lowered = units.evaluator, units.lowered
     costs, tied = units.costs(chosen), units.tied(chosen)
 
@@ -83,32 +83,28 @@ def sensitivities(units: UnitRows, chosen: Ints) -> Sensitivities:
 
 
 def _share_with_hosts(units: UnitRows, costs: Floats, time: Floats) -> None:
-    """Turns slopes of passes into slopes of what the device and what its host has to do in them.
+    """Turns sensitivities to passes into sensitivities to the work of the device and of the host in them.
 
-    Both together take t = (device^p + host^p)^(1/p), see `automap.price.kernels.host_overhead`.
+    A pass takes t = (device^p + host^p)^(1/p) seconds, see `automap.price.kernels.host_overhead`.
+
+    Args:
+        units: the unit rows.
+        costs: [rows, columns] their costs.
+        time: [rows, columns] sensitivities of the step time, changed.
     """
     exposed = units.evaluator.exposed
-    for row, cost, worth in zip(
-        units.rows, records_of(costs, UNIT_COST_DTYPE), records_of(time, UNIT_COST_DTYPE), strict=True
-    ):
+    rows = zip(units.rows, records_of(costs, UNIT_COST_DTYPE), records_of(time, UNIT_COST_DTYPE), strict=True)
+    for row, cost, worth in rows:
         hardware = units.lowered.stages[row.rank].hardware
         power = hardware.overlap_exponent
         again = cost.recompute_comm_s @ exposed + cost.backward_comm_s @ exposed + cost.recompute_s
-        passes: tuple[tuple[str, float, tuple[str, ...]], ...] = (
-            (
-                "forward_host_s",
-                cost.forward_s + cost.forward_comm_s @ exposed,
-                ("forward_s", "forward_comm_s"),
-            ),
-            (
-                "backward_host_s",
-                cost.backward_s + again,
-                ("backward_s", "recompute_s", "backward_comm_s", "recompute_comm_s"),
-            ),
+        forward_s, backward_s = cost.forward_s + cost.forward_comm_s @ exposed, cost.backward_s + again
+        for wait, device_s, names in (
+            ("forward_host_s", forward_s, ("forward_s", "forward_comm_s")),
+            ("backward_host_s", backward_s, ("backward_s", "recompute_s", "backward_comm_s", "recompute_comm_s")),
             ("input_host_s", cost.input_s + again, ("input_s",)),
             ("weight_host_s", cost.weight_s, ("weight_s",)),
-        )
-        for wait, device_s, names in passes:
+        ):
             both_s = device_s + cost[wait]
             if both_s <= 0.0:
                 continue

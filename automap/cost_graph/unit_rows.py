@@ -24,12 +24,12 @@ Floats = npt.NDArray[np.float64]
 
 
 class UnitRows:
-    """The rows of `lowered`.
+    """The unit rows of a plan.
 
-    `chosen` is everywhere [operator rows, axes]: the signature of each operator of each unit type.
+    In all methods, `chosen` is [operator rows, axes], the signature of each operator of each unit type.
 
     Attributes:
-        rows: the units; signatures of their segments, and what crosses into them, are not read.
+        rows: the units; the signatures of their segments, and the placements that cross into them, are not read.
         parts: rows of `PartRow`, which say where each unit occurs.
     """
 

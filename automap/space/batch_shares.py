@@ -1,10 +1,11 @@
 """Batch shares: how many samples of a micro-batch each rank gets where a stage has devices of several kinds.
 
-Whale (arXiv 2011.09208) balances a mixed cluster by handing faster devices more of the batch. A plan chooses among few
-ways: even, in proportion to the speed of the kinds on this model's own units, some on either side of that, and in
-proportion to their memory. A way between even and proportional gives a fast kind less, as its memory may ask for; one
-beyond it spares a slow one. Only the outer axis is shared out so; what its ranks have, the other axes divide evenly.
-Every rank has at least one sample: one without any would still wait for all collectives. Units: samples, seconds.
+Whale (arXiv 2011.09208) balances a mixed cluster by giving faster devices more of the batch. A plan chooses among a few
+ways to do so: evenly, in proportion to the speed of the kinds on this model's own units, some ways on either side of
+that, and in proportion to their memory. A way between even and proportional gives a fast kind less, for the sake of its
+memory; a way beyond proportional gives a slow kind less. Only the ranks of the outer axis may have unlike shares, which
+the other axes divide evenly. Every rank has at least one sample: a rank without any would still wait for all
+collectives. Units: samples, seconds.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 TILTS = (1.0, 0.95, 1.05, 0.9, 1.1, 0.75, 1.25, 0.5)
-"""How far from the even shares, 0, towards the proportional ones, 1. Fine around 1, where the price of a plan may
-differ from the estimate by its shardings; coarse towards even, where memory may drive it."""
+"""Ways between the even shares, 0, and the shares in proportion to speed, 1, or beyond them (assumed). They are close
+to each other around 1, where the shardings of a plan change its price a little, and far apart towards 0."""
 NUM_WAYS = 2 + len(TILTS)
-"""Even, `TILTS`, in proportion to memory."""
+"""Number of ways: even, `TILTS`, in proportion to memory."""
 GROWTH = 4
-"""Samples at which a kind's speed is looked at grow by this factor: between them seconds are all but linear."""
+"""Factor between the numbers of samples at which a kind is priced (assumed): between them seconds are nearly linear."""
 HALVINGS = 40
-"""Of an interval of seconds: to 1e-12 of it."""
+"""Times that an interval of seconds is halved: to 1e-12 of it."""
 
 
 class Speeds:
@@ -72,7 +73,7 @@ class Speeds:
             batch: [batches] samples of a micro-batch.
 
         Returns:
-            [stages, batches, kinds of a stage] samples of a rank of each kind, no whole numbers.
+            [stages, batches, kinds of a stage] samples of a rank of each kind, not rounded.
         """
         shape = (len(ranks), len(batch), ranks.shape[1])
         low = np.zeros(shape[:2])
@@ -115,7 +116,7 @@ def seconds_alone(evaluator: Evaluator, stage: StageLayout, samples: float) -> f
 
 
 def ways_to_share(balanced: Floats, memory: Floats, ranks: Ints, quanta: Ints, batch: Ints) -> tuple[Ints, Ints]:
-    """Samples that the kinds of each stage get, in every way.
+    """Samples that the kinds of each stage have, in every way to share them out.
 
     Args:
         balanced: [stages, batches, kinds] samples of a rank with which all take equally long.
@@ -126,7 +127,7 @@ def ways_to_share(balanced: Floats, memory: Floats, ranks: Ints, quanta: Ints, b
 
     Returns:
         [stages, batches, NUM_WAYS, kinds] samples of all ranks of a kind together; and [stages, batches, NUM_WAYS] the
-        first way that is the same, 0 also where a way leaves a rank without samples.
+        first way with the same samples, 0 also where a way leaves a rank without samples.
     """
     count = ranks.sum(axis=1)
     even = batch / count[:, None]
@@ -184,6 +185,6 @@ def share_out(
 
 
 def dealt(total: int, ranks: int, quantum: int) -> list[int]:
-    """[ranks] `total` samples as evenly as they go, in multiples of `quantum`, the first ranks having more."""
+    """[ranks] `total` samples spread as evenly as they go, in multiples of `quantum`; the first ranks have more."""
     least, more = divmod(total // quantum, ranks)
     return [quantum * (least + (rank < more)) for rank in range(ranks)]

@@ -1,7 +1,7 @@
 """Constrained: the user's constraints (`hints.constraints`), compiled once for the masks of a PlanSpace.
 
-Knows nothing of decisions or their order. Operators between two legal cuts go together, equal units are sharded alike:
-a constraint on one of them holds for all.
+Knows nothing of decisions or their order. The operators of a unit cannot be cut apart, and equal units have equal
+signatures: a constraint on one of them holds for all.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Constrained:
-    """What the constraints of `problem` leave.
+    """The decisions that the constraints of a problem leave.
 
     Attributes:
         stages: whether operators are bound to stages.
         recomputes: whether operators are bound to be recomputed or not.
-        kept: [units, modes] which recompute modes keep all that must not be recomputed.
-        narrowed: whether some chunks may not end before every unit that leaves others their own.
-        again: [units, modes] which recompute modes run again all that must be. One mode holds for a whole rank: `again`
-            goes before `kept`.
+        splits: whether some operators must be split over tp.
+        kept: [units, modes] whether a recompute mode recomputes none of the operators that must not be recomputed.
+        again: [units, modes] whether a recompute mode recomputes all operators that must be recomputed. One mode holds
+            for a whole rank; where not both can be obeyed, `again` is.
+        narrowed: whether constraints or limits forbid some cuts that leave every chunk a unit.
     """
 
     def __init__(self, problem: Problem, evaluator: Evaluator, limits: Limits) -> None:
@@ -78,7 +79,7 @@ class Constrained:
         self._windows: dict[int, list[tuple[int, int]] | None] = {}
 
     def _named(self) -> list[list[tuple[int, int]]]:
-        """Of each constraint the (unit, offset) of the operators that it names."""
+        """For each constraint, the (unit, offset in the unit) of the operators that it names."""
         if not self.problem.hints.constraints:
             return []
         names = [op.name for op in self.problem.graph.operators]
@@ -137,7 +138,7 @@ class Constrained:
                     )
 
     def allows(self, pp: int, tp: int) -> bool:
-        """Whether plans with `pp` stages and an inner axis of `tp` can obey."""
+        """Whether plans with `pp` stages and an inner axis of `tp` ranks can obey the constraints."""
         return not (self.splits and tp == 1) and (not self.stages or self._of_chunks(pp) is not None)
 
     def explain(self, degrees: Iterable[int]) -> None:
@@ -164,7 +165,7 @@ class Constrained:
             )
 
     def window(self, chunk: int, num_chunks: int) -> tuple[int, int]:
-        """First and last unit before which chunk `chunk` may end (the last chunk ends behind all units)."""
+        """First and last legal end of a chunk, in units before it; the last chunk ends behind all units."""
         if num_chunks in self._limits:
             return self._limits[num_chunks][chunk]
         if not self.stages:
@@ -174,7 +175,7 @@ class Constrained:
         return windows[chunk]
 
     def _of_chunks(self, num_chunks: int) -> list[tuple[int, int]] | None:
-        """The windows of all ends; None where some chunk would be empty or a stage is missing."""
+        """The windows of all chunks; None where some chunk would be empty or a stage is missing."""
         if num_chunks not in self._windows:
             self._windows[num_chunks] = self._find_windows(num_chunks)
         return self._windows[num_chunks]
@@ -200,9 +201,9 @@ class Constrained:
     # -- signatures ----------------------------------------------------------------------------------------------
 
     def signatures(self, unit_type: int, group: Group, axis: str) -> Mask:
-        """[signatures of the group's leader] which obey on the mesh axis `axis`.
+        """[signatures of the group's leader] whether each obeys the constraints on a mesh axis.
 
-        A constraint speaks of the leader if it names it, else of those of its followers that it names.
+        A constraint that names the leader is checked on the leader, any other on those members that it names.
         """
         allowed = np.ones(len(group.assignment), dtype=np.bool_)
         about_leader = self._signatures.get((unit_type, group.leader), [])

@@ -1,4 +1,4 @@
-"""How many plans a space has, counted without listing them."""
+"""The number of plans of a space, counted without listing them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,29 @@ from automap.space.shape import Shape
 from automap.space.stepping import SteppedSpace
 
 Mesh = tuple[int, int]
-"""Ranks of the outer axis of a stage, and what the samples of one of them have in common with the inner axes."""
+"""Ranks of the outer axis of a stage, and the greatest common divisor of the samples of a rank and the inner ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signing:
-    """Whose signatures are counted."""
+    """The linkage groups whose signatures are counted."""
 
     arrays: SpaceArrays
-    """Of the groups."""
+    """Records of the space, with the groups."""
     times: Sequence[int]
-    """[groups] how often each is decided."""
+    """[groups] how many times each group is decided."""
 
 
 def grouped(
     space: SteppedSpace, groups: Collection[tuple[int, int]] | None = None, *, every_unit: bool = False
 ) -> Signing:
-    """Linkage groups decide, or only some of them, as (unit type, group); once a unit type, or once a unit."""
+    """The linkage groups of the space.
+
+    Args:
+        space: of the problem.
+        groups: (unit type, group) of those that are counted; None = all.
+        every_unit: count a group once for each unit instead of once for each unit type.
+    """
     times = _units(space) if every_unit else [1] * len(space.linkage.types)
     return Signing(
         arrays=space.arrays,
@@ -43,7 +49,7 @@ def grouped(
 
 
 def alone(space: SteppedSpace, *, views: bool) -> Signing:
-    """Every operator of every unit decides, views of parameters too or not."""
+    """Every operator of every unit as a group of its own, with views of parameters or without them."""
     times = _units(space)
     decided = [
         times[kind] if views or not space.operator(kind, offset).is_view else 0
@@ -54,7 +60,7 @@ def alone(space: SteppedSpace, *, views: bool) -> Signing:
 
 
 def _units(space: SteppedSpace) -> list[int]:
-    """[unit types] units of each."""
+    """[unit types] number of units of each."""
     return [sum(unit.type == kind for unit in space.linkage.blocks.units) for kind in range(len(space.linkage.types))]
 
 
@@ -63,8 +69,9 @@ def count_decades(space: SteppedSpace, *, limit: int | None = None, signing: Sig
 
     Args:
         space: of the problem.
-        limit: of every slot only the values below it are counted; None = all.
-        signing: whose signatures are decided, all others being forced; None = those of all linkage groups.
+        limit: only the values of a slot below it are counted, of all slots but ZeRO, recomputation and signatures;
+            None = all.
+        signing: groups whose signatures are decided, all others being forced; None = all linkage groups.
     """
     signing = signing or grouped(space)
     modes = int(space.modes.sum())
@@ -90,13 +97,13 @@ def count_decades(space: SteppedSpace, *, limit: int | None = None, signing: Sig
 
 
 def _add(one: float, other: float) -> float:
-    """log10 of the sum of two numbers of which the logarithms are given."""
+    """log10 of the sum of two numbers, from their logarithms."""
     high, low = max(one, other), min(one, other)
     return high + (math.log10(1 + 10 ** (low - high)) if low > -math.inf else 0.0)
 
 
 def stage_ways(space: SteppedSpace, shape: Shape, limit: int | None) -> Counter[frozenset[Mesh]]:
-    """Meshes that stages of a shape have between them -> in how many ways: orders, devices and batch shares.
+    """Set of meshes that the stages of a plan have -> number of ways to decide orders, devices and batch shares for it.
 
     Args:
         space: see `count_decades`.
@@ -121,7 +128,7 @@ def stage_ways(space: SteppedSpace, shape: Shape, limit: int | None) -> Counter[
 
 
 def _sizes(space: SteppedSpace, shape: Shape, limit: int | None) -> Iterator[tuple[int, ...]]:
-    """Devices that the stages of a shape may have."""
+    """Numbers of devices that the stages of a shape may have."""
     meshes = space.meshes
     if not meshes.may_differ(shape):
         yield (meshes.devices // shape.pp,) * shape.pp
@@ -157,7 +164,7 @@ def _rows(space: SteppedSpace, shape: Shape, order: int, sizes: Sequence[int]) -
 def _share_meshes(
     space: SteppedSpace, shape: Shape, stages: Sequence[tuple[int, int]], limit: int | None
 ) -> list[frozenset[Mesh]]:
-    """Meshes under every way to share out samples.
+    """Set of meshes for every way to share out samples.
 
     Args:
         space: see `count_decades`.
@@ -201,7 +208,7 @@ def _signature_decades(space: SteppedSpace, shape: Shape, meshes: Sequence[Mesh]
 
 
 def cut_decades(space: SteppedSpace, num_chunks: int, limit: int | None) -> float:
-    """log10 of the number of ways to cut, of each slot only the values below `limit`; of ranks of the same speed."""
+    """log10 of the number of ways to cut, counting only values of a slot below `limit`; for ranks of equal speed."""
     if not space.constrained.narrowed and (limit is None or limit >= space.num_units):
         return math.log10(math.comb(space.num_units - 1, num_chunks - 1))
     scale = 0.0

@@ -1,9 +1,9 @@
-"""Meshes: how many of what the plans of a problem may have, before any operator is looked at.
+"""Meshes: the shapes that plans of a problem may have, found before any operator is looked at.
 
-A mesh is ordered (dp, tp), the last axis on consecutive devices; where the model has a use for it, a third axis stands
-between the two (`middle_axis`). Axes have names for the reader's sake: operators choose their signatures on each alike.
-Stages of a pipeline may differ in dp alone (`automap.space.stage_sizes`), and may go through the devices in another
-order (`automap.space.device_order`).
+A mesh has the axes (dp, tp), the last one over consecutive devices; where the model has a use for a third axis, it
+stands between the two (`middle_axis`). The names are for people: operators choose their signatures on every axis in the
+same way. Stages of a pipeline may differ in dp alone (`automap.space.stage_sizes`), and may go through the devices in
+another order (`automap.space.device_order`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ir.graph import Graph
 from ir.operators.experts import DISPATCH
 
 MIN_TOKENS_A_RANK = 4096
-"""A sequence is split over cp in parts of at least so many tokens: shorter ones leave too little work to hide the
-exchange of keys and values, and samples enough to split instead. `hints.fix.cp` knows no such limit."""
+"""Least tokens of a sequence that each rank of cp has (assumed). Shorter parts leave too little work to hide the
+exchange of keys and values, and there are samples enough to split instead. `hints.fix.cp` knows no such limit."""
 MAX_VIRTUAL_STAGES = 32
-"""Chunks a rank; more only adds transfers. Megatron-LM's published runs use up to 20."""
+"""Most chunks of a rank (assumed): more only adds transfers. Megatron-LM's published runs use up to 20."""
 
 
 def middle_axis(problem: Problem) -> MiddleAxis | None:
@@ -43,7 +43,7 @@ def middle_axis(problem: Problem) -> MiddleAxis | None:
     tokens a rank. `hints.fix.ep` or `hints.fix.cp` chooses the axis and its degree; 1 does without it.
 
     Raises:
-        ProblemError: what `hints.fix` asks for does not divide, or is both.
+        ProblemError: the degree in `hints.fix` does not divide, or it fixes both axes.
     """
     fix, devices = problem.hints.fix, problem.cluster.num_devices
     experts, tokens = expert_counts(problem.graph), sequence_length(problem.graph) or 0
@@ -80,7 +80,7 @@ def middle_axis(problem: Problem) -> MiddleAxis | None:
 
 
 def expert_counts(graph: Graph) -> list[int]:
-    """How many experts the layers have."""
+    """The distinct numbers of experts that layers have, ascending."""
     found = {f.size for op in graph if op.kind == DISPATCH for f in op.rule.factors if f.name == "e"}
     return sorted(found)
 
@@ -89,12 +89,12 @@ class Meshes:
     """The shapes of a problem's plans.
 
     Attributes:
-        middle: the third axis, if there is one.
-        shapes: all that obey the hints, whose samples divide evenly wherever they can.
+        middle: the third axis, or None.
+        shapes: all shapes that obey the hints, whose samples divide evenly wherever they can.
         degrees, middles, micro_batches, virtuals: the numbers that shapes are made of, ascending.
-        devices: of the cluster.
-        orders: in which stages may go through the devices.
-        part: devices of a part, in which unlike stages are counted.
+        devices: number of devices of the cluster.
+        orders: the orders in which stages may go through the devices.
+        part: devices of a part, the unit in which sizes of unlike stages are counted.
         longest: stages of the longest pipeline whose stages may differ; 0 where none may.
     """
 
@@ -137,7 +137,7 @@ class Meshes:
         return (devices // tp, tp) if self.middle is None else (devices // tp // middle, middle, tp)
 
     def num_orders(self, pp: int) -> int:
-        """Orders of the devices that a pipeline of `pp` stages may have; alike devices have none within a stage."""
+        """Number of orders of the devices for a pipeline of `pp` stages; the order inside a stage is all one."""
         return len(self.orders) if pp > 1 or self.problem.cluster.bandwidth_GBps is not None else 1
 
     def may_differ(self, shape: Shape) -> bool:
@@ -194,14 +194,14 @@ class Meshes:
         return tuple(found)
 
     def _counts(self, dp: int, inner: int) -> list[int]:
-        """Numbers of micro-batches whose samples divide over dp and then over `inner`; where the batch leaves none,
-        those that give each rank of dp samples at all, as evenly as they go."""
+        """Numbers of micro-batches whose samples divide over dp and then over `inner`; where there are none, those
+        that give each rank of dp at least one sample, as evenly as they go."""
         samples = {count: self.problem.training.global_batch // count for count in self.micro_batches}
         even = [count for count, mine in samples.items() if mine % (dp * inner) == 0]
         return even or [n for n, mine in samples.items() if mine >= dp and spread(mine, dp) // dp % inner == 0]
 
     def _virtuals(self, pp: int, num_micro_batches: int) -> list[int]:
-        """Chunks a rank: what divides the blocks of the largest rank evenly, or what the hints ask for."""
+        """Numbers of chunks of a rank: divisors of the blocks of the largest rank, or the number of the hints."""
         fix = self.problem.hints.fix
         if self.constrained.stages or fix.schedule not in (None, "interleaved"):
             return [1] if fix.virtual_stages in (None, 1) else []

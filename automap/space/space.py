@@ -49,7 +49,8 @@ class PlanSpace(SteppedSpace):
             legal = self.legal(values) if self.constrained.recomputes else None
             values.append(mode if legal is None or legal[mode] else int(np.flatnonzero(legal)[0]))
         values += [0] * (self.first.zero - len(values))
-        return (*values, zero if shape.replicas > 1 else 0)
+        values.append(zero if shape.replicas > 1 else 0)
+        return (*values, *[0] * (self.first.signature - len(values)))
 
     def lowered(self, values: Sequence[int]) -> LoweredPlan:
         """What `values` decide, all but the signatures complete."""

@@ -1,6 +1,6 @@
 """The parts of a plan that follow from stated degrees: mesh axes, signatures in Megatron's pattern, chunks of layers.
 
-Published runs and the strategies that people state are built from them. Prices nothing. Units: samples.
+Published runs and the strategies that people state are built from these parts. Prices nothing. Units: samples.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Unpriced(Exception):
-    """Why a run cannot be priced."""
+    """A run cannot be priced; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +38,16 @@ class Axis:
     """One mesh axis of a run."""
 
     name: str
+    """Name of the axis."""
     size: int
+    """Ranks of the axis."""
     split: Literal["batch", "sequence", "weights"]
-    """What dense operators split."""
+    """Dim that dense operators split over the axis."""
     experts: Literal["alike", "spread", "sliced"] = "alike"
-    """Whether the experts are spread over the axis, or each is sliced; `alike` = they split what dense operators do."""
+    """Whether experts are spread over the axis, or each expert is sliced; `alike` = they split the dim that dense
+    operators split."""
     shards_states: bool = True
-    """Whether ZeRO shards over it."""
+    """Whether ZeRO shards over the axis."""
 
 
 def mesh(
@@ -57,7 +60,7 @@ def mesh(
     states: int | None = None,
     sequence_parallel: bool = False,
 ) -> list[Axis]:
-    """Axes of the stated degrees, last one on consecutive devices: data, context, tensor parallelism (Megatron-LM).
+    """Mesh axes of the stated degrees, the last one over consecutive devices: data, context, tensor parallelism.
 
     Args:
         dp: replicas.
@@ -65,7 +68,7 @@ def mesh(
         cp: parts of the sequence.
         ep: ranks that share the experts, taken from the inside out (Megatron-Core's folding, arXiv 2504.14960): from tp
             where experts are not sliced, then from cp, then from dp.
-        slices: of each expert, 1 or tp; None = tp unless ep takes all ranks.
+        slices: slices of each expert, 1 or tp; None = tp unless ep takes all ranks.
         states: replicas that share optimizer states, the inner part of dp; None = all.
         sequence_parallel: whether tp splits the sequence between products.
 
@@ -98,7 +101,7 @@ def mesh(
 
 
 def signatures(evaluator: Evaluator, shape: Shape, axes: Sequence[Axis], *, sequence_parallel: bool) -> Ints:
-    """[operator rows, axes] Megatron's pattern, and experts spread or sliced where an axis says so."""
+    """[operator rows, axes] signatures in Megatron's pattern, with experts spread or sliced as the axes say."""
     problem = evaluator.problem
     # The pattern depends on the degrees alone: one stage of the plan is enough.
     node = replace(problem.cluster.nodes[0], num_devices=shape.dp * shape.tp, count=1)
@@ -124,7 +127,7 @@ def signatures(evaluator: Evaluator, shape: Shape, axes: Sequence[Axis], *, sequ
 
 
 def _mixtures(space: PlanSpace) -> Mask:
-    """[operator rows] routers, experts and what stands between them: behind the tokens, up to their sum."""
+    """[operator rows] whether an operator belongs to a mixture of experts, from the router to the sum over experts."""
     tables = space.evaluator.tables
     found = np.zeros(len(tables.type_of), dtype=np.bool_)
     for unit_type, unit in enumerate(space.linkage.types):
@@ -139,7 +142,7 @@ def _mixtures(space: PlanSpace) -> Mask:
 
 
 def _follow(space: PlanSpace, dim: int, experts: str) -> Ints:
-    """[operator rows] signatures that keep dim `dim` of the tokens split and every weight whole but the experts'."""
+    """[operator rows] signatures that keep one dim of the tokens split, and all weights whole but those of experts."""
     tables = space.evaluator.tables
     tensors = space.problem.graph.tensors
     found = np.zeros(len(tables.type_of), dtype=np.int64)
@@ -168,7 +171,7 @@ def _follow(space: PlanSpace, dim: int, experts: str) -> Ints:
 
 
 def _following(op: Operator, table: tuple[Signature, ...], have: list[Placement], experts: str) -> int:
-    """The signature that takes operands as they are; of experts, the one that spreads or slices them."""
+    """The signature that takes operands in their present placement; of experts, the one that spreads or slices them."""
     wanted = list(have)
     if op.kind == GROUPED and experts == "spread":
         wanted = [0, 0]
@@ -176,7 +179,7 @@ def _following(op: Operator, table: tuple[Signature, ...], have: list[Placement]
         last = max(s.outputs[0] for s in table)
         wanted = [last, 1] if have[0] == last else [BROADCAST, 2]
     elif op.kind == COMBINE:
-        # Tokens go back to where they came from.
+        # Tokens return to the ranks that they came from.
         back = next((s for s in table if s.inputs[1:] == tuple(have[1:]) and s.outputs[0] == have[1]), None)
         wanted = list(back.inputs) if back else have
     first = next((i for i, h in enumerate(wanted) if h >= 0), None)
@@ -194,9 +197,17 @@ def _following(op: Operator, table: tuple[Signature, ...], have: list[Placement]
 def chunks(
     evaluator: Evaluator, signatures: Ints, num_chunks: int, masks: Callable[[int], Mask], unlike: int = 0
 ) -> tuple[tuple[Segment, ...], ...]:
-    """The layers spread as evenly as they can be; the outer chunks, which hold embedding and head, get less.
+    """The layers spread over chunks as evenly as they go; the outer chunks, which hold embedding and head, have fewer.
 
-    The first `unlike` layers are of other types than the rest.
+    Args:
+        evaluator: of the problem.
+        signatures: [operator rows, axes].
+        num_chunks: number of chunks.
+        masks: unit type to [operators] which of them are recomputed.
+        unlike: so many of the first layers are of other types than the rest.
+
+    Raises:
+        Unpriced: there are fewer layers than chunks.
     """
     units, spans = evaluator.blocks.units, evaluator.tables.spans
     kinds = [unit.type for unit in units]
@@ -219,7 +230,7 @@ def chunks(
 
 
 def _layers(evaluator: Evaluator, unlike: int) -> list[int]:
-    """The units that people count as layers: of a measured profile those with a layer of it, else the repeated ones."""
+    """Units that people count as layers: in a measured profile those with one of its layers, else the repeated ones."""
     graph, units = evaluator.problem.graph, evaluator.blocks.units
     measured = [i for i, u in enumerate(units) if any(op.kind == LAYER for op in graph.operators[u.start : u.stop])]
     if measured:

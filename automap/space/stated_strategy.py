@@ -1,8 +1,8 @@
-"""Hand-made plans: the degrees that people name, as a plan in numbers.
+"""Stated strategies: the degrees of parallelism that people name, made into a lowered plan.
 
-Batch on dp, weights on tp in Megatron's manner, the sequence on cp, experts on ep, layers spread evenly over pp.
-Degrees that the cluster, the batch or the model cannot be divided by are refused by name. Prices nothing. Units:
-samples.
+The batch is split over dp, weights over tp in Megatron's manner, the sequence over cp, experts over ep, and layers are
+spread evenly over pp. Degrees that do not divide the cluster, the batch or the model are refused by name. Prices
+nothing. Units: samples.
 """
 
 from __future__ import annotations
@@ -32,33 +32,39 @@ Ints = npt.NDArray[np.int64]
 SCHEDULES = tuple(kind for kind in typing.get_args(ScheduleKind) if kind != "explicit")
 
 WHOLE_SHARE = 0.02
-"""Of the arithmetic, from which on a warning says that tp leaves it whole."""
+"""Share of the FLOPs that tp leaves whole, from which on there is a warning (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strategy:
-    """A plan as people state it."""
+    """A plan as people state it, by its degrees."""
 
     dp: int | None = None
-    """All ranks that split the batch; None = all devices that the other degrees leave."""
+    """Number of ranks that split the batch; None = all devices that the other degrees leave."""
     tp: int = 1
+    """Ranks that split the weights."""
     pp: int = 1
+    """Pipeline ranks."""
     cp: int = 1
+    """Ranks that split the sequence."""
     ep: int = 1
     """Ranks that share the experts: a divisor of dp, or of dp * cp where cp divides it."""
     micro_batch: int = 1
-    """Samples of a micro-batch on one replica; where dp does not divide the batch, on the fullest one."""
+    """Samples of a micro-batch on one replica; where dp does not divide the batch, on the replica that has most."""
     virtual: int = 1
-    """Stages of each pipeline rank."""
+    """Virtual stages of each pipeline rank."""
     schedule: str | None = None
-    """None = interleaved with virtual stages, else 1f1b."""
+    """Name of the pipeline schedule; None = interleaved with virtual stages, else 1f1b."""
     zero: int = 0
+    """ZeRO stage, 0 to 3."""
     recompute: str = "none"
+    """Recompute mode of all layers, one of `RECOMPUTE_MODES`."""
     sequence_parallel: bool = False
+    """Whether tp splits the sequence between products."""
 
 
 def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
-    """The choice that `strategy` names, on all devices of the cluster.
+    """The lowered plan that `strategy` names, on all devices of the cluster.
 
     Raises:
         PlanError: names the degree that does not fit, and what would.

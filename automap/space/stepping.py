@@ -20,8 +20,8 @@ from automap.space.decisions import Floats, Ints, Mask, Slot, SpaceOutline, Valu
 from automap.space.kernels.records import Compiled, SpaceArrays
 
 if TYPE_CHECKING:
+    from automap.space.kernels.draft import Draft
     from automap.space.kernels.layout import Layout
-    from automap.space.kernels.workspace import Workspace
 
 MOVE_CHANCES = (0.3, 0.1, 0.1, 0.05, 0.05, 0.05, 0.05, 0.1, 0.05, 0.05, 0.1)
 """Chances of each kind of move of `automap.space.kernels.neighbours`, assumed."""
@@ -43,28 +43,28 @@ class SteppedSpace(SpaceOutline):
         return Compiled(tables=self.evaluator.tables.arrays, space=self.arrays, cache=new_cache())
 
     @functools.cached_property
-    def _workspace(self) -> Workspace:
-        from automap.space.kernels.workspace import new_workspace
+    def _draft(self) -> Draft:
+        from automap.space.kernels.draft import new_draft
 
-        found: Workspace = new_workspace(self.compiled)
+        found: Draft = new_draft(self.compiled)
         return found
 
     # -- what is legal ------------------------------------------------------------------------------------------
 
     def _follow(self, values: Sequence[int]) -> int:
-        """Brings the workspace to where `values` are decided; returns how many values the next slot has there."""
+        """Brings the draft to where `values` are decided; returns how many values the next slot has there."""
         from automap.space.kernels.stepper import follow
 
         row = np.zeros(len(self.slots), dtype=np.int64)
         row[: len(values)] = values
-        num_values: int = follow(self.compiled, row, len(values), self._workspace)
+        num_values: int = follow(self.compiled, row, len(values), self._draft)
         return num_values
 
     def legal(self, prefix: Sequence[int]) -> Mask:
         """[values] which values of slot `len(prefix)` may follow; at least one always may."""
         mask = np.zeros(self.slots[len(prefix)].num_values, dtype=np.bool_)
         num_values = self._follow(prefix)
-        mask[:num_values] = self._workspace.mask[:num_values]
+        mask[:num_values] = self._draft.mask[:num_values]
         return mask
 
     def free_slots(self, values: Sequence[int]) -> list[Slot]:
@@ -81,7 +81,7 @@ class SteppedSpace(SpaceOutline):
         from automap.space.kernels.stepper import repair
 
         row = np.array(values, dtype=np.int64)
-        repair(self.compiled, kept, row, self._workspace)
+        repair(self.compiled, kept, row, self._draft)
         return tuple(row.tolist())
 
     # -- stages and cuts ----------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class SteppedSpace(SpaceOutline):
     def _laid_out(self, values: Sequence[int]) -> Layout:
         """Where the stages stand that `values` decide; slots before `cut` that are not decided count as 0."""
         self._follow([*values, *[0] * (self.first.cut - len(values))])
-        return self._workspace.layout
+        return self._draft.layout
 
     def stage_devices(self, values: Sequence[int]) -> tuple[int, ...]:
         """[stages] devices of each stage; the undecided ones share what is left evenly, as far as it goes."""

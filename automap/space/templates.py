@@ -1,11 +1,11 @@
-"""Expert plans: what a patient Megatron user would find.
+"""Templates: expert plans, which a patient user of Megatron-LM would find.
 
-A template spreads batch over dp, weights over tp in the Megatron-LM manner (arXiv 1909.08053: columns, then rows;
-heads of attention; vocabulary; optionally the sequence between them, arXiv 2205.05198), cuts the pipeline evenly, and
-is tuned over the full grid of shapes x ZeRO x recompute. A mixture spreads its experts whole over ep, which splits the
-batch of all else (tokens go to them and back by all-to-all, arXiv 2006.16668), or over tp, or slices them like any
-weight. Over cp everything splits the sequence, attention its queries, with keys and values gathered (arXiv 2407.21783,
-section 3.3.2). Shardings follow from the graph alone.
+A template splits the batch over dp and the weights over tp in the Megatron-LM manner (arXiv 1909.08053: columns, then
+rows; heads of attention; the vocabulary; optionally the sequence between them, arXiv 2205.05198), cuts the pipeline
+evenly, and is tuned over the full grid of shapes, ZeRO stages and recompute modes. A mixture of experts spreads whole
+experts over ep, over which all other operators split the batch (all-to-alls bring tokens to the experts and back, arXiv
+2006.16668), or over tp, or it slices them like any weight. Over cp all operators split the sequence; attention splits
+its queries and gathers keys and values (arXiv 2407.21783, section 3.3.2). Shardings follow from the graph alone.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def megatron_signatures(
     expert_axis: str = "ep",
     only_batch: bool = False,
 ) -> Values:
-    """Completes `prefix` (all but the signatures): batch splits on dp and ep, the sequence on cp, Megatron's on tp.
+    """Adds signatures to the values before them: batch split over dp and ep, sequence over cp, weights over tp.
 
     Args:
         space: of the problem.
-        shape: what `prefix` decided.
+        shape: shape that `prefix` decides.
         prefix: values of the slots before the first signature.
-        sequence_parallel: split the sequence where tensors would be whole on tp.
-        expert_axis: the axis that spreads experts where there are some and it is there; "" = none.
-        only_batch: tp splits the batch as dp does.
+        sequence_parallel: whether tp splits the sequence where tensors would be whole.
+        expert_axis: axis that spreads experts, if the model and the mesh have them; "" = none.
+        only_batch: whether tp splits the batch as dp does.
     """
     values = list(prefix)
     incoming: list[Placement] = [BROADCAST] * len(space.axes)
@@ -68,7 +68,7 @@ def megatron_signatures(
                     value = next(
                         (v for v in (inside, _batch(op, table)) if v is not None and legal[v]), whole_signature(table)
                     )
-                # What the user constrains may be none of these.
+                # The user's constraints may allow none of these.
                 value = value if legal[value] else int(np.flatnonzero(legal)[0])
                 values.append(value)
                 _place(space, unit_type, unit, number, value, where)
@@ -86,13 +86,13 @@ def _batch(op: Operator, table: tuple[Signature, ...]) -> int | None:
 
 
 def _experts(op: Operator, table: tuple[Signature, ...]) -> int | None:
-    """The signature that spreads experts."""
+    """The signature that spreads experts, or None."""
     names = [None if s.factor is None else op.rule.factors[s.factor].name for s in table]
     return names.index("e") if op.kind in (DISPATCH, PRODUCT) and "e" in names else None
 
 
 def _as_given(space: PlanSpace, op: Operator, table: tuple[Signature, ...], placed: dict[str, Placement]) -> int | None:
-    """The signature that takes every activation as it is placed, some of them split."""
+    """The signature that takes every activation in its present placement, at least one of them split; or None."""
     tensors = space.problem.graph.tensors
     own = [tensors[n].role == "activation" and not space.is_view(n) for n in op.inputs]
     have = [placed.get(n, BROADCAST) for n in op.inputs]
@@ -110,9 +110,10 @@ def _along_sequence(
     legal: npt.NDArray[np.bool_],
     placed: dict[str, Placement],
 ) -> int:
-    """The signature that keeps the first split activation as it is, and most of the others.
+    """The signature that takes the first split activation, and as many others as possible, in their present placement.
 
-    Data are split along their second dim, which costs nothing; an operator that cannot go on takes whole tensors.
+    Data inputs are split along their second dim, which costs nothing. Where there is no such signature, the operator is
+    whole.
     """
     tensors = space.problem.graph.tensors
     have: dict[int, Placement] = {}
@@ -150,12 +151,12 @@ def _megatron(
     placed: dict[str, Placement],
     sequence_parallel: bool,
 ) -> int:
-    """Megatron's choice for one group on the tp axis; falls back to whole tensors where it is not legal.
+    """Megatron's signature of one group on the tp axis; whole tensors where it is not legal.
 
-    Products with a weight take an input split along the summed dim as it is (rows), else split the weight and the
-    output (columns). An embedding splits its vocabulary. Products of activations and losses follow split inputs
-    (heads, classes), and so does what joins them (a gate and what it gates). Everything between stays whole, or is
-    split along the sequence.
+    A product with a weight whose input is split along the summed dim takes it in this placement (rows), otherwise it
+    splits the weight and the output (columns). An embedding splits its vocabulary. Products of activations and losses
+    take split inputs in their placement (heads, classes), and so do operators that join two split inputs (a gate and
+    the gated tensor). All other operators are whole, or split the sequence.
     """
     group = unit.groups[group_number]
     op = space.operator(unit_type, group.leader)
@@ -169,7 +170,7 @@ def _megatron(
         return bool(legal[index]) and signature.divides_work and not batch
 
     if op.kind == COMBINE:
-        # A sum over experts or over slices of them stays partial: tokens are fewer than the slots of their k experts.
+        # The sum over experts, or over slices of them, stays partial: tokens are fewer than slots of their k experts.
         for index, signature in enumerate(table):
             if legal[index] and signature.inputs == (have[0], BROADCAST, BROADCAST) and signature.outputs[0] == PARTIAL:
                 return index
@@ -202,9 +203,9 @@ def _megatron(
 
 
 def meshes_of(space: PlanSpace, shape: Shape, prefix: Values) -> tuple[int, ...]:
-    """What `megatron_signatures` depend on: the meshes of all stages.
+    """All that `megatron_signatures` depend on: the meshes of the stages.
 
-    Whether what a constraint asks for divides may also depend on the samples of a micro-batch.
+    With constraints they may also depend on the samples of a micro-batch, which must divide.
     """
     samples = shape.samples if space.problem.hints.constraints else 0
     return (*space.meshes.mesh(shape), *sorted(set(space.stage_devices(prefix))), samples)
@@ -213,10 +214,10 @@ def meshes_of(space: PlanSpace, shape: Shape, prefix: Values) -> tuple[int, ...]
 def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
     """Every template of the tuned grid, as values of `space`; virtual stages only where the user fixed them.
 
-    Over an ep axis of several ranks experts are always spread. The fullest share of every shape divides over the axes
+    Over an ep axis of several ranks experts are always spread. The largest share of every shape divides over the axes
     that split the batch: the signatures depend on its meshes alone. Where stages span hosts, tp may split the batch
-    too: gradients are then reduced inside the hosts first, and what is left of them between the hosts. Two stages
-    without inner axes are tried in all sizes (what DAPPLE's planner mostly finds, arXiv 2007.01045), and pipelines in
+    too: gradients are then reduced inside the hosts first, and only the results between the hosts. Two stages without
+    inner axes are tried in all sizes (the plans that DAPPLE's planner mostly finds, arXiv 2007.01045), and pipelines in
     up to three orders of the devices.
     """
     fixed = space.problem.hints.fix
@@ -228,7 +229,7 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
             continue
         sizes = dict(zip(space.axes, space.meshes.mesh(shape), strict=True))
         zeros = np.flatnonzero(space.zeros).tolist() if shape.replicas > 1 else [0]
-        # Spread over all of dp they are templates of ep alone.
+        # Experts that are spread over dp are templates of an ep axis alone.
         ways = ["", *(["tp"] if has_experts and shape.tp > 1 else [])]
         ways = ["ep"] if sizes.get("ep", 1) > 1 else ways
         insides = [(False, False), *([(True, False)] if shape.tp > 1 else [])]
@@ -236,7 +237,7 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
         for (sequence_parallel, only_batch), way in product(insides, ways):
             if only_batch and way == "tp":
                 continue
-            # Shares that differ need not divide over tp.
+            # Unlike shares need not divide over tp.
             placed = [stages for stages in _stages(space, shape) if not (only_batch and stages[-1])]
             for stages, mode, zero in product(placed, modes, zeros):
                 prefix = space.even_values(shape, recompute=mode, zero=zero, stages=stages)
@@ -255,7 +256,7 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
 
 
 def _spans_hosts(space: PlanSpace, shape: Shape) -> bool:
-    """Whether stages have an inner axis, and an outer one over several hosts, between which the batch can be split."""
+    """Whether stages have an inner axis, an outer axis over several hosts, and samples to split over both."""
     share = spread(shape.samples, shape.dp) // shape.dp // (shape.middle if space.meshes.splits_batch else 1)
     largest = max(host.num_devices for host in space.problem.cluster.hosts)
     spans = min(shape.tp, shape.dp) > 1 and space.meshes.devices // shape.pp > largest
@@ -263,13 +264,13 @@ def _spans_hosts(space: PlanSpace, shape: Shape) -> bool:
 
 
 def _stages(space: PlanSpace, shape: Shape) -> list[tuple[int, ...]]:
-    """Values of the slots of schedule, order and devices that are tried of a shape."""
-    # Of more than three orders the last one is the first the other way round.
+    """Values of the slots from `schedule` to `shares` that are tried with a shape."""
+    # If there are more than three orders, the last one is the reverse of the first.
     count = space.meshes.num_orders(shape.pp)
     found: list[tuple[int, ...]] = [(0, order) for order in sorted({0, min(1, count - 1), count - 1})]
     first = space.meshes.values(shape)
     if shape.pp == 2 and shape.tp == shape.middle == 1 and space.meshes.may_differ(shape):
         found = [(*some, int(size)) for some in found for size in np.flatnonzero(space.legal((*first, *some)))]
     found = [(*some, *[0] * (space.shares_slot - space.first_stage - len(some))) for some in found]
-    # Even shares, and those in proportion to the speed of the devices where they are of several kinds.
+    # Even shares and, with devices of several kinds, shares in proportion to their speed.
     return [(*some, int(way)) for some in found for way in np.flatnonzero(space.legal((*first, *some))[:2])]

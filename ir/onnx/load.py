@@ -19,18 +19,18 @@ from ir.localize import localize
 from ir.loss import with_loss
 from ir.onnx.options import ReadOptions
 from ir.onnx.read import read_model
-from ir.onnx.readers.control import SEQUENCES
+from ir.onnx.readers.control_flow import SEQUENCES
 from ir.onnx.readers.guard import parse
-from ir.onnx.readers.infer import infer
 from ir.onnx.readers.inputs import add_inputs
 from ir.onnx.readers.limits import Limits
 from ir.onnx.readers.nodes import BAGS, Node, Source, dtype_name, small_value
 from ir.onnx.readers.roles import roles_without_metadata, stored_role
+from ir.onnx.readers.shape_inference import infer
+from ir.onnx.rewrites.constant_folding import fold
 from ir.onnx.rewrites.embedding_bags import add_bags
-from ir.onnx.rewrites.fold import fold
-from ir.onnx.rewrites.merged import MergedViews
-from ir.onnx.rewrites.rows import add_rows
-from ir.onnx.rewrites.samples import SampleLookups
+from ir.onnx.rewrites.merged_views import MergedViews
+from ir.onnx.rewrites.repeated_rows import add_rows
+from ir.onnx.rewrites.sample_lookups import SampleLookups
 from ir.onnx.rewrites.sequences import Sequences
 from ir.operators import KINDS, Value
 from ir.parameters import split_fused
@@ -192,8 +192,10 @@ class _Importer:
     def _is_filled(self, node: Node, inputs: Sequence[str]) -> bool:
         """Whether a node stands for a stored parameter whose weights were stripped; then that is declared."""
         output = node.outputs[0] if node.outputs else ""
+        if output not in self.roles or output in self.source.stored:
+            return False
         shape = self.builder.values.get(inputs[0]) if inputs else None
-        if output not in self.roles or output in self.source.stored or shape is None:
+        if shape is None:
             return False
         fill = small_value(node.attributes["value"]) if "value" in node.attributes else None
         sizes = tuple(int(v) for v in shape.reshape(-1))

@@ -25,7 +25,6 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from ir.build import MAX_VALUE_ELEMENTS
 from ir.errors import refuse
 from ir.onnx.read import read_model
-from ir.onnx.readers.costs import COST_KEYS
 from ir.onnx.readers.guard import check
 from ir.onnx.readers.limits import Limits
 from ir.onnx.readers.nodes import (
@@ -40,6 +39,7 @@ from ir.onnx.readers.nodes import (
     has_data,
 )
 from ir.onnx.readers.roles import roles_without_metadata, stored_role
+from ir.onnx.readers.stated_costs import COST_KEYS
 from ir.onnx.rewrites.exporter_quirks import content, is_filled
 
 KEPT_METADATA = frozenset({KIND_KEY, SCOPE_KEY, FOLDED_KEY, FILLED_KEY, CONTENT_KEY, TURNED_KEY, *COST_KEYS})

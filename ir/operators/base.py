@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from ir.factors import InternalCollective, Passing
 from ir.graph import DTYPE_BYTES, Tensor
-from ir.operators.follow import Follower, Unsupported
 from ir.operators.line import Line, parse
+from ir.operators.line_factors import Follower, Unsupported
 from ir.operators.rule import Dims, Rule
 
 __all__ = [

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ir.build import make_graph
-from ir.graph import Graph
+from ir.graph import Graph, Tensor
 
 
 def stretch(graph: Graph, prefix: str, last: int, count: int) -> Graph:
@@ -46,9 +44,9 @@ def stretch(graph: Graph, prefix: str, last: int, count: int) -> Graph:
         here, there = f"{prefix}.{i}", f"{prefix}.{i - 1}"
         renamed = {name: here + tail for name, tail in zip(own, tails, strict=True)}
         renamed |= {before + tail: there + tail for tail in crossing}
-        for tensor in kept:
-            name = renamed[tensor.name]
-            tensors[name] = replace(tensor, name=name)
+        for t in kept:
+            name = renamed[t.name]
+            tensors[name] = Tensor(name=name, shape=t.shape, dtype=t.dtype, role=t.role, batch_dim=t.batch_dim)
         operators += [
             op.renamed(renamed, name=here + tail, scope=here + op.scope[len(old) :]) for op, tail in templates
         ]

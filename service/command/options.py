@@ -1,16 +1,24 @@
-"""What the verbs of the command line take: options and their help, and the files that they name."""
+"""What the verbs of the command line take: options and their help, and the files that they name.
+
+Options that several verbs have in common are the parameters of one function here, which makes one value of them; a verb
+takes that value (`gathers`). These functions have as many parameters as there are options.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from automap.documents import read_file
 from automap.errors import ModelError, PlanError, ProblemError
-from service.jobs.run_job import ModelOptions
+from service.jobs.run_job import JobRequest, ModelOptions, Trials
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="An ONNX file, a layer profile (PipeDream's text), or zoo:NAME.")
@@ -47,7 +55,7 @@ TieOption = Annotated[
         help="Share of the error band within which plans are equally fast, and the plainest leaves; 0: the fastest.",
     ),
 ]
-SeedOption = Annotated[int, typer.Option(min=0, help="Of every random choice.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
 TrialsOption = Annotated[
     int | None,
     typer.Option(
@@ -80,7 +88,8 @@ OutputOption = Annotated[
     Path | None, typer.Option("-o", "--output", callback=writable, help="Where to write the plan.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-UrlOption = Annotated[str, typer.Option(envvar="AUTOMAP_URL", help="Of the service.")]
+UrlOption = Annotated[str, typer.Option(envvar="AUTOMAP_URL", help="Address of the service.")]
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a JSON file.")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 
 PORTFOLIO = ["portfolio"]
@@ -89,55 +98,112 @@ _EXTERNAL = b"\x0a\x08location\x12"
 """In an ONNX file: the key under which a tensor says in which other file its data lies."""
 
 
-def read_input(
-    path: str, dims: list[str] | None, batch_dims: list[str] | None, parameters: list[str] | None
-) -> tuple[bytes, ModelOptions]:
-    """The model that `path` names, without its bytes if it is one of the zoo, and what is said about it.
+class Job(NamedTuple):
+    """What most verbs work on."""
+
+    data: bytes
+    """The model's file; empty for a model of the zoo."""
+    request: JobRequest
+
+
+def gathers(**readers: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replaces parameters of a verb by the options that they are read from.
+
+    Args:
+        readers: parameter of the verb -> function whose parameters are options, and which returns its value.
+    """
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(verb, eval_str=True)
+        options: list[inspect.Parameter] = []
+        for name, parameter in signature.parameters.items():
+            reader = readers.get(name)
+            options += [parameter] if reader is None else inspect.signature(reader, eval_str=True).parameters.values()
+
+        @functools.wraps(verb)
+        def run(**given: Any) -> None:
+            for name, reader in readers.items():
+                taken = {option: given.pop(option) for option in inspect.signature(reader).parameters}
+                given[name] = reader(**taken)
+            verb(**given)
+
+        named = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
+        run.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
+        run.__annotations__ = {option.name: option.annotation for option in named}
+        return run
+
+    return decorate
+
+
+def stated(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that the user stated: those that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def read_model(
+    model: ModelArgument,
+    dim: DimOption = None,
+    batch_dim: BatchDimOption = None,
+    parameters: ParametersOption = None,
+) -> Job:
+    """The model of a file or of the zoo, with nothing that is said about its training.
 
     Raises:
         ModelError: it cannot be read, or what is said about its dims is not understood.
     """
     from service.dims import parse_batch_dims, parse_dims
 
-    sizes, places, globs = parse_dims(dims or []), parse_batch_dims(batch_dims or []), tuple(parameters or ())
-    if path.startswith("zoo:"):
-        return b"", ModelOptions(zoo=path.removeprefix("zoo:"), dims=sizes, batch_dims=places, parameters=globs)
-    try:
-        data = _read_model(Path(path), globs)
-    except OSError as fault:
-        raise ModelError(
-            f"cannot be read ({fault.strerror})",
-            field="model",
-            value=path,
-            repair="Give the path of an ONNX file or a layer profile.",
-        ) from None
-    return data, ModelOptions(name=Path(path).stem, dims=sizes, batch_dims=places, parameters=globs)
+    globs = tuple(parameters or ())
+    options = ModelOptions(dims=parse_dims(dim or []), batch_dims=parse_batch_dims(batch_dim or []), parameters=globs)
+    if model.startswith("zoo:"):
+        data, options = b"", replace(options, zoo=model.removeprefix("zoo:"))
+    else:
+        data, options = _read_file(Path(model), globs), replace(options, name=Path(model).stem)
+    return Job(data, JobRequest(cluster=None, training={}, model=options))
 
 
-def _read_model(path: Path, parameters: tuple[str, ...]) -> bytes:
-    """The file, without its weights where they lie outside of it or make it larger than an upload may be."""
-    from ir.onnx.sandbox import SandboxLimits
+def read_model_and_hints(
+    model: ModelArgument,
+    hints: HintsOption = None,
+    dim: DimOption = None,
+    batch_dim: BatchDimOption = None,
+    parameters: ParametersOption = None,
+) -> Job:
+    """As `read_model`, and what the user knows or insists on.
 
-    is_large = path.stat().st_size > SandboxLimits().max_bytes
-    data = b"" if is_large else path.read_bytes()
-    if not is_large and _EXTERNAL not in data:
-        return data
-    from ir.onnx.strip import strip_file
-
-    return strip_file(path, parameters=parameters).data
+    Raises:
+        UserError: the model or the hints.
+    """
+    data, request = read_model(model, dim, batch_dim, parameters)
+    return Job(data, replace(request, hints=_read_hints(hints)))
 
 
-def training_of(
-    global_batch: int,
-    precision: str | None,
-    optimizer: str,
-    loss: str | None,
-    trainer: str,
-    sync: list[str] | None,
-    sync_period: int | None,
-) -> dict[str, Any]:
-    """The training document, without what was not said."""
-    given = {
+def read_job(
+    model: ModelArgument,
+    cluster: ClusterOption,
+    global_batch: BatchOption,
+    precision: PrecisionOption = None,
+    optimizer: OptimizerOption = "adam",
+    loss: LossOption = None,
+    trainer: TrainerOption = "generic",
+    sync: SyncOption = None,
+    sync_period: SyncPeriodOption = None,
+    searcher: SearcherOption = PORTFOLIO,
+    budget: BudgetOption = "30s",
+    tie: TieOption = 0.1,
+    seed: SeedOption = 0,
+    trials: TrialsOption = None,
+    hints: HintsOption = None,
+    dim: DimOption = None,
+    batch_dim: BatchDimOption = None,
+    parameters: ParametersOption = None,
+) -> Job:
+    """Everything that a search is asked for.
+
+    Raises:
+        UserError: the model or the hints.
+    """
+    training = {
         "global_batch": global_batch,
         "precision": precision,
         "optimizer": optimizer,
@@ -146,10 +212,42 @@ def training_of(
         "sync_modes": list(dict.fromkeys(["synchronous", *sync])) if sync else None,
         "sync_period": sync_period,
     }
-    return {key: value for key, value in given.items() if value is not None}
+    data, request = read_model_and_hints(model, hints, dim, batch_dim, parameters)
+    request = replace(
+        request,
+        cluster=cluster,
+        training=stated(training),
+        budget=budget,
+        searchers=tuple(searcher),
+        tie=tie,
+        seed=seed,
+        trials=None if trials is None else Trials(top_k=trials),
+    )
+    return Job(data, request)
 
 
-def read_hints(path: Path | None) -> dict[str, Any]:
+def _read_file(path: Path, parameters: tuple[str, ...]) -> bytes:
+    """The file, without its weights where they lie outside of it or make it larger than an upload may be."""
+    from ir.onnx.sandbox import SandboxLimits
+
+    try:
+        is_large = path.stat().st_size > SandboxLimits().max_bytes
+        data = b"" if is_large else path.read_bytes()
+        if is_large or _EXTERNAL in data:
+            from ir.onnx.strip import strip_file
+
+            data = strip_file(path, parameters=parameters).data
+    except OSError as fault:
+        raise ModelError(
+            f"cannot be read ({fault.strerror})",
+            field="model",
+            value=str(path),
+            repair="Give the path of an ONNX file or a layer profile.",
+        ) from None
+    return data
+
+
+def _read_hints(path: Path | None) -> dict[str, Any]:
     """The hints of a file.
 
     Raises:

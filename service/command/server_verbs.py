@@ -11,34 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from automap.errors import UserError
-from service.command.options import (
-    PORTFOLIO,
-    BatchDimOption,
-    BatchOption,
-    BudgetOption,
-    ClusterOption,
-    DimOption,
-    HintsOption,
-    JobArgument,
-    JsonOption,
-    LossOption,
-    ModelArgument,
-    OptimizerOption,
-    OutputOption,
-    ParametersOption,
-    PrecisionOption,
-    SearcherOption,
-    SeedOption,
-    SyncOption,
-    SyncPeriodOption,
-    TieOption,
-    TrainerOption,
-    TrialsOption,
-    UrlOption,
-    read_hints,
-    read_input,
-    training_of,
-)
+from service.command.options import Job, JobArgument, JsonOption, OutputOption, UrlOption, gathers, read_job
 from service.command.output import print_json, show_plan
 from service.problems import RemoteError
 
@@ -101,53 +74,32 @@ def worker(parent: Annotated[int | None, typer.Option(hidden=True)] = None) -> N
 
 
 @app.command()
-def submit(
-    model: ModelArgument,
-    cluster: ClusterOption,
-    global_batch: BatchOption,
-    precision: PrecisionOption = None,
-    optimizer: OptimizerOption = "adam",
-    loss: LossOption = None,
-    trainer: TrainerOption = "generic",
-    sync: SyncOption = None,
-    sync_period: SyncPeriodOption = None,
-    searcher: SearcherOption = PORTFOLIO,
-    budget: BudgetOption = "30s",
-    tie: TieOption = 0.1,
-    seed: SeedOption = 0,
-    trials: TrialsOption = None,
-    hints: HintsOption = None,
-    dim: DimOption = None,
-    batch_dim: BatchDimOption = None,
-    parameters: ParametersOption = None,
-    url: UrlOption = URL,
-    as_json: JsonOption = False,
-) -> None:
+@gathers(job=read_job)
+def submit(job: Job, url: UrlOption = URL, as_json: JsonOption = False) -> None:
     """Sends a model to the service and starts a search; prints the job's id."""
     from automap.cluster import parse_cluster
+    from automap.records import to_json
 
-    data, options = read_input(model, dim, batch_dim, parameters)
-    place: str | dict[str, Any] = parse_cluster(cluster).to_json() if cluster.endswith(".json") else cluster
+    request, options = job.request, job.request.model
+    cluster: str | dict[str, Any] = request.cluster
+    if request.cluster.endswith(".json"):
+        cluster = parse_cluster(request.cluster).to_json()
+    about: dict[str, Any] = {"name": options.name, "dims": options.dims, "batch_dims": options.batch_dims}
+    about["parameters"] = options.parameters
     with _client(url) as client:
-        about: Mapping[str, Any] = {
-            "name": options.name,
-            "dims": options.dims,
-            "parameters": options.parameters,
-            "batch_dims": options.batch_dims,
-        }
-        job = client.submit(
-            model if options.zoo else client.upload_model(data, **about)["id"],
-            place,
-            training_of(global_batch, precision, optimizer, loss, trainer, sync, sync_period),
-            budget=budget,
-            searchers=tuple(searcher),
-            tie=tie,
-            seed=seed,
-            hints=read_hints(hints),
-            trials=None if trials is None else {"top_k": trials},
+        document = client.submit(
+            f"zoo:{options.zoo}" if options.zoo else client.upload_model(job.data, **about)["id"],
+            cluster,
+            request.training,
+            budget=request.budget,
+            searchers=request.searchers,
+            tie=request.tie,
+            seed=request.seed,
+            hints=request.hints,
+            trials=to_json(request.trials),
             **about,
         )
-    print_json(job) if as_json else typer.echo(job["id"])
+    print_json(document) if as_json else typer.echo(document["id"])
 
 
 @app.command()

@@ -11,12 +11,10 @@ from automap.price.kernels.cost_records import UNIT_COST_DTYPE
 from automap.problem import Problem
 from automap.space.count import alone, count_decades, grouped
 from automap.space.space import PlanSpace
+from envs.dominance import GroupSignatures, costs_no_more
 from envs.pruning import (
     LOSSLESS,
     RULES,
-    _costs_no_more,
-    _dominates,
-    _seen_by_others,
     dominated_signatures,
     prune,
     shape_bounds,
@@ -107,17 +105,18 @@ def test_of_two_signatures_that_nobody_can_tell_apart_one_goes(mlp):
     s = build(mlp((64, 128, 64)), "2xV100", 8, pp=1, num_micro_batches=1)
     assert dominated_signatures(s).signatures.all()
     for number in range(len(s.group_rows)):
-        assert _dominates(s, number, 1, 0, 0)
-        seen = _seen_by_others(s, number)
-        assert len(set(seen)) == len(seen)
+        signatures = GroupSignatures(s, number)
+        assert signatures.dominates(1, 0, 0)
+        outside = signatures.placements_outside()
+        assert len(set(outside)) == len(outside)
 
 
 def test_less_attention_to_hide_a_ring_under_is_no_gain():
     one, other = np.zeros(2, dtype=UNIT_COST_DTYPE)
     one["forward_s"] = other["forward_s"] = 2.0
     one.forward_attended_s = 1.0
-    assert not _costs_no_more(one, other)
-    assert _costs_no_more(other, one)
+    assert not costs_no_more(one, other)
+    assert costs_no_more(other, one)
 
 
 def test_what_is_built_into_the_space_is_counted_off(mlp, space):

@@ -20,12 +20,13 @@ from automap.price.kernels.memory import in_flight
 from automap.price.kernels.step import rank_overflow
 from automap.schedule import ZB1P, ZB2P
 from automap.space.kernels.cuts import nth_cut
+from automap.space.kernels.draft import DRAFT, pick, pick_all
 from automap.space.kernels.layout import cut_window, decide_stages
 from automap.space.kernels.masks import shape_node
 from automap.space.kernels.price_one import cost_rows, finish, price_one
 from automap.space.kernels.records import COMPILED, SPACE
 from automap.space.kernels.stepper import decide, legal_values
-from automap.space.kernels.workspace import WORKSPACE, new_workspace, pick, pick_all, set_rows
+from automap.space.kernels.workspace import WORKSPACE, new_workspace, set_rows
 
 BEGIN, GO_ON, WAIT = -1, -2, -3
 """Actions that decide nothing: begin a new plan; go on with what was decided already, with preferred values that are
@@ -98,7 +99,7 @@ def _tighten(bound, seconds, over):
 @borrowing(void(SPACE, LOWER_BOUNDS, int64[::1], WORKSPACE), inner=True)
 def _find_least(space, bounds, value, workspace):
     """Writes `Workspace.least`: the row of the tables of units for each rank."""
-    layout = workspace.layout
+    layout = workspace.draft.layout
     shape = space.shape_nodes[shape_node(space, value, space.first.schedule)].shape
     count = value[space.first.micro_batches]
     for rank in range(layout.frame[0].num_ranks):
@@ -112,7 +113,7 @@ def _pipeline_bound(space, bounds, workspace, known):
 
     A rank waits for one pass through the chunks before its first one, then works on all micro-batches.
     """
-    layout, settings = workspace.layout, workspace.settings[0]
+    layout, settings = workspace.draft.layout, workspace.settings[0]
     frame = layout.frame[0]
     ranks, count = frame.num_ranks, frame.num_micro_batches
     # Gradients of weights may fill the pipeline.
@@ -146,7 +147,7 @@ def _pipeline_bound(space, bounds, workspace, known):
 @borrowing(float64(SPACE, LOWER_BOUNDS, WORKSPACE, int64), inner=True)
 def _memory_bound(space, bounds, workspace, chunk):
     """Share of its memory by which a device that holds the units of a chunk overflows at least."""
-    layout = workspace.layout
+    layout = workspace.draft.layout
     frame = layout.frame[0]
     start, end = layout.ends[chunk - 1] if chunk > 0 else 0, layout.ends[chunk]
     rank = chunk % frame.num_ranks
@@ -161,7 +162,7 @@ def _memory_bound(space, bounds, workspace, chunk):
 def _find_rest(bounds, workspace, first):
     """Writes `Workspace.rest`: least seconds of a micro-batch on each of the ranks from `first` on, which share all
     units behind each."""
-    rest, layout = workspace.rest, workspace.layout
+    rest, layout = workspace.rest, workspace.draft.layout
     num_ranks = layout.frame[0].num_ranks
     devices = 0
     for rank in range(first, num_ranks):
@@ -176,12 +177,12 @@ def _find_rest(bounds, workspace, first):
         rest[unit] = rest[unit + 1] + least / devices
 
 
-@borrowing(int64(COMPILED, EPISODES, int64, int64, WORKSPACE), inner=True)
-def _offer(compiled, episodes, number, slot, workspace):
+@borrowing(int64(COMPILED, EPISODES, int64, int64, DRAFT), inner=True)
+def _offer(compiled, episodes, number, slot, draft):
     """Writes the values of a slot that may be chosen into `episodes.legal`; returns how many there are."""
     space, value, legal = compiled.space, episodes.values[number], episodes.legal[number]
-    mask, num_ranks = workspace.mask, workspace.layout.frame[0].num_ranks
-    num_values = legal_values(compiled, value, slot, workspace)
+    mask, num_ranks = draft.mask, draft.layout.frame[0].num_ranks
+    num_values = legal_values(compiled, value, slot, draft)
     rank = slot - space.first.recompute
     if slot < space.first.zero and 0 < rank < num_ranks - 1 and episodes.free_ranks < num_ranks:
         before = value[slot - 1]
@@ -198,7 +199,7 @@ def _offer(compiled, episodes, number, slot, workspace):
 @borrowing(void(COMPILED, LOWER_BOUNDS, EPISODES, int64, int64, WORKSPACE), inner=True)
 def _look_at_cuts(compiled, bounds, episodes, number, slot, workspace):
     """Bounds what follows each end of a chunk."""
-    space, layout, ahead = compiled.space, workspace.layout, episodes.action_bounds[number]
+    space, layout, ahead = compiled.space, workspace.draft.layout, episodes.action_bounds[number]
     chunk, num_chunks, num_ranks = slot - space.first.cut, layout.frame[0].num_chunks, layout.frame[0].num_ranks
     _find_least(space, bounds, episodes.values[number], workspace)
     workspace.rest[:] = 0.0
@@ -232,7 +233,7 @@ def _look_at_mode(compiled, value, slot, mode, workspace, out):
         workspace: with the signatures that are known.
         out: [2] seconds, overflow; written.
     """
-    space, frame = compiled.space, workspace.layout.frame[0]
+    space, frame = compiled.space, workspace.draft.layout.frame[0]
     behind = space.first.recompute + frame.num_ranks
     value[slot] = mode
     seconds = np.inf
@@ -271,29 +272,30 @@ def _look(compiled, bounds, episodes, number, slot, workspace):
             while space.shape_nodes[child].value != legal[i]:
                 child += 1
             ahead[i, 0], ahead[i, 1] = bounds.nodes[child, 0], bounds.nodes[child, 1]
-    elif slot < first.cut:
-        for i in range(count):
-            ahead[i, 0], ahead[i, 1] = bound[0], bound[1]
-    elif slot < first.recompute:
+    elif first.cut <= slot < first.recompute:
         _look_at_cuts(compiled, bounds, episodes, number, slot, workspace)
-    elif slot < first.zero:
-        pick_forced(compiled, workspace)
+    elif first.recompute <= slot < first.zero:
+        pick_forced(compiled, workspace.draft)
         for i in range(count):
             _look_at_mode(compiled, value, slot, legal[i], workspace, ahead[i])
     elif slot == first.zero:
         value[slot] = 0
         set_rows(space, value, workspace)
-        pick_forced(compiled, workspace)
+        pick_forced(compiled, workspace.draft)
         cost_rows(compiled, -1, workspace)
         for i in range(count):
             workspace.settings[0].zero_stage = legal[i]
             finish(compiled, workspace, False, ahead[i])
-    else:
+    elif slot >= first.signature:
         group, axis = divmod(slot - first.signature, workspace.incoming.shape[0])
         for i in range(count):
-            pick(space, group, axis, legal[i], workspace)
-            cost_rows(compiled, workspace.types[group], workspace)
+            pick(space, group, axis, legal[i], workspace.draft)
+            cost_rows(compiled, workspace.draft.types[group], workspace)
             finish(compiled, workspace, False, ahead[i])
+    else:
+        # Nothing sharper is known behind the other kinds.
+        for i in range(count):
+            ahead[i, 0], ahead[i, 1] = bound[0], bound[1]
     for i in range(count):
         _tighten(ahead[i], bound[0], bound[1])
 
@@ -347,22 +349,22 @@ def _advance(compiled, bounds, episodes, number, workspace):
     """Fills in what is forced or not asked, and looks at the values of the first slot that is asked."""
     space, first, value, bound = compiled.space, compiled.space.first, episodes.values[number], episodes.bound[number]
     begin = episodes.position[number]
-    decide_stages(space, value, begin, workspace.layout)
+    decide_stages(space, value, begin, workspace.draft.layout)
     is_ready, is_stale = False, False
     for slot in range(begin, value.shape[0] + 1):
         if slot >= first.signature and not is_ready:
             is_ready = True
             set_rows(space, value, workspace)
-            pick_all(space, value, slot, workspace)
+            pick_all(space, value, slot, workspace.draft)
         if slot == value.shape[0]:
             price_one(compiled, value, workspace, True, bound)
             return
-        count = _offer(compiled, episodes, number, slot, workspace)
+        count = _offer(compiled, episodes, number, slot, workspace.draft)
         if count > 1 and (episodes.asked[slot] or episodes.preferred[number, slot] == LATER):
             break
         picked = episodes.legal[number, 0] if count == 1 else _unasked(space, episodes, number, slot, count)
         _accept(space, bounds, episodes, number, picked)
-        decide(space, value, slot, workspace)
+        decide(space, value, slot, workspace.draft)
         is_stale = is_stale or slot >= first.zero
     if episodes.asked[slot]:
         episodes.offered[number] = count

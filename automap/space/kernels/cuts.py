@@ -1,11 +1,11 @@
-"""Where pipelines are cut: ends of chunks are numbered by how near they are to the share of their ranks.
+"""Where pipelines are cut: the ends of a chunk are numbered by how near they are to the share of its rank.
 
-A rank's share of what is left is that of its speed in the speed of it and of all behind it.
+The share of a rank in the units that are left is its part of the speed of all ranks that are left.
 """
 
 from __future__ import annotations
 
-from numba import float64, int64, types, void
+from numba import boolean, float64, int64, types, void
 
 from automap.jit import borrowing
 from automap.space.kernels.records import SPACE
@@ -16,7 +16,7 @@ def cut_shares(space, stages, num_ranks, shares):
     """Writes, of each chunk, how many times its rank's speed the ranks of it and of all chunks behind have together.
 
     Args:
-        space: see `compile_space`.
+        space: see `SpaceArrays`.
         stages: [ranks] rows among the distinct stages.
         num_ranks: pipeline ranks.
         shares: [chunks], written; where ranks are alike, how many chunks are left.
@@ -30,15 +30,9 @@ def cut_shares(space, stages, num_ranks, shares):
         left -= mine
 
 
-@borrowing(types.UniTuple(int64, 2)(float64[::1], int64, int64, int64, float64, int64, int64), inner=True)
-def _near(weight, start, low, high, share, number, end):
-    """Goes through the ends in [low, high], the nearest to one `share`-th of what is left behind unit `start` first.
-
-    Of two that are equally near the left one comes first. It stops at the `number`-th, or at `end`.
-
-    Returns:
-        The end where it stopped, and how many came before it.
-    """
+@borrowing(types.Tuple((float64, int64))(float64[::1], int64, int64, int64, float64), inner=True)
+def _target(weight, start, low, high, share):
+    """The weight of one `share`-th of what is left behind unit `start`, and the first end in [low, high] behind it."""
     target = weight[start] + (weight[weight.shape[0] - 1] - weight[start]) / share
     right = low
     after = high + 1
@@ -48,10 +42,29 @@ def _near(weight, start, low, high, share, number, end):
             right = middle + 1
         else:
             after = middle
+    return target, right
+
+
+@borrowing(boolean(float64[::1], int64, int64, int64, int64, float64), inner=True)
+def _is_left(weight, left, right, low, high, target):
+    """Whether the next nearest end is `left`, not `right`; of two that are equally near the left one comes first."""
+    return left >= low and (right > high or abs(weight[left] - target) <= abs(weight[right] - target))
+
+
+@borrowing(types.UniTuple(int64, 2)(float64[::1], int64, int64, int64, float64, int64, int64), inner=True)
+def _near(weight, start, low, high, share, number, end):
+    """Goes through the ends in [low, high], the nearest to one `share`-th of what is left behind unit `start` first.
+
+    It stops at the `number`-th, or at `end`.
+
+    Returns:
+        The end where it stopped, and how many came before it.
+    """
+    target, right = _target(weight, start, low, high, share)
     left = right - 1
     found, before = low, -1
     while before < number and (before < 0 or found != end):
-        if left >= low and (right > high or abs(weight[left] - target) <= abs(weight[right] - target)):
+        if _is_left(weight, left, right, low, high, target):
             found = left
             left -= 1
         else:
@@ -76,5 +89,12 @@ def cut_number(weight, start, low, high, share, end):
 @borrowing(void(float64[::1], int64, int64, int64, float64, int64[::1]))
 def list_cuts(weight, start, low, high, share, ends):
     """Writes the ends in [low, high], [high - low + 1], in the order of their numbers; see `_near`."""
+    target, right = _target(weight, start, low, high, share)
+    left = right - 1
     for number in range(ends.shape[0]):
-        ends[number] = nth_cut(weight, start, low, high, share, number)
+        if _is_left(weight, left, right, low, high, target):
+            ends[number] = left
+            left -= 1
+        else:
+            ends[number] = right
+            right += 1

@@ -15,10 +15,10 @@ from numba import boolean, float64, int64, uint64, void
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Ints, Mask, tuple_type
 from automap.space.kernels.cuts import cut_number, nth_cut
+from automap.space.kernels.draft import DRAFT, new_draft
 from automap.space.kernels.layout import LAYOUT, Layout, cut_window, decide_stages, new_layout
 from automap.space.kernels.records import COMPILED, SPACE
 from automap.space.kernels.stepper import active_slots, decide, legal_values
-from automap.space.kernels.workspace import WORKSPACE, new_workspace
 
 # Kinds of moves.
 M_ONE, M_TWO, M_SHIFT, M_SLIDE, M_DEVICES, M_MODE, M_GROUP, M_PAIR, M_BORROW, M_BATCH, M_SHAPE = range(11)
@@ -287,14 +287,14 @@ def _require(space, shapes, kind, value, donors, move):
             _borrow_groups(space, donor, move)
 
 
-@borrowing(void(COMPILED, int64[::1], int64, MOVE, WORKSPACE, int64[::1]), inner=True)
-def _settle_slot(compiled, value, slot, move, workspace, result):
+@borrowing(void(COMPILED, int64[::1], int64, MOVE, DRAFT, int64[::1]), inner=True)
+def _settle_slot(compiled, value, slot, move, draft, result):
     """Decides a slot as near to what the move requires as is legal."""
-    num_values = legal_values(compiled, result, slot, workspace)
+    num_values = legal_values(compiled, result, slot, draft)
     result[slot] = 0
     if num_values > 1:
-        result[slot] = _settle(move.state, workspace.mask[:num_values], move.required[slot], value[slot])
-    decide(compiled.space, result, slot, workspace)
+        result[slot] = _settle(move.state, draft.mask[:num_values], move.required[slot], value[slot])
+    decide(compiled.space, result, slot, draft)
 
 
 @borrowing(void(SPACE, int64, MOVE, LAYOUT, int64[::1]), inner=True)
@@ -312,18 +312,18 @@ def _settle_cut(space, chunk, move, layout, result):
             result[slot] = cut_number(space.weight, start, low, high, share, layout.ends[chunk])
 
 
-@borrowing(boolean(COMPILED, int64[::1], MOVE, WORKSPACE, int64[::1]), inner=True)
-def _settle_plan(compiled, value, move, workspace, result):
+@borrowing(boolean(COMPILED, int64[::1], MOVE, DRAFT, int64[::1]), inner=True)
+def _settle_plan(compiled, value, move, draft, result):
     """Writes the legal plan nearest to what the move requires, [slots]; returns whether it is another plan."""
     space, first, num_axes = compiled.space, compiled.space.first, compiled.space.obeys.shape[0]
     for slot in range(first.schedule):
         result[slot] = move.required[slot]
     for slot in range(first.schedule, first.cut):
-        _settle_slot(compiled, value, slot, move, workspace, result)
+        _settle_slot(compiled, value, slot, move, draft, result)
     for slot in range(first.cut, first.recompute):
-        _settle_cut(space, slot - first.cut, move, workspace.layout, result)
+        _settle_cut(space, slot - first.cut, move, draft.layout, result)
     for slot in range(first.recompute, first.signature):
-        _settle_slot(compiled, value, slot, move, workspace, result)
+        _settle_slot(compiled, value, slot, move, draft, result)
     # Where meshes and samples stay, signatures stay legal. In another order of the devices the same way to share out
     # samples may give other samples.
     reshaped = result[first.shares] > 0 and result[first.order] != value[first.order]
@@ -337,7 +337,7 @@ def _settle_plan(compiled, value, move, workspace, result):
             touched = touched or move.required[slot] != value[slot]
         for slot in range(begin, begin + num_axes):
             if touched:
-                _settle_slot(compiled, value, slot, move, workspace, result)
+                _settle_slot(compiled, value, slot, move, draft, result)
             else:
                 result[slot] = value[slot]
     changed = False
@@ -360,7 +360,7 @@ def move_many(compiled, shapes, chances, seeds, donors, values, out):
         out: [n, slots], written.
     """
     space = compiled.space
-    workspace = new_workspace(compiled)
+    draft = new_draft(compiled)
     move = Move(
         state=np.empty(1, np.uint64),
         layout=new_layout(space),
@@ -379,5 +379,5 @@ def move_many(compiled, shapes, chances, seeds, donors, values, out):
             while kind < M_COUNT - 1 and number >= chances[kind]:
                 kind += 1
             _require(space, shapes, kind, value, donors, move)
-            if _settle_plan(compiled, value, move, workspace, out[plan]):
+            if _settle_plan(compiled, value, move, draft, out[plan]):
                 break

@@ -5,10 +5,11 @@ from __future__ import annotations
 from numba import boolean, float64, int64, void
 
 from automap.jit import kernel
+from automap.space.kernels.draft import pick_all
 from automap.space.kernels.layout import decide_stages
 from automap.space.kernels.price_one import price_one
 from automap.space.kernels.records import COMPILED
-from automap.space.kernels.workspace import new_workspace, pick_all, set_rows
+from automap.space.kernels.workspace import new_workspace, set_rows
 
 
 @kernel(void(COMPILED, int64[:, ::1], boolean, float64[:, ::1]))
@@ -24,7 +25,7 @@ def price_many(compiled, values, exact, out):
     workspace = new_workspace(compiled)
     for plan in range(values.shape[0]):
         value = values[plan]
-        decide_stages(compiled.space, value, values.shape[1], workspace.layout)
+        decide_stages(compiled.space, value, values.shape[1], workspace.draft.layout)
         set_rows(compiled.space, value, workspace)
-        pick_all(compiled.space, value, values.shape[1], workspace)
+        pick_all(compiled.space, value, values.shape[1], workspace.draft)
         price_one(compiled, value, workspace, exact, out[plan])

@@ -49,8 +49,8 @@ def outgoing(compiled, unit_type, is_sent, chosen, placement):
 @borrowing(types.UniTuple(int64, 2)(WORKSPACE, int64), inner=True)
 def _hashes(workspace, number):
     """Two hashes of all that the costs of a row depend on, neither of them zero."""
-    row, layout = workspace.rows[number], workspace.layout
-    one, two = mix(workspace.hashes[row.type, 0], workspace.hashes[row.type, 1], row.type * 16 + row.mode)
+    row, layout = workspace.rows[number], workspace.draft.layout
+    one, two = mix(workspace.draft.hashes[row.type, 0], workspace.draft.hashes[row.type, 1], row.type * 16 + row.mode)
     one, two = mix(one, two, layout.stages[row.rank])
     one, two = mix(one, two, layout.samples[row.rank])
     for a in range(workspace.incoming.shape[0]):
@@ -87,7 +87,7 @@ def cost_rows(compiled, kind, workspace):
         row = rows[number]
         if 0 <= kind != row.type and row.before != kind:
             continue
-        outgoing(compiled, row.before, row.opens, workspace.chosen, workspace.incoming)
+        outgoing(compiled, row.before, row.opens, workspace.draft.chosen, workspace.incoming)
         for a in range(workspace.incoming.shape[0]):
             row.incoming[a] = workspace.incoming[a]
         same = _same_row(workspace, number)
@@ -111,7 +111,7 @@ def cost_rows(compiled, kind, workspace):
 @borrowing(void(COMPILED, int64, WORKSPACE), inner=True)
 def _cost_row(compiled, number, workspace):
     """Prices one row; `Workspace.incoming` holds its incoming placement."""
-    tables, space, layout = compiled.tables, compiled.space, workspace.layout
+    tables, space, layout = compiled.tables, compiled.space, workspace.draft.layout
     row = workspace.rows[number]
     first, last = space.spans[row.type], space.spans[row.type + 1]
     at, samples = layout.stages[row.rank], layout.samples[row.rank]
@@ -121,7 +121,7 @@ def _cost_row(compiled, number, workspace):
     prepared = workspace.prepared[row.type]
     is_known = prepared[0] == at and prepared[1] == samples and prepared[2] == zero_axes
     prepared[0], prepared[1], prepared[2] = at, samples, zero_axes
-    unit = Unit(first, last, workspace.chosen[first:last])
+    unit = Unit(first, last, workspace.draft.chosen[first:last])
     stage = Stage(space.axes[at], space.links[at], space.hardware[at], layout.zero_axes, float64(samples))
     shard_unit(tables, unit, stage, is_known, workspace.unit)
     recomputed, cost = space.masks[row.mode, first:last], workspace.costs[number : number + 1]
@@ -133,8 +133,8 @@ def _cost_row(compiled, number, workspace):
 @borrowing(void(COMPILED, WORKSPACE), inner=True)
 def _tie(compiled, workspace):
     """Writes what parameters that two units read cost beside them, see `step`."""
-    tables, space, layout = compiled.tables, compiled.space, workspace.layout
-    alone, together, shares, chosen = workspace.alone, workspace.together, workspace.tied_shares, workspace.chosen
+    tables, space, layout = compiled.tables, compiled.space, workspace.draft.layout
+    alone, together, shares, chosen = workspace.alone, workspace.together, workspace.tied_shares, workspace.draft.chosen
     for t in range(space.tied.shape[0]):
         about, elements = space.tied[t], space.tied_elements[t]
         one, other = workspace.home[about.one], workspace.home[about.other]
@@ -188,7 +188,7 @@ def finish(compiled, workspace, exact, out):
         exact: see `step`.
         out: [2] seconds of a step; largest share of its memory by which a device overflows. Written.
     """
-    space, layout, counts = compiled.space, workspace.layout, workspace.counts[0]
+    space, layout, counts = compiled.space, workspace.draft.layout, workspace.counts[0]
     frame = layout.frame[0]
     _tie(compiled, workspace)
     parts = workspace.parts[: counts.num_parts]
@@ -237,7 +237,7 @@ def price_one(compiled, value, workspace, exact, out):
     views = space.kind_rows.shape[1] if exact and value[space.first.shares] > 0 else 1
     for kind in range(views - 1, -1, -1):
         if views > 1:
-            look_from(space, value, kind, workspace.layout)
+            look_from(space, value, kind, workspace.draft.layout)
         cost_rows(compiled, -1, workspace)
         finish(compiled, workspace, exact, out)
         seconds, over = max(seconds, out[0]), max(over, out[1])

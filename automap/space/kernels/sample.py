@@ -5,9 +5,9 @@ from __future__ import annotations
 from numba import boolean, float64, int64, void
 
 from automap.jit import borrowing, kernel
+from automap.space.kernels.draft import new_draft
 from automap.space.kernels.records import COMPILED
 from automap.space.kernels.stepper import decide, legal_values
-from automap.space.kernels.workspace import new_workspace
 
 
 @borrowing(int64(boolean[::1], float64), inner=True)
@@ -34,10 +34,10 @@ def sample_many(compiled, numbers, values):
         numbers: [n, slots] in [0, 1), which the choices follow.
         values: [n, slots], those of the shape given, the others written.
     """
-    workspace = new_workspace(compiled)
+    draft = new_draft(compiled)
     for plan in range(values.shape[0]):
         value = values[plan]
         for slot in range(compiled.space.first.schedule, values.shape[1]):
-            num_values = legal_values(compiled, value, slot, workspace)
-            value[slot] = _drawn(workspace.mask[:num_values], numbers[plan, slot])
-            decide(compiled.space, value, slot, workspace)
+            num_values = legal_values(compiled, value, slot, draft)
+            value[slot] = _drawn(draft.mask[:num_values], numbers[plan, slot])
+            decide(compiled.space, value, slot, draft)

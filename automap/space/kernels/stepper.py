@@ -1,7 +1,7 @@
 """The stepper: what may follow a beginning of a plan, said once for legality, sampling, neighbours and environments.
 
 Slots are decided in their order. `legal_values` says which values a slot may have, `decide` takes note of the one that
-was chosen, so that the workspace always knows what the next slot depends on.
+was chosen, so that the draft always knows what the next slot depends on.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from numba import int64, types, void
 
 from automap.jit import borrowing, kernel
+from automap.space.kernels.draft import DRAFT, legal_signatures, pick
 from automap.space.kernels.layout import LAYOUT, cut_window, decide_stages, find_stages, set_end, set_layout
 from automap.space.kernels.masks import copy, mode_mask, shape_node, share_mask, size_mask
 from automap.space.kernels.records import COMPILED, SPACE
-from automap.space.kernels.workspace import WORKSPACE, legal_signatures, pick
 
 
 @borrowing(types.UniTuple(int64, 2)(SPACE, int64[::1], int64, LAYOUT), inner=True)
@@ -50,21 +50,21 @@ def active_slots(space, value, slot, layout):
     return first.zero, int64(frame.has_replicas)
 
 
-@borrowing(int64(COMPILED, int64[::1], int64, WORKSPACE), inner=True)
-def legal_values(compiled, value, slot, workspace):
-    """Writes which values of a slot may follow those before it into `workspace.mask`; at least one always may.
+@borrowing(int64(COMPILED, int64[::1], int64, DRAFT), inner=True)
+def legal_values(compiled, value, slot, draft):
+    """Writes which values of a slot may follow those before it into `draft.mask`; at least one always may.
 
     Args:
         compiled: whose cache is read and written.
         value: [slots] values; those before `slot` are decided.
         slot: number of the slot.
-        workspace: in which all slots before were decided, see `decide`.
+        draft: in which all slots before were decided, see `decide`.
 
     Returns:
         How many values the slot has here, legal or not. It is 1 where the slot decides nothing, like the slot of a
         stage that the pipeline does not have: then its only value is 0.
     """
-    space, first, mask, layout = compiled.space, compiled.space.first, workspace.mask, workspace.layout
+    space, first, mask, layout = compiled.space, compiled.space.first, draft.mask, draft.layout
     begin, count = active_slots(space, value, slot, layout)
     if slot - begin >= count:
         mask[0] = True
@@ -99,63 +99,63 @@ def legal_values(compiled, value, slot, workspace):
         num_values = space.zeros.shape[0]
         copy(space.zeros, mask)
     else:
-        group, axis = divmod(slot - first.signature, workspace.incoming.shape[0])
+        group, axis = divmod(slot - first.signature, draft.picked.shape[1])
         num_values = space.groups[group].num_values
-        legal_signatures(compiled, group, axis, workspace, mask[:num_values])
+        legal_signatures(compiled, group, axis, draft, mask[:num_values])
     return num_values
 
 
-@borrowing(void(SPACE, int64[::1], int64, WORKSPACE), inner=True)
-def decide(space, value, slot, workspace):
+@borrowing(void(SPACE, int64[::1], int64, DRAFT), inner=True)
+def decide(space, value, slot, draft):
     """Takes note of `value[slot]`, the values before it being decided."""
     first = space.first
     if slot == first.shares:
-        set_layout(space, value, workspace.layout)
+        set_layout(space, value, draft.layout)
     elif first.cut <= slot < first.recompute:
-        set_end(space, value, slot - first.cut, workspace.layout)
+        set_end(space, value, slot - first.cut, draft.layout)
     elif slot >= first.signature:
-        group, axis = divmod(slot - first.signature, workspace.incoming.shape[0])
-        pick(space, group, axis, value[slot], workspace)
+        group, axis = divmod(slot - first.signature, draft.picked.shape[1])
+        pick(space, group, axis, value[slot], draft)
 
 
-@borrowing(int64(COMPILED, int64[::1], int64, WORKSPACE))
-def follow(compiled, value, count, workspace):
+@borrowing(int64(COMPILED, int64[::1], int64, DRAFT))
+def follow(compiled, value, count, draft):
     """Decides the first `count` slots and looks at the next one.
 
     Args:
         compiled: whose cache is read and written.
         value: [slots], the first `count` of which are decided.
         count: how many.
-        workspace: its layout is written and, of signatures, those of the linkage group that slot `count` belongs to.
+        draft: its layout is written and, of signatures, those of the linkage group that slot `count` belongs to.
 
     Returns:
         See `legal_values`; 0 behind the last slot.
     """
-    first, num_axes = compiled.space.first, workspace.incoming.shape[0]
-    decide_stages(compiled.space, value, count, workspace.layout)
+    first, num_axes = compiled.space.first, draft.picked.shape[1]
+    decide_stages(compiled.space, value, count, draft.layout)
     if count >= first.signature:
         for slot in range(count - (count - first.signature) % num_axes, count):
-            decide(compiled.space, value, slot, workspace)
+            decide(compiled.space, value, slot, draft)
     if count == first.signature + compiled.space.groups.shape[0] * num_axes:
         return 0
-    return legal_values(compiled, value, count, workspace)
+    return legal_values(compiled, value, count, draft)
 
 
-@kernel(void(COMPILED, int64, int64[::1], WORKSPACE))
-def repair(compiled, kept, value, workspace):
+@kernel(void(COMPILED, int64, int64[::1], DRAFT))
+def repair(compiled, kept, value, draft):
     """Replaces each value that is not legal behind those before it by the first legal one.
 
     Args:
         compiled: whose cache is read and written.
         kept: so many of the first values are known to be legal.
         value: [slots] or fewer, read and written.
-        workspace: overwritten.
+        draft: overwritten.
     """
     for slot in range(value.shape[0]):
         if slot >= kept:
-            num_values = legal_values(compiled, value, slot, workspace)
-            if not (0 <= value[slot] < num_values and workspace.mask[value[slot]]):
+            num_values = legal_values(compiled, value, slot, draft)
+            if not (0 <= value[slot] < num_values and draft.mask[value[slot]]):
                 value[slot] = 0
-                while not workspace.mask[value[slot]]:
+                while not draft.mask[value[slot]]:
                     value[slot] += 1
-        decide(compiled.space, value, slot, workspace)
+        decide(compiled.space, value, slot, draft)

@@ -25,10 +25,8 @@ from automap.price.kernels.cost_records import (
 )
 from automap.price.kernels.step_records import StepWorkspace, new_step_workspace
 from automap.price.kernels.unit_workspace import UnitWorkspace, new_unit_workspace
-from automap.space.kernels.layout import Layout, new_layout
-from automap.space.kernels.masks import assign, signature_mask
+from automap.space.kernels.draft import Draft, new_draft
 from automap.space.kernels.records import COMPILED, SPACE
-from automap.space.kernels.unit_cache import BITS, REMEMBERED, mix, scramble
 
 COUNTS = np.dtype([("num_rows", np.int64), ("num_parts", np.int64)])
 """Rows and parts of the plan in a workspace."""
@@ -48,17 +46,8 @@ ROW = np.dtype(
 class Workspace(NamedTuple):
     """Memory of one caller."""
 
-    layout: Layout
-    mask: Mask
-    """[most values of a slot] legal values of the slot that was looked at last."""
-    picked: Ints2
-    """[groups, axes] value of each group's slots, -1 = undecided."""
-    chosen: Ints2
-    """[operator rows, axes] the signatures that follow."""
-    types: Ints
-    """[groups] unit type of each."""
-    hashes: Ints2
-    """[types, 2] two hashes of what is picked in each unit type."""
+    draft: Draft
+    """The plan."""
     counts: Annotated[Rows, rows_type(COUNTS)]
     """[1] see `COUNTS`."""
     rows: Annotated[Rows, rows_type(ROW)]
@@ -108,17 +97,12 @@ WORKSPACE = tuple_type(Workspace)
 
 @kernel(WORKSPACE(COMPILED))
 def new_workspace(compiled):
-    """A workspace in which nothing is picked."""
+    """A workspace whose draft has nothing picked."""
     tables, space = compiled.tables, compiled.space
     num_units, num_axes = space.units.shape[0], space.obeys.shape[0]
-    num_types, num_groups, most = space.boundary.shape[0], space.groups.shape[0], space.windows.shape[1]
+    num_types, most = space.boundary.shape[0], space.windows.shape[1]
     workspace = Workspace(
-        layout=new_layout(space),
-        mask=np.empty(space.scalars.most_values, np.bool_),
-        picked=np.full((num_groups, num_axes), -1),
-        chosen=np.full((tables.operators.shape[0], num_axes), -1),
-        types=np.empty(num_groups, np.int64),
-        hashes=np.zeros((num_types, 2), np.int64),
+        draft=new_draft(compiled),
         counts=np.zeros(1, COUNTS),
         rows=np.empty(num_units, ROW),
         costs=np.empty(num_units, UNIT_COST_DTYPE),
@@ -141,16 +125,13 @@ def new_workspace(compiled):
         ranks=np.empty(most, RANK_COST_DTYPE),
     )
     workspace.settings[0] = space.settings
-    for kind in range(num_types):
-        for group in range(space.group_spans[kind], space.group_spans[kind + 1]):
-            workspace.types[group] = kind
     return workspace
 
 
 @borrowing(void(SPACE, int64[::1], WORKSPACE), inner=True)
 def set_rows(space, value, workspace):
     """Writes the rows and parts of a plan whose layout and ends of chunks are set and whose ZeRO stage is decided."""
-    layout, rows, parts = workspace.layout, workspace.rows, workspace.parts
+    layout, rows, parts = workspace.draft.layout, workspace.rows, workspace.parts
     frame, counts = layout.frame[0], workspace.counts[0]
     workspace.settings[0].zero_stage = value[space.first.zero]
     counts.num_rows, counts.num_parts = 0, 0
@@ -188,67 +169,3 @@ def _row_of(rows, kind, mode, rank, before, opens):
         if row.type == kind and row.before == before and row.opens == opens and row.mode == mode and row.rank == rank:
             return number
     return rows.shape[0]
-
-
-@borrowing(void(SPACE, int64, int64, int64, WORKSPACE), inner=True)
-def pick(space, group, axis, value, workspace):
-    """Decides the signatures of a group on an axis, or takes that back with -1."""
-    if workspace.picked[group, axis] != value:
-        hashes = workspace.hashes[workspace.types[group]]
-        for known, sign in ((workspace.picked[group, axis], -1), (value, 1)):
-            if known >= 0:
-                # The sum does not depend on the order in which signatures are picked.
-                word = ((group * MAX_AXES + axis) << 20) + 2 * known
-                hashes[0] += sign * scramble(word)
-                hashes[1] += sign * scramble(word + 1)
-        workspace.picked[group, axis] = value
-        assign(space, group, axis, value, workspace.chosen)
-
-
-@borrowing(void(SPACE, int64[::1], int64, WORKSPACE), inner=True)
-def pick_all(space, value, count, workspace):
-    """Picks the signatures that the first `count` slots decide; all others are undecided."""
-    num_axes = space.obeys.shape[0]
-    for group in range(space.groups.shape[0]):
-        for axis in range(num_axes):
-            slot = space.first.signature + group * num_axes + axis
-            pick(space, group, axis, value[slot] if slot < count else -1, workspace)
-
-
-@borrowing(void(COMPILED, int64, int64, WORKSPACE, boolean[::1]), inner=True)
-def legal_signatures(compiled, group, axis, workspace, mask):
-    """`signature_mask` of what is picked on the axes before, through the cache.
-
-    The axis and those behind it are left undecided.
-
-    Args:
-        compiled: whose cache is read and written.
-        group: row of `SpaceArrays.groups`.
-        axis: mesh axis.
-        workspace: with its layout.
-        mask: [values], written.
-    """
-    space, layout, num_axes = compiled.space, workspace.layout, workspace.incoming.shape[0]
-    one, two = mix(int64(1469598103934665603), int64(7809847782465536322), group * MAX_AXES + axis)
-    for a in range(axis):
-        one, two = mix(one, two, workspace.picked[group, a])
-    num_meshes = layout.frame[0].num_meshes
-    for mesh in range(num_meshes):
-        for a in range(num_axes):
-            one, two = mix(one, two, int64(layout.sizes[mesh, a]))
-        one, two = mix(one, two, layout.divided[mesh])
-    one |= 1
-    known = compiled.cache.legal[two & (REMEMBERED - 1)]
-    if mask.shape[0] > BITS or known[0] != one or known[1] != two:
-        sizes, samples = layout.sizes[:num_meshes], layout.divided[:num_meshes]
-        signature_mask(compiled.tables, space, group, axis, workspace.chosen, sizes, samples, mask)
-        # What was tried is taken back.
-        for a in range(axis, num_axes):
-            pick(space, group, a, -1, workspace)
-            assign(space, group, a, -1, workspace.chosen)
-        known[0], known[1], known[2] = one, two, 0
-        for value in range(min(mask.shape[0], BITS)):
-            known[2] |= int64(mask[value]) << value
-    else:
-        for value in range(mask.shape[0]):
-            mask[value] = (known[2] >> value) & 1 == 1

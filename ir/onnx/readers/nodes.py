@@ -13,8 +13,8 @@ from onnx import numpy_helper
 
 from ir.build import MAX_VALUE_ELEMENTS
 from ir.errors import refuse
-from ir.onnx.readers.control import Branch, bags, free_names, graphs
-from ir.onnx.readers.costs import stated_costs
+from ir.onnx.readers.control_flow import Branch, bags, free_names, graphs
+from ir.onnx.readers.stated_costs import stated_costs
 from ir.operators import Value
 
 BAGS = "#Bags"
@@ -66,7 +66,7 @@ class Node:
     scope: str = ""
     opset: int = 0
     costs: dict[str, float] = field(default_factory=dict)
-    """Costs that the file states; see `ir.onnx.readers.costs`."""
+    """Costs that the file states; see `ir.onnx.readers.stated_costs`."""
     label: str = ""
     """Name that the exporter gave the node inside its module."""
 

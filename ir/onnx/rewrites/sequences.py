@@ -10,7 +10,7 @@ import numpy as np
 from ir.build import GraphBuilder
 from ir.errors import ModelError, refuse
 from ir.onnx.readers.nodes import Node
-from ir.onnx.rewrites.merged import MergedViews
+from ir.onnx.rewrites.merged_views import MergedViews
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Sequences:
         """Adds the operators of a node on sequences.
 
         Args:
-            node: node of a kind in `ir.onnx.readers.control.SEQUENCES`.
+            node: node of a kind in `ir.onnx.readers.control_flow.SEQUENCES`.
             inputs: names of its operands in the builder.
             uses: names that something reads.
 

@@ -1,7 +1,7 @@
-"""The cost of a unit taken apart: what one linkage group adds to it, and what passes between two of them.
+"""The parts of a unit's cost: what one linkage group adds to it, and what passes between two groups.
 
-`vary` prices a unit with one group decided at a time and all others at their best; `exchange` prices what brings one
-tensor from its placement to a required one, and its gradient back. `automap.cost_graph.graph` puts them
+`vary` prices a unit with one group decided at a time and all other signatures at their best. `exchange` prices what
+brings one tensor from its placement to a required one, and its gradient back. `automap.cost_graph.graph` puts them
 together. Units: seconds, bytes, samples.
 """
 
@@ -32,12 +32,13 @@ ALWAYS = columns_of(
     "forward_ring_s",
     "backward_ring_s",
 )
-"""Numbers of a unit cost that a conversion always has."""
+"""Columns of a unit cost that a conversion always adds to."""
 REPEATED = columns_of(UNIT_COST_DTYPE, "recompute_comm_s", "backward_waits", "recompute_ring_s")
-"""Numbers of a unit cost that it has as well where recomputation repeats it."""
+"""Columns to which it adds as well where recomputation repeats it."""
 COLUMNS = np.array([*ALWAYS, *REPEATED], dtype=np.int64)
-"""Numbers of a unit cost that `exchange` writes, the repeated ones last."""
+"""Columns of a unit cost that `exchange` writes, those of the repetition last."""
 NUM_ALWAYS = len(ALWAYS)
+"""Number of columns before those of the repetition."""
 
 
 class GroupValues(NamedTuple):

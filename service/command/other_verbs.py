@@ -1,0 +1,193 @@
+"""Verbs that read, write and describe models and clusters, measure this host, and check the price."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from automap.errors import UserError
+from service.command.options import (
+    BudgetOption,
+    Job,
+    JsonOption,
+    ParametersOption,
+    SeedOption,
+    gathers,
+    read_model,
+    writable,
+)
+from service.command.output import print_json
+from service.jobs.run_job import import_graph
+
+app = typer.Typer()
+
+INSPECTED = "8xA100-80GB"
+"""The cluster on which `inspect` counts plans if none is named."""
+
+
+@app.command()
+@gathers(job=read_model)
+def inspect(
+    job: Job,
+    cluster: Annotated[str | None, typer.Option(help=f"Count the plans on it; default: {INSPECTED}.")] = None,
+    global_batch: Annotated[int, typer.Option(help="Samples of one step, for the count of plans.")] = 512,
+    as_json: JsonOption = False,
+) -> None:
+    """Shows what a model is made of, how well its cost is known, and how many plans it has."""
+    from ir.summary import summarize
+    from service.command.inspection import count_plans, show
+
+    graph = import_graph(*job)
+    document = summarize(graph)
+    try:
+        document["space"] = count_plans(graph, cluster or INSPECTED, global_batch)
+    except UserError as fault:
+        if cluster is not None:
+            raise
+        # Nobody asked for this cluster: what the model is made of can be shown all the same.
+        document["space"] = None
+        document["warnings"].append(f"plans cannot be counted: {fault}")
+    print_json(document) if as_json else show(document)
+
+
+@app.command("export-onnx")
+def export_onnx(
+    source: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="Returns a module and example inputs.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the ONNX file.")],
+    opset: Annotated[int, typer.Option(min=13, help="Version of the operator set.")] = 20,
+    name: Annotated[str, typer.Option(help="Of the graph.")] = "",
+) -> None:
+    """Exports a PyTorch module without its weights. Runs FILE.py, so name only files that you trust."""
+    from service.loading import load_function
+
+    build = load_function(source)
+    from automap.runtime import torch_export
+
+    data = torch_export.export_onnx(build, output, opset=opset, name=name)
+    typer.echo(f"{output}: {len(data):,} bytes, no weights", err=True)
+
+
+@app.command()
+def strip(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file of any size.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", callback=writable, help="Where to write the stripped file.")
+    ],
+    parameters: ParametersOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Writes a model file without weights, paths and stack traces, which imports to the same graph."""
+    from ir.onnx.strip import strip_file
+
+    stripped = strip_file(model, parameters=tuple(parameters or ()))
+    output.write_bytes(stripped.data)
+    if as_json:
+        print_json(
+            {
+                "bytes_before": stripped.bytes_before,
+                "bytes_after": len(stripped.data),
+                "num_dropped": stripped.num_dropped,
+                "num_kept": stripped.num_kept,
+            }
+        )
+        return
+    typer.echo(
+        f"{output}: {stripped.bytes_before:,} -> {len(stripped.data):,} bytes; {stripped.num_dropped} tensors without "
+        f"their data, {stripped.num_kept} small constants kept",
+        err=True,
+    )
+
+
+@app.command()
+def clusters(as_json: JsonOption = False) -> None:
+    """Lists cluster presets and devices."""
+    from service.clusters import describe_clusters, local_line
+
+    document = describe_clusters()
+    if as_json:
+        print_json(document)
+        return
+    typer.echo("A cluster is " + document["form"] + ", or a JSON file. Examples:")
+    for preset in document["presets"]:
+        typer.echo(f"  {preset}")
+    typer.echo("Devices:")
+    for device in document["devices"]:
+        peaks = ", ".join(f"{kind} {peak:g}" for kind, peak in device["peak_TFLOPs"].items())
+        typer.echo(f"  {device['name']:14} {device['memory_GiB']:g} GiB, TFLOP/s: {peaks}")
+    typer.echo(local_line(document["local"]))
+
+
+@app.command()
+def schema() -> None:
+    """Prints the JSON Schema of plans."""
+    from automap.plan import plan_schema
+
+    print_json(plan_schema())
+
+
+@app.command()
+def profile(
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", callback=writable, help="A second copy of the cluster file.")
+    ] = None,
+    time_limit: Annotated[float, typer.Option(min=40.0, max=120.0, help="Of the whole measurement, seconds.")] = 100.0,
+    devices: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Processes on the CPU; default: one a core.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measures this host; then `--cluster local` means it. Exit code 1: it could not be measured."""
+    from service.command.profiling import measure_host
+
+    found = measure_host(output, time_limit_s=time_limit, num_devices=devices)
+    if found.cluster is None:
+        typer.echo(f"automap: {found.outcome.replace('_', ' ')}: {found.message}", err=True)
+        raise typer.Exit(1)
+    if as_json:
+        print_json(found.cluster.to_json())
+
+
+@app.command()
+def validate(
+    runs: Annotated[
+        Path, typer.Argument(metavar="RUNS.json", help="Measured runs, as docs/measured-runs.md describes them.")
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Compares the price with measured runs, group by group."""
+    from automap.validation import errors_by_group as validation
+    from automap.validation.published_runs import load_runs
+
+    document = validation.validate(load_runs(runs))
+    print_json(document) if as_json else typer.echo(validation.table(document))
+
+
+@app.command("train-agent")
+def train_agent(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of the checkpoint; made if it is not there.")],
+    plans: Annotated[int, typer.Option(min=1, help="To decide, over all problems of the family.")] = 20_000,
+    seed: SeedOption = 0,
+) -> None:
+    """Trains the network of `dqn-pretrained` anew, on a family of models and clusters."""
+    from agents.learning import pretraining
+
+    def told(count: int, gap: float) -> None:
+        typer.echo(f"{count} plans; the last take {math.exp(gap):.2f} times the lower bound, in the mean", err=True)
+
+    command = ["automap", "train-agent", str(folder), "--plans", str(plans), "--seed", str(seed)]
+    pretraining.train_agent(folder, plans=plans, seed=seed, on_progress=told, command=command)
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the plans.")] = Path("demo"),
+    budget: BudgetOption = "25s",
+    seed: SeedOption = 0,
+) -> None:
+    """Runs the main job: three real models through the service."""
+    from service.command.demo import run_demo
+
+    raise typer.Exit(run_demo(output, budget=budget, seed=seed))

@@ -1,0 +1,142 @@
+"""Verbs that find, price, check and run plans, without a server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from service.command.options import (
+    Job,
+    JsonOption,
+    LossOption,
+    OutputOption,
+    PlanArgument,
+    PrecisionOption,
+    SeedOption,
+    gathers,
+    read_job,
+    read_model_and_hints,
+    stated,
+)
+from service.command.output import print_json, show_plan, write_plan
+from service.jobs.run_job import import_graph, run_job
+
+app = typer.Typer()
+
+
+@app.command()
+@gathers(job=read_job)
+def search(job: Job, output: OutputOption = None, as_json: JsonOption = False) -> None:
+    """Finds a plan on this machine."""
+    from service.command.terminal import interruptible, progress_line
+
+    with progress_line() as show, interruptible() as interrupted:
+        plan = run_job(
+            job.request,
+            lambda: import_graph(*job),
+            on_progress=lambda progress: show(
+                progress.searcher, progress.fraction, progress.evaluations, progress.best_step_time_s
+            ),
+            should_stop=interrupted,
+        )
+    show_plan(plan, output, as_json=as_json)
+
+
+def read_strategy(
+    dp: Annotated[int | None, typer.Option(help="Replicas; default: all devices that the others leave.")] = None,
+    tp: Annotated[int | None, typer.Option(help="Ranks that share every layer.")] = None,
+    pp: Annotated[int | None, typer.Option(help="Pipeline ranks; layers are spread evenly.")] = None,
+    cp: Annotated[int | None, typer.Option(help="Ranks that share the sequence.")] = None,
+    ep: Annotated[int | None, typer.Option(help="Ranks that share the experts: a part of dp, or of dp * cp.")] = None,
+    micro_batch: Annotated[int | None, typer.Option(help="Samples of a replica at once; default: 1.")] = None,
+    virtual: Annotated[int | None, typer.Option(help="Stages of each pipeline rank.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="1f1b, gpipe, interleaved, zb1p or zb2p; default: 1f1b.")] = None,
+    zero: Annotated[int | None, typer.Option(help="ZeRO stage, 0 to 3.")] = None,
+    recompute: Annotated[str | None, typer.Option(help="none, selective or full.")] = None,
+    sequence_parallel: Annotated[
+        bool, typer.Option("--sequence-parallel", help="Split the sequence between the products on tp.")
+    ] = False,
+) -> dict[str, Any]:
+    """The degrees that the user states: fields of `automap.space.stated_strategy.Strategy`."""
+    return stated({**locals(), "sequence_parallel": sequence_parallel or None})
+
+
+@app.command()
+@gathers(job=read_model_and_hints, degrees=read_strategy)
+def estimate(
+    job: Job,
+    degrees: dict[str, Any],
+    cluster: Annotated[str | None, typer.Option(help="[NODESx]GPUSxDEVICE[@LINK], or a .json file.")] = None,
+    global_batch: Annotated[int | None, typer.Option(help="Samples of one optimizer step.")] = None,
+    precision: PrecisionOption = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")] = None,
+    loss: LossOption = None,
+    trainer: Annotated[str | None, typer.Option(help="The training software; default: generic.")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens of each sample, for a zoo: model.")] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="Price this file's plan, on its own cluster.")] = None,
+    output: OutputOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prices a plan that you made: step time, where it goes, memory, and why. Exit code 3: it does not fit."""
+    from service.command import estimation
+
+    training = {"global_batch": global_batch, "precision": precision, "optimizer": optimizer}
+    request = replace(
+        job.request,
+        cluster=cluster,
+        training=stated({**training, "loss": loss, "trainer": trainer}),
+        model=estimation.with_sequence(job.request.model, seq_len),
+    )
+    if plan is None:
+        found = estimation.price_hand_made(job.data, request, degrees)
+    else:
+        found = estimation.price_file(job.data, request, degrees, plan)
+    write_plan(found, output)
+    print_json(found.to_json()) if as_json else typer.echo(estimation.page(found))
+    for line in () if as_json else found.warnings:
+        typer.echo(f"warning: {line}", err=True)
+    shortage = estimation.shortage(found)
+    if shortage is not None:
+        typer.echo(f"automap: {shortage}", err=True)
+        raise typer.Exit(3)
+
+
+@app.command()
+@gathers(job=read_model_and_hints)
+def verify(plan: PlanArgument, job: Job, as_json: JsonOption = False) -> None:
+    """Checks a plan without the code that finds and prices plans. Exit code 1: something is wrong with it."""
+    from automap.records import to_json
+    from service.command.estimation import verify_file
+
+    found = verify_file(*job, plan)
+    if as_json:
+        print_json({"violations": [to_json(violation) for violation in found]})
+    else:
+        for violation in found:
+            typer.echo(f"{violation.where}: {violation.what}")
+    if found:
+        raise typer.Exit(1)
+
+
+@app.command()
+@gathers(job=read_model_and_hints)
+def trial(
+    plan: PlanArgument,
+    job: Job,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that are measured, after a warm-up.")] = 10,
+    time_limit: Annotated[float, typer.Option(min=1.0, help="Seconds that the whole trial may take.")] = 300.0,
+    seed: SeedOption = 0,
+    output: OutputOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Runs a plan for some steps on this host, one process a device, and measures it. Exit code 1: it did not run."""
+    from service.command.trials import page, try_file
+
+    tried, found = try_file(*job, plan, steps=steps, time_s=time_limit, seed=seed)
+    write_plan(tried, output)
+    print_json(found.to_json()) if as_json else typer.echo(page(found))
+    if found.outcome != "ok":
+        raise typer.Exit(2 if found.outcome == "refused" else 1)
