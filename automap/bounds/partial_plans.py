@@ -107,7 +107,9 @@ class BoundTable:
 
     def _before(self, of_types: Floats) -> Floats:
         """[rows, units + 1] sum over all units before each, of [rows, types]."""
-        return np.pad(np.cumsum(of_types[:, self.space.arrays.units], axis=1), ((0, 0), (1, 0)))
+        of_units = np.cumsum(of_types[:, self.space.arrays.units], axis=1)
+        # Columns that are picked by index come in Fortran's order, which the kernels do not take.
+        return np.ascontiguousarray(np.pad(of_units, ((0, 0), (1, 0))))
 
     def _least(self, even: Sequence[Sequence[int]], unlike: Sequence[Sequence[int]]) -> tuple[Ints, _Least]:
         """[settings, 2] stage and samples, and what units cost there at least."""
