@@ -303,7 +303,7 @@ class Evaluator:
         if apart is not None:  # behind the costs of units, axes are only those that gradients are reduced over
             num_axes = arrays.axes.shape[1]
             arrays = arrays._replace(axes=np.where(np.arange(num_axes) == apart, 1.0, arrays.axes))
-        pipeline = _pipeline(lowered, parts, tied)
+        pipeline = pipeline_of(lowered, parts, tied)
         result = np.empty(pipeline.num_ranks, dtype=RANK_COST_DTYPE)
         workspace = new_step_workspace(pipeline.num_ranks, pipeline.num_chunks)
         step(costs, pipeline, arrays, self.settings(lowered.zero), exact, workspace, result)
@@ -317,7 +317,7 @@ class Evaluator:
         """
         lowered = lowered.views[self.evaluate(lowered).view]
         calls, parts = self.distinct_units(lowered)
-        pipeline = _pipeline(lowered, parts, self.tied.rows(lowered))
+        pipeline = pipeline_of(lowered, parts, self.tied.rows(lowered))
         ranks, chunks = pipeline.num_ranks, pipeline.num_chunks
         program = lowered.program
         if lowered.kind != "explicit":
@@ -385,7 +385,7 @@ class Evaluator:
         return np.maximum(weights, 1e-9 * max(weights))
 
 
-def _pipeline(lowered: LoweredPlan, parts: Rows, tied: Rows) -> Pipeline:
+def pipeline_of(lowered: LoweredPlan, parts: Rows, tied: Rows) -> Pipeline:
     """What `step` must know of a plan besides its costs; each rank is a stage of its own."""
     ranks = np.arange(len(lowered.layout.stages))
     return Pipeline(
