@@ -24,6 +24,7 @@ from agents.searcher import Budget, OnProgress, Progress, SearchResult, SearchTa
 from automap.bounds.partial_plans import BoundTable
 from automap.plan import Plan, SearchRecord, Sync
 from automap.price.estimate import annotate, baseline_s, lower_bound_s
+from automap.space.shape import Shape
 from automap.space.space import Ints, PlanSpace, Values
 from automap.space.templates import templates
 from automap.verify import Verifier
@@ -237,7 +238,13 @@ class Incumbent:
             )
         )
 
-    def _price_templates(self) -> None:
+    def priced_templates(self) -> Iterator[tuple[list[tuple[Shape, Values]], npt.NDArray[np.float64]]]:
+        """The templates of the space, `TEMPLATES` at a time, with their prices, see `price`."""
+        listed = templates(self.space)
+        while some := list(itertools.islice(listed, TEMPLATES)):
+            yield some, self.price([values for _, values in some])
+
+    def _fall_back_on_templates(self) -> None:
         """Prices the templates whatever the budget: a search too short to find a plan still returns the best of them.
 
         Where the caller wants the search to end, the first ones that fit are enough.
@@ -246,9 +253,7 @@ class Incumbent:
             NothingFits: no template fits either.
         """
         self.searcher = "expert"
-        listed = templates(self.space)
-        while some := list(itertools.islice(listed, TEMPLATES)):
-            self.price([values for _, values in some])
+        for _ in self.priced_templates():
             if self.best is not None and self.should_stop():
                 break
         if self.best is None:
@@ -267,7 +272,7 @@ class Incumbent:
         """
         self.report()
         if self.best is None:
-            self._price_templates()
+            self._fall_back_on_templates()
         assert self.best is not None
         first, found_by, best_unlike = self.best, self.best_by, self._best_synchronous
         if self.space.problem.training.sync_modes == ("synchronous",):

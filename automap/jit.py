@@ -227,6 +227,14 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         self.load()
         return self
 
+    def _search_new_conversions(self, *args: Any, **kws: Any) -> bool:
+        """Whether the arguments convert to the stated types, as contiguous arrays do to strided ones.
+
+        numba looks at the signatures that it compiled itself, of which there are none where the cache had the code.
+        """
+        given = [self.typeof_pyval(argument) for argument in args]
+        return self.typingctx.install_possible_conversions(given, self.stated.args) is not None
+
     def _make(self) -> Any:
         _prepare()
         with self._compiling_counter:  # so that numba recognises a kernel that calls itself

@@ -16,14 +16,11 @@ from automap.bounds.kernels.step_many import EpisodeArrays
 from automap.space.decisions import DECISIONS, Decision
 from automap.space.space import PlanSpace, Slot
 from envs.kernels import (
-    ACTION,
     CLUSTER,
     GROUP,
     KINDS,
     NONE,
     SIGNATURE,
-    STATE,
-    STATE_FEATURES,
     UNKNOWN,
     Facts,
     write_features,
@@ -126,9 +123,7 @@ class Features:
             mask: [episodes, actions], written: 0 for actions that are illegal, and for those that cannot fit into
                 memory unless that is all of them.
         """
-        states = observation[:, :STATE_FEATURES].view(STATE)
-        actions = observation[:, STATE_FEATURES:].view(ACTION)
-        write_features(episodes, self._facts, observation, states, actions, mask)
+        write_features(episodes, self._facts, observation, mask)
 
 
 def _index(decision: Decision, slot: Slot) -> int:

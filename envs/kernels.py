@@ -160,23 +160,24 @@ class Facts(NamedTuple):
     """[groups, values] `SIGNATURE`."""
 
 
-FACTS, STATE_TYPE, ACTION_TYPE = tuple_type(Facts), record_type(STATE), record_type(ACTION)
+FACTS = tuple_type(Facts)
 
 
-@kernel(void(EPISODES, FACTS, float32[:, ::1], STATE_TYPE[:, :], ACTION_TYPE[:, :], int8[:, ::1]))
-def write_features(episodes, facts, observation, states, actions, mask):
-    """Writes the features of every plan, see `Features.write`; `states` and `actions` are views of `observation`."""
+@kernel(void(EPISODES, FACTS, float32[:, ::1], int8[:, ::1]))
+def write_features(episodes, facts, observation, mask):
+    """Writes the features of every plan, see `Features.write`."""
     num_slots = episodes.values.shape[1]
     for episode in range(episodes.position.shape[0]):
-        slot = episodes.position[episode]
-        observation[episode, :] = 0.0
+        slot, row = episodes.position[episode], observation[episode]
+        row[:] = 0.0
         mask[episode, :] = 1 if slot == num_slots else 0
         if slot < num_slots:
             made = _placement_of_input(facts, episodes.values[episode], slot)
-            _write_state(facts, episodes.values[episode], slot, episodes.bound[episode], made, states[episode, 0])
+            state = row[:STATE_FEATURES].view(STATE)[0]
+            _write_state(facts, episodes.values[episode], slot, episodes.bound[episode], made, state)
             for i in range(STATE_FEATURES):
-                observation[episode, i] = min(max(observation[episode, i], float32(-LIMIT)), float32(LIMIT))
-            _write_actions(episodes, episode, facts, made, mask[episode], actions[episode])
+                row[i] = min(max(row[i], float32(-LIMIT)), float32(LIMIT))
+            _write_actions(episodes, episode, facts, made, mask[episode], row[STATE_FEATURES:].view(ACTION))
 
 
 @borrowing(int64(FACTS, int64[::1], int64), inner=True)
@@ -192,7 +193,7 @@ def _placement_of_input(facts, value, slot):
     return facts.made[group, value[at]]
 
 
-@borrowing(void(FACTS, int64[::1], int64, float64[::1], int64, STATE_TYPE), inner=True)
+@borrowing(void(FACTS, int64[::1], int64, float64[::1], int64, record_type(STATE)), inner=True)
 def _write_state(facts, value, slot, bound, made, state):
     """Writes the features of the state of a plan.
 
@@ -242,7 +243,7 @@ def _write_shape(facts, value, shape):
     shape.middle = math.log2(middle) / 4.0
 
 
-@borrowing(void(EPISODES, int64, FACTS, int64, int8[::1], ACTION_TYPE[:]), inner=True)
+@borrowing(void(EPISODES, int64, FACTS, int64, int8[::1], record_type(ACTION)[::1]), inner=True)
 def _write_actions(episodes, episode, facts, made, mask, actions):
     """Writes the features of the legal actions and allows them; where some may fit into memory, only those.
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from agents.incumbent import TEMPLATES, Incumbent
+from agents.incumbent import Incumbent
 from agents.searcher import SearchResult, SearchTask
 from automap.space.space import Ints
-from automap.space.templates import templates
 
 
 class Grid(NamedTuple):
@@ -34,11 +32,10 @@ def price_grid(incumbent: Incumbent) -> Grid:
     baselines = {"expert": float("inf")}
     values: list[Ints] = []
     prices: list[npt.NDArray[np.float64]] = []
-    listed = templates(space)
-    while some := list(itertools.islice(listed, TEMPLATES)):
+    for some, found in incumbent.priced_templates():
         values.append(np.array([plan for _, plan in some]))
-        prices.append(incumbent.price(values[-1]))
-        for (shape, _), (seconds, overflow) in zip(some, prices[-1].tolist(), strict=True):
+        prices.append(found)
+        for (shape, _), (seconds, overflow) in zip(some, found.tolist(), strict=True):
             step_s = seconds if overflow <= 0.0 else float("inf")
             names = ("dp", "expert") if shape.dp == space.meshes.devices else ("expert",)
             baselines |= {name: min(step_s, baselines.get(name, float("inf"))) for name in names}

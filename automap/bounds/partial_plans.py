@@ -107,8 +107,8 @@ class BoundTable:
 
     def _before(self, of_types: Floats) -> Floats:
         """[rows, units + 1] sum over all units before each, of [rows, types]."""
-        sums = np.cumsum(of_types[:, self.space.arrays.units], axis=1)
-        return np.ascontiguousarray(np.pad(sums, ((0, 0), (1, 0))))
+        # np.pad keeps the order of the columns in memory; the kernels read rows.
+        return np.ascontiguousarray(np.pad(np.cumsum(of_types[:, self.space.arrays.units], axis=1), ((0, 0), (1, 0))))
 
     def _least(self, even: Sequence[Sequence[int]], unlike: Sequence[Sequence[int]]) -> tuple[Ints, _Least]:
         """[settings, 2] stage and samples, and what units cost there at least."""

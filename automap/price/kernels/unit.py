@@ -42,7 +42,7 @@ def _arrive(tensor, incoming, arrives):
             arrives[a] = BROADCAST
 
 
-@borrowing(void(TABLES, UNIT, int64[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
+@borrowing(void(TABLES, UNIT, int64[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), forceinline=True, inner=True)
 def _add_sum(tables, unit, incoming, stage, workspace, cost):
     """Adds the all-reduce of what was made as a sum and sent whole, as if the ranks that take it had made it.
 
@@ -71,7 +71,7 @@ def _add_sum(tables, unit, incoming, stage, workspace, cost):
             return
 
 
-@borrowing(void(TABLES, UNIT, int64[::1], boolean[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
+@borrowing(void(TABLES, UNIT, int64[::1], boolean[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), forceinline=True, inner=True)
 def _enter(tables, unit, incoming, recomputed, stage, workspace, cost):
     """Adds what it takes to bring the tensors that cross into a unit to their operators, and to send carried ones on.
 
@@ -104,7 +104,11 @@ def _enter(tables, unit, incoming, recomputed, stage, workspace, cost):
             cost.boundary_bytes += local_bytes(tensor, arrives, stage)
 
 
-@borrowing(void(TABLES, UNIT, int64[::1], boolean[::1], boolean, STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
+@borrowing(
+    void(TABLES, UNIT, int64[::1], boolean[::1], boolean, STAGE, UNIT_WORKSPACE, UNIT_COST),
+    forceinline=True,
+    inner=True,
+)
 def _save(tables, unit, incoming, recomputed, whole, stage, workspace, cost):
     """Writes the bytes that a unit keeps for its backward pass where it recomputes something or gathers again.
 
