@@ -1,4 +1,4 @@
-"""All published runs with the constants that their price depends on: what these predict, and how the constants are fitted."""
+"""All published runs with the constants that their price depends on: what is predicted, and how they are fitted."""
 
 from __future__ import annotations
 
