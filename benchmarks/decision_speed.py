@@ -4,8 +4,8 @@
 
 Many episodes run side by side and take random legal actions. A decision is one step of one episode with its reward,
 the bounds of all its legal values, and the observation of an agent; slots with one legal value are not counted. Time is
-processor time. Prints one line a problem and environment: decisions a second, microseconds of a decision in stepping and
-in observing, legal values a decision, and the mean return of an episode.
+processor time. Prints one line a problem and environment: decisions a second, microseconds of a decision in stepping
+and in observing, legal values a decision, and the mean return of an episode.
 """
 
 import argparse
