@@ -233,7 +233,7 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         numba looks at the signatures that it compiled itself, of which there are none where the cache had the code.
         """
         given = [self.typeof_pyval(argument) for argument in args]
-        return self.typingctx.install_possible_conversions(given, self.stated.args) is not None
+        return bool(self.typingctx.install_possible_conversions(given, self.stated.args))
 
     def _make(self) -> Any:
         _prepare()
