@@ -13,7 +13,7 @@ import numpy.typing as npt
 from numba import float32, float64, int8, int64, void
 
 from automap.bounds.kernels.step_many import EPISODES
-from automap.jit import borrowing, kernel
+from automap.jit import borrowing
 from automap.price.kernels.array_types import Ints, Ints2, Rows, record_type, tuple_type
 from ir.factors import PARTIAL
 
@@ -163,7 +163,7 @@ class Facts(NamedTuple):
 FACTS = tuple_type(Facts)
 
 
-@kernel(void(EPISODES, FACTS, float32[:, ::1], int8[:, ::1]))
+@borrowing(void(EPISODES, FACTS, float32[:, ::1], int8[:, ::1]))
 def write_features(episodes, facts, observation, mask):
     """Writes the features of every plan, see `Features.write`."""
     num_slots = episodes.values.shape[1]

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from automap.cost_graph.kernels.sensitivities import step_changed
 from automap.cost_graph.unit_rows import UnitRows
-from automap.price.kernels.array_types import columns_of, records_of
-from automap.price.kernels.cost_records import UNIT_COST_DTYPE
+from automap.price.evaluator import pipeline_of
+from automap.price.kernels.array_types import Rows, columns_of, records_of
+from automap.price.kernels.cost_records import RANK_COST_DTYPE, UNIT_COST_DTYPE
+from automap.price.kernels.step_records import new_step_workspace
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -50,36 +53,45 @@ def sensitivities(units: UnitRows, chosen: Ints) -> Sensitivities:
     evaluator, lowered = units.evaluator, units.lowered
     costs, tied = units.costs(chosen), units.tied(chosen)
 
-    def measure(trial: Floats) -> tuple[float, Floats, Floats]:
-        ranks = units.outcome(trial, tied, exact=False).ranks
-        ends = ranks["end_s"]
-        slowest = float(ends.max())
-        smooth = slowest * float((ends / slowest) ** SHARPNESS @ np.ones(len(ends))) ** (1.0 / SHARPNESS)
-        memory = np.stack([ranks[name] for name in MEMORY], axis=1)
-        return smooth, memory.sum(axis=1), ranks["capacity_bytes"]
-
-    step_s, used, capacity = measure(costs)
-    time = np.zeros_like(costs)
-    memory = np.zeros((len(used), *costs.shape))
-    num_axes = len(lowered.zero_axes)
+    pipeline = pipeline_of(lowered, units.parts, tied)
+    before = units.outcome(costs, tied, exact=False).ranks
+    step_s, used, capacity = _smooth_s(before), _memory(before), before["capacity_bytes"]
+    num_axes, room = len(lowered.zero_axes), float(capacity.max())
     firsts = [columns_of(UNIT_COST_DTYPE, name)[:num_axes] for name in ("reduced", "gathered", "scattered")]
     reduced = [column for axis in zip(*firsts, strict=True) for column in axis]
-    room = float(capacity.max())
-    for column in (*SECONDS, *BYTES, *ELEMENTS, *reduced):
-        size = STEP * (step_s / lowered.num_micro_batches if column in SECONDS else room)
-        size = size if column in (*SECONDS, *BYTES) else size / 16.0
-        for row in range(len(costs)):
-            trial = costs.copy()
-            trial[row, column] += size
-            after_s, after, _ = measure(trial)
-            time[row, column] = (after_s - step_s) / size
-            memory[:, row, column] = (after - used) / size
+    columns = np.array([*SECONDS, *BYTES, *ELEMENTS, *reduced], dtype=np.int64)
+    sizes = np.full(len(columns), STEP * room / 16.0)
+    sizes[: len(SECONDS)] = STEP * (step_s / lowered.num_micro_batches)
+    sizes[len(SECONDS) : len(SECONDS) + len(BYTES)] = STEP * room
+    after = np.empty((len(columns), len(costs), pipeline.num_ranks), dtype=RANK_COST_DTYPE)
+    workspace = new_step_workspace(pipeline.num_ranks, pipeline.num_chunks)
+    rows, settings = records_of(costs, UNIT_COST_DTYPE), evaluator.settings(lowered.zero)
+    step_changed(rows, columns, sizes, pipeline, lowered.layout.arrays, settings, workspace, after)
+    time = np.zeros_like(costs)
+    memory = np.zeros((pipeline.num_ranks, *costs.shape))
+    for column, size, of_rows in zip(columns.tolist(), sizes.tolist(), after, strict=True):
+        for row, ranks in enumerate(of_rows):
+            time[row, column] = (_smooth_s(ranks) - step_s) / size
+            memory[:, row, column] = (_memory(ranks) - used) / size
     worth = records_of(time, UNIT_COST_DTYPE)
     worth["forward_comm_s"] = evaluator.exposed * worth["forward_s"][:, None]
     worth["backward_comm_s"] = evaluator.exposed * worth["recompute_s"][:, None]
     worth["recompute_comm_s"] = worth["backward_comm_s"]
     _share_with_hosts(units, costs, time)
     return Sensitivities(time=time, memory=memory, used=used, capacity=capacity)
+
+
+def _smooth_s(ranks: Rows) -> float:
+    """Seconds of the slowest rank, or a little more where others are nearly as slow."""
+    ends = ranks["end_s"]
+    slowest = float(ends.max())
+    return slowest * float((ends / slowest) ** SHARPNESS @ np.ones(len(ends))) ** (1.0 / SHARPNESS)
+
+
+def _memory(ranks: Rows) -> Floats:
+    """[ranks] bytes that each rank uses."""
+    found: Floats = np.stack([ranks[name] for name in MEMORY], axis=1).sum(axis=1)
+    return found
 
 
 def _share_with_hosts(units: UnitRows, costs: Floats, time: Floats) -> None:
