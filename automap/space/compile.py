@@ -50,17 +50,6 @@ def compile_space(space: SpaceOutline) -> SpaceArrays:
         rows_type = tables.rows(unit_type)
         for mode, mask in enumerate(evaluator.masks(unit_type).values()):
             masks[mode, rows_type.start : rows_type.stop] = mask
-    scalars = Scalars(
-        num_devices=space.problem.cluster.num_devices,
-        global_batch=space.problem.training.global_batch,
-        part=meshes.part,
-        longest=meshes.longest,
-        most_meshes=mixed.most_meshes,
-        most_values=max(slot.num_values for slot in space.slots),
-        orders_one=int(space.problem.cluster.bandwidth_GBps is not None),
-        proportional=int(space.problem.hints.fix.batch_shares == "proportional"),
-        binds_modes=int(space.constrained.recomputes),
-    )
     until = accumulate(decision.moved for decision in DECISIONS)
     moved = [(round(end, 6), decision.is_numbered) for end, decision in zip(until, DECISIONS, strict=True)]
     names = [name for name, _, _ in evaluator.tied.parameters]
@@ -72,7 +61,7 @@ def compile_space(space: SpaceOutline) -> SpaceArrays:
     tensors = space.problem.graph.tensors
     return SpaceArrays(
         first=space.first,
-        scalars=scalars,
+        scalars=_scalars(space, mixed.most_meshes),
         moved=np.array(moved, dtype=MOVED),
         shape_nodes=_shape_nodes(space),
         degrees=_ints(meshes.degrees),
@@ -116,6 +105,21 @@ def compile_space(space: SpaceOutline) -> SpaceArrays:
         again=np.ascontiguousarray(space.constrained.again),
         modes=space.modes,
         zeros=space.zeros,
+    )
+
+
+def _scalars(space: SpaceOutline, most_meshes: int) -> Scalars:
+    """Numbers that hold for the whole space; `most_meshes` are those of one plan."""
+    return Scalars(
+        num_devices=space.problem.cluster.num_devices,
+        global_batch=space.problem.training.global_batch,
+        part=space.meshes.part,
+        longest=space.meshes.longest,
+        most_meshes=most_meshes,
+        most_values=max(slot.num_values for slot in space.slots),
+        orders_one=int(space.problem.cluster.bandwidth_GBps is not None),
+        proportional=int(space.problem.hints.fix.batch_shares == "proportional"),
+        binds_modes=int(space.constrained.recomputes),
     )
 
 
