@@ -14,19 +14,21 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: help setup demo test unit check fuzz prove prove-plans prove-pruning equality bench bench-search bench-runs bench-sync clean
 
 help:
-	@echo "make demo    set up, then find plans for three real models"
-	@echo "make test    set up, then run every test"
-	@echo "make unit    only the quick tests"
-	@echo "make check   formatting, lint, types, import rules"
-	@echo "make fuzz    a minute of hostile model files"
-	@echo "make prove   ten thousand random plans verified; pruning and bounds against full enumeration"
-	@echo "make equality   plans of all kinds on real processes against one process"
-	@echo "make bench   the benchmarks of speed"
-	@echo "make bench-search   searchers against known optima, real models, growth, ablation: hours"
-	@echo "make bench-runs     predicted against measured plans, overhead of the runtime: minutes, on a quiet host of two cores"
-	@echo "make bench-sync     a small training under each sync mode, on two processes: minutes"
-	@echo "make setup   make .venv and nothing else"
-	@echo "make clean   remove what these made"
+	@echo "Times on two cores. The target that you make first also makes .venv, which downloads for some minutes."
+	@echo "make demo          finds plans for three real models through the service      2-3 min"
+	@echo "make unit          the quick tests                                            3-5 min"
+	@echo "make check         formatting, lint, types, import rules                      1-2 min"
+	@echo "make test          every test                                                 30-40 min"
+	@echo "make fuzz          gives the importer hostile model files                     1 min"
+	@echo "make prove         verifies ten thousand random plans; pruning and bounds"
+	@echo "                   against full enumeration                                   20 min"
+	@echo "make equality      plans of all kinds on real processes against one process   15-30 min"
+	@echo "make bench         speed of import, pricing and decisions                     10 min"
+	@echo "make bench-search  searchers against known optima, real models, growth        hours"
+	@echo "make bench-runs    predicted against measured plans, on a quiet host          5 min"
+	@echo "make bench-sync    a small training under each sync mode                      4 min"
+	@echo "make setup         makes .venv and compiles the kernels, nothing else         some minutes"
+	@echo "make clean         removes what these made                                    seconds"
 
 setup: $(STAMP)
 
@@ -93,6 +95,7 @@ bench-runs: $(STAMP)
 	@$(BIN)/python benchmarks/order_of_runs.py
 	@$(BIN)/python benchmarks/step_parts.py
 	@$(BIN)/python benchmarks/runtime_overhead.py
+
 bench-sync: $(STAMP)
 	@$(BIN)/python benchmarks/sync_training.py
 

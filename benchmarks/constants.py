@@ -96,7 +96,7 @@ LINKS = ("infiniband", "ethernet", "nvlink")
 """Links between hosts that were fitted, and the switches inside one."""
 KINDS = {"infiniband": ("infiniband", "omni-path"), "ethernet": ("ethernet",), "nvlink": ("nvlink",)}
 OF_STEP = ("gradient_overlap", "step_overhead_ms", "send_host_ms", "micro_batch_ms")
-"""What only `combine` reads: the costs of units do not depend on it."""
+"""What only `step` reads: the costs of units do not depend on it."""
 
 
 def constants(trainers: set[str]) -> list[Constant]:

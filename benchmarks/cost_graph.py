@@ -2,9 +2,9 @@
 
     python benchmarks/cost_graph.py [--plans 25] [--skeletons 25] [--models NAME,NAME]
 
-Of random plans each unit's forward and backward pass in the cost graph against its cost in the price: the median and
-the largest of the relative deviations. For the skeletons of some of them, the processor time of one elimination at the
-sensitivities of their plans, by the number of mesh axes of more than one rank: median and largest.
+Compares the forward and backward pass of each unit of random plans in the cost graph with its cost in the price, and
+prints the median and the largest relative deviation. For the skeletons of some of these plans it prints the median and
+the largest processor time of one elimination, by the number of mesh axes that have more than one rank.
 """
 
 import argparse

@@ -2,10 +2,10 @@
 
     python benchmarks/decision_speed.py [SECONDS] [--problems WORD] [--warm-up 1]
 
-Episodes side by side, actions at random among the legal ones. A decision is one step of one episode with its reward,
-the bounds behind all its legal values, and what an agent would see of it: forced slots count nothing. Time is the
-processor's. Prints one line a problem and environment: decisions a second, microseconds of a decision in stepping and
-in observing, legal values a decision, and the mean return of an episode.
+Many episodes run side by side and take random legal actions. A decision is one step of one episode with its reward,
+the bounds of all its legal values, and the observation of an agent; slots with one legal value are not counted. Time is
+processor time. Prints one line a problem and environment: decisions a second, microseconds of a decision in stepping
+and in observing, legal values a decision, and the mean return of an episode.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from envs.sharding import ShardingDecisions
 from ir import zoo
 
 EPISODES = 256
-"""Side by side."""
+"""Number of episodes that run side by side."""
 WARM_UP_S = 1.0
 """Seconds of stepping before the measurement."""
 REAL = (

@@ -1,4 +1,4 @@
-"""Which ingredient of the DQN pays: the DQN as it is, without each of them in turn, and with what it does without.
+"""Measures what each ingredient of the DQN is worth: the DQN as it is, without each of them, and with others added.
 
     python benchmarks/dqn_ablation.py [--evaluations 1000] [--seeds 2] [--problems 26-67] [--variants NAME,NAME]
 

@@ -1,4 +1,4 @@
-"""What the fit scripts share: Levenberg-Marquardt on positive constants, and errors on rows left out."""
+"""Functions that the fit scripts share: Levenberg-Marquardt on positive constants, and errors on rows left out."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def fit(
     """Constants that make the sum of squared residuals least.
 
     Args:
-        residuals: of the constants, for some of the rows.
+        residuals: residuals of some of the rows for given constants.
         start: first guess, inside the bounds.
         low: least values.
         high: largest values.
-        steps: at most so many.
+        steps: largest number of steps.
         ridge: how strongly each constant, in units of its own size, is held at its start.
         touched: the rows that each constant can change; None = all.
         converged: the fit is done when a step lowers the sum by less than this share of it.

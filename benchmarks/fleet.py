@@ -1,4 +1,4 @@
-"""All published runs with the constants that their price depends on: what they predict, and the constants that fit."""
+"""All published runs with the constants that their price depends on: what is predicted, and how they are fitted."""
 
 from __future__ import annotations
 

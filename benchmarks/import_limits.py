@@ -1,4 +1,4 @@
-"""What refusing each bomb costs: seconds and peak memory of the import's child process.
+"""Measures what it costs to refuse each hostile file: seconds and peak memory of the import's child process.
 
     python benchmarks/import_limits.py [WORD]
 

@@ -1,9 +1,9 @@
-"""How many plans and decisions a second one core prices: random whole plans, and episodes of the environment.
+"""Measures how many plans and decisions one core prices in a second: random whole plans, and episodes.
 
     python benchmarks/pricing_speed.py [SECONDS] [--models WORD] [--batches 60]
 
-Distinct random plans of the whole space; unit costs are remembered between plans as in a search. Only models with
-WORD in their name are measured if one is given. Prints one line a model; the committed figures are in
+Prices distinct random plans of the whole space; unit costs are cached between plans, as in a search. With WORD, only
+models that have it in their name are measured. Prints one line a model; the committed figures are in
 benchmarks/results/.
 """
 
@@ -28,11 +28,11 @@ from ir.onnx.load import load_model
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 CLUSTER, BATCH = "4x8xA100-80GB", 512
 MANY = 1000
-"""Plans of one call."""
+"""Number of plans in one call."""
 BATCHES = 60
-"""Of them, one after the other: more plans than the memo of unit costs holds."""
+"""Number of such calls, one after another: more plans than the cache of unit costs holds."""
 EPISODES = 64
-"""Side by side."""
+"""Number of episodes that run side by side."""
 SPEC = (
     ("zoo:gpt2-xl", "8x8xH100-80GB", {"pp": 1}),
     ("zoo:gpt2-xl", "8x8xH100-80GB", {"pp": 4}),

@@ -29,7 +29,7 @@ from collective_list import list_parameter_collectives
 from parameter_traffic import ParameterTraffic
 
 from automap.cluster import parse_cluster
-from automap.price.estimate import estimate_choice
+from automap.price.estimate import estimate_lowered
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.space.templates import templates
@@ -99,7 +99,7 @@ def prove(case, count, rng):
     faults, ratios, too_large, seconds = [], [], 0, 0.0
     for row in rows:
         lowered = space.lowered(row)
-        plan = replace(space.decode(row), estimate=estimate_choice(lowered, space.evaluator))
+        plan = replace(space.decode(row), estimate=estimate_lowered(lowered, space.evaluator))
         began = time.process_time()
         found = check.violations(plan)
         seconds += time.process_time() - began

@@ -9,12 +9,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from ir.build import rebuilt
-from ir.graph import Graph, Operator, Tensor
-from ir.operators import Usage, make_operator
+from ir.graph import Graph, Operator
+from ir.rewrite import Rewrite
 
 BIAS_TRAFFIC = (0.0, 0.5)
 """Traffic of such a bias: forward none, in the epilogue of the product; backward the output gradient is read once more
@@ -28,74 +26,6 @@ def canonical(graph: Graph) -> Graph:
     return graph
 
 
-@dataclass
-class _Rewrite:
-    """Replacements of operators and tensors, applied together."""
-
-    graph: Graph
-    replaced: dict[int, list[Operator]] = field(default_factory=dict)
-    """Index of an operator -> the operators in its place."""
-    renamed: dict[str, str] = field(default_factory=dict)
-    """Name of a tensor -> name of the one that is read instead."""
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    """Tensors of the graph and of the new operators."""
-
-    def __post_init__(self) -> None:
-        self.tensors = dict(self.graph.tensors)
-
-    def make(
-        self,
-        at: int,
-        kind: str,
-        name: str,
-        inputs: Sequence[str],
-        output: str,
-        attributes: Mapping[str, object],
-        *,
-        needs_gradient: Sequence[bool] | None = None,
-        is_view: bool = False,
-    ) -> None:
-        """Adds one operator in the place of operator `at`, with its scope and version."""
-        like = self.graph.operators[at]
-        built = make_operator(
-            kind,
-            name=name,
-            inputs=[self.tensors[n] for n in inputs],
-            outputs=(output,),
-            attributes=attributes,
-            opset=like.opset,
-            needs_gradient=needs_gradient,
-            usage=Usage(scope=like.scope, is_view=is_view),
-        )
-        self.tensors[output] = built.outputs[0]
-        self.replaced.setdefault(at, []).append(built.operator)
-
-    def finish(self) -> Graph:
-        graph = self.graph
-        if not self.replaced and not self.renamed:
-            return graph
-
-        def final(name: str) -> str:
-            while name in self.renamed:
-                name = self.renamed[name]
-            return name
-
-        operators: list[Operator] = []
-        for i, op in enumerate(graph.operators):
-            for made in self.replaced.get(i, [op]):
-                new = made
-                names = (*new.inputs, *new.saved)
-                if any(n in self.renamed for n in names):
-                    new = replace(
-                        new,
-                        inputs=tuple(final(n) for n in new.inputs),
-                        saved=tuple(final(n) for n in new.saved),
-                    )
-                operators.append(new)
-        outputs = tuple(final(n) for n in graph.outputs)
-        return rebuilt(graph, operators, self.tensors, outputs)
-
-
 def _reader(graph: Graph, name: str, kind: str) -> int | None:
     """The only operator that reads `name`, if it is of `kind`."""
     readers = graph.consumers[name]
@@ -105,7 +35,7 @@ def _reader(graph: Graph, name: str, kind: str) -> int | None:
 
 
 def _transposes(graph: Graph) -> Graph:
-    rewrite = _Rewrite(graph)
+    rewrite = Rewrite(graph)
     for op in graph.operators:
         if op.kind != "Reshape" or op.is_view or op.is_constant:
             continue
@@ -130,7 +60,7 @@ def _transposes(graph: Graph) -> Graph:
 
 def _compose(graph: Graph) -> Graph:
     """Two transposes in a row are one."""
-    rewrite = _Rewrite(graph)
+    rewrite = Rewrite(graph)
     for i, op in enumerate(graph.operators):
         if op.kind != "Transpose" or op.is_view or op.is_constant:
             continue
@@ -138,7 +68,7 @@ def _compose(graph: Graph) -> Graph:
         if before is None or _reader(graph, op.inputs[0], "Transpose") != i:
             continue
         first = graph.operators[before]
-        if first.kind != "Transpose" or first.is_view or before in rewrite.replaced:
+        if first.kind != "Transpose" or first.is_view or before in rewrite.made:
             continue
         inner = dict(first.attributes)["perm"]
         perm = tuple(inner[p] for p in dict(op.attributes)["perm"])
@@ -147,7 +77,7 @@ def _compose(graph: Graph) -> Graph:
 
 
 def _products(graph: Graph) -> Graph:
-    rewrite = _Rewrite(graph)
+    rewrite = Rewrite(graph)
     for i, op in enumerate(graph.operators):
         if op.kind not in ("Gemm", "MatMul") or len(op.inputs) != 2 or not set(dict(op.attributes)) <= {"transB"}:
             continue
@@ -162,7 +92,7 @@ def _products(graph: Graph) -> Graph:
     return rewrite.finish()
 
 
-def _product(graph: Graph, rewrite: _Rewrite, at: int, reshape: Operator) -> None:
+def _product(graph: Graph, rewrite: Rewrite, at: int, reshape: Operator) -> None:
     op = graph.operators[at]
     source, weight = graph.tensors[reshape.inputs[0]], graph.tensors[op.inputs[1]]
     merged = graph.tensors[op.inputs[0]]
@@ -218,7 +148,7 @@ def _is_view(graph: Graph, name: str) -> bool:
 
 
 def _biases(graph: Graph) -> Graph:
-    rewrite = _Rewrite(graph)
+    rewrite = Rewrite(graph)
     for i, op in enumerate(graph.operators):
         if op.kind != "Add" or len(op.inputs) != 2:
             continue
@@ -226,5 +156,5 @@ def _biases(graph: Graph) -> Graph:
         after = any(m is not None and graph.operators[m].kind in ("MatMul", "Gemm") for m in makers)
         bias = any(graph.tensors[n].role == "parameter" and len(graph.tensors[n].shape) == 1 for n in op.inputs)
         if after and bias:
-            rewrite.replaced[i] = [replace(op, traffic=BIAS_TRAFFIC)]
+            rewrite.made[i] = [replace(op, traffic=BIAS_TRAFFIC)]
     return rewrite.finish()

@@ -13,10 +13,10 @@ from itertools import pairwise
 from math import prod
 
 from ir.batch import align
-from ir.build import rebuilt
 from ir.graph import Graph, Operator, Tensor
 from ir.operators import Usage, make_operator
 from ir.operators.experts import PRODUCT
+from ir.rewrite import Rewrite
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ class _Push:
     labels: list[str]
     """Names of the pieces, such as q, k and v."""
     removed: set[int] = field(default_factory=set)
-    made: dict[int, list[tuple[str, Operator | None]]] = field(default_factory=dict)
+    """Indices of the operators that are replaced."""
+    made: dict[int, list[Operator]] = field(default_factory=dict)
+    """Index of an operator -> the operators in its place."""
     tensors: dict[str, Tensor] = field(default_factory=dict)
     pieces: dict[str, tuple[str, int, int, int]] = field(default_factory=dict)
     known: dict[tuple[str, int, tuple[tuple[int, int], ...]], list[str] | None] = field(default_factory=dict)
@@ -109,7 +111,7 @@ class _Push:
             usage=Usage(scope=like.scope, is_view=like.is_view),
         )
         self.tensors[output] = built.outputs[0]
-        self.made.setdefault(index, []).append((output, built.operator))
+        self.made.setdefault(index, []).append(built.operator)
 
     def _operands(
         self, op: Operator, dim: int, bounds: Sequence[tuple[int, int]], index: int
@@ -218,21 +220,16 @@ def split_fused(graph: Graph) -> Graph:
 
     The number of parameters stays the same; `Graph.pieces` says where each piece comes from.
     """
-    removed: set[int] = set()
-    made: dict[int, list[Operator]] = {}
-    tensors = dict(graph.tensors)
-    pieces = dict(graph.pieces)
-    for name in list(graph.tensors):
-        if name not in graph.producer:
-            continue
-        taken = _cuts(graph, name)
+    rewrite = Rewrite(graph)
+    for name in graph.tensors:
+        taken = _cuts(graph, name) if name in graph.producer else None
         if taken is None:
             continue
         dim, cuts, readers = taken
         push = _Push(graph, _labels(cuts))
         push.removed.update(readers)
         parts = push.piece(name, dim, [(c.start, c.stop) for c in cuts], readers[0])
-        if parts is None or not push.pieces or push.removed & removed:
+        if parts is None or not push.pieces or push.removed & rewrite.made.keys():
             continue
         renamed: dict[str, str] = {}
         for part, cut in zip(parts, cuts, strict=True):
@@ -241,20 +238,10 @@ def split_fused(graph: Graph) -> Graph:
                 push.make(readers[0], reader, reader.name, [part], cut.output, {"axes": (dim,)}, kind="Squeeze")
             else:
                 renamed[part] = cut.output
-        for index, entries in push.made.items():
-            for _, op in entries:
-                if op is not None:
-                    made.setdefault(index, []).append(op.renamed(renamed))
+        for index in push.removed:
+            rewrite.made[index] = [op.renamed(renamed) for op in push.made.get(index, ())]
         for fresh, tensor in push.tensors.items():
             new = renamed.get(fresh, fresh)
-            tensors[new] = replace(tensor, name=new)
-        removed |= push.removed
-        pieces.update(push.pieces)
-    if not removed:
-        return graph
-    operators: list[Operator] = []
-    for i, op in enumerate(graph.operators):
-        operators.extend(made.get(i, ()))
-        if i not in removed:
-            operators.append(op)
-    return rebuilt(graph, operators, tensors, pieces=pieces)
+            rewrite.tensors[new] = replace(tensor, name=new)
+        rewrite.pieces.update(push.pieces)
+    return rewrite.finish()

@@ -6,7 +6,7 @@ import importlib.metadata
 
 
 def version() -> str:
-    """As installed; a checkout that is only on the path has none."""
+    """The version as installed; `0+unknown` for a checkout that is only on the path."""
     try:
         return importlib.metadata.version("automap")
     except importlib.metadata.PackageNotFoundError:

@@ -31,8 +31,8 @@ class AutomapClient:
     """A connection to a service; close it, or use it as a context manager.
 
     Args:
-        url: of the service.
-        timeout_s: of every request; uploads of large models may need more.
+        url: address of the service.
+        timeout_s: seconds that a request may take; uploads of large models may need more.
         transport: in place of the network.
     """
 
@@ -185,7 +185,7 @@ class AutomapClient:
         return self._call("GET", "/v1/schemas/plan")
 
     def version(self) -> str:
-        """Of the service."""
+        """The version of the service."""
         return str(self._call("GET", "/version")["version"])
 
     def _call(self, method: str, path: str, **options: Any) -> Document:

@@ -63,12 +63,12 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """Where clients connect."""
+        """The address at which clients connect."""
         return f"unix://{self._socket_folder}/redis.sock"
 
     @property
     def pid(self) -> int:
-        """Of the server."""
+        """The process id of the server."""
         assert self._process is not None
         return self._process.pid
 

@@ -82,8 +82,8 @@ def timeline(lowered: LoweredPlan, evaluator: Evaluator) -> tuple[tuple[tuple[st
     return tuple(found)
 
 
-def estimate_choice(lowered: LoweredPlan, evaluator: Evaluator) -> Estimate:
-    """The estimate of a choice, synchronous."""
+def estimate_lowered(lowered: LoweredPlan, evaluator: Evaluator) -> Estimate:
+    """The estimate of a lowered plan whose replicas are synchronous."""
     return _estimate(lowered, evaluator, evaluator.evaluate(lowered))
 
 

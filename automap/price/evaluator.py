@@ -31,7 +31,7 @@ from automap.price.kernels.shard_unit import shard_unit
 from automap.price.kernels.stage_records import Stage, Unit
 from automap.price.kernels.step import overflow, step, step_time_s
 from automap.price.kernels.step_records import Order, Pipeline, new_step_workspace
-from automap.price.kernels.unit import unit_cost
+from automap.price.kernels.unit import CALL_DTYPE, Calls, unit_cost, unit_costs
 from automap.price.kernels.unit_workspace import UnitWorkspace, new_unit_workspace
 from automap.price.lowered_plan import LoweredPlan, Segment, UnitCall
 from automap.price.outcome import Outcome
@@ -158,9 +158,22 @@ class Evaluator:
 
     def unit_costs(self, lowered: LoweredPlan, calls: Sequence[UnitCall]) -> Rows:
         """[calls] the cost of each distinct unit of a plan."""
-        workspace = self.new_workspace(len(lowered.axes))
-        costs = [self.unit_cost(call.segment, call.incoming, lowered.stages[call.rank], workspace) for call in calls]
-        return np.array(costs, dtype=UNIT_COST_DTYPE)
+        segments = [call.segment for call in calls]
+        sizes = np.array([segment.last - segment.first for segment in segments])
+        crossing, first = self.tables.boundary_out, np.array([segment.first for segment in segments])
+        rows = np.empty(len(calls), dtype=CALL_DTYPE)
+        rows["first"], rows["last"], rows["begin"] = first, first + sizes, np.cumsum(sizes) - sizes
+        rows["crossing"], rows["rank"] = crossing[self.tables.type_of[first]], [call.rank for call in calls]
+        packed = Calls(
+            rows=rows,
+            chosen=np.concatenate([segment.chosen for segment in segments]),
+            recomputed=np.concatenate([segment.recomputed for segment in segments]),
+            incoming=np.array([call.incoming for call in calls]),
+        )
+        out = np.empty(len(calls), dtype=UNIT_COST_DTYPE)
+        stages = lowered.layout.arrays
+        unit_costs(self.tables.arrays, packed, stages, lowered.zero_axes, lowered.rank_samples, out)
+        return out
 
     def collectives(self, lowered: LoweredPlan, rank: int, segment: Segment, incoming: Ints) -> Rows:
         """The collectives of one micro-batch of a segment, forward and backward, as they are priced.
@@ -176,12 +189,17 @@ class Evaluator:
 
     def crossing_placement(self, segment: Segment) -> Ints:
         """[axes] placement of the tensor that crosses out of a unit; B where nothing crosses."""
-        placement = np.full(segment.chosen.shape[1], BROADCAST, dtype=np.int64)
-        crossing = int(self.tables.boundary_out[self.tables.type_of[segment.first]])
-        arrays = self.tables.arrays
-        if crossing >= 0 and segment.first <= arrays.operands["operator"][crossing] < segment.last:
-            write_crossing(arrays, crossing, segment.first, segment.chosen, placement)
+        crossing, maker = self._crossings[self.tables.type_of[segment.first]]
+        placement = np.empty(segment.chosen.shape[1], dtype=np.int64)
+        is_inside = segment.first <= maker < segment.last
+        write_crossing(self.tables.arrays, crossing if is_inside else -1, segment.first, segment.chosen, placement)
         return placement
+
+    @functools.cached_property
+    def _crossings(self) -> list[tuple[int, int]]:
+        """[types] operand row whose tensor crosses out of a unit, and row of the operator that makes it; or -1."""
+        operators = self.tables.arrays.operands["operator"]
+        return [(row, int(operators[row]) if row >= 0 else -1) for row in self.tables.boundary_out.tolist()]
 
     def surroundings(self, lowered: LoweredPlan) -> Iterator[tuple[int, Segment, Ints]]:
         """Every segment with the number of its chunk and the placement, [axes], of what crosses into it."""

@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.fitted_curves import COLLECTIVES
-from automap.group_links import group_link
+from automap.price.bottleneck import Bottleneck, BottleneckUnit, in_bytes, in_rate, in_seconds
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.array_types import Record
-from automap.price.kernels.placements import divides
 from automap.price.kernels.records import (
     ALL_REDUCE,
     ATTENTION,
@@ -27,8 +26,8 @@ from automap.price.kernels.records import (
     PRODUCT,
     ROOFLINE,
 )
-from automap.price.local_sgd import AVERAGED_BYTES, averaged
-from automap.price.lowered_plan import LoweredPlan, Segment
+from automap.price.local_sgd import AVERAGED_BYTES
+from automap.price.lowered_plan import LoweredPlan
 from automap.price.outcome import Outcome
 from ir.groups import fused_groups
 
@@ -37,8 +36,6 @@ Ints = npt.NDArray[np.int64]
 NUM_REASONS = 3
 NUM_NAMED = 3
 """Operators that are named as the heaviest."""
-WORTH = 0.005
-"""Share of the step that a change must save to be named."""
 MEASURED_FROM = 1e-6
 """A unit whose kernels add up to something else, by more than this share, was measured as a whole."""
 _ROUNDING = 1e-9
@@ -52,150 +49,6 @@ _CLASSES = {
 _KINDS = {name: name.replace("_", "-") + "s" for name in COLLECTIVES} | {"send_recv": "halo exchanges"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Unit:
-    """Equal units in equal surroundings on the slowest rank."""
-
-    segment: Segment
-    """Operators of one of them."""
-    incoming: Ints
-    """[axes] placement of the tensor that crosses into it."""
-    cost: Record
-    """Cost of one of them for one micro-batch, see `UnitCostRow`."""
-    times: int
-    """How many there are."""
-    sends: bool
-    """Whether one of them ends a chunk and sends on."""
-
-
-class _Case:
-    """A plan as seen from its slowest rank."""
-
-    def __init__(self, lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> None:
-        self.lowered, self.evaluator, self.outcome = lowered, evaluator, outcome
-        self.rank = outcome.slowest
-        self.result = outcome.ranks[self.rank]
-        self.stage = lowered.layout.stages[self.rank]
-        self.samples = float(lowered.rank_samples[self.rank])
-        self.settings = evaluator.settings(lowered.zero)
-        self.micro_batches = lowered.num_micro_batches
-        self.units = tuple(self._units())
-        self._said: set[str] = set()
-
-    def _units(self) -> Iterator[_Unit]:
-        lowered, evaluator = self.lowered, self.evaluator
-        num_ranks = len(lowered.layout.stages)
-        found: dict[tuple[object, ...], list[tuple[Segment, Ints, bool]]] = {}
-        for number, segment, incoming in evaluator.surroundings(lowered):
-            if number % num_ranks == self.rank:
-                arrays = (segment.chosen, segment.recomputed, incoming)
-                key = (segment.first, segment.last, *(array.tobytes() for array in arrays))
-                sends = number < len(lowered.chunks) - 1 and segment is lowered.chunks[number][-1]
-                found.setdefault(key, []).append((segment, incoming.copy(), sends))
-        for equal in found.values():
-            segment, incoming, _ = equal[0]
-            yield _Unit(
-                segment=segment,
-                incoming=incoming,
-                cost=self.cost(segment, incoming),
-                times=len(equal),
-                sends=any(sends for _, _, sends in equal),
-            )
-
-    def cost(self, segment: Segment, incoming: Ints) -> Record:
-        """Cost of a segment for one micro-batch, see `UnitCostRow`."""
-        return self.evaluator.unit_cost(segment, incoming, self.lowered.stages[self.rank])
-
-    def total(self, *fields: str, index: int | None = None) -> float:
-        """Sum of fields of the unit costs over a micro-batch; of arrays the number at `index`."""
-        return sum(
-            unit.times * float(unit.cost[name] if index is None else unit.cost[name][index])
-            for unit in self.units
-            for name in fields
-        )
-
-    def reduced(self, axis: int) -> float:
-        """Local elements of gradients that are reduced over an axis once a step."""
-        if self.lowered.zero == 0:
-            return self._once("reduced", axis)
-        return 0.0 if self.lowered.zero >= 2 and self.lowered.zero_axes[axis] else self._once("scattered", axis)
-
-    def gathered(self, axis: int) -> float:
-        """Local elements of weights that are gathered over an axis once a step, behind the optimizer."""
-        return self._once("gathered", axis) if self.lowered.zero in (1, 2) else 0.0
-
-    def _once(self, name: str, axis: int) -> float:
-        """Sum of a field of the units' parameters over an axis; a parameter that two units read counts once."""
-        elements = self.total(name, index=axis)
-        for tie in self.evaluator.tied.rows(self.lowered):
-            if tie.rank == tie.other_rank == self.rank:
-                elements -= float(tie.excess[name][axis])
-        return elements
-
-    def where(self, axis: int) -> str:
-        """The group of an axis and its link."""
-        problem, stage = self.evaluator.problem, self.stage
-        cluster = problem.cluster
-        grid = np.array(stage.devices).reshape([int(s) for s in stage.axes])
-        group = np.moveaxis(grid, axis, -1).reshape(-1, int(stage.axes[axis]))[0].tolist()
-        link = group_link(cluster, group)
-        host = cluster.hosts[cluster.node_of[group[0]]]
-        kind = host.intra_node_link if link.hosts == 1 else host.inter_node_link
-        over = "links as measured" if cluster.bandwidth_GBps is not None else kind
-        hosts = "inside a host" if link.hosts == 1 else f"on {link.hosts} hosts"
-        return f"{self.lowered.axes[axis]} ({link.size} ranks {hosts}, {over}"
-
-    def gain(self, lowered: LoweredPlan | None, what: str) -> str:
-        """What a change makes of the step, said once; nothing where it does not help."""
-        if lowered is None or what in self._said:
-            return ""
-        self._said.add(what)
-        mine = self.outcome.averaging
-        if mine is None:
-            outcome = self.evaluator.evaluate(lowered)
-        else:
-            outcome = averaged(lowered, self.evaluator, mine.sync, mine.axis)
-        saved = 1.0 - outcome.step_time_s / self.outcome.step_time_s
-        if saved < WORTH:
-            return ""
-        if not outcome.fits:
-            return f" {what} would save {saved:.0%} but overflow the memory by {outcome.overflow:.0%}."
-        return f" {what} would make the step {_seconds(outcome.step_time_s)}, {saved:.1%} less."
-
-    def batches(self, factor: float) -> LoweredPlan | None:
-        """The same plan with `factor` times as many micro-batches; None where they do not divide, or into shares."""
-        lowered = self.lowered
-        count, samples = lowered.num_micro_batches * factor, lowered.samples / factor
-        ranks = len(lowered.layout.stages)
-        if count != int(count) or samples != int(samples) or count < 1 or lowered.most:
-            return None
-        if lowered.kind == "interleaved" and int(count) % ranks:
-            return None
-        return self._legal(replace(lowered, num_micro_batches=int(count), samples=int(samples)))
-
-    def _legal(self, lowered: LoweredPlan) -> LoweredPlan | None:
-        arrays = self.evaluator.tables.arrays
-        seen, samples = set(), int(lowered.rank_samples[self.rank])
-        for segments in lowered.chunks:
-            for segment in segments:
-                if (segment.first, segment.chosen.tobytes()) in seen:
-                    continue
-                seen.add((segment.first, segment.chosen.tobytes()))
-                for k in range(segment.last - segment.first):
-                    chosen = np.ascontiguousarray(segment.chosen[k])
-                    if not divides(arrays, segment.first + k, chosen, self.stage.axes, samples):
-                        return None
-        return lowered
-
-    def without_recomputation(self) -> LoweredPlan:
-        """The same plan that keeps all activations."""
-        chunks = tuple(
-            tuple(replace(s, recomputed=np.zeros_like(s.recomputed)) for s in segments)
-            for segments in self.lowered.chunks
-        )
-        return replace(self.lowered, chunks=chunks)
-
-
 def reasons(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> tuple[str, ...]:
     """The largest parts of the step, why they cost what they cost, and what would help.
 
@@ -207,9 +60,9 @@ def reasons(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> tup
     Returns:
         At most three sentences, the largest part first. Each begins with the part's share of the step and its seconds.
     """
-    case = _Case(lowered, evaluator, outcome)
+    case = Bottleneck(lowered, evaluator, outcome)
     result = case.result
-    parts: list[tuple[float, Callable[[_Case, float], str]]] = [
+    parts: list[tuple[float, Callable[[Bottleneck, float], str]]] = [
         (float(result.compute_s), _compute),
         (float(result.bubble_s), _bubble),
         (float(result.optimizer_s), _optimizer),
@@ -227,13 +80,13 @@ def reasons(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> tup
         parts.append((rest if rest > _ROUNDING * float(result.end_s) else 0.0, _zero))
     largest = sorted(parts, key=lambda part: -part[0])[:NUM_REASONS]
     return tuple(
-        f"{seconds / outcome.step_time_s:.0%} of the step ({_seconds(seconds)}) is {say(case, seconds)}"
+        f"{seconds / outcome.step_time_s:.0%} of the step ({in_seconds(seconds)}) is {say(case, seconds)}"
         for seconds, say in largest
         if seconds > 0.0
     )
 
 
-def _exposed(case: _Case) -> list[float]:
+def _exposed(case: Bottleneck) -> list[float]:
     """Seconds of a step, by kind, of the collectives between and inside operators that nothing hides."""
     shown = case.evaluator.exposed * case.micro_batches
     fields = ("forward_comm_s", "backward_comm_s", "recompute_comm_s")
@@ -249,7 +102,7 @@ class _Spent:
     flops: float = 0.0
 
 
-def _compute(case: _Case, seconds: float) -> str:
+def _compute(case: Bottleneck, seconds: float) -> str:
     classes, named = _by_operator(case)
     peak = min(
         case.evaluator.problem.cluster.device(d).flops(case.evaluator.problem.precision)
@@ -261,7 +114,7 @@ def _compute(case: _Case, seconds: float) -> str:
         _CLASSES[ATTENTION]: float(hardware.attention.flops_per_s) / peak,
     }
     for name, spent in sorted(classes.items(), key=lambda item: -item[1].seconds):
-        text = f"{name} {_seconds(spent.seconds)}"
+        text = f"{name} {in_seconds(spent.seconds)}"
         if spent.flops > 0.0:
             text += f" at {spent.flops / spent.seconds / peak:.0%} of the peak"
             if name in reached:
@@ -269,20 +122,20 @@ def _compute(case: _Case, seconds: float) -> str:
         texts.append(text)
     host = case.micro_batches * case.total("forward_host_s", "backward_host_s")
     if host > 0.01 * seconds:
-        texts.append(f"waiting for the host to launch {_seconds(host)}")
+        texts.append(f"waiting for the host to launch {in_seconds(host)}")
     heaviest = sorted(named.items(), key=lambda item: -item[1])[:NUM_NAMED]
     where = ", ".join(f"{name} {spent / seconds:.0%}" for name, spent in heaviest)
     again = case.micro_batches * case.total("recompute_s")
     text = f"compute: {'; '.join(texts)}. The peak is {peak / 1e12:.4g} TFLOP/s. Most of it is {where}."
     if again > 0.0:
-        text += f" Recomputation takes {_seconds(again)} of it."
+        text += f" Recomputation takes {in_seconds(again)} of it."
         text += case.gain(case.without_recomputation(), "Keeping all activations")
     else:
         text += case.gain(case.batches(0.5), "Micro-batches twice as large")
     return text
 
 
-def _by_operator(case: _Case) -> tuple[dict[str, _Spent], dict[str, float]]:
+def _by_operator(case: Bottleneck) -> tuple[dict[str, _Spent], dict[str, float]]:
     """Seconds of a step by class of kernels and by operator, recomputation included."""
     classes: dict[str, _Spent] = {}
     named: dict[str, float] = {}
@@ -305,7 +158,7 @@ def _device_s(cost: Record) -> float:
     return float(cost.forward_s + cost.backward_s + cost.recompute_s)
 
 
-def _kernels(case: _Case, unit: _Unit) -> Iterator[tuple[str, str, float, float]]:
+def _kernels(case: Bottleneck, unit: BottleneckUnit) -> Iterator[tuple[str, str, float, float]]:
     """Class, name, seconds and FLOPs of every kernel of a unit for one micro-batch, as it is modelled."""
     evaluator, tables, segment = case.evaluator, case.evaluator.tables, unit.segment
     arrays = tables.arrays
@@ -346,35 +199,35 @@ def _kernels(case: _Case, unit: _Unit) -> Iterator[tuple[str, str, float, float]
 # -- the pipeline -----------------------------------------------------------------------------------------------------
 
 
-def _bubble(case: _Case, seconds: float) -> str:
+def _bubble(case: Bottleneck, seconds: float) -> str:
     ranks, count = len(case.lowered.layout.stages), case.micro_batches
     virtual = len(case.lowered.chunks) // ranks
     busy = case.outcome.ranks["end_s"] - case.outcome.ranks["bubble_s"]
     text = f"the bubble of the pipeline: {ranks} ranks (pp), {count} micro-batches, {case.lowered.kind}"
     text += f" with {virtual} stages a rank. " if virtual > 1 else ". "
-    text += f"Ranks work between {_seconds(float(busy.min()))} and {_seconds(float(busy.max()))}"
+    text += f"Ranks work between {in_seconds(float(busy.min()))} and {in_seconds(float(busy.max()))}"
     if case.lowered.kind in ("1f1b", "gpipe", "interleaved"):
         text += f"; equal ones would wait {(ranks - 1) / (count * virtual):.1%} of their work, (pp - 1) / "
         text += "micro-batches" + (" / virtual stages" if virtual > 1 else "")
     return text + "." + case.gain(case.batches(2.0), f"{2 * count} micro-batches of half the size")
 
 
-def _exchange(case: _Case, seconds: float) -> str:
+def _exchange(case: Bottleneck, seconds: float) -> str:
     sent = max((float(unit.cost.boundary_bytes) for unit in case.units if unit.sends), default=0.0)
     rate = float(case.lowered.layout.send_bytes_per_s[case.rank])
     text = f"exchanges with the neighbours in the pipeline: {case.micro_batches} micro-batches"
     if sent > 0.0:
-        text += f", {_bytes(sent)} a device to the next rank at {_rate(rate)}"
+        text += f", {in_bytes(sent)} a device to the next rank at {in_rate(rate)}"
         text += f", {case.settings.send_overlap:.0%} of it hidden"
-    text += f"; the host takes {_seconds(float(case.settings.send_s))} for each."
+    text += f"; the host takes {in_seconds(float(case.settings.send_s))} for each."
     return text + case.gain(case.batches(0.5), "Micro-batches twice as large")
 
 
 # -- collectives ------------------------------------------------------------------------------------------------------
 
 
-def _collective(kind: int) -> Callable[[_Case, float], str]:
-    def say(case: _Case, seconds: float) -> str:
+def _collective(kind: int) -> Callable[[Bottleneck, float], str]:
+    def say(case: Bottleneck, seconds: float) -> str:
         found: dict[int, list[float]] = {}
         for unit in case.units:
             records = case.evaluator.collectives(case.lowered, case.rank, unit.segment, unit.incoming)
@@ -386,8 +239,8 @@ def _collective(kind: int) -> Callable[[_Case, float], str]:
         count, data = found[axis]
         rate = float(case.stage.links["bytes_per_s"][axis, kind])
         hidden = 1.0 - float(case.evaluator.exposed[kind])
-        text = f"{_KINDS[COLLECTIVES[kind]]} on {case.where(axis)}, {_rate(rate)}): {count:.0f} a micro-batch of "
-        text += f"{_bytes(data / count)} on average, {case.micro_batches} micro-batches"
+        text = f"{_KINDS[COLLECTIVES[kind]]} on {case.where(axis)}, {in_rate(rate)}): {count:.0f} a micro-batch of "
+        text += f"{in_bytes(data / count)} on average, {case.micro_batches} micro-batches"
         text += f"; {hidden:.0%} of their time is hidden." if hidden > 0.0 else "; nothing hides them."
         if case.total("recompute_comm_s", index=kind) > 0.0:
             text += " Recomputation repeats those of the forward pass."
@@ -397,7 +250,7 @@ def _collective(kind: int) -> Callable[[_Case, float], str]:
     return say
 
 
-def _zero(case: _Case, seconds: float) -> str:
+def _zero(case: Bottleneck, seconds: float) -> str:
     axes = [a for a, on in enumerate(case.lowered.zero_axes) if on]
     rate = min(float(case.stage.links["gather_bytes_per_s"][a]) for a in axes)
     weights = max(case.total("gathered", index=a) for a in axes)
@@ -405,47 +258,47 @@ def _zero(case: _Case, seconds: float) -> str:
     stage = case.lowered.zero
     settings = case.settings
     overlap = settings.gather_overlap if stage >= 3 else settings.gradient_overlap
-    what = f"gathers of {_bytes(weights * settings.parameter_bytes)} of weights, twice, and " if stage >= 3 else ""
-    text = f"ZeRO {stage} on {case.where(axes[0])}, {_rate(rate)}): {what}scatters of "
-    text += f"{_bytes(gradients * settings.sent_gradient_bytes)} of gradients each micro-batch, "
+    what = f"gathers of {in_bytes(weights * settings.parameter_bytes)} of weights, twice, and " if stage >= 3 else ""
+    text = f"ZeRO {stage} on {case.where(axes[0])}, {in_rate(rate)}): {what}scatters of "
+    text += f"{in_bytes(gradients * settings.sent_gradient_bytes)} of gradients each micro-batch, "
     text += f"{case.micro_batches} of them; up to {overlap:.0%} hides under the passes."
     larger = case.gain(case.batches(0.5), "Micro-batches twice as large")
     return text + (larger or case.gain(replace(case.lowered, zero=1), "ZeRO 1"))
 
 
-def _sync(case: _Case, seconds: float) -> str:
+def _sync(case: Bottleneck, seconds: float) -> str:
     reduced, gathered = [], []
     mine = case.outcome.averaging
     for axis in range(len(case.stage.axes)):
         data = case.reduced(axis) * float(case.settings.sent_gradient_bytes)
         if data > 0.0 and case.stage.axes[axis] > 1.0 and (mine is None or axis != mine.axis):
             rate = float(case.stage.links["bytes_per_s"][axis, ALL_REDUCE])
-            reduced.append(f"{_bytes(data)} on {case.where(axis)}, {_rate(rate)})")
+            reduced.append(f"{in_bytes(data)} on {case.where(axis)}, {in_rate(rate)})")
         data = case.gathered(axis) * float(case.settings.parameter_bytes)
         if data > 0.0 and case.stage.axes[axis] > 1.0:
             rate = float(case.stage.links["gather_bytes_per_s"][axis])
-            gathered.append(f"{_bytes(data)} on {case.where(axis)}, {_rate(rate)})")
+            gathered.append(f"{in_bytes(data)} on {case.where(axis)}, {in_rate(rate)})")
     backward = case.total("backward_s", "recompute_s", "backward_host_s")
     parts = ["the reduction of gradients that nothing hides: " + ", ".join(reduced)] if reduced else []
     parts += ["gathers of the weights that the optimizer updated in parts: " + ", ".join(gathered)] if gathered else []
     text = "; ".join(parts or ["the gradients of weights that two stages share"])
     hidden = float(case.settings.gradient_overlap)
-    text += f". Up to {hidden:.0%} hides under the last backward pass of {_seconds(backward)}."
+    text += f". Up to {hidden:.0%} hides under the last backward pass of {in_seconds(backward)}."
     return text + case.gain(case.batches(0.5), "Micro-batches twice as large")
 
 
-def _averaging(case: _Case, seconds: float) -> str:
+def _averaging(case: Bottleneck, seconds: float) -> str:
     mine = case.outcome.averaging
     assert mine is not None
     sync, took = mine.sync, mine.all_reduce_s[case.rank]
     data = AVERAGED_BYTES * float(case.result.parameter_bytes / case.settings.parameter_bytes)
     rate = float(case.stage.links["bytes_per_s"][mine.axis, ALL_REDUCE])
     every = "every step" if sync.period == 1 else f"every {sync.period} steps"
-    text = f"the averaging of replicas, {every}: {_bytes(data)} on {case.where(mine.axis)}, {_rate(rate)}) in "
-    text += f"{_seconds(took)}, {_seconds(mine.copies_s[case.rank])} to copy them"
+    text = f"the averaging of replicas, {every}: {in_bytes(data)} on {case.where(mine.axis)}, {in_rate(rate)}) in "
+    text += f"{in_seconds(took)}, {in_seconds(mine.copies_s[case.rank])} to copy them"
     if sync.delay is not None:
         rest = seconds * (sync.period or 1) - mine.copies_s[case.rank]
-        what = f"{_seconds(took - rest)} of it" if rest > _ROUNDING * took else "all of it"
+        what = f"{in_seconds(took - rest)} of it" if rest > _ROUNDING * took else "all of it"
         text += (
             f"; the {sync.delay} steps of the delay hide {what}" if sync.delay > 1 else f"; the next step hides {what}"
         )
@@ -455,35 +308,17 @@ def _averaging(case: _Case, seconds: float) -> str:
 # -- the rest ---------------------------------------------------------------------------------------------------------
 
 
-def _optimizer(case: _Case, seconds: float) -> str:
+def _optimizer(case: Bottleneck, seconds: float) -> str:
     rate, moved = float(case.stage.hardware.bytes_per_s), float(case.settings.update_bytes)
     text = f"the optimizer: {seconds * rate / moved / 1e9:.3g} G parameters a device, {moved:.0f} bytes moved for "
-    text += f"each at {_rate(rate)}, {_bytes(float(case.result.optimizer_bytes))} of state."
+    text += f"each at {in_rate(rate)}, {in_bytes(float(case.result.optimizer_bytes))} of state."
     if case.lowered.zero == 0 and case.lowered.zero_axes.any() and case.outcome.averaging is None:
         text += case.gain(replace(case.lowered, zero=1), "ZeRO 1")
     return text
 
 
-def _overhead(case: _Case, seconds: float) -> str:
+def _overhead(case: Bottleneck, seconds: float) -> str:
     each, once = float(case.settings.micro_batch_s), float(case.settings.step_s)
-    text = f"host time beside the operators: {_seconds(each)} for each of {case.micro_batches} micro-batches and "
-    text += f"{_seconds(once)} a step."
+    text = f"host time beside the operators: {in_seconds(each)} for each of {case.micro_batches} micro-batches and "
+    text += f"{in_seconds(once)} a step."
     return text + case.gain(case.batches(0.5), "Micro-batches twice as large")
-
-
-def _seconds(value: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}" if value < 1000.0 * size else f"{value / size:,.0f} {unit}"
-    return f"{value * 1e6:.3g} us"
-
-
-def _bytes(value: float) -> str:
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value / 1e3:.3g} kB"
-
-
-def _rate(value: float) -> str:
-    return f"{_bytes(value)}/s"

@@ -15,14 +15,7 @@ import numpy.typing as npt
 
 from automap.errors import PlanError
 from automap.globs import by_precision, first_match, matches, matches_operator
-from automap.plan import (
-    AxisSharding,
-    Plan,
-    Schedule,
-    Stage,
-    check_model,
-    parse_devices,
-)
+from automap.plan import AxisSharding, Plan, Schedule, Stage, check_model, parse_devices
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.placements import divides
 from automap.price.lowered_plan import LoweredPlan, Segment, spread
@@ -33,13 +26,11 @@ from ir.factors import parse_placement, placement_text, whole_signature
 Ints = npt.NDArray[np.int64]
 
 
-def default_signature(evaluator: Evaluator, unit_type: int, offset: int, *, batch: bool) -> int:
-    """What an operator does on an axis when the plan says nothing: split its batch on batch axes, else be whole."""
-    return default_signatures(evaluator, unit_type, offset)[batch]
-
-
 def default_signatures(evaluator: Evaluator, unit_type: int, offset: int) -> tuple[int, int]:
-    """The signatures in which an operator is whole and in which it splits its batch, if it can."""
+    """What an operator does on an axis when the plan says nothing: its signature elsewhere, and on batch axes.
+
+    It is whole, and on batch axes it splits its batch if it can.
+    """
     table = evaluator.tables.linkage.types[unit_type].signatures[offset]
     whole = whole_signature(table)
     arrays = evaluator.tables.arrays
@@ -50,28 +41,26 @@ def default_signatures(evaluator: Evaluator, unit_type: int, offset: int) -> tup
 
 def same_lowered(one: LoweredPlan, other: LoweredPlan) -> bool:
     """Whether two lowered plans are the same plan."""
-    for field in ("axes", "num_micro_batches", "kind", "zero"):
-        if getattr(one, field) != getattr(other, field):
-            return False
-    if one.zero and not np.array_equal(one.zero_axes, other.zero_axes):
-        return False
-    if not np.array_equal(one.program, other.program):
-        return False
-    if [s.devices for s in one.layout.stages] != [s.devices for s in other.layout.stages]:
-        return False
-    if not np.array_equal(one.rank_samples, other.rank_samples) or one.shares != other.shares:
-        return False
-    if len(one.chunks) != len(other.chunks):
-        return False
-    for a, b in zip(one.chunks, other.chunks, strict=True):
-        if len(a) != len(b):
-            return False
-        for x, y in zip(a, b, strict=True):
-            if (x.unit, x.first, x.last) != (y.unit, y.first, y.last):
-                return False
-            if not np.array_equal(x.chosen, y.chosen) or not np.array_equal(x.recomputed, y.recomputed):
-                return False
-    return True
+    return _content(one) == _content(other)
+
+
+def _content(lowered: LoweredPlan) -> tuple[object, ...]:
+    """All that makes up a plan, to be compared."""
+    return (
+        lowered.axes,
+        lowered.num_micro_batches,
+        lowered.kind,
+        lowered.zero,
+        lowered.zero_axes.tolist() if lowered.zero else None,
+        lowered.program.tolist(),
+        [stage.devices for stage in lowered.layout.stages],
+        lowered.rank_samples.tolist(),
+        lowered.shares,
+        [
+            [(s.unit, s.first, s.last, s.chosen.tobytes(), s.recomputed.tobytes()) for s in segments]
+            for segments in lowered.chunks
+        ],
+    )
 
 
 def lower_plan(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp")) -> LoweredPlan:
@@ -177,10 +166,8 @@ def _shares(plan: Plan, number: int, axis: int) -> tuple[int, ...] | None:
         raise _refuse(f"stages[{number}].batch_shares", shares, "differ", "Virtual stages share them.")
     if shares is None:
         return None
-    path, count = (
-        f"stages[{number}].batch_shares",
-        dict(stage.mesh).get(stage.batch_axes[0], 1) if stage.batch_axes else 1,
-    )
+    path = f"stages[{number}].batch_shares"
+    count = dict(stage.mesh).get(stage.batch_axes[0], 1) if stage.batch_axes else 1
     if len(shares) != count or sum(shares) != plan.samples_per_micro_batch or min(shares, default=0) < 1:
         raise _refuse(
             path,
@@ -313,7 +300,7 @@ class _Known:
     """What equal operators of a plan share, found once."""
 
     def __init__(self, evaluator: Evaluator) -> None:
-        self.default = functools.cache(functools.partial(default_signature, evaluator))
+        self.default = functools.cache(functools.partial(default_signatures, evaluator))
         self.signature = functools.cache(functools.partial(_find_signature, evaluator))
         self.divides: set[tuple[int, int, bytes, tuple[float, ...]]] = set()
         """Operator row, samples, signatures, and mesh sizes that go together."""
@@ -361,11 +348,11 @@ def _segments(
                         raise _no_signature(evaluator, unit_type, offset, entry[axis], f"stages[{number}].{key}.{axis}")
                     else:
                         inside.append((k, a, key))
-                        chosen[k, a] = known.default(unit_type, offset, batch=False)
+                        chosen[k, a] = known.default(unit_type, offset)[False]
                 else:
                     if key is not None and matches_operator(key, name):
                         used.add(key)
-                    chosen[k, a] = known.default(unit_type, offset, batch=batch and axis in live)
+                    chosen[k, a] = known.default(unit_type, offset)[batch and axis in live]
         _follow(evaluator, unit_type, members, inside, chosen)
         for k, (name, offset) in enumerate(members):
             for count in samples:

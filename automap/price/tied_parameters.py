@@ -1,6 +1,6 @@
-"""Tied parameters: those that two units read, such as an embedding that is the head as well.
+"""Tied parameters: parameters that two units read, such as an embedding that is the output layer as well.
 
-Each rank that needs one holds it, and its gradient is added up between them.
+Each rank whose units read one holds it, and its gradient is added up between these ranks.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +15,11 @@ import numpy.typing as npt
 from automap.price.kernels.array_types import Rows
 from automap.price.kernels.cost_records import READING_DTYPE, SHARE_DTYPE, TIE_DTYPE
 from automap.price.kernels.tied_parameters import begin, read_too, write_share, write_tie
+from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.tables import Tables
 from automap.problem import Problem
 
-if TYPE_CHECKING:
-    from automap.price.lowered_plan import LoweredPlan, Segment
-
 Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,6 +29,7 @@ Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 
+# long: it fills one record, field after field, and each step needs what the steps before it found
 def compile_space(space: SpaceOutline) -> SpaceArrays:
     """The records of a space."""
     evaluator, meshes = space.evaluator, space.meshes

@@ -77,7 +77,7 @@ class PlanSpace(SteppedSpace):
                     for number, kind in ((number, units[number].type) for number in range(begin, end))
                 )
             )
-        fields: dict[str, Any] = {}
+        fields: dict[str, Any] = {"zero_axes": self.zero_axes(shape)}
         for number, decision in enumerate(DECISIONS):
             fields.update(decision.write(self, self.of_kind(values, number)))
         if shape.virtual > 1:
@@ -89,7 +89,6 @@ class PlanSpace(SteppedSpace):
             num_micro_batches=shape.num_micro_batches,
             samples=shape.samples,
             chunks=tuple(chunks),
-            zero_axes=self.zero_axes(shape),
             spread_over=(0,) * shape.pp if is_unlike else (),
             shares=self.batch_shares(values),
             **fields,

@@ -14,7 +14,7 @@ from typing import Any
 
 from automap.errors import UserError
 from automap.plan import Estimate
-from automap.price.estimate import estimate_choice
+from automap.price.estimate import estimate_lowered
 from automap.space.stated_parts import Unpriced
 from automap.validation.published_cases import case_of
 from automap.validation.published_runs import Run
@@ -42,7 +42,7 @@ def predict(run: Run) -> Predicted:
     """Prices one run."""
     try:
         case = case_of(run)
-        estimate: Estimate = estimate_choice(case.lowered, case.evaluator)
+        estimate: Estimate = estimate_lowered(case.lowered, case.evaluator)
     except (Unpriced, UserError) as fault:
         return Predicted(run=run, why=str(fault))
     return Predicted(

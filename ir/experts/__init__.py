@@ -16,10 +16,11 @@ those they replace.
 from __future__ import annotations
 
 from ir.experts.dense import Dense
-from ir.experts.emit import Layer, Rewrite
+from ir.experts.emit import Layer, finished
 from ir.experts.looked_up import LookedUp
 from ir.graph import Graph, Operator
 from ir.operators import BakedBatch, MissingBatch, Unsupported
+from ir.rewrite import Rewrite
 
 __all__ = ["recognise_experts"]
 
@@ -30,7 +31,7 @@ def recognise_experts(graph: Graph) -> Graph:
     for index, op in enumerate(graph.operators):
         if _is_router(graph, op) and not _follow(LookedUp(Layer(rewrite, index))):
             _follow(Dense(Layer(rewrite, index)))
-    return rewrite.finish()
+    return finished(rewrite)
 
 
 def _follow(form: LookedUp | Dense) -> bool:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from ir.build import rebuilt
 from ir.graph import Graph, Operator, Tensor
 from ir.operators import Usage, make_operator
 from ir.operators.experts import BALANCED_LOAD, COMBINE, DISPATCH, PRODUCT
+from ir.rewrite import Rewrite
 
 VIEWS = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity")
 UNARY = (
@@ -20,29 +20,12 @@ UNARY = (
 BINARY = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum")
 
 
-@dataclass
-class Rewrite:
-    """New operators in the places of old ones."""
-
-    graph: Graph
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    pieces: dict[str, tuple[str, int, int, int]] = field(default_factory=dict)
-    made: dict[int, list[Operator]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.tensors = dict(self.graph.tensors)
-        self.pieces = dict(self.graph.pieces)
-
-    def finish(self) -> Graph:
-        """The graph with the new operators; unchanged where there are none."""
-        graph = self.graph
-        if not self.made:
-            return graph
-        operators: list[Operator] = []
-        for i, op in enumerate(graph.operators):
-            operators.extend(self.made.get(i, [op]))
-        made = rebuilt(graph, operators, self.tensors, pieces=self.pieces, warnings=(*graph.warnings, BALANCED_LOAD))
-        return replace(made, operators=_distinct(made.operators))
+def finished(rewrite: Rewrite) -> Graph:
+    """The graph with its new operators and a warning; the same one where there are none."""
+    if not rewrite.made:
+        return rewrite.graph
+    graph = rewrite.finish()
+    return replace(graph, operators=_distinct(graph.operators), warnings=(*graph.warnings, BALANCED_LOAD))
 
 
 def _distinct(operators: Sequence[Operator]) -> tuple[Operator, ...]:

@@ -54,8 +54,8 @@ def run_demo(folder: Path, *, budget: str = "25s", seed: int = 0) -> int:
 
     Args:
         folder: gets `<model>/plan.json` and `service.log`.
-        budget: of each search.
-        seed: of each search.
+        budget: budget of each search.
+        seed: seed of each search.
 
     Returns:
         0 if every plan held, else 1.

@@ -27,7 +27,7 @@ CLASSES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Graphs are many objects and no garbage: looking for it is a fifth of the time."""
+    """Pauses garbage collection, which takes a fifth of the time: graphs are many objects and no garbage."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -101,7 +101,7 @@ def verify_file(data: bytes, request: JobRequest, path: Path) -> tuple[Violation
     Args:
         data: see `price_hand_made`.
         request: model and hints.
-        path: of the plan.
+        path: file of the plan.
 
     Raises:
         UserError: the file or the model cannot be read.
@@ -121,7 +121,7 @@ def price_file(data: bytes, request: JobRequest, stated: Mapping[str, Any], path
         data: see `price_hand_made`.
         request: model and hints.
         stated: must be empty: the file says all.
-        path: of the plan.
+        path: file of the plan.
 
     Raises:
         UserError: the file, the model, or that the plan is illegal or for another model.

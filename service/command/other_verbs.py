@@ -58,7 +58,7 @@ def export_onnx(
     source: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="Returns a module and example inputs.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the ONNX file.")],
     opset: Annotated[int, typer.Option(min=13, help="Version of the operator set.")] = 20,
-    name: Annotated[str, typer.Option(help="Of the graph.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the graph.")] = "",
 ) -> None:
     """Exports a PyTorch module without its weights. Runs FILE.py, so name only files that you trust."""
     from service.loading import load_function
@@ -133,13 +133,15 @@ def profile(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", callback=writable, help="A second copy of the cluster file.")
     ] = None,
-    time_limit: Annotated[float, typer.Option(min=40.0, max=120.0, help="Of the whole measurement, seconds.")] = 100.0,
+    time_limit: Annotated[
+        float, typer.Option(min=40.0, max=120.0, help="Seconds that the whole measurement may take.")
+    ] = 100.0,
     devices: Annotated[
         int | None, typer.Option(min=1, max=64, help="Processes on the CPU; default: one a core.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measures this host; then `--cluster local` means it. Exit code 1: it could not be measured."""
+    """Measures this host, which `--cluster local` then names. Exit code 1: it could not be measured."""
     from service.command.profiling import measure_host
 
     found = measure_host(output, time_limit_s=time_limit, num_devices=devices)
@@ -167,8 +169,10 @@ def validate(
 
 @app.command("train-agent")
 def train_agent(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of the checkpoint; made if it is not there.")],
-    plans: Annotated[int, typer.Option(min=1, help="To decide, over all problems of the family.")] = 20_000,
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder of the checkpoint; made if it does not exist.")
+    ],
+    plans: Annotated[int, typer.Option(min=1, help="Plans to decide, over all problems of the family.")] = 20_000,
     seed: SeedOption = 0,
 ) -> None:
     """Trains the network of `dqn-pretrained` anew, on a family of models and clusters."""

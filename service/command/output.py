@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def write_plan(plan: Plan, output: Path | None) -> None:
-    """Writes a plan where the user wants it.
+    """Writes a plan to the file that the user names, if there is one.
 
     Raises:
         PlanError: the file cannot be written.

@@ -20,8 +20,8 @@ def measure_host(output: Path | None, *, time_limit_s: float, num_devices: int |
     The residuals of every curve go to stderr, and what was seen of a host that was not quiet.
 
     Args:
-        output: a second copy; None = none.
-        time_limit_s: of the whole measurement.
+        output: file of a second copy; None = no second copy.
+        time_limit_s: seconds that the whole measurement may take.
         num_devices: processes on a host without GPUs; None = one a core.
     """
     from automap.runtime.profiler.measure_host import profile_host, residuals

@@ -20,15 +20,15 @@ MIB = 1 << 20
 
 def try_file(data: bytes, request: JobRequest, path: Path, *, steps: int, time_s: float, seed: int
              ) -> tuple[Plan, Trial]:  # fmt: skip
-    """Runs the plan of a file, on data that are made up.
+    """Runs the plan of a file on random data.
 
     Args:
         data: the model's file; empty for a named model.
         request: model and hints.
-        path: of the plan.
-        steps: that are measured.
-        time_s: the limit of the whole trial.
-        seed: of parameters and data.
+        path: file of the plan.
+        steps: steps that are measured.
+        time_s: seconds that the whole trial may take.
+        seed: seed of random parameters and data.
 
     Returns:
         The plan with a new estimate and with what was measured, and the trial.

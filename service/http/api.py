@@ -159,7 +159,7 @@ def _on_http_error(request: Request, fault: Exception) -> Response:
 
 
 def _methods(request: Request) -> set[str]:
-    """Of all routes with the request's path; the router knows those of the first alone."""
+    """The methods of all routes that have the request's path; the router itself reports only the first route's."""
     found = set[str]()
     for route in chain(request.app.routes, *(router.routes for router in ROUTERS)):
         if route.matches(request.scope)[0] != Match.NONE:

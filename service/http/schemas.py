@@ -149,7 +149,7 @@ class Fault(BaseModel):
 
 
 class Version(BaseModel):
-    """Of the package."""
+    """The version of the installed package."""
 
     version: str
 

@@ -59,6 +59,6 @@ def keep(store: Store, model_id: str, request: JobRequest, graph: Graph) -> None
 
 
 def _key(model_id: str, request: JobRequest) -> str:
-    """Of everything that `import_graph` reads."""
+    """Digest of everything that `import_graph` reads."""
     reads = [model_id, to_json(request.model), request.hints.get("parameters"), request.training.get("loss")]
     return hashlib.sha256(json.dumps(reads, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Re-ranking: the best plans of a search run for some steps on this host, and the one measured fastest leaves.
+"""Re-ranking: runs the best plans of a search for some steps on this host, and chooses the one measured fastest.
 
 A trial that fails is a data point and says so in the plan's record. Knows nothing of HTTP, queues or terminals; imports
 no torch. Units: seconds.
@@ -37,16 +37,16 @@ def re_rank(
     """Tries plans one after another, in processes of their own.
 
     Args:
-        problem: what they are for, on a cluster that is this host.
-        plans: of a search, at least one, the best by the estimate first.
-        steps: that are measured of each.
-        time_limit_s: of each trial.
-        seed: of parameters and data.
+        problem: the problem that the plans solve, on a cluster that is this host.
+        plans: plans of a search, at least one, the best by its estimate first.
+        steps: steps that are measured of each plan.
+        time_limit_s: seconds that each trial may take.
+        seed: seed of random parameters and data.
         on_trial: called many times a second.
-        should_stop: asked as often; once true, the processes are ended and what was measured so far decides.
+        should_stop: called as often; once it is true, the processes are ended and what was measured so far decides.
 
     Returns:
-        The plan measured fastest; the first where none could be measured. Its record tells of all trials.
+        The plan measured fastest, or the first one if none could be measured. Its record describes all trials.
     """
     tried: list[tuple[Plan, runtime.Trial]] = []
     stopped = False

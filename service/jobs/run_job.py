@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DimSize = Annotated[int, Range(1, 2**31 - 1)]
 DimPlace = Annotated[int, Range(0, 63)]
-"""Of a dim in its tensor; numpy knows no tensor of more than 64."""
+"""Position of a dim in its tensor; numpy allows at most 64 dims."""
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 
 
@@ -32,58 +32,59 @@ class ModelOptions:
     """What the user says about a model file, beside its bytes."""
 
     name: str = ""
-    """For people; empty = the graph's own."""
+    """Name of the model in plans and lists; empty = the name that the graph has."""
     dims: Mapping[str, DimSize] = field(default_factory=dict)
-    """Symbolic dim -> size."""
+    """Size of each symbolic dim that the user names."""
     parameters: tuple[str, ...] = ()
-    """Globs over graph inputs that are parameters."""
+    """Globs that match the graph inputs that are parameters."""
     batch_dims: Mapping[str, DimPlace | None] = field(default_factory=dict)
-    """Data input -> its batch dim; null = it has none."""
+    """Batch dim of each data input whose batch is not the leading dim; null = the input has no batch dim."""
     zoo: str = ""
-    """A model of `ir.zoo` in place of a file, without `zoo:`."""
+    """Name of a model of `ir.zoo`, without `zoo:`, that is used in place of a file; empty = a file is used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trials:
-    """The best plans are run on this host before one of them is chosen."""
+    """How the best plans are run on this host before one of them is chosen."""
 
     top_k: Annotated[int, Range(1, 16)] = 3
-    """Plans; unlike each other, so that there may be fewer."""
+    """Number of plans to run; they differ in strategy, so there may be fewer."""
     steps: Annotated[int, Range(1, 1000)] = 5
-    """That are measured of each behind a warm-up."""
+    """Steps of each plan that are measured, after a warm-up."""
     time_limit_s: Annotated[float, Range(1, 3600)] = 120.0
-    """Of each."""
+    """Seconds that each trial may take."""
 
     @property
     def seconds(self) -> float:
-        """That all together may take."""
+        """Seconds that all trials together may take."""
         return self.top_k * self.time_limit_s
 
 
 GRACE_S = 8.0
-"""Processor time that a search may take beyond its budget. Nearly all end within a second; where nothing fits, what
-would help is looked for in `agents.results.infeasibility_advice.WITHIN_S`; the rest is for what runs to its end."""
+"""Seconds of processor time that a search may take beyond its budget (assumed). Nearly all searches end within a second
+of it; where nothing fits, the search for advice takes `agents.results.infeasibility_advice.WITHIN_S` more."""
 SEARCH_SHARE = 0.5
-"""Of the progress of a job with trials."""
+"""Share of the progress bar that the search fills in a job with trials (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobRequest:
-    """What is searched, for how long and by whom; the model's bytes travel apart."""
+    """What to search for, how long and by which searchers. The bytes of the model are kept apart from it."""
 
     cluster: Any
-    """Preset text or cluster document."""
+    """Text of a preset, or a cluster document."""
     training: Mapping[str, Any]
     hints: Mapping[str, Any] = field(default_factory=dict)
     model: ModelOptions = ModelOptions()
     budget: str = "30s"
     searchers: tuple[str, ...] = ("portfolio",)
-    """One after another within the budget."""
+    """Names of the searchers that run one after another within the budget."""
     tie: Annotated[float, Range(0, 1)] = 0.1
-    """Share of the error band within which plans are equally fast, and the plainest leaves; 0 = the fastest."""
+    """Share of the error band within which plans count as equally fast; the plainest of them is chosen. 0 = always the
+    fastest."""
     seed: Seed = 0
     trials: Trials | None = None
-    """None = the plan is chosen by its estimate."""
+    """How the best plans are tried; None = the plan is chosen by its estimate alone."""
 
     def to_json(self) -> dict[str, Any]:
         """The request as JSON types."""
@@ -139,7 +140,7 @@ def import_graph(data: bytes, request: JobRequest) -> Graph:
         parameters=(*options.parameters, *(str(glob) for glob in parameters)),
         batch_dims=options.batch_dims,
         loss=loss,
-        # Whoever took the file in has applied the cap of the settings.
+        # The limit of the settings was applied when the file was accepted.
         limits=SandboxLimits(max_bytes=max(len(data), 1)),
     )
 
@@ -223,10 +224,10 @@ def run_job(
     """The fastest plan that fits, by the estimate or, if so many are tried, by what is measured.
 
     Args:
-        request: what is asked.
+        request: everything but the model's bytes.
         load_graph: returns the imported model; called once the rest of the request is known to be good.
         on_progress: called a few times a second.
-        should_stop: asked often; once true, the best plan so far is returned.
+        should_stop: called often; once it returns true, the best plan so far is returned.
         search: in place of `agents.search_offer`.
 
     Raises:
@@ -263,7 +264,7 @@ def run_job(
 
 
 def _in_time(budget: Budget) -> contextlib.AbstractContextManager[None]:
-    """A search that has not ended by itself `GRACE_S` after its budget ends there."""
+    """Ends a search that is still running `GRACE_S` after its budget."""
     from automap.errors import ProblemError
     from service.jobs.deadline import deadline
 
@@ -286,7 +287,7 @@ def _tried(
     on_progress: OnProgress,
     should_stop: ShouldStop,
 ) -> Plan:
-    """The best of the plans by what is measured of them."""
+    """The plan that trials measure as the fastest."""
     from agents.searcher import Progress
     from service.jobs.re_ranking import re_rank
 

@@ -1,7 +1,7 @@
 """The record of models and jobs, in Redis.
 
 A job is a hash; its transitions are optimistic transactions (WATCH/MULTI, no scripts). Each run of a job takes a rising
-number, its fencing token: whoever writes with an older one, or to a job that has ended, is refused with `Superseded`,
+number, its fencing token: a writer with an older one, or to a job that has ended, is refused with `Superseded`,
 so that a worker which was thought dead cannot overwrite anything. Models are kept by the sha256 of their bytes and
 are in Redis too, so that workers on other machines reach them. Knows nothing of HTTP or of who runs jobs.
 """
@@ -157,7 +157,7 @@ class Store:
         """Records a job and puts it into the queue, both or neither.
 
         Args:
-            model_id: of a stored model.
+            model_id: id of a stored model.
             request: what is asked.
             enqueue: adds the queue's own commands to the transaction.
         """

@@ -46,7 +46,7 @@ def main(redis_url: str, *, parent: int | None = None) -> None:
     """Runs a worker until SIGTERM; its unfinished job goes back into the queue.
 
     Args:
-        redis_url: of the service's Redis.
+        redis_url: address of the service's Redis.
         parent: process that supervises this one; the worker dies with it.
     """
     if parent is not None:
@@ -158,7 +158,7 @@ def run(job_id: str, client: redis.Redis, *, search: Any = None) -> None:
     """Runs a job against the store of `client`.
 
     Args:
-        job_id: of a queued job.
+        job_id: id of a queued job.
         client: the service's Redis.
         search: in place of `agents.search_offer`.
     """

@@ -10,7 +10,7 @@ from automap.bounds.partial_plans import BoundTable, PartialPlans
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.plan import Plan
-from automap.price.estimate import estimate_choice, price
+from automap.price.estimate import estimate_lowered, price
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.space.batch_shares import TILTS, dealt, ways_to_share
@@ -203,7 +203,7 @@ def test_bounds_and_documents_of_all_plans(mlp):
         plan = Plan.from_json(s.decode(values).to_json())
         assert s.encode(plan) == values
         assert price(s.problem, plan, s.evaluator).step_time_s == mine[0]
-        assert not check.violations(replace(plan, estimate=estimate_choice(lowered, s.evaluator)))
+        assert not check.violations(replace(plan, estimate=estimate_lowered(lowered, s.evaluator)))
 
 
 @pytest.mark.parametrize("shares", [(6, 6, 2), (6, 6, 2, 3), (8, 8, 0, 0), (9, 9, -1, -1)])

@@ -40,6 +40,11 @@ def doubled(values, index):
     return 2.0 * values[index]
 
 
+@borrowing(float64(float64[::1], int64), inner=True)
+def tripled(values, index):
+    return 3.0 * values[index]
+
+
 @kernel(float64(float64[::1]))
 def total(values):
     copy = values.copy()
@@ -66,6 +71,23 @@ def test_kernels_call_kernels() -> None:
 def test_what_is_not_stated_is_refused(values: object) -> None:
     with pytest.raises(TypeError, match="No matching definition"):
         total(values)
+
+
+def test_a_digest_tells_what_machine_code_depends_on() -> None:
+    def made(factor: float, doc: str, inner: object = doubled) -> str:
+        def scaled(values, index):  # type: ignore[no-untyped-def]
+            return factor * inner(values, index)  # type: ignore[operator]
+
+        scaled.__doc__ = doc
+        digest: str = borrowing(float64(float64[::1], int64), inner=True)(scaled).digest
+        return digest
+
+    first = made(2.0, "One.")
+    assert made(2.0, "Another.") == first, "a docstring compiles nothing again"
+    assert made(3.0, "One.") != first
+    assert made(2.0, "One.", tripled) != first
+    with pytest.raises(TypeError, match="not known"):
+        made(2.0, "One.", object())
 
 
 def test_an_inner_kernel_has_no_entry_from_python() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
-from automap.price.estimate import estimate_choice, lower_bound_s
+from automap.price.estimate import estimate_lowered, lower_bound_s
 from automap.price.tables import build_tables
 from automap.problem import Problem
 from automap.space.space import PlanSpace
@@ -67,7 +67,7 @@ def test_one_device_takes_the_measured_time(cluster):
     """Whatever the device: the time was measured where the user says."""
     space = PlanSpace(build(cluster))
     for _, values in plans(space, num_micro_batches=4):
-        estimate = estimate_choice(space.lowered(values), space.evaluator)
+        estimate = estimate_lowered(space.lowered(values), space.evaluator)
         recomputed = values[space.first_recompute] == 2
         measured = 64 / BATCH * 4 * (2 + 6 + (2 if recomputed else 0)) * 1e-3
         assert estimate.breakdown_s["compute"] == pytest.approx(measured, rel=1e-6)
@@ -77,7 +77,7 @@ def test_ranks_that_split_the_batch_share_the_time():
     space = PlanSpace(build("4xV100-16GB"))
     for dp in (1, 2, 4):
         _, values = next(plans(space, pp=1, dp=dp, num_micro_batches=1))
-        estimate = estimate_choice(space.lowered(values), space.evaluator)
+        estimate = estimate_lowered(space.lowered(values), space.evaluator)
         # An inner axis has nothing to split: its ranks all do the same.
         assert estimate.breakdown_s["compute"] == pytest.approx(64 / BATCH * 4 * 8e-3 / dp, rel=1e-6)
 

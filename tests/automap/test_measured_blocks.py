@@ -10,7 +10,7 @@ import pytest
 from automap.bounds.partial_plans import BoundTable, PartialPlan
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
-from automap.price.estimate import estimate_choice, lower_bound_s
+from automap.price.estimate import estimate_lowered, lower_bound_s
 from automap.price.evaluator import Evaluator
 from automap.price.explain import reasons
 from automap.problem import Problem
@@ -145,4 +145,4 @@ def test_the_same_measurement_twice_is_refused(graph: Graph) -> None:
 def test_estimates_are_of_the_same_floats(graph: Graph) -> None:
     evaluator = Evaluator(problem_of(graph, BLOCK))
     lowered = hand_made(evaluator, Strategy(tp=2, micro_batch=4))
-    assert estimate_choice(lowered, evaluator).step_time_s == evaluator.evaluate(lowered).step_time_s
+    assert estimate_lowered(lowered, evaluator).step_time_s == evaluator.evaluate(lowered).step_time_s

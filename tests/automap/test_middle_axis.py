@@ -15,7 +15,7 @@ from automap.bounds.partial_plans import BoundTable, PartialPlan
 from automap.cluster import parse_cluster
 from automap.errors import PlanError, ProblemError
 from automap.plan import Plan
-from automap.price.estimate import estimate_choice, price
+from automap.price.estimate import estimate_lowered, price
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.space.count import count_decades
@@ -234,7 +234,7 @@ def test_plans_drawn_and_templates_are_of_the_space(space: MakeSpace, spec, clus
         assert (outcome.step_time_s, outcome.overflow) == (seconds, overflow)
         if number % 6 == 0:
             document = Plan.from_json(s.decode(values).to_json())
-            assert price(s.problem, document, s.evaluator) == estimate_choice(s.lowered(values), s.evaluator)
+            assert price(s.problem, document, s.evaluator) == estimate_lowered(s.lowered(values), s.evaluator)
             prefix = PartialPlan(s, table)
             while not prefix.done:
                 assert prefix.bound.time_s <= seconds * (1 + 1e-12) and prefix.bound.overflow <= overflow + 1e-12

@@ -99,7 +99,8 @@ def test_shifted_ends_leave_the_others_in_place(gpt, space):
 @pytest.mark.parametrize("seed", range(3))
 def test_cut_number_is_the_inverse_of_nth_cut(seed, monkeypatch):
     # Kernels of other kernels have no entry from Python: their source runs as it stands.
-    monkeypatch.setattr(cuts, "_near", cuts._near.py_func)
+    for name in ("_near", "_target", "_is_left"):
+        monkeypatch.setattr(cuts, name, getattr(cuts, name).py_func)
     nth_cut, cut_number = cuts.nth_cut.py_func, cuts.cut_number.py_func
     rng = np.random.default_rng(seed)
     weight = np.concatenate([[0.0], np.cumsum(rng.integers(1, 4, 20).astype(float))])

@@ -13,7 +13,7 @@ from automap.cluster import parse_cluster
 from automap.fitted_curves import fitted
 from automap.group_links import group_link
 from automap.price.curves import attention_curve, gemm_curve, shared
-from automap.price.estimate import error_band, estimate_choice, lower_bound_s
+from automap.price.estimate import error_band, estimate_lowered, lower_bound_s
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.attention import AttentionShape, attention_s
 from automap.price.kernels.collectives import RINGS, Reason, collective_s, convert
@@ -456,7 +456,7 @@ def test_breakdown_adds_up_and_nothing_beats_the_lower_bound(gpt, light_graph, s
     rng = np.random.default_rng(2)
     for s in (space(gpt(), "2x4xA100", 16), space(light_graph("resnet50"), "2x2xV100@25Gbit", 16)):
         for _ in range(25):
-            estimate = estimate_choice(s.lowered(s.random(rng)), s.evaluator)
+            estimate = estimate_lowered(s.lowered(s.random(rng)), s.evaluator)
             parts = estimate.breakdown_s
             total = parts["compute"] + sum(parts["exposed_communication"].values()) + parts["bubble"]
             assert total + parts["optimizer"] + parts["overhead"] == pytest.approx(estimate.step_time_s, rel=1e-9)
@@ -495,7 +495,7 @@ def test_a_device_that_nobody_measured_widens_the_band(mlp, space):
     bands = {}
     for cluster in ("2xA100", "2xV100", "1xA100+1xV100"):
         s = space(mlp(), cluster, 8)
-        estimate = estimate_choice(template(s), s.evaluator)
+        estimate = estimate_lowered(template(s), s.evaluator)
         low, high = estimate.error_band_s
         bands[cluster] = (high - low) / 2 / estimate.step_time_s
     assert bands["2xA100"] == pytest.approx(s.problem.trainer.error_band)

@@ -11,7 +11,7 @@ from automap.bounds.partial_plans import BoundTable, PartialPlans
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.plan import Plan
-from automap.price.estimate import estimate_choice, price
+from automap.price.estimate import estimate_lowered, price
 from automap.price.lowered_plan import spread
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
@@ -229,7 +229,7 @@ def test_random_plans_are_sound_and_come_back(spec, cluster, batch, trainer, fix
         ]
         assert s.decode(again) == plan
         assert price(problem, plan, s.evaluator).step_time_s == mine[0]
-        stated = replace(plan, estimate=estimate_choice(lowered, s.evaluator))
+        stated = replace(plan, estimate=estimate_lowered(lowered, s.evaluator))
         assert not [v for v in check.violations(stated) if not v.what.startswith("does not fit")]
     while not walked.done.all():
         actions = np.zeros(len(rows), dtype=np.int64)
@@ -378,5 +378,5 @@ def test_constraints_hold_on_all_meshes(pp):
     problem = Problem.build(zoo.build(GPT), parse_cluster("8xA100"), {"global_batch": 32}, hints)
     s, check = PlanSpace(problem), Verifier(problem)
     for row in s.random_batch(np.random.default_rng(1), 12).tolist():
-        plan = replace(s.decode(row), estimate=estimate_choice(s.lowered(row), s.evaluator))
+        plan = replace(s.decode(row), estimate=estimate_lowered(s.lowered(row), s.evaluator))
         assert not [v for v in check.violations(plan) if not v.what.startswith("does not fit")]

@@ -9,7 +9,7 @@ import pytest
 
 from automap.cluster import parse_cluster
 from automap.plan import AxisSharding, Schedule, Sync, Zero
-from automap.price.estimate import estimate_choice
+from automap.price.estimate import estimate_lowered
 from automap.problem import Problem
 from automap.schedule import write_order
 from automap.space.space import PlanSpace
@@ -35,7 +35,7 @@ def build(spec, cluster="8xA100", batch=BATCH, *, trainer="generic", **hints):
 
 def plan_of(space, values):
     lowered = space.lowered(values)
-    return replace(space.decode(values), estimate=estimate_choice(lowered, space.evaluator))
+    return replace(space.decode(values), estimate=estimate_lowered(lowered, space.evaluator))
 
 
 def wrong_plans(problem, count, num_templates=25):

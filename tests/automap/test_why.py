@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from automap.cluster import parse_cluster
-from automap.price.estimate import annotate, estimate_choice
+from automap.price.estimate import annotate, estimate_lowered
 from automap.price.evaluator import Evaluator
 from automap.price.explain import NUM_REASONS, reasons
 from automap.price.lowered_plan import LoweredPlan
@@ -51,7 +51,7 @@ STATED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("stated", STATED)
 def test_three_largest_parts_in_order_with_their_seconds(stated: dict[str, Any]) -> None:
     lowered, evaluator = case(**stated)
-    estimate = estimate_choice(lowered, evaluator)
+    estimate = estimate_lowered(lowered, evaluator)
     parts = dict(estimate.breakdown_s)
     exposed = parts.pop("exposed_communication")
     found = []
@@ -141,7 +141,7 @@ def test_plans_carry_their_reasons() -> None:
     lowered, evaluator = case(tp=2)
     plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
     assert plan.why == said(lowered, evaluator)
-    assert plan.estimate == estimate_choice(lowered, evaluator)
+    assert plan.estimate == estimate_lowered(lowered, evaluator)
 
 
 def test_any_plan_of_a_space_has_reasons() -> None:

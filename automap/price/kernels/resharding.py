@@ -25,7 +25,7 @@ def differs(source, target):
     return found
 
 
-@borrowing(boolean(TABLES, int64, int64, UNIT_WORKSPACE), inner=True)
+@borrowing(boolean(TABLES, int64, int64, UNIT_WORKSPACE), forceinline=True, inner=True)
 def is_shared(tables, row, start, workspace):
     """Whether an earlier operand in the unit requires the same conversion of the tensor, or may turn out to require it.
 

@@ -5,9 +5,13 @@ Units: seconds, bytes, samples.
 
 from __future__ import annotations
 
-from numba import boolean, int64, void
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
-from automap.jit import borrowing
+from numba import boolean, float64, int64, void
+
+from automap.jit import borrowing, kernel
+from automap.price.kernels.array_types import Ints2, Mask, Rows, dtype_of, rows_type, tuple_type
 from automap.price.kernels.collectives import SUMMED, UNKNOWN, Reason, convert
 from automap.price.kernels.cost_records import BEFORE_SENDING, UNIT_COST
 from automap.price.kernels.host_overhead import add_host_waits
@@ -24,9 +28,10 @@ from automap.price.kernels.records import (
 )
 from automap.price.kernels.resharding import convert_operand, differs, is_shared, repeat
 from automap.price.kernels.saved_activations import NOT_SAVED, note, own_part, take_noted
-from automap.price.kernels.shard_unit import saved_share
-from automap.price.kernels.stage_records import STAGE, UNIT
-from automap.price.kernels.unit_workspace import UNIT_WORKSPACE
+from automap.price.kernels.shard_unit import saved_share, shard_unit
+from automap.price.kernels.stage_records import STAGE, UNIT, Stage, Unit
+from automap.price.kernels.step_records import STAGE_ARRAYS
+from automap.price.kernels.unit_workspace import UNIT_WORKSPACE, new_unit_workspace
 from ir.factors import BROADCAST, PARTIAL
 
 
@@ -42,7 +47,7 @@ def _arrive(tensor, incoming, arrives):
             arrives[a] = BROADCAST
 
 
-@borrowing(void(TABLES, UNIT, int64[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
+@borrowing(void(TABLES, UNIT, int64[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), forceinline=True, inner=True)
 def _add_sum(tables, unit, incoming, stage, workspace, cost):
     """Adds the all-reduce of what was made as a sum and sent whole, as if the ranks that take it had made it.
 
@@ -71,7 +76,7 @@ def _add_sum(tables, unit, incoming, stage, workspace, cost):
             return
 
 
-@borrowing(void(TABLES, UNIT, int64[::1], boolean[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
+@borrowing(void(TABLES, UNIT, int64[::1], boolean[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), forceinline=True, inner=True)
 def _enter(tables, unit, incoming, recomputed, stage, workspace, cost):
     """Adds what it takes to bring the tensors that cross into a unit to their operators, and to send carried ones on.
 
@@ -104,7 +109,11 @@ def _enter(tables, unit, incoming, recomputed, stage, workspace, cost):
             cost.boundary_bytes += local_bytes(tensor, arrives, stage)
 
 
-@borrowing(void(TABLES, UNIT, int64[::1], boolean[::1], boolean, STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
+@borrowing(
+    void(TABLES, UNIT, int64[::1], boolean[::1], boolean, STAGE, UNIT_WORKSPACE, UNIT_COST),
+    forceinline=True,
+    inner=True,
+)
 def _save(tables, unit, incoming, recomputed, whole, stage, workspace, cost):
     """Writes the bytes that a unit keeps for its backward pass where it recomputes something or gathers again.
 
@@ -206,3 +215,58 @@ def unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace, ou
         cost.launched = cost.weight_kernels = relaunched = 0.0
     add_host_waits(relaunched, hardware, cost)
     return whole
+
+
+@dataclass(kw_only=True, slots=True)
+class CallRow:
+    """One unit in its surroundings."""
+
+    first: int
+    """First operator row."""
+    last: int
+    """One past the last operator row."""
+    begin: int
+    """Row of `Calls.chosen` and of `Calls.recomputed` with its first operator."""
+    crossing: int
+    """Operand row whose tensor crosses out of the unit, or -1."""
+    rank: int
+    """Pipeline rank."""
+
+
+CALL_DTYPE = dtype_of(CallRow)
+
+
+class Calls(NamedTuple):
+    """Units that are priced one after the other."""
+
+    rows: Annotated[Rows, rows_type(CALL_DTYPE)]
+    """[units] see `CallRow`."""
+    chosen: Ints2
+    """[operators, axes] signatures, one unit behind the other; -1 where they are undecided."""
+    recomputed: Mask
+    """[operators] whether the operator runs again in the backward pass."""
+    incoming: Ints2
+    """[units, axes] placement of the tensor that crosses into each unit, or SUMMED."""
+
+
+@kernel(void(TABLES, tuple_type(Calls), STAGE_ARRAYS, boolean[::1], float64[::1], UNIT_COST[::1]))
+def unit_costs(tables, calls, stages, zero_axes, samples, out):
+    """`unit_cost` of many units.
+
+    Args:
+        tables: tables of the problem.
+        calls: the units.
+        stages: stages of the pipeline ranks.
+        zero_axes: [axes] whether ZeRO shards over the axis.
+        samples: [ranks] samples of a micro-batch that each rank is priced with.
+        out: [units] overwritten.
+    """
+    workspace = new_unit_workspace(tables, zero_axes.shape[0], 0)
+    for i in range(calls.rows.shape[0]):
+        call = calls.rows[i]
+        stop, rank = call.begin + call.last - call.first, call.rank
+        unit = Unit(call.first, call.last, calls.chosen[call.begin : stop])
+        stage = Stage(stages.axes[rank], stages.links[rank], stages.hardware[rank], zero_axes, samples[rank])
+        shard_unit(tables, unit, stage, False, workspace)
+        recomputed = calls.recomputed[call.begin : stop]
+        unit_cost(tables, unit, recomputed, calls.incoming[i], call.crossing, stage, workspace, out[i : i + 1])

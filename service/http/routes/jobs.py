@@ -144,7 +144,7 @@ def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings
 
 
 def _name(model_id: str, request: JobRequest, store: Store) -> str:
-    """Of the one model that the request names."""
+    """The name of the one model that the request refers to."""
     spec = request.model.zoo
     if bool(spec) == bool(model_id):
         raise ModelError(

@@ -36,5 +36,5 @@ def health(request: Request) -> Health:
 
 @router.get("/version")
 def about() -> Version:
-    """Of the package."""
+    """The version of the installed package."""
     return Version(version=version())

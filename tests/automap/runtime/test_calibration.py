@@ -7,7 +7,7 @@ import pytest
 from made_up_host import two_ranks
 from small_graphs import build_gpt
 
-from automap.price.estimate import estimate_choice
+from automap.price.estimate import estimate_lowered
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from automap.runtime.profiler import measure_host as profiler
@@ -36,7 +36,7 @@ def priced(cluster):
     def price(cluster=cluster):
         problem = Problem.build(graph, cluster, {"global_batch": 8, "precision": "fp32", "trainer": "automap"})
         evaluator = Evaluator(problem)
-        return [estimate_choice(hand_made(evaluator, plan), evaluator) for plan in PLANS]
+        return [estimate_lowered(hand_made(evaluator, plan), evaluator) for plan in PLANS]
 
     return price
 
