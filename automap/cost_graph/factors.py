@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.cost_graph.kernels.group_costs import COLUMNS, GroupValues, exchange, vary
-from automap.price.kernels.array_types import columns_of, numbers_of
+from automap.price.kernels.array_types import Rows, columns_of, numbers_of
 from automap.price.kernels.collectives import SUMMED, UNKNOWN
 from automap.price.kernels.cost_records import UNIT_COST_DTYPE, UNIT_COST_WIDTH
 from automap.price.kernels.records import ATTENTION, BOUNDARY, CARRIED, INSIDE
@@ -105,7 +105,11 @@ class GroupCosts:
             rank: the pipeline rank.
         """
         self.space = space
-        self._tables = space.evaluator.tables.arrays
+        self._tables = tables = space.evaluator.tables.arrays
+        # Columns: to read a field of one record after the other takes ten times as long.
+        self._operators, self._operands = _columns(tables.operators), _columns(tables.operands)
+        self._tensors, self._signatures = _columns(tables.tensors), _columns(tables.signatures)
+        self._placement_rows = _columns(tables.placements)
         self._stage = lowered.stages[rank]
         self.first_node = np.cumsum([0, *(len(u.groups) for u in space.linkage.types)])
         self._group_of = np.full(len(self._tables.operators), -1, dtype=np.int64)
@@ -165,15 +169,14 @@ class GroupCosts:
 
     def _placements(self, row: int) -> Ints:
         """[values, 2, axes] placements of an operand and of its gradient under each value of its operator's node."""
-        arrays, node = self._tables, int(self._group_of[self._tables.operands[row].operator])
-        owner = int(arrays.operands[row].operator)
-        operator = arrays.operators[owner]
+        _arrays, node = self._tables, int(self._group_of[self._operands["operator"][row]])
+        owner = int(self._operands["operator"][row])
         members, assignment = self.space.group_rows[self.nodes[node].unit_type, self.nodes[node].group]
-        signatures = assignment[:, int(np.flatnonzero(members == owner)[0])] + operator.first_signature
-        at = arrays.signatures["first_placement"][signatures] + row - operator.first_operand
-        places = np.stack([arrays.placements["placement"][at], arrays.placements["gradient"][at]], axis=1)
+        signatures = assignment[:, int(np.flatnonzero(members == owner)[0])] + self._operators["first_signature"][owner]
+        at = self._signatures["first_placement"][signatures] + row - self._operators["first_operand"][owner]
+        places = np.stack([self._placement_rows["placement"][at], self._placement_rows["gradient"][at]], axis=1)
         found: Ints = places[self.nodes[node].values].transpose(0, 2, 1).copy()
-        if row >= operator.first_output:
+        if row >= self._operators["first_output"][owner]:
             found[:, 1] = np.where(found[:, 0] == PARTIAL, BROADCAST, found[:, 0])
         alone = self._stage.axes <= 1.0
         found[:, :, alone] = UNKNOWN
@@ -191,34 +194,31 @@ class GroupCosts:
 
     def _operand_rows(self, unit_type: int) -> range:
         first, last = (int(x) for x in self.space.evaluator.tables.spans[unit_type : unit_type + 2])
-        operators = self._tables.operators
-        return range(int(operators[first].first_operand), int(operators[last - 1].end))
+        return range(int(self._operators["first_operand"][first]), int(self._operators["end"][last - 1]))
 
     def _role(self, row: int) -> int:
-        return int(self._tables.tensors[self._tables.operands[row].tensor].role)
+        return int(self._tensors["role"][self._operands["tensor"][row]])
 
     def _readers(self, unit_type: int, *, enters: bool) -> dict[int, list[int]]:
         """Tensor -> operand rows that read it: of tensors that enter the unit, or of those that its operators make."""
         found: dict[int, list[int]] = {}
         for row in self._operand_rows(unit_type):
-            operand = self._tables.operands[row]
-            if row < self._tables.operators[operand.operator].first_output:
+            if row < self._operators["first_output"][self._operands["operator"][row]]:
                 is_entering = self._role(row) in (BOUNDARY, CARRIED)
-                if is_entering if enters else not is_entering and operand.maker >= 0:
-                    found.setdefault(int(operand.tensor), []).append(row)
+                if is_entering if enters else not is_entering and self._operands["maker"][row] >= 0:
+                    found.setdefault(int(self._operands["tensor"][row]), []).append(row)
         return found
 
     def _inside(self, unit_type: int) -> Iterator[Factor]:
         """Conversions of tensors that one group of a unit makes and another reads."""
         for reading in self._readers(unit_type, enters=False).values():
-            made = int(self._tables.operands[reading[0]].maker)
+            made = int(self._operands["maker"][reading[0]])
             yield from self._ways(unit_type, reading, made, self._placements(made)[:, 0], is_inside=True)
 
     def _crossing(self, unit_type: int, before: int, opens: bool) -> Iterator[Factor]:
         """Conversions of the tensors that cross into a unit, and the cost of saving them as they come."""
-        arrays = self._tables
         made = int(self.space.evaluator.tables.boundary_out[before])
-        maker = int(arrays.operands[made].operator)
+        maker = int(self._operands["operator"][made])
         placements = self._placements(made)[:, 0]
         crossing = placements
         if opens:
@@ -227,7 +227,7 @@ class GroupCosts:
         for tensor, reading in self._readers(unit_type, enters=True).items():
             arriving = placements
             if self._role(reading[0]) == CARRIED:
-                keeps = (placements == UNKNOWN) | (placements == arrays.tensors[tensor].batch_dim)
+                keeps = (placements == UNKNOWN) | (placements == self._tensors["batch_dim"][tensor])
                 arriving = np.where(keeps, placements, BROADCAST)
             yield from self._ways(unit_type, reading, made, arriving, is_inside=False)
         ways, codes = _classes(crossing)
@@ -255,21 +255,21 @@ class GroupCosts:
             is_inside: whether an operator of the same unit makes it.
         """
         arrays, stage = self._tables, self._stage
-        maker = int(arrays.operands[made].operator)
+        maker = int(self._operands["operator"][made])
         source = int(self._group_of[maker])
         sources, source_codes = _classes(placements)
         required = [self._placements(row) for row in reading]
         requests, codes = _classes(np.concatenate(required))
         by_row = np.split(codes, np.cumsum([len(a) for a in required])[:-1])
-        is_parametric = is_inside and bool(arrays.operators[maker].is_parametric)
+        is_parametric = is_inside and bool(self._operators["is_parametric"][maker])
         masks = self.space.evaluator.masks(unit_type)
         first = int(self.space.evaluator.tables.spans[unit_type])
         tables: dict[bool, Floats] = {}
         before: tuple[int, Ints] | None = None
         for row, code in zip(reading, by_row, strict=True):
-            owner = int(arrays.operands[row].operator)
+            owner = int(self._operands["operator"][row])
             node = int(self._group_of[owner])
-            is_ring = bool(stage.hardware.ring > 0.0 and arrays.kernels[owner].kind in (ATTENTION, INSIDE))
+            is_ring = bool(stage.hardware.ring > 0.0 and arrays.kernels["kind"][owner] in (ATTENTION, INSIDE))
             if is_ring not in tables:
                 table = np.empty((len(sources), len(requests), len(COLUMNS)))
                 exchange(arrays, row, sources, requests, is_parametric, stage, table)
@@ -296,31 +296,30 @@ class GroupCosts:
 
     def _copies(self, unit_type: int) -> Iterator[Factor]:
         """Saved copies of one tensor, of neighbours in the order of reading: counted once where they are alike."""
-        arrays = self._tables
         first = int(self.space.evaluator.tables.spans[unit_type])
         for row in self._operand_rows(unit_type):
-            if not arrays.operands[row].is_saved:
+            if not self._operands["is_saved"][row]:
                 continue
-            earlier = int(arrays.operands[row].same_memory)
-            while earlier >= 0 and not arrays.operands[earlier].is_saved:
-                earlier = int(arrays.operands[earlier].same_memory)
-            owners = [int(arrays.operands[r].operator) for r in (earlier, row)]
+            earlier = int(self._operands["same_memory"][row])
+            while earlier >= 0 and not self._operands["is_saved"][earlier]:
+                earlier = int(self._operands["same_memory"][earlier])
+            owners = [int(self._operands["operator"][r]) for r in (earlier, row)]
             nodes = [int(self._group_of[owner]) for owner in owners]
             if earlier < 0 or nodes[0] == nodes[1]:
                 continue
             found = [_classes(self._placements(r)[:, 0]) for r in (earlier, row)]
             amounts, least = [], []
             for r, (ways, _) in zip((earlier, row), found, strict=True):
-                tensor, share = int(arrays.operands[r].tensor), self._saved_share(r)
+                tensor, share = int(self._operands["tensor"][r]), self._saved_share(r)
                 amounts.append(share * self._bytes(tensor, ways))
                 split = np.full((1, ways.shape[1]), UNKNOWN, dtype=np.int64)
                 least.append(share * float(self._bytes(tensor, split)[0]))
             alike = amounts[0][:, None] == amounts[1][None]
-            if arrays.operands[earlier].tensor == arrays.operands[row].tensor:
+            if self._operands["tensor"][earlier] == self._operands["tensor"][row]:
                 alike &= (found[0][0][:, None] == found[1][0][None]).all(axis=2)
             # Each node by itself is charged with what it saves beyond the least copy that must be saved.
             amount = np.where(alike, min(least) - amounts[1][None], min(least))
-            keeper = int(arrays.tensors[arrays.tensors[arrays.operands[row].tensor].root].producer)
+            keeper = int(self._tensors["producer"][self._tensors["root"][self._operands["tensor"][row]]])
             is_saved = [
                 all(not (mask[owner - first] and keeper >= first and mask[keeper - first]) for owner in owners)
                 and not (mask.all() and self._role(row) in (BOUNDARY, CARRIED))
@@ -336,8 +335,13 @@ class GroupCosts:
 
     def _saved_share(self, row: int) -> float:
         """Bytes that are saved of an operand over those of the activation."""
-        kernel = self._tables.kernels[self._tables.operands[row].operator]
+        kernel = self._tables.kernels[self._operands["operator"][row]]
         return float(saved_share(kernel, self._stage.hardware))
+
+
+def _columns(rows: Rows) -> dict[str, Ints]:
+    """The fields of some rows, each as an array."""
+    return {name: rows[name] for name in rows.dtype.names or ()}
 
 
 def _classes(placements: Ints) -> tuple[Ints, Ints]:

@@ -85,8 +85,8 @@ def _smooth_s(ranks: Rows) -> float:
     """Seconds of the slowest rank, or a little more where others are nearly as slow."""
     ends = ranks["end_s"]
     slowest = float(ends.max())
-    smooth: float = slowest * float((ends / slowest) ** SHARPNESS @ np.ones(len(ends))) ** (1.0 / SHARPNESS)
-    return smooth
+    norm = float((ends / slowest) ** SHARPNESS @ np.ones(len(ends)))
+    return float(slowest * norm ** (1.0 / SHARPNESS))
 
 
 def _memory(ranks: Rows) -> Floats:
