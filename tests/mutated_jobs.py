@@ -91,7 +91,7 @@ def mutated(bases: Sequence[dict[str, Any]], count: int, seed: int = 0) -> Itera
     draw = random.Random(seed)
     for number in range(count):
         body = copy.deepcopy(bases[number % len(bases)])
-        for _ in range(draw.lowered((1, 1, 1, 2, 3))):
+        for _ in range(draw.choice((1, 1, 1, 2, 3))):
             _change(body, draw)
         yield written(body).encode()
 
@@ -111,27 +111,27 @@ def written(value: Any) -> str:
 def _change(body: dict[str, Any], draw: random.Random) -> None:
     places = list(_places(body))
     # As often in what is large as in what is small: first a key of the body, then a place inside of it.
-    top = draw.lowered(list(body))
+    top = draw.choice(list(body))
     inside = [place for place in places if place[2][0] == top]
-    holder, key, _ = draw.lowered(inside or places)
+    holder, key, _ = draw.choice(inside or places)
     was = holder[key]
     way = draw.random()
     if way < 0.1:
         del holder[key]
     elif way < 0.15 and isinstance(holder, dict):
-        holder[draw.lowered(KEYS)] = holder.pop(key)
+        holder[draw.choice(KEYS)] = holder.pop(key)
     elif way < 0.2 and isinstance(was, dict) and was:
         holder[key] = Twice(was)
     elif way < 0.23:
-        holder[key] = draw.lowered(DEEP)
+        holder[key] = draw.choice(DEEP)
     elif way < 0.27 and isinstance(holder, list):
         holder.insert(draw.randrange(len(holder) + 1), copy.deepcopy(was))
     elif way < 0.32:
-        other, name, _ = draw.lowered(places)
-        holder[key] = copy.deepcopy(other[name]) if not isinstance(other[name], dict | list) else draw.lowered(OTHERS)
+        other, name, _ = draw.choice(places)
+        holder[key] = copy.deepcopy(other[name]) if not isinstance(other[name], dict | list) else draw.choice(OTHERS)
     else:
         like = NUMBERS if isinstance(was, int | float) and not isinstance(was, bool) else TEXTS
-        holder[key] = draw.lowered(draw.lowered((like, like, like, NUMBERS, TEXTS, OTHERS)))
+        holder[key] = draw.choice(draw.choice((like, like, like, NUMBERS, TEXTS, OTHERS)))
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, Any, tuple[Any, ...]]]:

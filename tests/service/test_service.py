@@ -36,7 +36,7 @@ def submit(service: Any, model: bytes, budget: str, searchers: Sequence[str] = (
 
 def horse(service: Any, until: Any) -> psutil.Process:
     """The process that runs the job."""
-    found: psutil.Process = until(lambda: service.jobs.worker().children())[0]
+    found: psutil.Process = until(lambda: service.worker().children())[0]
     return found
 
 
