@@ -246,5 +246,5 @@ def decide_stages(space, value, count, layout):
     """Writes what the first `count` slots decide of a layout."""
     if count >= space.first.cut:
         set_layout(space, value, layout)
-        for slot in range(space.first.cut, min(count, space.first.recompute)):
-            set_end(space, value, slot - space.first.cut, layout)
+        for chunk in range(min(count - space.first.cut, layout.frame[0].num_chunks - 1)):
+            set_end(space, value, chunk, layout)

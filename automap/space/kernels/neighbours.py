@@ -76,7 +76,7 @@ def _copy_ends(ends, layout):
         ends[chunk] = layout.ends[chunk]
 
 
-@borrowing(int64(uint64[::1], boolean[::1], int64, int64), inner=True)
+@borrowing(int64(uint64[::1], boolean[::1], int64, int64), inner=True, forceinline=True)
 def _settle(state, mask, required, present):
     """`required` if it is legal, else the first legal value; `KEEP` stands for any other than `present`."""
     if required != KEEP:
@@ -131,7 +131,7 @@ def _sharding(space, most_ranks, state):
     return space.first.signature + _below(state, space.groups.shape[0]) * num_axes + at
 
 
-@borrowing(void(SPACE, int64, MOVE), inner=True)
+@borrowing(void(SPACE, int64, MOVE), inner=True, forceinline=True)
 def _vary(space, slot, move):
     """Requires another value of a slot; an end of a chunk stays between its neighbours."""
     chunk, ends = slot - space.first.cut, move.ends
@@ -142,7 +142,7 @@ def _vary(space, slot, move):
         ends[chunk] = start + 1 + _below(move.state, ends[chunk + 1] - start - 1)
 
 
-@borrowing(void(SPACE, MOVE), inner=True)
+@borrowing(void(SPACE, MOVE), inner=True, forceinline=True)
 def _hand_over(space, move):
     """Takes devices from one stage for another; the last one has what is left."""
     stages, part = move.layout.frame[0].num_ranks, space.scalars.part
@@ -155,7 +155,7 @@ def _hand_over(space, move):
         move.required[space.first.devices + stage] = mine // part if is_unlike else 0
 
 
-@borrowing(void(SPACE, int64[:, ::1], MOVE), inner=True)
+@borrowing(void(SPACE, int64[:, ::1], MOVE), inner=True, forceinline=True)
 def _change_batch(space, shapes, move):
     """Requires a shape with the same mesh that differs in micro-batches or in virtual stages."""
     count, virtual = space.first.micro_batches, space.first.virtual
@@ -176,7 +176,7 @@ def _change_batch(space, shapes, move):
             move.required[slot] = shapes[chosen, slot]
 
 
-@borrowing(void(SPACE, int64, int64[::1], MOVE), inner=True)
+@borrowing(void(SPACE, int64, int64[::1], MOVE), inner=True, forceinline=True)
 def _change_group(space, kind, value, move):
     """Requires other signatures of a linkage group, on all axes, or of two neighbouring groups on one axis."""
     first, num_axes = space.first.signature, space.obeys.shape[0]
@@ -195,7 +195,7 @@ def _change_group(space, kind, value, move):
     move.required[first + other * num_axes + axis] = value[slot] if is_copied else KEEP
 
 
-@borrowing(void(SPACE, int64[::1], int64[::1], MOVE), inner=True)
+@borrowing(void(SPACE, int64[::1], int64[::1], MOVE), inner=True, forceinline=True)
 def _borrow_shape(space, value, donor, move):
     """Requires a donor's shape and stages, and half the time its modes, ZeRO stage and signatures too."""
     first, num_axes, most_ranks = space.first, space.obeys.shape[0], move.layout.most_ranks
@@ -222,7 +222,7 @@ def _borrow_shape(space, value, donor, move):
                 move.required[at + axis] = value[at + other]
 
 
-@borrowing(void(SPACE, int64[::1], MOVE), inner=True)
+@borrowing(void(SPACE, int64[::1], MOVE), inner=True, forceinline=True)
 def _borrow_groups(space, donor, move):
     """Requires a donor's signatures of a few neighbouring groups."""
     num_groups, num_axes = space.groups.shape[0], space.obeys.shape[0]
@@ -235,7 +235,7 @@ def _borrow_groups(space, donor, move):
                 move.required[slot] = donor[slot]
 
 
-@borrowing(void(SPACE, int64[:, ::1], int64, int64[::1], int64[:, ::1], MOVE), inner=True)
+@borrowing(void(SPACE, int64[:, ::1], int64, int64[::1], int64[:, ::1], MOVE), inner=True, forceinline=True)
 def _require(space, shapes, kind, value, donors, move):
     """Writes what a move of a kind requires.
 
@@ -297,22 +297,19 @@ def _settle_slot(compiled, value, slot, move, draft, result):
     decide(compiled.space, result, slot, draft)
 
 
-@borrowing(void(SPACE, int64, MOVE, LAYOUT, int64[::1]), inner=True)
+@borrowing(void(SPACE, int64, MOVE, LAYOUT, int64[::1]), inner=True, forceinline=True)
 def _settle_cut(space, chunk, move, layout, result):
     """Ends a chunk as near to where the move requires it as is legal."""
-    slot = space.first.cut + chunk
-    result[slot] = 0
-    if chunk < layout.frame[0].num_chunks - 1:
-        start, low, high = cut_window(space, chunk, layout)
-        share = layout.shares[chunk]
-        if move.is_even[0]:
-            layout.ends[chunk] = nth_cut(space.weight, start, low, high, share, 0)
-        else:
-            layout.ends[chunk] = min(max(move.ends[chunk], low), high)
-            result[slot] = cut_number(space.weight, start, low, high, share, layout.ends[chunk])
+    start, low, high = cut_window(space, chunk, layout)
+    share = layout.shares[chunk]
+    if move.is_even[0]:
+        layout.ends[chunk] = nth_cut(space.weight, start, low, high, share, 0)
+    else:
+        layout.ends[chunk] = min(max(move.ends[chunk], low), high)
+        result[space.first.cut + chunk] = cut_number(space.weight, start, low, high, share, layout.ends[chunk])
 
 
-@borrowing(boolean(COMPILED, int64[::1], MOVE, DRAFT, int64[::1]), inner=True)
+@borrowing(boolean(COMPILED, int64[::1], MOVE, DRAFT, int64[::1]), inner=True, forceinline=True)
 def _settle_plan(compiled, value, move, draft, result):
     """Writes the legal plan nearest to what the move requires, [slots]; returns whether it is another plan."""
     space, first, num_axes = compiled.space, compiled.space.first, compiled.space.obeys.shape[0]
@@ -320,10 +317,13 @@ def _settle_plan(compiled, value, move, draft, result):
         result[slot] = move.required[slot]
     for slot in range(first.schedule, first.cut):
         _settle_slot(compiled, value, slot, move, draft, result)
-    for slot in range(first.cut, first.recompute):
-        _settle_cut(space, slot - first.cut, move, draft.layout, result)
-    for slot in range(first.recompute, first.signature):
+    frame = draft.layout.frame[0]
+    result[first.cut : first.signature] = 0
+    for chunk in range(frame.num_chunks - 1):
+        _settle_cut(space, chunk, move, draft.layout, result)
+    for slot in range(first.recompute, first.recompute + frame.num_ranks):
         _settle_slot(compiled, value, slot, move, draft, result)
+    _settle_slot(compiled, value, first.zero, move, draft, result)
     # Where meshes and samples stay, signatures stay legal. In another order of the devices the same way to share out
     # samples may give other samples.
     reshaped = result[first.shares] > 0 and result[first.order] != value[first.order]

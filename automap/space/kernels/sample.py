@@ -7,7 +7,7 @@ from numba import boolean, float64, int64, void
 from automap.jit import borrowing, kernel
 from automap.space.kernels.draft import new_draft
 from automap.space.kernels.records import COMPILED
-from automap.space.kernels.stepper import decide, legal_values
+from automap.space.kernels.stepper import decide, is_idle, legal_values
 
 
 @borrowing(int64(boolean[::1], float64), inner=True)
@@ -38,6 +38,9 @@ def sample_many(compiled, numbers, values):
     for plan in range(values.shape[0]):
         value = values[plan]
         for slot in range(compiled.space.first.schedule, values.shape[1]):
+            if slot >= compiled.space.first.cut and is_idle(compiled.space, slot, draft.layout):
+                value[slot] = 0
+                continue
             num_values = legal_values(compiled, value, slot, draft)
             value[slot] = _drawn(draft.mask[:num_values], numbers[plan, slot])
             decide(compiled.space, value, slot, draft)

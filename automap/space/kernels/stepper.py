@@ -6,7 +6,7 @@ was chosen, so that the draft always knows what the next slot depends on.
 
 from __future__ import annotations
 
-from numba import int64, types, void
+from numba import boolean, int64, types, void
 
 from automap.jit import borrowing, kernel
 from automap.space.kernels.draft import DRAFT, legal_signatures, pick
@@ -15,7 +15,7 @@ from automap.space.kernels.masks import copy, mode_mask, shape_node, share_mask,
 from automap.space.kernels.records import COMPILED, SPACE
 
 
-@borrowing(types.UniTuple(int64, 2)(SPACE, int64[::1], int64, LAYOUT), inner=True)
+@borrowing(types.UniTuple(int64, 2)(SPACE, int64[::1], int64, LAYOUT), inner=True, forceinline=True)
 def active_slots(space, value, slot, layout):
     """How many slots decide something in a plan, of the kind of decision that a slot belongs to.
 
@@ -48,6 +48,17 @@ def active_slots(space, value, slot, layout):
     if slot < first.zero:
         return first.recompute, frame.num_ranks
     return first.zero, int64(frame.has_replicas)
+
+
+@borrowing(boolean(SPACE, int64, LAYOUT), inner=True, forceinline=True)
+def is_idle(space, slot, layout):
+    """Whether a slot belongs to a chunk or a rank that the pipeline of `layout` does not have; its value is then 0.
+
+    There is room for the longest pipeline, so most of these slots decide nothing: loops over all slots skip them.
+    """
+    first, frame = space.first, layout.frame[0]
+    is_cut = first.cut + frame.num_chunks - 1 <= slot < first.recompute
+    return is_cut or first.recompute + frame.num_ranks <= slot < first.zero
 
 
 @borrowing(int64(COMPILED, int64[::1], int64, DRAFT), inner=True)
@@ -105,7 +116,7 @@ def legal_values(compiled, value, slot, draft):
     return num_values
 
 
-@borrowing(void(SPACE, int64[::1], int64, DRAFT), inner=True)
+@borrowing(void(SPACE, int64[::1], int64, DRAFT), inner=True, forceinline=True)
 def decide(space, value, slot, draft):
     """Takes note of `value[slot]`, the values before it being decided."""
     first = space.first
