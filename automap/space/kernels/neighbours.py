@@ -287,7 +287,7 @@ def _require(space, shapes, kind, value, donors, move):
             _borrow_groups(space, donor, move)
 
 
-@borrowing(void(COMPILED, int64[::1], int64, MOVE, DRAFT, int64[::1]), inner=True)
+@borrowing(void(COMPILED, int64[::1], int64, MOVE, DRAFT, int64[::1]), inner=True, forceinline=True)
 def _settle_slot(compiled, value, slot, move, draft, result):
     """Decides a slot as near to what the move requires as is legal."""
     num_values = legal_values(compiled, result, slot, draft)

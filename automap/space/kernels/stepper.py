@@ -61,7 +61,7 @@ def is_idle(space, slot, layout):
     return is_cut or first.recompute + frame.num_ranks <= slot < first.zero
 
 
-@borrowing(int64(COMPILED, int64[::1], int64, DRAFT), inner=True)
+@borrowing(int64(COMPILED, int64[::1], int64, DRAFT), inner=True, forceinline=True)
 def legal_values(compiled, value, slot, draft):
     """Writes which values of a slot may follow those before it into `draft.mask`; at least one always may.
 
