@@ -16,9 +16,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:
 	@echo "Times on two cores. The target that you make first also makes .venv, which downloads for some minutes."
 	@echo "make demo          finds plans for three real models through the service      2-3 min"
-	@echo "make unit          the quick tests                                            3-5 min"
+	@echo "make unit          the quick tests                                            2 min"
 	@echo "make check         formatting, lint, types, import rules                      1-2 min"
-	@echo "make test          every test                                                 30-40 min"
+	@echo "make test          every test                                                 9-12 min"
 	@echo "make fuzz          gives the importer hostile model files                     1 min"
 	@echo "make prove         verifies ten thousand random plans; pruning and bounds"
 	@echo "                   against full enumeration                                   20 min"
