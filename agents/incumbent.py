@@ -43,6 +43,7 @@ class Incumbent:
         budget: budget of the whole search.
         should_stop: whether the caller wants the search to end.
         evaluations: number of plans priced so far.
+        look_aheads: number of completions priced to look ahead, which are no plans of a searcher.
         charged: number of plans that count against the budget.
         best: values of the best plan that fits, or None.
         best_s: step time of that plan, or infinity.
@@ -68,6 +69,7 @@ class Incumbent:
         self.budget = budget
         self.should_stop = should_stop
         self.evaluations = 0
+        self.look_aheads = 0
         self.charged = 0
         self.best: Values | None = None
         self.best_s = float("inf")
@@ -290,6 +292,7 @@ class Incumbent:
             found_by=found_by,
             seed=seed,
             evaluations=self.evaluations,
+            look_aheads=self.look_aheads,
             baselines={**self.baselines, "yours": baseline_s(self.space.evaluator)},
             searchers=dict(self.reached),
             seconds=self.seconds,

@@ -135,7 +135,10 @@ Raises `NothingFits` where no plan of the space fits into memory; the error name
 _SEARCHERS = {
     "portfolio": "portfolio.portfolio.search_portfolio",
     "dqn": "learning.dqn.search_dqn",
-    "dqn-pretrained": "learning.pretrained.search_pretrained",
+    "dqn-from-scratch": "learning.dqn.search_from_scratch",
+    "sharding": "learning.paradigms.search_sharding",
+    "replication": "learning.paradigms.search_replication",
+    "pipeline": "learning.paradigms.search_pipeline",
     "mcmc": "sampling.mcmc.search_mcmc",
     "hill-climbing": "sampling.mcmc.search_hill_climbing",
     "elimination": "planners.elimination.search_elimination",

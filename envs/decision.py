@@ -20,12 +20,13 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from automap.bounds.kernels.step_many import BEGIN, GO_ON, WAIT
+from automap.bounds.kernels.step_many import BEGIN, WAIT
+from automap.bounds.known_plans import KnownPlans, priced_templates, worth_s
 from automap.bounds.partial_plans import BoundTable, PartialPlans
-from automap.space.shape import Shape
+from automap.problem import Problem
 from automap.space.space import PlanSpace, Slot, Values
 from envs.features import Features
-from envs.kernels import ACTION_FEATURES, LIMIT, STATE_FEATURES
+from envs.kernels import ACTION, ACTION_FEATURES, LIMIT, STATE_FEATURES
 
 MAX_ACTIONS = 64
 """Number of actions of every environment. Of a slot with more values the first 64 are offered; for cuts these are the
@@ -41,12 +42,10 @@ REFERENCE = 2.0
 """Assumed step time of a good plan over the lower bound, where no good plan is known. With e^3, plans that do not fit
 are rated so badly that the DQN avoids plans which nearly fill the memory: two of four such problems ended 4 and 12 %
 further from the optimum."""
-INFEASIBLE_PENALTY = 1.0
-"""Logarithm of the ratio of step times by which a plan that does not fit is worth less than the reference, at least."""
 OBSERVED = STATE_FEATURES + ACTION_FEATURES * MAX_ACTIONS
 """Number of features of an observation."""
-GROWTH = 0
-"""Index of the feature `growth` of an action, see `envs.kernels.ACTION`."""
+COMPLETION, LOSS = (offset // 4 for _, offset, *_ in (ACTION.fields[name] for name in ("completion", "loss")))
+"""Indices of these features of an action, see `envs.kernels.ACTION`."""
 
 Observation = dict[str, npt.NDArray[Any]]
 Ints = npt.NDArray[np.int64]
@@ -64,7 +63,7 @@ class Finished:
     overflow: float
     """Overflow of memory, as a share of a device's capacity; at most 0 where the plan fits."""
     worth_s: float
-    """Step time as which the plan is rewarded, see `Episodes.worth_s`."""
+    """Step time as which the plan is rewarded, see `automap.bounds.known_plans.worth_s`."""
     log_gap: float
     """log(worth / lower bound on all plans): the return without its sign and scale."""
     num_decisions: int
@@ -74,7 +73,7 @@ class Finished:
 
 
 class Decisions(abc.ABC):
-    """Which slots of a space an agent decides, and which values the others take."""
+    """Which slots of a space an agent decides. The others follow the best known plan that agrees with its decisions."""
 
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
@@ -83,22 +82,17 @@ class Decisions(abc.ABC):
     def decides(self, slot: Slot) -> bool:
         """Whether the agent decides `slot`."""
 
-    def preferred(self) -> Ints:
-        """[slots] values of the other slots, where they are legal; `LATER` for signatures that depend on the shape."""
-        return np.full(len(self.space.slots), -1, dtype=np.int64)
-
-    def complete(self, head: Values, shape: Shape) -> Values:
-        """The values of a plan whose signatures are `LATER`, once its shape is decided.
+    def known(self, values: Ints, prices: Floats) -> tuple[Ints, Floats]:
+        """The plans that the agent knows at first.
 
         Args:
-            head: values of all slots before the first signature.
-            shape: shape of the plan.
+            values: [n, slots] templates.
+            prices: [n, 2] their prices.
 
         Returns:
-            `head` and the signatures, which may depend on the slots before the first cut, but not on cuts,
-            recomputation and ZeRO.
+            [m, slots] plans, at least one, and [m, 2] their prices.
         """
-        raise NotImplementedError
+        return values, prices
 
 
 class Episodes:
@@ -112,7 +106,12 @@ class Episodes:
     """
 
     def __init__(
-        self, decisions: Decisions, count: int, table: BoundTable | None = None, *, reference_s: float | None = None
+        self,
+        decisions: Decisions,
+        count: int,
+        table: BoundTable | None = None,
+        *,
+        templates: tuple[Ints, Floats] | None = None,
     ) -> None:
         """Begins `count` episodes.
 
@@ -120,34 +119,41 @@ class Episodes:
             decisions: which slots are decided.
             count: number of episodes.
             table: lower bounds of the space, if they have been computed already.
-            reference_s: step time of a good plan that fits, in seconds; None = unknown.
+            templates: [n, slots] templates of the space and [n, 2] their prices, if they are known already.
         """
         self.space, self.decisions, self.count = decisions.space, decisions, count
         table = table or BoundTable(self.space)
         self.first_bound_s = table.first.time_s
-        self.reference_s = reference_s or self.first_bound_s * REFERENCE
+        values, prices = decisions.known(*(templates or priced_templates(self.space)))
+        self.known = KnownPlans(
+            self.space, values, prices, count, MAX_ACTIONS, self.first_bound_s * REFERENCE
+        )
+        self.reference_s = self.known.reference_s
         self.partial_plans = PartialPlans(
             table,
             count,
             most=MAX_ACTIONS,
             free_ranks=FREE_RANKS,
             asks=decisions.decides,
-            preferred=decisions.preferred(),
+            preferred=self.known.best,
         )
         self._features = Features(self.space, self.first_bound_s, self.reference_s)
         self._is_operator = np.array([*(slot.kind == "signature" for slot in self.space.slots), False])
-        self._completed: dict[bytes, Ints] = {}
         self.num_decisions = np.zeros(count, dtype=np.int64)
         self.num_operator_decisions = np.zeros(count, dtype=np.int64)
-        self._complete()
+        self.known.follow(self.partial_plans.episodes, np.full(count, BEGIN))
+        self.known.complete(self.partial_plans.episodes)
 
     def begin(self, which: npt.NDArray[np.bool_]) -> None:
         """Begins new plans in the episodes where `which`, [episodes], is true."""
         self.num_decisions[which] = self.num_operator_decisions[which] = 0
-        episodes = self.partial_plans.episodes
-        episodes.preferred[which] = self.decisions.preferred()
-        self.partial_plans.step(np.where(which, BEGIN, WAIT))
-        self._complete()
+        self._step(np.where(which, BEGIN, WAIT))
+
+    def _step(self, actions: Ints) -> None:
+        """Takes actions of `automap.bounds.kernels.step_many` and looks at what the known plans make of the rest."""
+        self.known.follow(self.partial_plans.episodes, actions)
+        self.partial_plans.step(actions)
+        self.known.complete(self.partial_plans.episodes)
 
     def step(self, actions: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """Takes one decision of every unfinished plan. Where an action is not legal, the nearest legal one is taken.
@@ -166,49 +172,31 @@ class Episodes:
         was_done = self.partial_plans.done
         self.num_decisions += ~was_done
         self.num_operator_decisions += self._is_operator[episodes.position]
-        self.partial_plans.step(np.where(was_done, WAIT, places))
-        self._complete()
+        self._step(np.where(was_done, WAIT, places))
         done = self.partial_plans.done
-        after = episodes.bound[:, 0].copy()
-        for number in np.flatnonzero(done & ~was_done):
-            after[number] = self.worth_s(*episodes.bound[number].tolist())
+        after = np.where(done, worth_s(episodes.bound, self.reference_s), episodes.bound[:, 0])
         return np.where(was_done, 0.0, REWARD_SCALE * np.log(before / after)), done
 
     def finished(self, number: int) -> Finished:
         """The outcome of an episode whose plan is complete."""
         episodes = self.partial_plans.episodes
         seconds, overflow = episodes.bound[number].tolist()
+        worth = float(worth_s(episodes.bound[number : number + 1], self.reference_s)[0])
         return Finished(
             values=tuple(episodes.values[number].tolist()),
             step_time_s=seconds,
             overflow=overflow,
-            worth_s=self.worth_s(seconds, overflow),
-            log_gap=math.log(self.worth_s(seconds, overflow) / self.first_bound_s),
+            worth_s=worth,
+            log_gap=math.log(worth / self.first_bound_s),
             num_decisions=int(self.num_decisions[number]),
             num_operator_decisions=int(self.num_operator_decisions[number]),
         )
 
-    def worth_s(self, step_time_s: float, overflow: float) -> float:
-        """Step time as which a plan is rewarded: its own, or more than that of any good plan if it does not fit."""
-        if overflow <= 0.0:
-            return step_time_s
-        penalty = INFEASIBLE_PENALTY + min(2.0 * overflow, 2.0)
-        return max(step_time_s, self.reference_s) * math.exp(penalty)
-
-    def _complete(self) -> None:
-        """Decides the signatures that depend on the shape, of the plans whose shape is decided."""
-        episodes, first = self.partial_plans.episodes, self.space.first_signature
-        waiting = (episodes.offered == 0) & ~self.partial_plans.done
-        if not waiting.any():
-            return
-        for number in np.flatnonzero(waiting):
-            placed = episodes.values[number, : self.space.first_cut].tobytes()
-            if placed not in self._completed:
-                head = tuple(episodes.values[number, :first].tolist())
-                completed = self.decisions.complete(head, self.space.shape(head))
-                self._completed[placed] = np.array(completed[first:], dtype=np.int64)
-            episodes.preferred[number, first:] = self._completed[placed]
-        self.partial_plans.step(np.where(waiting, GO_ON, WAIT))
+    def best_completion(self, number: int) -> tuple[Values, float] | None:
+        """The fastest completion that fits, of those that an episode has looked at, and its step time in seconds."""
+        arrays = self.known.arrays
+        seconds = float(arrays.best_s[number])
+        return (tuple(arrays.best_values[number].tolist()), seconds) if seconds < math.inf else None
 
     def observe(self) -> Observation:
         """The features, [episodes, OBSERVED], and the masks of actions, [episodes, MAX_ACTIONS].
@@ -217,7 +205,7 @@ class Episodes:
         """
         seen = np.empty((self.count, OBSERVED), dtype=np.float32)
         mask = np.empty((self.count, MAX_ACTIONS), dtype=np.int8)
-        self._features.write(self.partial_plans.episodes, seen, mask)
+        self._features.write(self.partial_plans.episodes, self.known.arrays, seen, mask)
         return {"observation": seen, "action_mask": mask}
 
 
@@ -229,18 +217,15 @@ class PlanEnv(gymnasium.Env[Observation, np.int64]):
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
 
-    def __init__(
-        self, decisions: Decisions, table: BoundTable | None = None, *, reference_s: float | None = None
-    ) -> None:
-        """Builds an environment.
+    def __init__(self, decisions: Decisions, table: BoundTable | None = None) -> None:
+        """Builds an environment; the templates of the space are priced for it.
 
         Args:
             decisions: which slots are decided.
             table: lower bounds of the space, if they have been computed already.
-            reference_s: see `Episodes`.
         """
         self.space = decisions.space
-        self.episodes = Episodes(decisions, 1, table, reference_s=reference_s)
+        self.episodes = Episodes(decisions, 1, table)
         self.observation_space = observation_space()
         self.action_space = spaces.Discrete(MAX_ACTIONS)
 
@@ -265,6 +250,11 @@ class PlanEnv(gymnasium.Env[Observation, np.int64]):
 
     def _observe(self) -> Observation:
         return {name: rows[0] for name, rows in self.episodes.observe().items()}
+
+
+def space_of(problem: Problem | PlanSpace) -> PlanSpace:
+    """The plan space of a problem, which may be given itself."""
+    return problem if isinstance(problem, PlanSpace) else PlanSpace(problem)
 
 
 def observation_space() -> Any:

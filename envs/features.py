@@ -12,6 +12,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from automap.bounds.kernels.completions import KnownArrays
 from automap.bounds.kernels.step_many import EpisodeArrays
 from automap.space.decisions import DECISIONS, Decision
 from automap.space.space import PlanSpace, Slot
@@ -114,16 +115,19 @@ class Features:
         for value, assigned in enumerate(unit.groups[other].assignment):
             self._made[number, value] = unit.signatures[maker][assigned[members.index(maker)]].outputs[output]
 
-    def write(self, episodes: EpisodeArrays, observation: Floats32, mask: npt.NDArray[np.int8]) -> None:
+    def write(
+        self, episodes: EpisodeArrays, known: KnownArrays, observation: Floats32, mask: npt.NDArray[np.int8]
+    ) -> None:
         """Writes the features of every plan; for a complete plan zeros, and every action as allowed.
 
         Args:
             episodes: the plans.
+            known: completions behind their legal values.
             observation: [episodes, STATE_FEATURES + actions * ACTION_FEATURES], written.
             mask: [episodes, actions], written: 0 for actions that are illegal, and for those that cannot fit into
                 memory unless that is all of them.
         """
-        write_features(episodes, self._facts, observation, mask)
+        write_features(episodes, known, self._facts, observation, mask)
 
 
 def _index(decision: Decision, slot: Slot) -> int:

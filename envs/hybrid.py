@@ -1,15 +1,16 @@
 """HybridEnv: the agent decides the whole plan: shape, cuts, recomputation, ZeRO, then each influential linkage group.
 
-In a model with more than `MAX_GROUPS` linkage groups only the most influential ones are decided; the others split the
-batch (`envs.pruning.most_influential`).
+In a model with more than `MAX_GROUPS` linkage groups only the most influential ones are decided; the others follow the
+best known plan (`envs.pruning.most_influential`).
 """
 
 from __future__ import annotations
 
 from automap.bounds.partial_plans import BoundTable
+from automap.problem import Problem
 from automap.space.space import PlanSpace, Slot
-from envs.decision import Decisions, Ints, PlanEnv
-from envs.pruning import batch_split, most_influential
+from envs.decision import Decisions, PlanEnv, space_of
+from envs.pruning import most_influential
 
 MAX_GROUPS = 48
 """Number of linkage groups that an episode decides; an episode then has fewer than 200 decisions."""
@@ -26,13 +27,9 @@ class HybridDecisions(Decisions):
         """See `Decisions`."""
         return slot.kind != "signature" or (slot.unit_type, slot.group) in self.groups
 
-    def preferred(self) -> Ints:
-        """The signatures that split the batch."""
-        return batch_split(self.space)
-
 
 class HybridEnv(PlanEnv):
     """Decides the whole plan."""
 
-    def __init__(self, space: PlanSpace, table: BoundTable | None = None, *, reference_s: float | None = None) -> None:
-        super().__init__(HybridDecisions(space), table, reference_s=reference_s)
+    def __init__(self, problem: Problem | PlanSpace, table: BoundTable | None = None) -> None:
+        super().__init__(HybridDecisions(space_of(problem)), table)

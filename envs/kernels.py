@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import float32, float64, int8, int64, void
 
+from automap.bounds.kernels.completions import KNOWN
 from automap.bounds.kernels.step_many import EPISODES
 from automap.jit import borrowing
 from automap.price.kernels.array_types import Ints, Ints2, Rows, record_type, tuple_type
@@ -74,6 +75,8 @@ STATE = np.dtype(
         ("time_bound", "f4"),  # log(lower bound on the step time / that of all plans)
         ("overflow", "f4"),  # lower bound on the overflow of memory
         ("to_reference", "f4"),  # log(step time of a good plan / lower bound)
+        ("to_completion", "f4"),  # log(best completion at hand / lower bound)
+        ("is_known", "f4"),  # whether a known plan agrees with all decisions so far
         ("place", "f4"),  # index of the slot among those of its kind / 8
         ("axis", "f4", (3,)),  # 1 for the axis of a signature: outermost, innermost, the one between them
         ("shape", SHAPE),  # the shape, once it is decided
@@ -99,6 +102,11 @@ ACTION = np.dtype(
     [
         ("growth", "f4"),  # growth of the logarithm of the time bound, at most MAX_LOG_RATIO
         ("overflow", "f4"),  # lower bound on the overflow of memory, from -1 to 2
+        ("completion", "f4"),  # log(worth of the completion behind the value / lower bound of the state), at most LIMIT
+        ("loss", "f4"),  # 10 log(worth of that completion / the best one behind any value), at most MAX_LOG_RATIO
+        ("headroom", "f4"),  # log(worth of that completion / lower bound behind the value), at most MAX_LOG_RATIO
+        ("completed_overflow", "f4"),  # overflow of memory of that completion, from -1 to 2
+        ("is_followed", "f4"),  # whether it is the value of the best known plan that agrees with the decisions so far
         ("number", "f4"),  # the number that the value stands for, see `Features`
         ("share", "f4"),  # value / number of values of the slot
         ("signature", SIGNATURE),
@@ -163,8 +171,8 @@ class Facts(NamedTuple):
 FACTS = tuple_type(Facts)
 
 
-@borrowing(void(EPISODES, FACTS, float32[:, ::1], int8[:, ::1]))
-def write_features(episodes, facts, observation, mask):
+@borrowing(void(EPISODES, KNOWN, FACTS, float32[:, ::1], int8[:, ::1]))
+def write_features(episodes, known, facts, observation, mask):
     """Writes the features of every plan, see `Features.write`."""
     num_slots = episodes.values.shape[1]
     for episode in range(episodes.position.shape[0]):
@@ -175,9 +183,11 @@ def write_features(episodes, facts, observation, mask):
             made = _placement_of_input(facts, episodes.values[episode], slot)
             state = row[:STATE_FEATURES].view(STATE)[0]
             _write_state(facts, episodes.values[episode], slot, episodes.bound[episode], made, state)
+            state.to_completion = math.log(known.least[episode] / episodes.bound[episode, 0])
+            state.is_known = known.is_known[episode]
             for i in range(STATE_FEATURES):
                 row[i] = min(max(row[i], float32(-LIMIT)), float32(LIMIT))
-            _write_actions(episodes, episode, facts, made, mask[episode], row[STATE_FEATURES:].view(ACTION))
+            _write_actions(episodes, episode, known, facts, made, mask[episode], row[STATE_FEATURES:].view(ACTION))
 
 
 @borrowing(int64(FACTS, int64[::1], int64), inner=True)
@@ -243,13 +253,14 @@ def _write_shape(facts, value, shape):
     shape.middle = math.log2(middle) / 4.0
 
 
-@borrowing(void(EPISODES, int64, FACTS, int64, int8[::1], record_type(ACTION)[::1]), inner=True)
-def _write_actions(episodes, episode, facts, made, mask, actions):
+@borrowing(void(EPISODES, int64, KNOWN, FACTS, int64, int8[::1], record_type(ACTION)[::1]), inner=True)
+def _write_actions(episodes, episode, known, facts, made, mask, actions):
     """Writes the features of the legal actions and allows them; where some may fit into memory, only those.
 
     Args:
         episodes: the plans.
         episode: number of the plan.
+        known: completions behind the legal actions.
         facts: of the space.
         made: placement in which the leader's input is made.
         mask: [actions] zeros; written.
@@ -257,6 +268,7 @@ def _write_actions(episodes, episode, facts, made, mask, actions):
     """
     slot, bound, ahead = episodes.position[episode], episodes.bound[episode], episodes.action_bounds[episode]
     group = facts.group[slot]
+    worth, best = known.worth[episode], known.least[episode]
     fits = False
     for i in range(episodes.offered[episode]):
         fits = fits or ahead[i, 1] <= 0.0
@@ -266,6 +278,11 @@ def _write_actions(episodes, episode, facts, made, mask, actions):
         mask[value] = not fits or ahead[i, 1] <= 0.0
         action.growth = min(math.log(max(ahead[i, 0], 1e-30) / bound[0]), MAX_LOG_RATIO)
         action.overflow = min(max(ahead[i, 1], -1.0), 2.0)
+        action.completion = min(math.log(worth[i] / bound[0]), LIMIT)
+        action.loss = min(10.0 * math.log(worth[i] / best), MAX_LOG_RATIO)
+        action.headroom = min(math.log(worth[i] / max(ahead[i, 0], 1e-30)), MAX_LOG_RATIO)
+        action.completed_overflow = min(max(known.completed[episode, i, 1], -1.0), 2.0)
+        action.is_followed = known.is_followed[episode, i]
         action.number = facts.numbers[slot, value]
         action.share = value / facts.num_values[slot]
         if slot >= facts.first_signature:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from automap.bounds.known_plans import worth_s
 from automap.bounds.partial_plans import BoundTable
+from automap.problem import Problem
 from automap.space.space import PlanSpace, Slot, Values
-from envs.decision import Decisions, Ints, PlanEnv
+from automap.space.templates import megatron_signatures
+from envs.decision import Decisions, Floats, Ints, PlanEnv, space_of
 
 
 class ShardingDecisions(Decisions):
     """The signatures of all linkage groups on every mesh axis, in topological order (docs/search.md says why)."""
 
-    def __init__(self, space: PlanSpace, skeleton: Values) -> None:
+    def __init__(self, space: PlanSpace, skeleton: Values | None = None) -> None:
         """Takes the skeleton.
 
         Args:
             space: plan space of the problem.
-            skeleton: values of all slots before the first signature.
+            skeleton: values of all slots before the first signature; None = those of the best template.
         """
         super().__init__(space)
         self.skeleton = skeleton
@@ -26,15 +29,24 @@ class ShardingDecisions(Decisions):
         """See `Decisions`."""
         return slot.kind == "signature"
 
-    def preferred(self) -> Ints:
-        """The values of the skeleton."""
-        return np.array([*self.skeleton, *[-1] * (len(self.space.slots) - len(self.skeleton))], dtype=np.int64)
+    def known(self, values: Ints, prices: Floats) -> tuple[Ints, Floats]:
+        """The templates of the skeleton, or its signatures in Megatron-LM's manner where it is no template's."""
+        skeleton = self.skeleton
+        if skeleton is None:
+            worth = worth_s(prices, float(prices[:, 0].max()))
+            skeleton = tuple(values[worth.argmin(), : self.space.first_signature].tolist())
+        same = (values[:, : len(skeleton)] == np.array(skeleton)).all(axis=1)
+        if same.any():
+            return values[same], prices[same]
+        shape = self.space.shape(skeleton)
+        found = np.array([megatron_signatures(self.space, shape, skeleton, sequence_parallel=False)])
+        return found, self.space.price(found)
 
 
 class ShardingEnv(PlanEnv):
     """Decides the signatures of a given shape."""
 
     def __init__(
-        self, space: PlanSpace, skeleton: Values, table: BoundTable | None = None, *, reference_s: float | None = None
+        self, problem: Problem | PlanSpace, skeleton: Values | None = None, table: BoundTable | None = None
     ) -> None:
-        super().__init__(ShardingDecisions(space, skeleton), table, reference_s=reference_s)
+        super().__init__(ShardingDecisions(space_of(problem), skeleton), table)

@@ -1,7 +1,8 @@
 """Checkpoints: a folder with an agent's numbers (safetensors) and a description (JSON). Nothing in it is code.
 
-`agent.safetensors` holds the network, its target copy and Adam's moments; `agent.json` holds the sizes of the network,
-the hyperparameters, and what the writer adds: how far a search has come, or what a network was trained on.
+`agent.safetensors` holds the network, its target copy and Adam's moments; `agent.json` holds the features that the
+network reads and its sizes, the hyperparameters, and what the writer adds: how far a search has come, or what a network
+was trained on. A network alone is read without torch.
 """
 
 from __future__ import annotations
@@ -10,20 +11,25 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from stable_baselines3 import DQN
+from safetensors.numpy import load_file, save_file
 
 from agents.learning.hyperparameters import Hyperparameters
+from agents.learning.network import ProposalNetwork
 from automap.errors import ProblemError
-from envs.kernels import ACTION_FEATURES, STATE_FEATURES
+from envs.kernels import ACTION, ACTION_FEATURES, STATE, STATE_FEATURES
 
-SCHEMA = "automap.agent/1"
+if TYPE_CHECKING:
+    from stable_baselines3 import DQN
+
+SCHEMA = "automap.agent/2"
 TENSORS, ABOUT = "agent.safetensors", "agent.json"
 _NETWORK, _TARGET, _MOMENTS = "network.", "target.", "moments."
+
+Tensors = dict[str, np.ndarray]
 
 
 def write_checkpoint(
@@ -44,9 +50,28 @@ def write_checkpoint(
         tensors |= {_TARGET + name: value for name, value in agent.q_net_target.state_dict().items()}
         for index, state in agent.policy.optimizer.state_dict()["state"].items():
             tensors |= {f"{_MOMENTS}{index}.{name}": value for name, value in state.items()}
-    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / TENSORS)
     document = {"schema": SCHEMA, "network": _network(parameters), "hyperparameters": asdict(parameters)}
-    (folder / ABOUT).write_text(json.dumps({**document, **about}, indent=1) + "\n")
+    text = json.dumps({**document, **about}, indent=1) + "\n"
+    # Each file is complete or not there, whenever the writer is interrupted.
+    for name, write in (
+        (TENSORS, lambda path: save_file({key: value.numpy() for key, value in tensors.items()}, path)),
+        (ABOUT, lambda path: path.write_text(text)),
+    ):
+        write(folder / f"{name}.new")
+        (folder / f"{name}.new").replace(folder / name)
+
+
+def read_network(folder: Path, parameters: Hyperparameters | None = None) -> ProposalNetwork:
+    """Reads the network of a checkpoint, without torch.
+
+    Raises:
+        ProblemError: a file is missing or damaged, or the checkpoint is of another network.
+    """
+    _, tensors = _read(parameters or Hyperparameters(), folder)
+    try:
+        return ProposalNetwork(_part(tensors, _NETWORK))
+    except (KeyError, ValueError) as fault:
+        raise _refused(folder, f"has no network: {fault}") from None
 
 
 def read_checkpoint(agent: DQN, parameters: Hyperparameters, folder: Path) -> dict[str, Any]:
@@ -55,13 +80,10 @@ def read_checkpoint(agent: DQN, parameters: Hyperparameters, folder: Path) -> di
     Raises:
         ProblemError: a file is missing or damaged, or the checkpoint is of another network.
     """
-    try:
-        about: dict[str, Any] = json.loads((folder / ABOUT).read_text())
-        tensors = load_file(folder / TENSORS)
-    except (OSError, ValueError, SafetensorError) as fault:
-        raise _refused(folder, f"cannot be read: {fault}") from None
-    if about.get("schema") != SCHEMA or about.get("network") != _network(parameters):
-        raise _refused(folder, f"is of another network, {about.get('network')}; this one is {_network(parameters)}")
+    import torch
+
+    about, arrays = _read(parameters, folder)
+    tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
     try:
         agent.q_net.load_state_dict(_part(tensors, _NETWORK))
         agent.q_net_target.load_state_dict(_part(tensors, _TARGET) or _part(tensors, _NETWORK))
@@ -76,17 +98,30 @@ def read_checkpoint(agent: DQN, parameters: Hyperparameters, folder: Path) -> di
     return about
 
 
+def _read(parameters: Hyperparameters, folder: Path) -> tuple[dict[str, Any], Tensors]:
+    """The JSON document and the tensors of a checkpoint."""
+    try:
+        about: dict[str, Any] = json.loads((folder / ABOUT).read_text())
+        tensors = load_file(folder / TENSORS)
+    except (OSError, ValueError, SafetensorError) as fault:
+        raise _refused(folder, f"cannot be read: {fault}") from None
+    if about.get("schema") != SCHEMA:
+        raise _refused(folder, f"is of version {about.get('schema')}; this program reads {SCHEMA}")
+    if about.get("network") != _network(parameters):
+        raise _refused(folder, f"is of another network, {about.get('network')}; this one is {_network(parameters)}")
+    return about, tensors
+
+
 def _network(parameters: Hyperparameters) -> dict[str, Any]:
-    """The sizes by which networks are told apart."""
+    """What networks are told apart by: the features that they read, and their sizes."""
     return {
-        "state_features": STATE_FEATURES,
-        "action_features": ACTION_FEATURES,
-        "num_signs": parameters.num_signs,
+        "state_features": [STATE_FEATURES, *(STATE.names or ())],
+        "action_features": [ACTION_FEATURES, *(ACTION.names or ())],
         "hidden": list(parameters.hidden),
     }
 
 
-def _part(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+def _part(tensors: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """The tensors whose names begin with a prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 

@@ -18,46 +18,35 @@ Actions = npt.NDArray[np.int64]
 class PlanVecEnv(VecEnv):
     """Episodes of one or several problems, side by side.
 
-    It adds to the observation what tells the states of one problem apart: the slot to decide, and the decisions so far
-    as a sum of fixed random signs, one vector for each (slot, value).
-
     Attributes:
-        signs: [slots + 1, MAX_ACTIONS, signs] these vectors.
+        episodes: the episodes of each problem. They may be replaced by as many of another problem where all of them
+            have just begun.
     """
 
-    def __init__(self, episodes: Sequence[Episodes], num_signs: int) -> None:
-        """Begins all plans.
-
-        Args:
-            episodes: the episodes of each problem.
-            num_signs: length of the vectors; 0 for a network that serves several problems and learns nothing by heart.
-        """
-        self.episodes = episodes
-        slots = max(len(some.space.slots) for some in episodes)
-        space = observation_space()
-        space["slot"] = spaces.Box(0, slots, (1,), np.float32)
-        space["history"] = spaces.Box(-np.inf, np.inf, (num_signs,), np.float32)
-        shape = (slots + 1, MAX_ACTIONS, num_signs)
-        self.signs = np.random.default_rng(0).choice(np.array([-1.0, 1.0], np.float32), shape)
+    def __init__(self, episodes: Sequence[Episodes]) -> None:
+        """Takes episodes at their beginning."""
+        self.episodes = list(episodes)
         counts = [some.count for some in episodes]
-        self._parts = [slice(last - count, last) for count, last in zip(counts, np.cumsum(counts), strict=True)]
-        self._history = np.zeros((sum(counts), num_signs), dtype=np.float32)
+        self.parts = [slice(last - count, last) for count, last in zip(counts, np.cumsum(counts).tolist(), strict=True)]
         self._actions = np.zeros(sum(counts), dtype=np.int64)
-        super().__init__(sum(counts), space, spaces.Discrete(MAX_ACTIONS))
+        super().__init__(sum(counts), observation_space(), spaces.Discrete(MAX_ACTIONS))
+
+    def place(self, number: int) -> tuple[Episodes, int]:
+        """The episodes of a problem to which an episode belongs, and its number among them."""
+        part = next(i for i, part in enumerate(self.parts) if number < part.stop)
+        return self.episodes[part], number - self.parts[part].start
+
+    def slots(self) -> list[int]:
+        """[episodes] number of the slot that each episode decides."""
+        return [int(slot) for some in self.episodes for slot in some.partial_plans.episodes.position]
 
     def observe(self) -> Observation:
         """The observations of all episodes, [episodes, ...]."""
         seen = [some.observe() for some in self.episodes]
-        found = {name: np.concatenate([part[name] for part in seen]) for name in seen[0]}
-        return {**found, "slot": self._slots()[:, None].astype(np.float32), "history": self._history.copy()}
-
-    def _slots(self) -> Actions:
-        found: Actions = np.concatenate([some.partial_plans.episodes.position for some in self.episodes])
-        return found
+        return {name: np.concatenate([part[name] for part in seen]) for name in seen[0]}
 
     def reset(self) -> Observation:
         """Begins all plans."""
-        self._history[:] = 0.0
         for some in self.episodes:
             some.begin(np.ones(some.count, dtype=np.bool_))
         return self.observe()
@@ -68,22 +57,31 @@ class PlanVecEnv(VecEnv):
 
     def step_wait(self) -> tuple[Observation, npt.NDArray[Any], npt.NDArray[Any], list[dict[str, Any]]]:
         """Steps all episodes; where a plan is complete, the next one begins in its place."""
-        self._history += self.signs[self._slots(), self._actions]
-        taken = [some.step(self._actions[part]) for some, part in zip(self.episodes, self._parts, strict=True)]
+        taken = [some.step(self._actions[part]) for some, part in zip(self.episodes, self.parts, strict=True)]
         rewards = np.concatenate([reward for reward, _ in taken]).astype(np.float32)
         done = np.concatenate([ended for _, ended in taken])
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         if done.any():
-            self._history[done] = 0.0
             last = self.observe()
-            for some, part, (_, ended) in zip(self.episodes, self._parts, taken, strict=True):
-                for e in np.flatnonzero(ended):
-                    row = part.start + int(e)
-                    infos[row]["finished"] = some.finished(int(e))
+            for some, part, (_, ended) in zip(self.episodes, self.parts, taken, strict=True):
+                for e in np.flatnonzero(ended).tolist():
+                    row = part.start + e
+                    infos[row]["finished"] = some.finished(e)
+                    infos[row]["completion"] = some.best_completion(e)
                     infos[row]["terminal_observation"] = {name: rows[row] for name, rows in last.items()}
+                    self.ended(row)
                 if ended.any():
                     some.begin(ended)
         return self.observe(), rewards, done, infos
+
+    def ended(self, number: int) -> None:
+        """Takes note of an episode that has ended, before the next one begins in its place."""
+        some, at = self.place(number)
+        ended = some.finished(at)
+        some.known.add(ended.values, (ended.step_time_s, ended.overflow))
+        found = some.best_completion(at)
+        if found is not None:
+            some.known.add(found[0], (found[1], 0.0))
 
     def close(self) -> None:
         """Nothing to close."""

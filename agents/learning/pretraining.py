@@ -1,113 +1,181 @@
-"""Pretraining: one network learns to plan a family of problems, so that it can propose plans for others at once.
+"""Pretraining: one network learns to plan on many generated problems, shown to it one group after another.
 
-The family consists of small and real models of the zoo on clusters of unlike sizes and links. Episodes of all problems
-run side by side. The observation has the same size for every model and cluster, so that one network serves all.
+A few problems are learnt side by side. Each stays for some dozens of plans, in which the network is used as in a
+search: what it finds is known to its next plans. Some episodes are led to the best plan that a teacher knows
+(`agents.learning.teacher`); what they find stays unknown to the others. Then another problem takes its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
-from agents.learning.checkpoint import write_checkpoint
+from agents.learning.checkpoint import read_checkpoint, write_checkpoint
 from agents.learning.dqn import MaskedDQN, new_agent
+from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.plan_vec_env import PlanVecEnv
-from agents.learning.pretrained import PARAMETERS
-from automap.cluster import parse_cluster
-from automap.problem import Problem
-from automap.space.space import PlanSpace
+from automap.space.space import Ints, PlanSpace, Values
 from envs.decision import Episodes
 from envs.hybrid import HybridDecisions
-from ir import zoo
 
-SMALL = "layers=4,hidden=1024,heads=16,seq_len=512,vocab_size=8192"
-FAMILY: tuple[tuple[str, str, int], ...] = (
-    (f"gpt:{SMALL}", "1x4xV100", 32),
-    (f"gpt:{SMALL}", "2x2xV100@10Gbit", 16),
-    ("gpt:layers=8,hidden=2048,heads=16,seq_len=1024,vocab_size=32000", "2x4xA100", 64),
-    ("gpt:layers=16,hidden=1536,heads=16,seq_len=2048,vocab_size=51200", "1x8xV100-16GB", 32),
-    ("gpt:layers=24,hidden=2304,heads=24,seq_len=2048,vocab_size=51200", "4x8xV100@100Gbit", 128),
-    (f"llama:{SMALL}", "1x8xA100", 32),
-    ("llama:layers=12,hidden=2048,heads=16,seq_len=2048,vocab_size=32000", "2x4xA100@100Gbit", 64),
-    ("llama:layers=24,hidden=4096,heads=32,seq_len=2048,vocab_size=32000", "4x8xA100-80GB", 256),
-    (f"bert:{SMALL}", "2x4xV100@25Gbit", 64),
-    ("bert-base", "4x1xV100@10Gbit", 64),
-    ("bert:layers=16,hidden=1024,heads=16,seq_len=512,vocab_size=30522", "16x1xV100@25Gbit", 128),
-    (f"t5:{SMALL}", "2x4xV100@25Gbit", 32),
-    ("t5-small", "1x8xA100", 64),
-    ("vit-b", "2x2xV100@25Gbit", 64),
-    ("vit:layers=8,hidden=768,heads=12", "1x8xV100", 128),
-    (f"moe:{SMALL},kv_heads=16,ffn=2048,experts=8", "1x8xA100", 32),
-    ("moe:layers=8,hidden=2048,heads=16,kv_heads=8,ffn=4096,experts=8,seq_len=1024,vocab_size=32000", "4x8xA100", 128),
-    ("resnet:blocks=2-2-2-2,image_size=224", "4x1xV100@10Gbit", 128),
-    ("resnet:blocks=3-4-6-3,image_size=224", "1x8xV100-16GB", 256),
-    ("vgg16", "2x4xV100@25Gbit", 128),
-    ("vgg:convolutions=1-1-2-2-2,image_size=224", "8x1xV100@10Gbit", 256),
-    ("gpt:layers=32,hidden=4096,heads=32,seq_len=2048,vocab_size=51200", "8x8xA100-80GB", 512),
-    ("llama:layers=40,hidden=5120,heads=40,seq_len=2048,vocab_size=32000", "2x8xA100-80GB@200Gbit", 64),
-    ("bert:layers=12,hidden=1024,heads=16,seq_len=512,vocab_size=30522", "2x8xV100@10Gbit", 128),
-    ("t5:layers=12,hidden=1024,heads=16,seq_len=512,vocab_size=32128", "2x8xA100", 128),
-    ("vit:layers=24,hidden=1024,heads=16", "2x8xV100-16GB@25Gbit", 512),
-    (
-        "moe:layers=16,hidden=4096,heads=32,kv_heads=8,ffn=14336,experts=8,seq_len=2048,vocab_size=32000",
-        "8x8xA100-80GB",
-        256,
-    ),
-    ("resnet:blocks=3-4-23-3,image_size=224", "2x8xV100@25Gbit", 512),
+PARAMETERS = Hyperparameters(
+    num_envs=8, batch_size=256, buffer_size=400_000, learning_starts=5_000, target_update=4_000, updates_per_step=8
 )
-"""(model of the zoo, cluster, global batch) of each problem."""
-EPISODES = 5
-"""Number of episodes of each problem, side by side."""
-EXPLORED_FIRST, EXPLORED_LAST = 0.5, 0.05
-"""Share of random decisions at the start, and after three quarters of the training; it falls linearly between."""
+"""Hyperparameters of the training; of these the network only keeps its sizes."""
+SIDE_BY_SIDE = 16
+"""Number of problems that are learnt at a time."""
+PLANS = 64
+"""Number of plans for which a problem stays."""
+LED, EXPLORING = 0.25, 0.5
+"""Shares of the episodes that are led to the teacher's plan, and of those that take random decisions."""
+EXPLORED = 2.0
+"""Number of random decisions in these, in the mean."""
+RATE_AT_END = 0.1
+"""Learning rate at the end over that at the beginning; it falls linearly."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lesson:
+    """A problem to learn on."""
+
+    number: int
+    """Number of the problem."""
+    space: PlanSpace
+    """Its plan space."""
+    best: Values | None
+    """The best plan that a teacher knows, or None."""
+    best_s: float | None
+    """Step time of that plan, in seconds."""
+
+
+class _Quiet(PlanVecEnv):
+    """Episodes of several problems, some of which are led to plans that the others are not to know.
+
+    Attributes:
+        leads: [episodes] plan to which each episode is led, or None.
+    """
+
+    def __init__(self, episodes: Sequence[Episodes]) -> None:
+        super().__init__(episodes)
+        self.leads: list[Ints | None] = [None] * self.num_envs
+
+    def ended(self, number: int) -> None:
+        """Keeps what was found without being led."""
+        if self.leads[number] is None:
+            super().ended(number)
+
+
+class _Course(BaseCallback):
+    """Leads the episodes, replaces problems, and ends the training when its time is over."""
+
+    def __init__(
+        self, lessons: Iterator[Lesson], seconds: float, on_visit: Callable[[int, float], None], resumed_s: float
+    ) -> None:
+        super().__init__()
+        self._lessons, self._seconds, self._on_visit = lessons, seconds, on_visit
+        self._resumed_s, self._began = resumed_s, time.monotonic()
+        self._current: list[Lesson] = []
+        self._left: list[int] = []
+        self.visits = 0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far, those before an interruption included."""
+        return self._resumed_s + time.monotonic() - self._began
+
+    def episodes(self) -> Episodes:
+        """The episodes of the next problem."""
+        lesson = next(self._lessons)
+        self._current.append(lesson)
+        self._left.append(PLANS)
+        return Episodes(HybridDecisions(lesson.space), PARAMETERS.num_envs)
+
+    def _on_rollout_start(self) -> None:
+        agent: Any = self.model
+        env: _Quiet = agent.plan_env
+        fraction = min(1.0, self.seconds / self._seconds)
+        for group in agent.policy.optimizer.param_groups:
+            group["lr"] = PARAMETERS.learning_rate * (1.0 - (1.0 - RATE_AT_END) * fraction)
+        is_new = False
+        for number, left in enumerate(self._left):
+            if left > 0:
+                continue
+            lesson = next(self._lessons)
+            self._current[number], self._left[number] = lesson, PLANS
+            env.episodes[number] = Episodes(HybridDecisions(lesson.space), PARAMETERS.num_envs)
+            part = env.parts[number]
+            agent.replay_buffer.forget_open(range(part.start, part.stop))
+            for episode in range(part.start, part.stop):
+                self._begin(agent, episode, number, 60)
+            is_new = True
+            self.visits += 1
+            self._on_visit(self.visits, self.seconds)
+        if is_new:
+            agent._last_obs = env.observe()
+
+    def _on_step(self) -> bool:
+        agent: Any = self.model
+        for number, info in enumerate(self.locals["infos"]):
+            if "finished" in info:
+                lesson = number // PARAMETERS.num_envs
+                self._left[lesson] -= 1
+                self._begin(agent, number, lesson, info["finished"].num_decisions)
+        return self.seconds < self._seconds
+
+    def _begin(self, agent: MaskedDQN, episode: int, lesson: int, num_decisions: int) -> None:
+        """Decides how an episode that begins is led, or explores."""
+        best, draw = self._current[lesson].best, agent.rng.random()
+        is_led = best is not None and draw < LED
+        lead = np.array(best, dtype=np.int64) if is_led else None
+        explored = EXPLORED / max(1, num_decisions) if draw > 1.0 - EXPLORING else 0.0
+        env: Any = agent.plan_env
+        agent.leads[episode] = env.leads[episode] = lead
+        agent.exploration[episode] = explored
 
 
 def train_agent(
-    folder: Path, *, plans: int, seed: int, on_progress: Callable[[int, float], None], command: Sequence[str]
+    folder: Path,
+    lessons: Iterator[Lesson],
+    *,
+    seconds: float,
+    seed: int,
+    on_visit: Callable[[int, float, MaskedDQN], None],
+    about: Mapping[str, Any],
+    save_every: int = 50,
 ) -> None:
     """Trains a network and writes its checkpoint.
 
     Args:
-        folder: folder of the checkpoint.
-        plans: number of plans to decide, over all problems.
+        folder: folder of the checkpoint, which is written every now and then; a training that was interrupted goes on.
+        lessons: problems to learn on, without end.
+        seconds: duration of the training.
         seed: seed of network, replay and exploration.
-        on_progress: called with the number of plans so far, and the mean of log(step time / lower bound) over the last
-            1,000 plans.
-        command: command line of the training, noted in the checkpoint.
+        on_visit: called when a problem is replaced, with the number of problems so far, the seconds so far, and the
+            agent.
+        about: entries of the checkpoint's JSON document.
+        save_every: number of problems between two checkpoints.
     """
-    episodes = []
-    for spec, cluster, global_batch in FAMILY:
-        problem = Problem.build(zoo.build(spec), parse_cluster(cluster), {"global_batch": global_batch})
-        episodes.append(Episodes(HybridDecisions(PlanSpace(problem)), EPISODES))
-    env = PlanVecEnv(episodes, PARAMETERS.num_signs)
+    resumed_s, visits = 0.0, 0
+    learnt: list[MaskedDQN] = []
+
+    def visited(count: int, at_s: float) -> None:
+        on_visit(visits + count, at_s, learnt[0])
+        if count % save_every == 0:
+            write_checkpoint(learnt[0], PARAMETERS, folder, {**about, "seconds": at_s, "problems": visits + count})
+
+    course = _Course(lessons, seconds, visited, resumed_s)
+    env = _Quiet([course.episodes() for _ in range(SIDE_BY_SIDE)])
     agent = new_agent(env, PARAMETERS, seed)
-    agent.learn(total_timesteps=10**12, callback=_Schedule(plans, on_progress), log_interval=10**12)
-    about = {"command": list(command), "seed": seed, "plans": plans, "problems": [list(one) for one in FAMILY]}
-    write_checkpoint(agent, PARAMETERS, folder, about, only_network=True)
-
-
-class _Schedule(BaseCallback):
-    """Counts plans, lowers the exploration, and ends the training."""
-
-    def __init__(self, plans: int, on_progress: Callable[[int, float], None]) -> None:
-        super().__init__()
-        self.limit, self.plans = plans, 0
-        self._on_progress = on_progress
-        self._gaps: list[float] = []
-
-    def _on_step(self) -> bool:
-        agent: Any = self.model
-        assert isinstance(agent, MaskedDQN)
-        for info in self.locals["infos"]:
-            if "finished" in info:
-                self.plans += 1
-                self._gaps.append(info["finished"].log_gap)
-                if self.plans % 1000 == 0:
-                    self._on_progress(self.plans, float(np.mean(self._gaps[-1000:])))
-        phase = min(1.0, self.plans / (0.75 * self.limit))
-        agent.exploration = EXPLORED_FIRST + phase * (EXPLORED_LAST - EXPLORED_FIRST)
-        return self.plans < self.limit
+    learnt.append(agent)
+    if (folder / "agent.json").exists():
+        written = read_checkpoint(agent, PARAMETERS, folder)
+        course._resumed_s, visits = float(written["seconds"]), int(written["problems"])
+    agent.learn(total_timesteps=10**12, callback=course, log_interval=10**12)
+    done = {**about, "seconds": course.seconds, "problems": visits + course.visits}
+    write_checkpoint(agent, PARAMETERS, folder, done)

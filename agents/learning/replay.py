@@ -1,58 +1,85 @@
-"""Replay: the transitions from which a DQN learns, with the returns of finished episodes.
+"""Replay: the decisions of finished episodes from which a DQN learns.
 
-The episodes of the best plans are kept apart. All arrays of transitions are [decisions, ...].
+Only legal actions are kept, so that a decision takes some hundred bytes. Decisions and actions are kept in two rings;
+the oldest go first. A decision is followed by the next one of its episode.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from stable_baselines3.common.buffers import DictReplayBuffer
+from stable_baselines3.common.buffers import BaseBuffer
 
-from automap.space.space import Values
-from envs.decision import Finished, Observation
+from agents.learning.network import Floats32, legal_rows
+from envs.decision import Observation
+from envs.kernels import ACTION_FEATURES, STATE_FEATURES
+
+ROWS_A_DECISION = 8
+"""Number of legal actions for which there is room, for each decision; assumed. With more, fewer decisions are kept."""
 
 
 class Batch(NamedTuple):
-    """A sample of the replay: one row for each transition."""
+    """Decisions drawn from the replay."""
 
-    observations: dict[str, torch.Tensor]
+    states: torch.Tensor
+    """[batch, STATE_FEATURES] state before each decision."""
     actions: torch.Tensor
-    next_observations: dict[str, torch.Tensor]
+    """[batch, ACTION_FEATURES] action that was taken."""
     rewards: torch.Tensor
-    dones: torch.Tensor
-    floors: torch.Tensor
-    """[batch, 1] return that was obtained from this decision on; -inf while the episode goes on."""
+    """[batch] reward of the decision."""
+    returns: torch.Tensor
+    """[batch] sum of the rewards from the decision to the end of its episode."""
+    following: torch.Tensor
+    """[m] numbers of the decisions, in this batch, that another one follows: once for each legal action there."""
+    next_states: torch.Tensor
+    """[m, STATE_FEATURES] state of the following decision."""
+    next_actions: torch.Tensor
+    """[m, ACTION_FEATURES] each legal action there."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class _Episode:
-    finished: Finished
-    rows: dict[str, npt.NDArray[Any]]
+    """An episode that goes on."""
+
+    states: list[Floats32] = field(default_factory=list)
+    actions: list[Floats32] = field(default_factory=list)
+    chosen: list[int] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
 
 
-class PlanReplay(DictReplayBuffer):
-    """A replay that fills in returns when an episode ends, and keeps the best distinct episodes.
+class PlanReplay(BaseBuffer):
+    """A replay of finished episodes."""
 
-    Attributes:
-        floors: [buffer, episodes] return that was obtained from each decision on, a lower bound on its Q value.
-    """
-
-    def __init__(self, *args: Any, elite_plans: int, elite_share: float, seed: int, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.floors = np.full((self.buffer_size, self.n_envs), -np.inf, dtype=np.float32)
-        self.elite_plans = elite_plans
-        self.elite_share = elite_share
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: Any,
+        action_space: Any,
+        device: str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        *,
+        seed: int,
+    ) -> None:
+        """Makes an empty replay of `buffer_size` decisions; the other arguments are those of stable-baselines3."""
+        super().__init__(buffer_size, observation_space, action_space, device, n_envs)
         self.rng = np.random.default_rng(seed)
-        self._open: list[list[int]] = [[] for _ in range(self.n_envs)]
-        self._elite: list[_Episode] = []
-        self._stacked: dict[str, npt.NDArray[Any]] = {}
+        self._states = np.zeros((buffer_size, STATE_FEATURES), dtype=np.float32)
+        self._numbers = np.zeros((buffer_size, 3), dtype=np.int64)
+        """Of each decision: number of its first action, number of its actions, number of the action taken."""
+        self._rewards = np.zeros((buffer_size, 2), dtype=np.float32)
+        """Of each decision: reward, and sum of the rewards to the end of the episode."""
+        self._is_last = np.zeros(buffer_size, dtype=np.bool_)
+        self._actions = np.zeros((buffer_size * ROWS_A_DECISION, ACTION_FEATURES), dtype=np.float32)
+        # Decisions and actions are numbered from the first one on; these are kept.
+        self._oldest, self._next, self._next_action = 0, 0, 0
+        self._open = [_Episode() for _ in range(n_envs)]
 
-    def add(  # type: ignore[override]  # DictReplayBuffer narrows its parent's parameters in the same way
+    def add(  # type: ignore[override]  # stable-baselines3's buffers differ here from their base class too
         self,
         obs: Observation,
         next_obs: Observation,
@@ -61,64 +88,66 @@ class PlanReplay(DictReplayBuffer):
         done: npt.NDArray[Any],
         infos: list[dict[str, Any]],
     ) -> None:
-        """Adds one step of every episode."""
-        at = self.pos
-        self.floors[at] = -np.inf
-        super().add(obs, next_obs, action, reward, done, infos)
-        for e in range(self.n_envs):
-            self._open[e].append(at)
-            if done[e]:
-                self._close(e, infos[e]["finished"])
+        """Adds one step of every episode; what an episode has seen joins the replay when it ends."""
+        rows, actions, features = legal_rows(obs)
+        begins = np.searchsorted(rows, np.arange(self.n_envs + 1))
+        for number, episode in enumerate(self._open):
+            part = slice(begins[number], begins[number + 1])
+            episode.states.append(obs["observation"][number, :STATE_FEATURES].copy())
+            episode.actions.append(features[part])
+            episode.chosen.append(int(np.searchsorted(actions[part], action[number])))
+            episode.rewards.append(float(reward[number]))
+            if done[number]:
+                self._close(episode)
+                self._open[number] = _Episode()
 
-    def _close(self, env: int, finished: Finished) -> None:
-        steps, self._open[env] = self._open[env], []
-        self.floors[steps, env] = self.rewards[steps, env][::-1].cumsum()[::-1]
-        self.remember(finished, self._transitions(steps, env))
+    def forget_open(self, numbers: range) -> None:
+        """Forgets what episodes that will not be finished have seen."""
+        for number in numbers:
+            self._open[number] = _Episode()
 
-    def _transitions(self, rows: Any, envs: Any) -> dict[str, npt.NDArray[Any]]:
-        """Transitions of the replay at some rows of some episodes, one array for each field."""
-        parts = {f"obs.{k}": v[rows, envs] for k, v in self.observations.items()}
-        parts |= {f"next.{k}": v[rows, envs] for k, v in self.next_observations.items()}
-        fields = {"actions": self.actions, "rewards": self.rewards, "dones": self.dones, "floors": self.floors}
-        return parts | {name: values[rows, envs] for name, values in fields.items()}
+    def _close(self, episode: _Episode) -> None:
+        returns = np.cumsum(episode.rewards[::-1])[::-1]
+        for step, (state, actions) in enumerate(zip(episode.states, episode.actions, strict=True)):
+            room = len(self._actions)
+            while self._next - self._oldest == self.buffer_size or (
+                self._oldest < self._next
+                and self._next_action + len(actions) - self._numbers[self._oldest % self.buffer_size, 0] > room
+            ):
+                self._oldest += 1
+            at = self._next % self.buffer_size
+            self._states[at] = state
+            self._numbers[at] = self._next_action, len(actions), episode.chosen[step]
+            self._rewards[at] = episode.rewards[step], returns[step]
+            self._is_last[at] = step == len(episode.states) - 1
+            self._actions[np.arange(self._next_action, self._next_action + len(actions)) % room] = actions
+            self._next += 1
+            self._next_action += len(actions)
 
-    def remember(self, finished: Finished, rows: dict[str, npt.NDArray[Any]]) -> None:
-        """Keeps an episode if it is among the best distinct ones.
+    def size(self) -> int:
+        """Number of decisions that can be drawn."""
+        return self._next - self._oldest
 
-        Args:
-            finished: the plan and its worth.
-            rows: its transitions, one array for each field.
-        """
-        if any(e.finished.values == finished.values for e in self._elite):
-            return
-        if len(self._elite) == self.elite_plans and finished.worth_s >= self._elite[-1].finished.worth_s:
-            return
-        self._elite.append(_Episode(finished=finished, rows={k: v.copy() for k, v in rows.items()}))
-        self._elite.sort(key=lambda e: e.finished.worth_s)
-        del self._elite[self.elite_plans :]
-        self._stacked = {k: np.concatenate([e.rows[k] for e in self._elite]) for k in rows}
-
-    @property
-    def elite(self) -> list[Values]:
-        """Values of the best distinct plans, the best first."""
-        return [episode.finished.values for episode in self._elite]
-
-    def sample_plans(self, batch_size: int) -> Batch:
-        """A batch: `elite_share` of it from the best episodes, the rest drawn uniformly from all."""
-        num_elite = int(batch_size * self.elite_share) if self._elite else 0
-        count = batch_size - num_elite
-        rows = self.rng.integers(0, self.buffer_size if self.full else self.pos, count)
-        envs = self.rng.integers(0, self.n_envs, count)
-        parts = self._transitions(rows, envs)
-        if num_elite:
-            chosen = self.rng.integers(0, len(self._stacked["rewards"]), num_elite)
-            parts = {k: np.concatenate([v, self._stacked[k][chosen]]) for k, v in parts.items()}
-        tensors = {k: torch.as_tensor(v) for k, v in parts.items()}
+    def draw(self, count: int) -> Batch:
+        """Draws `count` decisions uniformly, with repetition."""
+        numbers = self.rng.integers(self._oldest, self._next, count)
+        at, room = numbers % self.buffer_size, len(self._actions)
+        first, _, chosen = self._numbers[at].T
+        has_next = np.flatnonzero(~self._is_last[at])
+        after = (numbers[has_next] + 1) % self.buffer_size
+        begins, counts, _ = self._numbers[after].T
+        following = np.repeat(np.arange(len(after)), counts)
+        inside = np.arange(len(following)) - np.repeat(np.cumsum(counts) - counts, counts)
+        rewards, returns = self._rewards[at].T
         return Batch(
-            observations={k: tensors[f"obs.{k}"] for k in self.observations},
-            actions=tensors["actions"].long(),
-            next_observations={k: tensors[f"next.{k}"] for k in self.next_observations},
-            rewards=tensors["rewards"].reshape(-1, 1),
-            dones=tensors["dones"].reshape(-1, 1).float(),
-            floors=tensors["floors"].reshape(-1, 1),
+            states=torch.from_numpy(self._states[at]),
+            actions=torch.from_numpy(self._actions[(first + chosen) % room]),
+            rewards=torch.from_numpy(rewards.copy()),
+            returns=torch.from_numpy(returns.copy()),
+            following=torch.from_numpy(has_next[following]),
+            next_states=torch.from_numpy(self._states[after[following]]),
+            next_actions=torch.from_numpy(self._actions[(begins[following] + inside) % room]),
         )
+
+    def _get_samples(self, batch_inds: Any, env: Any = None) -> Any:
+        raise NotImplementedError("decisions are drawn with `draw`")

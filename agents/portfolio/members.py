@@ -46,8 +46,6 @@ class MemberTask:
     """Number of plans that it prices; None = it goes on until it is killed."""
     start: tuple[tuple[int, ...], ...]
     """Values of the plans with which it begins, the best first."""
-    reference_s: float | None
-    """Step time of a good plan, in seconds; None where none is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,8 +101,9 @@ def work(space: PlanSpace, task: MemberTask, on_report: Callable[[Report], None]
     # Each kind imports only what it needs: the DQN brings torch, the ILP brings scipy.
     if task.kind == "dqn":
         from agents.learning.dqn import run_dqn
+        from agents.sampling.expert import grid_of
 
-        run_dqn(incumbent, seed=task.seed, reference_s=task.reference_s, demonstrations=start)
+        run_dqn(incumbent, seed=task.seed, templates=grid_of(space), start=start, proposals=0)
     elif task.kind == "mcmc":
         from agents.sampling.mcmc import run_mcmc
 

@@ -3,10 +3,10 @@
 The searchers work in this order:
 
 1. the grid of templates, and the plans given;
-2. branch and bound in small spaces, whose proof ends the search; or, in larger spaces and for a budget in evaluations,
-   the plans that the pretrained network proposes;
-3. annealing;
-4. for larger budgets, annealing in this process beside other members in processes of their own (`PLACES`), planners and
+2. the plans that the pretrained network proposes;
+3. branch and bound in small spaces, whose proof ends the search;
+4. annealing, from the best plans so far;
+5. for larger budgets, annealing in this process beside other members in processes of their own (`PLACES`), planners and
    a DQN among them, which begin with the best plans so far.
 
 Of a budget in evaluations every member has a fixed share and learns of the others' plans only where a share ends, so
@@ -15,6 +15,7 @@ that the number of cores changes nothing but the time. The plan says which searc
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from dataclasses import dataclass
@@ -23,23 +24,31 @@ from pathlib import Path
 import numpy as np
 
 from agents.incumbent import Incumbent
+from agents.learning.checkpoint import read_network
+from agents.learning.proposals import NETWORK, PROPOSALS, SIDE_BY_SIDE, propose
 from agents.portfolio.members import Kind, Member, MemberTask, wait
 from agents.sampling.exhaustive import run_exhaustive
-from agents.sampling.expert import price_grid
+from agents.sampling.expert import Grid, price_grid
 from agents.sampling.mcmc import best_of_meshes, run_mcmc
 from agents.searcher import SearchResult, SearchTask, ShouldStop
+from automap.errors import ProblemError
 from automap.problem import Problem
-from automap.space.space import Ints
+from automap.space.space import Ints, Values
+from envs.decision import Episodes
+from envs.hybrid import HybridDecisions
 
+LOG = logging.getLogger("automap.search")
 PROVABLE_DECADES = 7.0
 """log10 of the largest number of plans of a space in which a proof is tried."""
 PROOF_NODES = 200_000
 """Largest number of partial plans that branch and bound looks at: it takes a few seconds for so many."""
 PROOF_SHARE = 0.5
 """Share of the remaining budget that is spent on a proof at most."""
-PROPOSED_SHARE, MOST_PROPOSED = 0.25, 500
-"""The pretrained network's share of the remaining evaluations, and the largest number of plans that it proposes, where
-no proof is tried. Chosen by hand; `benchmarks/pretrained_gap.py` compares its plans with those of other searchers."""
+PROPOSED_SHARE, PROPOSED_S = 0.25, 2.0
+"""The network's share of a budget in evaluations at most; seconds that it has at most. It proposes `PROPOSALS` plans,
+which takes it less than a second on most models."""
+SHOWN_PROPOSALS = 16
+"""Number of the best proposals with which annealing and members begin."""
 WARM_UP_S, WARM_UP_SHARE = 1.0, 0.1
 """Length of the annealing before members are started: seconds at most, and share of a budget in seconds."""
 LEAST_S, LEAST_EVALUATIONS = 4.0, 2000
@@ -86,12 +95,11 @@ def search_portfolio(task: SearchTask) -> SearchResult:
     incumbent.should_stop = crew.should_stop
     grid = price_grid(incumbent)
     incumbent.price_start(task, credit="start")
-    proven = False
-    if not incumbent.finished and _is_provable(incumbent):
-        proven = _prove(incumbent)
-    elif not incumbent.finished and incumbent.left is not None:
-        _propose(incumbent, task.seed)
+    proposed = [] if incumbent.finished else _propose(incumbent, grid, task.seed)
+    proven = not incumbent.finished and _is_provable(incumbent) and _prove(incumbent)
     known = best_of_meshes(incumbent.space, grid.values, grid.prices)
+    if proposed:
+        known = np.concatenate([np.array(proposed[::-1][:SHOWN_PROPOSALS]), known])
     try:
         if not proven and not incumbent.finished:
             _search(incumbent, crew, known, task.seed)
@@ -120,18 +128,23 @@ def _prove(incumbent: Incumbent) -> bool:
         return run_exhaustive(incumbent, max_nodes=PROOF_NODES)
 
 
-def _propose(incumbent: Incumbent, seed: int) -> None:
-    """Prices the plans that the pretrained network proposes."""
-    assert incumbent.left is not None
-    share = min(MOST_PROPOSED, int(PROPOSED_SHARE * incumbent.left))
-    if not share:
-        return
-    # It brings torch, which budgets in seconds do without.
-    from agents.learning.pretrained import run_pretrained
-
-    incumbent.searcher = "dqn-pretrained"
-    with incumbent.share(evaluations=share):
-        run_pretrained(incumbent, seed=seed)
+def _propose(incumbent: Incumbent, grid: Grid, seed: int) -> list[Values]:
+    """Prices the plans that the pretrained network proposes; returns those that fit, the best last."""
+    incumbent.searcher = "dqn"
+    left, left_s = incumbent.left, incumbent.left_s
+    with incumbent.share(
+        evaluations=None if left is None else int(PROPOSED_SHARE * left),
+        seconds=None if left_s is None else min(PROPOSED_S, PROPOSED_SHARE * left_s),
+    ):
+        try:
+            network = read_network(NETWORK)
+        except ProblemError as fault:
+            LOG.warning("the search goes on without the network's proposals: %s", fault)
+            return []
+        episodes = Episodes(
+            HybridDecisions(incumbent.space), SIDE_BY_SIDE, incumbent.table, templates=(grid.values, grid.prices)
+        )
+        return propose(incumbent, episodes, network, seed=seed, most=PROPOSALS)
 
 
 def _search(incumbent: Incumbent, crew: _Crew, known: Ints, seed: int) -> None:
@@ -140,12 +153,13 @@ def _search(incumbent: Incumbent, crew: _Crew, known: Ints, seed: int) -> None:
     if (left is not None and left < LEAST_EVALUATIONS) or (left_s is not None and left_s < LEAST_S):
         _anneal(incumbent, known, seed)
         return
-    warm_up_s = None if left_s is None else min(WARM_UP_S, WARM_UP_SHARE * left_s)
+    warm_up_s = None if left_s is None else min(SHOWN_PROPOSALS = 16
+"""Number of the best proposals with which annealing and members begin."""
+WARM_UP_S, WARM_UP_SHARE * left_s)
     with incumbent.share(evaluations=None if left is None else left // 2, seconds=warm_up_s):
         known = np.concatenate([_anneal(incumbent, known, seed), known])
 
-    reference_s = incumbent.baselines["expert"]
-    tasks = member_tasks(left, left_s, cores(), seed=seed, known=known, reference_s=reference_s)
+    tasks = member_tasks(left, left_s, cores(), seed=seed, known=known)
     for member in tasks:
         incumbent.reached.setdefault(member.kind, None)
         crew.start(incumbent.space.problem, member)
@@ -158,7 +172,7 @@ def _search(incumbent: Incumbent, crew: _Crew, known: Ints, seed: int) -> None:
 
 
 def member_tasks(
-    left: int | None, left_s: float | None, processors: int, *, seed: int, known: Ints, reference_s: float | None
+    left: int | None, left_s: float | None, processors: int, *, seed: int, known: Ints
 ) -> list[MemberTask]:
     """What members do beside annealing in this process.
 
@@ -168,13 +182,12 @@ def member_tasks(
         processors: number of processors.
         seed: seed of the search.
         known: [n, slots] the best plans so far, the best first.
-        reference_s: step time of a good plan, in seconds.
     """
     tasks: list[MemberTask] = []
 
     def add(kind: Kind, member_seed: int, evaluations: int | None, shown: int) -> None:
         start = tuple(tuple(row) for row in known[:shown].tolist())
-        task = MemberTask(kind=kind, seed=member_seed, evaluations=evaluations, start=start, reference_s=reference_s)
+        task = MemberTask(kind=kind, seed=member_seed, evaluations=evaluations, start=start)
         tasks.append(task)
 
     in_time = [place for place in PLACES if left_s is None or left_s >= place.least_s]

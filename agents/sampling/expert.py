@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from agents.incumbent import Incumbent
 from agents.searcher import SearchResult, SearchTask
-from automap.space.space import Ints
+from automap.bounds.known_plans import priced_templates
+from automap.space.space import Ints, PlanSpace
 
 
 class Grid(NamedTuple):
@@ -21,10 +22,15 @@ class Grid(NamedTuple):
     """[templates, 2] seconds of a step and overflow of memory, see `PlanSpace.price`."""
 
 
-def price_grid(incumbent: Incumbent) -> Grid:
+def grid_of(space: PlanSpace) -> Grid:
+    """The templates of a space with their prices."""
+    return Grid(*priced_templates(space))
+
+
+def price_grid(incumbent: Incumbent, *, charged: bool = True) -> Grid:
     """Prices the whole grid of templates, against which every search is measured.
 
-    At most a quarter of a budget in evaluations is charged for it. `incumbent.baselines` is written: the step time of
+    At most a quarter of a budget in evaluations is charged for it, or nothing. `incumbent.baselines` is written: the step time of
     pure data parallelism, `dp`, and of the best template, `expert`; None if none fits. There is no `dp` where the batch
     or the hints leave no such plan.
     """
@@ -42,7 +48,8 @@ def price_grid(incumbent: Incumbent) -> Grid:
         if incumbent.should_stop():
             break
     if incumbent.budget.evaluations is not None:
-        incumbent.charged = min(incumbent.charged, before + incumbent.budget.evaluations // 4)
+        most = incumbent.budget.evaluations // 4 if charged else 0
+        incumbent.charged = min(incumbent.charged, before + most)
     incumbent.baselines = {name: None if s == float("inf") else s for name, s in baselines.items()}
     return Grid(np.concatenate(values), np.concatenate(prices))
 

@@ -325,7 +325,7 @@ class PartialPlans:
         """Takes one decision of every plan.
 
         Args:
-            actions: [plans] index into `episodes.legal`, or `BEGIN` or `GO_ON` of `automap.bounds.kernels.step_many`.
+            actions: [plans] index into `episodes.legal`, or `BEGIN` or `WAIT` of `automap.bounds.kernels.step_many`.
         """
         step_many(self.space.compiled, self.table.lower_bounds, self.episodes, actions)
 

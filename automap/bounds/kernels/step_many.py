@@ -28,11 +28,8 @@ from automap.space.kernels.records import COMPILED, SPACE
 from automap.space.kernels.stepper import decide, legal_values
 from automap.space.kernels.workspace import WORKSPACE, new_workspace, set_rows
 
-BEGIN, GO_ON, WAIT = -1, -2, -3
-"""Actions that decide nothing: begin a new plan; go on with what was decided already, with preferred values that are
-known now; leave the plan as it is."""
-LATER = -2
-"""A preferred value that is not known yet."""
+BEGIN, WAIT = -1, -2
+"""Actions that decide nothing: begin a new plan; leave the plan as it is."""
 
 
 class LowerBounds(NamedTuple):
@@ -360,20 +357,19 @@ def _advance(compiled, bounds, episodes, number, workspace):
             price_one(compiled, value, workspace, True, bound)
             return
         count = _offer(compiled, episodes, number, slot, workspace.draft)
-        if count > 1 and (episodes.asked[slot] or episodes.preferred[number, slot] == LATER):
+        if count > 1 and episodes.asked[slot]:
             break
         picked = episodes.legal[number, 0] if count == 1 else _unasked(space, episodes, number, slot, count)
         _accept(space, bounds, episodes, number, picked)
         decide(space, value, slot, workspace.draft)
         is_stale = is_stale or slot >= first.zero
-    if episodes.asked[slot]:
-        episodes.offered[number] = count
-        if slot >= first.signature:
-            cost_rows(compiled, -1, workspace)
-            if is_stale:
-                finish(compiled, workspace, False, workspace.seen)
-                _tighten(bound, workspace.seen[0], workspace.seen[1])
-        _look(compiled, bounds, episodes, number, slot, workspace)
+    episodes.offered[number] = count
+    if slot >= first.signature:
+        cost_rows(compiled, -1, workspace)
+        if is_stale:
+            finish(compiled, workspace, False, workspace.seen)
+            _tighten(bound, workspace.seen[0], workspace.seen[1])
+    _look(compiled, bounds, episodes, number, slot, workspace)
 
 
 @kernel(void(COMPILED, LOWER_BOUNDS, EPISODES, int64[::1]))
@@ -383,8 +379,8 @@ def step_many(compiled, bounds, episodes, actions):
     Args:
         compiled: whose cache is read and written.
         bounds: of the space.
-        episodes: read and written. A plan stops, with no legal values, before a slot whose preferred value is `LATER`.
-        actions: [episodes] index into `episodes.legal`, or one of `BEGIN`, `GO_ON` and `WAIT`; a plan that is complete
+        episodes: read and written.
+        actions: [episodes] index into `episodes.legal`, or `BEGIN` or `WAIT`; a plan that is complete
             waits for `BEGIN`.
     """
     workspace = new_workspace(compiled)

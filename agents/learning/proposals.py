@@ -1,0 +1,95 @@
+"""Proposals: plans of a network that was trained on other problems, without further training.
+
+The network comes with the package (`agents/learning/pretrained_network`, made by `automap train-agent`). The first plan
+is the one that it rates best. Noise on its ratings makes the others differ, more of it on the few decisions about the
+mesh, on which all others depend. What has been found is known to the plans after it. No plan is proposed twice, nor one
+whose bound says that it cannot be the best.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from agents.incumbent import Incumbent
+from agents.learning.network import ProposalNetwork
+from agents.learning.search_tree import SearchTree
+from automap.space.space import Values
+from envs.decision import Episodes
+
+NETWORK = Path(__file__).parent / "pretrained_network"
+"""Folder of the network that comes with the package."""
+PROPOSALS = 64
+"""Number of plans that are proposed at the beginning of a search."""
+SIDE_BY_SIDE = 8
+"""Number of plans that are decided side by side; the next ones know what these have found."""
+NOISE, MESH_NOISE = 0.3, 1.0
+"""Scales of the Gumbel noise on ratings of all decisions and of those about the mesh. Ratings are `REWARD_SCALE` times
+logarithms of step times, so the scales are 3 and 10 per cent of a step time."""
+MESH_KINDS = frozenset(("pp", "tp", "middle", "micro_batches", "virtual"))
+"""Kinds of slots that decide the mesh."""
+
+
+def propose(
+    incumbent: Incumbent, episodes: Episodes, network: ProposalNetwork, *, seed: int, most: int
+) -> list[Values]:
+    """Proposes plans until there are enough or the incumbent's budget ends.
+
+    Args:
+        incumbent: takes every plan that is found.
+        episodes: episodes of the problem, at their beginning; they learn of the plans that are found.
+        network: rates the decisions.
+        seed: seed of the noise.
+        most: number of plans to propose.
+
+    Returns:
+        The distinct plans that were found and fit, also those that the episodes have only looked at; the best last.
+    """
+    space, rng, count = incumbent.space, np.random.default_rng(seed), 0
+    noise = np.array([*(MESH_NOISE if slot.kind in MESH_KINDS else NOISE for slot in space.slots), 0.0])
+    # The first plan is the one that is rated best.
+    scale = np.ones(episodes.count)
+    scale[0] = 0.0
+    tree = SearchTree(episodes, lambda: incumbent.best_s)
+    found: dict[Values, float] = {}
+    while count < most and not (incumbent.finished or tree.is_exhausted):
+        observation = episodes.observe()
+        rated = network.rate(observation)
+        drawn = rng.gumbel(size=rated.shape)
+        spread = scale * noise[episodes.partial_plans.episodes.position]
+        actions = np.zeros(episodes.count, dtype=np.int64)
+        for number in range(episodes.count):
+            legal = tree.open_actions(number, np.flatnonzero(observation["action_mask"][number]))
+            worth = rated[number, legal] + spread[number] * drawn[number, legal]
+            actions[number] = legal[worth.argmax()]
+            tree.take(number, int(actions[number]))
+        _, done = episodes.step(actions)
+        for number in np.flatnonzero(done).tolist():
+            if count < most and not incumbent.finished:
+                found |= _take(incumbent, episodes, number)
+                count += 1
+            tree.finish(number)
+            scale[number] = 1.0
+        if done.any():
+            episodes.begin(done)
+    incumbent.look_aheads += int(episodes.known.arrays.priced[0])
+    return sorted(found, key=lambda values: -found[values])
+
+
+def _take(incumbent: Incumbent, episodes: Episodes, number: int) -> dict[Values, float]:
+    """Hands the plan of a finished episode, and the best completion that it saw, to the incumbent and the episodes.
+
+    Returns:
+        Those of the two that fit, with their step times in seconds.
+    """
+    ended, seen = episodes.finished(number), episodes.best_completion(number)
+    incumbent.add(ended.values, ended.step_time_s, ended.overflow)
+    episodes.known.add(ended.values, (ended.step_time_s, ended.overflow))
+    found = {ended.values: ended.step_time_s} if ended.overflow <= 0.0 else {}
+    if seen is not None:
+        values, seconds = seen
+        incumbent.add_from(incumbent.searcher, values, seconds, 0.0)
+        episodes.known.add(values, (seconds, 0.0))
+        found[values] = seconds
+    return found

@@ -1,0 +1,251 @@
+"""Completions: what the best known plans make of partial plans, and what these completions cost.
+
+`automap.bounds.kernels.step_many` says what no completion of a partial plan goes below. This module gives the other
+side, a completion that is at hand: behind every legal value the best known plan that agrees with all decisions is
+followed to the end. Where no known plan agrees with a decision, that decision is passed over when plans are compared.
+Units: seconds; memory as share of capacity (overflow).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import float64, int64, types, void
+
+from automap.bounds.kernels.step_many import BEGIN, EPISODES, WAIT
+from automap.jit import borrowing, kernel
+from automap.price.kernels.array_types import Floats, Floats2, Floats3, Ints, Ints2, Mask, Mask2, tuple_type
+from automap.space.kernels.draft import DRAFT, pick_all
+from automap.space.kernels.layout import decide_stages
+from automap.space.kernels.price_one import price_one
+from automap.space.kernels.records import COMPILED
+from automap.space.kernels.stepper import decide, is_idle, legal_values
+from automap.space.kernels.workspace import new_workspace, set_rows
+
+
+MISFIT, PER_OVERFLOW, MOST_PER_OVERFLOW = 1.0, 2.0, 2.0
+"""Logarithm of the ratio of step times by which a plan that does not fit is worth less than a good plan, at least; how
+much more for each share of a device's memory that is missing; and how much more at most. Assumed: these are far more
+than good plans differ by."""
+
+
+class KnownArrays(NamedTuple):
+    """Known plans, and the completions that they give to the plans being decided."""
+
+    values: Ints2
+    """[room, slots] known plans."""
+    prices: Floats2
+    """[room, 2] seconds and overflow of each known plan."""
+    order: Ints
+    """[room] numbers of the known plans, the best first."""
+    count: Ints
+    """[1] number of known plans."""
+    agreeing: Ints2
+    """[episodes, room] numbers of the known plans that agree with the decisions of each plan, the best first."""
+    num_agreeing: Ints
+    """[episodes] how many there are; at least one."""
+    compared: Ints
+    """[episodes] number of slots that have been compared."""
+    is_known: Mask
+    """[episodes] whether no decision was passed over: the completion of the plan is then a known plan."""
+    completed: Floats3
+    """[episodes, most, 2] seconds and overflow of the completion behind each legal value of the slot to decide."""
+    worth: Floats2
+    """[episodes, most] step time as which each of them is rewarded, see `worth`."""
+    least: Floats
+    """[episodes] the least of `worth`."""
+    is_followed: Mask2
+    """[episodes, most] whether each legal value is that of the best agreeing plan."""
+    best_values: Ints2
+    """[episodes, slots] fastest completion that fits into memory, among those seen since the plan was begun."""
+    best_s: Floats
+    """[episodes] its step time in seconds; infinity where none fits."""
+    priced: Ints
+    """[1] number of completions that have been priced."""
+    reference_s: float
+    """Step time of a good plan, in seconds."""
+
+
+KNOWN = tuple_type(KnownArrays)
+"""Numba's type of `KnownArrays`."""
+
+
+@borrowing(float64(float64, float64, float64), inner=True)
+def worth(seconds, overflow, reference_s):
+    """Step time as which a plan is rewarded: its own, or more than that of any good plan if it does not fit."""
+    if overflow <= 0.0:
+        return seconds
+    penalty = MISFIT + min(PER_OVERFLOW * overflow, MOST_PER_OVERFLOW)
+    return max(seconds, reference_s) * math.exp(penalty)
+
+
+@kernel(void(float64[:, ::1], float64, float64[::1]))
+def worth_many(prices, reference_s, out):
+    """Step times as which plans are rewarded.
+
+    Args:
+        prices: [n, 2] seconds of a step and overflow of memory.
+        reference_s: step time of a good plan, in seconds.
+        out: [n] written.
+    """
+    for plan in range(out.shape[0]):
+        out[plan] = worth(prices[plan, 0], prices[plan, 1], reference_s)
+
+
+@borrowing(void(KNOWN, int64, int64, int64), inner=True)
+def _agree(known, number, slot, value):
+    """Keeps those of the agreeing plans that have a value in a slot; where none has, all stay."""
+    agreeing, count = known.agreeing[number], 0
+    for i in range(known.num_agreeing[number]):
+        count += known.values[agreeing[i], slot] == value
+    if count == 0:
+        known.is_known[number] = False
+        return
+    kept = 0
+    for i in range(known.num_agreeing[number]):
+        if known.values[agreeing[i], slot] == value:
+            agreeing[kept] = agreeing[i]
+            kept += 1
+    known.num_agreeing[number] = kept
+
+
+@borrowing(void(EPISODES, KNOWN, int64), inner=True)
+def _compare(episodes, known, number):
+    """Compares the known plans with all slots that are decided."""
+    for slot in range(known.compared[number], episodes.position[number]):
+        _agree(known, number, slot, episodes.values[number, slot])
+    known.compared[number] = max(known.compared[number], episodes.position[number])
+
+
+@kernel(void(EPISODES, KNOWN, int64[::1]))
+def follow_known(episodes, known, actions):
+    """Prepares `step_many`: slots that are not asked will follow the best known plan that agrees with the actions.
+
+    Args:
+        episodes: `preferred` is written.
+        known: the known plans.
+        actions: [episodes] those that `step_many` will take.
+    """
+    for number in range(actions.shape[0]):
+        action = actions[number]
+        if action == BEGIN:
+            known.num_agreeing[number] = known.count[0]
+            known.agreeing[number] = known.order
+            known.compared[number] = 0
+            known.is_known[number] = True
+            known.best_s[number] = np.inf
+        elif action == WAIT or episodes.position[number] == episodes.values.shape[1]:
+            continue
+        else:
+            _compare(episodes, known, number)
+            slot = episodes.position[number]
+            _agree(known, number, slot, episodes.legal[number, action])
+            known.compared[number] = slot + 1
+        episodes.preferred[number] = known.values[known.agreeing[number, 0]]
+
+
+@borrowing(int64(COMPILED, int64[::1], int64, int64, DRAFT), inner=True)
+def _settled(compiled, value, slot, wanted, draft):
+    """The value that a slot has where `wanted` is preferred: that one if it is legal, else whole operators, else the
+    first legal one; as `step_many` fills in slots that are not asked."""
+    space = compiled.space
+    num_values = legal_values(compiled, value, slot, draft)
+    if wanted < num_values and draft.mask[wanted]:
+        return wanted
+    if slot >= space.first.signature:
+        whole = space.groups[(slot - space.first.signature) // space.obeys.shape[0]].whole
+        if draft.mask[whole]:
+            return whole
+    found = 0
+    while not draft.mask[found]:
+        found += 1
+    return found
+
+
+@borrowing(void(COMPILED, int64[::1], int64, DRAFT, int64[::1]), inner=True)
+def _complete(compiled, follows, decided, draft, value):
+    """Completes a plan.
+
+    Args:
+        compiled: whose cache is read and written.
+        follows: [slots] a legal plan, which the undecided slots follow as far as it stays legal.
+        decided: number of slots that are decided.
+        draft: overwritten.
+        value: [slots] the plan; the undecided slots are written.
+    """
+    space, first, num_axes = compiled.space, compiled.space.first, compiled.space.obeys.shape[0]
+    for slot in range(first.signature):
+        if slot >= first.cut and is_idle(space, slot, draft.layout):
+            value[slot] = 0
+            continue
+        if slot >= decided:
+            value[slot] = _settled(compiled, value, slot, follows[slot], draft)
+        decide(space, value, slot, draft)
+    # On the same stages the signatures of a legal plan stay legal.
+    is_reshaped = False
+    for slot in range(first.cut):
+        is_reshaped = is_reshaped or value[slot] != follows[slot]
+    for group in range(max(0, (decided - first.signature) // num_axes), space.groups.shape[0]):
+        begin = first.signature + group * num_axes
+        is_touched = is_reshaped
+        for slot in range(begin, min(decided, begin + num_axes)):
+            is_touched = is_touched or value[slot] != follows[slot]
+        for slot in range(begin, begin + num_axes):
+            if slot >= decided:
+                value[slot] = _settled(compiled, value, slot, follows[slot], draft) if is_touched else follows[slot]
+            if is_touched:
+                decide(space, value, slot, draft)
+
+
+@borrowing(types.UniTuple(int64, 2)(KNOWN, int64, int64, int64), inner=True)
+def _best_with(known, number, slot, value):
+    """The best agreeing plan that has a value in a slot, and 1; the best agreeing plan, and 0, where none has it."""
+    for i in range(known.num_agreeing[number]):
+        found = known.agreeing[number, i]
+        if known.values[found, slot] == value:
+            return found, 1
+    return known.agreeing[number, 0], 0
+
+
+@kernel(void(COMPILED, EPISODES, KNOWN))
+def complete_many(compiled, episodes, known):
+    """Prices the completion behind every legal value of the slots to decide.
+
+    Args:
+        compiled: whose cache is read and written.
+        episodes: the plans.
+        known: `completed`, `worth`, `least`, `is_followed`, `best_values` and `best_s` are written.
+    """
+    workspace = new_workspace(compiled)
+    value = np.empty(episodes.values.shape[1], np.int64)
+    for number in range(episodes.position.shape[0]):
+        slot = episodes.position[number]
+        if slot == value.shape[0]:
+            continue
+        _compare(episodes, known, number)
+        preferred = known.values[known.agreeing[number, 0], slot]
+        known.least[number] = np.inf
+        for i in range(episodes.offered[number]):
+            chosen, out = episodes.legal[number, i], known.completed[number, i]
+            follows, agrees = _best_with(known, number, slot, chosen)
+            known.is_followed[number, i] = chosen == preferred
+            if agrees == 1 and known.is_known[number]:
+                out[0], out[1] = known.prices[follows, 0], known.prices[follows, 1]
+                known.worth[number, i] = worth(out[0], out[1], known.reference_s)
+                known.least[number] = min(known.least[number], known.worth[number, i])
+                continue
+            value[:slot] = episodes.values[number, :slot]
+            value[slot] = chosen
+            _complete(compiled, known.values[follows], slot + 1, workspace.draft, value)
+            decide_stages(compiled.space, value, value.shape[0], workspace.draft.layout)
+            set_rows(compiled.space, value, workspace)
+            pick_all(compiled.space, value, value.shape[0], workspace.draft)
+            price_one(compiled, value, workspace, True, out)
+            known.priced[0] += 1
+            known.worth[number, i] = worth(out[0], out[1], known.reference_s)
+            known.least[number] = min(known.least[number], known.worth[number, i])
+            if out[1] <= 0.0 and out[0] < known.best_s[number]:
+                known.best_s[number] = out[0]
+                known.best_values[number] = value

@@ -1,0 +1,118 @@
+"""Known plans: complete plans with their prices, and what they make of the partial plans of an agent.
+
+At first these are templates; the plans that an agent finds join them. Units: seconds; memory as share of capacity.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from automap.bounds.kernels.completions import KnownArrays, complete_many, follow_known, worth_many
+from automap.bounds.kernels.step_many import EpisodeArrays
+from automap.space.space import Ints, PlanSpace, Values
+from automap.space.templates import templates
+from automap.space.decisions import Floats
+
+ROOM = 64
+"""Number of plans that may join the first ones. Behind these the worst of those that joined are given up."""
+
+
+def worth_s(prices: Floats, reference_s: float) -> Floats:
+    """[n] step time as which plans are ranked and rewarded: their own, or more than that of any good plan if they do
+    not fit. It grows with the share of memory that is missing.
+
+    Args:
+        prices: [n, 2] seconds of a step and overflow of memory.
+        reference_s: step time of a good plan, in seconds.
+    """
+    found = np.empty(len(prices))
+    worth_many(np.ascontiguousarray(prices), reference_s, found)
+    return found
+
+
+def priced_templates(space: PlanSpace) -> tuple[Ints, Floats]:
+    """[n, slots] the templates of a space, and [n, 2] their prices."""
+    values = np.array([values for _, values in templates(space)], dtype=np.int64).reshape(-1, len(space.slots))
+    return values, space.price(values)
+
+
+class KnownPlans:
+    """Known plans beside a number of plans that are being decided.
+
+    Attributes:
+        arrays: what the kernels read and write.
+        reference_s: step time of the fastest of the first plans that fits, in seconds, else of a good plan as given.
+    """
+
+    def __init__(self, space: PlanSpace, values: Ints, prices: Floats, episodes: int, most: int, reference_s: float) -> None:
+        """Takes the first plans.
+
+        Args:
+            space: plan space of the problem.
+            values: [n, slots] plans, at least one.
+            prices: [n, 2] their prices, see `PlanSpace.price`.
+            episodes: number of plans being decided.
+            most: number of legal values that are offered at most.
+            reference_s: step time of a good plan where none of these fits, in seconds.
+        """
+        fitting = prices[prices[:, 1] <= 0.0, 0]
+        self.space, self.reference_s = space, float(fitting.min(initial=np.inf))
+        if not len(fitting):
+            self.reference_s = reference_s
+        _, chosen = np.unique(values, axis=0, return_index=True)
+        self._first, room, slots = len(chosen), len(chosen) + ROOM, values.shape[1]
+        self.arrays = KnownArrays(
+            values=np.zeros((room, slots), dtype=np.int64),
+            prices=np.full((room, 2), np.inf),
+            order=np.zeros(room, dtype=np.int64),
+            count=np.array([len(chosen)]),
+            agreeing=np.zeros((episodes, room), dtype=np.int64),
+            num_agreeing=np.zeros(episodes, dtype=np.int64),
+            compared=np.zeros(episodes, dtype=np.int64),
+            is_known=np.zeros(episodes, dtype=np.bool_),
+            completed=np.zeros((episodes, most, 2)),
+            worth=np.zeros((episodes, most)),
+            least=np.zeros(episodes),
+            is_followed=np.zeros((episodes, most), dtype=np.bool_),
+            best_values=np.zeros((episodes, slots), dtype=np.int64),
+            best_s=np.full(episodes, np.inf),
+            priced=np.zeros(1, dtype=np.int64),
+            reference_s=self.reference_s,
+        )
+        self.arrays.values[: len(chosen)] = values[chosen]
+        self.arrays.prices[: len(chosen)] = prices[chosen]
+        self._rank()
+
+    @property
+    def best(self) -> Ints:
+        """[slots] the best known plan."""
+        found: Ints = self.arrays.values[self.arrays.order[0]]
+        return found
+
+    def add(self, values: Values, price: tuple[float, float]) -> None:
+        """Adds a plan; plans that are being decided notice it when they begin anew."""
+        arrays = self.arrays
+        count = int(arrays.count[0])
+        if (arrays.values[:count] == np.array(values)).all(axis=1).any():
+            return
+        if count < len(arrays.order):
+            row = count
+            arrays.count[0] += 1
+        else:
+            mine = np.arange(self._first, count)
+            row = int(mine[worth_s(arrays.prices[mine], self.reference_s).argmax()])
+        arrays.values[row], arrays.prices[row] = values, price
+        self._rank()
+
+    def _rank(self) -> None:
+        count = int(self.arrays.count[0])
+        worth = worth_s(self.arrays.prices[:count], self.reference_s)
+        self.arrays.order[:count] = np.argsort(worth, kind="stable")
+
+    def follow(self, episodes: EpisodeArrays, actions: Ints) -> None:
+        """Prepares a step of the episodes, see `follow_known`."""
+        follow_known(episodes, self.arrays, actions)
+
+    def complete(self, episodes: EpisodeArrays) -> None:
+        """Prices the completion behind every legal value of the slots to decide."""
+        complete_many(self.space.compiled, episodes, self.arrays)
