@@ -255,11 +255,11 @@ class Watch(BaseCallback):
                     self.incumbent.add_from(self.incumbent.searcher, values, seconds, 0.0)
                 if agent.tree is not None:
                     agent.tree.finish(number)
-                agent.leads[number] = self._lead(agent)
+                agent.leads[number] = self.lead(agent)
                 agent.exploration[number] = agent.parameters.explored / max(1, ended.num_decisions)
         return not (self.incumbent.finished or (agent.tree is not None and agent.tree.is_exhausted))
 
-    def _lead(self, agent: MaskedDQN) -> Ints | None:
+    def lead(self, agent: MaskedDQN) -> Ints | None:
         """A neighbour of one of the best plans, to which the next episode is led, or None."""
         if not self._best or agent.rng.random() >= agent.parameters.led_share:
             return None
@@ -306,19 +306,37 @@ def run_dqn(
     parameters, space = parameters or Hyperparameters(), incumbent.space
     asked, known = decisions(space), list(start)
 
-    def episodes() -> Episodes:
-        found = Episodes(asked, parameters.num_envs, incumbent.table, templates=(templates.values, templates.prices))
-        for values, (seconds, overflow) in zip(known, space.price(_rows(space, known)).tolist(), strict=True):
-            found.known.add(values, (seconds, overflow))
-        return found
-
+    episodes = Episodes(asked, parameters.num_envs, incumbent.table, templates=templates)
+    for values, (seconds, overflow) in zip(known, space.price(_rows(space, known)).tolist(), strict=True):
+        episodes.known.add(values, (seconds, overflow))
+    tree = SearchTree(episodes, lambda: incumbent.best_s)
     if network is not None and proposals:
-        known += propose(incumbent, episodes(), read_network(network), seed=seed, most=proposals)
-        if incumbent.finished:
-            return
-    env = PlanVecEnv([episodes()])
-    tree = SearchTree(env.episodes[0], lambda: incumbent.best_s)
-    agent = new_agent(env, parameters, seed, tree=tree)
+        known += propose(incumbent, episodes, tree, read_network(network), seed=seed, most=proposals)
+    if not (incumbent.finished or tree.is_exhausted):
+        _learn(incumbent, episodes, tree, known, seed, parameters, network, checkpoint)
+    incumbent.look_aheads += int(episodes.known.arrays.priced[0])
+
+
+def _learn(
+    incumbent: Incumbent,
+    episodes: Episodes,
+    tree: SearchTree,
+    known: Sequence[Values],
+    seed: int,
+    parameters: Hyperparameters,
+    network: Path | None,
+    checkpoint: Path | None,
+) -> None:
+    """Searches by learning, see `run_dqn`.
+
+    Args:
+        incumbent, seed, parameters, network, checkpoint: see `run_dqn`.
+        episodes: episodes of the problem.
+        tree: what of them has been explored.
+        known: plans that are known beside the templates.
+    """
+    tree.begin()
+    agent = new_agent(PlanVecEnv([episodes]), parameters, seed, tree=tree)
     if network is not None:
         read_checkpoint(agent, parameters, network)
     watch = Watch(incumbent, known)
@@ -328,7 +346,6 @@ def run_dqn(
         watch = Watch(incumbent, [*known, *(tuple(values) for values in about["best"])])
         watch.plans = about["plans"]
     agent.learn(total_timesteps=10**12, callback=watch, log_interval=10**12)
-    incumbent.look_aheads += int(env.episodes[0].known.arrays.priced[0])
     if checkpoint is not None:
         about = {"plans": watch.plans, "best": [list(values) for values in watch.best], "seed": seed}
         write_checkpoint(agent, parameters, checkpoint, about)

@@ -32,13 +32,14 @@ MESH_KINDS = frozenset(("pp", "tp", "middle", "micro_batches", "virtual"))
 
 
 def propose(
-    incumbent: Incumbent, episodes: Episodes, network: ProposalNetwork, *, seed: int, most: int
+    incumbent: Incumbent, episodes: Episodes, tree: SearchTree, network: ProposalNetwork, *, seed: int, most: int
 ) -> list[Values]:
     """Proposes plans until there are enough or the incumbent's budget ends.
 
     Args:
         incumbent: takes every plan that is found.
         episodes: episodes of the problem, at their beginning; they learn of the plans that are found.
+        tree: what of these episodes has been explored.
         network: rates the decisions.
         seed: seed of the noise.
         most: number of plans to propose.
@@ -51,7 +52,6 @@ def propose(
     # The first plan is the one that is rated best.
     scale = np.ones(episodes.count)
     scale[0] = 0.0
-    tree = SearchTree(episodes, lambda: incumbent.best_s)
     found: dict[Values, float] = {}
     while count < most and not (incumbent.finished or tree.is_exhausted):
         observation = episodes.observe()
@@ -73,7 +73,6 @@ def propose(
             scale[number] = 1.0
         if done.any():
             episodes.begin(done)
-    incumbent.look_aheads += int(episodes.known.arrays.priced[0])
     return sorted(found, key=lambda values: -found[values])
 
 

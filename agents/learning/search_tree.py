@@ -87,6 +87,10 @@ class SearchTree:
         self._close(self._at[number])
         self._at[number] = self._root
 
+    def begin(self) -> None:
+        """Begins all episodes anew; what is closed stays closed."""
+        self._at = [self._root] * self._episodes.count
+
     def _close(self, node: _Node) -> None:
         """Closes the action that leads to a node, and the ones before it behind which no action is open any more."""
         while node.parent is not None:

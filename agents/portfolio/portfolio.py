@@ -26,6 +26,7 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.learning.checkpoint import read_network
 from agents.learning.proposals import NETWORK, PROPOSALS, SIDE_BY_SIDE, propose
+from agents.learning.search_tree import SearchTree
 from agents.portfolio.members import Kind, Member, MemberTask, wait
 from agents.sampling.exhaustive import run_exhaustive
 from agents.sampling.expert import Grid, price_grid
@@ -142,9 +143,12 @@ def _propose(incumbent: Incumbent, grid: Grid, seed: int) -> list[Values]:
             LOG.warning("the search goes on without the network's proposals: %s", fault)
             return []
         episodes = Episodes(
-            HybridDecisions(incumbent.space), SIDE_BY_SIDE, incumbent.table, templates=(grid.values, grid.prices)
+            HybridDecisions(incumbent.space), SIDE_BY_SIDE, incumbent.table, templates=grid
         )
-        return propose(incumbent, episodes, network, seed=seed, most=PROPOSALS)
+        tree = SearchTree(episodes, lambda: incumbent.best_s)
+        found = propose(incumbent, episodes, tree, network, seed=seed, most=PROPOSALS)
+    incumbent.look_aheads += int(episodes.known.arrays.priced[0])
+    return found
 
 
 def _search(incumbent: Incumbent, crew: _Crew, known: Ints, seed: int) -> None:
@@ -153,9 +157,7 @@ def _search(incumbent: Incumbent, crew: _Crew, known: Ints, seed: int) -> None:
     if (left is not None and left < LEAST_EVALUATIONS) or (left_s is not None and left_s < LEAST_S):
         _anneal(incumbent, known, seed)
         return
-    warm_up_s = None if left_s is None else min(SHOWN_PROPOSALS = 16
-"""Number of the best proposals with which annealing and members begin."""
-WARM_UP_S, WARM_UP_SHARE * left_s)
+    warm_up_s = None if left_s is None else min(WARM_UP_S, WARM_UP_SHARE * left_s)
     with incumbent.share(evaluations=None if left is None else left // 2, seconds=warm_up_s):
         known = np.concatenate([_anneal(incumbent, known, seed), known])
 

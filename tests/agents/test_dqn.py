@@ -6,24 +6,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Discrete
 
 from agents import Budget, search
 from agents.incumbent import Incumbent
-from agents.learning.checkpoint import ABOUT, TENSORS, read_checkpoint, write_checkpoint
-from agents.learning.dqn import FORBIDDEN, new_agent, run_dqn
+from agents.learning.checkpoint import ABOUT, TENSORS, read_checkpoint, read_network, write_checkpoint
+from agents.learning.dqn import FORBIDDEN, Watch, new_agent, run_dqn
 from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.plan_vec_env import PlanVecEnv
-from agents.learning.pretrained import NETWORK, PARAMETERS
-from agents.learning.pretraining import FAMILY
+from agents.learning.proposals import NETWORK
+from agents.learning.replay import PlanReplay
 from agents.learning.search_tree import SearchTree
-from automap.bounds.partial_plans import BoundTable, walk
+from agents.sampling.expert import grid_of
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
 from automap.problem import Problem
-from envs.decision import MAX_ACTIONS, REWARD_SCALE, Episodes
+from envs.decision import COMPLETION, REWARD_SCALE, Episodes, observation_space
 from envs.hybrid import HybridDecisions
 
-SMALL = Hyperparameters(num_envs=4, hidden=(16,), num_signs=8)
+SMALL = Hyperparameters(num_envs=4, hidden=(16,))
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def s(gpt, space):
 
 
 def agent_of(space, parameters=SMALL, seed=0):
-    env = PlanVecEnv([Episodes(HybridDecisions(space), parameters.num_envs)], parameters.num_signs)
+    env = PlanVecEnv([Episodes(HybridDecisions(space), parameters.num_envs)])
     return new_agent(env, parameters, seed), env
 
 
@@ -40,49 +41,85 @@ def incumbent_of(space, evaluations):
     return Incumbent(space, Budget(evaluations=evaluations), searcher="dqn")
 
 
-def test_an_untrained_network_is_greedy_on_the_bound(s):
-    agent, env = agent_of(s)
-    observation = env.reset()
-    agent.exploration = 0.0
-    episodes = env.episodes[0].partial_plans.episodes
-    best = episodes.legal[0, episodes.action_bounds[0, : episodes.offered[0], 0].argmin()]
-    assert agent.act(observation)[0] == best
-    with torch.no_grad():
-        q = agent.q_net({k: torch.as_tensor(v) for k, v in observation.items()})
-    assert (q[observation["action_mask"] == 0] == FORBIDDEN).all()
-
-
-@pytest.mark.slow
-def test_targets_are_no_less_than_what_was_obtained(s):
-    agent, env = agent_of(s)
-    observation = env.reset()
-    for _ in range(200):
-        env.step_async(agent.act(observation))
+def collected(agent, env, steps):
+    """Lets an agent step through an environment and remember what it sees; returns the finished plans."""
+    observation, finished = env.reset(), []
+    for _ in range(steps):
+        actions = agent.act(observation)
+        env.step_async(actions)
         following, rewards, done, infos = env.step_wait()
-        after = {k: v.copy() for k, v in following.items()}
-        agent.replay_buffer.add(observation, after, env._actions, rewards, done, infos)
+        agent.replay_buffer.add(observation, following, actions, rewards, done, infos)
+        finished += [info["finished"] for info in infos if "finished" in info]
         observation = following
-    batch = agent.replay_buffer.sample_plans(64)
+    return finished
+
+
+def test_an_untrained_network_follows_the_best_completion(s):
+    agent, env = agent_of(s)
+    observation = env.reset()
+    with torch.no_grad():
+        q = agent.q_net({k: torch.as_tensor(v) for k, v in observation.items()}).numpy()
+    assert (q[observation["action_mask"] == 0] == FORBIDDEN).all()
+    known = env.episodes[0].known.arrays
+    legal = env.episodes[0].partial_plans.episodes.legal[0]
+    assert agent.act(observation)[0] == legal[known.worth[0, : env.episodes[0].partial_plans.episodes.offered[0]].argmin()]
+
+
+def test_an_untrained_network_ends_no_worse_than_the_best_template(s):
+    agent, env = agent_of(s)
+    best = grid_of(s).prices
+    finished = collected(agent, env, 200)
+    assert finished[0].overflow <= 0.0
+    assert finished[0].step_time_s <= best[best[:, 1] <= 0.0, 0].min()
+
+
+def test_targets_are_no_less_than_what_was_reached_or_is_at_hand(s):
+    agent, env = agent_of(s)
+    agent.exploration[:] = 0.3
+    collected(agent, env, 100)
+    batch = agent.replay_buffer.draw(64)
     targets = agent.targets(batch)
-    assert (targets >= batch.floors - 1e-5).all()
-    # Of the best plan the floor of its first decision is its whole return.
-    best = agent.replay_buffer.elite[0]
-    price = walk(s, BoundTable(s), best).bound
-    stacked = agent.replay_buffer._stacked
-    assert stacked["floors"].max() <= 1e-6
-    assert price.overflow <= 0.0
-    whole = REWARD_SCALE * np.log(BoundTable(s).first.time_s / price.time_s)
-    assert stacked["floors"].reshape(-1)[0] == pytest.approx(whole, rel=1e-4)
+    assert (targets >= batch.returns - 1e-5).all()
+    assert (targets >= -REWARD_SCALE * batch.actions[:, COMPLETION] - 1e-5).all()
+
+
+def test_the_replay_gives_back_what_it_was_shown():
+    """Two episodes of made-up observations, of which the replay has room for the later one."""
+    rng = np.random.default_rng(0)
+    box = observation_space()
+    replay = PlanReplay(6, box, Discrete(10), "cpu", 1, seed=0)
+    shown = []
+    for length in (4, 5):
+        for step in range(length):
+            seen = rng.random((1, *box["observation"].shape)).astype(np.float32)
+            mask = np.zeros((1, *box["action_mask"].shape), dtype=np.int8)
+            mask[0, [1, 4, 9]] = 1
+            observation = {"observation": seen, "action_mask": mask}
+            done, reward = np.array([step == length - 1]), np.array([float(len(shown))])
+            replay.add(observation, {}, np.array([4]), reward, done, [{}])
+            shown.append(seen[0])
+    assert replay.size() == 6
+    batch = replay.draw(200)
+    later = shown[3:]
+    assert {float(reward) for reward in batch.rewards} == set(map(float, range(3, 9)))
+    for reward, state, whole in zip(batch.rewards, batch.states, batch.returns, strict=True):
+        number = int(reward)
+        assert np.array_equal(state.numpy(), later[number - 3][: len(state)])
+        assert whole == (3.0 if number == 3 else sum(range(number, 9)))
+    # The last decision of an episode is followed by none, every other one by its three legal actions.
+    counts = torch.bincount(batch.following, minlength=200)
+    assert all(count == (0 if reward in (3.0, 8.0) else 3) for count, reward in zip(counts, batch.rewards, strict=True))
 
 
 @pytest.mark.slow
 def test_a_search_goes_on_from_its_checkpoint(s, tmp_path):
     first, second = incumbent_of(s, 80), incumbent_of(s, 60)
-    run_dqn(first, seed=0, parameters=SMALL, checkpoint=tmp_path / "agent")
+    settings = {"parameters": SMALL, "network": None, "templates": grid_of(s), "checkpoint": tmp_path / "agent"}
+    run_dqn(first, seed=0, **settings)
     about = json.loads((tmp_path / "agent" / ABOUT).read_text())
     assert about["plans"] == 80
-    assert 1 <= len(about["elite"]) <= SMALL.elite_plans
-    run_dqn(second, seed=1, parameters=SMALL, checkpoint=tmp_path / "agent")
+    assert len(about["best"]) >= 1
+    run_dqn(second, seed=1, **settings)
     assert second.best_s <= first.best_s
     assert json.loads((tmp_path / "agent" / ABOUT).read_text())["plans"] > 80
 
@@ -108,7 +145,7 @@ def test_bad_checkpoints_are_refused(s, tmp_path, damage):
     elif damage == "json":
         (tmp_path / ABOUT).write_text("{")
     elif damage == "schema":
-        (tmp_path / ABOUT).write_text((tmp_path / ABOUT).read_text().replace("automap.agent/1", "automap.agent/0"))
+        (tmp_path / ABOUT).write_text((tmp_path / ABOUT).read_text().replace("automap.agent/2", "automap.agent/0"))
     else:
         parameters = replace(SMALL, hidden=(32,))
         agent, _ = agent_of(s, parameters)
@@ -120,32 +157,25 @@ def test_bad_checkpoints_are_refused(s, tmp_path, damage):
 def test_the_shipped_network_says_how_it_was_made():
     about = json.loads((NETWORK / ABOUT).read_text())
     assert about["command"][:2] == ["automap", "train-agent"]
-    assert [tuple(one) for one in about["problems"]] == list(FAMILY)
-    assert about["hyperparameters"]["hidden"] == list(PARAMETERS.hidden)
+    assert about["hyperparameters"]["hidden"] == list(Hyperparameters().hidden)
     assert sum(file.stat().st_size for file in NETWORK.iterdir()) < 2e6
+
+
+def test_the_network_rates_alike_with_and_without_torch(s):
+    agent, env = agent_of(s, Hyperparameters())
+    read_checkpoint(agent, Hyperparameters(), NETWORK)
+    observation = env.reset()
+    with torch.no_grad():
+        q = agent.q_net({k: torch.as_tensor(v) for k, v in observation.items()}).numpy()
+    assert read_network(NETWORK).rate(observation) == pytest.approx(q, rel=1e-4, abs=1e-4)
 
 
 @pytest.mark.slow
 def test_the_pretrained_network_proposes_plans_at_once(light_graph):
     p = Problem.build(light_graph("vgg19"), parse_cluster("2x4xV100@25Gbit"), {"global_batch": 256})
-    found = search(p, Budget.parse(64), searcher="dqn-pretrained", seed=0).plan
-    random = search(p, Budget.parse(64), searcher="random", seed=0).plan
-    assert found.search.found_by == "dqn-pretrained"
-    assert found.search.evaluations == 64
-    assert found.estimate.step_time_s < random.estimate.step_time_s
-
-
-@pytest.mark.slow
-def test_a_plan_beyond_what_is_offered_is_shown_as_the_nearest(gpt, space):
-    wide = space(gpt(layers=80), "2x1xA100", 64, pp=2)
-    agent, _ = agent_of(wide)
-    rng = np.random.default_rng(0)
-    plan = next(v for v in (wide.random(rng) for _ in range(2000)) if max(v) >= MAX_ACTIONS)
-    agent.demonstrate(PlanVecEnv([Episodes(HybridDecisions(wide), 1)], SMALL.num_signs), [plan])
-    shown = agent.replay_buffer.elite[0]
-    at = next(slot for slot, value in enumerate(plan) if value >= MAX_ACTIONS)
-    assert shown[:at] == plan[:at]
-    assert max(shown) < MAX_ACTIONS
+    found = search(p, Budget.parse(64), searcher="dqn", seed=0).plan
+    assert found.search.found_by == "dqn"
+    assert found.search.searchers["dqn"] < found.search.baselines["expert"]
 
 
 def test_an_episode_is_led_to_a_neighbour_of_the_best_plan_and_past_what_is_known(gpt, space):
@@ -153,12 +183,12 @@ def test_an_episode_is_led_to_a_neighbour_of_the_best_plan_and_past_what_is_know
     parameters = replace(SMALL, num_envs=1, led_share=1.0)
     episodes = Episodes(HybridDecisions(s), 1)
     tree = SearchTree(episodes, lambda: np.inf)
-    env = PlanVecEnv([episodes], parameters.num_signs)
+    env = PlanVecEnv([episodes])
     agent = new_agent(env, parameters, 0, tree=tree)
-    agent.lead(0, s)
-    assert agent.leads == [None]  # no plan is known yet
-    best = tuple(s.random_batch(np.random.default_rng(3), 1)[0].tolist())
-    agent.demonstrate(PlanVecEnv([Episodes(HybridDecisions(s), 1)], parameters.num_signs), [best])
+    assert Watch(incumbent_of(s, 10), []).lead(agent) is None  # no plan is known yet
+    rng = np.random.default_rng(3)
+    best = next(values for values in map(tuple, s.random_batch(rng, 50).tolist()) if s.price(np.array([values]))[0, 1] <= 0)
+    watch = Watch(incumbent_of(s, 10), [best])
 
     def plan():
         observation, done = env.reset(), [False]
@@ -170,7 +200,7 @@ def test_an_episode_is_led_to_a_neighbour_of_the_best_plan_and_past_what_is_know
 
     met: set[tuple[int, ...]] = set()
     for _ in range(5):
-        agent.lead(0, s)
+        agent.leads[0] = watch.lead(agent)
         wanted = tuple(agent.leads[0].tolist())
         assert wanted != best
         for _ in range(2):

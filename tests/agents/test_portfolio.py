@@ -1,6 +1,7 @@
 """The portfolio against brute force, its members and its promises; members are real processes here."""
 
 import itertools
+from pathlib import Path
 import json
 import multiprocessing
 import os
@@ -116,17 +117,20 @@ def test_who_found_what(gpt):
     assert (incumbent.evaluations, [seconds for _, _, seconds in incumbent.improvements]) == (3, [3.0, 2.0])
 
 
-def test_of_few_evaluations_the_pretrained_network_has_its_share(light_graph, monkeypatch):
+def test_every_search_begins_with_the_network_under_any_budget(light_graph, monkeypatch, caplog):
     p = problem(light_graph("vgg19"), "2x4xV100@25Gbit", 256)
     first, second = (search(p, Budget.parse(64), seed=1) for _ in range(2))
     assert document(first) == document(second)
-    record = first.plan.search
-    assert record.searchers["dqn-pretrained"] >= first.plan.estimate.step_time_s
-    monkeypatch.setattr(portfolio, "PROPOSED_SHARE", 0.0)
+    for found in (first, search(p, Budget.parse("1s"), seed=1)):
+        record = found.plan.search
+        assert record.searchers["dqn"] < record.baselines["expert"]
+        assert record.look_aheads > 0
+    # Without a network that can be read the search goes on.
+    monkeypatch.setattr(portfolio, "NETWORK", Path("nowhere"))
     without = search(p, Budget.parse(64), seed=1)
-    assert "dqn-pretrained" not in without.plan.search.searchers
-    assert first.evaluations == without.evaluations
-    assert first.plan.estimate.step_time_s < without.plan.estimate.step_time_s
+    assert "without the network's proposals" in caplog.text
+    assert without.plan.search.searchers["dqn"] is None
+    assert first.plan.estimate.step_time_s <= without.plan.estimate.step_time_s
 
 
 def by_seed(tasks):
@@ -135,7 +139,7 @@ def by_seed(tasks):
 
 def test_further_processors_anneal_and_learn_with_seeds_of_their_own():
     known = np.arange(40).reshape(20, 2)
-    first, *tasks = by_seed(portfolio.member_tasks(None, 30.0, 8, seed=7, known=known, reference_s=1.0))
+    first, *tasks = by_seed(portfolio.member_tasks(None, 30.0, 8, seed=7, known=known))
     assert [task.kind for task in first] == ["elimination", "dqn", "ilp"]
     assert [task.kind for (task,) in tasks] == ["mcmc", "dqn", "mcmc", "dqn"]
     # 7 is the seed of the members of `PLACES`, 8 of the annealing beside them.
@@ -143,7 +147,7 @@ def test_further_processors_anneal_and_learn_with_seeds_of_their_own():
     assert [len(task.start) for (task,) in tasks] == [20, 16, 20, 16]
     assert {task.evaluations for (task,) in tasks} == {None}
     # A DQN takes seconds to begin.
-    _, *short = by_seed(portfolio.member_tasks(None, 6.0, 5, seed=7, known=known, reference_s=1.0))
+    _, *short = by_seed(portfolio.member_tasks(None, 6.0, 5, seed=7, known=known))
     assert [task.kind for (task,) in short] == ["mcmc"] * 3
 
 
@@ -328,7 +332,7 @@ def test_cores_change_nothing_but_the_time(gpt, monkeypatch):
     for count in (1, 8):
         monkeypatch.setattr(portfolio, "cores", lambda count=count: count)
         result = search(p, Budget.parse(800), seed=3)
-        assert result.plan.search.searchers.keys() == {"expert", "dqn-pretrained", "mcmc", "elimination", "dqn"}
+        assert result.plan.search.searchers.keys() == {"expert", "dqn", "mcmc", "elimination"}
         assert result.plan.search.searchers["dqn"] is not None
         assert result.evaluations == 800 + num_templates - min(num_templates, 200)
         found.append(document(result))

@@ -8,6 +8,7 @@ from agents.incumbent import Incumbent
 from agents.learning.dqn import run_dqn
 from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.search_tree import SearchTree
+from agents.sampling.expert import grid_of
 from automap.space.space import PlanSpace
 from envs.decision import Episodes
 from envs.hybrid import HybridDecisions
@@ -53,6 +54,6 @@ def test_a_dqn_that_ends_by_itself_has_found_the_optimum(small):
     priced = []
     add = incumbent.add
     incumbent.add = lambda values, seconds, over: (priced.append(values), add(values, seconds, over))[1]
-    run_dqn(incumbent, seed=0, parameters=Hyperparameters(num_envs=4))
+    run_dqn(incumbent, seed=0, templates=grid_of(space), parameters=Hyperparameters(num_envs=4), proposals=5)
     assert incumbent.best_s == pytest.approx(optimum.plan.estimate.step_time_s, rel=1e-12)
     assert len(priced) == len(set(priced)) < round(10**space.decades)

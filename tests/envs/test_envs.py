@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import stable_baselines3.common.env_checker
 
+from automap.bounds.known_plans import priced_templates, worth_s
 from automap.space.count import count_decades, grouped
 from automap.space.templates import templates
 from envs import Episodes, HybridEnv, PipelineEnv, ReplicationEnv, ShardingEnv
@@ -146,15 +147,14 @@ def test_on_long_pipelines_no_rank_but_the_last_recomputes_more_than_the_one_bef
 
 def test_infeasible_plans_are_worth_less_than_feasible_ones(gpt, space):
     s = space(gpt(layers=4, hidden=1024, heads=16, seq=1024, vocab=50000), "2xV100-16GB", 64)
-    outcomes = [s.evaluator.evaluate(s.lowered(values)) for _, values in templates(s)]
-    feasible = [o for o in outcomes if o.fits]
-    overflowing = [o for o in outcomes if not o.fits]
-    assert feasible and overflowing
-    env = HybridEnv(s, reference_s=min(o.step_time_s for o in feasible))
-    worth = {o.overflow: env.episodes.worth_s(o.step_time_s, o.overflow) for o in outcomes}
-    assert min(worth[o.overflow] for o in overflowing) > min(o.step_time_s for o in feasible)
-    worst = max(overflowing, key=lambda o: o.overflow)
-    assert worth[worst.overflow] > worst.step_time_s
+    prices = s.price(np.array([values for _, values in templates(s)]))
+    fits = prices[:, 1] <= 0.0
+    assert fits.any() and not fits.all()
+    best = prices[fits, 0].min()
+    worth = worth_s(prices, best)
+    assert (worth[fits] == prices[fits, 0]).all()
+    assert worth[~fits].min() > best
+    assert (worth[~fits] > prices[~fits, 0]).all()
 
 
 def test_the_mask_drops_what_provably_cannot_fit(gpt, space):
@@ -245,3 +245,49 @@ def test_episodes_side_by_side_are_the_episodes_alone(gpt, space):
     many.begin(np.arange(5) == 3)
     again, _ = one.reset()
     assert np.array_equal(many.observe()["observation"][3], again["observation"])
+
+
+def completions(s, decisions, rng, episodes=4):
+    """Steps through random plans; yields after each step the episodes, and for each legal value its completion."""
+    many = Episodes(decisions, episodes)
+    while not many.partial_plans.done.all():
+        yield many
+        masks = many.observe()["action_mask"]
+        many.step(np.array([rng.choice(np.flatnonzero(mask)) for mask in masks]))
+
+
+def test_a_completion_is_a_plan_behind_its_value_and_no_faster_than_the_bound(gpt, space):
+    s = space(gpt(), "2x4xA100", 16)
+    for many in completions(s, HybridDecisions(s), np.random.default_rng(0)):
+        episodes, known = many.partial_plans.episodes, many.known.arrays
+        for e in range(many.count):
+            for i in range(episodes.offered[e]):
+                assert known.completed[e, i, 0] >= episodes.action_bounds[e, i, 0] * (1 - 1e-9)
+                assert known.completed[e, i, 1] >= episodes.action_bounds[e, i, 1] - 1e-9
+
+
+def test_following_the_best_completions_reaches_what_they_promise(gpt, space):
+    """Whoever takes the value with the best completion never does worse than it, and ends at its price."""
+    s = space(gpt(), "2x4xA100", 16)
+    values, prices = priced_templates(s)
+    many = Episodes(HybridDecisions(s), 3)
+    promised = np.full(3, worth_s(prices, many.reference_s).min())
+    many.step(np.random.default_rng(0).integers(0, 64, 3))  # one decision at random
+    promised[:] = np.inf
+    while not many.partial_plans.done.all():
+        episodes, known = many.partial_plans.episodes, many.known.arrays
+        going = ~many.partial_plans.done
+        least = np.where(going, known.least, promised)
+        assert (least <= promised * (1 + 1e-12)).all()
+        promised = least
+        best = [known.worth[e, : max(1, episodes.offered[e])].argmin() for e in range(3)]
+        many.step(np.array([episodes.legal[e, i] for e, i in enumerate(best)]))
+    for e in range(3):
+        assert many.finished(e).worth_s == pytest.approx(promised[e], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["Hybrid", "Sharding", "Replication", "Pipeline"])
+def test_environments_are_made_by_name(name, gpt, space):
+    env = gymnasium.make(f"automap/{name}-v0", problem=space(gpt(), "2x4xA100", 16).problem)
+    observation, _ = env.reset(seed=0)
+    assert env.observation_space.contains(observation)
