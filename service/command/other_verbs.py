@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from automap.errors import UserError
+from automap.errors import ProblemError, UserError
 from service.command.options import (
     BudgetOption,
     Job,
@@ -183,6 +183,37 @@ def train_agent(
 
     command = ["automap", "train-agent", str(folder), "--plans", str(plans), "--seed", str(seed)]
     pretraining.train_agent(folder, plans=plans, seed=seed, on_progress=told, command=command)
+
+
+@app.command("label-problems")
+def label_problems(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the labels; made if it does not exist.")],
+    problems: Annotated[
+        int, typer.Option(min=1, help="Problems to label, with those that have a label already.")
+    ] = 100,
+    budget: BudgetOption = "5s",
+    processes: Annotated[int, typer.Option(min=1, max=1024, help="Processes side by side, of one core each.")] = 2,
+    first_seed: Annotated[int, typer.Option(min=0, help="Seed of the first problem.")] = 0,
+    split: Annotated[str | None, typer.Option(help="train, unseen-family or unseen-size; default: any.")] = None,
+) -> None:
+    """Labels generated problems with the best plans that the portfolio finds, for networks to learn from."""
+    from agents.learning import labelling
+    from agents.learning.problems import SPLITS
+    from agents.searcher import Budget
+    from service.command.terminal import counting_bar
+
+    known = {name: name for name in SPLITS}
+    if split is not None and split not in known:
+        raise ProblemError("unknown split", field="split", value=split, repair="Use one of " + ", ".join(SPLITS) + ".")
+    amount = Budget.parse(budget)
+    seeds = labelling.chosen_seeds(first_seed, problems, known[split] if split is not None else None)
+    fitting = failed = 0
+    with counting_bar("labels", len(seeds)) as done:
+        for found in labelling.label_problems(folder, seeds, amount, processes):
+            fitting += found is not None and found.fits
+            failed += found is None
+            done("" if found is None else f"seed {found.seed}: {found.found_by or 'nothing fits'}")
+    typer.echo(f"{folder}: {len(seeds) - failed} labels, {fitting} with a plan; {failed} problems failed", err=True)
 
 
 @app.command()

@@ -56,3 +56,25 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def counting_bar(title: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A progress bar over so many things; call what it gives with a text once for each of them that is done."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    more = (TimeRemainingColumn(), TextColumn("{task.fields[last]}"))
+    with Progress(
+        *columns, *more, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
+        task = bar.add_task(title, total=total, last="")
+        yield lambda last: bar.update(task, advance=1, last=last)

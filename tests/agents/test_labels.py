@@ -1,0 +1,183 @@
+"""Labels of generated problems: what is stored is read back, whatever interrupts it, and says only what matters."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agents.incumbent import Incumbent
+from agents.learning.labelling import chosen_seeds
+from agents.learning.labels import Label, LabelWriter, drawn_version, read_labels
+from agents.learning.problems import generate, outline
+from agents.learning.teacher import MAX_SLOWER, label, simplify
+from agents.sampling.expert import price_grid
+from agents.searcher import Budget
+from automap.errors import ProblemError
+from automap.problem import Problem
+from automap.space.space import PlanSpace
+from service.command.main import main
+
+
+def made_up(seed, step_time_s=1.0):
+    return Label(
+        seed=seed,
+        version=drawn_version(seed),
+        digest="",
+        fits=True,
+        values=(1, 2),
+        step_time_s=step_time_s,
+        seconds=0.1,
+    )
+
+
+def test_labels_are_read_back(tmp_path):
+    nothing = replace(made_up(3), fits=False, values=None, step_time_s=None)
+    with LabelWriter(tmp_path) as writer:
+        for found in (made_up(1), made_up(2), nothing):
+            writer.write(found)
+    assert read_labels(tmp_path) == {1: made_up(1), 2: made_up(2), 3: nothing}
+
+
+def test_of_several_labels_of_a_problem_the_fastest_counts(tmp_path):
+    with LabelWriter(tmp_path) as writer:
+        writer.write(replace(made_up(1), fits=False, values=None, step_time_s=None))
+        for seconds in (3.0, 1.0, 2.0):
+            writer.write(made_up(1, seconds))
+    assert read_labels(tmp_path) == {1: made_up(1, 1.0)}
+
+
+def test_a_line_that_was_cut_short_is_left_out_and_does_no_harm_to_the_next(tmp_path):
+    with LabelWriter(tmp_path) as writer:
+        writer.write(made_up(1))
+        writer.write(made_up(2))
+    file = tmp_path / "labels-0.jsonl"
+    file.write_bytes(file.read_bytes()[:-20])
+    assert set(read_labels(tmp_path)) == {1}
+    with LabelWriter(tmp_path) as writer:
+        writer.write(made_up(3))
+    assert set(read_labels(tmp_path)) == {1, 3}
+    assert [path.name for path in tmp_path.iterdir()] == ["labels-0.jsonl"]
+
+
+def test_writers_side_by_side_have_files_of_their_own(tmp_path):
+    with LabelWriter(tmp_path) as first, LabelWriter(tmp_path) as second:
+        first.write(made_up(1))
+        second.write(made_up(2))
+    assert {path.name for path in tmp_path.iterdir()} == {"labels-0.jsonl", "labels-1.jsonl"}
+    assert set(read_labels(tmp_path)) == {1, 2}
+
+
+def test_labels_of_another_generator_are_left_out_with_one_warning(tmp_path, caplog):
+    with LabelWriter(tmp_path) as writer:
+        for seed in (1, 2, 3):
+            writer.write(replace(made_up(seed), version="another"))
+        writer.write(made_up(4))
+    with caplog.at_level(logging.WARNING, logger="automap.search"):
+        assert set(read_labels(tmp_path)) == {4}
+    assert [record.getMessage().split(": ")[1] for record in caplog.records] == [
+        "3 labels of another version of the generator are left out"
+    ]
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ProblemError, match="cannot be written"):
+        LabelWriter(tmp_path / "file")
+
+
+def test_seeds_are_chosen_by_their_split():
+    assert chosen_seeds(5, 3, None) == [5, 6, 7]
+    held_out = chosen_seeds(0, 5, "unseen-size")
+    assert {outline(seed).split for seed in held_out} == {"unseen-size"}
+    assert held_out == [s for s in range(held_out[-1] + 1) if outline(s).split == "unseen-size"]
+
+
+@pytest.mark.parametrize("seed", [1, 10, 12])
+@pytest.mark.parametrize("max_slower", [MAX_SLOWER, 0.2])
+def test_a_simplified_plan_is_legal_and_no_slower_than_said(seed, max_slower):
+    space = PlanSpace(generate(seed).problem)
+    grid = price_grid(Incumbent(space, Budget(), searcher="expert"))
+    rng = np.random.default_rng(seed)
+    fitting = grid.values[grid.prices[:, 1] <= 0.0]
+    some = fitting[rng.choice(len(fitting), 40)]
+    moved = np.concatenate([some, space.neighbours(rng, space.neighbours(rng, some, some), some)])
+    for values in moved[space.price(moved)[:, 1] <= 0.0][-20:]:
+        found = np.array(simplify(space, tuple(values.tolist()), grid, max_slower))
+        before, after = space.price(np.array([values, found]))
+        assert after[1] <= 0.0
+        assert after[0] <= (1.0 + max_slower) * before[0]
+        assert space.repair(found.tolist()) == tuple(found.tolist())
+        assert (fitting != found).sum(axis=1).min() <= (fitting != values).sum(axis=1).min()
+
+
+def test_decisions_without_influence_are_put_back():
+    space = PlanSpace(generate(1).problem)
+    grid = price_grid(Incumbent(space, Budget(), searcher="expert"))
+    best = grid.values[np.where(grid.prices[:, 1] <= 0.0, grid.prices[:, 0], np.inf).argmin()]
+    rng = np.random.default_rng(0)
+    moved = space.neighbours(rng, np.repeat(best[None], 200, axis=0), best[None])
+    prices = space.price(moved)
+    slower = prices[:, 0] / space.price(best[None])[0, 0] - 1.0
+    others = moved[(prices[:, 1] <= 0.0) & ((moved != best).sum(axis=1) == 1) & (slower >= 0.0)]
+    assert len(others) > 5
+    for values in others:
+        found = simplify(space, tuple(values.tolist()), grid)
+        assert (grid.values == np.array(found)).all(axis=1).any()
+
+
+@pytest.mark.slow
+def test_a_label_holds_a_plan_of_its_problem():
+    generated = generate(1)
+    found = label(generated, Budget(evaluations=400), 0)
+    space = PlanSpace(generated.problem)
+    seconds, overflow = space.price(np.array([found.values]))[0]
+    assert found.fits
+    assert overflow <= 0.0
+    assert seconds == found.step_time_s
+    assert found.lower_bound_s <= seconds <= (1.0 + MAX_SLOWER) * found.expert_s
+    assert found.is_of(generated)
+    assert not found.is_of(generate(2))
+    again = label(generated, Budget(evaluations=400), 0, [space.decode(found.values)])
+    assert again.step_time_s <= (1.0 + MAX_SLOWER) * found.step_time_s
+
+
+@pytest.mark.slow
+def test_a_problem_that_fits_nowhere_is_labelled_so():
+    generated = generate(1)
+    problem, memory = generated.problem, generated.problem.cluster.device(0).memory_bytes
+    hints = {"memory_reserve_bytes": 0.9999 * memory}
+    crowded = replace(generated, problem=Problem.build(problem.graph, problem.cluster, problem.training, hints))
+    found = label(crowded, Budget(evaluations=50), 0)
+    assert (found.fits, found.values, found.step_time_s) == (False, None, None)
+
+
+@pytest.mark.slow
+def test_labelling_goes_on_where_it_was_killed(tmp_path, capsys):
+    words = ["label-problems", str(tmp_path), "--problems", "6", "--budget", "0.3s", "--split", "train"]
+    process = subprocess.Popen((sys.executable, "-m", "service.command.main", *words), start_new_session=True)
+    deadline = time.monotonic() + 60.0
+    while len(read_labels(tmp_path)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    before = read_labels(tmp_path)
+    assert len(before) >= 2
+    assert main(words) == 0
+    after = read_labels(tmp_path)
+    assert sorted(after) == chosen_seeds(0, 6, "train")
+    assert before.items() <= after.items()
+    lines = [line for path in tmp_path.iterdir() for line in path.read_text().splitlines()]
+    assert len(lines) == len(after)
+    assert main([*words, "--processes", "1"]) == 0
+    assert "6 labels" in capsys.readouterr().err
+
+
+def test_an_unknown_split_is_refused(tmp_path):
+    assert main(["label-problems", str(tmp_path / "labels"), "--split", "validation"]) == 2
+    assert not (tmp_path / "labels").exists()
