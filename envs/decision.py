@@ -31,6 +31,8 @@ from envs.kernels import ACTION, ACTION_FEATURES, LIMIT, STATE_FEATURES
 MAX_ACTIONS = 64
 """Number of actions of every environment. Of a slot with more values the first 64 are offered; for cuts these are the
 64 most even ones."""
+NUM_CUTS = 256
+"""Number of cuts that are offered along a pipeline: of 4 chunks each has 64 ends to choose from, of 16 chunks 16."""
 FREE_RANKS = 8
 """Number of pipeline ranks whose recomputation is decided freely. On longer pipelines a rank, except the last one,
 recomputes no more than the rank before it, which holds no fewer micro-batches; otherwise most decisions would be about
@@ -46,6 +48,9 @@ OBSERVED = STATE_FEATURES + ACTION_FEATURES * MAX_ACTIONS
 """Number of features of an observation."""
 COMPLETION, LOSS = (offset // 4 for _, offset, *_ in (ACTION.fields[name] for name in ("completion", "loss")))
 """Indices of these features of an action, see `envs.kernels.ACTION`."""
+
+WAITING = -1
+"""In place of an action: the plan is left as it is."""
 
 Observation = dict[str, npt.NDArray[Any]]
 Ints = npt.NDArray[np.int64]
@@ -133,6 +138,7 @@ class Episodes:
             table,
             count,
             most=MAX_ACTIONS,
+            num_cuts=NUM_CUTS,
             free_ranks=FREE_RANKS,
             asks=decisions.decides,
             preferred=self.known.best,
@@ -141,8 +147,9 @@ class Episodes:
         self._is_operator = np.array([*(slot.kind == "signature" for slot in self.space.slots), False])
         self.num_decisions = np.zeros(count, dtype=np.int64)
         self.num_operator_decisions = np.zeros(count, dtype=np.int64)
-        self.known.follow(self.partial_plans.episodes, np.full(count, BEGIN))
-        self.known.complete(self.partial_plans.episodes)
+        begin = np.full(count, BEGIN)
+        self.known.follow(self.partial_plans.episodes, begin)
+        self.known.complete(self.partial_plans.episodes, begin)
 
     def begin(self, which: npt.NDArray[np.bool_]) -> None:
         """Begins new plans in the episodes where `which`, [episodes], is true."""
@@ -153,13 +160,13 @@ class Episodes:
         """Takes actions of `automap.bounds.kernels.step_many` and looks at what the known plans make of the rest."""
         self.known.follow(self.partial_plans.episodes, actions)
         self.partial_plans.step(actions)
-        self.known.complete(self.partial_plans.episodes)
+        self.known.complete(self.partial_plans.episodes, actions)
 
     def step(self, actions: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """Takes one decision of every unfinished plan. Where an action is not legal, the nearest legal one is taken.
 
         Args:
-            actions: [episodes] value for the slot to decide.
+            actions: [episodes] value for the slot to decide, or `WAITING`.
 
         Returns:
             [episodes] rewards; [episodes] whether each plan is now complete.
@@ -169,13 +176,13 @@ class Episodes:
         behind = np.arange(episodes.legal.shape[1]) >= episodes.offered[:, None]
         places = (np.abs(episodes.legal - actions[:, None]) + MAX_ACTIONS * behind).argmin(axis=1)
         before = episodes.bound[:, 0].copy()
-        was_done = self.partial_plans.done
-        self.num_decisions += ~was_done
-        self.num_operator_decisions += self._is_operator[episodes.position]
-        self._step(np.where(was_done, WAIT, places))
+        waits = self.partial_plans.done | (actions == WAITING)
+        self.num_decisions += ~waits
+        self.num_operator_decisions += ~waits & self._is_operator[episodes.position]
+        self._step(np.where(waits, WAIT, places))
         done = self.partial_plans.done
         after = np.where(done, worth_s(episodes.bound, self.reference_s), episodes.bound[:, 0])
-        return np.where(was_done, 0.0, REWARD_SCALE * np.log(before / after)), done
+        return np.where(waits, 0.0, REWARD_SCALE * np.log(before / after)), done
 
     def finished(self, number: int) -> Finished:
         """The outcome of an episode whose plan is complete."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from agents.learning.checkpoint import read_checkpoint, write_checkpoint
 from agents.learning.dqn import MaskedDQN, new_agent
 from agents.learning.hyperparameters import Hyperparameters
+from agents.learning.lessons import Lesson
 from agents.learning.plan_vec_env import PlanVecEnv
-from automap.space.space import Ints, PlanSpace, Values
+from automap.space.space import Ints
 from envs.decision import Episodes
 from envs.hybrid import HybridDecisions
 
@@ -38,20 +38,6 @@ EXPLORED = 2.0
 """Number of random decisions in these, in the mean."""
 RATE_AT_END = 0.1
 """Learning rate at the end over that at the beginning; it falls linearly."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lesson:
-    """A problem to learn on."""
-
-    number: int
-    """Number of the problem."""
-    space: PlanSpace
-    """Its plan space."""
-    best: Values | None
-    """The best plan that a teacher knows, or None."""
-    best_s: float | None
-    """Step time of that plan, in seconds."""
 
 
 class _Quiet(PlanVecEnv):

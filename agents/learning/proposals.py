@@ -16,7 +16,7 @@ from agents.incumbent import Incumbent
 from agents.learning.network import ProposalNetwork
 from agents.learning.search_tree import SearchTree
 from automap.space.space import Values
-from envs.decision import Episodes
+from envs.decision import WAITING, Episodes
 
 NETWORK = Path(__file__).parent / "pretrained_network"
 """Folder of the network that comes with the package."""
@@ -49,17 +49,16 @@ def propose(
     """
     space, rng, count = incumbent.space, np.random.default_rng(seed), 0
     noise = np.array([*(MESH_NOISE if slot.kind in MESH_KINDS else NOISE for slot in space.slots), 0.0])
-    # The first plan is the one that is rated best.
-    scale = np.ones(episodes.count)
-    scale[0] = 0.0
+    # The first plan is the one that is rated best; the others begin when it is known.
+    goes_on = np.arange(episodes.count) == 0
     found: dict[Values, float] = {}
     while count < most and not (incumbent.finished or tree.is_exhausted):
         observation = episodes.observe()
         rated = network.rate(observation)
         drawn = rng.gumbel(size=rated.shape)
-        spread = scale * noise[episodes.partial_plans.episodes.position]
-        actions = np.zeros(episodes.count, dtype=np.int64)
-        for number in range(episodes.count):
+        spread = noise[episodes.partial_plans.episodes.position] * (count > 0)
+        actions = np.full(episodes.count, WAITING)
+        for number in np.flatnonzero(goes_on).tolist():
             legal = tree.open_actions(number, np.flatnonzero(observation["action_mask"][number]))
             worth = rated[number, legal] + spread[number] * drawn[number, legal]
             actions[number] = legal[worth.argmax()]
@@ -70,9 +69,9 @@ def propose(
                 found |= _take(incumbent, episodes, number)
                 count += 1
             tree.finish(number)
-            scale[number] = 1.0
         if done.any():
-            episodes.begin(done)
+            episodes.begin(done if goes_on.all() else np.ones_like(done))
+            goes_on[:] = True
     return sorted(found, key=lambda values: -found[values])
 
 

@@ -113,6 +113,6 @@ class KnownPlans:
         """Prepares a step of the episodes, see `follow_known`."""
         follow_known(episodes, self.arrays, actions)
 
-    def complete(self, episodes: EpisodeArrays) -> None:
-        """Prices the completion behind every legal value of the slots to decide."""
-        complete_many(self.space.compiled, episodes, self.arrays)
+    def complete(self, episodes: EpisodeArrays, actions: Ints) -> None:
+        """Prices the completions behind a step of the episodes, see `complete_many`."""
+        complete_many(self.space.compiled, episodes, self.arrays, actions)

@@ -280,6 +280,7 @@ class PartialPlans:
         count: int,
         *,
         most: int | None = None,
+        num_cuts: int | None = None,
         free_ranks: int | None = None,
         asks: Callable[[Slot], bool] = lambda slot: True,
         preferred: Ints | None = None,
@@ -290,6 +291,7 @@ class PartialPlans:
             table: bounds of the space.
             count: of plans.
             most: only values below it are offered; None = all.
+            num_cuts: so many ends of chunks are offered along a pipeline, the most even ones of each; None = all.
             free_ranks: on longer pipelines a rank, but for the last one, recomputes no more than the one before it;
                 None = every rank is free.
             asks: which slots are decided; the others take their preferred value if it is legal, else keep operators
@@ -311,6 +313,7 @@ class PartialPlans:
             action_bounds=np.zeros((count, most, 2)),
             preferred=np.tile(wanted, (count, 1)),
             asked=np.array([asks(slot) for slot in space.slots]),
+            num_cuts=1 << 40 if num_cuts is None else num_cuts,
             free_ranks=num_slots if free_ranks is None else free_ranks,
         )
         self.step(np.full(count, BEGIN, dtype=np.int64))

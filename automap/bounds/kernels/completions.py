@@ -209,20 +209,21 @@ def _best_with(known, number, slot, value):
     return known.agreeing[number, 0], 0
 
 
-@kernel(void(COMPILED, EPISODES, KNOWN))
-def complete_many(compiled, episodes, known):
+@kernel(void(COMPILED, EPISODES, KNOWN, int64[::1]))
+def complete_many(compiled, episodes, known, actions):
     """Prices the completion behind every legal value of the slots to decide.
 
     Args:
         compiled: whose cache is read and written.
         episodes: the plans.
+        actions: [episodes] those that `step_many` took last; where a plan waited, nothing has changed.
         known: `completed`, `worth`, `least`, `is_followed`, `best_values` and `best_s` are written.
     """
     workspace = new_workspace(compiled)
     value = np.empty(episodes.values.shape[1], np.int64)
     for number in range(episodes.position.shape[0]):
         slot = episodes.position[number]
-        if slot == value.shape[0]:
+        if slot == value.shape[0] or actions[number] == WAIT:
             continue
         _compare(episodes, known, number)
         preferred = known.values[known.agreeing[number, 0], slot]

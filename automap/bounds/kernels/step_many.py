@@ -32,6 +32,10 @@ BEGIN, WAIT = -1, -2
 """Actions that decide nothing: begin a new plan; leave the plan as it is."""
 
 
+FEWEST_CUTS = 8
+"""Number of ends that are offered for a chunk, if there are so many, however long the pipeline is."""
+
+
 class LowerBounds(NamedTuple):
     """Bounds of a space before any signature is decided."""
 
@@ -75,6 +79,8 @@ class EpisodeArrays(NamedTuple):
     """[episodes, slots] values of slots that are not asked."""
     asked: Mask
     """[slots] which are decided one by one; the others take what is preferred."""
+    num_cuts: int
+    """Number of cuts that are offered along a pipeline: each end of a chunk has a share of them, the most even ones."""
     free_ranks: int
     """Ranks of the longest pipeline whose ranks are all free. On longer ones a rank, but for the last one, recomputes
     no more than the one before it."""
@@ -185,8 +191,11 @@ def _offer(compiled, episodes, number, slot, draft):
         before = value[slot - 1]
         if mask[: before + 1].any():
             mask[before + 1 : num_values] = False
+    most = legal.shape[0]
+    if space.first.cut <= slot < space.first.recompute:
+        most = min(most, max(FEWEST_CUTS, episodes.num_cuts // draft.layout.frame[0].num_chunks))
     found = 0
-    for v in range(min(legal.shape[0], num_values)):
+    for v in range(min(most, num_values)):
         if mask[v]:
             legal[found] = v
             found += 1
