@@ -12,7 +12,6 @@ a gap of 100 %.
 import argparse
 import math
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -21,15 +20,17 @@ import torch
 from searchers import chosen
 
 from agents.incumbent import Incumbent
+from agents.learning.checkpoint import read_checkpoint
 from agents.learning.dqn import MaskedDQN, Watch, new_agent
 from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.plan_vec_env import PlanVecEnv
+from agents.learning.proposals import NETWORK
 from agents.learning.search_tree import SearchTree
 from agents.searcher import Budget
 from automap.space.space import PlanSpace
-from envs.decision import GROWTH, REWARD_SCALE, Episodes
+from envs.decision import REWARD_SCALE, Episodes
 from envs.hybrid import HybridDecisions
-from envs.kernels import ACTION_FEATURES, STATE_FEATURES
+from envs.kernels import ACTION, ACTION_FEATURES, STATE_FEATURES
 
 NEAR, EXACT = 0.01, 1e-9
 
@@ -45,80 +46,69 @@ class RewardAtTheEnd(Episodes):
         return rewards, done
 
 
-class WithoutFloor(MaskedDQN):
-    """Targets may lie below what was really obtained."""
+class WithoutReturns(MaskedDQN):
+    """Targets may lie below what the episode really reached."""
 
     def targets(self, batch):
-        return super().targets(batch._replace(floors=torch.full_like(batch.floors, -math.inf)))
+        return super().targets(batch._replace(returns=torch.full_like(batch.returns, -math.inf)))
 
 
-class WithCeiling(MaskedDQN):
-    """Targets do not promise more than the bound allows: no further loss."""
+class BlindToCompletions(MaskedDQN):
+    """The network's input does not know what completions reach; its output is still added to it."""
 
-    def targets(self, batch):
-        seen = batch.observations["observation"][:, STATE_FEATURES:]
-        growth = seen.gather(1, ACTION_FEATURES * batch.actions + GROWTH)
-        return torch.minimum(super().targets(batch), -REWARD_SCALE * growth)
-
-
-class BlindToBounds(MaskedDQN):
-    """Neither the network's input nor its output knows the growth of the bound behind an action."""
+    COLUMNS = tuple(
+        ACTION.fields[name][1] // 4 for name in ("loss", "headroom", "completed_overflow", "is_followed")
+    )
 
     def act(self, observation):
-        return super().act(self._blind(observation))
+        seen = observation["observation"].copy()
+        for column in self.COLUMNS:
+            seen[:, STATE_FEATURES + column :: ACTION_FEATURES] = 0.0
+        return super().act({**observation, "observation": seen})
 
     def targets(self, batch):
-        return super().targets(batch._replace(next_observations=self._blind(batch.next_observations)))
-
-    @staticmethod
-    def _blind(observation):
-        seen = observation["observation"]
-        seen = seen.clone() if isinstance(seen, torch.Tensor) else seen.copy()
-        seen[:, STATE_FEATURES + GROWTH :: ACTION_FEATURES] = 0.0
-        return {**observation, "observation": seen}
+        for actions in (batch.actions, batch.next_actions):
+            actions[:, self.COLUMNS] = 0.0
+        return super().targets(batch)
 
 
 PLAIN = Hyperparameters()
 WITHOUT_TREE = "without tree"
 """Plans may come twice, and decisions be taken whose bound says that they cannot win."""
-VARIANTS: dict[str, tuple[type[MaskedDQN], type[Episodes], Callable[[int], Hyperparameters]]] = {
-    "all of it": (MaskedDQN, Episodes, lambda plans: PLAIN),
-    "without leads": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, led_share=0.0)),
-    "led always": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, led_share=1.0)),
-    "no learning at all": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, learning_rate=0.0)),
-    "neither leads nor learning": (
-        MaskedDQN,
-        Episodes,
-        lambda plans: replace(PLAIN, led_share=0.0, learning_rate=0.0),
-    ),
-    "reward at the end only": (MaskedDQN, RewardAtTheEnd, lambda plans: PLAIN),
-    "blind to bounds": (BlindToBounds, Episodes, lambda plans: PLAIN),
-    "without floor": (WithoutFloor, Episodes, lambda plans: PLAIN),
-    "with a ceiling": (WithCeiling, Episodes, lambda plans: PLAIN),
-    "without elite": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, elite_share=0.0)),
-    WITHOUT_TREE: (MaskedDQN, Episodes, lambda plans: PLAIN),
-    "without signs": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, num_signs=0)),
-    "one cycle for the budget": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, cycle_plans=plans)),
-    "one random decision": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, explored_last=1.0)),
-    "two updates a step": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, updates_per_step=2)),
+WITH_NETWORK = "begins with the network"
+"""Begins with the network that comes with the package."""
+VARIANTS: dict[str, tuple[type[MaskedDQN], type[Episodes], Hyperparameters]] = {
+    "from scratch": (MaskedDQN, Episodes, PLAIN),
+    WITH_NETWORK: (MaskedDQN, Episodes, PLAIN),
+    "without leads": (MaskedDQN, Episodes, replace(PLAIN, led_share=0.0)),
+    "led always": (MaskedDQN, Episodes, replace(PLAIN, led_share=1.0)),
+    "no learning at all": (MaskedDQN, Episodes, replace(PLAIN, learning_rate=0.0)),
+    "neither leads nor learning": (MaskedDQN, Episodes, replace(PLAIN, led_share=0.0, learning_rate=0.0)),
+    "reward at the end only": (MaskedDQN, RewardAtTheEnd, PLAIN),
+    "blind to completions": (BlindToCompletions, Episodes, PLAIN),
+    "targets below what was reached": (WithoutReturns, Episodes, PLAIN),
+    WITHOUT_TREE: (MaskedDQN, Episodes, PLAIN),
+    "one random decision": (MaskedDQN, Episodes, replace(PLAIN, explored=1.0)),
+    "half the updates": (MaskedDQN, Episodes, replace(PLAIN, updates_per_step=1)),
 }
 
 
 def run(space: PlanSpace, variant: str, evaluations: int, seed: int, optimum_s: float) -> Incumbent:
     """One search."""
-    agent_class, episodes_class, parameters_of = VARIANTS[variant]
-    parameters, budget = parameters_of(evaluations), Budget(evaluations=evaluations)
+    agent_class, episodes_class, parameters = VARIANTS[variant]
     found: list[Incumbent] = []
 
     def enough() -> bool:
         return bool(found) and found[0].best_s <= (1.0 + EXACT) * optimum_s
 
-    incumbent = Incumbent(space, budget, searcher="dqn", should_stop=enough)
+    incumbent = Incumbent(space, Budget(evaluations=evaluations), searcher="dqn", should_stop=enough)
     found.append(incumbent)
     episodes = episodes_class(HybridDecisions(space), parameters.num_envs)
     tree = None if variant == WITHOUT_TREE else SearchTree(episodes, lambda: incumbent.best_s)
-    agent = new_agent(PlanVecEnv([episodes], parameters.num_signs), parameters, seed, agent_class, tree)
-    agent.learn(total_timesteps=10**12, callback=Watch(incumbent), log_interval=10**12)
+    agent = new_agent(PlanVecEnv([episodes]), parameters, seed, agent_class, tree)
+    if variant == WITH_NETWORK:
+        read_checkpoint(agent, parameters, NETWORK)
+    agent.learn(total_timesteps=10**12, callback=Watch(incumbent, []), log_interval=10**12)
     return incumbent
 
 

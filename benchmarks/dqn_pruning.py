@@ -19,6 +19,7 @@ from problems import CASES, Case, optimum, problem_of
 
 from agents.incumbent import Incumbent
 from agents.learning.dqn import run_dqn
+from agents.sampling.expert import grid_of
 from agents.searcher import Budget
 from automap.hints import Constraint
 from automap.price.evaluator import Evaluator
@@ -59,7 +60,7 @@ def plans_needed(space: PlanSpace, aim_s: float, evaluations: int, seed: int) ->
         return incumbent.best_s <= aim_s
 
     incumbent = Incumbent(space, Budget(evaluations=evaluations), searcher="dqn", should_stop=reached)
-    run_dqn(incumbent, seed=seed)
+    run_dqn(incumbent, seed=seed, templates=grid_of(incumbent.space))
     return next((count for count, _, best_s in incumbent.improvements if best_s <= aim_s), math.inf)
 
 

@@ -134,8 +134,8 @@ def train_agent(
     on_visit: Callable[[int, float, MaskedDQN], None],
     about: Mapping[str, Any],
     save_every: int = 50,
-) -> None:
-    """Trains a network and writes its checkpoint.
+) -> MaskedDQN:
+    """Trains a network, writes its checkpoint and returns the agent.
 
     Args:
         folder: folder of the checkpoint, which is written every now and then; a training that was interrupted goes on.
@@ -144,7 +144,7 @@ def train_agent(
         seed: seed of network, replay and exploration.
         on_visit: called when a problem is replaced, with the number of problems so far, the seconds so far, and the
             agent.
-        about: entries of the checkpoint's JSON document.
+        about: entries of the checkpoint's JSON document, read whenever it is written.
         save_every: number of problems between two checkpoints.
     """
     resumed_s, visits = 0.0, 0
@@ -165,3 +165,4 @@ def train_agent(
     agent.learn(total_timesteps=10**12, callback=course, log_interval=10**12)
     done = {**about, "seconds": course.seconds, "problems": visits + course.visits}
     write_checkpoint(agent, PARAMETERS, folder, done)
+    return agent

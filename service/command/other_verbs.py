@@ -170,19 +170,36 @@ def validate(
 @app.command("train-agent")
 def train_agent(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Folder of the checkpoint; made if it does not exist.")
+        Path, typer.Argument(metavar="FOLDER", help="Folder of the network; a training that stopped goes on there.")
     ],
-    plans: Annotated[int, typer.Option(min=1, help="Plans to decide, over all problems of the family.")] = 20_000,
+    labels: Annotated[
+        Path | None, typer.Option(help="Folder of `label-problems`: the plans of teachers to learn from.")
+    ] = None,
+    duration: Annotated[str, typer.Option(help="How long to train, such as 90m or 2h.")] = "90m",
+    problems: Annotated[int, typer.Option(min=32, help="Seeds of problems to learn on, from 0 on.")] = 4000,
     seed: SeedOption = 0,
 ) -> None:
-    """Trains the network of `dqn-pretrained` anew, on a family of models and clusters."""
-    from agents.learning import pretraining
+    """Trains the network with which every search begins anew, on generated problems."""
+    from agents.learning.course import train
+    from agents.searcher import Budget
+    from service.command.terminal import progress_line
 
-    def told(count: int, gap: float) -> None:
-        typer.echo(f"{count} plans; the last take {math.exp(gap):.2f} times the lower bound, in the mean", err=True)
-
-    command = ["automap", "train-agent", str(folder), "--plans", str(plans), "--seed", str(seed)]
-    pretraining.train_agent(folder, plans=plans, seed=seed, on_progress=told, command=command)
+    seconds = Budget.parse(duration).seconds
+    if seconds is None:
+        raise ProblemError("not a duration", field="duration", value=duration, repair="Give minutes as in 90m.")
+    command = ["automap", "train-agent", str(folder), "--duration", duration, "--problems", str(problems)]
+    command += ["--labels", str(labels)] if labels is not None else []
+    with progress_line("training") as show:
+        train(
+            folder,
+            labels=labels,
+            seconds=seconds,
+            problems=problems,
+            seed=seed,
+            command=[*command, "--seed", str(seed)],
+            on_progress=lambda text, fraction: show(text, fraction, 0, None),
+            on_exam=lambda text: typer.echo(text, err=True),
+        )
 
 
 @app.command("label-problems")

@@ -32,7 +32,7 @@ SHARED = {"constants", "fitting", "fleet", "priced_runs"}
 SCRIPTS = {
     "cost_graph": "--plans 2 --skeletons 1 --models vgg19",
     "decision_speed": "0.001 --problems resnet50_on_2x4xV100 --warm-up 0.001",
-    "dqn_ablation": "--evaluations 40 --seeds 1 --problems 12 --variants all_of_it",
+    "dqn_ablation": "--evaluations 40 --seeds 1 --problems 12 --variants from_scratch",
     "dqn_pruning": "--evaluations 16 --seeds 1 --models vit",
     "equality": "ZeRO_1",
     "fit_attention": "{attention}",
@@ -43,7 +43,7 @@ SCRIPTS = {
     "import_profiles": "{profiles}",
     "import_speed": "--layers 1",
     "order_of_runs": "--cluster {cluster} --rounds 1 --model {model}",
-    "pretrained_gap": "--evaluations 8 --seeds 1 --known 16 --models vgg19",
+    "network_gap": "--plans 8 --seeds 1 --search 16 --only vgg19 --known {known}",
     "pricing_speed": "0.001 --models vgg19 --batches 1",
     "problems": "vgg:",
     "prove_plans": "2 --models vit",
@@ -133,6 +133,7 @@ def files(tmp_path_factory):
         "profiles": folder,
         "cluster": folder / "host.json",
         "model": MODEL,
+        "known": folder / "known.json",
     }
 
 

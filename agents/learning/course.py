@@ -1,0 +1,100 @@
+"""Course: what `automap train-agent` does. It trains a network on labelled problems and examines it on problems held
+out, and keeps the grades as a curve.
+
+The folder holds the network (`agent.safetensors`, `agent.json` with the curve), `training/` with all that a training
+needs to go on, and `learning-curve.svg`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from agents.learning.checkpoint import ABOUT, write_checkpoint
+from agents.learning.dqn import MaskedDQN
+from agents.learning.labels import read_labels
+from agents.learning.lessons import Exam, lessons
+from agents.learning.network import ProposalNetwork
+from agents.learning.pretraining import PARAMETERS, train_agent
+from agents.learning.problems import VERSION, outline
+
+EXAMINED = 16
+"""Number of held-out problems of an exam; it takes some seconds."""
+EXAMS = 12
+"""Number of exams in a training."""
+
+
+def train(
+    folder: Path,
+    *,
+    labels: Path | None,
+    seconds: float,
+    problems: int,
+    seed: int,
+    command: Sequence[str],
+    on_progress: Callable[[str, float], None],
+    on_exam: Callable[[str], None],
+) -> None:
+    """Trains a network and writes it.
+
+    Args:
+        folder: made if it does not exist; a training that was interrupted goes on.
+        labels: folder of labels, see `agents.learning.labels`; None = the network learns from its own plans alone.
+        seconds: duration of the training.
+        problems: the training problems are those of the seeds below this number that are not held out.
+        seed: seed of network, replay, exploration and order of the problems.
+        command: command line of the training, noted in the network's description.
+        on_progress: called with a text and the share of the training that is done.
+        on_exam: called with the grades of each exam.
+    """
+    known = read_labels(labels) if labels is not None else {}
+    held_out = [label for number, label in sorted(known.items()) if label.fits and outline(number).split != "train"]
+    exam = Exam(held_out[:EXAMINED])
+    training = folder / "training"
+    curve: list[dict[str, float]] = []
+    if (training / ABOUT).exists():
+        curve = json.loads((training / ABOUT).read_text())["curve"]
+    about: dict[str, Any] = {
+        "command": list(command),
+        "seed": seed,
+        "generator": VERSION,
+        "trained_on": f"problems of the split `train` with seeds below {problems}, {len(known)} of them labelled",
+        "curve": curve,
+    }
+
+    def visited(count: int, at_s: float, agent: MaskedDQN) -> None:
+        on_progress(f"{count} problems", at_s / seconds)
+        if held_out and at_s >= len(curve) * seconds / EXAMS:
+            network = ProposalNetwork({name: value.numpy() for name, value in agent.q_net.state_dict().items()})
+            grade = exam.grade(network).summary()
+            curve.append({"seconds": at_s, "problems": count, **grade})
+            on_exam(
+                f"after {at_s / 60:.0f} minutes and {count} problems: the first plan is {100 * grade['first_mean']:.1f} % "
+                f"above the best known one, the best of all proposals {100 * grade['best_mean']:.1f} % "
+                f"({100 * grade['best_worst']:.1f} % at worst)"
+            )
+
+    seeds = [number for number in range(problems) if outline(number).split == "train"]
+    agent = train_agent(
+        training, lessons(seeds, known, seed), seconds=seconds, seed=seed, on_visit=visited, about=about
+    )
+    write_checkpoint(agent, PARAMETERS, folder, about, only_network=True)
+    draw_curve(curve, folder / "learning-curve.svg")
+
+
+def draw_curve(curve: Sequence[dict[str, float]], path: Path) -> None:
+    """Draws the grades of the exams over the minutes of training."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    minutes = [point["seconds"] / 60.0 for point in curve]
+    for key, label in (("first_mean", "first plan"), ("best_mean", "best of all proposals")):
+        axes.plot(minutes, [100.0 * point[key] for point in curve], marker="o", label=label)
+    axes.set(xlabel="minutes of training", ylabel="% above the best known plan, mean", ylim=(0, None))
+    axes.set_title("Problems that were held out")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    figure.savefig(path)

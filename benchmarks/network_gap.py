@@ -1,0 +1,192 @@
+"""The network's plans beside the best plans known and the best templates, on problems that it has never seen.
+
+    python benchmarks/network_gap.py [--seeds 3] [--plans 64] [--known benchmarks/best_known.json] [--search 20s]
+                                     [--only WORD]
+
+The problems are generated ones of held-out families and sizes, and real models of the zoo, none of which is trained on.
+For each it prints the gap of the best template, of the network's first plan (no sampling) and of the best of so many
+proposals to the best plan known, in the mean over seeds, and the seconds that the proposals took behind the templates.
+The best plan known is the fastest that the portfolio found with the budget of `--search`, here or earlier (they are
+kept in a file together with the price of the best template, so that a changed price is noticed), or that the network
+found.
+"""
+
+import argparse
+import functools
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from agents import Budget, search
+from agents.incumbent import Incumbent
+from agents.learning.checkpoint import read_network
+from agents.learning.problems import outline
+from agents.learning.proposals import NETWORK, PROPOSALS, SIDE_BY_SIDE, propose
+from agents.learning.search_tree import SearchTree
+from agents.sampling.expert import price_grid
+from automap.cluster import parse_cluster
+from automap.errors import NothingFits
+from automap.problem import Problem
+from automap.space.space import PlanSpace
+from envs.decision import Episodes
+from envs.hybrid import HybridDecisions
+from ir import zoo
+
+REAL = (
+    ("gpt2", "2x4xA100", 64),
+    ("gpt2-xl", "4x8xA100-80GB", 128),
+    ("gpt2-xl", "64x8xH100-80GB", 128),
+    ("gpt2-xl", "2x8xV100-16GB@25Gbit", 128),
+    ("bert-large", "2x8xV100-16GB@25Gbit", 256),
+    ("bert-large", "16x1xV100-16GB@10Gbit", 256),
+    ("bert-large", "64x8xH100-80GB", 256),
+    ("resnet50", "16x1xV100-16GB@10Gbit", 1024),
+    ("resnet50", "2x8xV100-16GB@25Gbit", 512),
+    ("vgg19", "2x4xV100@25Gbit", 256),
+    ("vgg19", "16x1xV100-16GB@10Gbit", 1024),
+    ("vgg19", "4x8xA100-80GB", 1024),
+    ("vit-h", "4x8xA100-80GB", 1024),
+    ("llama-7b", "2x8xH100-80GB", 128),
+    ("llama-7b", "16x1xV100-16GB@10Gbit", 256),
+    ("llama3-70b", "64x8xH100-80GB", 512),
+    ("llama-70b", "64x8xH100-80GB", 256),
+    ("t5-3b", "4x8xA100-80GB", 256),
+    ("t5-11b", "2x8xV100-16GB@25Gbit", 256),
+    ("t5-11b", "64x8xH100-80GB", 256),
+    ("mixtral-8x7b", "8x8xH100-80GB", 256),
+    ("mixtral-8x7b", "64x8xH100-80GB", 256),
+)
+"""(model of the zoo, cluster, global batch). No generated problem has the depth and width of one of these models."""
+FROM_SEED, GENERATED = 100_000, 21
+"""First seed of the generated problems, far behind those of trainings, and how many of each kind of held-out problem
+are taken."""
+
+
+def problems() -> Iterator[tuple[str, Callable[[], Problem]]]:
+    """The name of each problem and what builds it."""
+    for model, cluster, batch in REAL:
+        name = f"{model} on {cluster}, batch {batch}"
+        yield name, functools.partial(_real, model, cluster, batch)
+    for split in ("unseen-family", "unseen-size"):
+        taken, seed = 0, FROM_SEED
+        while taken < GENERATED:
+            if outline(seed).split == split:
+                drawn = outline(seed)
+                yield f"{split} {seed}: {drawn.description}", lambda drawn=drawn: drawn.build().problem
+                taken += 1
+            seed += 1
+
+
+def _real(model: str, cluster: str, batch: int) -> Problem:
+    return Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch})
+
+
+class Known:
+    """The best plans known, kept in a file."""
+
+    def __init__(self, path: Path, budget: Budget) -> None:
+        self.path, self.budget = path, budget
+        self.found = json.loads(path.read_text()) if path.exists() else {}
+
+    def best_s(self, name: str, problem: Problem) -> float | None:
+        """Step time of the best plan known, which is searched where there is none; None where nothing fits."""
+        if name not in self.found:
+            try:
+                plan = search(problem, self.budget, seed=0).plan
+            except NothingFits:
+                self.found[name] = None
+            else:
+                self.found[name] = {"best_s": plan.estimate.step_time_s, "template_s": plan.search.baselines["expert"]}
+            self._write()
+        entry = self.found[name]
+        return None if entry is None else entry["best_s"]
+
+    def improve(self, name: str, best_s: float) -> None:
+        """Takes a faster plan."""
+        if best_s < self.found[name]["best_s"]:
+            self.found[name]["best_s"] = best_s
+            self._write()
+
+    def check(self, name: str, template_s: float | None) -> None:
+        """Refuses figures of another price."""
+        before = self.found[name]["template_s"]
+        if (before is None) != (template_s is None) or (before and not math.isclose(before, template_s, rel_tol=1e-9)):
+            raise SystemExit(f"{self.path}: {name} was searched with another price; remove the file")
+
+    def _write(self) -> None:
+        self.path.write_text(json.dumps(self.found, indent=1) + "\n")
+
+
+def proposed(space: PlanSpace, plans: int, seed: int) -> tuple[float | None, float, float, float]:
+    """Step times of the best template, of the network's first plan and of its best one, and seconds that they took."""
+    incumbent = Incumbent(space, Budget(), searcher="expert")
+    grid, network = price_grid(incumbent), read_network(NETWORK)
+    template_s = incumbent.baselines["expert"]
+    own = Incumbent(space, Budget(), searcher="dqn")
+    began = time.monotonic()
+    episodes = Episodes(HybridDecisions(space), SIDE_BY_SIDE, own.table, templates=grid)
+    propose(own, episodes, SearchTree(episodes, lambda: own.best_s), network, seed=seed, most=plans)
+    seconds = time.monotonic() - began
+    first = min((step for count, _, step in own.improvements if count == 1), default=math.inf)
+    return template_s, first, own.best_s, seconds
+
+
+def main() -> None:
+    """One line a problem, then the means."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--plans", type=int, default=PROPOSALS)
+    parser.add_argument("--known", type=Path, default=Path(__file__).parent / "best_known.json")
+    parser.add_argument("--search", default="20s", help="budget of the portfolio where no plan is known")
+    parser.add_argument("--only", default="", help="a word in the names of the problems that are planned")
+    given = parser.parse_args()
+    known = Known(given.known, Budget.parse(given.search))
+    lines = []
+    for name, build in problems():
+        if given.only not in name:
+            continue
+        problem = build()
+        if known.best_s(name, problem) is None:
+            continue
+        runs = [proposed(PlanSpace(problem), given.plans, seed) for seed in range(given.seeds)]
+        known.check(name, runs[0][0])
+        known.improve(name, min(best for _, _, best, _ in runs))
+        lines.append((name, runs))
+    gaps = {"template": [], "first": [], "best": []}
+    late, lost, missed = [], 0, 0
+    for name, runs in lines:
+        best_s = known.found[name]["best_s"]
+        template = (runs[0][0] or math.inf) / best_s - 1.0
+        first, best = (statistics.fmean(run[i] for run in runs) / best_s - 1.0 for i in (1, 2))
+        seconds = statistics.fmean(run[3] for run in runs)
+        late.append(seconds)
+        lost += best > template + 1e-9
+        missed += math.isfinite(template) and not math.isfinite(first)
+        for kind, gap in (("template", template), ("first", first), ("best", best)):
+            gaps[kind].append(gap)
+        texts = [f"{kind} {_percent(gap)}" for kind, gap in (("template", template), ("first", first), ("best", best))]
+        print(f"{'  '.join(texts)}  {seconds:5.2f} s  {name}", flush=True)
+    for kind, found in gaps.items():
+        finite = [gap for gap in found if math.isfinite(gap)]
+        if finite:
+            print(
+                f"{kind:8}: mean {_percent(statistics.fmean(finite))}, median {_percent(statistics.median(finite))}, "
+                f"worst {_percent(max(finite))}, nothing that fits {len(found) - len(finite)} of {len(found)} times"
+            )
+    if lines:
+        print(
+            f"the best of {given.plans} plans is slower than the best template on {lost} of {len(lines)}; the first "
+            f"plan does not fit where a template does on {missed}; {statistics.fmean(late):.2f} s in the mean, "
+            f"{max(late):.2f} s at most"
+        )
+
+
+def _percent(gap: float) -> str:
+    return f"{100 * gap:6.1f} %" if math.isfinite(gap) else "    none"
+
+
+if __name__ == "__main__":
+    main()
