@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agents.learning.problems import SPLITS, generate, outline
+from agents.learning.problems import SPLITS, blocks, generate, outline
 from agents.learning.problems.clusters import is_prime
 from agents.learning.problems.models import OTHERS, TRANSFORMERS
 from agents.learning.problems.transformers import DEEP, is_named
 from automap.space.space import PlanSpace
 from ir import zoo
 from ir.graph import Graph
-from ir.serialize import graph_digest
+from ir.serialize import graph_digest, graph_to_json
 from ir.summary import summarize
 
 MANY = 300
@@ -85,6 +85,18 @@ def test_every_problem_has_a_space_and_prices() -> None:
         values = space.random_batch(np.random.default_rng(seed), 4)
         assert np.isfinite(space.price(values)).all(), found.description
         assert space.encode(space.decode(values[0].tolist())) is not None, found.description
+
+
+def test_copied_blocks_are_those_that_would_be_built(monkeypatch) -> None:
+    kinds = ("decoder", "encoder", "blocks", "encoder-decoder")
+    few = [
+        found for found in map(outline, range(MANY)) if found.model.family in kinds and 4 <= found.model.num_blocks <= 7
+    ]
+    assert {found.model.family for found in few} == set(kinds)
+    copied = [graph_to_json(found.model.build()) for found in few]
+    monkeypatch.setattr(blocks, "BUILT", 100)
+    for found, document in zip(few, copied, strict=True):
+        assert graph_to_json(found.model.build()) == document, found.description
 
 
 @pytest.mark.slow

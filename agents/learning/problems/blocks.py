@@ -29,21 +29,25 @@ class Block:
     is_parallel: bool
     """Whether all branches read the block's input and are added; otherwise each reads what the one before gives."""
     norm: str
-    """`layer`, `rms`, or `none`."""
+    """Kind of its norms: `layer`, `rms`, or `none`."""
     is_behind: bool
-    """Whether the norm stands behind each residual (post-norm) and not before each branch."""
+    """Whether norms follow the residuals (post-norm) instead of preceding the branches."""
     heads: int
+    """Number of attention heads."""
     kv_heads: int
+    """Number of heads of keys and values, which divides the number of heads."""
     ffn: int
-    """Width of its MLPs."""
+    """Width of its MLPs, and of each expert."""
     experts: int
+    """Number of experts of its mixtures."""
     top_k: int
+    """Number of experts that each token sees."""
     act: str
     """Kind of the activation of its MLPs."""
     hides_later: bool
     """Whether attention hides later positions."""
     mask: str = ""
-    """Name of the tensor that does so, once it is built."""
+    """Name of the mask that hides them; empty before it is built, and where nothing is hidden."""
 
     def masked(self, net: Net, tokens: int) -> Block:
         """The block with its mask for so many tokens, which all blocks of a stack share."""
@@ -123,7 +127,8 @@ _BRANCHES: Mapping[str, Callable[[Net, str, str, Block], str]] = {
     "narrow": _low_rank, "experts": _experts,
 }  # fmt: skip
 WEIGHTS = {"attention": 4.0, "mlp": 8.0, "gated": 12.0, "gate": 2.0, "tokens": 1.0, "narrow": 0.5, "experts": 12.0}
-"""Parameters of each kind of branch, in squares of the block's width, where an MLP is four times as wide."""
+"""Parameters of each kind of branch, in squares of the block's width, where an MLP is four times as wide;
+for a mixture, those of one expert."""
 
 
 def build_block(net: Net, x: str, scope: str, block: Block) -> str:
@@ -144,10 +149,9 @@ def build_block(net: Net, x: str, scope: str, block: Block) -> str:
     return _normed(net, x, f"{scope}.norm", block.norm) if block.is_behind and block.is_parallel else x
 
 
-def draw_block(draw: Draw, stack: Stack, branches: Sequence[str], *, hides_later: bool) -> Block:
+def draw_block(draw: Draw, stack: Stack, branches: Sequence[str], *, hides_later: bool, experts: int = 1) -> Block:
     """Random sizes and arrangement of a block with the given branches."""
     shared = divisors_up_to(stack.heads, 64)
-    experts = draw.one((2, 4, 8, 8, 16))
     return Block(
         branches=tuple(branches),
         is_parallel=draw.chance(0.35),
@@ -178,8 +182,9 @@ def draw_blocks(draw: Draw, family: str, parameters: float) -> RandomModel:
         branches = ["attention", draw.one(("mlp", "gated"))]
         branches += [draw.one(("gate", "narrow", "mlp", "experts")) for _ in range(draw.integer(0, 2))]
         branches = branches[:: -1 if draw.chance(0.2) else 1]
-    stack = draw_stack(draw, parameters, sum(WEIGHTS[kind] for kind in branches))
-    block = draw_block(draw, stack, branches, hides_later=family != "encoder")
+    experts = draw.one((2, 4, 8, 8, 16))
+    stack = draw_stack(draw, parameters, sum(WEIGHTS[k] * (experts if k == "experts" else 1) for k in branches))
+    block = draw_block(draw, stack, branches, hides_later=family != "encoder", experts=experts)
     tokens = draw.one([length for length in SEQUENCES if length <= LONGEST])
     vocabulary = 0 if family == "blocks" and draw.chance(0.3) else draw.one(VOCABULARIES)
     features = draw.one((16, 64, 80, 256, 1024))
@@ -223,9 +228,8 @@ def _told(block: Block) -> str:
 def draw_encoder_decoder(draw: Draw, parameters: float) -> RandomModel:
     """An encoder of features and a decoder of tokens of unlike depth, as for speech (Whisper, arXiv 2212.04356)."""
     stack = draw_stack(draw, parameters, 14.0)
-    depth = stack.layers
-    encoders = max(1, round(depth * draw.between(0.2, 0.8)))
-    decoders = max(1, depth - encoders)
+    encoders = max(1, round(stack.layers * draw.between(0.2, 0.8)))
+    decoders = max(1, stack.layers - encoders)
     encoder = draw_block(draw, stack, ("attention", draw.one(("mlp", "gated"))), hides_later=False)
     decoder = draw_block(draw, stack, (), hides_later=True)
     source, target = draw.one((64, 256, 512, 1500)), draw.one((32, 128, 448, 512))

@@ -13,10 +13,11 @@ from agents.learning.problems.transformers import RandomModel, is_named, spec_mo
 from ir.graph import Graph
 from ir.zoo.net import Net
 
+# Sizes and numbers of classes of common data sets (CIFAR, ImageNet, ImageNet-21k), and sizes between them.
 IMAGES = (32, 64, 96, 128, 160, 192, 224, 224, 224, 256, 288, 320, 384, 448, 512)
 CLASSES = (10, 100, 200, 365, 1000, 1000, 21841)
 WIDEST = 4096
-"""Largest number of channels."""
+"""Largest number of channels (assumed)."""
 
 
 def draw_resnet(draw: Draw) -> RandomModel:
@@ -58,6 +59,7 @@ class Stage:
     kind: str
     """Key of `_BLOCKS`."""
     blocks: int
+    """Number of blocks."""
     channels: int
     """Channels of its result."""
 

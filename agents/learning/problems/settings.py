@@ -13,8 +13,9 @@ from ir.graph import Graph
 USUAL_TRAINERS = ("generic", "automap", "megatron-core", "torchtitan", "deepspeed")
 """Training software that is drawn more often than the rest."""
 MAX_BATCH = 1 << 17
+"""Largest number of samples of a step (assumed)."""
 LONG = 2048
-"""Number of tokens above which a sample is long: batches then have fewer of them."""
+"""Number of tokens above which a sample is long: batches then have fewer of them (assumed)."""
 
 
 def draw_training(draw: Draw, cluster: Cluster, *, tokens: int) -> dict[str, Any]:

@@ -15,14 +15,17 @@ from ir.graph import Graph
 
 HEAD_SIZES = (32, 64, 64, 80, 96, 128, 128, 128, 256)
 """Sizes of an attention head, those of published models more than once."""
+# Sizes of published models (see `ir.zoo.NAMED`, and the configurations of Qwen, Gemma, DeepSeek), and smaller ones.
 VOCABULARIES = (1000, 8192, 30522, 32000, 32000, 32128, 50257, 50304, 51200, 65024, 100352, 128256, 151936, 256000)
 SEQUENCES = (64, 128, 256, 512, 512, 1000, 1024, 1024, 1536, 2048, 2048, 4096, 4096, 8192, 16384, 32768)
 DEEP = 40
 """Largest number of blocks of a model that is trained on; deeper ones are held out."""
-ASPECT = (24.0, 256.0)
-"""Least and largest width of a block over the number of blocks; published models have 16 (T5) to 170 (Llama)."""
-LARGEST_WIDTH = 20480
 DEEPEST = 120
+"""Largest number of blocks of any model; published models have up to 126 (Llama 3.1 405B)."""
+ASPECT = (24.0, 256.0)
+"""Least and largest width of a block over the number of blocks (assumed): the zoo's models have 21 to 128."""
+LARGEST_WIDTH = 20480
+"""Largest width of a block (assumed): MT-NLG 530B has this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +65,11 @@ class Stack:
     """Depth and width of a stack of blocks."""
 
     layers: int
+    """Number of blocks."""
     hidden: int
+    """Width of a block, a multiple of `heads`."""
     heads: int
+    """Number of attention heads."""
 
 
 def draw_stack(draw: Draw, parameters: float, per_layer: float = 12.0) -> Stack:
