@@ -102,11 +102,9 @@ class Device:
                 repair="State the peak in one of " + ", ".join(GENERAL) + ".",
             )
         if self.curves_of not in published_curves("gemm"):
+            repair = "Use one of " + ", ".join(published_curves("gemm")) + "."
             raise ClusterError(
-                "no kind of device whose kernels were measured",
-                field="curves_of",
-                value=self.curves_of,
-                repair="Use one of " + ", ".join(published_curves("gemm")) + ".",
+                "no kind of device whose kernels were measured", field="curves_of", value=self.curves_of, repair=repair
             )
 
     @property
@@ -122,11 +120,9 @@ class Device:
         """
         if precision not in self.peak_TFLOPs:
             known = ", ".join(self.peak_TFLOPs)
+            repair = f"Use one of {known}."
             raise ClusterError(
-                f"{self.name} has no {precision} arithmetic",
-                field="training.precision",
-                value=precision,
-                repair=f"Use one of {known}.",
+                f"{self.name} has no {precision} arithmetic", field="training.precision", value=precision, repair=repair
             )
         return self.peak_TFLOPs[precision] * 1e12
 
@@ -154,12 +150,8 @@ class Link:
     def __post_init__(self) -> None:
         for kind in self.collectives:
             if kind not in COLLECTIVES:
-                raise ClusterError(
-                    "no kind of collective",
-                    field="collectives",
-                    value=kind,
-                    repair="Use " + ", ".join(COLLECTIVES) + ".",
-                )
+                repair = "Use " + ", ".join(COLLECTIVES) + "."
+                raise ClusterError("no kind of collective", field="collectives", value=kind, repair=repair)
 
     @property
     def bytes_per_s(self) -> float:
@@ -223,12 +215,8 @@ class Cluster:
             for name, table in described.items():
                 key = getattr(node, name)
                 if key not in table:
-                    raise ClusterError(
-                        "not described",
-                        field=f"nodes[{index}].{name}",
-                        value=key,
-                        repair=f"Describe {key!r} in the file, or use one of {', '.join(table) or 'none yet'}.",
-                    )
+                    repair = f"Describe {key!r} in the file, or use one of {', '.join(table) or 'none yet'}."
+                    raise ClusterError("not described", field=f"nodes[{index}].{name}", value=key, repair=repair)
 
     def _check_rates(self, matrix: tuple[tuple[float, ...], ...]) -> None:
         """Refuses bandwidths between two different devices that are too low."""
@@ -371,12 +359,8 @@ def parse_cluster(spec: str | Mapping[str, Any]) -> Cluster:
         intra: Link = _lookup("links", device.intra_node_link, "cluster")
         inter: Link = _lookup("links", link_name or device.inter_node_link, "cluster")
         if inter.scope != "inter":
-            raise ClusterError(
-                "this link does not connect nodes",
-                field="cluster",
-                value=link_name,
-                repair="Name an Ethernet or InfiniBand link, as in @25Gbit.",
-            )
+            repair = "Name an Ethernet or InfiniBand link, as in @25Gbit."
+            raise ClusterError("this link does not connect nodes", field="cluster", value=link_name, repair=repair)
         devices[device.name], links[intra.name], links[inter.name] = device, intra, inter
         nics = 1 if link_name else device.nics_per_node
         nodes += [
@@ -401,12 +385,8 @@ def local_profile() -> Path:
 def _read_local() -> Cluster:
     path = local_profile()
     if not path.exists():
-        raise ClusterError(
-            "this host has not been measured",
-            field="cluster",
-            value=LOCAL,
-            repair="Run `automap profile` first (two minutes at most), or name devices, as in 1x2xcpu.",
-        )
+        repair = "Run `automap profile` first (two minutes at most), or name devices, as in 1x2xcpu."
+        raise ClusterError("this host has not been measured", field="cluster", value=LOCAL, repair=repair)
     return parse_cluster(_read_file(str(path)))
 
 

@@ -87,11 +87,9 @@ def _read(text: str | bytes, field: str, error: type[UserError], shown: str) -> 
         raise _too_deep(field, error) from None
     except ValueError as fault:
         why = f"no UTF-8 at byte {fault.start}" if isinstance(fault, UnicodeDecodeError) else str(fault)
+        repair = "Write one JSON document in UTF-8."
         raise error(
-            f"cannot be read as JSON ({why})",
-            field=field or DOCUMENT,
-            value=shown or "nothing",
-            repair="Write one JSON document in UTF-8.",
+            f"cannot be read as JSON ({why})", field=field or DOCUMENT, value=shown or "nothing", repair=repair
         ) from None
     check_document(document, field=field, error=error)
     return document
@@ -117,12 +115,8 @@ def _check(value: object, path: str, levels: int, error: type[UserError]) -> Non
         if levels == 0:
             raise _too_deep(path, error)
         if isinstance(value, _Twice):
-            raise error(
-                "an object with a key twice",
-                field=joined(path, value.key),
-                value=value.key,
-                repair="Keep one of the two.",
-            )
+            repair = "Keep one of the two."
+            raise error("an object with a key twice", field=joined(path, value.key), value=value.key, repair=repair)
         if isinstance(value, Mapping):
             for key, item in value.items():
                 if isinstance(key, str):
@@ -137,21 +131,15 @@ def _check_text(text: str, path: str, error: type[UserError]) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
+        repair = "Write both halves, or the character itself."
         raise error(
-            "half of a surrogate pair, which is no Unicode text",
-            field=path or DOCUMENT,
-            value=text,
-            repair="Write both halves, or the character itself.",
+            "half of a surrogate pair, which is no Unicode text", field=path or DOCUMENT, value=text, repair=repair
         ) from None
 
 
 def _refuse_number(value: float, path: str, error: type[UserError]) -> NoReturn:
-    raise error(
-        "no finite number of at most 1.8e308",
-        field=path or DOCUMENT,
-        value=value,
-        repair="Give a finite number.",
-    )
+    repair = "Give a finite number."
+    raise error("no finite number of at most 1.8e308", field=path or DOCUMENT, value=value, repair=repair)
 
 
 def _too_deep(path: str, error: type[UserError]) -> UserError:

@@ -158,23 +158,17 @@ class Problem:
         training = from_json(Training, _document(training), path="training", error=ProblemError)
         hints = from_json(Hints, _document(hints or {}), path="hints", error=ProblemError)
         if training.trainer not in trainers():
-            raise ProblemError(
-                "unknown trainer",
-                field="training.trainer",
-                value=training.trainer,
-                repair="Use one of " + ", ".join(trainers()) + ".",
-            )
+            repair = "Use one of " + ", ".join(trainers()) + "."
+            raise ProblemError("unknown trainer", field="training.trainer", value=training.trainer, repair=repair)
         kinds = list(cluster.devices.values())
         common = [p for p in DEFAULT_PRECISIONS if all(p in d.peak_TFLOPs for d in kinds)]
         precision = training.precision or (common[0] if common else "fp16")
         for device in kinds:
             device.flops(precision)
         if training.scaling == "row" and precision != "fp8":
+            repair = 'Set training.precision to "fp8", or leave training.scaling out.'
             raise ProblemError(
-                f"{precision} has no scales of rows",
-                field="training.scaling",
-                value=training.scaling,
-                repair='Set training.precision to "fp8", or leave training.scaling out.',
+                f"{precision} has no scales of rows", field="training.scaling", value=training.scaling, repair=repair
             )
         if "synchronous" not in training.sync_modes:
             raise ProblemError(
@@ -184,11 +178,9 @@ class Problem:
                 repair='Add "synchronous".',
             )
         if not any(t.batch_dim is not None for t in graph.tensors.values()):
+            repair = "Give the model a data input whose leading dim is the batch, or set batch_dims."
             raise ProblemError(
-                "no input of the model carries the batch",
-                field="model",
-                value=graph.name,
-                repair="Give the model a data input whose leading dim is the batch, or set batch_dims.",
+                "no input of the model carries the batch", field="model", value=graph.name, repair=repair
             )
         training = replace(training, precision=precision)
         graph = with_loss(graph, training.loss)
@@ -288,10 +280,6 @@ def _with_costs(graph: Graph, hints: Hints) -> Graph:
         operators.append(op)
     for glob in hints.costs:
         if glob not in used:
-            raise ProblemError(
-                "no operator has such a name",
-                field=f"hints.costs.{glob}",
-                value=glob,
-                repair=f"Name operators of the model by a glob, such as {graph.operators[-1].name!r}.",
-            )
+            repair = f"Name operators of the model by a glob, such as {graph.operators[-1].name!r}."
+            raise ProblemError("no operator has such a name", field=f"hints.costs.{glob}", value=glob, repair=repair)
     return replace(graph, operators=tuple(operators))

@@ -190,12 +190,8 @@ class _Reader:
         hints = typing.get_type_hints(kind, include_extras=True)
         for key in value:
             if key not in fields:
-                raise self.error(
-                    "unknown key",
-                    field=joined(path, str(key)),
-                    value=key,
-                    repair="Remove it, or use one of " + ", ".join(fields) + ".",
-                )
+                repair = "Remove it, or use one of " + ", ".join(fields) + "."
+                raise self.error("unknown key", field=joined(path, str(key)), value=key, repair=repair)
         given = {}
         for name, f in fields.items():
             if name in value:

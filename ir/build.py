@@ -276,16 +276,10 @@ class GraphBuilder:
                 names[found.index] = self._repeated(names[found.index], found.dim)
             except Unsupported as why:
                 shapes = ", ".join(str(t.shape) if t else "-" for t in tensors)
-                raise refuse(
-                    f"operator {base} ({kind}) cannot be read: {why}",
-                    f"{kind}({shapes})",
-                    f"Export with static shapes and standard operators, or leave this operator out. {BATCH}",
-                ) from None
-        raise refuse(
-            f"the batch of operator {base} ({kind}) cannot be traced",
-            kind,
-            f"Export the model with a symbolic batch dimension. {BATCH}",
-        )
+                repair = f"Export with static shapes and standard operators, or leave this operator out. {BATCH}"
+                raise refuse(f"operator {base} ({kind}) cannot be read: {why}", f"{kind}({shapes})", repair) from None
+        repair = f"Export the model with a symbolic batch dimension. {BATCH}"
+        raise refuse(f"the batch of operator {base} ({kind}) cannot be traced", kind, repair)
 
     def finish(self, outputs: Sequence[str], *, name: str = "", sha256: str = "") -> Graph:
         """The Graph: dead operators dropped, constants first, parameter views before their first consumer."""
@@ -300,7 +294,7 @@ def _named(built: Built, name: str, scope: str, inputs: Sequence[str], outputs: 
     """An operator of `GraphBuilder._alike` with the names of its tensors."""
     names = {str(i): n for i, n in enumerate(inputs)} | {f":{i}": n for i, n in enumerate(outputs)}
     tensors = tuple(replace(t, name=names[t.name]) for t in built.outputs)
-    return Built(built.operator.renamed(names, name=name, scope=scope), tensors, built.is_opaque)
+    return replace(built, operator=built.operator.renamed(names, name=name, scope=scope), outputs=tensors)
 
 
 def _with_costs(op: Operator, costs: Mapping[str, float]) -> Operator:

@@ -75,11 +75,8 @@ def with_loss(graph: Graph, loss: str | None = None) -> Graph:
     if loss != "mse":
         scores = graph.tensors[_scores(graph, scores.name)]
     if not scores.is_float or not scores.shape or scores.batch_dim is None:
-        raise refuse(
-            "the first output is no float tensor with a batch",
-            f"{scores.name} {scores.shape}",
-            "Export the model so that its first output holds the scores of each sample, or its loss.",
-        )
+        repair = "Export the model so that its first output holds the scores of each sample, or its loss."
+        raise refuse("the first output is no float tensor with a batch", f"{scores.name} {scores.shape}", repair)
     if loss is None and class_dim(scores) == scores.batch_dim:
         # One number a sample: nothing to classify.
         warning = f"{graph.outputs[0]}: no class dim, the loss is taken to be the mean squared error"
@@ -104,11 +101,8 @@ def _append(graph: Graph, scores: Tensor, loss: Literal["cross_entropy", "mse"])
         scores = _squeezed(graph, scores, operators, tensors)
         dim = class_dim(scores)
         if dim == scores.batch_dim:
-            raise refuse(
-                "the output has no class dim",
-                f"{scores.name} {scores.shape}",
-                "Use `training.loss` = `mse`, or export the loss.",
-            )
+            repair = "Use `training.loss` = `mse`, or export the loss."
+            raise refuse("the output has no class dim", f"{scores.name} {scores.shape}", repair)
         shape = tuple(s for i, s in enumerate(scores.shape) if i != dim)
         batch = scores.batch_dim if scores.batch_dim is None or scores.batch_dim < dim else scores.batch_dim - 1
         target = Tensor(name=_free(graph, "labels"), shape=shape, dtype="int64", role="input", batch_dim=batch)

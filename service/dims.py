@@ -35,11 +35,7 @@ def parse_batch_dims(texts: Sequence[str]) -> dict[str, int | None]:
     for text in texts:
         name, _, place = text.rpartition("=")
         if not name or not re.fullmatch("[0-9]{1,2}|none", place):
-            raise ModelError(
-                "not a place of the batch",
-                field="batch_dims",
-                value=text,
-                repair="Write input=dim, as in tokens=1, or input=none.",
-            )
+            repair = "Write input=dim, as in tokens=1, or input=none."
+            raise ModelError("not a place of the batch", field="batch_dims", value=text, repair=repair)
         dims[name] = None if place == "none" else int(place)
     return dims

@@ -44,12 +44,8 @@ def redis_binary() -> str:
         candidate = Path(folder) / "bin" / "redis-server"
         if os.access(candidate, os.X_OK):
             return str(candidate)
-    raise UserError(
-        "no redis-server was found",
-        field="redis_url",
-        value="unset",
-        repair="Install redis-server, or set AUTOMAP_REDIS_URL to a running one.",
-    )
+    repair = "Install redis-server, or set AUTOMAP_REDIS_URL to a running one."
+    raise UserError("no redis-server was found", field="redis_url", value="unset", repair=repair)
 
 
 class EmbeddedRedis:
@@ -77,11 +73,9 @@ class EmbeddedRedis:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as fault:
+            repair = "Set AUTOMAP_DATA_DIR to a folder that you can write."
             raise UserError(
-                f"cannot be written ({fault.strerror})",
-                field="data_dir",
-                value=str(self._folder.parent),
-                repair="Set AUTOMAP_DATA_DIR to a folder that you can write.",
+                f"cannot be written ({fault.strerror})", field="data_dir", value=str(self._folder.parent), repair=repair
             ) from None
         try:
             self._take_lock()

@@ -32,11 +32,7 @@ def load_function(source: str) -> Callable[[], Any]:
     found = getattr(module, function, None)
     if not callable(found):
         names = [n for n, v in vars(module).items() if callable(v) and v.__module__ == spec.name and n.islower()]
-        raise ModelError(
-            "the file has no such function",
-            field="source",
-            value=function,
-            repair="Name one of " + ", ".join(n for n in names if not n.startswith("_")) + ".",
-        )
+        repair = "Name one of " + ", ".join(n for n in names if not n.startswith("_")) + "."
+        raise ModelError("the file has no such function", field="source", value=function, repair=repair)
     result: Callable[[], Any] = found
     return result

@@ -112,11 +112,9 @@ def _bind(host: str, port: int) -> socket.socket:
         bound.bind((host, port))
         bound.listen(2048)
     except OSError as fault:
+        repair = "Name another address or port; --port 0 takes any free one."
         raise UserError(
-            f"cannot be bound ({fault.strerror})",
-            field="port",
-            value=f"{host}:{port}",
-            repair="Name another address or port; --port 0 takes any free one.",
+            f"cannot be bound ({fault.strerror})", field="port", value=f"{host}:{port}", repair=repair
         ) from None
     return bound
 

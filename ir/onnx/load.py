@@ -25,7 +25,7 @@ from ir.onnx.readers.inputs import add_inputs
 from ir.onnx.readers.limits import Limits
 from ir.onnx.readers.nodes import BAGS, Node, Source, dtype_name, small_value
 from ir.onnx.readers.roles import roles_without_metadata, stored_role
-from ir.onnx.readers.shape_inference import infer
+from ir.onnx.readers.schemas import check_num_operands, infer
 from ir.onnx.rewrites.constant_folding import fold
 from ir.onnx.rewrites.embedding_bags import add_bags
 from ir.onnx.rewrites.merged_views import MergedViews
@@ -79,11 +79,9 @@ def read_graph(model: Any, *, sha256: str = "", **options: Unpack[ReadOptions]) 
         # The last net: bytes that parse as protobuf may still break any rule of ONNX.
         raise refuse("the file is malformed", f"{type(error).__name__}: {error}", "Export the model again.") from error
     except RecursionError:
+        repair = "Export without nested functions."
         raise ModelTooExpensive(
-            "the model is nested too deeply",
-            field="model",
-            value="functions or views",
-            repair="Export without nested functions.",
+            "the model is nested too deeply", field="model", value="functions or views", repair=repair
         ) from None
     loss = options.get("loss")
     return with_loss(graph, loss) if loss is not None else graph
@@ -163,6 +161,7 @@ class _Importer:
         inputs = [self._resolve(n) for n in node.inputs]
         while inputs and not inputs[-1]:
             inputs.pop()
+        check_num_operands(node, len(inputs))
         if node.kind == "If":
             self._branch(node, inputs[0], uses)
         elif node.kind == BAGS:

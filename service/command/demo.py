@@ -178,11 +178,9 @@ def _exporting(folder: Path) -> Iterator[Callable[[], bytes]]:
     """Exports GPT-2 XL beside what runs in the block; the function it gives waits for the file."""
     source = ROOT / "examples" / "gpt2.py"
     if not source.is_file():
+        repair = "Clone it and run `make demo`."
         raise ModelError(
-            "the demonstration needs a checkout of the repository",
-            field="model",
-            value=str(source),
-            repair="Clone it and run `make demo`.",
+            "the demonstration needs a checkout of the repository", field="model", value=str(source), repair=repair
         )
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "model.onnx"

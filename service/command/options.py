@@ -238,12 +238,8 @@ def _read_file(path: Path, parameters: tuple[str, ...]) -> bytes:
 
             data = strip_file(path, parameters=parameters).data
     except OSError as fault:
-        raise ModelError(
-            f"cannot be read ({fault.strerror})",
-            field="model",
-            value=str(path),
-            repair="Give the path of an ONNX file or a layer profile.",
-        ) from None
+        repair = "Give the path of an ONNX file or a layer profile."
+        raise ModelError(f"cannot be read ({fault.strerror})", field="model", value=str(path), repair=repair) from None
     return data
 
 

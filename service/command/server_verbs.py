@@ -52,12 +52,8 @@ def worker(parent: Annotated[int | None, typer.Option(hidden=True)] = None) -> N
     settings = _settings()
     _log(settings.log_level)
     if settings.redis_url is None:
-        raise UserError(
-            "a worker needs the service's Redis",
-            field="redis_url",
-            value="unset",
-            repair="Set AUTOMAP_REDIS_URL; `automap serve` on its own starts its workers itself.",
-        )
+        repair = "Set AUTOMAP_REDIS_URL; `automap serve` on its own starts its workers itself."
+        raise UserError("a worker needs the service's Redis", field="redis_url", value="unset", repair=repair)
     import redis
 
     from service.jobs.worker import main as work

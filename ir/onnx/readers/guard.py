@@ -74,11 +74,8 @@ def _needs_memory(data: bytes) -> ModelTooExpensive:
 def check(model: onnx.ModelProto, limits: Limits) -> None:
     """Checks a parsed model; see `parse` for the errors raised."""
     if len(model.training_info):
-        raise refuse(
-            "the file holds training graphs",
-            f"{len(model.training_info)} training_info",
-            "Export the forward graph only.",
-        )
+        repair = "Export the forward graph only."
+        raise refuse("the file holds training graphs", f"{len(model.training_info)} training_info", repair)
     counter = Counter(limits)
     counter.add(items=len(model.opset_import) + len(model.metadata_props), nodes=len(model.functions))
     _check_opsets(model)
@@ -238,11 +235,8 @@ def _check_tensor(tensor: Any, counter: Counter) -> None:
     counter.add(items=len(tensor.dims))
     _check_texts([tensor.name], counter.limits)
     if tensor.data_location == onnx.TensorProto.EXTERNAL or len(tensor.external_data):
-        raise refuse(
-            "the file refers to external data",
-            tensor.name or "a tensor",
-            "Send the graph without weights (`automap strip model.onnx`); they are never needed.",
-        )
+        repair = "Send the graph without weights (`automap strip model.onnx`); they are never needed."
+        raise refuse("the file refers to external data", tensor.name or "a tensor", repair)
     count = _check_dims(tensor.dims, tensor.name, counter.limits)
     for name in _DATA:
         # Two numbers an element hold complex ones.
@@ -260,11 +254,8 @@ def _check_dims(dims: Sequence[int], name: str, limits: Limits) -> int:
             raise refuse("a tensor has an absurd dim", f"{name}: {size}", "Check the exporter: dims must be sizes.")
         count *= size or 1
     if count > limits.max_elements:
-        raise refuse(
-            "a tensor is absurdly large",
-            f"{name}: {list(dims)[:8]}",
-            "Check the exporter: no real tensor is that large.",
-        )
+        repair = "Check the exporter: no real tensor is that large."
+        raise refuse("a tensor is absurdly large", f"{name}: {list(dims)[:8]}", repair)
     return count
 
 
@@ -296,11 +287,8 @@ def _check_defined(given: set[str], nodes: Any, outputs: Iterable[str]) -> None:
     for node in nodes:
         for name in node.input:
             if name not in defined:
-                raise refuse(
-                    "a node reads a tensor that nothing defines",
-                    name,
-                    "Send the complete graph, with every input and initializer declared.",
-                )
+                repair = "Send the complete graph, with every input and initializer declared."
+                raise refuse("a node reads a tensor that nothing defines", name, repair)
     for name in outputs:
         if not name or name not in defined:
             raise refuse("an output is computed by nothing", name or "an output without name", "Send the whole graph.")

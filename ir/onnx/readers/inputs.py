@@ -81,23 +81,17 @@ def _batch_places(
     """The batch dim of each data input; sets the exported batch size (1 when symbolic)."""
     for name in batch_dims:
         if name not in data:
-            raise ModelError(
-                "no data input has this name",
-                field=f"batch_dims.{name}",
-                value=name,
-                repair=f"Data inputs are: {', '.join(data) or 'none'}.",
-            )
+            repair = f"Data inputs are: {', '.join(data) or 'none'}."
+            raise ModelError("no data input has this name", field=f"batch_dims.{name}", value=name, repair=repair)
     places: dict[str, int | None] = {}
     sizes: dict[str, Dim] = {}
     for name, declared in data.items():
         rank = len(declared.shape or ())
         place = batch_dims.get(name, 0 if rank else None)
         if place is not None and not 0 <= place < rank:
+            repair = f"Give a dim from 0 to {rank - 1}, or null."
             raise ModelError(
-                "the batch dim is outside the input's rank",
-                field=f"batch_dims.{name}",
-                value=place,
-                repair=f"Give a dim from 0 to {rank - 1}, or null.",
+                "the batch dim is outside the input's rank", field=f"batch_dims.{name}", value=place, repair=repair
             )
         places[name] = place
         if place is not None and declared.shape is not None:

@@ -208,11 +208,8 @@ def _attribute(proto: Any, given: Mapping[str, Any]) -> Any:
     if kind == onnx.AttributeProto.TENSOR:
         return proto.t
     if kind in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
-        raise refuse(
-            "a node with a subgraph is not supported",
-            proto.name,
-            "Export with the branch or loop resolved: a training graph is a straight line.",
-        )
+        repair = "Export with the branch or loop resolved: a training graph is a straight line."
+        raise refuse("a node with a subgraph is not supported", proto.name, repair)
     raise refuse("an attribute has an unsupported type", proto.name, "Export with standard operators.")
 
 
@@ -365,11 +362,8 @@ def in_order(nodes: list[Node], known: set[str]) -> list[Node]:
                 heapq.heappush(ready, reader)
     if len(order) < len(nodes):
         stuck = next(node for i, node in enumerate(nodes) if waiting[i] > 0)
-        raise refuse(
-            "the graph has a cycle",
-            stuck.name or stuck.outputs[0] if stuck.outputs else stuck.kind,
-            "Export again: a forward graph has no cycle.",
-        )
+        repair = "Export again: a forward graph has no cycle."
+        raise refuse("the graph has a cycle", stuck.name or stuck.outputs[0] if stuck.outputs else stuck.kind, repair)
     return order
 
 

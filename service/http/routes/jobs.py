@@ -112,12 +112,8 @@ def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings
     name = _name(model_id, request, store)
     budget = check_search(request)
     if (budget.seconds or 0) > settings.max_budget_s:
-        raise ProblemError(
-            "too long",
-            field="budget",
-            value=request.budget,
-            repair=f"Give at most {settings.max_budget_s:g}s, or ask the operator to raise AUTOMAP_MAX_BUDGET_S.",
-        )
+        repair = f"Give at most {settings.max_budget_s:g}s, or ask the operator to raise AUTOMAP_MAX_BUDGET_S."
+        raise ProblemError("too long", field="budget", value=request.budget, repair=repair)
     if request.trials is not None and request.trials.seconds > settings.max_budget_s:
         raise ProblemError(
             "too long for all trials together",
@@ -128,12 +124,8 @@ def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings
         )
     if isinstance(request.cluster, str) and request.cluster.endswith(".json"):
         # Only the command line reads files: the service must not open paths that a request names.
-        raise ClusterError(
-            "files are not read here",
-            field="cluster",
-            value=request.cluster,
-            repair="Send the document itself as an object.",
-        )
+        repair = "Send the document itself as an object."
+        raise ClusterError("files are not read here", field="cluster", value=request.cluster, repair=repair)
     if not request.model.name:
         request = replace(request, model=replace(request.model, name=name))
     build_problem(graphs.load(store, model_id, request), request)
@@ -147,11 +139,9 @@ def _name(model_id: str, request: JobRequest, store: Store) -> str:
     """The name of the one model that the request refers to."""
     spec = request.model.zoo
     if bool(spec) == bool(model_id):
+        repair = "Give the id of an uploaded model, or under zoo the name of a known one."
         raise ModelError(
-            "exactly one of model_id and zoo is needed",
-            field="model_id",
-            value=model_id or "nothing",
-            repair="Give the id of an uploaded model, or under zoo the name of a known one.",
+            "exactly one of model_id and zoo is needed", field="model_id", value=model_id or "nothing", repair=repair
         )
     if spec:
         try:
