@@ -202,8 +202,7 @@ class _Reader:
             return kind(**given)
         except self.error as fault:
             # A record names a wrong field relative to itself.
-            field = joined(path, fault.field)
-            raise type(fault)(fault.message, field=field, value=fault.value, repair=fault.repair) from None
+            raise type(fault)(**fault.texts | {"field": joined(path, fault.field)}) from None
 
 
 def json_schema(kind: type[Any], *, title: str) -> dict[str, Any]:

@@ -82,11 +82,8 @@ def operator_signatures(graph: Graph, op: Operator) -> tuple[Signature, ...]:
 
 def _from_view(graph: Graph, name: str) -> bool:
     """Whether a tensor depends on parameters or constants only."""
-    index = graph.producer.get(name)
-    if index is None:
-        return False
-    producer = graph.operators[index]
-    return producer.is_view or producer.is_constant
+    maker = graph.maker(name)
+    return maker is not None and not maker.is_live
 
 
 def link(graph: Graph, blocks: Blocks | None = None) -> Linkage:

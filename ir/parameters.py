@@ -71,10 +71,10 @@ class _Push:
                 self.pieces[fresh] = (name, dim, start, stop)
                 found.append(fresh)
             return found
-        index = graph.producer.get(name)
-        if index is None:
+        op = graph.maker(name)
+        if op is None:
             return None
-        op = graph.operators[index]
+        index = graph.producer[name]
         self.removed.add(index)
         operands = self._operands(op, dim, bounds, index)
         if operands is None:
@@ -122,12 +122,12 @@ class _Push:
         same = [[n] * len(bounds) for n in op.inputs]
         if op.kind == "MatMul" or (op.kind == "Gemm" and len(op.inputs) == 2):
             weight = graph.tensors[op.inputs[1]]
-            if dim != rank - 1 or len(weight.shape) != 2 or not self._is_weight(op.inputs[1]):
+            if dim != rank - 1 or len(weight.shape) != 2 or not graph.is_weight(op.inputs[1]):
                 return None
             side = 0 if dict(op.attributes).get("transB") else 1
             parts = self.piece(op.inputs[1], side, bounds, index)
             return None if parts is None else [same[0], parts]
-        if op.kind == PRODUCT and dim == rank - 1 and self._is_weight(op.inputs[1]):
+        if op.kind == PRODUCT and dim == rank - 1 and graph.is_weight(op.inputs[1]):
             parts = self.piece(op.inputs[1], len(graph.tensors[op.inputs[1]].shape) - 1, bounds, index)
             return None if parts is None else [same[0], parts]
         if op.kind == "Add":
@@ -164,12 +164,6 @@ class _Push:
             pieces = self.piece(op.inputs[0], ins[0], scaled, index)
             return None if pieces is None else [pieces]
         return None
-
-    def _is_weight(self, name: str) -> bool:
-        if self.graph.tensors[name].role == "parameter":
-            return True
-        index = self.graph.producer.get(name)
-        return index is not None and self.graph.operators[index].is_view
 
 
 def _cuts(graph: Graph, name: str) -> tuple[int, list[_Cut], list[int]] | None:

@@ -49,10 +49,7 @@ def problem_of(fault: UserError) -> dict[str, Any]:
         "title": _KINDS[kind][1],
         "status": 422,
         "detail": str(fault),
-        "field": fault.field,
-        "value": fault.value,
-        "message": fault.message,
-        "repair": fault.repair,
+        **fault.texts,
     } | ({"nearest": fault.nearest, "changes": list(fault.changes)} if isinstance(fault, NothingFits) else {})
 
 

@@ -293,22 +293,22 @@ def check_memory(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[
     for rank, (mine, _) in enumerate(found):
         if mine.total > mine.capacity:
             yield Violation(
-                where=f"stages[{rank}].devices",
-                what=f"does not fit: {mine.total / GIB:.2f} GiB of {mine.capacity / GIB:.2f} on {mine.devices}",
+                f"stages[{rank}].devices",
+                f"does not fit: {mine.total / GIB:.2f} GiB of {mine.capacity / GIB:.2f} on {mine.devices}",
             )
     if plan.estimate is None:
         return
     stated = plan.estimate.memory_bytes
     if [m.devices for m in stated] != [m.devices for m, _ in found]:
-        yield Violation(where="estimate.memory_bytes", what=f"not about {', '.join(m.devices for m, _ in found)}")
+        yield Violation("estimate.memory_bytes", f"not about {', '.join(m.devices for m, _ in found)}")
         return
     for rank, (said, (mine, activations)) in enumerate(zip(stated, found, strict=True)):
         where = f"estimate.memory_bytes[{rank}]"
         for name in ("parameters", "gradients", "optimizer", "buffers", "capacity"):
             if not math.isclose(getattr(said, name), getattr(mine, name), rel_tol=TOLERANCE):
                 what = f"says {getattr(said, name):.0f} bytes, counted {getattr(mine, name):.0f}"
-                yield Violation(where=f"{where}.{name}", what=what)
+                yield Violation(f"{where}.{name}", what)
         low, high = activations.low * (1.0 - TOLERANCE), activations.high * (1.0 + TOLERANCE)
         if not low <= said.activations <= high:
             what = f"says {said.activations:.0f} bytes, counted {mine.activations:.0f}, {low:.0f} to {high:.0f}"
-            yield Violation(where=f"{where}.activations", what=what)
+            yield Violation(f"{where}.activations", what)

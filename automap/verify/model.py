@@ -48,7 +48,7 @@ class Model:
         self.position = {op.name: i for i, op in enumerate(self.graph.operators)}
         self.parametric = {t.name for t in self.graph.tensors.values() if t.role == "parameter"}
         for op in self.graph.operators:
-            if not is_live(op):
+            if not op.is_live:
                 self.parametric.update(op.outputs)
         self.blocks: Blocks = find_units(self.graph)
         self.unit_of = {i: n for n, unit in enumerate(self.blocks.units) for i in range(unit.start, unit.stop)}
@@ -79,7 +79,7 @@ class Model:
     def live_maker(self, name: str) -> int | None:
         """The operator that makes a tensor and that a stage must run; None for others."""
         index = self.graph.producer.get(name)
-        return index if index is not None and is_live(self.graph.operators[index]) else None
+        return index if index is not None and self.graph.operators[index].is_live else None
 
     def legal(self, index: int) -> WholeOrSplit:
         """The placements that the factor rule of an operator allows on one mesh axis."""
@@ -121,11 +121,6 @@ class Model:
                 if factor is not None and op.rule.factors[factor].is_batch:
                     return placed
         return Placed(inputs=("B",) * len(op.inputs), outputs=("B",) * len(op.outputs))
-
-
-def is_live(op: Operator) -> bool:
-    """Whether a stage must run an operator, which is then no view and no constant."""
-    return not op.is_view and not op.is_constant
 
 
 def _allowed(rule: FactorRule) -> WholeOrSplit:

@@ -203,10 +203,9 @@ class Routing:
 
     def _values(self, name: str) -> tuple[float, ...] | None:
         """Numbers of a small constant, in any shape."""
-        index = self.graph.producer.get(name)
-        if index is None or not self.graph.operators[index].is_constant:
+        op = self.graph.maker(name)
+        if op is None or not op.is_constant:
             return None
-        op = self.graph.operators[index]
         attributes = dict(op.attributes)
         if op.kind in ("Constant", "ConstantOfShape"):
             value = attributes["value"]

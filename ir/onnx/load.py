@@ -12,7 +12,7 @@ import numpy as np
 
 from ir.build import GraphBuilder, Stated
 from ir.canonical import canonical
-from ir.errors import ModelError, ModelTooExpensive, refuse
+from ir.errors import ModelError, refuse, too_expensive
 from ir.experts import recognise_experts
 from ir.graph import Graph, Tensor, TensorRole
 from ir.localize import localize
@@ -80,9 +80,7 @@ def read_graph(model: Any, *, sha256: str = "", **options: Unpack[ReadOptions]) 
         raise refuse("the file is malformed", f"{type(error).__name__}: {error}", "Export the model again.") from error
     except RecursionError:
         repair = "Export without nested functions."
-        raise ModelTooExpensive(
-            "the model is nested too deeply", field="model", value="functions or views", repair=repair
-        ) from None
+        raise too_expensive("the model is nested too deeply", "functions or views", repair) from None
     loss = options.get("loss")
     return with_loss(graph, loss) if loss is not None else graph
 

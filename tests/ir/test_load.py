@@ -318,7 +318,9 @@ def test_an_operator_with_too_many_operands_is_refused():
     w = helper.make_tensor("w", TensorProto.FLOAT, [8, 8], np.ones((8, 8), np.float32).tobytes(), raw=True)
     shapes = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 8]) for name in ("x", "y")]
     graph = helper.make_graph(nodes, "toy", shapes[:1], shapes[1:], [w])
-    with pytest.raises(ModelError, match=r"operator act \(Relu\) has 2 operands, but takes at most 1 operand") as caught:
+    with pytest.raises(
+        ModelError, match=r"operator act \(Relu\) has 2 operands, but takes at most 1 operand"
+    ) as caught:
         load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]).SerializeToString())
     assert caught.value.value == "Relu(h, w)" and "first 1" in caught.value.repair
 

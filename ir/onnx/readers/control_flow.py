@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import onnx
-
 REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax")
 SEQUENCES = frozenset(
     {"SequenceEmpty", "SequenceConstruct", "SequenceInsert", "SequenceAt", "SequenceLength", "ConcatFromSequence",
@@ -49,9 +47,17 @@ class Bags:
 def graphs(proto: Any) -> Iterator[Any]:
     """The subgraphs of a node."""
     for attribute in proto.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
+        if attribute.HasField("g"):
             yield attribute.g
         yield from attribute.graphs
+
+
+def all_nodes(holder: Any) -> Iterator[Any]:
+    """The nodes of a graph or function, and of their subgraphs."""
+    for node in holder.node:
+        yield node
+        for sub in graphs(node):
+            yield from all_nodes(sub)
 
 
 def free_names(graph: Any) -> dict[str, None]:
@@ -71,7 +77,7 @@ def bags(loop: Any) -> Bags | None:
     body = next(graphs(loop), None)
     if body is None:
         return None
-    nodes = list(_all_nodes(body))
+    nodes = list(all_nodes(body))
     made = {name: node for node in nodes for name in node.output}
     cuts = [n for n in nodes if n.op_type == "Slice" and n.input[0] not in made and _is_turn(n, made)]
     reductions = [n for n in nodes if n.op_type in REDUCTIONS]
@@ -97,14 +103,6 @@ def bags(loop: Any) -> Bags | None:
         return None
     keeps = next((a.i for a in reduction.attribute if a.name == "keepdims"), 1)
     return Bags(source.input[0], offsets, table, kind, bool(keeps))
-
-
-def _all_nodes(graph: Any) -> Iterator[Any]:
-    """The nodes of a graph and of its subgraphs."""
-    for node in graph.node:
-        yield node
-        for sub in graphs(node):
-            yield from _all_nodes(sub)
 
 
 def _is_turn(node: Any, made: Mapping[str, Any]) -> bool:

@@ -13,11 +13,11 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from ir.errors import ModelTooExpensive, refuse
+from ir.errors import ModelTooExpensive, refuse, too_expensive
 from ir.onnx.readers.expansion import check_functions
-from ir.onnx.readers.limits import Counter, Limits, too_large
+from ir.onnx.readers.limits import Counter, Limits, check_size, too_large
+from ir.onnx.readers.nodes import DATA_FIELDS
 
-MIB = 1 << 20
 MIN_OPSET = 7
 """First version of the operator set that is read: older operators broadcast by an attribute."""
 MAX_OPSET: int = onnx.defs.onnx_opset_version()
@@ -34,13 +34,7 @@ def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
     limits = limits or Limits()
     if not data:
         raise refuse("the file is empty", "0 bytes", "Send the bytes of an ONNX file.")
-    if len(data) > limits.max_bytes:
-        raise ModelTooExpensive(
-            f"the file is larger than {limits.max_bytes // MIB} MiB",
-            field="model",
-            value=f"{len(data)} bytes",
-            repair="Strip the weights first: only shapes are needed (`automap strip model.onnx`).",
-        )
+    check_size(len(data), limits.max_bytes)
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
@@ -63,12 +57,8 @@ def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
 
 
 def _needs_memory(data: bytes) -> ModelTooExpensive:
-    return ModelTooExpensive(
-        "the file unpacks to many times its size",
-        field="model",
-        value=f"{len(data)} bytes",
-        repair="Send the file as the exporter wrote it, without its weights (`automap strip model.onnx`).",
-    )
+    repair = "Send the file as the exporter wrote it, without its weights (`automap strip model.onnx`)."
+    return too_expensive("the file unpacks to many times its size", f"{len(data)} bytes", repair)
 
 
 def check(model: onnx.ModelProto, limits: Limits) -> None:
@@ -228,9 +218,6 @@ def _check_sparse(sparse: Any, counter: Counter) -> None:
     _check_dims(sparse.dims, sparse.values.name or "a sparse tensor", counter.limits)
 
 
-_DATA = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
-
-
 def _check_tensor(tensor: Any, counter: Counter) -> None:
     counter.add(items=len(tensor.dims))
     _check_texts([tensor.name], counter.limits)
@@ -238,7 +225,7 @@ def _check_tensor(tensor: Any, counter: Counter) -> None:
         repair = "Send the graph without weights (`automap strip model.onnx`); they are never needed."
         raise refuse("the file refers to external data", tensor.name or "a tensor", repair)
     count = _check_dims(tensor.dims, tensor.name, counter.limits)
-    for name in _DATA:
+    for name in set(DATA_FIELDS) - {"raw_data"}:
         # Two numbers an element hold complex ones.
         if len(getattr(tensor, name)) > 2 * count:
             raise refuse("a stored tensor holds more values than its dims say", tensor.name, "Export again.")
