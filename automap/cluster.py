@@ -28,17 +28,9 @@ from automap.records import Range, from_json, to_json
 GIB = 1 << 30
 
 PRESETS = (
-    "8xV100-16GB",
-    "2x8xV100-16GB@25Gbit",
-    "16x1xV100-16GB@10Gbit",
-    "8xV100-32GB+8xP100",
-    "8xA100-80GB",
-    "4x8xA100-80GB",
-    "8xH100",
-    "64x8xH100",
-    "8xH200",
-    "8xB200",
-)
+    "8xV100-16GB", "2x8xV100-16GB@25Gbit", "16x1xV100-16GB@10Gbit", "8xV100-32GB+8xP100", "8xA100-80GB",
+    "4x8xA100-80GB", "8xH100", "64x8xH100", "8xH200", "8xB200",
+)  # fmt: skip
 """Examples that `automap clusters` and `GET /v1/clusters` show; any `[NODESx]GPUSxDEVICE[@LINK]` is understood."""
 
 MAX_DEVICES = 65536
@@ -194,12 +186,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if not 0 < self.num_devices <= MAX_DEVICES:
-            raise ClusterError(
-                "a cluster needs at least one device" if self.num_devices <= 0 else "too many devices",
-                field="nodes",
-                value=self.num_devices,
-                repair=f"Describe between 1 and {MAX_DEVICES} devices.",
-            )
+            raise _wrong_number(self.num_devices, "nodes", self.num_devices)
         matrix = self.bandwidth_GBps
         if matrix is not None and any(len(row) != self.num_devices for row in (matrix, *matrix)):
             raise ClusterError(
@@ -285,6 +272,12 @@ class Cluster:
         return document
 
 
+def _wrong_number(num_devices: int, field: str, value: object) -> ClusterError:
+    """The error for a cluster without devices or with too many, to be raised by the caller."""
+    text = "a cluster needs at least one device" if num_devices <= 0 else "too many devices"
+    return ClusterError(text, field=field, value=value, repair=f"Name between 1 and {MAX_DEVICES} devices.")
+
+
 @functools.cache
 def _library(folder: str) -> Mapping[str, Any]:
     kind = {"devices": Device, "links": Link}[folder]
@@ -350,12 +343,7 @@ def parse_cluster(spec: str | Mapping[str, Any]) -> Cluster:
         device: Device = _lookup("devices", match["device"], "cluster")
         count, per_node = int(match["nodes"] or 1), int(match["gpus"])
         if count < 1 or per_node < 1 or count * per_node > MAX_DEVICES:
-            raise ClusterError(
-                "a cluster needs at least one device" if count * per_node == 0 else "too many devices",
-                field="cluster",
-                value=spec,
-                repair=f"Name between 1 and {MAX_DEVICES} devices.",
-            )
+            raise _wrong_number(count * per_node, "cluster", spec)
         intra: Link = _lookup("links", device.intra_node_link, "cluster")
         inter: Link = _lookup("links", link_name or device.inter_node_link, "cluster")
         if inter.scope != "inter":
@@ -363,21 +351,13 @@ def parse_cluster(spec: str | Mapping[str, Any]) -> Cluster:
             raise ClusterError("this link does not connect nodes", field="cluster", value=link_name, repair=repair)
         devices[device.name], links[intra.name], links[inter.name] = device, intra, inter
         nics = 1 if link_name else device.nics_per_node
-        nodes += [
-            Node(
-                device=device.name,
-                num_devices=per_node,
-                intra_node_link=intra.name,
-                inter_node_link=inter.name,
-                nics=nics,
-                count=count,
-            )
-        ]
+        links_of = {"intra_node_link": intra.name, "inter_node_link": inter.name}
+        nodes.append(Node(device=device.name, num_devices=per_node, nics=nics, count=count, **links_of))
     return Cluster(name=spec.strip(), nodes=tuple(nodes), devices=devices, links=links)
 
 
 def local_profile() -> Path:
-    """Where the measured cluster file of this host lies: in the user's data folder, or AUTOMAP_DATA_DIR."""
+    """Path of the measured cluster file of this host: in the user's data folder, or AUTOMAP_DATA_DIR."""
     folder = os.environ.get("AUTOMAP_DATA_DIR")
     return (Path(folder) if folder else platformdirs.user_data_path("automap")) / "local-cluster.json"
 

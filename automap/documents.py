@@ -55,9 +55,8 @@ def read_file(path: Path, *, field: str, error: type[UserError]) -> Any:
     try:
         data = path.read_bytes()
     except OSError as fault:
-        raise error(
-            f"cannot be read ({fault.strerror})", field=field, value=str(path), repair="Name a readable JSON file."
-        ) from None
+        repair = "Name a readable JSON file."
+        raise error(f"cannot be read ({fault.strerror})", field=field, value=str(path), repair=repair) from None
     return _read(data, field, error, shown=str(path))
 
 

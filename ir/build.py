@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ir.errors import refuse
-from ir.graph import Amount, Graph, Operator, Tensor
+from ir.graph import Graph, Operator, Tensor
 from ir.operators import KINDS, BakedBatch, Built, MissingBatch, Unsupported, Usage, Value, make_operator
 
 BATCH = (
@@ -230,7 +230,7 @@ class GraphBuilder:
         names, like = self._like(base, kind, inputs, [bool(n) for n in outputs], attributes or {}, opset, stated)
         unique = self.unique(base)
         built = _named(like, unique, scope, names, outputs)
-        operator = _with_costs(built.operator, stated.costs) if stated.costs else built.operator
+        operator = built.operator.with_costs(stated.costs) if stated.costs else built.operator
         for used in operator.inputs:
             if used not in self.tensors:
                 self._emit_constant(used)
@@ -295,19 +295,6 @@ def _named(built: Built, name: str, scope: str, inputs: Sequence[str], outputs: 
     names = {str(i): n for i, n in enumerate(inputs)} | {f":{i}": n for i, n in enumerate(outputs)}
     tensors = tuple(replace(t, name=names[t.name]) for t in built.outputs)
     return replace(built, operator=built.operator.renamed(names, name=name, scope=scope), outputs=tensors)
-
-
-def _with_costs(op: Operator, costs: Mapping[str, float]) -> Operator:
-    """The operator with the costs that a file states for it; see `Stated`."""
-    if "flops" in costs:
-        flops = costs["flops"]
-        op = replace(op, forward_flops=Amount(per_sample=flops), backward_flops=Amount(per_sample=2 * flops))
-    return replace(
-        op,
-        measured_forward_s=costs.get("forward_s"),
-        measured_backward_s=costs.get("backward_s"),
-        stated_bytes=costs.get("bytes"),
-    )
 
 
 def make_graph(

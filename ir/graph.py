@@ -8,7 +8,7 @@ files, devices or plans. Units: elements, bytes, floating-point operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from math import prod
 from typing import Any, Literal, TypeVar
@@ -134,6 +134,24 @@ class Operator:
             return None
         backward = self.measured_backward_s
         return self.measured_forward_s, 2.0 * self.measured_forward_s if backward is None else backward
+
+    def with_costs(self, costs: Mapping[str, float | None]) -> Operator:
+        """The operator with stated costs of one sample in place of all that was stated before.
+
+        Args:
+            costs: forward_s and backward_s in seconds; flops and bytes of the forward pass, of which the backward pass
+                has twice the flops. Without flops those of the operator stay.
+        """
+        op = replace(
+            self,
+            measured_forward_s=costs.get("forward_s"),
+            measured_backward_s=costs.get("backward_s"),
+            stated_bytes=costs.get("bytes"),
+        )
+        flops = costs.get("flops")
+        if flops is None:
+            return op
+        return replace(op, forward_flops=Amount(per_sample=flops), backward_flops=Amount(per_sample=2 * flops))
 
     def renamed(self, names: Mapping[str, str], *, name: str | None = None, scope: str | None = None) -> Operator:
         """The operator with its tensors renamed as `names` says, and by default the same name and scope."""

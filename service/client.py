@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -43,9 +42,7 @@ class AutomapClient:
     def __enter__(self) -> AutomapClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -87,11 +84,7 @@ class AutomapClient:
         )
 
     def submit(
-        self,
-        model: str,
-        cluster: str | Mapping[str, Any],
-        training: Mapping[str, Any],
-        **options: Any,
+        self, model: str, cluster: str | Mapping[str, Any], training: Mapping[str, Any], **options: Any
     ) -> Document:
         """Submits a job.
 
@@ -192,9 +185,8 @@ class AutomapClient:
         try:
             response = self._http.request(method, path, **options)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as fault:
-            raise UserError(
-                f"not a URL ({fault})", field="url", value=self._url, repair="Write it as in http://127.0.0.1:8080."
-            ) from None
+            repair = "Write it as in http://127.0.0.1:8080."
+            raise UserError(f"not a URL ({fault})", field="url", value=self._url, repair=repair) from None
         except httpx.HTTPError as fault:
             text = f"{self._url} does not answer ({fault}). Is `automap serve` running there?"
             raise RemoteError(problem(0, "No answer", text)) from None

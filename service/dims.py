@@ -18,9 +18,8 @@ def parse_dims(texts: Sequence[str]) -> dict[str, int]:
     for text in texts:
         key, _, size = text.partition("=")
         if not key or not re.fullmatch("[0-9]{1,10}", size) or not 1 <= int(size) < 2**31:
-            raise ModelError(
-                "not a dim", field="dims", value=text, repair="Write name=size, as in batch=1 or sequence=1024."
-            )
+            repair = "Write name=size, as in batch=1 or sequence=1024."
+            raise ModelError("not a dim", field="dims", value=text, repair=repair)
         dims[key] = int(size)
     return dims
 

@@ -122,7 +122,7 @@ def _sharded(chunk: Chunk, chunks: Sequence[Chunk], model: Model, named: Sequenc
                     n, m = wrong[0]
                     yield Violation(
                         f"{chunk.where}.shardings, hints.constraints[{n}]",
-                        f"{model.graph.operators[m].name} lies otherwise on {axis}",
+                        f"{model.graph.operators[m].name} has another placement on {axis}",
                     )
 
 

@@ -65,9 +65,8 @@ def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any])
     """
     for name, given in (("cluster", request.cluster), ("global_batch", request.training.get("global_batch"))):
         if given is None:
-            raise ProblemError(
-                "missing", field=name, value="nothing", repair=f"Give --{name.replace('_', '-')}, or a file by --plan."
-            )
+            repair = f"Give --{name.replace('_', '-')}, or a file by --plan."
+            raise ProblemError("missing", field=name, value="nothing", repair=repair)
     with _uncollected():
         from automap.price.estimate import annotate
         from automap.price.evaluator import Evaluator
@@ -125,9 +124,8 @@ def price_file(data: bytes, request: JobRequest, stated: Mapping[str, Any], path
     given = {"cluster": request.cluster, **request.training, **stated}
     for name, value in given.items():
         if value is not None:
-            raise PlanError(
-                "the plan says it already", field=name, value=value, repair="Leave it out, or leave --plan out."
-            )
+            repair = "Leave it out, or leave --plan out."
+            raise PlanError("the plan says it already", field=name, value=value, repair=repair)
     with _uncollected():
         from automap.price.estimate import annotate
         from automap.price.evaluator import Evaluator

@@ -78,9 +78,8 @@ ParametersOption = Annotated[
 def writable(path: Path | None) -> Path | None:
     """Refuses an output that could not be written before the work is done, not after it."""
     if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-        raise PlanError(
-            "cannot be written", field="output", value=str(path), repair="Name a file in a folder of yours."
-        )
+        repair = "Name a file in a folder of yours."
+        raise PlanError("cannot be written", field="output", value=str(path), repair=repair)
     return path
 
 

@@ -177,9 +177,8 @@ def _settings() -> Any:
     except ValidationError as fault:
         first = fault.errors()[0]
         name = "AUTOMAP_" + str(first["loc"][0]).upper()
-        raise UserError(
-            first["msg"], field=name, value=first.get("input"), repair=f"Set {name} to another value."
-        ) from None
+        repair = f"Set {name} to another value."
+        raise UserError(first["msg"], field=name, value=first.get("input"), repair=repair) from None
 
 
 def _log(level: str) -> None:

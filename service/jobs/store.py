@@ -31,16 +31,8 @@ GRAPH_TTL_S = 3600
 
 _MODELS, _JOBS, _ACTIVE = "automap:models", "automap:jobs", "automap:active"
 _FIELDS = (
-    "state",
-    "model_id",
-    "request",
-    "progress",
-    "problem",
-    "attempt",
-    "created_at",
-    "started_at",
-    "finished_at",
-)
+    "state", "model_id", "request", "progress", "problem", "attempt", "created_at", "started_at", "finished_at",
+)  # fmt: skip
 
 
 class Superseded(Exception):
@@ -66,18 +58,18 @@ class Job:
     """A job's record, without its plan."""
 
     id: str
-    state: State
+    state: State = "queued"
     model_id: str
     request: JobRequest | None
     """None where the record cannot be read, as after a change of the format; `problem` then says so."""
-    attempt: int
-    """Runs so far; also the fencing token of the latest."""
-    progress: Mapping[str, Any] | None
-    problem: Mapping[str, Any] | None
+    attempt: int = 0
+    """Number of runs so far, which is the fencing token of the latest run."""
+    progress: Mapping[str, Any] | None = None
+    problem: Mapping[str, Any] | None = None
     created_at: float
     """Seconds since 1970, like the other two."""
-    started_at: float | None
-    finished_at: float | None
+    started_at: float | None = None
+    finished_at: float | None = None
 
 
 def connect(url: str) -> redis.Redis:
@@ -89,9 +81,8 @@ def connect(url: str) -> redis.Redis:
     try:
         return redis.Redis.from_url(url, socket_connect_timeout=5)
     except ValueError:
-        raise UserError(
-            "not a Redis URL", field="redis_url", value=url, repair="Write it as in redis://host:6379/0."
-        ) from None
+        repair = "Write it as in redis://host:6379/0."
+        raise UserError("not a Redis URL", field="redis_url", value=url, repair=repair) from None
 
 
 class Store:
@@ -163,31 +154,15 @@ class Store:
         """
         job_id, now = uuid.uuid4().hex, self._clock()
         with self._redis.pipeline() as pipe:
-            fields = {
-                "state": "queued",
-                "model_id": model_id,
-                "request": _dumps(request.to_json()),
-                "attempt": "0",
-                "created_at": repr(now),
-            }
+            fields = {"state": "queued", "model_id": model_id, "request": _dumps(request.to_json())}
+            fields |= {"attempt": "0", "created_at": repr(now)}
             pipe.multi()  # RQ opens the transaction itself unless it is open
             pipe.hset(_key(job_id), mapping=fields)
             pipe.zadd(_JOBS, {job_id: now})
             pipe.sadd(_ACTIVE, job_id)
             enqueue(pipe, job_id)
             pipe.execute()
-        return Job(
-            id=job_id,
-            state="queued",
-            model_id=model_id,
-            request=request,
-            attempt=0,
-            progress=None,
-            problem=None,
-            created_at=now,
-            started_at=None,
-            finished_at=None,
-        )
+        return Job(id=job_id, model_id=model_id, request=request, created_at=now)
 
     def job(self, job_id: str) -> Job | None:
         """A job's record, or None."""
@@ -227,10 +202,8 @@ class Store:
             if state is None or state.decode() not in ACTIVE:
                 raise Superseded
             token = int(attempt) + 1
-            pipe.hset(
-                _key(job_id),
-                mapping={"state": "running", "attempt": str(token), "started_at": repr(self._clock())},
-            )
+            started = {"state": "running", "attempt": str(token), "started_at": repr(self._clock())}
+            pipe.hset(_key(job_id), mapping=started)
             pipe.hdel(_key(job_id), "progress")
 
         try:

@@ -135,13 +135,8 @@ def _run_died(job: QueuedJob) -> None:
         if job.retries_left:
             store.requeue(job.id)
         else:
-            store.fail(
-                job.id,
-                None,
-                problem(
-                    500, "The job's process died", f"It died {job_queue.NUM_RETRIES + 1} times, perhaps of memory."
-                ),
-            )
+            detail = f"It died {job_queue.NUM_RETRIES + 1} times, perhaps of memory."
+            store.fail(job.id, None, problem(500, "The job's process died", detail))
     except Superseded:
         return  # cancelled meanwhile
     LOG.warning("job %s: its process died", job.id)
@@ -167,8 +162,7 @@ def run(job_id: str, client: redis.Redis, *, search: Any = None) -> None:
     job = store.job(job_id)
     if token is None or job is None:
         return
-    request = job.request
-    if request is None:
+    if (request := job.request) is None:
         store.fail(job_id, token, job.problem or {})
         return
     counts = _paced(lambda: store.check(job_id, token))

@@ -49,9 +49,8 @@ def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
             "Send the complete file as the exporter wrote it.",
         ) from None
     if not model.HasField("graph") or not (model.ir_version or len(model.opset_import)):
-        raise refuse(
-            "the file is not an ONNX model", f"{len(data)} bytes without a graph", "Send the bytes of an ONNX file."
-        )
+        repair = "Send the bytes of an ONNX file."
+        raise refuse("the file is not an ONNX model", f"{len(data)} bytes without a graph", repair)
     check(model, limits)
     return model
 
