@@ -80,7 +80,7 @@ def _read(text: str | bytes, field: str, error: type[UserError], shown: str) -> 
         document = json.loads(
             text if isinstance(text, str) else text.decode("utf-8-sig"),
             object_pairs_hook=_object,
-            parse_int=_integer,
+            parse_int=lambda digits: int(digits) if len(digits) <= MAX_DIGITS else float(digits),
         )
     except RecursionError:
         raise _too_deep(field, error) from None
@@ -159,7 +159,3 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     twice = _Twice(found)
     twice.key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
     return twice
-
-
-def _integer(text: str) -> int | float:
-    return int(text) if len(text) <= MAX_DIGITS else float(text)

@@ -155,8 +155,8 @@ class Problem:
             ModelError: the model's output fits no loss.
         """
         # Records too: what Python made of them may be out of range.
-        training = from_json(Training, _document(training), path="training", error=ProblemError)
-        hints = from_json(Hints, _document(hints or {}), path="hints", error=ProblemError)
+        training = from_json(Training, to_json(training), path="training", error=ProblemError)
+        hints = from_json(Hints, to_json(hints or {}), path="hints", error=ProblemError)
         if training.trainer not in trainers():
             repair = "Use one of " + ", ".join(trainers()) + "."
             raise ProblemError("unknown trainer", field="training.trainer", value=training.trainer, repair=repair)
@@ -244,11 +244,6 @@ class Problem:
         for index, constraint in enumerate(self.hints.constraints):
             if not select(constraint.scope, names):
                 raise _names_nothing(f"hints.constraints[{index}].scope", constraint.scope, self.graph)
-
-
-def _document(given: Training | Hints | Mapping[str, Any]) -> dict[str, Any]:
-    document: dict[str, Any] = to_json(given)
-    return document
 
 
 def _with_costs(graph: Graph, hints: Hints) -> Graph:

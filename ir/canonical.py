@@ -129,7 +129,7 @@ def _product(graph: Graph, rewrite: Rewrite, at: int, reshape: Operator) -> None
     for index in chain[1:]:
         add = graph.operators[index]
         rewrite.make(index, "Add", add.name, add.inputs, add.outputs[0], {})
-    whole = rewrite.tensors[last]
+    whole = rewrite.tensor(last)
     for r, back in zip(readers, backs, strict=True):
         if back.shape == whole.shape and back.batch_dim == whole.batch_dim:
             rewrite.renamed[back.name] = last

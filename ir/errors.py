@@ -9,6 +9,8 @@ The rest of the tree hangs below `UserError` in `automap/errors.py`.
 
 from __future__ import annotations
 
+from functools import partial
+
 
 class UserError(Exception):
     """An input that the user can repair.
@@ -35,7 +37,7 @@ class UserError(Exception):
         return {name: getattr(self, name) for name in ("message", "field", "value", "repair")}
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.texts))
+        return (partial(type(self), **self.texts), ())
 
 
 def _shown(text: str, length: int) -> str:
@@ -43,10 +45,6 @@ def _shown(text: str, length: int) -> str:
     if len(text) > length:
         text = text[: length - 3] + "..."
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def _rebuild(kind: type[UserError], texts: dict[str, str]) -> UserError:
-    return kind(**texts)
 
 
 class ModelError(UserError):

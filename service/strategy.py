@@ -28,7 +28,9 @@ def strategy(plan: Plan) -> str:
         parts.append("stages of " + " / ".join(meshes))
     elif any(size > 1 for _, size in stages[0].mesh):
         parts += meshes
-    words = [*_idle(plan), " × ".join(parts) or "one device"]
+    used, there = num_devices(plan)
+    words = [f"{used} of {there} devices"] if used < there else []
+    words.append(" × ".join(parts) or "one device")
     count = plan.num_micro_batches
     words.append(
         f"{count} micro-batches of {plan.samples_per_micro_batch}"
@@ -53,11 +55,6 @@ def num_devices(plan: Plan) -> tuple[int, int]:
     """How many devices a plan uses, and how many its cluster has."""
     used = {device for stage in plan.stages for device in parse_devices(stage.devices)}
     return len(used), sum(int(node["num_devices"]) * int(node.get("count", 1)) for node in plan.cluster["nodes"])
-
-
-def _idle(plan: Plan) -> list[str]:
-    used, there = num_devices(plan)
-    return [f"{used} of {there} devices"] if used < there else []
 
 
 def _axes(stage: Stage) -> list[str]:

@@ -173,14 +173,8 @@ class Recount:
         kernel = self.model.kernels.get(index)
         needed = op.saved if kernel is None else kernel.saved
         for slot, name in enumerate((*op.inputs, *op.outputs)):
-            if name in needed and self._takes_memory(name):
+            if name in needed and not self.graph.is_weight(name):
                 yield slot, name
-
-    def _takes_memory(self, name: str) -> bool:
-        """Whether a tensor is no parameter and no view of one."""
-        maker = self.graph.producer.get(name)
-        is_view = maker is not None and self.graph.operators[maker].is_view
-        return self.graph.tensors[name].role != "parameter" and not is_view
 
     def _root(self, name: str) -> str:
         """The tensor that another one is a view of; a tensor that is no view itself."""
@@ -251,14 +245,11 @@ class Recount:
         keeps = {batch} if name in self.model.carried else {p for p in place.values() if p.startswith("S")}
         return {axis: p if p in keeps else "B" for axis, p in place.items()}
 
-    def _parts(self, chunk: Chunk, place: Place) -> int:
-        return math.prod(chunk.sizes[axis] for axis, p in place.items() if p.startswith("S"))
-
     def _bytes(self, chunk: Chunk, name: str, place: Place) -> float:
         tensor = self.graph.tensors[name]
         element = self.problem.activation_bytes if tensor.is_float else DTYPE_BYTES.get(tensor.dtype, 4.0)
-        elements = tensor.elements.at(chunk.samples)
-        return elements * element / self._parts(chunk, place)
+        parts = math.prod(chunk.sizes[axis] for axis, p in place.items() if p.startswith("S"))
+        return tensor.elements.at(chunk.samples) * element / parts
 
     def _written(self, chunk: Chunk, index: int) -> float:
         """Bytes of the results that an operator writes to memory."""

@@ -52,7 +52,6 @@ class Model:
                 self.parametric.update(op.outputs)
         self.blocks: Blocks = find_units(self.graph)
         self.unit_of = {i: n for n, unit in enumerate(self.blocks.units) for i in range(unit.start, unit.stop)}
-        self._rules: dict[FactorRule, WholeOrSplit] = {}
         self._legal: dict[int, WholeOrSplit] = {}
 
     @functools.cached_property
@@ -85,7 +84,7 @@ class Model:
         """The placements that the factor rule of an operator allows on one mesh axis."""
         if index not in self._legal:
             op = self.graph.operators[index]
-            found = dict(self._of_rule(op.rule))
+            found = dict(_allowed(op.rule))
             carries = [name not in self.parametric for name in op.inputs]
             if op.kind == "Add" and len(op.inputs) == 2 and self._is_bias(op):
                 # A bias is added on the first rank only: the sum remains partial, and the bias never is.
@@ -97,11 +96,6 @@ class Model:
     def _is_bias(self, op: Operator) -> bool:
         tensors = self.graph.tensors
         return sum(tensors[n].role == "activation" and n not in self.parametric for n in op.inputs) == 1
-
-    def _of_rule(self, rule: FactorRule) -> WholeOrSplit:
-        if rule not in self._rules:
-            self._rules[rule] = _allowed(rule)
-        return self._rules[rule]
 
     def ways(self, unit_type: int, group: Group) -> Iterator[list[Placed]]:
         """The placements of all members of a linkage group on one axis, for each placement of its leader."""
@@ -123,6 +117,7 @@ class Model:
         return Placed(inputs=("B",) * len(op.inputs), outputs=("B",) * len(op.outputs))
 
 
+@functools.lru_cache(maxsize=1024)
 def _allowed(rule: FactorRule) -> WholeOrSplit:
     """The placements that split one factor, split nothing, or pass a partial sum on.
 

@@ -52,18 +52,9 @@ class Chunk:
         return f"stages[{self.number}]"
 
 
-def devices_of(stage: Stage) -> tuple[int, ...]:
-    """The device numbers of a stage.
-
-    Raises:
-        PlanError: the text is no list of devices.
-    """
-    return parse_devices(stage.devices)
-
-
 def num_ranks(plan: Plan) -> int:
     """The number of pipeline ranks: of the stages before the first one that has the devices of stage 0."""
-    where = [devices_of(stage) for stage in plan.stages]
+    where = [parse_devices(stage.devices) for stage in plan.stages]
     return where.index(where[0], 1) if where[0] in where[1:] else len(where)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from automap.errors import PlanError
 from automap.globs import select
-from automap.plan import Plan, model_ref
+from automap.plan import Plan, model_ref, parse_devices
 from automap.verify.model import Model
-from automap.verify.reading import Violation, devices_of, num_ranks, spread_samples
+from automap.verify.reading import Violation, num_ranks, spread_samples
 
 SHOWN = 3
 """The number of operators that a message names."""
@@ -79,7 +79,7 @@ def _meshes(plan: Plan) -> Iterator[Violation]:
 def _devices(plan: Plan, model: Model) -> Iterator[Violation]:
     there = model.problem.cluster.num_devices
     try:
-        where = [devices_of(stage) for stage in plan.stages]
+        where = [parse_devices(stage.devices) for stage in plan.stages]
     except PlanError as fault:
         yield Violation("stages", str(fault))
         return

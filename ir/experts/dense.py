@@ -208,15 +208,10 @@ class Dense:
         tensor = self.graph.tensors[name]
         if len(set(names)) != 1 or tensor.role != "activation" or tensor.batch_dim is None:
             return None
-        if len(names) == 1 and self._is_expert_wise(name):
-            return None
+        if len(names) == 1 and tensor.num_elements == self.experts * self.tokens * tensor.shape[-1]:
+            return None  # results of all experts, or copies of tokens for them
         fits = prod(tensor.shape[:-1]) == self.tokens and tensor.batch_dim < len(tensor.shape) - 1
         return name if fits else None
-
-    def _is_expert_wise(self, name: str) -> bool:
-        """Whether a tensor holds results of all experts, or copies of tokens for them."""
-        tensor = self.graph.tensors[name]
-        return tensor.num_elements == self.experts * self.tokens * tensor.shape[-1]
 
     def _operand(self, op: Operator, names: tuple[str, ...], features: int) -> str | None:
         tensors = [self.graph.tensors[n] for n in names]

@@ -80,7 +80,7 @@ class Layer:
 
     def tensor(self, name: str) -> Tensor:
         """A tensor of the layer or of the graph."""
-        return self.tensors.get(name) or self.rewrite.tensors[name]
+        return self.tensors.get(name) or self.rewrite.tensor(name)
 
     def make(
         self,

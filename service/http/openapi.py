@@ -6,7 +6,7 @@ name: what a route may answer beside the common faults stands at the route.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from fastapi import FastAPI
@@ -63,7 +63,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         definition(kind, schemas, at=AT)
     fault = Fault.model_json_schema(ref_template=AT + "{model}")
     schemas[Fault.__name__] = fault
-    for operation in _operations(document):
+    for operation in chain.from_iterable(path.values() for path in document["paths"].values()):
         responses: dict[str, Any] = operation["responses"]
         for status, text in ALWAYS.items():
             responses.setdefault(status, {"description": text})
@@ -79,8 +79,3 @@ def _headers(status: str) -> dict[str, Any]:
     names = ["X-Request-Id", *(["Retry-After"] if status in RETRY else [])]
     names += ["Location"] if status in ("201", "202") else []
     return {name: {**_HEADERS[name], "required": True} for name in names}
-
-
-def _operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for path in document["paths"].values():
-        yield from path.values()

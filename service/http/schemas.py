@@ -16,7 +16,7 @@ from agents.searcher import MAX_EVALUATIONS
 from automap.cluster import Cluster
 from automap.hints import Hints
 from automap.problem import Training
-from automap.records import DocumentOf, Length, Range
+from automap.records import DocumentOf, Length, Range, to_json
 from service.jobs.run_job import DimPlace, DimSize, JobRequest, ModelOptions, Seed, Trials
 from service.jobs.store import Job, Model, State
 
@@ -90,7 +90,7 @@ class ModelView(BaseModel):
     @staticmethod
     def of(model: Model) -> ModelView:
         """What clients see of `model`."""
-        return ModelView(id=model.id, name=model.name, num_bytes=model.num_bytes, summary=dict(model.summary))
+        return ModelView(**to_json(model))
 
 
 class JobView(BaseModel):
@@ -113,19 +113,7 @@ class JobView(BaseModel):
     def of(job: Job) -> JobView:
         """What clients see of `job`."""
         here = f"/v1/jobs/{job.id}"
-        return JobView(
-            id=job.id,
-            state=job.state,
-            model_id=job.model_id,
-            request=None if job.request is None else job.request.to_json(),
-            attempt=job.attempt,
-            progress=None if job.progress is None else dict(job.progress),
-            problem=None if job.problem is None else dict(job.problem),
-            created_at=job.created_at,
-            started_at=job.started_at,
-            finished_at=job.finished_at,
-            links={"self": here, "plan": f"{here}/plan", "cancel": f"{here}/cancel"},
-        )
+        return JobView(**to_json(job), links={"self": here, "plan": f"{here}/plan", "cancel": f"{here}/cancel"})
 
 
 class JobList(BaseModel):

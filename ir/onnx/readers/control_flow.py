@@ -79,7 +79,8 @@ def bags(loop: Any) -> Bags | None:
         return None
     nodes = list(all_nodes(body))
     made = {name: node for node in nodes for name in node.output}
-    cuts = [n for n in nodes if n.op_type == "Slice" and n.input[0] not in made and _is_turn(n, made)]
+    # Slices whose bounds are computed in the loop.
+    cuts = [n for n in nodes if n.op_type == "Slice" and n.input[0] not in made and made.keys() & set(n.input[1:])]
     reductions = [n for n in nodes if n.op_type in REDUCTIONS]
     looked = [n for n in nodes if n.op_type == "Gather" and n.input[0] not in made and n.input[1] in made]
     others = {n.op_type for n in nodes} - {
@@ -103,11 +104,6 @@ def bags(loop: Any) -> Bags | None:
         return None
     keeps = next((a.i for a in reduction.attribute if a.name == "keepdims"), 1)
     return Bags(source.input[0], offsets, table, kind, bool(keeps))
-
-
-def _is_turn(node: Any, made: Mapping[str, Any]) -> bool:
-    """Whether the bounds of a slice are computed in the loop."""
-    return any(name in made for name in node.input[1:])
 
 
 def _origin(name: str, made: Mapping[str, Any]) -> str:

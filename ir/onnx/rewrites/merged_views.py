@@ -69,10 +69,8 @@ class MergedViews:
     def put_off(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
         """Takes a node that reads or makes such a view; False where it must be imported as it is.
 
-        Args:
-            node: node of the file.
-            inputs: names of its operands in the builder.
-            attributes: its attributes as the table of kinds reads them.
+        The node comes with the names of its operands in the builder, and with attributes as the table of kinds reads
+        them.
         """
         if node.kind == "Reshape":
             return self._reshape(node, inputs)
