@@ -106,13 +106,7 @@ class _Importer:
 
     def run(self, name: str, sha256: str) -> Graph:
         """The graph of the whole file."""
-        add_inputs(
-            self.builder,
-            self.source,
-            dims=self.options.get("dims") or {},
-            parameters=self.options.get("parameters") or (),
-            batch_dims=self.options.get("batch_dims") or {},
-        )
+        add_inputs(self.builder, self.source, self.options)
         uses = {n for node in self.source.nodes for n in node.inputs} | set(self.source.outputs)
         self._stored(uses)
         for node in self.source.nodes:

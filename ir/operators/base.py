@@ -161,11 +161,7 @@ class Context:
         return None if numbers is None else tuple(int(v) for v in numbers)
 
     def floats(self, name: str, index: int) -> tuple[float, ...] | None:
-        """Floats from attribute `name`, else from the value of operand `index`; None if neither was given.
-
-        Raises:
-            Unsupported: the operand is there but its value is unknown.
-        """
+        """The same as floats."""
         numbers = self._numbers(name, index)
         return None if numbers is None else tuple(float(v) for v in numbers)
 

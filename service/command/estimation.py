@@ -19,6 +19,7 @@ from service.strategy import strategy
 
 if TYPE_CHECKING:
     from automap.plan import Estimate, Plan
+    from automap.problem import Problem
     from automap.verify import Violation
 
 WIDTH = 118
@@ -90,13 +91,16 @@ def read_plan(path: Path) -> Plan:
     return Plan.from_json(read_file(path, field="plan", error=PlanError))
 
 
+def own_problem(data: bytes, request: JobRequest, plan: Plan) -> Problem:
+    """The problem of a plan on its own cluster and under its own training, with the model and hints of a request."""
+    request = replace(request, cluster=plan.cluster, training=to_json(plan.training))
+    return build_problem(import_graph(data, request), request)
+
+
 def verify_file(data: bytes, request: JobRequest, path: Path) -> tuple[Violation, ...]:
     """What is wrong with the plan of a file, on the cluster and under the training that it states.
 
-    Args:
-        data: see `price_hand_made`.
-        request: model and hints.
-        path: file of the plan.
+    The model and the hints come as in `price_hand_made`.
 
     Raises:
         UserError: the file or the model cannot be read.
@@ -105,18 +109,13 @@ def verify_file(data: bytes, request: JobRequest, path: Path) -> tuple[Violation
         from automap.verify import verify
 
         plan = read_plan(path)
-        request = replace(request, cluster=plan.cluster, training=to_json(plan.training))
-        return verify(build_problem(import_graph(data, request), request), plan)
+        return verify(own_problem(data, request, plan), plan)
 
 
 def price_file(data: bytes, request: JobRequest, stated: Mapping[str, Any], path: Path) -> Plan:
     """The plan of a file with a new estimate, on the cluster and under the training that it states.
 
-    Args:
-        data: see `price_hand_made`.
-        request: model and hints.
-        stated: must be empty: the file says all.
-        path: file of the plan.
+    The model and the hints come as in `price_hand_made`; nothing else may be stated, because the file says it.
 
     Raises:
         UserError: the file, the model, or that the plan is illegal or for another model.
@@ -132,8 +131,7 @@ def price_file(data: bytes, request: JobRequest, stated: Mapping[str, Any], path
         from automap.price.plan_reader import lower_plan
 
         plan = read_plan(path)
-        request = replace(request, cluster=plan.cluster, training=to_json(plan.training))
-        evaluator = Evaluator(build_problem(import_graph(data, request), request))
+        evaluator = Evaluator(own_problem(data, request, plan))
         return annotate(plan, lower_plan(plan, evaluator), evaluator)
 
 

@@ -88,6 +88,8 @@ def connect(url: str) -> redis.Redis:
 class Store:
     """Models and jobs of one Redis.
 
+    What a run writes raises `Superseded` if the run is not the latest of its job, or the job has ended.
+
     Args:
         client: connection to it.
         clock: seconds since 1970.
@@ -213,11 +215,7 @@ class Store:
         return token
 
     def set_progress(self, job_id: str, token: int, progress: Mapping[str, Any]) -> None:
-        """Shows how far a run is.
-
-        Raises:
-            Superseded: the run is not the latest, or the job has ended.
-        """
+        """Shows how far a run is."""
         self._write(job_id, token, {"progress": _dumps(progress)})
 
     def check(self, job_id: str, token: int) -> bool:
@@ -226,35 +224,19 @@ class Store:
         return state == b"running" and attempt is not None and int(attempt) == token
 
     def succeed(self, job_id: str, token: int, plan: Mapping[str, Any]) -> None:
-        """Ends a job with its plan.
-
-        Raises:
-            Superseded: the run is not the latest, or the job has ended.
-        """
+        """Ends a job with its plan."""
         self._write(job_id, token, {"state": "succeeded", "plan": _dumps(plan)}, ends=True)
 
     def fail(self, job_id: str, token: int | None, problem: Mapping[str, Any]) -> None:
-        """Ends a job with a problem document; `token` None = whatever run is the latest.
-
-        Raises:
-            Superseded: the run is not the latest, or the job has ended.
-        """
+        """Ends a job with a problem document; `token` None = whatever run is the latest."""
         self._write(job_id, token, {"state": "failed", "problem": _dumps(problem)}, ends=True)
 
     def requeue(self, job_id: str) -> None:
-        """A run died; another will follow.
-
-        Raises:
-            Superseded: the job has ended.
-        """
+        """Puts a job back into the queue whose run has died, so that another run follows."""
         self._write(job_id, None, {"state": "queued"})
 
     def cancel(self, job_id: str) -> bool:
-        """Ends a job as cancelled.
-
-        Returns:
-            Whether it had not ended before.
-        """
+        """Ends a job as cancelled; returns whether it had not ended before."""
         try:
             self._write(job_id, None, {"state": "cancelled"}, ends=True)
         except Superseded:

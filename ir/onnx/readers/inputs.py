@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from ir.build import GraphBuilder
 from ir.errors import ModelError, refuse
 from ir.graph import Tensor
+from ir.onnx.options import ReadOptions
 from ir.onnx.readers.nodes import Declared, Source
 
 Dim = int | str
 
 
-def add_inputs(
-    builder: GraphBuilder,
-    source: Source,
-    *,
-    dims: Mapping[str, int],
-    parameters: Sequence[str],
-    batch_dims: Mapping[str, int | None],
-) -> None:
-    """Adds the inputs that something reads, at one sample, and sets the exported batch size of `builder`.
-
-    Args:
-        builder: builder of the graph.
-        source: the file.
-        dims: sizes of symbolic dims.
-        parameters: globs over inputs that are parameters.
-        batch_dims: data input -> its batch dim, None where it has none; by default the leading dim.
+def add_inputs(builder: GraphBuilder, source: Source, options: ReadOptions) -> None:
+    """Adds the inputs of a file that something reads, at one sample, and sets the exported batch size of `builder`.
 
     Raises:
-        ModelError: an input has no size or shape, or what is said about it is wrong.
+        ModelError: an input has no size or shape, or what `options` say about it is wrong.
     """
+    dims, parameters = options.get("dims") or {}, options.get("parameters") or ()
     marked = {"PARAMETER": "parameter", "USER_INPUT": "input", "": "input"}
     roles = {}
     for name, declared in source.inputs.items():
@@ -41,7 +29,7 @@ def add_inputs(
         roles[name] = "parameter" if is_named else marked.get(declared.kind, "buffer")
     used = {n for node in source.nodes for n in node.inputs}
     data = {n: d for n, d in source.inputs.items() if roles[n] == "input" and n in used}
-    places = _batch_places(builder, data, dims, batch_dims)
+    places = _batch_places(builder, data, dims, options.get("batch_dims") or {})
     for name, declared in source.inputs.items():
         if name not in used and name not in source.outputs:
             continue
