@@ -235,12 +235,7 @@ def definition(kind: Any, definitions: dict[str, Any], *, at: str) -> dict[str, 
     if origin is tuple:
         if len(args) == 2 and args[1] is Ellipsis:
             return {"type": "array", "items": inner(args[0])}
-        return {
-            "type": "array",
-            "prefixItems": [inner(a) for a in args],
-            "minItems": len(args),
-            "maxItems": len(args),
-        }
+        return {"type": "array", "prefixItems": [inner(a) for a in args], "minItems": len(args), "maxItems": len(args)}
     if origin is collections.abc.Mapping:
         return {"type": "object", "additionalProperties": inner(args[1])}
     if dataclasses.is_dataclass(kind):

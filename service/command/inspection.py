@@ -64,12 +64,12 @@ def show(document: Mapping[str, Any]) -> None:
         rows = [(_percent(row["share"]), str(row["count"]), row["name"]) for row in document["heaviest"]]
         console.print(_table("heaviest operators", ("share", "count"), ("name",), rows))
     if document["space"] is not None:
-        rules = document["space"]["rules"].items()
-        rows = [
-            (f"{s['before']:.1f}", f"{s['after']:.1f}", rule, "no" if s["lossless"] else "yes") for rule, s in rules
-        ]
         texts = ("rule", "can lose the optimum")
-        console.print(_table("decades of plans, by pruning rule", ("before", "after"), texts, rows))
+        steps = [
+            (f"{step['before']:.1f}", f"{step['after']:.1f}", rule, "no" if step["lossless"] else "yes")
+            for rule, step in document["space"]["rules"].items()
+        ]
+        console.print(_table("decades of plans, by pruning rule", ("before", "after"), texts, steps))
     for line in document["warnings"]:
         console.print(f"warning: {line}", markup=False, soft_wrap=True)
 

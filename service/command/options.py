@@ -140,10 +140,7 @@ def stated(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_model(
-    model: ModelArgument,
-    dim: DimOption = None,
-    batch_dim: BatchDimOption = None,
-    parameters: ParametersOption = None,
+    model: ModelArgument, dim: DimOption = None, batch_dim: BatchDimOption = None, parameters: ParametersOption = None
 ) -> Job:
     """The model of a file or of the zoo, with nothing that is said about its training.
 

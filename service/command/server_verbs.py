@@ -117,11 +117,11 @@ def status(
 @app.command()
 def watch(job: JobArgument, url: UrlOption = URL, output: OutputOption = None, as_json: JsonOption = False) -> None:
     """Follows a job to its end and shows its plan."""
-    from service.command.terminal import progress_line
+    from service.command.terminal import progress_line, show_job
 
     with _client(url) as client:
         with progress_line() as show:
-            client.wait(job, on_progress=lambda document: _show_job(show, document))
+            client.wait(job, on_progress=lambda document: show_job(show, document))
         plan = client.plan(job)
     show_plan(plan, output, as_json=as_json)
 
@@ -143,13 +143,6 @@ def plan(job: JobArgument, url: UrlOption = URL, output: OutputOption = None, as
 
 
 # What they share
-
-
-def _show_job(show: Any, job: Mapping[str, Any]) -> None:
-    progress = job["progress"] or {}
-    fraction = 1.0 if job["state"] not in ("queued", "running") else progress.get("fraction", 0.0)
-    label = progress.get("searcher", job["state"])
-    show(label, fraction, progress.get("evaluations", 0), progress.get("best_step_time_s"))
 
 
 def _job_line(job: Mapping[str, Any]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 from service.report import seconds
 
@@ -38,6 +38,14 @@ def progress_line(title: str = "") -> Iterator[Show]:
             bar.update(task, completed=fraction, description=f"{title} {label}".strip(), found=found)
 
         yield show
+
+
+def show_job(show: Show, job: Mapping[str, Any]) -> None:
+    """Shows the progress of a job of the service."""
+    progress = job["progress"] or {}
+    fraction = 1.0 if job["state"] not in ("queued", "running") else progress.get("fraction", 0.0)
+    label = progress.get("searcher", job["state"])
+    show(label, fraction, progress.get("evaluations", 0), progress.get("best_step_time_s"))
 
 
 @contextlib.contextmanager

@@ -262,12 +262,7 @@ def _in_time(budget: Budget) -> contextlib.AbstractContextManager[None]:
 
 
 def _tried(
-    problem: Problem,
-    result: SearchResult,
-    trials: Trials,
-    seed: int,
-    on_progress: OnProgress,
-    should_stop: ShouldStop,
+    problem: Problem, result: SearchResult, trials: Trials, seed: int, on_progress: OnProgress, should_stop: ShouldStop
 ) -> Plan:
     """The plan that trials measure as the fastest."""
     from agents.searcher import Progress

@@ -57,10 +57,7 @@ async def upload(
     """Stores a model; the same bytes get the same id."""
     settings, store = settings_of(request), store_of(request)
     options = ModelOptions(
-        name=name,
-        dims=parse_dims(dim),
-        parameters=tuple(parameters),
-        batch_dims=parse_batch_dims(batch_dim),
+        name=name, dims=parse_dims(dim), parameters=tuple(parameters), batch_dims=parse_batch_dims(batch_dim)
     )
     try:
         async with asyncio.timeout(settings.upload_timeout_s):
