@@ -61,8 +61,8 @@ class AutomapClient:
         """Uploads an ONNX file.
 
         Args:
-            model: its bytes or path.
-            name: for people; empty = the graph's own.
+            model: bytes or path of the file.
+            name: name for people; empty = the name of the graph.
             dims: sizes of symbolic dims.
             parameters: globs over graph inputs that are parameters.
             batch_dims: data input -> its batch dim where that is not the leading one; None = it has none.
@@ -90,8 +90,8 @@ class AutomapClient:
 
         Args:
             model: id of an uploaded model, or `zoo:NAME`.
-            cluster: text or document.
-            training: at least `global_batch`.
+            cluster: text of a preset, or a cluster document.
+            training: training settings, at least `global_batch`.
             options: budget (`30s` or a number of evaluations), searchers (one after another, each with its share of
                 the budget), tie (share of the error band within which plans are equally fast, and the plainest
                 leaves), seed (of every random choice), hints (see `automap.hints`), trials ({top_k, steps,
@@ -129,10 +129,10 @@ class AutomapClient:
         """Waits for the end of a job.
 
         Args:
-            job_id: which.
+            job_id: id of the job.
             on_progress: called with the job every `every_s` seconds and at its end.
-            every_s: see `on_progress`.
-            timeout_s: None = no limit.
+            every_s: seconds between two calls of `on_progress`.
+            timeout_s: largest number of seconds to wait; None = no limit.
 
         Returns:
             the job, which succeeded.

@@ -50,7 +50,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
 
 
 def trials(search: SearchRecord) -> list[tuple[str, str]]:
-    """What came of each plan that was tried, and how far the estimates are from it."""
+    """Results of the trials, and how measured times compare with the estimates."""
     lines = []
     for trial in search.trials:
         found = trial.outcome.replace("_", " ")
@@ -69,7 +69,7 @@ def trials(search: SearchRecord) -> list[tuple[str, str]]:
 
 
 def gap(plan: Plan) -> str:
-    """How much faster another plan could be: one that the search can decide, unless the bound holds for any plan."""
+    """The lower bound on the step time of other plans: of those that the search can decide, or of all plans."""
     assert plan.estimate is not None and plan.search is not None
     least, anyhow, step_s = plan.search.lower_bound_s, plan.estimate.lower_bound_s, plan.estimate.step_time_s
     fastest_s = plan.search.fastest_s

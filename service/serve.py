@@ -48,7 +48,7 @@ def serve(
         host: address to bind.
         port: 0 = any free one.
         insecure: allow an address that others can reach, although there is no authentication yet.
-        on_ready: told the URL once the port is bound.
+        on_ready: called with the URL once the port is bound.
 
     Raises:
         UserError: the address is refused or taken, or the store cannot be used.

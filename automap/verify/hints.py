@@ -1,4 +1,4 @@
-"""Rules about what the user asked for: `hints.fix` and `hints.constraints`.
+"""Rules about the hints of the user: `hints.fix` and `hints.constraints`.
 
 A constraint binds the leaders of linkage groups that it names, and in other groups the members that it names. Where no
 placement that divides evenly obeys the constraint, any placement that divides evenly is right.

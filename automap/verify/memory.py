@@ -86,7 +86,7 @@ class Recount:
         return tuple(found)
 
     def _of(self, rank: int, devices: Sequence[int], order: Sequence[Action]) -> tuple[DeviceMemory, Activations]:
-        """The same for some devices of a rank, whose samples the stages have."""
+        """Peak memory of some devices of a rank, with the samples of `chunks`, and the bounds on its activations."""
         kept = {chunk.number: self._kept(chunk) for chunk in self.chunks if chunk.rank == rank}
         peak = Activations(
             low=peaks([order], {number: math.floor(k.low) for number, k in kept.items()})[0],

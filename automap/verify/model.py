@@ -1,4 +1,4 @@
-"""What the rules must know of a problem's graph: legal placements, units, linkage groups and fused kernels.
+"""The facts about a problem's graph that the rules need: legal placements, units, linkage groups, fused kernels.
 
 Signatures are derived here from the factor rules: a second way to the same answer as `ir.factors.signatures`, in the
 words of the plan document (`S(i)`, `B`, `P`).

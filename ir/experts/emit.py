@@ -1,4 +1,4 @@
-"""What both forms of a mixture share: new operators in the places of old ones, dispatch to experts and combination."""
+"""Parts that both forms of a mixture share: new operators in the places of old ones, dispatch and combination."""
 
 from __future__ import annotations
 

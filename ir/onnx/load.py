@@ -46,7 +46,7 @@ DTYPE_ATTRIBUTES = {"Cast": "to"} | dict.fromkeys(
 GEMM_DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 """Attributes of Gemm that are left out where they have these values, as some exporters write them and some do not."""
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError)
-"""What a file that breaks the rules of ONNX may cause anywhere in the import."""
+"""Exceptions that a file which breaks the rules of ONNX may cause anywhere in the import."""
 
 
 def load_model(data: bytes, *, limits: Limits | None = None, **options: Unpack[ReadOptions]) -> Graph:

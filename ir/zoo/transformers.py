@@ -231,7 +231,7 @@ class Bert(_Stack):
         return net.layer_norm(net.add(y, x, f"{layer}.output"), f"{layer}.output.LayerNorm", 1e-12)
 
     def _mask(self, net: Net, seen: str, scope: str) -> str:
-        """What hides padding; made in each layer, for one made before all would cross every cut between them."""
+        """The mask of padding, made in each layer because a mask made before all layers would cross every cut."""
         y = net.op("Cast", [net.op("Unsqueeze", [seen], scope, axes=(1, 2))], scope, to="float32")
         y = net.op("Sub", [net.scalar("one", 1.0), y], scope)
         return net.op("Mul", [y, net.scalar("lowest", LOWEST)], scope)
@@ -305,7 +305,7 @@ class T5(_Stack):
         return self.stretched(self.stretched(graph, "encoder.block"), "decoder.block")
 
     def _bias(self, net: Net, side: str, block: str, x: str) -> str:
-        """What distances add to scores; one table a side, looked up in each layer so that it crosses no cut."""
+        """The bias of scores by distance; each layer looks it up in one table a side, so that it crosses no cut."""
         length = net.shape(x)[1]
         distances = net.buffer(f"{side}.distances", length, length, dtype="int64")
         first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"

@@ -98,7 +98,7 @@ def own_problem(data: bytes, request: JobRequest, plan: Plan) -> Problem:
 
 
 def verify_file(data: bytes, request: JobRequest, path: Path) -> tuple[Violation, ...]:
-    """What is wrong with the plan of a file, on the cluster and under the training that it states.
+    """The violations of the plan of a file, on the cluster and under the training that it states.
 
     The model and the hints come as in `price_hand_made`.
 
@@ -188,7 +188,7 @@ def _memory(estimate: Estimate) -> list[str]:
 
 
 def shortage(plan: Plan) -> str | None:
-    """What a plan lacks, or None if it fits."""
+    """Where and by how much a plan does not fit, as a message; None if it fits."""
     estimate = plan.estimate
     assert estimate is not None
     if estimate.fits:

@@ -1,4 +1,4 @@
-"""What `automap inspect` adds to a model's summary: the number of its plans, and a page for people."""
+"""The number of plans that `automap inspect` adds to a model's summary, and its page for people."""
 
 from __future__ import annotations
 

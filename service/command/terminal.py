@@ -15,7 +15,7 @@ class Show(Protocol):
     """Updates the line: who searches, share of the budget spent, plans priced, best step time so far."""
 
     def __call__(self, label: str, fraction: float, evaluations: int, best_s: float | None) -> None:
-        """Shows them."""
+        """Shows the progress."""
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ def show_job(show: Show, job: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks for the best so far, the second ends the program."""
+    """Gives a function that says whether Ctrl-C was pressed; a second Ctrl-C ends the program."""
     pressed = False
 
     def press(number: int, frame: object) -> None:

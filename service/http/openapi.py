@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI gathers from the routes, with what it cannot know.
+"""The OpenAPI document: what FastAPI gathers from the routes, with what FastAPI cannot know.
 
 Every error is a problem document; what clients send and plans are records with schemas of their own. Knows no route by
 name: what a route may answer beside the common faults stands at the route.
@@ -24,13 +24,16 @@ ALWAYS = {
     "500": "A fault of the service; its log has the request id.",
     "503": "The store does not answer; nothing was accepted.",
 }
-"""Status -> when any request may get it."""
+"""Status -> the cause of an error that any request may get."""
 RETRY = ("429", "503")
 """Statuses with Retry-After."""
 _HEADERS = {
     "X-Request-Id": {"description": "Names the request in the service's log.", "schema": {"type": "string"}},
-    "Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}},
-    "Location": {"description": "Of what was made.", "schema": {"type": "string"}},
+    "Retry-After": {
+        "description": "Seconds to wait before the request is sent again.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    "Location": {"description": "Address of the new resource.", "schema": {"type": "string"}},
 }
 
 

@@ -24,7 +24,7 @@ def load(store: Store, model_id: str, request: JobRequest) -> Graph:
     """The graph of a stored or named model.
 
     Raises:
-        ModelError: the model is not stored, or cannot be read as the request asks.
+        ModelError: the model is not stored, or cannot be read with the options of the request.
     """
     if request.model.zoo:
         return import_graph(b"", request)  # built sooner than read back

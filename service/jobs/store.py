@@ -27,7 +27,7 @@ from service.problems import problem
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 ACTIVE: tuple[State, ...] = ("queued", "running")
 GRAPH_TTL_S = 3600
-"""Imported models are kept this long; they can always be made again from the file."""
+"""Seconds that imported models are kept; they can always be made again from the file."""
 
 _MODELS, _JOBS, _ACTIVE = "automap:models", "automap:jobs", "automap:active"
 _FIELDS = (
@@ -36,7 +36,7 @@ _FIELDS = (
 
 
 class Superseded(Exception):
-    """Another run of the job, or its end, came first: stop and write nothing."""
+    """Another run of the job has begun, or the job has ended: the run must stop and write nothing."""
 
 
 class StoreFull(Exception):
@@ -120,7 +120,7 @@ class Store:
         return Model(id=model_id, name=name, num_bytes=len(data), summary=summary)
 
     def model(self, model_id: str) -> Model | None:
-        """What is known of a model, or None."""
+        """The record of a model, or None."""
         name, summary = self._redis.hmget(f"automap:model:{model_id}", ["name", "summary"])
         size = self._redis.hget(_MODELS, model_id)
         if name is None or summary is None or size is None:
@@ -128,7 +128,7 @@ class Store:
         return Model(id=model_id, name=name.decode(), num_bytes=int(size), summary=json.loads(summary))
 
     def model_bytes(self, model_id: str) -> bytes | None:
-        """The file, or None."""
+        """The bytes of a model's file, or None."""
         return cast("bytes | None", self._redis.hget(f"automap:model:{model_id}", "data"))
 
     def add_graph(self, key: str, data: bytes) -> None:
@@ -151,7 +151,7 @@ class Store:
 
         Args:
             model_id: id of a stored model.
-            request: what is asked.
+            request: the request of the job.
             enqueue: adds the queue's own commands to the transaction.
         """
         job_id, now = uuid.uuid4().hex, self._clock()
@@ -215,7 +215,7 @@ class Store:
         return token
 
     def set_progress(self, job_id: str, token: int, progress: Mapping[str, Any]) -> None:
-        """Shows how far a run is."""
+        """Writes the progress of a run."""
         self._write(job_id, token, {"progress": _dumps(progress)})
 
     def check(self, job_id: str, token: int) -> bool:

@@ -21,8 +21,8 @@ from ir.operators import Value
 
 Evaluate = Callable[..., Value | Sequence[Value] | None]
 
-NUMPY_TYPES = {"bfloat16": "float32", "float8": "float32", "string": "O"}
-"""Dtypes that numpy lacks, and those that hold them: values of theirs could not be told from the others later."""
+NOT_IN_NUMPY = ("bfloat16", "float8", "string")
+"""Dtypes that numpy lacks: casts to them are not folded, because the constants would be of another dtype."""
 
 
 def fold(node: Node, values: Sequence[Value | None]) -> Sequence[Value] | None:
@@ -207,7 +207,7 @@ def _split(node: Node, data: Value, split: Value | None = None) -> Sequence[Valu
 
 def _cast(node: Node, data: Value) -> Value | None:
     name = dtype_name(int(node.attributes["to"]))
-    return None if name in NUMPY_TYPES else data.astype(np.dtype(name))
+    return None if name in NOT_IN_NUMPY else data.astype(np.dtype(name))
 
 
 def _trilu(node: Node, data: Value, k: Value | None = None) -> Value:

@@ -1,4 +1,4 @@
-"""What all routes share."""
+"""Functions that all routes share."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def store_of(request: Request) -> Store:
 
 
 async def job_body(request: Request) -> JobBody:
-    """The job that a request asks for.
+    """The job in the body of a request.
 
     Raises:
         UserError: names what is wrong with it.
-        HTTPException: it does not say that it is JSON. Other web pages cannot say so unasked.
+        HTTPException: the Content-Type is not JSON. Other web pages cannot set it without a preflight request.
     """
     kind = request.headers.get("content-type", "nothing").partition(";")[0].strip().lower()
     if kind != "application/json":

@@ -157,5 +157,5 @@ def _name(model_id: str, request: JobRequest, store: Store) -> str:
 
 
 def _not_found(fault: ModelError) -> HTTPException:
-    """The same error for a model that would have to be there first, not in the request."""
+    """The error as status 404, for a model that must exist before the request is sent."""
     return HTTPException(404, {**problem_of(fault), "status": 404})

@@ -77,7 +77,7 @@ async def upload(
 
 @router.get("/{model_id}", responses=openapi.refusals(s404="No such model."))
 def show(request: Request, model_id: str) -> ModelView:
-    """What is known of a model."""
+    """The record of a model."""
     model = store_of(request).model(model_id)
     if model is None:
         raise HTTPException(404, problem(404, "No such model", field="model_id", value=model_id[:80]))
