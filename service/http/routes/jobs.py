@@ -17,7 +17,7 @@ from fastapi.concurrency import run_in_threadpool
 from automap.errors import ClusterError, ModelError, ProblemError
 from ir import zoo
 from service.http import openapi
-from service.http.routes.common import job_body, settings_of, store_of
+from service.http.routes.common import job_body, refusal, settings_of, store_of
 from service.http.schemas import JobBody, JobList, JobView
 from service.jobs import graphs, job_queue
 from service.jobs.run_job import JobRequest, build_problem, check_search
@@ -95,16 +95,14 @@ def plan(request: Request, job_id: str) -> dict[str, Any]:
     document = store.plan(job_id)
     if document is None:
         repair = "Wait for it: GET the job with ?wait=30." if job.state in ACTIVE else "See the job's problem."
-        raise HTTPException(
-            409, problem(409, f"The job has no plan: it is {job.state}", field="state", value=job.state, repair=repair)
-        )
+        raise refusal(409, f"The job has no plan: it is {job.state}", field="state", value=job.state, repair=repair)
     return document
 
 
 def _find(store: Store, job_id: str) -> Job:
     job = store.job(job_id)
     if job is None:
-        raise HTTPException(404, problem(404, "No such job", field="job_id", value=job_id[:80]))
+        raise refusal(404, "No such job", field="job_id", value=job_id[:80])
     return job
 
 
@@ -115,13 +113,9 @@ def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings
         repair = f"Give at most {settings.max_budget_s:g}s, or ask the operator to raise AUTOMAP_MAX_BUDGET_S."
         raise ProblemError("too long", field="budget", value=request.budget, repair=repair)
     if request.trials is not None and request.trials.seconds > settings.max_budget_s:
-        raise ProblemError(
-            "too long for all trials together",
-            field="trials.time_limit_s",
-            value=f"{request.trials.top_k} x {request.trials.time_limit_s:g} s",
-            repair=f"Give at most {settings.max_budget_s:g} s in all, or ask the operator to raise "
-            "AUTOMAP_MAX_BUDGET_S.",
-        )
+        value = f"{request.trials.top_k} x {request.trials.time_limit_s:g} s"
+        repair = f"Give at most {settings.max_budget_s:g} s in all, or ask the operator to raise AUTOMAP_MAX_BUDGET_S."
+        raise ProblemError("too long for all trials together", field="trials.time_limit_s", value=value, repair=repair)
     if isinstance(request.cluster, str) and request.cluster.endswith(".json"):
         # Only the command line reads files: the service must not open paths that a request names.
         repair = "Send the document itself as an object."
