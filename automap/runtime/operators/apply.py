@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 
 from automap.runtime.operators import FUNCTIONS, Use
-from automap.runtime.operators.base import refuse
+from automap.runtime.operators.base import WHOLE_ROWS, Rows, refuse
 from ir.errors import ModelError
 from ir.factors import Signature
 from ir.graph import Graph, Operator, Tensor
@@ -61,6 +61,7 @@ def apply_local(
     operands: Sequence[torch.Tensor],
     shapes: Sequence[tuple[int, ...]],
     device: torch.device | None = None,
+    rows: Rows = WHOLE_ROWS,
 ) -> tuple[torch.Tensor, ...]:
     """Computes an operator on operands that may be shards.
 
@@ -69,6 +70,7 @@ def apply_local(
         operands: see `apply`.
         shapes: the shapes of the results of these operands.
         device: see `apply`.
+        rows: the rows over which the operator takes statistics.
 
     Raises:
         ModelError: see `apply`.
@@ -90,6 +92,8 @@ def apply_local(
         shapes=shapes,
         attributes=attributes,
         device=operands[0].device if operands else device or torch.device("cpu"),
+        results=results,
+        rows=rows,
     )
     try:
         found = function(use)

@@ -18,15 +18,18 @@ from automap.runtime.sharded_operators.attention import attention
 from automap.runtime.sharded_operators.call import Call, ShardedFunction, ShardedOperator
 from automap.runtime.sharded_operators.convolution import halo
 from automap.runtime.sharded_operators.loss import loss
-from automap.runtime.sharded_operators.normalization import batch_norm, norm, softmax
+from automap.runtime.sharded_operators.split_rows import over_split_rows
 from ir.factors import BROADCAST, PARTIAL
 from ir.operators.experts import COMBINE, DISPATCH
 
 RANDOM = {"Dropout", "Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 LOSSES = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"}
 EXCHANGES: Mapping[str, ShardedFunction] = {
-    "softmax": softmax, "norm": norm, "batch_norm": batch_norm, "halo": halo, "attention": attention, "loss": loss,
-}  # fmt: skip
+    **dict.fromkeys(("softmax", "norm", "batch_norm"), over_split_rows),
+    "halo": halo,
+    "attention": attention,
+    "loss": loss,
+}
 """The name of the collective inside an operator -> the function that the ranks run; cross-entropy is part of `loss`."""
 
 
