@@ -16,13 +16,12 @@ import numpy.typing as npt
 from automap.hints import Fix, Hints
 from automap.price.evaluator import Evaluator, by_type
 from automap.price.lowered_plan import Segment
+from automap.space.megatron import AxisChoice
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 from automap.space.templates import megatron_signatures
-from ir.factors import BROADCAST, Placement, Signature, whole_signature
-from ir.graph import Operator
-from ir.operators.experts import COMBINE, DISPATCH
-from ir.operators.experts import PRODUCT as GROUPED
+from ir.factors import BROADCAST, Placement
+from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
 from ir.operators.measured import LAYER
 
 Ints = npt.NDArray[np.int64]
@@ -151,14 +150,11 @@ def _follow(space: PlanSpace, dim: int, experts: str) -> Ints:
         ops = [space.operator(unit_type, offset) for offset in range(len(unit.signatures))]
         base = int(tables.spans[unit_type])
         for offset, (op, table) in enumerate(zip(ops, unit.signatures, strict=True)):
-            for name in op.inputs:
-                if tensors[name].role == "input":
-                    placed.setdefault(name, dim)
-            have = [placed.get(name, BROADCAST) for name in op.inputs]
-            best = _following(op, table, have, experts)
+            placed |= {name: dim for name in op.inputs if tensors[name].role == "input"}
+            legal = np.ones(len(table), dtype=np.bool_)
+            best = _in_mixture(AxisChoice(space=space, op=op, table=table, legal=legal, placed=placed), experts)
             found[base + offset] = best
-            for name, placement in zip(op.outputs, table[best].outputs, strict=True):
-                placed[name] = placement
+            placed.update(zip(op.outputs, table[best].outputs, strict=True))
         for offset in range(len(ops) - 1, -1, -1):
             made = ops[offset].outputs[0]
             reader = next((k for k in range(offset + 1, len(ops)) if made in ops[k].inputs), None)
@@ -170,28 +166,20 @@ def _follow(space: PlanSpace, dim: int, experts: str) -> Ints:
     return found
 
 
-def _following(op: Operator, table: tuple[Signature, ...], have: list[Placement], experts: str) -> int:
-    """The signature that takes operands in their present placement; of experts, the one that spreads or slices them."""
-    wanted = list(have)
-    if op.kind == GROUPED and experts == "spread":
-        wanted = [0, 0]
-    elif op.kind == GROUPED and experts == "sliced":
-        last = max(s.outputs[0] for s in table)
-        wanted = [last, 1] if have[0] == last else [BROADCAST, 2]
-    elif op.kind == COMBINE:
+def _in_mixture(choice: AxisChoice, experts: str) -> int:
+    """The signature that keeps operands in their placement; of experts, the one that spreads or slices them."""
+    op, table = choice.op, choice.table
+    if op.kind == PRODUCT and experts == "spread":
+        spread = choice.experts()
+        return choice.whole if spread is None else spread
+    if op.kind == PRODUCT and experts == "sliced":
+        return choice.weights(sequence_parallel=False)
+    if op.kind == COMBINE:
         # Tokens return to the ranks that they came from.
-        back = next((s for s in table if s.inputs[1:] == tuple(have[1:]) and s.outputs[0] == have[1]), None)
-        wanted = list(back.inputs) if back else have
-    first = next((i for i, h in enumerate(wanted) if h >= 0), None)
-    if first is None or all(s.inputs[first] != wanted[first] for s in table):
-        return whole_signature(table)
-    return max(
-        range(len(table)),
-        key=lambda i: (
-            table[i].inputs[first] == wanted[first] and table[i].outputs[0] != BROADCAST,
-            sum(a == b for a, b in zip(table[i].inputs, wanted, strict=True)),
-        ),
-    )
+        taken = tuple(choice.placed.get(name, BROADCAST) for name in op.inputs[1:])
+        back = [i for i, s in enumerate(table) if s.inputs[1:] == taken and s.outputs[0] == taken[0]]
+        return back[0] if back else choice.follow()
+    return choice.follow()
 
 
 def chunks(
