@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,21 +31,6 @@ class Bound:
     """Seconds of a step."""
     overflow: float
     """Largest share of its memory by which a device overflows; at most 0 where the plan may fit."""
-
-
-class _Least(NamedTuple):
-    """The least that units of each type cost on one rank."""
-
-    work_s: Floats
-    """[settings, types] see `UnitBounds`."""
-    again_s: Floats
-    """[settings, types] see `UnitBounds`."""
-    state_bytes: Floats
-    """[settings, types] bytes of parameters, gradients and moments under the ZeRO stage that leaves least."""
-    saved_bytes: Floats
-    """[settings, types] see `UnitBounds`."""
-    sent_bytes: Floats
-    """[settings, types] see `UnitBounds`."""
 
 
 class BoundTable:
@@ -75,7 +59,7 @@ class BoundTable:
         # Rows of the tables: the settings, then the least of all settings that stages of equal size may be in.
         sets: dict[tuple[int, ...], int] = {(setting,): setting for setting in range(len(settings))}
         self._rows = np.array([sets.setdefault(some, len(sets)) for some in even], dtype=np.int64)
-        found = _Least(*(np.array([column[list(some)].min(axis=0) for some in sets]) for column in least))
+        found = UnitBounds(*(np.array([column[list(some)].min(axis=0) for some in sets]) for column in least))
         units = space.arrays.units
         self._again = self._before(np.maximum(0.0, found.again_s - found.work_s))
         self.shape_bounds = np.array(
@@ -110,7 +94,7 @@ class BoundTable:
         # np.pad keeps the order of the columns in memory; the kernels read rows.
         return np.ascontiguousarray(np.pad(np.cumsum(of_types[:, self.space.arrays.units], axis=1), ((0, 0), (1, 0))))
 
-    def _least(self, even: Sequence[Sequence[int]], unlike: Sequence[Sequence[int]]) -> tuple[Ints, _Least]:
+    def _least(self, even: Sequence[Sequence[int]], unlike: Sequence[Sequence[int]]) -> tuple[Ints, UnitBounds]:
         """[settings, 2] stage and samples, and what units cost there at least."""
         space, evaluator = self.space, self.space.evaluator
         settings = np.array(list(self.settings), dtype=np.int64)
@@ -118,17 +102,16 @@ class BoundTable:
         exposed = np.asarray(evaluator.exposed, dtype=np.float64)
         again = RECOMPUTE_MODES.index("full")
         unit_lower_bounds(space.compiled, settings, self._forced(settings, even, unlike), exposed, again, found)
-        stage = int(np.flatnonzero(space.zeros).max())
-        parameter, gradient, optimizer = space.problem.state_bytes
-        sharded = (stage >= 3) * parameter + (stage >= 2) * gradient + (stage >= 1) * optimizer
-        state_bytes = sharded * found.zero_parameters + (parameter + gradient + optimizer - sharded) * found.parameters
         slow, fast = np.array(list(self._pairs), dtype=np.int64).reshape(-1, 2).T
-        return np.concatenate([settings, settings[slow]]), _Least(
-            work_s=np.concatenate([found.work_s, found.work_s[fast]]),
-            again_s=np.concatenate([found.again_s, found.again_s[fast]]),
-            state_bytes=np.concatenate([state_bytes, state_bytes[slow]]),
-            saved_bytes=np.concatenate([found.saved_bytes, found.saved_bytes[slow]]),
-            sent_bytes=np.concatenate([found.sent_bytes, np.minimum(found.sent_bytes[slow], found.sent_bytes[fast])]),
+        pairs = UnitBounds(
+            work_s=found.work_s[fast],
+            again_s=found.again_s[fast],
+            state_bytes=found.state_bytes[slow],
+            saved_bytes=found.saved_bytes[slow],
+            sent_bytes=np.minimum(found.sent_bytes[slow], found.sent_bytes[fast]),
+        )
+        return np.concatenate([settings, settings[slow]]), UnitBounds(
+            *map(np.concatenate, zip(found, pairs, strict=True))
         )
 
     def _forced(self, settings: Ints, even: Sequence[Sequence[int]], unlike: Sequence[Sequence[int]]) -> Ints:
@@ -209,7 +192,7 @@ class BoundTable:
         return (*even, *shared)
 
     def _of_shape(
-        self, shape: Shape, settings: Ints, least: _Least, even: Sequence[int], unlike: Sequence[int]
+        self, shape: Shape, settings: Ints, least: UnitBounds, even: Sequence[int], unlike: Sequence[int]
     ) -> tuple[float, float]:
         """Seconds and overflow that no plan of a shape goes below; see `_least`."""
         space, arrays = self.space, self.space.arrays
