@@ -235,7 +235,6 @@ class BoundTable:
         """Least seconds of a micro-batch in all units before each, and what recomputation adds to them.
 
         Args:
-            number: of the shape.
             stages: [ranks] rows of `SpaceArrays.axes`, of stages of unlike size; empty where they are alike.
 
         Returns:
@@ -270,8 +269,6 @@ class PartialPlans:
         """Begins `count` plans.
 
         Args:
-            table: bounds of the space.
-            count: of plans.
             most: only values below it are offered; None = all.
             free_ranks: on longer pipelines a rank, but for the last one, recomputes no more than the one before it;
                 None = every rank is free.

@@ -99,10 +99,7 @@ class GroupCosts:
         """Builds the nodes; factors are built on first use.
 
         Args:
-            space: plan space of the problem.
             legal: legal values of each group, see `joint_values`.
-            lowered: a plan of any skeleton on the mesh.
-            rank: the pipeline rank.
         """
         self.space = space
         self._tables = tables = space.evaluator.tables.arrays
@@ -129,7 +126,6 @@ class GroupCosts:
         """Factors between a unit and the one before it.
 
         Args:
-            unit_type: type of the unit.
             before: type of the unit before it.
             opens: whether the unit is the first of a chunk: a partial tensor is reduced before it is sent.
         """
@@ -248,7 +244,6 @@ class GroupCosts:
         """Conversions of one tensor to the operands that read it, in their order.
 
         Args:
-            unit_type: type of the unit.
             reading: operand rows that read the tensor.
             made: operand row of the output that makes it.
             placements: [values, axes] its placement under each value of the node that makes it.

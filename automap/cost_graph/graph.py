@@ -99,7 +99,6 @@ class CostGraph:
         """Builds the graph.
 
         Args:
-            space: plan space of the problem.
             skeleton: values of all slots before the first signature.
             cache: what the graphs of several skeletons share.
         """

@@ -57,7 +57,6 @@ def candidates(
     """The values that may be in an optimum of a graph whose factors have at most three nodes.
 
     Args:
-        scalars: the graph.
         start: an assignment.
         known: cost of an assignment; given where `scalars` is only a lower bound on the true costs.
         most: largest number of values of a node that are kept, those with the least bounds; then no optimum may be
@@ -130,7 +129,6 @@ def reduced(graph: CostGraph, weights: Floats, start: Sequence[int], *, known: f
     negative, and leaves out values that cost too much even so.
 
     Args:
-        graph: cost graph of a skeleton.
         weights: [rows, columns] worth of one unit of each cost, none negative; see `CostGraph.scalars`.
         start: an assignment.
         known: cost of an assignment, if it is known.

@@ -101,7 +101,6 @@ def _share_with_hosts(units: UnitRows, costs: Floats, time: Floats) -> None:
     A pass takes t = (device^p + host^p)^(1/p) seconds, see `automap.price.kernels.host_overhead`.
 
     Args:
-        units: the unit rows.
         costs: [rows, columns] their costs.
         time: [rows, columns] sensitivities of the step time, changed.
     """

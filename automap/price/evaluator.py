@@ -131,7 +131,6 @@ class Evaluator:
         """Memory that several calls of `unit_cost` may use one after the other.
 
         Args:
-            num_axes: mesh axes.
             capacity: collectives that can be written down.
         """
         found: UnitWorkspace = new_unit_workspace(self.tables.arrays, num_axes, capacity)
@@ -145,7 +144,6 @@ class Evaluator:
         Args:
             segment: operators of the unit.
             incoming: [axes] placement of the tensor that crosses into it, or SUMMED.
-            stage: stage of the rank.
             workspace: memory; its recorder lists the collectives.
         """
         arrays, unit = self.tables.arrays, Unit(segment.first, segment.last, segment.chosen)
@@ -214,7 +212,6 @@ class Evaluator:
         """The units of a plan, equal ones in equal surroundings once.
 
         Args:
-            lowered: plan.
             open_signatures: whether signatures are still open: units that differ in them alone are equal then.
 
         Returns:
@@ -258,7 +255,6 @@ class Evaluator:
         """Time and memory of a step.
 
         Args:
-            lowered: what is priced.
             exact: whether the schedule is simulated; otherwise it is bounded from below in closed form.
             apart: a mesh axis over which no gradients are reduced (`automap.price.local_sgd`), without ZeRO.
         """
@@ -292,12 +288,9 @@ class Evaluator:
         """The outcome from the costs of units; see `automap.price.kernels.step`.
 
         Args:
-            lowered: what is priced.
             costs: [rows] unit costs.
             parts: where each of them occurs, see `distinct_units`.
             tied: parameters that two units read, see `TiedParameters.rows`.
-            exact: see `evaluate`.
-            apart: see `evaluate`.
         """
         arrays = lowered.layout.arrays
         if apart is not None:  # behind the costs of units, axes are only those that gradients are reduced over

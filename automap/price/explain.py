@@ -53,8 +53,6 @@ def reasons(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> tup
     """The largest parts of the step, why they cost what they cost, and what would help.
 
     Args:
-        lowered: the plan.
-        evaluator: of its problem.
         outcome: what `evaluator` made of `lowered`.
 
     Returns:

@@ -65,8 +65,6 @@ def averaged(lowered: LoweredPlan, evaluator: Evaluator, sync: Sync, axis: int) 
     """Time and memory of a step whose replicas are apart.
 
     Args:
-        lowered: what is priced.
-        evaluator: of its problem.
         sync: how replicas are averaged; not synchronous.
         axis: of the replicas, see `replica_axis`.
     """
@@ -187,7 +185,6 @@ def replica_axis(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> int:
     Args:
         plan: with a `sync` that is not synchronous.
         lowered: what it states.
-        evaluator: of its problem.
 
     Raises:
         PlanError: the problem does not allow the mode, or the replicas of the plan cannot be apart; says why.

@@ -67,8 +67,6 @@ def lower_plan(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "t
     """The lowered plan that `plan` states; how replicas stay together is no part of it (`automap.price.local_sgd`).
 
     Args:
-        plan: of the evaluator's problem.
-        evaluator: of the problem.
         axes: mesh axes that the lowered plan has whether the plan names them or not, outermost first.
 
     Raises:

@@ -91,7 +91,6 @@ class TiedParameters:
         """What `step` must know of the tied parameters of a plan, rows of `TieRow`.
 
         Args:
-            lowered: plan.
             chosen: [operators, axes] signatures in place of the plan's.
             ties: what `ties` returns for the plan, where it is known.
         """

@@ -47,7 +47,6 @@ class Speeds:
         """Prices every unit type on one device of each kind.
 
         Args:
-            evaluator: of the problem.
             kinds: a stage of devices of each kind.
         """
         most = evaluator.problem.training.global_batch
@@ -162,7 +161,6 @@ def share_out(
     """`ways_to_share` of stages of several kinds.
 
     Args:
-        evaluator: of the problem.
         stages: each with several `kinds`, at most `most`.
         quanta: [stages] samples of a rank come in multiples of this.
         batch: [batches] samples of a micro-batch.

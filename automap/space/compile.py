@@ -155,7 +155,6 @@ def _even_layouts(space: SpaceOutline, rows: dict[int, int]) -> tuple[Rows, list
     """The arrays `even_layouts` and `stages`, and what sending to the next rank costs behind each of the latter.
 
     Args:
-        space: of the problem.
         rows: number of a distinct stage -> its row, added to.
     """
     meshes = space.meshes

@@ -37,7 +37,6 @@ def grouped(
     """The linkage groups of the space.
 
     Args:
-        space: of the problem.
         groups: (unit type, group) of those that are counted; None = all.
         every_unit: count a group once for each unit instead of once for each unit type.
     """
@@ -68,7 +67,6 @@ def count_decades(space: SteppedSpace, *, limit: int | None = None, signing: Sig
     """log10 of the number of plans with some decisions pruned; constraints on recomputation are not counted off.
 
     Args:
-        space: of the problem.
         limit: only the values of a slot below it are counted, of all slots but ZeRO, recomputation and signatures;
             None = all.
         signing: groups whose signatures are decided, all others being forced; None = all linkage groups.
@@ -106,8 +104,6 @@ def stage_ways(space: SteppedSpace, shape: Shape, limit: int | None) -> Counter[
     """Set of meshes that the stages of a plan have -> number of ways to decide orders, devices and batch shares for it.
 
     Args:
-        space: see `count_decades`.
-        shape: of the plans.
         limit: of every slot only the values below it are counted; None = all.
     """
     within = shape.tp * shape.middle
@@ -167,10 +163,7 @@ def _share_meshes(
     """Set of meshes for every way to share out samples.
 
     Args:
-        space: see `count_decades`.
-        shape: of the plans.
         stages: ranks of the outer axis, and number among those of several kinds of devices, or -1.
-        limit: see `stage_ways`.
     """
     arrays, within = space.arrays, shape.tp * shape.middle
     count = space.meshes.micro_batches.index(shape.num_micro_batches)

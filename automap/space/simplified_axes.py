@@ -97,8 +97,6 @@ def merges(lowered: LoweredPlan, evaluator: Evaluator, *, same_zero: bool = Fals
     """The plans with two neighbouring axes joined, for every two that all operators treat alike.
 
     Args:
-        lowered: the plan.
-        evaluator: of its problem.
         same_zero: join only axes that ZeRO treats alike too; otherwise ZeRO over one of them becomes ZeRO over both.
     """
     live = np.flatnonzero(sizes(lowered) > 1).tolist()
@@ -186,8 +184,6 @@ def _with_meshes(
     Devices are kept as far as a mesh has places for them, the first ones along every axis.
 
     Args:
-        lowered: the plan.
-        evaluator: of its problem.
         change: mesh of a stage and its pipeline rank to the new mesh.
         whole: axis that has one rank in all new meshes, so that nothing is split over it; None = no such axis.
     """

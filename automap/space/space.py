@@ -37,8 +37,6 @@ class PlanSpace(SteppedSpace):
         """The values before the signatures of a plan with even cuts and one recompute mode, as constraints allow.
 
         Args:
-            shape: of the plan.
-            recompute: mode.
             zero: ZeRO stage, where there are replicas.
             stages: values of the slots of schedule, order and devices; those left out are 0.
         """

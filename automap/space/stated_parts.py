@@ -188,9 +188,7 @@ def chunks(
     """The layers spread over chunks as evenly as they go; the outer chunks, which hold embedding and head, have fewer.
 
     Args:
-        evaluator: of the problem.
         signatures: [operator rows, axes].
-        num_chunks: number of chunks.
         masks: unit type to [operators] which of them are recomputed.
         unlike: so many of the first layers are of other types than the rest.
 

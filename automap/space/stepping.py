@@ -75,7 +75,6 @@ class SteppedSpace(SpaceOutline):
         """The nearest legal plan: each value kept if it is legal behind those before it, else the first legal one.
 
         Args:
-            values: of a plan.
             kept: so many of the first are known to be legal.
         """
         from automap.space.kernels.stepper import repair
@@ -210,7 +209,6 @@ class SteppedSpace(SpaceOutline):
         """[n, slots] one neighbour of each plan: some decisions changed, the others kept as far as they stay legal.
 
         Args:
-            rng: of the moves.
             values: [n, slots] legal plans.
             donors: [m, slots] legal plans, the best first, from which shapes and signatures may be borrowed.
             chances: of each kind of move, see `automap.space.kernels.neighbours`.

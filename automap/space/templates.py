@@ -35,7 +35,6 @@ def megatron_signatures(
     """Adds signatures to the values before them: batch split over dp and ep, sequence over cp, weights over tp.
 
     Args:
-        space: of the problem.
         shape: shape that `prefix` decides.
         prefix: values of the slots before the first signature.
         sequence_parallel: whether tp splits the sequence where tensors would be whole.

@@ -45,7 +45,6 @@ def forced_signatures(compiled, settings, out):
     """Signatures that the mesh of a stage leaves no choice of.
 
     Args:
-        compiled: whose cache is read and written.
         settings: [settings, 2] row among the distinct stages, samples of a micro-batch.
         out: [settings, groups, axes] value of each, -1 where there is a choice; written.
     """
@@ -83,12 +82,10 @@ def unit_lower_bounds(compiled, settings, picked, exposed, again, out):
     """The least that units of each type cost on one rank, whatever their signatures.
 
     Args:
-        compiled: tables and space.
         settings: [settings, 2] row among the distinct stages, samples of a micro-batch.
         picked: [settings, groups, axes] values of signatures that are known, -1 of others.
         exposed: [NUM_COLLECTIVES] share of each kind of collective that nothing hides.
         again: recompute mode that runs whole units again.
-        out: written.
     """
     tables, space = compiled.tables, compiled.space
     workspace = new_workspace(compiled)

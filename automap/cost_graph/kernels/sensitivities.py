@@ -30,7 +30,6 @@ def step_changed(costs, columns, sizes, pipeline, stages, settings, workspace, o
         costs: [rows] unit costs, left as they were.
         columns: [columns] numbers of a unit cost that are raised.
         sizes: [columns] by how much.
-        pipeline, stages, settings, workspace: see `step`.
         out: [columns, rows, ranks] written.
     """
     numbers = costs.view(np.float64)

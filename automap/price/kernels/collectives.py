@@ -111,12 +111,7 @@ def spend(kind: int, axis: int, stage: Stage, data: float, reason: Reason, recor
     """`collective_s` over a mesh axis, written down while the recorder has room.
 
     Args:
-        kind: kind of collective.
-        axis: mesh axis.
-        stage: stage whose ranks take part.
         data: bytes, see `collective_s`.
-        reason: why it runs.
-        recorder: written.
     """
     size = stage.axes[axis]
     seconds: float = collective_s(kind, size, stage.links[axis], data)
@@ -150,10 +145,7 @@ def convert(
         data: bytes of the whole tensor.
         source: [axes] placement on each mesh axis.
         target: [axes] required placement on each mesh axis.
-        stage: stage whose ranks hold the tensor.
         times: [NUM_COLLECTIVES] seconds, added to.
-        reason: why the tensor moves.
-        recorder: written.
 
     Returns:
         The host time of the collectives, in that of a collective of two ranks.

@@ -76,9 +76,6 @@ def shard_unit(tables, unit, stage, again, workspace):
     """Writes what the operators of a unit cost for one micro-batch on one rank, apart from their surroundings.
 
     Args:
-        tables: tables of the problem.
-        unit: operators and signatures.
-        stage: stage of the rank.
         again: whether `workspace` holds these operators priced on the same axes, ZeRO axes, hardware and samples, so
             that only those are priced which another signature changes; no collective is written down then.
         workspace: written; `unit_cost` reads it.
@@ -150,10 +147,7 @@ def _work(tables, op, signatures, stage, workspace):
     """Writes what one operator adds to its unit by its own signature: `own`, and what moves inside it.
 
     Args:
-        tables: tables of the problem.
-        op: operator row.
         signatures: [axes] signature of the operator on each axis; -1 where it is undecided.
-        stage: stage of the rank.
         workspace: with the operands of the unit placed.
     """
     operator = tables.operators[op]
@@ -207,11 +201,8 @@ def _join(tables, op, start, stop, stage, workspace):
     """Writes what one operator adds to its unit by its signature and those around it: `joined`, and what moves.
 
     Args:
-        tables: tables of the problem.
-        op: operator row.
         start: first operand row of the unit.
         stop: one past its last operand row.
-        stage: stage of the rank.
         workspace: with the operands of the unit placed.
     """
     operands, placement, gradient = tables.operands, workspace.placement, workspace.gradient

@@ -49,16 +49,7 @@ def _arrive(tensor, incoming, arrives):
 
 @borrowing(void(TABLES, UNIT, int64[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), forceinline=True, inner=True)
 def _add_sum(tables, unit, incoming, stage, workspace, cost):
-    """Adds the all-reduce of what was made as a sum and sent whole, as if the ranks that take it had made it.
-
-    Args:
-        tables: tables of the problem.
-        unit: operators and signatures.
-        incoming: see `unit_cost`.
-        stage: stage of the rank.
-        workspace: its scratch is overwritten.
-        cost: added to.
-    """
+    """Adds the all-reduce of what was made as a sum and sent whole, as if the ranks that take it had made it."""
     made, whole = workspace.scratch[0], workspace.scratch[1]
     is_sum = False
     for a in range(incoming.shape[0]):
@@ -78,14 +69,7 @@ def _add_sum(tables, unit, incoming, stage, workspace, cost):
 
 @borrowing(void(TABLES, UNIT, int64[::1], boolean[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), forceinline=True, inner=True)
 def _enter(tables, unit, incoming, recomputed, stage, workspace, cost):
-    """Adds what it takes to bring the tensors that cross into a unit to their operators, and to send carried ones on.
-
-    Args:
-        tables: tables of the problem.
-        unit, incoming, recomputed, stage: see `unit_cost`.
-        workspace: its scratch is overwritten.
-        cost: added to.
-    """
+    """Adds what brings the tensors that cross into a unit to their operators, and what sends carried ones on."""
     arrives, gradient = workspace.scratch[0], workspace.gradient
     sent = workspace.resharded[workspace.resharded.shape[0] - 1]
     start = tables.operators[unit.first].first_operand
@@ -118,10 +102,7 @@ def _save(tables, unit, incoming, recomputed, whole, stage, workspace, cost):
     """Writes the bytes that a unit keeps for its backward pass where it recomputes something or gathers again.
 
     Args:
-        tables: tables of the problem.
-        unit, incoming, recomputed, stage: see `unit_cost`.
         whole: whether all operators are recomputed.
-        workspace: its scratch is overwritten.
         cost: written.
     """
     placement, kept_as, arrives = workspace.placement, workspace.saved_placement, workspace.scratch[0]
@@ -161,12 +142,9 @@ def unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace, ou
     """Cost of the operators of one unit for one micro-batch on one rank.
 
     Args:
-        tables: tables of the problem.
-        unit: operators and signatures.
         recomputed: [operators] whether the operator runs again in the backward pass.
         incoming: [axes] placement of the tensor that crosses into the unit, or SUMMED.
         crossing: operand row whose tensor crosses out of the unit, or -1.
-        stage: stage of the rank.
         workspace: what `shard_unit` wrote of these operators.
         out: [1] overwritten.
 
@@ -254,9 +232,7 @@ def unit_costs(tables, calls, stages, zero_axes, samples, out):
     """`unit_cost` of many units.
 
     Args:
-        tables: tables of the problem.
         calls: the units.
-        stages: stages of the pipeline ranks.
         zero_axes: [axes] whether ZeRO shards over the axis.
         samples: [ranks] samples of a micro-batch that each rank is priced with.
         out: [units] overwritten.

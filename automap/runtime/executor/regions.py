@@ -79,9 +79,6 @@ def build_regions(
     """The regions of a stage in the order in which they run.
 
     Args:
-        program: the program of the stage.
-        parameters: the parameters of the stage on this rank.
-        device: the device of this rank.
         local_batch_norm: whether batch normalisation takes its statistics over the rank's own samples.
 
     Raises:
@@ -177,7 +174,6 @@ def _adds_bias(
     """Whether an operator adds a bias to a matrix product that no other operator reads: the two are then one kernel.
 
     Args:
-        program: the program of the stage.
         source: the operator that makes an operand, its region, and its position there.
         placed: the operator that may add a bias.
         one: the same operator on this rank.

@@ -40,11 +40,7 @@ class Runner:
         """Builds the stages of this rank.
 
         Args:
-            problem: the problem of the plan.
-            plan: the plan to be executed.
             rank: the number of this process, a device number of the plan.
-            seed: the seed of parameters and data.
-            device: the device of this process.
 
         Raises:
             PlanError: the plan is illegal, or cannot be executed exactly.
@@ -93,7 +89,6 @@ def replicas_of(plan: Plan, executors: Mapping[int, StageExecutor], parameters: 
     """Averages the replicas of a plan; None where training is synchronous or this rank has no part in it.
 
     Args:
-        plan: the plan to be executed.
         executors: the stages of this rank, by number.
         parameters: the tensors that the optimizer updates.
     """
@@ -128,8 +123,6 @@ def join(
     """The pipeline of a plan, and the executors of the stages that this rank is part of, by number.
 
     Args:
-        evaluator: the evaluator of the problem.
-        plan: a plan of the problem.
         rank: the number of this process, a device number of the plan.
         values: whole parameters, buffers and stored constants, under the names of the graph or of its file.
         groups: process groups, kept from plan to plan. All ranks must join the same plans in the same order.

@@ -119,9 +119,7 @@ def stage_programs(
     """The programs of all stages of a plan.
 
     Args:
-        plan: a plan of the evaluator's problem.
         lowered: the same plan in numbers (`automap.price.plan_reader.lower_plan`).
-        evaluator: the evaluator of the problem.
         meshes: the mesh of each stage, see `automap.runtime.mesh_groups.make_meshes`.
         dtype: the type of floating-point tensors.
 

@@ -40,7 +40,6 @@ def apply(
     """Computes one whole operator.
 
     Args:
-        op: an operator of a graph.
         graph_tensors: the tensors of the graph by name; those that `op` writes give the shapes.
         operands: the operands in the order of `op.inputs`; batch dims are `num_samples` times those of the graph.
         num_samples: the number of samples of the batch.
@@ -67,7 +66,6 @@ def apply_local(
 
     Args:
         op: an operator; for shards that of `local_operator`.
-        operands: see `apply`.
         shapes: the shapes of the results of these operands.
         device: see `apply`.
         rows: the rows over which the operator takes statistics.
@@ -119,7 +117,6 @@ def run(graph: Graph, tensors: Mapping[str, torch.Tensor], num_samples: int) -> 
     """Computes a whole graph.
 
     Args:
-        graph: any graph.
         tensors: inputs, parameters, buffers and stored constants by name, see `value_of`; those that require a gradient
             get one when a result is differentiated.
         num_samples: the number of samples of the batch; inputs have the graph's shapes at this number.
@@ -148,9 +145,7 @@ def value_of(graph: Graph, name: str, values: Mapping[str, torch.Tensor], num_sa
     A piece of a fused parameter of the file is cut out of it; experts that the file stores one by one are stacked.
 
     Args:
-        graph: the graph of the tensor.
         name: an input, a parameter, a buffer or a stored constant.
-        values: values by name.
         num_samples: the number of samples of the batch, for inputs.
 
     Raises:

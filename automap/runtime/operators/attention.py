@@ -41,7 +41,6 @@ def scores_of(
         k: [batch, heads of keys, keys, head size].
         v: [batch, heads of keys, keys, head size].
         mask: the mask operand, of booleans or added to the scores.
-        attributes: the attributes of the operator.
         first_query: the position of the first query in the sequence.
         first_key: the position of the first key in the sequence.
     """

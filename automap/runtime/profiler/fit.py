@@ -184,8 +184,6 @@ def fit_attention(
 
     Args:
         rows: [rows, 5] heads of all samples, positions, head size, seconds forward, seconds backward; causal.
-        flops: see `fit_gemm`.
-        bytes_per_s: see `fit_gemm`.
         element_bytes: the size of one element.
         num_multiprocessors: the number of multiprocessors of the device.
     """

@@ -116,10 +116,7 @@ def signature_mask(tables, space, group, axis, chosen, sizes, samples, mask):
     signatures: what is legal is legal on the meshes of all.
 
     Args:
-        tables: see `Tables.arrays`.
-        space: see `SpaceArrays`.
         group: row of `space.groups`.
-        axis: mesh axis.
         chosen: [operator rows, axes] signatures of the group's members on the axes before; those on `axis` and behind
             are overwritten.
         sizes: [meshes, axes] ranks of each axis.
