@@ -11,16 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints, Mask
 from automap.bounds.partial_plans import BoundTable
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.schedule import SPLIT_KINDS
 from automap.space.space import PlanSpace, Slot
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 LISTED = 4096
 """About how many plans `plans` lists at a time (assumed)."""

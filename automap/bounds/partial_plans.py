@@ -11,16 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints, Mask
 from automap.bounds.kernels.step_many import BEGIN, EpisodeArrays, LowerBounds, step_many
 from automap.bounds.kernels.unit_lower_bounds import UnitBounds, forced_signatures, unit_lower_bounds
 from automap.price.lowered_plan import RECOMPUTE_MODES, spread
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Slot, Values
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,9 +293,9 @@ class PartialPlans:
         self.step(np.full(count, BEGIN, dtype=np.int64))
 
     @property
-    def done(self) -> npt.NDArray[np.bool_]:
+    def done(self) -> Mask:
         """[plans] whether every slot is decided."""
-        done: npt.NDArray[np.bool_] = self.episodes.position == len(self.space.slots)
+        done: Mask = self.episodes.position == len(self.space.slots)
         return done
 
     def step(self, actions: Ints) -> None:

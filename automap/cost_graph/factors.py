@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints
 from automap.cost_graph.kernels.group_costs import COLUMNS, GroupValues, exchange, vary
 from automap.price.kernels.array_types import Rows, columns_of, numbers_of
 from automap.price.kernels.collectives import SUMMED, UNKNOWN
@@ -22,10 +22,6 @@ from automap.price.kernels.stage_records import Unit
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
 from automap.space.space import PlanSpace, Values
 from ir.factors import BROADCAST, PARTIAL
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 NO_MEMBERS = np.empty(0, dtype=np.int64)
 NO_ASSIGNMENT = np.empty((1, 0), dtype=np.int64)

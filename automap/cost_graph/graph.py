@@ -23,17 +23,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints
 from automap.cost_graph.factors import Factor, GroupCosts, joint_values
 from automap.cost_graph.kernels.group_costs import COLUMNS, NUM_ALWAYS
 from automap.cost_graph.unit_rows import UnitRows
 from automap.price.evaluator import blank
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan, UnitCall
 from automap.space.space import PlanSpace, Values
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 MAX_CACHED = 24
 """Largest number of stages whose group costs are cached; the oldest ones are dropped."""

@@ -15,13 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints
 from automap.cost_graph.graph import CostGraph, Scalars
 from automap.cost_graph.kernels.message_passing import WIDEST, FactorGraph, pass_messages
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 SWEEPS, PASSES = 2, 4
 """Number of sweeps there and back; and of times that they are repeated while better assignments are found."""

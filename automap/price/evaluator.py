@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints, Mask
 from automap.price.curves import constant, gemm_curve
 from automap.price.kernels.array_types import Record, Rows, record_of
 from automap.price.kernels.collectives import SUMMED
@@ -41,10 +41,6 @@ from automap.price.tied_parameters import TiedParameters
 from automap.problem import Problem
 from automap.schedule import KINDS, arrange
 from ir.factors import BROADCAST, PARTIAL
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 _COLLECTIVES_PER_OPERATOR = 16
 """Room for the collectives of an operator, forward and backward; a list that does not fit is refused."""

@@ -17,15 +17,7 @@ from automap.fitted_curves import COLLECTIVES
 from automap.price.bottleneck import Bottleneck, BottleneckUnit, in_bytes, in_rate, in_seconds
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.array_types import Record
-from automap.price.kernels.records import (
-    ALL_REDUCE,
-    ATTENTION,
-    BATCHED_PRODUCT,
-    INSIDE,
-    MEASURED,
-    PRODUCT,
-    ROOFLINE,
-)
+from automap.price.kernels.records import ALL_REDUCE, ATTENTION, BATCHED_PRODUCT, INSIDE, MEASURED, PRODUCT, ROOFLINE
 from automap.price.local_sgd import AVERAGED_BYTES
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.outcome import Outcome

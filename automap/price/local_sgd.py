@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats
 from automap.errors import PlanError
 from automap.fitted_curves import COLLECTIVES
 from automap.plan import Plan, Sync
@@ -30,8 +30,6 @@ from automap.price.kernels.step import overflow, step_time_s
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.outcome import Averaging, Outcome
 from ir.factors import BROADCAST, PARTIAL
-
-Floats = npt.NDArray[np.float64]
 
 AVERAGED_BYTES = 4.0
 """Bytes of an element on its way: masters are averaged, in float32 (`automap.runtime`)."""

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Ints
 from automap.errors import PlanError
 from automap.globs import by_precision, first_match, matches, matches_operator
 from automap.plan import AxisSharding, Plan, Schedule, Stage, check_model, parse_devices
@@ -22,8 +22,6 @@ from automap.price.lowered_plan import LoweredPlan, Segment, spread
 from automap.price.stage_layout import PipelineLayout
 from automap.schedule import NO_PROGRAM, read_order
 from ir.factors import parse_placement, placement_text, whole_signature
-
-Ints = npt.NDArray[np.int64]
 
 
 def default_signatures(evaluator: Evaluator, unit_type: int, offset: int) -> tuple[int, int]:
@@ -360,8 +358,7 @@ def _segments(
                     _check_divides(evaluator, base + offset, chosen[k], sizes, count, path)
                     known.divides.add(alike)
         recomputed = np.array(
-            [name in stage.recompute or first_match(regions, name) is not None for name, _ in members],
-            dtype=np.bool_,
+            [name in stage.recompute or first_match(regions, name) is not None for name, _ in members], dtype=np.bool_
         )
         segments.append(
             Segment(

@@ -12,15 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from automap.globs import select
-from automap.plan import (
-    AxisSharding,
-    Plan,
-    Schedule,
-    Stage,
-    Zero,
-    format_devices,
-    model_ref,
-)
+from automap.plan import AxisSharding, Plan, Schedule, Stage, Zero, format_devices, model_ref
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.plan_reader import default_signatures

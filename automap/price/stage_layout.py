@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints
 from automap.cluster import Cluster, Device
 from automap.fitted_curves import COLLECTIVES, CollectiveCurve
 from automap.group_links import GroupLink, group_link
@@ -24,9 +24,6 @@ from automap.price.kernels.records import ALL_GATHER, ALL_TO_ALL, NUM_COLLECTIVE
 from automap.price.kernels.stage_records import HARDWARE_DTYPE, LINK_DTYPE, HardwareRow, LinkRow
 from automap.price.kernels.step_records import StageArrays
 from automap.problem import WEIGHT_BYTES, Problem
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 WAITED_FOR = 7.0
 """Ranks of which one may be late: those of a host besides one's own. Observed in published runs: larger groups do not

@@ -13,16 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import Segment
 from automap.price.stage_layout import StageLayout
 from ir.factors import BROADCAST
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 TILTS = (1.0, 0.95, 1.05, 0.9, 1.1, 0.75, 1.25, 0.5)
 """Ways between the even shares, 0, and the shares in proportion to speed, 1, or beyond them (assumed). They are close

@@ -6,27 +6,15 @@ from itertools import accumulate, combinations, product
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints, Mask
 from automap.price.kernels.array_types import Rows
 from automap.price.kernels.stage_records import HARDWARE_DTYPE, LINK_DTYPE
 from automap.schedule import KINDS
 from automap.space.batch_shares import share_out
 from automap.space.decisions import DECISIONS, SpaceOutline
-from automap.space.kernels.records import (
-    EVEN_LAYOUT,
-    GROUP,
-    MOVED,
-    SHAPE_NODE,
-    TIED,
-    Scalars,
-    SpaceArrays,
-)
+from automap.space.kernels.records import EVEN_LAYOUT, GROUP, MOVED, SHAPE_NODE, TIED, Scalars, SpaceArrays
 from ir.factors import whole_signature
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 
 # long: it fills one record, field after field, and each step needs what the steps before it found

@@ -42,8 +42,7 @@ def grouped(
     """
     times = _units(space) if every_unit else [1] * len(space.linkage.types)
     return Signing(
-        arrays=space.arrays,
-        times=[times[key[0]] if groups is None or key in groups else 0 for key in space.group_rows],
+        arrays=space.arrays, times=[times[key[0]] if groups is None or key in groups else 0 for key in space.group_rows]
     )
 
 

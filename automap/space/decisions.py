@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints, Mask
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
 from automap.price.stage_layout import PipelineLayout
@@ -38,9 +38,6 @@ from automap.space.mesh_shapes import Meshes
 from automap.space.shape import Shape
 from ir.graph import Operator
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 Values = tuple[int, ...]
 """One value a slot, in the order of the slots."""
 

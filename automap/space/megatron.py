@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
+from automap.arrays import Mask
 from automap.space.space import PlanSpace
 from ir.factors import BROADCAST, PARTIAL, Placement, Signature, whole_signature
 from ir.graph import Operator
@@ -26,7 +24,7 @@ class AxisChoice:
     op: Operator
     table: tuple[Signature, ...]
     """The signatures of the operator."""
-    legal: npt.NDArray[np.bool_]
+    legal: Mask
     """[signatures] which of them are allowed."""
     placed: Mapping[str, Placement]
     """The placements on this axis of tensors that are made before the operator; all others are whole."""

@@ -13,13 +13,12 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Ints
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.plan_reader import default_signatures
 
-Ints = npt.NDArray[np.int64]
 Role = Literal["none", "batch", "other", "idle"]
 """Use of an axis. `none`: it has one rank. `batch`: most operators split their batch over it. `other`: some operators
 split something over it. `idle`: no operator splits anything over it."""

@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from automap.arrays import Ints
 from automap.plan import Plan
 from automap.price.evaluator import by_type
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan, Segment
 from automap.price.plan_reader import lower_plan, same_lowered
 from automap.price.plan_writer import to_plan
 from automap.space.count import count_decades
-from automap.space.decisions import DECISIONS, SHAPE_KINDS, Ints, Slot, Values
+from automap.space.decisions import DECISIONS, SHAPE_KINDS, Slot, Values
 from automap.space.encode import values_of
 from automap.space.shape import Shape
 from automap.space.stepping import SteppedSpace

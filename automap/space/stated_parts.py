@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Ints, Mask
 from automap.hints import Fix, Hints
 from automap.price.evaluator import Evaluator, by_type
 from automap.price.lowered_plan import Segment
@@ -23,9 +23,6 @@ from automap.space.templates import megatron_signatures
 from ir.factors import BROADCAST, Placement
 from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
 from ir.operators.measured import LAYER
-
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 class Unpriced(Exception):

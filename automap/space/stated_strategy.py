@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Ints
 from automap.errors import PlanError
 from automap.plan import ScheduleKind
 from automap.price.estimate import sequence_length
@@ -26,8 +26,6 @@ from automap.space.shape import Shape, divisors
 from automap.space.stated_parts import Unpriced, chunks, mesh, signatures
 from ir.groups import fused_groups
 from ir.operators.experts import DISPATCH
-
-Ints = npt.NDArray[np.int64]
 
 SCHEDULES = tuple(kind for kind in typing.get_args(ScheduleKind) if kind != "explicit")
 

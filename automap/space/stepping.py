@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from automap.arrays import Floats, Ints, Mask
 from automap.price.evaluator import blank
 from automap.price.stage_layout import PipelineLayout
 from automap.space.batch_shares import dealt
 from automap.space.compile import compile_space
-from automap.space.decisions import Floats, Ints, Mask, Slot, SpaceOutline, Values
+from automap.space.decisions import Slot, SpaceOutline, Values
 from automap.space.kernels.records import Compiled, SpaceArrays
 
 if TYPE_CHECKING:

@@ -17,14 +17,7 @@ from numba import float64, int64
 from automap.jit import borrowing
 from automap.price.kernels.array_types import Record, record_of, tuple_type
 from automap.price.kernels.cost_records import RECORDER, Recorder
-from automap.price.kernels.records import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    NUM_COLLECTIVES,
-    REDUCE_SCATTER,
-    SEND_RECV,
-)
+from automap.price.kernels.records import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, NUM_COLLECTIVES, REDUCE_SCATTER, SEND_RECV
 from automap.price.kernels.stage_records import LINK, STAGE, LinkRow, Stage
 from ir.factors import BROADCAST, PARTIAL
 

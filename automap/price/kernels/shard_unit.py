@@ -13,15 +13,7 @@ from automap.jit import borrowing
 from automap.price.kernels.gradients import add_elements, add_reduction
 from automap.price.kernels.operators import operator_s
 from automap.price.kernels.placements import local_bytes, place_operands
-from automap.price.kernels.records import (
-    ATTENTION,
-    BOUNDARY,
-    CARRIED,
-    KERNEL,
-    PARAMETER,
-    PRODUCT,
-    TABLES,
-)
+from automap.price.kernels.records import ATTENTION, BOUNDARY, CARRIED, KERNEL, PARAMETER, PRODUCT, TABLES
 from automap.price.kernels.resharding import convert_operand, differs, exchange_inside, is_shared
 from automap.price.kernels.saved_activations import NOT_SAVED, note, own_part, take_noted
 from automap.price.kernels.stage_records import HARDWARE, STAGE, UNIT

@@ -17,15 +17,7 @@ from automap.price.kernels.cost_records import BEFORE_SENDING, UNIT_COST
 from automap.price.kernels.host_overhead import add_host_waits
 from automap.price.kernels.measured_blocks import measured_block
 from automap.price.kernels.placements import dual, local_bytes, whole_bytes
-from automap.price.kernels.records import (
-    ALL_GATHER,
-    ATTENTION,
-    BOUNDARY,
-    CARRIED,
-    REDUCE_SCATTER,
-    TABLES,
-    TENSOR,
-)
+from automap.price.kernels.records import ALL_GATHER, ATTENTION, BOUNDARY, CARRIED, REDUCE_SCATTER, TABLES, TENSOR
 from automap.price.kernels.resharding import convert_operand, differs, is_shared, repeat
 from automap.price.kernels.saved_activations import NOT_SAVED, note, own_part, take_noted
 from automap.price.kernels.shard_unit import saved_share, shard_unit
