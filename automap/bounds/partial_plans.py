@@ -162,15 +162,13 @@ class BoundTable:
 
     def _even(self, shape: Shape) -> tuple[int, ...]:
         """Settings of the ranks of a shape whose stages are alike, in any order of the devices."""
-        meshes, arrays = self.space.meshes, self.space.arrays
-        at = meshes.degrees.index(shape.pp), meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
-        rows: set[int] = set()
-        for order in range(meshes.num_orders(shape.pp)):
-            first = int(arrays.even_layouts[order][at]["first"])
-            rows.update(arrays.stages[first : first + shape.pp].tolist())
+        meshes = self.space.meshes
+        rows = sorted(
+            {row for order in range(meshes.num_orders(shape.pp)) for row in self.space.even_rows(shape, order)}
+        )
         count = meshes.micro_batches.index(shape.num_micro_batches)
-        shared = [setting for row in sorted(rows) for setting in self._shared(row, count)]
-        return (*(self._setting(row, shape.samples) for row in sorted(rows)), *shared)
+        shared = [setting for row in rows for setting in self._shared(row, count)]
+        return (*(self._setting(row, shape.samples) for row in rows), *shared)
 
     def _unlike(self, shape: Shape) -> tuple[int, ...]:
         """Settings of all stages that a shape may have where they are of unlike size."""
@@ -338,7 +336,7 @@ class PartialPlan:
     @property
     def shape(self) -> Shape | None:
         """The shape once it is decided."""
-        return self.space.shape(self.values) if self.position >= self.space.first_cut else None
+        return self.space.shape(self.values) if self.position >= self.space.first.cut else None
 
     def legal(self) -> Ints:
         """Legal values of the slot to decide."""

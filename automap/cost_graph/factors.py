@@ -73,7 +73,7 @@ def joint_values(space: PlanSpace, skeleton: Values) -> tuple[Ints, ...]:
     found = []
     num_axes = len(space.axes)
     for number in range(len(space.group_rows)):
-        slot = space.first_signature + number * num_axes
+        slot = space.first.signature + number * num_axes
         before = [*skeleton, *[0] * (slot - len(skeleton))]
         values: list[tuple[int, ...]] = [()]
         for _ in space.axes:

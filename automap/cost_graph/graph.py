@@ -18,7 +18,6 @@ are sums over the graph. The waits of the host, the step time and the memory of 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -159,11 +158,6 @@ class CostGraph:
 
     # -- assignments --------------------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def num_plans(self) -> float:
-        """Number of assignments of the graph."""
-        return float(np.prod([len(node.values) for node in self.nodes]))
-
     def values(self, picked: Sequence[int]) -> Values:
         """The plan of an assignment, [nodes] number of the value of each node."""
         signatures = [int(v) for node, p in zip(self.nodes, picked, strict=True) for v in node.values[p]]
@@ -172,7 +166,7 @@ class CostGraph:
     def picked(self, values: Values) -> tuple[int, ...] | None:
         """The assignment of a plan of this skeleton; None where a group's signatures are not legal in it."""
         found = []
-        at, num_axes = self.space.first_signature, len(self.space.axes)
+        at, num_axes = self.space.first.signature, len(self.space.axes)
         for node in self.nodes:
             same = np.flatnonzero((node.values == values[at : at + num_axes]).all(axis=1))
             if not len(same):

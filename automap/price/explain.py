@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from automap.fitted_curves import COLLECTIVES
 from automap.price.bottleneck import Bottleneck, BottleneckUnit, in_bytes, in_rate, in_seconds
@@ -22,8 +21,6 @@ from automap.price.local_sgd import AVERAGED_BYTES
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.outcome import Outcome
 from ir.groups import fused_groups
-
-Ints = npt.NDArray[np.int64]
 
 NUM_REASONS = 3
 NUM_NAMED = 3

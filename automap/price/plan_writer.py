@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from automap.globs import select
 from automap.plan import AxisSharding, Plan, Schedule, Stage, Zero, format_devices, model_ref
@@ -20,7 +19,6 @@ from automap.schedule import words
 from ir.factors import placement_text
 from ir.graph import Operator
 
-Ints = npt.NDArray[np.int64]
 Defaults = Sequence[Sequence[tuple[int, int]]]
 
 

@@ -345,11 +345,6 @@ class PipelineLayouts:
         )
 
 
-def build_layout(problem: Problem, stages: Sequence[tuple[Sequence[int], Sequence[int]]]) -> PipelineLayout:
-    """The layout of pipeline ranks given as (devices, mesh)."""
-    return PipelineLayouts(problem).of(stages)
-
-
 def own_link(curve: CollectiveCurve, size: int, bytes_per_s: float) -> Record:
     """The link of a group of `size` ranks by a measured curve, a share of `bytes_per_s`; a `LinkRow`."""
     return host_link(

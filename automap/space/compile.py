@@ -227,7 +227,7 @@ def _mixed(space: SpaceOutline, rows: dict[int, int]) -> _Mixed:
     samples, ways = share_out(space.evaluator, [stage for _, stage in stages], quanta, batch, most)
     for at, (_, stage) in enumerate(stages):
         samples[at, :, :, len(stage.kinds) :] = samples[at, :, :, len(stage.kinds) - 1, None]
-    num_values = space.slots[space.shares_slot].num_values
+    num_values = space.slots[space.first.shares].num_values
     samples, ways = samples[:, :, :num_values], ways[:, :, :num_values]
     longest = max((shape.pp for shape in space.shapes), default=1)
     return _Mixed(

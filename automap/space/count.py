@@ -149,9 +149,7 @@ def _rows(space: SteppedSpace, shape: Shape, order: int, sizes: Sequence[int]) -
     meshes, arrays = space.meshes, space.arrays
     within = meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
     if len(set(sizes)) == 1:
-        first = arrays.even_layouts[(order, meshes.degrees.index(shape.pp), *within)]["first"]
-        alike: list[int] = arrays.stages[first : first + shape.pp].tolist()
-        return alike
+        return space.even_rows(shape, order)
     parts = [devices // meshes.part for devices in sizes]
     return [int(arrays.stage_rows[(order, *within, sum(parts[:i]), mine)]) for i, mine in enumerate(parts)]
 

@@ -19,6 +19,7 @@ from automap.space.batch_shares import dealt
 from automap.space.compile import compile_space
 from automap.space.decisions import Slot, SpaceOutline, Values
 from automap.space.kernels.records import Compiled, SpaceArrays
+from automap.space.shape import Shape
 
 if TYPE_CHECKING:
     from automap.space.kernels.draft import Draft
@@ -103,6 +104,14 @@ class SteppedSpace(SpaceOutline):
         """[stages] row of each among the distinct stages as its slowest kind of device sees it, see
         `LoweredPlan.views`."""
         found: list[int] = self._laid_out(values).stages[: self.shape(values).pp].tolist()
+        return found
+
+    def even_rows(self, shape: Shape, order: int) -> list[int]:
+        """[stages] row of each among the distinct stages, of a shape whose stages are of equal size."""
+        degrees, middles = self.meshes.degrees, self.meshes.middles
+        at = (order, degrees.index(shape.pp), degrees.index(shape.tp), middles.index(shape.middle))
+        first = self.arrays.even_layouts[at]["first"]
+        found: list[int] = self.arrays.stages[first : first + shape.pp].tolist()
         return found
 
     def batch_shares(self, values: Sequence[int]) -> tuple[tuple[int, ...] | None, ...]:

@@ -151,6 +151,6 @@ def _stages(space: PlanSpace, shape: Shape) -> list[tuple[int, ...]]:
     first = space.meshes.values(shape)
     if shape.pp == 2 and shape.tp == shape.middle == 1 and space.meshes.may_differ(shape):
         found = [(*some, int(size)) for some in found for size in np.flatnonzero(space.legal((*first, *some)))]
-    found = [(*some, *[0] * (space.shares_slot - space.first_stage - len(some))) for some in found]
+    found = [(*some, *[0] * (space.first.shares - space.first.schedule - len(some))) for some in found]
     # Even shares and, with devices of several kinds, shares in proportion to their speed.
     return [(*some, int(way)) for some in found for way in np.flatnonzero(space.legal((*first, *some))[:2])]
