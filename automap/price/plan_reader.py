@@ -21,7 +21,7 @@ from automap.price.kernels.placements import divides
 from automap.price.lowered_plan import LoweredPlan, Segment, spread
 from automap.price.stage_layout import PipelineLayout
 from automap.schedule import NO_PROGRAM, read_order
-from ir.factors import parse_placement, placement_text, whole_signature
+from ir.factors import parse_placement, whole_signature
 
 
 def default_signatures(evaluator: Evaluator, unit_type: int, offset: int) -> tuple[int, int]:
@@ -414,16 +414,12 @@ def _find_signature(evaluator: Evaluator, unit_type: int, offset: int, entry: Ax
     """Number of the signature that `entry` writes, or None."""
     table = evaluator.tables.linkage.types[unit_type].signatures[offset]
     for index, signature in enumerate(table):
-        if _texts(signature.inputs) == entry.inputs and _texts(signature.outputs) == entry.outputs:
+        if AxisSharding.of(signature) == entry:
             return index
     return None
 
 
 @functools.lru_cache(maxsize=4096)
-def _texts(placements: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(placement_text(p) for p in placements)
-
-
 def _no_signature(evaluator: Evaluator, unit_type: int, offset: int, entry: AxisSharding, path: str) -> PlanError:
     table = evaluator.tables.linkage.types[unit_type].signatures[offset]
     try:
@@ -431,9 +427,7 @@ def _no_signature(evaluator: Evaluator, unit_type: int, offset: int, entry: Axis
             parse_placement(text)
     except ValueError as fault:
         return _refuse(path, [*entry.inputs, *entry.outputs], str(fault), "Write B, P or S(dim).")
-    legal = "; ".join(
-        f"{','.join(map(placement_text, s.inputs))} -> {','.join(map(placement_text, s.outputs))}" for s in table
-    )
+    legal = "; ".join(signature.text for signature in table)
     return _refuse(
         path, f"{list(entry.inputs)} -> {list(entry.outputs)}", "not a legal signature", f"Use one of: {legal}."
     )

@@ -16,7 +16,6 @@ from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.plan_reader import default_signatures
 from automap.schedule import words
-from ir.factors import placement_text
 from ir.graph import Operator
 
 Defaults = Sequence[Sequence[tuple[int, int]]]
@@ -115,11 +114,7 @@ def _shardings(
             for a, splits in batch.items():
                 value = int(segment.chosen[k, a])
                 if value != defaults[unit_type][offset][splits]:
-                    signature = table[value]
-                    entry[axes[a]] = AxisSharding(
-                        inputs=tuple(placement_text(p) for p in signature.inputs),
-                        outputs=tuple(placement_text(p) for p in signature.outputs),
-                    )
+                    entry[axes[a]] = AxisSharding.of(table[value])
             entries[op.name] = entry
             groups.setdefault((unit_type, offset), []).append(op.name)
     return _compress(entries, groups.values(), names)

@@ -21,7 +21,7 @@ from automap.runtime.operators.apply import local_operator
 from automap.runtime.sharded_operators.call import AxisSplit, Call, ShardedFunction, ShardedOperator, with_attributes
 from automap.runtime.sharded_operators.choose import choose, with_bias
 from automap.runtime.tensor_layout import StageTensor, Step
-from ir.factors import Factor, placement_text
+from ir.factors import Factor
 from ir.graph import Operator
 
 
@@ -264,11 +264,9 @@ def _check_apart(name: str, steps: Sequence[Step]) -> None:
 
 
 def _refuse(placed: PlacedOperator, what: str, repair: str) -> PlanError:
-    signatures = [
-        f"{','.join(map(placement_text, s.inputs))} -> {','.join(map(placement_text, s.outputs))}"
-        for s in placed.signatures
-    ]
     return PlanError(
         f"operator {placed.op.name} ({placed.op.kind}) cannot be executed: {what}",
-        field=f"plan.stages.shardings.{placed.op.name}", value="; ".join(signatures), repair=repair,
-    )  # fmt: skip
+        field=f"plan.stages.shardings.{placed.op.name}",
+        value="; ".join(s.text for s in placed.signatures),
+        repair=repair,
+    )

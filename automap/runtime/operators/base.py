@@ -45,7 +45,7 @@ def refuse(what: str, value: object, repair: str = "Export the model without it.
 
 
 class Rows:
-    """The rows of the first operand, along which sums and maxima are taken; here one process has them whole."""
+    """The rows along which an operator takes sums and maxima; here one process has them whole."""
 
     is_split = False
     """Whether several ranks hold parts of a row."""
@@ -70,17 +70,13 @@ class Rows:
         """The tensor in the type in which its statistics are summed, where the operator does not say."""
         return x
 
-    def position(self, x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-        """The position of each element of the first operand `x` in its row, counted over `dims` of the whole."""
-        return self._position(x, dims, [0] * x.ndim, x.shape)
+    def whole(self, x: torch.Tensor) -> Sequence[int]:
+        """The shape of the first operand `x` on all ranks together."""
+        return x.shape
 
-    @staticmethod
-    def _position(x: torch.Tensor, dims: Sequence[int], starts: Sequence[int], whole: Sequence[int]) -> torch.Tensor:
-        found = torch.zeros_like(x, dtype=torch.int64)
-        for dim in dims:
-            own = torch.arange(x.shape[dim], device=x.device) + starts[dim]
-            found = found * whole[dim] + own.reshape([-1 if d == dim else 1 for d in range(x.ndim)])
-        return found
+    def start(self, slot: int, dim: int) -> int:
+        """The position at which this rank's part of an operand begins in the whole."""
+        return 0
 
 
 WHOLE_ROWS = Rows()

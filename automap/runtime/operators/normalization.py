@@ -27,7 +27,10 @@ def softmax(use: Use) -> Tensor:
         return made(x.reshape(*x.shape[:axis], -1) if flattens else x, axis).reshape(x.shape)
     top = rows.largest(x.amax(dims, keepdim=True))
     if use.kind == "Hardmax":
-        position = rows.position(x, dims)
+        position, whole = torch.zeros_like(x, dtype=torch.int64), rows.whole(x)
+        for dim in dims:
+            own = torch.arange(x.shape[dim], device=x.device) + rows.start(0, dim)
+            position = position * whole[dim] + own.reshape([-1 if d == dim else 1 for d in range(x.ndim)])
         own_first = torch.where(x == top, position, torch.iinfo(torch.int64).max).amin(dims, keepdim=True)
         return (position == -rows.largest(-own_first)).to(x.dtype)
     powers = torch.exp(x - top)

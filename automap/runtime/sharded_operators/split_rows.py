@@ -1,4 +1,4 @@
-"""Softmax, normalisations and reductions whose rows are split: sums and maxima are taken over the ranks of a row."""
+"""Softmax, norms, reductions and attention whose rows are split: sums and maxima run over the ranks of a row."""
 
 from __future__ import annotations
 
@@ -53,9 +53,11 @@ class _SplitRows(Rows):
     def widened(self, x: Tensor) -> Tensor:
         return x if x.dtype == torch.float64 else x.float()
 
-    def position(self, x: Tensor, dims: Sequence[int]) -> Tensor:
-        starts = [self.call.start(0, dim) for dim in range(x.ndim)]
-        return self._position(x, dims, starts, self.call.operator.whole[0])
+    def whole(self, x: Tensor) -> Sequence[int]:
+        return self.call.operator.whole[0]
+
+    def start(self, slot: int, dim: int) -> int:
+        return self.call.start(slot, dim)
 
 
 def over_split_rows(call: Call) -> tuple[Tensor, ...]:
