@@ -339,15 +339,8 @@ def _segments(
         recomputed = np.array(
             [name in stage.recompute or first_match(regions, name) is not None for name, _ in members], dtype=np.bool_
         )
-        segments.append(
-            Segment(
-                unit=unit,
-                first=base + members[0][1],
-                last=base + members[-1][1] + 1,
-                chosen=chosen,
-                recomputed=recomputed,
-            )
-        )
+        first, last = base + members[0][1], base + members[-1][1] + 1
+        segments.append(Segment(unit=unit, first=first, last=last, chosen=chosen, recomputed=recomputed))
     for key, entry in stage.shardings.items():
         for axis in entry:
             if axis not in axes:
