@@ -169,6 +169,12 @@ class Evaluator:
         unit_costs(self.tables.arrays, packed, stages, lowered.zero_axes, lowered.rank_samples, out)
         return out
 
+    def segment(self, unit: int, chosen: Sequence[Ints], recomputed: Mask) -> Segment:
+        """All operators of a unit, with the signatures of its unit type in `chosen`; see `by_type`."""
+        kind = self.blocks.units[unit].type
+        rows = self.tables.rows(kind)
+        return Segment(unit=unit, first=rows.start, last=rows.stop, chosen=chosen[kind], recomputed=recomputed)
+
     def collectives(self, lowered: LoweredPlan, rank: int, segment: Segment, incoming: Ints) -> Rows:
         """The collectives of one micro-batch of a segment, forward and backward, as they are priced.
 

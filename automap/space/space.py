@@ -19,7 +19,7 @@ import numpy as np
 from automap.arrays import Ints
 from automap.plan import Plan
 from automap.price.evaluator import by_type
-from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan, Segment
+from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
 from automap.price.plan_reader import lower_plan, same_lowered
 from automap.price.plan_writer import to_plan
 from automap.space.count import count_decades
@@ -60,22 +60,11 @@ class PlanSpace(SteppedSpace):
         chosen = by_type(self.evaluator, signatures)
         shape = self.shape(values)
         ends = [0, *self.cuts(values, shape.num_chunks - 1), self.num_units]
-        units, spans = self.linkage.blocks.units, self.evaluator.tables.spans
-        chunks = []
+        evaluator, units, chunks = self.evaluator, self.linkage.blocks.units, []
         for chunk, (begin, end) in enumerate(itertools.pairwise(ends)):
             mode = RECOMPUTE_MODES[values[self.first.recompute + chunk % shape.pp]]
-            chunks.append(
-                tuple(
-                    Segment(
-                        unit=number,
-                        first=int(spans[kind]),
-                        last=int(spans[kind + 1]),
-                        chosen=chosen[kind],
-                        recomputed=self.evaluator.masks(kind)[mode],
-                    )
-                    for number, kind in ((number, units[number].type) for number in range(begin, end))
-                )
-            )
+            masks = [evaluator.masks(units[number].type)[mode] for number in range(begin, end)]
+            chunks.append(tuple(evaluator.segment(begin + i, chosen, mask) for i, mask in enumerate(masks)))
         fields: dict[str, Any] = {"zero_axes": self.zero_axes(shape)}
         for number, decision in enumerate(DECISIONS):
             fields.update(decision.write(self, self.of_kind(values, number)))

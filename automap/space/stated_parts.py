@@ -119,7 +119,7 @@ def signatures(evaluator: Evaluator, shape: Shape, axes: Sequence[Axis], *, sequ
         else:
             column = dense[:, 1]
         columns.append(column)
-    return np.column_stack(columns)
+    return np.ascontiguousarray(np.column_stack(columns))
 
 
 def _mixtures(space: PlanSpace) -> Mask:
@@ -192,21 +192,12 @@ def chunks(
     Raises:
         Unpriced: there are fewer layers than chunks.
     """
-    units, spans = evaluator.blocks.units, evaluator.tables.spans
-    kinds = [unit.type for unit in units]
+    kinds = [unit.type for unit in evaluator.blocks.units]
     layers = _layers(evaluator, unlike)
     chosen = by_type(evaluator, signatures)
-    segments = [
-        Segment(
-            unit=number,
-            first=int(spans[kind]),
-            last=int(spans[kind + 1]),
-            chosen=np.ascontiguousarray(chosen[kind]),
-            recomputed=masks(kind) if number in layers else evaluator.masks(kind)["none"],
-        )
-        for number, kind in enumerate(kinds)
-    ]
-    ends = [0, *_ends(layers, num_chunks), len(units)]
+    again = [masks(kind) if n in layers else evaluator.masks(kind)["none"] for n, kind in enumerate(kinds)]
+    segments = [evaluator.segment(number, chosen, mask) for number, mask in enumerate(again)]
+    ends = [0, *_ends(layers, num_chunks), len(kinds)]
     if any(a >= b for a, b in itertools.pairwise(ends)):
         raise Unpriced(f"{len(layers)} layers cannot be cut into {num_chunks} stages")
     return tuple(tuple(segments[a:b]) for a, b in itertools.pairwise(ends))
