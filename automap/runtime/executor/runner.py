@@ -19,7 +19,7 @@ from automap.runtime.executor.pipeline import Data, Pipeline
 from automap.runtime.executor.replica_averaging import Replicas, replica_share
 from automap.runtime.executor.routes import StageBorder, global_order
 from automap.runtime.executor.stage_executor import StageExecutor, loss_scale
-from automap.runtime.executor.stage_program import StageProgram, stage_programs
+from automap.runtime.executor.stage_program import stage_programs
 from automap.runtime.executor.synthetic_data import RandomData, RandomValues
 from automap.runtime.mesh_groups import Groups, make_meshes
 
@@ -99,17 +99,6 @@ def replicas_of(plan: Plan, executors: Mapping[int, StageExecutor], parameters: 
     return Replicas(plan.sync, parameters, axis, replica_share(program))
 
 
-def border_of(program: StageProgram) -> StageBorder:
-    """What other stages must know of a stage."""
-    return StageBorder(
-        ranks=program.mesh.devices,
-        inputs=program.inputs,
-        outputs=program.outputs,
-        parameters=program.parameters,
-        replicas=program.mesh.replicas,
-    )
-
-
 def join(
     evaluator: Evaluator,
     plan: Plan,
@@ -144,6 +133,11 @@ def join(
         for program in programs
         if program.mesh.is_mine
     }
-    stages = [border_of(program) for program in programs]
+    stages = [
+        StageBorder(
+            ranks=p.mesh.devices, inputs=p.inputs, outputs=p.outputs, parameters=p.parameters, replicas=p.mesh.replicas
+        )
+        for p in programs
+    ]
     order = global_order(action_lists(plan), stages)
     return Pipeline(stages, executors, order, rank, device), executors
