@@ -55,7 +55,7 @@ def measure(space, num_plans, num_skeletons):
     off: list[float] = []
     took: dict[int, list[float]] = {}
     for number, values in enumerate(space.random_batch(np.random.default_rng(0), num_plans).tolist()):
-        graph = CostGraph(space, tuple(values[: space.first_signature]))
+        graph = CostGraph(space, tuple(values[: space.first.signature]))
         picked = graph.picked(tuple(values))
         chosen = graph.chosen(picked)
         exact, summed = passes(graph.units.costs(chosen)), passes(graph.unit_costs(picked))

@@ -49,7 +49,7 @@ def decisions_of(kind: str, space: PlanSpace) -> Decisions:
         known = [values for shape, values in templates(space) if shape.tp > 1] or [v for _, v in templates(space)]
         prices = space.price(np.array(known))
         best = known[int(np.lexsort((prices[:, 0], prices[:, 1] > 0.0))[0])]
-        return ShardingDecisions(space, best[: space.first_signature])
+        return ShardingDecisions(space, best[: space.first.signature])
     return {"hybrid": HybridDecisions, "pipeline": PipelineDecisions, "replication": ReplicationDecisions}[kind](space)
 
 

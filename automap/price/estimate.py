@@ -43,7 +43,6 @@ def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None, *, w
 
     Args:
         problem: model, cluster and training.
-        plan: of this model.
         evaluator: of `problem`, to save compiling its tables again.
         with_timeline: tell when every action of the pipeline begins and ends.
 

@@ -12,8 +12,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Ints, Mask
 from automap.fitted_curves import COLLECTIVES
 from automap.measured_blocks import block_rows
 from automap.price.kernel_shapes import Classes, KernelShapes
@@ -48,8 +48,6 @@ from ir.graph import DTYPE_BYTES, Graph, Operator, Tensor
 from ir.groups import FusedGroup, fused_groups
 from ir.linkage import Linkage, link
 
-Ints = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
@@ -67,7 +65,7 @@ class Tables:
     """[operators] unit type of each operator row."""
     boundary_out: Ints
     """[types] row of `arrays.operands` whose tensor crosses out of a unit, or -1."""
-    core: npt.NDArray[np.bool_]
+    core: Mask
     """[operators] whether an operator belongs to an attention core."""
     names: tuple[str, ...]
     """Name of each row of `arrays.tensors` in the representative unit."""

@@ -44,11 +44,8 @@ class StageExecutor:
         """Builds the regions of the stage.
 
         Args:
-            program: the program of the stage.
             values: whole parameters, buffers and stored constants, under the names of the graph or of its file.
-            plan: the plan of the stage.
             scale: the factor of the stage's loss, see `loss_scale`.
-            device: the device of this process.
 
         Raises:
             PlanError: an operator cannot be executed exactly; names it.

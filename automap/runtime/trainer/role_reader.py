@@ -14,7 +14,7 @@ from torch import nn
 
 from automap.errors import PlanError
 from automap.globs import most_specific
-from automap.plan import Plan, Stage, model_ref
+from automap.plan import AxisSharding, Plan, Stage, model_ref
 from automap.runtime.trainer.module_tree import role_of, tied_names
 from automap.runtime.trainer.recomputation import recomputed_modules
 from automap.runtime.trainer.roles import Move, Role, RoleKind, Roles
@@ -91,8 +91,7 @@ def _signature(stage: Stage, number: int, graph: Graph, op: Operator, axis: str 
         return table[whole_signature(table)]
     texts = entry[axis]
     for signature in table:
-        placed = (tuple(map(placement_text, signature.inputs)), tuple(map(placement_text, signature.outputs)))
-        if placed == (texts.inputs, texts.outputs):
+        if AxisSharding.of(signature) == texts:
             return signature
     raise refuse(
         f"stages[{number}].shardings.{key}.{axis}", f"{list(texts.inputs)} -> {list(texts.outputs)}",
@@ -268,9 +267,7 @@ class _Reader:
 
     def _finer(self, op: Operator, what: str) -> PlanError:
         path = f"shardings.{op.name}.{self.roles.axis}"
-        s = self.by_name[op.name]
-        shown = f"{','.join(map(placement_text, s.inputs))} -> {','.join(map(placement_text, s.outputs))}"
-        return refuse(path, shown, f"finer than modules: {op.name} {what}")
+        return refuse(path, self.by_name[op.name].text, f"finer than modules: {op.name} {what}")
 
 
 def _is_whole(signature: Signature) -> bool:
