@@ -36,7 +36,7 @@ NEAR, EXACT = 0.01, 1e-9
 
 
 class RewardAtTheEnd(Episodes):
-    """Nothing but the price is rewarded."""
+    """A DQN that is rewarded with the price alone, at the end of an episode."""
 
     def step(self, actions):
         rewards, done = super().step(actions)
@@ -56,9 +56,7 @@ class WithoutReturns(MaskedDQN):
 class BlindToCompletions(MaskedDQN):
     """The network's input does not know what completions reach; its output is still added to it."""
 
-    COLUMNS = tuple(
-        ACTION.fields[name][1] // 4 for name in ("loss", "headroom", "completed_overflow", "is_followed")
-    )
+    COLUMNS = tuple(ACTION.fields[name][1] // 4 for name in ("loss", "headroom", "completed_overflow", "is_followed"))
 
     def act(self, observation):
         seen = observation["observation"].copy()
@@ -113,7 +111,7 @@ def run(space: PlanSpace, variant: str, evaluations: int, seed: int, optimum_s: 
 
 
 def main() -> None:
-    """One line a variant."""
+    """Prints one line for each variant."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--evaluations", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=2)

@@ -130,9 +130,7 @@ class Episodes:
         table = table or BoundTable(self.space)
         self.first_bound_s = table.first.time_s
         values, prices = decisions.known(*(templates or priced_templates(self.space)))
-        self.known = KnownPlans(
-            self.space, values, prices, count, MAX_ACTIONS, self.first_bound_s * REFERENCE
-        )
+        self.known = KnownPlans(self.space, values, prices, count, MAX_ACTIONS, self.first_bound_s * REFERENCE)
         self.reference_s = self.known.reference_s
         self.partial_plans = PartialPlans(
             table,

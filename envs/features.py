@@ -59,10 +59,7 @@ class Features:
             numbers[number, : len(amounts)] = amounts
         self._facts = Facts(
             num_axes=len(space.axes),
-            first_cut=space.first_cut,
-            first_recompute=space.first_recompute,
-            zero_slot=space.zero_slot,
-            first_signature=space.first_signature,
+            first=space.first,
             num_devices=space.problem.cluster.num_devices,
             global_batch=space.problem.training.global_batch,
             first_bound_s=first_bound_s,

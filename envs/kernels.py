@@ -16,6 +16,7 @@ from automap.bounds.kernels.completions import KNOWN
 from automap.bounds.kernels.step_many import EPISODES
 from automap.jit import borrowing
 from automap.price.kernels.array_types import Ints, Ints2, Rows, record_type, tuple_type
+from automap.space.kernels.records import FirstSlots
 from ir.factors import PARTIAL
 
 Floats32 = Annotated[npt.NDArray[np.float32], float32[::1]]
@@ -123,14 +124,8 @@ class Facts(NamedTuple):
 
     num_axes: int
     """Number of mesh axes."""
-    first_cut: int
-    """Number of the first slot of a cut."""
-    first_recompute: int
-    """Number of the first slot of a recompute mode."""
-    zero_slot: int
-    """Number of the slot of the ZeRO stage."""
-    first_signature: int
-    """Number of the first slot of a signature."""
+    first: FirstSlots
+    """Number of the first slot of each kind."""
     num_devices: int
     """Number of devices of the cluster."""
     global_batch: int
@@ -193,11 +188,11 @@ def write_features(episodes, known, facts, observation, mask):
 @borrowing(int64(FACTS, int64[::1], int64), inner=True)
 def _placement_of_input(facts, value, slot):
     """The placement in which the leader's input is made on the axis of a slot, or UNKNOWN."""
-    if slot < facts.first_signature:
+    if slot < facts.first.signature:
         return UNKNOWN
     group = facts.group[slot]
     source = facts.source[group]
-    at = facts.first_signature + source * facts.num_axes + (slot - facts.first_signature) % facts.num_axes
+    at = facts.first.signature + source * facts.num_axes + (slot - facts.first.signature) % facts.num_axes
     if source < 0 or at >= slot:
         return UNKNOWN
     return facts.made[group, value[at]]
@@ -222,15 +217,15 @@ def _write_state(facts, value, slot, bound, made, state):
     state.to_reference = math.log(facts.reference_s / bound[0])
     state.place = facts.place[slot]
     state.cluster = facts.cluster[0]
-    if slot >= facts.first_cut:
+    if slot >= facts.first.cut:
         _write_shape(facts, value, state.shape)
-        decided = min(slot, facts.zero_slot) - facts.first_recompute
+        decided = min(slot, facts.first.zero) - facts.first.recompute
         for rank in range(decided):
-            state.recompute[value[facts.first_recompute + rank]] += float32(1.0) / float32(decided)
-        if slot > facts.zero_slot:
-            state.zero[value[facts.zero_slot]] = 1.0
-    if slot >= facts.first_signature:
-        axis = (slot - facts.first_signature) % facts.num_axes
+            state.recompute[value[facts.first.recompute + rank]] += float32(1.0) / float32(decided)
+        if slot > facts.first.zero:
+            state.zero[value[facts.first.zero]] = 1.0
+    if slot >= facts.first.signature:
+        axis = (slot - facts.first.signature) % facts.num_axes
         state.axis[0 if axis == 0 else 1 if axis == facts.num_axes - 1 else 2] = 1.0
         state.group = facts.groups[facts.group[slot]]
         state.input_is_split = made >= 0
@@ -285,6 +280,6 @@ def _write_actions(episodes, episode, known, facts, made, mask, actions):
         action.is_followed = known.is_followed[episode, i]
         action.number = facts.numbers[slot, value]
         action.share = value / facts.num_values[slot]
-        if slot >= facts.first_signature:
+        if slot >= facts.first.signature:
             action.signature = facts.signatures[group, value]
             action.keeps_input = facts.required[group, value] == made

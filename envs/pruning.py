@@ -67,7 +67,7 @@ def shape_bounds(space: PlanSpace) -> Floats:
     if not len(some):
         return found
     depth = some.values.shape[1]
-    while some.values.shape[1] < space.first_signature:
+    while some.values.shape[1] < space.first.signature:
         some = enumeration.extend(some)
     some = enumeration.bounded(some)
     sharper = np.full_like(found, np.inf)
@@ -184,7 +184,7 @@ def influential_groups(space: PlanSpace) -> Limits:
     by_batch = batch_split(space)
     stay = np.ones_like(space.arrays.obeys)
     for number, key in enumerate(space.group_rows):
-        value = int(by_batch[space.first_signature + number * len(space.axes)])
+        value = int(by_batch[space.first.signature + number * len(space.axes)])
         if key not in open_groups and value >= 0:
             first, count = space.arrays.groups[number][["first_value", "num_values"]]
             stay[:, first : first + count] = np.arange(count) == value

@@ -34,7 +34,7 @@ class ShardingDecisions(Decisions):
         skeleton = self.skeleton
         if skeleton is None:
             worth = worth_s(prices, float(prices[:, 0].max()))
-            skeleton = tuple(values[worth.argmin(), : self.space.first_signature].tolist())
+            skeleton = tuple(values[worth.argmin(), : self.space.first.signature].tolist())
         same = (values[:, : len(skeleton)] == np.array(skeleton)).all(axis=1)
         if same.any():
             return values[same], prices[same]

@@ -224,7 +224,9 @@ class Watch(BaseCallback):
         self.plans = 0
         self._priced: set[Values] = set()
         self._best: list[tuple[float, Values]] = []
-        for values, (seconds, overflow) in zip(known, incumbent.space.price(_rows(incumbent.space, known)), strict=True):
+        for values, (seconds, overflow) in zip(
+            known, incumbent.space.price(_rows(incumbent.space, known)), strict=True
+        ):
             if overflow <= 0.0:
                 self._remember(tuple(values), float(seconds))
 

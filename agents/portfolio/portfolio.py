@@ -142,9 +142,7 @@ def _propose(incumbent: Incumbent, grid: Grid, seed: int) -> list[Values]:
         except ProblemError as fault:
             LOG.warning("the search goes on without the network's proposals: %s", fault)
             return []
-        episodes = Episodes(
-            HybridDecisions(incumbent.space), SIDE_BY_SIDE, incumbent.table, templates=grid
-        )
+        episodes = Episodes(HybridDecisions(incumbent.space), SIDE_BY_SIDE, incumbent.table, templates=grid)
         tree = SearchTree(episodes, lambda: incumbent.best_s)
         found = propose(incumbent, episodes, tree, network, seed=seed, most=PROPOSALS)
     incumbent.look_aheads += int(episodes.known.arrays.priced[0])

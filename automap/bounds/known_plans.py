@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from automap.arrays import Floats, Ints
 from automap.bounds.kernels.completions import KnownArrays, complete_many, follow_known, worth_many
 from automap.bounds.kernels.step_many import EpisodeArrays
-from automap.space.space import Ints, PlanSpace, Values
+from automap.space.space import PlanSpace, Values
 from automap.space.templates import templates
-from automap.space.decisions import Floats
 
 ROOM = 64
 """Number of plans that may join the first ones. Behind these the worst of those that joined are given up."""
@@ -44,7 +44,9 @@ class KnownPlans:
         reference_s: step time of the fastest of the first plans that fits, in seconds, else of a good plan as given.
     """
 
-    def __init__(self, space: PlanSpace, values: Ints, prices: Floats, episodes: int, most: int, reference_s: float) -> None:
+    def __init__(
+        self, space: PlanSpace, values: Ints, prices: Floats, episodes: int, most: int, reference_s: float
+    ) -> None:
         """Takes the first plans.
 
         Args:

@@ -62,7 +62,9 @@ def test_an_untrained_network_follows_the_best_completion(s):
     assert (q[observation["action_mask"] == 0] == FORBIDDEN).all()
     known = env.episodes[0].known.arrays
     legal = env.episodes[0].partial_plans.episodes.legal[0]
-    assert agent.act(observation)[0] == legal[known.worth[0, : env.episodes[0].partial_plans.episodes.offered[0]].argmin()]
+    assert (
+        agent.act(observation)[0] == legal[known.worth[0, : env.episodes[0].partial_plans.episodes.offered[0]].argmin()]
+    )
 
 
 def test_an_untrained_network_ends_no_worse_than_the_best_template(s):
@@ -187,7 +189,9 @@ def test_an_episode_is_led_to_a_neighbour_of_the_best_plan_and_past_what_is_know
     agent = new_agent(env, parameters, 0, tree=tree)
     assert Watch(incumbent_of(s, 10), []).lead(agent) is None  # no plan is known yet
     rng = np.random.default_rng(3)
-    best = next(values for values in map(tuple, s.random_batch(rng, 50).tolist()) if s.price(np.array([values]))[0, 1] <= 0)
+    best = next(
+        values for values in map(tuple, s.random_batch(rng, 50).tolist()) if s.price(np.array([values]))[0, 1] <= 0
+    )
     watch = Watch(incumbent_of(s, 10), [best])
 
     def plan():

@@ -1,7 +1,6 @@
 """The portfolio against brute force, its members and its promises; members are real processes here."""
 
 import itertools
-from pathlib import Path
 import json
 import multiprocessing
 import os
@@ -9,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil

@@ -24,7 +24,6 @@ from automap.space.kernels.records import COMPILED
 from automap.space.kernels.stepper import decide, is_idle, legal_values
 from automap.space.kernels.workspace import new_workspace, set_rows
 
-
 MISFIT, PER_OVERFLOW, MOST_PER_OVERFLOW = 1.0, 2.0, 2.0
 """Logarithm of the ratio of step times by which a plan that does not fit is worth less than a good plan, at least; how
 much more for each share of a device's memory that is missing; and how much more at most. Assumed: these are far more

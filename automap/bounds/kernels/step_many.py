@@ -232,10 +232,7 @@ def _look_at_mode(compiled, value, slot, mode, workspace, out):
     A rank is fastest where nothing is computed again; which mode needs least memory is tried.
 
     Args:
-        compiled: whose cache is read and written.
         value: [slots], those before `slot` are decided; the others are scratch.
-        slot: of the mode.
-        mode: that is decided.
         workspace: with the signatures that are known.
         out: [2] seconds, overflow; written.
     """
