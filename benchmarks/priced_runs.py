@@ -50,8 +50,8 @@ class PricedRun:
         """The outcome under the constants as they are now.
 
         Args:
-            layouts: of other runs under the same constants; filled.
-            units: equal to that of the call before where all constants are that the costs of units depend on.
+            layouts: cache of stage layouts of other runs under the same constants; it is filled.
+            units: digest of the constants that the costs of units depend on; while it stays the same, so do the costs.
         """
         evaluator = Evaluator(self.problem, self._tables)
         if self._last is None or self._last[0] != units:

@@ -198,8 +198,8 @@ class SpaceOutline:
 
     def is_view(self, name: str) -> bool:
         """Whether a parameter view makes the tensor."""
-        index = self.problem.graph.producer.get(name)
-        return index is not None and self.problem.graph.operators[index].is_view
+        maker = self.problem.graph.maker(name)
+        return maker is not None and maker.is_view
 
 
 def _schedules(problem: Problem) -> tuple[str, ...]:
