@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import platformdirs
 
+from automap.arrays import Floats, Ints
 from automap.documents import read_document, read_file
 from automap.errors import ClusterError
 from automap.fitted_curves import COLLECTIVES, CollectiveCurve, Constants, Efficiency, Kernels, published_curves
@@ -207,7 +207,7 @@ class Cluster:
 
     def _check_rates(self, matrix: tuple[tuple[float, ...], ...]) -> None:
         """Refuses bandwidths between two different devices that are too low."""
-        rates: npt.NDArray[np.float64] = np.array(matrix)
+        rates: Floats = np.array(matrix)
         np.fill_diagonal(rates, 1.0)
         low = np.argwhere(rates < LEAST_RATE)
         if len(low):
@@ -235,12 +235,12 @@ class Cluster:
         return sum(max(0, node.num_devices) * max(0, node.count) for node in self.nodes)
 
     @functools.cached_property
-    def places(self) -> npt.NDArray[np.int64]:
+    def places(self) -> Ints:
         """`node_of` as an array, [devices]."""
         return np.array(self.node_of, dtype=np.int64)
 
     @functools.cached_property
-    def alike(self) -> npt.NDArray[np.int64]:
+    def alike(self) -> Ints:
         """Number of the first equal host of each host, [hosts]."""
         first: dict[Node, int] = {}
         found = [first.setdefault(replace(host, count=1), i) for i, host in enumerate(self.hosts)]

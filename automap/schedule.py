@@ -13,11 +13,9 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Ints
 from automap.errors import PlanError
-
-Ints = npt.NDArray[np.int64]
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB1P, ZB2P, EXPLICIT = range(6)
 KINDS = {"gpipe": GPIPE, "1f1b": ONE_F_ONE_B, "interleaved": INTERLEAVED, "zb1p": ZB1P, "zb2p": ZB2P,
