@@ -47,7 +47,7 @@ def _arrive(tensor, incoming, arrives):
             arrives[a] = BROADCAST
 
 
-@borrowing(void(TABLES, UNIT, int64[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), forceinline=True, inner=True)
+@borrowing(void(TABLES, UNIT, int64[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
 def _add_sum(tables, unit, incoming, stage, workspace, cost):
     """Adds the all-reduce of what was made as a sum and sent whole, as if the ranks that take it had made it.
 
@@ -76,7 +76,7 @@ def _add_sum(tables, unit, incoming, stage, workspace, cost):
             return
 
 
-@borrowing(void(TABLES, UNIT, int64[::1], boolean[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), forceinline=True, inner=True)
+@borrowing(void(TABLES, UNIT, int64[::1], boolean[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
 def _enter(tables, unit, incoming, recomputed, stage, workspace, cost):
     """Adds what it takes to bring the tensors that cross into a unit to their operators, and to send carried ones on.
 
