@@ -28,17 +28,9 @@ from automap.records import Range, from_json, to_json
 GIB = 1 << 30
 
 PRESETS = (
-    "8xV100-16GB",
-    "2x8xV100-16GB@25Gbit",
-    "16x1xV100-16GB@10Gbit",
-    "8xV100-32GB+8xP100",
-    "8xA100-80GB",
-    "4x8xA100-80GB",
-    "8xH100",
-    "64x8xH100",
-    "8xH200",
-    "8xB200",
-)
+    "8xV100-16GB", "2x8xV100-16GB@25Gbit", "16x1xV100-16GB@10Gbit", "8xV100-32GB+8xP100", "8xA100-80GB",
+    "4x8xA100-80GB", "8xH100", "64x8xH100", "8xH200", "8xB200",
+)  # fmt: skip
 """Examples that `automap clusters` and `GET /v1/clusters` show; any `[NODESx]GPUSxDEVICE[@LINK]` is understood."""
 
 MAX_DEVICES = 65536
@@ -102,11 +94,9 @@ class Device:
                 repair="State the peak in one of " + ", ".join(GENERAL) + ".",
             )
         if self.curves_of not in published_curves("gemm"):
+            repair = "Use one of " + ", ".join(published_curves("gemm")) + "."
             raise ClusterError(
-                "no kind of device whose kernels were measured",
-                field="curves_of",
-                value=self.curves_of,
-                repair="Use one of " + ", ".join(published_curves("gemm")) + ".",
+                "no kind of device whose kernels were measured", field="curves_of", value=self.curves_of, repair=repair
             )
 
     @property
@@ -122,11 +112,9 @@ class Device:
         """
         if precision not in self.peak_TFLOPs:
             known = ", ".join(self.peak_TFLOPs)
+            repair = f"Use one of {known}."
             raise ClusterError(
-                f"{self.name} has no {precision} arithmetic",
-                field="training.precision",
-                value=precision,
-                repair=f"Use one of {known}.",
+                f"{self.name} has no {precision} arithmetic", field="training.precision", value=precision, repair=repair
             )
         return self.peak_TFLOPs[precision] * 1e12
 
@@ -154,12 +142,8 @@ class Link:
     def __post_init__(self) -> None:
         for kind in self.collectives:
             if kind not in COLLECTIVES:
-                raise ClusterError(
-                    "no kind of collective",
-                    field="collectives",
-                    value=kind,
-                    repair="Use " + ", ".join(COLLECTIVES) + ".",
-                )
+                repair = "Use " + ", ".join(COLLECTIVES) + "."
+                raise ClusterError("no kind of collective", field="collectives", value=kind, repair=repair)
 
     @property
     def bytes_per_s(self) -> float:
@@ -202,12 +186,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if not 0 < self.num_devices <= MAX_DEVICES:
-            raise ClusterError(
-                "a cluster needs at least one device" if self.num_devices <= 0 else "too many devices",
-                field="nodes",
-                value=self.num_devices,
-                repair=f"Describe between 1 and {MAX_DEVICES} devices.",
-            )
+            raise _wrong_number(self.num_devices, "nodes", self.num_devices)
         matrix = self.bandwidth_GBps
         if matrix is not None and any(len(row) != self.num_devices for row in (matrix, *matrix)):
             raise ClusterError(
@@ -223,12 +202,8 @@ class Cluster:
             for name, table in described.items():
                 key = getattr(node, name)
                 if key not in table:
-                    raise ClusterError(
-                        "not described",
-                        field=f"nodes[{index}].{name}",
-                        value=key,
-                        repair=f"Describe {key!r} in the file, or use one of {', '.join(table) or 'none yet'}.",
-                    )
+                    repair = f"Describe {key!r} in the file, or use one of {', '.join(table) or 'none yet'}."
+                    raise ClusterError("not described", field=f"nodes[{index}].{name}", value=key, repair=repair)
 
     def _check_rates(self, matrix: tuple[tuple[float, ...], ...]) -> None:
         """Refuses bandwidths between two different devices that are too low."""
@@ -297,6 +272,12 @@ class Cluster:
         return document
 
 
+def _wrong_number(num_devices: int, field: str, value: object) -> ClusterError:
+    """The error for a cluster without devices or with too many, to be raised by the caller."""
+    text = "a cluster needs at least one device" if num_devices <= 0 else "too many devices"
+    return ClusterError(text, field=field, value=value, repair=f"Name between 1 and {MAX_DEVICES} devices.")
+
+
 @functools.cache
 def _library(folder: str) -> Mapping[str, Any]:
     kind = {"devices": Device, "links": Link}[folder]
@@ -362,38 +343,21 @@ def parse_cluster(spec: str | Mapping[str, Any]) -> Cluster:
         device: Device = _lookup("devices", match["device"], "cluster")
         count, per_node = int(match["nodes"] or 1), int(match["gpus"])
         if count < 1 or per_node < 1 or count * per_node > MAX_DEVICES:
-            raise ClusterError(
-                "a cluster needs at least one device" if count * per_node == 0 else "too many devices",
-                field="cluster",
-                value=spec,
-                repair=f"Name between 1 and {MAX_DEVICES} devices.",
-            )
+            raise _wrong_number(count * per_node, "cluster", spec)
         intra: Link = _lookup("links", device.intra_node_link, "cluster")
         inter: Link = _lookup("links", link_name or device.inter_node_link, "cluster")
         if inter.scope != "inter":
-            raise ClusterError(
-                "this link does not connect nodes",
-                field="cluster",
-                value=link_name,
-                repair="Name an Ethernet or InfiniBand link, as in @25Gbit.",
-            )
+            repair = "Name an Ethernet or InfiniBand link, as in @25Gbit."
+            raise ClusterError("this link does not connect nodes", field="cluster", value=link_name, repair=repair)
         devices[device.name], links[intra.name], links[inter.name] = device, intra, inter
         nics = 1 if link_name else device.nics_per_node
-        nodes += [
-            Node(
-                device=device.name,
-                num_devices=per_node,
-                intra_node_link=intra.name,
-                inter_node_link=inter.name,
-                nics=nics,
-                count=count,
-            )
-        ]
+        links_of = {"intra_node_link": intra.name, "inter_node_link": inter.name}
+        nodes.append(Node(device=device.name, num_devices=per_node, nics=nics, count=count, **links_of))
     return Cluster(name=spec.strip(), nodes=tuple(nodes), devices=devices, links=links)
 
 
 def local_profile() -> Path:
-    """Where the measured cluster file of this host lies: in the user's data folder, or AUTOMAP_DATA_DIR."""
+    """Path of the measured cluster file of this host: in the user's data folder, or AUTOMAP_DATA_DIR."""
     folder = os.environ.get("AUTOMAP_DATA_DIR")
     return (Path(folder) if folder else platformdirs.user_data_path("automap")) / "local-cluster.json"
 
@@ -401,12 +365,8 @@ def local_profile() -> Path:
 def _read_local() -> Cluster:
     path = local_profile()
     if not path.exists():
-        raise ClusterError(
-            "this host has not been measured",
-            field="cluster",
-            value=LOCAL,
-            repair="Run `automap profile` first (two minutes at most), or name devices, as in 1x2xcpu.",
-        )
+        repair = "Run `automap profile` first (two minutes at most), or name devices, as in 1x2xcpu."
+        raise ClusterError("this host has not been measured", field="cluster", value=LOCAL, repair=repair)
     return parse_cluster(_read_file(str(path)))
 
 

@@ -55,9 +55,8 @@ def read_file(path: Path, *, field: str, error: type[UserError]) -> Any:
     try:
         data = path.read_bytes()
     except OSError as fault:
-        raise error(
-            f"cannot be read ({fault.strerror})", field=field, value=str(path), repair="Name a readable JSON file."
-        ) from None
+        repair = "Name a readable JSON file."
+        raise error(f"cannot be read ({fault.strerror})", field=field, value=str(path), repair=repair) from None
     return _read(data, field, error, shown=str(path))
 
 
@@ -81,17 +80,15 @@ def _read(text: str | bytes, field: str, error: type[UserError], shown: str) -> 
         document = json.loads(
             text if isinstance(text, str) else text.decode("utf-8-sig"),
             object_pairs_hook=_object,
-            parse_int=_integer,
+            parse_int=lambda digits: int(digits) if len(digits) <= MAX_DIGITS else float(digits),
         )
     except RecursionError:
         raise _too_deep(field, error) from None
     except ValueError as fault:
         why = f"no UTF-8 at byte {fault.start}" if isinstance(fault, UnicodeDecodeError) else str(fault)
+        repair = "Write one JSON document in UTF-8."
         raise error(
-            f"cannot be read as JSON ({why})",
-            field=field or DOCUMENT,
-            value=shown or "nothing",
-            repair="Write one JSON document in UTF-8.",
+            f"cannot be read as JSON ({why})", field=field or DOCUMENT, value=shown or "nothing", repair=repair
         ) from None
     check_document(document, field=field, error=error)
     return document
@@ -117,12 +114,8 @@ def _check(value: object, path: str, levels: int, error: type[UserError]) -> Non
         if levels == 0:
             raise _too_deep(path, error)
         if isinstance(value, _Twice):
-            raise error(
-                "an object with a key twice",
-                field=joined(path, value.key),
-                value=value.key,
-                repair="Keep one of the two.",
-            )
+            repair = "Keep one of the two."
+            raise error("an object with a key twice", field=joined(path, value.key), value=value.key, repair=repair)
         if isinstance(value, Mapping):
             for key, item in value.items():
                 if isinstance(key, str):
@@ -137,21 +130,15 @@ def _check_text(text: str, path: str, error: type[UserError]) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
+        repair = "Write both halves, or the character itself."
         raise error(
-            "half of a surrogate pair, which is no Unicode text",
-            field=path or DOCUMENT,
-            value=text,
-            repair="Write both halves, or the character itself.",
+            "half of a surrogate pair, which is no Unicode text", field=path or DOCUMENT, value=text, repair=repair
         ) from None
 
 
 def _refuse_number(value: float, path: str, error: type[UserError]) -> NoReturn:
-    raise error(
-        "no finite number of at most 1.8e308",
-        field=path or DOCUMENT,
-        value=value,
-        repair="Give a finite number.",
-    )
+    repair = "Give a finite number."
+    raise error("no finite number of at most 1.8e308", field=path or DOCUMENT, value=value, repair=repair)
 
 
 def _too_deep(path: str, error: type[UserError]) -> UserError:
@@ -172,7 +159,3 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     twice = _Twice(found)
     twice.key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
     return twice
-
-
-def _integer(text: str) -> int | float:
-    return int(text) if len(text) <= MAX_DIGITS else float(text)

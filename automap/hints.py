@@ -111,11 +111,9 @@ class Hints:
                 try:
                     parse_placement(text)
                 except ValueError:
+                    repair = "Use B, P or S(dim)."
                     raise ProblemError(
-                        "no such placement",
-                        field=f"constraints[{index}].sharding.{axis}",
-                        value=text,
-                        repair="Use B, P or S(dim).",
+                        "no such placement", field=f"constraints[{index}].sharding.{axis}", value=text, repair=repair
                     ) from None
         seen = set()
         for index, block in enumerate(self.measured_blocks):

@@ -63,11 +63,9 @@ def _types(graph: Graph, linkage: Linkage, scope: str, field: str) -> list[int]:
         )
     types = {units[index].type for index in named}
     if not types or any(unit.type in types and index not in named for index, unit in enumerate(units)):
+        repair = f"Name all of them, as in {_example(graph, linkage)!r}."
         raise ProblemError(
-            "names only some of equal blocks" if types else "names no product",
-            field=field,
-            value=scope,
-            repair=f"Name all of them, as in {_example(graph, linkage)!r}.",
+            "names only some of equal blocks" if types else "names no product", field=field, value=scope, repair=repair
         )
     return sorted(types)
 

@@ -2,7 +2,8 @@
 
 Kernels take named tuples of a hundred arrays. By numba's own way each of their thousand words is a separate argument,
 and all of them are copied wherever one field is read. Here a named tuple is passed as the address of its fields, and a
-field is read from there. One process compiles all kernels in 47 s of processor time in place of 64 s, and no kernel has to be inlined for the sake of its arguments.
+field is read from there. One process compiles all kernels in 47 s of processor time in place of 64 s, and no kernel has
+to be inlined for the sake of its arguments.
 
 A local variable keeps the address of a named tuple, unless four or more variables are assigned in one statement, for
 which Python makes a tuple. Importing this module changes numba for the whole process.

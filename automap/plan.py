@@ -16,6 +16,7 @@ from automap.errors import PlanError
 from automap.hints import Samples
 from automap.problem import Problem, SyncKind, Training
 from automap.records import Range, from_json, json_schema, to_json
+from ir.factors import Signature, placement_text
 from ir.graph import Graph
 from ir.serialize import graph_digest
 
@@ -55,6 +56,12 @@ class AxisSharding:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+
+    @staticmethod
+    def of(signature: Signature) -> AxisSharding:
+        """The placements of a signature."""
+        texts = [tuple(map(placement_text, placements)) for placements in (signature.inputs, signature.outputs)]
+        return AxisSharding(inputs=texts[0], outputs=texts[1])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

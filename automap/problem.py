@@ -18,7 +18,7 @@ from automap.errors import ProblemError
 from automap.globs import matches_operator, select
 from automap.hints import Hints, Samples
 from automap.records import Range, from_json, to_json
-from ir.graph import Amount, Graph, Operator
+from ir.graph import Graph, Operator
 from ir.loss import with_loss
 
 Precision = Literal["bf16", "fp16", "tf32", "fp32", "fp8", "mxfp8", "nvfp4"]
@@ -155,26 +155,20 @@ class Problem:
             ModelError: the model's output fits no loss.
         """
         # Records too: what Python made of them may be out of range.
-        training = from_json(Training, _document(training), path="training", error=ProblemError)
-        hints = from_json(Hints, _document(hints or {}), path="hints", error=ProblemError)
+        training = from_json(Training, to_json(training), path="training", error=ProblemError)
+        hints = from_json(Hints, to_json(hints or {}), path="hints", error=ProblemError)
         if training.trainer not in trainers():
-            raise ProblemError(
-                "unknown trainer",
-                field="training.trainer",
-                value=training.trainer,
-                repair="Use one of " + ", ".join(trainers()) + ".",
-            )
+            repair = "Use one of " + ", ".join(trainers()) + "."
+            raise ProblemError("unknown trainer", field="training.trainer", value=training.trainer, repair=repair)
         kinds = list(cluster.devices.values())
         common = [p for p in DEFAULT_PRECISIONS if all(p in d.peak_TFLOPs for d in kinds)]
         precision = training.precision or (common[0] if common else "fp16")
         for device in kinds:
             device.flops(precision)
         if training.scaling == "row" and precision != "fp8":
+            repair = 'Set training.precision to "fp8", or leave training.scaling out.'
             raise ProblemError(
-                f"{precision} has no scales of rows",
-                field="training.scaling",
-                value=training.scaling,
-                repair='Set training.precision to "fp8", or leave training.scaling out.',
+                f"{precision} has no scales of rows", field="training.scaling", value=training.scaling, repair=repair
             )
         if "synchronous" not in training.sync_modes:
             raise ProblemError(
@@ -184,11 +178,9 @@ class Problem:
                 repair='Add "synchronous".',
             )
         if not any(t.batch_dim is not None for t in graph.tensors.values()):
+            repair = "Give the model a data input whose leading dim is the batch, or set batch_dims."
             raise ProblemError(
-                "no input of the model carries the batch",
-                field="model",
-                value=graph.name,
-                repair="Give the model a data input whose leading dim is the batch, or set batch_dims.",
+                "no input of the model carries the batch", field="model", value=graph.name, repair=repair
             )
         training = replace(training, precision=precision)
         graph = with_loss(graph, training.loss)
@@ -251,47 +243,26 @@ class Problem:
         names = [op.name for op in self.graph.operators]
         for index, constraint in enumerate(self.hints.constraints):
             if not select(constraint.scope, names):
-                raise ProblemError(
-                    "no operator has such a name",
-                    field=f"hints.constraints[{index}].scope",
-                    value=constraint.scope,
-                    repair=f"Name operators of the model by a glob, such as {names[-1]!r}.",
-                )
-
-
-def _document(given: Training | Hints | Mapping[str, Any]) -> dict[str, Any]:
-    document: dict[str, Any] = to_json(given)
-    return document
+                raise _names_nothing(f"hints.constraints[{index}].scope", constraint.scope, self.graph)
 
 
 def _with_costs(graph: Graph, hints: Hints) -> Graph:
     """The graph with the user's operator costs in place of the modelled ones."""
-    if not hints.costs:
-        return graph
     used = set()
     operators: list[Operator] = []
     for op in graph.operators:
-        match = next((g for g in hints.costs if matches_operator(g, op.name)), None)
-        if match is None:
-            operators.append(op)
-            continue
-        used.add(match)
-        cost = hints.costs[match]
-        # A stated cost replaces everything that the model file says about the cost of the operator.
-        op = replace(  # noqa: PLW2901
-            op, measured_forward_s=cost.forward_s, measured_backward_s=None, stated_bytes=cost.bytes
-        )
-        if cost.flops is not None:
-            op = replace(  # noqa: PLW2901
-                op, forward_flops=Amount(per_sample=cost.flops), backward_flops=Amount(per_sample=2 * cost.flops)
-            )
+        glob = next((g for g in hints.costs if matches_operator(g, op.name)), None)
+        if glob is not None:
+            used.add(glob)
+            op = op.with_costs(to_json(hints.costs[glob]))  # noqa: PLW2901
         operators.append(op)
     for glob in hints.costs:
         if glob not in used:
-            raise ProblemError(
-                "no operator has such a name",
-                field=f"hints.costs.{glob}",
-                value=glob,
-                repair=f"Name operators of the model by a glob, such as {graph.operators[-1].name!r}.",
-            )
-    return replace(graph, operators=tuple(operators))
+            raise _names_nothing(f"hints.costs.{glob}", glob, graph)
+    return replace(graph, operators=tuple(operators)) if used else graph
+
+
+def _names_nothing(field: str, glob: str, graph: Graph) -> ProblemError:
+    """The error for a glob that matches no operator, to be raised by the caller."""
+    repair = f"Name operators of the model by a glob, such as {graph.operators[-1].name!r}."
+    return ProblemError("no operator has such a name", field=field, value=glob, repair=repair)

@@ -190,12 +190,8 @@ class _Reader:
         hints = typing.get_type_hints(kind, include_extras=True)
         for key in value:
             if key not in fields:
-                raise self.error(
-                    "unknown key",
-                    field=joined(path, str(key)),
-                    value=key,
-                    repair="Remove it, or use one of " + ", ".join(fields) + ".",
-                )
+                repair = "Remove it, or use one of " + ", ".join(fields) + "."
+                raise self.error("unknown key", field=joined(path, str(key)), value=key, repair=repair)
         given = {}
         for name, f in fields.items():
             if name in value:
@@ -206,8 +202,7 @@ class _Reader:
             return kind(**given)
         except self.error as fault:
             # A record names a wrong field relative to itself.
-            field = joined(path, fault.field)
-            raise type(fault)(fault.message, field=field, value=fault.value, repair=fault.repair) from None
+            raise type(fault)(**fault.texts | {"field": joined(path, fault.field)}) from None
 
 
 def json_schema(kind: type[Any], *, title: str) -> dict[str, Any]:
@@ -240,12 +235,7 @@ def definition(kind: Any, definitions: dict[str, Any], *, at: str) -> dict[str, 
     if origin is tuple:
         if len(args) == 2 and args[1] is Ellipsis:
             return {"type": "array", "items": inner(args[0])}
-        return {
-            "type": "array",
-            "prefixItems": [inner(a) for a in args],
-            "minItems": len(args),
-            "maxItems": len(args),
-        }
+        return {"type": "array", "prefixItems": [inner(a) for a in args], "minItems": len(args), "maxItems": len(args)}
     if origin is collections.abc.Mapping:
         return {"type": "object", "additionalProperties": inner(args[1])}
     if dataclasses.is_dataclass(kind):

@@ -1,8 +1,8 @@
 """The constants that `fit_trainers.py` finds: what each belongs to, where the search for it begins, and its bounds.
 
-What is not listed here is stated in `automap/data`, with its source: a fit does not touch it. A constant belongs to a
-device kind, a link kind, a trainer or all of them, and serves all its runs; none scales a whole step. A trainer has
-one of its own for every ten runs or so, and shares the others.
+Constants that are not listed here are stated in `automap/data`, each with its source, and are never fitted. A constant
+belongs to a device kind, a link kind, a trainer or all of them, and serves all its runs; none scales a whole step. A
+trainer has a constant of its own for about every ten of its runs, and shares the others.
 """
 
 from __future__ import annotations
@@ -90,17 +90,17 @@ SHARED = {
     "quantise_kernels": (1.0, 0.0, 4.0, 0.01),
     "expert_rate": (0.85, 0.3, 1.0, 0.1),
 }
-"""Of automap/data/fitted/step.json: prior, least, most, strength of the prior."""
+"""Constant of automap/data/fitted/step.json -> its prior, its bounds and the strength of the prior."""
 CLOCKS = ("V100", "A100", "H100", "H100-96GB", "GB200")
 LINKS = ("infiniband", "ethernet", "nvlink")
-"""Links between hosts that were fitted, and the switches inside one."""
+"""Kinds of links that are fitted: links between hosts, and the switches inside one host."""
 KINDS = {"infiniband": ("infiniband", "omni-path"), "ethernet": ("ethernet",), "nvlink": ("nvlink",)}
 OF_STEP = ("gradient_overlap", "step_overhead_ms", "send_host_ms", "micro_batch_ms")
-"""What only `step` reads: the costs of units do not depend on it."""
+"""Constants that only `step` reads, so that the costs of units do not depend on them."""
 
 
 def constants(trainers: set[str]) -> list[Constant]:
-    """All of them, for runs of these trainers; those of a step come first."""
+    """All constants that are fitted to runs of some trainers; those of a step come first."""
     found = []
     for key, groups in TRAINERS.items():
         low, high, hold = LIMITS[key]
@@ -115,17 +115,17 @@ def constants(trainers: set[str]) -> list[Constant]:
 
 
 def owner(trainer: str, key: str) -> str | None:
-    """The trainer after which the constant is named that this trainer has, or None where it is stated."""
+    """The trainer that a shared constant of this trainer is named after; None where the constant is stated."""
     return next((names[0] for names, _ in TRAINERS[key] if trainer in names), None)
 
 
 def link_kind(name: str) -> str:
-    """The fitted constant of a link, or nothing."""
+    """The fitted constant of a link; empty if it has none."""
     return next((kind for kind, names in KINDS.items() if name.startswith(names)), "")
 
 
 def clock_of(device: Device) -> str:
-    """The device whose fitted clock another has."""
+    """The device whose fitted clock another device uses."""
     base = device.name.split("-")[0]
     alike = {"P40": "V100", "P100": "V100", "A800": "A100", "B200": "GB200", "B300": "GB200", "GB300": "GB200"}
     if device.name in CLOCKS:

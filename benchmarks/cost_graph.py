@@ -45,17 +45,17 @@ def passes(costs):
 
 
 def live_axes(space, values):
-    """Axes of more than one rank."""
+    """Number of mesh axes that have more than one rank."""
     shape = space.shape(values)
     return sum(size > 1 for size in (shape.dp, shape.middle, shape.tp))
 
 
 def measure(space, num_plans, num_skeletons):
-    """The deviations of all units of some plans; number of axes -> seconds of the eliminations."""
+    """The relative deviations of all units of some plans, and by number of axes the seconds of the eliminations."""
     off: list[float] = []
     took: dict[int, list[float]] = {}
     for number, values in enumerate(space.random_batch(np.random.default_rng(0), num_plans).tolist()):
-        graph = CostGraph(space, tuple(values[: space.first_signature]))
+        graph = CostGraph(space, tuple(values[: space.first.signature]))
         picked = graph.picked(tuple(values))
         chosen = graph.chosen(picked)
         exact, summed = passes(graph.units.costs(chosen)), passes(graph.unit_costs(picked))
@@ -69,7 +69,7 @@ def measure(space, num_plans, num_skeletons):
 
 
 def main() -> None:
-    """One line a model."""
+    """Prints one line for each model."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--plans", type=int, default=25)
     parser.add_argument("--skeletons", type=int, default=25)

@@ -44,17 +44,17 @@ ENUMERABLE = (2, 34, 50)
 
 
 def decisions_of(kind: str, space: PlanSpace) -> Decisions:
-    """What an environment asks; of the sharding environment at the shape of the fastest template on two axes."""
+    """The decisions of an environment; the sharding environment has the shape of the fastest template on two axes."""
     if kind == "sharding":
         known = [values for shape, values in templates(space) if shape.tp > 1] or [v for _, v in templates(space)]
         prices = space.price(np.array(known))
         best = known[int(np.lexsort((prices[:, 0], prices[:, 1] > 0.0))[0])]
-        return ShardingDecisions(space, best[: space.first_signature])
+        return ShardingDecisions(space, best[: space.first.signature])
     return {"hybrid": HybridDecisions, "pipeline": PipelineDecisions, "replication": ReplicationDecisions}[kind](space)
 
 
 def measure(decisions: Decisions, table: BoundTable, seconds: float, warm_up_s: float) -> str:
-    """One line of figures."""
+    """Measures one environment on one problem; returns the line to print."""
     episodes = Episodes(decisions, EPISODES, table)
     rng, rows = np.random.default_rng(0), np.arange(EPISODES)
     spent, taken, offered, returns = np.zeros(2), 0, 0, [0, 0.0]
@@ -90,7 +90,7 @@ def measure(decisions: Decisions, table: BoundTable, seconds: float, warm_up_s: 
 
 
 def main() -> None:
-    """Measures all."""
+    """Measures every environment on every problem."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("seconds", nargs="?", type=float, default=2.0, help="of the processor, for each line")
     parser.add_argument("--problems", default="", help="a word in the names of those that are measured")

@@ -35,7 +35,7 @@ NEAR, EXACT = 0.01, 1e-9
 
 
 class RewardAtTheEnd(Episodes):
-    """Nothing but the price is rewarded."""
+    """A DQN that is rewarded with the price alone, at the end of an episode."""
 
     def step(self, actions):
         rewards, done = super().step(actions)
@@ -46,14 +46,14 @@ class RewardAtTheEnd(Episodes):
 
 
 class WithoutFloor(MaskedDQN):
-    """Targets may lie below what was really obtained."""
+    """A DQN whose targets may be lower than the return that was really obtained."""
 
     def targets(self, batch):
         return super().targets(batch._replace(floors=torch.full_like(batch.floors, -math.inf)))
 
 
 class WithCeiling(MaskedDQN):
-    """Targets do not promise more than the bound allows: no further loss."""
+    """A DQN whose targets are limited to what the lower bound allows: no further loss."""
 
     def targets(self, batch):
         seen = batch.observations["observation"][:, STATE_FEATURES:]
@@ -62,7 +62,7 @@ class WithCeiling(MaskedDQN):
 
 
 class BlindToBounds(MaskedDQN):
-    """Neither the network's input nor its output knows the growth of the bound behind an action."""
+    """A DQN whose input and output leave out by how much an action raises the bound."""
 
     def act(self, observation):
         return super().act(self._blind(observation))
@@ -80,7 +80,7 @@ class BlindToBounds(MaskedDQN):
 
 PLAIN = Hyperparameters()
 WITHOUT_TREE = "without tree"
-"""Plans may come twice, and decisions be taken whose bound says that they cannot win."""
+"""Hyperparameters with which plans may repeat, and decisions are allowed whose bound proves that they cannot win."""
 VARIANTS: dict[str, tuple[type[MaskedDQN], type[Episodes], Callable[[int], Hyperparameters]]] = {
     "all of it": (MaskedDQN, Episodes, lambda plans: PLAIN),
     "without leads": (MaskedDQN, Episodes, lambda plans: replace(PLAIN, led_share=0.0)),
@@ -105,7 +105,7 @@ VARIANTS: dict[str, tuple[type[MaskedDQN], type[Episodes], Callable[[int], Hyper
 
 
 def run(space: PlanSpace, variant: str, evaluations: int, seed: int, optimum_s: float) -> Incumbent:
-    """One search."""
+    """Runs one search."""
     agent_class, episodes_class, parameters_of = VARIANTS[variant]
     parameters, budget = parameters_of(evaluations), Budget(evaluations=evaluations)
     found: list[Incumbent] = []
@@ -123,7 +123,7 @@ def run(space: PlanSpace, variant: str, evaluations: int, seed: int, optimum_s: 
 
 
 def main() -> None:
-    """One line a variant."""
+    """Prints one line for each variant."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--evaluations", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=2)

@@ -32,7 +32,7 @@ MODELS = ("gpt:", "bert:", "llama:", "t5:", "vit:", "moe:")
 
 
 def one_by_one(case: Case) -> PlanSpace:
-    """The space in which no two blocks share a decision; what is constrained in one is constrained in all like it."""
+    """The space in which no two blocks share a decision; a constraint on one block holds for all equal blocks."""
     problem = problem_of(case)
     graph = problem.graph
     blocks = PlanSpace(problem).linkage.blocks
@@ -53,7 +53,7 @@ def one_by_one(case: Case) -> PlanSpace:
 
 
 def plans_needed(space: PlanSpace, aim_s: float, evaluations: int, seed: int) -> float:
-    """Plans that one DQN prices until one takes at most `aim_s` seconds; endless where none did."""
+    """Number of plans that one DQN prices until a plan takes at most `aim_s` seconds; infinite if none does."""
 
     def reached() -> bool:
         return incumbent.best_s <= aim_s
@@ -64,7 +64,7 @@ def plans_needed(space: PlanSpace, aim_s: float, evaluations: int, seed: int) ->
 
 
 def main() -> None:
-    """One line a problem, and the median ratio."""
+    """Prints one line for each problem, and the median ratio."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--evaluations", type=int, default=8000)
     parser.add_argument("--seeds", type=int, default=5)

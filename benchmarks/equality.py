@@ -39,7 +39,7 @@ ZB = (("schedule", "zb1p"),)
 
 
 def cases():
-    """All plans that run in float32."""
+    """The plans that run in float32."""
     mixed = "2xV100-16GB+2xP100"
     return [
         *(expert(f"dp2, ZeRO {zero}", "gpt", 2, zero=zero) for zero in range(4)),
@@ -131,13 +131,13 @@ def by_one(case):
 
 
 def checked(case, outcomes, known, alone):
-    """Prints how far a plan is from one process; whether that is near enough.
+    """Prints how far a plan is from one process, and returns whether that is near enough.
 
     Args:
         case: the plan.
-        outcomes: of its ranks.
-        known: keeps what one process found.
-        alone: of a plan in bf16, the gradients of one process in bf16.
+        outcomes: results of its ranks.
+        known: cache of the results of one process; it is filled.
+        alone: gradients of one process in bf16, for a plan in bf16.
     """
     is_half = in_halves(case)
     one = replace(case, dtype=torch.float32 if is_half else case.dtype)

@@ -45,7 +45,7 @@ def predict(x: Floats, rows: Floats, device: Device) -> Floats:
 
 
 def main() -> None:
-    """Fits every device of the file."""
+    """Fits the curve of every device in the file."""
     options = asked(__doc__, "attention_forward_measured.csv")
     data: dict[str, list[list[float]]] = defaultdict(list)
     with options.data.open() as file:

@@ -26,7 +26,7 @@ LOW = np.array([0.5, 0.0, 0.005, 0.0, 0.0])
 HIGH = np.array([400.0, 2.0, 1.2, 6.0, 60.0])
 SWITCHED = {"A100", "H100", "H200", "B200", "GB200"}
 MIN_BYTES = 4096.0
-"""Below, every collective costs its latency."""
+"""Number of bytes below which a collective costs only its latency."""
 
 
 def predict(x: Floats, rows: Floats, kind: int, rate: float, sizes: Floats | None) -> Floats:
@@ -43,7 +43,7 @@ def predict(x: Floats, rows: Floats, kind: int, rate: float, sizes: Floats | Non
 
 
 def main() -> None:
-    """Fits every GPU and operation of the file."""
+    """Fits the curve of every GPU and operation in the file."""
     options = asked(__doc__, "collectives_measured.csv")
     data: dict[tuple[str, str, str], list[list[float]]] = defaultdict(list)
     with options.data.open() as file:

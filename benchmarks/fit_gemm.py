@@ -81,7 +81,7 @@ def transfer(data: Mapping[str, Floats], curves: Mapping[str, Mapping[str, Any]]
 
 
 def write_memory(curves: Mapping[str, Mapping[str, Any]]) -> None:
-    """Puts the rate of memory that products reach into the files of devices; that of the A100 where none is known."""
+    """Writes the memory rate that products reach into the files of devices; the A100's rate where none was measured."""
     for path in sorted((Path(automap.__file__).parent / "data" / "devices").glob("*.json")):
         document = json.loads(path.read_text())
         if document["name"] == "cpu":  # a host is profiled
@@ -96,7 +96,7 @@ def write_memory(curves: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Fits every device and type of the file."""
+    """Fits the curve of every device and type in the file."""
     options = asked(__doc__, "gemm_measured.csv")
     data: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     with options.data.open() as file:

@@ -77,9 +77,9 @@ def band(fleet: Fleet, left_out: Floats, mine: list[bool]) -> tuple[float, int, 
     """The error that INSIDE of some runs stay below, groups counting alike; how many runs and how many groups count.
 
     Args:
-        fleet: all runs; those whose printed batch is another do not count.
-        left_out: seconds of each, its group left out of the fit.
-        mine: the runs.
+        fleet: all runs; a run whose published batch cannot be right does not count.
+        left_out: [runs] predicted seconds of each run by a fit without its group.
+        mine: [runs] whether each run is one of those in question.
     """
     errors = np.abs(left_out / fleet.measured - 1.0)
     used = [i for i, f in enumerate(fleet.rows) if mine[i] and not too_fast(f)]
@@ -179,7 +179,7 @@ def left_out(fleet: Fleet, parts: list[object], processes: int) -> Floats:
 
 
 def main() -> None:
-    """See the module."""
+    """Fits, prints the errors three ways, and writes the constants if it is asked to."""
     options = asked(__doc__, "published_runs.json", ("--processes", "that fit at the same time"))
     rows, unpriced = [], defaultdict(int)
     for run in load_runs(options.data):

@@ -17,7 +17,7 @@ MEASURED = {
     "A100": "A100-80GB", "H100": "H100-80GB", "H200": "H200-141GB", "B200": "B200-180GB", "GB200": "GB200-186GB",
     "L40S": "L40S-48GB", "V100": "V100-16GB",
 }  # fmt: skip
-"""The device that a measured GPU is."""
+"""Name of a GPU in the measurements -> name of its device file."""
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64] | slice
@@ -29,7 +29,7 @@ def asked(about: str | None, name: str, *counts: tuple[str, str]) -> argparse.Na
 
     Args:
         about: the script's docstring.
-        name: of the file that is read where none is named: `../data/NAME` beside the checkout.
+        name: name of the file that is read by default, `../data/NAME` beside the checkout.
         counts: option and help of each; 1 where none is given.
 
     Raises:

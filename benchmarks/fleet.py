@@ -19,9 +19,9 @@ from automap.problem import trainers
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 MOST_STEPS = 60
-"""Of one fit; six are enough with the published runs."""
+"""Largest number of steps of one fit; six are enough with the published runs."""
 MOST_RUNS = 240
-"""Of one group that a fit looks at, evenly spaced; they count for all."""
+"""Largest number of runs of one group that a fit uses, evenly spaced; they stand for the whole group."""
 CONVERGED = 5e-4
 """A fit is done when a step lowers the sum of squares by less than this share of it: errors then change by a
 hundredth of a per cent."""
@@ -45,7 +45,7 @@ class Fleet:
         self._near_priors: dict[bytes, Floats] = {}
 
     def apply(self, x: Floats) -> None:
-        """Gives the constants to the price."""
+        """Sets the constants that the price reads."""
         before = np.full(len(x), np.nan) if self._applied is None else self._applied
         changed = {self.constants[i].name: float(x[i]) for i in np.flatnonzero(x != before)}
         self._applied = x.copy()
@@ -94,7 +94,7 @@ class Fleet:
         return np.array([self.rows[i].price(layouts, units).step_time_s for i in rows])
 
     def weights(self) -> Floats:
-        """Of the rows: large groups count for less than their size; suspect rows not at all."""
+        """[runs] weight of each run: large groups count for less than their size, suspect runs for nothing."""
         groups: dict[str, list[int]] = defaultdict(list)
         for i, f in enumerate(self.rows):
             groups[f.run.group].append(i)
@@ -113,7 +113,7 @@ class Fleet:
         """The constants from all rows but those left out, from the priors until a step gains next to nothing.
 
         Raises:
-            RuntimeError: it does not come to an end.
+            RuntimeError: the fit does not converge.
         """
         weights = self.weights() * ~left_out
 

@@ -23,7 +23,7 @@ LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 
 def main() -> None:
-    """Goes on until the time is over."""
+    """Imports files until the time is over."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("seconds", nargs="?", type=float, default=60.0)
     parser.add_argument("first_seed", nargs="?", type=int, default=1)

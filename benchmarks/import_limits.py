@@ -78,7 +78,7 @@ def hostile():
 
 
 def main() -> None:
-    """One line a bomb."""
+    """Prints one line for each hostile file."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("word", nargs="?", default="", help="in the names of the bombs")
     word = parser.parse_args().word

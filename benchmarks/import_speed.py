@@ -29,7 +29,7 @@ TRACE = "\n".join(
 
 
 class Builder:
-    """Nodes of a graph with exporter metadata."""
+    """Builds the nodes of a graph with the metadata of an exporter."""
 
     def __init__(self) -> None:
         self.nodes: list[NodeProto] = []
@@ -170,7 +170,7 @@ def limits():
 
 
 def main() -> None:
-    """Imports it in the child alone, then as a user does."""
+    """Imports the model in the child process alone, then in the way of a user."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--layers", type=int, default=LAYERS)
     layers = parser.parse_args().layers

@@ -62,7 +62,7 @@ PLANS = {
     "pp2, recompute, 1F1B of 8": Strategy(pp=2, micro_batch=2, recompute="full"),
 }
 TRIED = ("dp2", "tp2", "pp2, 1F1B of 4")
-"""One of each mesh, as a search tries them."""
+"""The plans whose trials calibrate the others: one of each mesh, as in the trials of a search."""
 RANK = "order_of_runs:run_rank"
 LIMITS = Limits(time_s=900.0)
 PROFILE_S = 90.0
@@ -142,7 +142,7 @@ def main() -> None:
 
 
 def taken_by(results: Sequence[Mapping[str, Any]]) -> str:
-    """What others had of the cores while the ranks worked."""
+    """The share of the cores that other processes used while the ranks worked."""
     others, stolen = shares([result["host"] for result in results])
     return f"other processes had {others:.0%} of the time of the cores and the hypervisor {stolen:.0%}"
 
@@ -154,7 +154,7 @@ def show(
     times: Sequence[Sequence[float]],
     peaks: Sequence[float],
 ) -> None:
-    """The table and what follows from it."""
+    """Prints the table and the figures that follow from it."""
     names, measured = list(PLANS), np.median(times, axis=1)
     found = calibrate([(estimates[names.index(name)], float(measured[names.index(name)])) for name in TRIED])
     assert found is not None

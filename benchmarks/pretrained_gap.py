@@ -37,7 +37,7 @@ KNOWN = 5000
 
 
 def step_time(problem: Problem, searcher: str, evaluations: int, seed: int) -> float | None:
-    """Of the best plan that a searcher finds; None where nothing fits."""
+    """Step time of the best plan that a searcher finds; None if nothing fits."""
     try:
         return search(problem, Budget(evaluations=evaluations), searcher=searcher, seed=seed).plan.estimate.step_time_s
     except NothingFits:
@@ -45,7 +45,7 @@ def step_time(problem: Problem, searcher: str, evaluations: int, seed: int) -> f
 
 
 def main() -> None:
-    """One line a problem."""
+    """Prints one line for each problem."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--evaluations", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=3)
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def _loses(network: list[float | None], template: list[float | None]) -> bool:
-    """Whether plans are slower than the best template, in the mean over seeds; where none fits, it loses."""
+    """Whether plans are slower than the best template in the mean over seeds, or some seed found no plan that fits."""
     (other,) = template
     known = [one for one in network if one is not None]
     return other is not None and (len(known) < len(network) or statistics.mean(known) > other)

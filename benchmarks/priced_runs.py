@@ -13,7 +13,7 @@ from automap.price.evaluator import Evaluator
 from automap.price.kernels.array_types import Rows
 from automap.price.lowered_plan import LoweredPlan, UnitCall
 from automap.price.outcome import Outcome
-from automap.price.stage_layout import PipelineLayout, build_layout
+from automap.price.stage_layout import PipelineLayout, PipelineLayouts
 from automap.validation.published_cases import case_of
 from automap.validation.published_runs import Run
 
@@ -50,13 +50,13 @@ class PricedRun:
         """The outcome under the constants as they are now.
 
         Args:
-            layouts: of other runs under the same constants; filled.
-            units: equal to that of the call before where all constants are that the costs of units depend on.
+            layouts: cache of stage layouts of other runs under the same constants; it is filled.
+            units: digest of the constants that the costs of units depend on; while it stays the same, so do the costs.
         """
         evaluator = Evaluator(self.problem, self._tables)
         if self._last is None or self._last[0] != units:
             if self._where not in layouts:
-                layouts[self._where] = build_layout(self.problem, self._stages)
+                layouts[self._where] = PipelineLayouts(self.problem).of(self._stages)
             lowered = replace(self.lowered, layout=layouts[self._where])
             self._last = units, lowered, evaluator.unit_costs(lowered, self._calls)
         _, lowered, costs = self._last

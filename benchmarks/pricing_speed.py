@@ -43,11 +43,11 @@ SPEC = (
         {"pp": 16, "num_micro_batches": 128},
     ),
 )
-"""48 blocks on 64 GPUs, and 96 blocks, 16 stages and 128 micro-batches."""
+"""Problems of the measurement: 48 blocks on 64 GPUs; 96 blocks in 16 stages with 128 micro-batches."""
 
 
 def rate(step, seconds: float) -> float:
-    """Calls of `step` a second of the processor, weighted by what it returns."""
+    """Sum of the results of `step`, called again and again, for each second of processor time."""
     began, done = time.process_time(), 0
     while time.process_time() - began < seconds:
         done += step()
@@ -55,7 +55,7 @@ def rate(step, seconds: float) -> float:
 
 
 def many(seconds: float, word: str, num_batches: int) -> None:
-    """Whole plans drawn at random, many in one call: they have less in common than those of a search."""
+    """Prices random whole plans, many in one call; they have less in common than the plans of a search."""
     for spec, cluster, fix in SPEC:
         if word not in spec:
             continue
@@ -69,7 +69,7 @@ def many(seconds: float, word: str, num_batches: int) -> None:
 
 
 def with_timeline(seconds: float) -> None:
-    """One plan document after the other through `price`, with the timeline of its pipeline."""
+    """Prices one plan document after the other by `price`, with the timeline of its pipeline."""
     spec, cluster, fix = SPEC[-1]
     graph = zoo.build(spec.removeprefix("zoo:"))
     for schedule, virtual in (("1f1b", 1), ("zb2p", 1), ("interleaved", 6)):
@@ -113,7 +113,7 @@ def main() -> None:
         episodes = Episodes(HybridDecisions(space), EPISODES)
 
         def step(episodes=episodes, rng=rng) -> int:
-            """One decision of every episode at random, and what an agent would see of it."""
+            """Takes one random decision in every episode, and makes the observation of an agent."""
             offered = episodes.partial_plans.episodes
             picked = (rng.random(EPISODES) * offered.offered).astype(np.int64)
             _, done = episodes.step(offered.legal[np.arange(EPISODES), picked])

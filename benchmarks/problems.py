@@ -5,9 +5,10 @@
 prints the problems with their optima, which are kept in `benchmarks/optima.json` and proven anew where the problem or
 its price has changed.
 
-Models of the zoo, small and real, and random graphs, on clusters of unlike links, in three kinds: `sharding` (the shape
-is fixed), `pipeline` (the signatures are), `hybrid` (some of all is free). Decisions are fixed by hints alone: the
-least influential linkage groups are constrained until the space is small enough. Where memory is short it decides.
+Small and real models of the zoo, and random graphs, on clusters with unlike links, in three kinds: `sharding` (the
+shape is fixed), `pipeline` (the signatures are fixed), `hybrid` (some decisions of every kind are free). Decisions are
+fixed by hints alone: the least influential linkage groups are constrained until the space is small enough. In some of
+the problems memory is so short that it decides.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ir.graph import Graph
 from ir.zoo.net import Net
 
 DIGESTED = 300
-"""Plans."""
+"""Number of random plans whose prices are digested."""
 OPTIMA = Path(__file__).parent / "optima.json"
 GIB = float(1 << 30)
 Kind = Literal["sharding", "pipeline", "hybrid"]
@@ -43,7 +44,7 @@ Kind = Literal["sharding", "pipeline", "hybrid"]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One problem by name."""
+    """One problem: its model, cluster and hints."""
 
     kind: Kind
     model: str
@@ -61,7 +62,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Unique, for people and files."""
+        """The unique name of the problem, for people and files."""
         memory = "" if self.memory_GiB is None else f" {self.memory_GiB:g} GiB"
         fixed = ", ".join(f"{name} {value}" for name, value in self.fix.items())
         return f"{self.kind}: {self.model} on {self.cluster}{memory}, {fixed}"
@@ -121,7 +122,7 @@ def problem_of(case: Case) -> Problem:
 
 
 def _constraints(space: PlanSpace, case: Case) -> Iterator[dict[str, Any]]:
-    """Constraints that may be added one after the other, the least influential groups first."""
+    """Constraints that may be added one after the other, those on the least influential groups first."""
     rng = np.random.default_rng(case.seed)
     weight = influence(space)
     ranked = sorted(weight, key=lambda key: (weight[key], key))
@@ -155,7 +156,7 @@ ONE_STAGE = {"pp": 1, "num_micro_batches": 1, "recompute": "none"}
 
 
 def _sharding() -> list[Case]:
-    """One stage; the inner axis alone, and both."""
+    """Problems of one stage, with the inner mesh axis alone and with both axes."""
     rows: list[tuple[str, str, int, dict[str, Any], float, float | None]] = [
         (f"gpt:{SMALL}", "1x4xV100", 32, {"dp": 1, "zero": 0}, 6.0, None),
         (f"gpt:{SMALL}", "2x2xV100@10Gbit", 32, {"tp": 2, "zero": 1}, 5.0, None),
@@ -199,7 +200,7 @@ def _sharding() -> list[Case]:
 
 
 def _pipeline() -> list[Case]:
-    """Data parallel stages: where to cut, how many, what to recompute."""
+    """Problems of data parallel stages: the cuts, the number of stages and recomputation are free."""
     rows: list[tuple[str, str, int, dict[str, Any], float | None]] = [
         (DEEPER, "4x1xV100@10Gbit", 32, {"pp": 4, "num_micro_batches": 8}, None),
         ("gpt2", "4x1xV100-16GB@10Gbit", 32, {"pp": 4, "zero": 0}, 3.2),
@@ -237,7 +238,7 @@ def _pipeline() -> list[Case]:
 
 
 def _hybrid() -> list[Case]:
-    """Meshes, cuts, recomputation, ZeRO, micro-batches and some signatures."""
+    """Problems in which meshes, cuts, recomputation, ZeRO, micro-batches and some signatures are free."""
     rows: list[tuple[str, str, int, dict[str, Any], float, float | None]] = [
         (f"gpt:{SMALL}", "2x2xV100@10Gbit", 16, {"schedule": "1f1b", "zero": 1}, 5.5, None),
         ("gpt2", "2x2xV100-16GB@25Gbit", 16, {"pp": 2, "zero": 1, "schedule": "1f1b"}, 6.5, 2.6),
@@ -277,11 +278,11 @@ def _hybrid() -> list[Case]:
 
 CASES = (*_sharding(), *_pipeline(), *_hybrid())
 QUICK = tuple(case for kind in ("sharding", "pipeline", "hybrid") for case in [c for c in CASES if c.kind == kind][:4])
-"""Four of each kind, for quick runs."""
+"""Numbers of four problems of each kind, for quick runs."""
 
 
 def digest(space: PlanSpace) -> str:
-    """Changes with the problem or its price: from the prices of random plans, so many that few rules escape them."""
+    """A digest of the prices of random plans, which changes with the problem or its price."""
     plans = space.random_batch(np.random.default_rng(0), DIGESTED)
     text = json.dumps([plans.tolist(), space.price(plans).tolist(), space.decades])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -314,7 +315,7 @@ def optimum(case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints the problems; searches what is missing."""
+    """Prints the problems with their optima; proves the optima that are missing."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("word", nargs="?", default="", help="in the names of the problems")
     word = parser.parse_args().word

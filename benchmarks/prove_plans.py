@@ -38,7 +38,7 @@ from ir import zoo
 
 PLANS = 10_000
 MAX_OPERATORS = 300
-"""Of a model whose templates are all checked."""
+"""Largest number of operators of a model whose templates are all checked."""
 SMALL = "layers=4,hidden=64,heads=4,seq_len=32,vocab_size=128"
 CASES = (
     (f"gpt:{SMALL}", "2x4xA100", 16, "generic", {}),
@@ -71,7 +71,7 @@ CASES = (
 
 
 def unpaid(plan, lowered, space, traffic):
-    """What the parameters of a plan send that is not what is priced."""
+    """Differences between what the parameters of a plan send and what is priced."""
     found, wanted = defaultdict(float), defaultdict(float)
     for one in list_parameter_collectives(lowered, space.evaluator):
         found[one.rank, one.kind, one.axis, one.what, one.when] += one.elements
@@ -88,7 +88,7 @@ def unpaid(plan, lowered, space, traffic):
 
 
 def prove(case, count, rng):
-    """Violations of `count` random plans of a case, one line about them printed."""
+    """Prints one line about `count` random plans of a case, and returns their violations."""
     spec, cluster, batch, trainer, fix = case
     training = {"global_batch": batch, "trainer": trainer}
     problem = Problem.build(zoo.build(spec), parse_cluster(cluster), training, {"fix": fix})
@@ -120,7 +120,7 @@ def prove(case, count, rng):
 
 
 def main() -> int:
-    """Exit status."""
+    """Checks all cases; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("plans", nargs="?", type=int, default=PLANS, help="random ones, in all")
     parser.add_argument("--models", default="", help="a word in the names of those that are looked at")

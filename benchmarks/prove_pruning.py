@@ -26,9 +26,9 @@ from ir import zoo
 
 PROBLEMS = 200
 DECADES = 4.6
-"""Of a generated problem at most, about."""
+"""About the largest number of plans of a generated problem."""
 BEGINNINGS = 4
-"""Random plans a problem of which every beginning is held against its bounds."""
+"""Number of random plans of each problem whose every beginning is compared with its bounds."""
 TOLERANCE = 1e-12
 MODELS = (
     ("resnet50", 256),
@@ -109,7 +109,7 @@ def fastest(prices) -> float:
 
 
 def broken_bounds(space: PlanSpace, rows, prices, rng) -> tuple[int, int]:
-    """How many bounds were held against all completions, and how many a completion beats."""
+    """Number of bounds that were compared with all their completions, and number of those that a completion beats."""
     table, enumeration = BoundTable(space), Enumeration(space)
     held = broken = 0
     for number in rng.integers(len(rows), size=BEGINNINGS):
@@ -133,7 +133,7 @@ def broken_bounds(space: PlanSpace, rows, prices, rng) -> tuple[int, int]:
 
 
 def prove(total: int) -> bool:
-    """Prints what was enumerated; whether all held."""
+    """Enumerates problems and prints a summary; returns whether every rule and bound held."""
     began = time.monotonic()
     count = plans = fitting = left = held = lost = broken = 0
     smaller = []
@@ -193,7 +193,7 @@ def shrinkage(word: str) -> None:
 
 
 def main() -> int:
-    """Exit status."""
+    """Runs both parts; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("problems", nargs="?", type=int, default=PROBLEMS, help="that are enumerated")
     parser.add_argument("--models", default="", help="a word in the names of the real ones")

@@ -2,8 +2,8 @@
 
     python benchmarks/readme_demo.py [--budget 25s]
 
-Of a README that was written before the price or the words of a report changed a test says so: it prices the plans of
-docs/plans again and compares every line (`tests/service/test_demo.py`). Run this on a quiet host then.
+A test (`tests/service/test_demo.py`) prices the plans of docs/plans again and compares every line with the README. If
+it fails because the price or the words of a report have changed, run this script on a quiet host.
 """
 
 import argparse
@@ -21,7 +21,7 @@ BEGIN, END = "<!-- demo output: begin -->\n```\n", "```\n<!-- demo output: end -
 
 
 class Both(io.StringIO):
-    """Keeps what is written, and shows it where what was written before it was made is shown."""
+    """A stream that keeps what is written to it and also writes it to the standard output of its creation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Both(io.StringIO):
 
 
 def main() -> None:
-    """Runs, and writes if every plan held."""
+    """Runs the demonstration, and writes README and plans if every plan held."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--budget", default="25s")
     budget = parser.parse_args().budget
@@ -43,7 +43,7 @@ def main() -> None:
         failed = run_demo(folder, budget=budget)
     if failed:
         raise SystemExit("nothing is written")
-    # What comes first is where the service runs.
+    # The first paragraph says where the service runs.
     _, _, text = shown.getvalue().partition("\n\n")
     before, _, rest = README.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)

@@ -44,7 +44,7 @@ NEAR = 1.001
 
 
 def graph_of(spec: str, profiles: Path) -> Graph:
-    """The model."""
+    """The graph of a model of the zoo or of a profile."""
     if not spec.endswith(".txt"):
         return zoo.build(spec)
     file = profiles / spec
@@ -52,7 +52,7 @@ def graph_of(spec: str, profiles: Path) -> Graph:
 
 
 def pair(model: str, cluster: str, budget: Budget, profiles: Path) -> float | None:
-    """One search, one line; gain over the best template, or None where there is none."""
+    """Runs one search and prints its line; returns the gain over the best template, None if no template fits."""
     spec, batch, training = MODELS[model]
     head = f"{model:13} {cluster:18}"
     problem = Problem.build(
@@ -80,7 +80,7 @@ def pair(model: str, cluster: str, budget: Budget, profiles: Path) -> float | No
 
 
 def main() -> None:
-    """All pairs, then how many gain at least a per cent."""
+    """Searches all pairs, then prints how many gain at least one percent."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--budget", default="10s")
     parser.add_argument("--models", default=",".join(MODELS))

@@ -67,7 +67,7 @@ class PlainAttention(Attention):
     """Attention in the operators of the graph, which the runtime executes one by one."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Hidden states in and out."""
+        """Attention over hidden states [batch, positions, width]; the result has the same shape."""
         q, k, v = (y.unflatten(2, (-1, self.size)).transpose(1, 2) for y in self.c_attn(x).chunk(3, dim=2))
         future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
         scores = (q @ k.transpose(2, 3) / math.sqrt(self.size)).masked_fill(future, -1e9)
@@ -75,7 +75,7 @@ class PlainAttention(Attention):
 
 
 def network(sizes: Mapping[str, int]) -> Gpt:
-    """The network of the example with that attention."""
+    """The network of the example with `PlainAttention`."""
     torch.manual_seed(0)
     gpt = Gpt(**sizes)
     for block in gpt.h:
@@ -84,7 +84,7 @@ def network(sizes: Mapping[str, int]) -> Gpt:
 
 
 def by_hand(layout: str, module: Gpt, ids: Tensor, labels: Tensor) -> Callable[[], None]:
-    """A step as one would write it."""
+    """A step in hand-written code."""
     mesh = init_device_mesh("cpu", (2,))
     model: nn.Module = module
     if layout == "DDP":
@@ -135,7 +135,7 @@ def from_plan(plan: Plan, module: Gpt, ids: Tensor, labels: Tensor) -> Callable[
 
 
 def problem_of(model: str) -> Problem:
-    """The problem; which devices it is for does not matter here."""
+    """The problem of a layout; the kind of its devices does not matter here."""
     training = {"global_batch": BATCH, "precision": "fp32", "trainer": "automap"}
     return Problem.build(zoo.build(model), parse_cluster("2xcpu"), training)
 

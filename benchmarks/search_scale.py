@@ -22,7 +22,7 @@ MIDDLE_BLOCKS, MIDDLE_DEVICES = 48, 64
 
 
 def one(blocks: int, devices: int, budget: Budget) -> None:
-    """One search, one line."""
+    """Runs one search and prints its line."""
     graph = zoo.build(f"gpt:layers={blocks},hidden=4096,heads=32,seq_len=2048,vocab_size=51200")
     cluster = parse_cluster(f"{devices // 8}x8xH100-80GB")
     problem = Problem.build(graph, cluster, {"global_batch": max(256, devices)})
@@ -46,7 +46,7 @@ def one(blocks: int, devices: int, budget: Budget) -> None:
 
 
 def main() -> None:
-    """Both rows."""
+    """Measures growing models, then growing clusters."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--budget", default="20s")
     parser.add_argument("--blocks", default=",".join(map(str, BLOCKS)), help=f"on {MIDDLE_DEVICES} devices")

@@ -33,7 +33,7 @@ from automap.problem import Problem
 
 NEAR, EXACT = 0.01, 1e-9
 COUNTS = (64, 500, 2000)
-"""Evaluations of which runs with larger budgets tell too; the schedules of random, mcmc and dqn know no budget."""
+"""Budgets whose results follow from runs with larger budgets: random, mcmc and dqn do not depend on the budget."""
 Run = Callable[[Problem, Budget, int, float], SearchResult]
 """Problem, budget, seed, step time in seconds that ends the search."""
 
@@ -101,7 +101,7 @@ class Tally:
     proven: int = 0
 
     def add(self, best: float, result: SearchResult | None, seconds: float) -> None:
-        """Takes in a run; None: nothing that fits was found."""
+        """Adds a run; None stands for a run that found nothing that fits."""
         self.spent.append(seconds)
         if result is None or result.plan.estimate is None:
             self.gaps.append(1.0)
@@ -131,7 +131,7 @@ class Tally:
         )
 
     def within(self, evaluations: int) -> str:
-        """What the runs had reached after so many evaluations."""
+        """The tally of the runs as they were after so many evaluations."""
         near, exact = (sum(n <= evaluations for n in some) for some in (self.evaluations, self.to_optimum))
         count = len(self.gaps)
         return f"{evaluations:5}: {100 * near / count:3.0f} % within 1 %, {100 * exact / count:3.0f} % exact"
@@ -144,7 +144,7 @@ HEADER = (
 
 
 def _middle(values: Sequence[float], share: float, digits: int = 0) -> str:
-    """A quantile in words."""
+    """A quantile as text."""
     value = sorted(values)[min(len(values) - 1, int(share * len(values)))]
     return "-" if math.isinf(value) else f"{value:.{digits}f}"
 

@@ -49,7 +49,7 @@ def build(model: str, batch: int, cluster: Cluster) -> Problem:
 
 
 class Parts:
-    """A runner whose steps are taken apart."""
+    """A runner that measures the parts of its steps."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner, self.marks = runner, [0.0]
@@ -62,7 +62,7 @@ class Parts:
         self._finish()
 
     def step(self) -> list[float]:
-        """Seconds of `PARTS` of one step."""
+        """Runs one step; the seconds of each of its `PARTS`."""
         dist.barrier()
         wall, process, self.marks = time.perf_counter(), time.process_time(), [time.thread_time()]
         runner = self.runner

@@ -44,10 +44,10 @@ TOKENS, BATCH = 32, 8
 SPEC = f"gpt:layers=2,hidden=208,heads=4,seq_len={TOKENS},vocab_size=128"
 SEEDS, STEPS, PERIOD = 3, 120, 4
 KEPT_BACK, ROWS = 0.1, 128
-"""Share of the text that is not trained on, and samples of it that are looked at."""
+"""Share of the text that is kept back from training, and number of its samples that are evaluated."""
 LATE_S, WARM, TIMED = (0.0, 0.05, 0.1, 0.15), 4, 12
 LARGE = 1000
-"""Elements from which an all-reduce is one of parameters or gradients."""
+"""Least number of elements of an all-reduce that is one of parameters or gradients."""
 MODES = {
     "synchronous": Sync(),
     "local SGD, period 4": Sync(kind="local_sgd", period=PERIOD),
@@ -63,7 +63,7 @@ def problem_of() -> Problem:
 
 
 def plan_of(problem: Problem) -> Plan:
-    """Two replicas."""
+    """The plan of two replicas under a sync mode."""
     space = PlanSpace(problem)
     shape = next(s for s in space.shapes if s.replicas == 2 and s.num_micro_batches == 1)
     prefix = space.even_values(shape, recompute="none", zero=0)
@@ -79,7 +79,7 @@ class Text:
         self.num_trained = int((1.0 - KEPT_BACK) * len(self.ids))
 
     def samples(self, count: int, generator: torch.Generator, *, kept_back: bool) -> dict[str, torch.Tensor]:
-        """`count` of them, from anywhere in one of the two parts."""
+        """`count` random samples of one of the two parts of the text."""
         low, high = (self.num_trained, len(self.ids)) if kept_back else (0, self.num_trained)
         starts = torch.randint(low, high - TOKENS - 1, (count, 1), generator=generator)
         rows = self.ids[starts + torch.arange(TOKENS + 1)]
@@ -87,7 +87,7 @@ class Text:
 
 
 class LateLink:
-    """In place of `torch.distributed.all_reduce`: large ones begin late, in a thread of their own."""
+    """A replacement of `torch.distributed.all_reduce` in which large ones begin late, in a thread of their own."""
 
     def __init__(self) -> None:
         self.late_s = 0.0
@@ -108,7 +108,7 @@ class LateLink:
 
 
 class Handle:
-    """Of an all-reduce in the thread."""
+    """The handle of an all-reduce that runs in the thread."""
 
     def __init__(self, under_way):
         self._under_way = under_way
@@ -131,7 +131,7 @@ class Trained:
         self._generator = torch.Generator().manual_seed(seed)
 
     def step(self) -> None:
-        """One of training."""
+        """Runs one training step."""
         rows = self._text.samples(BATCH, self._generator, kept_back=False)
         self._pipeline.step(lambda name, box, _: rows[name][tuple(slice(*span) for span in box)])
         self._optimizer.step()
@@ -145,7 +145,7 @@ class Trained:
 
     @torch.no_grad()
     def loss(self) -> float:
-        """Of text that was kept back."""
+        """Loss on the text that was kept back."""
         rows = self._text.samples(ROWS, torch.Generator().manual_seed(0), kept_back=True)
         values = {**self._values, **self._executors[0].whole_parameters(), **rows}
         found = run(self._graph, values, ROWS)[self._graph.outputs[-1]]
@@ -153,7 +153,7 @@ class Trained:
 
 
 def train(folder, rank, num_ranks, argument):
-    """What a rank does: {losses: {mode: [seeds]}, seconds: {mode: [late]}}."""
+    """The work of one rank; returns {losses: {mode: [seeds]}, seconds: {mode: [late]}}."""
     torch.set_num_threads(1)
     meet(folder, rank, num_ranks, torch.device("cpu"), limit_s=60.0)
     link = dist.all_reduce = LateLink()
@@ -186,7 +186,7 @@ def train(folder, rank, num_ranks, argument):
 
 
 def main() -> int:
-    """Exit status."""
+    """Trains, prints both tables and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=STEPS, help="of training")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="two or more")

@@ -84,7 +84,7 @@ def legal_cuts(graph: Graph, ignored: frozenset[str] = frozenset()) -> dict[int,
     total = [0] * (num + 1)
     names: list[str] = []
     for i, op in enumerate(graph.operators):
-        if op.is_view or op.is_constant:
+        if not op.is_live:
             continue
         for name in op.outputs:
             readers = graph.consumers[name]

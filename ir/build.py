@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ir.errors import refuse
-from ir.graph import Amount, Graph, Operator, Tensor
+from ir.graph import Graph, Operator, Tensor
 from ir.operators import KINDS, BakedBatch, Built, MissingBatch, Unsupported, Usage, Value, make_operator
 
 BATCH = (
@@ -230,7 +230,7 @@ class GraphBuilder:
         names, like = self._like(base, kind, inputs, [bool(n) for n in outputs], attributes or {}, opset, stated)
         unique = self.unique(base)
         built = _named(like, unique, scope, names, outputs)
-        operator = _with_costs(built.operator, stated.costs) if stated.costs else built.operator
+        operator = built.operator.with_costs(stated.costs) if stated.costs else built.operator
         for used in operator.inputs:
             if used not in self.tensors:
                 self._emit_constant(used)
@@ -276,16 +276,10 @@ class GraphBuilder:
                 names[found.index] = self._repeated(names[found.index], found.dim)
             except Unsupported as why:
                 shapes = ", ".join(str(t.shape) if t else "-" for t in tensors)
-                raise refuse(
-                    f"operator {base} ({kind}) cannot be read: {why}",
-                    f"{kind}({shapes})",
-                    f"Export with static shapes and standard operators, or leave this operator out. {BATCH}",
-                ) from None
-        raise refuse(
-            f"the batch of operator {base} ({kind}) cannot be traced",
-            kind,
-            f"Export the model with a symbolic batch dimension. {BATCH}",
-        )
+                repair = f"Export with static shapes and standard operators, or leave this operator out. {BATCH}"
+                raise refuse(f"operator {base} ({kind}) cannot be read: {why}", f"{kind}({shapes})", repair) from None
+        repair = f"Export the model with a symbolic batch dimension. {BATCH}"
+        raise refuse(f"the batch of operator {base} ({kind}) cannot be traced", kind, repair)
 
     def finish(self, outputs: Sequence[str], *, name: str = "", sha256: str = "") -> Graph:
         """The Graph: dead operators dropped, constants first, parameter views before their first consumer."""
@@ -300,20 +294,7 @@ def _named(built: Built, name: str, scope: str, inputs: Sequence[str], outputs: 
     """An operator of `GraphBuilder._alike` with the names of its tensors."""
     names = {str(i): n for i, n in enumerate(inputs)} | {f":{i}": n for i, n in enumerate(outputs)}
     tensors = tuple(replace(t, name=names[t.name]) for t in built.outputs)
-    return Built(built.operator.renamed(names, name=name, scope=scope), tensors, built.is_opaque)
-
-
-def _with_costs(op: Operator, costs: Mapping[str, float]) -> Operator:
-    """The operator with the costs that a file states for it; see `Stated`."""
-    if "flops" in costs:
-        flops = costs["flops"]
-        op = replace(op, forward_flops=Amount(per_sample=flops), backward_flops=Amount(per_sample=2 * flops))
-    return replace(
-        op,
-        measured_forward_s=costs.get("forward_s"),
-        measured_backward_s=costs.get("backward_s"),
-        stated_bytes=costs.get("bytes"),
-    )
+    return replace(built, operator=built.operator.renamed(names, name=name, scope=scope), outputs=tensors)
 
 
 def make_graph(

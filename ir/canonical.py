@@ -37,7 +37,7 @@ def _reader(graph: Graph, name: str, kind: str) -> int | None:
 def _transposes(graph: Graph) -> Graph:
     rewrite = Rewrite(graph)
     for op in graph.operators:
-        if op.kind != "Reshape" or op.is_view or op.is_constant:
+        if op.kind != "Reshape" or not op.is_live:
             continue
         source, merged = graph.tensors[op.inputs[0]], graph.tensors[op.outputs[0]]
         extra = len(source.shape) - len(merged.shape)
@@ -62,13 +62,10 @@ def _compose(graph: Graph) -> Graph:
     """Two transposes in a row are one."""
     rewrite = Rewrite(graph)
     for i, op in enumerate(graph.operators):
-        if op.kind != "Transpose" or op.is_view or op.is_constant:
+        if op.kind != "Transpose" or not op.is_live or _reader(graph, op.inputs[0], "Transpose") != i:
             continue
-        before = graph.producer.get(op.inputs[0])
-        if before is None or _reader(graph, op.inputs[0], "Transpose") != i:
-            continue
-        first = graph.operators[before]
-        if first.kind != "Transpose" or first.is_view or before in rewrite.made:
+        first = graph.maker(op.inputs[0])
+        if first is None or first.kind != "Transpose" or first.is_view or graph.producer[op.inputs[0]] in rewrite.made:
             continue
         inner = dict(first.attributes)["perm"]
         perm = tuple(inner[p] for p in dict(op.attributes)["perm"])
@@ -81,14 +78,14 @@ def _products(graph: Graph) -> Graph:
     for i, op in enumerate(graph.operators):
         if op.kind not in ("Gemm", "MatMul") or len(op.inputs) != 2 or not set(dict(op.attributes)) <= {"transB"}:
             continue
-        first = graph.producer.get(op.inputs[0])
         weight, merged = graph.tensors[op.inputs[1]], graph.tensors[op.inputs[0]]
-        if first is None or len(merged.shape) != 2 or len(weight.shape) != 2 or weight.batch_dim is not None:
+        if len(merged.shape) != 2 or len(weight.shape) != 2 or weight.batch_dim is not None:
             continue
-        reshape = graph.operators[first]
-        if reshape.kind != "Reshape" or reshape.is_view or merged.batch_dim != 0 or merged.shape[0] == 1:
+        reshape = graph.maker(merged.name)
+        if reshape is None or reshape.kind != "Reshape" or reshape.is_view:
             continue
-        _product(graph, rewrite, i, reshape)
+        if merged.batch_dim == 0 and merged.shape[0] > 1:
+            _product(graph, rewrite, i, reshape)
     return rewrite.finish()
 
 
@@ -125,16 +122,14 @@ def _product(graph: Graph, rewrite: Rewrite, at: int, reshape: Operator) -> None
     transposed = op.inputs[1]
     if dict(op.attributes).get("transB"):
         transposed = f"{op.name}#transposed"
-        is_view = weight.role == "parameter" or _is_view(graph, weight.name)
-        rewrite.make(
-            at, "Transpose", f"{op.name}#transpose", [weight.name], transposed, {"perm": (1, 0)}, is_view=is_view
-        )
+        name, is_view = f"{op.name}#transpose", graph.is_weight(weight.name)
+        rewrite.make(at, "Transpose", name, [weight.name], transposed, {"perm": (1, 0)}, is_view=is_view)
     needs = op.backward_flops.at(1) > op.forward_flops.at(1)
     rewrite.make(at, "MatMul", op.name, [entry, transposed], op.outputs[0], {}, needs_gradient=[needs, True])
     for index in chain[1:]:
         add = graph.operators[index]
         rewrite.make(index, "Add", add.name, add.inputs, add.outputs[0], {})
-    whole = rewrite.tensors[last]
+    whole = rewrite.tensor(last)
     for r, back in zip(readers, backs, strict=True):
         if back.shape == whole.shape and back.batch_dim == whole.batch_dim:
             rewrite.renamed[back.name] = last
@@ -142,18 +137,12 @@ def _product(graph: Graph, rewrite: Rewrite, at: int, reshape: Operator) -> None
             rewrite.make(r, "Reshape", graph.operators[r].name, [last], back.name, {"shape": back.shape})
 
 
-def _is_view(graph: Graph, name: str) -> bool:
-    index = graph.producer.get(name)
-    return index is not None and graph.operators[index].is_view
-
-
 def _biases(graph: Graph) -> Graph:
     rewrite = Rewrite(graph)
     for i, op in enumerate(graph.operators):
         if op.kind != "Add" or len(op.inputs) != 2:
             continue
-        makers = [graph.producer.get(n) for n in op.inputs]
-        after = any(m is not None and graph.operators[m].kind in ("MatMul", "Gemm") for m in makers)
+        after = any(m is not None and m.kind in ("MatMul", "Gemm") for m in map(graph.maker, op.inputs))
         bias = any(graph.tensors[n].role == "parameter" and len(graph.tensors[n].shape) == 1 for n in op.inputs)
         if after and bias:
             rewrite.made[i] = [replace(op, traffic=BIAS_TRAFFIC)]

@@ -9,6 +9,8 @@ The rest of the tree hangs below `UserError` in `automap/errors.py`.
 
 from __future__ import annotations
 
+from functools import partial
+
 
 class UserError(Exception):
     """An input that the user can repair.
@@ -29,8 +31,13 @@ class UserError(Exception):
     def __str__(self) -> str:
         return f"{self.field}: {self.message} (got {self.value}). {self.repair}"
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """Message, field, value and repair by name; `type(error)(**error.texts)` is the same error."""
+        return {name: getattr(self, name) for name in ("message", "field", "value", "repair")}
+
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.message, self.field, self.value, self.repair))
+        return (partial(type(self), **self.texts), ())
 
 
 def _shown(text: str, length: int) -> str:
@@ -38,10 +45,6 @@ def _shown(text: str, length: int) -> str:
     if len(text) > length:
         text = text[: length - 3] + "..."
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def _rebuild(kind: type[UserError], message: str, field: str, value: str, repair: str) -> UserError:
-    return kind(message, field=field, value=value, repair=repair)
 
 
 class ModelError(UserError):
@@ -55,3 +58,8 @@ class ModelTooExpensive(ModelError):
 def refuse(message: str, value: object, repair: str) -> ModelError:
     """The error for something in the model itself, to be raised by the caller."""
     return ModelError(message, field="model", value=value, repair=repair)
+
+
+def too_expensive(message: str, value: object, repair: str) -> ModelTooExpensive:
+    """The error for a model that runs into a limit, to be raised by the caller."""
+    return ModelTooExpensive(message, field="model", value=value, repair=repair)

@@ -91,6 +91,12 @@ class Signature:
         """Whether each rank of the axis does an equal share of the operator."""
         return self.factor is not None
 
+    @property
+    def text(self) -> str:
+        """The placements of inputs and outputs, as in `S(0),B -> S(0)`."""
+        inputs, outputs = (",".join(map(placement_text, placements)) for placements in (self.inputs, self.outputs))
+        return f"{inputs} -> {outputs}"
+
 
 def placement_text(placement: Placement) -> str:
     """`B`, `P` or `S(i)`."""

@@ -8,8 +8,9 @@ files, devices or plans. Units: elements, bytes, floating-point operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
+from math import prod
 from typing import Any, Literal, TypeVar
 
 from ir.factors import FactorRule
@@ -64,10 +65,7 @@ class Tensor:
     @property
     def num_elements(self) -> int:
         """Number of elements at one sample."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return prod(self.shape)
 
     @property
     def elements(self) -> Amount:
@@ -125,12 +123,35 @@ class Operator:
     """Bytes moved forward for one sample, as the file states them, which replace those of the operands."""
 
     @property
+    def is_live(self) -> bool:
+        """Whether the operator computes something from data: it is neither a view of parameters nor a constant."""
+        return not self.is_view and not self.is_constant
+
+    @property
     def measured_s(self) -> tuple[float, float] | None:
         """Measured seconds of one sample (forward, backward), or None."""
         if self.measured_forward_s is None:
             return None
         backward = self.measured_backward_s
         return self.measured_forward_s, 2.0 * self.measured_forward_s if backward is None else backward
+
+    def with_costs(self, costs: Mapping[str, float | None]) -> Operator:
+        """The operator with stated costs of one sample in place of all that was stated before.
+
+        Args:
+            costs: forward_s and backward_s in seconds; flops and bytes of the forward pass, of which the backward pass
+                has twice the flops. Without flops those of the operator stay.
+        """
+        op = replace(
+            self,
+            measured_forward_s=costs.get("forward_s"),
+            measured_backward_s=costs.get("backward_s"),
+            stated_bytes=costs.get("bytes"),
+        )
+        flops = costs.get("flops")
+        if flops is None:
+            return op
+        return replace(op, forward_flops=Amount(per_sample=flops), backward_flops=Amount(per_sample=2 * flops))
 
     def renamed(self, names: Mapping[str, str], *, name: str | None = None, scope: str | None = None) -> Operator:
         """The operator with its tensors renamed as `names` says, and by default the same name and scope."""
@@ -186,6 +207,25 @@ class Graph:
     def producer(self) -> Mapping[str, int]:
         """Index of the operator that writes each tensor; inputs and parameters are not listed."""
         return {name: i for i, op in enumerate(self.operators) for name in op.outputs}
+
+    def maker(self, name: str) -> Operator | None:
+        """The operator that writes a tensor; None for inputs, parameters and stored constants."""
+        index = self.producer.get(name)
+        return None if index is None else self.operators[index]
+
+    def is_weight(self, name: str) -> bool:
+        """Whether a tensor is a parameter, or is made by a view of one."""
+        maker = self.maker(name)
+        return self.tensors[name].role == "parameter" or (maker is not None and maker.is_view)
+
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """Names of the parameters, and of the float tensors that depend on them."""
+        found = {t.name for t in self.tensors.values() if t.role == "parameter"}
+        for op in self.operators:
+            if any(name in found for name in op.inputs):
+                found.update(name for name in op.outputs if self.tensors[name].is_float)
+        return frozenset(found)
 
     @cached_property
     def consumers(self) -> Mapping[str, tuple[int, ...]]:

@@ -85,10 +85,6 @@ class _Finder:
         self.graph = graph
         self.taken: set[int] = set()
         self.found: list[FusedGroup] = []
-        self.trained = {t.name for t in graph.tensors.values() if t.role == "parameter"}
-        for op in graph.operators:
-            if any(n in self.trained for n in op.inputs):
-                self.trained.update(n for n in op.outputs if graph.tensors[n].is_float)
 
     def run(self) -> tuple[FusedGroup, ...]:
         passes: tuple[tuple[Callable[[int], None], set[str]], ...] = (
@@ -100,14 +96,11 @@ class _Finder:
         )
         for find, anchors in passes:
             for index, op in enumerate(self.graph.operators):
-                if op.kind in anchors and index not in self.taken and self._is_live(op):
+                if op.kind in anchors and index not in self.taken and op.is_live:
                     find(index)
         return tuple(sorted(self.found, key=lambda g: g.members[0]))
 
     # Tensors and regions
-
-    def _is_live(self, op: Operator) -> bool:
-        return not op.is_view and not op.is_constant
 
     def _op(self, index: int) -> Operator:
         return self.graph.operators[index]
@@ -115,18 +108,12 @@ class _Finder:
     def _maker(self, name: str) -> int | None:
         """The live operator that writes a tensor from data."""
         index = self.graph.producer.get(name)
-        return index if index is not None and self._is_live(self._op(index)) else None
+        return index if index is not None and self._op(index).is_live else None
 
     def _is_constant(self, name: str) -> bool:
         """Whether a tensor depends on neither data nor parameters."""
-        index = self.graph.producer.get(name)
-        if index is None:
-            return self.graph.tensors[name].role in ("constant", "buffer")
-        return self._op(index).is_constant
-
-    def _is_parameter(self, name: str) -> bool:
-        index = self.graph.producer.get(name)
-        return self.graph.tensors[name].role == "parameter" or (index is not None and self._op(index).is_view)
+        maker = self.graph.maker(name)
+        return self.graph.tensors[name].role in ("constant", "buffer") if maker is None else maker.is_constant
 
     def _outputs(self, members: set[int]) -> list[str]:
         """Names of tensors that members write and other operators, or the user, read."""
@@ -148,7 +135,7 @@ class _Finder:
         outputs = set(self._outputs(members))
         made = {name for i in members for name in self._op(i).outputs}
         read = {name for i in members for name in self._op(i).inputs} - made
-        operands = {n for n in read if n in self.trained and not self._is_parameter(n)}
+        operands = {n for n in read if n in self.graph.trained and not self.graph.is_weight(n)}
         kept = {"attention": operands | outputs, "softmax": outputs, "rotary": set[str]()}.get(kind, operands)
         return FusedGroup(
             kind=kind,
@@ -171,7 +158,7 @@ class _Finder:
             if index <= seen:
                 continue
             seen = index
-            if op.kind not in kinds or index in self.taken or not self._is_live(op):
+            if op.kind not in kinds or index in self.taken or not op.is_live:
                 continue
             if all(n in inside or is_side(n) for n in op.inputs):
                 members.append(index)
@@ -197,7 +184,7 @@ class _Finder:
 
     def _is_product(self, index: int) -> bool:
         op = self._op(index)
-        made = [n for n in op.inputs if self._maker(n) is not None and not self._is_parameter(n)]
+        made = [n for n in op.inputs if self._maker(n) is not None and not self.graph.is_weight(n)]
         return op.kind in PRODUCTS and len(op.inputs) == 2 and len(set(made)) == 2
 
     def _attention(self, anchor: int) -> None:
@@ -278,7 +265,7 @@ class _Finder:
             index = self._maker(name)
             if index is None or self._op(index).kind not in SCORES or len(self.graph.consumers[name]) != 1:
                 break
-            mains = [n for n in self._op(index).inputs if n in self.trained and not self._is_parameter(n)]
+            mains = [n for n in self._op(index).inputs if n in self.graph.trained and not self.graph.is_weight(n)]
             if len(mains) != 1:
                 break
             members.add(index)
@@ -295,7 +282,7 @@ class _Finder:
                 return chain
             op = self._op(index)
             mains = [n for n in op.inputs if not self._is_constant(n)]
-            if op.kind not in LAYOUT or len(mains) != 1 or self._is_parameter(mains[0]):
+            if op.kind not in LAYOUT or len(mains) != 1 or self.graph.is_weight(mains[0]):
                 return chain
             chain.add(index)
             name = mains[0]
@@ -320,7 +307,7 @@ class _Finder:
 
         def is_side(name: str) -> bool:
             return self._is_constant(name) or (
-                self._is_parameter(name) and len(self.graph.tensors[name].shape) <= len(axes)
+                self.graph.is_weight(name) and len(self.graph.tensors[name].shape) <= len(axes)
             )
 
         self._add("norm", self._closed(self._region(root, kinds, is_side), {anchor}, root))
@@ -348,7 +335,7 @@ class _Finder:
             latest = max((i for i in makers.values() if i is not None), default=None)
             if latest is None or latest in self.taken or self._op(latest).kind not in kinds:
                 break
-            if any(self._is_parameter(n) for n in self._op(latest).inputs):
+            if any(self.graph.is_weight(n) for n in self._op(latest).inputs):
                 break
             frontier -= set(self._op(latest).outputs)
             frontier |= {n for n in self._op(latest).inputs if not self._is_constant(n)}
@@ -370,9 +357,9 @@ class _Finder:
             name = self._op(index).inputs[0]
 
         def is_side(tensor: str) -> bool:
-            return tensor not in self.trained
+            return tensor not in self.graph.trained
 
-        if name != self._op(anchor).inputs[0] and name in self.trained:
+        if name != self._op(anchor).inputs[0] and name in self.graph.trained:
             members = self._closed(self._region(name, ROTATIONS, is_side), {anchor}, name)
             self._add("rotary", members | self._layout_before(name, members))
 
@@ -380,7 +367,7 @@ class _Finder:
         root = self._root(self._op(anchor).inputs[0], {"Cast", "Softmax", "Identity", "Reshape"})
 
         def is_side(tensor: str) -> bool:
-            return tensor not in self.trained
+            return tensor not in self.graph.trained
 
         region = set(self._region(root, PICKS, is_side))
         outputs = self._outputs(region)

@@ -70,7 +70,9 @@ def operator_signatures(graph: Graph, op: Operator) -> tuple[Signature, ...]:
     found = signatures(op.rule)
     if op.kind != "Add" or len(op.inputs) != 2:
         return found
-    carries = [graph.tensors[name].role == "activation" and not _from_view(graph, name) for name in op.inputs]
+    # Views and constants depend on parameters or constants only.
+    makers = [graph.maker(name) for name in op.inputs]
+    carries = [maker is not None and maker.is_live for maker in makers]
     if sum(carries) != 1 or any(graph.tensors[name].role == "input" for name in op.inputs):
         return found
     inputs = tuple(PARTIAL if c else BROADCAST for c in carries)
@@ -78,15 +80,6 @@ def operator_signatures(graph: Graph, op: Operator) -> tuple[Signature, ...]:
         *(s for s in found if s.inputs != (PARTIAL, PARTIAL)),
         Signature(factor=None, inputs=inputs, outputs=(PARTIAL,), input_gradients=(BROADCAST, BROADCAST)),
     )
-
-
-def _from_view(graph: Graph, name: str) -> bool:
-    """Whether a tensor depends on parameters or constants only."""
-    index = graph.producer.get(name)
-    if index is None:
-        return False
-    producer = graph.operators[index]
-    return producer.is_view or producer.is_constant
 
 
 def link(graph: Graph, blocks: Blocks | None = None) -> Linkage:

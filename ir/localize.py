@@ -23,14 +23,11 @@ MAX_FLOPS_SHARE = 1e-3
 
 def _is_local(graph: Graph, op: Operator, local: Mapping[str, int], gradients: set[str]) -> bool:
     """Whether an operator reads inputs, parameters, constants and `local` values only, without gradients by sample."""
-    if op.is_view or op.is_constant or not op.outputs:
+    if not op.is_live or not op.outputs:
         return False
     for name in op.inputs:
-        tensor = graph.tensors[name]
-        if tensor.role == "activation" and name not in local:
-            maker = graph.producer.get(name)
-            if maker is None or not graph.operators[maker].is_view:
-                return False
+        if graph.tensors[name].role == "activation" and name not in local and not graph.is_weight(name):
+            return False
     trains = any(n in gradients for n in op.inputs)
     return not (trains and any(graph.tensors[n].batch_dim is not None for n in op.outputs))
 

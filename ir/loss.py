@@ -17,10 +17,12 @@ VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
 
 def has_loss(graph: Graph) -> bool:
     """Whether the last output is a scalar float computed by the graph."""
-    if not graph.outputs or graph.outputs[-1] not in graph.producer:
-        return False
-    tensor = graph.tensors[graph.outputs[-1]]
-    return tensor.is_float and tensor.batch_dim is None and tensor.num_elements == 1
+    return bool(graph.outputs) and _is_loss(graph, graph.outputs[-1])
+
+
+def _is_loss(graph: Graph, name: str) -> bool:
+    tensor = graph.tensors[name]
+    return name in graph.producer and tensor.is_float and tensor.batch_dim is None and tensor.num_elements == 1
 
 
 def class_dim(tensor: Tensor) -> int:
@@ -30,18 +32,11 @@ def class_dim(tensor: Tensor) -> int:
 
 def _scores(graph: Graph, name: str) -> str:
     """Name of the scores behind output `name`: a trailing Softmax, with views behind it, is left out."""
-    walked = name
-    while True:
-        index = graph.producer.get(walked)
-        if index is None:
-            return name
-        op = graph.operators[index]
-        if op.kind in ("Softmax", "LogSoftmax"):
-            # A softmax over rows of [n, c, 1, 1] (before version 13) covers exactly the classes as well.
-            return op.inputs[0]
-        if op.kind not in VIEWS:
-            return name
-        walked = op.inputs[0]
+    op = graph.maker(name)
+    while op is not None and op.kind in VIEWS:
+        op = graph.maker(op.inputs[0])
+    # A softmax over rows of [n, c, 1, 1] (before version 13) covers exactly the classes as well.
+    return op.inputs[0] if op is not None and op.kind in ("Softmax", "LogSoftmax") else name
 
 
 def _free(graph: Graph, base: str) -> str:
@@ -67,19 +62,15 @@ def with_loss(graph: Graph, loss: str | None = None) -> Graph:
     if loss not in (None, "cross_entropy", "mse"):
         raise ModelError("unknown loss", field="training.loss", value=loss, repair="Use `cross_entropy` or `mse`.")
     for position, name in enumerate(graph.outputs):
-        tensor = graph.tensors[name]
-        if name in graph.producer and tensor.is_float and tensor.batch_dim is None and tensor.num_elements == 1:
+        if _is_loss(graph, name):
             outputs = (*graph.outputs[:position], *graph.outputs[position + 1 :], name)
             return graph if outputs == graph.outputs else replace(graph, outputs=outputs)
     scores = graph.tensors[graph.outputs[0]]
     if loss != "mse":
         scores = graph.tensors[_scores(graph, scores.name)]
     if not scores.is_float or not scores.shape or scores.batch_dim is None:
-        raise refuse(
-            "the first output is no float tensor with a batch",
-            f"{scores.name} {scores.shape}",
-            "Export the model so that its first output holds the scores of each sample, or its loss.",
-        )
+        repair = "Export the model so that its first output holds the scores of each sample, or its loss."
+        raise refuse("the first output is no float tensor with a batch", f"{scores.name} {scores.shape}", repair)
     if loss is None and class_dim(scores) == scores.batch_dim:
         # One number a sample: nothing to classify.
         warning = f"{graph.outputs[0]}: no class dim, the loss is taken to be the mean squared error"
@@ -92,23 +83,14 @@ def _append(graph: Graph, scores: Tensor, loss: Literal["cross_entropy", "mse"])
     tensors = dict(graph.tensors)
     operators = list(graph.operators)
     if loss == "mse":
-        target = Tensor(
-            name=_free(graph, "target"),
-            shape=scores.shape,
-            dtype=scores.dtype,
-            role="input",
-            batch_dim=scores.batch_dim,
-        )
+        target = replace(scores, name=_free(graph, "target"), role="input")
         kind, attributes = "MeanSquaredErrorLoss", {}
     else:
         scores = _squeezed(graph, scores, operators, tensors)
         dim = class_dim(scores)
         if dim == scores.batch_dim:
-            raise refuse(
-                "the output has no class dim",
-                f"{scores.name} {scores.shape}",
-                "Use `training.loss` = `mse`, or export the loss.",
-            )
+            repair = "Use `training.loss` = `mse`, or export the loss."
+            raise refuse("the output has no class dim", f"{scores.name} {scores.shape}", repair)
         shape = tuple(s for i, s in enumerate(scores.shape) if i != dim)
         batch = scores.batch_dim if scores.batch_dim is None or scores.batch_dim < dim else scores.batch_dim - 1
         target = Tensor(name=_free(graph, "labels"), shape=shape, dtype="int64", role="input", batch_dim=batch)
@@ -119,11 +101,8 @@ def _append(graph: Graph, scores: Tensor, loss: Literal["cross_entropy", "mse"])
     built = make_operator(kind, name=name, inputs=[scores, target], outputs=(name,), attributes=attributes)
     tensors[name] = built.outputs[0]
     operators.append(built.operator)
-    outputs = (*(o for o in graph.outputs[1:] if o in tensors), name)
-    if loss == "mse" or scores.name == graph.outputs[0]:
-        outputs = (graph.outputs[0], *outputs)
-    else:
-        outputs = (scores.name, *outputs)
+    first = graph.outputs[0] if loss == "mse" else scores.name
+    outputs = (first, *(o for o in graph.outputs[1:] if o in tensors), name)
     return rebuilt(graph, operators, tensors, outputs)
 
 

@@ -7,16 +7,15 @@ the weight and bias become pieces `W#q`, `W#k`, `W#v`, each with a sharding of i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
 
 from ir.batch import align
 from ir.graph import Graph, Operator, Tensor
-from ir.operators import Usage, make_operator
 from ir.operators.experts import PRODUCT
-from ir.rewrite import Rewrite
+from ir.rewrite import Additions, Rewrite
 
 
 @dataclass(frozen=True)
@@ -32,23 +31,15 @@ class _Cut:
 
 
 @dataclass
-class _Push:
+class _Push(Additions):
     """One fused tensor being taken apart."""
 
-    graph: Graph
-    labels: list[str]
-    """Names of the pieces, such as q, k and v."""
+    labels: list[str] = field(default_factory=list)
+    """Names of the pieces: q, k and v for three of equal size, else numbers."""
     removed: set[int] = field(default_factory=set)
     """Indices of the operators that are replaced."""
-    made: dict[int, list[Operator]] = field(default_factory=dict)
-    """Index of an operator -> the operators in its place."""
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    pieces: dict[str, tuple[str, int, int, int]] = field(default_factory=dict)
     known: dict[tuple[str, int, tuple[tuple[int, int], ...]], list[str] | None] = field(default_factory=dict)
     """Pieces by tensor, dim and bounds: an operand may be read twice by one operator."""
-
-    def tensor(self, name: str) -> Tensor:
-        return self.tensors.get(name) or self.graph.tensors[name]
 
     def piece(self, name: str, dim: int, bounds: Sequence[tuple[int, int]], reader: int) -> list[str] | None:
         """Names of the pieces of tensor `name` along `dim`; None where its producers cannot compute them separately."""
@@ -71,10 +62,10 @@ class _Push:
                 self.pieces[fresh] = (name, dim, start, stop)
                 found.append(fresh)
             return found
-        index = graph.producer.get(name)
-        if index is None:
+        op = graph.maker(name)
+        if op is None:
             return None
-        op = graph.operators[index]
+        index = graph.producer[name]
         self.removed.add(index)
         operands = self._operands(op, dim, bounds, index)
         if operands is None:
@@ -86,32 +77,10 @@ class _Push:
             if op.kind == "Reshape":
                 start, stop = bounds[number]
                 attributes["shape"] = tuple(stop - start if i == dim else s for i, s in enumerate(tensor.shape))
-            self.make(index, op, f"{op.name}#{label}", [o[number] for o in operands], out, attributes)
+            given = [parts[number] for parts in operands]
+            self.make(index, op.kind, f"{op.name}#{label}", given, out, attributes, is_view=op.is_view)
             outputs.append(out)
         return outputs
-
-    def make(
-        self,
-        index: int,
-        like: Operator,
-        name: str,
-        inputs: Sequence[str],
-        output: str,
-        attributes: Mapping[str, object],
-        kind: str = "",
-    ) -> None:
-        """Adds one operator in the place of operator `index`."""
-        built = make_operator(
-            kind or like.kind,
-            name=name,
-            inputs=[self.tensor(n) for n in inputs],
-            outputs=(output,),
-            attributes=attributes,
-            opset=like.opset,
-            usage=Usage(scope=like.scope, is_view=like.is_view),
-        )
-        self.tensors[output] = built.outputs[0]
-        self.made.setdefault(index, []).append(built.operator)
 
     def _operands(
         self, op: Operator, dim: int, bounds: Sequence[tuple[int, int]], index: int
@@ -122,12 +91,12 @@ class _Push:
         same = [[n] * len(bounds) for n in op.inputs]
         if op.kind == "MatMul" or (op.kind == "Gemm" and len(op.inputs) == 2):
             weight = graph.tensors[op.inputs[1]]
-            if dim != rank - 1 or len(weight.shape) != 2 or not self._is_weight(op.inputs[1]):
+            if dim != rank - 1 or len(weight.shape) != 2 or not graph.is_weight(op.inputs[1]):
                 return None
             side = 0 if dict(op.attributes).get("transB") else 1
             parts = self.piece(op.inputs[1], side, bounds, index)
             return None if parts is None else [same[0], parts]
-        if op.kind == PRODUCT and dim == rank - 1 and self._is_weight(op.inputs[1]):
+        if op.kind == PRODUCT and dim == rank - 1 and graph.is_weight(op.inputs[1]):
             parts = self.piece(op.inputs[1], len(graph.tensors[op.inputs[1]].shape) - 1, bounds, index)
             return None if parts is None else [same[0], parts]
         if op.kind == "Add":
@@ -164,12 +133,6 @@ class _Push:
             pieces = self.piece(op.inputs[0], ins[0], scaled, index)
             return None if pieces is None else [pieces]
         return None
-
-    def _is_weight(self, name: str) -> bool:
-        if self.graph.tensors[name].role == "parameter":
-            return True
-        index = self.graph.producer.get(name)
-        return index is not None and self.graph.operators[index].is_view
 
 
 def _cuts(graph: Graph, name: str) -> tuple[int, list[_Cut], list[int]] | None:
@@ -209,12 +172,6 @@ def _cuts(graph: Graph, name: str) -> tuple[int, list[_Cut], list[int]] | None:
     return (dim, cuts, list(readers)) if len(dims) == 1 and covers and meets else None
 
 
-def _labels(cuts: Sequence[_Cut]) -> list[str]:
-    """Names of pieces: q, k and v for three of equal size, else numbers."""
-    sizes = {c.stop - c.start for c in cuts}
-    return ["q", "k", "v"] if len(cuts) == 3 and len(sizes) == 1 else [str(i) for i in range(len(cuts))]
-
-
 def split_fused(graph: Graph) -> Graph:
     """Pushes every Split, group of Slices or of look-ups behind a linear operator up into its parameters.
 
@@ -226,7 +183,8 @@ def split_fused(graph: Graph) -> Graph:
         if taken is None:
             continue
         dim, cuts, readers = taken
-        push = _Push(graph, _labels(cuts))
+        is_qkv = len(cuts) == 3 and len({c.stop - c.start for c in cuts}) == 1
+        push = _Push(graph, labels=["q", "k", "v"] if is_qkv else [str(i) for i in range(len(cuts))])
         push.removed.update(readers)
         parts = push.piece(name, dim, [(c.start, c.stop) for c in cuts], readers[0])
         if parts is None or not push.pieces or push.removed & rewrite.made.keys():
@@ -235,7 +193,9 @@ def split_fused(graph: Graph) -> Graph:
         for part, cut in zip(parts, cuts, strict=True):
             if cut.drops_dim:
                 reader = graph.operators[graph.producer[cut.output]]
-                push.make(readers[0], reader, reader.name, [part], cut.output, {"axes": (dim,)}, kind="Squeeze")
+                push.make(readers[0], "Squeeze", reader.name, [part], cut.output, {"axes": (dim,)})
+                made = push.made[readers[0]]
+                made[-1] = made[-1].renamed({}, scope=reader.scope)
             else:
                 renamed[part] = cut.output
         for index in push.removed:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ir.errors import ModelTooExpensive, refuse
+from ir.errors import ModelTooExpensive, refuse, too_expensive
 
 # Bounds on a file (assumed).
 MAX_LAYERS = 5_000
@@ -66,9 +66,7 @@ class ProfiledLayer:
 
 def expensive(message: str, value: object) -> ModelTooExpensive:
     """The error for a profile that is too large, to be raised by the caller."""
-    return ModelTooExpensive(
-        message, field="model", value=value, repair="Profile coarser layers, such as whole blocks."
-    )
+    return too_expensive(message, value, "Profile coarser layers, such as whole blocks.")
 
 
 def parse(text: str) -> dict[int, ProfiledLayer]:

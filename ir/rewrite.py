@@ -12,23 +12,21 @@ from ir.operators import Usage, make_operator
 
 
 @dataclass
-class Rewrite:
-    """The changes to one graph."""
+class Additions:
+    """New operators and tensors of a graph."""
 
     graph: Graph
-    """The graph before the rewrite."""
+    """The graph before the changes."""
     made: dict[int, list[Operator]] = field(default_factory=dict)
     """Index of an operator -> the operators in its place; an empty list removes it."""
-    renamed: dict[str, str] = field(default_factory=dict)
-    """Name of a tensor -> name of the one that is read instead."""
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    """Tensors of the graph and of the new operators."""
+    """New tensors by name."""
     pieces: dict[str, tuple[str, int, int, int]] = field(default_factory=dict)
-    """See `Graph.pieces`."""
+    """New entries of `Graph.pieces`."""
 
-    def __post_init__(self) -> None:
-        self.tensors = dict(self.graph.tensors)
-        self.pieces = dict(self.graph.pieces)
+    def tensor(self, name: str) -> Tensor:
+        """A new tensor, or one of the graph."""
+        return self.tensors.get(name) or self.graph.tensors[name]
 
     def make(
         self,
@@ -47,7 +45,7 @@ class Rewrite:
         built = make_operator(
             kind,
             name=name,
-            inputs=[self.tensors[n] for n in inputs],
+            inputs=[self.tensor(n) for n in inputs],
             outputs=(output,),
             attributes=attributes,
             needs_gradient=needs_gradient,
@@ -56,6 +54,14 @@ class Rewrite:
         )
         self.tensors[output] = built.outputs[0]
         self.made.setdefault(at, []).append(built.operator)
+
+
+@dataclass
+class Rewrite(Additions):
+    """The changes to one graph, applied together."""
+
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Name of a tensor -> name of the one that is read instead."""
 
     def finish(self) -> Graph:
         """The rewritten graph; the same one where nothing changed."""
@@ -74,4 +80,5 @@ class Rewrite:
                 inputs, saved = tuple(map(final, op.inputs)), tuple(map(final, op.saved))
                 operators[i] = replace(op, inputs=inputs, saved=saved)
         outputs = tuple(map(final, self.graph.outputs))
-        return rebuilt(self.graph, operators, self.tensors, outputs, pieces=self.pieces)
+        tensors, pieces = {**self.graph.tensors, **self.tensors}, {**self.graph.pieces, **self.pieces}
+        return rebuilt(self.graph, operators, tensors, outputs, pieces=pieces)

@@ -28,7 +28,7 @@ def summarize(graph: Graph) -> dict[str, Any]:
         repeated types); num_linkage_groups (over unit types); coverage and heaviest, of the weights of `weights_of`;
         warnings.
     """
-    live = [op for op in graph.operators if not op.is_view and not op.is_constant]
+    live = [op for op in graph.operators if op.is_live]
     weights = weights_of(graph, live)
     blocks = find_units(graph)
     kinds = Counter(op.kind for op in live)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -43,9 +42,7 @@ class AutomapClient:
     def __enter__(self) -> AutomapClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -64,8 +61,8 @@ class AutomapClient:
         """Uploads an ONNX file.
 
         Args:
-            model: its bytes or path.
-            name: for people; empty = the graph's own.
+            model: bytes or path of the file.
+            name: name for people; empty = the name of the graph.
             dims: sizes of symbolic dims.
             parameters: globs over graph inputs that are parameters.
             batch_dims: data input -> its batch dim where that is not the leading one; None = it has none.
@@ -87,18 +84,14 @@ class AutomapClient:
         )
 
     def submit(
-        self,
-        model: str,
-        cluster: str | Mapping[str, Any],
-        training: Mapping[str, Any],
-        **options: Any,
+        self, model: str, cluster: str | Mapping[str, Any], training: Mapping[str, Any], **options: Any
     ) -> Document:
         """Submits a job.
 
         Args:
             model: id of an uploaded model, or `zoo:NAME`.
-            cluster: text or document.
-            training: at least `global_batch`.
+            cluster: text of a preset, or a cluster document.
+            training: training settings, at least `global_batch`.
             options: budget (`30s` or a number of evaluations), searchers (one after another, each with its share of
                 the budget), tie (share of the error band within which plans are equally fast, and the plainest
                 leaves), seed (of every random choice), hints (see `automap.hints`), trials ({top_k, steps,
@@ -136,10 +129,10 @@ class AutomapClient:
         """Waits for the end of a job.
 
         Args:
-            job_id: which.
+            job_id: id of the job.
             on_progress: called with the job every `every_s` seconds and at its end.
-            every_s: see `on_progress`.
-            timeout_s: None = no limit.
+            every_s: seconds between two calls of `on_progress`.
+            timeout_s: largest number of seconds to wait; None = no limit.
 
         Returns:
             the job, which succeeded.
@@ -192,9 +185,8 @@ class AutomapClient:
         try:
             response = self._http.request(method, path, **options)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as fault:
-            raise UserError(
-                f"not a URL ({fault})", field="url", value=self._url, repair="Write it as in http://127.0.0.1:8080."
-            ) from None
+            repair = "Write it as in http://127.0.0.1:8080."
+            raise UserError(f"not a URL ({fault})", field="url", value=self._url, repair=repair) from None
         except httpx.HTTPError as fault:
             text = f"{self._url} does not answer ({fault}). Is `automap serve` running there?"
             raise RemoteError(problem(0, "No answer", text)) from None

@@ -1,4 +1,4 @@
-"""What clusters can be named: the document of `GET /v1/clusters` and `automap clusters`."""
+"""The clusters that can be named: the document of `GET /v1/clusters` and `automap clusters`."""
 
 from __future__ import annotations
 

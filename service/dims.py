@@ -18,9 +18,8 @@ def parse_dims(texts: Sequence[str]) -> dict[str, int]:
     for text in texts:
         key, _, size = text.partition("=")
         if not key or not re.fullmatch("[0-9]{1,10}", size) or not 1 <= int(size) < 2**31:
-            raise ModelError(
-                "not a dim", field="dims", value=text, repair="Write name=size, as in batch=1 or sequence=1024."
-            )
+            repair = "Write name=size, as in batch=1 or sequence=1024."
+            raise ModelError("not a dim", field="dims", value=text, repair=repair)
         dims[key] = int(size)
     return dims
 
@@ -35,11 +34,7 @@ def parse_batch_dims(texts: Sequence[str]) -> dict[str, int | None]:
     for text in texts:
         name, _, place = text.rpartition("=")
         if not name or not re.fullmatch("[0-9]{1,2}|none", place):
-            raise ModelError(
-                "not a place of the batch",
-                field="batch_dims",
-                value=text,
-                repair="Write input=dim, as in tokens=1, or input=none.",
-            )
+            repair = "Write input=dim, as in tokens=1, or input=none."
+            raise ModelError("not a place of the batch", field="batch_dims", value=text, repair=repair)
         dims[name] = None if place == "none" else int(place)
     return dims

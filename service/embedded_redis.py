@@ -18,7 +18,6 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 
 import redis
 
@@ -44,12 +43,8 @@ def redis_binary() -> str:
         candidate = Path(folder) / "bin" / "redis-server"
         if os.access(candidate, os.X_OK):
             return str(candidate)
-    raise UserError(
-        "no redis-server was found",
-        field="redis_url",
-        value="unset",
-        repair="Install redis-server, or set AUTOMAP_REDIS_URL to a running one.",
-    )
+    repair = "Install redis-server, or set AUTOMAP_REDIS_URL to a running one."
+    raise UserError("no redis-server was found", field="redis_url", value="unset", repair=repair)
 
 
 class EmbeddedRedis:
@@ -77,12 +72,8 @@ class EmbeddedRedis:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as fault:
-            raise UserError(
-                f"cannot be written ({fault.strerror})",
-                field="data_dir",
-                value=str(self._folder.parent),
-                repair="Set AUTOMAP_DATA_DIR to a folder that you can write.",
-            ) from None
+            repair = "Set AUTOMAP_DATA_DIR to a folder that you can write."
+            raise self._fault(f"cannot be written ({fault.strerror})", repair) from None
         try:
             self._take_lock()
             self._socket_folder = tempfile.mkdtemp(prefix="automap-")
@@ -92,9 +83,7 @@ class EmbeddedRedis:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._clean()
 
     def is_alive(self) -> bool:
@@ -109,12 +98,8 @@ class EmbeddedRedis:
         """
         binary = redis_binary()
         if (self._folder / "appendonlydir").exists() and _major_version(binary) < 7:
-            raise UserError(
-                "was written by Redis 7 or newer, and this redis-server is older",
-                field="data_dir",
-                value=str(self._folder.parent),
-                repair="Put the newer redis-server on the PATH, or set AUTOMAP_DATA_DIR to another folder.",
-            )
+            repair = "Put the newer redis-server on the PATH, or set AUTOMAP_DATA_DIR to another folder."
+            raise self._fault("was written by Redis 7 or newer, and this redis-server is older", repair)
         options = {
             "port": "0",
             "unixsocket": f"{self._socket_folder}/redis.sock",
@@ -147,13 +132,13 @@ class EmbeddedRedis:
                     return
                 except (redis.ConnectionError, redis.exceptions.BusyLoadingError):
                     if not self.is_alive() or time.monotonic() > deadline:
-                        raise UserError(
-                            "the private redis-server did not start",
-                            field="data_dir",
-                            value=str(self._folder.parent),
-                            repair=f"See {self._folder / 'redis.log'}.",
-                        ) from None
+                        repair = f"See {self._folder / 'redis.log'}."
+                        raise self._fault("the private redis-server did not start", repair) from None
                     time.sleep(_POLL_S)
+
+    def _fault(self, message: str, repair: str) -> UserError:
+        """The error for the data folder, to be raised by the caller."""
+        return UserError(message, field="data_dir", value=str(self._folder.parent), repair=repair)
 
     def _take_lock(self) -> None:
         deadline = time.monotonic() + LOCK_TIMEOUT_S
@@ -163,12 +148,8 @@ class EmbeddedRedis:
                 return
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise UserError(
-                        "is in use by another running service",
-                        field="data_dir",
-                        value=str(self._folder.parent),
-                        repair="Stop it, or set AUTOMAP_DATA_DIR to another folder.",
-                    ) from None
+                    repair = "Stop it, or set AUTOMAP_DATA_DIR to another folder."
+                    raise self._fault("is in use by another running service", repair) from None
                 time.sleep(_POLL_S)
 
     def _clean(self) -> None:

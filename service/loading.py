@@ -20,9 +20,8 @@ def load_function(source: str) -> Callable[[], Any]:
     file, _, function = source.rpartition(":")
     path = Path(file)
     if not path.is_file() or not function:
-        raise ModelError(
-            "no such file", field="source", value=source, repair="Write FILE.py:FUNCTION, as in examples/gpt2.py:gpt2."
-        )
+        repair = "Write FILE.py:FUNCTION, as in examples/gpt2.py:gpt2."
+        raise ModelError("no such file", field="source", value=source, repair=repair)
     spec = importlib.util.spec_from_file_location(f"automap_user_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ModelError("not a Python file", field="source", value=source, repair="Write FILE.py:FUNCTION.")
@@ -32,11 +31,7 @@ def load_function(source: str) -> Callable[[], Any]:
     found = getattr(module, function, None)
     if not callable(found):
         names = [n for n, v in vars(module).items() if callable(v) and v.__module__ == spec.name and n.islower()]
-        raise ModelError(
-            "the file has no such function",
-            field="source",
-            value=function,
-            repair="Name one of " + ", ".join(n for n in names if not n.startswith("_")) + ".",
-        )
+        repair = "Name one of " + ", ".join(n for n in names if not n.startswith("_")) + "."
+        raise ModelError("the file has no such function", field="source", value=function, repair=repair)
     result: Callable[[], Any] = found
     return result

@@ -8,15 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from automap.errors import (
-    ClusterError,
-    ModelError,
-    ModelTooExpensive,
-    NothingFits,
-    PlanError,
-    ProblemError,
-    UserError,
-)
+from automap.errors import ClusterError, ModelError, ModelTooExpensive, NothingFits, PlanError, ProblemError, UserError
 
 MEDIA_TYPE = "application/problem+json"
 _PREFIX = "urn:automap:problem:"
@@ -44,16 +36,9 @@ class RemoteError(Exception):
 def problem_of(fault: UserError) -> dict[str, Any]:
     """The document of an error that the user can repair."""
     kind = next((kind for kind, (cls, _) in _KINDS.items() if type(fault) is cls), "invalid")
-    return {
-        "type": _PREFIX + kind,
-        "title": _KINDS[kind][1],
-        "status": 422,
-        "detail": str(fault),
-        "field": fault.field,
-        "value": fault.value,
-        "message": fault.message,
-        "repair": fault.repair,
-    } | ({"nearest": fault.nearest, "changes": list(fault.changes)} if isinstance(fault, NothingFits) else {})
+    return {"type": _PREFIX + kind, "title": _KINDS[kind][1], "status": 422, "detail": str(fault), **fault.texts} | (
+        {"nearest": fault.nearest, "changes": list(fault.changes)} if isinstance(fault, NothingFits) else {}
+    )
 
 
 def problem(status: int, title: str, detail: str = "", **more: object) -> dict[str, Any]:

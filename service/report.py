@@ -39,7 +39,8 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     if estimate is not None and search is not None:
         if comparison := against(plan):
             lines.append(("against", comparison))
-        lines.append(("found by", f"{search.found_by} in {search.evaluations:,} evaluations, seed {search.seed}"))
+        searcher = "the templates" if search.found_by == "expert" else search.found_by
+        lines.append(("found by", f"{searcher} in {search.evaluations:,} evaluations, seed {search.seed}"))
         if search.searchers:
             each = (f"{name} {'nothing' if s is None else seconds(s)}" for name, s in search.searchers.items())
             lines.append(("reached", ", ".join(each)))
@@ -49,7 +50,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
 
 
 def trials(search: SearchRecord) -> list[tuple[str, str]]:
-    """What came of each plan that was tried, and how far the estimates are from it."""
+    """Results of the trials, and how measured times compare with the estimates."""
     lines = []
     for trial in search.trials:
         found = trial.outcome.replace("_", " ")
@@ -68,7 +69,7 @@ def trials(search: SearchRecord) -> list[tuple[str, str]]:
 
 
 def gap(plan: Plan) -> str:
-    """How much faster another plan could be: one that the search can decide, unless the bound holds for any plan."""
+    """The lower bound on the step time of other plans: of those that the search can decide, or of all plans."""
     assert plan.estimate is not None and plan.search is not None
     least, anyhow, step_s = plan.search.lower_bound_s, plan.estimate.lower_bound_s, plan.estimate.step_time_s
     fastest_s = plan.search.fastest_s
@@ -84,20 +85,25 @@ def gap(plan: Plan) -> str:
 
 
 def against(plan: Plan) -> str:
-    """How much faster the plan is than what others would run, and than the fastest one of which it is an equal."""
+    """How much faster the plan is than what others would run, and that it ties with the fastest plan found."""
     assert plan.estimate is not None and plan.search is not None
-    texts = []
+    texts, ties = [], []
+    step_s, fastest_s = plan.estimate.step_time_s, plan.search.fastest_s
     names = {"dp": "pure data parallelism", "expert": "the best expert template", "yours": "your plan"}
     for key, name in names.items():
         baseline_s = plan.search.baselines.get(key)
-        if baseline_s is not None:
-            texts.append(f"{baseline_s / plan.estimate.step_time_s:.2f}x {name}")
+        # Of the plans that are as fast as the fastest one, the plainest leaves; the others are ties.
+        if baseline_s is not None and fastest_s is not None and fastest_s <= baseline_s < step_s:
+            ties.append(name)
+        elif baseline_s is not None:
+            texts.append(f"{baseline_s / step_s:.2f}x {name}")
         elif key in plan.search.baselines and key != "yours":
             texts.append(f"{name} does not fit into memory")
         elif key == "dp" and "expert" in plan.search.baselines:
             texts.append(f"{name} is not possible with this batch or these hints")
-    if plan.search.fastest_s is not None:
-        texts.append(f"{plan.search.fastest_s / plan.estimate.step_time_s:.2f}x the fastest plan found, which is a tie")
+    if fastest_s is not None:
+        others = f"{', '.join(ties)} and " if ties else ""
+        texts.append(f"as fast as {others}the fastest plan found ({fastest_s / step_s:.2f}x, a tie)")
     return ", ".join(texts)
 
 

@@ -48,7 +48,7 @@ def serve(
         host: address to bind.
         port: 0 = any free one.
         insecure: allow an address that others can reach, although there is no authentication yet.
-        on_ready: told the URL once the port is bound.
+        on_ready: called with the URL once the port is bound.
 
     Raises:
         UserError: the address is refused or taken, or the store cannot be used.
@@ -61,7 +61,9 @@ def serve(
             repair="Bind 127.0.0.1, or say --insecure if something in front of it decides who may come in.",
         )
     with contextlib.ExitStack() as stack:
-        signal.signal(signal.SIGTERM, _raise_exit)  # so that what follows is undone also before uvicorn listens
+        signal.signal(
+            signal.SIGTERM, lambda *_: sys.exit(0)
+        )  # so that what follows is undone also before uvicorn listens
         bound = stack.enter_context(contextlib.closing(_bind(host, port)))
         embedded = None
         if settings.redis_url is None:
@@ -83,14 +85,11 @@ def serve(
             timeout_graceful_shutdown=_GRACE_S,
             h11_max_incomplete_event_size=64 * 1024,
         )
-        on_ready(f"http://{_in_url(host)}:{bound.getsockname()[1]}")
+        name = f"[{host}]" if ":" in host else host
+        on_ready(f"http://{name}:{bound.getsockname()[1]}")
         # After its own shutdown uvicorn raises the signal again; ours then unwinds the stack.
         with contextlib.suppress(KeyboardInterrupt, SystemExit):
             uvicorn.Server(config).run(sockets=[bound])
-
-
-def _raise_exit(number: int, frame: object) -> None:
-    raise SystemExit(0)
 
 
 def _is_loopback(host: str) -> bool:
@@ -98,10 +97,6 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -112,11 +107,9 @@ def _bind(host: str, port: int) -> socket.socket:
         bound.bind((host, port))
         bound.listen(2048)
     except OSError as fault:
+        repair = "Name another address or port; --port 0 takes any free one."
         raise UserError(
-            f"cannot be bound ({fault.strerror})",
-            field="port",
-            value=f"{host}:{port}",
-            repair="Name another address or port; --port 0 takes any free one.",
+            f"cannot be bound ({fault.strerror})", field="port", value=f"{host}:{port}", repair=repair
         ) from None
     return bound
 

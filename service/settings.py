@@ -22,23 +22,23 @@ class Settings(BaseSettings):
     redis_url: str | None = None
     """A Redis of your own (`redis://...`, `unix://...`); unset = a private one in the data folder."""
     data_dir: Path = Field(default_factory=lambda: user_data_path("automap"))
-    """Where the private Redis keeps its append-only file."""
+    """Folder in which the private Redis keeps its append-only file."""
     num_workers: int = Field(default=1, ge=0, le=256)
     """Worker processes that `automap serve` supervises; each runs one job at a time."""
     max_model_bytes: int = Field(default=64 * MIB, ge=1)
     """Largest model file."""
     max_stored_bytes: int = Field(default=1024 * MIB, ge=1)
-    """All model files together."""
+    """Largest size of all model files together."""
     max_request_bytes: int = Field(default=4 * MIB, ge=1)
     """Largest body of every other request."""
     max_queued_jobs: int = Field(default=1000, ge=1)
-    """Jobs that may wait."""
+    """Largest number of jobs that wait."""
     max_budget_s: float = Field(default=3600.0, gt=0)
     """Longest search; also the time that a budget in evaluations gets."""
     max_wait_s: float = Field(default=30.0, ge=0)
     """Longest long poll; a longer `wait` is cut to it."""
     upload_timeout_s: float = Field(default=120.0, gt=0)
-    """An upload that takes longer is refused."""
+    """Longest upload; one that takes longer is refused."""
     allowed_hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "::1")
     """Names that the Host header may have (against DNS rebinding); `*` = any."""
     log_level: str = "WARNING"

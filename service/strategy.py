@@ -1,4 +1,4 @@
-"""What a plan does, in one line: what every mesh axis is for, and what is out of the ordinary.
+"""A plan in one line: the use of every mesh axis, and everything that is unusual.
 
 `pipeline 2 × 4 replicas × tensor parallel 8 · 16 micro-batches of 32 · ZeRO 1 · recompute full`. An axis is named by
 what operators do on it, whatever the plan calls it. Knows the plan alone, not its model.
@@ -28,7 +28,9 @@ def strategy(plan: Plan) -> str:
         parts.append("stages of " + " / ".join(meshes))
     elif any(size > 1 for _, size in stages[0].mesh):
         parts += meshes
-    words = [*_idle(plan), " × ".join(parts) or "one device"]
+    used, there = num_devices(plan)
+    words = [f"{used} of {there} devices"] if used < there else []
+    words.append(" × ".join(parts) or "one device")
     count = plan.num_micro_batches
     words.append(
         f"{count} micro-batches of {plan.samples_per_micro_batch}"
@@ -50,18 +52,13 @@ def strategy(plan: Plan) -> str:
 
 
 def num_devices(plan: Plan) -> tuple[int, int]:
-    """How many devices a plan uses, and how many its cluster has."""
+    """Number of devices that a plan uses, and number of devices of its cluster."""
     used = {device for stage in plan.stages for device in parse_devices(stage.devices)}
     return len(used), sum(int(node["num_devices"]) * int(node.get("count", 1)) for node in plan.cluster["nodes"])
 
 
-def _idle(plan: Plan) -> list[str]:
-    used, there = num_devices(plan)
-    return [f"{used} of {there} devices"] if used < there else []
-
-
 def _axes(stage: Stage) -> list[str]:
-    """What each axis of several ranks is for; those that split the batch are one, wherever they stand."""
+    """The use of each axis of several ranks; axes that split the batch count as one, wherever they are."""
     live = {axis: size for axis, size in stage.mesh if size > 1}
     batch = [axis for axis in live if axis in stage.batch_axes]
     words = []
@@ -81,7 +78,7 @@ def _axes(stage: Stage) -> list[str]:
 
 
 def _shares(plan: Plan) -> list[str]:
-    """Samples of a rank where not all have as many."""
+    """Least and most samples of a rank, if not all ranks have equally many."""
     found: set[int] = set()
     for stage in plan.stages:
         ranks = dict(stage.mesh).get(stage.batch_axes[0], 1) if stage.batch_axes else 1

@@ -10,7 +10,7 @@ from automap.jit import KERNELS, Kernel
 
 
 def main() -> None:
-    """After it, no call of a kernel waits for more than its work."""
+    """Makes all kernels ready, so that no later call waits for a compilation."""
     root = Path(automap.__file__).parent.parent
     folders = [root / "automap", root / "envs"]
     paths = [path.relative_to(root).with_suffix("") for folder in folders for path in folder.rglob("*.py")]

@@ -23,7 +23,7 @@ from typing import Literal
 
 from automap.plan import Plan
 from automap.problem import Problem
-from automap.verify.model import Model, is_live
+from automap.verify.model import Model
 from automap.verify.parameters import Held, held_parameters
 from automap.verify.reading import Chunk, place_chunks
 
@@ -132,7 +132,7 @@ def _leaves_sum(name: str, index: int, axis: str, chunk: Chunk, model: TrafficMo
     read = {placed.inputs[slot] for slot, given in enumerate(op.inputs) if given == name}
     if read != {"B"}:
         return False
-    if is_live(op):
+    if op.is_live:
         if model.legal(index)[placed] is not None:
             # The axis splits a factor that the parameter does not have.
             return True

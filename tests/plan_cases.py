@@ -95,7 +95,7 @@ def spatial(name, model, devices, *, batch=8, batch_norm):
     space = PlanSpace(problem)
     shape = next(s for s in space.shapes if (s.tp, s.num_micro_batches) == (2, 2))
     values = list(space.even_values(shape, recompute="none", zero=0))
-    for slot in space.slots[space.first_signature :]:
+    for slot in space.slots[space.first.signature :]:
         unit = space.linkage.types[slot.unit_type]
         table, legal = unit.signatures[unit.groups[slot.group].leader], space.legal(values)
         wanted = 0 if space.axes[slot.index] == "dp" else 2

@@ -16,11 +16,13 @@ import torch.multiprocessing as mp
 from automap.cluster import parse_cluster
 from automap.plan import Plan
 from automap.price.evaluator import Evaluator
+from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.runtime.executor.optimizer import LEARNING_RATE, Optimizer
 from automap.runtime.executor.runner import join
 from automap.runtime.executor.stage_executor import loss_scale
-from automap.runtime.mesh_groups import Groups
+from automap.runtime.executor.stage_program import stage_programs
+from automap.runtime.mesh_groups import Groups, make_meshes
 from automap.runtime.operators.apply import run
 from automap.runtime.redistribute import Sent, record
 from automap.space.space import PlanSpace
@@ -92,6 +94,12 @@ def expert_plan(
 def with_stages(plan, **changes):
     """The plan with all its stages changed."""
     return replace(plan, stages=tuple(replace(stage, **changes) for stage in plan.stages))
+
+
+def programs_of(plan, evaluator):
+    """The programs of all stages of a plan, without processes."""
+    lowered = lower_plan(plan, evaluator)
+    return stage_programs(plan, lowered, evaluator, make_meshes(plan, lowered.axes), torch.float32)
 
 
 def whole_values(graph, seed=0):

@@ -154,7 +154,7 @@ def _with_cuts(space: PlanSpace, values: Values, ends: Sequence[int], modes: Seq
     for chunk, end in enumerate([*ends, space.num_units]):
         if chunk < shape.pp - 1:
             candidates = space.candidates(start, chunk, shape.num_chunks, shares[chunk]).tolist()
-            found[space.first_cut + chunk] = candidates.index(end) if end in candidates else 0
-        found[space.first_recompute + chunk] = int(modes[chunk][start, end])
+            found[space.first.cut + chunk] = candidates.index(end) if end in candidates else 0
+        found[space.first.recompute + chunk] = int(modes[chunk][start, end])
         start = end
     return space.repair(found)

@@ -138,7 +138,7 @@ def _by_mesh(space: PlanSpace, plans: Sequence[Values]) -> list[Values]:
     """The first plan of each skeleton: first the first skeletons of all meshes, then their second ones, and so on."""
     skeletons: dict[Values, Values] = {}
     for values in plans:
-        skeletons.setdefault(values[: space.first_signature], values)
+        skeletons.setdefault(values[: space.first.signature], values)
     turns: Counter[tuple[int, ...]] = Counter()
     ranked = []
     for number, (skeleton, values) in enumerate(skeletons.items()):
@@ -181,7 +181,7 @@ class SkeletonSearch:
             values: the plan.
             rounds: number of solves at most, each at the plan that the one before it has found.
         """
-        graph = self._graph(values[: self.space.first_signature])
+        graph = self._graph(values[: self.space.first.signature])
         picked = graph.picked(values)
         if picked is None:
             picked = tuple(0 for _ in graph.nodes)
@@ -208,7 +208,7 @@ class SkeletonSearch:
 
     def _keep(self, values: Values, worth: Worth) -> None:
         """Keeps a plan if it is the best of its skeleton."""
-        skeleton = values[: self.space.first_signature]
+        skeleton = values[: self.space.first.signature]
         if skeleton not in self.best or worth < self.best[skeleton][0]:
             self.best[skeleton] = (worth, values)
 
@@ -249,7 +249,7 @@ class SkeletonSearch:
 
     def _polish(self, values: Values) -> None:
         """Tries every change of one group's joint signatures, then all changes that gain together, until none gains."""
-        graph = self._graph(values[: self.space.first_signature])
+        graph = self._graph(values[: self.space.first.signature])
         picked = graph.picked(values)
         while picked is not None and not self.incumbent.finished:
             worth, _ = self.best[graph.skeleton]
@@ -266,7 +266,7 @@ class SkeletonSearch:
 
     def neighbours(self, values: Values) -> list[Values]:
         """Plans of other skeletons on the same mesh that keep the signatures of a plan as far as they are legal."""
-        space, first = self.space, self.space.first_signature
+        space, first = self.space, self.space.first.signature
         shape = space.shape(values)
         found: list[list[int]] = []
         tried = {"cut": TRIED_CUTS, "recompute": len(space.modes), "zero": len(space.zeros)}
@@ -279,7 +279,7 @@ class SkeletonSearch:
             if slot.index < idle.get(slot.kind, 1):
                 others = range(min(slot.num_values, tried.get(slot.kind, 0)))
                 found += [[*values[:at], other, *values[at + 1 :]] for other in others if other != values[at]]
-        ranks = range(space.first_recompute, space.first_recompute + shape.pp)
+        ranks = range(space.first.recompute, space.first.recompute + shape.pp)
         for mode in np.flatnonzero(space.modes).tolist():
             found.append([mode if at in ranks else v for at, v in enumerate(values)])
         for other in space.shapes:
@@ -287,9 +287,9 @@ class SkeletonSearch:
                 row = space.meshes.values(other)
                 plan = [*row, *values[len(row) :]]
                 if other.virtual != shape.virtual:
-                    plan[space.first_cut : space.first_recompute] = [0] * (space.first_recompute - space.first_cut)
+                    plan[space.first.cut : space.first.recompute] = [0] * (space.first.recompute - space.first.cut)
                 if other.virtual > 1:
-                    plan[space.first_stage] = 0
+                    plan[space.first.schedule] = 0
                 found.append(plan)
         legal = (space.repair(plan[:first]) for plan in found)
         skeletons = dict.fromkeys([*(v[:first] for v in cut_anew(space, values)), *legal])

@@ -1,1 +1,1 @@
-"""What is made of the plans that a search found."""
+"""Choices among the plans that a search found, and advice where no plan fits."""

@@ -32,9 +32,9 @@ class Candidate(Generic[T]):
     step_time_s: float
     """Step time of the plan."""
     mesh: Hashable
-    """What plans with the same mesh have in common."""
+    """Key that plans with the same mesh share."""
     shape: Hashable
-    """What plans with the same shape have in common."""
+    """Key that plans with the same shape share."""
     item: T
     """The plan itself, or what stands for it."""
 
@@ -52,7 +52,7 @@ def unlike(candidates: Iterable[Candidate[T]], count: int) -> list[Candidate[T]]
 
 
 def unlike_plans(plans: Iterable[Plan], count: int) -> tuple[Plan, ...]:
-    """The same, of plans that have estimates."""
+    """The fastest `count` plans that are unlike each other, of the plans that have estimates."""
     with_times = ((plan, plan.estimate.step_time_s) for plan in plans if plan.estimate is not None)
     return tuple(found.item for found in unlike((candidate(plan, step_s, plan) for plan, step_s in with_times), count))
 

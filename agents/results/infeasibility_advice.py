@@ -17,7 +17,7 @@ import numpy as np
 
 from automap.cluster import Cluster, Node, known_devices, parse_cluster
 from automap.errors import ClusterError, NothingFits, ProblemError
-from automap.hints import Fix, Hints
+from automap.hints import Fix
 from automap.price.estimate import annotate
 from automap.problem import Problem
 from automap.records import to_json
@@ -153,14 +153,15 @@ def _freed(problem: Problem) -> Iterator[Change]:
         value = getattr(hints.fix, name)
         if value is not None:
             about = f"leave {name} free (hints.fix.{name} is {value})"
-            free = _with(problem, replace(hints, fix=replace(hints.fix, **{name: None})))
+            free = _changed(problem, hints=replace(hints, fix=replace(hints.fix, **{name: None})))
             yield Change(f"hints.fix.{name}", "null", about, free)
     if hints.constraints:
-        free = _with(problem, replace(hints, constraints=()))
+        free = _changed(problem, hints=replace(hints, constraints=()))
         yield Change("hints.constraints", "[]", "leave out hints.constraints", free)
     if hints.memory_reserve_bytes > 0:
         about = f"reserve no memory (now {hints.memory_reserve_bytes / GIB:.1f} GiB)"
-        yield Change("hints.memory_reserve_bytes", "0", about, _with(problem, replace(hints, memory_reserve_bytes=0.0)))
+        free = _changed(problem, hints=replace(hints, memory_reserve_bytes=0.0))
+        yield Change("hints.memory_reserve_bytes", "0", about, free)
 
 
 def _all_freed(problem: Problem) -> Iterator[Change]:
@@ -168,12 +169,14 @@ def _all_freed(problem: Problem) -> Iterator[Change]:
     hints = problem.hints
     if hints.fix != Fix() or hints.constraints or hints.memory_reserve_bytes:
         about = "leave out hints.fix, hints.constraints and hints.memory_reserve_bytes together"
-        free = _with(problem, replace(hints, fix=Fix(), constraints=(), memory_reserve_bytes=0.0))
+        free = _changed(problem, hints=replace(hints, fix=Fix(), constraints=(), memory_reserve_bytes=0.0))
         yield Change("hints", "{}", about, free)
 
 
-def _with(problem: Problem, hints: Hints) -> Callable[[], Problem]:
-    return partial(Problem.build, problem.graph, problem.cluster, problem.training, hints)
+def _changed(problem: Problem, **changes: Any) -> Callable[[], Problem]:
+    """Builds the problem with another cluster, training or hints."""
+    parts = {field.name: getattr(problem, field.name) for field in fields(Problem)}
+    return partial(Problem.build, **parts | changes)
 
 
 def _trainings(problem: Problem) -> Iterator[Change]:
@@ -195,8 +198,7 @@ def _batches(problem: Problem) -> Iterator[Change]:
 
 def _trained(problem: Problem, about: str, name: str, value: Any) -> Change:
     training = to_json(problem.training) | {name: value}
-    make = partial(Problem.build, problem.graph, problem.cluster, training, problem.hints)
-    return Change(f"training.{name}", str(value), about, make)
+    return Change(f"training.{name}", str(value), about, _changed(problem, training=training))
 
 
 # -- hardware --------------------------------------------------------------------------------------------------------
@@ -254,8 +256,7 @@ def _enlarged(problem: Problem, hosts: int, each: int) -> Change:
     nodes = tuple(replace(node, count=hosts, num_devices=each) if node is row else node for node in cluster.nodes)
     name = "+".join(f"{n.count}x{n.num_devices}x{n.device}" for n in nodes)
     grown = replace(cluster, nodes=nodes, name=name)
-    make = partial(Problem.build, problem.graph, grown, problem.training, problem.hints)
-    return Change("cluster", name, f"{grown.num_devices} such devices ({name})", make)
+    return Change("cluster", name, f"{grown.num_devices} such devices ({name})", _changed(problem, cluster=grown))
 
 
 def _larger(problem: Problem) -> Iterator[Change]:
@@ -269,5 +270,4 @@ def _larger(problem: Problem) -> Iterator[Change]:
     for device in sorted(roomier, key=lambda d: (d.memory_GiB, d.name)):
         text = "+".join(f"{node.count}x{node.num_devices}x{device.name}" for node in cluster.nodes)
         about = f"devices with {device.memory_GiB:.0f} GiB, such as {device.name} ({text})"
-        make = partial(Problem.build, problem.graph, parse_cluster(text), problem.training, problem.hints)
-        yield Change("cluster", text, about, make)
+        yield Change("cluster", text, about, _changed(problem, cluster=parse_cluster(text)))

@@ -63,7 +63,7 @@ def _best_silent(space: PlanSpace) -> list[Found]:
     """The best unlike templates with replicas and without ZeRO, if gradients were never reduced."""
     silent = PlanSpace(space.problem, Silent(space.problem, space.evaluator.tables), limits=space.limits)
     diverse, best, best_s = DiverseTopK(silent), None, math.inf
-    listed = (v for shape, v in templates(silent) if shape.replicas > 1 and v[silent.zero_slot] == 0)
+    listed = (v for shape, v in templates(silent) if shape.replicas > 1 and v[silent.first.zero] == 0)
     while some := list(itertools.islice(listed, TEMPLATES)):
         values = np.array(some, dtype=np.int64)
         priced = silent.price(values)

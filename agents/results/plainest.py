@@ -162,7 +162,7 @@ def _candidates(
     listed = np.array([values for _, values in templates(space)], dtype=np.int64)
     fast = listed[_within_limit(space, listed, limit_s)]
     # Templates with the fewest values other than 0 come first.
-    order = np.lexsort((space.price(fast)[:, 0], (fast[:, : space.first_signature] > 0).sum(axis=1)))
+    order = np.lexsort((space.price(fast)[:, 0], (fast[:, : space.first.signature] > 0).sum(axis=1)))
     found = {tuple(row): ("expert", True) for row in fast[order[:MOST_TEMPLATES]].tolist()}
     is_template = {tuple(row) for row in fast.tolist()}
     given = np.array([values for values, _ in others], dtype=np.int64).reshape(len(others), len(space.slots))

@@ -11,16 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints, Mask
 from automap.bounds.partial_plans import BoundTable
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.schedule import SPLIT_KINDS
 from automap.space.space import PlanSpace, Slot
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 LISTED = 4096
 """About how many plans `plans` lists at a time (assumed)."""
@@ -94,7 +90,7 @@ class Enumeration:
     def extend(self, some: Beginnings) -> Beginnings:
         """Every legal continuation by one slot, in the order of the values, with the bounds of what it continues."""
         slot = self.space.slots[some.values.shape[1]]
-        if some.values.shape[1] == self.space.first_signature:
+        if some.values.shape[1] == self.space.first.signature:
             some = self._with_meshes(some)
         keys = self._keys(slot, some)
         first, alike = _distinct(keys)
@@ -121,7 +117,7 @@ class Enumeration:
 
     def _with_meshes(self, some: Beginnings) -> Beginnings:
         """The same beginnings with their sets of meshes."""
-        first, alike = _distinct(some.values[:, : self.space.first_cut])
+        first, alike = _distinct(some.values[:, : self.space.first.cut])
         numbers = []
         for row in some.values[first].tolist():
             sizes, samples = self.space.unlike_meshes(row)
@@ -141,9 +137,9 @@ class Enumeration:
     def _keys(self, slot: Slot, some: Beginnings) -> Ints:
         """[n, columns] key of each beginning: all that the legal values of a slot depend on."""
         values, space = some.values, self.space
-        if len(values[0]) < space.first_cut:
+        if len(values[0]) < space.first.cut:
             return values
-        shape = values[:, : space.first_cut]
+        shape = values[:, : space.first.cut]
         if slot.kind == "cut":
             return np.concatenate([shape, some.ends[:, -1:]], axis=1)
         if slot.kind == "recompute" and space.constrained.recomputes:
@@ -157,15 +153,17 @@ class Enumeration:
     def bounded(self, some: Beginnings) -> Beginnings:
         """The same beginnings with bounds that take all their decisions into account."""
         depth = some.values.shape[1]
-        if depth >= self.space.first_signature:
+        if depth >= self.space.first.signature:
             values = np.full((len(some), len(self.space.slots)), -1, dtype=np.int64)
             values[:, :depth] = some.values
             found = self.space.bound(values)
-        elif depth <= self.space.first_cut:
-            found = np.array([self._of_shapes[tuple(row)] for row in some.values[:, : self.space.first_stage].tolist()])
+        elif depth <= self.space.first.cut:
+            found = np.array(
+                [self._of_shapes[tuple(row)] for row in some.values[:, : self.space.first.schedule].tolist()]
+            )
         else:
             found = some.bounds.copy()
-            stages, alike = np.unique(some.values[:, : self.space.first_cut], axis=0, return_inverse=True)
+            stages, alike = np.unique(some.values[:, : self.space.first.cut], axis=0, return_inverse=True)
             for number, values in enumerate(stages.tolist()):
                 rows = np.flatnonzero(alike.reshape(-1) == number)
                 found[rows, 0] = self._pipeline_bounds(tuple(values), some.take(rows))
@@ -175,8 +173,8 @@ class Enumeration:
         """`BoundTable.work` of the stages that `values` decide, and [ranks] their devices."""
         if values not in self._works:
             space = self.space
-            number = self._shapes[values[: space.first_stage]]
-            is_unlike = any(values[space.first_stage + 2 : space.shares_slot])
+            number = self._shapes[values[: space.first.schedule]]
+            is_unlike = any(values[space.first.schedule + 2 : space.first.shares])
             stages = space.rows_seen(values) if is_unlike else ()
             devices = np.array(space.stage_devices(values), dtype=np.float64)
             self._works[values] = (*self.table.work(number, stages), devices)
@@ -201,7 +199,7 @@ class Enumeration:
             rank = chunk % shape.pp
             first, last = edges[:, chunk], edges[:, chunk + 1]
             work[:, chunk] = least[rank, last] - least[rank, first]
-            slot = space.first_recompute + rank
+            slot = space.first.recompute + rank
             if slot < some.values.shape[1]:
                 is_full = some.values[:, slot] == RECOMPUTE_MODES.index("full")
                 work[:, chunk] += (added[rank, last] - added[rank, first]) * is_full
@@ -209,7 +207,7 @@ class Enumeration:
         before = np.zeros_like(busy)
         passed = min(known, shape.pp - 1)
         before[:, 1 : passed + 1] = np.cumsum(work[:, :passed], axis=1)
-        if shape.virtual == 1 and space.schedules[values[space.first_stage]] in SPLIT_KINDS:
+        if shape.virtual == 1 and space.schedules[values[space.first.schedule]] in SPLIT_KINDS:
             # Gradients of weights may fill the pipeline.
             before[:] = 0.0
         count = shape.num_micro_batches

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints, Mask
 from automap.bounds.kernels.step_many import BEGIN, EpisodeArrays, LowerBounds, step_many
 from automap.bounds.kernels.unit_lower_bounds import UnitBounds, forced_signatures, unit_lower_bounds
 from automap.price.lowered_plan import RECOMPUTE_MODES, spread
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Slot, Values
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +28,6 @@ class Bound:
     """Seconds of a step."""
     overflow: float
     """Largest share of its memory by which a device overflows; at most 0 where the plan may fit."""
-
-
-class _Least(NamedTuple):
-    """The least that units of each type cost on one rank."""
-
-    work_s: Floats
-    """[settings, types] see `UnitBounds`."""
-    again_s: Floats
-    """[settings, types] see `UnitBounds`."""
-    state_bytes: Floats
-    """[settings, types] bytes of parameters, gradients and moments under the ZeRO stage that leaves least."""
-    saved_bytes: Floats
-    """[settings, types] see `UnitBounds`."""
-    sent_bytes: Floats
-    """[settings, types] see `UnitBounds`."""
 
 
 class BoundTable:
@@ -75,7 +56,7 @@ class BoundTable:
         # Rows of the tables: the settings, then the least of all settings that stages of equal size may be in.
         sets: dict[tuple[int, ...], int] = {(setting,): setting for setting in range(len(settings))}
         self._rows = np.array([sets.setdefault(some, len(sets)) for some in even], dtype=np.int64)
-        found = _Least(*(np.array([column[list(some)].min(axis=0) for some in sets]) for column in least))
+        found = UnitBounds(*(np.array([column[list(some)].min(axis=0) for some in sets]) for column in least))
         units = space.arrays.units
         self._again = self._before(np.maximum(0.0, found.again_s - found.work_s))
         self.shape_bounds = np.array(
@@ -110,7 +91,7 @@ class BoundTable:
         # np.pad keeps the order of the columns in memory; the kernels read rows.
         return np.ascontiguousarray(np.pad(np.cumsum(of_types[:, self.space.arrays.units], axis=1), ((0, 0), (1, 0))))
 
-    def _least(self, even: Sequence[Sequence[int]], unlike: Sequence[Sequence[int]]) -> tuple[Ints, _Least]:
+    def _least(self, even: Sequence[Sequence[int]], unlike: Sequence[Sequence[int]]) -> tuple[Ints, UnitBounds]:
         """[settings, 2] stage and samples, and what units cost there at least."""
         space, evaluator = self.space, self.space.evaluator
         settings = np.array(list(self.settings), dtype=np.int64)
@@ -118,17 +99,16 @@ class BoundTable:
         exposed = np.asarray(evaluator.exposed, dtype=np.float64)
         again = RECOMPUTE_MODES.index("full")
         unit_lower_bounds(space.compiled, settings, self._forced(settings, even, unlike), exposed, again, found)
-        stage = int(np.flatnonzero(space.zeros).max())
-        parameter, gradient, optimizer = space.problem.state_bytes
-        sharded = (stage >= 3) * parameter + (stage >= 2) * gradient + (stage >= 1) * optimizer
-        state_bytes = sharded * found.zero_parameters + (parameter + gradient + optimizer - sharded) * found.parameters
         slow, fast = np.array(list(self._pairs), dtype=np.int64).reshape(-1, 2).T
-        return np.concatenate([settings, settings[slow]]), _Least(
-            work_s=np.concatenate([found.work_s, found.work_s[fast]]),
-            again_s=np.concatenate([found.again_s, found.again_s[fast]]),
-            state_bytes=np.concatenate([state_bytes, state_bytes[slow]]),
-            saved_bytes=np.concatenate([found.saved_bytes, found.saved_bytes[slow]]),
-            sent_bytes=np.concatenate([found.sent_bytes, np.minimum(found.sent_bytes[slow], found.sent_bytes[fast])]),
+        pairs = UnitBounds(
+            work_s=found.work_s[fast],
+            again_s=found.again_s[fast],
+            state_bytes=found.state_bytes[slow],
+            saved_bytes=found.saved_bytes[slow],
+            sent_bytes=np.minimum(found.sent_bytes[slow], found.sent_bytes[fast]),
+        )
+        return np.concatenate([settings, settings[slow]]), UnitBounds(
+            *map(np.concatenate, zip(found, pairs, strict=True))
         )
 
     def _forced(self, settings: Ints, even: Sequence[Sequence[int]], unlike: Sequence[Sequence[int]]) -> Ints:
@@ -182,15 +162,13 @@ class BoundTable:
 
     def _even(self, shape: Shape) -> tuple[int, ...]:
         """Settings of the ranks of a shape whose stages are alike, in any order of the devices."""
-        meshes, arrays = self.space.meshes, self.space.arrays
-        at = meshes.degrees.index(shape.pp), meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
-        rows: set[int] = set()
-        for order in range(meshes.num_orders(shape.pp)):
-            first = int(arrays.even_layouts[order][at]["first"])
-            rows.update(arrays.stages[first : first + shape.pp].tolist())
+        meshes = self.space.meshes
+        rows = sorted(
+            {row for order in range(meshes.num_orders(shape.pp)) for row in self.space.even_rows(shape, order)}
+        )
         count = meshes.micro_batches.index(shape.num_micro_batches)
-        shared = [setting for row in sorted(rows) for setting in self._shared(row, count)]
-        return (*(self._setting(row, shape.samples) for row in sorted(rows)), *shared)
+        shared = [setting for row in rows for setting in self._shared(row, count)]
+        return (*(self._setting(row, shape.samples) for row in rows), *shared)
 
     def _unlike(self, shape: Shape) -> tuple[int, ...]:
         """Settings of all stages that a shape may have where they are of unlike size."""
@@ -209,7 +187,7 @@ class BoundTable:
         return (*even, *shared)
 
     def _of_shape(
-        self, shape: Shape, settings: Ints, least: _Least, even: Sequence[int], unlike: Sequence[int]
+        self, shape: Shape, settings: Ints, least: UnitBounds, even: Sequence[int], unlike: Sequence[int]
     ) -> tuple[float, float]:
         """Seconds and overflow that no plan of a shape goes below; see `_least`."""
         space, arrays = self.space, self.space.arrays
@@ -252,7 +230,6 @@ class BoundTable:
         """Least seconds of a micro-batch in all units before each, and what recomputation adds to them.
 
         Args:
-            number: of the shape.
             stages: [ranks] rows of `SpaceArrays.axes`, of stages of unlike size; empty where they are alike.
 
         Returns:
@@ -287,8 +264,6 @@ class PartialPlans:
         """Begins `count` plans.
 
         Args:
-            table: bounds of the space.
-            count: of plans.
             most: only values below it are offered; None = all.
             free_ranks: on longer pipelines a rank, but for the last one, recomputes no more than the one before it;
                 None = every rank is free.
@@ -316,9 +291,9 @@ class PartialPlans:
         self.step(np.full(count, BEGIN, dtype=np.int64))
 
     @property
-    def done(self) -> npt.NDArray[np.bool_]:
+    def done(self) -> Mask:
         """[plans] whether every slot is decided."""
-        done: npt.NDArray[np.bool_] = self.episodes.position == len(self.space.slots)
+        done: Mask = self.episodes.position == len(self.space.slots)
         return done
 
     def step(self, actions: Ints) -> None:
@@ -361,7 +336,7 @@ class PartialPlan:
     @property
     def shape(self) -> Shape | None:
         """The shape once it is decided."""
-        return self.space.shape(self.values) if self.position >= self.space.first_cut else None
+        return self.space.shape(self.values) if self.position >= self.space.first.cut else None
 
     def legal(self) -> Ints:
         """Legal values of the slot to decide."""

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints
 from automap.cost_graph.kernels.group_costs import COLUMNS, GroupValues, exchange, vary
 from automap.price.kernels.array_types import Rows, columns_of, numbers_of
 from automap.price.kernels.collectives import SUMMED, UNKNOWN
@@ -22,10 +22,6 @@ from automap.price.kernels.stage_records import Unit
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
 from automap.space.space import PlanSpace, Values
 from ir.factors import BROADCAST, PARTIAL
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 NO_MEMBERS = np.empty(0, dtype=np.int64)
 NO_ASSIGNMENT = np.empty((1, 0), dtype=np.int64)
@@ -77,7 +73,7 @@ def joint_values(space: PlanSpace, skeleton: Values) -> tuple[Ints, ...]:
     found = []
     num_axes = len(space.axes)
     for number in range(len(space.group_rows)):
-        slot = space.first_signature + number * num_axes
+        slot = space.first.signature + number * num_axes
         before = [*skeleton, *[0] * (slot - len(skeleton))]
         values: list[tuple[int, ...]] = [()]
         for _ in space.axes:
@@ -99,10 +95,7 @@ class GroupCosts:
         """Builds the nodes; factors are built on first use.
 
         Args:
-            space: plan space of the problem.
             legal: legal values of each group, see `joint_values`.
-            lowered: a plan of any skeleton on the mesh.
-            rank: the pipeline rank.
         """
         self.space = space
         self._tables = tables = space.evaluator.tables.arrays
@@ -129,7 +122,6 @@ class GroupCosts:
         """Factors between a unit and the one before it.
 
         Args:
-            unit_type: type of the unit.
             before: type of the unit before it.
             opens: whether the unit is the first of a chunk: a partial tensor is reduced before it is sent.
         """
@@ -248,7 +240,6 @@ class GroupCosts:
         """Conversions of one tensor to the operands that read it, in their order.
 
         Args:
-            unit_type: type of the unit.
             reading: operand rows that read the tensor.
             made: operand row of the output that makes it.
             placements: [values, axes] its placement under each value of the node that makes it.

@@ -18,22 +18,18 @@ are sums over the graph. The waits of the host, the step time and the memory of 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints
 from automap.cost_graph.factors import Factor, GroupCosts, joint_values
 from automap.cost_graph.kernels.group_costs import COLUMNS, NUM_ALWAYS
 from automap.cost_graph.unit_rows import UnitRows
 from automap.price.evaluator import blank
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan, UnitCall
 from automap.space.space import PlanSpace, Values
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 MAX_CACHED = 24
 """Largest number of stages whose group costs are cached; the oldest ones are dropped."""
@@ -99,7 +95,6 @@ class CostGraph:
         """Builds the graph.
 
         Args:
-            space: plan space of the problem.
             skeleton: values of all slots before the first signature.
             cache: what the graphs of several skeletons share.
         """
@@ -163,11 +158,6 @@ class CostGraph:
 
     # -- assignments --------------------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def num_plans(self) -> float:
-        """Number of assignments of the graph."""
-        return float(np.prod([len(node.values) for node in self.nodes]))
-
     def values(self, picked: Sequence[int]) -> Values:
         """The plan of an assignment, [nodes] number of the value of each node."""
         signatures = [int(v) for node, p in zip(self.nodes, picked, strict=True) for v in node.values[p]]
@@ -176,7 +166,7 @@ class CostGraph:
     def picked(self, values: Values) -> tuple[int, ...] | None:
         """The assignment of a plan of this skeleton; None where a group's signatures are not legal in it."""
         found = []
-        at, num_axes = self.space.first_signature, len(self.space.axes)
+        at, num_axes = self.space.first.signature, len(self.space.axes)
         for node in self.nodes:
             same = np.flatnonzero((node.values == values[at : at + num_axes]).all(axis=1))
             if not len(same):

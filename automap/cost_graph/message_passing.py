@@ -15,13 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints
 from automap.cost_graph.graph import CostGraph, Scalars
 from automap.cost_graph.kernels.message_passing import WIDEST, FactorGraph, pass_messages
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 SWEEPS, PASSES = 2, 4
 """Number of sweeps there and back; and of times that they are repeated while better assignments are found."""
@@ -57,7 +54,6 @@ def candidates(
     """The values that may be in an optimum of a graph whose factors have at most three nodes.
 
     Args:
-        scalars: the graph.
         start: an assignment.
         known: cost of an assignment; given where `scalars` is only a lower bound on the true costs.
         most: largest number of values of a node that are kept, those with the least bounds; then no optimum may be
@@ -130,7 +126,6 @@ def reduced(graph: CostGraph, weights: Floats, start: Sequence[int], *, known: f
     negative, and leaves out values that cost too much even so.
 
     Args:
-        graph: cost graph of a skeleton.
         weights: [rows, columns] worth of one unit of each cost, none negative; see `CostGraph.scalars`.
         start: an assignment.
         known: cost of an assignment, if it is known.

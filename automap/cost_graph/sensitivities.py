@@ -10,17 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints
 from automap.cost_graph.kernels.sensitivities import step_changed
 from automap.cost_graph.unit_rows import UnitRows
 from automap.price.evaluator import pipeline_of
 from automap.price.kernels.array_types import Rows, columns_of, records_of
 from automap.price.kernels.cost_records import RANK_COST_DTYPE, UNIT_COST_DTYPE
 from automap.price.kernels.step_records import new_step_workspace
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 SECONDS = columns_of(UNIT_COST_DTYPE, "forward_s", "backward_s", "recompute_s", "input_s", "weight_s")
 BYTES = columns_of(UNIT_COST_DTYPE, "saved_bytes", "live_bytes", "workspace_bytes", "boundary_bytes")
@@ -101,7 +98,6 @@ def _share_with_hosts(units: UnitRows, costs: Floats, time: Floats) -> None:
     A pass takes t = (device^p + host^p)^(1/p) seconds, see `automap.price.kernels.host_overhead`.
 
     Args:
-        units: the unit rows.
         costs: [rows, columns] their costs.
         time: [rows, columns] sensitivities of the step time, changed.
     """

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.array_types import Rows, numbers_of, records_of
 from automap.price.kernels.collectives import SUMMED
@@ -18,9 +18,6 @@ from automap.price.kernels.cost_records import UNIT_COST_DTYPE
 from automap.price.lowered_plan import LoweredPlan, UnitCall
 from automap.price.outcome import Outcome
 from ir.factors import BROADCAST, PARTIAL
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 class UnitRows:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Ints
 from automap.group_links import group_link
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.array_types import Record
@@ -18,8 +18,6 @@ from automap.price.kernels.placements import divides
 from automap.price.local_sgd import averaged
 from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.outcome import Outcome
-
-Ints = npt.NDArray[np.int64]
 
 WORTH = 0.005
 """Share of the step that a change must save to be named. Chosen: less is within the error of any estimate."""

@@ -43,7 +43,6 @@ def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None, *, w
 
     Args:
         problem: model, cluster and training.
-        plan: of this model.
         evaluator: of `problem`, to save compiling its tables again.
         with_timeline: tell when every action of the pipeline begins and ends.
 
@@ -69,7 +68,7 @@ def baseline_s(evaluator: Evaluator) -> float | None:
         return price(evaluator.problem, Plan.from_json(dict(document)), evaluator).step_time_s
     except PlanError as fault:
         field = "hints.baseline" + fault.field.removeprefix("plan")
-        raise PlanError(fault.message, field=field, value=fault.value, repair=fault.repair) from None
+        raise PlanError(**fault.texts | {"field": field}) from None
 
 
 def timeline(lowered: LoweredPlan, evaluator: Evaluator) -> tuple[tuple[tuple[str, float, float], ...], ...]:

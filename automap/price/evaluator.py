@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints, Mask
 from automap.price.curves import constant, gemm_curve
 from automap.price.kernels.array_types import Record, Rows, record_of
 from automap.price.kernels.collectives import SUMMED
@@ -41,10 +41,6 @@ from automap.price.tied_parameters import TiedParameters
 from automap.problem import Problem
 from automap.schedule import KINDS, arrange
 from ir.factors import BROADCAST, PARTIAL
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 _COLLECTIVES_PER_OPERATOR = 16
 """Room for the collectives of an operator, forward and backward; a list that does not fit is refused."""
@@ -131,7 +127,6 @@ class Evaluator:
         """Memory that several calls of `unit_cost` may use one after the other.
 
         Args:
-            num_axes: mesh axes.
             capacity: collectives that can be written down.
         """
         found: UnitWorkspace = new_unit_workspace(self.tables.arrays, num_axes, capacity)
@@ -145,7 +140,6 @@ class Evaluator:
         Args:
             segment: operators of the unit.
             incoming: [axes] placement of the tensor that crosses into it, or SUMMED.
-            stage: stage of the rank.
             workspace: memory; its recorder lists the collectives.
         """
         arrays, unit = self.tables.arrays, Unit(segment.first, segment.last, segment.chosen)
@@ -174,6 +168,12 @@ class Evaluator:
         stages = lowered.layout.arrays
         unit_costs(self.tables.arrays, packed, stages, lowered.zero_axes, lowered.rank_samples, out)
         return out
+
+    def segment(self, unit: int, chosen: Sequence[Ints], recomputed: Mask) -> Segment:
+        """All operators of a unit, with the signatures of its unit type in `chosen`; see `by_type`."""
+        kind = self.blocks.units[unit].type
+        rows = self.tables.rows(kind)
+        return Segment(unit=unit, first=rows.start, last=rows.stop, chosen=chosen[kind], recomputed=recomputed)
 
     def collectives(self, lowered: LoweredPlan, rank: int, segment: Segment, incoming: Ints) -> Rows:
         """The collectives of one micro-batch of a segment, forward and backward, as they are priced.
@@ -214,7 +214,6 @@ class Evaluator:
         """The units of a plan, equal ones in equal surroundings once.
 
         Args:
-            lowered: plan.
             open_signatures: whether signatures are still open: units that differ in them alone are equal then.
 
         Returns:
@@ -258,7 +257,6 @@ class Evaluator:
         """Time and memory of a step.
 
         Args:
-            lowered: what is priced.
             exact: whether the schedule is simulated; otherwise it is bounded from below in closed form.
             apart: a mesh axis over which no gradients are reduced (`automap.price.local_sgd`), without ZeRO.
         """
@@ -292,12 +290,9 @@ class Evaluator:
         """The outcome from the costs of units; see `automap.price.kernels.step`.
 
         Args:
-            lowered: what is priced.
             costs: [rows] unit costs.
             parts: where each of them occurs, see `distinct_units`.
             tied: parameters that two units read, see `TiedParameters.rows`.
-            exact: see `evaluate`.
-            apart: see `evaluate`.
         """
         arrays = lowered.layout.arrays
         if apart is not None:  # behind the costs of units, axes are only those that gradients are reduced over

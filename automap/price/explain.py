@@ -11,27 +11,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from automap.fitted_curves import COLLECTIVES
 from automap.price.bottleneck import Bottleneck, BottleneckUnit, in_bytes, in_rate, in_seconds
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.array_types import Record
-from automap.price.kernels.records import (
-    ALL_REDUCE,
-    ATTENTION,
-    BATCHED_PRODUCT,
-    INSIDE,
-    MEASURED,
-    PRODUCT,
-    ROOFLINE,
-)
+from automap.price.kernels.records import ALL_REDUCE, ATTENTION, BATCHED_PRODUCT, INSIDE, MEASURED, PRODUCT, ROOFLINE
 from automap.price.local_sgd import AVERAGED_BYTES
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.outcome import Outcome
 from ir.groups import fused_groups
-
-Ints = npt.NDArray[np.int64]
 
 NUM_REASONS = 3
 NUM_NAMED = 3
@@ -53,8 +42,6 @@ def reasons(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> tup
     """The largest parts of the step, why they cost what they cost, and what would help.
 
     Args:
-        lowered: the plan.
-        evaluator: of its problem.
         outcome: what `evaluator` made of `lowered`.
 
     Returns:

@@ -44,7 +44,6 @@ class KernelShapes:
     """The kernels of a problem's operators.
 
     Args:
-        problem: problem with graph and trainer.
         trained: names of the tensors that depend on parameters.
     """
 

@@ -1,13 +1,15 @@
-"""What a step costs when replicas are averaged now and then instead of summing the gradients of every step.
+"""The cost of a step when replicas are averaged periodically, instead of summing the gradients of every step.
 
-A pass in closed form behind the compiled price, which knows nothing of it. With t the step without the reduction of
-gradients over the replicas, a the all-reduce of a rank's parameters over them (as float32) and c the copies in memory:
+The compiled price knows nothing of averages: they are added to its result in closed form. With t the seconds of the
+step without the reduction of gradients over the replicas, a those of the all-reduce of a rank's parameters over the
+replicas (in float32), and c those of the copies in memory, a step takes
 
     local SGD   t + (a + c) / period
     DaSGD       t + (max(0, a - delay t) + c) / period          (DaSGD, arXiv 2006.00441)
 
-Replicas are the ranks of the first batch axis. A mode is refused where they would have to talk within a step; other
-axes keep all their collectives. The averaging is taken to run beside these at full rate. Units: seconds, bytes, steps.
+Replicas are the ranks of the first batch axis. A mode is refused where they would have to communicate within a step;
+all other axes keep their collectives. The average is assumed to run beside these at full rate. Units: seconds, bytes,
+steps.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats
 from automap.errors import PlanError
 from automap.fitted_curves import COLLECTIVES
 from automap.plan import Plan, Sync
@@ -31,17 +33,15 @@ from automap.price.lowered_plan import LoweredPlan
 from automap.price.outcome import Averaging, Outcome
 from ir.factors import BROADCAST, PARTIAL
 
-Floats = npt.NDArray[np.float64]
-
 AVERAGED_BYTES = 4.0
-"""Bytes of an element on its way: masters are averaged, in float32 (`automap.runtime`)."""
+"""Bytes that an element has in the all-reduce: the optimizer's float32 copies are averaged (`automap.runtime`)."""
 TOUCHED = {"local_sgd": 16.0, "mixing": 20.0, "corrected": 32.0}
-"""Bytes of memory that an averaging moves for each parameter: all are packed (read and written) and unpacked; a merge
-reads the parameter as well, and the corrected one writes a snapshot and reads it."""
+"""Bytes of memory that one average moves for each parameter (counted): every parameter is packed (read and written) and
+unpacked; a merge also reads the parameter, and the corrected merge writes and reads a snapshot."""
 
 
 class Silent(Evaluator):
-    """Prices plans as if no gradient were reduced: in time and memory no mode is below it, without ZeRO."""
+    """Prices plans as if no gradient were reduced: without ZeRO, a lower bound on time and memory of every mode."""
 
     def settings(self, zero: int) -> Record:
         """See `Evaluator`."""
@@ -51,7 +51,7 @@ class Silent(Evaluator):
 
 
 def evaluate_plan(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Outcome:
-    """Time and memory of a step of `plan`, which states `lowered`, as its `sync` says.
+    """Time and memory of a step of `plan` with its `sync`; `lowered` is the same plan in numbers.
 
     Raises:
         PlanError: the replicas of the plan cannot be apart, or the problem does not allow it.
@@ -62,13 +62,11 @@ def evaluate_plan(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Out
 
 
 def averaged(lowered: LoweredPlan, evaluator: Evaluator, sync: Sync, axis: int) -> Outcome:
-    """Time and memory of a step whose replicas are apart.
+    """Time and memory of a step whose replicas are trained apart.
 
     Args:
-        lowered: what is priced.
-        evaluator: of its problem.
         sync: how replicas are averaged; not synchronous.
-        axis: of the replicas, see `replica_axis`.
+        axis: the mesh axis of the replicas, see `replica_axis`.
     """
     bare = evaluator.evaluate(lowered, apart=axis)
     settings = evaluator.settings(0)
@@ -106,10 +104,10 @@ def averaged(lowered: LoweredPlan, evaluator: Evaluator, sync: Sync, axis: int) 
 
 
 def held_bytes(sync: Sync, gradient: float) -> float:
-    """Memory that each parameter takes for averaging.
+    """Bytes of memory that each parameter takes for averaging.
 
-    Local SGD averages where the gradients were, which are gone by then; DaSGD keeps what is on its way beside them,
-    and for the corrected merge what was sent.
+    Local SGD averages in the memory of the gradients, which are no longer needed then. DaSGD keeps the values that are
+    being averaged beside the gradients, and for the corrected merge also the values that were sent.
 
     Args:
         sync: not synchronous.
@@ -124,9 +122,9 @@ def averaging_s(lowered: LoweredPlan, elements: Floats, axis: int) -> Floats:
     """[ranks] seconds of the all-reduce of a rank's parameters over the replicas.
 
     Args:
-        lowered: seen by one kind of device.
-        elements: [ranks] parameters.
-        axis: of the replicas.
+        lowered: the plan as one kind of device sees it.
+        elements: [ranks] number of parameters.
+        axis: the mesh axis of the replicas.
     """
     stages = lowered.layout.stages
     return np.array(
@@ -138,10 +136,10 @@ def averaging_s(lowered: LoweredPlan, elements: Floats, axis: int) -> Floats:
 
 
 def offers(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Iterator[Sync]:
-    """The best of every mode that the problem allows and the plan can have, synchronous first.
+    """The cheapest variant of every mode that the problem allows and the plan can have, synchronous first.
 
-    Local SGD has the longest period: it only gets cheaper. DaSGD has the shortest delay that hides the averaging,
-    ceil(a / t), as far as the longest period goes, and averages again as soon as it has merged.
+    Local SGD gets cheaper with its period, and has the longest one allowed. DaSGD has the shortest delay that hides
+    the average, ceil(a / t), but none above the longest period, and averages again as soon as it has merged.
     """
     training = evaluator.problem.training
     yield Sync()
@@ -169,7 +167,7 @@ def offers(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Iterator[S
 
 
 def best_sync(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Sync:
-    """The mode with which a plan fits and is fastest; of equals, and where none fits, the first of `offers`."""
+    """The mode with which a plan fits and is fastest; the first of `offers` among equals and where none fits."""
     best, best_s = Sync(), math.inf
     for sync in offers(plan, lowered, evaluator):
         outcome = evaluate_plan(replace(plan, sync=sync), lowered, evaluator)
@@ -178,16 +176,15 @@ def best_sync(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Sync:
     return best
 
 
-# -- what keeps replicas together --------------------------------------------------------------------------------------
+# -- what replicas exchange within a step ------------------------------------------------------------------------------
 
 
 def replica_axis(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> int:
-    """The mesh axis of the replicas, which talk only to be averaged.
+    """The mesh axis of the replicas, which communicate only to be averaged.
 
     Args:
-        plan: with a `sync` that is not synchronous.
-        lowered: what it states.
-        evaluator: of its problem.
+        plan: a plan whose `sync` is not synchronous.
+        lowered: the same plan in numbers.
 
     Raises:
         PlanError: the problem does not allow the mode, or the replicas of the plan cannot be apart; says why.
@@ -229,7 +226,7 @@ def _refuse(sync: Sync, what: str, repair: str) -> PlanError:
 
 
 def _ties(lowered: LoweredPlan, evaluator: Evaluator, axis: int) -> str | None:
-    """What happens between ranks of the axis within a step, if anything does but the sum of the loss."""
+    """Says what ranks of the axis exchange within a step besides the sum of the loss; None where they do not."""
     graph, tables = evaluator.problem.graph, evaluator.tables
     calls, _ = evaluator.distinct_units(lowered)
     for call in calls:

@@ -11,15 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints, Mask
 from automap.price.kernels.stage_records import Stage
 from automap.price.stage_layout import PipelineLayout
 from automap.schedule import NO_PROGRAM
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 RECOMPUTE_MODES = ("none", "selective", "full")
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Ints
 from automap.errors import PlanError
 from automap.globs import by_precision, first_match, matches, matches_operator
 from automap.plan import AxisSharding, Plan, Schedule, Stage, check_model, parse_devices
@@ -21,9 +21,7 @@ from automap.price.kernels.placements import divides
 from automap.price.lowered_plan import LoweredPlan, Segment, spread
 from automap.price.stage_layout import PipelineLayout
 from automap.schedule import NO_PROGRAM, read_order
-from ir.factors import parse_placement, placement_text, whole_signature
-
-Ints = npt.NDArray[np.int64]
+from ir.factors import parse_placement, whole_signature
 
 
 def default_signatures(evaluator: Evaluator, unit_type: int, offset: int) -> tuple[int, int]:
@@ -67,8 +65,6 @@ def lower_plan(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "t
     """The lowered plan that `plan` states; how replicas stay together is no part of it (`automap.price.local_sgd`).
 
     Args:
-        plan: of the evaluator's problem.
-        evaluator: of the problem.
         axes: mesh axes that the lowered plan has whether the plan names them or not, outermost first.
 
     Raises:
@@ -109,20 +105,12 @@ def lower_plan(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "t
         first, last = (position.get(name, -1) for name in stage.operators)
         if first != cursor or last < first:
             expected = order[cursor][0] if cursor < len(order) else "nothing"
-            raise _refuse(
-                f"stages[{number}].operators",
-                list(stage.operators),
-                "stages do not cover the operators once and in order",
-                f"Begin this stage at {expected!r}.",
-            )
+            what = "stages do not cover the operators once and in order"
+            raise _refuse_stage(plan, number, "operators", what, f"Begin this stage at {expected!r}.")
         if last + 1 < len(order) and order[last + 1][2]:
-            unit = evaluator.blocks.units[order[last][1]]
-            raise _refuse(
-                f"stages[{number}].operators",
-                list(stage.operators),
-                "what crosses a cut inside a block is not priced",
-                f"End this stage at {problem.graph.operators[unit.stop - 1].name!r}.",
-            )
+            end = problem.graph.operators[evaluator.blocks.units[order[last][1]].stop - 1].name
+            what = "what crosses a cut inside a block is not priced"
+            raise _refuse_stage(plan, number, "operators", what, f"End this stage at {end!r}.")
         operators = order[first : last + 1]
         chunks.append(_segments(stage, evaluator, operators, axes, live, samples[number % ranks], number, known))
         cursor = last + 1
@@ -149,12 +137,8 @@ def _first_batch_axis(plan: Plan, number: int, axes: Sequence[str]) -> int:
     name = next((axis for axis in stage.batch_axes if axis in axes), axes[0])
     count = dict(stage.mesh).get(name, 1) if stage.batch_axes else 1
     if count > samples:
-        raise _refuse(
-            f"stages[{number}].batch_axes",
-            list(stage.batch_axes),
-            f"{samples} samples leave some of {count} ranks without any",
-            "Give fewer ranks, or larger micro-batches.",
-        )
+        what = f"{samples} samples leave some of {count} ranks without any"
+        raise _refuse_stage(plan, number, "batch_axes", what, "Give fewer ranks, or larger micro-batches.")
     return list(axes).index(name)
 
 
@@ -166,16 +150,13 @@ def _shares(plan: Plan, number: int, axis: int) -> tuple[int, ...] | None:
         raise _refuse(f"stages[{number}].batch_shares", shares, "differ", "Virtual stages share them.")
     if shares is None:
         return None
-    path = f"stages[{number}].batch_shares"
     count = dict(stage.mesh).get(stage.batch_axes[0], 1) if stage.batch_axes else 1
     if len(shares) != count or sum(shares) != plan.samples_per_micro_batch or min(shares, default=0) < 1:
-        raise _refuse(
-            path,
-            list(shares),
-            f"are not the samples of {count} ranks, at least one each, {plan.samples_per_micro_batch} in all",
-            "Give each rank of the first batch axis its samples, or null.",
-        )
+        what = f"are not the samples of {count} ranks, at least one each, {plan.samples_per_micro_batch} in all"
+        repair = "Give each rank of the first batch axis its samples, or null."
+        raise _refuse_stage(plan, number, "batch_shares", what, repair)
     if axis != 0:
+        path = f"stages[{number}].batch_shares"
         raise _refuse(path, stage.batch_axes[0], "only shares of the outermost axis are priced", "Use null.")
     return shares if len({*shares}) > 1 else None
 
@@ -206,6 +187,13 @@ def _program(schedule: Schedule, ranks: int, chunks: int, num_micro_batches: int
 
 def _refuse(field: str, value: object, message: str, repair: str) -> PlanError:
     return PlanError(message, field=f"plan.{field}", value=value, repair=repair)
+
+
+def _refuse_stage(plan: Plan, number: int, name: str, message: str, repair: str) -> PlanError:
+    """The error for a field of a stage."""
+    value = getattr(plan.stages[number], name)
+    value = [list(each) for each in value] if name == "mesh" else list(value) if isinstance(value, tuple) else value
+    return _refuse(f"stages[{number}].{name}", value, message, repair)
 
 
 def _axis_names(plan: Plan, known: Sequence[str]) -> tuple[str, ...]:
@@ -242,27 +230,15 @@ def _ranks(plan: Plan, num_devices: int) -> int:
     used: set[int] = set()
     for number, mine in enumerate(devices):
         if mine != devices[number % ranks] or len(devices) % ranks:
-            raise _refuse(
-                f"stages[{number}].devices",
-                plan.stages[number].devices,
-                "virtual stages must go round the pipeline ranks in order",
-                "Give chunk c the devices of chunk c - ranks.",
-            )
+            what = "virtual stages must go round the pipeline ranks in order"
+            raise _refuse_stage(plan, number, "devices", what, "Give chunk c the devices of chunk c - ranks.")
         if any(d >= num_devices for d in mine):
-            raise _refuse(
-                f"stages[{number}].devices",
-                plan.stages[number].devices,
-                f"the cluster has devices 0 to {num_devices - 1}",
-                "Name devices of the cluster.",
-            )
+            what = f"the cluster has devices 0 to {num_devices - 1}"
+            raise _refuse_stage(plan, number, "devices", what, "Name devices of the cluster.")
         if number < ranks:
             if used & set(mine) or len(set(mine)) != len(mine):
-                raise _refuse(
-                    f"stages[{number}].devices",
-                    plan.stages[number].devices,
-                    "a device is named twice",
-                    "Give each device to one pipeline rank.",
-                )
+                what = "a device is named twice"
+                raise _refuse_stage(plan, number, "devices", what, "Give each device to one pipeline rank.")
             used |= set(mine)
     return ranks
 
@@ -274,12 +250,8 @@ def _layout(plan: Plan, evaluator: Evaluator, axes: Sequence[str], ranks: int) -
         sizes = [mesh.get(axis, 1) for axis in axes]
         devices = parse_devices(stage.devices)
         if min(sizes) < 1 or int(np.prod(sizes)) != len(devices):
-            raise _refuse(
-                f"stages[{number}].mesh",
-                [list(m) for m in stage.mesh],
-                f"does not have {len(devices)} places",
-                "Make the product of the axes the number of devices.",
-            )
+            what = f"does not have {len(devices)} places"
+            raise _refuse_stage(plan, number, "mesh", what, "Make the product of the axes the number of devices.")
         if plan.stages[number].mesh != stage.mesh:
             raise _refuse(f"stages[{number}].mesh", stage.mesh, "differs", "Virtual stages share their mesh.")
         stages.append((devices, sizes))
@@ -357,23 +329,18 @@ def _segments(
         for k, (name, offset) in enumerate(members):
             for count in samples:
                 alike = (base + offset, count, chosen[k].tobytes(), mesh_sizes)
-                if alike not in known.divides:
+                if alike in known.divides:
+                    continue
+                if not divides(evaluator.tables.arrays, base + offset, np.ascontiguousarray(chosen[k]), sizes, count):
+                    what, repair = "a dim does not divide evenly over the mesh", "Split another dim, or change the mesh"
                     path = f"stages[{number}].shardings.{name}"
-                    _check_divides(evaluator, base + offset, chosen[k], sizes, count, path)
-                    known.divides.add(alike)
+                    raise _refuse(path, [int(s) for s in sizes], what, f"{repair} or the micro-batch.")
+                known.divides.add(alike)
         recomputed = np.array(
-            [name in stage.recompute or first_match(regions, name) is not None for name, _ in members],
-            dtype=np.bool_,
+            [name in stage.recompute or first_match(regions, name) is not None for name, _ in members], dtype=np.bool_
         )
-        segments.append(
-            Segment(
-                unit=unit,
-                first=base + members[0][1],
-                last=base + members[-1][1] + 1,
-                chosen=chosen,
-                recomputed=recomputed,
-            )
-        )
+        first, last = base + members[0][1], base + members[-1][1] + 1
+        segments.append(Segment(unit=unit, first=first, last=last, chosen=chosen, recomputed=recomputed))
     for key, entry in stage.shardings.items():
         for axis in entry:
             if axis not in axes:
@@ -386,16 +353,6 @@ def _segments(
                 "Remove or correct the key.",
             )
     return tuple(segments)
-
-
-def _check_divides(evaluator: Evaluator, row: int, chosen: Ints, sizes: np.ndarray, samples: int, path: str) -> None:
-    if not divides(evaluator.tables.arrays, row, np.ascontiguousarray(chosen), sizes, samples):
-        raise _refuse(
-            path,
-            [int(s) for s in sizes],
-            "a dim does not divide evenly over the mesh",
-            "Split another dim, or change the mesh or the micro-batch.",
-        )
 
 
 def _follow(
@@ -419,16 +376,12 @@ def _find_signature(evaluator: Evaluator, unit_type: int, offset: int, entry: Ax
     """Number of the signature that `entry` writes, or None."""
     table = evaluator.tables.linkage.types[unit_type].signatures[offset]
     for index, signature in enumerate(table):
-        if _texts(signature.inputs) == entry.inputs and _texts(signature.outputs) == entry.outputs:
+        if AxisSharding.of(signature) == entry:
             return index
     return None
 
 
 @functools.lru_cache(maxsize=4096)
-def _texts(placements: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(placement_text(p) for p in placements)
-
-
 def _no_signature(evaluator: Evaluator, unit_type: int, offset: int, entry: AxisSharding, path: str) -> PlanError:
     table = evaluator.tables.linkage.types[unit_type].signatures[offset]
     try:
@@ -436,9 +389,7 @@ def _no_signature(evaluator: Evaluator, unit_type: int, offset: int, entry: Axis
             parse_placement(text)
     except ValueError as fault:
         return _refuse(path, [*entry.inputs, *entry.outputs], str(fault), "Write B, P or S(dim).")
-    legal = "; ".join(
-        f"{','.join(map(placement_text, s.inputs))} -> {','.join(map(placement_text, s.outputs))}" for s in table
-    )
+    legal = "; ".join(signature.text for signature in table)
     return _refuse(
         path, f"{list(entry.inputs)} -> {list(entry.outputs)}", "not a legal signature", f"Use one of: {legal}."
     )

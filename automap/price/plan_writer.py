@@ -9,27 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from automap.globs import select
-from automap.plan import (
-    AxisSharding,
-    Plan,
-    Schedule,
-    Stage,
-    Zero,
-    format_devices,
-    model_ref,
-)
+from automap.plan import AxisSharding, Plan, Schedule, Stage, Zero, format_devices, model_ref
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.plan_reader import default_signatures
 from automap.schedule import words
-from ir.factors import placement_text
 from ir.graph import Operator
 
-Ints = npt.NDArray[np.int64]
 Defaults = Sequence[Sequence[tuple[int, int]]]
+"""[unit types][operators] the pair of `default_signatures`."""
 
 
 def to_plan(lowered: LoweredPlan, evaluator: Evaluator) -> Plan:
@@ -47,7 +37,7 @@ def to_plan(lowered: LoweredPlan, evaluator: Evaluator) -> Plan:
         # An axis that has one rank here and more elsewhere is named: operators have placements on it.
         named = [a for a, size in enumerate(widest) if size > 1]
         mesh = tuple((axes[a], sizes[a]) for a in named) or ((axes[0], 1),)
-        names = [op.name for op in _operators(evaluator, segments)]
+        names = [op.name for segment in segments for op in _segment_operators(evaluator, segment)]
         split = {a: _splits_batch(evaluator, segments, a, defaults) for a in named}
         batch_axes = [axes[a] for a in split if split[a]] if split else [axes[0]]
         shares = lowered.shares[number % num_ranks] if lowered.shares else None
@@ -94,11 +84,8 @@ def _splits_batch(evaluator: Evaluator, segments: Iterable[Segment], axis: int, 
     return more > 0 or (more == 0 and axis == 0)
 
 
-def _operators(evaluator: Evaluator, segments: Iterable[Segment]) -> list[Operator]:
-    return [op for segment in segments for op in _segment_operators(evaluator, segment)]
-
-
 def _segment_operators(evaluator: Evaluator, segment: Segment) -> Sequence[Operator]:
+    """The operators of a segment, in order."""
     unit = evaluator.blocks.units[segment.unit]
     base = int(evaluator.tables.spans[unit.type])
     operators = evaluator.problem.graph.operators
@@ -113,6 +100,11 @@ def _shardings(
     axes: Sequence[str],
     defaults: Defaults,
 ) -> Mapping[str, Mapping[str, AxisSharding]]:
+    """`Stage.shardings`: the operators whose signature on some axis is not the default one.
+
+    Args:
+        batch: number of each axis that the mesh names -> whether operators split their batch over it by default.
+    """
     entries: dict[str, dict[str, AxisSharding]] = {}
     groups: dict[tuple[int, int], list[str]] = {}
     for segment in segments:
@@ -125,11 +117,7 @@ def _shardings(
             for a, splits in batch.items():
                 value = int(segment.chosen[k, a])
                 if value != defaults[unit_type][offset][splits]:
-                    signature = table[value]
-                    entry[axes[a]] = AxisSharding(
-                        inputs=tuple(placement_text(p) for p in signature.inputs),
-                        outputs=tuple(placement_text(p) for p in signature.outputs),
-                    )
+                    entry[axes[a]] = AxisSharding.of(table[value])
             entries[op.name] = entry
             groups.setdefault((unit_type, offset), []).append(op.name)
     return _compress(entries, groups.values(), names)
@@ -138,6 +126,13 @@ def _shardings(
 def _compress(
     entries: Mapping[str, Mapping[str, AxisSharding]], groups: Iterable[list[str]], names: Sequence[str]
 ) -> dict[str, Mapping[str, AxisSharding]]:
+    """The entries with one glob for each group of equal operators, where a glob matches these operators and no other.
+
+    Args:
+        entries: operator -> its shardings.
+        groups: names of the operators that have the same place in units of one type.
+        names: all operators of the stage.
+    """
     found: dict[str, Mapping[str, AxisSharding]] = {}
     for group in groups:
         entry = entries[group[0]]
@@ -152,7 +147,7 @@ def _compress(
 
 
 def _glob(names: Sequence[str]) -> str:
-    """The glob with one star that spans what differs; the name itself if there is one."""
+    """The glob with one star in place of all that differs between the names; a single name itself."""
     first, last = min(names), max(names)
     if first == last:
         return first
@@ -171,6 +166,7 @@ def _glob(names: Sequence[str]) -> str:
 
 
 def _recompute(evaluator: Evaluator, segments: Sequence[Segment], names: Sequence[str]) -> tuple[str, ...]:
+    """`Stage.recompute`: globs of whole modules where units run again as a whole, and of single operators elsewhere."""
     if all(segment.recomputed.all() for segment in segments):
         return ("**",)
     groups: dict[tuple[int, int], list[str]] = {}

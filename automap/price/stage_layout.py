@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints
 from automap.cluster import Cluster, Device
 from automap.fitted_curves import COLLECTIVES, CollectiveCurve
 from automap.group_links import GroupLink, group_link
@@ -25,23 +25,21 @@ from automap.price.kernels.stage_records import HARDWARE_DTYPE, LINK_DTYPE, Hard
 from automap.price.kernels.step_records import StageArrays
 from automap.problem import WEIGHT_BYTES, Problem
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-
 WAITED_FOR = 7.0
-"""Ranks of which one may be late: those of a host besides one's own. Observed in published runs: larger groups do not
-wait longer."""
+"""Most ranks of a group that a rank waits for: the seven others of a host. Observed in published runs: larger groups do
+not wait longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """Ranks of a stage's outer axis whose devices are alike, where others are not."""
+    """Ranks of a stage's outer axis that have devices of one kind, in a stage of several kinds."""
 
     ranks: tuple[int, ...]
+    """Indices along the outer axis."""
     stage: StageLayout
-    """The stage as if all its devices were so; its speed is that of all kinds together when each has its share."""
+    """The stage as if all its devices were of the kind; its speed is that of all kinds when each has its share."""
     number: int
-    """Number of that stage, see `PipelineLayouts`."""
+    """Number of `stage` among the distinct stages, see `PipelineLayouts`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +52,15 @@ class StageLayout:
     links: Rows
     """[axes] link of a group of each mesh axis, see `LinkRow`."""
     hardware: Record
-    """The slowest device and the habits of the trainer, see `HardwareRow`."""
+    """Constants of the slowest device and of the trainer, see `HardwareRow`."""
     capacity: float
     """Bytes of the smallest device that a plan may use."""
     speed: float
-    """FLOP/s of its devices together, each as slow as the slowest, over those of the cluster's fastest device."""
+    """FLOP/s of the devices together, each as slow as the slowest, over the FLOP/s of the cluster's fastest device."""
     kinds: tuple[Kind, ...] = ()
-    """Kinds of its ranks, the slowest first; empty where all are alike."""
+    """Kinds of the stage's ranks, the slowest first; empty where all ranks are alike."""
     seen_by: tuple[int, ...] = ()
-    """Devices as which all are taken, see `PipelineLayout.seen`; empty: all of them."""
+    """Devices of the kind that the whole stage is priced as, see `PipelineLayout.seen`; empty: as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,20 +70,21 @@ class PipelineLayout:
     stages: tuple[StageLayout, ...]
     """[ranks] the stage of each rank."""
     numbers: tuple[int, ...]
-    """[ranks] number of each among the distinct stages, see `PipelineLayouts`."""
+    """[ranks] number of each stage among the distinct stages, see `PipelineLayouts`."""
     send_latency_s: Floats
-    """[ranks] seconds to the next rank without data; from the last one to the first, for virtual stages."""
+    """[ranks] seconds that an empty message takes to the next rank; from the last rank to the first one for virtual
+    stages."""
     send_bytes_per_s: Floats
     """[ranks] bandwidth of each device of the rank to the next rank."""
     views: dict[tuple[int, tuple[bool, ...]], PipelineLayout] = field(default_factory=dict, repr=False)
     """Layouts that `seen` made."""
 
     def seen(self, view: int, shared: tuple[bool, ...]) -> PipelineLayout:
-        """The layout as a kind of device sees it: as if the stages of several kinds consisted of it.
+        """The layout as one kind of device sees it: as if stages of several kinds consisted of this kind alone.
 
         Args:
-            view: number of the kind; of stages with fewer kinds the last one is meant.
-            shared: [ranks] which stages are meant.
+            view: number of the kind; in stages with fewer kinds, the last kind stands for it.
+            shared: [ranks] whether the samples of the stage are shared out by kind; other stages stay as they are.
         """
         key = (view, shared)
         if key not in self.views:
@@ -119,11 +118,11 @@ class PipelineLayout:
 
 
 _RATES = ("bytes_per_s", "gather_bytes_per_s")
-"""Fields of a link that are the better the larger."""
+"""Fields of `LinkRow` of which the least is the worst; of all other fields the largest is."""
 
 
 def stage_layout(problem: Problem, devices: Sequence[int], mesh: Sequence[int]) -> StageLayout:
-    """The mesh `mesh` over `devices`, last axis on consecutive devices."""
+    """The stage of a mesh over some devices, whose last axis runs over consecutive devices."""
     cluster = problem.cluster
     grid = np.array(devices).reshape(tuple(mesh))
     links, share = np.empty(len(mesh), dtype=LINK_DTYPE), problem.trainer.gather_bandwidth_share
@@ -154,7 +153,10 @@ def _devices(cluster: Cluster, hosts: Iterable[int]) -> tuple[Device, ...]:
 
 
 def _kinds(problem: Problem, stage: StageLayout) -> list[tuple[tuple[int, ...], StageLayout]]:
-    """Ranks of the outer axis whose devices are alike, and the stage as if all were so, the slowest first."""
+    """For each kind of device, the slowest first: the ranks of the outer axis that have it, and the stage of it alone.
+
+    The list is empty where all ranks are alike.
+    """
     cluster, outer = problem.cluster, int(stage.axes[0])
     hosts = cluster.alike[cluster.places[np.array(stage.devices)]].reshape(outer, -1)
     if outer == 1 or len({cluster.hosts[host].device for host in np.unique(hosts).tolist()}) == 1:
@@ -178,7 +180,7 @@ def _kinds(problem: Problem, stage: StageLayout) -> list[tuple[tuple[int, ...], 
 
 
 def _unlike(cluster: Cluster, groups: Ints) -> list[list[int]]:
-    """One of each set of groups, [groups, ranks], that stand alike on alike hosts."""
+    """One group of each set of groups, [groups, ranks], whose ranks have equal places on equal hosts."""
     if cluster.bandwidth_GBps is None and len(groups) > 1:
         hosts = np.sort(cluster.places[groups], axis=1)
         # The kind of each rank's host, and whether it is another host than that of the rank before.
@@ -188,12 +190,12 @@ def _unlike(cluster: Cluster, groups: Ints) -> list[list[int]]:
 
 
 def _rate(problem: Problem, kind: Device) -> float:
-    """FLOP/s of large products on a device."""
+    """FLOP/s that large matrix products reach on a device."""
     return float(gemm_curve(kind, problem.base_precision).flops_per_s)
 
 
 def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
-    """What the kernels of a stage on devices of `kinds` depend on, a `HardwareRow`."""
+    """All that the time of kernels depends on in a stage with devices of some kinds, a `HardwareRow`."""
     trainer, cluster = problem.trainer, problem.cluster
     products = [gemm_curve(kind, problem.base_precision) for kind in kinds]
     weights = [gemm_curve(kind, problem.precision, scaling=problem.training.scaling) for kind in kinds]
@@ -239,11 +241,11 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
 
 
 class PipelineLayouts:
-    """The layouts of a problem; what stands alike on alike hosts is laid out once.
+    """The layouts of a problem; equal meshes in equal places on equal hosts are laid out once.
 
     Attributes:
-        stages: the distinct ones, by number; those of others differ in their device numbers alone. Behind a stage of
-            several kinds stand those of its `kinds`.
+        stages: the distinct stages by number; all other stages differ from one of them in their device numbers alone.
+            The stages of the `kinds` of a stage follow behind it.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -255,7 +257,7 @@ class PipelineLayouts:
         self._pairs: dict[tuple[int, int, bool], tuple[float, float]] = {}
 
     def pattern(self, devices: Ints) -> int:
-        """Number of the way in which devices, [devices], stand on hosts."""
+        """Number of the way in which devices, [devices], are placed on hosts."""
         cluster = self.problem.cluster
         hosts = cluster.places[devices]
         key = ((hosts - hosts[0]).tobytes(), cluster.alike[hosts].tobytes())
@@ -283,10 +285,15 @@ class PipelineLayouts:
         return self._numbers[key]
 
     def send(self, patterns: tuple[int, int], senders: Ints, receivers: Ints) -> tuple[float, float]:
-        """Latency and bandwidth of each sender, of devices of these patterns, when all send at once, i to i.
+        """Seconds of latency and bytes/s of each sender when all send at once, the i-th sender to the i-th receiver.
 
-        Of stages of unlike size each device of the larger one has its share of a device of the smaller one: several
-        that send to one divide its link.
+        Where the two stages differ in size, several devices of the larger one share a device of the smaller one: those
+        that send to the same device divide its link.
+
+        Args:
+            patterns: the `pattern` of the senders and of the receivers.
+            senders: [devices] of one stage.
+            receivers: [devices] of the next stage.
         """
         cluster = self.problem.cluster
         key = (*patterns, int(cluster.places[receivers[0]] - cluster.places[senders[0]]))
@@ -305,7 +312,7 @@ class PipelineLayouts:
         return self._sends[key]
 
     def _send_one(self, sender: int, receiver: int) -> tuple[float, float]:
-        """Latency and bandwidth from one device to another."""
+        """Seconds of latency and bytes/s from one device to another."""
         cluster = self.problem.cluster
         one, other = cluster.node_of[sender], cluster.node_of[receiver]
         # Devices on alike hosts are alike.
@@ -346,11 +353,6 @@ class PipelineLayouts:
             send_latency_s=np.array([latency for latency, _ in sends]),
             send_bytes_per_s=np.array([rate for _, rate in sends]),
         )
-
-
-def build_layout(problem: Problem, stages: Sequence[tuple[Sequence[int], Sequence[int]]]) -> PipelineLayout:
-    """The layout of pipeline ranks given as (devices, mesh)."""
-    return PipelineLayouts(problem).of(stages)
 
 
 def own_link(curve: CollectiveCurve, size: int, bytes_per_s: float) -> Record:

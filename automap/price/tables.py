@@ -12,8 +12,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Ints, Mask
 from automap.fitted_curves import COLLECTIVES
 from automap.measured_blocks import block_rows
 from automap.price.kernel_shapes import Classes, KernelShapes
@@ -48,8 +48,6 @@ from ir.graph import DTYPE_BYTES, Graph, Operator, Tensor
 from ir.groups import FusedGroup, fused_groups
 from ir.linkage import Linkage, link
 
-Ints = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
@@ -67,7 +65,7 @@ class Tables:
     """[operators] unit type of each operator row."""
     boundary_out: Ints
     """[types] row of `arrays.operands` whose tensor crosses out of a unit, or -1."""
-    core: npt.NDArray[np.bool_]
+    core: Mask
     """[operators] whether an operator belongs to an attention core."""
     names: tuple[str, ...]
     """Name of each row of `arrays.tensors` in the representative unit."""
@@ -92,7 +90,7 @@ class _Builder:
         self.core: list[bool] = []
         self.fused = {i: group for group in _kernels(problem) for i in group.members}
         self.repeated = _repeated(problem.graph, set(self.fused.values()))
-        self.shapes = KernelShapes(problem, self._trained)
+        self.shapes = KernelShapes(problem, self.graph.trained)
         self.names: list[str] = []
         self.spans = [0]
 
@@ -194,7 +192,9 @@ class _Builder:
             role = OTHER
         producer, slot = (first + made[0], made[1]) if made else (-1, 0)
         index = len(self.tensors)
-        needs_gradient = tensor.is_float and (role == PARAMETER or (role != OTHER and tensor.name in self._trained))
+        needs_gradient = tensor.is_float and (
+            role == PARAMETER or (role != OTHER and tensor.name in self.graph.trained)
+        )
         dims = np.ones(MAX_DIMS, dtype=np.int64)
         dims[: len(tensor.shape)] = tensor.shape[:MAX_DIMS]
         size = self.problem.activation_bytes if tensor.is_float else DTYPE_BYTES.get(tensor.dtype, 4.0)
@@ -223,8 +223,7 @@ class _Builder:
         return sum(piece[0] == whole for piece in self.graph.pieces.values()) if whole else 1
 
     def _is_free(self, name: str) -> bool:
-        maker = self.graph.operators[self.graph.producer[name]]
-        return maker.is_view or maker.is_constant
+        return not self.graph.operators[self.graph.producer[name]].is_live
 
     @functools.cached_property
     def _sampled(self) -> set[str]:
@@ -233,15 +232,6 @@ class _Builder:
         for op in self.graph.operators:
             if any(name in found for name in op.inputs):
                 found.update(op.outputs)
-        return found
-
-    @functools.cached_property
-    def _trained(self) -> set[str]:
-        """Names of the tensors that depend on parameters."""
-        found = {t.name for t in self.graph.tensors.values() if t.role == "parameter"}
-        for op in self.graph.operators:
-            if any(name in found for name in op.inputs):
-                found.update(name for name in op.outputs if self.graph.tensors[name].is_float)
         return found
 
     def _add_operator(
@@ -253,8 +243,8 @@ class _Builder:
         unit: range,
         group: FusedGroup | None,
     ) -> None:
-        is_free = op.is_view or op.is_constant
-        is_trained = op.outputs[0] in self._trained
+        is_free = not op.is_live
+        is_trained = op.outputs[0] in self.graph.trained
         self.operators.append(
             OperatorRow(
                 first_operand=first_operand,
@@ -268,7 +258,7 @@ class _Builder:
         )
         kernel, classes = self.shapes.of(index, group, unit)
         self._add_signatures(op, table, classes)
-        trained_inputs = sum(name in self._trained for name in op.inputs)
+        trained_inputs = sum(name in self.graph.trained for name in op.inputs)
         launched = (1.0, float(max(1, trained_inputs)) if op.forward_flops.at(1) > 0 else 1.0)
         traffic = op.traffic
         if group is not None:
@@ -293,7 +283,7 @@ class _Builder:
                 exchange = None
             forward = exchange.forward_bytes if exchange else (0.0, 0.0)
             # What has no gradient sends none back.
-            backward = exchange.backward_bytes if exchange and op.inputs[0] in self._trained else (0.0, 0.0)
+            backward = exchange.backward_bytes if exchange and op.inputs[0] in self.graph.trained else (0.0, 0.0)
             self.signatures.append(
                 SignatureRow(
                     first_placement=len(self.placements),

@@ -10,16 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Ints
 from automap.price.kernels.array_types import Rows
 from automap.price.kernels.cost_records import READING_DTYPE, SHARE_DTYPE, TIE_DTYPE
 from automap.price.kernels.tied_parameters import begin, read_too, write_share, write_tie
 from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.tables import Tables
 from automap.problem import Problem
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +89,6 @@ class TiedParameters:
         """What `step` must know of the tied parameters of a plan, rows of `TieRow`.
 
         Args:
-            lowered: plan.
             chosen: [operators, axes] signatures in place of the plan's.
             ties: what `ties` returns for the plan, where it is known.
         """

@@ -13,16 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import Segment
 from automap.price.stage_layout import StageLayout
 from ir.factors import BROADCAST
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 TILTS = (1.0, 0.95, 1.05, 0.9, 1.1, 0.75, 1.25, 0.5)
 """Ways between the even shares, 0, and the shares in proportion to speed, 1, or beyond them (assumed). They are close
@@ -47,7 +44,6 @@ class Speeds:
         """Prices every unit type on one device of each kind.
 
         Args:
-            evaluator: of the problem.
             kinds: a stage of devices of each kind.
         """
         most = evaluator.problem.training.global_batch
@@ -162,7 +158,6 @@ def share_out(
     """`ways_to_share` of stages of several kinds.
 
     Args:
-        evaluator: of the problem.
         stages: each with several `kinds`, at most `most`.
         quanta: [stages] samples of a rank come in multiples of this.
         batch: [batches] samples of a micro-batch.

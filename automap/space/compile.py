@@ -6,27 +6,15 @@ from itertools import accumulate, combinations, product
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints, Mask
 from automap.price.kernels.array_types import Rows
 from automap.price.kernels.stage_records import HARDWARE_DTYPE, LINK_DTYPE
 from automap.schedule import KINDS
 from automap.space.batch_shares import share_out
 from automap.space.decisions import DECISIONS, SpaceOutline
-from automap.space.kernels.records import (
-    EVEN_LAYOUT,
-    GROUP,
-    MOVED,
-    SHAPE_NODE,
-    TIED,
-    Scalars,
-    SpaceArrays,
-)
+from automap.space.kernels.records import EVEN_LAYOUT, GROUP, MOVED, SHAPE_NODE, TIED, Scalars, SpaceArrays
 from ir.factors import whole_signature
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 
 # long: it fills one record, field after field, and each step needs what the steps before it found
@@ -155,7 +143,6 @@ def _even_layouts(space: SpaceOutline, rows: dict[int, int]) -> tuple[Rows, list
     """The arrays `even_layouts` and `stages`, and what sending to the next rank costs behind each of the latter.
 
     Args:
-        space: of the problem.
         rows: number of a distinct stage -> its row, added to.
     """
     meshes = space.meshes
@@ -240,7 +227,7 @@ def _mixed(space: SpaceOutline, rows: dict[int, int]) -> _Mixed:
     samples, ways = share_out(space.evaluator, [stage for _, stage in stages], quanta, batch, most)
     for at, (_, stage) in enumerate(stages):
         samples[at, :, :, len(stage.kinds) :] = samples[at, :, :, len(stage.kinds) - 1, None]
-    num_values = space.slots[space.shares_slot].num_values
+    num_values = space.slots[space.first.shares].num_values
     samples, ways = samples[:, :, :num_values], ways[:, :, :num_values]
     longest = max((shape.pp for shape in space.shapes), default=1)
     return _Mixed(

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Mask
 from automap.errors import ProblemError
 from automap.globs import select
 from automap.hints import Constraint
@@ -21,8 +21,6 @@ from automap.space.limits import Limits
 from ir.factors import BROADCAST, parse_placement, placement_text
 from ir.graph import Operator
 from ir.linkage import Group
-
-Mask = npt.NDArray[np.bool_]
 
 
 class Constrained:

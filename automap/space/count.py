@@ -37,14 +37,12 @@ def grouped(
     """The linkage groups of the space.
 
     Args:
-        space: of the problem.
         groups: (unit type, group) of those that are counted; None = all.
         every_unit: count a group once for each unit instead of once for each unit type.
     """
     times = _units(space) if every_unit else [1] * len(space.linkage.types)
     return Signing(
-        arrays=space.arrays,
-        times=[times[key[0]] if groups is None or key in groups else 0 for key in space.group_rows],
+        arrays=space.arrays, times=[times[key[0]] if groups is None or key in groups else 0 for key in space.group_rows]
     )
 
 
@@ -68,7 +66,6 @@ def count_decades(space: SteppedSpace, *, limit: int | None = None, signing: Sig
     """log10 of the number of plans with some decisions pruned; constraints on recomputation are not counted off.
 
     Args:
-        space: of the problem.
         limit: only the values of a slot below it are counted, of all slots but ZeRO, recomputation and signatures;
             None = all.
         signing: groups whose signatures are decided, all others being forced; None = all linkage groups.
@@ -106,8 +103,6 @@ def stage_ways(space: SteppedSpace, shape: Shape, limit: int | None) -> Counter[
     """Set of meshes that the stages of a plan have -> number of ways to decide orders, devices and batch shares for it.
 
     Args:
-        space: see `count_decades`.
-        shape: of the plans.
         limit: of every slot only the values below it are counted; None = all.
     """
     within = shape.tp * shape.middle
@@ -154,9 +149,7 @@ def _rows(space: SteppedSpace, shape: Shape, order: int, sizes: Sequence[int]) -
     meshes, arrays = space.meshes, space.arrays
     within = meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
     if len(set(sizes)) == 1:
-        first = arrays.even_layouts[(order, meshes.degrees.index(shape.pp), *within)]["first"]
-        alike: list[int] = arrays.stages[first : first + shape.pp].tolist()
-        return alike
+        return space.even_rows(shape, order)
     parts = [devices // meshes.part for devices in sizes]
     return [int(arrays.stage_rows[(order, *within, sum(parts[:i]), mine)]) for i, mine in enumerate(parts)]
 
@@ -167,10 +160,7 @@ def _share_meshes(
     """Set of meshes for every way to share out samples.
 
     Args:
-        space: see `count_decades`.
-        shape: of the plans.
         stages: ranks of the outer axis, and number among those of several kinds of devices, or -1.
-        limit: see `stage_ways`.
     """
     arrays, within = space.arrays, shape.tp * shape.middle
     count = space.meshes.micro_batches.index(shape.num_micro_batches)

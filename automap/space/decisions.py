@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints, Mask
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
 from automap.price.stage_layout import PipelineLayout
@@ -38,9 +38,6 @@ from automap.space.mesh_shapes import Meshes
 from automap.space.shape import Shape
 from ir.graph import Operator
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 Values = tuple[int, ...]
 """One value a slot, in the order of the slots."""
 
@@ -107,7 +104,7 @@ class SpaceOutline:
         schedules: schedules of plans without virtual stages, the usual one first.
         slots: all decisions in order.
         first: number of the first slot of each kind.
-        first_stage, shares_slot, first_cut, first_recompute, zero_slot, first_signature: some of these numbers.
+        first_cut, first_recompute, zero_slot, first_signature: the numbers of `first` that environments read.
     """
 
     def __init__(self, problem: Problem, evaluator: Evaluator | None = None, *, limits: Limits = WHOLE) -> None:
@@ -134,7 +131,6 @@ class SpaceOutline:
         by_kind = [decision.slots(self) for decision in DECISIONS]
         self.slots = tuple(slot for slots in by_kind for slot in slots)
         self.first = FirstSlots(*itertools.accumulate([0, *(len(slots) for slots in by_kind[:-1])]))
-        self.first_stage, self.shares_slot = self.first.schedule, self.first.shares
         self.first_cut, self.first_recompute = self.first.cut, self.first.recompute
         self.zero_slot, self.first_signature = self.first.zero, self.first.signature
         self._layouts: dict[tuple[int, ...], PipelineLayout] = {}
@@ -202,8 +198,8 @@ class SpaceOutline:
 
     def is_view(self, name: str) -> bool:
         """Whether a parameter view makes the tensor."""
-        index = self.problem.graph.producer.get(name)
-        return index is not None and self.problem.graph.operators[index].is_view
+        maker = self.problem.graph.maker(name)
+        return maker is not None and maker.is_view
 
 
 def _schedules(problem: Problem) -> tuple[str, ...]:
@@ -276,28 +272,21 @@ def _logs(counts: Sequence[int]) -> Floats:
     return found
 
 
+def _counted(kind: str, name: str, counts: Callable[[Meshes], Sequence[int]]) -> Decision:
+    """A decision whose values stand for counts."""
+    return Decision(
+        kind=kind,
+        slots=lambda s: _one(kind, name, len(counts(s.meshes))),
+        amounts=lambda s: _logs(counts(s.meshes)),
+    )
+
+
 DECISIONS = (
-    Decision(
-        kind="pp",
-        slots=lambda s: _one("pp", "pipeline stages", len(s.meshes.degrees)),
-        amounts=lambda s: _logs(s.meshes.degrees),
-    ),
-    Decision(
-        kind="tp",
-        slots=lambda s: _one("tp", "size of the inner mesh axis", len(s.meshes.degrees)),
-        amounts=lambda s: _logs(s.meshes.degrees),
-    ),
+    _counted("pp", "pipeline stages", lambda meshes: meshes.degrees),
+    _counted("tp", "size of the inner mesh axis", lambda meshes: meshes.degrees),
     Decision(kind="middle", slots=_middle, amounts=lambda s: _logs(s.meshes.middles)),
-    Decision(
-        kind="micro_batches",
-        slots=lambda s: _one("micro_batches", "micro-batches", len(s.meshes.micro_batches)),
-        amounts=lambda s: _logs(s.meshes.micro_batches),
-    ),
-    Decision(
-        kind="virtual",
-        slots=lambda s: _one("virtual", "virtual stages a rank", len(s.meshes.virtuals)),
-        amounts=lambda s: _logs(s.meshes.virtuals),
-    ),
+    _counted("micro_batches", "micro-batches", lambda meshes: meshes.micro_batches),
+    _counted("virtual", "virtual stages a rank", lambda meshes: meshes.virtuals),
     Decision(
         kind="schedule",
         slots=lambda s: _one("schedule", "order of micro-batches", len(s.schedules)),

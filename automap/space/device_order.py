@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from itertools import permutations
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Mask
 from automap.cluster import Cluster
 
 Order = tuple[int, ...]
-Floats = npt.NDArray[np.float64]
 
 MAX_PERMUTED = 3
 """Most kinds of hosts of which every sequence is an order (assumed). With more kinds there are two orders: by rising
@@ -75,7 +74,7 @@ def _is_even(weight: Floats) -> bool:
     return bool(np.ptp(edges) == 0.0)
 
 
-def min_cut(weight: Floats) -> npt.NDArray[np.bool_]:
+def min_cut(weight: Floats) -> Mask:
     """One side of a global minimum cut (Stoer and Wagner, Journal of the ACM 44, 1997).
 
     Args:
@@ -84,7 +83,7 @@ def min_cut(weight: Floats) -> npt.NDArray[np.bool_]:
     Returns:
         [n] whether a vertex is on that side.
     """
-    side: npt.NDArray[np.bool_]
+    side: Mask
     weight = weight.copy()
     np.fill_diagonal(weight, 0.0)
     merged = np.eye(len(weight), dtype=np.bool_)

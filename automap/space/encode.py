@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from automap.arrays import Ints
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
-from automap.space.decisions import DECISIONS, SHAPE_KINDS, Ints, Values
+from automap.space.decisions import DECISIONS, SHAPE_KINDS, Values
 from automap.space.shape import Shape
 from automap.space.stepping import SteppedSpace
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
+from automap.arrays import Mask
 from automap.space.shape import Shape
 
 
@@ -19,7 +17,7 @@ class Limits:
     """Whether a shape stays."""
     windows: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     """Number of chunks -> first and last end of each chunk that stay; for other numbers all that constraints leave."""
-    signatures: npt.NDArray[np.bool_] | None = None
+    signatures: Mask | None = None
     """[axes, values of all groups] whether a signature stays, see `SpaceArrays.obeys`; None = all stay."""
 
 

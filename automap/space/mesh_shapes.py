@@ -12,9 +12,7 @@ import functools
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
+from automap.arrays import Mask
 from automap.errors import ProblemError
 from automap.price.estimate import sequence_length
 from automap.price.lowered_plan import spread
@@ -147,7 +145,7 @@ class Meshes:
         return is_short and shares and self.devices // shape.pp % self.part == 0 and self.problem.hints.fix.dp is None
 
     @functools.cached_property
-    def fills(self) -> npt.NDArray[np.bool_]:
+    def fills(self) -> Mask:
         """See `ways_to_fill`."""
         return ways_to_fill(
             self.problem.cluster,

@@ -13,13 +13,12 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Ints
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.plan_reader import default_signatures
 
-Ints = npt.NDArray[np.int64]
 Role = Literal["none", "batch", "other", "idle"]
 """Use of an axis. `none`: it has one rank. `batch`: most operators split their batch over it. `other`: some operators
 split something over it. `idle`: no operator splits anything over it."""
@@ -39,7 +38,7 @@ def role(lowered: LoweredPlan, evaluator: Evaluator, axis: int) -> Role:
     if sizes(lowered)[axis] == 1:
         return "none"
     num_batch = num_whole = num_other = 0
-    for value, (whole, batch) in _signatures(lowered, evaluator, axis):
+    for _, value, (whole, batch) in _signatures(lowered, evaluator, axis):
         num_batch += value == batch != whole
         num_whole += value == whole != batch
         num_other += value not in (whole, batch)
@@ -54,15 +53,12 @@ def num_unlike(lowered: LoweredPlan, evaluator: Evaluator) -> int:
     The default is to split the batch on an axis that splits it, and to be whole on all others. Operators of equal units
     with equal signatures count once.
     """
-    seen: set[tuple[int, int, int, int]] = set()
+    seen: set[tuple[int, int, int]] = set()
     for axis in np.flatnonzero(sizes(lowered) > 1).tolist():
         is_batch = role(lowered, evaluator, axis) == "batch"
-        for segment in _distinct(lowered, evaluator):
-            unit_type = evaluator.blocks.units[segment.unit].type
-            base = int(evaluator.tables.spans[unit_type])
-            for k, value in enumerate(segment.chosen[:, axis].tolist()):
-                if value != default_signatures(evaluator, unit_type, segment.first - base + k)[is_batch]:
-                    seen.add((unit_type, segment.first + k, axis, value))
+        for row, value, usual in _signatures(lowered, evaluator, axis):
+            if value != usual[is_batch]:
+                seen.add((row, axis, value))
     return len(seen)
 
 
@@ -97,8 +93,6 @@ def merges(lowered: LoweredPlan, evaluator: Evaluator, *, same_zero: bool = Fals
     """The plans with two neighbouring axes joined, for every two that all operators treat alike.
 
     Args:
-        lowered: the plan.
-        evaluator: of its problem.
         same_zero: join only axes that ZeRO treats alike too; otherwise ZeRO over one of them becomes ZeRO over both.
     """
     live = np.flatnonzero(sizes(lowered) > 1).tolist()
@@ -142,7 +136,7 @@ def _is_idle(lowered: LoweredPlan, evaluator: Evaluator, axis: int, rank: int) -
     if lowered.layout.stages[rank].axes[axis] == 1:
         return False
     mine = replace(lowered, chunks=lowered.chunks[rank :: len(lowered.layout.stages)])
-    return all(value == whole for value, (whole, _) in _signatures(mine, evaluator, axis))
+    return all(value == whole for _, value, (whole, _) in _signatures(mine, evaluator, axis))
 
 
 def dropped(lowered: LoweredPlan, evaluator: Evaluator, axis: int, ranks: Sequence[int]) -> LoweredPlan:
@@ -169,13 +163,13 @@ def _distinct(lowered: LoweredPlan, evaluator: Evaluator) -> list[Segment]:
     return list(found.values())
 
 
-def _signatures(lowered: LoweredPlan, evaluator: Evaluator, axis: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """The signature of every operator on an axis, with its signatures that leave it whole and that split its batch."""
+def _signatures(lowered: LoweredPlan, evaluator: Evaluator, axis: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
+    """The operator row and the signature of every operator on an axis, and its `default_signatures`."""
     for segment in _distinct(lowered, evaluator):
         unit_type = evaluator.blocks.units[segment.unit].type
         base = int(evaluator.tables.spans[unit_type])
         for k, value in enumerate(segment.chosen[:, axis].tolist()):
-            yield value, default_signatures(evaluator, unit_type, segment.first - base + k)
+            yield segment.first + k, value, default_signatures(evaluator, unit_type, segment.first - base + k)
 
 
 def _with_meshes(
@@ -186,8 +180,6 @@ def _with_meshes(
     Devices are kept as far as a mesh has places for them, the first ones along every axis.
 
     Args:
-        lowered: the plan.
-        evaluator: of its problem.
         change: mesh of a stage and its pipeline rank to the new mesh.
         whole: axis that has one rank in all new meshes, so that nothing is split over it; None = no such axis.
     """

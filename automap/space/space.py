@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from automap.arrays import Ints
 from automap.plan import Plan
 from automap.price.evaluator import by_type
-from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan, Segment
+from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
 from automap.price.plan_reader import lower_plan, same_lowered
 from automap.price.plan_writer import to_plan
 from automap.space.count import count_decades
-from automap.space.decisions import DECISIONS, SHAPE_KINDS, Ints, Slot, Values
+from automap.space.decisions import DECISIONS, SHAPE_KINDS, Slot, Values
 from automap.space.encode import values_of
 from automap.space.shape import Shape
 from automap.space.stepping import SteppedSpace
@@ -37,8 +38,6 @@ class PlanSpace(SteppedSpace):
         """The values before the signatures of a plan with even cuts and one recompute mode, as constraints allow.
 
         Args:
-            shape: of the plan.
-            recompute: mode.
             zero: ZeRO stage, where there are replicas.
             stages: values of the slots of schedule, order and devices; those left out are 0.
         """
@@ -61,22 +60,11 @@ class PlanSpace(SteppedSpace):
         chosen = by_type(self.evaluator, signatures)
         shape = self.shape(values)
         ends = [0, *self.cuts(values, shape.num_chunks - 1), self.num_units]
-        units, spans = self.linkage.blocks.units, self.evaluator.tables.spans
-        chunks = []
+        evaluator, units, chunks = self.evaluator, self.linkage.blocks.units, []
         for chunk, (begin, end) in enumerate(itertools.pairwise(ends)):
             mode = RECOMPUTE_MODES[values[self.first.recompute + chunk % shape.pp]]
-            chunks.append(
-                tuple(
-                    Segment(
-                        unit=number,
-                        first=int(spans[kind]),
-                        last=int(spans[kind + 1]),
-                        chosen=chosen[kind],
-                        recomputed=self.evaluator.masks(kind)[mode],
-                    )
-                    for number, kind in ((number, units[number].type) for number in range(begin, end))
-                )
-            )
+            masks = [evaluator.masks(units[number].type)[mode] for number in range(begin, end)]
+            chunks.append(tuple(evaluator.segment(begin + i, chosen, mask) for i, mask in enumerate(masks)))
         fields: dict[str, Any] = {"zero_axes": self.zero_axes(shape)}
         for number, decision in enumerate(DECISIONS):
             fields.update(decision.write(self, self.of_kind(values, number)))

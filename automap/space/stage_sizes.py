@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Mask
 from automap.cluster import Cluster
 
 MAX_PARTS = 16
@@ -34,7 +34,7 @@ def part_size(cluster: Cluster) -> int:
 
 def ways_to_fill(
     cluster: Cluster, inner: Sequence[int], middle: Sequence[int], samples: Sequence[int], *, splits_batch: bool
-) -> npt.NDArray[np.bool_]:
+) -> Mask:
     """Numbers of parts that several stages can have together, each with a legal size.
 
     Args:

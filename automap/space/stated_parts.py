@@ -11,22 +11,18 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Ints, Mask
 from automap.hints import Fix, Hints
 from automap.price.evaluator import Evaluator, by_type
 from automap.price.lowered_plan import Segment
+from automap.space.megatron import AxisChoice
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 from automap.space.templates import megatron_signatures
-from ir.factors import BROADCAST, Placement, Signature, whole_signature
-from ir.graph import Operator
-from ir.operators.experts import COMBINE, DISPATCH
-from ir.operators.experts import PRODUCT as GROUPED
+from ir.factors import BROADCAST, Placement
+from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
 from ir.operators.measured import LAYER
-
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 class Unpriced(Exception):
@@ -123,7 +119,7 @@ def signatures(evaluator: Evaluator, shape: Shape, axes: Sequence[Axis], *, sequ
         else:
             column = dense[:, 1]
         columns.append(column)
-    return np.column_stack(columns)
+    return np.ascontiguousarray(np.column_stack(columns))
 
 
 def _mixtures(space: PlanSpace) -> Mask:
@@ -151,14 +147,11 @@ def _follow(space: PlanSpace, dim: int, experts: str) -> Ints:
         ops = [space.operator(unit_type, offset) for offset in range(len(unit.signatures))]
         base = int(tables.spans[unit_type])
         for offset, (op, table) in enumerate(zip(ops, unit.signatures, strict=True)):
-            for name in op.inputs:
-                if tensors[name].role == "input":
-                    placed.setdefault(name, dim)
-            have = [placed.get(name, BROADCAST) for name in op.inputs]
-            best = _following(op, table, have, experts)
+            placed |= {name: dim for name in op.inputs if tensors[name].role == "input"}
+            legal = np.ones(len(table), dtype=np.bool_)
+            best = _in_mixture(AxisChoice(space=space, op=op, table=table, legal=legal, placed=placed), experts)
             found[base + offset] = best
-            for name, placement in zip(op.outputs, table[best].outputs, strict=True):
-                placed[name] = placement
+            placed.update(zip(op.outputs, table[best].outputs, strict=True))
         for offset in range(len(ops) - 1, -1, -1):
             made = ops[offset].outputs[0]
             reader = next((k for k in range(offset + 1, len(ops)) if made in ops[k].inputs), None)
@@ -170,28 +163,20 @@ def _follow(space: PlanSpace, dim: int, experts: str) -> Ints:
     return found
 
 
-def _following(op: Operator, table: tuple[Signature, ...], have: list[Placement], experts: str) -> int:
-    """The signature that takes operands in their present placement; of experts, the one that spreads or slices them."""
-    wanted = list(have)
-    if op.kind == GROUPED and experts == "spread":
-        wanted = [0, 0]
-    elif op.kind == GROUPED and experts == "sliced":
-        last = max(s.outputs[0] for s in table)
-        wanted = [last, 1] if have[0] == last else [BROADCAST, 2]
-    elif op.kind == COMBINE:
+def _in_mixture(choice: AxisChoice, experts: str) -> int:
+    """The signature that keeps operands in their placement; of experts, the one that spreads or slices them."""
+    op, table = choice.op, choice.table
+    if op.kind == PRODUCT and experts == "spread":
+        spread = choice.experts()
+        return choice.whole if spread is None else spread
+    if op.kind == PRODUCT and experts == "sliced":
+        return choice.weights(sequence_parallel=False)
+    if op.kind == COMBINE:
         # Tokens return to the ranks that they came from.
-        back = next((s for s in table if s.inputs[1:] == tuple(have[1:]) and s.outputs[0] == have[1]), None)
-        wanted = list(back.inputs) if back else have
-    first = next((i for i, h in enumerate(wanted) if h >= 0), None)
-    if first is None or all(s.inputs[first] != wanted[first] for s in table):
-        return whole_signature(table)
-    return max(
-        range(len(table)),
-        key=lambda i: (
-            table[i].inputs[first] == wanted[first] and table[i].outputs[0] != BROADCAST,
-            sum(a == b for a, b in zip(table[i].inputs, wanted, strict=True)),
-        ),
-    )
+        taken = tuple(choice.placed.get(name, BROADCAST) for name in op.inputs[1:])
+        back = [i for i, s in enumerate(table) if s.inputs[1:] == taken and s.outputs[0] == taken[0]]
+        return back[0] if back else choice.follow()
+    return choice.follow()
 
 
 def chunks(
@@ -200,30 +185,19 @@ def chunks(
     """The layers spread over chunks as evenly as they go; the outer chunks, which hold embedding and head, have fewer.
 
     Args:
-        evaluator: of the problem.
         signatures: [operator rows, axes].
-        num_chunks: number of chunks.
         masks: unit type to [operators] which of them are recomputed.
         unlike: so many of the first layers are of other types than the rest.
 
     Raises:
         Unpriced: there are fewer layers than chunks.
     """
-    units, spans = evaluator.blocks.units, evaluator.tables.spans
-    kinds = [unit.type for unit in units]
+    kinds = [unit.type for unit in evaluator.blocks.units]
     layers = _layers(evaluator, unlike)
     chosen = by_type(evaluator, signatures)
-    segments = [
-        Segment(
-            unit=number,
-            first=int(spans[kind]),
-            last=int(spans[kind + 1]),
-            chosen=np.ascontiguousarray(chosen[kind]),
-            recomputed=masks(kind) if number in layers else evaluator.masks(kind)["none"],
-        )
-        for number, kind in enumerate(kinds)
-    ]
-    ends = [0, *_ends(layers, num_chunks), len(units)]
+    again = [masks(kind) if n in layers else evaluator.masks(kind)["none"] for n, kind in enumerate(kinds)]
+    segments = [evaluator.segment(number, chosen, mask) for number, mask in enumerate(again)]
+    ends = [0, *_ends(layers, num_chunks), len(kinds)]
     if any(a >= b for a, b in itertools.pairwise(ends)):
         raise Unpriced(f"{len(layers)} layers cannot be cut into {num_chunks} stages")
     return tuple(tuple(segments[a:b]) for a, b in itertools.pairwise(ends))

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Ints
 from automap.errors import PlanError
 from automap.plan import ScheduleKind
 from automap.price.estimate import sequence_length
@@ -26,8 +26,6 @@ from automap.space.shape import Shape, divisors
 from automap.space.stated_parts import Unpriced, chunks, mesh, signatures
 from ir.groups import fused_groups
 from ir.operators.experts import DISPATCH
-
-Ints = npt.NDArray[np.int64]
 
 SCHEDULES = tuple(kind for kind in typing.get_args(ScheduleKind) if kind != "explicit")
 
@@ -74,12 +72,9 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
     rows = _samples(problem.training.global_batch, dp, strategy)
     count = problem.training.global_batch // rows
     if kind == "interleaved" and count % strategy.pp:
-        raise _refuse(
-            "virtual",
-            strategy.virtual,
-            f"interleaved stages need a multiple of pp = {strategy.pp} micro-batches, not {count}",
-            "Change the micro-batch or the global batch, or leave out --virtual.",
-        )
+        what = f"interleaved stages need a multiple of pp = {strategy.pp} micro-batches, not {count}"
+        repair = "Change the micro-batch or the global batch, or leave out --virtual."
+        raise _refuse("virtual", strategy.virtual, what, repair)
     shape = Shape(pp=strategy.pp, tp=strategy.tp, dp=dp, num_micro_batches=count, samples=rows)
     try:
         axes = mesh(dp=dp, tp=strategy.tp, cp=strategy.cp, ep=strategy.ep, slices=strategy.tp)
@@ -91,12 +86,8 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
     if strategy.ep > 1:
         _check_experts(evaluator, strategy.ep)
     try:
-        parts = chunks(
-            evaluator,
-            chosen,
-            strategy.pp * strategy.virtual,
-            lambda unit_type: evaluator.masks(unit_type)[strategy.recompute],
-        )
+        number, mode = strategy.pp * strategy.virtual, strategy.recompute
+        parts = chunks(evaluator, chosen, number, lambda unit_type: evaluator.masks(unit_type)[mode])
     except Unpriced as fault:
         degree = "virtual" if strategy.virtual > 1 else "pp"
         raise _refuse(degree, getattr(strategy, degree), str(fault), "Use fewer stages.") from None
@@ -139,20 +130,13 @@ def _degrees(evaluator: Evaluator, strategy: Strategy) -> int:
     others = strategy.tp * strategy.pp * strategy.cp
     if devices % others:
         name = next(n for n in ("tp", "pp", "cp") if getattr(strategy, n) > 1)
-        raise _refuse(
-            name,
-            getattr(strategy, name),
-            f"tp * pp * cp = {others} does not divide the {devices} devices of the cluster",
-            f"Make their product one of {_words(divisors(devices))}.",
-        )
+        what = f"tp * pp * cp = {others} does not divide the {devices} devices of the cluster"
+        repair = f"Make their product one of {_words(divisors(devices))}."
+        raise _refuse(name, getattr(strategy, name), what, repair)
     dp = devices // others
     if strategy.dp not in (None, dp):
-        raise _refuse(
-            "dp",
-            strategy.dp,
-            f"dp * tp * pp * cp = {strategy.dp * others} is not the number of devices, {devices}",
-            f"Use dp = {dp}, or leave it out.",
-        )
+        what = f"dp * tp * pp * cp = {strategy.dp * others} is not the number of devices, {devices}"
+        raise _refuse("dp", strategy.dp, what, f"Use dp = {dp}, or leave it out.")
     length = sequence_length(evaluator.problem.graph)
     if strategy.cp > 1 and (length is None or length % strategy.cp):
         has = "the model has no sequence" if length is None else f"does not divide the sequence of {length} tokens"

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from automap.arrays import Floats, Ints, Mask
 from automap.price.evaluator import blank
 from automap.price.stage_layout import PipelineLayout
 from automap.space.batch_shares import dealt
 from automap.space.compile import compile_space
-from automap.space.decisions import Floats, Ints, Mask, Slot, SpaceOutline, Values
+from automap.space.decisions import Slot, SpaceOutline, Values
 from automap.space.kernels.records import Compiled, SpaceArrays
+from automap.space.shape import Shape
 
 if TYPE_CHECKING:
     from automap.space.kernels.draft import Draft
@@ -75,7 +77,6 @@ class SteppedSpace(SpaceOutline):
         """The nearest legal plan: each value kept if it is legal behind those before it, else the first legal one.
 
         Args:
-            values: of a plan.
             kept: so many of the first are known to be legal.
         """
         from automap.space.kernels.stepper import repair
@@ -103,6 +104,14 @@ class SteppedSpace(SpaceOutline):
         """[stages] row of each among the distinct stages as its slowest kind of device sees it, see
         `LoweredPlan.views`."""
         found: list[int] = self._laid_out(values).stages[: self.shape(values).pp].tolist()
+        return found
+
+    def even_rows(self, shape: Shape, order: int) -> list[int]:
+        """[stages] row of each among the distinct stages, of a shape whose stages are of equal size."""
+        degrees, middles = self.meshes.degrees, self.meshes.middles
+        at = (order, degrees.index(shape.pp), degrees.index(shape.tp), middles.index(shape.middle))
+        first = self.arrays.even_layouts[at]["first"]
+        found: list[int] = self.arrays.stages[first : first + shape.pp].tolist()
         return found
 
     def batch_shares(self, values: Sequence[int]) -> tuple[tuple[int, ...] | None, ...]:
@@ -210,7 +219,6 @@ class SteppedSpace(SpaceOutline):
         """[n, slots] one neighbour of each plan: some decisions changed, the others kept as far as they stay legal.
 
         Args:
-            rng: of the moves.
             values: [n, slots] legal plans.
             donors: [m, slots] legal plans, the best first, from which shapes and signatures may be borrowed.
             chances: of each kind of move, see `automap.space.kernels.neighbours`.

@@ -14,15 +14,13 @@ from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
-import numpy.typing as npt
 
 from automap.price.lowered_plan import RECOMPUTE_MODES, spread
+from automap.space.megatron import AxisChoice
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Values
-from ir.factors import BROADCAST, PARTIAL, Placement, Signature, whole_signature
-from ir.graph import Operator
-from ir.linkage import UnitLinkage
-from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
+from ir.factors import BROADCAST, PARTIAL, Placement
+from ir.operators.experts import DISPATCH, PRODUCT
 
 
 def megatron_signatures(
@@ -37,7 +35,6 @@ def megatron_signatures(
     """Adds signatures to the values before them: batch split over dp and ep, sequence over cp, weights over tp.
 
     Args:
-        space: of the problem.
         shape: shape that `prefix` decides.
         prefix: values of the slots before the first signature.
         sequence_parallel: whether tp splits the sequence where tensors would be whole.
@@ -45,161 +42,44 @@ def megatron_signatures(
         only_batch: whether tp splits the batch as dp does.
     """
     values = list(prefix)
+    tensors = space.problem.graph.tensors.items()
+    # Data inputs are split along the sequence, their second dim, at no cost.
+    along = {n: 1 for n, t in tensors if t.role == "input" and t.batch_dim == 0 and len(t.shape) > 1}
     incoming: list[Placement] = [BROADCAST] * len(space.axes)
     for unit_type, unit in enumerate(space.linkage.types):
-        placed: list[dict[str, Placement]] = [{} for _ in space.axes]
+        placed: list[dict[str, Placement]] = [dict(along) if axis == "cp" else {} for axis in space.axes]
         if unit.boundary_in is not None:
             for where, placement in zip(placed, incoming, strict=True):
                 where[unit.boundary_in] = placement
-        for number, group in enumerate(unit.groups):
+        for group in unit.groups:
             op, table = space.operator(unit_type, group.leader), unit.signatures[group.leader]
             for axis, where in zip(space.axes, placed, strict=True):
                 legal = space.legal(values)
-                experts = _experts(op, table) if axis == expert_axis else None
+                choice = AxisChoice(space=space, op=op, table=table, legal=legal, placed=where)
+                experts = choice.experts() if axis == expert_axis else None
                 if axis == "tp" and not only_batch:
-                    value = _megatron(space, unit, unit_type, number, legal, where, sequence_parallel)
-                    value = experts if op.kind == DISPATCH and experts is not None and legal[experts] else value
+                    spreads = op.kind == DISPATCH and experts is not None and legal[experts]
+                    value = experts if spreads else choice.weights(sequence_parallel=sequence_parallel)
                 elif axis == "cp":
-                    value = _along_sequence(space, op, table, legal, where)
+                    value = choice.follow()
                 else:
-                    inside = experts if op.kind == PRODUCT else None
-                    if axis == expert_axis and op.kind != PRODUCT:
-                        inside = _as_given(space, op, table, where)
-                    value = next(
-                        (v for v in (inside, _batch(op, table)) if v is not None and legal[v]), whole_signature(table)
-                    )
+                    inside = experts if op.kind == PRODUCT else choice.given() if axis == expert_axis else None
+                    value = next((v for v in (inside, choice.batch()) if v is not None and legal[v]), choice.whole)
                 # The user's constraints may allow none of these.
-                value = value if legal[value] else int(np.flatnonzero(legal)[0])
+                value = value if value is not None and legal[value] else int(np.flatnonzero(legal)[0])
                 values.append(value)
-                _place(space, unit_type, unit, number, value, where)
+                for member, index in zip(group.members, group.assignment[value], strict=True):
+                    where.update(
+                        zip(
+                            space.operator(unit_type, member).outputs,
+                            unit.signatures[member][index].outputs,
+                            strict=True,
+                        )
+                    )
         if unit.boundary_out is not None:
             found = [where.get(unit.boundary_out, BROADCAST) for where in placed]
             incoming = [BROADCAST if placement == PARTIAL else placement for placement in found]
     return tuple(values)
-
-
-def _batch(op: Operator, table: tuple[Signature, ...]) -> int | None:
-    for index, signature in enumerate(table):
-        if signature.factor is not None and op.rule.factors[signature.factor].is_batch:
-            return index
-    return None
-
-
-def _experts(op: Operator, table: tuple[Signature, ...]) -> int | None:
-    """The signature that spreads experts, or None."""
-    names = [None if s.factor is None else op.rule.factors[s.factor].name for s in table]
-    return names.index("e") if op.kind in (DISPATCH, PRODUCT) and "e" in names else None
-
-
-def _as_given(space: PlanSpace, op: Operator, table: tuple[Signature, ...], placed: dict[str, Placement]) -> int | None:
-    """The signature that takes every activation in its present placement, at least one of them split; or None."""
-    tensors = space.problem.graph.tensors
-    own = [tensors[n].role == "activation" and not space.is_view(n) for n in op.inputs]
-    have = [placed.get(n, BROADCAST) for n in op.inputs]
-    for index, signature in enumerate(table):
-        taken = [(p, h) for p, h, is_own in zip(signature.inputs, have, own, strict=True) if is_own]
-        if signature.divides_work and all(p == h for p, h in taken) and any(p >= 0 for p, _ in taken):
-            return index
-    return None
-
-
-def _along_sequence(
-    space: PlanSpace,
-    op: Operator,
-    table: tuple[Signature, ...],
-    legal: npt.NDArray[np.bool_],
-    placed: dict[str, Placement],
-) -> int:
-    """The signature that takes the first split activation, and as many others as possible, in their present placement.
-
-    Data inputs are split along their second dim, which costs nothing. Where there is no such signature, the operator is
-    whole.
-    """
-    tensors = space.problem.graph.tensors
-    have: dict[int, Placement] = {}
-    for slot, name in enumerate(op.inputs):
-        if tensors[name].role == "activation" and not space.is_view(name):
-            have[slot] = placed.get(name, BROADCAST)
-        elif tensors[name].role == "input" and tensors[name].batch_dim == 0 and len(tensors[name].shape) > 1:
-            have[slot] = 1
-    first = next((slot for slot, placement in have.items() if placement >= 0), None)
-    best, best_score = whole_signature(table), -1
-    for index, signature in enumerate(table):
-        if first is not None and legal[index] and signature.divides_work and signature.inputs[first] == have[first]:
-            score = sum(signature.inputs[slot] == placement for slot, placement in have.items())
-            if score > best_score:
-                best, best_score = index, score
-    return best
-
-
-def _place(
-    space: PlanSpace, unit_type: int, unit: UnitLinkage, group_number: int, value: int, placed: dict[str, Placement]
-) -> None:
-    group = unit.groups[group_number]
-    for member, index in zip(group.members, group.assignment[value], strict=True):
-        op = space.operator(unit_type, member)
-        for name, placement in zip(op.outputs, unit.signatures[member][index].outputs, strict=True):
-            placed[name] = placement
-
-
-def _megatron(
-    space: PlanSpace,
-    unit: UnitLinkage,
-    unit_type: int,
-    group_number: int,
-    legal: npt.NDArray[np.bool_],
-    placed: dict[str, Placement],
-    sequence_parallel: bool,
-) -> int:
-    """Megatron's signature of one group on the tp axis; whole tensors where it is not legal.
-
-    A product with a weight whose input is split along the summed dim takes it in this placement (rows), otherwise it
-    splits the weight and the output (columns). An embedding splits its vocabulary. Products of activations and losses
-    take split inputs in their placement (heads, classes), and so do operators that join two split inputs (a gate and
-    the gated tensor). All other operators are whole, or split the sequence.
-    """
-    group = unit.groups[group_number]
-    op = space.operator(unit_type, group.leader)
-    table = unit.signatures[group.leader]
-    tensors = space.problem.graph.tensors
-    weights = [tensors[n].role == "parameter" or space.is_view(n) for n in op.inputs]
-    have = [placed.get(n, BROADCAST) for n in op.inputs]
-
-    def usable(signature: Signature, index: int) -> bool:
-        batch = signature.factor is not None and op.rule.factors[signature.factor].is_batch
-        return bool(legal[index]) and signature.divides_work and not batch
-
-    if op.kind == COMBINE:
-        # The sum over experts, or over slices of them, stays partial: tokens are fewer than slots of their k experts.
-        for index, signature in enumerate(table):
-            if legal[index] and signature.inputs == (have[0], BROADCAST, BROADCAST) and signature.outputs[0] == PARTIAL:
-                return index
-    given = _as_given(space, op, table, placed)
-    best, best_rank = whole_signature(table), 0
-    for index, signature in enumerate(table):
-        if not usable(signature, index):
-            continue
-        splits_weight = any(w and p >= 0 for w, p in zip(weights, signature.inputs, strict=True))
-        follows = any(
-            p >= 0 and p == h for p, h, w in zip(signature.inputs, have, weights, strict=True) if not w
-        ) and all(p in (h, BROADCAST) for p, h, w in zip(signature.inputs, have, weights, strict=True) if not w)
-        whole_inputs = all(p == BROADCAST for p, w in zip(signature.inputs, weights, strict=True) if not w)
-        output = signature.outputs[0]
-        batched = tensors[op.outputs[0]].batch_dim is not None
-        if op.kind == "Gather" and any(weights):
-            rank = 2 if batched and splits_weight and output == PARTIAL else 0
-        elif op.forward_flops.at(1) > 0 and any(weights):
-            rank = 3 if splits_weight and follows else 2 if splits_weight and whole_inputs and output >= 0 else 0
-        elif op.forward_flops.at(1) > 0 or op.kind == "SoftmaxCrossEntropyLoss":
-            rank = 2 if follows else 0
-        elif index == given:
-            rank = 3
-        else:
-            along = tensors[op.outputs[0]]
-            rank = 2 if sequence_parallel and output == 1 and along.batch_dim == 0 and len(along.shape) == 3 else 0
-        if rank > best_rank:
-            best, best_rank = index, rank
-    return best
 
 
 def meshes_of(space: PlanSpace, shape: Shape, prefix: Values) -> tuple[int, ...]:
@@ -271,6 +151,6 @@ def _stages(space: PlanSpace, shape: Shape) -> list[tuple[int, ...]]:
     first = space.meshes.values(shape)
     if shape.pp == 2 and shape.tp == shape.middle == 1 and space.meshes.may_differ(shape):
         found = [(*some, int(size)) for some in found for size in np.flatnonzero(space.legal((*first, *some)))]
-    found = [(*some, *[0] * (space.shares_slot - space.first_stage - len(some))) for some in found]
+    found = [(*some, *[0] * (space.first.shares - space.first.schedule - len(some))) for some in found]
     # Even shares and, with devices of several kinds, shares in proportion to their speed.
     return [(*some, int(way)) for some in found for way in np.flatnonzero(space.legal((*first, *some))[:2])]

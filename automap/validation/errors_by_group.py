@@ -59,7 +59,6 @@ def validate(runs: Iterable[Run], on_progress: Callable[[int], None] = lambda _:
     """Prices all runs and compares, group by group.
 
     Args:
-        runs: measured runs.
         on_progress: called with the number of runs that are priced.
 
     Returns:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Mask
 from automap.cluster import Cluster, Device, Link, Node, known_devices, known_links, parse_cluster
 from automap.errors import UserError
 from automap.plan import ScheduleKind
@@ -29,8 +29,6 @@ from automap.validation.published_runs import Run
 from ir import zoo
 from ir.graph import Graph
 from ir.groups import fused_groups
-
-Mask = npt.NDArray[np.bool_]
 
 PADDED_VOCABULARY = 128
 """Megatron and its descendants pad the vocabulary to a multiple of this times tp (default of its arguments)."""

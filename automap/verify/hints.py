@@ -1,4 +1,4 @@
-"""Rules about what the user asked for: `hints.fix` and `hints.constraints`.
+"""Rules about the hints of the user: `hints.fix` and `hints.constraints`.
 
 A constraint binds the leaders of linkage groups that it names, and in other groups the members that it names. Where no
 placement that divides evenly obeys the constraint, any placement that divides evenly is right.
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from automap.globs import select
 from automap.hints import Constraint
 from automap.plan import Plan
-from automap.verify.model import Model, Placed, is_live
+from automap.verify.model import Model, Placed
 from automap.verify.reading import Chunk, Violation, num_ranks, remainders
 
 
@@ -26,7 +26,7 @@ def check_hints(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[V
             mine = [i for i in chunk.operators if i in members]
             where = f"{chunk.where}, hints.constraints[{number}]"
             if mine and constraint.stage not in (None, chunk.number):
-                yield Violation(where=where, what=f"{names[mine[0]]} is bound to stage {constraint.stage}")
+                yield Violation(where, f"{names[mine[0]]} is bound to stage {constraint.stage}")
     if model.problem.hints.fix.recompute is None:
         yield from _recomputed(chunks, model, named)
     for chunk in chunks:
@@ -39,28 +39,26 @@ def _fixed(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violat
     for chunk in chunks:
         for axis, size in wanted.items():
             if size is not None and chunk.sizes.get(axis, 1) != size:
-                yield Violation(where=f"{chunk.where}.mesh", what=f"hints.fix.{axis} is {size}: {chunk.stage.mesh}")
+                yield Violation(f"{chunk.where}.mesh", f"hints.fix.{axis} is {size}: {chunk.stage.mesh}")
         has_replicas = any(chunk.sizes.get(axis, 1) > 1 for axis in ("dp", "cp", "ep"))
         if fix.zero is not None and has_replicas and chunk.stage.zero.stage != fix.zero:
-            yield Violation(where=f"{chunk.where}.zero.stage", what=f"hints.fix.zero is {fix.zero}")
+            yield Violation(f"{chunk.where}.zero.stage", f"hints.fix.zero is {fix.zero}")
         if fix.recompute is not None and chunk.again != _mode(chunk, model, fix.recompute):
-            yield Violation(where=f"{chunk.where}.recompute", what=f"hints.fix.recompute is {fix.recompute}")
+            yield Violation(f"{chunk.where}.recompute", f"hints.fix.recompute is {fix.recompute}")
         if fix.batch_shares == "even" and chunk.stage.batch_shares is not None:
-            yield Violation(where=f"{chunk.where}.batch_shares", what="hints.fix.batch_shares is even")
+            yield Violation(f"{chunk.where}.batch_shares", "hints.fix.batch_shares is even")
     found = {"pp": ranks, "num_micro_batches": plan.num_micro_batches, "virtual_stages": len(plan.stages) // ranks}
     for name, value in found.items():
         asked = getattr(fix, name)
         if asked is not None and asked != value:
-            yield Violation(
-                where="stages" if name != "num_micro_batches" else name, what=f"hints.fix.{name} is {asked}"
-            )
+            yield Violation("stages" if name != "num_micro_batches" else name, f"hints.fix.{name} is {asked}")
     kind = plan.schedule.kind
     if (
         fix.schedule is not None
         and kind != fix.schedule
         and not (fix.schedule == "interleaved" and kind == "1f1b" and len(plan.stages) == ranks)
     ):
-        yield Violation(where="schedule.kind", what=f"hints.fix.schedule is {fix.schedule}")
+        yield Violation("schedule.kind", f"hints.fix.schedule is {fix.schedule}")
 
 
 def _mode(chunk: Chunk, model: Model, mode: str) -> frozenset[int]:
@@ -95,7 +93,7 @@ def _recomputed(chunks: Sequence[Chunk], model: Model, named: Sequence[set[int]]
                 continue
             name = model.graph.operators[min(wrong)].name
             what = f"{name} is {'not ' if constraint.recompute else ''}computed again"
-            yield Violation(where=f"{chunk.where}.recompute, hints.constraints[{number}]", what=what)
+            yield Violation(f"{chunk.where}.recompute, hints.constraints[{number}]", what)
 
 
 def _sharded(chunk: Chunk, chunks: Sequence[Chunk], model: Model, named: Sequence[set[int]]) -> Iterator[Violation]:
@@ -109,7 +107,7 @@ def _sharded(chunk: Chunk, chunks: Sequence[Chunk], model: Model, named: Sequenc
                 (n, c, m)
                 for n, c in about
                 for m in ([leader] if leader in named[n] else members)
-                if m in named[n] and is_live(model.graph.operators[m])
+                if m in named[n] and model.graph.operators[m].is_live
             ]
             if not bound or not all(m in chunk.placed for m in members):
                 continue
@@ -123,8 +121,8 @@ def _sharded(chunk: Chunk, chunks: Sequence[Chunk], model: Model, named: Sequenc
                 ):
                     n, m = wrong[0]
                     yield Violation(
-                        where=f"{chunk.where}.shardings, hints.constraints[{n}]",
-                        what=f"{model.graph.operators[m].name} lies otherwise on {axis}",
+                        f"{chunk.where}.shardings, hints.constraints[{n}]",
+                        f"{model.graph.operators[m].name} has another placement on {axis}",
                     )
 
 

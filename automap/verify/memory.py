@@ -86,7 +86,7 @@ class Recount:
         return tuple(found)
 
     def _of(self, rank: int, devices: Sequence[int], order: Sequence[Action]) -> tuple[DeviceMemory, Activations]:
-        """The same for some devices of a rank, whose samples the stages have."""
+        """Peak memory of some devices of a rank, with the samples of `chunks`, and the bounds on its activations."""
         kept = {chunk.number: self._kept(chunk) for chunk in self.chunks if chunk.rank == rank}
         peak = Activations(
             low=peaks([order], {number: math.floor(k.low) for number, k in kept.items()})[0],
@@ -173,14 +173,8 @@ class Recount:
         kernel = self.model.kernels.get(index)
         needed = op.saved if kernel is None else kernel.saved
         for slot, name in enumerate((*op.inputs, *op.outputs)):
-            if name in needed and self._takes_memory(name):
+            if name in needed and not self.graph.is_weight(name):
                 yield slot, name
-
-    def _takes_memory(self, name: str) -> bool:
-        """Whether a tensor is no parameter and no view of one."""
-        maker = self.graph.producer.get(name)
-        is_view = maker is not None and self.graph.operators[maker].is_view
-        return self.graph.tensors[name].role != "parameter" and not is_view
 
     def _root(self, name: str) -> str:
         """The tensor that another one is a view of; a tensor that is no view itself."""
@@ -251,14 +245,11 @@ class Recount:
         keeps = {batch} if name in self.model.carried else {p for p in place.values() if p.startswith("S")}
         return {axis: p if p in keeps else "B" for axis, p in place.items()}
 
-    def _parts(self, chunk: Chunk, place: Place) -> int:
-        return math.prod(chunk.sizes[axis] for axis, p in place.items() if p.startswith("S"))
-
     def _bytes(self, chunk: Chunk, name: str, place: Place) -> float:
         tensor = self.graph.tensors[name]
         element = self.problem.activation_bytes if tensor.is_float else DTYPE_BYTES.get(tensor.dtype, 4.0)
-        elements = tensor.elements.at(chunk.samples)
-        return elements * element / self._parts(chunk, place)
+        parts = math.prod(chunk.sizes[axis] for axis, p in place.items() if p.startswith("S"))
+        return tensor.elements.at(chunk.samples) * element / parts
 
     def _written(self, chunk: Chunk, index: int) -> float:
         """Bytes of the results that an operator writes to memory."""
@@ -293,22 +284,22 @@ def check_memory(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[
     for rank, (mine, _) in enumerate(found):
         if mine.total > mine.capacity:
             yield Violation(
-                where=f"stages[{rank}].devices",
-                what=f"does not fit: {mine.total / GIB:.2f} GiB of {mine.capacity / GIB:.2f} on {mine.devices}",
+                f"stages[{rank}].devices",
+                f"does not fit: {mine.total / GIB:.2f} GiB of {mine.capacity / GIB:.2f} on {mine.devices}",
             )
     if plan.estimate is None:
         return
     stated = plan.estimate.memory_bytes
     if [m.devices for m in stated] != [m.devices for m, _ in found]:
-        yield Violation(where="estimate.memory_bytes", what=f"not about {', '.join(m.devices for m, _ in found)}")
+        yield Violation("estimate.memory_bytes", f"not about {', '.join(m.devices for m, _ in found)}")
         return
     for rank, (said, (mine, activations)) in enumerate(zip(stated, found, strict=True)):
         where = f"estimate.memory_bytes[{rank}]"
         for name in ("parameters", "gradients", "optimizer", "buffers", "capacity"):
             if not math.isclose(getattr(said, name), getattr(mine, name), rel_tol=TOLERANCE):
                 what = f"says {getattr(said, name):.0f} bytes, counted {getattr(mine, name):.0f}"
-                yield Violation(where=f"{where}.{name}", what=what)
+                yield Violation(f"{where}.{name}", what)
         low, high = activations.low * (1.0 - TOLERANCE), activations.high * (1.0 + TOLERANCE)
         if not low <= said.activations <= high:
             what = f"says {said.activations:.0f} bytes, counted {mine.activations:.0f}, {low:.0f} to {high:.0f}"
-            yield Violation(where=f"{where}.activations", what=what)
+            yield Violation(f"{where}.activations", what)

@@ -1,4 +1,4 @@
-"""What the rules must know of a problem's graph: legal placements, units, linkage groups and fused kernels.
+"""The facts about a problem's graph that the rules need: legal placements, units, linkage groups, fused kernels.
 
 Signatures are derived here from the factor rules: a second way to the same answer as `ir.factors.signatures`, in the
 words of the plan document (`S(i)`, `B`, `P`).
@@ -48,11 +48,10 @@ class Model:
         self.position = {op.name: i for i, op in enumerate(self.graph.operators)}
         self.parametric = {t.name for t in self.graph.tensors.values() if t.role == "parameter"}
         for op in self.graph.operators:
-            if not is_live(op):
+            if not op.is_live:
                 self.parametric.update(op.outputs)
         self.blocks: Blocks = find_units(self.graph)
         self.unit_of = {i: n for n, unit in enumerate(self.blocks.units) for i in range(unit.start, unit.stop)}
-        self._rules: dict[FactorRule, WholeOrSplit] = {}
         self._legal: dict[int, WholeOrSplit] = {}
 
     @functools.cached_property
@@ -79,13 +78,13 @@ class Model:
     def live_maker(self, name: str) -> int | None:
         """The operator that makes a tensor and that a stage must run; None for others."""
         index = self.graph.producer.get(name)
-        return index if index is not None and is_live(self.graph.operators[index]) else None
+        return index if index is not None and self.graph.operators[index].is_live else None
 
     def legal(self, index: int) -> WholeOrSplit:
         """The placements that the factor rule of an operator allows on one mesh axis."""
         if index not in self._legal:
             op = self.graph.operators[index]
-            found = dict(self._of_rule(op.rule))
+            found = dict(_allowed(op.rule))
             carries = [name not in self.parametric for name in op.inputs]
             if op.kind == "Add" and len(op.inputs) == 2 and self._is_bias(op):
                 # A bias is added on the first rank only: the sum remains partial, and the bias never is.
@@ -97,11 +96,6 @@ class Model:
     def _is_bias(self, op: Operator) -> bool:
         tensors = self.graph.tensors
         return sum(tensors[n].role == "activation" and n not in self.parametric for n in op.inputs) == 1
-
-    def _of_rule(self, rule: FactorRule) -> WholeOrSplit:
-        if rule not in self._rules:
-            self._rules[rule] = _allowed(rule)
-        return self._rules[rule]
 
     def ways(self, unit_type: int, group: Group) -> Iterator[list[Placed]]:
         """The placements of all members of a linkage group on one axis, for each placement of its leader."""
@@ -123,11 +117,7 @@ class Model:
         return Placed(inputs=("B",) * len(op.inputs), outputs=("B",) * len(op.outputs))
 
 
-def is_live(op: Operator) -> bool:
-    """Whether a stage must run an operator, which is then no view and no constant."""
-    return not op.is_view and not op.is_constant
-
-
+@functools.lru_cache(maxsize=1024)
 def _allowed(rule: FactorRule) -> WholeOrSplit:
     """The placements that split one factor, split nothing, or pass a partial sum on.
 

@@ -15,7 +15,7 @@ from automap.problem import Problem
 from automap.verify.model import Model, Placed
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Violation:
     """One fault of a plan."""
 
@@ -52,18 +52,9 @@ class Chunk:
         return f"stages[{self.number}]"
 
 
-def devices_of(stage: Stage) -> tuple[int, ...]:
-    """The device numbers of a stage.
-
-    Raises:
-        PlanError: the text is no list of devices.
-    """
-    return parse_devices(stage.devices)
-
-
 def num_ranks(plan: Plan) -> int:
     """The number of pipeline ranks: of the stages before the first one that has the devices of stage 0."""
-    where = [devices_of(stage) for stage in plan.stages]
+    where = [parse_devices(stage.devices) for stage in plan.stages]
     return where.index(where[0], 1) if where[0] in where[1:] else len(where)
 
 
@@ -154,9 +145,8 @@ def place_operators(chunk: Chunk, model: Model) -> Iterator[Violation]:
                 used.add(key)
             elif matches_operator(key, name):
                 yield Violation(
-                    where=f"{chunk.where}.shardings.{key}.{axis}",
-                    what=f"{name} cannot have {_text(wanted)}: its rule allows "
-                    + "; ".join(map(_text, model.legal(index))),
+                    f"{chunk.where}.shardings.{key}.{axis}",
+                    f"{name} cannot have {_text(wanted)}: its rule allows " + "; ".join(map(_text, model.legal(index))),
                 )
             else:
                 mine[axis] = model.default(index, batch=False)
@@ -165,10 +155,10 @@ def place_operators(chunk: Chunk, model: Model) -> Iterator[Violation]:
             used.add(key)
     for key, axes in stage.shardings.items():
         if key not in used:
-            yield Violation(where=f"{chunk.where}.shardings.{key}", what="names no operator that can be placed so")
+            yield Violation(f"{chunk.where}.shardings.{key}", "names no operator that can be placed so")
         for axis in axes:
             if axis not in dict(stage.mesh):
-                yield Violation(where=f"{chunk.where}.shardings.{key}.{axis}", what="the mesh has no such axis")
+                yield Violation(f"{chunk.where}.shardings.{key}.{axis}", "the mesh has no such axis")
     for index, axis, key in followers:
         _follow(chunk, model, index, axis, key)
 
@@ -226,4 +216,4 @@ def uneven(chunk: Chunk, model: Model) -> Iterator[Violation]:
         left = [remainders(model, index, placed, chunk.sizes, samples) for samples in dict.fromkeys(chunk.shares)]
         for what in dict.fromkeys(what for some in left for what in some):
             name = model.graph.operators[index].name
-            yield Violation(where=f"{chunk.where}.shardings.{name}", what=f"{what} on {dict(chunk.sizes)}")
+            yield Violation(f"{chunk.where}.shardings.{name}", f"{what} on {dict(chunk.sizes)}")

@@ -25,23 +25,23 @@ def check_replicas(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterato
     axis = plan.stages[0].batch_axes[0] if plan.stages[0].batch_axes else ""
     size = dict(plan.stages[0].mesh).get(axis, 1)
     if size == 1:
-        yield Violation(where="sync.kind", what="the first stage has no replicas")
+        yield Violation("sync.kind", "the first stage has no replicas")
         return
     for number, stage in enumerate(plan.stages):
         if stage.batch_axes[:1] != (axis,) or dict(stage.mesh).get(axis, 1) != size:
-            yield Violation(where=f"stages[{number}].batch_axes", what=f"not {size} replicas over {axis} first")
+            yield Violation(f"stages[{number}].batch_axes", f"not {size} replicas over {axis} first")
             return
         if stage.batch_shares != plan.stages[0].batch_shares:
-            yield Violation(where=f"stages[{number}].batch_shares", what="replicas have other samples than in stage 0")
+            yield Violation(f"stages[{number}].batch_shares", "replicas have other samples than in stage 0")
         if stage.zero.stage:
-            yield Violation(where=f"stages[{number}].zero.stage", what=f"replicas share their state: {plan.sync.kind}")
+            yield Violation(f"stages[{number}].zero.stage", f"replicas share their state: {plan.sync.kind}")
     home = {index: chunk for chunk in chunks for index in chunk.operators}
     for chunk in chunks:
         for index in chunk.operators:
             what = _tie(home, index, axis, model)
             if what is not None:
                 name = model.graph.operators[index].name
-                yield Violation(where=f"{chunk.where}.shardings.{name}", what=f"replicas are tied: it {what}")
+                yield Violation(f"{chunk.where}.shardings.{name}", f"replicas are tied: it {what}")
 
 
 def _tie(home: Mapping[int, Chunk], index: int, axis: str, model: Model) -> str | None:

@@ -93,7 +93,7 @@ def check_order(plan: Plan) -> Iterator[Violation]:
     try:
         orders = rank_orders(plan)
     except ValueError as fault:
-        yield Violation(where="schedule", what=str(fault))
+        yield Violation("schedule", str(fault))
         return
     found = [*_complete(plan, orders)]
     yield from found or _run(orders, len(plan.stages))
@@ -102,25 +102,25 @@ def check_order(plan: Plan) -> Iterator[Violation]:
 def _complete(plan: Plan, orders: Sequence[Sequence[Action]]) -> Iterator[Violation]:
     ranks, chunks = num_ranks(plan), len(plan.stages)
     if len(orders) != ranks:
-        yield Violation(where="schedule.order", what=f"{len(orders)} lists for {ranks} pipeline ranks")
+        yield Violation("schedule.order", f"{len(orders)} lists for {ranks} pipeline ranks")
         return
     have = Counter(action for order in orders for action in order)
     for rank, order in enumerate(orders):
         for letter, chunk, m in order:
             word = f"{chunk}{letter}{m}"
             if chunk >= chunks or m >= plan.num_micro_batches or chunk % ranks != rank:
-                yield Violation(where=f"schedule.order[{rank}]", what=f"{word} does not belong on this rank")
+                yield Violation(f"schedule.order[{rank}]", f"{word} does not belong on this rank")
                 return
             if have[letter, chunk, m] > 1:
-                yield Violation(where=f"schedule.order[{rank}]", what=f"{word} stands there twice")
+                yield Violation(f"schedule.order[{rank}]", f"{word} stands there twice")
                 return
     for chunk in range(chunks):
         for m in range(plan.num_micro_batches):
             letters = "".join(letter for letter in "FBIW" if have[letter, chunk, m])
             if letters not in ("FB", "FIW"):
                 yield Violation(
-                    where=f"schedule.order[{chunk % ranks}]",
-                    what=f"stage {chunk}, micro-batch {m}: needs F and B or F, I and W, has {letters or 'nothing'}",
+                    f"schedule.order[{chunk % ranks}]",
+                    f"stage {chunk}, micro-batch {m}: needs F and B or F, I and W, has {letters or 'nothing'}",
                 )
                 return
 
@@ -144,7 +144,7 @@ def _run(orders: Sequence[Sequence[Action]], chunks: int) -> Iterator[Violation]
         if waiting:
             letter, chunk, m = waiting[0]
             what = f"{chunk}{letter}{m} waits forever for {_missing(waiting[0], chunks, arrived, done)}"
-            yield Violation(where=f"schedule.order[{rank}]", what=what)
+            yield Violation(f"schedule.order[{rank}]", what)
 
 
 def _missing(action: Action, chunks: int, arrived: set[Action], done: set[Action]) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from automap.errors import PlanError
 from automap.globs import select
-from automap.plan import Plan, model_ref
-from automap.verify.model import Model, is_live
-from automap.verify.reading import Violation, devices_of, num_ranks, spread_samples
+from automap.plan import Plan, model_ref, parse_devices
+from automap.verify.model import Model
+from automap.verify.reading import Violation, num_ranks, spread_samples
 
 SHOWN = 3
 """The number of operators that a message names."""
@@ -20,9 +20,9 @@ def check_structure(plan: Plan, model: Model) -> tuple[Violation, ...]:
     """All faults that forbid a look at single operators; rules that depend on a broken rule are left out."""
     own = model_ref(model.graph)
     if plan.model.sha256 != own.sha256:
-        return (Violation(where="model.sha256", what=f"the plan is for {plan.model.name!r}, not for {own.name!r}"),)
+        return (Violation("model.sha256", f"the plan is for {plan.model.name!r}, not for {own.name!r}"),)
     if not plan.stages:
-        return (Violation(where="stages", what="there are none"),)
+        return (Violation("stages", "there are none"),)
     found = [*_batch(plan, model), *_meshes(plan), *_ranges(plan, model), *_sync(plan, model)]
     if not any(v.where.endswith(".operators") for v in found):
         found += [*_coverage(plan, model), *_flow(plan, model), *_cuts(plan, model), *_recompute(plan, model)]
@@ -33,19 +33,17 @@ def _batch(plan: Plan, model: Model) -> Iterator[Violation]:
     count, samples = plan.num_micro_batches, plan.samples_per_micro_batch
     batch = model.problem.training.global_batch
     if count < 1 or samples < 1 or count * samples != batch:
-        yield Violation(
-            where="num_micro_batches", what=f"{count} of {samples} samples are not the global batch of {batch}"
-        )
+        yield Violation("num_micro_batches", f"{count} of {samples} samples are not the global batch of {batch}")
     for number, stage in enumerate(plan.stages):
         mesh = dict(stage.mesh)
         for axis in stage.batch_axes:
             where = f"stages[{number}].batch_axes"
             if axis not in mesh:
-                yield Violation(where=where, what=f"the mesh has no axis {axis!r}")
+                yield Violation(where, f"the mesh has no axis {axis!r}")
             elif axis == stage.batch_axes[0] and not 1 <= mesh[axis] <= samples:
-                yield Violation(where=where, what=f"{samples} samples do not reach all {mesh[axis]} ranks of {axis}")
+                yield Violation(where, f"{samples} samples do not reach all {mesh[axis]} ranks of {axis}")
             elif mesh[axis] < 1 or any(count % mesh[axis] for count in set(spread_samples(plan, stage))):
-                yield Violation(where=where, what=f"{samples} samples do not divide over {mesh[axis]} ranks of {axis}")
+                yield Violation(where, f"{samples} samples do not divide over {mesh[axis]} ranks of {axis}")
         yield from _shares(plan, number)
 
 
@@ -56,10 +54,10 @@ def _shares(plan: Plan, number: int) -> Iterator[Violation]:
         return
     parts = dict(stage.mesh).get(stage.batch_axes[0], 1) if stage.batch_axes else 1
     if len(shares) != parts or sum(shares) != samples or min(shares) < 1:
-        yield Violation(where=where, what=f"{shares} are not {parts} shares of {samples} samples, none of them empty")
+        yield Violation(where, f"{shares} are not {parts} shares of {samples} samples, none of them empty")
     for other in plan.stages:
         if other.devices == stage.devices and other.batch_shares != shares:
-            yield Violation(where=where, what=f"another stage on devices {stage.devices} has {other.batch_shares}")
+            yield Violation(where, f"another stage on devices {stage.devices} has {other.batch_shares}")
             return
 
 
@@ -67,47 +65,45 @@ def _meshes(plan: Plan) -> Iterator[Violation]:
     for number, stage in enumerate(plan.stages):
         names = [axis for axis, _ in stage.mesh]
         if len(set(names)) < len(names) or any(size < 1 for _, size in stage.mesh):
-            yield Violation(where=f"stages[{number}].mesh", what=f"{stage.mesh} is none: axes repeat or are empty")
+            yield Violation(f"stages[{number}].mesh", f"{stage.mesh} is none: axes repeat or are empty")
         zero = stage.zero
         if not 0 <= zero.stage <= 3:
-            yield Violation(where=f"stages[{number}].zero.stage", what=f"there is no ZeRO {zero.stage}")
+            yield Violation(f"stages[{number}].zero.stage", f"there is no ZeRO {zero.stage}")
         if zero.stage and not zero.axes:
-            yield Violation(where=f"stages[{number}].zero.axes", what=f"ZeRO {zero.stage} over no axis")
+            yield Violation(f"stages[{number}].zero.axes", f"ZeRO {zero.stage} over no axis")
         for axis in zero.axes:
             if axis not in names:
-                yield Violation(where=f"stages[{number}].zero.axes", what=f"the mesh has no axis {axis!r}")
+                yield Violation(f"stages[{number}].zero.axes", f"the mesh has no axis {axis!r}")
 
 
 def _devices(plan: Plan, model: Model) -> Iterator[Violation]:
     there = model.problem.cluster.num_devices
     try:
-        where = [devices_of(stage) for stage in plan.stages]
+        where = [parse_devices(stage.devices) for stage in plan.stages]
     except PlanError as fault:
-        yield Violation(where="stages", what=str(fault))
+        yield Violation("stages", str(fault))
         return
     ranks = num_ranks(plan)
     owner: dict[int, int] = {}
     for number, (stage, mine) in enumerate(zip(plan.stages, where, strict=True)):
         path = f"stages[{number}].devices"
         if max(mine) >= there:
-            yield Violation(where=path, what=f"device {max(mine)} is not among the {there} of the cluster")
+            yield Violation(path, f"device {max(mine)} is not among the {there} of the cluster")
         if len(set(mine)) < len(mine):
-            yield Violation(where=path, what=f"{stage.devices} names a device twice")
+            yield Violation(path, f"{stage.devices} names a device twice")
         size = math.prod(size for _, size in stage.mesh)
         if size != len(mine):
-            yield Violation(
-                where=f"stages[{number}].mesh", what=f"{stage.mesh} has {size} places for {len(mine)} devices"
-            )
+            yield Violation(f"stages[{number}].mesh", f"{stage.mesh} has {size} places for {len(mine)} devices")
         if mine != where[number % ranks]:
-            yield Violation(where=path, what=f"virtual stages go round {ranks} ranks: not where stage {number % ranks}")
+            yield Violation(path, f"virtual stages go round {ranks} ranks: not where stage {number % ranks}")
         elif stage.mesh != plan.stages[number % ranks].mesh:
-            yield Violation(where=f"stages[{number}].mesh", what=f"differs from that of stage {number % ranks}")
+            yield Violation(f"stages[{number}].mesh", f"differs from that of stage {number % ranks}")
         for device in mine:
             if owner.setdefault(device, number % ranks) != number % ranks:
-                yield Violation(where=path, what=f"device {device} is also of pipeline rank {owner[device]}")
+                yield Violation(path, f"device {device} is also of pipeline rank {owner[device]}")
                 break
     if len(plan.stages) % ranks:
-        yield Violation(where="stages", what=f"{len(plan.stages)} stages do not go round {ranks} pipeline ranks")
+        yield Violation("stages", f"{len(plan.stages)} stages do not go round {ranks} pipeline ranks")
 
 
 def _ranges(plan: Plan, model: Model) -> Iterator[Violation]:
@@ -115,9 +111,9 @@ def _ranges(plan: Plan, model: Model) -> Iterator[Violation]:
         path = f"stages[{number}].operators"
         unknown = [name for name in stage.operators if name not in model.position]
         if unknown:
-            yield Violation(where=path, what=f"the model has no operator {unknown[0]!r}")
+            yield Violation(path, f"the model has no operator {unknown[0]!r}")
         elif model.position[stage.operators[0]] > model.position[stage.operators[1]]:
-            yield Violation(where=path, what=f"{stage.operators[0]} stands behind {stage.operators[1]}")
+            yield Violation(path, f"{stage.operators[0]} stands behind {stage.operators[1]}")
 
 
 def _spans(plan: Plan, model: Model) -> list[range]:
@@ -129,10 +125,10 @@ def _coverage(plan: Plan, model: Model) -> Iterator[Violation]:
     count = Counter(index for span in _spans(plan, model) for index in span)
     for times, what in ((0, "in no stage"), (2, "in more than one stage")):
         found = [
-            op.name for i, op in enumerate(model.graph.operators) if is_live(op) and min(count.get(i, 0), 2) == times
+            op.name for i, op in enumerate(model.graph.operators) if op.is_live and min(count.get(i, 0), 2) == times
         ]
         if found:
-            yield Violation(where="stages", what=f"{len(found)} operators are {what}: {', '.join(found[:SHOWN])}")
+            yield Violation("stages", f"{len(found)} operators are {what}: {', '.join(found[:SHOWN])}")
 
 
 def _flow(plan: Plan, model: Model) -> Iterator[Violation]:
@@ -143,8 +139,8 @@ def _flow(plan: Plan, model: Model) -> Iterator[Violation]:
                 maker = model.live_maker(name)
                 if maker is not None and maker not in made:
                     yield Violation(
-                        where=f"stages[{number}].operators",
-                        what=f"{model.graph.operators[index].name} needs {name!r} before it is made",
+                        f"stages[{number}].operators",
+                        f"{model.graph.operators[index].name} needs {name!r} before it is made",
                     )
                     return
             made.add(index)
@@ -158,15 +154,15 @@ def _cuts(plan: Plan, model: Model) -> Iterator[Violation]:
         crossing = {
             name
             for i in range(end)
-            if is_live(graph.operators[i])
+            if graph.operators[i].is_live
             for name in graph.operators[i].outputs
             if graph.consumers[name] and graph.consumers[name][-1] >= end
         }
         path = [name for name in crossing - model.carried or crossing if graph.tensors[name].batch_dim is not None]
         if len(path) != 1 or len(crossing - model.carried) > 1:
             yield Violation(
-                where=f"stages[{number}].operators",
-                what=f"cannot be cut behind {graph.operators[end - 1].name}: {len(crossing)} tensors cross, "
+                f"stages[{number}].operators",
+                f"cannot be cut behind {graph.operators[end - 1].name}: {len(crossing)} tensors cross, "
                 + ", ".join(sorted(crossing)[:SHOWN]),
             )
 
@@ -176,12 +172,12 @@ def _recompute(plan: Plan, model: Model) -> Iterator[Violation]:
         names = [model.graph.operators[i].name for i in span]
         for glob in stage.recompute:
             if not select(glob, names):
-                yield Violation(where=f"stages[{number}].recompute", what=f"{glob!r} names no operator of the stage")
+                yield Violation(f"stages[{number}].recompute", f"{glob!r} names no operator of the stage")
 
 
 def _sync(plan: Plan, model: Model) -> Iterator[Violation]:
     sync, training = plan.sync, model.problem.training
     if sync.kind not in training.sync_modes:
-        yield Violation(where="sync.kind", what=f"{sync.kind} was not allowed, only {', '.join(training.sync_modes)}")
+        yield Violation("sync.kind", f"{sync.kind} was not allowed, only {', '.join(training.sync_modes)}")
     if sync.period is not None and sync.period > training.sync_period:
-        yield Violation(where="sync.period", what=f"{sync.period} steps, where {training.sync_period} are allowed")
+        yield Violation("sync.period", f"{sync.period} steps, where {training.sync_period} are allowed")

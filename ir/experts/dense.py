@@ -88,8 +88,7 @@ class Dense:
         stack = list(reversed(graph.operators[root].inputs))
         while stack:
             name = stack.pop()
-            index = graph.producer.get(name)
-            op = None if index is None else graph.operators[index]
+            op = graph.maker(name)
             inner = op is not None and op.kind in ("Add", "Sum") and len(graph.consumers[name]) == 1
             if op is not None and inner and not op.is_constant and name not in products and self._holds(op, products):
                 stack.extend(reversed(op.inputs))
@@ -99,11 +98,8 @@ class Dense:
 
     def _holds(self, op: Operator, products: set[str]) -> bool:
         """Whether an Add is on the chain: one of its terms is a weighted result, or another Add."""
-        graph = self.graph
-        return any(
-            n in products or (n in graph.producer and graph.operators[graph.producer[n]].kind in ("Add", "Sum"))
-            for n in op.inputs
-        )
+        is_term = not products.isdisjoint(op.inputs)
+        return is_term or any(m is not None and m.kind in ("Add", "Sum") for m in map(self.graph.maker, op.inputs))
 
     def _stacked(self, use: Use) -> bool:
         """Results of all experts in one tensor, weighted and summed."""
@@ -124,10 +120,9 @@ class Dense:
 
     def _members(self, name: str) -> tuple[str, ...]:
         """Results that were joined to `name`, one an expert, else itself."""
-        index = self.graph.producer.get(name)
-        while index is not None and self.graph.operators[index].kind in VIEWS:
-            index = self.graph.producer.get(self.graph.operators[index].inputs[0])
-        op = None if index is None else self.graph.operators[index]
+        op = self.graph.maker(name)
+        while op is not None and op.kind in VIEWS:
+            op = self.graph.maker(op.inputs[0])
         if op is None or op.kind != "Concat" or len(op.inputs) != self.experts:
             return (name,)
         joined = [self.graph.tensors[n].shape[dict(op.attributes)["axis"]] for n in op.inputs]
@@ -150,7 +145,7 @@ class Dense:
 
     def _layer(self, use: Use, results: tuple[str, ...]) -> str | None:
         """Name of the slots that `results` become; operators that the file has no counterpart of get their scope."""
-        makers = [self.graph.operators[i] for i in (self.graph.producer.get(n) for n in results) if i is not None]
+        makers = [m for m in map(self.graph.maker, results) if m is not None]
         parts = zip(*(m.scope.split(".") for m in makers), strict=False)
         shared = [p[0] for p in takewhile(lambda p: len(set(p)) == 1, parts)]
         self.home = replace(self.graph.operators[use.index], scope=".".join(shared)) if shared else None
@@ -200,11 +195,11 @@ class Dense:
     def _alike(self, names: tuple[str, ...]) -> list[Operator] | None:
         """The producers of `names`, where they differ by their operands only."""
         graph = self.graph
-        if any(n not in graph.producer for n in names):
+        ops = [op for op in map(graph.maker, names) if op is not None]
+        if len(ops) < len(names):
             return None
-        ops = [graph.operators[graph.producer[n]] for n in names]
         same = {(o.kind, o.attributes, len(o.inputs), o.outputs.index(n)) for o, n in zip(ops, names, strict=True)}
-        plain = not any(o.is_view or o.is_constant for o in ops)
+        plain = all(o.is_live for o in ops)
         return ops if len(same) == 1 and plain else None
 
     def _shared(self, names: tuple[str, ...]) -> str | None:
@@ -213,19 +208,14 @@ class Dense:
         tensor = self.graph.tensors[name]
         if len(set(names)) != 1 or tensor.role != "activation" or tensor.batch_dim is None:
             return None
-        if len(names) == 1 and self._is_expert_wise(name):
-            return None
+        if len(names) == 1 and tensor.num_elements == self.experts * self.tokens * tensor.shape[-1]:
+            return None  # results of all experts, or copies of tokens for them
         fits = prod(tensor.shape[:-1]) == self.tokens and tensor.batch_dim < len(tensor.shape) - 1
         return name if fits else None
 
-    def _is_expert_wise(self, name: str) -> bool:
-        """Whether a tensor holds results of all experts, or copies of tokens for them."""
-        tensor = self.graph.tensors[name]
-        return tensor.num_elements == self.experts * self.tokens * tensor.shape[-1]
-
     def _operand(self, op: Operator, names: tuple[str, ...], features: int) -> str | None:
         tensors = [self.graph.tensors[n] for n in names]
-        if all(self.layer.is_weight(n) for n in names) and (len(names) == 1 or len(set(names)) > 1):
+        if all(self.graph.is_weight(n) for n in names) and (len(names) == 1 or len(set(names)) > 1):
             stack = self._stack(names)
             return None if stack is None else self.layer.bias(op, stack, features)
         if len(set(names)) == 1 and tensors[0].batch_dim is None and tensors[0].num_elements in (1, features):
@@ -251,7 +241,7 @@ class Dense:
     def _stack(self, names: tuple[str, ...]) -> str | None:
         """One tensor with a leading dim of experts for weights `names`, or the one tensor that already has it."""
         graph = self.graph
-        if not all(self.layer.is_weight(n) for n in names):
+        if not all(self.graph.is_weight(n) for n in names):
             return None
         if len(names) == 1:
             return self._whole(names[0])
@@ -261,7 +251,7 @@ class Dense:
             shapes = {(graph.tensors[n].shape, graph.tensors[n].dtype) for n in names}
             alone = all(len(graph.consumers[n]) == 1 and n not in graph.outputs for n in names)
             return self._stacked_parameter(names) if len(shapes) == 1 and alone else None
-        views = [graph.operators[graph.producer[n]] for n in names if n in graph.producer]
+        views = [op for op in map(graph.maker, names) if op is not None]
         if len(views) != len(names) or {(v.kind, v.attributes) for v in views} != {("Transpose", views[0].attributes)}:
             return None
         inner = self._stack(tuple(v.inputs[0] for v in views))
@@ -275,10 +265,10 @@ class Dense:
         """A parameter of all experts, or a view of it; a bias without the dim that it is broadcast along."""
         tensor = self.graph.tensors[name]
         while tensor.shape[:1] == (self.experts,) and len(tensor.shape) == 3 and tensor.shape[1] == 1:
-            index = self.graph.producer.get(name)
-            if index is None or self.graph.operators[index].kind not in VIEWS:
+            op = self.graph.maker(name)
+            if op is None or op.kind not in VIEWS:
                 return None
-            name = self.graph.operators[index].inputs[0]
+            name = op.inputs[0]
             tensor = self.graph.tensors[name]
         return name if tensor.shape[:1] == (self.experts,) else None
 

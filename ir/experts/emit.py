@@ -1,4 +1,4 @@
-"""What both forms of a mixture share: new operators in the places of old ones, dispatch to experts and combination."""
+"""Parts that both forms of a mixture share: new operators in the places of old ones, dispatch and combination."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Layer:
 
     def tensor(self, name: str) -> Tensor:
         """A tensor of the layer or of the graph."""
-        return self.tensors.get(name) or self.rewrite.tensors[name]
+        return self.tensors.get(name) or self.rewrite.tensor(name)
 
     def make(
         self,
@@ -175,13 +175,8 @@ class Layer:
         """The tensor in the shape of the chosen experts that `name` is a view of, if there is one."""
         root = name
         while self.tensor(root).shape != self.chosen.shape:
-            index = self.graph.producer.get(root)
-            if index is None or self.graph.operators[index].kind not in VIEWS:
+            op = self.graph.maker(root)
+            if op is None or op.kind not in VIEWS:
                 return name
-            root = self.graph.operators[index].inputs[0]
+            root = op.inputs[0]
         return root
-
-    def is_weight(self, name: str) -> bool:
-        """Whether a tensor is a parameter or a view of one."""
-        index = self.graph.producer.get(name)
-        return self.tensor(name).role == "parameter" or (index is not None and self.graph.operators[index].is_view)

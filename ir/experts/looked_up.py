@@ -109,7 +109,7 @@ class LookedUp:
         if op.kind == "GatherND" and indices.shape[-1] != 1:
             return False
         if (
-            not self.layer.is_weight(stack.name)
+            not self.graph.is_weight(stack.name)
             or len(stack.shape) not in (2, 3)
             or self.layer.experts not in (0, stack.shape[0])
         ):

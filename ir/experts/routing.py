@@ -21,7 +21,7 @@ _RESHAPED = ("Expand", "Slice", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Iden
 
 @dataclass(frozen=True)
 class Mark:
-    """What a tensor behind the router is."""
+    """The role of a tensor behind the router."""
 
     kind: Literal["index", "mask", "hot", "table", "low", "gate"]
     """`index`: chosen experts; `mask`: where expert `expert` was chosen; `hot`: a mask for every expert, in the last
@@ -43,7 +43,7 @@ class Use:
     value: str
     """Name of the tensor of results."""
     mark: Mark
-    """What the weight is."""
+    """The role of the weight."""
 
 
 class Routing:
@@ -203,10 +203,9 @@ class Routing:
 
     def _values(self, name: str) -> tuple[float, ...] | None:
         """Numbers of a small constant, in any shape."""
-        index = self.graph.producer.get(name)
-        if index is None or not self.graph.operators[index].is_constant:
+        op = self.graph.maker(name)
+        if op is None or not op.is_constant:
             return None
-        op = self.graph.operators[index]
         attributes = dict(op.attributes)
         if op.kind in ("Constant", "ConstantOfShape"):
             value = attributes["value"]

@@ -12,7 +12,7 @@ import numpy as np
 
 from ir.build import GraphBuilder, Stated
 from ir.canonical import canonical
-from ir.errors import ModelError, ModelTooExpensive, refuse
+from ir.errors import ModelError, refuse, too_expensive
 from ir.experts import recognise_experts
 from ir.graph import Graph, Tensor, TensorRole
 from ir.localize import localize
@@ -25,7 +25,7 @@ from ir.onnx.readers.inputs import add_inputs
 from ir.onnx.readers.limits import Limits
 from ir.onnx.readers.nodes import BAGS, Node, Source, dtype_name, small_value
 from ir.onnx.readers.roles import roles_without_metadata, stored_role
-from ir.onnx.readers.shape_inference import infer
+from ir.onnx.readers.schemas import check_num_operands, infer
 from ir.onnx.rewrites.constant_folding import fold
 from ir.onnx.rewrites.embedding_bags import add_bags
 from ir.onnx.rewrites.merged_views import MergedViews
@@ -46,7 +46,7 @@ DTYPE_ATTRIBUTES = {"Cast": "to"} | dict.fromkeys(
 GEMM_DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 """Attributes of Gemm that are left out where they have these values, as some exporters write them and some do not."""
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError)
-"""What a file that breaks the rules of ONNX may cause anywhere in the import."""
+"""Exceptions that a file which breaks the rules of ONNX may cause anywhere in the import."""
 
 
 def load_model(data: bytes, *, limits: Limits | None = None, **options: Unpack[ReadOptions]) -> Graph:
@@ -79,12 +79,8 @@ def read_graph(model: Any, *, sha256: str = "", **options: Unpack[ReadOptions]) 
         # The last net: bytes that parse as protobuf may still break any rule of ONNX.
         raise refuse("the file is malformed", f"{type(error).__name__}: {error}", "Export the model again.") from error
     except RecursionError:
-        raise ModelTooExpensive(
-            "the model is nested too deeply",
-            field="model",
-            value="functions or views",
-            repair="Export without nested functions.",
-        ) from None
+        repair = "Export without nested functions."
+        raise too_expensive("the model is nested too deeply", "functions or views", repair) from None
     loss = options.get("loss")
     return with_loss(graph, loss) if loss is not None else graph
 
@@ -110,13 +106,7 @@ class _Importer:
 
     def run(self, name: str, sha256: str) -> Graph:
         """The graph of the whole file."""
-        add_inputs(
-            self.builder,
-            self.source,
-            dims=self.options.get("dims") or {},
-            parameters=self.options.get("parameters") or (),
-            batch_dims=self.options.get("batch_dims") or {},
-        )
+        add_inputs(self.builder, self.source, self.options)
         uses = {n for node in self.source.nodes for n in node.inputs} | set(self.source.outputs)
         self._stored(uses)
         for node in self.source.nodes:
@@ -163,6 +153,7 @@ class _Importer:
         inputs = [self._resolve(n) for n in node.inputs]
         while inputs and not inputs[-1]:
             inputs.pop()
+        check_num_operands(node, len(inputs))
         if node.kind == "If":
             self._branch(node, inputs[0], uses)
         elif node.kind == BAGS:

@@ -1,4 +1,4 @@
-"""What a request may say about an ONNX file; known to the parent of the sandbox, which never imports onnx."""
+"""Options of a request about an ONNX file; also for the parent of the sandbox, which never imports onnx."""
 
 from __future__ import annotations
 

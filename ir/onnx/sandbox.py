@@ -19,10 +19,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from ir.errors import ModelError, ModelTooExpensive
+from ir.errors import ModelError, ModelTooExpensive, too_expensive
 from ir.graph import Graph
 from ir.lifetime import die_with_parent
 from ir.onnx.options import ReadOptions
+from ir.onnx.readers.limits import check_size
 from ir.serialize import graph_from_bytes, graph_to_bytes
 
 MIB = 1 << 20
@@ -65,19 +66,8 @@ def import_model(data: bytes, *, limits: SandboxLimits | None = None, **options:
     """
     limits = limits or SandboxLimits()
     # Checked here too: an oversized upload need not be copied to a child.
-    if len(data) > limits.max_bytes:
-        raise ModelTooExpensive(
-            f"the file is larger than {limits.max_bytes} bytes",
-            field="model",
-            value=f"{len(data)} bytes",
-            repair="Strip the weights first: only shapes are needed (`automap strip model.onnx`).",
-        )
-    order = {
-        "options": options,
-        "limits": asdict(limits),
-        "size": len(data),
-        "parent": os.getpid(),
-    }
+    check_size(len(data), limits.max_bytes)
+    order = {"options": options, "limits": asdict(limits), "size": len(data), "parent": os.getpid()}
     child = subprocess.Popen(
         COMMAND,
         stdin=subprocess.PIPE,
@@ -98,8 +88,7 @@ def import_model(data: bytes, *, limits: SandboxLimits | None = None, **options:
     head, _, body = out.partition(b"\n")
     answer = json.loads(head)
     if "error" in answer:
-        kind = ERRORS.get(answer["error"], ModelError)
-        raise kind(answer["message"], field=answer["field"], value=answer["value"], repair=answer["repair"])
+        raise ERRORS.get(answer.pop("error"), ModelError)(**answer)
     return graph_from_bytes(body)
 
 
@@ -135,12 +124,8 @@ def _why(status: int, limits: SandboxLimits) -> str:
 
 
 def _expensive(what: str, value: str) -> ModelTooExpensive:
-    return ModelTooExpensive(
-        f"reading the model {what}",
-        field="model",
-        value=value,
-        repair="Strip the weights and simplify the graph, or raise the import limits.",
-    )
+    repair = "Strip the weights and simplify the graph, or raise the import limits."
+    return too_expensive(f"reading the model {what}", value, repair)
 
 
 # The child
@@ -206,17 +191,12 @@ def main() -> int:
     limits = SandboxLimits(**order["limits"])
     die_with_parent(signal.SIGKILL, order["parent"])
     _limit(limits)
-    answer, body = {"ok": "graph"}, b""
+    answer: dict[str, Any] = {}
+    body = b""
     try:
         body = _read(order["size"], limits.max_bytes, order["options"])
     except ModelError as error:
-        answer = {
-            "error": type(error).__name__,
-            "message": error.message,
-            "field": error.field,
-            "value": error.value,
-            "repair": error.repair,
-        }
+        answer = {"error": type(error).__name__, **error.texts}
     except MemoryError:
         return OUT_OF_MEMORY
     sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + body)

@@ -108,11 +108,8 @@ def strip(data: memoryview | bytes, *, parameters: Sequence[str] = ()) -> Stripp
     try:
         model.ParseFromString(bytes(data) if is_compared else b"".join(_without_large(memoryview(data), "model")))
     except (DecodeError, IndexError, RuntimeError):
-        raise refuse(
-            "the file is not an ONNX model or is truncated",
-            f"{len(data)} bytes",
-            "Give the complete file as the exporter wrote it.",
-        ) from None
+        repair = "Give the complete file as the exporter wrote it."
+        raise refuse("the file is not an ONNX model or is truncated", f"{len(data)} bytes", repair) from None
     outside = {t.name for t in model.graph.initializer if _is_external(t)}
     if model.producer_name == PYTORCH:
         _compare(model)
@@ -250,11 +247,8 @@ def _drop_weights(model: Any, outside: set[str], parameters: Sequence[str]) -> t
         role = stored_role(tensor.name, stored, guess, parameters) if stored is not None else "parameter"
         if role == "constant" and prod(tensor.dims) <= MAX_VALUE_ELEMENTS:
             if tensor.name in outside:
-                raise refuse(
-                    "a small constant lies in external data, which is not read",
-                    tensor.name,
-                    "Save the file with small tensors inside it (onnx: size_threshold=1024).",
-                )
+                repair = "Save the file with small tensors inside it (onnx: size_threshold=1024)."
+                raise refuse("a small constant lies in external data, which is not read", tensor.name, repair)
             kept += 1
         else:
             _clear(tensor)

@@ -75,7 +75,7 @@ class Usage:
 
 @dataclass
 class Context:
-    """What an entry is told about one use of its kind."""
+    """One use of a kind, as its entry sees it."""
 
     kind: str
     inputs: Sequence[Tensor | None]
@@ -161,11 +161,7 @@ class Context:
         return None if numbers is None else tuple(int(v) for v in numbers)
 
     def floats(self, name: str, index: int) -> tuple[float, ...] | None:
-        """Floats from attribute `name`, else from the value of operand `index`; None if neither was given.
-
-        Raises:
-            Unsupported: the operand is there but its value is unknown.
-        """
+        """Floats from attribute `name`, else from the value of operand `index`; None and errors as in `ints`."""
         numbers = self._numbers(name, index)
         return None if numbers is None else tuple(float(v) for v in numbers)
 
@@ -199,7 +195,7 @@ class Context:
 
 @dataclass
 class Result:
-    """What an entry returns: the factors of operands and results, and what the operator costs."""
+    """The result of an entry: the factors of operands and results, and the costs of the operator."""
 
     operands: Sequence[tuple[int, Dims]]
     """ONNX position and factors of the operands that stay tensors; the others have become attributes."""

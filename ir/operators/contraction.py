@@ -171,10 +171,7 @@ def _begin(
     return [t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in total]
 
 
-@kind(
-    "Conv",
-    rule="n (g c+!) {(space@halo? stride!) rest!}, (g m) c {window!}, [(g m)] -> n (g m) {space new!}",
-)
+@kind("Conv", rule="n (g c+!) {(space@halo? stride!) rest!}, (g m) c {window!}, [(g m)] -> n (g m) {space new!}")
 def conv(ctx: Context) -> Result:
     """Convolution by groups of channels.
 

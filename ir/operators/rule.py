@@ -55,10 +55,7 @@ class Rule:
         for index in indices:
             old = self.factors[index]
             self.factors[index] = replace(
-                old,
-                summed=summed or old.summed,
-                fixed=fixed or old.fixed,
-                collective=collective or old.collective,
+                old, summed=summed or old.summed, fixed=fixed or old.fixed, collective=collective or old.collective
             )
 
     def dim(self, tensor: Tensor, dim: int, **marks: Any) -> tuple[int, ...]:

@@ -159,11 +159,8 @@ def _check(model: Model) -> None:
         if part == "heads" and values.get("head_dim"):
             continue
         if values.get(part) and values[whole] % values[part]:
-            raise refuse(
-                f"{part} does not divide {whole}",
-                f"{whole}={values[whole]},{part}={values[part]}",
-                f"Make {whole} a multiple of {part}.",
-            )
+            repair = f"Make {whole} a multiple of {part}."
+            raise refuse(f"{part} does not divide {whole}", f"{whole}={values[whole]},{part}={values[part]}", repair)
     if isinstance(model, Llama) and (model.head_dim or model.hidden // model.heads) % 2:
         value = f"head_dim={model.head_dim}" if model.head_dim else f"hidden={model.hidden},heads={model.heads}"
         raise refuse("rotary positions need heads of an even size", value, "Choose another number of heads.")

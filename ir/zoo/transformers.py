@@ -12,23 +12,35 @@ BUILT = 2
 """Number of layers of a stack that are built operator by operator: the first, and one that is like all later ones."""
 
 
-def _layers(layers: int) -> range:
-    return range(min(layers, BUILT))
-
-
-def _stretch(graph: Graph, stack: str, layers: int) -> Graph:
-    return stretch(graph, stack, BUILT - 1, layers)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Gpt:
-    """Decoder with learned positions and layer norms before each half layer; the head shares the embedding."""
+class _Stack:
+    """Sizes of a stack of equal layers."""
 
     layers: int
     hidden: int
     heads: int
     ffn: int = 0
     """Width of the MLP; 0 = 4 times `hidden`."""
+
+    @property
+    def width(self) -> int:
+        """Width of the MLP."""
+        return self.ffn or 4 * self.hidden
+
+    @property
+    def built(self) -> range:
+        """Numbers of the layers that are built operator by operator."""
+        return range(min(self.layers, BUILT))
+
+    def stretched(self, graph: Graph, stack: str) -> Graph:
+        """The graph with all layers of a stack."""
+        return stretch(graph, stack, BUILT - 1, self.layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpt(_Stack):
+    """Decoder with learned positions and layer norms before each half layer; the head shares the embedding."""
+
     seq_len: int = 1024
     positions: int = 0
     """Number of rows of the table of positions; at least `seq_len` are used."""
@@ -45,18 +57,18 @@ class Gpt:
         x = net.add(x, net.embedding(net.positions(self.seq_len), "wpe", rows, self.hidden))
         x = net.dropout(x, "drop", self.dropout_percent)
         mask = net.causal_mask(self.seq_len)
-        for i in _layers(self.layers):
+        for i in self.built:
             h = f"h.{i}"
             y = net.layer_norm(x, f"{h}.ln_1")
             names, drop = ("c_attn", "c_proj"), self.dropout_percent
             y = net.fused_attention(y, f"{h}.attn", names, self.heads, mask=mask, dropout_percent=drop)
             x = net.add(x, net.dropout(y, f"{h}.attn", drop), h)
-            y = net.linear(net.layer_norm(x, f"{h}.ln_2"), f"{h}.mlp.c_fc", self.ffn or 4 * self.hidden)
+            y = net.linear(net.layer_norm(x, f"{h}.ln_2"), f"{h}.mlp.c_fc", self.width)
             y = net.op("Gelu", [y], f"{h}.mlp", approximate="tanh")
             y = net.dropout(net.linear(y, f"{h}.mlp.c_proj", self.hidden), f"{h}.mlp", drop)
             x = net.add(x, y, h)
         logits = net.product(net.layer_norm(x, "ln_f"), "wte.weight", "lm_head")
-        return _stretch(net.finish(logits, loss=loss), "h", self.layers)
+        return self.stretched(net.finish(logits, loss=loss), "h")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,14 +183,9 @@ class Moe(Llama):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bert:
+class Bert(_Stack):
     """Encoder with layer norms behind each half layer, for masked words; the head shares the embedding."""
 
-    layers: int
-    hidden: int
-    heads: int
-    ffn: int = 0
-    """Width of the MLP; 0 = 4 times `hidden`."""
     seq_len: int = 512
     positions: int = 0
     """Number of rows of the table of positions; at least `seq_len` are used."""
@@ -200,7 +207,7 @@ class Bert:
         x = net.add(x, net.embedding(kinds, f"{e}.token_type_embeddings", 2, self.hidden), e)
         x = net.layer_norm(net.add(x, places, e), f"{e}.LayerNorm", 1e-12)
         x = net.dropout(x, e, self.dropout_percent)
-        for i in _layers(self.layers):
+        for i in self.built:
             x = self._layer(net, x, seen, f"encoder.layer.{i}")
         head = "cls.predictions.transform"
         x = net.op("Gelu", [net.linear(x, f"{head}.dense", self.hidden)], head)
@@ -208,7 +215,7 @@ class Bert:
             net.layer_norm(x, f"{head}.LayerNorm", 1e-12), f"{e}.word_embeddings.weight", "cls.predictions.decoder"
         )
         logits = net.add(logits, net.parameter("cls.predictions.bias", self.vocab_size), "cls.predictions.decoder")
-        return _stretch(net.finish(logits, loss=loss), "encoder.layer", self.layers)
+        return self.stretched(net.finish(logits, loss=loss), "encoder.layer")
 
     def _layer(self, net: Net, x: str, seen: str, layer: str) -> str:
         scope = f"{layer}.attention.self"
@@ -218,27 +225,22 @@ class Bert:
         y = net.linear(y, f"{layer}.attention.output.dense", self.hidden)
         y = net.dropout(y, f"{layer}.attention.output", self.dropout_percent)
         x = net.layer_norm(net.add(y, x, f"{layer}.attention.output"), f"{layer}.attention.output.LayerNorm", 1e-12)
-        y = net.linear(x, f"{layer}.intermediate.dense", self.ffn or 4 * self.hidden)
+        y = net.linear(x, f"{layer}.intermediate.dense", self.width)
         y = net.linear(net.op("Gelu", [y], f"{layer}.intermediate"), f"{layer}.output.dense", self.hidden)
         y = net.dropout(y, f"{layer}.output", self.dropout_percent)
         return net.layer_norm(net.add(y, x, f"{layer}.output"), f"{layer}.output.LayerNorm", 1e-12)
 
     def _mask(self, net: Net, seen: str, scope: str) -> str:
-        """What hides padding; made in each layer, for one made before all would cross every cut between them."""
+        """The mask of padding, made in each layer because a mask made before all layers would cross every cut."""
         y = net.op("Cast", [net.op("Unsqueeze", [seen], scope, axes=(1, 2))], scope, to="float32")
         y = net.op("Sub", [net.scalar("one", 1.0), y], scope)
         return net.op("Mul", [y, net.scalar("lowest", LOWEST)], scope)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vit:
+class Vit(_Stack):
     """Encoder of image patches behind a class token, with layer norms before each half layer."""
 
-    layers: int
-    hidden: int
-    heads: int
-    ffn: int = 0
-    """Width of the MLP; 0 = 4 times `hidden`."""
     image_size: int = 224
     patch_size: int = 16
     num_classes: int = 1000
@@ -253,28 +255,22 @@ class Vit:
         x = net.op("Transpose", [x], "patch_embed", perm=(0, 2, 1))
         x = net.op("Concat", [net.parameter("cls_token", 1, 1, self.hidden), x], axis=1)
         x = net.add(x, net.parameter("pos_embed", 1, count + 1, self.hidden))
-        for i in _layers(self.layers):
+        for i in self.built:
             block = f"blocks.{i}"
             y = net.layer_norm(x, f"{block}.norm1", 1e-6)
             x = net.add(x, net.fused_attention(y, f"{block}.attn", ("qkv", "proj"), self.heads), block)
-            y = net.linear(net.layer_norm(x, f"{block}.norm2", 1e-6), f"{block}.mlp.fc1", self.ffn or 4 * self.hidden)
+            y = net.linear(net.layer_norm(x, f"{block}.norm2", 1e-6), f"{block}.mlp.fc1", self.width)
             y = net.linear(net.op("Gelu", [y], f"{block}.mlp.act"), f"{block}.mlp.fc2", self.hidden)
             x = net.add(x, y, block)
         x = net.op("Gather", [net.layer_norm(x, "norm", 1e-6)], indices=0, axis=1)
-        return _stretch(net.finish(net.linear(x, "head", self.num_classes), loss=loss), "blocks", self.layers)
+        return self.stretched(net.finish(net.linear(x, "head", self.num_classes), loss=loss), "blocks")
 
 
 @dataclass(frozen=True, kw_only=True)
-class T5:
-    """Encoder and decoder with relative positions; embedding and head are one (T5 1.0)."""
+class T5(_Stack):
+    """Encoder and decoder of `layers` layers each, with relative positions; embedding and head are one (T5 1.0)."""
 
-    layers: int
-    """Number of layers of the encoder, and of the decoder."""
-    hidden: int
-    heads: int
     head_size: int = 64
-    ffn: int = 0
-    """Width of the MLP; 0 = 4 times `hidden`."""
     seq_len: int = 512
     target_len: int = 0
     """Length of the decoder's sequence; 0 = `seq_len`."""
@@ -289,14 +285,14 @@ class T5:
         ids = net.builder.input("ids", (1, self.seq_len), "int64")
         decoded = net.builder.input("decoder_ids", (1, target_len), "int64")
         x = net.embedding(ids, "shared", self.vocab_size, self.hidden)
-        for i in _layers(self.layers):
+        for i in self.built:
             block = f"encoder.block.{i}"
             x = self._attention(net, x, x, f"{block}.layer.0", "SelfAttention", self._bias(net, "encoder", block, x))
             x = self._mlp(net, x, f"{block}.layer.1")
         memory = net.rms_norm(x, "encoder.final_layer_norm")
         mask = net.causal_mask(target_len)
         x = net.embedding(decoded, "shared", self.vocab_size, self.hidden)
-        for i in _layers(self.layers):
+        for i in self.built:
             block = f"decoder.block.{i}"
             bias = self._bias(net, "decoder", block, x)
             bias = net.add(bias, mask, f"{block}.layer.0.SelfAttention")
@@ -306,10 +302,10 @@ class T5:
         x = net.rms_norm(x, "decoder.final_layer_norm")
         x = net.op("Mul", [x, net.scalar("head_scale", self.hidden**-0.5)])
         graph = net.finish(net.product(x, "shared.weight", "lm_head"), loss=loss)
-        return _stretch(_stretch(graph, "encoder.block", self.layers), "decoder.block", self.layers)
+        return self.stretched(self.stretched(graph, "encoder.block"), "decoder.block")
 
     def _bias(self, net: Net, side: str, block: str, x: str) -> str:
-        """What distances add to scores; one table a side, looked up in each layer so that it crosses no cut."""
+        """The bias of scores by distance; each layer looks it up in one table a side, so that it crosses no cut."""
         length = net.shape(x)[1]
         distances = net.buffer(f"{side}.distances", length, length, dtype="int64")
         first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
@@ -330,6 +326,6 @@ class T5:
 
     def _mlp(self, net: Net, x: str, layer: str) -> str:
         scope = f"{layer}.DenseReluDense"
-        y = net.linear(net.rms_norm(x, f"{layer}.layer_norm"), f"{scope}.wi", self.ffn or 4 * self.hidden, bias=False)
+        y = net.linear(net.rms_norm(x, f"{layer}.layer_norm"), f"{scope}.wi", self.width, bias=False)
         y = net.linear(net.op("Relu", [y], f"{scope}.act"), f"{scope}.wo", self.hidden, bias=False)
         return net.add(x, y, layer)

@@ -17,9 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import jsonschema
 
@@ -27,19 +27,18 @@ from automap.errors import ModelError, UserError
 from automap.plan import Plan, check_model
 from service import processes
 from service.client import AutomapClient
-from service.command.terminal import progress_line
+from service.command.estimation import own_problem
+from service.command.output import write_plan
+from service.command.terminal import progress_line, show_job
+from service.jobs.run_job import JobRequest, ModelOptions
 from service.problems import RemoteError, problem
 from service.report import summary
-
-if TYPE_CHECKING:
-    from automap.problem import Problem
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPORT_TIMEOUT_S = 180.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(NamedTuple):
     """One model of the demonstration."""
 
     name: str
@@ -86,30 +85,19 @@ def line_of(label: str, text: str) -> str:
     return f"  {label:8} {text}"
 
 
+LIGHT = {
+    "resnet50": "512 images a step: 32 a GPU, the size of the original ImageNet runs",
+    "vgg19": "512 images a step, 144 M parameters behind 25 Gbit: communication decides",
+}
+"""Name of a model that ships in the onnx wheel -> what its case is about."""
+
+
 def _cases(gpt2_xl: Callable[[], bytes]) -> list[Case]:
-    return [
-        Case(
-            name="resnet50",
-            cluster="2x8xV100-16GB@25Gbit",
-            training={"global_batch": 512, "optimizer": "momentum"},
-            about="512 images a step: 32 a GPU, the size of the original ImageNet runs",
-            load=lambda: light_model("resnet50"),
-        ),
-        Case(
-            name="vgg19",
-            cluster="2x8xV100-16GB@25Gbit",
-            training={"global_batch": 512, "optimizer": "momentum"},
-            about="512 images a step, 144 M parameters behind 25 Gbit: communication decides",
-            load=lambda: light_model("vgg19"),
-        ),
-        Case(
-            name="gpt2-xl",
-            cluster="4x8xA100-80GB",
-            training={"global_batch": 512, "optimizer": "adam"},
-            about="512 sequences of 1024 tokens a step: the half million tokens that GPT-2 was trained with",
-            load=gpt2_xl,
-        ),
-    ]
+    cluster, training = "2x8xV100-16GB@25Gbit", {"global_batch": 512, "optimizer": "momentum"}
+    cases = [Case(name, cluster, training, about, partial(light_model, name)) for name, about in LIGHT.items()]
+    about = "512 sequences of 1024 tokens a step: the half million tokens that GPT-2 was trained with"
+    training = {"global_batch": 512, "optimizer": "adam"}
+    return [*cases, Case("gpt2-xl", "4x8xA100-80GB", training, about, gpt2_xl)]
 
 
 def _run_case(client: AutomapClient, case: Case, folder: Path, *, budget: str, seed: int) -> None:
@@ -120,19 +108,13 @@ def _run_case(client: AutomapClient, case: Case, folder: Path, *, budget: str, s
     say(f"  ({case.about})")
     job = client.submit(model["id"], case.cluster, case.training, budget=budget, seed=seed, name=case.name)
     with progress_line(case.name) as show:
-
-        def on_progress(job: dict[str, Any]) -> None:
-            at = job["progress"] or {}
-            label = at.get("searcher", job["state"])
-            show(label, at.get("fraction", 0.0), at.get("evaluations", 0), at.get("best_step_time_s"))
-
-        client.wait(job["id"], on_progress=on_progress, every_s=0.25)
+        client.wait(job["id"], on_progress=lambda job: show_job(show, job), every_s=0.25)
     plan = client.plan(job["id"])
     for label, text in summary(plan):
         say(line_of(label, text))
     path = folder / "plan.json"
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(plan.to_json(), indent=1) + "\n")
+    write_plan(plan, path)
     _prove(path, client.plan_schema(), data, case)
     say(line_of("plan", f"{path}: valid, read back, priced again to the same figure"))
 
@@ -144,7 +126,8 @@ def _prove(path: Path, schema: dict[str, Any], data: bytes, case: Case) -> None:
     document = json.loads(path.read_text())
     jsonschema.Draft202012Validator(schema).validate(document)
     plan = Plan.from_json(document)
-    problem_here = _problem(data, plan, case)
+    request = JobRequest(cluster=None, training={}, model=ModelOptions(name=case.name))
+    problem_here = own_problem(data, request, plan)
     check_model(plan, problem_here)
     again = price(problem_here, plan)
     stated = plan.estimate
@@ -152,15 +135,6 @@ def _prove(path: Path, schema: dict[str, Any], data: bytes, case: Case) -> None:
     assert again.step_time_s == stated.step_time_s, f"priced again: {again.step_time_s} s, not {stated.step_time_s} s"
     assert again.memory_bytes == stated.memory_bytes, "priced again, the memory differs"
     assert again.fits, "the plan does not fit into memory"
-
-
-def _problem(data: bytes, plan: Plan, case: Case) -> Problem:
-    from automap.cluster import parse_cluster
-    from automap.problem import Problem
-    from ir.onnx.sandbox import import_model
-
-    graph = import_model(data, name=case.name)
-    return Problem.build(graph, parse_cluster(plan.cluster), plan.training)
 
 
 def light_model(name: str) -> bytes:
@@ -178,11 +152,9 @@ def _exporting(folder: Path) -> Iterator[Callable[[], bytes]]:
     """Exports GPT-2 XL beside what runs in the block; the function it gives waits for the file."""
     source = ROOT / "examples" / "gpt2.py"
     if not source.is_file():
+        repair = "Clone it and run `make demo`."
         raise ModelError(
-            "the demonstration needs a checkout of the repository",
-            field="model",
-            value=str(source),
-            repair="Clone it and run `make demo`.",
+            "the demonstration needs a checkout of the repository", field="model", value=str(source), repair=repair
         )
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "model.onnx"

@@ -19,6 +19,7 @@ from service.strategy import strategy
 
 if TYPE_CHECKING:
     from automap.plan import Estimate, Plan
+    from automap.problem import Problem
     from automap.verify import Violation
 
 WIDTH = 118
@@ -46,12 +47,8 @@ def with_sequence(options: ModelOptions, length: int | None) -> ModelOptions:
     if length is None:
         return options
     if not options.zoo:
-        raise ModelError(
-            "the length of a file's sequences is its own",
-            field="seq_len",
-            value=length,
-            repair="Leave it out; --dim gives the size of a symbolic dim.",
-        )
+        repair = "Leave it out; --dim gives the size of a symbolic dim."
+        raise ModelError("the length of a file's sequences is its own", field="seq_len", value=length, repair=repair)
     separator = "," if ":" in options.zoo else ":"
     return replace(options, zoo=f"{options.zoo}{separator}seq_len={length}")
 
@@ -69,9 +66,8 @@ def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any])
     """
     for name, given in (("cluster", request.cluster), ("global_batch", request.training.get("global_batch"))):
         if given is None:
-            raise ProblemError(
-                "missing", field=name, value="nothing", repair=f"Give --{name.replace('_', '-')}, or a file by --plan."
-            )
+            repair = f"Give --{name.replace('_', '-')}, or a file by --plan."
+            raise ProblemError("missing", field=name, value="nothing", repair=repair)
     with _uncollected():
         from automap.price.estimate import annotate
         from automap.price.evaluator import Evaluator
@@ -95,13 +91,16 @@ def read_plan(path: Path) -> Plan:
     return Plan.from_json(read_file(path, field="plan", error=PlanError))
 
 
-def verify_file(data: bytes, request: JobRequest, path: Path) -> tuple[Violation, ...]:
-    """What is wrong with the plan of a file, on the cluster and under the training that it states.
+def own_problem(data: bytes, request: JobRequest, plan: Plan) -> Problem:
+    """The problem of a plan on its own cluster and under its own training, with the model and hints of a request."""
+    request = replace(request, cluster=plan.cluster, training=to_json(plan.training))
+    return build_problem(import_graph(data, request), request)
 
-    Args:
-        data: see `price_hand_made`.
-        request: model and hints.
-        path: file of the plan.
+
+def verify_file(data: bytes, request: JobRequest, path: Path) -> tuple[Violation, ...]:
+    """The violations of the plan of a file, on the cluster and under the training that it states.
+
+    The model and the hints come as in `price_hand_made`.
 
     Raises:
         UserError: the file or the model cannot be read.
@@ -110,18 +109,13 @@ def verify_file(data: bytes, request: JobRequest, path: Path) -> tuple[Violation
         from automap.verify import verify
 
         plan = read_plan(path)
-        request = replace(request, cluster=plan.cluster, training=to_json(plan.training))
-        return verify(build_problem(import_graph(data, request), request), plan)
+        return verify(own_problem(data, request, plan), plan)
 
 
 def price_file(data: bytes, request: JobRequest, stated: Mapping[str, Any], path: Path) -> Plan:
     """The plan of a file with a new estimate, on the cluster and under the training that it states.
 
-    Args:
-        data: see `price_hand_made`.
-        request: model and hints.
-        stated: must be empty: the file says all.
-        path: file of the plan.
+    The model and the hints come as in `price_hand_made`; nothing else may be stated, because the file says it.
 
     Raises:
         UserError: the file, the model, or that the plan is illegal or for another model.
@@ -129,17 +123,15 @@ def price_file(data: bytes, request: JobRequest, stated: Mapping[str, Any], path
     given = {"cluster": request.cluster, **request.training, **stated}
     for name, value in given.items():
         if value is not None:
-            raise PlanError(
-                "the plan says it already", field=name, value=value, repair="Leave it out, or leave --plan out."
-            )
+            repair = "Leave it out, or leave --plan out."
+            raise PlanError("the plan says it already", field=name, value=value, repair=repair)
     with _uncollected():
         from automap.price.estimate import annotate
         from automap.price.evaluator import Evaluator
         from automap.price.plan_reader import lower_plan
 
         plan = read_plan(path)
-        request = replace(request, cluster=plan.cluster, training=to_json(plan.training))
-        evaluator = Evaluator(build_problem(import_graph(data, request), request))
+        evaluator = Evaluator(own_problem(data, request, plan))
         return annotate(plan, lower_plan(plan, evaluator), evaluator)
 
 
@@ -196,7 +188,7 @@ def _memory(estimate: Estimate) -> list[str]:
 
 
 def shortage(plan: Plan) -> str | None:
-    """What a plan lacks, or None if it fits."""
+    """Where and by how much a plan does not fit, as a message; None if it fits."""
     estimate = plan.estimate
     assert estimate is not None
     if estimate.fits:

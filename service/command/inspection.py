@@ -1,8 +1,8 @@
-"""What `automap inspect` adds to a model's summary: the number of its plans, and a page for people."""
+"""The number of plans that `automap inspect` adds to a model's summary, and its page for people."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,33 +61,30 @@ def show(document: Mapping[str, Any]) -> None:
         facts.add_row(label, text)
     console.print(facts)
     if document["heaviest"]:
-        heaviest = Table(
-            box=None, padding=(0, 2), header_style="bold", title="heaviest operators", title_justify="left"
-        )
-        heaviest.add_column("share", justify="right")
-        heaviest.add_column("count", justify="right")
-        heaviest.add_column("name", overflow="fold")
-        for row in document["heaviest"]:
-            heaviest.add_row(_percent(row["share"]), str(row["count"]), row["name"])
-        console.print(heaviest)
+        rows = [(_percent(row["share"]), str(row["count"]), row["name"]) for row in document["heaviest"]]
+        console.print(_table("heaviest operators", ("share", "count"), ("name",), rows))
     if document["space"] is not None:
-        console.print(_pruning(document["space"]))
+        texts = ("rule", "can lose the optimum")
+        steps = [
+            (f"{step['before']:.1f}", f"{step['after']:.1f}", rule, "no" if step["lossless"] else "yes")
+            for rule, step in document["space"]["rules"].items()
+        ]
+        console.print(_table("decades of plans, by pruning rule", ("before", "after"), texts, steps))
     for line in document["warnings"]:
         console.print(f"warning: {line}", markup=False, soft_wrap=True)
 
 
-def _pruning(space: Mapping[str, Any]) -> Table:
+def _table(title: str, numbers: Sequence[str], texts: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
+    """A table whose columns hold numbers first, then texts."""
     from rich.table import Table
 
-    table = Table(
-        box=None, padding=(0, 2), header_style="bold", title="decades of plans, by pruning rule", title_justify="left"
-    )
-    for name in ("before", "after"):
+    table = Table(box=None, padding=(0, 2), header_style="bold", title=title, title_justify="left")
+    for name in numbers:
         table.add_column(name, justify="right")
-    table.add_column("rule")
-    table.add_column("can lose the optimum")
-    for rule, step in space["rules"].items():
-        table.add_row(f"{step['before']:.1f}", f"{step['after']:.1f}", rule, "no" if step["lossless"] else "yes")
+    for name in texts:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -110,13 +107,8 @@ def _facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     space = document["space"]
     if space is not None:
-        lines.append(
-            (
-                "plans",
-                f"10^{space['decades']:.1f} on {space['cluster']} at a global batch of {space['global_batch']}, "
-                f"10^{space['decades_pruned']:.1f} after pruning",
-            )
-        )
+        plans = f"10^{space['decades']:.1f} on {space['cluster']} at a global batch of {space['global_batch']}, "
+        lines.append(("plans", f"{plans}10^{space['decades_pruned']:.1f} after pruning"))
     return lines
 
 

@@ -1,4 +1,4 @@
-"""What the verbs of the command line take: options and their help, and the files that they name.
+"""Options of the verbs of the command line with their help, and the files that they name.
 
 Options that several verbs have in common are the parameters of one function here, which makes one value of them; a verb
 takes that value (`gathers`). These functions have as many parameters as there are options.
@@ -78,9 +78,8 @@ ParametersOption = Annotated[
 def writable(path: Path | None) -> Path | None:
     """Refuses an output that could not be written before the work is done, not after it."""
     if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-        raise PlanError(
-            "cannot be written", field="output", value=str(path), repair="Name a file in a folder of yours."
-        )
+        repair = "Name a file in a folder of yours."
+        raise PlanError("cannot be written", field="output", value=str(path), repair=repair)
     return path
 
 
@@ -95,11 +94,11 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")
 PORTFOLIO = ["portfolio"]
 
 _EXTERNAL = b"\x0a\x08location\x12"
-"""In an ONNX file: the key under which a tensor says in which other file its data lies."""
+"""Key of an ONNX file under which a tensor names the other file that holds its data."""
 
 
 class Job(NamedTuple):
-    """What most verbs work on."""
+    """The model and the request that most verbs work on."""
 
     data: bytes
     """The model's file; empty for a model of the zoo."""
@@ -141,10 +140,7 @@ def stated(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_model(
-    model: ModelArgument,
-    dim: DimOption = None,
-    batch_dim: BatchDimOption = None,
-    parameters: ParametersOption = None,
+    model: ModelArgument, dim: DimOption = None, batch_dim: BatchDimOption = None, parameters: ParametersOption = None
 ) -> Job:
     """The model of a file or of the zoo, with nothing that is said about its training.
 
@@ -169,7 +165,7 @@ def read_model_and_hints(
     batch_dim: BatchDimOption = None,
     parameters: ParametersOption = None,
 ) -> Job:
-    """As `read_model`, and what the user knows or insists on.
+    """The model as `read_model` reads it, with the hints of a file.
 
     Raises:
         UserError: the model or the hints.
@@ -198,7 +194,7 @@ def read_job(
     batch_dim: BatchDimOption = None,
     parameters: ParametersOption = None,
 ) -> Job:
-    """Everything that a search is asked for.
+    """The whole request of a search.
 
     Raises:
         UserError: the model or the hints.
@@ -227,7 +223,7 @@ def read_job(
 
 
 def _read_file(path: Path, parameters: tuple[str, ...]) -> bytes:
-    """The file, without its weights where they lie outside of it or make it larger than an upload may be."""
+    """The bytes of a file; without its weights if they are in another file or make it larger than an upload may be."""
     from ir.onnx.sandbox import SandboxLimits
 
     try:
@@ -238,12 +234,8 @@ def _read_file(path: Path, parameters: tuple[str, ...]) -> bytes:
 
             data = strip_file(path, parameters=parameters).data
     except OSError as fault:
-        raise ModelError(
-            f"cannot be read ({fault.strerror})",
-            field="model",
-            value=str(path),
-            repair="Give the path of an ONNX file or a layer profile.",
-        ) from None
+        repair = "Give the path of an ONNX file or a layer profile."
+        raise ModelError(f"cannot be read ({fault.strerror})", field="model", value=str(path), repair=repair) from None
     return data
 
 

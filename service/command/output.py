@@ -1,4 +1,4 @@
-"""What the verbs of the command line give: plans and JSON documents."""
+"""Output of the verbs of the command line: plans and JSON documents."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def show_plan(plan: Plan, output: Path | None, *, as_json: bool) -> None:
 
 
 def print_json(document: object) -> None:
-    """One document on stdout."""
+    """Prints one JSON document on stdout."""
     typer.echo(json.dumps(document, indent=1))

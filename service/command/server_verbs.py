@@ -52,12 +52,8 @@ def worker(parent: Annotated[int | None, typer.Option(hidden=True)] = None) -> N
     settings = _settings()
     _log(settings.log_level)
     if settings.redis_url is None:
-        raise UserError(
-            "a worker needs the service's Redis",
-            field="redis_url",
-            value="unset",
-            repair="Set AUTOMAP_REDIS_URL; `automap serve` on its own starts its workers itself.",
-        )
+        repair = "Set AUTOMAP_REDIS_URL; `automap serve` on its own starts its workers itself."
+        raise UserError("a worker needs the service's Redis", field="redis_url", value="unset", repair=repair)
     import redis
 
     from service.jobs.worker import main as work
@@ -121,11 +117,11 @@ def status(
 @app.command()
 def watch(job: JobArgument, url: UrlOption = URL, output: OutputOption = None, as_json: JsonOption = False) -> None:
     """Follows a job to its end and shows its plan."""
-    from service.command.terminal import progress_line
+    from service.command.terminal import progress_line, show_job
 
     with _client(url) as client:
         with progress_line() as show:
-            client.wait(job, on_progress=lambda document: _show_job(show, document))
+            client.wait(job, on_progress=lambda document: show_job(show, document))
         plan = client.plan(job)
     show_plan(plan, output, as_json=as_json)
 
@@ -147,13 +143,6 @@ def plan(job: JobArgument, url: UrlOption = URL, output: OutputOption = None, as
 
 
 # What they share
-
-
-def _show_job(show: Any, job: Mapping[str, Any]) -> None:
-    progress = job["progress"] or {}
-    fraction = 1.0 if job["state"] not in ("queued", "running") else progress.get("fraction", 0.0)
-    label = progress.get("searcher", job["state"])
-    show(label, fraction, progress.get("evaluations", 0), progress.get("best_step_time_s"))
 
 
 def _job_line(job: Mapping[str, Any]) -> str:
@@ -181,9 +170,8 @@ def _settings() -> Any:
     except ValidationError as fault:
         first = fault.errors()[0]
         name = "AUTOMAP_" + str(first["loc"][0]).upper()
-        raise UserError(
-            first["msg"], field=name, value=first.get("input"), repair=f"Set {name} to another value."
-        ) from None
+        repair = f"Set {name} to another value."
+        raise UserError(first["msg"], field=name, value=first.get("input"), repair=repair) from None
 
 
 def _log(level: str) -> None:

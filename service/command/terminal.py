@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 from service.report import seconds
 
@@ -15,7 +15,7 @@ class Show(Protocol):
     """Updates the line: who searches, share of the budget spent, plans priced, best step time so far."""
 
     def __call__(self, label: str, fraction: float, evaluations: int, best_s: float | None) -> None:
-        """Shows them."""
+        """Shows the progress."""
 
 
 @contextlib.contextmanager
@@ -40,9 +40,17 @@ def progress_line(title: str = "") -> Iterator[Show]:
         yield show
 
 
+def show_job(show: Show, job: Mapping[str, Any]) -> None:
+    """Shows the progress of a job of the service."""
+    progress = job["progress"] or {}
+    fraction = 1.0 if job["state"] not in ("queued", "running") else progress.get("fraction", 0.0)
+    label = progress.get("searcher", job["state"])
+    show(label, fraction, progress.get("evaluations", 0), progress.get("best_step_time_s"))
+
+
 @contextlib.contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks for the best so far, the second ends the program."""
+    """Gives a function that says whether Ctrl-C was pressed; a second Ctrl-C ends the program."""
     pressed = False
 
     def press(number: int, frame: object) -> None:

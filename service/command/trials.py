@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from automap.records import to_json
-from service.command.estimation import price_file
-from service.jobs.run_job import JobRequest, build_problem, import_graph
+from service.command.estimation import own_problem, price_file
+from service.jobs.run_job import JobRequest
 from service.report import seconds
 
 if TYPE_CHECKING:
@@ -41,10 +39,8 @@ def try_file(data: bytes, request: JobRequest, path: Path, *, steps: int, time_s
     from automap.runtime.trial.trial import num_processes, run_trial, with_measured
 
     plan = price_file(data, request, {}, path)
-    stated = replace(request, cluster=plan.cluster, training=to_json(plan.training))
-    problem = build_problem(import_graph(data, stated), stated)
     limits = Limits(time_s=time_s, memory_bytes=memory_bytes(num_processes(plan)))
-    trial = run_trial(problem, plan, steps=steps, limits=limits, seed=seed)
+    trial = run_trial(own_problem(data, request, plan), plan, steps=steps, limits=limits, seed=seed)
     return with_measured(plan, trial), trial
 
 

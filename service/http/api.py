@@ -57,7 +57,7 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
 
 
 class _Guard:
-    """Around every request: an id, the Host check, the size limit, and the last catch."""
+    """Middleware around every request: it gives an id, checks Host and size, and answers for what nobody caught."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
@@ -115,7 +115,7 @@ class _TooLarge(HTTPException):
 
 
 def _capped(receive: Receive, limit: int) -> Receive:
-    """`receive` that counts: the length header may be missing or wrong."""
+    """`receive` with a count of the bytes, because the length header may be missing or wrong."""
     seen = 0
 
     async def counted() -> Message:

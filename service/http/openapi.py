@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI gathers from the routes, with what it cannot know.
+"""The OpenAPI document: what FastAPI gathers from the routes, with what FastAPI cannot know.
 
 Every error is a problem document; what clients send and plans are records with schemas of their own. Knows no route by
 name: what a route may answer beside the common faults stands at the route.
@@ -6,7 +6,7 @@ name: what a route may answer beside the common faults stands at the route.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from fastapi import FastAPI
@@ -24,13 +24,16 @@ ALWAYS = {
     "500": "A fault of the service; its log has the request id.",
     "503": "The store does not answer; nothing was accepted.",
 }
-"""Status -> when any request may get it."""
+"""Status -> the cause of an error that any request may get."""
 RETRY = ("429", "503")
 """Statuses with Retry-After."""
 _HEADERS = {
     "X-Request-Id": {"description": "Names the request in the service's log.", "schema": {"type": "string"}},
-    "Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}},
-    "Location": {"description": "Of what was made.", "schema": {"type": "string"}},
+    "Retry-After": {
+        "description": "Seconds to wait before the request is sent again.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    "Location": {"description": "Address of the new resource.", "schema": {"type": "string"}},
 }
 
 
@@ -63,7 +66,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         definition(kind, schemas, at=AT)
     fault = Fault.model_json_schema(ref_template=AT + "{model}")
     schemas[Fault.__name__] = fault
-    for operation in _operations(document):
+    for operation in chain.from_iterable(path.values() for path in document["paths"].values()):
         responses: dict[str, Any] = operation["responses"]
         for status, text in ALWAYS.items():
             responses.setdefault(status, {"description": text})
@@ -79,8 +82,3 @@ def _headers(status: str) -> dict[str, Any]:
     names = ["X-Request-Id", *(["Retry-After"] if status in RETRY else [])]
     names += ["Location"] if status in ("201", "202") else []
     return {name: {**_HEADERS[name], "required": True} for name in names}
-
-
-def _operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for path in document["paths"].values():
-        yield from path.values()

@@ -16,7 +16,7 @@ from agents.searcher import MAX_EVALUATIONS
 from automap.cluster import Cluster
 from automap.hints import Hints
 from automap.problem import Training
-from automap.records import DocumentOf, Length, Range
+from automap.records import DocumentOf, Length, Range, to_json
 from service.jobs.run_job import DimPlace, DimSize, JobRequest, ModelOptions, Seed, Trials
 from service.jobs.store import Job, Model, State
 
@@ -28,10 +28,10 @@ Name = Annotated[str, Length(500, least=1)]
 class JobBody:
     """`POST /v1/jobs`."""
 
-    model_id: Annotated[Name, "Of an uploaded model."] = ""
-    zoo: Annotated[Name, "A named model in place of it, such as gpt2-xl or gpt2:seq_len=512."] = ""
-    name: Annotated[Text, "Of the model, for people."] = ""
-    dims: Annotated[Mapping[str, DimSize], "Symbolic dim -> size."] = field(default_factory=dict)
+    model_id: Annotated[Name, "Id of an uploaded model."] = ""
+    zoo: Annotated[Name, "A named model in place of an uploaded one, such as gpt2-xl or gpt2:seq_len=512."] = ""
+    name: Annotated[Text, "Name of the model, for people."] = ""
+    dims: Annotated[Mapping[str, DimSize], "Symbolic dim -> its size."] = field(default_factory=dict)
     parameters: Annotated[tuple[Text, ...], "Globs over graph inputs that are parameters."] = ()
     batch_dims: Annotated[Mapping[str, DimPlace | None], "Data input -> its batch dim; null = none."] = field(
         default_factory=dict
@@ -43,15 +43,14 @@ class JobBody:
     training: Annotated[Mapping[str, Any], DocumentOf(Training)]
     hints: Annotated[Mapping[str, Any], DocumentOf(Hints)] = field(default_factory=dict)
     budget: Annotated[
-        Annotated[int, Range(1, MAX_EVALUATIONS)] | Text, "As in 30s or 2m, or a number of evaluations."
+        Annotated[int, Range(1, MAX_EVALUATIONS)] | Text, "A time, as in 30s or 2m, or a number of evaluations."
     ] = "30s"
     searchers: Annotated[
-        tuple[Text, ...], "One after another, each with its share of the budget; the best plan wins."
+        tuple[Text, ...],
+        "Names of searchers, which run one after another, each with its share of the budget; the best plan wins.",
     ] = ("portfolio",)
     tie: Annotated[
-        float,
-        Range(0, 1),
-        "Share of the error band within which plans are equally fast, and the plainest leaves.",
+        float, Range(0, 1), "Share of the error band within which plans are equally fast, and the plainest leaves."
     ] = 0.1
     seed: Seed = 0
     trials: Annotated[
@@ -59,7 +58,7 @@ class JobBody:
     ] = None
 
     def request(self) -> JobRequest:
-        """The same as a record of the service."""
+        """The job as a record of the service."""
         return JobRequest(
             cluster=self.cluster,
             training=self.training,
@@ -89,8 +88,8 @@ class ModelView(BaseModel):
 
     @staticmethod
     def of(model: Model) -> ModelView:
-        """What clients see of `model`."""
-        return ModelView(id=model.id, name=model.name, num_bytes=model.num_bytes, summary=dict(model.summary))
+        """The view of a model's record."""
+        return ModelView(**to_json(model))
 
 
 class JobView(BaseModel):
@@ -111,21 +110,9 @@ class JobView(BaseModel):
 
     @staticmethod
     def of(job: Job) -> JobView:
-        """What clients see of `job`."""
+        """The view of a job's record."""
         here = f"/v1/jobs/{job.id}"
-        return JobView(
-            id=job.id,
-            state=job.state,
-            model_id=job.model_id,
-            request=None if job.request is None else job.request.to_json(),
-            attempt=job.attempt,
-            progress=None if job.progress is None else dict(job.progress),
-            problem=None if job.problem is None else dict(job.problem),
-            created_at=job.created_at,
-            started_at=job.started_at,
-            finished_at=job.finished_at,
-            links={"self": here, "plan": f"{here}/plan", "cancel": f"{here}/cancel"},
-        )
+        return JobView(**to_json(job), links={"self": here, "plan": f"{here}/plan", "cancel": f"{here}/cancel"})
 
 
 class JobList(BaseModel):

@@ -16,7 +16,7 @@ from automap.errors import UserError
 
 
 class _Late(BaseException):
-    """No `Exception`: nobody who repairs errors on the way may take it for one of theirs."""
+    """The deadline has passed. It is no `Exception`, so that no handler on the way catches it."""
 
 
 @contextlib.contextmanager
@@ -24,9 +24,9 @@ def deadline(seconds: float, grace_s: float, fault: UserError) -> Iterator[None]
     """Raises `fault` in its block; a timer that ran before, as of RQ, runs on behind it.
 
     Args:
-        seconds: from now, by the clock.
-        grace_s: processor time beyond it, so that on a busy host what is nearly done is not lost.
-        fault: what to say then.
+        seconds: time from now, by the clock.
+        grace_s: processor time beyond it, so that nearly finished work is not lost on a busy host.
+        fault: the error to raise.
 
     Raises:
         UserError: `fault`.

@@ -24,7 +24,7 @@ def load(store: Store, model_id: str, request: JobRequest) -> Graph:
     """The graph of a stored or named model.
 
     Raises:
-        ModelError: the model is not stored, or cannot be read as the request asks.
+        ModelError: the model is not stored, or cannot be read with the options of the request.
     """
     if request.model.zoo:
         return import_graph(b"", request)  # built sooner than read back
@@ -35,9 +35,8 @@ def load(store: Store, model_id: str, request: JobRequest) -> Graph:
         return dataclasses.replace(graph_from_bytes(kept), sha256=model_id)
     data = store.model_bytes(model_id)
     if data is None:
-        raise ModelError(
-            "no such model", field="model_id", value=model_id, repair="Upload the file first: POST /v1/models."
-        )
+        repair = "Upload the file first: POST /v1/models."
+        raise ModelError("no such model", field="model_id", value=model_id, repair=repair)
     graph = read(data, request)
     store.add_graph(key, graph_to_bytes(graph))
     return graph

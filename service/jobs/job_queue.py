@@ -23,9 +23,9 @@ from service.jobs.store import Store
 NAME = "automap"
 ENTRY = "service.jobs.worker.perform"
 NUM_RETRIES = 2
-"""A job whose worker dies runs at most this often again."""
+"""Largest number of further runs of a job whose worker dies."""
 OVERHEAD_S = 120
-"""Import, set-up and writing, beside search and trials."""
+"""Seconds for import, set-up and writing, beside search and trials."""
 _KEEP_S = 600
 
 
@@ -35,14 +35,14 @@ def queue(client: redis.Redis) -> Queue:
 
 
 def time_limit_s(request: JobRequest, max_budget_s: float) -> int:
-    """How long a run may take: budget, trials and `OVERHEAD_S`; a budget in evaluations gets `max_budget_s`."""
+    """Seconds that a run may take: budget (`max_budget_s` if it is in evaluations), trials and `OVERHEAD_S`."""
     seconds = Budget.parse(request.budget).seconds
     trials_s = 0.0 if request.trials is None else request.trials.seconds
     return math.ceil((max_budget_s if seconds is None else seconds) + trials_s) + OVERHEAD_S
 
 
 def enqueuer(client: redis.Redis, limit_s: int) -> Callable[[Pipeline, str], None]:
-    """What `Store.create` calls inside its transaction."""
+    """The function that `Store.create` calls inside its transaction."""
 
     def enqueue(pipe: Pipeline, job_id: str) -> None:
         queue(client).enqueue_call(
@@ -73,9 +73,8 @@ def stop(client: redis.Redis, job_id: str) -> None:
 def recover(client: redis.Redis, store: Store, max_budget_s: float) -> int:
     """Queues every job that has not ended, after a restart of the whole service.
 
-    Only for a Redis whose workers are all gone (the private one): RQ's own state is dropped.
-
-    A job whose record cannot be read has failed.
+    It drops RQ's own state, so it is only for a Redis whose workers are all gone (the private one). A job whose record
+    cannot be read has failed.
 
     Returns:
         Number of jobs queued.

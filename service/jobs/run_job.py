@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 from automap.records import Range, from_json, to_json
 
@@ -95,24 +95,6 @@ class JobRequest:
     def from_json(document: object) -> JobRequest:
         """Inverse of `to_json`."""
         return from_json(JobRequest, document, path="job")
-
-
-class Search(Protocol):
-    """The shape of `agents.search_offer`."""
-
-    def __call__(
-        self,
-        problem: Problem,
-        budget: Budget,
-        *,
-        searchers: Sequence[str],
-        tie: float,
-        seed: int,
-        on_progress: OnProgress,
-        should_stop: ShouldStop,
-    ) -> SearchResult:
-        """Searches."""
-        ...
 
 
 def import_graph(data: bytes, request: JobRequest) -> Graph:
@@ -219,7 +201,7 @@ def run_job(
     *,
     on_progress: OnProgress,
     should_stop: ShouldStop,
-    search: Search | None = None,
+    search: Callable[..., SearchResult] | None = None,
 ) -> Plan:
     """The fastest plan that fits, by the estimate or, if so many are tried, by what is measured.
 
@@ -280,12 +262,7 @@ def _in_time(budget: Budget) -> contextlib.AbstractContextManager[None]:
 
 
 def _tried(
-    problem: Problem,
-    result: SearchResult,
-    trials: Trials,
-    seed: int,
-    on_progress: OnProgress,
-    should_stop: ShouldStop,
+    problem: Problem, result: SearchResult, trials: Trials, seed: int, on_progress: OnProgress, should_stop: ShouldStop
 ) -> Plan:
     """The plan that trials measure as the fastest."""
     from agents.searcher import Progress

@@ -27,24 +27,16 @@ from service.problems import problem
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 ACTIVE: tuple[State, ...] = ("queued", "running")
 GRAPH_TTL_S = 3600
-"""Imported models are kept this long; they can always be made again from the file."""
+"""Seconds that imported models are kept; they can always be made again from the file."""
 
 _MODELS, _JOBS, _ACTIVE = "automap:models", "automap:jobs", "automap:active"
 _FIELDS = (
-    "state",
-    "model_id",
-    "request",
-    "progress",
-    "problem",
-    "attempt",
-    "created_at",
-    "started_at",
-    "finished_at",
-)
+    "state", "model_id", "request", "progress", "problem", "attempt", "created_at", "started_at", "finished_at",
+)  # fmt: skip
 
 
 class Superseded(Exception):
-    """Another run of the job, or its end, came first: stop and write nothing."""
+    """Another run of the job has begun, or the job has ended: the run must stop and write nothing."""
 
 
 class StoreFull(Exception):
@@ -66,18 +58,18 @@ class Job:
     """A job's record, without its plan."""
 
     id: str
-    state: State
+    state: State = "queued"
     model_id: str
     request: JobRequest | None
     """None where the record cannot be read, as after a change of the format; `problem` then says so."""
-    attempt: int
-    """Runs so far; also the fencing token of the latest."""
-    progress: Mapping[str, Any] | None
-    problem: Mapping[str, Any] | None
+    attempt: int = 0
+    """Number of runs so far, which is the fencing token of the latest run."""
+    progress: Mapping[str, Any] | None = None
+    problem: Mapping[str, Any] | None = None
     created_at: float
     """Seconds since 1970, like the other two."""
-    started_at: float | None
-    finished_at: float | None
+    started_at: float | None = None
+    finished_at: float | None = None
 
 
 def connect(url: str) -> redis.Redis:
@@ -89,13 +81,14 @@ def connect(url: str) -> redis.Redis:
     try:
         return redis.Redis.from_url(url, socket_connect_timeout=5)
     except ValueError:
-        raise UserError(
-            "not a Redis URL", field="redis_url", value=url, repair="Write it as in redis://host:6379/0."
-        ) from None
+        repair = "Write it as in redis://host:6379/0."
+        raise UserError("not a Redis URL", field="redis_url", value=url, repair=repair) from None
 
 
 class Store:
     """Models and jobs of one Redis.
+
+    What a run writes raises `Superseded` if the run is not the latest of its job, or the job has ended.
 
     Args:
         client: connection to it.
@@ -127,7 +120,7 @@ class Store:
         return Model(id=model_id, name=name, num_bytes=len(data), summary=summary)
 
     def model(self, model_id: str) -> Model | None:
-        """What is known of a model, or None."""
+        """The record of a model, or None."""
         name, summary = self._redis.hmget(f"automap:model:{model_id}", ["name", "summary"])
         size = self._redis.hget(_MODELS, model_id)
         if name is None or summary is None or size is None:
@@ -135,7 +128,7 @@ class Store:
         return Model(id=model_id, name=name.decode(), num_bytes=int(size), summary=json.loads(summary))
 
     def model_bytes(self, model_id: str) -> bytes | None:
-        """The file, or None."""
+        """The bytes of a model's file, or None."""
         return cast("bytes | None", self._redis.hget(f"automap:model:{model_id}", "data"))
 
     def add_graph(self, key: str, data: bytes) -> None:
@@ -158,36 +151,20 @@ class Store:
 
         Args:
             model_id: id of a stored model.
-            request: what is asked.
+            request: the request of the job.
             enqueue: adds the queue's own commands to the transaction.
         """
         job_id, now = uuid.uuid4().hex, self._clock()
         with self._redis.pipeline() as pipe:
-            fields = {
-                "state": "queued",
-                "model_id": model_id,
-                "request": _dumps(request.to_json()),
-                "attempt": "0",
-                "created_at": repr(now),
-            }
+            fields = {"state": "queued", "model_id": model_id, "request": _dumps(request.to_json())}
+            fields |= {"attempt": "0", "created_at": repr(now)}
             pipe.multi()  # RQ opens the transaction itself unless it is open
             pipe.hset(_key(job_id), mapping=fields)
             pipe.zadd(_JOBS, {job_id: now})
             pipe.sadd(_ACTIVE, job_id)
             enqueue(pipe, job_id)
             pipe.execute()
-        return Job(
-            id=job_id,
-            state="queued",
-            model_id=model_id,
-            request=request,
-            attempt=0,
-            progress=None,
-            problem=None,
-            created_at=now,
-            started_at=None,
-            finished_at=None,
-        )
+        return Job(id=job_id, model_id=model_id, request=request, created_at=now)
 
     def job(self, job_id: str) -> Job | None:
         """A job's record, or None."""
@@ -227,10 +204,8 @@ class Store:
             if state is None or state.decode() not in ACTIVE:
                 raise Superseded
             token = int(attempt) + 1
-            pipe.hset(
-                _key(job_id),
-                mapping={"state": "running", "attempt": str(token), "started_at": repr(self._clock())},
-            )
+            started = {"state": "running", "attempt": str(token), "started_at": repr(self._clock())}
+            pipe.hset(_key(job_id), mapping=started)
             pipe.hdel(_key(job_id), "progress")
 
         try:
@@ -240,11 +215,7 @@ class Store:
         return token
 
     def set_progress(self, job_id: str, token: int, progress: Mapping[str, Any]) -> None:
-        """Shows how far a run is.
-
-        Raises:
-            Superseded: the run is not the latest, or the job has ended.
-        """
+        """Writes the progress of a run."""
         self._write(job_id, token, {"progress": _dumps(progress)})
 
     def check(self, job_id: str, token: int) -> bool:
@@ -253,35 +224,19 @@ class Store:
         return state == b"running" and attempt is not None and int(attempt) == token
 
     def succeed(self, job_id: str, token: int, plan: Mapping[str, Any]) -> None:
-        """Ends a job with its plan.
-
-        Raises:
-            Superseded: the run is not the latest, or the job has ended.
-        """
+        """Ends a job with its plan."""
         self._write(job_id, token, {"state": "succeeded", "plan": _dumps(plan)}, ends=True)
 
     def fail(self, job_id: str, token: int | None, problem: Mapping[str, Any]) -> None:
-        """Ends a job with a problem document; `token` None = whatever run is the latest.
-
-        Raises:
-            Superseded: the run is not the latest, or the job has ended.
-        """
+        """Ends a job with a problem document; `token` None = whatever run is the latest."""
         self._write(job_id, token, {"state": "failed", "problem": _dumps(problem)}, ends=True)
 
     def requeue(self, job_id: str) -> None:
-        """A run died; another will follow.
-
-        Raises:
-            Superseded: the job has ended.
-        """
+        """Puts a job back into the queue whose run has died, so that another run follows."""
         self._write(job_id, None, {"state": "queued"})
 
     def cancel(self, job_id: str) -> bool:
-        """Ends a job as cancelled.
-
-        Returns:
-            Whether it had not ended before.
-        """
+        """Ends a job as cancelled; returns whether it had not ended before."""
         try:
             self._write(job_id, None, {"state": "cancelled"}, ends=True)
         except Superseded:

@@ -34,10 +34,10 @@ LOG = logging.getLogger("automap.worker")
 
 HEARTBEAT_S = 3
 LEASE_S = 15
-"""A job without a sign of life from its worker for so long is run again."""
+"""Seconds without a heartbeat of its worker after which a job is run again."""
 MAINTENANCE_S = 5
 _PACE_S = 0.2
-"""Progress is written, and the end of the job looked for, no more often than this."""
+"""Least seconds between two writes of the progress, and between two looks whether the job has ended."""
 
 _WARM = ("agents.portfolio.portfolio", "agents.learning.dqn", "ir.onnx.sandbox")
 
@@ -86,7 +86,7 @@ class _Worker(rq.Worker):  # type: ignore[misc]
     """RQ's worker with shorter leases, children that die with it, and a stop that hands the job back."""
 
     def get_heartbeat_ttl(self, job: QueuedJob) -> int:
-        """Seconds that the job stays ours after a heartbeat."""
+        """Seconds that a job belongs to this worker after a heartbeat."""
         return LEASE_S
 
     def execute_job(self, job: QueuedJob, queue: rq.Queue) -> None:
@@ -96,7 +96,7 @@ class _Worker(rq.Worker):  # type: ignore[misc]
             super().execute_job(job, queue)
 
     def main_work_horse(self, job: QueuedJob, queue: rq.Queue) -> None:
-        """First act of the child."""
+        """Begins the child: it dies with its worker, and has a folder of its own for temporary files."""
         lifetime.die_with_parent(signal.SIGKILL, self.pid)
         tempfile.tempdir = self._folder
         super().main_work_horse(job, queue)
@@ -135,13 +135,8 @@ def _run_died(job: QueuedJob) -> None:
         if job.retries_left:
             store.requeue(job.id)
         else:
-            store.fail(
-                job.id,
-                None,
-                problem(
-                    500, "The job's process died", f"It died {job_queue.NUM_RETRIES + 1} times, perhaps of memory."
-                ),
-            )
+            detail = f"It died {job_queue.NUM_RETRIES + 1} times, perhaps of memory."
+            store.fail(job.id, None, problem(500, "The job's process died", detail))
     except Superseded:
         return  # cancelled meanwhile
     LOG.warning("job %s: its process died", job.id)
@@ -167,8 +162,7 @@ def run(job_id: str, client: redis.Redis, *, search: Any = None) -> None:
     job = store.job(job_id)
     if token is None or job is None:
         return
-    request = job.request
-    if request is None:
+    if (request := job.request) is None:
         store.fail(job_id, token, job.problem or {})
         return
     counts = _paced(lambda: store.check(job_id, token))
@@ -205,7 +199,7 @@ def run(job_id: str, client: redis.Redis, *, search: Any = None) -> None:
 
 
 def _paced(ask: Callable[[], bool]) -> Callable[[], bool]:
-    """`ask`, at most every `_PACE_S` seconds; between, its last answer."""
+    """The function `ask`, called at most every `_PACE_S` seconds; in between, its last answer is returned."""
     answer, asked = True, -_PACE_S
 
     def paced() -> bool:

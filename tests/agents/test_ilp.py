@@ -62,7 +62,7 @@ def make(graph, cluster, batch, fix=None, **more):
 def test_skeletons_of_a_model_agree_with_elimination(gpt):
     s = make(gpt(layers=2), "2x2xV100@10Gbit", 8, {"pp": 2, "num_micro_batches": 4})
     for values in s.random_batch(np.random.default_rng(0), 4).tolist():
-        graph = CostGraph(s, tuple(values[: s.first_signature]))
+        graph = CostGraph(s, tuple(values[: s.first.signature]))
         start = graph.picked(tuple(values))
         at = sensitivities(graph.units, graph.chosen(start))
         scalars = graph.scalars(at.time)

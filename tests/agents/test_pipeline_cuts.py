@@ -53,8 +53,8 @@ def make(graph, cluster, reserve=0):
 
 def plain(space, values):
     """Even stages in the usual order with the signatures of a plan."""
-    middle = [0] * (space.first_signature - space.first_stage)
-    return space.repair((*values[: space.first_stage], *middle, *values[space.first_signature :]))
+    middle = [0] * (space.first.signature - space.first.schedule)
+    return space.repair((*values[: space.first.schedule], *middle, *values[space.first.signature :]))
 
 
 def every_cut(space, values):
@@ -62,8 +62,8 @@ def every_cut(space, values):
     for cut in range(space.num_units - 1):
         for modes in itertools.product(np.flatnonzero(space.modes).tolist(), repeat=2):
             changed = list(values)
-            changed[space.first_cut] = cut
-            changed[space.first_recompute : space.first_recompute + 2] = modes
+            changed[space.first.cut] = cut
+            changed[space.first.recompute : space.first.recompute + 2] = modes
             changed_plans.append(changed)
     return space.price(np.array(changed_plans))
 

@@ -29,6 +29,6 @@ def test_neighbours_are_plans_of_the_space(gpt, cluster, hints):
     for row in space.random_batch(np.random.default_rng(0), 12).tolist():
         for plan in search.neighbours(tuple(row)):
             assert space.repair(plan) == plan
-            assert plan[: space.first_signature] != tuple(row[: space.first_signature])
+            assert plan[: space.first.signature] != tuple(row[: space.first.signature])
             count += 1
     assert count > 50

@@ -31,7 +31,7 @@ def one_stage(space, way=0, **wanted):
     shape = next(
         s for s in space.shapes if s.pp == s.tp == s.middle == 1 and all(getattr(s, k) == v for k, v in wanted.items())
     )
-    values = (*space.meshes.values(shape), *[0] * (space.shares_slot - space.first_stage), way)
+    values = (*space.meshes.values(shape), *[0] * (space.first.shares - space.first.schedule), way)
     while len(values) < len(space.slots):
         slot, legal = space.slots[len(values)], np.flatnonzero(space.legal(values))
         batch = splitting_batch(space, slot) if slot.kind == "signature" and slot.index == 0 else None
@@ -89,16 +89,16 @@ def test_shares_of_a_kind_are_as_even_as_they_go(total, ranks, quantum):
 def test_only_stages_of_several_kinds_have_a_choice(mlp):
     for cluster in ("4xV100-16GB", "2x2xV100-16GB"):
         s = build(mlp(), cluster, 64)
-        assert s.slots[s.shares_slot].num_values == 1
+        assert s.slots[s.first.shares].num_values == 1
     s = build(mlp(), MIXED, 64)
     plan = one_stage(s)
-    assert s.legal(plan[: s.shares_slot]).sum() > 2
+    assert s.legal(plan[: s.first.shares]).sum() > 2
     two = next(shape for shape in s.shapes if shape.pp == 2 and shape.virtual == 1)
-    halves = (*s.meshes.values(two), *[0] * (s.shares_slot - s.first_stage))
+    halves = (*s.meshes.values(two), *[0] * (s.first.shares - s.first.schedule))
     assert np.flatnonzero(s.legal(halves)).tolist() == [0]
-    assert build(mlp(), MIXED, 64, batch_shares="even").slots[s.shares_slot].num_values == 1
+    assert build(mlp(), MIXED, 64, batch_shares="even").slots[s.first.shares].num_values == 1
     asked = build(mlp(), MIXED, 64, batch_shares="proportional")
-    assert np.flatnonzero(asked.legal(plan[: s.shares_slot])).tolist() == [1]
+    assert np.flatnonzero(asked.legal(plan[: s.first.shares])).tolist() == [1]
 
 
 # -- what they cost --------------------------------------------------------------------------------------------------
@@ -144,8 +144,8 @@ def test_proposed_shares_are_near_the_best_of_all(spec, batch):
     for fast in range(1, batch // 2):
         shares = (*[fast] * 2, *[batch // 2 - fast] * 2)
         every.append(s.evaluator.evaluate(lower_plan(with_shares(plan, shares), s.evaluator, s.axes)).step_time_s)
-    ways = np.flatnonzero(s.legal(values[: s.shares_slot])).tolist()
-    rows = np.array([(*values[: s.shares_slot], way, *values[s.first_cut :]) for way in ways])
+    ways = np.flatnonzero(s.legal(values[: s.first.shares])).tolist()
+    rows = np.array([(*values[: s.first.shares], way, *values[s.first.cut :]) for way in ways])
     offered = s.price(rows)[:, 0]
     assert offered.min() <= 1.03 * min(every)
     assert offered[1] <= 1.1 * min(every)
@@ -183,7 +183,7 @@ def test_bounds_and_documents_of_all_plans(mlp):
             pending += [(*prefix, int(v)) for v in np.flatnonzero(s.legal(prefix))]
     assert 10**s.decades == pytest.approx(len(plans))
     prices = s.price(np.array(plans))
-    shared = [values[s.shares_slot] > 0 for values in plans]
+    shared = [values[s.first.shares] > 0 for values in plans]
     assert 0.2 < np.mean(shared) < 1.0
     walked = PartialPlans(BoundTable(s), len(plans))
     while not walked.done.all():

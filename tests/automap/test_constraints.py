@@ -71,7 +71,7 @@ def test_cuts_under_constraints_are_all_there(mlp):
         found, pending = set(), [space.meshes.values(shape)]
         while pending:
             prefix = pending.pop()
-            if len(prefix) == space.first_recompute:
+            if len(prefix) == space.first.recompute:
                 found.add(tuple(space.cuts(prefix, n - 1)))
             else:
                 pending += [(*prefix, int(v)) for v in np.flatnonzero(space.legal(prefix))]
@@ -105,7 +105,7 @@ def _span(stage, names):
 
 def test_selective_recomputation_satisfies_attention_scopes(gpt):
     space = PlanSpace(problem(gpt(), [{"scope": "h.*.attn/Softmax", "recompute": True}], trainer="ddp", pp=1))
-    modes = {RECOMPUTE_MODES[v[space.first_recompute]] for v in drawn(space)}
+    modes = {RECOMPUTE_MODES[v[space.first.recompute]] for v in drawn(space)}
     assert modes == {"selective", "full"}
 
 

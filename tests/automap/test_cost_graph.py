@@ -20,7 +20,7 @@ STATE = columns_of(UNIT_COST_DTYPE, "parameters", "zero_parameters")
 
 
 def graph_of(space, values):
-    graph = CostGraph(space, tuple(values[: space.first_signature]))
+    graph = CostGraph(space, tuple(values[: space.first.signature]))
     return graph, graph.picked(tuple(values))
 
 

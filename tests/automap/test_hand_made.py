@@ -61,7 +61,7 @@ def test_a_batch_that_dp_does_not_divide_is_spread_as_evenly_as_it_goes(evaluato
         lowered = made(evaluator, Strategy(micro_batch=share))
         assert (lowered.num_micro_batches, lowered.samples) == (count, 64 // count)
         shape = next(s for s in space.shapes if (s.dp, s.num_micro_batches) == (7, count))
-        values = next(v for s, v in templates(space) if s == shape and v[space.zero_slot] == 0)
+        values = next(v for s, v in templates(space) if s == shape and v[space.first.zero] == 0)
         assert evaluator.evaluate(lowered).step_time_s == space.price(np.array([values]))[0, 0]
     with pytest.raises(PlanError, match="Use a micro-batch of 2, 3, 5, 10"):
         made(evaluator, Strategy(micro_batch=4))

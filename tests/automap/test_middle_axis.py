@@ -251,7 +251,7 @@ def template(s: PlanSpace, *, zero: int = 0, **degrees: int) -> tuple[int, ...]:
     return next(
         values
         for shape, values in templates(s)
-        if all(getattr(shape, name) == degree for name, degree in wanted.items()) and values[s.zero_slot] == zero
+        if all(getattr(shape, name) == degree for name, degree in wanted.items()) and values[s.first.zero] == zero
     )
 
 

@@ -56,7 +56,7 @@ def test_one_decision_changes_alone(gpt, space):
     moved = s.neighbours(rng, values, values[:1], only(moves.M_ONE))
     for old, new in zip(values.tolist(), moved.tolist(), strict=True):
         assert s.shape(old) == s.shape(new)
-        stage = slice(s.first_stage, s.first_cut)
+        stage = slice(s.first.schedule, s.first.cut)
         if old[stage] != new[stage]:
             # What follows from another number of devices is repaired.
             assert (
@@ -65,7 +65,7 @@ def test_one_decision_changes_alone(gpt, space):
             )
             continue
         apart = sum(a != b for a, b in zip(ends(s, old), ends(s, new), strict=True))
-        rest = sum(a != b for a, b in zip(old[s.first_recompute :], new[s.first_recompute :], strict=True))
+        rest = sum(a != b for a, b in zip(old[s.first.recompute :], new[s.first.recompute :], strict=True))
         assert apart + rest <= 1 or (apart == 0 and rest <= len(s.axes))
 
 
@@ -73,7 +73,7 @@ def test_devices_go_from_one_stage_to_another(gpt, space):
     s = space(gpt(layers=12), "8xA100", 64, pp=2, virtual_stages=1)
     rng = np.random.default_rng(2)
     values = s.random_batch(rng, 200)
-    values[:, s.first_stage + 2 : s.first_cut] = 0
+    values[:, s.first.schedule + 2 : s.first.cut] = 0
     values = np.array([s.repair(row) for row in values.tolist()])
     moved = s.neighbours(rng, values, values[:1], only(moves.M_DEVICES))
     seen = {s.stage_devices(row) for row in moved.tolist()}
@@ -85,11 +85,11 @@ def test_shifted_ends_leave_the_others_in_place(gpt, space):
     s = space(gpt(layers=24), "4xA100", 8, pp=4, virtual_stages=1)
     rng = np.random.default_rng(2)
     values = s.random_batch(rng, 200)
-    values[:, s.first_cut : s.first_recompute] = 0
+    values[:, s.first.cut : s.first.recompute] = 0
     moved = s.neighbours(rng, values, values[:1], only(moves.M_SHIFT))
     steps = set()
     for old, new in zip(values.tolist(), moved.tolist(), strict=True):
-        assert old[s.first_recompute :] == new[s.first_recompute :]
+        assert old[s.first.recompute :] == new[s.first.recompute :]
         apart = [b - a for a, b in zip(ends(s, old), ends(s, new), strict=True) if a != b]
         assert len(apart) == 1
         steps |= {abs(a) for a in apart}
@@ -133,7 +133,7 @@ def test_every_plan_of_a_small_space_can_be_reached(mlp, space):
     rng = np.random.default_rng(0)
     reached = {s.random(rng)}
     # A donor of each shape: shapes are borrowed.
-    donors = np.array(list({v[: s.first_cut]: v for v in sorted(every)}.values()))
+    donors = np.array(list({v[: s.first.cut]: v for v in sorted(every)}.values()))
     for _ in range(60):
         rows = np.array(sorted(reached))
         for _ in range(4):

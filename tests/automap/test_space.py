@@ -53,7 +53,7 @@ def test_every_factorisation_and_divisor_is_there(gpt, space):
 def test_every_cut_is_there(mlp, space):
     s = space(mlp((16,) * 7), "2xA100", 2, pp=2, num_micro_batches=1, recompute="none")
     shape = next(x for x in s.shapes if x.virtual == 1)
-    placed = (0,) * (s.first_cut - s.first_stage)
+    placed = (0,) * (s.first.cut - s.first.schedule)
     ends = {s.cuts((*s.meshes.values(shape), *placed, k), 1)[0] for k in range(s.num_units - 1)}
     assert ends == set(range(1, s.num_units))
 
@@ -205,11 +205,11 @@ def test_many_prefixes_at_once_have_bounds_that_no_plan_beats(gpt, space, cluste
     values = s.random_batch(np.random.default_rng(0), 50)
     prices = s.price(values)
     decided = values.copy()
-    for end in range(len(s.slots), s.first_signature - 1, -1):
+    for end in range(len(s.slots), s.first.signature - 1, -1):
         decided[:, end:] = -1
         bounds = s.bound(decided)
         assert (bounds <= prices + 1e-12).all()
     table = BoundTable(s)
     for row, (seconds, over) in zip(values, bounds.tolist(), strict=True):
-        prefix = walk(s, table, row[: s.first_signature])
+        prefix = walk(s, table, row[: s.first.signature])
         assert prefix.bound.time_s >= seconds and prefix.bound.overflow >= over

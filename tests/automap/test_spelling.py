@@ -82,7 +82,7 @@ def test_pure_data_parallelism_has_one_axis_that_is_called_dp():
     for shape in space.shapes:
         if shape.pp == 1 and shape.num_micro_batches == 1:
             values = list(space.even_values(shape, recompute="none", zero=0))
-            for slot in space.slots[space.first_signature :]:
+            for slot in space.slots[space.first.signature :]:
                 leader = space.linkage.types[slot.unit_type].groups[slot.group].leader
                 values.append(default_signatures(space.evaluator, slot.unit_type, leader)[1])
             once = canonical(space.lowered(values), space.evaluator)
@@ -108,7 +108,7 @@ def test_what_is_repeated_is_the_same_on_fewer_devices():
     evaluator, check = space.evaluator, Verifier(space.problem)
     one_host = build(GPT, "1x4xA100-80GB", 32, pp=1)
     shape = next(s for s in space.shapes if (s.dp, s.tp, s.num_micro_batches) == (2, 4, 1))
-    values = next(v for s, v in templates(space) if s == shape and v[space.zero_slot] == 0)
+    values = next(v for s, v in templates(space) if s == shape and v[space.first.zero] == 0)
     lowered = with_idle(space, values, 0)
     assert role(lowered, evaluator, 0) == "idle" and repeats(lowered, evaluator)
     (alone,) = without_idle(lowered, evaluator)

@@ -38,7 +38,7 @@ def enumerate_plans(space):
 
 def is_uneven(space, values):
     shape = space.shape(values)
-    return any(values[space.first_stage + 2 : space.shares_slot]) or shape.samples % shape.dp > 0
+    return any(values[space.first.schedule + 2 : space.first.shares]) or shape.samples % shape.dp > 0
 
 
 def shape_of(space, **wanted):
@@ -91,7 +91,7 @@ def test_every_division_of_the_devices_is_offered_once(mlp, space):
     found, pending = [], [(*s.meshes.values(shape), 0, 0)]
     while pending:
         prefix = pending.pop()
-        if len(prefix) == s.shares_slot:
+        if len(prefix) == s.first.shares:
             found.append(s.stage_devices(prefix))
         else:
             pending += [(*prefix, int(v)) for v in np.flatnonzero(s.legal(prefix))]
@@ -210,7 +210,7 @@ def test_random_plans_are_sound_and_come_back(spec, cluster, batch, trainer, fix
     problem = Problem.build(zoo.build(spec), parse_cluster(cluster), training, {"fix": fix})
     s, check, table = PlanSpace(problem), Verifier(problem), None
     rows = s.random_batch(np.random.default_rng(3), 60)
-    rows = np.array([row for row in rows.tolist() if is_uneven(s, row) or row[s.first_stage + 1]][:15])
+    rows = np.array([row for row in rows.tolist() if is_uneven(s, row) or row[s.first.schedule + 1]][:15])
     assert len(rows) >= 3
     table = BoundTable(s)
     walked = PartialPlans(table, len(rows))
@@ -294,7 +294,7 @@ def test_dapple_plans_of_vgg_can_be_had():
     """15:1 on sixteen hosts with one GPU each, where the last stage holds most of the parameters and little work."""
     problem = Problem.build(zoo.build("vgg19"), parse_cluster(SLOW), {"global_batch": 2048})
     s = PlanSpace(problem)
-    found = {values[s.first_stage + 2]: values for _, values in templates(s) if s.shape(values).pp == 2}
+    found = {values[s.first.schedule + 2]: values for _, values in templates(s) if s.shape(values).pp == 2}
     assert {15, 14, 1, 0} <= set(found)
     rows = np.array([values for _, values in templates(s)])
     prices = s.price(rows)

@@ -136,7 +136,7 @@ def test_on_long_pipelines_no_rank_but_the_last_recomputes_more_than_the_one_bef
         for _ in range(20):
             env = make("hybrid", s)
             values = episode(env, rng)[2]["finished"].values
-            modes = values[s.first_recompute : s.first_recompute + pp]
+            modes = values[s.first.recompute : s.first.recompute + pp]
             falls = sorted(modes[:-1], reverse=True) == list(modes[:-1])
             assert falls or pp == 8
             later += pp == 16 and modes[-1] > modes[-2]

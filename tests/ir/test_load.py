@@ -311,3 +311,30 @@ def test_summary(export):
     found = summarize(load_model(export("gpt"), loss="cross_entropy"))
     assert found["num_blocks"] == 2 and found["coverage"]["opaque"] == 0
     assert found["operators"]["MatMul"] == 17 and found["num_operators"] == sum(found["operators"].values())
+
+
+def test_an_operator_with_too_many_operands_is_refused():
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h", "w"], ["y"], name="act")]
+    w = helper.make_tensor("w", TensorProto.FLOAT, [8, 8], np.ones((8, 8), np.float32).tobytes(), raw=True)
+    shapes = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 8]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "toy", shapes[:1], shapes[1:], [w])
+    with pytest.raises(
+        ModelError, match=r"operator act \(Relu\) has 2 operands, but takes at most 1 operand"
+    ) as caught:
+        load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]).SerializeToString())
+    assert caught.value.value == "Relu(h, w)" and "first 1" in caught.value.repair
+
+
+def test_the_reason_for_samples_that_stay_together_is_a_warning():
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Transpose", ["h"], ["t"], perm=[1, 0]),
+        helper.make_node("MatMul", ["h", "t"], ["y"], name="pairs"),
+    ]
+    w = helper.make_tensor("w", TensorProto.FLOAT, [8, 8], np.ones((8, 8), np.float32).tobytes(), raw=True)
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "n"])
+    graph = helper.make_graph(nodes, "toy", [x], [y], [w])
+    loaded = load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]).SerializeToString())
+    assert len(loaded.warnings) == 1
+    assert "MatMul is replicated: it compares the samples of a batch with each other" in loaded.warnings[0]

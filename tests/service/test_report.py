@@ -84,7 +84,17 @@ def test_bounds_say_of_which_plans_they_are(plan: Plan) -> None:
     assert dict(summary(proven))["bound"] == "no plan that this search can decide is faster: proven"
     tied = replace(plan, search=replace(plan.search, proven=True, fastest_s=0.49))
     assert dict(summary(tied))["bound"] == "the fastest plan that this search can decide takes 490 ms, 2% less: proven"
-    assert dict(summary(tied))["against"].endswith("0.98x the fastest plan found, which is a tie")
+
+
+def test_a_tie_is_called_one(plan: Plan) -> None:
+    assert plan.search is not None
+    tied = replace(plan, search=replace(plan.search, fastest_s=0.49, baselines={"dp": 0.495, "expert": 0.6}))
+    assert against(tied) == (
+        "1.20x the best expert template, as fast as pure data parallelism and the fastest plan found (0.98x, a tie)"
+    )
+    slower = replace(plan, search=replace(plan.search, found_by="expert", baselines={"expert": 0.5, "yours": 0.4}))
+    assert against(slower).endswith("1.00x the best expert template, 0.80x your plan")
+    assert dict(summary(slower))["found by"].startswith("the templates in ")
 
 
 def test_idle_devices_are_said(plan: Plan) -> None:

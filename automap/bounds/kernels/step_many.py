@@ -226,10 +226,7 @@ def _look_at_mode(compiled, value, slot, mode, workspace, out):
     A rank is fastest where nothing is computed again; which mode needs least memory is tried.
 
     Args:
-        compiled: whose cache is read and written.
         value: [slots], those before `slot` are decided; the others are scratch.
-        slot: of the mode.
-        mode: that is decided.
         workspace: with the signatures that are known.
         out: [2] seconds, overflow; written.
     """
@@ -382,8 +379,6 @@ def step_many(compiled, bounds, episodes, actions):
     """Takes one decision of every plan, fills in what is forced or not asked behind it, and looks ahead.
 
     Args:
-        compiled: whose cache is read and written.
-        bounds: of the space.
         episodes: read and written. A plan stops, with no legal values, before a slot whose preferred value is `LATER`.
         actions: [episodes] index into `episodes.legal`, or one of `BEGIN`, `GO_ON` and `WAIT`; a plan that is complete
             waits for `BEGIN`.

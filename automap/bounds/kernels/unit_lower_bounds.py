@@ -11,6 +11,7 @@ from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats2, tuple_type
 from automap.price.kernels.collectives import UNKNOWN
 from automap.price.kernels.cost_records import UNIT_COST_DTYPE
+from automap.price.kernels.memory import state_bytes
 from automap.price.kernels.records import NUM_COLLECTIVES
 from automap.price.kernels.shard_unit import shard_unit
 from automap.price.kernels.stage_records import Stage, Unit
@@ -44,7 +45,6 @@ def forced_signatures(compiled, settings, out):
     """Signatures that the mesh of a stage leaves no choice of.
 
     Args:
-        compiled: whose cache is read and written.
         settings: [settings, 2] row among the distinct stages, samples of a micro-batch.
         out: [settings, groups, axes] value of each, -1 where there is a choice; written.
     """
@@ -65,10 +65,8 @@ class UnitBounds(NamedTuple):
     """[settings, types] seconds of a micro-batch where nothing is computed again."""
     again_s: Floats2
     """[settings, types] seconds of a micro-batch where all is computed again."""
-    parameters: Floats2
-    """[settings, types] parameters held without ZeRO."""
-    zero_parameters: Floats2
-    """[settings, types] parameters held under ZeRO."""
+    state_bytes: Floats2
+    """[settings, types] bytes of parameters, gradients and moments under the ZeRO stage that leaves least."""
     saved_bytes: Floats2
     """[settings, types] bytes saved for the backward pass, under the recompute mode that saves least."""
     sent_bytes: Floats2
@@ -84,17 +82,18 @@ def unit_lower_bounds(compiled, settings, picked, exposed, again, out):
     """The least that units of each type cost on one rank, whatever their signatures.
 
     Args:
-        compiled: tables and space.
         settings: [settings, 2] row among the distinct stages, samples of a micro-batch.
         picked: [settings, groups, axes] values of signatures that are known, -1 of others.
         exposed: [NUM_COLLECTIVES] share of each kind of collective that nothing hides.
         again: recompute mode that runs whole units again.
-        out: written.
     """
     tables, space = compiled.tables, compiled.space
     workspace = new_workspace(compiled)
     zero_axes = workspace.draft.layout.zero_axes
     workspace.incoming[:] = UNKNOWN
+    for zero in range(space.zeros.shape[0]):
+        if space.zeros[zero]:
+            workspace.settings[0].zero_stage = zero
     costs = np.empty(1, UNIT_COST_DTYPE)
     cost = costs[0]
     for number in range(settings.shape[0]):
@@ -126,6 +125,6 @@ def unit_lower_bounds(compiled, settings, picked, exposed, again, out):
                     out.again_s[number, kind] = seconds
                 if space.modes[mode]:
                     out.saved_bytes[number, kind] = min(out.saved_bytes[number, kind], cost.saved_bytes)
-            out.parameters[number, kind] = cost.parameters
-            out.zero_parameters[number, kind] = cost.zero_parameters
+            parameters, gradients, optimizer = state_bytes(cost.parameters, cost.zero_parameters, workspace.settings[0])
+            out.state_bytes[number, kind] = parameters + gradients + optimizer
             out.sent_bytes[number, kind] = cost.boundary_bytes

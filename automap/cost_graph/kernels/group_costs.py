@@ -57,9 +57,7 @@ def vary(tables, unit, stage, masks, group, incoming, crossing, out):
     """Costs of the operators of one unit under every joint value of one linkage group, all others undecided.
 
     Args:
-        tables: tables of the problem.
         unit: operators; its signatures are overwritten.
-        stage: stage of the rank.
         masks: [modes, operators] what is recomputed.
         group: the group and its values.
         incoming: [ways, axes] placements of the tensor that crosses into the unit.
@@ -86,12 +84,10 @@ def exchange(tables, row, sources, requests, is_parametric, stage, out):
     """Costs of bringing one tensor to an operand and its gradient back, for all placements of either.
 
     Args:
-        tables: tables of the problem.
         row: operand row that reads the tensor.
         sources: [ways, axes] placements of the tensor.
         requests: [requests, 2, axes] required placements, and placements in which the gradient is handed back.
         is_parametric: whether it depends on parameters alone, so that a partial gradient stays so.
-        stage: stage of the rank.
         out: [ways, requests, columns] see `COLUMNS`; written.
     """
     num_axes = stage.axes.shape[0]

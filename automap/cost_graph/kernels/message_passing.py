@@ -70,7 +70,6 @@ def _collect(graph, factor, place, least):
 
     Args:
         graph: changed.
-        factor: the factor.
         place: which of its nodes.
         least: [largest number of values] scratch.
     """

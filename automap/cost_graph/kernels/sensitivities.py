@@ -13,14 +13,7 @@ from automap.price.kernels.step_records import PIPELINE, STAGE_ARRAYS, STEP_WORK
 
 @kernel(
     void(
-        UNIT_COST[::1],
-        int64[::1],
-        float64[::1],
-        PIPELINE,
-        STAGE_ARRAYS,
-        SETTINGS,
-        STEP_WORKSPACE,
-        RANK_COST[:, :, ::1],
+        UNIT_COST[::1], int64[::1], float64[::1], PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE, RANK_COST[:, :, ::1]
     )
 )
 def step_changed(costs, columns, sizes, pipeline, stages, settings, workspace, out):
@@ -30,7 +23,6 @@ def step_changed(costs, columns, sizes, pipeline, stages, settings, workspace, o
         costs: [rows] unit costs, left as they were.
         columns: [columns] numbers of a unit cost that are raised.
         sizes: [columns] by how much.
-        pipeline, stages, settings, workspace: see `step`.
         out: [columns, rows, ranks] written.
     """
     numbers = costs.view(np.float64)

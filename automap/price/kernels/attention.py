@@ -59,8 +59,6 @@ def attention_s(shape: AttentionShape, curve: Record, backward: bool) -> float:
     """Time of softmax(q k^T) v in one kernel, scores never leaving the multiprocessor.
 
     Args:
-        shape: sizes of the operands.
-        curve: fitted curve of the device, see `AttentionCurveRow`.
         backward: whether it is the backward kernel.
 
     Returns:

@@ -17,14 +17,7 @@ from numba import float64, int64
 from automap.jit import borrowing
 from automap.price.kernels.array_types import Record, record_of, tuple_type
 from automap.price.kernels.cost_records import RECORDER, Recorder
-from automap.price.kernels.records import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    NUM_COLLECTIVES,
-    REDUCE_SCATTER,
-    SEND_RECV,
-)
+from automap.price.kernels.records import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, NUM_COLLECTIVES, REDUCE_SCATTER, SEND_RECV
 from automap.price.kernels.stage_records import LINK, STAGE, LinkRow, Stage
 from ir.factors import BROADCAST, PARTIAL
 
@@ -111,12 +104,7 @@ def spend(kind: int, axis: int, stage: Stage, data: float, reason: Reason, recor
     """`collective_s` over a mesh axis, written down while the recorder has room.
 
     Args:
-        kind: kind of collective.
-        axis: mesh axis.
-        stage: stage whose ranks take part.
         data: bytes, see `collective_s`.
-        reason: why it runs.
-        recorder: written.
     """
     size = stage.axes[axis]
     seconds: float = collective_s(kind, size, stage.links[axis], data)
@@ -150,10 +138,7 @@ def convert(
         data: bytes of the whole tensor.
         source: [axes] placement on each mesh axis.
         target: [axes] required placement on each mesh axis.
-        stage: stage whose ranks hold the tensor.
         times: [NUM_COLLECTIVES] seconds, added to.
-        reason: why the tensor moves.
-        recorder: written.
 
     Returns:
         The host time of the collectives, in that of a collective of two ranks.

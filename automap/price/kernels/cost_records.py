@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats
 from automap.price.kernels.array_types import Ints, Rows, dtype_of, record_type, tuple_type
 from automap.price.kernels.stage_records import PerCollective
 
 MAX_AXES = 4
 """Mesh axes that a row of costs has room for."""
 
-PerAxis = Annotated[npt.NDArray[np.float64], np.float64, MAX_AXES]
+PerAxis = Annotated[Floats, np.float64, MAX_AXES]
 """One number for each mesh axis; zero behind the last axis of the plan."""
 
 

@@ -39,7 +39,6 @@ def gemm_s(m: float, n: float, k: float, batch: float, input_bytes: float, outpu
         batch: independent products.
         input_bytes: of one element of the operands.
         output_bytes: of one element of the result.
-        curve: fitted curve of the device, see `GemmCurveRow`.
 
     Returns:
         Seconds; 0 where there is nothing to do.

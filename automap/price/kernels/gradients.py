@@ -32,8 +32,6 @@ def add_elements(elements, placement, stage, total):
     Args:
         elements: elements of the whole parameter.
         placement: [axes] placement of the parameter.
-        stage: stage of the rank.
-        total: added to.
     """
     elements = local_elements(elements, placement, stage)
     total.parameters += elements
@@ -53,12 +51,9 @@ def _summed(tables, row, start, stop, axis, workspace):
     micro-batches and reduced once.
 
     Args:
-        tables: tables of the problem.
         row: operand that reads the parameter.
         start: first operand row of the unit.
         stop: one past its last operand row.
-        axis: mesh axis.
-        workspace: with placements.
     """
     reader = row
     while start <= reader < stop:
@@ -83,13 +78,9 @@ def add_reduction(tables, row, start, stop, stage, workspace, total):
     same. What is still partial on other axes is then summed over these.
 
     Args:
-        tables: tables of the problem.
         row: operand that reads the parameter.
         start: first operand row of the unit.
         stop: one past its last operand row.
-        stage: stage of the rank.
-        workspace: with placements.
-        total: added to.
     """
     axes, zero_axes, placement = stage.axes, stage.zero_axes, workspace.placement[row]
     elements = local_elements(tables.tensors[tables.operands[row].tensor].fixed_elements, placement, stage)

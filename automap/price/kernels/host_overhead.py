@@ -29,7 +29,6 @@ def add_host_waits(relaunched, hardware, cost):
 
     Args:
         relaunched: kernels that recomputation launches again.
-        hardware: hardware of the stage.
         cost: cost of a unit; its waits for the host are written.
     """
     forward = cost.forward_s

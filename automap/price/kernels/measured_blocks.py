@@ -48,9 +48,6 @@ def measured_block(tables, unit, stage, whole, cost):
     While signatures are undecided, the lesser of the two is written: a lower bound.
 
     Args:
-        tables: tables of the problem.
-        unit: operators and signatures.
-        stage: stage of the rank.
         whole: whether all of the unit is recomputed.
         cost: cost of the unit with the modelled seconds of forward pass, backward pass and recomputation; written.
 

@@ -42,8 +42,6 @@ def in_flight(rank, num_ranks, num_chunks, num_micro_batches):
     first backward pass (DAPPLE, arXiv 2007.01045). With virtual stages at least one is.
 
     Args:
-        rank: pipeline rank.
-        num_ranks: pipeline ranks.
         num_chunks: chunks of all ranks.
         num_micro_batches: micro-batches of one step.
     """

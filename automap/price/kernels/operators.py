@@ -44,9 +44,7 @@ def product_s(kernel, extents, hardware, times):
     Products with a weight run at their own precision; a batch of them is one of experts, each launched by itself.
 
     Args:
-        kernel: kernel of the operator.
         extents: [4] local extents of its loops, by class.
-        hardware: hardware of the stage.
         times: [3] written.
     """
     element = hardware.element_bytes
@@ -156,10 +154,8 @@ def operator_s(tables, op, signatures, stage, divisor, moved, workspace):
     """Forward and backward seconds of an operator on one rank; the least of all while a signature is undecided.
 
     Args:
-        tables: tables of the problem.
         op: operator row; it is placed and `undecided` is written.
         signatures: [axes] signature of the operator on each axis; -1 where it is undecided.
-        stage: stage of the rank.
         divisor: parts that the work is divided into.
         moved: bytes that its operands hold.
         workspace: `times` is written; the last is the part of the backward pass that makes gradients of weights.

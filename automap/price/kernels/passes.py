@@ -44,7 +44,6 @@ def _zero_traffic_s(elements, calls, axes, links, zero_axes, settings):
         axes: [axes] ranks of each mesh axis.
         links: [axes] link of each mesh axis.
         zero_axes: [axes] whether ZeRO shards over the axis.
-        settings: settings of the trainer.
     """
     scatter = 0.0
     gather = 0.0
@@ -76,8 +75,6 @@ def passes(costs, pipeline, stages, settings, workspace, result):
     Args:
         costs: [rows] unit costs.
         pipeline: what runs where; `counts` of the workspace says how often.
-        stages: stages that it runs on.
-        settings: settings of the trainer.
         workspace: `seconds`, `exchange` and `last_backward` are written.
         result: [ranks] what the passes consist of is added.
     """

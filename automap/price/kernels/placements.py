@@ -39,9 +39,6 @@ def place_operands(tables, unit, stage, workspace):
     """Writes `placement`, `gradient` and `held` of the operands of the operators of a unit that changed.
 
     Args:
-        tables: tables of the problem.
-        unit: operators and signatures.
-        stage: stage whose ranks hold the operands.
         workspace: written.
     """
     placement, gradient = workspace.placement, workspace.gradient
@@ -73,7 +70,6 @@ def write_crossing(tables, crossing, first, chosen, placement):
     """Writes the placement in which a unit's crossing tensor leaves it; UNKNOWN where it is undecided.
 
     Args:
-        tables: tables of the problem.
         crossing: operand row whose tensor crosses out of the unit, or -1: whole then.
         first: operator row at which `chosen` begins.
         chosen: [operators, axes] signatures; -1 where they are undecided.
@@ -95,8 +91,6 @@ def divides(tables, op, chosen, axes, samples):
     """Whether every split dim of an operator divides evenly on all axes that are decided.
 
     Args:
-        tables: tables of the problem.
-        op: operator row.
         chosen: [axes] signature of the operator on each axis; -1 where it is undecided.
         axes: [axes] ranks of each mesh axis.
         samples: samples of the micro-batch.

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats, Ints
 from automap.price.kernels.array_types import Rows, dtype_of, record_type, tuple_type
 
 MAX_DIMS = 8
@@ -60,7 +60,7 @@ class KernelRow:
 
     kind: int
     """MEMORY, PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED or INSIDE."""
-    extents: Annotated[npt.NDArray[np.float64], np.float64, 4] = field(default_factory=lambda: np.ones(4))
+    extents: Annotated[Floats, np.float64, 4] = field(default_factory=lambda: np.ones(4))
     """Extents of the loops of a product at one sample, by class of loop."""
     sampled: int = -1
     """Class of loop that grows with the samples, or -1."""
@@ -145,7 +145,7 @@ class TensorRow:
     """Dim that holds the samples, or -1."""
     num_dims: int
     """Number of its dims."""
-    dims: Annotated[npt.NDArray[np.int64], np.int64, MAX_DIMS]
+    dims: Annotated[Ints, np.int64, MAX_DIMS]
     """Sizes of its dims at one sample; 1 behind the last dim."""
     fixed_elements: float
     """Elements that do not depend on the samples."""

@@ -32,10 +32,8 @@ def is_shared(tables, row, start, workspace):
     An earlier operand that is wholly undecided has not been charged with it.
 
     Args:
-        tables: tables of the problem.
         row: operand row.
         start: first operand row of the unit.
-        workspace: with placements.
     """
     placement, gradient = workspace.placement, workspace.gradient
     earlier = tables.operands[row].earlier
@@ -68,14 +66,11 @@ def convert_operand(tables, row, source, given, stage, workspace, sent, total):
     """Adds what it takes to bring a tensor to an operand, and its gradient back.
 
     Args:
-        tables: tables of the problem.
         row: operand row; its placement is required.
         source: [axes] placement of the tensor.
         given: [axes] placement in which the operator hands the gradient back.
-        stage: stage of the rank.
         workspace: with placements; its scratch row 2 is overwritten.
         sent: cost forward; written where something moves forward.
-        total: added to.
 
     Returns:
         Whether anything moves forward.
@@ -117,10 +112,7 @@ def exchange_inside(tables, op, signatures, stage, divisor, workspace):
     """Adds the collectives inside an operator to its own cost: statistics of split norms, samples of experts.
 
     Args:
-        tables: tables of the problem.
-        op: operator row.
         signatures: [axes] signature of the operator on each axis; -1 where it is undecided.
-        stage: stage of the rank.
         divisor: parts that the work of the operator is divided into.
         workspace: `own` and `resharded` of the operator are written.
 

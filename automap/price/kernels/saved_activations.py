@@ -24,7 +24,6 @@ def note(tables, start, row, amount, undecided, workspace):
     """Notes that an operand is kept for the backward pass, unless an operand before it keeps the same memory.
 
     Args:
-        tables: tables of the problem.
         start: first operand row of the unit.
         row: the operand; its `saved_placement` is written, and so are those of all saved rows before it.
         amount: bytes that a rank keeps.

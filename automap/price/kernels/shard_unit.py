@@ -13,15 +13,7 @@ from automap.jit import borrowing
 from automap.price.kernels.gradients import add_elements, add_reduction
 from automap.price.kernels.operators import operator_s
 from automap.price.kernels.placements import local_bytes, place_operands
-from automap.price.kernels.records import (
-    ATTENTION,
-    BOUNDARY,
-    CARRIED,
-    KERNEL,
-    PARAMETER,
-    PRODUCT,
-    TABLES,
-)
+from automap.price.kernels.records import ATTENTION, BOUNDARY, CARRIED, KERNEL, PARAMETER, PRODUCT, TABLES
 from automap.price.kernels.resharding import convert_operand, differs, exchange_inside, is_shared
 from automap.price.kernels.saved_activations import NOT_SAVED, note, own_part, take_noted
 from automap.price.kernels.stage_records import HARDWARE, STAGE, UNIT
@@ -76,9 +68,6 @@ def shard_unit(tables, unit, stage, again, workspace):
     """Writes what the operators of a unit cost for one micro-batch on one rank, apart from their surroundings.
 
     Args:
-        tables: tables of the problem.
-        unit: operators and signatures.
-        stage: stage of the rank.
         again: whether `workspace` holds these operators priced on the same axes, ZeRO axes, hardware and samples, so
             that only those are priced which another signature changes; no collective is written down then.
         workspace: written; `unit_cost` reads it.
@@ -150,10 +139,7 @@ def _work(tables, op, signatures, stage, workspace):
     """Writes what one operator adds to its unit by its own signature: `own`, and what moves inside it.
 
     Args:
-        tables: tables of the problem.
-        op: operator row.
         signatures: [axes] signature of the operator on each axis; -1 where it is undecided.
-        stage: stage of the rank.
         workspace: with the operands of the unit placed.
     """
     operator = tables.operators[op]
@@ -207,11 +193,8 @@ def _join(tables, op, start, stop, stage, workspace):
     """Writes what one operator adds to its unit by its signature and those around it: `joined`, and what moves.
 
     Args:
-        tables: tables of the problem.
-        op: operator row.
         start: first operand row of the unit.
         stop: one past its last operand row.
-        stage: stage of the rank.
         workspace: with the operands of the unit placed.
     """
     operands, placement, gradient = tables.operands, workspace.placement, workspace.gradient

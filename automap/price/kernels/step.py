@@ -33,7 +33,6 @@ def _bound_schedule(pipeline, workspace):
     last gradient has come back through all chunks before, and gradients of weights need not be made until then.
 
     Args:
-        pipeline: what runs where.
         workspace: with `counts`, `seconds`, `saved` and `busy`; `ends` and `peak` are written.
     """
     num_ranks, num_chunks = pipeline.num_ranks, pipeline.num_chunks
@@ -65,7 +64,6 @@ def _sum_units(costs, pipeline, workspace):
 
     Args:
         costs: [rows] unit costs.
-        pipeline: what runs where.
         workspace: `saved` and `totals` are written.
     """
     num_ranks, num_axes = pipeline.num_ranks, pipeline.zero_axes.shape[0]
@@ -142,8 +140,6 @@ def _write_memory(total, peak, settings, result):
     Args:
         total: sums over the units of the rank.
         peak: bytes of saved activations at their peak.
-        settings: settings of the trainer.
-        result: written.
     """
     parameters, gradients, optimizer = state_bytes(total.parameters, total.zero_parameters, settings)
     result.parameter_bytes = parameters
@@ -163,11 +159,7 @@ def step(costs, pipeline, stages, settings, exact, workspace, result):
 
     Args:
         costs: [rows] results of `unit_cost`.
-        pipeline: what runs where.
-        stages: stages that it runs on.
-        settings: settings of the trainer.
         exact: whether the schedule is simulated; otherwise it is bounded from below in closed form.
-        workspace: overwritten.
         result: [ranks] written.
     """
     num_ranks, num_chunks = pipeline.num_ranks, pipeline.num_chunks

@@ -34,7 +34,6 @@ def read_too(tables, reader, first, chosen, reading):
     """Adds one more reader of the parameter; an undecided one requires what the others require.
 
     Args:
-        tables: tables of the problem.
         reader: operand row of the unit that reads the parameter first.
         first: operator row at which `chosen` begins.
         chosen: [operators, axes] signatures, -1 where they are undecided.
@@ -80,7 +79,6 @@ def write_share(reading, elements, stage, share):
     Args:
         reading: [axes] how the units of the rank read it.
         elements: elements of the whole parameter.
-        stage: stage of the rank.
         share: overwritten.
     """
     axes, zero_axes = stage.axes, stage.zero_axes

@@ -17,15 +17,7 @@ from automap.price.kernels.cost_records import BEFORE_SENDING, UNIT_COST
 from automap.price.kernels.host_overhead import add_host_waits
 from automap.price.kernels.measured_blocks import measured_block
 from automap.price.kernels.placements import dual, local_bytes, whole_bytes
-from automap.price.kernels.records import (
-    ALL_GATHER,
-    ATTENTION,
-    BOUNDARY,
-    CARRIED,
-    REDUCE_SCATTER,
-    TABLES,
-    TENSOR,
-)
+from automap.price.kernels.records import ALL_GATHER, ATTENTION, BOUNDARY, CARRIED, REDUCE_SCATTER, TABLES, TENSOR
 from automap.price.kernels.resharding import convert_operand, differs, is_shared, repeat
 from automap.price.kernels.saved_activations import NOT_SAVED, note, own_part, take_noted
 from automap.price.kernels.shard_unit import saved_share, shard_unit
@@ -49,16 +41,7 @@ def _arrive(tensor, incoming, arrives):
 
 @borrowing(void(TABLES, UNIT, int64[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
 def _add_sum(tables, unit, incoming, stage, workspace, cost):
-    """Adds the all-reduce of what was made as a sum and sent whole, as if the ranks that take it had made it.
-
-    Args:
-        tables: tables of the problem.
-        unit: operators and signatures.
-        incoming: see `unit_cost`.
-        stage: stage of the rank.
-        workspace: its scratch is overwritten.
-        cost: added to.
-    """
+    """Adds the all-reduce of what was made as a sum and sent whole, as if the ranks that take it had made it."""
     made, whole = workspace.scratch[0], workspace.scratch[1]
     is_sum = False
     for a in range(incoming.shape[0]):
@@ -78,14 +61,7 @@ def _add_sum(tables, unit, incoming, stage, workspace, cost):
 
 @borrowing(void(TABLES, UNIT, int64[::1], boolean[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
 def _enter(tables, unit, incoming, recomputed, stage, workspace, cost):
-    """Adds what it takes to bring the tensors that cross into a unit to their operators, and to send carried ones on.
-
-    Args:
-        tables: tables of the problem.
-        unit, incoming, recomputed, stage: see `unit_cost`.
-        workspace: its scratch is overwritten.
-        cost: added to.
-    """
+    """Adds what brings the tensors that cross into a unit to their operators, and what sends carried ones on."""
     arrives, gradient = workspace.scratch[0], workspace.gradient
     sent = workspace.resharded[workspace.resharded.shape[0] - 1]
     start = tables.operators[unit.first].first_operand
@@ -118,10 +94,7 @@ def _save(tables, unit, incoming, recomputed, whole, stage, workspace, cost):
     """Writes the bytes that a unit keeps for its backward pass where it recomputes something or gathers again.
 
     Args:
-        tables: tables of the problem.
-        unit, incoming, recomputed, stage: see `unit_cost`.
         whole: whether all operators are recomputed.
-        workspace: its scratch is overwritten.
         cost: written.
     """
     placement, kept_as, arrives = workspace.placement, workspace.saved_placement, workspace.scratch[0]
@@ -161,12 +134,9 @@ def unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace, ou
     """Cost of the operators of one unit for one micro-batch on one rank.
 
     Args:
-        tables: tables of the problem.
-        unit: operators and signatures.
         recomputed: [operators] whether the operator runs again in the backward pass.
         incoming: [axes] placement of the tensor that crosses into the unit, or SUMMED.
         crossing: operand row whose tensor crosses out of the unit, or -1.
-        stage: stage of the rank.
         workspace: what `shard_unit` wrote of these operators.
         out: [1] overwritten.
 
@@ -254,9 +224,7 @@ def unit_costs(tables, calls, stages, zero_axes, samples, out):
     """`unit_cost` of many units.
 
     Args:
-        tables: tables of the problem.
         calls: the units.
-        stages: stages of the pipeline ranks.
         zero_axes: [axes] whether ZeRO shards over the axis.
         samples: [ranks] samples of a micro-batch that each rank is priced with.
         out: [units] overwritten.

@@ -99,8 +99,6 @@ def new_unit_workspace(tables, num_axes, capacity):
     """Memory for all unit types of `tables`.
 
     Args:
-        tables: tables of the problem.
-        num_axes: mesh axes.
         capacity: collectives that can be written down.
     """
     operators = tables.operators.shape[0]

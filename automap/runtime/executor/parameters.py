@@ -136,10 +136,8 @@ class Parameters:
         """Cuts this rank's parts out of whole values.
 
         Args:
-            stage: the program of the stage.
             values: whole parameters, under the names of the graph or of its file.
             zero: the ZeRO stage and its axes.
-            device: the device of this process.
         """
         self.stage, self.device = stage, device
         self.sharded_over = tuple(axis for axis in stage.mesh.live if zero.stage and axis.name in zero.axes)
@@ -222,7 +220,6 @@ class Parameters:
         """The local part of a parameter, connected to its leaf.
 
         Args:
-            name: the parameter.
             env: the values of a forward pass, which keep a flat vector and its parts while a unit uses them.
             unit: the unit that reads the parameter.
         """

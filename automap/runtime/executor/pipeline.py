@@ -42,11 +42,9 @@ class Pipeline:
         """Joins the stages of this rank.
 
         Args:
-            stages: all stages of the plan.
             executors: the executors of this rank's stages, by number of the stage.
             order: the actions of all ranks, see `automap.runtime.executor.routes.global_order`.
             rank: the number of this process in the default group.
-            device: the device of the tensors.
         """
         self.rank = rank
         self.executors = dict(sorted(executors.items()))

@@ -21,7 +21,7 @@ from automap.runtime.operators.apply import local_operator
 from automap.runtime.sharded_operators.call import AxisSplit, Call, ShardedFunction, ShardedOperator, with_attributes
 from automap.runtime.sharded_operators.choose import choose, with_bias
 from automap.runtime.tensor_layout import StageTensor, Step
-from ir.factors import Factor, placement_text
+from ir.factors import Factor
 from ir.graph import Operator
 
 
@@ -79,9 +79,6 @@ def build_regions(
     """The regions of a stage in the order in which they run.
 
     Args:
-        program: the program of the stage.
-        parameters: the parameters of the stage on this rank.
-        device: the device of this rank.
         local_batch_norm: whether batch normalisation takes its statistics over the rank's own samples.
 
     Raises:
@@ -177,7 +174,6 @@ def _adds_bias(
     """Whether an operator adds a bias to a matrix product that no other operator reads: the two are then one kernel.
 
     Args:
-        program: the program of the stage.
         source: the operator that makes an operand, its region, and its position there.
         placed: the operator that may add a bias.
         one: the same operator on this rank.
@@ -268,11 +264,9 @@ def _check_apart(name: str, steps: Sequence[Step]) -> None:
 
 
 def _refuse(placed: PlacedOperator, what: str, repair: str) -> PlanError:
-    signatures = [
-        f"{','.join(map(placement_text, s.inputs))} -> {','.join(map(placement_text, s.outputs))}"
-        for s in placed.signatures
-    ]
     return PlanError(
         f"operator {placed.op.name} ({placed.op.kind}) cannot be executed: {what}",
-        field=f"plan.stages.shardings.{placed.op.name}", value="; ".join(signatures), repair=repair,
-    )  # fmt: skip
+        field=f"plan.stages.shardings.{placed.op.name}",
+        value="; ".join(s.text for s in placed.signatures),
+        repair=repair,
+    )

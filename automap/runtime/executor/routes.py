@@ -117,7 +117,6 @@ def global_order(lists: Mapping[int, Sequence[Action]], stages: Sequence[StageBo
 
     Args:
         lists: rank -> its actions, in order.
-        stages: all stages.
 
     Raises:
         PlanError: the ranks would wait for each other forever.

@@ -19,7 +19,7 @@ from automap.runtime.executor.pipeline import Data, Pipeline
 from automap.runtime.executor.replica_averaging import Replicas, replica_share
 from automap.runtime.executor.routes import StageBorder, global_order
 from automap.runtime.executor.stage_executor import StageExecutor, loss_scale
-from automap.runtime.executor.stage_program import StageProgram, stage_programs
+from automap.runtime.executor.stage_program import stage_programs
 from automap.runtime.executor.synthetic_data import RandomData, RandomValues
 from automap.runtime.mesh_groups import Groups, make_meshes
 
@@ -40,11 +40,7 @@ class Runner:
         """Builds the stages of this rank.
 
         Args:
-            problem: the problem of the plan.
-            plan: the plan to be executed.
             rank: the number of this process, a device number of the plan.
-            seed: the seed of parameters and data.
-            device: the device of this process.
 
         Raises:
             PlanError: the plan is illegal, or cannot be executed exactly.
@@ -93,7 +89,6 @@ def replicas_of(plan: Plan, executors: Mapping[int, StageExecutor], parameters: 
     """Averages the replicas of a plan; None where training is synchronous or this rank has no part in it.
 
     Args:
-        plan: the plan to be executed.
         executors: the stages of this rank, by number.
         parameters: the tensors that the optimizer updates.
     """
@@ -102,17 +97,6 @@ def replicas_of(plan: Plan, executors: Mapping[int, StageExecutor], parameters: 
     if program is None or axis is None:
         return None
     return Replicas(plan.sync, parameters, axis, replica_share(program))
-
-
-def border_of(program: StageProgram) -> StageBorder:
-    """What other stages must know of a stage."""
-    return StageBorder(
-        ranks=program.mesh.devices,
-        inputs=program.inputs,
-        outputs=program.outputs,
-        parameters=program.parameters,
-        replicas=program.mesh.replicas,
-    )
 
 
 def join(
@@ -128,8 +112,6 @@ def join(
     """The pipeline of a plan, and the executors of the stages that this rank is part of, by number.
 
     Args:
-        evaluator: the evaluator of the problem.
-        plan: a plan of the problem.
         rank: the number of this process, a device number of the plan.
         values: whole parameters, buffers and stored constants, under the names of the graph or of its file.
         groups: process groups, kept from plan to plan. All ranks must join the same plans in the same order.
@@ -151,6 +133,11 @@ def join(
         for program in programs
         if program.mesh.is_mine
     }
-    stages = [border_of(program) for program in programs]
+    stages = [
+        StageBorder(
+            ranks=p.mesh.devices, inputs=p.inputs, outputs=p.outputs, parameters=p.parameters, replicas=p.mesh.replicas
+        )
+        for p in programs
+    ]
     order = global_order(action_lists(plan), stages)
     return Pipeline(stages, executors, order, rank, device), executors

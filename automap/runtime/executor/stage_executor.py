@@ -44,11 +44,8 @@ class StageExecutor:
         """Builds the regions of the stage.
 
         Args:
-            program: the program of the stage.
             values: whole parameters, buffers and stored constants, under the names of the graph or of its file.
-            plan: the plan of the stage.
             scale: the factor of the stage's loss, see `loss_scale`.
-            device: the device of this process.
 
         Raises:
             PlanError: an operator cannot be executed exactly; names it.
@@ -198,8 +195,7 @@ def loss_scale(graph: Graph, num_micro_batches: int, samples: int) -> float:
         num_micro_batches: the number of micro-batches of a step.
         samples: the number of samples of a micro-batch, over all ranks.
     """
-    index = graph.producer.get(graph.outputs[-1])
-    op = None if index is None else graph.operators[index]
+    op = graph.maker(graph.outputs[-1])
     if op is None or op.kind not in SUMMED_LOSSES:
         return 1.0 / num_micro_batches
     if op.kind != "MeanSquaredErrorLoss" and dict(op.attributes).get("reduction", "mean") != "sum":

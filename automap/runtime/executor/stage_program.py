@@ -16,8 +16,7 @@ import torch
 from automap.plan import Plan
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan
-from automap.price.plan_reader import lower_plan
-from automap.runtime.mesh_groups import Mesh, make_meshes
+from automap.runtime.mesh_groups import Mesh
 from automap.runtime.operators.base import torch_dtype
 from automap.runtime.tensor_layout import Placements, StageTensor, TensorLayouts
 from ir.factors import BROADCAST, PARTIAL, Signature, gradient_placement
@@ -103,25 +102,13 @@ class StageProgram:
         return found
 
 
-def programs_of(plan: Plan, evaluator: Evaluator, dtype: torch.dtype = torch.float32) -> tuple[StageProgram, ...]:
-    """The programs of all stages of a plan, for inspection without processes.
-
-    Raises:
-        PlanError: the plan is illegal, or samples or dims cannot be split as it says.
-    """
-    lowered = lower_plan(plan, evaluator)
-    return stage_programs(plan, lowered, evaluator, make_meshes(plan, lowered.axes), dtype)
-
-
 def stage_programs(
     plan: Plan, lowered: LoweredPlan, evaluator: Evaluator, meshes: Sequence[Mesh], dtype: torch.dtype
 ) -> tuple[StageProgram, ...]:
     """The programs of all stages of a plan.
 
     Args:
-        plan: a plan of the evaluator's problem.
         lowered: the same plan in numbers (`automap.price.plan_reader.lower_plan`).
-        evaluator: the evaluator of the problem.
         meshes: the mesh of each stage, see `automap.runtime.mesh_groups.make_meshes`.
         dtype: the type of floating-point tensors.
 

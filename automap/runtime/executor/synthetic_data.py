@@ -106,9 +106,7 @@ class RandomData:
         Args:
             graph: the graph whose inputs are made.
             num_samples: the samples of a micro-batch.
-            seed: the seed of all data.
             dtype: the type of floating-point inputs.
-            device: the device of the data.
         """
         self._graph, self._samples, self._seed = graph, num_samples, seed
         self._dtype, self._device = dtype, device

@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 
 from automap.runtime.operators import FUNCTIONS, Use
-from automap.runtime.operators.base import refuse
+from automap.runtime.operators.base import WHOLE_ROWS, Rows, refuse
 from ir.errors import ModelError
 from ir.factors import Signature
 from ir.graph import Graph, Operator, Tensor
@@ -40,7 +40,6 @@ def apply(
     """Computes one whole operator.
 
     Args:
-        op: an operator of a graph.
         graph_tensors: the tensors of the graph by name; those that `op` writes give the shapes.
         operands: the operands in the order of `op.inputs`; batch dims are `num_samples` times those of the graph.
         num_samples: the number of samples of the batch.
@@ -61,14 +60,15 @@ def apply_local(
     operands: Sequence[torch.Tensor],
     shapes: Sequence[tuple[int, ...]],
     device: torch.device | None = None,
+    rows: Rows = WHOLE_ROWS,
 ) -> tuple[torch.Tensor, ...]:
     """Computes an operator on operands that may be shards.
 
     Args:
         op: an operator; for shards that of `local_operator`.
-        operands: see `apply`.
         shapes: the shapes of the results of these operands.
         device: see `apply`.
+        rows: the rows over which the operator takes statistics.
 
     Raises:
         ModelError: see `apply`.
@@ -90,6 +90,8 @@ def apply_local(
         shapes=shapes,
         attributes=attributes,
         device=operands[0].device if operands else device or torch.device("cpu"),
+        results=results,
+        rows=rows,
     )
     try:
         found = function(use)
@@ -115,7 +117,6 @@ def run(graph: Graph, tensors: Mapping[str, torch.Tensor], num_samples: int) -> 
     """Computes a whole graph.
 
     Args:
-        graph: any graph.
         tensors: inputs, parameters, buffers and stored constants by name, see `value_of`; those that require a gradient
             get one when a result is differentiated.
         num_samples: the number of samples of the batch; inputs have the graph's shapes at this number.
@@ -144,9 +145,7 @@ def value_of(graph: Graph, name: str, values: Mapping[str, torch.Tensor], num_sa
     A piece of a fused parameter of the file is cut out of it; experts that the file stores one by one are stacked.
 
     Args:
-        graph: the graph of the tensor.
         name: an input, a parameter, a buffer or a stored constant.
-        values: values by name.
         num_samples: the number of samples of the batch, for inputs.
 
     Raises:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from automap.runtime.operators.base import Use, function
+from ir.factors import BROADCAST, PARTIAL
 
 
 def heads_of(x: Tensor, heads: int) -> Tensor:
@@ -19,18 +20,30 @@ def heads_of(x: Tensor, heads: int) -> Tensor:
 
 @function("Attention")
 def attention(use: Use) -> Tensor:
-    """The product softmax(scale Q K^T, capped and masked) V; a query that may see no key gets zeros."""
+    """The product softmax(scale Q K^T, capped and masked) V; a query that may see no key gets zeros.
+
+    Where ranks have parts of the queries or the keys, masks depend on the positions in the whole, and the row maximum,
+    the row sum and the result are all-reduced over the axes that split the keys.
+    """
+    rows, dim = use.rows, -2 if use.x.ndim == 4 else 1
     q = heads_of(use.x, use.integer("q_num_heads"))
     k, v = (heads_of(use.operand(i), use.integer("kv_num_heads")) for i in (1, 2))
-    scores, v = scores_of(q, k, v, use.optional(3), use.attributes)
-    blind = (scores == -torch.inf).all(-1, keepdim=True)
-    found = torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0) @ v
+    first_query, first_key = rows.start(0, dim), rows.start(1, dim)
+    scores, v = _scores(q, k, v, use.optional(3), use.attributes, first_query=first_query, first_key=first_key)
+    if rows.is_split:
+        top = rows.largest(scores.amax(-1, keepdim=True))
+        powers = torch.exp(scores - torch.where(top == -torch.inf, torch.zeros_like(top), top))
+        total = rows.total(powers.sum(-1, keepdim=True), PARTIAL)
+        found = rows.total(powers / torch.where(total == 0, torch.ones_like(total), total) @ v, BROADCAST)
+    else:
+        blind = (scores == -torch.inf).all(-1, keepdim=True)
+        found = torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0) @ v
     return found if use.x.ndim == 4 else found.transpose(1, 2).reshape(use.shapes[0])
 
 
-def scores_of(
+def _scores(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, attributes: Mapping[str, Any], *,
-    first_query: int = 0, first_key: int = 0,
+    first_query: int, first_key: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The scores before the softmax, minus infinity where a key is hidden, and the values of each query head.
 
@@ -41,7 +54,6 @@ def scores_of(
         k: [batch, heads of keys, keys, head size].
         v: [batch, heads of keys, keys, head size].
         mask: the mask operand, of booleans or added to the scores.
-        attributes: the attributes of the operator.
         first_query: the position of the first query in the sequence.
         first_key: the position of the first key in the sequence.
     """

@@ -1,7 +1,8 @@
 """The torch functions of operator kinds, and the arguments of such a function.
 
 Nothing here knows of ranks: a function computes from its operands. Where a kind states sizes in its attributes
-(Reshape, Expand ...), the sizes come from `Use.shapes`, so that the same function serves a shard.
+(Reshape, Expand ...), the sizes come from `Use.shapes`, so that the same function serves a shard. Statistics of rows
+are taken through `Use.rows`, so that the same function serves ranks that hold parts of a row.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from ir.errors import ModelError
+from ir.factors import Placement
 
 Function = Callable[["Use"], "torch.Tensor | Sequence[torch.Tensor]"]
 FUNCTIONS: dict[str, Function] = {}
@@ -42,6 +44,44 @@ def refuse(what: str, value: object, repair: str = "Export the model without it.
     return ModelError(what, field="model", value=value, repair=repair)
 
 
+class Rows:
+    """The rows along which an operator takes sums and maxima; here one process has them whole."""
+
+    is_split = False
+    """Whether several ranks hold parts of a row."""
+
+    def total(self, x: torch.Tensor, gradient: Placement) -> torch.Tensor:
+        """The sum of `x` over the ranks of a row, see `automap.runtime.redistribute.sum_over`."""
+        return x
+
+    def largest(self, x: torch.Tensor) -> torch.Tensor:
+        """The elementwise maximum of `x` over the ranks of a row, without a gradient."""
+        return x.detach()
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """The elementwise product of `x` over the ranks of a row."""
+        return x
+
+    def mean(self, x: torch.Tensor, dims: tuple[int, ...], gradient: Placement, *, keep: bool = True) -> torch.Tensor:
+        """The mean of each row over `dims` of `x`, which has the elements of the first operand; see `total`."""
+        return x.mean(dims, keepdim=keep)
+
+    def widened(self, x: torch.Tensor) -> torch.Tensor:
+        """The tensor in the type in which its statistics are summed, where the operator does not say."""
+        return x
+
+    def whole(self, x: torch.Tensor) -> Sequence[int]:
+        """The shape of the first operand `x` on all ranks together."""
+        return x.shape
+
+    def start(self, slot: int, dim: int) -> int:
+        """The position at which this rank's part of an operand begins in the whole."""
+        return 0
+
+
+WHOLE_ROWS = Rows()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Use:
     """One call of an operator."""
@@ -57,6 +97,10 @@ class Use:
     attributes: Mapping[str, Any]
     device: torch.device
     """The device of new tensors."""
+    results: Sequence[int]
+    """The positions of the results that are asked for, among all results of the kind."""
+    rows: Rows = WHOLE_ROWS
+    """The rows over which statistics are taken."""
 
     @property
     def x(self) -> torch.Tensor:

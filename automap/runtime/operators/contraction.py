@@ -36,7 +36,6 @@ def window_pads(
     """(begin, end) padding of each spatial dim, with `auto_pad` resolved.
 
     Args:
-        attributes: the attributes of the operator.
         sizes: [spatial dims] the sizes of the operand.
         windows: [spatial dims] the extents of a window, dilation included.
         strides: [spatial dims] the distances between windows.

@@ -1,141 +1,147 @@
-"""Softmax and normalisation. Batch normalisation computes as in training: with the statistics of its operand."""
+"""Softmax and normalisation. Batch normalisation computes as in training: with the statistics of its operand.
+
+A mean that enters a result has a gradient that each rank knows in part (`PARTIAL`); a mean that is a result has a
+gradient that every rank knows (`BROADCAST`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import torch
 from torch import Tensor
 
 from automap.runtime.operators.base import Use, function
+from ir.factors import BROADCAST, PARTIAL
 
 
 @function("Softmax", "LogSoftmax", "Hardmax")
 def softmax(use: Use) -> Tensor:
     """Softmax, its logarithm, or a one at the maximum, over `axis`; before version 13 over all dims from `axis` on."""
-    x = use.x
+    x, rows = use.x, use.rows
     flattens = 0 < use.opset < 13
     axis = use.integer("axis", 1 if flattens else -1) % max(x.ndim, 1)
-    flat = x.reshape(prod(x.shape[:axis]), -1) if flattens else x
-    dim = 1 if flattens else axis
+    dims = tuple(range(axis, x.ndim)) if flattens else (axis,)
+    if use.kind != "Hardmax" and not rows.is_split:
+        made = torch.softmax if use.kind == "Softmax" else torch.log_softmax
+        return made(x.reshape(*x.shape[:axis], -1) if flattens else x, axis).reshape(x.shape)
+    top = rows.largest(x.amax(dims, keepdim=True))
     if use.kind == "Hardmax":
-        top = flat.argmax(dim, keepdim=True)
-        found = torch.zeros_like(flat).scatter(dim, top, 1.0)
-    else:
-        found = torch.softmax(flat, dim) if use.kind == "Softmax" else torch.log_softmax(flat, dim)
-    return found.reshape(x.shape)
+        position, whole = torch.zeros_like(x, dtype=torch.int64), rows.whole(x)
+        for dim in dims:
+            own = torch.arange(x.shape[dim], device=x.device) + rows.start(0, dim)
+            position = position * whole[dim] + own.reshape([-1 if d == dim else 1 for d in range(x.ndim)])
+        own_first = torch.where(x == top, position, torch.iinfo(torch.int64).max).amin(dims, keepdim=True)
+        return (position == -rows.largest(-own_first)).to(x.dtype)
+    powers = torch.exp(x - top)
+    total = rows.total(powers.sum(dims, keepdim=True), PARTIAL)
+    return powers / total if use.kind == "Softmax" else x - top - torch.log(total)
 
 
-def _scaled(use: Use, x: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-    """The tensor times operand 1 plus operand 2, where they are given, viewed in `shape`."""
-    for index, joined in ((1, torch.mul), (2, torch.add)):
-        side = use.optional(index)
-        if side is not None:
-            x = joined(x, side if shape is None else side.reshape(*shape))
-    return x
+def _scaled(x: Tensor, sides: Sequence[Tensor | None], shape: Sequence[int] | None = None) -> Tensor:
+    """The tensor times a scale plus a shift, where they are given, viewed in `shape`."""
+    scale, shift = (side if side is None or shape is None else side.reshape(*shape) for side in sides)
+    x = x if scale is None else x * scale
+    return x if shift is None else x + shift
 
 
-@function("LayerNormalization")
+def _wide(x: Tensor) -> Tensor:
+    """The tensor in float32 or wider."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _standard(
+    use: Use, x: Tensor, dims: tuple[int, ...], epsilon: float, *, centre: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(x - mean) / sqrt(variance + epsilon) over `dims`; the mean and the variance as results (without `centre`: of 0).
+
+    Args:
+        use: the call of the operator.
+        x: a tensor with the elements of the first operand, in the type in which statistics are taken.
+        dims: the dims of a row.
+        epsilon: a small positive number.
+        centre: whether the mean is subtracted.
+    """
+    rows = use.rows
+    mean = rows.mean(x, dims, PARTIAL) if centre else x.new_zeros(())
+    centred = x - mean if centre else x
+    variance = rows.mean(centred**2, dims, PARTIAL)
+    found = centred * torch.rsqrt(variance + epsilon)
+    if rows.is_split and {1, 2, 3, 4} & set(use.results):
+        mean = rows.mean(x, dims, BROADCAST) if centre else mean
+        variance = rows.mean(centred**2, dims, BROADCAST)
+    return found, mean, variance
+
+
+def _layer_norm(
+    use: Use, x: Tensor, dims: tuple[int, ...], sides: Sequence[Tensor | None], epsilon: float
+) -> list[Tensor]:
+    """The scaled and shifted rows, their mean and their inverse deviation; RMS: the inverse root mean square twice."""
+    centre, epsilon = "RMS" not in use.kind and "Simplified" not in use.kind, use.number("epsilon", epsilon)
+    found, mean, variance = _standard(use, _wide(x), dims, epsilon, centre=centre)
+    inverse = torch.rsqrt(variance + epsilon)
+    return [_scaled(found.to(x.dtype), sides), mean if centre else inverse, inverse]
+
+
+@function("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 def layer_norm(use: Use) -> list[Tensor]:
-    """Layer normalisation over the dims from `axis` on; statistics are in float32, the default of `stash_type`."""
+    """Normalisation over the dims from `axis` on; statistics are in float32, the default of `stash_type`."""
     dims = tuple(range(use.integer("axis", -1) % use.x.ndim, use.x.ndim))
-    found, mean, inverse = _centred(use.x, dims, use.number("epsilon", 1e-5))
-    return [_scaled(use, found), mean, inverse]
+    return _layer_norm(use, use.x, dims, (use.optional(1), use.optional(2)), 1e-5)
 
 
-def _centred(x: Tensor, dims: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The tensor with mean 0 and variance 1 over `dims`; its mean and inverse deviation, in float32 or wider."""
-    wide = x if x.dtype == torch.float64 else x.float()
-    mean = wide.mean(dims, keepdim=True)
-    centred = wide - mean
-    inverse = torch.rsqrt((centred**2).mean(dims, keepdim=True) + epsilon)
-    return (centred * inverse).to(x.dtype), mean, inverse
-
-
-@function("RMSNormalization", "SimplifiedLayerNormalization")
-def rms_norm(use: Use) -> list[Tensor]:
-    """RMS normalisation over the dims from `axis` on; results 1 and 2 of the simplified kind are the same statistic."""
-    dims = tuple(range(use.integer("axis", -1) % use.x.ndim, use.x.ndim))
-    found, inverse = _by_mean_square(use.x, dims, use.number("epsilon", 1e-5))
-    return [_scaled(use, found), inverse, inverse]
-
-
-def _by_mean_square(x: Tensor, dims: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor]:
-    """The tensor with mean square 1 over `dims`; the inverse root mean square, in float32 or wider."""
-    wide = x if x.dtype == torch.float64 else x.float()
-    inverse = torch.rsqrt((wide**2).mean(dims, keepdim=True) + epsilon)
-    return (wide * inverse).to(x.dtype), inverse
-
-
-@function("com.microsoft.SkipLayerNormalization")
+@function("com.microsoft.SkipLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization")
 def skip_layer_norm(use: Use) -> list[Tensor]:
-    """Layer normalisation of operand + skip + bias (0, 1, 4), by scale and shift (2, 3); the sum is the last result."""
-    joined = _joined(use, 4)
-    found, mean, inverse = _centred(joined, (-1,), use.number("epsilon", 1e-12))
-    shift = use.optional(3)
-    found = found * use.operand(2)
-    return [found if shift is None else found + shift, mean, inverse, joined]
+    """Normalisation of operand + skip + bias (0, 1, last), by scale and shift (2, 3); the sum is the last result.
 
-
-@function("com.microsoft.SkipSimplifiedLayerNormalization")
-def skip_rms_norm(use: Use) -> list[Tensor]:
-    """RMS normalisation of operand + skip + bias (0, 1, 3), by scale (2); the sum is the last result."""
-    joined = _joined(use, 3)
-    found, inverse = _by_mean_square(joined, (-1,), use.number("epsilon", 1e-12))
-    return [found * use.operand(2), inverse, inverse, joined]
-
-
-def _joined(use: Use, bias: int) -> Tensor:
-    """The residual sum of operands 0 and 1, and of operand `bias` where it is given."""
-    found, side = use.x + use.operand(1), use.optional(bias)
-    return found if side is None else found + side
+    The simplified kind (RMS) has no shift, and its bias is operand 3.
+    """
+    simplified = "Simplified" in use.kind
+    joined, bias = use.x + use.operand(1), use.optional(3 if simplified else 4)
+    joined = joined if bias is None else joined + bias
+    sides = (use.operand(2), None if simplified else use.optional(3))
+    return [*_layer_norm(use, joined, (-1,), sides, 1e-12), joined]
 
 
 @function("BatchNormalization")
 def batch_norm(use: Use) -> list[Tensor]:
     """Batch normalisation; results 1 and 2 are running statistics, 3 and 4 those of this batch."""
     x = use.x
-    dims = tuple(d for d in range(x.ndim) if d != 1)
-    shape = (-1, *[1] * (x.ndim - 2))
-    mean = x.mean(dims, keepdim=True)
-    variance = ((x - mean) ** 2).mean(dims, keepdim=True)
-    found = _scaled(use, (x - mean) * torch.rsqrt(variance + use.number("epsilon", 1e-5)), shape)
-    mean, variance = mean.flatten(), variance.flatten()
+    dims, shape = tuple(d for d in range(x.ndim) if d != 1), (-1, *[1] * (x.ndim - 2))
+    found, *statistics = _standard(use, use.rows.widened(x), dims, use.number("epsilon", 1e-5))
+    scaled = _scaled(found.to(x.dtype), (use.optional(1), use.optional(2)), shape)
+    mean, variance = (statistic.flatten().to(x.dtype) for statistic in statistics)
     kept = use.number("momentum", 0.9)
     running = [
         new.detach() if old is None else old.detach() * kept + new.detach() * (1 - kept)
         for old, new in ((use.optional(3), mean), (use.optional(4), variance))
     ]
-    return [found, *running, mean, variance]
+    return [scaled, *running, mean, variance]
+
+
+def _by_sample(use: Use, split: Tensor, sides: Sequence[Tensor | None]) -> Tensor:
+    """Normalisation over all dims of `split` but the first two, times a scale plus a shift of each channel."""
+    x = use.x
+    found, *_ = _standard(use, use.rows.widened(split), tuple(range(2, split.ndim)), use.number("epsilon", 1e-5))
+    return _scaled(found.to(x.dtype).reshape(x.shape), sides, (-1, *[1] * (x.ndim - 2)))
 
 
 @function("InstanceNormalization")
 def instance_norm(use: Use) -> Tensor:
     """Normalisation over space, for each sample and channel."""
-    x = use.x
-    shape = (-1, *[1] * (x.ndim - 2))
-    return _scaled(use, _standard(x, tuple(range(2, x.ndim)), use.number("epsilon", 1e-5)), shape)
-
-
-def _standard(x: Tensor, dims: tuple[int, ...], epsilon: float) -> Tensor:
-    mean = x.mean(dims, keepdim=True)
-    return (x - mean) * torch.rsqrt(((x - mean) ** 2).mean(dims, keepdim=True) + epsilon)
+    return _by_sample(use, use.x, (use.optional(1), use.optional(2)))
 
 
 @function("GroupNormalization")
 def group_norm(use: Use) -> Tensor:
     """Normalisation over space and the channels of a group; scale and bias are by channel, or by group before 21."""
     x, groups = use.x, use.integer("num_groups", 1)
-    split = x.reshape(x.shape[0], groups, -1)
-    found = _standard(split, (2,), use.number("epsilon", 1e-5))
-    for index, joined in ((1, torch.mul), (2, torch.add)):
-        side = use.optional(index)
-        if side is None:
-            continue
-        wide = side if side.shape[0] == x.shape[1] else side.repeat_interleave(x.shape[1] // groups)
-        found = joined(found.reshape(x.shape), wide.reshape(-1, *[1] * (x.ndim - 2)))
-    return found.reshape(x.shape)
+    each = x.shape[1] // groups
+    sides = [
+        side if side is None or side.shape[0] == x.shape[1] else side.repeat_interleave(each)
+        for side in (use.optional(1), use.optional(2))
+    ]
+    return _by_sample(use, x.reshape(x.shape[0], groups, each, *x.shape[2:]), sides)
 
 
 @function("LRN")
@@ -152,13 +158,17 @@ def local_response_norm(use: Use) -> Tensor:
 @function("LpNormalization")
 def lp_norm(use: Use) -> Tensor:
     """The operand divided by its norm of order 1 or 2 along `axis`; a row of zeros stays zero."""
-    norm = torch.linalg.vector_norm(use.x, use.integer("p", 2), dim=use.integer("axis", -1), keepdim=True)
+    p, axis = use.integer("p", 2), use.integer("axis", -1)
+    if use.rows.is_split:
+        norm = use.rows.total((use.x.abs() ** p).sum(axis, keepdim=True), PARTIAL) ** (1 / p)
+    else:
+        norm = torch.linalg.vector_norm(use.x, p, dim=axis, keepdim=True)
     return use.x / torch.where(norm == 0, torch.ones_like(norm), norm)
 
 
 @function("MeanVarianceNormalization")
 def mean_variance_norm(use: Use) -> Tensor:
     """The centred operand divided by its standard deviation plus 1e-9 (ONNX)."""
-    dims = use.ints("axes", (0, 2, 3))
-    centred = use.x - use.x.mean(dims, keepdim=True)
-    return centred / (torch.sqrt((centred**2).mean(dims, keepdim=True)) + 1e-9)
+    dims = tuple(d % use.x.ndim for d in use.ints("axes", (0, 2, 3)))
+    centred = use.x - use.rows.mean(use.x, dims, PARTIAL)
+    return centred / (torch.sqrt(use.rows.mean(centred**2, dims, PARTIAL)) + 1e-9)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from automap.runtime.operators.base import FUNCTIONS, Use, function
+from ir.factors import BROADCAST
 
 FUNCTIONS["Trilu"] = lambda use: (torch.triu if use.integer("upper", 1) else torch.tril)(use.x, use.integer("k"))
 
@@ -16,24 +17,33 @@ HOW = ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "
 @function(*(f"Reduce{how}" for how in HOW))
 def reduce(use: Use) -> Tensor:
     """The reduction over `axes`, which are all named; none = nothing is reduced."""
-    x, dims, keep = use.x, use.ints("axes"), bool(use.integer("keepdims", 1))
+    x, rows, dims, keep = use.x, use.rows, use.ints("axes"), bool(use.integer("keepdims", 1))
     how = use.kind.removeprefix("Reduce")
     if how == "Prod":
         for dim in sorted(dims, reverse=True):
             x = x.prod(dim, keepdim=keep)
-        return x
+        return rows.product(x)
     if how in ("L1", "L2", "SumSquare"):
         x = x.abs() if how == "L1" else x * x
     if not dims:
         found = x
     elif how in ("Max", "Min"):
         found = (torch.amax if how == "Max" else torch.amin)(x, dims, keepdim=keep)
+        if rows.is_split:
+            sign = 1 if how == "Max" else -1
+            # The gradient goes to the ranks that hold the extreme element.
+            top = sign * rows.largest(sign * found)
+            found = torch.where(found == top, found, top)
     elif how == "Mean":
-        found = x.mean(dims, keepdim=keep)
+        found = rows.mean(x, dims, BROADCAST, keep=keep)
     elif how == "LogSumExp":
-        return torch.logsumexp(x, dims, keepdim=keep)
+        if not rows.is_split:
+            return torch.logsumexp(x, dims, keepdim=keep)
+        top = rows.largest(x.amax(dims, keepdim=True))
+        total = rows.total(torch.exp(x - top).sum(dims, keepdim=keep), BROADCAST)
+        return torch.log(total) + top.reshape(total.shape)
     else:
-        found = x.sum(dims, keepdim=keep, dtype=x.dtype)
+        found = rows.total(x.sum(dims, keepdim=keep, dtype=x.dtype), BROADCAST)
     if how == "L2":
         return torch.sqrt(found)
     return torch.log(found) if how == "LogSum" else found

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import least_squares, nnls
 
+from automap.arrays import Floats, Mask
 from automap.fitted_curves import COLLECTIVES, AttentionCurve, CollectiveCurve, GemmCurve
 from automap.price.kernels.array_types import record_of
 from automap.price.kernels.attention import AttentionShape, attention_s
@@ -20,7 +20,6 @@ from automap.price.kernels.collectives import collective_s, host_link
 from automap.price.kernels.gemm import CACHE_SHARE, gemm_s
 from automap.price.kernels.stage_records import AttentionCurveRow, GemmCurveRow
 
-Floats = npt.NDArray[np.float64]
 Predict = Callable[[Floats, Floats], Floats]
 """(constants, rows) -> seconds of each row."""
 
@@ -184,8 +183,6 @@ def fit_attention(
 
     Args:
         rows: [rows, 5] heads of all samples, positions, head size, seconds forward, seconds backward; causal.
-        flops: see `fit_gemm`.
-        bytes_per_s: see `fit_gemm`.
         element_bytes: the size of one element.
         num_multiprocessors: the number of multiprocessors of the device.
     """
@@ -281,9 +278,7 @@ def fit_linear(
         slope = np.stack([(price(at + step) - base) / step.sum() for step in np.diag(reference)], axis=1)
         base = base - slope @ at
 
-        def solve(
-            chosen: npt.NDArray[np.bool_], base: Floats = base, slope: Floats = slope, unit: Floats = reference
-        ) -> Floats:
+        def solve(chosen: Mask, base: Floats = base, slope: Floats = slope, unit: Floats = reference) -> Floats:
             weighed = slope[chosen] * unit / measured[chosen, None]
             amounts, _ = nnls(weighed, np.maximum(0.0, measured - base)[chosen] / measured[chosen])
             found: Floats = amounts * unit

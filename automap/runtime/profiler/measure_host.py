@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from automap.arrays import Floats
 from automap.cluster import GIB, LOCAL, Cluster, Device, Link, Node, known_links, parse_cluster
 from automap.fitted_curves import COLLECTIVES, Constants, Kernels
 from automap.plan import Plan
@@ -27,7 +28,7 @@ from automap.problem import Problem
 from automap.runtime.launch.host import as_name, gpus
 from automap.runtime.launch.launcher import Limits, OutcomeKind, launch
 from automap.runtime.profiler.busy_host import conditions
-from automap.runtime.profiler.fit import Floats, fit_attention, fit_collective, fit_gemm, fit_linear, rounded
+from automap.runtime.profiler.fit import fit_attention, fit_collective, fit_gemm, fit_linear, rounded
 from automap.space.stated_strategy import Strategy, hand_made
 from ir import zoo
 

@@ -70,7 +70,6 @@ def run_rank(folder: Path, rank: int, num_ranks: int, argument: Mapping[str, Any
     Args:
         folder: the folder in which ranks meet.
         rank: the number of this process, and of its GPU.
-        num_ranks: the number of processes.
         argument: {device: cuda or cpu; measure_s: the time of all sections; time_s: the limit of the launch; plans:
             [[model, plan, number of its devices: one or two]], plans of one device first}.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from automap.runtime.mesh_groups import Axis
 from automap.runtime.operators.apply import apply_local
+from automap.runtime.operators.base import WHOLE_ROWS, Rows
 from automap.runtime.redistribute import Tag, largest_over, sum_over
 from automap.runtime.tensor_layout import Box
 from ir.factors import Factor, Placement, Signature
@@ -93,11 +94,13 @@ class Call:
         """The position in the whole operand at which this rank's part begins."""
         return self.operator.boxes[slot][dim][0]
 
-    def plain(self, op: Operator | None = None, operands: Sequence[Tensor] | None = None) -> tuple[Tensor, ...]:
-        """The results of the kernel of one process on the local operands."""
+    def plain(
+        self, op: Operator | None = None, operands: Sequence[Tensor] | None = None, rows: Rows = WHOLE_ROWS
+    ) -> tuple[Tensor, ...]:
+        """The results of the kernel of one process on the local operands, its statistics taken over `rows`."""
         operator = self.operator
         given = self.operands if operands is None else operands
-        return apply_local(op or operator.op, given, operator.shapes, operator.device)
+        return apply_local(op or operator.op, given, operator.shapes, operator.device, rows)
 
     def total(self, x: Tensor, axes: Sequence[Axis], gradient: Placement) -> Tensor:
         """The sum over some axes, on all of their ranks; see `automap.runtime.redistribute.sum_over`."""

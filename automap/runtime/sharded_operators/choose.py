@@ -14,19 +14,20 @@ from torch import Tensor
 
 from automap.errors import PlanError
 from automap.runtime.operators.weight_gradients import product
-from automap.runtime.sharded_operators.attention import attention
 from automap.runtime.sharded_operators.call import Call, ShardedFunction, ShardedOperator
 from automap.runtime.sharded_operators.convolution import halo
 from automap.runtime.sharded_operators.loss import loss
-from automap.runtime.sharded_operators.normalization import batch_norm, norm, softmax
+from automap.runtime.sharded_operators.split_rows import over_split_rows
 from ir.factors import BROADCAST, PARTIAL
 from ir.operators.experts import COMBINE, DISPATCH
 
 RANDOM = {"Dropout", "Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 LOSSES = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"}
 EXCHANGES: Mapping[str, ShardedFunction] = {
-    "softmax": softmax, "norm": norm, "batch_norm": batch_norm, "halo": halo, "attention": attention, "loss": loss,
-}  # fmt: skip
+    **dict.fromkeys(("softmax", "norm", "batch_norm", "attention"), over_split_rows),
+    "halo": halo,
+    "loss": loss,
+}
 """The name of the collective inside an operator -> the function that the ranks run; cross-entropy is part of `loss`."""
 
 
@@ -49,7 +50,7 @@ def choose(operator: ShardedOperator) -> ShardedFunction:
             repair="Leave it whole on all axes but one.",
         )
     if kind == "Attention" and ({"s", "t"} & factors):
-        return attention
+        return over_split_rows
     if names:
         return EXCHANGES[names.pop()]
     if kind == "Add" and any(set(s.signature.inputs) == {BROADCAST, PARTIAL} for s in operator.splits):

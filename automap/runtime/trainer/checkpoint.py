@@ -35,11 +35,9 @@ class Checkpoint:
 
         Args:
             module: the modules that this rank holds.
-            roles: the roles of the modules.
             ties: the names of shared parameters -> the first name of each.
             axis: the sharding axis.
             shards: the mesh over which ZeRO splits parameters; None without ZeRO.
-            device: the device of this process.
         """
         self._module, self._roles, self._ties = module, roles, ties
         self._axis, self._shards, self._device = axis, shards, device

@@ -19,10 +19,8 @@ def recomputed_modules(
     """The largest modules that are recomputed as a whole, blocks one by one, and `LOSS` if the loss is.
 
     Args:
-        graph: the graph of the network.
         plan: the plan whose `recompute` is read.
         by_operator: operators with the numbers of their stages.
-        module: the network.
 
     Raises:
         PlanError: the plan recomputes a part of a module.

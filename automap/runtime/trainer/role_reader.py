@@ -14,7 +14,7 @@ from torch import nn
 
 from automap.errors import PlanError
 from automap.globs import most_specific
-from automap.plan import Plan, Stage, model_ref
+from automap.plan import AxisSharding, Plan, Stage, model_ref
 from automap.runtime.trainer.module_tree import role_of, tied_names
 from automap.runtime.trainer.recomputation import recomputed_modules
 from automap.runtime.trainer.roles import Move, Role, RoleKind, Roles
@@ -65,7 +65,7 @@ def _staged(plan: Plan, graph: Graph) -> Iterator[tuple[Operator, int]]:
     """The operators that belong to a stage, each with the number of its stage."""
     number = 0
     for op in graph.operators:
-        if op.is_view or op.is_constant:
+        if not op.is_live:
             continue
         if number + 1 < len(plan.stages) and op.name == plan.stages[number + 1].operators[0]:
             number += 1
@@ -91,8 +91,7 @@ def _signature(stage: Stage, number: int, graph: Graph, op: Operator, axis: str 
         return table[whole_signature(table)]
     texts = entry[axis]
     for signature in table:
-        placed = (tuple(map(placement_text, signature.inputs)), tuple(map(placement_text, signature.outputs)))
-        if placed == (texts.inputs, texts.outputs):
+        if AxisSharding.of(signature) == texts:
             return signature
     raise refuse(
         f"stages[{number}].shardings.{key}.{axis}", f"{list(texts.inputs)} -> {list(texts.outputs)}",
@@ -156,19 +155,18 @@ class _Reader:
 
     def _is_constant(self, name: str) -> bool:
         """Whether a tensor depends on no data and no parameter, or carries no gradient."""
-        index = self.graph.producer.get(name)
-        tensor = self.graph.tensors[name]
-        if index is None:
+        maker, tensor = self.graph.maker(name), self.graph.tensors[name]
+        if maker is None:
             return tensor.role in ("constant", "buffer") or not tensor.is_float
-        return self.graph.operators[index].is_constant
+        return maker.is_constant
 
     def _parameters(self, name: str) -> Iterator[str]:
         """The parameters, as the module names them, that a tensor is a view of."""
-        tensor, index = self.graph.tensors[name], self.graph.producer.get(name)
-        if tensor.role == "parameter":
+        maker = self.graph.maker(name)
+        if self.graph.tensors[name].role == "parameter":
             yield self.graph.pieces[name][0] if name in self.graph.pieces else name
-        elif index is not None and self.graph.operators[index].is_view:
-            for operand in self.graph.operators[index].inputs:
+        elif maker is not None and maker.is_view:
+            for operand in maker.inputs:
                 yield from self._parameters(operand)
 
     def _read_parameters(self, op: Operator, signature: Signature) -> None:
@@ -181,9 +179,8 @@ class _Reader:
 
     def _follow(self, name: str) -> None:
         """Finds the moves of one tensor at the borders of modules."""
-        index = self.graph.producer.get(name)
-        producer = None if index is None else self.graph.operators[index]
-        if producer is not None and (producer.is_view or producer.is_constant):
+        producer = self.graph.maker(name)
+        if producer is not None and not producer.is_live:
             return self._check_constant(name)
         uses = [
             (op, self.by_name[op.name].inputs[i], self.by_name[op.name].input_gradients[i])
@@ -270,9 +267,7 @@ class _Reader:
 
     def _finer(self, op: Operator, what: str) -> PlanError:
         path = f"shardings.{op.name}.{self.roles.axis}"
-        s = self.by_name[op.name]
-        shown = f"{','.join(map(placement_text, s.inputs))} -> {','.join(map(placement_text, s.outputs))}"
-        return refuse(path, shown, f"finer than modules: {op.name} {what}")
+        return refuse(path, self.by_name[op.name].text, f"finer than modules: {op.name} {what}")
 
 
 def _is_whole(signature: Signature) -> bool:

@@ -124,7 +124,6 @@ def apply_role(module: nn.Module, role: Role, layouts: TensorLayouts, mesh: Devi
 
     Args:
         module: a module with the same values on every rank.
-        role: the role of the module.
         layouts: the tensor layouts on the sharding axis.
         mesh: the device mesh of that axis.
         made: the parameters that were split already; parameters that modules share stay shared.

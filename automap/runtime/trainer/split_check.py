@@ -95,7 +95,6 @@ def divide_sizes(module: nn.Module, attributes: Sequence[str], size: int) -> Non
     """Divides sizes that modules hold as attributes.
 
     Args:
-        module: the network.
         attributes: globs of paths of modules, each with the name of an attribute.
         size: the size of the sharding axis.
 

@@ -111,11 +111,9 @@ def _stage(
 
     Args:
         module: the whole network.
-        traced: its forward.
         begin: the node that crosses from the stage before; None for the first stage.
         end: the node that the stage makes.
         stage_of: the stage of every node that depends on a parameter.
-        number: the number of the stage.
     """
     needed: set[torch.fx.Node] = set()
     waiting = [end]

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from automap.arrays import Floats
 from automap.cluster import Cluster, Device, Link
 from automap.fitted_curves import CollectiveCurve, Constants
 from automap.plan import Calibration, Estimate
@@ -51,7 +51,7 @@ def calibrate(trials: Sequence[tuple[Estimate, float]]) -> Calibration | None:
     shares = np.array([communication_s(estimate) / estimate.step_time_s for estimate, _ in trials])
     measured = np.log(np.array(ratios) / factor)
 
-    def residuals(apart: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def residuals(apart: Floats) -> Floats:
         computing, communicating = np.exp(apart)
         found = np.log((1.0 - shares) * computing + shares * communicating)
         return np.concatenate([(found - measured) / NOISE, apart / APART])

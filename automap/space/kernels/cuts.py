@@ -16,9 +16,7 @@ def cut_shares(space, stages, num_ranks, shares):
     """Writes, of each chunk, how many times its rank's speed the ranks of it and of all chunks behind have together.
 
     Args:
-        space: see `SpaceArrays`.
         stages: [ranks] rows among the distinct stages.
-        num_ranks: pipeline ranks.
         shares: [chunks], written; where ranks are alike, how many chunks are left.
     """
     left = 0.0

@@ -87,10 +87,7 @@ def legal_signatures(compiled, group, axis, draft, mask):
     The axis and those behind it are left undecided.
 
     Args:
-        compiled: whose cache is read and written.
         group: row of `SpaceArrays.groups`.
-        axis: mesh axis.
-        draft: with its layout.
         mask: [values], written.
     """
     space, layout, num_axes = compiled.space, draft.layout, compiled.space.obeys.shape[0]

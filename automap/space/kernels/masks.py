@@ -116,10 +116,7 @@ def signature_mask(tables, space, group, axis, chosen, sizes, samples, mask):
     signatures: what is legal is legal on the meshes of all.
 
     Args:
-        tables: see `Tables.arrays`.
-        space: see `SpaceArrays`.
         group: row of `space.groups`.
-        axis: mesh axis.
         chosen: [operator rows, axes] signatures of the group's members on the axes before; those on `axis` and behind
             are overwritten.
         sizes: [meshes, axes] ranks of each axis.
@@ -143,13 +140,7 @@ def signature_mask(tables, space, group, axis, chosen, sizes, samples, mask):
             row = space.members[about.first_member + m]
             chosen[row, axis] = space.assignments[about.first_assignment + value * about.num_members + m]
             for mesh in range(sizes.shape[0]):
-                fits = fits and divides(
-                    tables,
-                    row,
-                    chosen[row],
-                    sizes[mesh],
-                    samples[mesh],
-                )
+                fits = fits and divides(tables, row, chosen[row], sizes[mesh], samples[mesh])
         mask[value] = fits
         obeying = obeying or (fits and space.obeys[axis, about.first_value + value])
     if obeying:

@@ -240,7 +240,6 @@ def _require(space, shapes, kind, value, donors, move):
     """Writes what a move of a kind requires.
 
     Args:
-        space: see `SpaceArrays`.
         shapes: [shapes, slots of a shape] values of all shapes.
         kind: one of the M_ constants.
         value: [slots] of the plan, with its layout in `move.layout`.
@@ -365,7 +364,6 @@ def move_many(compiled, shapes, chances, seeds, donors, values, out):
     """One neighbour of each plan.
 
     Args:
-        compiled: whose cache is read and written.
         shapes: [shapes, slots of a shape] values of all shapes.
         chances: [M_COUNT] cumulated probabilities of the kinds of moves.
         seeds: [n] of the random numbers, not 0.

@@ -17,7 +17,6 @@ def price_many(compiled, values, exact, out):
     """Seconds and overflow of plans.
 
     Args:
-        compiled: whose cache is read and written.
         values: [n, slots]; signatures may be -1, undecided.
         exact: simulate the schedule of complete plans; otherwise bound them, and all completions, from below.
         out: [n, 2] seconds of a step; largest share of its memory by which a device overflows. Written.

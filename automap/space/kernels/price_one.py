@@ -33,7 +33,6 @@ def outgoing(compiled, unit_type, is_sent, chosen, placement):
     """Writes the placement in which a unit's crossing tensor leaves it; UNKNOWN where it is undecided.
 
     Args:
-        compiled: tables and space.
         unit_type: type of the unit, or -1 before the first.
         is_sent: whether the tensor goes to another chunk; a partial tensor is reduced before that.
         chosen: [operator rows, axes] signatures.
@@ -78,7 +77,6 @@ def cost_rows(compiled, kind, workspace):
     """Prices the rows that see a unit type.
 
     Args:
-        compiled: whose cache is read and written.
         kind: unit type whose signatures changed, or -1: all rows.
         workspace: `costs` and `covered` are written.
     """
@@ -183,9 +181,7 @@ def finish(compiled, workspace, exact, out):
     """The step of the priced rows.
 
     Args:
-        compiled: tables and space.
         workspace: `tied`, `parts` and `ranks` are written.
-        exact: see `step`.
         out: [2] seconds of a step; largest share of its memory by which a device overflows. Written.
     """
     space, layout, counts = compiled.space, workspace.draft.layout, workspace.counts[0]
@@ -226,11 +222,8 @@ def price_one(compiled, value, workspace, exact, out):
     A bound looks at the slowest kind alone, which the plan takes no less than.
 
     Args:
-        compiled: whose cache is read and written.
         value: [slots].
         workspace: with layout, rows and signatures.
-        exact: see `step`.
-        out: see `finish`.
     """
     space = compiled.space
     seconds, over = 0.0, -math.inf

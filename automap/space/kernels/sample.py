@@ -43,7 +43,6 @@ def sample_many(compiled, numbers, values):
     """Completes plans whose shapes are decided by uniform choices among the legal values of each slot.
 
     Args:
-        compiled: whose cache is read and written.
         numbers: [n, slots] in [0, 1), which the choices follow.
         values: [n, slots], those of the shape given, the others written.
     """

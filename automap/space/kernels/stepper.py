@@ -20,9 +20,7 @@ def active_slots(space, value, slot, layout):
     """How many slots decide something in a plan, of the kind of decision that a slot belongs to.
 
     Args:
-        space: see `SpaceArrays`.
         value: [slots] values; those before `slot` are decided.
-        slot: number of the slot.
         layout: of the plan; it is read for the slots from `cut` on.
 
     Returns:
@@ -66,9 +64,7 @@ def legal_values(compiled, value, slot, draft):
     """Writes which values of a slot may follow those before it into `draft.mask`; at least one always may.
 
     Args:
-        compiled: whose cache is read and written.
         value: [slots] values; those before `slot` are decided.
-        slot: number of the slot.
         draft: in which all slots before were decided, see `decide`.
 
     Returns:
@@ -135,9 +131,7 @@ def follow(compiled, value, count, draft):
     """Decides the first `count` slots and looks at the next one.
 
     Args:
-        compiled: whose cache is read and written.
         value: [slots], the first `count` of which are decided.
-        count: how many.
         draft: its layout is written and, of signatures, those of the linkage group that slot `count` belongs to.
 
     Returns:
@@ -158,10 +152,8 @@ def repair(compiled, kept, value, draft):
     """Replaces each value that is not legal behind those before it by the first legal one.
 
     Args:
-        compiled: whose cache is read and written.
         kept: so many of the first values are known to be legal.
         value: [slots] or fewer, read and written.
-        draft: overwritten.
     """
     for slot in range(value.shape[0]):
         if slot >= kept:

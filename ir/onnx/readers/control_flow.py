@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import onnx
-
 REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax")
 SEQUENCES = frozenset(
     {"SequenceEmpty", "SequenceConstruct", "SequenceInsert", "SequenceAt", "SequenceLength", "ConcatFromSequence",
@@ -49,9 +47,17 @@ class Bags:
 def graphs(proto: Any) -> Iterator[Any]:
     """The subgraphs of a node."""
     for attribute in proto.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
+        if attribute.HasField("g"):
             yield attribute.g
         yield from attribute.graphs
+
+
+def all_nodes(holder: Any) -> Iterator[Any]:
+    """The nodes of a graph or function, and of their subgraphs."""
+    for node in holder.node:
+        yield node
+        for sub in graphs(node):
+            yield from all_nodes(sub)
 
 
 def free_names(graph: Any) -> dict[str, None]:
@@ -71,9 +77,10 @@ def bags(loop: Any) -> Bags | None:
     body = next(graphs(loop), None)
     if body is None:
         return None
-    nodes = list(_all_nodes(body))
+    nodes = list(all_nodes(body))
     made = {name: node for node in nodes for name in node.output}
-    cuts = [n for n in nodes if n.op_type == "Slice" and n.input[0] not in made and _is_turn(n, made)]
+    # Slices whose bounds are computed in the loop.
+    cuts = [n for n in nodes if n.op_type == "Slice" and n.input[0] not in made and made.keys() & set(n.input[1:])]
     reductions = [n for n in nodes if n.op_type in REDUCTIONS]
     looked = [n for n in nodes if n.op_type == "Gather" and n.input[0] not in made and n.input[1] in made]
     others = {n.op_type for n in nodes} - {
@@ -97,19 +104,6 @@ def bags(loop: Any) -> Bags | None:
         return None
     keeps = next((a.i for a in reduction.attribute if a.name == "keepdims"), 1)
     return Bags(source.input[0], offsets, table, kind, bool(keeps))
-
-
-def _all_nodes(graph: Any) -> Iterator[Any]:
-    """The nodes of a graph and of its subgraphs."""
-    for node in graph.node:
-        yield node
-        for sub in graphs(node):
-            yield from _all_nodes(sub)
-
-
-def _is_turn(node: Any, made: Mapping[str, Any]) -> bool:
-    """Whether the bounds of a slice are computed in the loop."""
-    return any(name in made for name in node.input[1:])
 
 
 def _origin(name: str, made: Mapping[str, Any]) -> str:

@@ -12,20 +12,11 @@ from typing import Any
 import onnx
 
 from ir.errors import refuse
+from ir.onnx.readers.control_flow import all_nodes
 from ir.onnx.readers.limits import Limits, too_large
 
 FunctionKey = tuple[str, str, str]
 """Domain, name, overload."""
-
-
-def _subgraph_nodes(nodes: Any) -> Iterator[Any]:
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _subgraph_nodes(attribute.g.node)
-            for graph in attribute.graphs:
-                yield from _subgraph_nodes(graph.node)
 
 
 @dataclass
@@ -59,8 +50,8 @@ def check_functions(model: onnx.ModelProto, limits: Limits) -> None:
     known: dict[FunctionKey, _Expanded] = {}
     for root in bodies:
         for key in _callees_first(root, bodies, known):
-            known[key] = _expand(_subgraph_nodes(bodies[key].node), known, limits)
-    _expand(_subgraph_nodes(model.graph.node), known, limits)
+            known[key] = _expand(all_nodes(bodies[key]), known, limits)
+    _expand(all_nodes(model.graph), known, limits)
 
 
 def _callees_first(
@@ -69,7 +60,7 @@ def _callees_first(
     """`root` and all functions below it, each after those that it calls; `known` ones are left out."""
 
     def calls(key: FunctionKey) -> Iterator[FunctionKey]:
-        for node in _subgraph_nodes(bodies[key].node):
+        for node in all_nodes(bodies[key]):
             callee = (node.domain, node.op_type, node.overload)
             if callee in bodies:
                 yield callee

@@ -13,11 +13,11 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from ir.errors import ModelTooExpensive, refuse
+from ir.errors import ModelTooExpensive, refuse, too_expensive
 from ir.onnx.readers.expansion import check_functions
-from ir.onnx.readers.limits import Counter, Limits, too_large
+from ir.onnx.readers.limits import Counter, Limits, check_size, too_large
+from ir.onnx.readers.nodes import DATA_FIELDS
 
-MIB = 1 << 20
 MIN_OPSET = 7
 """First version of the operator set that is read: older operators broadcast by an attribute."""
 MAX_OPSET: int = onnx.defs.onnx_opset_version()
@@ -34,13 +34,7 @@ def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
     limits = limits or Limits()
     if not data:
         raise refuse("the file is empty", "0 bytes", "Send the bytes of an ONNX file.")
-    if len(data) > limits.max_bytes:
-        raise ModelTooExpensive(
-            f"the file is larger than {limits.max_bytes // MIB} MiB",
-            field="model",
-            value=f"{len(data)} bytes",
-            repair="Strip the weights first: only shapes are needed (`automap strip model.onnx`).",
-        )
+    check_size(len(data), limits.max_bytes)
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
@@ -55,30 +49,22 @@ def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
             "Send the complete file as the exporter wrote it.",
         ) from None
     if not model.HasField("graph") or not (model.ir_version or len(model.opset_import)):
-        raise refuse(
-            "the file is not an ONNX model", f"{len(data)} bytes without a graph", "Send the bytes of an ONNX file."
-        )
+        repair = "Send the bytes of an ONNX file."
+        raise refuse("the file is not an ONNX model", f"{len(data)} bytes without a graph", repair)
     check(model, limits)
     return model
 
 
 def _needs_memory(data: bytes) -> ModelTooExpensive:
-    return ModelTooExpensive(
-        "the file unpacks to many times its size",
-        field="model",
-        value=f"{len(data)} bytes",
-        repair="Send the file as the exporter wrote it, without its weights (`automap strip model.onnx`).",
-    )
+    repair = "Send the file as the exporter wrote it, without its weights (`automap strip model.onnx`)."
+    return too_expensive("the file unpacks to many times its size", f"{len(data)} bytes", repair)
 
 
 def check(model: onnx.ModelProto, limits: Limits) -> None:
     """Checks a parsed model; see `parse` for the errors raised."""
     if len(model.training_info):
-        raise refuse(
-            "the file holds training graphs",
-            f"{len(model.training_info)} training_info",
-            "Export the forward graph only.",
-        )
+        repair = "Export the forward graph only."
+        raise refuse("the file holds training graphs", f"{len(model.training_info)} training_info", repair)
     counter = Counter(limits)
     counter.add(items=len(model.opset_import) + len(model.metadata_props), nodes=len(model.functions))
     _check_opsets(model)
@@ -231,20 +217,14 @@ def _check_sparse(sparse: Any, counter: Counter) -> None:
     _check_dims(sparse.dims, sparse.values.name or "a sparse tensor", counter.limits)
 
 
-_DATA = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
-
-
 def _check_tensor(tensor: Any, counter: Counter) -> None:
     counter.add(items=len(tensor.dims))
     _check_texts([tensor.name], counter.limits)
     if tensor.data_location == onnx.TensorProto.EXTERNAL or len(tensor.external_data):
-        raise refuse(
-            "the file refers to external data",
-            tensor.name or "a tensor",
-            "Send the graph without weights (`automap strip model.onnx`); they are never needed.",
-        )
+        repair = "Send the graph without weights (`automap strip model.onnx`); they are never needed."
+        raise refuse("the file refers to external data", tensor.name or "a tensor", repair)
     count = _check_dims(tensor.dims, tensor.name, counter.limits)
-    for name in _DATA:
+    for name in set(DATA_FIELDS) - {"raw_data"}:
         # Two numbers an element hold complex ones.
         if len(getattr(tensor, name)) > 2 * count:
             raise refuse("a stored tensor holds more values than its dims say", tensor.name, "Export again.")
@@ -260,11 +240,8 @@ def _check_dims(dims: Sequence[int], name: str, limits: Limits) -> int:
             raise refuse("a tensor has an absurd dim", f"{name}: {size}", "Check the exporter: dims must be sizes.")
         count *= size or 1
     if count > limits.max_elements:
-        raise refuse(
-            "a tensor is absurdly large",
-            f"{name}: {list(dims)[:8]}",
-            "Check the exporter: no real tensor is that large.",
-        )
+        repair = "Check the exporter: no real tensor is that large."
+        raise refuse("a tensor is absurdly large", f"{name}: {list(dims)[:8]}", repair)
     return count
 
 
@@ -296,11 +273,8 @@ def _check_defined(given: set[str], nodes: Any, outputs: Iterable[str]) -> None:
     for node in nodes:
         for name in node.input:
             if name not in defined:
-                raise refuse(
-                    "a node reads a tensor that nothing defines",
-                    name,
-                    "Send the complete graph, with every input and initializer declared.",
-                )
+                repair = "Send the complete graph, with every input and initializer declared."
+                raise refuse("a node reads a tensor that nothing defines", name, repair)
     for name in outputs:
         if not name or name not in defined:
             raise refuse("an output is computed by nothing", name or "an output without name", "Send the whole graph.")

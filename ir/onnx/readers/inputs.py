@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from ir.build import GraphBuilder
 from ir.errors import ModelError, refuse
 from ir.graph import Tensor
+from ir.onnx.options import ReadOptions
 from ir.onnx.readers.nodes import Declared, Source
 
 Dim = int | str
 
 
-def add_inputs(
-    builder: GraphBuilder,
-    source: Source,
-    *,
-    dims: Mapping[str, int],
-    parameters: Sequence[str],
-    batch_dims: Mapping[str, int | None],
-) -> None:
-    """Adds the inputs that something reads, at one sample, and sets the exported batch size of `builder`.
-
-    Args:
-        builder: builder of the graph.
-        source: the file.
-        dims: sizes of symbolic dims.
-        parameters: globs over inputs that are parameters.
-        batch_dims: data input -> its batch dim, None where it has none; by default the leading dim.
+def add_inputs(builder: GraphBuilder, source: Source, options: ReadOptions) -> None:
+    """Adds the inputs of a file that something reads, at one sample, and sets the exported batch size of `builder`.
 
     Raises:
-        ModelError: an input has no size or shape, or what is said about it is wrong.
+        ModelError: an input has no size or shape, or what `options` say about it is wrong.
     """
+    dims, parameters = options.get("dims") or {}, options.get("parameters") or ()
     marked = {"PARAMETER": "parameter", "USER_INPUT": "input", "": "input"}
     roles = {}
     for name, declared in source.inputs.items():
@@ -41,7 +29,7 @@ def add_inputs(
         roles[name] = "parameter" if is_named else marked.get(declared.kind, "buffer")
     used = {n for node in source.nodes for n in node.inputs}
     data = {n: d for n, d in source.inputs.items() if roles[n] == "input" and n in used}
-    places = _batch_places(builder, data, dims, batch_dims)
+    places = _batch_places(builder, data, dims, options.get("batch_dims") or {})
     for name, declared in source.inputs.items():
         if name not in used and name not in source.outputs:
             continue
@@ -81,23 +69,17 @@ def _batch_places(
     """The batch dim of each data input; sets the exported batch size (1 when symbolic)."""
     for name in batch_dims:
         if name not in data:
-            raise ModelError(
-                "no data input has this name",
-                field=f"batch_dims.{name}",
-                value=name,
-                repair=f"Data inputs are: {', '.join(data) or 'none'}.",
-            )
+            repair = f"Data inputs are: {', '.join(data) or 'none'}."
+            raise ModelError("no data input has this name", field=f"batch_dims.{name}", value=name, repair=repair)
     places: dict[str, int | None] = {}
     sizes: dict[str, Dim] = {}
     for name, declared in data.items():
         rank = len(declared.shape or ())
         place = batch_dims.get(name, 0 if rank else None)
         if place is not None and not 0 <= place < rank:
+            repair = f"Give a dim from 0 to {rank - 1}, or null."
             raise ModelError(
-                "the batch dim is outside the input's rank",
-                field=f"batch_dims.{name}",
-                value=place,
-                repair=f"Give a dim from 0 to {rank - 1}, or null.",
+                "the batch dim is outside the input's rank", field=f"batch_dims.{name}", value=place, repair=repair
             )
         places[name] = place
         if place is not None and declared.shape is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ir.errors import ModelTooExpensive
+from ir.errors import ModelTooExpensive, too_expensive
 
 MIB = 1 << 20
 
@@ -68,9 +68,16 @@ class Counter:
 
 def too_large(message: str, value: object) -> ModelTooExpensive:
     """The error for a model that is too large, to be raised by the caller."""
-    return ModelTooExpensive(
-        f"the model has {message}",
-        field="model",
-        value=value,
-        repair="Submit a smaller graph, or ask the operator of the service to raise the limit.",
-    )
+    repair = "Submit a smaller graph, or ask the operator of the service to raise the limit."
+    return too_expensive(f"the model has {message}", value, repair)
+
+
+def check_size(num_bytes: int, most: int) -> None:
+    """Refuses a file of more than `most` bytes.
+
+    Raises:
+        ModelTooExpensive: it is larger.
+    """
+    if num_bytes > most:
+        repair = "Strip the weights first: only shapes are needed (`automap strip model.onnx`)."
+        raise too_expensive(f"the file is larger than {most:,} bytes", f"{num_bytes} bytes", repair)

@@ -188,31 +188,27 @@ def has_data(tensor: Any) -> bool:
     return any(len(getattr(tensor, name)) for name in DATA_FIELDS)
 
 
+_PLAIN: Mapping[int, Callable[[Any], Any]] = {
+    onnx.AttributeProto.INT: lambda proto: proto.i,
+    onnx.AttributeProto.FLOAT: lambda proto: proto.f,
+    onnx.AttributeProto.STRING: lambda proto: proto.s.decode("utf-8", "replace"),
+    onnx.AttributeProto.INTS: lambda proto: tuple(proto.ints),
+    onnx.AttributeProto.FLOATS: lambda proto: tuple(proto.floats),
+    onnx.AttributeProto.STRINGS: lambda proto: tuple(s.decode("utf-8", "replace") for s in proto.strings),
+    onnx.AttributeProto.TENSOR: lambda proto: proto.t,
+}
+"""Type of an attribute -> function that returns its plain value; tensors stay protobuf."""
+
+
 def _attribute(proto: Any, given: Mapping[str, Any]) -> Any:
-    """The plain value of an attribute; tensors stay protobuf, references to a function's attribute take `given`."""
+    """The plain value of an attribute; references to a function's attribute take `given`."""
     if proto.ref_attr_name:
         return given.get(proto.ref_attr_name)
-    kind = proto.type
-    if kind == onnx.AttributeProto.INT:
-        return proto.i
-    if kind == onnx.AttributeProto.FLOAT:
-        return proto.f
-    if kind == onnx.AttributeProto.STRING:
-        return proto.s.decode("utf-8", "replace")
-    if kind == onnx.AttributeProto.INTS:
-        return tuple(proto.ints)
-    if kind == onnx.AttributeProto.FLOATS:
-        return tuple(proto.floats)
-    if kind == onnx.AttributeProto.STRINGS:
-        return tuple(s.decode("utf-8", "replace") for s in proto.strings)
-    if kind == onnx.AttributeProto.TENSOR:
-        return proto.t
-    if kind in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
-        raise refuse(
-            "a node with a subgraph is not supported",
-            proto.name,
-            "Export with the branch or loop resolved: a training graph is a straight line.",
-        )
+    if proto.type in _PLAIN:
+        return _PLAIN[proto.type](proto)
+    if proto.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
+        repair = "Export with the branch or loop resolved: a training graph is a straight line."
+        raise refuse("a node with a subgraph is not supported", proto.name, repair)
     raise refuse("an attribute has an unsupported type", proto.name, "Export with standard operators.")
 
 
@@ -310,15 +306,14 @@ class Reader:
         opsets, names, local, given, prefix, scope = around
 
         def read() -> tuple[list[Node], dict[str, Stored]]:
-            inner = Reader.__new__(Reader)
-            inner.functions, inner.nodes, inner.fresh = self.functions, [], self.fresh
-            inner.read(graph.node, opsets, None if names is None else local, given, prefix, scope)
-            self.fresh = inner.fresh
+            outer, self.nodes = self.nodes, []
+            self.read(graph.node, opsets, None if names is None else local, given, prefix, scope)
+            nodes, self.nodes = self.nodes, outer
             stored = {
                 renamed(t.name): Stored(tuple(t.dims), dtype_name(t.data_type), small_value(t))
                 for t in graph.initializer
             }
-            return inner.nodes, stored
+            return nodes, stored
 
         return Branch(read, [renamed(v.name) for v in graph.output])
 
@@ -365,11 +360,8 @@ def in_order(nodes: list[Node], known: set[str]) -> list[Node]:
                 heapq.heappush(ready, reader)
     if len(order) < len(nodes):
         stuck = next(node for i, node in enumerate(nodes) if waiting[i] > 0)
-        raise refuse(
-            "the graph has a cycle",
-            stuck.name or stuck.outputs[0] if stuck.outputs else stuck.kind,
-            "Export again: a forward graph has no cycle.",
-        )
+        repair = "Export again: a forward graph has no cycle."
+        raise refuse("the graph has a cycle", stuck.name or stuck.outputs[0] if stuck.outputs else stuck.kind, repair)
     return order
 
 

@@ -32,10 +32,7 @@ def stated_costs(metadata: Mapping[str, str], name: str) -> dict[str, float]:
         except (TypeError, ValueError):
             cost = -1.0
         if not (isfinite(cost) and cost >= 0):
-            raise refuse(
-                f"a node states a cost that is no cost ({key})",
-                f"{name}: {text!r}",
-                "Write a number, 0 or more, in seconds, FLOPs or bytes for one sample.",
-            )
+            repair = "Write a number, 0 or more, in seconds, FLOPs or bytes for one sample."
+            raise refuse(f"a node states a cost that is no cost ({key})", f"{name}: {text!r}", repair)
         costs[key.removeprefix("automap.")] = cost
     return costs

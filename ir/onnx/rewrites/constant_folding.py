@@ -21,8 +21,8 @@ from ir.operators import Value
 
 Evaluate = Callable[..., Value | Sequence[Value] | None]
 
-NUMPY_TYPES = {"bfloat16": "float32", "float8": "float32", "string": "O"}
-"""Dtypes that numpy lacks, and those that hold them: values of theirs could not be told from the others later."""
+NOT_IN_NUMPY = ("bfloat16", "float8", "string")
+"""Dtypes that numpy lacks: casts to them are not folded, because the constants would be of another dtype."""
 
 
 def fold(node: Node, values: Sequence[Value | None]) -> Sequence[Value] | None:
@@ -180,11 +180,6 @@ def _unsqueeze(node: Node, data: Value, axes: Value | None = None) -> Value | No
     return None if dims is None else np.expand_dims(data, tuple(dims))
 
 
-def _squeeze(node: Node, data: Value, axes: Value | None = None) -> Value:
-    dims = _given(node, "axes", axes)
-    return np.squeeze(data, tuple(dims) if dims else None)
-
-
 def _expand(_node: Node, data: Value, target: Value) -> Value | None:
     shape = np.broadcast_shapes(data.shape, tuple(_ints(target)))
     return np.broadcast_to(data, shape) if _fits(shape) else None
@@ -212,11 +207,7 @@ def _split(node: Node, data: Value, split: Value | None = None) -> Sequence[Valu
 
 def _cast(node: Node, data: Value) -> Value | None:
     name = dtype_name(int(node.attributes["to"]))
-    return None if name in NUMPY_TYPES else data.astype(np.dtype(name))
-
-
-def _where(_node: Node, c: Value, a: Value, b: Value) -> Value | None:
-    return np.where(c, a, b) if _fits(np.broadcast_shapes(c.shape, a.shape, b.shape)) else None
+    return None if name in NOT_IN_NUMPY else data.astype(np.dtype(name))
 
 
 def _trilu(node: Node, data: Value, k: Value | None = None) -> Value:
@@ -224,18 +215,10 @@ def _trilu(node: Node, data: Value, k: Value | None = None) -> Value:
     return np.triu(data, offset) if node.attributes.get("upper", 1) else np.tril(data, offset)
 
 
-def _transpose(node: Node, data: Value) -> Value:
-    return np.transpose(data, node.attributes.get("perm"))
-
-
 def _cumsum(node: Node, data: Value, axis: Value) -> Value | None:
     if node.attributes.get("exclusive") or node.attributes.get("reverse"):
         return None
     return np.cumsum(data, axis=_ints(axis)[0]).astype(data.dtype)
-
-
-def _remainder(node: Node, a: Value, b: Value) -> Value | Sequence[Value] | None:
-    return _same_type(np.fmod if node.attributes.get("fmod", 0) else np.mod)(node, a, b)
 
 
 def _softmax(node: Node, data: Value) -> Value | None:
@@ -266,29 +249,20 @@ def _non_zero(_node: Node, data: Value) -> Value | None:
     return found if _fits(found.shape) else None
 
 
-def _gather_elements(node: Node, data: Value, indices: Value) -> Value:
-    return np.take_along_axis(data, indices, axis=int(node.attributes.get("axis", 0)))
-
-
 def _gather_nd(node: Node, data: Value, indices: Value) -> Value | None:
     if node.attributes.get("batch_dims", 0) or not _fits([*indices.shape[:-1], *data.shape[indices.shape[-1] :]]):
         return None
     return np.asarray(data[tuple(np.moveaxis(indices, -1, 0))])
 
 
-def _scatter_nd(node: Node, data: Value, indices: Value, updates: Value) -> Value | None:
+def _scatter(node: Node, data: Value, indices: Value, updates: Value) -> Value | None:
     if node.attributes.get("reduction", "none") != "none":
         return None
     result = data.copy()
-    result[tuple(np.moveaxis(indices, -1, 0))] = updates
-    return result
-
-
-def _scatter_elements(node: Node, data: Value, indices: Value, updates: Value) -> Value | None:
-    if node.attributes.get("reduction", "none") != "none":
-        return None
-    result = data.copy()
-    np.put_along_axis(result, indices, updates, axis=int(node.attributes.get("axis", 0)))
+    if node.kind == "ScatterND":
+        result[tuple(np.moveaxis(indices, -1, 0))] = updates
+    else:
+        np.put_along_axis(result, indices, updates, axis=int(node.attributes.get("axis", 0)))
     return result
 
 
@@ -317,30 +291,28 @@ def _one_hot(node: Node, indices: Value, depth: Value, pair: Value) -> Value | N
 
 
 FOLD: dict[str, Evaluate] = {
-    "Mod": _remainder, "Softmax": _softmax, "MatMul": _matmul, "Clip": _clip, "NonZero": _non_zero,
-    "ArgMax": _arg(np.argmax), "ArgMin": _arg(np.argmin), "GatherElements": _gather_elements,
-    "GatherND": _gather_nd, "ScatterND": _scatter_nd, "ScatterElements": _scatter_elements, "Flatten": _flatten,
-    "Pad": _pad, "OneHot": _one_hot,
-    "Log": _typed(np.log), "Tanh": _typed(np.tanh), "Sign": _typed(np.sign), "Round": _typed(np.round),
-    "Sigmoid": _typed(lambda a: 1 / (1 + np.exp(-a))), "Relu": _typed(lambda a: np.maximum(a, 0)),
-    "IsNaN": _one(np.isnan), "IsInf": _one(np.isinf), "BitwiseAnd": _two(np.bitwise_and),
-    "BitwiseOr": _two(np.bitwise_or), "BitwiseXor": _two(np.bitwise_xor), "BitwiseNot": _one(np.bitwise_not),
-    "ReduceMean": _reduce(np.mean),
-    "Constant": _constant, "ConstantOfShape": _constant_of_shape, "Gather": _gather, "Slice": _slice, "Range": _range,
-    "Reshape": _reshape, "Unsqueeze": _unsqueeze, "Squeeze": _squeeze, "Expand": _expand, "Tile": _tile,
-    "Concat": _concat, "Split": _split, "Cast": _cast, "Where": _where, "Trilu": _trilu, "Transpose": _transpose,
-    "CumSum": _cumsum,
-    "Add": _same_type(np.add), "Sub": _same_type(np.subtract), "Mul": _same_type(np.multiply),
-    "Div": _two(_divide), "Pow": _same_type(np.power),
-    "Max": _same_type(np.maximum), "Min": _same_type(np.minimum),
+    "Constant": _constant, "ConstantOfShape": _constant_of_shape, "Range": _range, "Cast": _cast, "OneHot": _one_hot,
+    "Gather": _gather, "GatherND": _gather_nd, "ScatterND": _scatter, "ScatterElements": _scatter, "NonZero": _non_zero,
+    "GatherElements": lambda node, data, at: np.take_along_axis(data, at, axis=int(node.attributes.get("axis", 0))),
+    "Where": lambda _, c, a, b: np.where(c, a, b) if _fits(np.broadcast_shapes(c.shape, a.shape, b.shape)) else None,
+    "Slice": _slice, "Concat": _concat, "Split": _split, "Expand": _expand, "Tile": _tile, "Pad": _pad, "Trilu": _trilu,
+    "Reshape": _reshape, "Flatten": _flatten, "Unsqueeze": _unsqueeze,
+    "Squeeze": lambda node, data, axes=None: np.squeeze(data, tuple(_given(node, "axes", axes) or ()) or None),
+    "Transpose": lambda node, data: np.transpose(data, node.attributes.get("perm")),
+    "Softmax": _softmax, "MatMul": _matmul, "Clip": _clip, "CumSum": _cumsum,
+    "Add": _same_type(np.add), "Sub": _same_type(np.subtract), "Mul": _same_type(np.multiply), "Div": _two(_divide),
+    "Pow": _same_type(np.power), "Max": _same_type(np.maximum), "Min": _same_type(np.minimum),
+    "Mod": lambda node, a, b: _same_type(np.fmod if node.attributes.get("fmod", 0) else np.mod)(node, a, b),
     "Equal": _two(np.equal), "Less": _two(np.less), "LessOrEqual": _two(np.less_equal), "Greater": _two(np.greater),
     "GreaterOrEqual": _two(np.greater_equal), "And": _two(np.logical_and), "Or": _two(np.logical_or),
-    "Xor": _two(np.logical_xor), "Not": _one(np.logical_not), "Neg": _one(np.negative), "Abs": _one(np.abs),
-    "Floor": _one(np.floor), "Ceil": _one(np.ceil), "Identity": _one(lambda a: a),
-    "Sqrt": _typed(np.sqrt), "Exp": _typed(np.exp),
-    "Reciprocal": _typed(lambda a: 1 / a),
-    "Cos": _typed(np.cos), "Sin": _typed(np.sin),
-    "ReduceProd": _reduce(np.prod), "ReduceSum": _reduce(np.sum), "ReduceMax": _reduce(np.max),
-    "ReduceMin": _reduce(np.min),
+    "Xor": _two(np.logical_xor), "Not": _one(np.logical_not), "BitwiseAnd": _two(np.bitwise_and),
+    "BitwiseOr": _two(np.bitwise_or), "BitwiseXor": _two(np.bitwise_xor), "BitwiseNot": _one(np.bitwise_not),
+    "IsNaN": _one(np.isnan), "IsInf": _one(np.isinf), "Neg": _one(np.negative), "Abs": _one(np.abs),
+    "Floor": _one(np.floor), "Ceil": _one(np.ceil), "Identity": _one(lambda a: a), "Round": _typed(np.round),
+    "Sign": _typed(np.sign), "Sqrt": _typed(np.sqrt), "Exp": _typed(np.exp), "Log": _typed(np.log),
+    "Cos": _typed(np.cos), "Sin": _typed(np.sin), "Tanh": _typed(np.tanh), "Reciprocal": _typed(lambda a: 1 / a),
+    "Relu": _typed(lambda a: np.maximum(a, 0)), "Sigmoid": _typed(lambda a: 1 / (1 + np.exp(-a))),
+    "ReduceMean": _reduce(np.mean), "ReduceProd": _reduce(np.prod), "ReduceSum": _reduce(np.sum),
+    "ReduceMax": _reduce(np.max), "ReduceMin": _reduce(np.min), "ArgMax": _arg(np.argmax), "ArgMin": _arg(np.argmin),
 }  # fmt: skip
 """ONNX operator type -> its evaluator."""

@@ -28,11 +28,8 @@ def add_bags(builder: GraphBuilder, node: Node, inputs: Sequence[str]) -> None:
     starts = [v for v in starts if v < total]
     size = total // len(starts) if starts else 0
     if rows is None or not starts or starts != list(range(0, total, size)) or size * len(starts) != total:
-        raise refuse(
-            "an embedding bag has bags of different or unknown sizes",
-            node.name or node.outputs[0],
-            "Export with bags of equal size: `[batch, places]` without offsets.",
-        )
+        repair = "Export with bags of equal size: `[batch, places]` without offsets."
+        raise refuse("an embedding bag has bags of different or unknown sizes", node.name or node.outputs[0], repair)
     out, scope = node.outputs[0], node.scope
     entry = f"{out}#bags"
     builder.constant(f"{out}#shape", np.asarray([len(starts), size, *rows.shape[1:]]))

@@ -69,10 +69,8 @@ class MergedViews:
     def put_off(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
         """Takes a node that reads or makes such a view; False where it must be imported as it is.
 
-        Args:
-            node: node of the file.
-            inputs: names of its operands in the builder.
-            attributes: its attributes as the table of kinds reads them.
+        The node comes with the names of its operands in the builder, and with attributes as the table of kinds reads
+        them.
         """
         if node.kind == "Reshape":
             return self._reshape(node, inputs)
@@ -156,21 +154,17 @@ class MergedViews:
 
     def _transpose(self, node: Node, view: Merged, attributes: Mapping[str, Any]) -> bool:
         rank = len(view.shape)
-        perm = tuple(attributes.get("perm") or reversed(range(rank)))
-        neighbour = view.place - 1 if view.side == "left" else view.place
-        if neighbour >= rank:
-            return False
-        # The batch and its neighbour travel together; where the side is not known a move decides for the right one:
+        # The batch and its neighbour move together; where the side is not known a move decides for the right one:
         # a merged `(s b)` is viewed back, never moved.
-        side: Side = "left" if view.side == "left" else "right"
-        if side == "left":
+        if view.side == "left" or view.place >= rank:
             return False
+        perm = tuple(attributes.get("perm") or reversed(range(rank)))
         whole = [p if p < view.place else p + 1 for p in perm]
         at = whole.index(view.place + 1)
         whole.insert(at, view.place)
         name = node.outputs[0]
         self._add(node, "Transpose", [view.whole], [f"{name}#apart"], {"perm": tuple(whole)})
-        self.views[name] = Merged(f"{name}#apart", at, side, tuple(view.shape[p] for p in perm))
+        self.views[name] = Merged(f"{name}#apart", at, "right", tuple(view.shape[p] for p in perm))
         return True
 
     def _product(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
@@ -225,9 +219,7 @@ class MergedViews:
                 return False
             # Only dims to the right of the batch's neighbour may differ from one.
             free = rank - view.place - (0 if view.side == "left" or view.place == rank - 1 else 1)
-            if prod(shape[: max(len(shape) - max(free, 0), 0)]) != 1 or len(shape) > rank:
-                return False
-            if len(shape) > rank - view.place:
+            if prod(shape[: max(len(shape) - max(free, 0), 0)]) != 1 or len(shape) > rank - view.place:
                 return False
             operands.append(name)
         sides = {self.views[n].side for n in inputs if n in self.views} - {"any"}

@@ -19,11 +19,7 @@ from ir.operators import Value
 def add_rows(builder: GraphBuilder, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
     """Adds plain operators for a look-up or scatter of repeated rows; False where `node` is none.
 
-    Args:
-        builder: builder of the graph.
-        node: node of the file.
-        inputs: names of its operands in the builder.
-        attributes: its attributes.
+    `inputs` are the names of its operands in the builder.
     """
     if node.kind in ("Gather", "GatherND") and not attributes.get("axis", 0) and not attributes.get("batch_dims", 0):
         return _lookup(builder, node, inputs)

@@ -36,9 +36,7 @@ class SampleLookups:
     def add(self, node: Node, inputs: Sequence[str]) -> bool:
         """Adds operators for a look-up or write within samples; False where `node` is none.
 
-        Args:
-            node: node of the file.
-            inputs: names of its operands in the builder.
+        `inputs` are the names of its operands in the builder.
         """
         if node.kind == "Gather":
             return self._gather_samples(node, inputs) or self._gather_own(node, inputs)

@@ -1,4 +1,4 @@
-"""What all routes share."""
+"""Functions that all routes share."""
 
 from __future__ import annotations
 
@@ -25,18 +25,22 @@ def store_of(request: Request) -> Store:
     return cast("Store", request.app.state.store)
 
 
+def refusal(status: int, title: str, detail: str = "", **more: object) -> HTTPException:
+    """The error that answers with a problem document, to be raised by the caller; see `service.problems.problem`."""
+    return HTTPException(status, problem(status, title, detail, **more))
+
+
 async def job_body(request: Request) -> JobBody:
-    """The job that a request asks for.
+    """The job in the body of a request.
 
     Raises:
         UserError: names what is wrong with it.
-        HTTPException: it does not say that it is JSON. Other web pages cannot say so unasked.
+        HTTPException: the Content-Type is not JSON. Other web pages cannot set it without a preflight request.
     """
     kind = request.headers.get("content-type", "nothing").partition(";")[0].strip().lower()
     if kind != "application/json":
         repair = "Send the header Content-Type: application/json."
-        document = problem(415, "The body is not JSON", field="Content-Type", value=kind, repair=repair)
-        raise HTTPException(415, document)
+        raise refusal(415, "The body is not JSON", field="Content-Type", value=kind, repair=repair)
     data = await request.body()
     # Some megabytes take a second, in which others must be served.
     return await run_in_threadpool(lambda: from_json(JobBody, read_document(data), path=""))

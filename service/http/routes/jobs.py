@@ -17,7 +17,7 @@ from fastapi.concurrency import run_in_threadpool
 from automap.errors import ClusterError, ModelError, ProblemError
 from ir import zoo
 from service.http import openapi
-from service.http.routes.common import job_body, settings_of, store_of
+from service.http.routes.common import job_body, refusal, settings_of, store_of
 from service.http.schemas import JobBody, JobList, JobView
 from service.jobs import graphs, job_queue
 from service.jobs.run_job import JobRequest, build_problem, check_search
@@ -95,16 +95,14 @@ def plan(request: Request, job_id: str) -> dict[str, Any]:
     document = store.plan(job_id)
     if document is None:
         repair = "Wait for it: GET the job with ?wait=30." if job.state in ACTIVE else "See the job's problem."
-        raise HTTPException(
-            409, problem(409, f"The job has no plan: it is {job.state}", field="state", value=job.state, repair=repair)
-        )
+        raise refusal(409, f"The job has no plan: it is {job.state}", field="state", value=job.state, repair=repair)
     return document
 
 
 def _find(store: Store, job_id: str) -> Job:
     job = store.job(job_id)
     if job is None:
-        raise HTTPException(404, problem(404, "No such job", field="job_id", value=job_id[:80]))
+        raise refusal(404, "No such job", field="job_id", value=job_id[:80])
     return job
 
 
@@ -112,28 +110,16 @@ def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings
     name = _name(model_id, request, store)
     budget = check_search(request)
     if (budget.seconds or 0) > settings.max_budget_s:
-        raise ProblemError(
-            "too long",
-            field="budget",
-            value=request.budget,
-            repair=f"Give at most {settings.max_budget_s:g}s, or ask the operator to raise AUTOMAP_MAX_BUDGET_S.",
-        )
+        repair = f"Give at most {settings.max_budget_s:g}s, or ask the operator to raise AUTOMAP_MAX_BUDGET_S."
+        raise ProblemError("too long", field="budget", value=request.budget, repair=repair)
     if request.trials is not None and request.trials.seconds > settings.max_budget_s:
-        raise ProblemError(
-            "too long for all trials together",
-            field="trials.time_limit_s",
-            value=f"{request.trials.top_k} x {request.trials.time_limit_s:g} s",
-            repair=f"Give at most {settings.max_budget_s:g} s in all, or ask the operator to raise "
-            "AUTOMAP_MAX_BUDGET_S.",
-        )
+        value = f"{request.trials.top_k} x {request.trials.time_limit_s:g} s"
+        repair = f"Give at most {settings.max_budget_s:g} s in all, or ask the operator to raise AUTOMAP_MAX_BUDGET_S."
+        raise ProblemError("too long for all trials together", field="trials.time_limit_s", value=value, repair=repair)
     if isinstance(request.cluster, str) and request.cluster.endswith(".json"):
         # Only the command line reads files: the service must not open paths that a request names.
-        raise ClusterError(
-            "files are not read here",
-            field="cluster",
-            value=request.cluster,
-            repair="Send the document itself as an object.",
-        )
+        repair = "Send the document itself as an object."
+        raise ClusterError("files are not read here", field="cluster", value=request.cluster, repair=repair)
     if not request.model.name:
         request = replace(request, model=replace(request.model, name=name))
     build_problem(graphs.load(store, model_id, request), request)
@@ -147,11 +133,9 @@ def _name(model_id: str, request: JobRequest, store: Store) -> str:
     """The name of the one model that the request refers to."""
     spec = request.model.zoo
     if bool(spec) == bool(model_id):
+        repair = "Give the id of an uploaded model, or under zoo the name of a known one."
         raise ModelError(
-            "exactly one of model_id and zoo is needed",
-            field="model_id",
-            value=model_id or "nothing",
-            repair="Give the id of an uploaded model, or under zoo the name of a known one.",
+            "exactly one of model_id and zoo is needed", field="model_id", value=model_id or "nothing", repair=repair
         )
     if spec:
         try:
@@ -167,5 +151,5 @@ def _name(model_id: str, request: JobRequest, store: Store) -> str:
 
 
 def _not_found(fault: ModelError) -> HTTPException:
-    """The same error for a model that would have to be there first, not in the request."""
+    """The error as status 404, for a model that must exist before the request is sent."""
     return HTTPException(404, {**problem_of(fault), "status": 404})

@@ -1,4 +1,4 @@
-"""What the service knows beside jobs: clusters, schemas, its health and version."""
+"""Clusters, schemas, and the health and version of the service."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def schema() -> dict[str, Any]:
 
 @router.get("/healthz")
 def health(request: Request) -> Health:
-    """Answers when the service and its store do."""
+    """Whether the service and its store answer."""
     store_of(request).client.ping()
     return Health(status="ok")
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, HTTPException, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from service.dims import parse_batch_dims, parse_dims
 from service.http import openapi
-from service.http.routes.common import settings_of, store_of
+from service.http.routes.common import refusal, settings_of, store_of
 from service.http.schemas import ModelView
 from service.jobs import graphs
 from service.jobs.run_job import JobRequest, ModelOptions
 from service.jobs.store import Model, Store, StoreFull
-from service.problems import problem
 from service.settings import Settings
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
@@ -57,10 +56,7 @@ async def upload(
     """Stores a model; the same bytes get the same id."""
     settings, store = settings_of(request), store_of(request)
     options = ModelOptions(
-        name=name,
-        dims=parse_dims(dim),
-        parameters=tuple(parameters),
-        batch_dims=parse_batch_dims(batch_dim),
+        name=name, dims=parse_dims(dim), parameters=tuple(parameters), batch_dims=parse_batch_dims(batch_dim)
     )
     try:
         async with asyncio.timeout(settings.upload_timeout_s):
@@ -68,22 +64,22 @@ async def upload(
             async for chunk in request.stream():
                 data += chunk
     except TimeoutError:
-        raise HTTPException(408, problem(408, "The upload took too long")) from None
+        raise refusal(408, "The upload took too long") from None
     try:
         model = await run_in_threadpool(_import_and_store, bytes(data), options, store, settings)
     except StoreFull:
         detail = "Ask the operator to raise AUTOMAP_MAX_STORED_BYTES."
-        raise HTTPException(507, problem(507, "The model store is full", detail)) from None
+        raise refusal(507, "The model store is full", detail) from None
     response.headers["Location"] = f"/v1/models/{model.id}"
     return ModelView.of(model)
 
 
 @router.get("/{model_id}", responses=openapi.refusals(s404="No such model."))
 def show(request: Request, model_id: str) -> ModelView:
-    """What is known of a model."""
+    """The record of a model."""
     model = store_of(request).model(model_id)
     if model is None:
-        raise HTTPException(404, problem(404, "No such model", field="model_id", value=model_id[:80]))
+        raise refusal(404, "No such model", field="model_id", value=model_id[:80])
     return ModelView.of(model)
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import sync_cases
+from runtime_ranks import programs_of
 from small_graphs import build_gpt
 from sync_plans import plan_of, space_of
 
@@ -13,7 +14,6 @@ from automap.price.estimate import annotate
 from automap.price.local_sgd import held_bytes
 from automap.runtime.executor.routes import StageBorder, backward_routes, forward_routes, tied_routes
 from automap.runtime.executor.runner import join
-from automap.runtime.executor.stage_program import programs_of
 from automap.runtime.launch.launcher import Limits, launch
 from automap.runtime.mesh_groups import Groups
 from automap.runtime.trial.trial import run_trial

@@ -7,12 +7,11 @@ import pytest
 import torch
 from collective_list import list_collectives
 from plan_cases import expert, idle, random_plans, uneven
-from runtime_ranks import difference, errors, reference, run_ranks, with_stages
+from runtime_ranks import difference, errors, programs_of, reference, run_ranks, with_stages
 
 from automap.errors import PlanError
 from automap.price.evaluator import Evaluator
 from automap.price.plan_reader import lower_plan
-from automap.runtime.executor.stage_program import programs_of
 from automap.runtime.operators.apply import value_of
 from ir.build import GraphBuilder
 from ir.factors import BROADCAST, PARTIAL

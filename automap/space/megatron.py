@@ -1,0 +1,120 @@
+"""Megatron's pattern: how one operator is split over one mesh axis in the plans that experts write by hand.
+
+Templates and published runs share these rules: the batch over data parallelism, weights over tensor parallelism
+(columns, then rows; arXiv 1909.08053), the sequence over context parallelism, whole experts over expert parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from automap.arrays import Mask
+from automap.space.space import PlanSpace
+from ir.factors import BROADCAST, PARTIAL, Placement, Signature, whole_signature
+from ir.graph import Operator
+from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AxisChoice:
+    """The choice of a signature for one operator on one mesh axis."""
+
+    space: PlanSpace
+    op: Operator
+    table: tuple[Signature, ...]
+    """The signatures of the operator."""
+    legal: Mask
+    """[signatures] which of them are allowed."""
+    placed: Mapping[str, Placement]
+    """The placements on this axis of tensors that are made before the operator; all others are whole."""
+
+    @property
+    def whole(self) -> int:
+        """The signature that splits nothing."""
+        return whole_signature(self.table)
+
+    def batch(self) -> int | None:
+        """The signature that splits the batch, or None."""
+        for index, signature in enumerate(self.table):
+            if signature.factor is not None and self.op.rule.factors[signature.factor].is_batch:
+                return index
+        return None
+
+    def experts(self) -> int | None:
+        """The signature that spreads experts, or None."""
+        names = [None if s.factor is None else self.op.rule.factors[s.factor].name for s in self.table]
+        return names.index("e") if self.op.kind in (DISPATCH, PRODUCT) and "e" in names else None
+
+    def given(self) -> int | None:
+        """The signature that takes every activation in its present placement, at least one of them split; or None."""
+        own = [(i, self.placed.get(n, BROADCAST)) for i, n in enumerate(self.op.inputs) if self._is_activation(n)]
+        for index, signature in enumerate(self.table):
+            taken = [(signature.inputs[slot], placement) for slot, placement in own]
+            if signature.divides_work and all(p == h for p, h in taken) and any(p >= 0 for p, _ in taken):
+                return index
+        return None
+
+    def follow(self) -> int:
+        """The signature that takes the first split operand, and as many others as possible, in their present placement.
+
+        Where there is no such signature, the operator is whole.
+        """
+        names = enumerate(self.op.inputs)
+        have = {i: self.placed.get(n, BROADCAST) for i, n in names if n in self.placed or self._is_activation(n)}
+        first = next((slot for slot, placement in have.items() if placement >= 0), None)
+        best, best_score = self.whole, -1
+        for index, signature in enumerate(self.table):
+            if first is not None and self._usable(index) and signature.inputs[first] == have[first]:
+                score = sum(signature.inputs[slot] == placement for slot, placement in have.items())
+                if score > best_score:
+                    best, best_score = index, score
+        return best
+
+    def weights(self, *, sequence_parallel: bool) -> int:
+        """Megatron's signature on the axis of tensor parallelism; whole tensors where it is not legal.
+
+        A product with a weight whose input is split along the summed dim takes it in this placement (rows), otherwise
+        it splits the weight and the output (columns). An embedding splits its vocabulary. Products of activations and
+        losses take split inputs in their placement (heads, classes), and so do operators that join two split inputs (a
+        gate and the gated tensor). All other operators are whole, or split the sequence.
+        """
+        op, tensors = self.op, self.space.problem.graph.tensors
+        weights = [tensors[n].role == "parameter" or self.space.is_view(n) for n in op.inputs]
+        have = [self.placed.get(n, BROADCAST) for n in op.inputs]
+        made, flops = tensors[op.outputs[0]], op.forward_flops.at(1)
+        if op.kind == COMBINE:
+            # The sum over experts, or over slices of them, stays partial: tokens are fewer than slots of their experts.
+            for index, signature in enumerate(self.table):
+                taken = signature.inputs == (have[0], BROADCAST, BROADCAST)
+                if self.legal[index] and taken and signature.outputs[0] == PARTIAL:
+                    return index
+        given, batch = self.given(), self.batch()
+        best, best_rank = self.whole, 0
+        for index, signature in enumerate(self.table):
+            if not self._usable(index) or index == batch:
+                continue
+            splits_weight = any(w and p >= 0 for w, p in zip(weights, signature.inputs, strict=True))
+            others = [(p, h) for p, h, w in zip(signature.inputs, have, weights, strict=True) if not w]
+            follows = any(p >= 0 and p == h for p, h in others) and all(p in (h, BROADCAST) for p, h in others)
+            output = signature.outputs[0]
+            if op.kind == "Gather" and any(weights):
+                rank = 2 if made.batch_dim is not None and splits_weight and output == PARTIAL else 0
+            elif flops > 0 and any(weights):
+                columns = all(p == BROADCAST for p, _ in others) and output >= 0
+                rank = 0 if not splits_weight else 3 if follows else 2 if columns else 0
+            elif flops > 0 or op.kind == "SoftmaxCrossEntropyLoss":
+                rank = 2 if follows else 0
+            elif index == given:
+                rank = 3
+            else:
+                rank = 2 if sequence_parallel and output == 1 and made.batch_dim == 0 and len(made.shape) == 3 else 0
+            if rank > best_rank:
+                best, best_rank = index, rank
+        return best
+
+    def _is_activation(self, name: str) -> bool:
+        return self.space.problem.graph.tensors[name].role == "activation" and not self.space.is_view(name)
+
+    def _usable(self, index: int) -> bool:
+        return bool(self.legal[index]) and self.table[index].divides_work

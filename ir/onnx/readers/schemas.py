@@ -1,0 +1,93 @@
+"""What onnx's own schemas say about a standard operator: how many operands it takes, and the shapes of its results.
+
+Shapes are inferred for kinds outside the table, one node at a time. Inference over a whole model would walk functions
+and subgraphs, and crashes where a required operand is absent; a single node is checked against its schema first.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx import helper, numpy_helper
+
+from ir.errors import ModelError, refuse
+from ir.graph import Tensor
+from ir.onnx.readers.nodes import DTYPES, Declared, Node, declared
+from ir.operators import Value
+
+NUMBERS = {name: number for number, name in sorted(DTYPES.items(), reverse=True)}
+REQUIRED = onnx.defs.OpSchema.FormalParameterOption.Single
+
+
+@functools.lru_cache(maxsize=1024)
+def _schema(kind: str, opset: int) -> Any:
+    """The schema of a standard operator in a version of the operator set (0 = the latest); None if there is none."""
+    try:
+        return onnx.defs.get_schema(kind, opset or onnx.defs.onnx_opset_version(), "")
+    except (onnx.defs.SchemaError, TypeError):  # versions of other domains may be larger than onnx's integers
+        return None
+
+
+def check_num_operands(node: Node, count: int) -> None:
+    """Refuses a node with more operands than its kind takes; `count` is their number.
+
+    Raises:
+        ModelError: names the node and both numbers.
+    """
+    # The reader adds to an If the tensors that its branches read.
+    schema = _schema(node.kind, node.opset) if node.kind != "If" else None
+    if schema is not None and count > schema.max_input:
+        most = f"{schema.max_input} operand{'s' if schema.max_input != 1 else ''}"
+        raise refuse(
+            f"operator {node.name or node.outputs[0]} ({node.kind}) has {count} operands, but takes at most {most}",
+            f"{node.kind}({', '.join(node.inputs)})",
+            f"Remove the operands behind the first {schema.max_input}, or export the model again.",
+        )
+
+
+def infer(
+    node: Node, inputs: Sequence[str], tensors: Mapping[str, Tensor], values: Mapping[str, Value], num_samples: int
+) -> dict[str, Declared]:
+    """Infers the results of one node.
+
+    Args:
+        node: the node, with the names of the file.
+        inputs: names of its operands in `tensors` and `values`.
+        tensors: known tensors.
+        values: known constants.
+        num_samples: number of samples of the export.
+
+    Returns:
+        result -> its type at `num_samples` samples; empty where nothing can be inferred.
+    """
+    schema = _schema(node.kind, node.opset)
+    if schema is None or any(
+        f.option == REQUIRED and not (i < len(inputs) and inputs[i]) for i, f in enumerate(schema.inputs)
+    ):
+        return {}
+    try:
+        types = {
+            name: helper.make_tensor_type_proto(NUMBERS[tensors[name].dtype], tensors[name].shape_at(num_samples))
+            if name in tensors
+            else helper.make_tensor_type_proto(NUMBERS[str(values[name].dtype)], values[name].shape)
+            for name in inputs
+            if name
+        }
+        proto = helper.make_node(node.kind, list(inputs), node.outputs, **node.attributes)
+        data = {name: numpy_helper.from_array(values[name], name) for name in inputs if name in values}
+        opsets = [helper.make_opsetid("", node.opset)]
+        found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=opsets)
+        return {name: declared(onnx.ValueInfoProto(name=name, type=kind)) for name, kind in found.items()}
+    except (
+        onnx.checker.ValidationError,
+        onnx.shape_inference.InferenceError,
+        ModelError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ):
+        return {}
