@@ -41,6 +41,8 @@ from numba.core.environment import Environment
 from numba.core.registry import CPUDispatcher
 from numba.core.runtime import rtsys
 
+from automap import numba_lowering
+
 LOAD_GLOBAL, EXTENDED_ARG = opcode.opmap["LOAD_GLOBAL"], opcode.opmap["EXTENDED_ARG"]
 
 _PLAIN = (int, float, bool, str, bytes, type(None), np.generic, np.dtype, types.Type)
@@ -108,9 +110,10 @@ def _prepare() -> None:
 @cache
 def _cache_folder() -> Path:
     """A folder under NUMBA_CACHE_DIR or the user's cache; a temporary folder where that cannot be written."""
-    versions = (numba.__version__, llvmlite.__version__, np.__version__, sys.version, Path(__file__).read_text())
+    versions = (numba.__version__, llvmlite.__version__, np.__version__, sys.version)
+    sources = [Path(path).read_text() for path in (__file__, numba_lowering.__file__)]
     machine = (get_host_cpu_name(), get_host_cpu_features().flatten())
-    name = f"kernels-{hashlib.sha256(repr((versions, machine)).encode()).hexdigest()[:16]}"
+    name = f"kernels-{hashlib.sha256(repr((versions, sources, machine)).encode()).hexdigest()[:16]}"
     roots = [Path(numba.config.CACHE_DIR or platformdirs.user_cache_path("automap")), Path(tempfile.gettempdir())]
     for root in roots:
         folder = root / name

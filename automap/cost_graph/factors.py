@@ -161,13 +161,13 @@ class GroupCosts:
 
     def _placements(self, row: int) -> Ints:
         """[values, 2, axes] placements of an operand and of its gradient under each value of its operator's node."""
-        _arrays, node = self._tables, int(self._group_of[self._operands["operator"][row]])
         owner = int(self._operands["operator"][row])
-        members, assignment = self.space.group_rows[self.nodes[node].unit_type, self.nodes[node].group]
+        node = self.nodes[int(self._group_of[owner])]
+        members, assignment = self.space.group_rows[node.unit_type, node.group]
         signatures = assignment[:, int(np.flatnonzero(members == owner)[0])] + self._operators["first_signature"][owner]
         at = self._signatures["first_placement"][signatures] + row - self._operators["first_operand"][owner]
         places = np.stack([self._placement_rows["placement"][at], self._placement_rows["gradient"][at]], axis=1)
-        found: Ints = places[self.nodes[node].values].transpose(0, 2, 1).copy()
+        found: Ints = places[node.values].transpose(0, 2, 1).copy()
         if row >= self._operators["first_output"][owner]:
             found[:, 1] = np.where(found[:, 0] == PARTIAL, BROADCAST, found[:, 0])
         alone = self._stage.axes <= 1.0

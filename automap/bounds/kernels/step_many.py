@@ -350,7 +350,8 @@ def _take(space, bounds, episodes, number, action):
 @borrowing(void(COMPILED, LOWER_BOUNDS, EPISODES, int64, WORKSPACE), inner=True)
 def _advance(compiled, bounds, episodes, number, workspace):
     """Fills in what is forced or not asked, and looks at the values of the first slot that is asked."""
-    space, first, value, bound = compiled.space, compiled.space.first, episodes.values[number], episodes.bound[number]
+    space, value, bound = compiled.space, episodes.values[number], episodes.bound[number]
+    first = space.first
     begin = episodes.position[number]
     decide_stages(space, value, begin, workspace.draft.layout)
     is_ready, is_stale = False, False

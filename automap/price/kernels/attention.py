@@ -48,7 +48,7 @@ class AttentionShape(NamedTuple):
     """Bytes of one element."""
 
 
-@borrowing(float64(float64, ATTENTION_CURVE), inner=True, forceinline=True)
+@borrowing(float64(float64, ATTENTION_CURVE), inner=True)
 def head_depth(head_size: float, curve: Record) -> float:
     """Elements that a head costs: a small head costs more an element than the one at which the rate is stated."""
     return float((head_size + curve.small_head) * REFERENCE_HEAD / (REFERENCE_HEAD + curve.small_head))

@@ -43,7 +43,7 @@ def add_elements(elements, placement, stage, total):
     total.zero_parameters += elements
 
 
-@borrowing(int64(TABLES, int64, int64, int64, int64, UNIT_WORKSPACE), forceinline=True, inner=True)
+@borrowing(int64(TABLES, int64, int64, int64, int64, UNIT_WORKSPACE), inner=True)
 def _summed(tables, row, start, stop, axis, workspace):
     """Whether the gradient of the parameter that a row reads is partial on an axis: WHOLE, SUMMED or OPEN.
 
@@ -69,7 +69,7 @@ def _summed(tables, row, start, stop, axis, workspace):
     return WHOLE
 
 
-@borrowing(void(TABLES, int64, int64, int64, STAGE, UNIT_WORKSPACE, UNIT_COST), forceinline=True, inner=True)
+@borrowing(void(TABLES, int64, int64, int64, STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
 def add_reduction(tables, row, start, stop, stage, workspace, total):
     """Adds a parameter's local gradient elements to every axis on which the gradient is partial.
 

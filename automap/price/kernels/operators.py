@@ -149,7 +149,7 @@ def _memory_s(kernel, moved, divisor, stage, times):
     times[1] = backward
 
 
-@borrowing(float64(TABLES, int64, int64[::1], STAGE, float64, float64, UNIT_WORKSPACE), forceinline=True, inner=True)
+@borrowing(float64(TABLES, int64, int64[::1], STAGE, float64, float64, UNIT_WORKSPACE), inner=True)
 def operator_s(tables, op, signatures, stage, divisor, moved, workspace):
     """Forward and backward seconds of an operator on one rank; the least of all while a signature is undecided.
 

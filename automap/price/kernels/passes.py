@@ -153,7 +153,7 @@ def _add_tied_traffic(pipeline, stages, settings, workspace, result):
             result[rank].comm_s[gather_kind] += pipeline.order.num_micro_batches * (one + two)
 
 
-@borrowing(void(PIPELINE, SETTINGS, STEP_WORKSPACE, RANK_COST[::1]), forceinline=True, inner=True)
+@borrowing(void(PIPELINE, SETTINGS, STEP_WORKSPACE, RANK_COST[::1]), inner=True)
 def _add_exchanges(pipeline, settings, workspace, result):
     """Adds exchanges between ranks, and the host's time of a micro-batch, to the passes; see `passes`."""
     num_ranks, num_chunks, num_micro_batches = pipeline.num_ranks, pipeline.num_chunks, pipeline.order.num_micro_batches

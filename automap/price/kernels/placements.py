@@ -12,19 +12,19 @@ from automap.price.kernels.unit_workspace import UNIT_WORKSPACE
 from ir.factors import BROADCAST, PARTIAL
 
 
-@borrowing(int64(int64), forceinline=True)
+@borrowing(int64(int64))
 def dual(placement):
     """Placement that a tensor's gradient is required in: whole where the tensor is a sum, else the same."""
     return BROADCAST if placement == PARTIAL else placement
 
 
-@borrowing(float64(TENSOR, float64), forceinline=True, inner=True)
+@borrowing(float64(TENSOR, float64), inner=True)
 def whole_bytes(tensor, samples):
     """Bytes of a whole tensor."""
     return (tensor.fixed_elements + tensor.elements_per_sample * samples) * tensor.element_bytes
 
 
-@borrowing(float64(TENSOR, int64[::1], STAGE), forceinline=True, inner=True)
+@borrowing(float64(TENSOR, int64[::1], STAGE), inner=True)
 def local_bytes(tensor, placement, stage):
     """Bytes of a tensor that one rank holds under a placement, [axes]."""
     amount = whole_bytes(tensor, stage.samples)

@@ -16,7 +16,7 @@ from automap.price.kernels.stage_records import STAGE
 from automap.price.kernels.unit_workspace import UNIT_WORKSPACE
 
 
-@borrowing(boolean(int64[::1], int64[::1]), forceinline=True)
+@borrowing(boolean(int64[::1], int64[::1]))
 def differs(source, target):
     """Whether two placements, [axes], that are decided differ on any axis."""
     found = False
@@ -25,7 +25,7 @@ def differs(source, target):
     return found
 
 
-@borrowing(boolean(TABLES, int64, int64, UNIT_WORKSPACE), forceinline=True, inner=True)
+@borrowing(boolean(TABLES, int64, int64, UNIT_WORKSPACE), inner=True)
 def is_shared(tables, row, start, workspace):
     """Whether an earlier operand in the unit requires the same conversion of the tensor, or may turn out to require it.
 
@@ -52,7 +52,7 @@ def is_shared(tables, row, start, workspace):
     return False
 
 
-@borrowing(void(RESHARDED), inner=True, forceinline=True)
+@borrowing(void(RESHARDED), inner=True)
 def _clear(sent):
     """Sets the cost of a conversion to zero."""
     for kind in range(NUM_COLLECTIVES):
@@ -107,7 +107,7 @@ def convert_operand(tables, row, source, given, stage, workspace, sent, total):
     return moves
 
 
-@borrowing(boolean(TABLES, int64, int64[::1], STAGE, float64, UNIT_WORKSPACE), forceinline=True, inner=True)
+@borrowing(boolean(TABLES, int64, int64[::1], STAGE, float64, UNIT_WORKSPACE), inner=True)
 def exchange_inside(tables, op, signatures, stage, divisor, workspace):
     """Adds the collectives inside an operator to its own cost: statistics of split norms, samples of experts.
 

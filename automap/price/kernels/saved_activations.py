@@ -19,7 +19,7 @@ NOT_SAVED = -1.0
 """Value of `UnitWorkspace.noted` where an operand adds no memory."""
 
 
-@borrowing(void(TABLES, int64, int64, float64, boolean, UNIT_WORKSPACE), forceinline=True, inner=True)
+@borrowing(void(TABLES, int64, int64, float64, boolean, UNIT_WORKSPACE), inner=True)
 def note(tables, start, row, amount, undecided, workspace):
     """Notes that an operand is kept for the backward pass, unless an operand before it keeps the same memory.
 
@@ -51,7 +51,7 @@ def note(tables, start, row, amount, undecided, workspace):
     workspace.known[root] += amount
 
 
-@borrowing(float64(TABLES, int64[::1], UNIT_WORKSPACE), forceinline=True, inner=True)
+@borrowing(float64(TABLES, int64[::1], UNIT_WORKSPACE), inner=True)
 def take_noted(tables, rows, workspace):
     """Bytes of all that was noted of operand rows; forgets it."""
     known, loose = workspace.known, workspace.loose

@@ -27,7 +27,7 @@ def saved_share(kernel, hardware):
     return hardware.saved_share if kernel.kind == PRODUCT and kernel.weight_share > 0.0 else 1.0
 
 
-@borrowing(boolean(TABLES, UNIT, UNIT_WORKSPACE), forceinline=True, inner=True)
+@borrowing(boolean(TABLES, UNIT, UNIT_WORKSPACE), inner=True)
 def _find_stale(tables, unit, workspace):
     """Writes which operators changed their signatures, and which join others then; returns whether any changed.
 
@@ -114,7 +114,7 @@ def shard_unit(tables, unit, stage, again, workspace):
     workspace.totals[first].live_bytes = take_noted(tables, saved, workspace)
 
 
-@borrowing(void(TABLES, UNIT, UNIT_WORKSPACE), forceinline=True, inner=True)
+@borrowing(void(TABLES, UNIT, UNIT_WORKSPACE), inner=True)
 def _list_rows(tables, unit, workspace):
     """Lists the operand rows that cross into a unit, and those that its backward pass may need."""
     start = tables.operators[unit.first].first_operand
@@ -134,7 +134,7 @@ def _list_rows(tables, unit, workspace):
     workspace.num_entering[unit.first], workspace.num_saved[unit.first] = num_entering, num_saved
 
 
-@borrowing(void(TABLES, int64, int64[::1], STAGE, UNIT_WORKSPACE), forceinline=True, inner=True)
+@borrowing(void(TABLES, int64, int64[::1], STAGE, UNIT_WORKSPACE), inner=True)
 def _work(tables, op, signatures, stage, workspace):
     """Writes what one operator adds to its unit by its own signature: `own`, and what moves inside it.
 
@@ -188,7 +188,7 @@ def _work(tables, op, signatures, stage, workspace):
     workspace.moves[inside] = exchange_inside(tables, op, signatures, stage, divisor, workspace)
 
 
-@borrowing(void(TABLES, int64, int64, int64, STAGE, UNIT_WORKSPACE), forceinline=True, inner=True)
+@borrowing(void(TABLES, int64, int64, int64, STAGE, UNIT_WORKSPACE), inner=True)
 def _join(tables, op, start, stop, stage, workspace):
     """Writes what one operator adds to its unit by its signature and those around it: `joined`, and what moves.
 

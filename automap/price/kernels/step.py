@@ -25,7 +25,7 @@ SPREAD_OVERLAP = 0.8
 Fitted to published runs."""
 
 
-@borrowing(void(PIPELINE, STEP_WORKSPACE), forceinline=True, inner=True)
+@borrowing(void(PIPELINE, STEP_WORKSPACE), inner=True)
 def _bound_schedule(pipeline, workspace):
     """Bounds from below, in closed form, what `run_schedule` finds under any kind but an explicit order.
 
@@ -58,7 +58,7 @@ def _bound_schedule(pipeline, workspace):
         ends[rank] = min(ends[rank], max(ends[0], busy[rank]))
 
 
-@borrowing(void(UNIT_COST[::1], PIPELINE, STEP_WORKSPACE), forceinline=True, inner=True)
+@borrowing(void(UNIT_COST[::1], PIPELINE, STEP_WORKSPACE), inner=True)
 def _sum_units(costs, pipeline, workspace):
     """Adds up the memory and the parameters of the units of each rank.
 
@@ -101,7 +101,7 @@ def _sum_units(costs, pipeline, workspace):
                 total.scattered[a] = max(0.0, total.scattered[a] - excess.scattered[a])
 
 
-@borrowing(float64(int64, PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE), forceinline=True, inner=True)
+@borrowing(float64(int64, PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE), inner=True)
 def _sync_s(rank, pipeline, stages, settings, workspace):
     """Seconds of the reduction of a rank's gradients, and of the gathers behind its optimizer, that nothing hides."""
     at, zero_stage, total = pipeline.stages[rank], settings.zero_stage, workspace.totals[rank]
@@ -133,7 +133,7 @@ def _sync_s(rank, pipeline, stages, settings, workspace):
     return sync
 
 
-@borrowing(void(RANK_TOTALS, float64, SETTINGS, RANK_COST), forceinline=True, inner=True)
+@borrowing(void(RANK_TOTALS, float64, SETTINGS, RANK_COST), inner=True)
 def _write_memory(total, peak, settings, result):
     """Writes the memory of a rank.
 

@@ -39,7 +39,7 @@ def _arrive(tensor, incoming, arrives):
             arrives[a] = BROADCAST
 
 
-@borrowing(void(TABLES, UNIT, int64[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), forceinline=True, inner=True)
+@borrowing(void(TABLES, UNIT, int64[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
 def _add_sum(tables, unit, incoming, stage, workspace, cost):
     """Adds the all-reduce of what was made as a sum and sent whole, as if the ranks that take it had made it."""
     made, whole = workspace.scratch[0], workspace.scratch[1]
@@ -59,7 +59,7 @@ def _add_sum(tables, unit, incoming, stage, workspace, cost):
             return
 
 
-@borrowing(void(TABLES, UNIT, int64[::1], boolean[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), forceinline=True, inner=True)
+@borrowing(void(TABLES, UNIT, int64[::1], boolean[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
 def _enter(tables, unit, incoming, recomputed, stage, workspace, cost):
     """Adds what brings the tensors that cross into a unit to their operators, and what sends carried ones on."""
     arrives, gradient = workspace.scratch[0], workspace.gradient

@@ -80,7 +80,7 @@ def pick_all(space, value, count, draft):
             pick(space, group, axis, value[slot] if slot < count else -1, draft)
 
 
-@borrowing(void(COMPILED, int64, int64, DRAFT, boolean[::1]), inner=True, forceinline=True)
+@borrowing(void(COMPILED, int64, int64, DRAFT, boolean[::1]), inner=True)
 def legal_signatures(compiled, group, axis, draft, mask):
     """`signature_mask` of what is picked on the axes before, through the cache.
 

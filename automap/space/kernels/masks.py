@@ -77,7 +77,7 @@ def copy(source, mask):
         mask[value] = source[value]
 
 
-@borrowing(boolean(SPACE, LAYOUT, int64, int64, boolean), inner=True)
+@borrowing(boolean(SPACE, LAYOUT, int64, int64, boolean), inner=True, forceinline=True)
 def _obeys(space, layout, rank, mode, wholly):
     """Whether a recompute mode obeys the constraints for recomputation on a rank, and `wholly` those against it."""
     frame, ends = layout.frame[0], layout.ends

@@ -76,7 +76,7 @@ def _copy_ends(ends, layout):
         ends[chunk] = layout.ends[chunk]
 
 
-@borrowing(int64(uint64[::1], boolean[::1], int64, int64), inner=True, forceinline=True)
+@borrowing(int64(uint64[::1], boolean[::1], int64, int64), inner=True)
 def _settle(state, mask, required, present):
     """`required` if it is legal, else the first legal value; `KEEP` stands for any other than `present`."""
     if required != KEEP:
@@ -131,7 +131,7 @@ def _sharding(space, most_ranks, state):
     return space.first.signature + _below(state, space.groups.shape[0]) * num_axes + at
 
 
-@borrowing(void(SPACE, int64, MOVE), inner=True, forceinline=True)
+@borrowing(void(SPACE, int64, MOVE), inner=True)
 def _vary(space, slot, move):
     """Requires another value of a slot; an end of a chunk stays between its neighbours."""
     chunk, ends = slot - space.first.cut, move.ends
@@ -142,7 +142,7 @@ def _vary(space, slot, move):
         ends[chunk] = start + 1 + _below(move.state, ends[chunk + 1] - start - 1)
 
 
-@borrowing(void(SPACE, MOVE), inner=True, forceinline=True)
+@borrowing(void(SPACE, MOVE), inner=True)
 def _hand_over(space, move):
     """Takes devices from one stage for another; the last one has what is left."""
     stages, part = move.layout.frame[0].num_ranks, space.scalars.part
@@ -155,7 +155,7 @@ def _hand_over(space, move):
         move.required[space.first.devices + stage] = mine // part if is_unlike else 0
 
 
-@borrowing(void(SPACE, int64[:, ::1], MOVE), inner=True, forceinline=True)
+@borrowing(void(SPACE, int64[:, ::1], MOVE), inner=True)
 def _change_batch(space, shapes, move):
     """Requires a shape with the same mesh that differs in micro-batches or in virtual stages."""
     count, virtual = space.first.micro_batches, space.first.virtual
@@ -176,7 +176,7 @@ def _change_batch(space, shapes, move):
             move.required[slot] = shapes[chosen, slot]
 
 
-@borrowing(void(SPACE, int64, int64[::1], MOVE), inner=True, forceinline=True)
+@borrowing(void(SPACE, int64, int64[::1], MOVE), inner=True)
 def _change_group(space, kind, value, move):
     """Requires other signatures of a linkage group, on all axes, or of two neighbouring groups on one axis."""
     first, num_axes = space.first.signature, space.obeys.shape[0]
@@ -195,7 +195,7 @@ def _change_group(space, kind, value, move):
     move.required[first + other * num_axes + axis] = value[slot] if is_copied else KEEP
 
 
-@borrowing(void(SPACE, int64[::1], int64[::1], MOVE), inner=True, forceinline=True)
+@borrowing(void(SPACE, int64[::1], int64[::1], MOVE), inner=True)
 def _borrow_shape(space, value, donor, move):
     """Requires a donor's shape and stages, and half the time its modes, ZeRO stage and signatures too."""
     first, num_axes, most_ranks = space.first, space.obeys.shape[0], move.layout.most_ranks
@@ -222,7 +222,7 @@ def _borrow_shape(space, value, donor, move):
                 move.required[at + axis] = value[at + other]
 
 
-@borrowing(void(SPACE, int64[::1], MOVE), inner=True, forceinline=True)
+@borrowing(void(SPACE, int64[::1], MOVE), inner=True)
 def _borrow_groups(space, donor, move):
     """Requires a donor's signatures of a few neighbouring groups."""
     num_groups, num_axes = space.groups.shape[0], space.obeys.shape[0]
@@ -235,7 +235,7 @@ def _borrow_groups(space, donor, move):
                 move.required[slot] = donor[slot]
 
 
-@borrowing(void(SPACE, int64[:, ::1], int64, int64[::1], int64[:, ::1], MOVE), inner=True, forceinline=True)
+@borrowing(void(SPACE, int64[:, ::1], int64, int64[::1], int64[:, ::1], MOVE), inner=True)
 def _require(space, shapes, kind, value, donors, move):
     """Writes what a move of a kind requires.
 
@@ -286,7 +286,7 @@ def _require(space, shapes, kind, value, donors, move):
             _borrow_groups(space, donor, move)
 
 
-@borrowing(void(COMPILED, int64[::1], int64, MOVE, DRAFT, int64[::1]), inner=True, forceinline=True)
+@borrowing(void(COMPILED, int64[::1], int64, MOVE, DRAFT, int64[::1]), inner=True)
 def _settle_slot(compiled, value, slot, move, draft, result):
     """Decides a slot as near to what the move requires as is legal."""
     num_values = legal_values(compiled, result, slot, draft)
@@ -296,7 +296,7 @@ def _settle_slot(compiled, value, slot, move, draft, result):
     decide(compiled.space, result, slot, draft)
 
 
-@borrowing(void(SPACE, int64, MOVE, LAYOUT, int64[::1]), inner=True, forceinline=True)
+@borrowing(void(SPACE, int64, MOVE, LAYOUT, int64[::1]), inner=True)
 def _settle_cut(space, chunk, move, layout, result):
     """Ends a chunk as near to where the move requires it as is legal."""
     start, low, high = cut_window(space, chunk, layout)
@@ -308,7 +308,7 @@ def _settle_cut(space, chunk, move, layout, result):
         result[space.first.cut + chunk] = cut_number(space.weight, start, low, high, share, layout.ends[chunk])
 
 
-@borrowing(boolean(COMPILED, int64[::1], MOVE, DRAFT, int64[::1]), inner=True, forceinline=True)
+@borrowing(boolean(COMPILED, int64[::1], MOVE, DRAFT, int64[::1]), inner=True)
 def _settle_plan(compiled, value, move, draft, result):
     """Writes the legal plan nearest to what the move requires, [slots]; returns whether it is another plan."""
     space, first, num_axes = compiled.space, compiled.space.first, compiled.space.obeys.shape[0]
@@ -345,6 +345,20 @@ def _settle_plan(compiled, value, move, draft, result):
     return changed
 
 
+@borrowing(void(COMPILED, int64[:, ::1], float64[::1], int64[:, ::1], int64[::1], MOVE, DRAFT, int64[::1]), inner=True)
+def _move(compiled, shapes, chances, donors, value, move, draft, result):
+    """Writes one neighbour of the plan `value` to `result`; the other arguments are those of `move_many`."""
+    decide_stages(compiled.space, value, value.shape[0], move.layout)
+    for _ in range(TRIES):
+        number = _number(move.state)
+        kind = 0
+        while kind < M_COUNT - 1 and number >= chances[kind]:
+            kind += 1
+        _require(compiled.space, shapes, kind, value, donors, move)
+        if _settle_plan(compiled, value, move, draft, result):
+            return
+
+
 @kernel(void(COMPILED, int64[:, ::1], float64[::1], uint64[::1], int64[:, ::1], int64[:, ::1], int64[:, ::1]))
 def move_many(compiled, shapes, chances, seeds, donors, values, out):
     """One neighbour of each plan.
@@ -368,14 +382,5 @@ def move_many(compiled, shapes, chances, seeds, donors, values, out):
         is_even=np.zeros(1, np.bool_),
     )
     for plan in range(values.shape[0]):
-        value = values[plan]
         move.state[0] = seeds[plan]
-        decide_stages(space, value, value.shape[0], move.layout)
-        for _ in range(TRIES):
-            number = _number(move.state)
-            kind = 0
-            while kind < M_COUNT - 1 and number >= chances[kind]:
-                kind += 1
-            _require(space, shapes, kind, value, donors, move)
-            if _settle_plan(compiled, value, move, draft, out[plan]):
-                break
+        _move(compiled, shapes, chances, donors, values[plan], move, draft, out[plan])

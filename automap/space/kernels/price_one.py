@@ -28,7 +28,7 @@ from automap.space.kernels.workspace import WORKSPACE
 from ir.factors import PARTIAL
 
 
-@borrowing(void(COMPILED, int64, boolean, int64[:, ::1], int64[::1]), forceinline=True, inner=True)
+@borrowing(void(COMPILED, int64, boolean, int64[:, ::1], int64[::1]), inner=True)
 def outgoing(compiled, unit_type, is_sent, chosen, placement):
     """Writes the placement in which a unit's crossing tensor leaves it; UNKNOWN where it is undecided.
 
@@ -45,7 +45,7 @@ def outgoing(compiled, unit_type, is_sent, chosen, placement):
             placement[a] = SUMMED
 
 
-@borrowing(types.UniTuple(int64, 2)(WORKSPACE, int64), forceinline=True, inner=True)
+@borrowing(types.UniTuple(int64, 2)(WORKSPACE, int64), inner=True)
 def _hashes(workspace, number):
     """Two hashes of all that the costs of a row depend on, neither of them zero."""
     row, layout = workspace.rows[number], workspace.draft.layout
@@ -57,7 +57,7 @@ def _hashes(workspace, number):
     return one | 1, two
 
 
-@borrowing(int64(WORKSPACE, int64), forceinline=True, inner=True)
+@borrowing(int64(WORKSPACE, int64), inner=True)
 def _same_row(workspace, number):
     """An earlier row whose units are alike in all but the unit before them: its costs are known; or -1."""
     row = workspace.rows[number]
@@ -106,7 +106,7 @@ def cost_rows(compiled, kind, workspace):
         cache.covered[place] = covered[number]
 
 
-@borrowing(void(COMPILED, int64, WORKSPACE), forceinline=True, inner=True)
+@borrowing(void(COMPILED, int64, WORKSPACE), inner=True)
 def _cost_row(compiled, number, workspace):
     """Prices one row; `Workspace.incoming` holds its incoming placement."""
     tables, space, layout = compiled.tables, compiled.space, workspace.draft.layout

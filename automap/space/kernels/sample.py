@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import boolean, float64, int64, void
 
 from automap.jit import borrowing, kernel
-from automap.space.kernels.draft import new_draft
+from automap.space.kernels.draft import DRAFT, new_draft
 from automap.space.kernels.records import COMPILED
 from automap.space.kernels.stepper import decide, is_idle, legal_values
 
@@ -25,15 +25,8 @@ def _drawn(mask, number):
     return -1
 
 
-@kernel(void(COMPILED, float64[:, ::1], int64[:, ::1]))
-def sample_many(compiled, numbers, values):
-    """Completes plans whose shapes are decided by uniform choices among the legal values of each slot.
-
-    Args:
-        numbers: [n, slots] in [0, 1), which the choices follow.
-        values: [n, slots], those of the shape given, the others written.
-    """
-    draft = new_draft(compiled)
+@borrowing(void(COMPILED, float64[:, ::1], int64[:, ::1], DRAFT), inner=True)
+def _sample(compiled, numbers, values, draft):
     for plan in range(values.shape[0]):
         value = values[plan]
         for slot in range(compiled.space.first.schedule, values.shape[1]):
@@ -43,3 +36,14 @@ def sample_many(compiled, numbers, values):
             num_values = legal_values(compiled, value, slot, draft)
             value[slot] = _drawn(draft.mask[:num_values], numbers[plan, slot])
             decide(compiled.space, value, slot, draft)
+
+
+@kernel(void(COMPILED, float64[:, ::1], int64[:, ::1]))
+def sample_many(compiled, numbers, values):
+    """Completes plans whose shapes are decided by uniform choices among the legal values of each slot.
+
+    Args:
+        numbers: [n, slots] in [0, 1), which the choices follow.
+        values: [n, slots], those of the shape given, the others written.
+    """
+    _sample(compiled, numbers, values, new_draft(compiled))

@@ -15,7 +15,7 @@ from automap.space.kernels.masks import copy, mode_mask, shape_node, share_mask,
 from automap.space.kernels.records import COMPILED, SPACE
 
 
-@borrowing(types.UniTuple(int64, 2)(SPACE, int64[::1], int64, LAYOUT), inner=True, forceinline=True)
+@borrowing(types.UniTuple(int64, 2)(SPACE, int64[::1], int64, LAYOUT), inner=True)
 def active_slots(space, value, slot, layout):
     """How many slots decide something in a plan, of the kind of decision that a slot belongs to.
 
@@ -48,7 +48,7 @@ def active_slots(space, value, slot, layout):
     return first.zero, int64(frame.has_replicas)
 
 
-@borrowing(boolean(SPACE, int64, LAYOUT), inner=True, forceinline=True)
+@borrowing(boolean(SPACE, int64, LAYOUT), inner=True)
 def is_idle(space, slot, layout):
     """Whether a slot belongs to a chunk or a rank that the pipeline of `layout` does not have; its value is then 0.
 
@@ -59,7 +59,7 @@ def is_idle(space, slot, layout):
     return is_cut or first.recompute + frame.num_ranks <= slot < first.zero
 
 
-@borrowing(int64(COMPILED, int64[::1], int64, DRAFT), inner=True, forceinline=True)
+@borrowing(int64(COMPILED, int64[::1], int64, DRAFT), inner=True)
 def legal_values(compiled, value, slot, draft):
     """Writes which values of a slot may follow those before it into `draft.mask`; at least one always may.
 
@@ -71,7 +71,8 @@ def legal_values(compiled, value, slot, draft):
         How many values the slot has here, legal or not. It is 1 where the slot decides nothing, like the slot of a
         stage that the pipeline does not have: then its only value is 0.
     """
-    space, first, mask, layout = compiled.space, compiled.space.first, draft.mask, draft.layout
+    space, mask, layout = compiled.space, draft.mask, draft.layout
+    first = space.first
     begin, count = active_slots(space, value, slot, layout)
     if slot - begin >= count:
         mask[0] = True
@@ -112,7 +113,7 @@ def legal_values(compiled, value, slot, draft):
     return num_values
 
 
-@borrowing(void(SPACE, int64[::1], int64, DRAFT), inner=True, forceinline=True)
+@borrowing(void(SPACE, int64[::1], int64, DRAFT), inner=True)
 def decide(space, value, slot, draft):
     """Takes note of `value[slot]`, the values before it being decided."""
     first = space.first

@@ -25,7 +25,7 @@ def new_cache() -> UnitCache:
     )
 
 
-@borrowing(types.UniTuple(int64, 2)(int64, int64, int64), forceinline=True, inner=True)
+@borrowing(types.UniTuple(int64, 2)(int64, int64, int64), inner=True)
 def mix(one, two, word):
     """Two hashes with one more word."""
     one = (one ^ word) * int64(1099511628211)
@@ -34,7 +34,7 @@ def mix(one, two, word):
     return one, two ^ (two >> 31)
 
 
-@borrowing(int64(int64), forceinline=True, inner=True)
+@borrowing(int64(int64), inner=True)
 def scramble(word):
     """A hash whose sums tell sets of words apart: the finalizer of splitmix64 (Steele, Lea, Flood 2014)."""
     x = word * int64(-7046029254386353131)
