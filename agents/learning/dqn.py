@@ -190,13 +190,26 @@ class MaskedDQN(DQN):
         self._n_updates += gradient_steps
 
     def targets(self, batch: Batch) -> torch.Tensor:
-        """[batch] reward and best continuation, no less than what the episode or the completion reaches."""
-        network: Any = self.q_net_target
-        rated = network.rate(batch.next_states, batch.next_actions)
-        best = torch.full_like(batch.rewards, -torch.inf).scatter_reduce(0, batch.following, rated, "amax")
+        """[batch] reward and best continuation, no less than what the episode or the completion reaches.
+
+        The network chooses the continuation and its copy rates it (double Q-learning, arXiv 1509.06461), since the
+        maximum of uncertain ratings is too high.
+        """
+        import os
+        MODE = os.environ.get("MODE", "double")
+        online, copy = self.q_net, self.q_net_target
+        at_hand = torch.maximum(batch.returns, -REWARD_SCALE * batch.actions[:, COMPLETION])
+        if MODE == "mc":
+            return at_hand
+        assert isinstance(online, MaskedQNetwork) and isinstance(copy, MaskedQNetwork)
+        rated = online.rate(batch.next_states, batch.next_actions)
+        nothing = torch.full_like(batch.rewards, -torch.inf)
+        best = nothing.scatter_reduce(0, batch.following, rated, "amax")
+        chosen = rated >= best[batch.following]
+        again = copy.rate(batch.next_states[chosen], batch.next_actions[chosen])
+        best = nothing.scatter_reduce(0, batch.following[chosen], again, "amax")
         # Nothing follows the last decision of an episode.
         target = batch.rewards + torch.where(best == -torch.inf, 0.0, best)
-        at_hand = torch.maximum(batch.returns, -REWARD_SCALE * batch.actions[:, COMPLETION])
         return torch.maximum(target, at_hand)
 
 

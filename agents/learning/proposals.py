@@ -24,9 +24,11 @@ PROPOSALS = 64
 """Number of plans that are proposed at the beginning of a search."""
 SIDE_BY_SIDE = 8
 """Number of plans that are decided side by side; the next ones know what these have found."""
-NOISE, MESH_NOISE = 0.3, 1.0
-"""Scales of the Gumbel noise on ratings of all decisions and of those about the mesh. Ratings are `REWARD_SCALE` times
-logarithms of step times, so the scales are 3 and 10 per cent of a step time."""
+LEAST_NOISE, MOST_NOISE = 0.1, 3.0
+"""Scales of the Gumbel noise on ratings. Each plan has one, drawn between the two so that all magnitudes are alike.
+Ratings are `REWARD_SCALE` times logarithms of step times, so these are 1 and 30 per cent of a step time."""
+MESH_NOISE = 3.0
+"""Factor of the noise on decisions about the mesh, on which all others depend."""
 MESH_KINDS = frozenset(("pp", "tp", "middle", "micro_batches", "virtual"))
 """Kinds of slots that decide the mesh."""
 
@@ -48,7 +50,8 @@ def propose(
         The distinct plans that were found and fit, also those that the episodes have only looked at; the best last.
     """
     space, rng, count = incumbent.space, np.random.default_rng(seed), 0
-    noise = np.array([*(MESH_NOISE if slot.kind in MESH_KINDS else NOISE for slot in space.slots), 0.0])
+    noise = np.array([*(MESH_NOISE if slot.kind in MESH_KINDS else 1.0 for slot in space.slots), 0.0])
+    scale = np.zeros(episodes.count)
     # The first plan is the one that is rated best; the others begin when it is known.
     goes_on = np.arange(episodes.count) == 0
     found: dict[Values, float] = {}
@@ -56,7 +59,7 @@ def propose(
         observation = episodes.observe()
         rated = network.rate(observation)
         drawn = rng.gumbel(size=rated.shape)
-        spread = noise[episodes.partial_plans.episodes.position] * (count > 0)
+        spread = noise[episodes.partial_plans.episodes.position] * scale
         actions = np.full(episodes.count, WAITING)
         for number in np.flatnonzero(goes_on).tolist():
             legal = tree.open_actions(number, np.flatnonzero(observation["action_mask"][number]))
@@ -70,7 +73,9 @@ def propose(
                 count += 1
             tree.finish(number)
         if done.any():
-            episodes.begin(done if goes_on.all() else np.ones_like(done))
+            begins = done if goes_on.all() else np.ones_like(done)
+            scale[begins] = np.exp(rng.uniform(np.log(LEAST_NOISE), np.log(MOST_NOISE), int(begins.sum())))
+            episodes.begin(begins)
             goes_on[:] = True
     return sorted(found, key=lambda values: -found[values])
 

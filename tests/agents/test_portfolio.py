@@ -334,6 +334,7 @@ def test_cores_change_nothing_but_the_time(gpt, monkeypatch):
         result = search(p, Budget.parse(800), seed=3)
         assert result.plan.search.searchers.keys() == {"expert", "dqn", "mcmc", "elimination"}
         assert result.plan.search.searchers["dqn"] is not None
-        assert result.evaluations == 800 + num_templates - min(num_templates, 200)
+        # A member that has explored all that may be faster ends before its share is used.
+        assert result.evaluations <= 800 + num_templates - min(num_templates, 200)
         found.append(document(result))
     assert found[0] == found[1]
