@@ -130,7 +130,14 @@ class Episodes:
         table = table or BoundTable(self.space)
         self.first_bound_s = table.first.time_s
         values, prices = decisions.known(*(templates or priced_templates(self.space)))
-        self.known = KnownPlans(self.space, values, prices, count, MAX_ACTIONS, self.first_bound_s * REFERENCE)
+        self.known = KnownPlans(
+            self.space,
+            values,
+            prices,
+            episodes=count,
+            most=MAX_ACTIONS,
+            reference_s=self.first_bound_s * REFERENCE,
+        )
         self.reference_s = self.known.reference_s
         self.partial_plans = PartialPlans(
             table,
@@ -141,7 +148,7 @@ class Episodes:
             asks=decisions.decides,
             preferred=self.known.best,
         )
-        self._features = Features(self.space, self.first_bound_s, self.reference_s)
+        self._features = Features(self.space, self.known.arrays.flow, self.first_bound_s, self.reference_s)
         self._is_operator = np.array([*(slot.kind == "signature" for slot in self.space.slots), False])
         self.num_decisions = np.zeros(count, dtype=np.int64)
         self.num_operator_decisions = np.zeros(count, dtype=np.int64)

@@ -14,15 +14,14 @@ import numpy.typing as npt
 
 from automap.bounds.kernels.completions import KnownArrays
 from automap.bounds.kernels.step_many import EpisodeArrays
+from automap.space.group_flow import GroupFlow
 from automap.space.decisions import DECISIONS, Decision
 from automap.space.space import PlanSpace, Slot
 from envs.kernels import (
     CLUSTER,
     GROUP,
     KINDS,
-    NONE,
     SIGNATURE,
-    UNKNOWN,
     Facts,
     write_features,
 )
@@ -36,23 +35,20 @@ Records = npt.NDArray[np.void]
 class Features:
     """Features of the plans of one space."""
 
-    def __init__(self, space: PlanSpace, first_bound_s: float, reference_s: float) -> None:
+    def __init__(self, space: PlanSpace, flow: GroupFlow, first_bound_s: float, reference_s: float) -> None:
         """Prepares what does not change.
 
         Args:
             space: plan space of the problem.
+            flow: flow between its linkage groups.
             first_bound_s: lower bound on the step time of every plan, in seconds.
             reference_s: step time of a good plan, in seconds.
         """
         slots, arrays = space.slots, space.arrays
         groups, decisions = list(space.group_rows), {decision.kind: decision for decision in DECISIONS}
-        most = max((len(values) for _, values in space.group_rows.values()), default=1)
-        self._signatures = np.zeros((len(groups), most), dtype=SIGNATURE)
-        self._required = np.full((len(groups), most), NONE, dtype=np.int64)
-        self._made = np.full((len(groups), most), UNKNOWN, dtype=np.int64)
-        self._source = np.full(len(groups), -1, dtype=np.int64)
+        signatures = np.zeros(flow.required.shape, dtype=SIGNATURE)
         for number, key in enumerate(groups):
-            self._read_group(space, groups, number, *key)
+            _read_signatures(space, signatures[number], *key)
         numbers = np.zeros((len(slots), max(slot.num_values for slot in slots)), dtype=np.float32)
         for number, slot in enumerate(slots):
             amounts = decisions[slot.kind].amounts(space)
@@ -66,51 +62,18 @@ class Features:
             reference_s=reference_s,
             kind=np.array([KINDS.index(decisions[s.kind].seen_as or s.kind) for s in slots], dtype=np.int64),
             group=np.array([groups.index((s.unit_type, s.group)) if s.group >= 0 else 0 for s in slots]),
-            source=self._source,
+            flow=flow,
             degrees=arrays.degrees,
             middles=arrays.middles,
             micro_batches=arrays.micro_batches,
             virtuals=arrays.virtuals,
-            required=self._required,
-            made=self._made,
             place=np.array([_index(decisions[s.kind], s) for s in slots], dtype=np.float32) / np.float32(8.0),
             num_values=np.array([slot.num_values for slot in slots], dtype=np.float32),
             cluster=np.array([_cluster_features(space)], dtype=CLUSTER),
             numbers=numbers,
             groups=np.array([_group_features(space, *key) for key in groups], dtype=GROUP),
-            signatures=self._signatures,
+            signatures=signatures,
         )
-
-    def _read_group(
-        self, space: PlanSpace, groups: list[tuple[int, int]], number: int, unit_type: int, group: int
-    ) -> None:
-        """Reads what the values of a linkage group mean, and which group makes the first input of its leader."""
-        unit = space.linkage.types[unit_type]
-        leader = unit.groups[group].leader
-        op, table = space.operator(unit_type, leader), unit.signatures[leader]
-        tensors = space.problem.graph.tensors
-        source = _source(space, unit_type, leader)
-        for value, signature in enumerate(table):
-            factor = None if signature.factor is None else op.rule.factors[signature.factor]
-            self._signatures[number, value] = (
-                signature.divides_work,
-                factor is not None and factor.is_batch,
-                any(
-                    p >= 0 and tensors[n].role == "parameter" for p, n in zip(signature.inputs, op.inputs, strict=True)
-                ),
-                PARTIAL in signature.outputs,
-            )
-            if source is not None:
-                self._required[number, value] = signature.inputs[source[1]]
-        if source is None:
-            return
-        maker, _, output = source
-        other = next(g for g, found in enumerate(unit.groups) if maker in found.members)
-        members = unit.groups[other].members
-        self._source[number] = groups.index((unit_type, other))
-        # Each group has one such input, so that the placements in which it is made are kept with the reader.
-        for value, assigned in enumerate(unit.groups[other].assignment):
-            self._made[number, value] = unit.signatures[maker][assigned[members.index(maker)]].outputs[output]
 
     def write(
         self, episodes: EpisodeArrays, known: KnownArrays, observation: Floats32, mask: npt.NDArray[np.int8]
@@ -131,15 +94,7 @@ def _index(decision: Decision, slot: Slot) -> int:
     return slot.index if decision.seen_index is None else decision.seen_index
 
 
-def _source(space: PlanSpace, unit_type: int, leader: int) -> tuple[int, int, int] | None:
-    """The nearest operator before a leader in its unit that makes one of its inputs, as (maker, input, output)."""
-    op = space.operator(unit_type, leader)
-    for offset in range(leader - 1, -1, -1):
-        maker = space.operator(unit_type, offset)
-        shared = [(op.inputs.index(name), i) for i, name in enumerate(maker.outputs) if name in op.inputs]
-        if shared and not maker.is_view:
-            return (offset, *shared[0])
-    return None
+
 
 
 def _group_features(space: PlanSpace, unit_type: int, number: int) -> tuple[float, ...]:
@@ -179,3 +134,18 @@ def _cluster_features(space: PlanSpace) -> tuple[float, ...]:
         math.log10(min(cluster.links[host.intra_node_link].bytes_per_s for host in cluster.hosts)) / 12.0,
         state_bytes / (devices * min(kind.memory_GiB for kind in kinds) * GIB),
     )
+
+
+def _read_signatures(space: PlanSpace, found: Records, unit_type: int, group: int) -> None:
+    """Writes what the values of a linkage group mean for its leader, [values]."""
+    unit = space.linkage.types[unit_type]
+    leader = unit.groups[group].leader
+    op, tensors = space.operator(unit_type, leader), space.problem.graph.tensors
+    for value, signature in enumerate(unit.signatures[leader]):
+        factor = None if signature.factor is None else op.rule.factors[signature.factor]
+        found[value] = (
+            signature.divides_work,
+            factor is not None and factor.is_batch,
+            any(p >= 0 and tensors[n].role == "parameter" for p, n in zip(signature.inputs, op.inputs, strict=True)),
+            PARTIAL in signature.outputs,
+        )

@@ -16,6 +16,7 @@ from automap.bounds.kernels.completions import KNOWN
 from automap.bounds.kernels.step_many import EPISODES
 from automap.jit import borrowing
 from automap.price.kernels.array_types import Ints, Ints2, Rows, record_type, tuple_type
+from automap.space.group_flow import UNKNOWN, GroupFlow
 from automap.space.kernels.records import FirstSlots
 from ir.factors import PARTIAL
 
@@ -36,8 +37,6 @@ KINDS = (
     "signature",
 )
 """Kinds of slots that an agent tells apart."""
-NONE, UNKNOWN = -9, -8
-"""Placements of a tensor that does not exist, and of one whose placement is not decided yet."""
 MAX_LOG_RATIO = 3.0
 """Largest growth of the time bound that is told, as a logarithm: bounds further than e^3 from the best are alike."""
 LIMIT = 10.0
@@ -138,17 +137,13 @@ class Facts(NamedTuple):
     """[slots] index in `KINDS`."""
     group: Ints
     """[slots] number of the linkage group, 0 where there is none."""
-    source: Ints
-    """[groups] number of the group that makes an input of the group's leader, or -1."""
+    flow: GroupFlow
+    """The flow between linkage groups."""
     degrees: Ints
     middles: Ints
     micro_batches: Ints
     virtuals: Ints
     """Numbers for which the values of the slots of the shape stand, see `SpaceArrays`."""
-    required: Ints2
-    """[groups, values] placement that the leader requires of this input."""
-    made: Ints2
-    """[groups, values of `source`] placement in which this input is made."""
     place: Floats32
     """[slots] feature `STATE["place"]`."""
     num_values: Floats32
@@ -191,11 +186,11 @@ def _placement_of_input(facts, value, slot):
     if slot < facts.first.signature:
         return UNKNOWN
     group = facts.group[slot]
-    source = facts.source[group]
+    source = facts.flow.source[group]
     at = facts.first.signature + source * facts.num_axes + (slot - facts.first.signature) % facts.num_axes
     if source < 0 or at >= slot:
         return UNKNOWN
-    return facts.made[group, value[at]]
+    return facts.flow.made[group, value[at]]
 
 
 @borrowing(void(FACTS, int64[::1], int64, float64[::1], int64, record_type(STATE)), inner=True)
@@ -282,4 +277,4 @@ def _write_actions(episodes, episode, known, facts, made, mask, actions):
         action.share = value / facts.num_values[slot]
         if slot >= facts.first.signature:
             action.signature = facts.signatures[group, value]
-            action.keeps_input = facts.required[group, value] == made
+            action.keeps_input = facts.flow.required[group, value] == made

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from automap.bounds.enumeration import Enumeration
 from automap.bounds.partial_plans import BoundTable
 from automap.space.count import alone, count_decades, grouped
+from automap.space.group_flow import group_flow
 from automap.space.limits import Limits
 from automap.space.space import PlanSpace
 from automap.space.templates import templates
@@ -160,20 +161,6 @@ def most_influential(space: PlanSpace, limit: int) -> frozenset[tuple[int, int]]
     return frozenset(ranked[:limit])
 
 
-def batch_split(space: PlanSpace) -> npt.NDArray[np.int64]:
-    """[slots] for each signature the value that splits the batch; -1 where there is none, and for other slots."""
-    found = np.full(len(space.slots), -1, dtype=np.int64)
-    for number, slot in enumerate(space.slots):
-        if slot.kind == "signature":
-            unit = space.linkage.types[slot.unit_type]
-            leader = unit.groups[slot.group].leader
-            rule = space.operator(slot.unit_type, leader).rule
-            factors = [signature.factor for signature in unit.signatures[leader]]
-            split = [v for v, factor in enumerate(factors) if factor is not None and rule.factors[factor].is_batch]
-            found[number] = split[0] if split else -1
-    return found
-
-
 def influential_groups(space: PlanSpace) -> Limits:
     """Leaves groups open that have the largest shares of FLOPs and parameters; the others split the batch. Lossy.
 
@@ -181,10 +168,10 @@ def influential_groups(space: PlanSpace) -> Limits:
     signatures that divide stay legal.
     """
     open_groups = most_influential(space, OPEN_GROUPS)
-    by_batch = batch_split(space)
+    by_batch = group_flow(space).batch
     stay = np.ones_like(space.arrays.obeys)
     for number, key in enumerate(space.group_rows):
-        value = int(by_batch[space.first.signature + number * len(space.axes)])
+        value = int(by_batch[number])
         if key not in open_groups and value >= 0:
             first, count = space.arrays.groups[number][["first_value", "num_values"]]
             stay[:, first : first + count] = np.arange(count) == value

@@ -71,9 +71,9 @@ def train(
             grade = exam.grade(network).summary()
             curve.append({"seconds": at_s, "problems": count, **grade})
             on_exam(
-                f"after {at_s / 60:.0f} minutes and {count} problems: the first plan is {100 * grade['first_mean']:.1f} % "
-                f"above the best known one, the best of all proposals {100 * grade['best_mean']:.1f} % "
-                f"({100 * grade['best_worst']:.1f} % at worst)"
+                f"after {at_s / 60:.0f} minutes and {count} problems: the first plan is "
+                f"{100 * grade['first_mean']:.1f} % above the best known one in the mean, the best proposal "
+                f"{100 * grade['best_mean']:.1f} % ({100 * grade['best_worst']:.1f} % at worst)"
             )
 
     seeds = [number for number in range(problems) if outline(number).split == "train"]

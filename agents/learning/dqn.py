@@ -30,7 +30,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 
 from agents.incumbent import Incumbent
-from agents.learning.checkpoint import read_checkpoint, read_network, write_checkpoint
+from agents.learning.checkpoint import read_checkpoint, read_network
 from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.network import FORBIDDEN
 from agents.learning.plan_vec_env import PlanVecEnv
@@ -196,6 +196,7 @@ class MaskedDQN(DQN):
         maximum of uncertain ratings is too high.
         """
         import os
+
         MODE = os.environ.get("MODE", "double")
         online, copy = self.q_net, self.q_net_target
         at_hand = torch.maximum(batch.returns, -REWARD_SCALE * batch.actions[:, COMPLETION])
@@ -234,7 +235,6 @@ class Watch(BaseCallback):
     def __init__(self, incumbent: Incumbent, known: Sequence[Values]) -> None:
         super().__init__()
         self.incumbent = incumbent
-        self.plans = 0
         self._priced: set[Values] = set()
         self._best: list[tuple[float, Values]] = []
         for values, (seconds, overflow) in zip(
@@ -263,7 +263,6 @@ class Watch(BaseCallback):
                 if ended.values not in self._priced:
                     self._priced.add(ended.values)
                     self.incumbent.add(ended.values, ended.step_time_s, ended.overflow)
-                    self.plans += 1
                 if info["completion"] is not None:
                     values, seconds = info["completion"]
                     self._remember(values, seconds)
@@ -297,7 +296,6 @@ def run_dqn(
     parameters: Hyperparameters | None = None,
     decisions: Callable[[PlanSpace], Decisions] = HybridDecisions,
     network: Path | None = NETWORK,
-    checkpoint: Path | None = None,
     proposals: int = PROPOSALS,
 ) -> None:
     """Searches with one DQN until the incumbent's budget ends.
@@ -311,8 +309,6 @@ def run_dqn(
         decisions: which slots the agent decides.
         network: folder of the network that the search begins with, which proposes the first plans; None = an untrained
             one.
-        checkpoint: folder from which the search goes on, if it exists, and which is written at the end; see
-            `agents.learning.checkpoint`.
         proposals: number of plans that are proposed before learning begins.
 
     Raises:
@@ -328,7 +324,7 @@ def run_dqn(
     if network is not None and proposals:
         known += propose(incumbent, episodes, tree, read_network(network), seed=seed, most=proposals)
     if not (incumbent.finished or tree.is_exhausted):
-        _learn(incumbent, episodes, tree, known, seed, parameters, network, checkpoint)
+        _learn(incumbent, episodes, tree, known, seed, parameters, network)
     incumbent.look_aheads += int(episodes.known.arrays.priced[0])
 
 
@@ -340,12 +336,11 @@ def _learn(
     seed: int,
     parameters: Hyperparameters,
     network: Path | None,
-    checkpoint: Path | None,
 ) -> None:
     """Searches by learning, see `run_dqn`.
 
     Args:
-        incumbent, seed, parameters, network, checkpoint: see `run_dqn`.
+        incumbent, seed, parameters, network: see `run_dqn`.
         episodes: episodes of the problem.
         tree: what of them has been explored.
         known: plans that are known beside the templates.
@@ -354,26 +349,12 @@ def _learn(
     agent = new_agent(PlanVecEnv([episodes]), parameters, seed, tree=tree)
     if network is not None:
         read_checkpoint(agent, parameters, network)
-    watch = Watch(incumbent, known)
-    if checkpoint is not None and checkpoint.exists():
-        about = read_checkpoint(agent, parameters, checkpoint)
-        incumbent.price([tuple(values) for values in about["best"]])
-        watch = Watch(incumbent, [*known, *(tuple(values) for values in about["best"])])
-        watch.plans = about["plans"]
-    agent.learn(total_timesteps=10**12, callback=watch, log_interval=10**12)
-    if checkpoint is not None:
-        about = {"plans": watch.plans, "best": [list(values) for values in watch.best], "seed": seed}
-        write_checkpoint(agent, parameters, checkpoint, about)
+    agent.learn(total_timesteps=10**12, callback=Watch(incumbent, known), log_interval=10**12)
 
 
-def search_dqn(task: SearchTask, checkpoint: Path | None = None) -> SearchResult:
-    """The best plan of the DQN, which begins with the pretrained network and goes on learning; see `Searcher`.
-
-    Args:
-        task: what is searched.
-        checkpoint: see `run_dqn`.
-    """
-    return _search(task, "dqn", NETWORK, checkpoint)
+def search_dqn(task: SearchTask) -> SearchResult:
+    """The best plan of the DQN, which begins with the pretrained network and goes on learning; see `Searcher`."""
+    return _search(task, "dqn", NETWORK)
 
 
 def search_from_scratch(task: SearchTask) -> SearchResult:
@@ -381,10 +362,10 @@ def search_from_scratch(task: SearchTask) -> SearchResult:
     return _search(task, "dqn-from-scratch", None)
 
 
-def _search(task: SearchTask, name: str, network: Path | None, checkpoint: Path | None = None) -> SearchResult:
+def _search(task: SearchTask, name: str, network: Path | None) -> SearchResult:
     incumbent = Incumbent.begin(task, "expert")
     templates = price_grid(incumbent, charged=False)
     given = incumbent.price_start(task)
     incumbent.searcher = name
-    run_dqn(incumbent, seed=task.seed, templates=templates, start=given, network=network, checkpoint=checkpoint)
+    run_dqn(incumbent, seed=task.seed, templates=templates, start=given, network=network)
     return incumbent.result(seed=task.seed)

@@ -30,9 +30,12 @@ def grid_of(space: PlanSpace) -> Grid:
 def price_grid(incumbent: Incumbent, *, charged: bool = True) -> Grid:
     """Prices the whole grid of templates, against which every search is measured.
 
-    At most a quarter of a budget in evaluations is charged for it, or nothing. `incumbent.baselines` is written: the step time of
-    pure data parallelism, `dp`, and of the best template, `expert`; None if none fits. There is no `dp` where the batch
-    or the hints leave no such plan.
+    `incumbent.baselines` is written: the step time of pure data parallelism, `dp`, and of the best template, `expert`;
+    None if none fits. There is no `dp` where the batch or the hints leave no such plan.
+
+    Args:
+        incumbent: takes the templates.
+        charged: whether a budget in evaluations is charged for it, at most a quarter.
     """
     space, before = incumbent.space, incumbent.charged
     baselines = {"expert": float("inf")}

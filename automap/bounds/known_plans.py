@@ -10,6 +10,7 @@ import numpy as np
 from automap.arrays import Floats, Ints
 from automap.bounds.kernels.completions import KnownArrays, complete_many, follow_known, worth_many
 from automap.bounds.kernels.step_many import EpisodeArrays
+from automap.space.group_flow import group_flow
 from automap.space.space import PlanSpace, Values
 from automap.space.templates import templates
 
@@ -64,6 +65,7 @@ class KnownPlans:
         _, chosen = np.unique(values, axis=0, return_index=True)
         self._first, room, slots = len(chosen), len(chosen) + ROOM, values.shape[1]
         self.arrays = KnownArrays(
+            flow=group_flow(space),
             values=np.zeros((room, slots), dtype=np.int64),
             prices=np.full((room, 2), np.inf),
             order=np.zeros(room, dtype=np.int64),

@@ -76,8 +76,9 @@ class AxisChoice:
 
         A product with a weight whose input is split along the summed dim takes it in this placement (rows), otherwise
         it splits the weight and the output (columns). An embedding splits its vocabulary. Products of activations and
-        losses take split inputs in their placement (heads, classes), and so do operators that join two split inputs (a
-        gate and the gated tensor). All other operators are whole, or split the sequence.
+        losses take split inputs in their placement (heads, classes), and so do operators that join split inputs (a gate
+        and the gated tensor), also with one that is whole, of which each rank takes its part (the scores of heads and a
+        bias of positions). All other operators are whole, or split the sequence.
         """
         op, tensors = self.op, self.space.problem.graph.tensors
         weights = [tensors[n].role == "parameter" or self.space.is_view(n) for n in op.inputs]
@@ -106,12 +107,23 @@ class AxisChoice:
             elif flops > 0 or op.kind == "SoftmaxCrossEntropyLoss":
                 rank = 2 if follows else 0
             elif index == given:
+                rank = 4
+            elif self._joins(signature):
                 rank = 3
             else:
                 rank = 2 if sequence_parallel and output == 1 and made.batch_dim == 0 and len(made.shape) == 3 else 0
             if rank > best_rank:
                 best, best_rank = index, rank
         return best
+
+    def _joins(self, signature: Signature) -> bool:
+        """Whether a signature takes a split operand as it is, and of all other activations, which are whole, a part."""
+        own = [
+            (p, self.placed.get(n, BROADCAST))
+            for n, p in zip(self.op.inputs, signature.inputs, strict=True)
+            if self._is_activation(n)
+        ]
+        return any(p == h >= 0 for p, h in own) and all(p == h or (h == BROADCAST and p >= 0) for p, h in own)
 
     def _is_activation(self, name: str) -> bool:
         return self.space.problem.graph.tensors[name].role == "activation" and not self.space.is_view(name)

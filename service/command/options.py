@@ -42,9 +42,8 @@ SearcherOption = Annotated[
     list[str],
     typer.Option(
         metavar="NAME",
-        help="portfolio, dqn, dqn-from-scratch, sharding, replication, pipeline, mcmc, hill-climbing, elimination, ilp, "
-        "expert, random or exhaustive; "
-        "several one after another, each with its share of the budget.",
+        help="portfolio, dqn, dqn-from-scratch, sharding, replication, pipeline, mcmc, hill-climbing, elimination, "
+        "ilp, expert, random or exhaustive; several one after another, each with its share of the budget.",
     ),
 ]
 BudgetOption = Annotated[str, typer.Option(help="30s, 2m, or a number of evaluations.")]

@@ -11,7 +11,7 @@ from gymnasium.spaces import Discrete
 from agents import Budget, search
 from agents.incumbent import Incumbent
 from agents.learning.checkpoint import ABOUT, TENSORS, read_checkpoint, read_network, write_checkpoint
-from agents.learning.dqn import FORBIDDEN, Watch, new_agent, run_dqn
+from agents.learning.dqn import FORBIDDEN, Watch, new_agent
 from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.plan_vec_env import PlanVecEnv
 from agents.learning.proposals import NETWORK
@@ -111,19 +111,6 @@ def test_the_replay_gives_back_what_it_was_shown():
     # The last decision of an episode is followed by none, every other one by its three legal actions.
     counts = torch.bincount(batch.following, minlength=200)
     assert all(count == (0 if reward in (3.0, 8.0) else 3) for count, reward in zip(counts, batch.rewards, strict=True))
-
-
-@pytest.mark.slow
-def test_a_search_goes_on_from_its_checkpoint(s, tmp_path):
-    first, second = incumbent_of(s, 80), incumbent_of(s, 60)
-    settings = {"parameters": SMALL, "network": None, "templates": grid_of(s), "checkpoint": tmp_path / "agent"}
-    run_dqn(first, seed=0, **settings)
-    about = json.loads((tmp_path / "agent" / ABOUT).read_text())
-    assert about["plans"] == 80
-    assert len(about["best"]) >= 1
-    run_dqn(second, seed=1, **settings)
-    assert second.best_s <= first.best_s
-    assert json.loads((tmp_path / "agent" / ABOUT).read_text())["plans"] > 80
 
 
 def test_checkpoints_restore_every_number(s, tmp_path):

@@ -17,12 +17,13 @@ from numba import float64, int64, types, void
 from automap.bounds.kernels.step_many import BEGIN, EPISODES, WAIT
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Floats2, Floats3, Ints, Ints2, Mask, Mask2, tuple_type
+from automap.space.group_flow import FLOW, GroupFlow
 from automap.space.kernels.draft import DRAFT, pick_all
 from automap.space.kernels.layout import decide_stages
 from automap.space.kernels.price_one import price_one
-from automap.space.kernels.records import COMPILED
+from automap.space.kernels.records import COMPILED, SPACE
 from automap.space.kernels.stepper import decide, is_idle, legal_values
-from automap.space.kernels.workspace import new_workspace, set_rows
+from automap.space.kernels.workspace import WORKSPACE, new_workspace, set_rows
 
 MISFIT, PER_OVERFLOW, MOST_PER_OVERFLOW = 1.0, 2.0, 2.0
 """Logarithm of the ratio of step times by which a plan that does not fit is worth less than a good plan, at least; how
@@ -32,6 +33,9 @@ than good plans differ by."""
 
 class KnownArrays(NamedTuple):
     """Known plans, and the completions that they give to the plans being decided."""
+
+    flow: GroupFlow
+    """The flow between the linkage groups of the space."""
 
     values: Ints2
     """[room, slots] known plans."""
@@ -67,8 +71,23 @@ class KnownArrays(NamedTuple):
     """Step time of a good plan, in seconds."""
 
 
-KNOWN = tuple_type(KnownArrays)
-"""Numba's type of `KnownArrays`."""
+class Goal(NamedTuple):
+    """What the undecided slots of a plan follow."""
+
+    flow: GroupFlow
+    """The flow between the linkage groups of the space."""
+    follows: Ints
+    """[slots] a legal plan, which they follow as far as it stays legal."""
+    asked: Mask
+    """[slots] which slots are decided one by one."""
+    decided: int
+    """Number of slots that are decided."""
+    goes_on: bool
+    """Whether the groups of the unit that was decided last go on as the last decision did, see `_likewise`."""
+
+
+KNOWN, GOAL = tuple_type(KnownArrays), tuple_type(Goal)
+"""Numba's types of the two."""
 
 
 @borrowing(float64(float64, float64, float64), inner=True)
@@ -163,18 +182,54 @@ def _settled(compiled, value, slot, wanted, draft):
     return found
 
 
-@borrowing(void(COMPILED, int64[::1], int64, DRAFT, int64[::1]), inner=True)
-def _complete(compiled, follows, decided, draft, value):
+@borrowing(int64(SPACE, FLOW, int64[::1], int64, int64), inner=True)
+def _likewise(space, flow, value, decided, slot):
+    """The value with which a slot goes on as the last decision did, or -1.
+
+    Behind a decision that splits the batch, the groups of its unit split the batch too; behind one that leaves its
+    group whole, they stay whole. Behind another one a group takes its input as it is made, if it is made split and the
+    group then divides its work. Where a unit has one group only, all units behind it count.
+
+    Args:
+        space: slots.
+        flow: flow between linkage groups.
+        value: [slots] values; those before `slot` are decided.
+        decided: number of slots up to the last decision.
+        slot: a slot of a signature behind it.
+    """
+    first, num_axes = space.first.signature, space.obeys.shape[0]
+    last, axis = divmod(decided - 1 - first, num_axes)
+    group = (slot - first) // num_axes
+    is_near = flow.kind[group] == flow.kind[last] or flow.is_alone[last]
+    if (slot - first) % num_axes != axis or not is_near:
+        return -1
+    if value[decided - 1] == flow.batch[last]:
+        return flow.batch[group]
+    if not flow.divides[last, value[decided - 1]]:
+        return space.groups[group].whole
+    source = flow.source[group]
+    if source < 0:
+        return -1
+    made = flow.made[group, value[first + source * num_axes + axis]]
+    if made >= 0:
+        for chosen in range(space.groups[group].num_values):
+            if flow.required[group, chosen] == made and flow.divides[group, chosen]:
+                return chosen
+    return -1
+
+
+@borrowing(void(COMPILED, GOAL, DRAFT, int64[::1]), inner=True)
+def _complete(compiled, goal, draft, value):
     """Completes a plan.
 
     Args:
         compiled: whose cache is read and written.
-        follows: [slots] a legal plan, which the undecided slots follow as far as it stays legal.
-        decided: number of slots that are decided.
+        goal: what the undecided slots follow.
         draft: overwritten.
         value: [slots] the plan; the undecided slots are written.
     """
     space, first, num_axes = compiled.space, compiled.space.first, compiled.space.obeys.shape[0]
+    follows, decided = goal.follows, goal.decided
     for slot in range(first.signature):
         if slot >= first.cut and is_idle(space, slot, draft.layout):
             value[slot] = 0
@@ -189,12 +244,17 @@ def _complete(compiled, follows, decided, draft, value):
     for group in range(max(0, (decided - first.signature) // num_axes), space.groups.shape[0]):
         begin = first.signature + group * num_axes
         is_touched = is_reshaped
-        for slot in range(begin, min(decided, begin + num_axes)):
-            is_touched = is_touched or value[slot] != follows[slot]
         for slot in range(begin, begin + num_axes):
             if slot >= decided:
-                value[slot] = _settled(compiled, value, slot, follows[slot], draft) if is_touched else follows[slot]
-            if is_touched:
+                value[slot] = follows[slot]
+                if goal.goes_on and goal.asked[slot]:
+                    likewise = _likewise(space, goal.flow, value, decided, slot)
+                    value[slot] = likewise if likewise >= 0 else follows[slot]
+            is_touched = is_touched or value[slot] != follows[slot]
+        if is_touched:
+            for slot in range(begin, begin + num_axes):
+                if slot >= decided:
+                    value[slot] = _settled(compiled, value, slot, value[slot], draft)
                 decide(space, value, slot, draft)
 
 
@@ -208,9 +268,35 @@ def _best_with(known, number, slot, value):
     return known.agreeing[number, 0], 0
 
 
+@borrowing(void(COMPILED, KNOWN, int64, int64[::1], WORKSPACE, float64[::1]), inner=True)
+def _price(compiled, known, number, value, workspace, out):
+    """Prices a completion, [slots], and keeps it if it is the fastest of its plan.
+
+    Args:
+        compiled: whose cache is read and written.
+        known: `best_values`, `best_s` and `priced` are written.
+        number: number of the plan.
+        value: [slots] the completion.
+        workspace: overwritten.
+        out: [2] seconds and overflow; written.
+    """
+    decide_stages(compiled.space, value, value.shape[0], workspace.draft.layout)
+    set_rows(compiled.space, value, workspace)
+    pick_all(compiled.space, value, value.shape[0], workspace.draft)
+    price_one(compiled, value, workspace, True, out)
+    known.priced[0] += 1
+    if out[1] <= 0.0 and out[0] < known.best_s[number]:
+        known.best_s[number] = out[0]
+        for slot in range(value.shape[0]):
+            known.best_values[number, slot] = value[slot]
+
+
 @kernel(void(COMPILED, EPISODES, KNOWN, int64[::1]))
 def complete_many(compiled, episodes, known, actions):
     """Prices the completion behind every legal value of the slots to decide.
+
+    Behind a signature there are two: the rest follows the known plan, or the groups of the unit go on as the decision
+    does (`_likewise`), and the better one counts: sharding often pays only for several operators together.
 
     Args:
         compiled: whose cache is read and written.
@@ -219,7 +305,8 @@ def complete_many(compiled, episodes, known, actions):
         known: `completed`, `worth`, `least`, `is_followed`, `best_values` and `best_s` are written.
     """
     workspace = new_workspace(compiled)
-    value = np.empty(episodes.values.shape[1], np.int64)
+    value, other = np.empty(episodes.values.shape[1], np.int64), np.empty(episodes.values.shape[1], np.int64)
+    price = np.empty(2)
     for number in range(episodes.position.shape[0]):
         slot = episodes.position[number]
         if slot == value.shape[0] or actions[number] == WAIT:
@@ -231,21 +318,27 @@ def complete_many(compiled, episodes, known, actions):
             chosen, out = episodes.legal[number, i], known.completed[number, i]
             follows, agrees = _best_with(known, number, slot, chosen)
             known.is_followed[number, i] = chosen == preferred
-            if agrees == 1 and known.is_known[number]:
-                out[0], out[1] = known.prices[follows, 0], known.prices[follows, 1]
-                known.worth[number, i] = worth(out[0], out[1], known.reference_s)
-                known.least[number] = min(known.least[number], known.worth[number, i])
-                continue
             value[:slot] = episodes.values[number, :slot]
             value[slot] = chosen
-            _complete(compiled, known.values[follows], slot + 1, workspace.draft, value)
-            decide_stages(compiled.space, value, value.shape[0], workspace.draft.layout)
-            set_rows(compiled.space, value, workspace)
-            pick_all(compiled.space, value, value.shape[0], workspace.draft)
-            price_one(compiled, value, workspace, True, out)
-            known.priced[0] += 1
-            known.worth[number, i] = worth(out[0], out[1], known.reference_s)
-            known.least[number] = min(known.least[number], known.worth[number, i])
-            if out[1] <= 0.0 and out[0] < known.best_s[number]:
-                known.best_s[number] = out[0]
-                known.best_values[number] = value
+            plan = known.values[follows]
+            if agrees == 1 and known.is_known[number]:
+                value[slot:] = plan[slot:]
+                out[0], out[1] = known.prices[follows, 0], known.prices[follows, 1]
+            else:
+                _complete(compiled, Goal(known.flow, plan, episodes.asked, slot + 1, False), workspace.draft, value)
+                _price(compiled, known, number, value, workspace, out)
+            best = worth(out[0], out[1], known.reference_s)
+            if slot >= compiled.space.first.signature:
+                other[: slot + 1] = value[: slot + 1]
+                _complete(compiled, Goal(known.flow, plan, episodes.asked, slot + 1, True), workspace.draft, other)
+                is_new = False
+                for j in range(slot + 1, value.shape[0]):
+                    is_new = is_new or value[j] != other[j]
+                if is_new:
+                    _price(compiled, known, number, other, workspace, price)
+                    again = worth(price[0], price[1], known.reference_s)
+                    if again < best:
+                        best = again
+                        out[0], out[1] = price[0], price[1]
+            known.worth[number, i] = best
+            known.least[number] = min(known.least[number], best)
