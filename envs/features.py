@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from automap.bounds.kernels.completions import KnownArrays
 from automap.bounds.kernels.step_many import EpisodeArrays
-from automap.space.group_flow import GroupFlow
 from automap.space.decisions import DECISIONS, Decision
+from automap.space.group_flow import GroupFlow
 from automap.space.space import PlanSpace, Slot
 from envs.kernels import (
     CLUSTER,
@@ -92,9 +92,6 @@ class Features:
 
 def _index(decision: Decision, slot: Slot) -> int:
     return slot.index if decision.seen_index is None else decision.seen_index
-
-
-
 
 
 def _group_features(space: PlanSpace, unit_type: int, number: int) -> tuple[float, ...]:

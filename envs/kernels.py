@@ -15,7 +15,7 @@ from numba import float32, float64, int8, int64, void
 from automap.bounds.kernels.completions import KNOWN
 from automap.bounds.kernels.step_many import EPISODES
 from automap.jit import borrowing
-from automap.price.kernels.array_types import Ints, Ints2, Rows, record_type, tuple_type
+from automap.price.kernels.array_types import Ints, Rows, record_type, tuple_type
 from automap.space.group_flow import UNKNOWN, GroupFlow
 from automap.space.kernels.records import FirstSlots
 from ir.factors import PARTIAL

@@ -131,7 +131,8 @@ class MaskedDQN(DQN):
             policy_kwargs={
                 "net_arch": list(parameters.hidden),
                 "features_extractor_class": _Sizes,
-                "optimizer_kwargs": {"fused": True},
+                "optimizer_class": torch.optim.AdamW,
+                "optimizer_kwargs": {"fused": True, "weight_decay": parameters.weight_decay},
             },
             seed=seed,
             device="cpu",
@@ -183,6 +184,8 @@ class MaskedDQN(DQN):
             with torch.no_grad():
                 target = self.targets(batch)
             loss = torch.nn.functional.smooth_l1_loss(network.rate(batch.states, batch.actions), target)
+            if len(batch.taught):
+                loss = loss + self.parameters.taught_weight * taught_loss(network, batch)
             self.policy.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(self.q_net.parameters(), self.max_grad_norm)
@@ -195,13 +198,8 @@ class MaskedDQN(DQN):
         The network chooses the continuation and its copy rates it (double Q-learning, arXiv 1509.06461), since the
         maximum of uncertain ratings is too high.
         """
-        import os
-
-        MODE = os.environ.get("MODE", "double")
         online, copy = self.q_net, self.q_net_target
         at_hand = torch.maximum(batch.returns, -REWARD_SCALE * batch.actions[:, COMPLETION])
-        if MODE == "mc":
-            return at_hand
         assert isinstance(online, MaskedQNetwork) and isinstance(copy, MaskedQNetwork)
         rated = online.rate(batch.next_states, batch.next_actions)
         nothing = torch.full_like(batch.rewards, -torch.inf)
@@ -212,6 +210,20 @@ class MaskedDQN(DQN):
         # Nothing follows the last decision of an episode.
         target = batch.rewards + torch.where(best == -torch.inf, 0.0, best)
         return torch.maximum(target, at_hand)
+
+
+def taught_loss(network: MaskedQNetwork, batch: Batch) -> torch.Tensor:
+    """Mean cross-entropy of the actions that a teacher showed, where an action is drawn with a chance of exp(Q).
+
+    DQfD (arXiv 1704.03732) has a margin in its place. A margin only asks that the teacher's action is rated best; the
+    cross-entropy makes ratings say how sure they are, which decides what is tried beside the best-rated action.
+    """
+    rated = network.rate(batch.states[batch.taught], batch.taught_actions)
+    floor = torch.full_like(batch.rewards, -torch.inf)
+    best = floor.scatter_reduce(0, batch.taught, rated.detach(), "amax")[batch.taught]
+    total = torch.zeros_like(batch.rewards).scatter_add(0, batch.taught, torch.exp(rated - best))
+    losses = torch.log(total[batch.taught]) + best - rated
+    return losses[batch.is_shown].mean()
 
 
 def new_agent(

@@ -15,6 +15,10 @@ class Hyperparameters:
     """Width of each hidden layer of the network."""
     learning_rate: float = 5e-4
     """Learning rate of Adam."""
+    weight_decay: float = 0.01
+    """Weight decay of AdamW."""
+    taught_weight: float = 0.0
+    """Weight of the cross-entropy of a teacher's actions beside the loss of the targets."""
     batch_size: int = 64
     """Number of decisions in one update."""
     updates_per_step: int = 2

@@ -55,6 +55,8 @@ def lessons(seeds: Sequence[int], labels: Mapping[int, Label], seed: int) -> Ite
                 continue
             label = labels.get(number)
             known = label.values if label is not None and label.is_of(generated) else None
+            if known is not None and len(known) != len(space.slots):
+                known = None
             yield Lesson(seed=number, space=space, best=known)
 
 

@@ -1,8 +1,9 @@
 """Pretraining: one network learns to plan on many generated problems, shown to it one group after another.
 
 A few problems are learnt side by side. Each stays for some dozens of plans, in which the network is used as in a
-search: what it finds is known to its next plans. Some episodes are led to the best plan that a teacher knows
-(`agents.learning.teacher`); what they find stays unknown to the others. Then another problem takes its place.
+search: what it finds is known to its next plans. Half of the episodes are led to the best plan that a teacher knows
+(`agents.learning.teacher`); what they find stays unknown to the others. The others are shown what the teacher would
+decide, as long as their shape is the teacher's. Then another problem takes its place.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from stable_baselines3.common.callbacks import BaseCallback
 
 from agents.learning.checkpoint import read_checkpoint, write_checkpoint
@@ -20,19 +22,26 @@ from agents.learning.dqn import MaskedDQN, new_agent
 from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.lessons import Lesson
 from agents.learning.plan_vec_env import PlanVecEnv
+from agents.learning.search_tree import SearchTree
 from automap.space.space import Ints
-from envs.decision import Episodes
+from envs.decision import Episodes, Observation
 from envs.hybrid import HybridDecisions
 
 PARAMETERS = Hyperparameters(
-    num_envs=8, batch_size=256, buffer_size=400_000, learning_starts=5_000, target_update=4_000, updates_per_step=8
+    num_envs=8,
+    batch_size=256,
+    buffer_size=600_000,
+    learning_starts=5_000,
+    target_update=4_000,
+    updates_per_step=4,
+    taught_weight=1.0,
 )
 """Hyperparameters of the training; of these the network only keeps its sizes."""
 SIDE_BY_SIDE = 16
 """Number of problems that are learnt at a time."""
-PLANS = 64
+PLANS = 24
 """Number of plans for which a problem stays."""
-LED, EXPLORING = 0.25, 0.5
+LED, EXPLORING = 0.5, 0.25
 """Shares of the episodes that are led to the teacher's plan, and of those that take random decisions."""
 EXPLORED = 2.0
 """Number of random decisions in these, in the mean."""
@@ -55,6 +64,28 @@ class _Quiet(PlanVecEnv):
         """Keeps what was found without being led."""
         if self.leads[number] is None:
             super().ended(number)
+
+
+class TaughtDQN(MaskedDQN):
+    """A DQN that is shown what a teacher would decide.
+
+    Attributes:
+        taught: [episodes] the teacher's plan for the problem of each episode, or None.
+    """
+
+    def __init__(self, env: PlanVecEnv, parameters: Hyperparameters, seed: int, tree: SearchTree | None = None) -> None:
+        self.taught: list[Ints | None] = [None] * env.num_envs
+        super().__init__(env, parameters, seed, tree)
+
+    def act(self, observation: Observation) -> npt.NDArray[Any]:
+        """[episodes] an action of each episode; what the teacher would do is noted in the replay."""
+        for number, (slot, plan) in enumerate(zip(self.plan_env.slots(), self.taught, strict=True)):
+            episodes, at = self.plan_env.place(number)
+            head = min(slot, episodes.space.first.signature)
+            decided = episodes.partial_plans.episodes.values[at, :head]
+            is_near = plan is not None and np.array_equal(decided, plan[:head])
+            self.replay_buffer.shown[number] = plan[slot] if plan is not None and is_near else -1
+        return super().act(observation)
 
 
 class _Course(BaseCallback):
@@ -81,6 +112,11 @@ class _Course(BaseCallback):
         self._current.append(lesson)
         self._left.append(PLANS)
         return Episodes(HybridDecisions(lesson.space), PARAMETERS.num_envs)
+
+    def _on_training_start(self) -> None:
+        agent: Any = self.model
+        for episode in range(agent.plan_env.num_envs):
+            self._begin(agent, episode, episode // PARAMETERS.num_envs, 60)
 
     def _on_rollout_start(self) -> None:
         agent: Any = self.model
@@ -114,7 +150,7 @@ class _Course(BaseCallback):
                 self._begin(agent, number, lesson, info["finished"].num_decisions)
         return self.seconds < self._seconds
 
-    def _begin(self, agent: MaskedDQN, episode: int, lesson: int, num_decisions: int) -> None:
+    def _begin(self, agent: TaughtDQN, episode: int, lesson: int, num_decisions: int) -> None:
         """Decides how an episode that begins is led, or explores."""
         best, draw = self._current[lesson].best, agent.rng.random()
         is_led = best is not None and draw < LED
@@ -122,6 +158,7 @@ class _Course(BaseCallback):
         explored = EXPLORED / max(1, num_decisions) if draw > 1.0 - EXPLORING else 0.0
         env: Any = agent.plan_env
         agent.leads[episode] = env.leads[episode] = lead
+        agent.taught[episode] = None if best is None else np.array(best, dtype=np.int64)
         agent.exploration[episode] = explored
 
 
@@ -157,7 +194,7 @@ def train_agent(
 
     course = _Course(lessons, seconds, visited, resumed_s)
     env = _Quiet([course.episodes() for _ in range(SIDE_BY_SIDE)])
-    agent = new_agent(env, PARAMETERS, seed)
+    agent = new_agent(env, PARAMETERS, seed, TaughtDQN)
     learnt.append(agent)
     if (folder / "agent.json").exists():
         written = read_checkpoint(agent, PARAMETERS, folder)

@@ -24,10 +24,10 @@ PROPOSALS = 64
 """Number of plans that are proposed at the beginning of a search."""
 SIDE_BY_SIDE = 8
 """Number of plans that are decided side by side; the next ones know what these have found."""
-LEAST_NOISE, MOST_NOISE = 0.1, 3.0
+LEAST_NOISE, MOST_NOISE = 0.2, 2.0
 """Scales of the Gumbel noise on ratings. Each plan has one, drawn between the two so that all magnitudes are alike.
-Ratings are `REWARD_SCALE` times logarithms of step times, so these are 1 and 30 per cent of a step time."""
-MESH_NOISE = 3.0
+With 1, actions are drawn with the chances that the network was taught (`agents.learning.dqn.taught_loss`)."""
+MESH_NOISE = 1.5
 """Factor of the noise on decisions about the mesh, on which all others depend."""
 MESH_KINDS = frozenset(("pp", "tp", "middle", "micro_batches", "virtual"))
 """Kinds of slots that decide the mesh."""

@@ -39,6 +39,12 @@ class Batch(NamedTuple):
     """[m, STATE_FEATURES] state of the following decision."""
     next_actions: torch.Tensor
     """[m, ACTION_FEATURES] each legal action there."""
+    taught: torch.Tensor
+    """[k] numbers of the decisions, in this batch, for which a teacher showed an action: once for each legal action."""
+    taught_actions: torch.Tensor
+    """[k, ACTION_FEATURES] each legal action there."""
+    is_shown: torch.Tensor
+    """[k] whether it is the one that was shown."""
 
 
 @dataclass
@@ -48,11 +54,16 @@ class _Episode:
     states: list[Floats32] = field(default_factory=list)
     actions: list[Floats32] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
+    shown: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
 
 
 class PlanReplay(BaseBuffer):
-    """A replay of finished episodes."""
+    """A replay of finished episodes.
+
+    Attributes:
+        shown: [episodes] action that a teacher would take in the step that is added next, or -1.
+    """
 
     def __init__(
         self,
@@ -69,8 +80,8 @@ class PlanReplay(BaseBuffer):
         super().__init__(buffer_size, observation_space, action_space, device, n_envs)
         self.rng = np.random.default_rng(seed)
         self._states = np.zeros((buffer_size, STATE_FEATURES), dtype=np.float32)
-        self._numbers = np.zeros((buffer_size, 3), dtype=np.int64)
-        """Of each decision: number of its first action, number of its actions, number of the action taken."""
+        self._numbers = np.zeros((buffer_size, 4), dtype=np.int64)
+        """Of each decision: number of its first action, how many there are, which was taken, which was shown (or -1)."""
         self._rewards = np.zeros((buffer_size, 2), dtype=np.float32)
         """Of each decision: reward, and sum of the rewards to the end of the episode."""
         self._is_last = np.zeros(buffer_size, dtype=np.bool_)
@@ -78,6 +89,7 @@ class PlanReplay(BaseBuffer):
         # Decisions and actions are numbered from the first one on; these are kept.
         self._oldest, self._next, self._next_action = 0, 0, 0
         self._open = [_Episode() for _ in range(n_envs)]
+        self.shown = np.full(n_envs, -1, dtype=np.int64)
 
     def add(  # type: ignore[override]  # stable-baselines3's buffers differ here from their base class too
         self,
@@ -96,6 +108,9 @@ class PlanReplay(BaseBuffer):
             episode.states.append(obs["observation"][number, :STATE_FEATURES].copy())
             episode.actions.append(features[part])
             episode.chosen.append(int(np.searchsorted(actions[part], action[number])))
+            wanted = int(self.shown[number])
+            found = np.flatnonzero(actions[part] == wanted) if wanted >= 0 else ()
+            episode.shown.append(int(found[0]) if len(found) else -1)
             episode.rewards.append(float(reward[number]))
             if done[number]:
                 self._close(episode)
@@ -117,7 +132,7 @@ class PlanReplay(BaseBuffer):
                 self._oldest += 1
             at = self._next % self.buffer_size
             self._states[at] = state
-            self._numbers[at] = self._next_action, len(actions), episode.chosen[step]
+            self._numbers[at] = self._next_action, len(actions), episode.chosen[step], episode.shown[step]
             self._rewards[at] = episode.rewards[step], returns[step]
             self._is_last[at] = step == len(episode.states) - 1
             self._actions[np.arange(self._next_action, self._next_action + len(actions)) % room] = actions
@@ -132,12 +147,12 @@ class PlanReplay(BaseBuffer):
         """Draws `count` decisions uniformly, with repetition."""
         numbers = self.rng.integers(self._oldest, self._next, count)
         at, room = numbers % self.buffer_size, len(self._actions)
-        first, _, chosen = self._numbers[at].T
+        first, _, chosen, shown = self._numbers[at].T
         has_next = np.flatnonzero(~self._is_last[at])
         after = (numbers[has_next] + 1) % self.buffer_size
-        begins, counts, _ = self._numbers[after].T
-        following = np.repeat(np.arange(len(after)), counts)
-        inside = np.arange(len(following)) - np.repeat(np.cumsum(counts) - counts, counts)
+        following, next_rows = self._all_actions(after)
+        taught = np.flatnonzero(shown >= 0)
+        choosing, rows = self._all_actions(at[taught])
         rewards, returns = self._rewards[at].T
         return Batch(
             states=torch.from_numpy(self._states[at]),
@@ -146,8 +161,18 @@ class PlanReplay(BaseBuffer):
             returns=torch.from_numpy(returns.copy()),
             following=torch.from_numpy(has_next[following]),
             next_states=torch.from_numpy(self._states[after[following]]),
-            next_actions=torch.from_numpy(self._actions[(begins[following] + inside) % room]),
+            next_actions=torch.from_numpy(self._actions[next_rows % room]),
+            taught=torch.from_numpy(taught[choosing]),
+            taught_actions=torch.from_numpy(self._actions[rows % room]),
+            is_shown=torch.from_numpy(rows == (first + shown)[taught[choosing]]),
         )
+
+    def _all_actions(self, at: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """[m] which of the decisions `at`, and [m] number of the action, for each legal action of each decision."""
+        begins, counts, *_ = self._numbers[at].T
+        decisions = np.repeat(np.arange(len(at)), counts)
+        inside = np.arange(len(decisions)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return decisions, begins[decisions] + inside
 
     def _get_samples(self, batch_inds: Any, env: Any = None) -> Any:
         raise NotImplementedError("decisions are drawn with `draw`")
