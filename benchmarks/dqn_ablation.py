@@ -30,7 +30,7 @@ from agents.searcher import Budget
 from automap.space.space import PlanSpace
 from envs.decision import REWARD_SCALE, Episodes
 from envs.hybrid import HybridDecisions
-from envs.kernels import ACTION, ACTION_FEATURES, STATE_FEATURES
+from envs.kernels import ACTION_FEATURES, STATE_FEATURES, action_feature
 
 NEAR, EXACT = 0.01, 1e-9
 
@@ -56,7 +56,7 @@ class WithoutReturns(MaskedDQN):
 class BlindToCompletions(MaskedDQN):
     """The network's input does not know what completions reach; its output is still added to it."""
 
-    COLUMNS = tuple(ACTION.fields[name][1] // 4 for name in ("loss", "headroom", "completed_overflow", "is_followed"))
+    COLUMNS = tuple(map(action_feature, ("loss", "headroom", "completed_overflow", "is_followed")))
 
     def act(self, observation):
         seen = observation["observation"].copy()

@@ -26,7 +26,7 @@ from automap.bounds.partial_plans import BoundTable, PartialPlans
 from automap.problem import Problem
 from automap.space.space import PlanSpace, Slot, Values
 from envs.features import Features
-from envs.kernels import ACTION, ACTION_FEATURES, LIMIT, STATE_FEATURES
+from envs.kernels import ACTION_FEATURES, LIMIT, STATE_FEATURES, action_feature
 
 MAX_ACTIONS = 64
 """Number of actions of every environment. Of a slot with more values the first 64 are offered; for cuts these are the
@@ -46,7 +46,7 @@ are rated so badly that the DQN avoids plans which nearly fill the memory: two o
 further from the optimum."""
 OBSERVED = STATE_FEATURES + ACTION_FEATURES * MAX_ACTIONS
 """Number of features of an observation."""
-COMPLETION, LOSS = (offset // 4 for _, offset, *_ in (ACTION.fields[name] for name in ("completion", "loss")))
+COMPLETION, LOSS = (action_feature(name) for name in ("completion", "loss"))
 """Indices of these features of an action, see `envs.kernels.ACTION`."""
 
 WAITING = -1

@@ -118,6 +118,13 @@ STATE_FEATURES, ACTION_FEATURES = STATE.itemsize // 4, ACTION.itemsize // 4
 """Numbers of features of a state and of an action."""
 
 
+def action_feature(name: str) -> int:
+    """Index of a feature among those of an action."""
+    fields = ACTION.fields
+    assert fields is not None
+    return int(fields[name][1]) // 4
+
+
 class Facts(NamedTuple):
     """What the features of all plans of one space are made from. Placements: `ir.factors`, NONE and UNKNOWN."""
 

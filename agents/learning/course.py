@@ -81,11 +81,18 @@ def train(
         training, lessons(seeds, known, seed), seconds=seconds, seed=seed, on_visit=visited, about=about
     )
     write_checkpoint(agent, PARAMETERS, folder, about, only_network=True)
-    draw_curve(curve, folder / "learning-curve.svg")
+    try:
+        draw_curve(curve, folder / "learning-curve.svg")
+    except ImportError:
+        on_exam("no picture of the learning curve: pip install automap[plots]")
 
 
 def draw_curve(curve: Sequence[dict[str, float]], path: Path) -> None:
-    """Draws the grades of the exams over the minutes of training."""
+    """Draws the grades of the exams over the minutes of training.
+
+    Raises:
+        ImportError: matplotlib is not installed; `pip install automap[plots]` does that.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")

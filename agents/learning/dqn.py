@@ -106,7 +106,7 @@ class MaskedDQN(DQN):
         exploration: [episodes] probability of a random decision in an episode that is not led.
     """
 
-    replay_buffer: PlanReplay
+    replay_buffer: PlanReplay  # type: ignore[assignment]  # it keeps decisions in a form of its own
 
     def __init__(self, env: PlanVecEnv, parameters: Hyperparameters, seed: int, tree: SearchTree | None = None) -> None:
         self.parameters = parameters
@@ -126,7 +126,7 @@ class MaskedDQN(DQN):
             train_freq=1,
             gradient_steps=parameters.updates_per_step,
             target_update_interval=parameters.target_update,
-            replay_buffer_class=PlanReplay,
+            replay_buffer_class=PlanReplay,  # type: ignore[arg-type]
             replay_buffer_kwargs={"seed": seed},
             policy_kwargs={
                 "net_arch": list(parameters.hidden),
@@ -292,7 +292,8 @@ class Watch(BaseCallback):
         best = np.array(self.best, dtype=np.int64)
         # The better a plan is, the likelier it is taken.
         near = best[[int(len(best) * agent.rng.random() ** 2)]]
-        return self.incumbent.space.neighbours(agent.rng, near, best)[0]
+        led: Ints = self.incumbent.space.neighbours(agent.rng, near, best)[0]
+        return led
 
 
 def _rows(space: PlanSpace, plans: Sequence[Values]) -> Ints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -78,7 +79,7 @@ class Exam:
         for space, grid, known_s in self._problems:
             incumbent = Incumbent(space, Budget(), searcher="dqn")
             episodes = Episodes(HybridDecisions(space), SIDE_BY_SIDE, incumbent.table, templates=grid)
-            tree = SearchTree(episodes, lambda incumbent=incumbent: incumbent.best_s)
+            tree = SearchTree(episodes, functools.partial(getattr, incumbent, "best_s"))
             propose(incumbent, episodes, tree, network, seed=seed, most=most)
             reached = [seconds for count, _, seconds in incumbent.improvements if count == 1]
             first.append(min(reached, default=math.inf) / known_s - 1.0)

@@ -81,7 +81,7 @@ class PlanReplay(BaseBuffer):
         self.rng = np.random.default_rng(seed)
         self._states = np.zeros((buffer_size, STATE_FEATURES), dtype=np.float32)
         self._numbers = np.zeros((buffer_size, 4), dtype=np.int64)
-        """Of each decision: number of its first action, how many there are, which was taken, which was shown (or -1)."""
+        """Of each decision: number of its first action, how many there are, which was taken, which was shown or -1."""
         self._rewards = np.zeros((buffer_size, 2), dtype=np.float32)
         """Of each decision: reward, and sum of the rewards to the end of the episode."""
         self._is_last = np.zeros(buffer_size, dtype=np.bool_)
@@ -91,7 +91,7 @@ class PlanReplay(BaseBuffer):
         self._open = [_Episode() for _ in range(n_envs)]
         self.shown = np.full(n_envs, -1, dtype=np.int64)
 
-    def add(  # type: ignore[override]  # stable-baselines3's buffers differ here from their base class too
+    def add(
         self,
         obs: Observation,
         next_obs: Observation,
@@ -108,9 +108,9 @@ class PlanReplay(BaseBuffer):
             episode.states.append(obs["observation"][number, :STATE_FEATURES].copy())
             episode.actions.append(features[part])
             episode.chosen.append(int(np.searchsorted(actions[part], action[number])))
-            wanted = int(self.shown[number])
-            found = np.flatnonzero(actions[part] == wanted) if wanted >= 0 else ()
-            episode.shown.append(int(found[0]) if len(found) else -1)
+            # -1 is no action.
+            found = np.flatnonzero(actions[part] == self.shown[number]).tolist()
+            episode.shown.append(found[0] if found else -1)
             episode.rewards.append(float(reward[number]))
             if done[number]:
                 self._close(episode)
@@ -122,7 +122,7 @@ class PlanReplay(BaseBuffer):
             self._open[number] = _Episode()
 
     def _close(self, episode: _Episode) -> None:
-        returns = np.cumsum(episode.rewards[::-1])[::-1]
+        returns = np.cumsum(np.array(episode.rewards)[::-1])[::-1]
         for step, (state, actions) in enumerate(zip(episode.states, episode.actions, strict=True)):
             room = len(self._actions)
             while self._next - self._oldest == self.buffer_size or (

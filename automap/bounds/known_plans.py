@@ -69,7 +69,7 @@ class KnownPlans:
             values=np.zeros((room, slots), dtype=np.int64),
             prices=np.full((room, 2), np.inf),
             order=np.zeros(room, dtype=np.int64),
-            count=np.array([len(chosen)]),
+            num_known=np.array([len(chosen)]),
             agreeing=np.zeros((episodes, room), dtype=np.int64),
             num_agreeing=np.zeros(episodes, dtype=np.int64),
             compared=np.zeros(episodes, dtype=np.int64),
@@ -96,12 +96,12 @@ class KnownPlans:
     def add(self, values: Values, price: tuple[float, float]) -> None:
         """Adds a plan; plans that are being decided notice it when they begin anew."""
         arrays = self.arrays
-        count = int(arrays.count[0])
+        count = int(arrays.num_known[0])
         if (arrays.values[:count] == np.array(values)).all(axis=1).any():
             return
         if count < len(arrays.order):
             row = count
-            arrays.count[0] += 1
+            arrays.num_known[0] += 1
         else:
             mine = np.arange(self._first, count)
             row = int(mine[worth_s(arrays.prices[mine], self.reference_s).argmax()])
@@ -109,7 +109,7 @@ class KnownPlans:
         self._rank()
 
     def _rank(self) -> None:
-        count = int(self.arrays.count[0])
+        count = int(self.arrays.num_known[0])
         worth = worth_s(self.arrays.prices[:count], self.reference_s)
         self.arrays.order[:count] = np.argsort(worth, kind="stable")
 

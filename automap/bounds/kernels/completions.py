@@ -43,7 +43,7 @@ class KnownArrays(NamedTuple):
     """[room, 2] seconds and overflow of each known plan."""
     order: Ints
     """[room] numbers of the known plans, the best first."""
-    count: Ints
+    num_known: Ints
     """[1] number of known plans."""
     agreeing: Ints2
     """[episodes, room] numbers of the known plans that agree with the decisions of each plan, the best first."""
@@ -149,7 +149,7 @@ def follow_known(episodes, known, actions):
     for number in range(actions.shape[0]):
         action = actions[number]
         if action == BEGIN:
-            known.num_agreeing[number] = known.count[0]
+            known.num_agreeing[number] = known.num_known[0]
             known.agreeing[number] = known.order
             known.compared[number] = 0
             known.is_known[number] = True
