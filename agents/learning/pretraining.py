@@ -1,7 +1,6 @@
 """Pretraining: one network learns to plan on many generated problems, shown to it one group after another.
 
-A few problems are learnt side by side. Each stays for some dozens of plans, in which the network is used as in a
-search: what it finds is known to its next plans. Half of the episodes are led to the best plan that a teacher knows
+A few problems are learnt side by side. Each stays for a few plans. Half of the episodes are led to the best plan that a teacher knows
 (`agents.learning.teacher`); what they find stays unknown to the others. The others are shown what the teacher would
 decide, as long as their shape is the teacher's. Then another problem takes its place.
 """
@@ -33,14 +32,15 @@ PARAMETERS = Hyperparameters(
     buffer_size=600_000,
     learning_starts=5_000,
     target_update=4_000,
-    updates_per_step=4,
+    updates_per_step=16,
     taught_weight=1.0,
 )
 """Hyperparameters of the training; of these the network only keeps its sizes."""
 SIDE_BY_SIDE = 16
 """Number of problems that are learnt at a time."""
-PLANS = 24
-"""Number of plans for which a problem stays."""
+PLANS = 8
+"""Number of plans for which a problem stays. Building it takes longer than these plans, but what was seen of many
+problems teaches more than many plans of one."""
 LED, EXPLORING = 0.5, 0.25
 """Shares of the episodes that are led to the teacher's plan, and of those that take random decisions."""
 EXPLORED = 2.0

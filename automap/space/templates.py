@@ -114,14 +114,16 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
         ways = ["ep"] if sizes.get("ep", 1) > 1 else ways
         insides = [(False, False), *([(True, False)] if shape.tp > 1 else [])]
         insides += [(False, True)] if _spans_hosts(space, shape) else []
+        values = space.meshes.values(shape)
+        stood = [(stages, meshes_of(space, shape, (*values, *stages))) for stages in _stages(space, shape)]
         for (sequence_parallel, only_batch), way in product(insides, ways):
             if only_batch and way == "tp":
                 continue
             # Unlike shares need not divide over tp.
-            placed = [stages for stages in _stages(space, shape) if not (only_batch and stages[-1])]
-            for stages, mode, zero in product(placed, modes, zeros):
+            placed = [(stages, meshes) for stages, meshes in stood if not (only_batch and stages[-1])]
+            for (stages, meshes), mode, zero in product(placed, modes, zeros):
                 prefix = space.even_values(shape, recompute=mode, zero=zero, stages=stages)
-                key = (*meshes_of(space, shape, prefix), sequence_parallel, only_batch, way)
+                key = (*meshes, sequence_parallel, only_batch, way)
                 if key not in known:
                     full = megatron_signatures(
                         space,
