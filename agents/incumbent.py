@@ -44,6 +44,7 @@ class Incumbent:
         should_stop: whether the caller wants the search to end.
         evaluations: number of plans priced so far.
         look_aheads: number of completions priced to look ahead, which are no plans of a searcher.
+        first_proposal: step time of the network's first plan and seconds since the start, or None.
         charged: number of plans that count against the budget.
         best: values of the best plan that fits, or None.
         best_s: step time of that plan, or infinity.
@@ -70,6 +71,7 @@ class Incumbent:
         self.should_stop = should_stop
         self.evaluations = 0
         self.look_aheads = 0
+        self.first_proposal: tuple[float, float] | None = None
         self.charged = 0
         self.best: Values | None = None
         self.best_s = float("inf")
@@ -293,6 +295,8 @@ class Incumbent:
             seed=seed,
             evaluations=self.evaluations,
             look_aheads=self.look_aheads,
+            first_s=None if self.first_proposal is None else self.first_proposal[0],
+            first_after_s=None if self.first_proposal is None else self.first_proposal[1],
             baselines={**self.baselines, "yours": baseline_s(self.space.evaluator)},
             searchers=dict(self.reached),
             seconds=self.seconds,

@@ -229,6 +229,10 @@ class SearchRecord:
     (`yours`); null if it does not fit into memory. `dp` is absent if the batch or the hints allow no such plan."""
     searchers: Mapping[str, float | None] = field(default_factory=dict)
     """Best step time of each searcher that ran, seconds; null if it found no plan that fits."""
+    first_s: float | None = None
+    """Step time of the first plan that the network proposed, seconds; null if it proposed none that fits."""
+    first_after_s: float | None = None
+    """Seconds from the start of the search to that plan."""
     seconds: float | None = None
     fastest_s: float | None = None
     """Step time of the fastest plan found if a simpler plan, equal within `tie`, was preferred to it; else null."""

@@ -69,7 +69,10 @@ def propose(
         _, done = episodes.step(actions)
         for number in np.flatnonzero(done).tolist():
             if count < most and not incumbent.finished:
-                found |= _take(incumbent, episodes, number)
+                fitting = _take(incumbent, episodes, number)
+                if count == 0 and fitting:
+                    incumbent.first_proposal = min(fitting.values()), incumbent.seconds
+                found |= fitting
                 count += 1
             tree.finish(number)
         if done.any():

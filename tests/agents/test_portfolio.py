@@ -43,7 +43,8 @@ def fastest(space):
 
 def document(result):
     plan = result.plan.to_json()
-    plan["search"].pop("seconds")
+    for name in ("seconds", "first_after_s"):
+        plan["search"].pop(name)
     return json.dumps(plan)
 
 

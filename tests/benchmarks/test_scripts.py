@@ -30,6 +30,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SHARED = {"constants", "fitting", "fleet", "priced_runs"}
 """What scripts have in common, and is no script."""
 SCRIPTS = {
+    "auto_map": "--budget 16 --models vgg19",
     "cost_graph": "--plans 2 --skeletons 1 --models vgg19",
     "decision_speed": "0.001 --problems resnet50_on_2x4xV100 --warm-up 0.001",
     "dqn_ablation": "--evaluations 40 --seeds 1 --problems 12 --variants from_scratch",
