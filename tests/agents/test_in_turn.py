@@ -19,7 +19,7 @@ def problem(graph, cluster="2x2xV100@25Gbit", global_batch=8, fix=None):
 
 def document(result):
     plan = result.plan
-    return json.dumps(replace(plan, search=replace(plan.search, seconds=None)).to_json())
+    return json.dumps(replace(plan, search=replace(plan.search, seconds=None, first_after_s=None)).to_json())
 
 
 NAMES = ["random", "mcmc", "expert"]
