@@ -268,25 +268,20 @@ def _best_with(known, number, slot, value):
     return known.agreeing[number, 0], 0
 
 
-@borrowing(void(COMPILED, KNOWN, int64, int64[::1], WORKSPACE, float64[::1]), inner=True)
-def _price(compiled, known, number, value, workspace, out):
-    """Prices a completion, [slots], and keeps it if it is the fastest of its plan.
-
-    Args:
-        compiled: whose cache is read and written.
-        known: `best_values`, `best_s` and `priced` are written.
-        number: number of the plan.
-        value: [slots] the completion.
-        workspace: overwritten.
-        out: [2] seconds and overflow; written.
-    """
+@borrowing(void(COMPILED, int64[::1], WORKSPACE, float64[::1]), inner=True)
+def _price(compiled, value, workspace, out):
+    """Writes seconds and overflow of a complete plan, [slots], into `out`, [2]."""
     decide_stages(compiled.space, value, value.shape[0], workspace.draft.layout)
     set_rows(compiled.space, value, workspace)
     pick_all(compiled.space, value, value.shape[0], workspace.draft)
     price_one(compiled, value, workspace, True, out)
-    known.priced[0] += 1
-    if out[1] <= 0.0 and out[0] < known.best_s[number]:
-        known.best_s[number] = out[0]
+
+
+@borrowing(void(KNOWN, int64, int64[::1], float64[::1]), inner=True)
+def _keep(known, number, value, price):
+    """Keeps a completion, [slots], with its price, [2], if it is the fastest of its plan that fits."""
+    if price[1] <= 0.0 and price[0] < known.best_s[number]:
+        known.best_s[number] = price[0]
         for slot in range(value.shape[0]):
             known.best_values[number, slot] = value[slot]
 
@@ -326,7 +321,9 @@ def complete_many(compiled, episodes, known, actions):
                 out[0], out[1] = known.prices[follows, 0], known.prices[follows, 1]
             else:
                 _complete(compiled, Goal(known.flow, plan, episodes.asked, slot + 1, False), workspace.draft, value)
-                _price(compiled, known, number, value, workspace, out)
+                _price(compiled, value, workspace, out)
+                known.priced[0] += 1
+            _keep(known, number, value, out)
             best = worth(out[0], out[1], known.reference_s)
             if slot >= compiled.space.first.signature:
                 other[: slot + 1] = value[: slot + 1]
@@ -335,7 +332,9 @@ def complete_many(compiled, episodes, known, actions):
                 for j in range(slot + 1, value.shape[0]):
                     is_new = is_new or value[j] != other[j]
                 if is_new:
-                    _price(compiled, known, number, other, workspace, price)
+                    _price(compiled, other, workspace, price)
+                    known.priced[0] += 1
+                    _keep(known, number, other, price)
                     again = worth(price[0], price[1], known.reference_s)
                     if again < best:
                         best = again
