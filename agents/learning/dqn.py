@@ -55,9 +55,13 @@ class MaskedQNetwork(QNetwork):
     action reaches is known and is added to its output.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, dropout: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        last = self.q_net[-1]
+        layers: list[torch.nn.Module] = []
+        for layer in self.q_net:
+            layers += [layer, torch.nn.Dropout(dropout)] if isinstance(layer, torch.nn.ReLU) else [layer]
+        self.q_net = torch.nn.Sequential(*layers)
+        last = layers[-1]
         assert isinstance(last, torch.nn.Linear)
         # An untrained network adds nothing to what completions reach.
         torch.nn.init.zeros_(last.weight)
@@ -89,11 +93,15 @@ class _Sizes(torch.nn.Module):
 class MaskedPolicy(DQNPolicy):
     """DQNPolicy over `MaskedQNetwork`."""
 
+    def __init__(self, *args: Any, dropout: float, **kwargs: Any) -> None:
+        self.dropout = dropout
+        super().__init__(*args, **kwargs)
+
     def make_q_net(self) -> QNetwork:
         """A network; it is called twice, for the online and for the target network."""
         arguments = self._update_features_extractor(self.net_args, features_extractor=None)
         arguments["action_space"] = spaces.Discrete(1)
-        return MaskedQNetwork(**arguments).to(self.device)
+        return MaskedQNetwork(**arguments, dropout=self.dropout).to(self.device)
 
 
 class MaskedDQN(DQN):
@@ -131,6 +139,7 @@ class MaskedDQN(DQN):
             policy_kwargs={
                 "net_arch": list(parameters.hidden),
                 "features_extractor_class": _Sizes,
+                "dropout": parameters.dropout,
                 "optimizer_class": torch.optim.AdamW,
                 "optimizer_kwargs": {"fused": True, "weight_decay": parameters.weight_decay},
             },
@@ -178,6 +187,7 @@ class MaskedDQN(DQN):
         """Takes optimizer steps of the Huber loss on clipped one-step targets."""
         if self.replay_buffer.size() < batch_size:
             return
+        self.policy.set_training_mode(True)
         network: Any = self.q_net
         for _ in range(gradient_steps):
             batch = self.replay_buffer.draw(batch_size)
@@ -190,6 +200,7 @@ class MaskedDQN(DQN):
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(self.q_net.parameters(), self.max_grad_norm)
             self.policy.optimizer.step()
+        self.policy.set_training_mode(False)
         self._n_updates += gradient_steps
 
     def targets(self, batch: Batch) -> torch.Tensor:

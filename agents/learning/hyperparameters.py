@@ -15,6 +15,8 @@ class Hyperparameters:
     """Width of each hidden layer of the network."""
     learning_rate: float = 5e-4
     """Learning rate of Adam."""
+    dropout: float = 0.0
+    """Share of the outputs of a hidden layer that are left out in an update."""
     weight_decay: float = 0.01
     """Weight decay of AdamW."""
     taught_weight: float = 0.0

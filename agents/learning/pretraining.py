@@ -28,12 +28,14 @@ from envs.hybrid import HybridDecisions
 
 PARAMETERS = Hyperparameters(
     num_envs=8,
-    batch_size=256,
+    learning_rate=1e-3,
+    batch_size=512,
     buffer_size=600_000,
     learning_starts=5_000,
     target_update=4_000,
-    updates_per_step=16,
-    taught_weight=1.0,
+    updates_per_step=2,
+    dropout=0.2,
+    taught_weight=3.0,
 )
 """Hyperparameters of the training; of these the network only keeps its sizes."""
 SIDE_BY_SIDE = 16

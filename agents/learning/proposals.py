@@ -24,7 +24,7 @@ PROPOSALS = 64
 """Number of plans that are proposed at the beginning of a search."""
 SIDE_BY_SIDE = 8
 """Number of plans that are decided side by side; the next ones know what these have found."""
-LEAST_NOISE, MOST_NOISE = 0.2, 2.0
+LEAST_NOISE, MOST_NOISE = 0.5, 3.0
 """Scales of the Gumbel noise on ratings. Each plan has one, drawn between the two so that all magnitudes are alike.
 With 1, actions are drawn with the chances that the network was taught (`agents.learning.dqn.taught_loss`)."""
 MESH_NOISE = 1.5

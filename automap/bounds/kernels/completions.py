@@ -83,7 +83,7 @@ class Goal(NamedTuple):
     decided: int
     """Number of slots that are decided."""
     goes_on: bool
-    """Whether the groups of the unit that was decided last go on as the last decision did, see `_likewise`."""
+    """Whether signatures go on as those before them do, see `_likewise`, where that is said."""
 
 
 KNOWN, GOAL = tuple_type(KnownArrays), tuple_type(Goal)
@@ -182,31 +182,26 @@ def _settled(compiled, value, slot, wanted, draft):
     return found
 
 
-@borrowing(int64(SPACE, FLOW, int64[::1], int64, int64), inner=True)
-def _likewise(space, flow, value, decided, slot):
-    """The value with which a slot goes on as the last decision did, or -1.
+@borrowing(int64(SPACE, FLOW, int64[::1], int64), inner=True)
+def _likewise(space, flow, value, slot):
+    """The value with which a signature goes on as those before it do, or -1.
 
-    Behind a decision that splits the batch, the groups of its unit split the batch too; behind one that leaves its
-    group whole, they stay whole. Behind another one a group takes its input as it is made, if it is made split and the
-    group then divides its work. Where a unit has one group only, all units behind it count.
+    Behind a group that splits the batch, the next group of the unit splits the batch too; where a unit has one group
+    only, that of the next unit. Otherwise a group takes its input as it is made, if it is made split and the group then
+    divides its work. The value depends on the values before it alone: whoever takes it is offered the same plan again.
 
     Args:
         space: slots.
         flow: flow between linkage groups.
-        value: [slots] values; those before `slot` are decided.
-        decided: number of slots up to the last decision.
-        slot: a slot of a signature behind it.
+        value: [slots] values; those before `slot` are known.
+        slot: slot of the signature.
     """
     first, num_axes = space.first.signature, space.obeys.shape[0]
-    last, axis = divmod(decided - 1 - first, num_axes)
-    group = (slot - first) // num_axes
-    is_near = flow.kind[group] == flow.kind[last] or flow.is_alone[last]
-    if (slot - first) % num_axes != axis or not is_near:
-        return -1
-    if value[decided - 1] == flow.batch[last]:
-        return flow.batch[group]
-    if not flow.divides[last, value[decided - 1]]:
-        return space.groups[group].whole
+    group, axis = divmod(slot - first, num_axes)
+    before = group - 1
+    if before >= 0 and (flow.kind[before] == flow.kind[group] or flow.is_alone[before]):
+        if value[slot - num_axes] == flow.batch[before]:
+            return flow.batch[group]
     source = flow.source[group]
     if source < 0:
         return -1
@@ -248,7 +243,7 @@ def _complete(compiled, goal, draft, value):
             if slot >= decided:
                 value[slot] = follows[slot]
                 if goal.goes_on and goal.asked[slot]:
-                    likewise = _likewise(space, goal.flow, value, decided, slot)
+                    likewise = _likewise(space, goal.flow, value, slot)
                     value[slot] = likewise if likewise >= 0 else follows[slot]
             is_touched = is_touched or value[slot] != follows[slot]
         if is_touched:
@@ -290,8 +285,8 @@ def _keep(known, number, value, price):
 def complete_many(compiled, episodes, known, actions):
     """Prices the completion behind every legal value of the slots to decide.
 
-    Behind a signature there are two: the rest follows the known plan, or the groups of the unit go on as the decision
-    does (`_likewise`), and the better one counts: sharding often pays only for several operators together.
+    Behind a signature there are two: the rest follows the known plan, or it goes on as the decisions before do
+    (`_likewise`), and the better one counts: sharding often pays only for several operators together.
 
     Args:
         compiled: whose cache is read and written.
