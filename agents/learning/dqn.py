@@ -30,11 +30,11 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 
 from agents.incumbent import Incumbent
-from agents.learning.checkpoint import read_checkpoint, read_network
+from agents.learning.checkpoint import read_checkpoint
 from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.network import FORBIDDEN
 from agents.learning.plan_vec_env import PlanVecEnv
-from agents.learning.proposals import NETWORK, PROPOSALS, propose
+from agents.learning.proposals import NETWORK, PROPOSALS, propose, readable
 from agents.learning.replay import Batch, PlanReplay
 from agents.learning.search_tree import SearchTree
 from agents.sampling.expert import Grid, price_grid
@@ -332,11 +332,8 @@ def run_dqn(
         parameters: hyperparameters; None = the default ones.
         decisions: which slots the agent decides.
         network: folder of the network that the search begins with, which proposes the first plans; None = an untrained
-            one.
+            one, with which the search also goes on, after a warning, where the folder cannot be read.
         proposals: number of plans that are proposed before learning begins.
-
-    Raises:
-        ProblemError: the checkpoint is damaged or of another network.
     """
     parameters, space = parameters or Hyperparameters(), incumbent.space
     asked, known = decisions(space), list(start)
@@ -345,10 +342,11 @@ def run_dqn(
     for values, (seconds, overflow) in zip(known, space.price(_rows(space, known)).tolist(), strict=True):
         episodes.known.add(values, (seconds, overflow))
     tree = SearchTree(episodes, lambda: incumbent.best_s)
-    if network is not None and proposals:
-        known += propose(incumbent, episodes, tree, read_network(network), seed=seed, most=proposals)
+    rates = None if network is None else readable(network)
+    if rates is not None and proposals:
+        known += propose(incumbent, episodes, tree, rates, seed=seed, most=proposals)
     if not (incumbent.finished or tree.is_exhausted):
-        _learn(incumbent, episodes, tree, known, seed, parameters, network)
+        _learn(incumbent, episodes, tree, known, seed, parameters, network if rates is not None else None)
     incumbent.look_aheads += int(episodes.known.arrays.priced[0])
 
 

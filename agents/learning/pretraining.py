@@ -1,8 +1,8 @@
 """Pretraining: one network learns to plan on many generated problems, shown to it one group after another.
 
-A few problems are learnt side by side. Each stays for a few plans. Half of the episodes are led to the best plan that a teacher knows
-(`agents.learning.teacher`); what they find stays unknown to the others. The others are shown what the teacher would
-decide, as long as their shape is the teacher's. Then another problem takes its place.
+A few problems are learnt side by side. Each stays for a few plans. Half of the episodes are led to the best plan that a
+teacher knows (`agents.learning.teacher`); what they find stays unknown to the others. The others are shown what the
+teacher would decide, as long as their shape is the teacher's. Then another problem takes its place.
 """
 
 from __future__ import annotations

@@ -8,16 +8,20 @@ whose bound says that it cannot be the best.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import numpy as np
 
 from agents.incumbent import Incumbent
+from agents.learning.checkpoint import read_network
 from agents.learning.network import ProposalNetwork
 from agents.learning.search_tree import SearchTree
+from automap.errors import ProblemError
 from automap.space.space import Values
 from envs.decision import WAITING, Episodes
 
+LOG = logging.getLogger("automap.search")
 NETWORK = Path(__file__).parent / "pretrained_network"
 """Folder of the network that comes with the package."""
 PROPOSALS = 64
@@ -31,6 +35,15 @@ MESH_NOISE = 1.5
 """Factor of the noise on decisions about the mesh, on which all others depend."""
 MESH_KINDS = frozenset(("pp", "tp", "middle", "micro_batches", "virtual"))
 """Kinds of slots that decide the mesh."""
+
+
+def readable(folder: Path) -> ProposalNetwork | None:
+    """The network in a folder; None, after a warning that names the fault, where it cannot be read."""
+    try:
+        return read_network(folder)
+    except ProblemError as fault:
+        LOG.warning("the search goes on without the network's proposals: %s", fault)
+        return None
 
 
 def propose(

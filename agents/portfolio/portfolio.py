@@ -15,7 +15,6 @@ that the number of cores changes nothing but the time. The plan says which searc
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from dataclasses import dataclass
@@ -24,21 +23,18 @@ from pathlib import Path
 import numpy as np
 
 from agents.incumbent import Incumbent
-from agents.learning.checkpoint import read_network
-from agents.learning.proposals import NETWORK, PROPOSALS, SIDE_BY_SIDE, propose
+from agents.learning.proposals import NETWORK, PROPOSALS, SIDE_BY_SIDE, propose, readable
 from agents.learning.search_tree import SearchTree
 from agents.portfolio.members import Kind, Member, MemberTask, wait
 from agents.sampling.exhaustive import run_exhaustive
 from agents.sampling.expert import Grid, price_grid
 from agents.sampling.mcmc import best_of_meshes, run_mcmc
 from agents.searcher import SearchResult, SearchTask, ShouldStop
-from automap.errors import ProblemError
 from automap.problem import Problem
 from automap.space.space import Ints, Values
 from envs.decision import Episodes
 from envs.hybrid import HybridDecisions
 
-LOG = logging.getLogger("automap.search")
 PROVABLE_DECADES = 7.0
 """log10 of the largest number of plans of a space in which a proof is tried."""
 PROOF_NODES = 200_000
@@ -137,10 +133,8 @@ def _propose(incumbent: Incumbent, grid: Grid, seed: int) -> list[Values]:
         evaluations=None if left is None else int(PROPOSED_SHARE * left),
         seconds=None if left_s is None else min(PROPOSED_S, PROPOSED_SHARE * left_s),
     ):
-        try:
-            network = read_network(NETWORK)
-        except ProblemError as fault:
-            LOG.warning("the search goes on without the network's proposals: %s", fault)
+        network = readable(NETWORK)
+        if network is None:
             return []
         episodes = Episodes(HybridDecisions(incumbent.space), SIDE_BY_SIDE, incumbent.table, templates=grid)
         tree = SearchTree(episodes, lambda: incumbent.best_s)

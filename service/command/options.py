@@ -42,7 +42,7 @@ SearcherOption = Annotated[
     list[str],
     typer.Option(
         metavar="NAME",
-        help="portfolio, dqn, dqn-from-scratch, sharding, replication, pipeline, mcmc, hill-climbing, elimination, "
+        help="portfolio, dqn, sharding, replication, pipeline, mcmc, hill-climbing, elimination, "
         "ilp, expert, random or exhaustive; several one after another, each with its share of the budget.",
     ),
 ]
@@ -91,6 +91,9 @@ UrlOption = Annotated[str, typer.Option(envvar="AUTOMAP_URL", help="Address of t
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a JSON file.")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 
+FromScratchOption = Annotated[
+    bool, typer.Option("--from-scratch", help="With --searcher dqn: begin with an untrained network.")
+]
 PORTFOLIO = ["portfolio"]
 
 _EXTERNAL = b"\x0a\x08location\x12"
@@ -185,6 +188,7 @@ def read_job(
     sync: SyncOption = None,
     sync_period: SyncPeriodOption = None,
     searcher: SearcherOption = PORTFOLIO,
+    from_scratch: FromScratchOption = False,
     budget: BudgetOption = "30s",
     tie: TieOption = 0.1,
     seed: SeedOption = 0,
@@ -199,6 +203,13 @@ def read_job(
     Raises:
         UserError: the model or the hints.
     """
+    if from_scratch and "dqn" not in searcher:
+        raise ProblemError(
+            "is for the searcher dqn alone",
+            field="from_scratch",
+            value="true",
+            repair="Add --searcher dqn, or leave --from-scratch out.",
+        )
     training = {
         "global_batch": global_batch,
         "precision": precision,
@@ -214,7 +225,7 @@ def read_job(
         cluster=cluster,
         training=stated(training),
         budget=budget,
-        searchers=tuple(searcher),
+        searchers=tuple("dqn-from-scratch" if from_scratch and name == "dqn" else name for name in searcher),
         tie=tie,
         seed=seed,
         trials=None if trials is None else Trials(top_k=trials),

@@ -12,7 +12,6 @@ import gymnasium
 import pytest
 
 import envs  # noqa: F401  # registers the environments
-
 from automap.validation.published_cases import case_of
 from automap.validation.published_runs import load_runs
 from service.command.main import main

@@ -199,9 +199,9 @@ def _likewise(space, flow, value, slot):
     first, num_axes = space.first.signature, space.obeys.shape[0]
     group, axis = divmod(slot - first, num_axes)
     before = group - 1
-    if before >= 0 and (flow.kind[before] == flow.kind[group] or flow.is_alone[before]):
-        if value[slot - num_axes] == flow.batch[before]:
-            return flow.batch[group]
+    is_near = before >= 0 and (flow.kind[before] == flow.kind[group] or flow.is_alone[before])
+    if is_near and value[slot - num_axes] == flow.batch[before]:
+        return flow.batch[group]
     source = flow.source[group]
     if source < 0:
         return -1
