@@ -8,13 +8,13 @@ needs to go on, and `learning-curve.svg`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agents.learning.checkpoint import ABOUT, write_checkpoint
 from agents.learning.dqn import MaskedDQN
-from agents.learning.labels import read_labels
+from agents.learning.labels import Label, read_labels
 from agents.learning.lessons import Exam, lessons
 from agents.learning.network import ProposalNetwork
 from agents.learning.pretraining import PARAMETERS, train_agent
@@ -43,7 +43,8 @@ def train(
         folder: made if it does not exist; a training that was interrupted goes on.
         labels: folder of labels, see `agents.learning.labels`; None = the network learns from its own plans alone.
         seconds: duration of the training.
-        problems: the training problems are those of the seeds below this number that are not held out.
+        problems: without labels, the training problems are those of the seeds below this number that are not held out;
+            with labels, the labelled ones that are not held out.
         seed: seed of network, replay, exploration and order of the problems.
         command: command line of the training, noted in the network's description.
         on_progress: called with a text and the share of the training that is done.
@@ -60,7 +61,7 @@ def train(
         "command": list(command),
         "seed": seed,
         "generator": VERSION,
-        "trained_on": f"problems of the split `train` with seeds below {problems}, {len(known)} of them labelled",
+        "trained_on": _described(known, problems),
         "curve": curve,
     }
 
@@ -76,7 +77,8 @@ def train(
                 f"{100 * grade['best_mean']:.1f} % ({100 * grade['best_worst']:.1f} % at worst)"
             )
 
-    seeds = [number for number in range(problems) if outline(number).split == "train"]
+    numbers = known if known else range(problems)
+    seeds = [number for number in numbers if outline(number).split == "train"]
     agent = train_agent(
         training, lessons(seeds, known, seed), seconds=seconds, seed=seed, on_visit=visited, about=about
     )
@@ -85,6 +87,14 @@ def train(
         draw_curve(curve, folder / "learning-curve.svg")
     except ImportError:
         on_exam("no picture of the learning curve: pip install automap[plots]")
+
+
+def _described(known: Mapping[int, Label], problems: int) -> str:
+    """What a network is trained on, in words."""
+    if not known:
+        return f"problems of the split `train` with seeds below {problems}, without a teacher"
+    taught = [number for number, label in known.items() if label.fits and outline(number).split == "train"]
+    return f"{len(taught)} labelled problems of the split `train`, with seeds from {min(taught)} to {max(taught)}"
 
 
 def draw_curve(curve: Sequence[dict[str, float]], path: Path) -> None:

@@ -35,7 +35,7 @@ PARAMETERS = Hyperparameters(
     target_update=4_000,
     updates_per_step=2,
     dropout=0.2,
-    taught_weight=3.0,
+    taught_weight=10.0,
 )
 """Hyperparameters of the training; of these the network only keeps its sizes."""
 SIDE_BY_SIDE = 16
@@ -47,6 +47,8 @@ LED, EXPLORING = 0.5, 0.25
 """Shares of the episodes that are led to the teacher's plan, and of those that take random decisions."""
 EXPLORED = 2.0
 """Number of random decisions in these, in the mean."""
+SAVE_EVERY = 50
+"""Number of problems between two checkpoints."""
 RATE_AT_END = 0.1
 """Learning rate at the end over that at the beginning; it falls linearly."""
 
@@ -91,48 +93,56 @@ class TaughtDQN(MaskedDQN):
 
 
 class _Course(BaseCallback):
-    """Leads the episodes, replaces problems, and ends the training when its time is over."""
+    """Leads the episodes, replaces problems, and ends the training when its time or the problems are over."""
 
     def __init__(
-        self, lessons: Iterator[Lesson], seconds: float, on_visit: Callable[[int, float], None], resumed_s: float
+        self,
+        lessons: Iterator[Lesson],
+        parameters: Hyperparameters,
+        seconds: float,
+        on_visit: Callable[[int, float], None],
     ) -> None:
         super().__init__()
-        self._lessons, self._seconds, self._on_visit = lessons, seconds, on_visit
-        self._resumed_s, self._began = resumed_s, time.monotonic()
+        self._lessons, self._parameters, self._seconds, self._on_visit = lessons, parameters, seconds, on_visit
+        self.resumed_s, self._began = 0.0, time.monotonic()
         self._current: list[Lesson] = []
         self._left: list[int] = []
+        self._is_over = False
         self.visits = 0
 
     @property
     def seconds(self) -> float:
         """Seconds of training so far, those before an interruption included."""
-        return self._resumed_s + time.monotonic() - self._began
+        return self.resumed_s + time.monotonic() - self._began
 
     def episodes(self) -> Episodes:
         """The episodes of the next problem."""
         lesson = next(self._lessons)
         self._current.append(lesson)
         self._left.append(PLANS)
-        return Episodes(HybridDecisions(lesson.space), PARAMETERS.num_envs)
+        return Episodes(HybridDecisions(lesson.space), self._parameters.num_envs)
 
     def _on_training_start(self) -> None:
         agent: Any = self.model
         for episode in range(agent.plan_env.num_envs):
-            self._begin(agent, episode, episode // PARAMETERS.num_envs, 60)
+            self._begin(agent, episode, episode // self._parameters.num_envs, 60)
 
     def _on_rollout_start(self) -> None:
         agent: Any = self.model
         env: _Quiet = agent.plan_env
         fraction = min(1.0, self.seconds / self._seconds)
         for group in agent.policy.optimizer.param_groups:
-            group["lr"] = PARAMETERS.learning_rate * (1.0 - (1.0 - RATE_AT_END) * fraction)
+            group["lr"] = self._parameters.learning_rate * (1.0 - (1.0 - RATE_AT_END) * fraction)
         is_new = False
         for number, left in enumerate(self._left):
             if left > 0:
                 continue
-            lesson = next(self._lessons)
+            lesson = next(self._lessons, None)
+            if lesson is None:
+                self._is_over = True
+                break
             self._current[number], self._left[number] = lesson, PLANS
-            env.episodes[number] = Episodes(HybridDecisions(lesson.space), PARAMETERS.num_envs)
+            env.episodes[number] = Episodes(HybridDecisions(lesson.space), self._parameters.num_envs)
             part = env.parts[number]
             agent.replay_buffer.forget_open(range(part.start, part.stop))
             for episode in range(part.start, part.stop):
@@ -147,10 +157,10 @@ class _Course(BaseCallback):
         agent: Any = self.model
         for number, info in enumerate(self.locals["infos"]):
             if "finished" in info:
-                lesson = number // PARAMETERS.num_envs
+                lesson = number // self._parameters.num_envs
                 self._left[lesson] -= 1
                 self._begin(agent, number, lesson, info["finished"].num_decisions)
-        return self.seconds < self._seconds
+        return not self._is_over and self.seconds < self._seconds
 
     def _begin(self, agent: TaughtDQN, episode: int, lesson: int, num_decisions: int) -> None:
         """Decides how an episode that begins is led, or explores."""
@@ -172,36 +182,36 @@ def train_agent(
     seed: int,
     on_visit: Callable[[int, float, MaskedDQN], None],
     about: Mapping[str, Any],
-    save_every: int = 50,
+    parameters: Hyperparameters = PARAMETERS,
 ) -> MaskedDQN:
     """Trains a network, writes its checkpoint and returns the agent.
 
     Args:
         folder: folder of the checkpoint, which is written every now and then; a training that was interrupted goes on.
-        lessons: problems to learn on, without end.
+        lessons: problems to learn on; the training ends with them.
         seconds: duration of the training.
         seed: seed of network, replay and exploration.
         on_visit: called when a problem is replaced, with the number of problems so far, the seconds so far, and the
             agent.
         about: entries of the checkpoint's JSON document, read whenever it is written.
-        save_every: number of problems between two checkpoints.
+        parameters: hyperparameters.
     """
-    resumed_s, visits = 0.0, 0
+    visits = 0
     learnt: list[MaskedDQN] = []
 
     def visited(count: int, at_s: float) -> None:
         on_visit(visits + count, at_s, learnt[0])
-        if count % save_every == 0:
-            write_checkpoint(learnt[0], PARAMETERS, folder, {**about, "seconds": at_s, "problems": visits + count})
+        if count % SAVE_EVERY == 0:
+            write_checkpoint(learnt[0], parameters, folder, {**about, "seconds": at_s, "problems": visits + count})
 
-    course = _Course(lessons, seconds, visited, resumed_s)
+    course = _Course(lessons, parameters, seconds, visited)
     env = _Quiet([course.episodes() for _ in range(SIDE_BY_SIDE)])
-    agent = new_agent(env, PARAMETERS, seed, TaughtDQN)
+    agent = new_agent(env, parameters, seed, TaughtDQN)
     learnt.append(agent)
     if (folder / "agent.json").exists():
-        written = read_checkpoint(agent, PARAMETERS, folder)
-        course._resumed_s, visits = float(written["seconds"]), int(written["problems"])
+        written = read_checkpoint(agent, parameters, folder)
+        course.resumed_s, visits = float(written["seconds"]), int(written["problems"])
     agent.learn(total_timesteps=10**12, callback=course, log_interval=10**12)
     done = {**about, "seconds": course.seconds, "problems": visits + course.visits}
-    write_checkpoint(agent, PARAMETERS, folder, done)
+    write_checkpoint(agent, parameters, folder, done)
     return agent

@@ -3,20 +3,22 @@
 Completions, leads and the tree alone find good plans, so that a search may hide a network that learns nothing.
 """
 
+import itertools
+import statistics
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from agents import Budget, search
 from agents.incumbent import Incumbent
-from agents.learning.dqn import Watch, new_agent
-from agents.learning.hyperparameters import Hyperparameters
+from agents.learning.checkpoint import read_network
+from agents.learning.lessons import Lesson
 from agents.learning.network import ProposalNetwork
-from agents.learning.plan_vec_env import PlanVecEnv
-from agents.learning.proposals import propose
+from agents.learning.pretraining import PARAMETERS, SIDE_BY_SIDE, train_agent
+from agents.learning.proposals import NETWORK, propose
 from agents.learning.search_tree import SearchTree
 from agents.sampling.expert import grid_of
-from agents.searcher import Budget
 from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.space.space import PlanSpace
@@ -25,24 +27,25 @@ from envs.hybrid import HybridDecisions
 from envs.kernels import ACTION_FEATURES, STATE_FEATURES
 from ir import zoo
 
-LEARNING = Hyperparameters()
+UNSEEN = (
+    ("vgg19", "16x1xV100-16GB@10Gbit", 1024),
+    ("gpt2-xl", "64x8xH100-80GB", 128),
+    ("bert-large", "64x8xH100-80GB", 256),
+    ("t5-11b", "2x8xV100-16GB@25Gbit", 256),
+)
+"""Problems whose best plans are not next to a template; no network is trained on such models."""
+BETTER = 1.01
+"""Least ratio of step times of the best of 64 plans, untrained over shipped, in the mean."""
 
 
 def space_of(model, cluster, batch):
     return PlanSpace(Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch}))
 
 
-def network_of(agent):
-    """The network of an agent, as it proposes plans."""
-    return ProposalNetwork({name: value.numpy() for name, value in agent.q_net.state_dict().items()})
-
-
 def untrained():
     """A network that adds nothing to the completions."""
-    sizes = [STATE_FEATURES + ACTION_FEATURES, 1]
-    return ProposalNetwork(
-        {"q_net.0.weight": np.zeros(sizes[::-1], np.float32), "q_net.0.bias": np.zeros(1, np.float32)}
-    )
+    weight, bias = np.zeros((1, STATE_FEATURES + ACTION_FEATURES), np.float32), np.zeros(1, np.float32)
+    return ProposalNetwork({"q_net.0.weight": weight, "q_net.0.bias": bias})
 
 
 def proposed(space, network, plans, *, seed=0):
@@ -54,21 +57,32 @@ def proposed(space, network, plans, *, seed=0):
     return incumbent.best_s
 
 
-def learnt(space, parameters, plans, *, seed):
-    """The network of a search that begins with an untrained one and prices so many plans."""
-    incumbent = Incumbent(space, Budget(evaluations=plans), searcher="dqn")
-    episodes = Episodes(HybridDecisions(space), parameters.num_envs, incumbent.table)
-    tree = SearchTree(episodes, lambda: incumbent.best_s)
-    agent = new_agent(PlanVecEnv([episodes]), parameters, seed, tree=tree)
-    agent.learn(total_timesteps=10**12, callback=Watch(incumbent, []), log_interval=10**12)
-    return network_of(agent)
+def learnt(space, best, folder, parameters):
+    """The network that has been taught one plan of one problem in some dozens of visits."""
+    lesson = Lesson(seed=0, space=space, best=best)
+    arguments = {"seconds": 1e9, "seed": 0, "on_visit": lambda *_: None, "about": {}, "parameters": parameters}
+    agent = train_agent(folder, itertools.repeat(lesson, SIDE_BY_SIDE + 48), **arguments)
+    return ProposalNetwork({name: value.numpy() for name, value in agent.q_net.state_dict().items()})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("parameters", "least"), [(LEARNING, 1.05), (replace(LEARNING, learning_rate=0.0), 1.0)])
-def test_the_first_plan_becomes_better_by_learning(parameters, least):
+def test_a_network_learns_what_a_teacher_shows(tmp_path):
     """On VGG-19 over a slow network several fully connected layers must change together."""
     space = space_of("vgg19", "16x1xV100-16GB@10Gbit", 1024)
-    after = proposed(space, learnt(space, parameters, 400, seed=0), 1)
-    ratio = proposed(space, untrained(), 1) / after
-    assert ratio > least if least > 1.0 else ratio == 1.0
+    best = space.encode(search(space.problem, Budget.parse(20_000), searcher="mcmc", seed=0).plan)
+    before = proposed(space, untrained(), 1)
+    assert before > 1.1 * space.price(np.array([best]))[0, 0]
+    assert before > 1.05 * proposed(space, learnt(space, best, tmp_path / "learnt", PARAMETERS), 1)
+    still = replace(PARAMETERS, learning_rate=0.0)
+    assert before == proposed(space, learnt(space, best, tmp_path / "still", still), 1)
+
+
+@pytest.mark.slow
+def test_the_shipped_network_proposes_better_plans_than_an_untrained_one():
+    shipped = read_network(NETWORK)
+    ratios = []
+    for problem in UNSEEN:
+        space = space_of(*problem)
+        for seed in range(3):
+            ratios.append(proposed(space, untrained(), 64, seed=seed) / proposed(space, shipped, 64, seed=seed))
+    assert statistics.geometric_mean(ratios) > BETTER

@@ -42,7 +42,7 @@ def events(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("last_poll", [1, 2, 8, 100])
+@pytest.mark.parametrize("last_poll", [1, 2, 8, 2000])
 def test_it_asks_often_and_does_little_after_the_last_time(gpt2, events, last_poll):
     known = [search(gpt2, Budget.parse(20), searcher="random", seed=seed).plan for seed in range(6)]
     events.clear()
@@ -57,7 +57,7 @@ def test_it_asks_often_and_does_little_after_the_last_time(gpt2, events, last_po
         event: max(sum(e == event for e in run) for is_poll, run in groupby(events, "poll".__eq__) if not is_poll)
         for event in set(events) - {"poll"}
     }
-    # A plan that is shown is one step a decision, without updates; plans of its own come 16 at a time.
+    # Plans come several at a time.
     assert between.get("step", 0) <= len(PlanSpace(gpt2).slots)
     assert between.get("update", 0) <= Hyperparameters().updates_per_step
     at = [number for number, event in enumerate(events) if event == "poll"][last_poll - 1]
@@ -65,7 +65,7 @@ def test_it_asks_often_and_does_little_after_the_last_time(gpt2, events, last_po
     assert after.count("update") == 0
     assert after.count("step") <= 1
     assert after.count("price") <= TEMPLATES
-    if last_poll == 100:
+    if last_poll == 2000:
         assert events.count("update") > 0
 
 
