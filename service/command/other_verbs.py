@@ -175,9 +175,7 @@ def train_agent(
         Path | None, typer.Option(help="Folder of `label-problems`: the plans of teachers to learn from.")
     ] = None,
     duration: Annotated[str, typer.Option(help="How long to train, such as 90m or 2h.")] = "90m",
-    problems: Annotated[
-        int, typer.Option(min=32, help="Without labels: learn on the problems of so many seeds.")
-    ] = 4000,
+    problems: Annotated[int, typer.Option(min=32, help="Without labels: the number of seeds to learn on.")] = 4000,
     seed: SeedOption = 0,
 ) -> None:
     """Trains the network with which every search begins anew, on generated problems."""
