@@ -22,6 +22,8 @@ from agents.learning.problems import VERSION, outline
 
 EXAMINED = 16
 """Number of held-out problems of an exam; it takes some seconds."""
+DIGITS = 16
+"""Number of digits of a digest that are kept."""
 EXAMS = 12
 """Number of exams in a training."""
 
@@ -62,6 +64,7 @@ def train(
         "seed": seed,
         "generator": VERSION,
         "trained_on": _described(known, problems),
+        "digests": _digests(known),
         "curve": curve,
     }
 
@@ -87,6 +90,13 @@ def train(
         draw_curve(curve, folder / "learning-curve.svg")
     except ImportError:
         on_exam("no picture of the learning curve: pip install automap[plots]")
+
+
+def _digests(known: Mapping[int, Label]) -> list[str]:
+    """Beginnings of the digests of the labelled problems that are learnt on, so that others can be told apart."""
+    return sorted(
+        label.digest[:DIGITS] for number, label in known.items() if label.fits and outline(number).split == "train"
+    )
 
 
 def _described(known: Mapping[int, Label], problems: int) -> str:

@@ -1,0 +1,24 @@
+"""The problems on which the network is judged are none that it was trained on."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from agents.learning.checkpoint import ABOUT
+from agents.learning.course import DIGITS
+from agents.learning.problems import problem_digest
+from agents.learning.proposals import NETWORK
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.mark.slow
+def test_no_problem_of_the_evaluation_was_trained_on(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    trained = set(json.loads((NETWORK / ABOUT).read_text())["digests"])
+    judged = {problem_digest(build())[:DIGITS] for _, build in importlib.import_module("network_gap").problems()}
+    assert len(trained) > 500
+    assert len(judged) >= 60
+    assert not trained & judged
