@@ -42,9 +42,10 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         searcher = "the templates" if search.found_by == "expert" else search.found_by
         lines.append(("found by", f"{searcher} in {search.evaluations:,} evaluations, seed {search.seed}"))
         if search.first_s is not None and search.first_after_s is not None:
-            later = f"{search.first_s / estimate.step_time_s - 1:.1%} above this plan"
-            text = f"{seconds(search.first_s)} after {seconds(search.first_after_s)}, {later}"
-            lines.append(("at first", f"the network proposed a plan of {text}"))
+            more = search.first_s / estimate.step_time_s - 1.0
+            beside = f"{more:.1%} above this one" if more >= 0.0005 else "as fast as this one"
+            text = f"the network proposed a plan of {seconds(search.first_s)}, {beside}"
+            lines.append(("at first", f"{text}, after {seconds(search.first_after_s)}"))
         if search.searchers:
             each = (f"{name} {'nothing' if s is None else seconds(s)}" for name, s in search.searchers.items())
             lines.append(("reached", ", ".join(each)))
