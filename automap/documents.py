@@ -95,8 +95,9 @@ def _read(text: str | bytes, field: str, error: type[UserError], shown: str) -> 
 
 
 def joined(path: str, key: str) -> str:
-    """The path of `key` inside `path`."""
-    return f"{path}.{key}" if path else key
+    """The path of `key` inside `path`; an empty key is shown as quotes, so that no path is empty."""
+    shown = key or '""'
+    return f"{path}.{shown}" if path else shown
 
 
 def _check(value: object, path: str, levels: int, error: type[UserError]) -> None:

@@ -94,7 +94,7 @@ def main() -> None:
         data = build()
         seconds, cpu, peak, status, answer = measure(data)
         worst = (max(worst[0], seconds), max(worst[1], cpu), max(worst[2], peak))
-        said = answer.get("message", answer.get("ok", f"status {status}"))
+        said = answer.get("message", f"status {status}" if status else "imported")
         text = f"{seconds:5.2f} s wall {cpu:5.2f} s processor {peak / MIB:4.0f} MiB"
         print(f"{text}  {name} ({len(data):,} bytes): {said[:70]}", flush=True)
     print(f"worst: {worst[0]:.2f} s wall, {worst[1]:.2f} s processor, {worst[2] / MIB:.0f} MiB")

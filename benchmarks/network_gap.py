@@ -1,7 +1,7 @@
 """The network's plans beside the best plans known and the best templates, on problems that it has never seen.
 
     python benchmarks/network_gap.py [--seeds 3] [--plans 64] [--known benchmarks/best_known.json] [--search 20s]
-                                     [--only WORD]
+                                     [--only WORD] [--untrained]
 
 The problems are generated ones of held-out families and sizes, and real models of the zoo, none of which is trained on.
 For each it prints the gap of the best template, of the network's first plan (no sampling) and of the best of so many
@@ -20,9 +20,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+
 from agents import Budget, search
 from agents.incumbent import Incumbent
 from agents.learning.checkpoint import read_network
+from agents.learning.network import ProposalNetwork
 from agents.learning.problems import outline
 from agents.learning.proposals import NETWORK, PROPOSALS, SIDE_BY_SIDE, propose
 from agents.learning.search_tree import SearchTree
@@ -33,6 +36,7 @@ from automap.problem import Problem
 from automap.space.space import PlanSpace
 from envs.decision import Episodes
 from envs.hybrid import HybridDecisions
+from envs.kernels import ACTION_FEATURES, STATE_FEATURES
 from ir import zoo
 
 REAL = (
@@ -60,6 +64,13 @@ REAL = (
     ("mixtral-8x7b", "64x8xH100-80GB", 256),
 )
 """(model of the zoo, cluster, global batch). No generated problem has the depth and width of one of these models."""
+UNTRAINED = ProposalNetwork(
+    {
+        "q_net.0.weight": np.zeros((1, STATE_FEATURES + ACTION_FEATURES), np.float32),
+        "q_net.0.bias": np.zeros(1, np.float32),
+    }
+)
+"""A network that adds nothing to what completions reach."""
 FROM_SEED, GENERATED = 100_000, 21
 """First seed of the generated problems, far behind those of trainings, and how many of each kind of held-out problem
 are taken."""
@@ -120,10 +131,12 @@ class Known:
         self.path.write_text(json.dumps(self.found, indent=1) + "\n")
 
 
-def proposed(space: PlanSpace, plans: int, seed: int) -> tuple[float | None, float, float, float]:
+def proposed(
+    space: PlanSpace, network: ProposalNetwork, plans: int, seed: int
+) -> tuple[float | None, float, float, float]:
     """Step times of the best template, of the network's first plan and of its best one, and seconds that they took."""
     incumbent = Incumbent(space, Budget(), searcher="expert")
-    grid, network = price_grid(incumbent), read_network(NETWORK)
+    grid = price_grid(incumbent)
     template_s = incumbent.baselines["expert"]
     own = Incumbent(space, Budget(), searcher="dqn")
     began = time.monotonic()
@@ -142,7 +155,9 @@ def main() -> None:
     parser.add_argument("--known", type=Path, default=Path(__file__).parent / "best_known.json")
     parser.add_argument("--search", default="20s", help="budget of the portfolio where no plan is known")
     parser.add_argument("--only", default="", help="a word in the names of the problems that are planned")
+    parser.add_argument("--untrained", action="store_true", help="judge a network that has learnt nothing")
     given = parser.parse_args()
+    network = UNTRAINED if given.untrained else read_network(NETWORK)
     known = Known(given.known, Budget.parse(given.search))
     lines = []
     for name, build in problems():
@@ -151,7 +166,7 @@ def main() -> None:
         problem = build()
         if known.best_s(name, problem) is None:
             continue
-        runs = [proposed(PlanSpace(problem), given.plans, seed) for seed in range(given.seeds)]
+        runs = [proposed(PlanSpace(problem), network, given.plans, seed) for seed in range(given.seeds)]
         known.check(name, runs[0][0])
         known.improve(name, min(best for _, _, best, _ in runs))
         lines.append((name, runs))

@@ -68,6 +68,7 @@ def propose(
     # The first plan is the one that is rated best; the others begin when it is known.
     goes_on = np.arange(episodes.count) == 0
     found: dict[Values, float] = {}
+    priced: set[Values] = set()
     while count < most and not (incumbent.finished or tree.is_exhausted):
         observation = episodes.observe()
         rated = network.rate(observation)
@@ -82,7 +83,7 @@ def propose(
         _, done = episodes.step(actions)
         for number in np.flatnonzero(done).tolist():
             if count < most and not incumbent.finished:
-                fitting = _take(incumbent, episodes, number)
+                fitting = _take(incumbent, episodes, number, priced)
                 if count == 0 and fitting:
                     incumbent.first_proposal = min(fitting.values()), incumbent.seconds
                 found |= fitting
@@ -96,14 +97,17 @@ def propose(
     return sorted(found, key=lambda values: -found[values])
 
 
-def _take(incumbent: Incumbent, episodes: Episodes, number: int) -> dict[Values, float]:
+def _take(incumbent: Incumbent, episodes: Episodes, number: int, priced: set[Values]) -> dict[Values, float]:
     """Hands the plan of a finished episode, and the best completion that it saw, to the incumbent and the episodes.
 
     Returns:
         Those of the two that fit, with their step times in seconds.
     """
     ended, seen = episodes.finished(number), episodes.best_completion(number)
-    incumbent.add(ended.values, ended.step_time_s, ended.overflow)
+    # Two episodes side by side may come to one plan.
+    if ended.values not in priced:
+        priced.add(ended.values)
+        incumbent.add(ended.values, ended.step_time_s, ended.overflow)
     episodes.known.add(ended.values, (ended.step_time_s, ended.overflow))
     found = {ended.values: ended.step_time_s} if ended.overflow <= 0.0 else {}
     if seen is not None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from automap.documents import MAX_DEPTH, check_document, read_document, read_file
+from automap.documents import MAX_DEPTH, check_document, joined, read_document, read_file
 from automap.errors import ClusterError
 from ir.errors import UserError
 
@@ -88,3 +88,8 @@ def test_files(tmp_path):
     with pytest.raises(ClusterError, match="cannot be read") as caught:
         read_file(path, field="cluster", error=ClusterError)
     assert caught.value.value == str(path)
+
+
+def test_an_empty_key_has_a_name_in_errors():
+    assert joined("", "") == '""'
+    assert joined("cluster", "") == 'cluster.""'
