@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import stable_baselines3.common.env_checker
 
-from automap.bounds.known_plans import worth_s
+from automap.bounds.known_plans import ROOM, worth_s
 from automap.space.count import count_decades, grouped
 from automap.space.templates import templates
 from envs import Episodes, HybridEnv, PipelineEnv, ReplicationEnv, ShardingEnv
@@ -289,3 +289,25 @@ def test_environments_are_made_by_name(name, gpt, space):
     env = gymnasium.make(f"automap/{name}-v0", problem=space(gpt(), "2x4xA100", 16).problem)
     observation, _ = env.reset(seed=0)
     assert env.observation_space.contains(observation)
+
+
+def test_a_plan_that_takes_the_place_of_another_lends_no_price_to_plans_being_decided(gpt, space):
+    s = space(gpt(), "2x4xA100", 16)
+    drawn = s.random_batch(np.random.default_rng(0), 400)
+    last = drawn[0]
+    many = Episodes(HybridDecisions(s), 1)
+    many.known.add(tuple(last.tolist()), (1e9, 0.0))  # the worst of those that join
+    for row in drawn[1:ROOM]:
+        many.known.add(tuple(row.tolist()), (1e6, 0.0))
+    many.begin(np.array([True]))
+    episodes = many.partial_plans.episodes
+    while episodes.position[0] < s.first.signature:
+        many.step(last[episodes.position])
+    # It differs in the shape, agrees behind it, and has a price that no plan has.
+    other = next(row for row in drawn[ROOM:] if row[0] != last[0]).copy()
+    other[s.first.signature :] = last[s.first.signature :]
+    many.known.add(tuple(other.tolist()), (1e-9, -1.0))
+    while not many.partial_plans.done[0]:
+        many.step(last[episodes.position])
+        found = many.best_completion(0)
+        assert found is None or found[1] > 1e-9

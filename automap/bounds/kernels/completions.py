@@ -311,7 +311,11 @@ def complete_many(compiled, episodes, known, actions):
             value[:slot] = episodes.values[number, :slot]
             value[slot] = chosen
             plan = known.values[follows]
-            if agrees == 1 and known.is_known[number]:
+            # Another plan may have taken the place of one that agreed when this plan was begun.
+            is_known = agrees == 1 and known.is_known[number]
+            for j in range(slot):
+                is_known = is_known and plan[j] == value[j]
+            if is_known:
                 value[slot:] = plan[slot:]
                 out[0], out[1] = known.prices[follows, 0], known.prices[follows, 1]
             else:
