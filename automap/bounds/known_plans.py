@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from automap.arrays import Floats, Ints
+from automap.bounds.corrections import Corrections
 from automap.bounds.kernels.completions import KnownArrays, complete_many, follow_known, worth_many
 from automap.bounds.kernels.step_many import EpisodeArrays
 from automap.space.group_flow import group_flow
@@ -42,6 +43,7 @@ class KnownPlans:
 
     Attributes:
         arrays: what the kernels read and write.
+        corrections: what real runs say about the prices.
         reference_s: step time of the fastest of the first plans that fits, in seconds, else of a good plan as given.
     """
 
@@ -62,10 +64,12 @@ class KnownPlans:
         self.space, self.reference_s = space, float(fitting.min(initial=np.inf))
         if not len(fitting):
             self.reference_s = reference_s
+        self.corrections = Corrections(space)
         _, chosen = np.unique(values, axis=0, return_index=True)
         self._first, room, slots = len(chosen), len(chosen) + ROOM, values.shape[1]
         self.arrays = KnownArrays(
             flow=group_flow(space),
+            corrections=self.corrections.arrays,
             values=np.zeros((room, slots), dtype=np.int64),
             prices=np.full((room, 2), np.inf),
             order=np.zeros(room, dtype=np.int64),
@@ -93,8 +97,28 @@ class KnownPlans:
         found: Ints = self.arrays.values[self.arrays.order[0]]
         return found
 
+    def corrected(self, values: Ints, prices: Floats) -> Floats:
+        """[n, 2] prices of plans, [n, slots], with the step times that are expected of them."""
+        if not self.arrays.corrections.num_tried[0]:
+            return prices
+        return np.stack([prices[:, 0] * self.corrections.factors(values), prices[:, 1]], axis=1)
+
+    def learn(self, values: Values | None, ratio: float | None) -> None:
+        """Takes the result of a real run and corrects all step times by it; every plan that is decided must begin anew.
+
+        Args:
+            values: [slots] the plan that has run; None where it is not in the space.
+            ratio: measured over predicted step time, or None where the run failed.
+        """
+        count = int(self.arrays.num_known[0])
+        plans, seconds = self.arrays.values[:count], self.arrays.prices[:count, 0]
+        seconds /= self.corrections.factors(plans)
+        self.corrections.learn(values, ratio)
+        seconds *= self.corrections.factors(plans)
+        self._rank()
+
     def add(self, values: Values, price: tuple[float, float]) -> None:
-        """Adds a plan; plans that are being decided notice it when they begin anew."""
+        """Adds a plan with its corrected price; plans that are being decided notice it when they begin anew."""
         arrays = self.arrays
         count = int(arrays.num_known[0])
         if (arrays.values[:count] == np.array(values)).all(axis=1).any():
