@@ -73,7 +73,7 @@ class Corrections:
             logs = np.array([log for log in self._measured if log is not None])
             self.common = float(shares @ logs / shares.sum())
         apart = np.array([MISFIT if log is None else log - self.common for log in self._measured])
-        self._inverse = np.linalg.inv(kernel)
+        self._inverse = np.asarray(np.linalg.inv(kernel), dtype=np.float64)
         arrays.log_ratio[:count] = apart
         arrays.weight[:count] = self._inverse @ apart
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from template_labels import template_label
 
 from agents.incumbent import Incumbent
 from agents.learning.checkpoint import network_digest
@@ -20,7 +21,7 @@ from agents.learning.labels import Label, LabelWriter, drawn_version, read_label
 from agents.learning.problems import generate, outline
 from agents.learning.proposals import NETWORK
 from agents.learning.teacher import MAX_SLOWER, Proposer, label, simplify
-from agents.sampling.expert import grid_of, price_grid
+from agents.sampling.expert import price_grid
 from agents.searcher import Budget
 from automap.errors import ProblemError
 from automap.problem import Problem
@@ -182,24 +183,6 @@ def test_labelling_goes_on_where_it_was_killed(tmp_path, capsys):
     assert "6 labels" in capsys.readouterr().err
 
 
-def stale(seed):
-    """The label of a teacher that knows templates only."""
-    generated = generate(seed)
-    space = PlanSpace(generated.problem)
-    grid = grid_of(space)
-    best = np.where(grid.prices[:, 1] <= 0.0, grid.prices[:, 0], np.inf).argmin()
-    return Label(
-        seed=seed,
-        version=drawn_version(seed),
-        digest=generated.digest,
-        fits=True,
-        values=tuple(grid.values[best].tolist()),
-        step_time_s=float(grid.prices[best, 0]),
-        found_by="expert",
-        seconds=0.1,
-    )
-
-
 @pytest.fixture
 def other_network(tmp_path):
     """The folder of a network that is nearly the shipped one."""
@@ -214,7 +197,7 @@ def other_network(tmp_path):
 
 @pytest.mark.slow
 def test_what_a_network_finds_becomes_a_label(other_network):
-    before, generated = stale(10), generate(10)
+    before, generated = template_label(10), generate(10)
     # With so few evaluations the portfolio asks no network by itself.
     budget = Budget(evaluations=3)
     alone = label(generated, budget, 10, before=before)
@@ -230,8 +213,8 @@ def test_what_a_network_finds_becomes_a_label(other_network):
 def test_labels_are_improved_with_a_network_and_once_only(tmp_path, other_network, capsys):
     folder = tmp_path / "labels"
     with LabelWriter(folder) as writer:
-        writer.write(stale(9))
-        writer.write(stale(10))
+        writer.write(template_label(9))
+        writer.write(template_label(10))
     before = read_labels(folder)
     words = ["label-problems", str(folder), "--problems", "2", "--first-seed", "9", "--budget", "64"]
     words += ["--network", str(other_network), "--processes", "1"]
