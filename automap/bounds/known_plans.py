@@ -62,7 +62,8 @@ class KnownPlans:
         self.space, self.reference_s = space, float(fitting.min(initial=np.inf))
         if not len(fitting):
             self.reference_s = reference_s
-        _, chosen = np.unique(values, axis=0, return_index=True)
+        numbers = {row.tobytes(): number for number, row in reversed(list(enumerate(values)))}
+        chosen, self._distinct = sorted(numbers.values()), set(numbers)
         self._first, room, slots = len(chosen), len(chosen) + ROOM, values.shape[1]
         self.arrays = KnownArrays(
             flow=group_flow(space),
@@ -96,8 +97,8 @@ class KnownPlans:
     def add(self, values: Values, price: tuple[float, float]) -> None:
         """Adds a plan; plans that are being decided notice it when they begin anew."""
         arrays = self.arrays
-        count = int(arrays.num_known[0])
-        if (arrays.values[:count] == np.array(values)).all(axis=1).any():
+        count, given = int(arrays.num_known[0]), np.array(values, dtype=np.int64)
+        if given.tobytes() in self._distinct:
             return
         if count < len(arrays.order):
             row = count
@@ -105,7 +106,9 @@ class KnownPlans:
         else:
             mine = np.arange(self._first, count)
             row = int(mine[worth_s(arrays.prices[mine], self.reference_s).argmax()])
-        arrays.values[row], arrays.prices[row] = values, price
+            self._distinct.remove(arrays.values[row].tobytes())
+        self._distinct.add(given.tobytes())
+        arrays.values[row], arrays.prices[row] = given, price
         self._rank()
 
     def _rank(self) -> None:
