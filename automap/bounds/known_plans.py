@@ -14,6 +14,9 @@ from automap.space.group_flow import group_flow
 from automap.space.space import PlanSpace, Values
 from automap.space.templates import templates
 
+FIRST = 4096
+"""Number of plans that are known at first, unless there are more meshes. Large clusters have ten times as many
+templates, and each partial plan is compared with all of them."""
 ROOM = 64
 """Number of plans that may join the first ones. Behind these the worst of those that joined are given up."""
 
@@ -35,6 +38,23 @@ def priced_templates(space: PlanSpace) -> tuple[Ints, Floats]:
     """[n, slots] the templates of a space, and [n, 2] their prices."""
     values = np.array([values for _, values in templates(space)], dtype=np.int64).reshape(-1, len(space.slots))
     return values, space.price(values)
+
+
+def _chosen(space: PlanSpace, values: Ints, worth: Floats) -> list[int]:
+    """Numbers of the plans that are kept of many: distinct ones, the best of each mesh, and then the best of all.
+
+    Args:
+        space: space of the plans.
+        values: [n, slots] plans.
+        worth: [n] their worth, see `worth_s`.
+    """
+    order = np.argsort(worth, kind="stable")
+    distinct = {values[number].tobytes(): number for number in order[::-1].tolist()}
+    if len(distinct) <= FIRST:
+        return sorted(distinct.values())
+    _, best = np.unique(values[order, : space.first.schedule], axis=0, return_index=True)
+    kept = dict.fromkeys([*order[best].tolist(), *reversed(distinct.values())])
+    return sorted(list(kept)[: max(FIRST, len(best))])
 
 
 class KnownPlans:
@@ -62,8 +82,8 @@ class KnownPlans:
         self.space, self.reference_s = space, float(fitting.min(initial=np.inf))
         if not len(fitting):
             self.reference_s = reference_s
-        numbers = {row.tobytes(): number for number, row in reversed(list(enumerate(values)))}
-        chosen, self._distinct = sorted(numbers.values()), set(numbers)
+        chosen = _chosen(space, values, worth_s(prices, self.reference_s))
+        self._distinct = {row.tobytes() for row in values[chosen]}
         self._first, room, slots = len(chosen), len(chosen) + ROOM, values.shape[1]
         self.arrays = KnownArrays(
             flow=group_flow(space),
