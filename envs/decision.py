@@ -116,7 +116,7 @@ class Episodes:
         count: int,
         table: BoundTable | None = None,
         *,
-        templates: tuple[Ints, Floats] | None = None,
+        known: tuple[Ints, Floats] | None = None,
     ) -> None:
         """Begins `count` episodes.
 
@@ -124,12 +124,12 @@ class Episodes:
             decisions: which slots are decided.
             count: number of episodes.
             table: lower bounds of the space, if they have been computed already.
-            templates: [n, slots] templates of the space and [n, 2] their prices, if they are known already.
+            known: [n, slots] plans that are known at first and [n, 2] their prices; None = the templates of the space.
         """
         self.space, self.decisions, self.count = decisions.space, decisions, count
         table = table or BoundTable(self.space)
         self.first_bound_s = table.first.time_s
-        values, prices = decisions.known(*(templates or priced_templates(self.space)))
+        values, prices = decisions.known(*(known or priced_templates(self.space)))
         self.known = KnownPlans(
             self.space,
             values,

@@ -15,6 +15,9 @@ from automap.space.group_flow import group_flow
 from automap.space.space import PlanSpace, Values
 from automap.space.templates import templates
 
+FIRST = 4096
+"""Number of plans that are known at first, unless there are more meshes. Large clusters have ten times as many
+templates, and each partial plan is compared with all of them."""
 ROOM = 64
 """Number of plans that may join the first ones. Behind these the worst of those that joined are given up."""
 
@@ -36,6 +39,23 @@ def priced_templates(space: PlanSpace) -> tuple[Ints, Floats]:
     """[n, slots] the templates of a space, and [n, 2] their prices."""
     values = np.array([values for _, values in templates(space)], dtype=np.int64).reshape(-1, len(space.slots))
     return values, space.price(values)
+
+
+def _chosen(space: PlanSpace, values: Ints, worth: Floats) -> list[int]:
+    """Numbers of the plans that are kept of many: distinct ones, the best of each mesh, and then the best of all.
+
+    Args:
+        space: space of the plans.
+        values: [n, slots] plans.
+        worth: [n] their worth, see `worth_s`.
+    """
+    order = np.argsort(worth, kind="stable")
+    distinct = {values[number].tobytes(): number for number in order[::-1].tolist()}
+    if len(distinct) <= FIRST:
+        return sorted(distinct.values())
+    _, best = np.unique(values[order, : space.first.schedule], axis=0, return_index=True)
+    kept = dict.fromkeys([*order[best].tolist(), *reversed(distinct.values())])
+    return sorted(list(kept)[: max(FIRST, len(best))])
 
 
 class KnownPlans:
@@ -65,7 +85,8 @@ class KnownPlans:
         if not len(fitting):
             self.reference_s = reference_s
         self.corrections = Corrections(space)
-        _, chosen = np.unique(values, axis=0, return_index=True)
+        chosen = _chosen(space, values, worth_s(prices, self.reference_s))
+        self._distinct = {row.tobytes() for row in values[chosen]}
         self._first, room, slots = len(chosen), len(chosen) + ROOM, values.shape[1]
         self.arrays = KnownArrays(
             flow=group_flow(space),
@@ -120,8 +141,8 @@ class KnownPlans:
     def add(self, values: Values, price: tuple[float, float]) -> None:
         """Adds a plan with its corrected price; plans that are being decided notice it when they begin anew."""
         arrays = self.arrays
-        count = int(arrays.num_known[0])
-        if (arrays.values[:count] == np.array(values)).all(axis=1).any():
+        count, given = int(arrays.num_known[0]), np.array(values, dtype=np.int64)
+        if given.tobytes() in self._distinct:
             return
         if count < len(arrays.order):
             row = count
@@ -129,7 +150,9 @@ class KnownPlans:
         else:
             mine = np.arange(self._first, count)
             row = int(mine[worth_s(arrays.prices[mine], self.reference_s).argmax()])
-        arrays.values[row], arrays.prices[row] = values, price
+            self._distinct.remove(arrays.values[row].tobytes())
+        self._distinct.add(given.tobytes())
+        arrays.values[row], arrays.prices[row] = given, price
         self._rank()
 
     def _rank(self) -> None:
