@@ -55,6 +55,8 @@ def opened(space: PlanSpace, worked_out: Grid | None = None) -> tuple[Grid, Grid
 def lessons(seeds: Sequence[int], labels: Mapping[int, Label], seed: int) -> Iterator[Lesson]:
     """Problems without end, in random order, again and again; those of which nothing fits are left out.
 
+    Where the plans of the opening are faster than the label, the best of these is what is taught.
+
     Args:
         seeds: seeds of the problems.
         labels: what teachers know of them, by seed.
@@ -76,7 +78,17 @@ def lessons(seeds: Sequence[int], labels: Mapping[int, Label], seed: int) -> Ite
             if best is not None and len(best) != len(space.slots):
                 best = None
             grid, worked_out[number] = opened(space, worked_out.get(number))
+            if label is not None and label.step_time_s is not None:
+                best = _faster(worked_out[number], label.step_time_s) or best
             yield Lesson(seed=number, space=space, known=grid, best=best)
+
+
+def _faster(grid: Grid, than_s: float) -> Values | None:
+    """The fastest plan that fits, if it is faster than a step time in seconds."""
+    seconds = np.where(grid.prices[:, 1] <= 0.0, grid.prices[:, 0], np.inf)
+    if not len(seconds) or seconds.min() >= than_s:
+        return None
+    return tuple(grid.values[seconds.argmin()].tolist())
 
 
 class Exam:
