@@ -1,8 +1,8 @@
 """Course: what `automap train-agent` does. It trains a network on labelled problems and examines it on problems held
 out, and keeps the grades as a curve.
 
-The folder holds the network (`agent.safetensors`, `agent.json` with the curve), `training/` with all that a training
-needs to go on, and `learning-curve.svg`.
+The folder holds the network (`agent.safetensors`, `agent.json` with the curve), its card (`README.md`), `training/`
+with all that a training needs to go on, and `learning-curve.svg`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agents.learning.card import write_card
 from agents.learning.checkpoint import ABOUT, write_checkpoint
 from agents.learning.dqn import MaskedDQN
 from agents.learning.labels import Label, read_labels
@@ -86,6 +87,7 @@ def train(
         training, lessons(seeds, known, seed), seconds=seconds, seed=seed, on_visit=visited, about=about
     )
     write_checkpoint(agent, PARAMETERS, folder, about, only_network=True)
+    write_card(folder)
     try:
         draw_curve(curve, folder / "learning-curve.svg")
     except ImportError:

@@ -37,6 +37,7 @@ from agents.learning.plan_vec_env import PlanVecEnv
 from agents.learning.proposals import NETWORK, PROPOSALS, propose, readable
 from agents.learning.replay import Batch, PlanReplay
 from agents.learning.search_tree import SearchTree
+from agents.planners.opening import work_out
 from agents.sampling.expert import Grid, price_grid
 from agents.searcher import SearchResult, SearchTask
 from automap.space.space import Ints, PlanSpace, Values
@@ -338,7 +339,7 @@ def run_dqn(
     parameters, space = parameters or Hyperparameters(), incumbent.space
     asked, known = decisions(space), list(start)
 
-    episodes = Episodes(asked, parameters.num_envs, incumbent.table, templates=templates)
+    episodes = Episodes(asked, parameters.num_envs, incumbent.table, known=templates)
     for values, (seconds, overflow) in zip(known, space.price(_rows(space, known)).tolist(), strict=True):
         episodes.known.add(values, (seconds, overflow))
     tree = SearchTree(episodes, lambda: incumbent.best_s)
@@ -388,6 +389,7 @@ def _search(task: SearchTask, name: str, network: Path | None) -> SearchResult:
     incumbent = Incumbent.begin(task, "expert")
     templates = price_grid(incumbent, charged=False)
     given = incumbent.price_start(task)
+    templates = templates.joined(work_out(incumbent, templates))
     incumbent.searcher = name
     run_dqn(incumbent, seed=task.seed, templates=templates, start=given, network=network)
     return incumbent.result(seed=task.seed)

@@ -16,6 +16,7 @@ from agents.learning.network import ProposalNetwork
 from agents.learning.problems import generate
 from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, propose
 from agents.learning.search_tree import SearchTree
+from agents.planners.opening import work_out
 from agents.sampling.expert import Grid, grid_of
 from agents.searcher import Budget
 from automap.errors import UserError
@@ -32,8 +33,23 @@ class Lesson:
     """Seed of the problem."""
     space: PlanSpace
     """Its plan space."""
+    known: Grid
+    """Plans that are known when its episodes begin: templates, and what a search opens with."""
     best: Values | None
     """The best plan that a teacher knows, or None."""
+
+
+def opened(space: PlanSpace, worked_out: Grid | None = None) -> tuple[Grid, Grid]:
+    """The plans that are known when episodes begin, and those of them that were worked out from templates.
+
+    Args:
+        space: plan space of the problem.
+        worked_out: what `agents.planners.opening.work_out` found before; None = it is called.
+    """
+    grid = grid_of(space)
+    if worked_out is None:
+        worked_out = work_out(Incumbent(space, Budget(), searcher="elimination"), grid)
+    return grid.joined(worked_out), worked_out
 
 
 def lessons(seeds: Sequence[int], labels: Mapping[int, Label], seed: int) -> Iterator[Lesson]:
@@ -46,6 +62,7 @@ def lessons(seeds: Sequence[int], labels: Mapping[int, Label], seed: int) -> Ite
     """
     rng = np.random.default_rng(seed)
     useless = {number for number, label in labels.items() if not label.fits}
+    worked_out: dict[int, Grid] = {}
     while True:
         for number in rng.permutation(np.array([one for one in seeds if one not in useless])).tolist():
             try:
@@ -55,10 +72,11 @@ def lessons(seeds: Sequence[int], labels: Mapping[int, Label], seed: int) -> Ite
                 useless.add(number)
                 continue
             label = labels.get(number)
-            known = label.values if label is not None and label.is_of(generated) else None
-            if known is not None and len(known) != len(space.slots):
-                known = None
-            yield Lesson(seed=number, space=space, best=known)
+            best = label.values if label is not None and label.is_of(generated) else None
+            if best is not None and len(best) != len(space.slots):
+                best = None
+            grid, worked_out[number] = opened(space, worked_out.get(number))
+            yield Lesson(seed=number, space=space, known=grid, best=best)
 
 
 class Exam:
@@ -70,7 +88,7 @@ class Exam:
         for label in labels:
             if label.step_time_s is not None:
                 space = PlanSpace(generate(label.seed).problem)
-                self._problems.append((space, grid_of(space), label.step_time_s))
+                self._problems.append((space, opened(space)[0], label.step_time_s))
 
     def grade(self, network: ProposalNetwork, most: int = PROPOSALS, seed: int = 0) -> Grade:
         """Lets a network propose `most` plans for every problem."""
@@ -78,7 +96,7 @@ class Exam:
         best: list[float] = []
         for space, grid, known_s in self._problems:
             incumbent = Incumbent(space, Budget(), searcher="dqn")
-            episodes = Episodes(HybridDecisions(space), SIDE_BY_SIDE, incumbent.table, templates=grid)
+            episodes = Episodes(HybridDecisions(space), SIDE_BY_SIDE, incumbent.table, known=grid)
             tree = SearchTree(episodes, functools.partial(getattr, incumbent, "best_s"))
             propose(incumbent, episodes, tree, network, seed=seed, most=most)
             reached = [seconds for count, _, seconds in incumbent.improvements if count == 1]

@@ -211,9 +211,16 @@ def label_problems(
     processes: Annotated[int, typer.Option(min=1, max=1024, help="Processes side by side, of one core each.")] = 2,
     first_seed: Annotated[int, typer.Option(min=0, help="Seed of the first problem.")] = 0,
     split: Annotated[str | None, typer.Option(help="train, unseen-family or unseen-size; default: any.")] = None,
+    network: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Search again from the proposals of this network; the better of two plans counts."
+        ),
+    ] = None,
 ) -> None:
     """Labels generated problems with the best plans that the portfolio finds, for networks to learn from."""
     from agents.learning import labelling
+    from agents.learning.labels import is_better, read_labels
     from agents.learning.problems import SPLITS
     from agents.searcher import Budget
     from service.command.terminal import counting_bar
@@ -223,13 +230,16 @@ def label_problems(
         raise ProblemError("unknown split", field="split", value=split, repair="Use one of " + ", ".join(SPLITS) + ".")
     amount = Budget.parse(budget)
     seeds = labelling.chosen_seeds(first_seed, problems, known[split] if split is not None else None)
-    fitting = failed = 0
+    before = read_labels(folder)
+    fitting = failed = better = 0
     with counting_bar("labels", len(seeds)) as done:
-        for found in labelling.label_problems(folder, seeds, amount, processes):
+        for found in labelling.label_problems(folder, seeds, amount, processes, network):
             fitting += found is not None and found.fits
             failed += found is None
+            better += found is not None and found.seed in before and is_better(found, before[found.seed])
             done("" if found is None else f"seed {found.seed}: {found.found_by or 'nothing fits'}")
-    typer.echo(f"{folder}: {len(seeds) - failed} labels, {fitting} with a plan; {failed} problems failed", err=True)
+    told = f"{len(seeds) - failed} labels, {fitting} with a plan, {better} better than before; {failed} problems failed"
+    typer.echo(f"{folder}: {told}", err=True)
 
 
 @app.command()

@@ -1,0 +1,224 @@
+"""Trials: the DQN decides which plans are run for real, and learns from what is measured.
+
+The first plan that runs is the one that the search found. Then, before each run, there is a round of plans: the
+network, at first the pretrained one, proposes some, and learns from others. Every run so far has corrected the prices
+by which all of them are rewarded (`automap.bounds.corrections`), those of the completions behind each decision too. In
+each round the DQN is led through the plans that have run, so that their measured times are in its replay. Of all plans
+known so far, the one
+that runs next has the least optimistic step time: what is expected of it, less one standard deviation (the lower
+confidence bound of Bayesian optimisation, arXiv 0912.3995). The trials end early where no plan, even so, is faster than
+the fastest one measured by more than repeated runs differ. Units: seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from agents.incumbent import Incumbent
+from agents.learning.checkpoint import read_checkpoint
+from agents.learning.dqn import MaskedDQN, Watch, new_agent
+from agents.learning.hyperparameters import Hyperparameters
+from agents.learning.network import ProposalNetwork
+from agents.learning.plan_vec_env import PlanVecEnv
+from agents.learning.proposals import NETWORK, propose, readable
+from agents.learning.search_tree import SearchTree
+from agents.results.diverse_top_k import MOST
+from agents.searcher import Budget, ShouldStop
+from automap.bounds.corrections import NOISE, Corrections
+from automap.plan import Plan, SearchRecord, Sync
+from automap.problem import Problem
+from automap.space.space import Ints, PlanSpace, Values
+from envs.decision import Episodes
+from envs.hybrid import HybridDecisions
+
+PROPOSED, LEARNT = 64, 32
+"""Number of plans that the network proposes before each run, and of plans from which it learns behind these (assumed).
+Both take about a second, and a run some seconds."""
+OPTIMISM = 1.0
+"""Number of standard deviations by which a plan may be faster than expected (assumed). With 0, plans that are unlike
+those that have run would never run while these look better."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """A plan that is to be run."""
+
+    plan: Plan
+    """The plan with its estimate; `search.found_by` says who found it."""
+    expected_s: float
+    """Step time that is expected of it, from its estimate and the runs before it."""
+
+
+Measure = Callable[[Proposal], float | None]
+"""Runs a plan and returns the measured step time, or None where the run failed."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Effort:
+    """What the DQN has done to decide what is run."""
+
+    evaluations: int = 0
+    """Number of plans priced."""
+    look_aheads: int = 0
+    """Number of completions priced."""
+
+
+def lead_trials(
+    problem: Problem,
+    start: Sequence[Plan],
+    measure: Measure,
+    *,
+    most: int,
+    round_s: float,
+    seed: int = 0,
+    should_stop: ShouldStop = lambda: False,
+) -> Effort:
+    """Runs plans until there are enough or none is left that may be the fastest.
+
+    Args:
+        problem: the problem.
+        start: plans of a search for it, the best first, with estimates and records; at least one.
+        measure: runs a plan.
+        most: number of runs, at most `automap.bounds.corrections.MOST`.
+        round_s: seconds for which the DQN looks for plans before each run, at most.
+        seed: seed of network, replay and exploration.
+        should_stop: called often; once it returns true, no further plan is run.
+    """
+    assert start[0].estimate is not None
+    measured_s = measure(Proposal(plan=start[0], expected_s=start[0].estimate.step_time_s))
+    if most == 1 or should_stop():
+        return Effort()
+    trials = _Trials(problem, start, seed)
+    trials.learn(start[0], measured_s)
+    for _ in range(most - 1):
+        trials.look(round_s, should_stop)
+        proposal = None if should_stop() else trials.next()
+        if proposal is None:
+            break
+        trials.learn(proposal.plan, measure(proposal))
+    return trials.effort
+
+
+class _Round(Watch):
+    """One round of the DQN, which begins with the plans that have run."""
+
+    def __init__(
+        self, incumbent: Incumbent, episodes: Episodes, known: Sequence[Values], tried: Sequence[Values]
+    ) -> None:
+        super().__init__(incumbent, ())
+        rows = np.array(known, dtype=np.int64).reshape(len(known), len(incumbent.space.slots))
+        prices = episodes.known.corrected(rows, incumbent.space.price(rows))
+        for values, (seconds, overflow) in zip(known, prices.tolist(), strict=True):
+            if overflow <= 0.0:
+                self._remember(values, seconds)
+        self._shown = list(tried)
+
+    def _on_training_start(self) -> None:
+        agent = self.model
+        assert isinstance(agent, MaskedDQN)
+        agent.leads = [self.lead(agent) for _ in agent.leads]
+
+    def lead(self, agent: MaskedDQN) -> Ints | None:
+        """The next of the plans that have run, then as in every search."""
+        return np.array(self._shown.pop(0), dtype=np.int64) if self._shown else super().lead(agent)
+
+
+class _Trials:
+    """The runs so far, and the plans that may run next."""
+
+    def __init__(self, problem: Problem, start: Sequence[Plan], seed: int) -> None:
+        self.effort = Effort()
+        self._seed, self._rounds = seed, 0
+        self._space = PlanSpace(problem)
+        self._incumbent = Incumbent(self._space, Budget(), searcher="dqn")
+        parameters = Hyperparameters()
+        self._episodes = Episodes(HybridDecisions(self._space), parameters.num_envs, self._incumbent.table)
+        self._agent = new_agent(PlanVecEnv([self._episodes]), parameters, seed)
+        if readable(NETWORK) is not None:
+            read_checkpoint(self._agent, parameters, NETWORK)
+        assert start[0].search is not None
+        self._record: SearchRecord = replace(start[0].search, found_by="dqn", fastest_s=None, proven=False)
+        self._plans: dict[Values, Plan | None] = {}
+        self._strangers: list[Plan] = []
+        self._tried: list[Values] = []
+        self._best_s = math.inf
+        for plan in start:
+            values = self._space.encode(plan)
+            if values is None:
+                self._strangers.append(plan)
+            else:
+                self._plans[values] = plan
+                self._episodes.known.add(values, tuple(self._space.price(np.array([values]))[0].tolist()))
+
+    @property
+    def _corrections(self) -> Corrections:
+        return self._episodes.known.corrections
+
+    def learn(self, plan: Plan, measured_s: float | None) -> None:
+        """Takes what a run has measured."""
+        self._best_s = min(self._best_s, math.inf if measured_s is None else measured_s)
+        values = self._space.encode(plan)
+        if values is None:
+            self._strangers.remove(plan)
+        else:
+            self._tried.append(values)
+        assert plan.estimate is not None
+        self._episodes.known.learn(values, None if measured_s is None else measured_s / plan.estimate.step_time_s)
+
+    def look(self, round_s: float, should_stop: ShouldStop) -> None:
+        """Lets the DQN make a round of plans."""
+        budget = Budget(evaluations=PROPOSED + LEARNT, seconds=round_s)
+        incumbent = Incumbent(self._space, budget, searcher="dqn", should_stop=should_stop)
+        agent, corrections = self._agent, self._corrections
+        # In the units of the bounds, which know nothing of what was measured.
+        limit_s = self._best_s / math.exp(corrections.common) / corrections.least_factor
+        tree = SearchTree(self._episodes, lambda: limit_s)
+        before = int(self._episodes.known.arrays.priced[0])
+        agent.plan_env.reset()
+        network = ProposalNetwork({name: value.numpy() for name, value in agent.q_net.state_dict().items()})
+        self._rounds += 1
+        found = propose(
+            incumbent, self._episodes, tree, network, seed=self._seed + self._rounds, most=PROPOSED
+        )  # fmt: skip
+        if not (incumbent.finished or tree.is_exhausted):
+            # What has been seen so far was rewarded by prices that the last run has corrected.
+            agent.replay_buffer.forget()
+            agent._last_obs = agent.plan_env.reset()
+            agent.tree = SearchTree(self._episodes, lambda: limit_s)
+            watch = _Round(incumbent, self._episodes, [*self._plans, *found], self._tried)
+            agent.learn(total_timesteps=10**12, callback=watch, log_interval=10**12, reset_num_timesteps=False)
+            found = watch.best
+        self.effort.evaluations += incumbent.evaluations
+        self.effort.look_aheads += int(self._episodes.known.arrays.priced[0]) - before
+        for values in [*found, *(values for values, _ in incumbent.unlike(MOST))]:
+            self._plans.setdefault(values, None)
+
+    def next(self) -> Proposal | None:
+        """The plan to run next, or None where none may be the fastest."""
+        tried = set(self._tried)
+        rows = np.array([values for values in self._plans if values not in tried], dtype=np.int64)
+        factor, found = math.exp(self._corrections.common), []
+        for plan in self._strangers:
+            assert plan.estimate is not None
+            found.append((plan.estimate.step_time_s * factor, self._corrections.spread, plan))
+        if len(rows):
+            prices = self._episodes.known.corrected(rows, self._space.price(rows))
+            apart = self._corrections.uncertainty(rows)
+            fits = np.flatnonzero(prices[:, 1] <= 0.0)
+            least = fits[(prices[fits, 0] * np.exp(-OPTIMISM * apart[fits])).argmin()] if len(fits) else -1
+            if least >= 0:
+                plan = self._plan(tuple(rows[least].tolist()))
+                found.append((float(prices[least, 0]) * factor, float(apart[least]), plan))
+        optimistic = [seconds * math.exp(-OPTIMISM * deviation) for seconds, deviation, _ in found]
+        if not found or min(optimistic) >= (1.0 - NOISE) * self._best_s:
+            return None
+        seconds, _, plan = found[int(np.argmin(optimistic))]
+        return Proposal(plan=plan, expected_s=seconds)
+
+    def _plan(self, values: Values) -> Plan:
+        plan = self._plans[values]
+        return plan if plan is not None else self._incumbent.plan(values, Sync(), self._record)
