@@ -14,7 +14,7 @@ from typing import Literal
 
 from automap.arrays import Mask
 from automap.errors import ProblemError
-from automap.price.estimate import sequence_length
+from automap.price.degrees import sequence_length
 from automap.price.lowered_plan import spread
 from automap.problem import Problem
 from automap.space.constraints import Constrained

@@ -21,6 +21,7 @@ from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 from automap.space.templates import megatron_signatures
 from ir.factors import BROADCAST, Placement
+from ir.groups import fused_groups
 from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
 from ir.operators.measured import LAYER
 
@@ -201,6 +202,32 @@ def chunks(
     if any(a >= b for a, b in itertools.pairwise(ends)):
         raise Unpriced(f"{len(layers)} layers cannot be cut into {num_chunks} stages")
     return tuple(tuple(segments[a:b]) for a, b in itertools.pairwise(ends))
+
+
+def recompute_masks(evaluator: Evaluator, trainer: str, mode: str) -> Callable[[int], Mask]:
+    """What a trainer means by a recompute mode of its layers: unit type to [operators] which run again.
+
+    TorchTitan's selective keeps the results of attention and of every second matrix product (its option `op`). All
+    others mean the core of attention, which is nothing where one fused kernel computes it: that keeps no scores.
+    """
+    if (trainer, mode) != ("torchtitan", "selective"):
+        return lambda kind: evaluator.masks(kind)[mode]
+    tables, units = evaluator.tables, evaluator.blocks
+    graph = evaluator.problem.graph
+    attention = {i for group in fused_groups(graph) if group.kind == "attention" for i in group.members}
+
+    def mask(kind: int) -> Mask:
+        found = np.ones(len(tables.rows(kind)), dtype=np.bool_)
+        start, products = units.representative(kind).start, 0
+        for k in range(len(found)):
+            if start + k in attention:
+                found[k] = False
+            elif graph.operators[start + k].kind in ("MatMul", "Gemm"):
+                products += 1
+                found[k] = products % 2 == 0
+        return found
+
+    return mask
 
 
 def _layers(evaluator: Evaluator, unlike: int) -> list[int]:
