@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agents import Budget, search
-from agents.learning.trials import lead_trials
+from agents.learning.trials import Proposal, lead_trials
 from agents.results.diverse_top_k import MOST
 from automap.cluster import parse_cluster
 from automap.plan import Calibration, Plan
@@ -31,13 +31,11 @@ from automap.problem import Problem
 from automap.runtime.trial.calibration import calibrated
 from ir import zoo
 
-PROBLEMS = (
+PROBLEMS: tuple[tuple[str, str, int], ...] = (
     ("gpt2", "8xV100-16GB", 64),
     ("bert-large", "2x4xV100-16GB@25Gbit", 128),
     ("vgg19", "2x4xV100@25Gbit", 256),
-    ("t5-large", "8xV100-32GB", 64),
-    ("gpt2-xl", "8xA100-80GB", 64),
-    ("llama-7b", "2x4xH100-80GB@100Gbit", 64),
+    ("vit-h", "2x4xA100-80GB@100Gbit", 256),
 )
 COUNTS = (3, 6, 12)
 """Numbers of trials that are compared."""
@@ -108,9 +106,12 @@ def run(problem: Problem, host: Host, trials: int, evaluations: int) -> Result:
     listed = [measured(plan) for plan in plans[:trials]]
     listed = _chosen(listed, exact)
     exact.clear()
-    lead_trials(
-        problem, plans, lambda proposal: led.append(measured(proposal.plan)) or led[-1], most=trials, round_s=60.0
-    )
+
+    def tried(proposal: Proposal) -> float:
+        led.append(measured(proposal.plan))
+        return led[-1]
+
+    lead_trials(problem, plans, tried, most=trials, round_s=60.0)
     led = _chosen(led, exact)
     return Result(listed, led, min(*listed, *led, _best_known(problem, host, budget, step_s)))
 
