@@ -42,6 +42,8 @@ class Lesson:
 def lessons(seeds: Sequence[int], labels: Mapping[int, Label], seed: int, processes: int = 0) -> Iterator[Lesson]:
     """Problems without end, in random order, again and again; those of which nothing fits are left out.
 
+    Where the plans of the opening are faster than the label, the best of these is what is taught.
+
     Args:
         seeds: seeds of the problems.
         labels: what teachers know of them, by seed.
@@ -61,7 +63,10 @@ def lessons(seeds: Sequence[int], labels: Mapping[int, Label], seed: int, proces
             best = label.values if label is not None and label.is_of(generated) else None
             if best is not None and len(best) != len(space.slots):
                 best = None
-            yield Lesson(seed=number, space=space, known=preparation.opened(number, space), best=best)
+            known = preparation.opened(number, space)
+            if label is not None and label.step_time_s is not None:
+                best = _faster(known, label.step_time_s) or best
+            yield Lesson(seed=number, space=space, known=known, best=best)
 
 
 def _order(seeds: Sequence[int], useless: Collection[int], seed: int) -> Iterator[int]:
@@ -69,6 +74,14 @@ def _order(seeds: Sequence[int], useless: Collection[int], seed: int) -> Iterato
     rng = np.random.default_rng(seed)
     while True:
         yield from rng.permutation(np.array([one for one in seeds if one not in useless], dtype=np.int64)).tolist()
+
+
+def _faster(grid: Grid, than_s: float) -> Values | None:
+    """The fastest plan that fits, if it is faster than a step time in seconds."""
+    seconds = np.where(grid.prices[:, 1] <= 0.0, grid.prices[:, 0], np.inf)
+    if not len(seconds) or seconds.min() >= than_s:
+        return None
+    return tuple(grid.values[seconds.argmin()].tolist())
 
 
 class Exam:
