@@ -1,7 +1,7 @@
 """Trials that the DQN leads beside trials of the best plans by their estimates, on made-up hosts that contradict the
 price.
 
-    python benchmarks/led_trials.py [--trials 12] [--evaluations 1900] [--only WORD]
+    python benchmarks/led_trials.py [--trials 12] [--evaluations 1900] [--only WORD] [--host WORD]
 
 A host is a problem with other constants, or with a factor on some plans; a trial is a call of its price. For each
 problem and host it prints how much slower than the best plan of the host the best of 3, 6 and so on trials is: of the
@@ -143,18 +143,20 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=max(COUNTS))
     parser.add_argument("--evaluations", type=int, default=1900)
     parser.add_argument("--only", default="", help="only problems whose name contains this")
+    parser.add_argument("--host", default="", help="only hosts whose name contains this")
     options = parser.parse_args()
     counts = [count for count in COUNTS if count <= options.trials] or [options.trials]
     heads = "".join(f"{count:>9d}{'':8s}" for count in counts)
     print(
         f"how much slower than the best plan of the host, after so many trials (list, led)\n{'':50s}{heads}  runs   s"
     )
-    rows: dict[str, list[list[float]]] = {name: [] for name in HOSTS}
+    hosts = {name: host for name, host in HOSTS.items() if options.host in name}
+    rows: dict[str, list[list[float]]] = {name: [] for name in hosts}
     for model, cluster, batch in PROBLEMS:
         problem = Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch})
         if options.only not in model:
             continue
-        for name, host in HOSTS.items():
+        for name, host in hosts.items():
             began = time.monotonic()
             found = run(problem, host, options.trials, options.evaluations)
             gaps = [
