@@ -63,8 +63,11 @@ def _of_stage(
     sizes = dict(zip(lowered.axes, lowered.layout.stages[number % ranks].axes.tolist(), strict=True))
     live = [axis for axis, name in enumerate(lowered.axes) if sizes[name] > 1]
     uses: dict[str, AxisUse] = {}
+    # Layers tell what a stage does: an embedding or a head alone may be whole where layers are split.
+    types = Counter(unit.type for unit in evaluator.blocks.units)
+    layers = [s for s in lowered.chunks[number] if types[evaluator.blocks.units[s.unit].type] > 1]
     for axis in live:
-        uses[lowered.axes[axis]] = _use(_amounts(evaluator, lowered.chunks[number], axis), whole[axis])
+        uses[lowered.axes[axis]] = _use(_amounts(evaluator, layers, axis), whole[axis])
     expert_axes = [lowered.axes[axis] for axis in live if whole[axis]["experts"]]
     of = Counter(dict.fromkeys(typing.get_args(AxisUse), 1))
     for name, use in uses.items():
@@ -87,7 +90,7 @@ def _of_stage(
 def _use(stage: Counter[_Split], whole: Counter[_Split]) -> AxisUse:
     """The use of an axis in a stage, from the arithmetic that is split in each way there and in the whole model.
 
-    A stage without products, such as an embedding alone, uses the axis as the whole model does.
+    A stage whose layers have no products uses the axis as the whole model does.
     """
     dense: tuple[_Split, ...] = ("batch", "weights", "positions", "nothing")
     amounts = stage if any(stage[split] for split in dense) else whole

@@ -20,6 +20,7 @@ from automap.space.megatron import AxisChoice
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 from automap.space.templates import megatron_signatures
+from automap.targets import ANY
 from ir.factors import BROADCAST, Placement
 from ir.groups import fused_groups
 from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
@@ -102,7 +103,8 @@ def signatures(evaluator: Evaluator, shape: Shape, axes: Sequence[Axis], *, sequ
     problem = evaluator.problem
     # The pattern depends on the degrees alone: one stage of the plan is enough.
     node = replace(problem.cluster.nodes[0], num_devices=shape.dp * shape.tp, count=1)
-    small = replace(problem, cluster=replace(problem.cluster, nodes=(node,), bandwidth_GBps=None))
+    training = replace(problem.training, target=ANY)
+    small = replace(problem, cluster=replace(problem.cluster, nodes=(node,), bandwidth_GBps=None), training=training)
     fix = Fix(dp=shape.dp, tp=shape.tp, pp=1, cp=1, ep=1, num_micro_batches=shape.num_micro_batches)
     space = PlanSpace(replace(small, hints=Hints(fix=fix)), evaluator)
     prefix = space.even_values(space.shapes[0], recompute="none", zero=0)
@@ -194,13 +196,13 @@ def chunks(
         Unpriced: there are fewer layers than chunks.
     """
     kinds = [unit.type for unit in evaluator.blocks.units]
-    layers = _layers(evaluator, unlike)
+    numbers = _layers(evaluator, unlike)
     chosen = by_type(evaluator, signatures)
-    again = [masks(kind) if n in layers else evaluator.masks(kind)["none"] for n, kind in enumerate(kinds)]
+    again = [masks(kind) if n in numbers else evaluator.masks(kind)["none"] for n, kind in enumerate(kinds)]
     segments = [evaluator.segment(number, chosen, mask) for number, mask in enumerate(again)]
-    ends = [0, *_ends(layers, num_chunks), len(kinds)]
+    ends = [0, *_ends(numbers, num_chunks), len(kinds)]
     if any(a >= b for a, b in itertools.pairwise(ends)):
-        raise Unpriced(f"{len(layers)} layers cannot be cut into {num_chunks} stages")
+        raise Unpriced(f"{len(numbers)} layers cannot be cut into {num_chunks} stages")
     return tuple(tuple(segments[a:b]) for a, b in itertools.pairwise(ends))
 
 

@@ -21,7 +21,7 @@ from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.space.stated_strategy import Strategy, hand_made
 from automap.verify.model import Model
-from automap.verify.reading import place_chunks
+from automap.verify.reading import layer_operators, place_chunks
 from ir import zoo
 
 FAMILIES = {
@@ -47,10 +47,11 @@ def model_of(family: str) -> Model:
 
 
 def splits(family: str, plan: Plan, number: int, axis: str) -> Iterator[tuple[str, float]]:
-    """Of each product with a weight in a stage, read from the document: what it splits on an axis, and its FLOPs."""
+    """Of each product with a weight in the layers of a stage, read from the document: what it splits, and its FLOPs."""
     model, graph = model_of(family), space_of(family).problem.graph
-    for index, placed in place_chunks(plan, model)[number].placed.items():
-        op = graph.operators[index]
+    chunk = place_chunks(plan, model)[number]
+    for index in layer_operators(chunk, model):
+        op, placed = graph.operators[index], chunk.placed[index]
         if op.forward_flops.at(1) == 0.0 or not any(graph.is_weight(name) for name in op.inputs):
             continue
         mine, made = placed[axis], graph.tensors[op.outputs[0]]
@@ -78,7 +79,7 @@ def check(family: str, plan: Plan, found: tuple[Degrees, ...]) -> None:
             for what, flops in splits(family, plan, number, axis):
                 amounts[what] += flops
             assert axis in mine.expert_axes or not amounts.pop("experts", 0.0)
-            if any(what != "experts" for what in amounts):  # else it is as in the whole model
+            if any(what != "experts" for what in amounts):  # else it is as elsewhere
                 amounts.pop("experts", 0.0)
                 assert amounts[max(amounts, key=lambda what: amounts[what])] == max(
                     amounts[what] for what in amounts if named.get(what, use) == use
