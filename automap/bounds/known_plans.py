@@ -14,7 +14,7 @@ from automap.space.group_flow import group_flow
 from automap.space.space import PlanSpace, Values
 from automap.space.templates import templates
 
-ROOM = 64
+ROOM = 256
 """Number of plans that may join the first ones. Behind these the worst of those that joined are given up."""
 
 
@@ -70,6 +70,7 @@ class KnownPlans:
             prices=np.full((room, 2), np.inf),
             order=np.zeros(room, dtype=np.int64),
             num_known=np.array([len(chosen)]),
+            leads=np.full(episodes, -1),
             agreeing=np.zeros((episodes, room), dtype=np.int64),
             num_agreeing=np.zeros(episodes, dtype=np.int64),
             compared=np.zeros(episodes, dtype=np.int64),
@@ -103,10 +104,19 @@ class KnownPlans:
             row = count
             arrays.num_known[0] += 1
         else:
-            mine = np.arange(self._first, count)
-            row = int(mine[worth_s(arrays.prices[mine], self.reference_s).argmax()])
+            # The worst of the shapes of which there are most: the best of each shape stays as long as possible.
+            mine = arrays.values[self._first : count, : self.space.first.schedule]
+            _, shapes, counts = np.unique(mine, axis=0, return_inverse=True, return_counts=True)
+            crowd = self._first + np.flatnonzero(counts[shapes] == counts.max())
+            row = int(crowd[worth_s(arrays.prices[crowd], self.reference_s).argmax()])
         arrays.values[row], arrays.prices[row] = values, price
         self._rank()
+
+    def lead(self, number: int, values: Values | None) -> None:
+        """Makes a plan that begins anew follow another known plan than the best one; None = the best one."""
+        known = self.arrays.values[: int(self.arrays.num_known[0])]
+        found = np.flatnonzero((known == np.array(values)).all(axis=1)) if values is not None else ()
+        self.arrays.leads[number] = found[0] if len(found) else -1
 
     def _rank(self) -> None:
         count = int(self.arrays.num_known[0])
