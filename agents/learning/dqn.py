@@ -189,7 +189,7 @@ class MaskedDQN(DQN):
         guide, noise = self.guides[number], self.guides[number].noise
         rated = completion + guide.trust * (q - completion)
         episodes, at = self.plan_env.place(number)
-        if guide.is_revision and guide.taught is not None and episodes.num_decisions[at] == 0:
+        if guide.is_revision and guide.base is None and guide.taught is not None and episodes.num_decisions[at] == 0:
             noise = float(np.exp(self.rng.uniform(*np.log(REVISION_NOISE))))
             # At least one legal action is another one.
             rated = np.where(legal == guide.taught[slot], FORBIDDEN, rated)
@@ -319,7 +319,8 @@ class Watch(BaseCallback):
     def _guide(self, number: int) -> None:
         guide = self._agent.guides[number] = self.meshes.guide(self._agent.rng, self.incumbent.best_s)
         assert guide.taught is not None
-        self._episodes.confine(number, tuple(guide.taught.tolist()), guide.window)
+        base = guide.taught if guide.base is None else guide.base
+        self._episodes.confine(number, tuple(base.tolist()), guide.window)
 
     def _on_step(self) -> bool:
         tree = self._agent.tree
