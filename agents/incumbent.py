@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from agents.results.diverse_top_k import MOST, DiverseTopK, unlike
+from agents.results.diverse_top_k import MOST, DiverseTopK, Found, unlike
 from agents.results.infeasibility_advice import nothing_fits
 from agents.results.local_sgd import PlanWithSync, with_sync_modes
 from agents.results.plainest import IllegalPlan, Offer, as_it_is, plainest
@@ -304,12 +304,12 @@ class Incumbent:
             lower_bound_s=bound_s,
         )
         ((values, _), sync), *_ = best_unlike(1)
-        best = self._plan(values, sync, record)
+        best = self.plan(values, sync, record)
 
         def unlike_plans(count: int) -> tuple[Plan, ...]:
             others = best_unlike(count)[1:]
             records = (replace(record, proven=False, found_by=name) for (_, name), _ in others)
-            return (best, *(self._plan(row, mode, of) for ((row, _), mode), of in zip(others, records, strict=True)))
+            return (best, *(self.plan(row, mode, of) for ((row, _), mode), of in zip(others, records, strict=True)))
 
         def plainest_plan(limit_s: float) -> Offer:
             if sync.kind != "synchronous":
@@ -326,12 +326,14 @@ class Incumbent:
             unlike=unlike_plans,
         )
 
-    def _best_synchronous(self, count: int) -> list[PlanWithSync]:
-        """The best plans that are unlike each other, all synchronous."""
-        assert self.best is not None
-        return [(found, Sync()) for found in self._diverse.best(count, self.best)]
+    def unlike(self, count: int) -> list[Found]:
+        """The best plans that are unlike each other, all synchronous; none where nothing fits."""
+        return [] if self.best is None else self._diverse.best(count, self.best)
 
-    def _plan(self, values: Values, sync: Sync, record: SearchRecord) -> Plan:
+    def _best_synchronous(self, count: int) -> list[PlanWithSync]:
+        return [(found, Sync()) for found in self.unlike(count)]
+
+    def plan(self, values: Values, sync: Sync, record: SearchRecord) -> Plan:
         """A plan with its estimate, and with its numbers of decisions in its record.
 
         Raises:

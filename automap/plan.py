@@ -186,6 +186,10 @@ class TrialRecord:
 
     strategy: str
     """One line that describes the plan."""
+    found_by: str
+    """Searcher that found the plan; `dqn` also where it led the trials."""
+    expected_s: float
+    """Step time that was expected of the plan from its estimate and the trials before it, seconds."""
     outcome: str
     """`ok`, or the kind of failure, see `automap.runtime.launch.launcher`."""
     message: str
@@ -245,7 +249,7 @@ class SearchRecord:
     num_operator_decisions: int = 0
     """Number of those decisions that shard operators."""
     trials: tuple[TrialRecord, ...] = ()
-    """Trial runs of the best plans, in the order of their estimates."""
+    """Trial runs, in the order in which they ran."""
     calibration: Calibration | None = None
     """Comparison of the successful trials with their estimates; null if there was none."""
 

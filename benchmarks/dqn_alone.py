@@ -5,8 +5,8 @@
 
 Three parts, each a table with one line a problem and then a summary:
 
-- alone: the gap of the plan that `dqn` finds in so many seconds to the best plan known. With it, the completions that
-  it has looked at.
+- alone: the gap of the plan that `dqn` finds in so many seconds to the best plan known, for every seed. With it, the
+  plans that it has priced and the completions that it has looked at.
 - transfer: plans that it prices until one is within 1 % of the best known one, and the same of `dqn-from-scratch`, in
   the median over seeds; `-` where more than half of the runs do not get there in so many seconds.
 - portfolio: the gap of the portfolio with so many evaluations, and of the same without a network: templates, then
@@ -31,6 +31,7 @@ from agents import Budget, search
 from agents.incumbent import Incumbent
 from agents.learning.dqn import run_dqn
 from agents.learning.proposals import NETWORK
+from agents.planners.opening import work_out
 from agents.sampling.expert import price_grid
 from agents.sampling.mcmc import best_of_meshes, run_mcmc
 from automap.problem import Problem
@@ -63,9 +64,10 @@ def searched(problem: Problem, seconds: float, seed: int, *, pretrained: bool, e
         clock=time.process_time,
     )
     grid = price_grid(incumbent, charged=False)
+    opened = grid.joined(work_out(incumbent, grid))
     incumbent.evaluations, incumbent.searcher = 0, "dqn"
     found.append(incumbent)
-    run_dqn(incumbent, seed=seed, templates=grid, network=NETWORK if pretrained else None)
+    run_dqn(incumbent, seed=seed, templates=opened, network=NETWORK if pretrained else None)
     return incumbent
 
 

@@ -29,6 +29,7 @@ from agents.learning.network import ProposalNetwork
 from agents.learning.problems import outline
 from agents.learning.proposals import NETWORK, PROPOSALS, SIDE_BY_SIDE, propose
 from agents.learning.search_tree import SearchTree
+from agents.planners.opening import work_out
 from agents.sampling.expert import price_grid
 from automap.cluster import parse_cluster
 from automap.errors import NothingFits
@@ -140,7 +141,8 @@ def proposed(
     template_s = incumbent.baselines["expert"]
     own = Incumbent(space, Budget(), searcher="dqn")
     began = time.monotonic()
-    episodes = Episodes(HybridDecisions(space), SIDE_BY_SIDE, own.table, templates=grid)
+    grid = grid.joined(work_out(incumbent, grid))
+    episodes = Episodes(HybridDecisions(space), SIDE_BY_SIDE, own.table, known=grid)
     propose(own, episodes, SearchTree(episodes, lambda: own.best_s), network, seed=seed, most=plans)
     seconds = time.monotonic() - began
     first = min((step for count, _, step in own.improvements if count == 1), default=math.inf)

@@ -64,7 +64,7 @@ class Finished:
     values: Values
     """Values of the complete plan."""
     step_time_s: float
-    """Step time of the plan."""
+    """Step time of the plan, corrected by real runs where there are some."""
     overflow: float
     """Overflow of memory, as a share of a device's capacity; at most 0 where the plan fits."""
     worth_s: float
@@ -117,7 +117,7 @@ class Episodes:
         count: int,
         table: BoundTable | None = None,
         *,
-        templates: tuple[Ints, Floats] | None = None,
+        known: tuple[Ints, Floats] | None = None,
     ) -> None:
         """Begins `count` episodes.
 
@@ -125,12 +125,12 @@ class Episodes:
             decisions: which slots are decided.
             count: number of episodes.
             table: lower bounds of the space, if they have been computed already.
-            templates: [n, slots] templates of the space and [n, 2] their prices, if they are known already.
+            known: [n, slots] plans that are known at first and [n, 2] their prices; None = the templates of the space.
         """
         self.space, self.decisions, self.count = decisions.space, decisions, count
         table = table or BoundTable(self.space)
         self.first_bound_s = table.first.time_s
-        values, prices = decisions.known(*(templates or priced_templates(self.space)))
+        values, prices = decisions.known(*(known or priced_templates(self.space)))
         self.known = KnownPlans(
             self.space,
             values,
@@ -178,7 +178,8 @@ class Episodes:
                 all.
         """
         if lead is not None:
-            seconds, overflow = self.space.price(np.array([lead]))[0].tolist()
+            row = np.array([lead], dtype=np.int64)
+            seconds, overflow = self.known.corrected(row, self.space.price(row))[0].tolist()
             self.known.add(lead, (seconds, overflow))
         self.known.lead(number, lead)
         asked = np.zeros_like(self.asked)
@@ -211,14 +212,19 @@ class Episodes:
         self.num_operator_decisions += ~waits & self._is_operator[episodes.position]
         self._step(np.where(waits, WAIT, places))
         done = self.partial_plans.done
-        after = np.where(done, worth_s(episodes.bound, self.reference_s), episodes.bound[:, 0])
+        after = np.where(done, worth_s(self._prices(), self.reference_s), episodes.bound[:, 0])
         return np.where(waits, 0.0, REWARD_SCALE * np.log(before / after)), done
+
+    def _prices(self) -> Floats:
+        """[episodes, 2] corrected seconds, and overflow, of the complete plans."""
+        episodes = self.partial_plans.episodes
+        return self.known.corrected(episodes.values, episodes.bound)
 
     def finished(self, number: int) -> Finished:
         """The outcome of an episode whose plan is complete."""
-        episodes = self.partial_plans.episodes
-        seconds, overflow = episodes.bound[number].tolist()
-        worth = float(worth_s(episodes.bound[number : number + 1], self.reference_s)[0])
+        episodes, price = self.partial_plans.episodes, self._prices()[number : number + 1]
+        seconds, overflow = price[0].tolist()
+        worth = float(worth_s(price, self.reference_s)[0])
         return Finished(
             values=tuple(episodes.values[number].tolist()),
             step_time_s=seconds,

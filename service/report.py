@@ -55,13 +55,16 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
 
 
 def trials(search: SearchRecord) -> list[tuple[str, str]]:
-    """Results of the trials, and how measured times compare with the estimates."""
+    """Results of the trials, what was expected of each behind those before it, and how measured times compare with the
+    estimates."""
     lines = []
     for trial in search.trials:
         found = trial.outcome.replace("_", " ")
         if trial.measured is not None:
             found = f"{seconds(trial.measured['step_time_s'])} measured"
-        lines.append(("tried", f"{trial.strategy}: {seconds(trial.predicted['step_time_s'])} estimated, {found}"))
+        estimated = seconds(trial.predicted["step_time_s"])
+        times = f"{estimated} estimated, {seconds(trial.expected_s)} expected, {found}"
+        lines.append(("tried", f"{trial.strategy} (by {trial.found_by}): {times}"))
     scale = search.calibration
     if scale is not None:
         text = f"steps take {scale.factor:.3g} times their estimates here"

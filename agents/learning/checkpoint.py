@@ -7,6 +7,7 @@ was trained on. A network alone is read without torch.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -72,6 +73,18 @@ def read_network(folder: Path, parameters: Hyperparameters | None = None) -> Pro
         return ProposalNetwork(_part(tensors, _NETWORK))
     except (KeyError, ValueError) as fault:
         raise _refused(folder, f"has no network: {fault}") from None
+
+
+def network_digest(folder: Path) -> str:
+    """What tells the network of a checkpoint from others: 16 hexadecimal digits of the digest of its numbers.
+
+    Raises:
+        ProblemError: the file cannot be read.
+    """
+    try:
+        return hashlib.sha256((folder / TENSORS).read_bytes()).hexdigest()[:16]
+    except OSError as fault:
+        raise _refused(folder, f"cannot be read: {fault}") from None
 
 
 def read_checkpoint(agent: DQN, parameters: Hyperparameters, folder: Path) -> dict[str, Any]:

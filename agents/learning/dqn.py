@@ -38,6 +38,7 @@ from agents.learning.plan_vec_env import PlanVecEnv
 from agents.learning.proposals import NETWORK, PROPOSALS, propose, readable
 from agents.learning.replay import Batch, PlanReplay
 from agents.learning.search_tree import SearchTree
+from agents.planners.opening import work_out
 from agents.sampling.expert import Grid, price_grid
 from agents.searcher import SearchResult, SearchTask
 from automap.space.space import Ints, PlanSpace, Values
@@ -317,10 +318,14 @@ class Watch(BaseCallback):
         self._guide(number)
 
     def _guide(self, number: int) -> None:
-        guide = self._agent.guides[number] = self.meshes.guide(self._agent.rng, self.incumbent.best_s)
-        assert guide.taught is not None
+        guide = self._agent.guides[number] = self.next_guide()
         base = guide.taught if guide.base is None else guide.base
-        self._episodes.confine(number, tuple(base.tolist()), guide.window)
+        self._episodes.confine(number, None if base is None else tuple(base.tolist()), guide.window)
+
+    def next_guide(self) -> Guide:
+        """How the next episode is guided."""
+        tree = self._agent.tree
+        return self.meshes.guide(self._agent.rng, self.incumbent.best_s if tree is None else tree.best_s())
 
     def _on_step(self) -> bool:
         tree = self._agent.tree
@@ -356,7 +361,7 @@ def run_dqn(
         proposals: number of plans that are proposed before learning begins.
     """
     parameters, space = parameters or Hyperparameters(), incumbent.space
-    episodes = Episodes(decisions(space), parameters.num_envs, incumbent.table, templates=templates)
+    episodes = Episodes(decisions(space), parameters.num_envs, incumbent.table, known=templates)
     for values, (seconds, overflow) in zip(start, space.price(_rows(space, start)).tolist(), strict=True):
         episodes.known.add(values, (seconds, overflow))
     tree = SearchTree(episodes, lambda: incumbent.best_s)
@@ -404,6 +409,7 @@ def _search(task: SearchTask, name: str, network: Path | None) -> SearchResult:
     incumbent = Incumbent.begin(task, "expert")
     templates = price_grid(incumbent, charged=False)
     given = incumbent.price_start(task)
+    templates = templates.joined(work_out(incumbent, templates))
     incumbent.searcher = name
     run_dqn(incumbent, seed=task.seed, templates=templates, start=given, network=network)
     return incumbent.result(seed=task.seed)

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 
-from agents.learning.labels import Label, LabelWriter, read_labels
+from agents.learning.labels import Label, LabelWriter, read_labels, seeds_of
 from agents.learning.problems import Split, generate, outline
-from agents.learning.teacher import label
+from agents.learning.teacher import Proposer, label
 from agents.searcher import Budget
 from ir.lifetime import die_with_parent
 
@@ -33,33 +33,41 @@ def chosen_seeds(first: int, count: int, split: Split | None) -> list[int]:
     return found
 
 
-def label_problems(folder: Path, seeds: Sequence[int], budget: Budget, processes: int) -> Iterator[Label | None]:
+def label_problems(
+    folder: Path, seeds: Sequence[int], budget: Budget, processes: int, network: Path | None = None
+) -> Iterator[Label | None]:
     """Labels all problems that have no label in the folder yet, in processes of one core each.
+
+    With a network, all are searched that have not been searched from its proposals, those that have a label too; the
+    faster plan counts. This is expert iteration (arXiv 1705.08439): what a network has learnt from its teachers, and
+    finds, becomes the beginning of what they teach the next one.
 
     Args:
         folder: where the labels are kept; made if it does not exist.
         seeds: seeds of the problems; each search has the seed of its problem.
         budget: of each search.
         processes: number of processes.
+        network: folder of a network, see `agents.learning.checkpoint`; None = searches begin as all searches do.
 
     Yields:
         each label once it is written, in any order; first those that the folder holds already. None stands for a
         problem that could not be labelled, about which there is a warning.
 
     Raises:
-        ProblemError: the folder cannot be written.
+        ProblemError: the folder cannot be written, or the network cannot be read.
     """
     # Whether the folder can be written is found out before processes are started.
     with LabelWriter(folder):
         known = read_labels(folder)
-    yield from (known[seed] for seed in seeds if seed in known)
-    left = [seed for seed in seeds if seed not in known]
+    done = set(known) if network is None else seeds_of(folder, Proposer.read(network).digest) & set(known)
+    yield from (known[seed] for seed in seeds if seed in done)
+    left = [seed for seed in seeds if seed not in done]
     if not left:
         return
     context = multiprocessing.get_context("spawn")
-    arguments = (folder, budget, os.getpid(), context.Value("i", 0))
+    arguments = (folder, budget, network, os.getpid(), context.Value("i", 0))
     with context.Pool(min(processes, len(left)), _Worker.begin, arguments) as pool:
-        yield from pool.imap_unordered(_Worker.label, left)
+        yield from pool.imap_unordered(_Worker.label, [(seed, known.get(seed)) for seed in left])
 
 
 class _Worker:
@@ -67,9 +75,10 @@ class _Worker:
 
     writer: LabelWriter
     budget: Budget
+    proposer: Proposer | None
 
     @classmethod
-    def begin(cls, folder: Path, budget: Budget, parent: int, started: Synchronized[int]) -> None:
+    def begin(cls, folder: Path, budget: Budget, network: Path | None, parent: int, started: Synchronized[int]) -> None:
         """Prepares a process: a core and a file of its own. It ends with its parent."""
         die_with_parent(signal.SIGKILL, parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -81,12 +90,14 @@ class _Worker:
             cores = sorted(os.sched_getaffinity(0))
             os.sched_setaffinity(0, {cores[number % len(cores)]})
         cls.writer, cls.budget = LabelWriter(folder), budget
+        cls.proposer = None if network is None else Proposer.read(network)
 
     @classmethod
-    def label(cls, seed: int) -> Label | None:
-        """Labels the problem of a seed."""
+    def label(cls, asked: tuple[int, Label | None]) -> Label | None:
+        """Labels the problem of a seed, of which a label may be known."""
+        seed, before = asked
         try:
-            found = label(generate(seed), cls.budget, seed)
+            found = label(generate(seed), cls.budget, seed, cls.proposer, before)
         except Exception:
             # One problem that fails must not end the labelling of thousands.
             LOG.warning("the problem of seed %d could not be labelled", seed, exc_info=True)

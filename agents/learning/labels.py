@@ -6,11 +6,13 @@ fill one folder, and an interruption costs at most the line that was being writt
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import itertools
 import json
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -49,6 +51,9 @@ class Label:
     """Whether no plan of the space is faster by more than the plan was simplified, see `teacher.simplify`."""
     seconds: float
     """Duration of the search."""
+    network: str | None = None
+    """Digest of the network from whose proposals, beside those of the shipped one, the search began; None if there was
+    none. See `agents.learning.checkpoint.network_digest`."""
 
     def is_of(self, generated: GeneratedProblem) -> bool:
         """Whether the label was made for exactly this problem."""
@@ -65,31 +70,42 @@ def drawn_version(seed: int) -> str:
 
 
 def read_labels(folder: Path) -> dict[int, Label]:
-    """The labels of a folder by seed; of several labels of one seed, the fastest.
+    """The labels of a folder by seed; of several labels of one seed, the fastest, of equally fast ones the first.
 
     Lines that were cut short are left out. So are labels of another version of the generator, with one warning.
     """
     found: dict[int, Label] = {}
     num_old = 0
-    for path in sorted(folder.glob("labels-*.jsonl")):
-        for line in path.read_text(errors="replace").splitlines():
-            try:
-                label = from_json(Label, json.loads(line), path=path.name)
-            except (json.JSONDecodeError, UserError):
-                continue
-            if label.version != drawn_version(label.seed):
-                num_old += 1
-                continue
-            before = found.get(label.seed)
-            if before is None or _rank(label) < _rank(before):
-                found[label.seed] = label
+    for label in _lines(folder):
+        if label.version != drawn_version(label.seed):
+            num_old += 1
+        elif label.seed not in found or is_better(label, found[label.seed]):
+            found[label.seed] = label
     if num_old:
         LOG.warning("%s: %d labels of another version of the generator are left out", folder, num_old)
     return found
 
 
-def _rank(label: Label) -> float:
-    return float("inf") if label.step_time_s is None else label.step_time_s
+def seeds_of(folder: Path, network: str) -> set[int]:
+    """Seeds of the problems whose search has begun from the proposals of a network, given by its digest."""
+    return {
+        label.seed
+        for label in _lines(folder)
+        if label.network == network and label.version == drawn_version(label.seed)
+    }  # fmt: skip
+
+
+def is_better(label: Label, other: Label) -> bool:
+    """Whether a label has a faster plan than another one; the slowest is to have none."""
+    infinite = float("inf")
+    return (label.step_time_s or infinite) < (other.step_time_s or infinite)
+
+
+def _lines(folder: Path) -> Iterator[Label]:
+    for path in sorted(folder.glob("labels-*.jsonl")):
+        for line in path.read_text(errors="replace").splitlines():
+            with contextlib.suppress(json.JSONDecodeError, UserError):
+                yield from_json(Label, json.loads(line), path=path.name)
 
 
 class LabelWriter:

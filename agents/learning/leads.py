@@ -6,9 +6,9 @@ Two kinds of episodes alternate.
   so far, although the plans that are known there are worse. So all promising meshes are visited, the better ones more
   often: a visit is hoped to make the best plan of a mesh faster by some share, and by less the more visits brought
   nothing (optimism in the face of uncertainty).
-- A *revision* begins with the best plan of a mesh, takes another value for one of its decisions, or makes a move of MCMC,
-  and decides some of the decisions behind it anew. Where only several changes together pay, the first one alone is a
-  loss.
+- A *revision* begins with the best plan of a mesh, takes another value for one of its decisions, or makes a move of
+  MCMC, and decides some of the decisions behind it anew. Where only several changes together pay, the first one alone
+  is a loss.
 
 Units: seconds.
 """
@@ -110,8 +110,8 @@ class Meshes:
         for mesh in meshes:
             agreeing = np.logical_and.accumulate(plans[:, : self.num_slots] == np.array(mesh), axis=1).sum(axis=1)
             rows.append(space.repair([*mesh, *plans[agreeing.argmax(), self.num_slots :].tolist()]))
-        self._best: Ints = np.array(rows, dtype=np.int64)
-        self._worth = worth_s(space.price(self._best), known.reference_s)
+        self._plans: Ints = np.array(rows, dtype=np.int64)
+        self._worth = worth_s(known.corrected(self._plans, space.price(self._plans)), known.reference_s)
         for plan, worth_of in zip(plans.tolist(), worth.tolist(), strict=True):
             self.add(tuple(plan), worth_of)
 
@@ -119,8 +119,13 @@ class Meshes:
         """Takes a plan, which becomes the best of its mesh if it is faster than those known."""
         number = self._number[values[: self.num_slots]]
         if worth_s < self._worth[number]:
-            self._best[number], self._worth[number], self._visits[number] = values, worth_s, 0
+            self._plans[number], self._worth[number], self._visits[number] = values, worth_s, 0
             self._free.pop(number, None)
+
+    def best(self, count: int) -> list[Values]:
+        """The best plans of so many meshes, the best first."""
+        ranked = np.argsort(self._worth, kind="stable")[:count]
+        return [tuple(plan) for plan in self._plans[ranked].tolist()]
 
     def guide(self, rng: np.random.Generator, best_s: float) -> Guide:
         """How the next episode is guided, where the best plan so far takes `best_s`."""
@@ -132,13 +137,13 @@ class Meshes:
         self._visits[mesh] += 1
         if not is_first and rng.random() < self._revisions:
             return self._revision(rng, mesh)
-        lead = self._best[mesh].copy()
+        lead = self._plans[mesh].copy()
         lead[self.num_slots :] = -1
         # The first time, what the completions say is followed.
         noise = 0.0 if is_first else float(np.exp(rng.uniform(np.log(LEAST_NOISE), np.log(MOST_NOISE))))
         return Guide(
             lead=lead,
-            taught=self._best[mesh].copy(),
+            taught=self._plans[mesh].copy(),
             # Whether the mesh is a good one is not known.
             shown_from=self.num_slots,
             noise=noise,
@@ -146,7 +151,7 @@ class Meshes:
         )
 
     def _revision(self, rng: np.random.Generator, mesh: int) -> Guide:
-        best = self._best[mesh].copy()
+        best = self._plans[mesh].copy()
         if mesh not in self._free:
             by_kind: dict[str, list[int]] = {}
             for number, slot in enumerate(self._space.slots[self.num_slots :], self.num_slots):
@@ -161,7 +166,7 @@ class Meshes:
         length = int(np.exp(rng.uniform(np.log(SHORTEST), np.log(LONGEST))))
         trust = float(rng.random() < TRUSTED)
         if rng.random() < FROM_NEIGHBOURS:
-            donors = self._best[np.argsort(self._worth, kind="stable")[:DONORS]]
+            donors = self._plans[np.argsort(self._worth, kind="stable")[:DONORS]]
             near = self._space.neighbours(rng, best[None], donors)[0]
             differing = np.flatnonzero(near != best)
             begin = max(self.num_slots, int(differing[0]) + 1 if len(differing) else begin)

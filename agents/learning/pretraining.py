@@ -79,7 +79,10 @@ class _Course(BaseCallback):
         lesson = next(self._lessons)
         self._current.append(lesson)
         self._left.append(PLANS)
-        return Episodes(HybridDecisions(lesson.space), self._parameters.num_envs)
+        return self._begun(lesson)
+
+    def _begun(self, lesson: Lesson) -> Episodes:
+        return Episodes(HybridDecisions(lesson.space), self._parameters.num_envs, known=lesson.known)
 
     def _on_training_start(self) -> None:
         agent: Any = self.model
@@ -102,7 +105,7 @@ class _Course(BaseCallback):
                 self._is_over = True
                 break
             self._current[number], self._left[number] = lesson, PLANS
-            env.episodes[number] = Episodes(HybridDecisions(lesson.space), self._parameters.num_envs)
+            env.episodes[number] = self._begun(lesson)
             part = env.parts[number]
             agent.replay_buffer.forget_open(range(part.start, part.stop))
             for episode in range(part.start, part.stop):

@@ -116,6 +116,11 @@ class PlanReplay(BaseBuffer):
                 self._close(episode)
                 self._open[number] = _Episode()
 
+    def forget(self) -> None:
+        """Forgets everything, such as what has become wrong."""
+        self._oldest = self._next
+        self.forget_open(range(self.n_envs))
+
     def forget_open(self, numbers: range) -> None:
         """Forgets what episodes that will not be finished have seen."""
         for number in numbers:

@@ -7,58 +7,134 @@ Units: seconds.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from agents.incumbent import Incumbent
-from agents.learning.labels import Label, drawn_version
+from agents.learning.checkpoint import network_digest, read_network
+from agents.learning.labels import Label, drawn_version, is_better
+from agents.learning.network import ProposalNetwork
+from agents.learning.preparation import opened
 from agents.learning.problems import GeneratedProblem
+from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, propose
+from agents.learning.search_tree import SearchTree
 from agents.sampling.expert import Grid, price_grid
 from agents.searcher import Budget, search
 from automap.errors import NothingFits
-from automap.plan import Plan
 from automap.space.space import Ints, PlanSpace, Values
+from envs.decision import Episodes
+from envs.hybrid import HybridDecisions
 
 MAX_SLOWER = 0.001
 """How much slower a plan may become while it is simplified, as a share of its step time. The price itself is off by
 several per cent, and searches with other seeds end further apart than this (chosen by hand)."""
+SHOWN = 16
+"""Number of a network's best proposals with which a search begins, as in the portfolio itself."""
 
 
-def label(generated: GeneratedProblem, budget: Budget, seed: int, start: Sequence[Plan] = ()) -> Label:
+@dataclass(frozen=True, slots=True)
+class Proposer:
+    """A network, other than the shipped one, from whose proposals searches begin."""
+
+    network: ProposalNetwork
+    """The network."""
+    digest: str
+    """What tells it from others, see `agents.learning.checkpoint.network_digest`."""
+
+    @staticmethod
+    def read(folder: Path) -> Proposer:
+        """The network of a checkpoint.
+
+        Raises:
+            ProblemError: it cannot be read.
+        """
+        return Proposer(read_network(folder), network_digest(folder))
+
+    def plans(self, space: PlanSpace, budget: Budget, seed: int, known: Sequence[Values]) -> list[Values]:
+        """The best plans that the network proposes, the best first.
+
+        Args:
+            space: plan space of the problem.
+            budget: limit on seconds or evaluations.
+            seed: seed of the noise on its ratings.
+            known: plans that are known beside the templates.
+        """
+        incumbent = Incumbent(space, budget, searcher="dqn")
+        episodes = Episodes(HybridDecisions(space), SIDE_BY_SIDE, incumbent.table, known=opened(space))
+        for values in known:
+            seconds, overflow = space.price(np.array([values]))[0].tolist()
+            episodes.known.add(values, (seconds, overflow))
+        tree = SearchTree(episodes, lambda: incumbent.best_s)
+        found = propose(incumbent, episodes, tree, self.network, seed=seed, most=PROPOSALS)
+        return found[::-1][:SHOWN]
+
+
+def label(
+    generated: GeneratedProblem,
+    budget: Budget,
+    seed: int,
+    proposer: Proposer | None = None,
+    before: Label | None = None,
+) -> Label:
     """Searches a problem with the portfolio and simplifies the plan found.
 
     Args:
         generated: the problem.
         budget: seconds or evaluations of the search.
         seed: seed of the search.
-        start: plans from which the search begins, such as those that a network found.
+        proposer: network from whose proposals, too, the search begins.
+        before: what is known of the problem; the search begins from its plan, and it is kept where no better is found.
     """
     began = time.monotonic()
-    nothing = Label(
-        seed=generated.seed, version=drawn_version(generated.seed), digest=generated.digest, fits=False, seconds=0.0
-    )
-    try:
-        found = search(generated.problem, budget, seed=seed, start=start)
-    except NothingFits:
-        return replace(nothing, seconds=time.monotonic() - began)
     space = PlanSpace(generated.problem)
+    if before is not None and not before.is_of(generated):
+        before = None
+    known = [before.values] if before is not None and before.values is not None else []
+    digest = None
+    if proposer is not None:
+        known += proposer.plans(space, budget, seed, known)
+        digest = proposer.digest
+    found = Label(
+        seed=generated.seed,
+        version=drawn_version(generated.seed),
+        digest=generated.digest,
+        fits=False,
+        seconds=0.0,
+        network=digest,
+    )
+    with contextlib.suppress(NothingFits):
+        found = _searched(space, found, budget, seed, known)
+    if before is not None and not is_better(found, before):
+        found = replace(before, network=digest)
+    return replace(found, seconds=time.monotonic() - began)
+
+
+def _searched(space: PlanSpace, empty: Label, budget: Budget, seed: int, start: Sequence[Values]) -> Label:
+    """The label of what the portfolio finds from the plans `start`.
+
+    Raises:
+        NothingFits: it finds nothing that fits.
+    """
+    found = search(space.problem, budget, seed=seed, start=[space.decode(values) for values in start])
     values = space.encode(found.plan)
     assert values is not None, "generated problems allow synchronous plans only"
-    grid = price_grid(Incumbent(space, Budget(), searcher="expert"))
-    values = simplify(space, values, grid)
+    values = simplify(space, values, price_grid(Incumbent(space, Budget(), searcher="expert")))
+    by = found.record.found_by
     return replace(
-        nothing,
+        empty,
         fits=True,
         values=values,
         step_time_s=float(space.price(np.array([values]))[0, 0]),
         expert_s=found.record.baselines["expert"],
         lower_bound_s=found.record.lower_bound_s,
-        found_by=found.record.found_by,
+        # The plan of a label begins the list, and is no better than itself.
+        found_by="dqn" if by == "start" else by,
         proven=found.proven,
-        seconds=time.monotonic() - began,
     )
 
 

@@ -25,7 +25,7 @@ from agents.searcher import SearchResult, SearchTask
 from automap.cost_graph.graph import CostGraph, CostGraphCache
 from automap.cost_graph.sensitivities import Sensitivities, sensitivities
 from automap.space.batch_shares import NUM_WAYS
-from automap.space.space import PlanSpace, Values
+from automap.space.space import Ints, Values
 
 Floats = npt.NDArray[np.float64]
 
@@ -46,6 +46,8 @@ TRIED_CUTS = 4
 TRIED_ORDERS = 8
 """Number of orders of the devices that are tried."""
 
+Mesh = tuple[int, ...]
+"""tp, the size of the middle axis, and the devices of each stage."""
 Worth = tuple[bool, float]
 """Sorts plans: those that fit by their step time in seconds, before those that do not fit by their overflow."""
 
@@ -106,20 +108,18 @@ def search_skeletons(task: SearchTask, name: str, propose: Propose) -> SearchRes
     start = [*given, *map(tuple, ranked.tolist())]
     if not start and incumbent.nearest is not None:
         start = [incumbent.nearest]
-    run_skeletons(incumbent, propose, start=start)
+    run_skeletons(SkeletonSearch(incumbent, propose), start)
     return incumbent.result(seed=task.seed)
 
 
-def run_skeletons(incumbent: Incumbent, propose: Propose, *, start: Sequence[Values]) -> None:
+def run_skeletons(search: SkeletonSearch, start: Sequence[Values]) -> None:
     """Solves skeletons until the budget ends or nothing is left to try.
 
     Args:
-        incumbent: prices every plan.
-        propose: the planner.
+        search: what it finds.
         start: plans whose skeletons are solved, the best first.
     """
-    search = SkeletonSearch(incumbent, propose)
-    waiting = _by_mesh(incumbent.space, start)
+    waiting = _by_mesh(search, start)
     for turn in itertools.count():
         if search.finished:
             return
@@ -129,22 +129,17 @@ def run_skeletons(incumbent: Incumbent, propose: Propose, *, start: Sequence[Val
             return
 
 
-def _mesh(space: PlanSpace, values: Values) -> tuple[int, ...]:
-    shape = space.shape(values)
-    return (shape.tp, shape.middle, *space.stage_devices(values))
-
-
-def _by_mesh(space: PlanSpace, plans: Sequence[Values]) -> list[Values]:
+def _by_mesh(search: SkeletonSearch, plans: Sequence[Values]) -> list[Values]:
     """The first plan of each skeleton: first the first skeletons of all meshes, then their second ones, and so on."""
     skeletons: dict[Values, Values] = {}
     for values in plans:
-        skeletons.setdefault(values[: space.first.signature], values)
-    turns: Counter[tuple[int, ...]] = Counter()
+        skeletons.setdefault(values[: search.space.first.signature], values)
+    turns: Counter[Mesh] = Counter()
     ranked = []
     for number, (skeleton, values) in enumerate(skeletons.items()):
-        mesh = _mesh(space, skeleton)
+        mesh = search.mesh(skeleton)
         # Stages of unlike size come a turn later: there are many such meshes, and each has costs of its own to compute.
-        late = len(set(space.stage_devices(skeleton))) > 1
+        late = len(set(mesh[2:])) > 1
         ranked.append((turns[mesh] + late, number, values))
         turns[mesh] += 1
     return [values for _, _, values in sorted(ranked)]
@@ -162,12 +157,22 @@ class SkeletonSearch:
         self.space, self.incumbent, self.propose = incumbent.space, incumbent, propose
         self.best: dict[Values, tuple[Worth, Values]] = {}
         self.done: set[Values] = set()
-        self._turns: Counter[tuple[int, ...]] = Counter()
+        self._turns: Counter[Mesh] = Counter()
+        self._meshes: dict[Values, Mesh] = {}
         self._graphs: dict[Values, CostGraph] = {}
         self._cache = CostGraphCache(self.space)
         self._solves = 0
         left = incumbent.left
         self._most_solves = np.inf if left is None else max(FEWEST_SOLVES, left // EVALUATIONS_A_SOLVE)
+
+    def mesh(self, skeleton: Values) -> Mesh:
+        """The mesh of a skeleton."""
+        # The slots behind `shares` change nothing of it.
+        decided = skeleton[: self.space.first.shares]
+        if decided not in self._meshes:
+            shape = self.space.shape(decided)
+            self._meshes[decided] = (shape.tp, shape.middle, *self.space.stage_devices(decided))
+        return self._meshes[decided]
 
     @property
     def finished(self) -> bool:
@@ -223,10 +228,10 @@ class SkeletonSearch:
 
         def rank(skeleton: Values) -> tuple[bool, float, Values]:
             (is_over, worth), _ = self.best[skeleton]
-            return is_over, worth * (1.0 + LATER * self._turns[_mesh(self.space, skeleton)]), skeleton
+            return is_over, worth * (1.0 + LATER * self._turns[self.mesh(skeleton)]), skeleton
 
         skeleton = min(left, key=rank)
-        self._turns[_mesh(self.space, skeleton)] += 1
+        self._turns[self.mesh(skeleton)] += 1
         self.done.add(skeleton)
         self.solve(self.best[skeleton][1], rounds=ROUNDS)
         (is_over, worth), values = self.best[skeleton]
@@ -235,16 +240,22 @@ class SkeletonSearch:
             self._price(self.neighbours(self.best[skeleton][1]))
         return True
 
-    def _price(self, plans: Sequence[Values]) -> list[Worth]:
-        """Prices plans, as many of the first ones as the budget allows, and returns their worth."""
-        left = self.incumbent.left
-        room = len(plans) if left is None else min(len(plans), left)
-        if room <= 0:
+    def look_around(self, values: Values, step_time_s: float, overflow: float) -> None:
+        """Prices the neighbours of a plan with this price on its mesh."""
+        self._keep(values, worth_of(step_time_s, overflow))
+        self._price(self.neighbours(values))
+
+    def _price(self, plans: Ints) -> list[Worth]:
+        """Prices plans, [n, slots], as many of the first ones as the budget allows, and returns their worth."""
+        left, first = self.incumbent.left, self.space.first.signature
+        plans = plans[:left]
+        if not len(plans):
             return []
-        found = []
-        for values, (seconds, overflow) in zip(plans, self.incumbent.price(plans[:room]).tolist(), strict=False):
-            found.append(worth_of(seconds, overflow))
-            self._keep(values, found[-1])
+        found = [worth_of(seconds, overflow) for seconds, overflow in self.incumbent.price(plans).tolist()]
+        for row, worth in zip(plans, found, strict=True):
+            skeleton = tuple(row[:first].tolist())
+            if skeleton not in self.best or worth < self.best[skeleton][0]:
+                self.best[skeleton] = worth, tuple(row.tolist())
         return found
 
     def _polish(self, values: Values) -> None:
@@ -254,18 +265,17 @@ class SkeletonSearch:
         while picked is not None and not self.incumbent.finished:
             worth, _ = self.best[graph.skeleton]
             moves = [(n, v) for n, node in enumerate(graph.nodes) for v in range(len(node.values)) if v != picked[n]]
-            found = self._price([graph.values(_moved(picked, [move])) for move in moves])
+            found = self._price(graph.moved(picked, [[move] for move in moves]))
             gains: dict[int, tuple[Worth, tuple[int, int]]] = {}
             for move, one in zip(moves, found, strict=False):
                 if one < worth:
                     gains[move[0]] = min(gains.get(move[0], (one, move)), (one, move))
             ranked = [move for _, move in sorted(gains.values())]
-            joint = [graph.values(_moved(picked, ranked[:count])) for count in range(2, len(ranked) + 1)]
-            self._price(joint)
+            self._price(graph.moved(picked, [ranked[:count] for count in range(2, len(ranked) + 1)]))
             picked = graph.picked(self.best[graph.skeleton][1]) if ranked else None
 
-    def neighbours(self, values: Values) -> list[Values]:
-        """Plans of other skeletons on the same mesh that keep the signatures of a plan as far as they are legal."""
+    def neighbours(self, values: Values) -> Ints:
+        """[n, slots] plans of other skeletons on the same mesh; signatures are kept as far as they are legal."""
         space, first = self.space, self.space.first.signature
         shape = space.shape(values)
         found: list[list[int]] = []
@@ -291,13 +301,8 @@ class SkeletonSearch:
                 if other.virtual > 1:
                     plan[space.first.schedule] = 0
                 found.append(plan)
-        legal = (space.repair(plan[:first]) for plan in found)
-        skeletons = dict.fromkeys([*(v[:first] for v in cut_anew(space, values)), *legal])
-        fresh = [skeleton for skeleton in skeletons if skeleton != values[:first] and skeleton not in self.best]
-        return [self._cache.with_signatures(skeleton, values[first:]) for skeleton in fresh]
-
-
-def _moved(picked: tuple[int, ...], moves: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """`picked` with other values of some nodes, given as (node, value)."""
-    changed = dict(moves)
-    return tuple(changed.get(n, v) for n, v in enumerate(picked))
+        signatures = values[first:]
+        repaired = dict.fromkeys(space.repair([*plan[:first], *signatures]) for plan in found)
+        plans = dict.fromkeys([*cut_anew(space, values), *repaired])
+        fresh = [plan for plan in plans if plan[:first] != values[:first] and plan[:first] not in self.best]
+        return np.array(fresh, dtype=np.int64).reshape(len(fresh), len(values))

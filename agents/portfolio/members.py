@@ -109,10 +109,10 @@ def work(space: PlanSpace, task: MemberTask, on_report: Callable[[Report], None]
 
         run_mcmc(incumbent, seed=task.seed, start=start)
     else:
-        from agents.planners.skeletons import run_skeletons
+        from agents.planners.skeletons import SkeletonSearch, run_skeletons
 
         planner = import_module(f"agents.planners.{task.kind}")
-        run_skeletons(incumbent, planner.propose, start=start)
+        run_skeletons(SkeletonSearch(incumbent, planner.propose), start)
     on_report(Report.of(incumbent, is_last=True))
 
 

@@ -3,10 +3,11 @@
 The searchers work in this order:
 
 1. the grid of templates, and the plans given;
-2. the plans that the pretrained network proposes;
-3. branch and bound in small spaces, whose proof ends the search;
-4. annealing, from the best plans so far;
-5. for larger budgets, annealing in this process beside other members in processes of their own (`PLACES`), planners and
+2. elimination around the best templates (`agents.planners.opening`);
+3. the plans that the pretrained network proposes;
+4. branch and bound in small spaces, whose proof ends the search;
+5. annealing, from the best plans so far;
+6. for larger budgets, annealing in this process beside other members in processes of their own (`PLACES`), planners and
    a DQN among them, which begin with the best plans so far.
 
 Of a budget in evaluations every member has a fixed share and learns of the others' plans only where a share ends, so
@@ -25,6 +26,7 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.learning.proposals import NETWORK, PROPOSALS, SIDE_BY_SIDE, propose, readable
 from agents.learning.search_tree import SearchTree
+from agents.planners.opening import work_out
 from agents.portfolio.members import Kind, Member, MemberTask, wait
 from agents.sampling.exhaustive import run_exhaustive
 from agents.sampling.expert import Grid, price_grid
@@ -92,6 +94,8 @@ def search_portfolio(task: SearchTask) -> SearchResult:
     incumbent.should_stop = crew.should_stop
     grid = price_grid(incumbent)
     incumbent.price_start(task, credit="start")
+    if not incumbent.finished:
+        grid = grid.joined(work_out(incumbent, grid))
     proposed = [] if incumbent.finished else _propose(incumbent, grid, task.seed)
     proven = not incumbent.finished and _is_provable(incumbent) and _prove(incumbent)
     known = best_of_meshes(incumbent.space, grid.values, grid.prices)
@@ -136,7 +140,7 @@ def _propose(incumbent: Incumbent, grid: Grid, seed: int) -> list[Values]:
         network = readable(NETWORK)
         if network is None:
             return []
-        episodes = Episodes(HybridDecisions(incumbent.space), SIDE_BY_SIDE, incumbent.table, templates=grid)
+        episodes = Episodes(HybridDecisions(incumbent.space), SIDE_BY_SIDE, incumbent.table, known=grid)
         tree = SearchTree(episodes, lambda: incumbent.best_s)
         found = propose(incumbent, episodes, tree, network, seed=seed, most=PROPOSALS)
     incumbent.look_aheads += int(episodes.known.arrays.priced[0])

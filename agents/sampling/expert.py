@@ -14,12 +14,16 @@ from automap.space.space import Ints, PlanSpace
 
 
 class Grid(NamedTuple):
-    """The templates that were priced."""
+    """Plans with their prices, such as the templates of a space."""
 
     values: Ints
-    """[templates, slots] values of each template."""
+    """[plans, slots] values of each plan."""
     prices: npt.NDArray[np.float64]
-    """[templates, 2] seconds of a step and overflow of memory, see `PlanSpace.price`."""
+    """[plans, 2] seconds of a step and overflow of memory, see `PlanSpace.price`."""
+
+    def joined(self, other: Grid) -> Grid:
+        """These plans, and the other ones behind them."""
+        return Grid(np.concatenate([self.values, other.values]), np.concatenate([self.prices, other.prices]))
 
 
 def grid_of(space: PlanSpace) -> Grid:

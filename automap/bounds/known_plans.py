@@ -8,12 +8,16 @@ from __future__ import annotations
 import numpy as np
 
 from automap.arrays import Floats, Ints
+from automap.bounds.corrections import Corrections
 from automap.bounds.kernels.completions import KnownArrays, complete_many, follow_known, worth_many
 from automap.bounds.kernels.step_many import EpisodeArrays
 from automap.space.group_flow import group_flow
 from automap.space.space import PlanSpace, Values
 from automap.space.templates import templates
 
+FIRST = 4096
+"""Number of plans that are known at first, unless there are more meshes. Large clusters have ten times as many
+templates, and each partial plan is compared with all of them."""
 ROOM = 256
 """Number of plans that may join the first ones. Behind these the worst of those that joined are given up."""
 
@@ -37,11 +41,29 @@ def priced_templates(space: PlanSpace) -> tuple[Ints, Floats]:
     return values, space.price(values)
 
 
+def _chosen(space: PlanSpace, values: Ints, worth: Floats) -> list[int]:
+    """Numbers of the plans that are kept of many: distinct ones, the best of each mesh, and then the best of all.
+
+    Args:
+        space: space of the plans.
+        values: [n, slots] plans.
+        worth: [n] their worth, see `worth_s`.
+    """
+    order = np.argsort(worth, kind="stable")
+    distinct = {values[number].tobytes(): number for number in order[::-1].tolist()}
+    if len(distinct) <= FIRST:
+        return sorted(distinct.values())
+    _, best = np.unique(values[order, : space.first.schedule], axis=0, return_index=True)
+    kept = dict.fromkeys([*order[best].tolist(), *reversed(distinct.values())])
+    return sorted(list(kept)[: max(FIRST, len(best))])
+
+
 class KnownPlans:
     """Known plans beside a number of plans that are being decided.
 
     Attributes:
         arrays: what the kernels read and write.
+        corrections: what real runs say about the prices.
         reference_s: step time of the fastest of the first plans that fits, in seconds, else of a good plan as given.
     """
 
@@ -62,10 +84,13 @@ class KnownPlans:
         self.space, self.reference_s = space, float(fitting.min(initial=np.inf))
         if not len(fitting):
             self.reference_s = reference_s
-        _, chosen = np.unique(values, axis=0, return_index=True)
+        self.corrections = Corrections(space)
+        chosen = _chosen(space, values, worth_s(prices, self.reference_s))
+        self._distinct = {row.tobytes() for row in values[chosen]}
         self._first, room, slots = len(chosen), len(chosen) + ROOM, values.shape[1]
         self.arrays = KnownArrays(
             flow=group_flow(space),
+            corrections=self.corrections.arrays,
             values=np.zeros((room, slots), dtype=np.int64),
             prices=np.full((room, 2), np.inf),
             order=np.zeros(room, dtype=np.int64),
@@ -94,11 +119,31 @@ class KnownPlans:
         found: Ints = self.arrays.values[self.arrays.order[0]]
         return found
 
+    def corrected(self, values: Ints, prices: Floats) -> Floats:
+        """[n, 2] prices of plans, [n, slots], with the step times that are expected of them."""
+        if not self.arrays.corrections.num_tried[0]:
+            return prices
+        return np.stack([prices[:, 0] * self.corrections.factors(values), prices[:, 1]], axis=1)
+
+    def learn(self, values: Values | None, ratio: float | None) -> None:
+        """Takes the result of a real run and corrects all step times by it; every plan that is decided must begin anew.
+
+        Args:
+            values: [slots] the plan that has run; None where it is not in the space.
+            ratio: measured over predicted step time, or None where the run failed.
+        """
+        count = int(self.arrays.num_known[0])
+        plans, seconds = self.arrays.values[:count], self.arrays.prices[:count, 0]
+        seconds /= self.corrections.factors(plans)
+        self.corrections.learn(values, ratio)
+        seconds *= self.corrections.factors(plans)
+        self._rank()
+
     def add(self, values: Values, price: tuple[float, float]) -> None:
-        """Adds a plan; plans that are being decided notice it when they begin anew."""
+        """Adds a plan with its corrected price; plans that are being decided notice it when they begin anew."""
         arrays = self.arrays
-        count = int(arrays.num_known[0])
-        if (arrays.values[:count] == np.array(values)).all(axis=1).any():
+        count, given = int(arrays.num_known[0]), np.array(values, dtype=np.int64)
+        if given.tobytes() in self._distinct:
             return
         if count < len(arrays.order):
             row = count
@@ -109,7 +154,9 @@ class KnownPlans:
             _, shapes, counts = np.unique(mine, axis=0, return_inverse=True, return_counts=True)
             crowd = self._first + np.flatnonzero(counts[shapes] == counts.max())
             row = int(crowd[worth_s(arrays.prices[crowd], self.reference_s).argmax()])
-        arrays.values[row], arrays.prices[row] = values, price
+            self._distinct.remove(arrays.values[row].tobytes())
+        self._distinct.add(given.tobytes())
+        arrays.values[row], arrays.prices[row] = given, price
         self._rank()
 
     def lead(self, number: int, values: Values | None) -> None:

@@ -70,16 +70,7 @@ class Factor:
 
 def joint_values(space: PlanSpace, skeleton: Values) -> tuple[Ints, ...]:
     """For each group, [values, axes] legal values of its slots on all axes. Only meshes and samples matter for them."""
-    found = []
-    num_axes = len(space.axes)
-    for number in range(len(space.group_rows)):
-        slot = space.first.signature + number * num_axes
-        before = [*skeleton, *[0] * (slot - len(skeleton))]
-        values: list[tuple[int, ...]] = [()]
-        for _ in space.axes:
-            values = [(*v, w) for v in values for w in np.flatnonzero(space.legal([*before, *v])).tolist()]
-        found.append(np.array(values, dtype=np.int64))
-    return tuple(found)
+    return tuple(space.legal_signatures(skeleton, group) for group in range(len(space.group_rows)))
 
 
 class GroupCosts:

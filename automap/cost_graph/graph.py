@@ -53,15 +53,6 @@ class CostGraphCache:
             self._legal[key] = joint_values(self.space, skeleton)
         return self._legal[key]
 
-    def with_signatures(self, skeleton: Values, signatures: Sequence[int]) -> Values:
-        """The plan of a skeleton with these signatures; groups where they are not legal take the first legal ones."""
-        found = list(skeleton)
-        num_axes = len(self.space.axes)
-        for number, values in enumerate(self.legal(skeleton)):
-            wanted = signatures[number * num_axes : (number + 1) * num_axes]
-            found += wanted if (values == wanted).all(axis=1).any() else values[0].tolist()
-        return tuple(found)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scalars:
@@ -162,6 +153,16 @@ class CostGraph:
         """The plan of an assignment, [nodes] number of the value of each node."""
         signatures = [int(v) for node, p in zip(self.nodes, picked, strict=True) for v in node.values[p]]
         return (*self.skeleton, *signatures)
+
+    def moved(self, picked: Sequence[int], changes: Sequence[Sequence[tuple[int, int]]]) -> Ints:
+        """[changes, slots] the plans of an assignment in which some nodes have other values, given as (node, value)."""
+        found = np.repeat(np.array(self.values(picked), dtype=np.int64)[None], len(changes), axis=0)
+        begin, num_axes = self.space.first.signature, len(self.space.axes)
+        for row, moves in zip(found, changes, strict=True):
+            for node, value in moves:
+                at = begin + node * num_axes
+                row[at : at + num_axes] = self.nodes[node].values[value]
+        return found
 
     def picked(self, values: Values) -> tuple[int, ...] | None:
         """The assignment of a plan of this skeleton; None where a group's signatures are not legal in it."""

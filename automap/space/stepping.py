@@ -85,6 +85,17 @@ class SteppedSpace(SpaceOutline):
         repair(self.compiled, kept, row, self._draft)
         return tuple(row.tolist())
 
+    def legal_signatures(self, skeleton: Sequence[int], group: int) -> Ints:
+        """[combinations, axes] legal values of a linkage group's slots behind the values before all signatures."""
+        from automap.space.kernels.stepper import list_signatures
+
+        row = np.zeros(len(self.slots), dtype=np.int64)
+        row[: len(skeleton)] = skeleton
+        num_axes = len(self.axes)
+        num_values = self.slots[self.first.signature + group * num_axes].num_values
+        found = np.empty((num_values**num_axes, num_axes), dtype=np.int64)
+        return found[: list_signatures(self.compiled, row, group, self._draft, found)].copy()
+
     # -- stages and cuts ----------------------------------------------------------------------------------------
 
     def _laid_out(self, values: Sequence[int]) -> Layout:

@@ -154,5 +154,10 @@ def _stages(space: PlanSpace, shape: Shape) -> list[tuple[int, ...]]:
     if shape.pp == 2 and shape.tp == shape.middle == 1 and space.meshes.may_differ(shape):
         found = [(*some, int(size)) for some in found for size in np.flatnonzero(space.legal((*first, *some)))]
     found = [(*some, *[0] * (space.first.shares - space.first.schedule - len(some))) for some in found]
-    # Even shares and, with devices of several kinds, shares in proportion to their speed.
-    return [(*some, int(way)) for some in found for way in np.flatnonzero(space.legal((*first, *some))[:2])]
+    shared: list[tuple[int, ...]] = []
+    for some in found:
+        ways = np.flatnonzero(space.legal((*first, *some))).tolist()
+        # Even shares and, with devices of several kinds, shares in proportion to their speed; without a pipeline also
+        # in proportion to their memory, since a device may be too small for its share by speed.
+        shared += [(*some, way) for way in dict.fromkeys([*ways[:2], *(ways[-1:] if shape.pp == 1 else [])])]
+    return shared

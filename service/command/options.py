@@ -18,7 +18,8 @@ import typer
 
 from automap.documents import read_file
 from automap.errors import ModelError, PlanError, ProblemError
-from service.jobs.run_job import JobRequest, ModelOptions, Trials
+from service.jobs.run_job import JobRequest, ModelOptions
+from service.jobs.trial_options import Trials
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="An ONNX file, a layer profile (PipeDream's text), or zoo:NAME.")
@@ -59,7 +60,8 @@ SeedOption = Annotated[int, typer.Option(min=0, help="Seed of every random choic
 TrialsOption = Annotated[
     int | None,
     typer.Option(
-        metavar="K", help="Run the best K plans for some steps, if this host is the cluster, and choose by that."
+        metavar="K",
+        help="Run K plans for some steps, as the DQN proposes, if this host is the cluster, and choose by that.",
     ),
 ]
 HintsOption = Annotated[Path | None, typer.Option(help="JSON file: what you know or insist on.")]

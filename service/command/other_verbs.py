@@ -176,10 +176,17 @@ def train_agent(
     ] = None,
     duration: Annotated[str, typer.Option(help="How long to train, such as 90m or 2h.")] = "90m",
     problems: Annotated[int, typer.Option(min=32, help="Without labels: the number of seeds to learn on.")] = 4000,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=1024, help="Processes that prepare problems for the one that learns; default: the other cores."
+        ),
+    ] = None,
     seed: SeedOption = 0,
 ) -> None:
     """Trains the network with which every search begins anew, on generated problems."""
-    from agents.learning.course import train
+    from agents.learning.course import Curriculum, train
+    from agents.portfolio.portfolio import cores
     from agents.searcher import Budget
     from service.command.terminal import progress_line
 
@@ -188,13 +195,13 @@ def train_agent(
         raise ProblemError("not a duration", field="duration", value=duration, repair="Give minutes as in 90m.")
     command = ["automap", "train-agent", str(folder), "--duration", duration, "--problems", str(problems)]
     command += ["--labels", str(labels)] if labels is not None else []
+    command += ["--processes", str(processes)] if processes is not None else []
+    others = cores() - 1 if processes is None else processes
     with progress_line("training") as show:
         train(
             folder,
-            labels=labels,
+            Curriculum(labels=labels, problems=problems, seed=seed, processes=others),
             seconds=seconds,
-            problems=problems,
-            seed=seed,
             command=[*command, "--seed", str(seed)],
             on_progress=lambda text, fraction: show(text, fraction, 0, None),
             on_exam=lambda text: typer.echo(text, err=True),
@@ -211,9 +218,16 @@ def label_problems(
     processes: Annotated[int, typer.Option(min=1, max=1024, help="Processes side by side, of one core each.")] = 2,
     first_seed: Annotated[int, typer.Option(min=0, help="Seed of the first problem.")] = 0,
     split: Annotated[str | None, typer.Option(help="train, unseen-family or unseen-size; default: any.")] = None,
+    network: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Search again from the proposals of this network; the better of two plans counts."
+        ),
+    ] = None,
 ) -> None:
     """Labels generated problems with the best plans that the portfolio finds, for networks to learn from."""
     from agents.learning import labelling
+    from agents.learning.labels import is_better, read_labels
     from agents.learning.problems import SPLITS
     from agents.searcher import Budget
     from service.command.terminal import counting_bar
@@ -223,13 +237,16 @@ def label_problems(
         raise ProblemError("unknown split", field="split", value=split, repair="Use one of " + ", ".join(SPLITS) + ".")
     amount = Budget.parse(budget)
     seeds = labelling.chosen_seeds(first_seed, problems, known[split] if split is not None else None)
-    fitting = failed = 0
+    before = read_labels(folder)
+    fitting = failed = better = 0
     with counting_bar("labels", len(seeds)) as done:
-        for found in labelling.label_problems(folder, seeds, amount, processes):
+        for found in labelling.label_problems(folder, seeds, amount, processes, network):
             fitting += found is not None and found.fits
             failed += found is None
+            better += found is not None and found.seed in before and is_better(found, before[found.seed])
             done("" if found is None else f"seed {found.seed}: {found.found_by or 'nothing fits'}")
-    typer.echo(f"{folder}: {len(seeds) - failed} labels, {fitting} with a plan; {failed} problems failed", err=True)
+    told = f"{len(seeds) - failed} labels, {fitting} with a plan, {better} better than before; {failed} problems failed"
+    typer.echo(f"{folder}: {told}", err=True)
 
 
 @app.command()

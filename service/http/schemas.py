@@ -17,8 +17,9 @@ from automap.cluster import Cluster
 from automap.hints import Hints
 from automap.problem import Training
 from automap.records import DocumentOf, Length, Range, to_json
-from service.jobs.run_job import DimPlace, DimSize, JobRequest, ModelOptions, Seed, Trials
+from service.jobs.run_job import DimPlace, DimSize, JobRequest, ModelOptions, Seed
 from service.jobs.store import Job, Model, State
+from service.jobs.trial_options import Trials
 
 Text = Annotated[str, Length(500)]
 Name = Annotated[str, Length(500, least=1)]
@@ -54,7 +55,8 @@ class JobBody:
     ] = 0.1
     seed: Seed = 0
     trials: Annotated[
-        Trials | None, "Run the best plans where the worker runs, if that is the cluster, and choose by that."
+        Trials | None,
+        "Run plans, led by the DQN, where the worker runs, if that is the cluster, and choose by what is measured.",
     ] = None
 
     def request(self) -> JobRequest:

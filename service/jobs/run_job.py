@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from automap.records import Range, from_json, to_json
+from service.jobs.trial_options import Trials
 
 if TYPE_CHECKING:
     from agents.searcher import Budget, OnProgress, SearchResult, ShouldStop
@@ -43,23 +44,6 @@ class ModelOptions:
     """Name of a model of `ir.zoo`, without `zoo:`, that is used in place of a file; empty = a file is used."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trials:
-    """How the best plans are run on this host before one of them is chosen."""
-
-    top_k: Annotated[int, Range(1, 16)] = 3
-    """Number of plans to run; they differ in strategy, so there may be fewer."""
-    steps: Annotated[int, Range(1, 1000)] = 5
-    """Steps of each plan that are measured, after a warm-up."""
-    time_limit_s: Annotated[float, Range(1, 3600)] = 120.0
-    """Seconds that each trial may take."""
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that all trials together may take."""
-        return self.top_k * self.time_limit_s
-
-
 GRACE_S = 8.0
 """Seconds of processor time that a search may take beyond its budget (assumed). Nearly all searches end within a second
 of it; where nothing fits, the search for advice takes `agents.results.infeasibility_advice.WITHIN_S` more."""
@@ -84,7 +68,7 @@ class JobRequest:
     fastest."""
     seed: Seed = 0
     trials: Trials | None = None
-    """How the best plans are tried; None = the plan is chosen by its estimate alone."""
+    """How plans are tried; None = the plan is chosen by its estimate alone."""
 
     def to_json(self) -> dict[str, Any]:
         """The request as JSON types."""
@@ -265,31 +249,24 @@ def _tried(
     problem: Problem, result: SearchResult, trials: Trials, seed: int, on_progress: OnProgress, should_stop: ShouldStop
 ) -> Plan:
     """The plan that trials measure as the fastest."""
+    from agents.results.diverse_top_k import MOST
     from agents.searcher import Progress
-    from service.jobs.re_ranking import re_rank
+    from service.jobs.job_trials import try_plans
 
-    plans, began = result.unlike(trials.top_k), time.monotonic()
+    plans, began = result.unlike(MOST), time.monotonic()
     estimate = result.plan.estimate
     assert estimate is not None
 
     def told(number: int, fraction: float, best_s: float | None) -> None:
         on_progress(
             Progress(
-                searcher=f"trial {number + 1} of {len(plans)}",
+                searcher=f"trial {number + 1} of {trials.top_k}",
                 evaluations=result.evaluations,
                 seconds=result.seconds + time.monotonic() - began,
                 best_step_time_s=best_s or estimate.step_time_s,
                 lower_bound_s=estimate.lower_bound_s,
-                fraction=SEARCH_SHARE + (1.0 - SEARCH_SHARE) * (number + fraction) / len(plans),
+                fraction=SEARCH_SHARE + (1.0 - SEARCH_SHARE) * (number + fraction) / trials.top_k,
             )
         )
 
-    return re_rank(
-        problem,
-        plans,
-        steps=trials.steps,
-        time_limit_s=trials.time_limit_s,
-        seed=seed,
-        on_trial=told,
-        should_stop=should_stop,
-    )
+    return try_plans(problem, plans, trials, seed=seed, on_trial=told, should_stop=should_stop)

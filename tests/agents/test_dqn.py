@@ -10,6 +10,7 @@ from gymnasium.spaces import Discrete
 
 from agents import Budget, search
 from agents.incumbent import Incumbent
+from agents.learning.card import CARD, card
 from agents.learning.checkpoint import ABOUT, TENSORS, read_checkpoint, read_network, write_checkpoint
 from agents.learning.dqn import FORBIDDEN, Watch, new_agent
 from agents.learning.hyperparameters import Hyperparameters
@@ -148,6 +149,8 @@ def test_the_shipped_network_says_how_it_was_made():
     assert about["command"][:2] == ["automap", "train-agent"]
     assert about["hyperparameters"]["hidden"] == list(Hyperparameters().hidden)
     assert sum(file.stat().st_size for file in NETWORK.iterdir()) < 2e6
+    # `automap train-agent` writes the card beside the network: whoever ships another one ships its card.
+    assert (NETWORK / CARD).read_text() == card(about)
 
 
 def test_the_network_rates_alike_with_and_without_torch(s):

@@ -51,7 +51,7 @@ def untrained():
 def proposed(space, network, plans, *, seed=0):
     """Step time of the best of so many proposals, in seconds."""
     incumbent = Incumbent(space, Budget(), searcher="dqn")
-    episodes = Episodes(HybridDecisions(space), 8, incumbent.table, templates=grid_of(space))
+    episodes = Episodes(HybridDecisions(space), 8, incumbent.table, known=grid_of(space))
     tree = SearchTree(episodes, lambda: incumbent.best_s)
     propose(incumbent, episodes, tree, network, seed=seed, most=plans)
     return incumbent.best_s
@@ -59,7 +59,7 @@ def proposed(space, network, plans, *, seed=0):
 
 def learnt(space, best, folder, parameters):
     """The network that has been taught one plan of one problem in some dozens of visits."""
-    lesson = Lesson(seed=0, space=space, best=best)
+    lesson = Lesson(seed=0, space=space, known=grid_of(space), best=best)
     arguments = {"seconds": 1e9, "seed": 0, "on_visit": lambda *_: None, "about": {}, "parameters": parameters}
     agent = train_agent(folder, itertools.repeat(lesson, SIDE_BY_SIDE + 48), **arguments)
     return ProposalNetwork({name: value.numpy() for name, value in agent.q_net.state_dict().items()})

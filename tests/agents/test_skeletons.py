@@ -27,7 +27,7 @@ def test_neighbours_are_plans_of_the_space(gpt, cluster, hints):
     search = SkeletonSearch(Incumbent(space, Budget(evaluations=100), searcher="elimination"), propose)
     count = 0
     for row in space.random_batch(np.random.default_rng(0), 12).tolist():
-        for plan in search.neighbours(tuple(row)):
+        for plan in map(tuple, search.neighbours(tuple(row)).tolist()):
             assert space.repair(plan) == plan
             assert plan[: space.first.signature] != tuple(row[: space.first.signature])
             count += 1

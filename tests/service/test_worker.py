@@ -12,8 +12,9 @@ from rq.serializers import JSONSerializer
 
 from automap.errors import NothingFits
 from service.jobs import job_queue, worker
-from service.jobs.run_job import JobRequest, ModelOptions, Trials
+from service.jobs.run_job import JobRequest, ModelOptions
 from service.jobs.store import Store
+from service.jobs.trial_options import PROPOSE_S, Trials
 
 REQUEST = JobRequest(cluster="8xV100-16GB", training={"global_batch": 64}, model=ModelOptions(name="net"), budget="1s")
 
@@ -118,4 +119,4 @@ def test_time_limits() -> None:
     assert job_queue.time_limit_s(replace(REQUEST, budget="30s"), 3600) == 150
     assert job_queue.time_limit_s(replace(REQUEST, budget="2000"), 3600) == 3720
     trials = Trials(top_k=2, time_limit_s=60.0)
-    assert job_queue.time_limit_s(replace(REQUEST, budget="30s", trials=trials), 3600) == 270
+    assert job_queue.time_limit_s(replace(REQUEST, budget="30s", trials=trials), 3600) == 150 + 2 * (60 + PROPOSE_S)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import float64, int64, types, void
 
+from automap.bounds.kernels.corrections import CorrectionArrays, correction
 from automap.bounds.kernels.step_many import BEGIN, EPISODES, WAIT
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Floats2, Floats3, Ints, Ints2, Mask, Mask2, tuple_type
@@ -36,7 +37,8 @@ class KnownArrays(NamedTuple):
 
     flow: GroupFlow
     """The flow between the linkage groups of the space."""
-
+    corrections: CorrectionArrays
+    """What real runs say about the price; all seconds below are corrected by it."""
     values: Ints2
     """[room, slots] known plans."""
     prices: Floats2
@@ -278,13 +280,15 @@ def _best_with(known, number, slot, value):
     return known.agreeing[number, 0], 0
 
 
-@borrowing(void(COMPILED, int64[::1], WORKSPACE, float64[::1]), inner=True)
-def _price(compiled, value, workspace, out):
-    """Writes seconds and overflow of a complete plan, [slots], into `out`, [2]."""
+@borrowing(void(COMPILED, KNOWN, int64[::1], WORKSPACE, float64[::1]), inner=True)
+def _price(compiled, known, value, workspace, out):
+    """Writes seconds and overflow of a complete plan, [slots], into `out`, [2], and counts it."""
     decide_stages(compiled.space, value, value.shape[0], workspace.draft.layout)
     set_rows(compiled.space, value, workspace)
     pick_all(compiled.space, value, value.shape[0], workspace.draft)
     price_one(compiled, value, workspace, True, out)
+    out[0] *= correction(known.corrections, value)
+    known.priced[0] += 1
 
 
 @borrowing(void(KNOWN, int64, int64[::1], float64[::1]), inner=True)
@@ -337,8 +341,7 @@ def complete_many(compiled, episodes, known, actions):
                 _complete(
                     compiled, Goal(known.flow, plan, episodes.asked[number], slot + 1, False), workspace.draft, value
                 )
-                _price(compiled, value, workspace, out)
-                known.priced[0] += 1
+                _price(compiled, known, value, workspace, out)
             _keep(known, number, value, out)
             best = worth(out[0], out[1], known.reference_s)
             if slot >= compiled.space.first.signature:
@@ -350,8 +353,7 @@ def complete_many(compiled, episodes, known, actions):
                 for j in range(slot + 1, value.shape[0]):
                     is_new = is_new or value[j] != other[j]
                 if is_new:
-                    _price(compiled, other, workspace, price)
-                    known.priced[0] += 1
+                    _price(compiled, known, other, workspace, price)
                     _keep(known, number, other, price)
                     again = worth(price[0], price[1], known.reference_s)
                     if again < best:

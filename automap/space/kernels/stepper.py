@@ -6,6 +6,7 @@ was chosen, so that the draft always knows what the next slot depends on.
 
 from __future__ import annotations
 
+import numpy as np
 from numba import boolean, int64, types, void
 
 from automap.jit import borrowing, kernel
@@ -163,3 +164,40 @@ def repair(compiled, kept, value, draft):
                 while not draft.mask[value[slot]]:
                     value[slot] += 1
         decide(compiled.space, value, slot, draft)
+
+
+@kernel(int64(COMPILED, int64[::1], int64, DRAFT, int64[:, ::1]))
+def list_signatures(compiled, value, group, draft, found):
+    """Lists the legal values of a linkage group's slots on all axes, in rising order.
+
+    Args:
+        value: [slots], decided as far as the groups; the group's own slots are written.
+        group: number of the group.
+        found: [combinations, axes] written.
+
+    Returns:
+        Number of combinations.
+    """
+    space, num_axes = compiled.space, draft.picked.shape[1]
+    begin = space.first.signature + group * num_axes
+    num_values = space.groups[group].num_values
+    masks = np.empty((num_axes, num_values), np.bool_)
+    follow(compiled, value, begin, draft)
+    masks[0] = draft.mask[:num_values]
+    value[begin] = -1
+    axis, count = 0, 0
+    while axis >= 0:
+        slot = begin + axis
+        value[slot] += 1
+        if value[slot] == num_values:
+            axis -= 1
+        elif masks[axis, value[slot]]:
+            decide(space, value, slot, draft)
+            if axis + 1 < num_axes:
+                axis += 1
+                legal_signatures(compiled, group, axis, draft, masks[axis])
+                value[slot + 1] = -1
+            else:
+                found[count] = value[begin : begin + num_axes]
+                count += 1
+    return count

@@ -1,0 +1,104 @@
+"""Corrections of the price by real runs on this host: a regression over the plans that have run.
+
+The logarithm of measured over predicted step time is a Gaussian process: a mean that all plans share, and deviations
+that are alike for plans that are alike. Its standard deviation is the error band of the price. Its kernel falls with
+exp(-distance), where the distance of two plans counts the kinds of decisions in which they differ (of a kind with
+several slots: the share of these), decisions about the mesh most. See chapter 2 of Rasmussen and Williams, Gaussian
+Processes for Machine Learning. Units: seconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from automap.arrays import Floats, Ints
+from automap.bounds.kernels.completions import MISFIT
+from automap.bounds.kernels.corrections import CorrectionArrays, correction_many
+from automap.price.estimate import error_band
+from automap.space.space import PlanSpace, Values
+
+NOISE = 0.05
+"""Relative difference of repeated runs of one plan (measured, `benchmarks/order_of_runs.py`)."""
+MESH_KINDS, OF_MESH, OF_OTHERS = ("pp", "tp", "middle"), 1.0, 0.25
+"""Kinds of decisions about the mesh, and the distance of plans that differ in one of these and in one of the others
+(assumed): what the price is wrong about, such as a collective or a bubble, is much the same on one mesh."""
+MOST = 64
+"""Largest number of plans that may run."""
+
+
+class Corrections:
+    """What real runs say about the price of a space.
+
+    Attributes:
+        arrays: what the kernels read.
+        spread: standard deviation of the logarithm of measured over predicted step time, where nothing is near.
+        common: logarithm of measured over predicted step time that all plans share; 0 while nothing was measured.
+    """
+
+    def __init__(self, space: PlanSpace) -> None:
+        kinds = [slot.kind for slot in space.slots]
+        counts = Counter(kinds)
+        self.common = 0.0
+        self.spread = max(NOISE, error_band(space.problem))
+        self._measured: list[float | None] = []
+        self._inverse: Floats = np.zeros((0, 0))
+        self.arrays = CorrectionArrays(
+            tried=np.zeros((MOST, len(kinds)), dtype=np.int64),
+            num_tried=np.zeros(1, dtype=np.int64),
+            log_ratio=np.zeros(MOST),
+            weight=np.zeros(MOST),
+            slot_weight=np.array([(OF_MESH if kind in MESH_KINDS else OF_OTHERS) / counts[kind] for kind in kinds]),
+        )
+
+    def learn(self, values: Values | None, ratio: float | None) -> None:
+        """Adds a plan that has run.
+
+        Args:
+            values: [slots] the plan; None where it is not in the space, and then tells only what all plans share.
+            ratio: measured over predicted step time; None where the run failed. Plans near to it are then expected to
+                take longer, as plans that do not fit into memory are rewarded.
+        """
+        arrays, count = self.arrays, len(self._measured) + 1
+        # A number that no plan has in any slot is far from all of them.
+        arrays.tried[count - 1] = -count if values is None else values
+        arrays.num_tried[0] = count
+        self._measured.append(None if ratio is None else float(np.log(ratio)))
+        kernel = self._likeness(arrays.tried[:count]) + (NOISE / self.spread) ** 2 * np.eye(count)
+        worked = np.array([log is not None for log in self._measured])
+        if worked.any():
+            # The generalised least squares estimate of the mean.
+            shares = np.linalg.solve(kernel[np.ix_(worked, worked)], np.ones(int(worked.sum())))
+            logs = np.array([log for log in self._measured if log is not None])
+            self.common = float(shares @ logs / shares.sum())
+        apart = np.array([MISFIT if log is None else log - self.common for log in self._measured])
+        self._inverse = np.asarray(np.linalg.inv(kernel), dtype=np.float64)
+        arrays.log_ratio[:count] = apart
+        arrays.weight[:count] = self._inverse @ apart
+
+    def factors(self, values: Ints) -> Floats:
+        """[n] step time expected of each plan, [n, slots], over its price, without the factor that all plans share."""
+        found = np.empty(len(values))
+        correction_many(self.arrays, np.ascontiguousarray(values, dtype=np.int64), found)
+        return found
+
+    def uncertainty(self, values: Ints) -> Floats:
+        """[n] standard deviation of the logarithm of the step time expected of each plan, [n, slots]."""
+        likeness = self._likeness(values)
+        explained = np.einsum("ni,ij,nj->n", likeness, self._inverse, likeness)
+        found: Floats = self.spread * np.sqrt(np.maximum(0.0, 1.0 - explained))
+        return found
+
+    @property
+    def least_factor(self) -> float:
+        """Factor below which no step time over price is expected of any plan, without the factor that all share."""
+        lowest = float(self.arrays.log_ratio[: len(self._measured)].min(initial=0.0))
+        return float(np.exp(lowest - self.spread))
+
+    def _likeness(self, values: Ints) -> Floats:
+        """[n, tried] exp(-distance) of plans, [n, slots], from those that have run."""
+        arrays = self.arrays
+        differs = values[:, None, :] != arrays.tried[None, : arrays.num_tried[0]]
+        found: Floats = np.exp(-(differs @ arrays.slot_weight))
+        return found

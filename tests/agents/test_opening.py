@@ -1,0 +1,99 @@
+"""The opening: templates that are worked out before anything learns or anneals."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from agents import Budget, search
+from agents.incumbent import Incumbent
+from agents.planners.opening import SHARE, work_out
+from agents.sampling.expert import price_grid
+from automap.bounds import known_plans
+from automap.bounds.known_plans import KnownPlans
+from automap.cluster import parse_cluster
+from automap.problem import Problem
+from automap.space.space import PlanSpace
+from ir import zoo
+
+EVALUATIONS = 4_000
+
+
+def opened(model, cluster, batch, evaluations=EVALUATIONS):
+    """The incumbent, the templates and what was worked out, in a budget of evaluations, which no clock ends."""
+    space = PlanSpace(Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch}))
+    incumbent = Incumbent(space, Budget(evaluations=evaluations), searcher="expert")
+    grid = price_grid(incumbent, charged=False)
+    return incumbent, grid, work_out(incumbent, grid)
+
+
+@pytest.mark.parametrize("cluster", ["2x4xV100@25Gbit", "4xV100-16GB+4xP100-16GB"])
+def test_worked_out_plans_are_legal_and_priced(cluster):
+    incumbent, grid, found = opened("vgg19", cluster, 256)
+    space = incumbent.space
+    assert all(space.repair(row) == tuple(row) for row in found.values.tolist())
+    np.testing.assert_array_equal(space.price(found.values), found.prices)
+    skeletons = {row.tobytes() for row in found.values[:, : space.first.signature]}
+    assert len(skeletons) == len(found.values)
+    best = found.prices[found.prices[:, 1] <= 0.0, 0].min()
+    assert best < 0.95 * grid.prices[grid.prices[:, 1] <= 0.0, 0].min()
+    assert incumbent.best_s == best and incumbent.best_by == "elimination"
+    assert incumbent.charged <= SHARE * EVALUATIONS
+
+
+def test_it_finds_what_templates_lack():
+    """Fully connected layers that are split over the data axis, as annealing finds in far more plans."""
+    incumbent, grid, _ = opened("vgg19", "16x1xV100-16GB@10Gbit", 1024)
+    long = search(incumbent.space.problem, Budget.parse(20_000), searcher="mcmc", seed=0).plan.estimate.step_time_s
+    assert grid.prices[grid.prices[:, 1] <= 0.0, 0].min() > 1.5 * long
+    assert incumbent.best_s < 1.06 * long
+
+
+def test_pipelines_gain_virtual_stages_and_cuts():
+    incumbent, grid, _ = opened("gpt2-xl", "2x8xV100-16GB@25Gbit", 128)
+    space = incumbent.space
+    assert incumbent.best_s < 0.9 * grid.prices[grid.prices[:, 1] <= 0.0, 0].min()
+    shape, first = space.shape(incumbent.best), space.first
+    assert shape.virtual > 1 or any(incumbent.best[first.cut : first.recompute])
+
+
+def test_it_repeats():
+    first, second = (opened("gpt2", "2x4xA100", 64, 600)[2] for _ in range(2))
+    np.testing.assert_array_equal(first.values, second.values)
+
+
+def test_joint_signatures_are_those_that_are_legal_one_after_another(gpt):
+    problem = Problem.build(gpt(layers=2), parse_cluster("2x4xV100@10Gbit"), {"global_batch": 8})
+    space, rng = PlanSpace(problem), np.random.default_rng(0)
+    num_axes = len(space.axes)
+    for skeleton in space.random_batch(rng, 5)[:, : space.first.signature].tolist():
+        for group in range(len(space.group_rows)):
+            slot = space.first.signature + group * num_axes
+            before = [*skeleton, *[0] * (slot - len(skeleton))]
+            sizes = [space.slots[slot + axis].num_values for axis in range(num_axes)]
+            legal = [
+                joint
+                for joint in itertools.product(*map(range, sizes))
+                if all(space.legal([*before, *joint[:axis]])[joint[axis]] for axis in range(num_axes))
+            ]
+            assert [tuple(row) for row in space.legal_signatures(skeleton, group).tolist()] == legal
+
+
+def test_of_many_plans_the_best_of_each_mesh_are_known(monkeypatch):
+    monkeypatch.setattr(known_plans, "FIRST", 100)
+    incumbent, grid, _ = opened("gpt2", "2x4xA100", 64, 100)
+    space = incumbent.space
+    known = KnownPlans(space, grid.values, grid.prices, 1, 64, 1.0)
+    count = int(known.arrays.num_known[0])
+    assert count == 100 < len(grid.values)
+
+    def best_of_meshes(values, prices):
+        found = {}
+        for row, price in zip(values.tolist(), prices.tolist(), strict=True):
+            mesh = tuple(row[: space.first.schedule])
+            if price[1] <= 0.0:
+                found[mesh] = min(price[0], found.get(mesh, np.inf))
+        return found
+
+    kept = best_of_meshes(known.arrays.values[:count], known.arrays.prices[:count])
+    assert kept == best_of_meshes(grid.values, grid.prices)
