@@ -131,7 +131,7 @@ class MaskedDQN(DQN):
             learning_starts=parameters.learning_starts,
             batch_size=parameters.batch_size,
             gamma=1.0,
-            train_freq=1,
+            train_freq=parameters.train_every,
             gradient_steps=parameters.updates_per_step,
             target_update_interval=parameters.target_update,
             replay_buffer_class=PlanReplay,  # type: ignore[arg-type]
@@ -192,7 +192,7 @@ class MaskedDQN(DQN):
         episodes, at = self.plan_env.place(number)
         if guide.is_revision and guide.base is None and guide.taught is not None and episodes.num_decisions[at] == 0:
             noise = float(np.exp(self.rng.uniform(*np.log(REVISION_NOISE))))
-            # At least one legal action is another one.
+            # Where memory leaves no other value, this one is taken again.
             rated = np.where(legal == guide.taught[slot], FORBIDDEN, rated)
         if noise > 0.0:
             rated = rated + noise * self.rng.gumbel(size=len(legal))

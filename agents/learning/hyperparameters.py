@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Hyperparameters:
     """Everything that can be tuned. `benchmarks/dqn_ablation.py` measures what single values are worth."""
 
-    num_envs: int = 16
+    num_envs: int = 8
     """Number of episodes side by side: acting is batched."""
     hidden: tuple[int, ...] = (128, 128)
     """Width of each hidden layer of the network."""
@@ -23,8 +23,11 @@ class Hyperparameters:
     """Weight of the cross-entropy of a teacher's actions beside the loss of the targets."""
     batch_size: int = 128
     """Number of decisions in one update."""
+    train_every: int = 2
+    """Number of steps of all environments between two trainings: one update for 16 decisions takes a fifth of the
+    time."""
     updates_per_step: int = 1
-    """Number of updates for one step of all environments: one update for 16 decisions takes a fifth of the time."""
+    """Number of updates in a training."""
     buffer_size: int = 30_000
     """Number of decisions in the replay: those of some hundred plans."""
     learning_starts: int = 200

@@ -31,6 +31,7 @@ PARAMETERS = Hyperparameters(
     buffer_size=600_000,
     learning_starts=5_000,
     target_update=4_000,
+    train_every=1,
     updates_per_step=2,
     dropout=0.2,
     taught_weight=10.0,

@@ -5,6 +5,8 @@ At first these are templates; the plans that an agent finds join them. Units: se
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from automap.arrays import Floats, Ints
@@ -150,9 +152,10 @@ class KnownPlans:
             arrays.num_known[0] += 1
         else:
             # The worst of the shapes of which there are most: the best of each shape stays as long as possible.
-            mine = arrays.values[self._first : count, : self.space.first.schedule]
-            _, shapes, counts = np.unique(mine, axis=0, return_inverse=True, return_counts=True)
-            crowd = self._first + np.flatnonzero(counts[shapes] == counts.max())
+            heads = list(map(tuple, arrays.values[self._first : count, : self.space.first.schedule].tolist()))
+            times = Counter(heads)
+            most = max(times.values())
+            crowd = np.array([self._first + i for i, head in enumerate(heads) if times[head] == most])
             row = int(crowd[worth_s(arrays.prices[crowd], self.reference_s).argmax()])
             self._distinct.remove(arrays.values[row].tobytes())
         self._distinct.add(given.tobytes())
