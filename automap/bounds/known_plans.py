@@ -164,9 +164,11 @@ class KnownPlans:
 
     def lead(self, number: int, values: Values | None) -> None:
         """Makes a plan that begins anew follow another known plan than the best one; None = the best one."""
-        known = self.arrays.values[: int(self.arrays.num_known[0])]
-        found = np.flatnonzero((known == np.array(values)).all(axis=1)) if values is not None else ()
-        self.arrays.leads[number] = found[0] if len(found) else -1
+        self.arrays.leads[number] = -1
+        if values is not None:
+            known = self.arrays.values[: int(self.arrays.num_known[0])]
+            found = np.flatnonzero((known == np.array(values)).all(axis=1))
+            self.arrays.leads[number] = found[0] if len(found) else -1
 
     def _rank(self) -> None:
         count = int(self.arrays.num_known[0])
