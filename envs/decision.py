@@ -25,6 +25,7 @@ from automap.bounds.known_plans import KnownPlans, priced_templates, worth_s
 from automap.bounds.partial_plans import BoundTable, PartialPlans
 from automap.problem import Problem
 from automap.space.space import PlanSpace, Slot, Values
+from automap.space.target_limits import plan_space
 from envs.features import Features
 from envs.kernels import ACTION_FEATURES, LIMIT, STATE_FEATURES, action_feature
 
@@ -297,7 +298,7 @@ class PlanEnv(gymnasium.Env[Observation, np.int64]):
 
 def space_of(problem: Problem | PlanSpace) -> PlanSpace:
     """The plan space of a problem, which may be given itself."""
-    return problem if isinstance(problem, PlanSpace) else PlanSpace(problem)
+    return problem if isinstance(problem, PlanSpace) else plan_space(problem)
 
 
 def observation_space() -> Any:

@@ -15,7 +15,7 @@ from automap.errors import ModelError, PlanError, ProblemError
 from automap.records import to_json
 from service.jobs.run_job import JobRequest, ModelOptions, build_problem, import_graph
 from service.report import GIB, seconds
-from service.strategy import strategy
+from service.strategy import batch, strategy
 
 if TYPE_CHECKING:
     from automap.plan import Estimate, Plan
@@ -72,12 +72,14 @@ def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any])
         from automap.price.estimate import annotate
         from automap.price.evaluator import Evaluator
         from automap.price.plan_writer import to_plan
-        from automap.space.stated_strategy import Strategy, hand_made, undivided
+        from automap.space.stated_strategy import Strategy, hand_made, recomputes_nothing, undivided
 
         evaluator = Evaluator(build_problem(import_graph(data, request), request))
-        lowered = hand_made(evaluator, Strategy(**stated))
+        degrees = Strategy(**stated)
+        lowered = hand_made(evaluator, degrees)
         plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
-        return replace(plan, warnings=(*plan.warnings, *undivided(evaluator, lowered)))
+        notes = (*undivided(evaluator, lowered), *recomputes_nothing(degrees, lowered, plan.training.trainer))
+        return replace(plan, warnings=(*plan.warnings, *notes))
 
 
 def read_plan(path: Path) -> Plan:
@@ -148,6 +150,7 @@ def page(plan: Plan) -> str:
     speed += f", MFU {estimate.mfu:.1%}" if estimate.mfu else ""
     lines = [
         f"strategy  {strategy(plan)}",
+        f"batch     {batch(plan)}",
         f"step      {seconds(estimate.step_time_s)}, {seconds(low)} to {seconds(high)} (± {half:.0%})",
         f"speed     {speed}",
         f"bound     no plan of this model on this cluster takes less than {seconds(estimate.lower_bound_s)}",

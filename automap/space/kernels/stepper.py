@@ -104,9 +104,12 @@ def legal_values(compiled, value, slot, draft):
     elif slot < first.zero:
         num_values = space.modes.shape[0]
         mode_mask(space, layout, slot - begin, mask[:num_values])
+        if space.scalars.one_mode == 1 and slot > begin:
+            for mode in range(num_values):
+                mask[mode] = mode == value[begin]
     elif slot < first.signature:
         num_values = space.zeros.shape[0]
-        copy(space.zeros, mask)
+        copy(space.zeros_inside if space.degrees[value[first.tp]] > 1 else space.zeros, mask)
     else:
         group, axis = divmod(slot - first.signature, draft.picked.shape[1])
         num_values = space.groups[group].num_values
