@@ -64,12 +64,11 @@ def searched(problem: Problem, seconds: float, seed: int, *, pretrained: bool, e
         clock=time.process_time,
     )
     grid = price_grid(incumbent, charged=False)
-    opened = grid.joined(work_out(incumbent, grid))
     # Counted are the plans of the DQN; what the search opens with counts as none.
     incumbent.evaluations, incumbent.searcher = 0, "dqn"
     incumbent.improvements = [(0, when, reached) for _, when, reached in incumbent.improvements]
     found.append(incumbent)
-    run_dqn(incumbent, seed=seed, templates=opened, network=NETWORK if pretrained else None)
+    run_dqn(incumbent, seed=seed, templates=grid, network=NETWORK if pretrained else None)
     return incumbent
 
 
