@@ -9,8 +9,8 @@ Three parts, each a table with one line a problem and then a summary:
   plans that it has priced and the completions that it has looked at.
 - transfer: plans that it prices until one is within 1 % of the best known one, and the same of `dqn-from-scratch`, in
   the median over seeds; `-` where more than half of the runs do not get there in so many seconds.
-- portfolio: the gap of the portfolio with so many evaluations, and of the same without a network: templates, then
-  annealing.
+- portfolio: the gap of the portfolio with so many evaluations, and of the same without a network: templates, the
+  opening (`agents/planners/opening.py`), then annealing.
 
 The best plan known is kept in a file, see `benchmarks/network_gap.py`; what is faster is not written back. Seconds of
 the DQN are of processor time of its process, so that other work on the machine changes nothing.
@@ -64,12 +64,11 @@ def searched(problem: Problem, seconds: float, seed: int, *, pretrained: bool, e
         clock=time.process_time,
     )
     grid = price_grid(incumbent, charged=False)
-    opened = grid.joined(work_out(incumbent, grid))
     # Counted are the plans of the DQN; what the search opens with counts as none.
     incumbent.evaluations, incumbent.searcher = 0, "dqn"
     incumbent.improvements = [(0, when, reached) for _, when, reached in incumbent.improvements]
     found.append(incumbent)
-    run_dqn(incumbent, seed=seed, templates=opened, network=NETWORK if pretrained else None)
+    run_dqn(incumbent, seed=seed, templates=grid, network=NETWORK if pretrained else None)
     return incumbent
 
 
@@ -81,10 +80,11 @@ def plans_to(incumbent: Incumbent, step_time_s: float) -> float:
 
 
 def annealed(problem: Problem, evaluations: int, seed: int) -> float:
-    """Step time that templates and annealing reach."""
+    """Step time that the opening of a search and annealing reach."""
     incumbent = Incumbent(PlanSpace(problem), Budget(evaluations=evaluations), searcher="expert")
     grid = price_grid(incumbent)
-    run_mcmc(incumbent, seed=seed, start=best_of_meshes(incumbent.space, grid.values, grid.prices))
+    opened = grid.joined(work_out(incumbent, grid))
+    run_mcmc(incumbent, seed=seed, start=best_of_meshes(incumbent.space, opened.values, opened.prices))
     return incumbent.best_s
 
 
