@@ -1,7 +1,7 @@
 """Trials that the DQN leads beside trials of the best plans by their estimates, on made-up hosts that contradict the
 price.
 
-    python benchmarks/led_trials.py [--trials 12] [--evaluations 1900] [--only WORD]
+    python benchmarks/led_trials.py [--trials 12] [--evaluations 1900] [--only WORD] [--host WORD]
 
 A host is a problem with other constants, or with a factor on some plans; a trial is a call of its price. For each
 problem and host it prints how much slower than the best plan of the host the best of 3, 6 and so on trials is: of the
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agents import Budget, search
-from agents.learning.trials import lead_trials
+from agents.learning.trials import Proposal, lead_trials
 from agents.results.diverse_top_k import MOST
 from automap.cluster import parse_cluster
 from automap.plan import Calibration, Plan
@@ -31,13 +31,11 @@ from automap.problem import Problem
 from automap.runtime.trial.calibration import calibrated
 from ir import zoo
 
-PROBLEMS = (
+PROBLEMS: tuple[tuple[str, str, int], ...] = (
     ("gpt2", "8xV100-16GB", 64),
     ("bert-large", "2x4xV100-16GB@25Gbit", 128),
     ("vgg19", "2x4xV100@25Gbit", 256),
-    ("t5-large", "8xV100-32GB", 64),
-    ("gpt2-xl", "8xA100-80GB", 64),
-    ("llama-7b", "2x4xH100-80GB@100Gbit", 64),
+    ("vit-h", "2x4xA100-80GB@100Gbit", 256),
 )
 COUNTS = (3, 6, 12)
 """Numbers of trials that are compared."""
@@ -108,9 +106,12 @@ def run(problem: Problem, host: Host, trials: int, evaluations: int) -> Result:
     listed = [measured(plan) for plan in plans[:trials]]
     listed = _chosen(listed, exact)
     exact.clear()
-    lead_trials(
-        problem, plans, lambda proposal: led.append(measured(proposal.plan)) or led[-1], most=trials, round_s=60.0
-    )
+
+    def tried(proposal: Proposal) -> float:
+        led.append(measured(proposal.plan))
+        return led[-1]
+
+    lead_trials(problem, plans, tried, most=trials, round_s=60.0)
     led = _chosen(led, exact)
     return Result(listed, led, min(*listed, *led, _best_known(problem, host, budget, step_s)))
 
@@ -142,18 +143,20 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=max(COUNTS))
     parser.add_argument("--evaluations", type=int, default=1900)
     parser.add_argument("--only", default="", help="only problems whose name contains this")
+    parser.add_argument("--host", default="", help="only hosts whose name contains this")
     options = parser.parse_args()
     counts = [count for count in COUNTS if count <= options.trials] or [options.trials]
     heads = "".join(f"{count:>9d}{'':8s}" for count in counts)
     print(
         f"how much slower than the best plan of the host, after so many trials (list, led)\n{'':50s}{heads}  runs   s"
     )
-    rows: dict[str, list[list[float]]] = {name: [] for name in HOSTS}
+    hosts = {name: host for name, host in HOSTS.items() if options.host in name}
+    rows: dict[str, list[list[float]]] = {name: [] for name in hosts}
     for model, cluster, batch in PROBLEMS:
         problem = Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch})
         if options.only not in model:
             continue
-        for name, host in HOSTS.items():
+        for name, host in hosts.items():
             began = time.monotonic()
             found = run(problem, host, options.trials, options.evaluations)
             gaps = [

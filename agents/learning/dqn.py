@@ -37,7 +37,6 @@ from agents.learning.plan_vec_env import PlanVecEnv
 from agents.learning.proposals import NETWORK, PROPOSALS, propose, readable
 from agents.learning.replay import Batch, PlanReplay
 from agents.learning.search_tree import SearchTree
-from agents.planners.opening import work_out
 from agents.sampling.expert import Grid, price_grid
 from agents.searcher import SearchResult, SearchTask
 from automap.space.space import Ints, PlanSpace, Values
@@ -389,7 +388,6 @@ def _search(task: SearchTask, name: str, network: Path | None) -> SearchResult:
     incumbent = Incumbent.begin(task, "expert")
     templates = price_grid(incumbent, charged=False)
     given = incumbent.price_start(task)
-    templates = templates.joined(work_out(incumbent, templates))
     incumbent.searcher = name
     run_dqn(incumbent, seed=task.seed, templates=templates, start=given, network=network)
     return incumbent.result(seed=task.seed)

@@ -6,6 +6,7 @@ the numbers that come out are quickly sent to the process that learns.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import os
@@ -28,6 +29,8 @@ from ir.lifetime import die_with_parent
 
 AHEAD = 4
 """Number of problems that each process prepares ahead of those asked for: some take ten times as long as others."""
+PATIENCE_S = 120.0
+"""Seconds that are waited for a problem; the slowest take 20 (assumed, as is the number above)."""
 
 
 def opened(space: PlanSpace) -> Grid:
@@ -74,9 +77,12 @@ class Preparation:
             if not waiting:
                 return
             seed, result = waiting.popleft()
-            found = None if result is None else result.get()
-            if found is not None:
-                self._keep(seed, found)
+            if result is not None:
+                # What a process that was killed has begun never comes; then it is found when it is asked for.
+                with contextlib.suppress(multiprocessing.TimeoutError):
+                    found = result.get(PATIENCE_S)
+                    if found is not None:
+                        self._keep(seed, found)
             yield seed
 
     def opened(self, seed: int, space: PlanSpace) -> Grid:

@@ -53,7 +53,7 @@ def led(problem, plans, measure, **options):
         ran.append((proposal, measured_s))
         return measured_s
 
-    return lead_trials(problem, plans, run, **{"most": 12, "round_s": 60.0, **options}), ran
+    return lead_trials(problem, plans, run, **{"most": 5, "round_s": 60.0, **options}), ran
 
 
 @pytest.mark.slow
@@ -67,8 +67,7 @@ def test_trials_end_at_the_plan_that_is_really_the_fastest(problem, plans):
     assert best.plan.search.found_by == "dqn"
     # The three best by the estimate, measured alone, would have ended more than that behind it.
     assert min(truth(plan) for plan in plans[:3]) > 1.1 * best_s
-    assert len(ran) < 12, "no other plan may be much faster"
-    assert effort.evaluations == len(ran) * (PROPOSED + LEARNT) and effort.look_aheads > 0
+    assert effort.evaluations == (len(ran) - 1) * (PROPOSED + LEARNT) and effort.look_aheads > 0
     # A plan only runs where it may be the fastest, and none runs twice.
     for number, (proposal, _) in enumerate(ran[1:], start=1):
         assert math.exp(-1.0) * proposal.expected_s < min(measured_s for _, measured_s in ran[:number])
@@ -106,6 +105,15 @@ def test_a_run_that_fails_is_avoided(problem, plans):
     assert not is_pipelined(ran[-1][0].plan)
     _, ran = led(problem, plans, lambda plan: None, most=2)
     assert len(ran) == 2
+
+
+@pytest.mark.slow
+def test_nothing_runs_that_cannot_be_the_fastest():
+    fixed = problem_with(pp=1, tp=1, num_micro_batches=1, recompute="none", zero=0)
+    plans = search(fixed, Budget(evaluations=50), searcher="expert", seed=0).unlike(16)
+    # A first run that is ten times as fast as the others are found to be ends the trials as soon as that is known.
+    times = iter([0.001] + [10.0] * 20)
+    assert len(led(fixed, plans, lambda plan: next(times), most=12)[1]) < 6
 
 
 def test_one_run_needs_no_agent(problem, plans):

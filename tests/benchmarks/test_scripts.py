@@ -43,6 +43,7 @@ SCRIPTS = {
     "import_limits": "cycle",
     "import_profiles": "{profiles}",
     "import_speed": "--layers 1",
+    "led_trials": "--trials 2 --evaluations 64 --only vgg19 --host pipelines",
     "order_of_runs": "--cluster {cluster} --rounds 1 --model {model}",
     "network_gap": "--plans 8 --seeds 1 --search 16 --only vgg19 --known {known}",
     "pricing_speed": "0.001 --models vgg19 --batches 1",
