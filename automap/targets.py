@@ -44,6 +44,8 @@ class Target:
     """Whether recomputation is of repeated layers alone, not of embeddings, heads and losses."""
     virtual_stages: bool
     """Whether a pipeline rank may have several stages (the interleaved schedule)."""
+    fills_pipelines: bool
+    """Whether a step must have at least as many micro-batches as a pipeline has ranks."""
     schedules: tuple[Literal["1f1b", "gpipe", "zb1p", "zb2p"], ...]
     """Pipeline schedules without virtual stages, the usual one first."""
     recompute: tuple[Literal["none", "selective", "full"], ...]

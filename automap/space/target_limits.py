@@ -91,6 +91,8 @@ def _expressible(space: PlanSpace, target: Target, shape: Shape) -> bool:
         return False
     if shape.virtual > 1 and not target.virtual_stages:
         return False
+    if target.fills_pipelines and shape.num_micro_batches < shape.pp:
+        return False
     ranks = shape.dp * (shape.middle if space.meshes.splits_batch else 1)
     if target.alike and shape.samples % ranks:
         return False

@@ -27,6 +27,9 @@ def check_target(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[
         yield Violation("schedule.kind", f"{target.name} has no schedule {plan.schedule.kind}")
     if plan.sync.kind != "synchronous":
         yield Violation("sync.kind", f"{target.name} trains synchronously")
+    if target.fills_pipelines and plan.num_micro_batches < ranks:
+        what = f"{target.name} needs {ranks} micro-batches for as many pipeline ranks"
+        yield Violation("num_micro_batches", what)
     if ranks > 1 and "pipeline" not in target.parallel:
         yield Violation("stages", f"{target.name} has no pipelines")
     if target.alike:

@@ -197,6 +197,7 @@ def check_torchtitan(plan: Plan, problem: Problem, files: Mapping[str, str]) -> 
         ]
         assert [sum(name.startswith("layers.") for name in part) for part in parts] == layers_of(plan, problem)
         assert len(parts) == pp * degrees.virtual_stages
+        assert steps >= pp
         assert (way["pipeline_parallel_schedule"] == "Interleaved1F1B") == (degrees.virtual_stages > 1)
     assert (data, tp, cp, pp, steps) == (
         degrees.data,

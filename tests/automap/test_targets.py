@@ -70,6 +70,7 @@ def test_every_plan_of_a_target_is_one_that_it_can_express(model: str, target: s
             "pipeline": degrees.pipeline,
         }
         assert {side for side, size in used.items() if size > 1} <= set(about.parallel)
+        assert degrees.accumulation_steps >= degrees.pipeline or not about.fills_pipelines
         assert degrees.micro_batch * degrees.data * degrees.accumulation_steps == 16
         if degrees.tensor > 1:
             assert degrees.sequence_parallel == about.sequence_parallel
