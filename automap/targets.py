@@ -38,18 +38,22 @@ class Target:
     """Whether operators are split in Megatron's pattern alone (`automap.space.megatron`)."""
     sequence_parallel: bool
     """Whether ranks that split weights split the sequence in normalisations; always or never."""
+    tensor_alone: bool
+    """Whether ranks that split weights need no replicas beside them."""
     layers_only: bool
     """Whether recomputation is of repeated layers alone, not of embeddings, heads and losses."""
     virtual_stages: bool
     """Whether a pipeline rank may have several stages (the interleaved schedule)."""
+    fills_pipelines: bool
+    """Whether a step must have at least as many micro-batches as a pipeline has ranks."""
     schedules: tuple[Literal["1f1b", "gpipe", "zb1p", "zb2p"], ...]
     """Pipeline schedules without virtual stages, the usual one first."""
     recompute: tuple[Literal["none", "selective", "full"], ...]
     """Recompute modes."""
     zero: tuple[Annotated[int, Range(0, 3)], ...]
-    """ZeRO stages where weights are not split."""
-    zero_with_tensor: tuple[Annotated[int, Range(0, 3)], ...]
-    """ZeRO stages where weights are split; some of `zero`."""
+    """ZeRO stages of plans that split the batch alone."""
+    zero_with_others: tuple[Annotated[int, Range(0, 3)], ...]
+    """ZeRO stages of plans that split anything else, or have a pipeline; some of `zero`."""
     precisions: tuple[str, ...]
     """Precisions of the arithmetic."""
     alike: bool

@@ -93,7 +93,7 @@ def compile_space(space: SpaceOutline) -> SpaceArrays:
         again=np.ascontiguousarray(space.constrained.again),
         modes=space.modes,
         zeros=space.zeros,
-        zeros_inside=space.zeros_inside,
+        zeros_with_others=space.zeros_with_others,
     )
 
 

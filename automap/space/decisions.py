@@ -101,8 +101,8 @@ class SpaceOutline:
         meshes, shapes: shapes of plans and the numbers that they are made of.
         axes: names of the mesh axes, outermost first.
         modes: [modes] recompute modes that the trainer and `hints.fix` leave.
-        zeros, zeros_inside: [4] ZeRO stages that `hints.fix` and the target leave where there are replicas; the latter
-            where the inner axis has several ranks.
+        zeros, zeros_with_others: [4] ZeRO stages that `hints.fix` and the target leave where there are replicas; the
+            latter beside a pipeline or other mesh axes.
         schedules: schedules of plans without virtual stages, the usual one first.
         slots: all decisions in order.
         first: number of the first slot of each kind.
@@ -130,7 +130,7 @@ class SpaceOutline:
         self.modes = np.array([fix.recompute in (None, mode) and mode in kept for mode in RECOMPUTE_MODES])
         if fix.recompute is None:
             self.modes[RECOMPUTE_MODES.index("selective")] &= self.evaluator.has_core
-        self.zeros, self.zeros_inside = _zero_stages(problem)
+        self.zeros, self.zeros_with_others = _zero_stages(problem)
         by_kind = [decision.slots(self) for decision in DECISIONS]
         self.slots = tuple(slot for slots in by_kind for slot in slots)
         self.first = FirstSlots(*itertools.accumulate([0, *(len(slots) for slots in by_kind[:-1])]))
@@ -156,7 +156,7 @@ class SpaceOutline:
 
     def zeros_of(self, shape: Shape) -> Mask:
         """[4] ZeRO stages of plans of a shape that has replicas."""
-        return self.zeros_inside if shape.tp > 1 else self.zeros
+        return self.zeros_with_others if shape.pp * shape.tp * shape.middle > 1 else self.zeros
 
     def layout_of(self, shape: Shape, order: int, devices: Sequence[int]) -> PipelineLayout:
         """Where the stages of a shape stand, of so many devices each, in one of `Meshes.orders`."""
@@ -216,18 +216,18 @@ def _schedules(problem: Problem) -> tuple[str, ...]:
 
 
 def _zero_stages(problem: Problem) -> tuple[Mask, Mask]:
-    """[4] ZeRO stages of plans whose inner axis has one rank, and of the others.
+    """[4] ZeRO stages of plans without a pipeline whose outer axis alone has several ranks, and of the others.
 
     Raises:
         ProblemError: the target has not the one that is fixed.
     """
     fixed, target = problem.hints.fix.zero, problem.target
     every: tuple[int, ...] = (0, 1, 2, 3)
-    plain, inside = (every, every) if target is None else (target.zero, target.zero_with_tensor)
+    plain, beside = (every, every) if target is None else (target.zero, target.zero_with_others)
     if target is not None and fixed is not None and fixed not in plain:
         repair = f"Use one of {', '.join(map(str, plain))}, or another target."
         raise ProblemError(f"{target.name} has no such ZeRO stage", field="hints.fix.zero", value=fixed, repair=repair)
-    found = [np.array([fixed in (None, stage) and stage in known for stage in every]) for known in (plain, inside)]
+    found = [np.array([fixed in (None, stage) and stage in known for stage in every]) for known in (plain, beside)]
     return found[0], found[1] if found[1].any() else found[0]
 
 

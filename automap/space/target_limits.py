@@ -23,9 +23,12 @@ from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 from automap.space.stated_parts import Unpriced, mesh, signatures
 from automap.targets import Target, targets
+from ir.factors import BROADCAST
 from ir.graph import Graph
 from ir.groups import fused_groups
 
+NORMALISATIONS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+"""Kinds that normalise the last dim of every position."""
 SMALL_PRODUCT = 0.05
 """Share of the largest product's FLOPs up to which a product may be whole on every rank (assumed)."""
 
@@ -88,13 +91,16 @@ def _expressible(space: PlanSpace, target: Target, shape: Shape) -> bool:
         return False
     if shape.virtual > 1 and not target.virtual_stages:
         return False
+    if target.fills_pipelines and shape.num_micro_batches < shape.pp:
+        return False
     ranks = shape.dp * (shape.middle if space.meshes.splits_batch else 1)
     if target.alike and shape.samples % ranks:
         return False
-    length = sequence_length(space.problem.graph)
-    parts = target.even_sequence * sides.get("context", 1) if sides.get("context", 1) > 1 else 1
-    parts *= shape.tp if target.sequence_parallel and shape.tp > 1 else 1
-    return parts == 1 or length is None or length % parts == 0
+    if shape.tp > 1 and shape.replicas == 1 and not target.tensor_alone:
+        return False
+    length, context = sequence_length(space.problem.graph), sides.get("context", 1)
+    along = shape.tp if target.sequence_parallel else 1
+    return length is None or context * along == 1 or length % (target.even_sequence * context * along) == 0
 
 
 def _windows(space: PlanSpace, target: Target) -> dict[int, tuple[tuple[int, int], ...]]:
@@ -149,8 +155,29 @@ def _patterns(space: PlanSpace, target: Target) -> Iterator[_Pattern]:
         names = [axis.name for axis in axes]
         columns = np.column_stack([found[:, names.index(axis if axis in names else "dp")] for axis in space.axes])
         live = tuple(a for a, size in enumerate(space.meshes.mesh(shape)) if size > 1)
-        if all(_is_split(space, columns[:, axis], known, axis) for axis in live):
+        fits = tp == 1 or _norms_fit(space, columns[:, -1], along=target.sequence_parallel)
+        if fits and all(_is_split(space, columns[:, axis], known, axis) for axis in live):
             yield _Pattern((tp, middle), columns, live)
+
+
+def _norms_fit(space: PlanSpace, column: Ints, *, along: bool) -> bool:
+    """Whether a column of signatures splits the positions of all normalisations of the layers, or leaves them whole.
+
+    Args:
+        along: whether positions must be split.
+    """
+    tables, tensors = space.evaluator.tables, space.problem.graph.tensors
+    for row in np.flatnonzero(_layer_rows(space)).tolist():
+        unit_type = int(tables.type_of[row])
+        offset = row - int(tables.spans[unit_type])
+        op = space.operator(unit_type, offset)
+        if op.kind in NORMALISATIONS:
+            made = tensors[op.outputs[0]]
+            placement = space.linkage.types[unit_type].signatures[offset][column[row]].outputs[0]
+            is_along = 0 <= placement < len(made.shape) - 1 and placement != made.batch_dim
+            if not (is_along if along else placement == BROADCAST):
+                return False
+    return True
 
 
 def _is_split(space: PlanSpace, column: Ints, known: dict[int, Ints], axis: int) -> bool:

@@ -9,6 +9,8 @@ and `memory`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from automap.plan import DeviceMemory, Plan
 from automap.problem import Problem
 from automap.verify.hints import check_hints
@@ -48,6 +50,17 @@ class Verifier:
             *check_replicas(plan, chunks, model),
             *check_memory(plan, chunks, model),
         )
+
+    def beyond(self, plan: Plan, target: str) -> tuple[Violation, ...]:
+        """What of a plan the configuration of a target cannot express.
+
+        Args:
+            plan: a plan in which `violations` finds no fault, but for memory.
+            target: a target, whatever the plan was searched for.
+        """
+        problem = self._model.problem
+        model = Model(replace(problem, training=replace(problem.training, target=target)))
+        return tuple(check_target(plan, place_chunks(plan, model), model))
 
     def memory(self, plan: Plan) -> tuple[tuple[DeviceMemory, Activations], ...]:
         """The memory of the devices of each pipeline rank, and the bounds on an estimate of its activations.

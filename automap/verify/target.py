@@ -27,17 +27,20 @@ def check_target(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[
         yield Violation("schedule.kind", f"{target.name} has no schedule {plan.schedule.kind}")
     if plan.sync.kind != "synchronous":
         yield Violation("sync.kind", f"{target.name} trains synchronously")
+    if target.fills_pipelines and plan.num_micro_batches < ranks:
+        what = f"{target.name} needs {ranks} micro-batches for as many pipeline ranks"
+        yield Violation("num_micro_batches", what)
     if ranks > 1 and "pipeline" not in target.parallel:
         yield Violation("stages", f"{target.name} has no pipelines")
     if target.alike:
         yield from _unlike(plan, chunks, model, target, ranks)
     for chunk in chunks if target.patterned else ():
         yield from _pattern(chunk, model, target)
-    tensor = any(_side(chunk, model, axis) == {"tensor"} for chunk in chunks for axis in _live(chunk))
-    stages = target.zero_with_tensor if tensor else target.zero
     for chunk in chunks:
+        others = ranks > 1 or len(_live(chunk)) > 1 or (bool(_live(chunk)) and _replicas(chunk) == 1)
+        stages = target.zero_with_others if others else target.zero
         # Without replicas there is nothing to shard.
-        if chunk.stage.zero.stage not in (*stages, *(() if _live(chunk) else (0,))) and _replicas(chunk) > 1:
+        if chunk.stage.zero.stage not in stages and _replicas(chunk) > 1:
             yield Violation(f"{chunk.where}.zero.stage", f"{target.name} has no ZeRO {chunk.stage.zero.stage} there")
 
 
@@ -117,12 +120,10 @@ def _norms(chunk: Chunk, model: Model, target: Target, axis: str) -> Iterator[Vi
         op = model.graph.operators[index]
         made = model.graph.tensors[op.outputs[0]]
         if op.kind.endswith("LayerNormalization") or op.kind == "RMSNormalization":
-            along = chunk.placed[index][axis].outputs[0] in [
-                f"S({dim})" for dim in range(len(made.shape) - 1) if dim != made.batch_dim
-            ]
-            if along != target.sequence_parallel:
+            text = chunk.placed[index][axis].outputs[0]
+            positions = [f"S({dim})" for dim in range(len(made.shape) - 1) if dim != made.batch_dim]
+            if text not in (positions if target.sequence_parallel else ["B"]):
                 what = "always" if target.sequence_parallel else "never"
-                yield Violation(
-                    f"{chunk.where}.shardings", f"{target.name} {what} splits the sequence of {op.name} on {axis}"
-                )
+                fault = f"{target.name} {what} splits the sequence in normalisations on {axis}, which have {text}"
+                yield Violation(f"{chunk.where}.shardings", fault)
                 return

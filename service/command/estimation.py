@@ -18,6 +18,7 @@ from service.report import GIB, seconds
 from service.strategy import batch, strategy
 
 if TYPE_CHECKING:
+    from automap.export.configuration import Export
     from automap.plan import Estimate, Plan
     from automap.problem import Problem
     from automap.verify import Violation
@@ -112,6 +113,27 @@ def verify_file(data: bytes, request: JobRequest, path: Path) -> tuple[Violation
 
         plan = read_plan(path)
         return verify(own_problem(data, request, plan), plan)
+
+
+def export_file(data: bytes, request: JobRequest, path: Path, *, target: str | None, folder: Path) -> Export:
+    """Writes the plan of a file as the configuration of a trainer.
+
+    The model and the hints come as in `price_hand_made`.
+
+    Args:
+        target: the trainer; None = that which the plan was searched for.
+        folder: the folder for the files; it is made if there is none.
+
+    Raises:
+        UserError: the file, the model, the folder, or a plan that the target cannot express. Nothing is written then.
+    """
+    with _uncollected():
+        from automap.export.export import export, save
+
+        plan = read_plan(path)
+        found = export(plan, own_problem(data, request, plan), target or plan.training.target)
+        save(found, folder)
+        return found
 
 
 def price_file(data: bytes, request: JobRequest, stated: Mapping[str, Any], path: Path) -> Plan:

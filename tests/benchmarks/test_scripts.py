@@ -49,6 +49,7 @@ SCRIPTS = {
     "network_gap": "--plans 8 --seeds 1 --search 16 --only vgg19 --known {known}",
     "pricing_speed": "0.001 --models vgg19 --batches 1",
     "problems": "vgg:",
+    "prove_exports": "2 --targets deepspeed",
     "prove_plans": "2 --models vit",
     "prove_pruning": "1 --models vgg19",
     "real_models": "--budget 16 --models gnmt-16 --clusters 8_V100 --profiles {profiles}",

@@ -70,6 +70,34 @@ def test_a_plan_in_a_file_is_verified(tmp_path: Path, capsys: pytest.CaptureFixt
     assert violation["where"] == "stages[1].devices"
 
 
+def test_a_plan_is_exported_or_refused_with_nothing_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, folder, model = tmp_path / "plan.json", tmp_path / "files", GPT + ",seq_len=128"
+    stated = ["--tp", "2", "--pp", "2", "--sequence-parallel", "--zero", "1", "--micro-batch", "4"]
+    assert main(["estimate", model, *PLACE[:4], *stated, "-o", str(path)]) == 0
+    capsys.readouterr()
+    words = ["export", str(path), model, "-o", str(folder)]
+    assert main([*words, "--target", "deepspeed"]) == 2
+    assert "deepspeed has no pipelines" in capsys.readouterr().err
+    assert main([*words, "--target", "megatron"]) == 2
+    assert "target: unknown target (got megatron)" in capsys.readouterr().err
+    # The plan was made for no target.
+    assert main(words) == 2
+    assert "Use one of megatron-core" in capsys.readouterr().err
+    assert not folder.exists()
+    assert main([*words, "--target", "megatron-core"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("exact        degrees")
+    assert lines[-1] == "launch       bash megatron.sh --data-path …"
+    script = (folder / "megatron.sh").read_text()
+    assert "--tensor-model-parallel-size 2\n" in script
+    assert "--micro-batch-size 4\n" in script
+    subprocess.run(["bash", "-n", str(folder / "megatron.sh")], check=True)
+    assert main([*words, "--target", "megatron-core", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [Path(name).name for name in document["files"]] == ["megatron.sh", "megatron.yaml", "export.json"]
+    assert document["notes"][0]["kept"] == "exact"
+
+
 def test_a_plan_that_does_not_fit_is_shown_and_ends_with_3(capsys: pytest.CaptureFixture[str]) -> None:
     large = ["estimate", "zoo:gpt2-xl", "--cluster", "1x8xV100-16GB", "--global-batch", "64", "--micro-batch", "8"]
     assert main(large) == 3

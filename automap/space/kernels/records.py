@@ -204,8 +204,8 @@ class SpaceArrays(NamedTuple):
     """[modes] recompute modes that the trainer, the target and `hints.fix` leave."""
     zeros: Mask
     """[4] ZeRO stages that `hints.fix` and the target leave."""
-    zeros_inside: Mask
-    """[4] those of plans whose inner axis has several ranks; some of `zeros`."""
+    zeros_with_others: Mask
+    """[4] those of plans that have a pipeline, or another axis than the outer one; some of `zeros`."""
 
 
 SPACE = tuple_type(SpaceArrays)
