@@ -23,6 +23,7 @@ from agents.incumbent import Incumbent
 from agents.learning.checkpoint import read_checkpoint
 from agents.learning.dqn import MaskedDQN, Watch, new_agent
 from agents.learning.hyperparameters import Hyperparameters
+from agents.learning.leads import Guide
 from agents.learning.network import ProposalNetwork
 from agents.learning.plan_vec_env import PlanVecEnv
 from agents.learning.preparation import opened
@@ -44,6 +45,8 @@ from envs.hybrid import HybridDecisions
 PROPOSED, LEARNT = 64, 32
 """Number of plans that the network proposes before each run, and of plans from which it learns behind these (assumed).
 Both take about a second, and a run some seconds."""
+SHOWN = 16
+"""Number of meshes whose best plans join those that may run (assumed)."""
 PARAMETERS = Hyperparameters()
 OPTIMISM = 1.0
 """Number of standard deviations by which a plan may be faster than expected (assumed). With 0, plans that are unlike
@@ -113,25 +116,13 @@ def lead_trials(
 class _Round(Watch):
     """One round of the DQN, which begins with the plans that have run."""
 
-    def __init__(
-        self, incumbent: Incumbent, episodes: Episodes, known: Sequence[Values], tried: Sequence[Values]
-    ) -> None:
-        super().__init__(incumbent, ())
-        rows = np.array(known, dtype=np.int64).reshape(len(known), len(incumbent.space.slots))
-        prices = episodes.known.corrected(rows, incumbent.space.price(rows))
-        for values, (seconds, overflow) in zip(known, prices.tolist(), strict=True):
-            if overflow <= 0.0:
-                self._remember(values, seconds)
+    def __init__(self, incumbent: Incumbent, agent: MaskedDQN, tried: Sequence[Values]) -> None:
         self._shown = list(tried)
+        super().__init__(incumbent, agent)
 
-    def _on_training_start(self) -> None:
-        agent = self.model
-        assert isinstance(agent, MaskedDQN)
-        agent.leads = [self.lead(agent) for _ in agent.leads]
-
-    def lead(self, agent: MaskedDQN) -> Ints | None:
-        """The next of the plans that have run, then as in every search."""
-        return np.array(self._shown.pop(0), dtype=np.int64) if self._shown else super().lead(agent)
+    def next_guide(self) -> Guide:
+        """Through the next of the plans that have run, then as in every search."""
+        return Guide(lead=np.array(self._shown.pop(0), dtype=np.int64)) if self._shown else super().next_guide()
 
 
 class _Trials:
@@ -212,11 +203,11 @@ class _Trials:
         if not (incumbent.finished or tree.is_exhausted):
             # What has been seen so far was rewarded by prices that the last run has corrected.
             agent.replay_buffer.forget()
-            agent._last_obs = agent.plan_env.reset()
             agent.tree = SearchTree(episodes, lambda: limit_s)
-            watch = _Round(incumbent, episodes, [*self._plans, *found], self._tried_values)
+            watch = _Round(incumbent, agent, self._tried_values)
+            agent._last_obs = agent.plan_env.reset()
             agent.learn(total_timesteps=10**12, callback=watch, log_interval=10**12, reset_num_timesteps=False)
-            found = watch.best
+            found += watch.meshes.best(SHOWN)
         self.effort.evaluations += incumbent.evaluations
         self.effort.look_aheads += int(episodes.known.arrays.priced[0])
         for values in [*found, *(values for values, _ in incumbent.unlike(MOST))]:

@@ -34,6 +34,7 @@ SCRIPTS = {
     "cost_graph": "--plans 2 --skeletons 1 --models vgg19",
     "decision_speed": "0.001 --problems resnet50_on_2x4xV100 --warm-up 0.001",
     "dqn_ablation": "--evaluations 40 --seeds 1 --problems 12 --variants from_scratch",
+    "dqn_alone": "--seeds 1 --seconds 2 --evaluations 64 --only vgg19 --search 16 --known {known}",
     "dqn_pruning": "--evaluations 16 --seeds 1 --models vit",
     "equality": "ZeRO_1",
     "fit_attention": "{attention}",
