@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from automap.plan import Plan
 from automap.runtime.trainer import parallelize
-from ir import zoo
 
 
 class Attention(nn.Module):
@@ -77,7 +76,7 @@ def main(plan_file: str, folder: str, steps: int) -> None:
     plan = Plan.from_json(json.loads(Path(plan_file).read_text()))
     sizes = {key: int(value) for key, value in (pair.split("=") for pair in plan.model.name.split(":")[1].split(","))}
     torch.manual_seed(0)
-    trainer = parallelize(Gpt(**sizes), plan, zoo.build(plan.model.name))
+    trainer = parallelize(Gpt(**sizes), plan, f"zoo:{plan.model.name}")
     optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-3)
     done = trainer.load(folder, optimizer, done=0)["done"] if Path(folder).exists() else 0
     text = torch.frombuffer(bytearray(Path(collections.__file__).read_bytes()), dtype=torch.uint8)

@@ -67,15 +67,20 @@ def _untranslated(module: nn.Module, exported: Any, text: str, fault: Exception)
         value, repair = type(module).__name__, "Send the message to the developers of torch.onnx."
         return ModelError(f"torch.onnx fails: {_first_line(fault)}", field="module", value=value, repair=repair)
     operator = found.group(1).replace("::", ".")
-    name, path = operator, ""
+    # What is missing may be a part of what the module calls.
+    value = _caller(exported, operator) or _caller(exported.run_decompositions(), operator) or type(module).__name__
+    repair = "Use operators that ONNX has in its place, or leave this module out."
+    text = f"{value} uses {operator}, which torch.onnx cannot write"
+    return ModelError(text, field="module", value=value, repair=repair)
+
+
+def _caller(exported: Any, operator: str) -> str:
+    """The path of the first module that calls an operator; empty where none below the whole module does."""
     for node in exported.graph.nodes:
         if node.op == "call_function" and operator.startswith(str(node.target).rpartition(".")[0]):
-            stack = node.meta.get("nn_module_stack") or {}
-            path = next((held[0] for held in reversed(list(stack.values()))), "")
-            break
-    value = path or type(module).__name__
-    repair = "Use operators that ONNX has in its place, or leave this module out."
-    return ModelError(f"{value} uses {name}, which torch.onnx cannot write", field="module", value=value, repair=repair)
+            stack = list((node.meta.get("nn_module_stack") or {}).values())
+            return str(stack[-1][0]) if stack else ""
+    return ""
 
 
 def _innermost(module: nn.Module, chain: list[Exception]) -> tuple[str, str]:

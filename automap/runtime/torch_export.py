@@ -8,6 +8,7 @@ graph inputs; the exporter's metadata tells them apart (`InputSpec.kind`) and na
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -87,6 +88,7 @@ def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name
 def _built(build: Build) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """The module, its positional and its keyword inputs."""
     from torch import Tensor, nn
+    from torch.utils._pytree import tree_map_only
 
     try:
         made = build()
@@ -105,6 +107,9 @@ def _built(build: Build) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     if is_transformers(module):
         as_trained(module)
         inputs = example_inputs(module) if inputs is None else inputs
+    # A module or inputs that were made before the function was called are not on the meta device.
+    device = next((p.device for p in module.parameters()), None)
+    inputs = tree_map_only(Tensor, lambda x: x.to(device or x.device), inputs)
     if isinstance(inputs, Tensor):
         return module, (inputs,), {}
     if isinstance(inputs, Mapping):
@@ -192,15 +197,13 @@ def _strip(model: Any) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """A context without the exporter's reports of progress, optional packages and deprecations."""
-    loggers = [logging.getLogger("torch.onnx"), logging.getLogger("onnxscript"), logging.getLogger("onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    """A context without the exporter's reports: progress, optional packages, deprecations, and graphs that failed."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        said = io.StringIO()
+        with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)

@@ -43,15 +43,20 @@ def is_transformers(module: nn.Module) -> bool:
     return any(cls.__module__ == "transformers.modeling_utils" for cls in type(module).__mro__)
 
 
-def as_trained(module: nn.Module) -> None:
-    """Sets a model of transformers up as training runs it, with kernels that can be exported.
-
-    No keys and values are kept for later tokens, experts are one product over all of them, and attention is torch's.
-    """
+def without_cache(module: nn.Module) -> None:
+    """Lets a model of transformers keep no keys and values for later tokens, which training has no use for."""
     for part in module.modules():
         config = getattr(part, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False
+
+
+def as_trained(module: nn.Module) -> None:
+    """Sets a model of transformers up as training runs it, with kernels that can be exported.
+
+    Experts are one product over all of them, and attention is torch's.
+    """
+    without_cache(module)
     model: Any = module
     if model.config._attn_implementation not in ("eager", "sdpa"):
         model.set_attn_implementation("sdpa")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -17,6 +18,8 @@ class SlowPhases:
     """Names on stderr what the program does, once that has taken `SLOW_S`; for `automap.phases.listening`."""
 
     def __init__(self) -> None:
+        # Kept, because exporters that are noisy run with another one.
+        self._stderr = sys.stderr
         self._open: list[tuple[str, float]] = []
         self._spent: dict[str, float] = {}
         self._said_at: dict[str, float] = {}
@@ -44,5 +47,6 @@ class SlowPhases:
     def _say(self) -> None:
         text, began = self._open[-1]
         self._said_at[text] = self._spent.get(text, 0.0) + time.monotonic() - began
-        typer.echo(f"automap: {text} ({self._said_at[text]:.0f} s) ...", err=True)
+        over_bar = "\r\x1b[2K" if self._stderr.isatty() else ""
+        typer.echo(f"{over_bar}automap: {text} ({self._said_at[text]:.0f} s) ...", file=self._stderr)
         self._wait()
