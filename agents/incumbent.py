@@ -26,6 +26,7 @@ from automap.plan import Plan, SearchRecord, Sync
 from automap.price.estimate import annotate, baseline_s, lower_bound_s
 from automap.space.shape import Shape
 from automap.space.space import Ints, PlanSpace, Values
+from automap.space.target_limits import plan_space
 from automap.space.templates import templates
 from automap.verify import Verifier
 
@@ -95,7 +96,7 @@ class Incumbent:
     def begin(task: SearchTask, searcher: str) -> Incumbent:
         """Begins a search: builds the plan space of a task and the incumbent of a searcher in it."""
         return Incumbent(
-            PlanSpace(task.problem),
+            plan_space(task.problem),
             task.budget,
             searcher=searcher,
             on_progress=task.on_progress,

@@ -134,6 +134,52 @@ class Sync:
         return PlanError(text, field=name, value="null" if value is None else value, repair=repair)
 
 
+AxisUse = Literal["data", "tensor", "context", "other", "repeated"]
+"""What the operators that do most of the arithmetic split over a mesh axis. `data`: their batch; `tensor`: weights;
+`context`: the sequence of a model with attention; `other`: another dim of activations, such as rows of pixels;
+`repeated`: nothing, all ranks do the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Degrees:
+    """The degrees of parallelism of a stage, by what its operators do on the mesh axes, whatever these are called.
+
+    data * tensor * context * other * repeated = number of devices of the stage. They are derived from the shardings
+    (`automap.price.degrees`); what a document says of them is not read.
+    """
+
+    data: Count
+    """Ranks that split the batch."""
+    tensor: Count
+    """Ranks that split weights."""
+    context: Count
+    """Ranks that split the sequence of attention, and no batch."""
+    expert: Count
+    """Ranks over which whole experts are spread; ranks of an axis that other operators use for something else."""
+    other: Count
+    """Ranks that split another dim of activations, such as rows of pixels."""
+    repeated: Count
+    """Ranks that repeat each other's work."""
+    sequence_parallel: bool
+    """Whether the ranks that split weights split the sequence in normalisations."""
+    pipeline: Count
+    """Pipeline ranks."""
+    virtual_stages: Count
+    """Stages of each pipeline rank."""
+    zero: Annotated[int, Range(0, 3)]
+    """Stage of ZeRO."""
+    micro_batch: Samples
+    """Samples of a micro-batch on one device, on that which has most."""
+    accumulation_steps: Samples
+    """Micro-batches of a step, whose gradients are added up."""
+    sequence_length: Annotated[int, Range(1, 1 << 40)] | None
+    """Tokens of a sample; null if the model has no sequence."""
+    axes: Mapping[str, AxisUse]
+    """Mesh axis of several ranks -> its use."""
+    expert_axes: tuple[str, ...]
+    """The axes over which whole experts are spread."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceMemory:
     """Peak memory of each device of a stage by class, bytes."""
@@ -268,6 +314,8 @@ class Plan:
     stages: tuple[Stage, ...]
     """Chunks of the graph in dataflow order; a device may serve several (virtual stages)."""
     sync: Sync = Sync()
+    degrees: tuple[Degrees, ...] = ()
+    """One if all stages have the same, else one for each stage; written with the estimate."""
     estimate: Estimate | None = None
     measured: Mapping[str, Any] | None = None
     launch: str | None = None

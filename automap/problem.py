@@ -18,6 +18,7 @@ from automap.errors import ProblemError
 from automap.globs import matches_operator, select
 from automap.hints import Hints, Samples
 from automap.records import Range, from_json, to_json
+from automap.targets import ANY, Target, find_target
 from ir.graph import Graph, Operator
 from ir.loss import with_loss
 
@@ -53,6 +54,9 @@ class Training:
     trainer: str = "generic"
     """Name of the training software, a file of `automap/data/trainers` that says what it overlaps, fuses and
     reserves."""
+    target: str = ANY
+    """Name of the trainer whose configuration must be able to express the plan, a file of `automap/data/targets`; `any`
+    = every plan."""
     batch_norm: Literal["local", "synchronized"] = "local"
     sync_modes: tuple[SyncKind, ...] = ("synchronous",)
     """Modes that replicas may be synchronised in, see `automap.plan.Sync`. All but synchronous change the training."""
@@ -155,13 +159,15 @@ class Problem:
             ModelError: the model's output fits no loss.
         """
         # Records too: what Python made of them may be out of range.
-        training = from_json(Training, to_json(training), path="training", error=ProblemError)
+        training = from_json(Training, _with_trainer(to_json(training)), path="training", error=ProblemError)
         hints = from_json(Hints, to_json(hints or {}), path="hints", error=ProblemError)
         if training.trainer not in trainers():
             repair = "Use one of " + ", ".join(trainers()) + "."
             raise ProblemError("unknown trainer", field="training.trainer", value=training.trainer, repair=repair)
         kinds = list(cluster.devices.values())
-        common = [p for p in DEFAULT_PRECISIONS if all(p in d.peak_TFLOPs for d in kinds)]
+        target = find_target(training.target)
+        usual = [p for p in DEFAULT_PRECISIONS if target is None or p in target.precisions]
+        common = [p for p in usual if all(p in d.peak_TFLOPs for d in kinds)]
         precision = training.precision or (common[0] if common else "fp16")
         for device in kinds:
             device.flops(precision)
@@ -183,6 +189,7 @@ class Problem:
                 "no input of the model carries the batch", field="model", value=graph.name, repair=repair
             )
         training = replace(training, precision=precision)
+        _check_target(training, target)
         graph = with_loss(graph, training.loss)
         problem = Problem(graph=_with_costs(graph, hints), cluster=cluster, training=training, hints=hints)
         problem._check_names()
@@ -197,6 +204,11 @@ class Problem:
         names = {f.name for f in fields(Trainer)}
         changes: dict[str, Any] = {name: value for name, value in own.stated().items() if name in names}
         return replace(trainer, **changes)
+
+    @property
+    def target(self) -> Target | None:
+        """What a plan must be expressible in; None = anything."""
+        return find_target(self.training.target)
 
     @property
     def precision(self) -> str:
@@ -244,6 +256,29 @@ class Problem:
         for index, constraint in enumerate(self.hints.constraints):
             if not select(constraint.scope, names):
                 raise _names_nothing(f"hints.constraints[{index}].scope", constraint.scope, self.graph)
+
+
+def _with_trainer(training: Any) -> Any:
+    """Training settings in which a target that is named names the trainer, unless the user does."""
+    name = training.get("target", ANY) if isinstance(training, dict) else ANY
+    if name == ANY or not isinstance(name, str) or "trainer" in training:
+        return training
+    target = find_target(name)
+    return training if target is None else {**training, "trainer": target.trainer}
+
+
+def _check_target(training: Training, target: Target | None) -> None:
+    """Refuses settings that the target's configuration cannot express."""
+    if target is not None and training.precision not in target.precisions:
+        repair = f"Use one of {', '.join(target.precisions)}, or another target."
+        raise ProblemError(
+            f"{target.name} has no such precision", field="training.precision", value=training.precision, repair=repair
+        )
+    if target is not None and training.sync_modes != ("synchronous",):
+        repair = "Leave it out, or set training.target to any."
+        raise ProblemError(
+            f"{target.name} trains synchronously", field="training.sync_modes", value=training.sync_modes, repair=repair
+        )
 
 
 def _with_costs(graph: Graph, hints: Hints) -> Graph:

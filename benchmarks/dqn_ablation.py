@@ -78,16 +78,16 @@ WITH_NETWORK = "begins with the network"
 VARIANTS: dict[str, tuple[type[MaskedDQN], type[Episodes], Hyperparameters]] = {
     "from scratch": (MaskedDQN, Episodes, PLAIN),
     WITH_NETWORK: (MaskedDQN, Episodes, PLAIN),
-    "without leads": (MaskedDQN, Episodes, replace(PLAIN, led_share=0.0)),
-    "led always": (MaskedDQN, Episodes, replace(PLAIN, led_share=1.0)),
+    "visits alone": (MaskedDQN, Episodes, replace(PLAIN, revisions=0.0)),
+    "revisions wherever one has been": (MaskedDQN, Episodes, replace(PLAIN, revisions=1.0)),
+    "good plans are not shown": (MaskedDQN, Episodes, replace(PLAIN, taught_weight=0.0)),
     "no learning at all": (MaskedDQN, Episodes, replace(PLAIN, learning_rate=0.0)),
-    "neither leads nor learning": (MaskedDQN, Episodes, replace(PLAIN, led_share=0.0, learning_rate=0.0)),
+    "neither revisions nor learning": (MaskedDQN, Episodes, replace(PLAIN, revisions=0.0, learning_rate=0.0)),
     "reward at the end only": (MaskedDQN, RewardAtTheEnd, PLAIN),
     "blind to completions": (BlindToCompletions, Episodes, PLAIN),
     "targets below what was reached": (WithoutReturns, Episodes, PLAIN),
     WITHOUT_TREE: (MaskedDQN, Episodes, PLAIN),
-    "one random decision": (MaskedDQN, Episodes, replace(PLAIN, explored=1.0)),
-    "half the updates": (MaskedDQN, Episodes, replace(PLAIN, updates_per_step=1)),
+    "four times the updates": (MaskedDQN, Episodes, replace(PLAIN, updates_per_step=4)),
 }
 
 
@@ -106,7 +106,7 @@ def run(space: PlanSpace, variant: str, evaluations: int, seed: int, optimum_s: 
     agent = new_agent(PlanVecEnv([episodes]), parameters, seed, agent_class, tree)
     if variant == WITH_NETWORK:
         read_checkpoint(agent, parameters, NETWORK)
-    agent.learn(total_timesteps=10**12, callback=Watch(incumbent, []), log_interval=10**12)
+    agent.learn(total_timesteps=10**12, callback=Watch(incumbent, agent), log_interval=10**12)
     return incumbent
 
 
@@ -132,7 +132,7 @@ def main() -> None:
                 near.append(_plans_to(found, (1.0 + NEAR) * optimum_s))
                 exact.append(_plans_to(found, (1.0 + EXACT) * optimum_s))
         print(
-            f"{variant:26} within 1 % {100 * np.mean(np.isfinite(near)):4.0f} %   "
+            f"{variant:32} within 1 % {100 * np.mean(np.isfinite(near)):4.0f} %   "
             f"exact {100 * np.mean(np.isfinite(exact)):4.0f} %   median to 1 % {statistics.median(near):6.0f}   "
             f"to the optimum {statistics.median(exact):6.0f}   mean gap {100 * np.mean(gaps):6.2f} %",
             flush=True,

@@ -25,6 +25,7 @@ from automap.bounds.known_plans import KnownPlans, priced_templates, worth_s
 from automap.bounds.partial_plans import BoundTable, PartialPlans
 from automap.problem import Problem
 from automap.space.space import PlanSpace, Slot, Values
+from automap.space.target_limits import plan_space
 from envs.features import Features
 from envs.kernels import ACTION_FEATURES, LIMIT, STATE_FEATURES, action_feature
 
@@ -104,6 +105,7 @@ class Episodes:
     """Many plans that are decided side by side.
 
     Attributes:
+        asked: [slots] which slots the agent decides.
         num_decisions: [episodes] number of decisions so far.
         num_operator_decisions: [episodes] number of those that are about operators.
         first_bound_s: lower bound on the step time of all plans, in seconds.
@@ -148,6 +150,7 @@ class Episodes:
             asks=decisions.decides,
             preferred=self.known.best,
         )
+        self.asked = self.partial_plans.episodes.asked[0].copy()
         self._features = Features(self.space, self.known.arrays.flow, self.first_bound_s, self.reference_s)
         self._is_operator = np.array([*(slot.kind == "signature" for slot in self.space.slots), False])
         self.num_decisions = np.zeros(count, dtype=np.int64)
@@ -160,6 +163,30 @@ class Episodes:
         """Begins new plans in the episodes where `which`, [episodes], is true."""
         self.num_decisions[which] = self.num_operator_decisions[which] = 0
         self._step(np.where(which, BEGIN, WAIT))
+        empty = which & self.partial_plans.done & (self.partial_plans.episodes.asked != self.asked).any(axis=1)
+        if empty.any():
+            self.partial_plans.episodes.asked[empty] = self.asked
+            self.begin(empty)
+
+    def confine(self, number: int, lead: Values | None, window: tuple[int, int] | None = None) -> None:
+        """Says what a plan decides that begins next, and what it follows.
+
+        Args:
+            number: of the plan.
+            lead: legal plan whose values the other slots take, as far as they are legal; it becomes known. None = the
+                best known one.
+            window: the first slot that is decided and the first behind these, of those that the agent decides; None =
+                all.
+        """
+        if lead is not None:
+            row = np.array([lead], dtype=np.int64)
+            seconds, overflow = self.known.corrected(row, self.space.price(row))[0].tolist()
+            self.known.add(lead, (seconds, overflow))
+        self.known.lead(number, lead)
+        asked = np.zeros_like(self.asked)
+        some = slice(None) if window is None else slice(*window)
+        asked[some] = self.asked[some]
+        self.partial_plans.episodes.asked[number] = asked
 
     def _step(self, actions: Ints) -> None:
         """Takes actions of `automap.bounds.kernels.step_many` and looks at what the known plans make of the rest."""
@@ -271,7 +298,7 @@ class PlanEnv(gymnasium.Env[Observation, np.int64]):
 
 def space_of(problem: Problem | PlanSpace) -> PlanSpace:
     """The plan space of a problem, which may be given itself."""
-    return problem if isinstance(problem, PlanSpace) else PlanSpace(problem)
+    return problem if isinstance(problem, PlanSpace) else plan_space(problem)
 
 
 def observation_space() -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from automap.plan import DeviceMemory, Plan, SearchRecord
-from service.strategy import num_devices, strategy
+from service.strategy import batch, num_devices, strategy
 
 GIB = 1 << 30
 
@@ -21,6 +21,8 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     used, there = num_devices(plan)
     if used < there and search is not None:
         lines.append(("devices", f"{used} of {there}: more would not make it faster, as far as the estimate can tell"))
+    if plan.degrees:
+        lines.append(("batch", batch(plan)))
     if estimate is not None:
         low, high = estimate.error_band_s
         lines.append(("step", f"{seconds(estimate.step_time_s)} (between {seconds(low)} and {seconds(high)})"))

@@ -1,7 +1,7 @@
 """A plan in one line: the use of every mesh axis, and everything that is unusual.
 
 `pipeline 2 × 4 replicas × tensor parallel 8 · 16 micro-batches of 32 · ZeRO 1 · recompute full`. An axis is named by
-what operators do on it, whatever the plan calls it. Knows the plan alone, not its model.
+what operators do on it (`plan.degrees`), whatever the plan calls it. Knows the plan alone, not its model.
 """
 
 from __future__ import annotations
@@ -9,10 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from automap.plan import AxisSharding, Plan, Stage, Sync, parse_devices
+from automap.plan import AxisSharding, Degrees, Plan, Stage, Sync, parse_devices
 
-OTHERS = {"tp": "tensor parallel {}", "cp": "sequence over {}"}
-"""Axes by name on which most operators do not split their batch."""
+USES = {
+    "tensor": "tensor parallel {}",
+    "context": "context parallel {}",
+    "other": "operators over {}",
+    "repeated": "all work repeated by {}",
+}
+"""Uses of axes, but for data parallelism, in words."""
 
 
 def strategy(plan: Plan) -> str:
@@ -23,7 +28,8 @@ def strategy(plan: Plan) -> str:
     if len(groups) > 1:
         chunks = len(stages) // len(groups)
         parts.append(f"pipeline {len(groups)}" + (f" ({chunks} chunks each)" if chunks > 1 else ""))
-    meshes = list(dict.fromkeys(" × ".join(_axes(stage)) or "1 replica" for stage in stages))
+    found = (_axes(stage, degrees) for stage, degrees in zip(stages, _degrees(plan), strict=True))
+    meshes = list(dict.fromkeys(" × ".join(words) or "1 replica" for words in found))
     if len(meshes) > 1:
         parts.append("stages of " + " / ".join(meshes))
     elif any(size > 1 for _, size in stages[0].mesh):
@@ -57,23 +63,39 @@ def num_devices(plan: Plan) -> tuple[int, int]:
     return len(used), sum(int(node["num_devices"]) * int(node.get("count", 1)) for node in plan.cluster["nodes"])
 
 
-def _axes(stage: Stage) -> list[str]:
-    """The use of each axis of several ranks; axes that split the batch count as one, wherever they are."""
+def _degrees(plan: Plan) -> tuple[Degrees | None, ...]:
+    """The degrees of each stage; None where the document was never priced."""
+    return (plan.degrees or (None,)) * len(plan.stages) if len(plan.degrees) < 2 else plan.degrees
+
+
+def batch(plan: Plan) -> str:
+    """What a device has of a micro-batch, and how many micro-batches a step has."""
+    most = max(plan.degrees, key=lambda degrees: degrees.micro_batch)
+    what = f"{most.micro_batch} sample{'s' if most.micro_batch > 1 else ''}"
+    if most.sequence_length is not None:
+        what += f" of {most.sequence_length:,} tokens"
+    steps = most.accumulation_steps
+    return f"{what} on a device at a time" + (f", {steps} times a step" if steps > 1 else ", once a step")
+
+
+def _axes(stage: Stage, degrees: Degrees | None) -> list[str]:
+    """The use of each axis of several ranks; axes that split the batch count as one, wherever they are.
+
+    Without degrees the axes are called what the document calls them.
+    """
     live = {axis: size for axis, size in stage.mesh if size > 1}
-    batch = [axis for axis in live if axis in stage.batch_axes]
+    if degrees is None:
+        return [f"{axis} {size}" for axis, size in live.items()]
     words = []
-    if batch:
-        sizes = [live[axis] for axis in batch]
+    if degrees.data > 1:
+        sizes = [size for axis, size in live.items() if degrees.axes[axis] == "data"]
         groups = f" in {' × '.join(map(str, sizes[:-1]))} groups of {sizes[-1]}" if len(sizes) > 1 else ""
-        words.append(f"{math.prod(sizes)} replicas{groups}")
-    for axis, size in live.items():
-        named = any(axis in entry for entry in stage.shardings.values())
-        if axis == "ep" and named:
-            words.append(f"experts over {size}")
-        elif axis not in batch and not named:
-            words.append(f"all work repeated by {size}")
-        elif axis not in batch:
-            words.append(OTHERS.get(axis, "operators over {}").format(size))
+        words.append(f"{degrees.data} replicas{groups}")
+    words += [f"experts over {degrees.expert}"] if degrees.expert > 1 else []
+    for use, text in USES.items():
+        size = getattr(degrees, use)
+        if size > 1:
+            words.append(text.format(size))
     return words
 
 
@@ -90,9 +112,10 @@ def _shares(plan: Plan) -> list[str]:
 def _off_batch(plan: Plan) -> list[str]:
     """Operators that do something else on an axis that splits the batch of all others; not experts on theirs."""
     own: dict[str, Mapping[str, AxisSharding]] = {}
-    for stage in plan.stages:
+    for stage, degrees in zip(plan.stages, _degrees(plan), strict=True):
+        others = () if degrees is None else (*(a for a, u in degrees.axes.items() if u != "data"), *degrees.expert_axes)
         for name, entry in stage.shardings.items():
-            axes = {axis: how for axis, how in entry.items() if axis in stage.batch_axes and axis != "ep"}
+            axes = {axis: how for axis, how in entry.items() if axis in stage.batch_axes and axis not in others}
             if axes:
                 own.setdefault(name, axes)
     if not own:
@@ -116,7 +139,7 @@ def _zero(plan: Plan) -> list[str]:
     first = plan.stages[0]
     sizes = dict(first.mesh)
     over = math.prod(sizes.get(axis, 1) for axis in first.zero.axes)
-    replicas = math.prod(sizes.get(axis, 1) for axis in first.batch_axes)
+    replicas = plan.degrees[0].data if plan.degrees else math.prod(sizes.get(axis, 1) for axis in first.batch_axes)
     return ["ZeRO " + "/".join(map(str, stages)) + (f" over {over}" if over != replicas else "")]
 
 

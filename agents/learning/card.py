@@ -132,6 +132,7 @@ def _reached(curve: Sequence[Mapping[str, float]]) -> str:
             "",
             *rows,
             "",
-            "At the first exam it had hardly learnt anything. `benchmarks/network_gap.py` examines it on real models.",
+            "At the first exam it had hardly learnt anything. Below 0, its plans are faster than the label's.",
+            "`benchmarks/network_gap.py` examines it on real models.",
         )
     )

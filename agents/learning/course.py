@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,26 @@ EXAMS = 12
 """Number of exams in a training."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curriculum:
+    """What a network learns on."""
+
+    labels: Path | None
+    """Folder of labels, see `agents.learning.labels`; None = the network learns from its own plans alone."""
+    problems: int
+    """Without labels, the problems are those of the seeds below this number that are not held out; with labels, the
+    labelled ones that are not held out."""
+    seed: int
+    """Seed of network, replay, exploration and order of the problems."""
+    processes: int
+    """Number of processes that prepare problems for the one that learns."""
+
+
 def train(
     folder: Path,
+    curriculum: Curriculum,
     *,
-    labels: Path | None,
     seconds: float,
-    problems: int,
-    seed: int,
     command: Sequence[str],
     on_progress: Callable[[str, float], None],
     on_exam: Callable[[str], None],
@@ -44,16 +58,14 @@ def train(
 
     Args:
         folder: made if it does not exist; a training that was interrupted goes on.
-        labels: folder of labels, see `agents.learning.labels`; None = the network learns from its own plans alone.
+        curriculum: what it learns on.
         seconds: duration of the training.
-        problems: without labels, the training problems are those of the seeds below this number that are not held out;
-            with labels, the labelled ones that are not held out.
-        seed: seed of network, replay, exploration and order of the problems.
         command: command line of the training, noted in the network's description.
         on_progress: called with a text and the share of the training that is done.
         on_exam: called with the grades of each exam.
     """
-    known = read_labels(labels) if labels is not None else {}
+    seed, problems = curriculum.seed, curriculum.problems
+    known = read_labels(curriculum.labels) if curriculum.labels is not None else {}
     held_out = [label for number, label in sorted(known.items()) if label.fits and outline(number).split != "train"]
     exam = Exam(held_out[:EXAMINED])
     training = folder / "training"
@@ -69,23 +81,29 @@ def train(
         "curve": curve,
     }
 
+    def examine(count: int, at_s: float, agent: MaskedDQN) -> None:
+        network = ProposalNetwork({name: value.numpy() for name, value in agent.q_net.state_dict().items()})
+        grade = exam.grade(network).summary()
+        curve.append({"seconds": at_s, "problems": count, **grade})
+        on_exam(
+            f"after {at_s / 60:.0f} minutes and {count} problems: the first plan is "
+            f"{100 * grade['first_mean']:.1f} % above the best known one in the mean, the best proposal "
+            f"{100 * grade['best_mean']:.1f} % ({100 * grade['best_worst']:.1f} % at worst)"
+        )
+
     def visited(count: int, at_s: float, agent: MaskedDQN) -> None:
         on_progress(f"{count} problems", at_s / seconds)
         if held_out and at_s >= len(curve) * seconds / EXAMS:
-            network = ProposalNetwork({name: value.numpy() for name, value in agent.q_net.state_dict().items()})
-            grade = exam.grade(network).summary()
-            curve.append({"seconds": at_s, "problems": count, **grade})
-            on_exam(
-                f"after {at_s / 60:.0f} minutes and {count} problems: the first plan is "
-                f"{100 * grade['first_mean']:.1f} % above the best known one in the mean, the best proposal "
-                f"{100 * grade['best_mean']:.1f} % ({100 * grade['best_worst']:.1f} % at worst)"
-            )
+            examine(count, at_s, agent)
 
     numbers = known if known else range(problems)
     seeds = [number for number in numbers if outline(number).split == "train"]
-    agent = train_agent(
-        training, lessons(seeds, known, seed), seconds=seconds, seed=seed, on_visit=visited, about=about
-    )
+    given = lessons(seeds, known, seed, curriculum.processes)
+    agent = train_agent(training, given, seconds=seconds, seed=seed, on_visit=visited, about=about)
+    if held_out:
+        # What is written is what was examined last.
+        done = json.loads((training / ABOUT).read_text())
+        examine(done["problems"], done["seconds"], agent)
     write_checkpoint(agent, PARAMETERS, folder, about, only_network=True)
     write_card(folder)
     try:

@@ -8,8 +8,8 @@ worth):
   be reached, so the network only adds how much more there is: Q(s, a) = -scale * completion(s, a) + f(s, a). An
   untrained network follows the best known plan and changes what improves it by itself.
 - Targets are no less than what the completion reaches, nor than what the episode really reached.
-- Half of the episodes are led to a plan near one of the best ones; the network decides where that plan is no longer
-  open. It learns most about decisions that differ little from good ones (as in Go-Explore, arXiv 1901.10995).
+- Episodes visit all promising meshes, or begin with a good plan and decide a part of it anew (`agents.learning.leads`;
+  as in Go-Explore, arXiv 1901.10995). What the best plan of their mesh decides is shown to the network.
 - The tree of what has been explored (`agents.learning.search_tree`) keeps the search from plans that are known already,
   and from plans whose bound says that they cannot be the best.
 """
@@ -32,12 +32,12 @@ from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 from agents.incumbent import Incumbent
 from agents.learning.checkpoint import read_checkpoint
 from agents.learning.hyperparameters import Hyperparameters
-from agents.learning.network import FORBIDDEN
+from agents.learning.leads import Guide, Meshes
+from agents.learning.network import FORBIDDEN, Floats32
 from agents.learning.plan_vec_env import PlanVecEnv
 from agents.learning.proposals import NETWORK, PROPOSALS, propose, readable
 from agents.learning.replay import Batch, PlanReplay
 from agents.learning.search_tree import SearchTree
-from agents.planners.opening import work_out
 from agents.sampling.expert import Grid, price_grid
 from agents.searcher import SearchResult, SearchTask
 from automap.space.space import Ints, PlanSpace, Values
@@ -45,8 +45,8 @@ from envs.decision import COMPLETION, LOSS, MAX_ACTIONS, REWARD_SCALE, Decisions
 from envs.hybrid import HybridDecisions
 from envs.kernels import ACTION_FEATURES, STATE_FEATURES
 
-BEST_PLANS = 16
-"""Number of best distinct plans of a search to whose neighbours episodes are led."""
+REVISION_NOISE = 0.4, 4.5
+"""Least and largest scale of the Gumbel noise with which the first decision of a revision is drawn."""
 
 
 class MaskedQNetwork(QNetwork):
@@ -111,8 +111,7 @@ class MaskedDQN(DQN):
     Attributes:
         parameters: the hyperparameters.
         tree: what has been explored; None = plans may be met again.
-        leads: [episodes] plan to which each episode is led, or None.
-        exploration: [episodes] probability of a random decision in an episode that is not led.
+        guides: [episodes] how each episode is guided.
     """
 
     replay_buffer: PlanReplay  # type: ignore[assignment]  # it keeps decisions in a form of its own
@@ -121,8 +120,7 @@ class MaskedDQN(DQN):
         self.parameters = parameters
         self.tree = tree
         self.rng = np.random.default_rng(seed)
-        self.leads: list[Ints | None] = [None] * env.num_envs
-        self.exploration = np.zeros(env.num_envs)
+        self.guides = [Guide()] * env.num_envs
         self.plan_env = env
         super().__init__(
             MaskedPolicy,
@@ -132,7 +130,7 @@ class MaskedDQN(DQN):
             learning_starts=parameters.learning_starts,
             batch_size=parameters.batch_size,
             gamma=1.0,
-            train_freq=1,
+            train_freq=parameters.train_every,
             gradient_steps=parameters.updates_per_step,
             target_update_interval=parameters.target_update,
             replay_buffer_class=PlanReplay,  # type: ignore[arg-type]
@@ -160,27 +158,59 @@ class MaskedDQN(DQN):
         """[episodes] an open action of each episode."""
         with torch.no_grad():
             q = self.q_net({k: torch.as_tensor(v) for k, v in observation.items()}).numpy()
+        seen = observation["observation"][:, STATE_FEATURES:].reshape(len(q), MAX_ACTIONS, ACTION_FEATURES)
         actions = np.empty(len(q), dtype=np.int64)
         for e, slot in enumerate(self.plan_env.slots()):
-            legal = np.flatnonzero(observation["action_mask"][e])
-            if self.tree is not None:
-                legal = self.tree.open_actions(e, legal)
-            lead = self.leads[e]
-            if lead is not None and lead[slot] in legal:
-                actions[e] = lead[slot]
-            elif self.rng.random() < self.exploration[e]:
-                actions[e] = self._random_action(observation["observation"][e], legal)
+            guide, legal = self.guides[e], np.flatnonzero(observation["action_mask"][e])
+            self.replay_buffer.shown[e] = self._shown(e, slot)
+            tree = None if guide.is_revision else self.tree
+            if tree is not None:
+                legal = tree.open_actions(e, legal)
+            if guide.lead is not None and guide.lead[slot] in legal:
+                actions[e] = guide.lead[slot]
+            elif self.rng.random() < guide.random:
+                actions[e] = self._random_action(seen[e, legal], legal)
             else:
-                actions[e] = legal[q[e, legal].argmax()]
-            if self.tree is not None:
-                self.tree.take(e, int(actions[e]))
+                actions[e] = self._rated_best(e, slot, legal, q[e, legal], -REWARD_SCALE * seen[e, legal, COMPLETION])
+            if tree is not None:
+                tree.take(e, int(actions[e]))
         return actions
 
-    def _random_action(self, seen: npt.NDArray[Any], legal: Ints) -> int:
+    def _rated_best(self, number: int, slot: int, legal: Ints, q: Floats32, completion: Floats32) -> int:
+        """The legal action that is rated best, with the noise of the episode.
+
+        Args:
+            number: number of the episode.
+            slot: slot that it decides.
+            legal: [n] actions.
+            q: [n] what the network rates them.
+            completion: [n] the part of it that completions say.
+        """
+        guide, noise = self.guides[number], self.guides[number].noise
+        rated = completion + guide.trust * (q - completion)
+        episodes, at = self.plan_env.place(number)
+        if guide.is_revision and guide.base is None and guide.taught is not None and episodes.num_decisions[at] == 0:
+            noise = float(np.exp(self.rng.uniform(*np.log(REVISION_NOISE))))
+            # Where memory leaves no other value, this one is taken again.
+            rated = np.where(legal == guide.taught[slot], FORBIDDEN, rated)
+        if noise > 0.0:
+            rated = rated + noise * self.rng.gumbel(size=len(legal))
+        return int(legal[rated.argmax()])
+
+    def _shown(self, number: int, slot: int) -> int:
+        """The action that the teacher's plan takes, as long as the decisions of an episode agree with it, or -1."""
+        plan = self.guides[number].taught
+        if plan is None or slot < self.guides[number].shown_from:
+            return -1
+        episodes, at = self.plan_env.place(number)
+        head = min(slot, episodes.space.first.signature)
+        is_near = np.array_equal(episodes.partial_plans.episodes.values[at, :head], plan[:head])
+        return int(plan[slot]) if is_near else -1
+
+    def _random_action(self, features: npt.NDArray[Any], legal: Ints) -> int:
         """A random action; half of the time, those behind which a good completion is at hand are likelier."""
         weights = np.ones(len(legal))
         if self.rng.random() < 0.5:
-            features = seen[STATE_FEATURES:].reshape(MAX_ACTIONS, ACTION_FEATURES)[legal]
             weights = np.exp(-features[:, LOSS].astype(np.float64))
         return int(self.rng.choice(legal, p=weights / weights.sum()))
 
@@ -254,58 +284,51 @@ def new_agent(
 
 
 class Watch(BaseCallback):
-    """Hands finished plans to the incumbent, leads the next episodes, and ends the search."""
+    """Hands finished plans to the incumbent, guides the next episodes, and ends the search."""
 
-    def __init__(self, incumbent: Incumbent, known: Sequence[Values]) -> None:
+    def __init__(self, incumbent: Incumbent, agent: MaskedDQN) -> None:
+        """Prepares the first episodes of an agent, which has one problem."""
         super().__init__()
-        self.incumbent = incumbent
-        self._priced: set[Values] = set()
-        self._best: list[tuple[float, Values]] = []
-        for values, (seconds, overflow) in zip(
-            known, incumbent.space.price(_rows(incumbent.space, known)), strict=True
-        ):
-            if overflow <= 0.0:
-                self._remember(tuple(values), float(seconds))
+        self.incumbent, self._agent = incumbent, agent
+        self._env = agent.plan_env
+        (self._episodes,) = self._env.episodes
+        self.meshes = Meshes(self._episodes, incumbent.table, agent.parameters.revisions)
+        known = self._episodes.known.arrays
+        self._priced = set(map(tuple, known.values[: int(known.num_known[0])].tolist()))
+        self._env.on_end = self._on_end
+        for number in range(self._env.num_envs):
+            self._guide(number)
 
-    @property
-    def best(self) -> list[Values]:
-        """The best distinct plans, the best first."""
-        return [values for _, values in self._best]
+    def _on_end(self, number: int) -> None:
+        """Takes what an episode has found, before the next one begins in its place."""
+        self._env.keep(number)
+        ended, found = self._episodes.finished(number), self._episodes.best_completion(number)
+        if not self.incumbent.finished:
+            self.meshes.add(ended.values, ended.worth_s)
+            # Revisions and episodes side by side may come to one plan.
+            if ended.values not in self._priced:
+                self._priced.add(ended.values)
+                self.incumbent.add(ended.values, ended.step_time_s, ended.overflow)
+            if found is not None:
+                self.meshes.add(*found)
+                self.incumbent.add_from(self.incumbent.searcher, *found, 0.0)
+        if self._agent.tree is not None and not self._agent.guides[number].is_revision:
+            self._agent.tree.finish(number)
+        self._guide(number)
 
-    def _remember(self, values: Values, worth_s: float) -> None:
-        if all(values != known for _, known in self._best):
-            self._best = sorted([*self._best, (worth_s, values)])[:BEST_PLANS]
+    def _guide(self, number: int) -> None:
+        guide = self._agent.guides[number] = self.next_guide()
+        base = guide.taught if guide.base is None else guide.base
+        self._episodes.confine(number, None if base is None else tuple(base.tolist()), guide.window)
+
+    def next_guide(self) -> Guide:
+        """How the next episode is guided."""
+        tree = self._agent.tree
+        return self.meshes.guide(self._agent.rng, self.incumbent.best_s if tree is None else tree.best_s())
 
     def _on_step(self) -> bool:
-        agent = self.model
-        assert isinstance(agent, MaskedDQN)
-        for number, info in enumerate(self.locals["infos"]):
-            if "finished" in info and not self.incumbent.finished:
-                ended = info["finished"]
-                self._remember(ended.values, ended.worth_s)
-                # Two episodes side by side may come to one plan.
-                if ended.values not in self._priced:
-                    self._priced.add(ended.values)
-                    self.incumbent.add(ended.values, ended.step_time_s, ended.overflow)
-                if info["completion"] is not None:
-                    values, seconds = info["completion"]
-                    self._remember(values, seconds)
-                    self.incumbent.add_from(self.incumbent.searcher, values, seconds, 0.0)
-                if agent.tree is not None:
-                    agent.tree.finish(number)
-                agent.leads[number] = self.lead(agent)
-                agent.exploration[number] = agent.parameters.explored / max(1, ended.num_decisions)
-        return not (self.incumbent.finished or (agent.tree is not None and agent.tree.is_exhausted))
-
-    def lead(self, agent: MaskedDQN) -> Ints | None:
-        """A neighbour of one of the best plans, to which the next episode is led, or None."""
-        if not self._best or agent.rng.random() >= agent.parameters.led_share:
-            return None
-        best = np.array(self.best, dtype=np.int64)
-        # The better a plan is, the likelier it is taken.
-        near = best[[int(len(best) * agent.rng.random() ** 2)]]
-        led: Ints = self.incumbent.space.neighbours(agent.rng, near, best)[0]
-        return led
+        tree = self._agent.tree
+        return not (self.incumbent.finished or (tree is not None and tree.is_exhausted))
 
 
 def _rows(space: PlanSpace, plans: Sequence[Values]) -> Ints:
@@ -337,17 +360,15 @@ def run_dqn(
         proposals: number of plans that are proposed before learning begins.
     """
     parameters, space = parameters or Hyperparameters(), incumbent.space
-    asked, known = decisions(space), list(start)
-
-    episodes = Episodes(asked, parameters.num_envs, incumbent.table, known=templates)
-    for values, (seconds, overflow) in zip(known, space.price(_rows(space, known)).tolist(), strict=True):
+    episodes = Episodes(decisions(space), parameters.num_envs, incumbent.table, known=templates)
+    for values, (seconds, overflow) in zip(start, space.price(_rows(space, start)).tolist(), strict=True):
         episodes.known.add(values, (seconds, overflow))
     tree = SearchTree(episodes, lambda: incumbent.best_s)
     rates = None if network is None else readable(network)
     if rates is not None and proposals:
-        known += propose(incumbent, episodes, tree, rates, seed=seed, most=proposals)
+        propose(incumbent, episodes, tree, rates, seed=seed, most=proposals)
     if not (incumbent.finished or tree.is_exhausted):
-        _learn(incumbent, episodes, tree, known, seed, parameters, network if rates is not None else None)
+        _learn(incumbent, episodes, tree, seed, parameters, network if rates is not None else None)
     incumbent.look_aheads += int(episodes.known.arrays.priced[0])
 
 
@@ -355,7 +376,6 @@ def _learn(
     incumbent: Incumbent,
     episodes: Episodes,
     tree: SearchTree,
-    known: Sequence[Values],
     seed: int,
     parameters: Hyperparameters,
     network: Path | None,
@@ -366,13 +386,12 @@ def _learn(
         incumbent, seed, parameters, network: see `run_dqn`.
         episodes: episodes of the problem.
         tree: what of them has been explored.
-        known: plans that are known beside the templates.
     """
     tree.begin()
     agent = new_agent(PlanVecEnv([episodes]), parameters, seed, tree=tree)
     if network is not None:
         read_checkpoint(agent, parameters, network)
-    agent.learn(total_timesteps=10**12, callback=Watch(incumbent, known), log_interval=10**12)
+    agent.learn(total_timesteps=10**12, callback=Watch(incumbent, agent), log_interval=10**12)
 
 
 def search_dqn(task: SearchTask) -> SearchResult:
@@ -389,7 +408,6 @@ def _search(task: SearchTask, name: str, network: Path | None) -> SearchResult:
     incumbent = Incumbent.begin(task, "expert")
     templates = price_grid(incumbent, charged=False)
     given = incumbent.price_start(task)
-    templates = templates.joined(work_out(incumbent, templates))
     incumbent.searcher = name
     run_dqn(incumbent, seed=task.seed, templates=templates, start=given, network=network)
     return incumbent.result(seed=task.seed)

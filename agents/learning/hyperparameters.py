@@ -19,20 +19,21 @@ class Hyperparameters:
     """Share of the outputs of a hidden layer that are left out in an update."""
     weight_decay: float = 0.01
     """Weight decay of AdamW."""
-    taught_weight: float = 0.0
+    taught_weight: float = 1.0
     """Weight of the cross-entropy of a teacher's actions beside the loss of the targets."""
-    batch_size: int = 64
+    batch_size: int = 128
     """Number of decisions in one update."""
-    updates_per_step: int = 2
-    """Number of updates for one step of all environments: one update for 4 decisions."""
+    train_every: int = 2
+    """Number of steps of all environments between two trainings: one update for 16 decisions takes a fifth of the
+    time."""
+    updates_per_step: int = 1
+    """Number of updates in a training."""
     buffer_size: int = 30_000
     """Number of decisions in the replay: those of some hundred plans."""
     learning_starts: int = 200
     """Number of decisions before the first update: those of a few plans."""
     target_update: int = 400
     """Number of decisions between two copies of the network into the target network."""
-    led_share: float = 0.5
-    """Share of the episodes that are led to a neighbour of one of the best plans: a plan that is good but for one end
-    of a stage is hardly met by decisions drawn one by one."""
-    explored: float = 2.0
-    """Number of random decisions an episode, in the mean."""
+    revisions: float = 0.7
+    """Share of the episodes that change a few decisions of a good plan, see `agents.learning.leads`; the others decide
+    all of a plan but its mesh. Chosen by hand."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +13,11 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.learning.labels import Label
 from agents.learning.network import ProposalNetwork
+from agents.learning.preparation import Preparation, opened
 from agents.learning.problems import generate
 from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, propose
 from agents.learning.search_tree import SearchTree
-from agents.planners.opening import work_out
-from agents.sampling.expert import Grid, grid_of
+from agents.sampling.expert import Grid
 from agents.searcher import Budget
 from automap.errors import UserError
 from automap.space.space import PlanSpace, Values
@@ -39,32 +39,20 @@ class Lesson:
     """The best plan that a teacher knows, or None."""
 
 
-def opened(space: PlanSpace, worked_out: Grid | None = None) -> tuple[Grid, Grid]:
-    """The plans that are known when episodes begin, and those of them that were worked out from templates.
-
-    Args:
-        space: plan space of the problem.
-        worked_out: what `agents.planners.opening.work_out` found before; None = it is called.
-    """
-    grid = grid_of(space)
-    if worked_out is None:
-        worked_out = work_out(Incumbent(space, Budget(), searcher="elimination"), grid)
-    return grid.joined(worked_out), worked_out
-
-
-def lessons(seeds: Sequence[int], labels: Mapping[int, Label], seed: int) -> Iterator[Lesson]:
+def lessons(seeds: Sequence[int], labels: Mapping[int, Label], seed: int, processes: int = 0) -> Iterator[Lesson]:
     """Problems without end, in random order, again and again; those of which nothing fits are left out.
+
+    Where the plans of the opening are faster than the label, the best of these is what is taught.
 
     Args:
         seeds: seeds of the problems.
         labels: what teachers know of them, by seed.
         seed: seed of the order.
+        processes: number of processes that prepare problems ahead of time.
     """
-    rng = np.random.default_rng(seed)
     useless = {number for number, label in labels.items() if not label.fits}
-    worked_out: dict[int, Grid] = {}
-    while True:
-        for number in rng.permutation(np.array([one for one in seeds if one not in useless])).tolist():
+    with Preparation(processes) as preparation:
+        for number in preparation.in_order(_order(seeds, useless, seed)):
             try:
                 generated = generate(number)
                 space = PlanSpace(generated.problem)
@@ -75,8 +63,25 @@ def lessons(seeds: Sequence[int], labels: Mapping[int, Label], seed: int) -> Ite
             best = label.values if label is not None and label.is_of(generated) else None
             if best is not None and len(best) != len(space.slots):
                 best = None
-            grid, worked_out[number] = opened(space, worked_out.get(number))
-            yield Lesson(seed=number, space=space, known=grid, best=best)
+            known = preparation.opened(number, space)
+            if label is not None and label.step_time_s is not None:
+                best = _faster(known, label.step_time_s) or best
+            yield Lesson(seed=number, space=space, known=known, best=best)
+
+
+def _order(seeds: Sequence[int], useless: Collection[int], seed: int) -> Iterator[int]:
+    """The seeds of problems in random order, again and again, without those that have become useless."""
+    rng = np.random.default_rng(seed)
+    while True:
+        yield from rng.permutation(np.array([one for one in seeds if one not in useless], dtype=np.int64)).tolist()
+
+
+def _faster(grid: Grid, than_s: float) -> Values | None:
+    """The fastest plan that fits, if it is faster than a step time in seconds."""
+    seconds = np.where(grid.prices[:, 1] <= 0.0, grid.prices[:, 0], np.inf)
+    if not len(seconds) or seconds.min() >= than_s:
+        return None
+    return tuple(grid.values[seconds.argmin()].tolist())
 
 
 class Exam:
@@ -88,7 +93,7 @@ class Exam:
         for label in labels:
             if label.step_time_s is not None:
                 space = PlanSpace(generate(label.seed).problem)
-                self._problems.append((space, opened(space)[0], label.step_time_s))
+                self._problems.append((space, opened(space), label.step_time_s))
 
     def grade(self, network: ProposalNetwork, most: int = PROPOSALS, seed: int = 0) -> Grade:
         """Lets a network propose `most` plans for every problem."""

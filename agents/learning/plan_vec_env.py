@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ class PlanVecEnv(VecEnv):
     Attributes:
         episodes: the episodes of each problem. They may be replaced by as many of another problem where all of them
             have just begun.
+        on_end: called with the number of an episode that has ended, before the next one begins in its place; `keep`
+            unless told otherwise.
     """
 
     def __init__(self, episodes: Sequence[Episodes]) -> None:
@@ -28,6 +30,7 @@ class PlanVecEnv(VecEnv):
         self.episodes = list(episodes)
         counts = [some.count for some in episodes]
         self.parts = [slice(last - count, last) for count, last in zip(counts, np.cumsum(counts).tolist(), strict=True)]
+        self.on_end: Callable[[int], None] = self.keep
         self._actions = np.zeros(sum(counts), dtype=np.int64)
         super().__init__(sum(counts), observation_space(), spaces.Discrete(MAX_ACTIONS))
 
@@ -67,15 +70,14 @@ class PlanVecEnv(VecEnv):
                 for e in np.flatnonzero(ended).tolist():
                     row = part.start + e
                     infos[row]["finished"] = some.finished(e)
-                    infos[row]["completion"] = some.best_completion(e)
                     infos[row]["terminal_observation"] = {name: rows[row] for name, rows in last.items()}
-                    self.ended(row)
+                    self.on_end(row)
                 if ended.any():
                     some.begin(ended)
         return self.observe(), rewards, done, infos
 
-    def ended(self, number: int) -> None:
-        """Takes note of an episode that has ended, before the next one begins in its place."""
+    def keep(self, number: int) -> None:
+        """Makes what an episode has found known to those that begin later."""
         some, at = self.place(number)
         ended = some.finished(at)
         some.known.add(ended.values, (ended.step_time_s, ended.overflow))

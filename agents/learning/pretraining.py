@@ -8,22 +8,20 @@ teacher would decide, as long as their shape is the teacher's. Then another prob
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from stable_baselines3.common.callbacks import BaseCallback
 
 from agents.learning.checkpoint import read_checkpoint, write_checkpoint
 from agents.learning.dqn import MaskedDQN, new_agent
 from agents.learning.hyperparameters import Hyperparameters
+from agents.learning.leads import Guide
 from agents.learning.lessons import Lesson
 from agents.learning.plan_vec_env import PlanVecEnv
-from agents.learning.search_tree import SearchTree
-from automap.space.space import Ints
-from envs.decision import Episodes, Observation
+from envs.decision import Episodes
 from envs.hybrid import HybridDecisions
 
 PARAMETERS = Hyperparameters(
@@ -33,6 +31,7 @@ PARAMETERS = Hyperparameters(
     buffer_size=600_000,
     learning_starts=5_000,
     target_update=4_000,
+    train_every=1,
     updates_per_step=2,
     dropout=0.2,
     taught_weight=10.0,
@@ -51,45 +50,6 @@ SAVE_EVERY = 50
 """Number of problems between two checkpoints."""
 RATE_AT_END = 0.1
 """Learning rate at the end over that at the beginning; it falls linearly."""
-
-
-class _Quiet(PlanVecEnv):
-    """Episodes of several problems, some of which are led to plans that the others are not to know.
-
-    Attributes:
-        leads: [episodes] plan to which each episode is led, or None.
-    """
-
-    def __init__(self, episodes: Sequence[Episodes]) -> None:
-        super().__init__(episodes)
-        self.leads: list[Ints | None] = [None] * self.num_envs
-
-    def ended(self, number: int) -> None:
-        """Keeps what was found without being led."""
-        if self.leads[number] is None:
-            super().ended(number)
-
-
-class TaughtDQN(MaskedDQN):
-    """A DQN that is shown what a teacher would decide.
-
-    Attributes:
-        taught: [episodes] the teacher's plan for the problem of each episode, or None.
-    """
-
-    def __init__(self, env: PlanVecEnv, parameters: Hyperparameters, seed: int, tree: SearchTree | None = None) -> None:
-        self.taught: list[Ints | None] = [None] * env.num_envs
-        super().__init__(env, parameters, seed, tree)
-
-    def act(self, observation: Observation) -> npt.NDArray[Any]:
-        """[episodes] an action of each episode; what the teacher would do is noted in the replay."""
-        for number, (slot, plan) in enumerate(zip(self.plan_env.slots(), self.taught, strict=True)):
-            episodes, at = self.plan_env.place(number)
-            head = min(slot, episodes.space.first.signature)
-            decided = episodes.partial_plans.episodes.values[at, :head]
-            is_near = plan is not None and np.array_equal(decided, plan[:head])
-            self.replay_buffer.shown[number] = plan[slot] if plan is not None and is_near else -1
-        return super().act(observation)
 
 
 class _Course(BaseCallback):
@@ -127,12 +87,13 @@ class _Course(BaseCallback):
 
     def _on_training_start(self) -> None:
         agent: Any = self.model
+        agent.plan_env.on_end = self._keep
         for episode in range(agent.plan_env.num_envs):
             self._begin(agent, episode, episode // self._parameters.num_envs, 60)
 
     def _on_rollout_start(self) -> None:
         agent: Any = self.model
-        env: _Quiet = agent.plan_env
+        env: PlanVecEnv = agent.plan_env
         fraction = min(1.0, self.seconds / self._seconds)
         for group in agent.policy.optimizer.param_groups:
             group["lr"] = self._parameters.learning_rate * (1.0 - (1.0 - RATE_AT_END) * fraction)
@@ -165,16 +126,18 @@ class _Course(BaseCallback):
                 self._begin(agent, number, lesson, info["finished"].num_decisions)
         return not self._is_over and self.seconds < self._seconds
 
-    def _begin(self, agent: TaughtDQN, episode: int, lesson: int, num_decisions: int) -> None:
+    def _keep(self, number: int) -> None:
+        """Keeps what an episode has found without being led."""
+        agent: Any = self.model
+        if agent.guides[number].lead is None:
+            agent.plan_env.keep(number)
+
+    def _begin(self, agent: MaskedDQN, episode: int, lesson: int, num_decisions: int) -> None:
         """Decides how an episode that begins is led, or explores."""
         best, draw = self._current[lesson].best, agent.rng.random()
-        is_led = best is not None and draw < LED
-        lead = np.array(best, dtype=np.int64) if is_led else None
+        taught = None if best is None else np.array(best, dtype=np.int64)
         explored = EXPLORED / max(1, num_decisions) if draw > 1.0 - EXPLORING else 0.0
-        env: Any = agent.plan_env
-        agent.leads[episode] = env.leads[episode] = lead
-        agent.taught[episode] = None if best is None else np.array(best, dtype=np.int64)
-        agent.exploration[episode] = explored
+        agent.guides[episode] = Guide(lead=taught if draw < LED else None, taught=taught, random=explored)
 
 
 def train_agent(
@@ -208,8 +171,8 @@ def train_agent(
             write_checkpoint(learnt[0], parameters, folder, {**about, "seconds": at_s, "problems": visits + count})
 
     course = _Course(lessons, parameters, seconds, visited)
-    env = _Quiet([course.episodes() for _ in range(SIDE_BY_SIDE)])
-    agent = new_agent(env, parameters, seed, TaughtDQN)
+    env = PlanVecEnv([course.episodes() for _ in range(SIDE_BY_SIDE)])
+    agent = new_agent(env, parameters, seed)
     learnt.append(agent)
     if (folder / "agent.json").exists():
         written = read_checkpoint(agent, parameters, folder)

@@ -41,6 +41,7 @@ class SearchTree:
     far. No closed action is taken while another one is open: no plan is priced twice, and none that cannot be the best.
 
     Attributes:
+        best_s: returns the step time of the best plan so far, in the units of the bounds.
         is_exhausted: whether no plan that the episodes may decide can be faster than the best one.
     """
 
@@ -52,7 +53,7 @@ class SearchTree:
             best_s: returns the step time of the best plan so far, in seconds.
         """
         self.is_exhausted = False
-        self._episodes, self._best_s = episodes, best_s
+        self._episodes, self.best_s = episodes, best_s
         self._root = _Node(None, -1)
         self._at = [self._root] * episodes.count
 
@@ -70,7 +71,7 @@ class SearchTree:
             node.actions = legal
             node.bounds = episodes.action_bounds[number, np.searchsorted(offered, legal), 0].copy()
             node.is_closed = np.zeros(len(legal), dtype=np.bool_)
-        is_open = ~node.is_closed & (node.bounds < self._best_s())
+        is_open = ~node.is_closed & (node.bounds < self.best_s())
         if not is_open.any():
             self._close(node)
             is_open = ~node.is_closed
@@ -97,7 +98,7 @@ class SearchTree:
             parent = node.parent
             parent.is_closed[node.behind] = True
             parent.children.pop(node.behind, None)
-            if (~parent.is_closed & (parent.bounds < self._best_s())).any():
+            if (~parent.is_closed & (parent.bounds < self.best_s())).any():
                 return
             node = parent
         self.is_exhausted = True

@@ -19,6 +19,7 @@ from agents.incumbent import Incumbent
 from agents.learning.checkpoint import network_digest, read_network
 from agents.learning.labels import Label, drawn_version, is_better
 from agents.learning.network import ProposalNetwork
+from agents.learning.preparation import opened
 from agents.learning.problems import GeneratedProblem
 from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, propose
 from agents.learning.search_tree import SearchTree
@@ -64,7 +65,7 @@ class Proposer:
             known: plans that are known beside the templates.
         """
         incumbent = Incumbent(space, budget, searcher="dqn")
-        episodes = Episodes(HybridDecisions(space), SIDE_BY_SIDE, incumbent.table)
+        episodes = Episodes(HybridDecisions(space), SIDE_BY_SIDE, incumbent.table, known=opened(space))
         for values in known:
             seconds, overflow = space.price(np.array([values]))[0].tolist()
             episodes.known.add(values, (seconds, overflow))

@@ -1,8 +1,9 @@
 """Trials: the DQN decides which plans are run for real, and learns from what is measured.
 
 The first plan that runs is the one that the search found. Then, before each run, there is a round of plans: the
-network, at first the pretrained one, proposes some, and learns from others. Every run so far has corrected the prices
-by which all of them are rewarded (`automap.bounds.corrections`), those of the completions behind each decision too. In
+network, at first the pretrained one, proposes some, and learns from others. The runs so far have corrected the prices
+by which all of them are rewarded, those of the completions behind each decision too: computing and communicating are
+calibrated, and what that does not explain is carried over to plans that are alike (`automap.bounds.corrections`). In
 each round the DQN is led through the plans that have run, so that their measured times are in its replay. Of all plans
 known so far, the one
 that runs next has the least optimistic step time: what is expected of it, less one standard deviation (the lower
@@ -22,15 +23,21 @@ from agents.incumbent import Incumbent
 from agents.learning.checkpoint import read_checkpoint
 from agents.learning.dqn import MaskedDQN, Watch, new_agent
 from agents.learning.hyperparameters import Hyperparameters
+from agents.learning.leads import Guide
 from agents.learning.network import ProposalNetwork
 from agents.learning.plan_vec_env import PlanVecEnv
+from agents.learning.preparation import opened
 from agents.learning.proposals import NETWORK, propose, readable
 from agents.learning.search_tree import SearchTree
 from agents.results.diverse_top_k import MOST
+from agents.sampling.expert import Grid
 from agents.searcher import Budget, ShouldStop
-from automap.bounds.corrections import NOISE, Corrections
+from automap.bounds.corrections import NOISE
 from automap.plan import Plan, SearchRecord, Sync
+from automap.price.estimate import annotate
+from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
+from automap.runtime.trial.calibration import calibrate, calibrated
 from automap.space.space import Ints, PlanSpace, Values
 from envs.decision import Episodes
 from envs.hybrid import HybridDecisions
@@ -38,6 +45,9 @@ from envs.hybrid import HybridDecisions
 PROPOSED, LEARNT = 64, 32
 """Number of plans that the network proposes before each run, and of plans from which it learns behind these (assumed).
 Both take about a second, and a run some seconds."""
+SHOWN = 16
+"""Number of meshes whose best plans join those that may run (assumed)."""
+PARAMETERS = Hyperparameters()
 OPTIMISM = 1.0
 """Number of standard deviations by which a plan may be faster than expected (assumed). With 0, plans that are unlike
 those that have run would never run while these look better."""
@@ -106,113 +116,116 @@ def lead_trials(
 class _Round(Watch):
     """One round of the DQN, which begins with the plans that have run."""
 
-    def __init__(
-        self, incumbent: Incumbent, episodes: Episodes, known: Sequence[Values], tried: Sequence[Values]
-    ) -> None:
-        super().__init__(incumbent, ())
-        rows = np.array(known, dtype=np.int64).reshape(len(known), len(incumbent.space.slots))
-        prices = episodes.known.corrected(rows, incumbent.space.price(rows))
-        for values, (seconds, overflow) in zip(known, prices.tolist(), strict=True):
-            if overflow <= 0.0:
-                self._remember(values, seconds)
+    def __init__(self, incumbent: Incumbent, agent: MaskedDQN, tried: Sequence[Values]) -> None:
         self._shown = list(tried)
+        super().__init__(incumbent, agent)
 
-    def _on_training_start(self) -> None:
-        agent = self.model
-        assert isinstance(agent, MaskedDQN)
-        agent.leads = [self.lead(agent) for _ in agent.leads]
-
-    def lead(self, agent: MaskedDQN) -> Ints | None:
-        """The next of the plans that have run, then as in every search."""
-        return np.array(self._shown.pop(0), dtype=np.int64) if self._shown else super().lead(agent)
+    def next_guide(self) -> Guide:
+        """Through the next of the plans that have run, then as in every search."""
+        return Guide(lead=np.array(self._shown.pop(0), dtype=np.int64)) if self._shown else super().next_guide()
 
 
 class _Trials:
-    """The runs so far, and the plans that may run next."""
+    """The runs so far, and the plans that may run next.
+
+    Prices are those of the host as far as it is known: of the cluster with the times that `calibrate` makes of the runs
+    so far, and these corrected by `automap.bounds.corrections`. Calibration changes no decision's meaning: plans have
+    the same values in either space.
+    """
 
     def __init__(self, problem: Problem, start: Sequence[Plan], seed: int) -> None:
         self.effort = Effort()
-        self._seed, self._rounds = seed, 0
-        self._space = PlanSpace(problem)
-        self._incumbent = Incumbent(self._space, Budget(), searcher="dqn")
-        parameters = Hyperparameters()
-        self._episodes = Episodes(HybridDecisions(self._space), parameters.num_envs, self._incumbent.table)
-        self._agent = new_agent(PlanVecEnv([self._episodes]), parameters, seed)
-        if readable(NETWORK) is not None:
-            read_checkpoint(self._agent, parameters, NETWORK)
+        self._problem, self._seed = problem, seed
+        self._incumbent = Incumbent(PlanSpace(problem), Budget(), searcher="dqn")
+        self._opened = opened(self._incumbent.space).values
         assert start[0].search is not None
         self._record: SearchRecord = replace(start[0].search, found_by="dqn", fastest_s=None, proven=False)
         self._plans: dict[Values, Plan | None] = {}
         self._strangers: list[Plan] = []
-        self._tried: list[Values] = []
+        self._tried: list[tuple[Plan, Values | None, float | None]] = []
         self._best_s = math.inf
         for plan in start:
-            values = self._space.encode(plan)
+            values = self._incumbent.space.encode(plan)
             if values is None:
                 self._strangers.append(plan)
             else:
                 self._plans[values] = plan
-                self._episodes.known.add(values, tuple(self._space.price(np.array([values]))[0].tolist()))
-
-    @property
-    def _corrections(self) -> Corrections:
-        return self._episodes.known.corrections
+        self._episodes = self._begun()
+        self._agent = new_agent(PlanVecEnv([self._episodes]), PARAMETERS, seed)
+        if readable(NETWORK) is not None:
+            read_checkpoint(self._agent, PARAMETERS, NETWORK)
 
     def learn(self, plan: Plan, measured_s: float | None) -> None:
         """Takes what a run has measured."""
-        self._best_s = min(self._best_s, math.inf if measured_s is None else measured_s)
-        values = self._space.encode(plan)
+        values = self._incumbent.space.encode(plan)
         if values is None:
             self._strangers.remove(plan)
-        else:
-            self._tried.append(values)
-        assert plan.estimate is not None
-        self._episodes.known.learn(values, None if measured_s is None else measured_s / plan.estimate.step_time_s)
+        self._tried.append((plan, values, measured_s))
+        self._best_s = min(self._best_s, math.inf if measured_s is None else measured_s)
+        self._episodes = self._begun()
+
+    def _begun(self) -> Episodes:
+        """Episodes with the prices that follow from the runs so far."""
+        measured = [(plan.estimate, s) for plan, _, s in self._tried if plan.estimate is not None and s is not None]
+        found = calibrate(measured)
+        cluster = self._problem.cluster if found is None else calibrated(self._problem.cluster, found)
+        space = PlanSpace(replace(self._problem, cluster=cluster))
+        known = Grid(self._opened, space.price(self._opened))
+        episodes = Episodes(HybridDecisions(space), PARAMETERS.num_envs, known=known)
+        for plan, values, measured_s in self._tried:
+            price_s = _price_s(space, plan)
+            episodes.known.learn(values, None if measured_s is None else measured_s / price_s)
+        rows = self._rows(list(self._plans))
+        for values, price in zip(self._plans, episodes.known.corrected(rows, space.price(rows)).tolist(), strict=True):
+            episodes.known.add(values, tuple(price))
+        return episodes
+
+    def _rows(self, plans: Sequence[Values]) -> Ints:
+        return np.array(plans, dtype=np.int64).reshape(len(plans), len(self._incumbent.space.slots))
+
+    @property
+    def _tried_values(self) -> list[Values]:
+        return [values for _, values, _ in self._tried if values is not None]
 
     def look(self, round_s: float, should_stop: ShouldStop) -> None:
         """Lets the DQN make a round of plans."""
+        agent, episodes = self._agent, self._episodes
+        corrections, space = episodes.known.corrections, episodes.space
         budget = Budget(evaluations=PROPOSED + LEARNT, seconds=round_s)
-        incumbent = Incumbent(self._space, budget, searcher="dqn", should_stop=should_stop)
-        agent, corrections = self._agent, self._corrections
-        # In the units of the bounds, which know nothing of what was measured.
+        incumbent = Incumbent(space, budget, searcher="dqn", should_stop=should_stop)
+        # In the units of the bounds, which know nothing of the corrections.
         limit_s = self._best_s / math.exp(corrections.common) / corrections.least_factor
-        tree = SearchTree(self._episodes, lambda: limit_s)
-        before = int(self._episodes.known.arrays.priced[0])
-        agent.plan_env.reset()
+        tree = SearchTree(episodes, lambda: limit_s)
+        agent.plan_env.episodes[0] = episodes
         network = ProposalNetwork({name: value.numpy() for name, value in agent.q_net.state_dict().items()})
-        self._rounds += 1
-        found = propose(
-            incumbent, self._episodes, tree, network, seed=self._seed + self._rounds, most=PROPOSED
-        )  # fmt: skip
+        seed = self._seed + len(self._tried)
+        found = propose(incumbent, episodes, tree, network, seed=seed, most=PROPOSED)
         if not (incumbent.finished or tree.is_exhausted):
             # What has been seen so far was rewarded by prices that the last run has corrected.
             agent.replay_buffer.forget()
+            agent.tree = SearchTree(episodes, lambda: limit_s)
+            watch = _Round(incumbent, agent, self._tried_values)
             agent._last_obs = agent.plan_env.reset()
-            agent.tree = SearchTree(self._episodes, lambda: limit_s)
-            watch = _Round(incumbent, self._episodes, [*self._plans, *found], self._tried)
             agent.learn(total_timesteps=10**12, callback=watch, log_interval=10**12, reset_num_timesteps=False)
-            found = watch.best
+            found += watch.meshes.best(SHOWN)
         self.effort.evaluations += incumbent.evaluations
-        self.effort.look_aheads += int(self._episodes.known.arrays.priced[0]) - before
+        self.effort.look_aheads += int(episodes.known.arrays.priced[0])
         for values in [*found, *(values for values, _ in incumbent.unlike(MOST))]:
             self._plans.setdefault(values, None)
 
     def next(self) -> Proposal | None:
         """The plan to run next, or None where none may be the fastest."""
-        tried = set(self._tried)
-        rows = np.array([values for values in self._plans if values not in tried], dtype=np.int64)
-        factor, found = math.exp(self._corrections.common), []
+        known, space, tried = self._episodes.known, self._episodes.space, set(self._tried_values)
+        factor, found = math.exp(known.corrections.common), []
         for plan in self._strangers:
-            assert plan.estimate is not None
-            found.append((plan.estimate.step_time_s * factor, self._corrections.spread, plan))
-        if len(rows):
-            prices = self._episodes.known.corrected(rows, self._space.price(rows))
-            apart = self._corrections.uncertainty(rows)
-            fits = np.flatnonzero(prices[:, 1] <= 0.0)
-            least = fits[(prices[fits, 0] * np.exp(-OPTIMISM * apart[fits])).argmin()] if len(fits) else -1
-            if least >= 0:
-                plan = self._plan(tuple(rows[least].tolist()))
-                found.append((float(prices[least, 0]) * factor, float(apart[least]), plan))
+            found.append((_price_s(space, plan) * factor, known.corrections.spread, plan))
+        rows = self._rows([values for values in self._plans if values not in tried])
+        prices, apart = known.corrected(rows, space.price(rows)), known.corrections.uncertainty(rows)
+        fits = np.flatnonzero(prices[:, 1] <= 0.0)
+        if len(fits):
+            least = fits[(prices[fits, 0] * np.exp(-OPTIMISM * apart[fits])).argmin()]
+            plan = self._plan(tuple(rows[least].tolist()))
+            found.append((float(prices[least, 0]) * factor, float(apart[least]), plan))
         optimistic = [seconds * math.exp(-OPTIMISM * deviation) for seconds, deviation, _ in found]
         if not found or min(optimistic) >= (1.0 - NOISE) * self._best_s:
             return None
@@ -222,3 +235,10 @@ class _Trials:
     def _plan(self, values: Values) -> Plan:
         plan = self._plans[values]
         return plan if plan is not None else self._incumbent.plan(values, Sync(), self._record)
+
+
+def _price_s(space: PlanSpace, plan: Plan) -> float:
+    """Step time of a plan by the price of a space, whether it is in the space or not."""
+    found = annotate(plan, lower_plan(plan, space.evaluator), space.evaluator).estimate
+    assert found is not None
+    return found.step_time_s

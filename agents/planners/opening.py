@@ -13,6 +13,8 @@ begins from them. The budget is charged for them.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from agents.incumbent import Incumbent
@@ -23,7 +25,10 @@ from automap.bounds.known_plans import worth_s
 from automap.space.space import Ints, PlanSpace
 
 SECONDS, SHARE = 0.5, 0.25
-"""Seconds that it takes at most, but for a solve that is under way, and its share of a budget at most."""
+"""Seconds that it takes at most, but for a solve that is under way, unless the budget is in evaluations alone; and its
+share of a budget at most."""
+FEWEST_SOLVES = 2
+"""Number of solves that are granted to the smallest budget in evaluations."""
 LOOKED_AROUND = 0.5
 """Share of this that the changes of templates take at most; elimination has the rest."""
 MESHES = 32
@@ -44,11 +49,15 @@ def work_out(incumbent: Incumbent, grid: Grid) -> Grid:
     """
     incumbent.searcher = "elimination"
     left, left_s = incumbent.left, incumbent.left_s
-    most = None if left is None else int(SHARE * left)
-    most_s = SECONDS if left_s is None else min(SECONDS, SHARE * left_s)
-    search = SkeletonSearch(incumbent, propose)
+    most, most_s = None if left is None else int(SHARE * left), None if left_s is None else SHARE * left_s
+    if left is None:
+        most_s = min(SECONDS, math.inf if most_s is None else most_s)
     with incumbent.share(evaluations=most, seconds=most_s):
-        with incumbent.share(evaluations=None if most is None else most // 2, seconds=LOOKED_AROUND * most_s):
+        search = SkeletonSearch(incumbent, propose, FEWEST_SOLVES)
+        with incumbent.share(
+            evaluations=None if most is None else int(LOOKED_AROUND * most),
+            seconds=None if most_s is None else LOOKED_AROUND * most_s,
+        ):
             for row in _best_of_meshes(incumbent.space, grid)[:MESHES]:
                 if incumbent.finished:
                     break

@@ -153,7 +153,14 @@ class SkeletonSearch:
         done: skeletons that have been worked out.
     """
 
-    def __init__(self, incumbent: Incumbent, propose: Propose) -> None:
+    def __init__(self, incumbent: Incumbent, propose: Propose, fewest_solves: int = FEWEST_SOLVES) -> None:
+        """Begins a search.
+
+        Args:
+            incumbent: prices every plan; what is left of its budget in evaluations limits the number of solves.
+            propose: the planner.
+            fewest_solves: number of solves that are granted in any case.
+        """
         self.space, self.incumbent, self.propose = incumbent.space, incumbent, propose
         self.best: dict[Values, tuple[Worth, Values]] = {}
         self.done: set[Values] = set()
@@ -163,7 +170,7 @@ class SkeletonSearch:
         self._cache = CostGraphCache(self.space)
         self._solves = 0
         left = incumbent.left
-        self._most_solves = np.inf if left is None else max(FEWEST_SOLVES, left // EVALUATIONS_A_SOLVE)
+        self._most_solves = np.inf if left is None else max(fewest_solves, left // EVALUATIONS_A_SOLVE)
 
     def mesh(self, skeleton: Values) -> Mesh:
         """The mesh of a skeleton."""

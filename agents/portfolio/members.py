@@ -201,7 +201,7 @@ def main() -> None:
     from automap.cluster import parse_cluster
     from automap.hints import Hints
     from automap.problem import Problem, Training
-    from automap.space.space import PlanSpace
+    from automap.space.target_limits import plan_space
     from ir.serialize import graph_from_bytes
 
     # The graph has its loss and the user's costs already: nothing is built anew.
@@ -211,7 +211,7 @@ def main() -> None:
         training=from_json(Training, head["training"], path="training"),
         hints=from_json(Hints, head["hints"], path="hints"),
     )
-    work(PlanSpace(problem), from_json(MemberTask, head["task"], path="task"), write)
+    work(plan_space(problem), from_json(MemberTask, head["task"], path="task"), write)
 
 
 def _own_output() -> Callable[[Report], None]:

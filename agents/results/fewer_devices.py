@@ -19,7 +19,7 @@ from automap.price.evaluator import Evaluator
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.space.shape import divisors
-from automap.space.space import PlanSpace
+from automap.space.target_limits import plan_space
 from automap.verify import Verifier
 
 NEAR = 1.25
@@ -95,7 +95,7 @@ def promising(problem: Problem, should_stop: Callable[[], bool] = lambda: False)
             part = Problem.build(problem.graph, cluster, problem.training, hints)
             bound_s, template_s = lower_bound_s(part), None
             if bound_s < reference_s and not should_stop():
-                bound_s = max(bound_s, BoundTable(PlanSpace(part)).first.time_s)
+                bound_s = max(bound_s, BoundTable(plan_space(part)).first.time_s)
                 template_s = fastest_template_s(part) if bound_s < reference_s else None
         except UserError:
             continue  # the hints require more devices

@@ -23,6 +23,7 @@ from automap.problem import Problem
 from automap.records import to_json
 from automap.space.shape import divisors
 from automap.space.space import PlanSpace, Values
+from automap.space.target_limits import plan_space
 from automap.space.templates import templates
 
 GIB = float(1 << 30)
@@ -137,7 +138,7 @@ def fastest_template_s(problem: Problem) -> float | None:
     state = problem.graph.num_parameters * sum(problem.state_bytes)
     if state > sum(problem.cluster.device(d).memory_bytes for d in range(problem.cluster.num_devices)):
         return None  # parameters, gradients and optimizer state alone are too large
-    space = PlanSpace(problem)
+    space = plan_space(problem)
     prices = space.price(np.array([values for _, values in templates(space)]))
     fits = prices[:, 1] <= 0.0
     return float(prices[fits, 0].min()) if fits.any() else None

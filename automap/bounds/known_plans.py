@@ -5,6 +5,8 @@ At first these are templates; the plans that an agent finds join them. Units: se
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from automap.arrays import Floats, Ints
@@ -18,7 +20,7 @@ from automap.space.templates import templates
 FIRST = 4096
 """Number of plans that are known at first, unless there are more meshes. Large clusters have ten times as many
 templates, and each partial plan is compared with all of them."""
-ROOM = 64
+ROOM = 256
 """Number of plans that may join the first ones. Behind these the worst of those that joined are given up."""
 
 
@@ -95,6 +97,7 @@ class KnownPlans:
             prices=np.full((room, 2), np.inf),
             order=np.zeros(room, dtype=np.int64),
             num_known=np.array([len(chosen)]),
+            leads=np.full(episodes, -1),
             agreeing=np.zeros((episodes, room), dtype=np.int64),
             num_agreeing=np.zeros(episodes, dtype=np.int64),
             compared=np.zeros(episodes, dtype=np.int64),
@@ -148,12 +151,24 @@ class KnownPlans:
             row = count
             arrays.num_known[0] += 1
         else:
-            mine = np.arange(self._first, count)
-            row = int(mine[worth_s(arrays.prices[mine], self.reference_s).argmax()])
+            # The worst of the shapes of which there are most: the best of each shape stays as long as possible.
+            heads = list(map(tuple, arrays.values[self._first : count, : self.space.first.schedule].tolist()))
+            times = Counter(heads)
+            most = max(times.values())
+            crowd = np.array([self._first + i for i, head in enumerate(heads) if times[head] == most])
+            row = int(crowd[worth_s(arrays.prices[crowd], self.reference_s).argmax()])
             self._distinct.remove(arrays.values[row].tobytes())
         self._distinct.add(given.tobytes())
         arrays.values[row], arrays.prices[row] = given, price
         self._rank()
+
+    def lead(self, number: int, values: Values | None) -> None:
+        """Makes a plan that begins anew follow another known plan than the best one; None = the best one."""
+        self.arrays.leads[number] = -1
+        if values is not None:
+            known = self.arrays.values[: int(self.arrays.num_known[0])]
+            found = np.flatnonzero((known == np.array(values)).all(axis=1))
+            self.arrays.leads[number] = found[0] if len(found) else -1
 
     def _rank(self) -> None:
         count = int(self.arrays.num_known[0])

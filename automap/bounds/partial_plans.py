@@ -287,7 +287,7 @@ class PartialPlans:
             offered=np.zeros(count, dtype=np.int64),
             action_bounds=np.zeros((count, most, 2)),
             preferred=np.tile(wanted, (count, 1)),
-            asked=np.array([asks(slot) for slot in space.slots]),
+            asked=np.tile([asks(slot) for slot in space.slots], (count, 1)),
             num_cuts=1 << 40 if num_cuts is None else num_cuts,
             free_ranks=num_slots if free_ranks is None else free_ranks,
         )

@@ -19,6 +19,7 @@ from automap.fitted_curves import COLLECTIVES, fitted
 from automap.measured_blocks import device_seconds
 from automap.plan import DeviceMemory, Estimate, Plan, format_devices, parse_devices
 from automap.price.curves import attention_curve, gemm_curve, is_measured, shared
+from automap.price.degrees import degrees_of, sequence_length
 from automap.price.evaluator import Evaluator
 from automap.price.explain import reasons
 from automap.price.kernels.array_types import Record
@@ -204,20 +205,12 @@ def lower_bound_s(problem: Problem) -> float:
     return problem.training.global_batch * total + trainer.step_overhead_ms * 1e-3
 
 
-def sequence_length(graph: Graph) -> int | None:
-    """Tokens of a sample: the second dim of the first integer data input, or None without one."""
-    for tensor in graph.tensors.values():
-        is_tokens = tensor.role == "input" and tensor.dtype.startswith("int") and tensor.name != "labels"
-        if is_tokens and len(tensor.shape) == 2 and tensor.batch_dim == 0:
-            return tensor.shape[1]
-    return None
-
-
 def annotate(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Plan:
-    """`plan`, which states `lowered`, with its estimate, a launch line and the reasons for its three largest costs."""
+    """`plan`, which states `lowered`, with degrees, estimate, a launch line and reasons for its three largest costs."""
     outcome = evaluate_plan(plan, lowered, evaluator)
     return replace(
         plan,
+        degrees=degrees_of(lowered, evaluator),
         estimate=_estimate(lowered, evaluator, outcome),
         launch=launch_line(plan, evaluator.problem),
         why=reasons(lowered.views[outcome.view], evaluator, outcome),

@@ -339,10 +339,12 @@ class Evaluator:
         if unit_type not in self._masks:
             rows = self.tables.rows(unit_type)
             core = self.tables.core[rows.start : rows.stop]
+            target = self.problem.target
+            is_layer = sum(unit.type == unit_type for unit in self.blocks.units) > 1
             self._masks[unit_type] = {
                 "none": np.zeros(len(rows), dtype=np.bool_),
                 "selective": core.copy(),
-                "full": np.ones(len(rows), dtype=np.bool_),
+                "full": np.full(len(rows), target is None or not target.layers_only or is_layer),
             }
         return self._masks[unit_type]
 

@@ -93,6 +93,7 @@ def compile_space(space: SpaceOutline) -> SpaceArrays:
         again=np.ascontiguousarray(space.constrained.again),
         modes=space.modes,
         zeros=space.zeros,
+        zeros_with_others=space.zeros_with_others,
     )
 
 
@@ -108,6 +109,7 @@ def _scalars(space: SpaceOutline, most_meshes: int) -> Scalars:
         orders_one=int(space.problem.cluster.bandwidth_GBps is not None),
         proportional=int(space.problem.hints.fix.batch_shares == "proportional"),
         binds_modes=int(space.constrained.recomputes),
+        one_mode=int(space.meshes.alike),
     )
 
 
@@ -208,7 +210,7 @@ class _Mixed(NamedTuple):
 def _mixed(space: SpaceOutline, rows: dict[int, int]) -> _Mixed:
     """How the samples of a micro-batch may be shared out; the stages as if of one kind are added to `rows`."""
     meshes, stands = space.meshes, space.evaluator.stands
-    fix = space.problem.hints.fix.batch_shares
+    fix = "even" if meshes.alike else space.problem.hints.fix.batch_shares
     stages = [(row, stands.stages[number]) for number, row in rows.items() if stands.stages[number].kinds]
     stages = [] if fix == "even" else stages
     most = max((len(stage.kinds) for _, stage in stages), default=1)

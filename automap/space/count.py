@@ -80,7 +80,7 @@ def count_decades(space: SteppedSpace, *, limit: int | None = None, signing: Sig
             continue
         if shape.num_chunks not in cuts:
             cuts[shape.num_chunks] = cut_decades(space, shape.num_chunks, limit)
-        here = cuts[shape.num_chunks] + shape.pp * math.log10(modes)
+        here = cuts[shape.num_chunks] + (1 if space.meshes.alike else shape.pp) * math.log10(modes)
         for decision in reversed(DECISIONS):
             ways = decision.ways(space, shape)
             # ZeRO stages are few: all of them are offered everywhere.

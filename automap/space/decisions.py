@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from automap.arrays import Floats, Ints, Mask
+from automap.errors import ProblemError
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
 from automap.price.stage_layout import PipelineLayout
@@ -100,7 +101,8 @@ class SpaceOutline:
         meshes, shapes: shapes of plans and the numbers that they are made of.
         axes: names of the mesh axes, outermost first.
         modes: [modes] recompute modes that the trainer and `hints.fix` leave.
-        zeros: [4] ZeRO stages that `hints.fix` leaves where there are replicas.
+        zeros, zeros_with_others: [4] ZeRO stages that `hints.fix` and the target leave where there are replicas; the
+            latter beside a pipeline or other mesh axes.
         schedules: schedules of plans without virtual stages, the usual one first.
         slots: all decisions in order.
         first: number of the first slot of each kind.
@@ -123,10 +125,12 @@ class SpaceOutline:
         self.constrained.check_axes(self.axes)
         fix = problem.hints.fix
         self.schedules = _schedules(problem)
-        self.modes = np.array([fix.recompute in (None, mode) for mode in RECOMPUTE_MODES])
+        target = problem.target
+        kept = RECOMPUTE_MODES if target is None else target.recompute
+        self.modes = np.array([fix.recompute in (None, mode) and mode in kept for mode in RECOMPUTE_MODES])
         if fix.recompute is None:
-            self.modes[RECOMPUTE_MODES.index("selective")] = self.evaluator.has_core
-        self.zeros = np.array([fix.zero in (None, stage) for stage in range(4)])
+            self.modes[RECOMPUTE_MODES.index("selective")] &= self.evaluator.has_core
+        self.zeros, self.zeros_with_others = _zero_stages(problem)
         by_kind = [decision.slots(self) for decision in DECISIONS]
         self.slots = tuple(slot for slots in by_kind for slot in slots)
         self.first = FirstSlots(*itertools.accumulate([0, *(len(slots) for slots in by_kind[:-1])]))
@@ -149,6 +153,10 @@ class SpaceOutline:
         """[axes] over which ZeRO shards what is whole there: all but the innermost."""
         # Where stages differ, the even share has replicas too.
         return np.array([size > 1 for size in self.meshes.mesh(shape)[:-1]] + [False])
+
+    def zeros_of(self, shape: Shape) -> Mask:
+        """[4] ZeRO stages of plans of a shape that has replicas."""
+        return self.zeros_with_others if shape.pp * shape.tp * shape.middle > 1 else self.zeros
 
     def layout_of(self, shape: Shape, order: int, devices: Sequence[int]) -> PipelineLayout:
         """Where the stages of a shape stand, of so many devices each, in one of `Meshes.orders`."""
@@ -200,11 +208,27 @@ class SpaceOutline:
 
 
 def _schedules(problem: Problem) -> tuple[str, ...]:
-    """Schedules without virtual stages that the user wants or, else, the trainer can run."""
-    fixed = problem.hints.fix.schedule
+    """Schedules without virtual stages that the user wants or, else, the trainer and the target can run."""
+    fixed, target = problem.hints.fix.schedule, problem.target
     if fixed is None:
-        return problem.trainer.schedules
+        return problem.trainer.schedules if target is None else target.schedules
     return ("1f1b",) if fixed == "interleaved" else (fixed,)
+
+
+def _zero_stages(problem: Problem) -> tuple[Mask, Mask]:
+    """[4] ZeRO stages of plans without a pipeline whose outer axis alone has several ranks, and of the others.
+
+    Raises:
+        ProblemError: the target has not the one that is fixed.
+    """
+    fixed, target = problem.hints.fix.zero, problem.target
+    every: tuple[int, ...] = (0, 1, 2, 3)
+    plain, beside = (every, every) if target is None else (target.zero, target.zero_with_others)
+    if target is not None and fixed is not None and fixed not in plain:
+        repair = f"Use one of {', '.join(map(str, plain))}, or another target."
+        raise ProblemError(f"{target.name} has no such ZeRO stage", field="hints.fix.zero", value=fixed, repair=repair)
+    found = [np.array([fixed in (None, stage) and stage in known for stage in every]) for known in (plain, beside)]
+    return found[0], found[1] if found[1].any() else found[0]
 
 
 def _one(kind: str, name: str, num_values: int) -> list[Slot]:
@@ -229,7 +253,7 @@ def _devices(space: SpaceOutline) -> list[Slot]:
 def _shares(space: SpaceOutline) -> list[Slot]:
     is_mixed = len({host.device for host in space.problem.cluster.hosts}) > 1
     ways = {None: NUM_WAYS, "even": 1, "proportional": 2}[space.problem.hints.fix.batch_shares]
-    return _one("shares", "samples of unlike devices", ways if is_mixed else 1)
+    return _one("shares", "samples of unlike devices", ways if is_mixed and not space.meshes.alike else 1)
 
 
 def _cuts(space: SpaceOutline) -> list[Slot]:
@@ -308,7 +332,7 @@ DECISIONS = (
         kind="zero",
         slots=lambda s: _one("zero", "ZeRO stage", 4),
         moved=0.05,
-        ways=lambda s, shape: int(s.zeros.sum()) if shape.replicas > 1 else 1,
+        ways=lambda s, shape: int(s.zeros_of(shape).sum()) if shape.replicas > 1 else 1,
         write=lambda s, values: {"zero": values[0]},
         read=lambda s, lowered: [lowered.zero],
         amounts=lambda s: np.arange(4) / 8.0,

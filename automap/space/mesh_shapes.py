@@ -14,7 +14,7 @@ from typing import Literal
 
 from automap.arrays import Mask
 from automap.errors import ProblemError
-from automap.price.estimate import sequence_length
+from automap.price.degrees import sequence_length
 from automap.price.lowered_plan import spread
 from automap.problem import Problem
 from automap.space.constraints import Constrained
@@ -71,8 +71,10 @@ def middle_axis(problem: Problem) -> MiddleAxis | None:
                 )
             return MiddleAxis(name=name, degrees=(asked[name],))
     possible["cp"] = [d for d in possible["cp"] if tokens // d >= MIN_TOKENS_A_RANK]
+    target = problem.target
+    known = {"ep": target is None or "expert" in target.parallel, "cp": target is None or "context" in target.parallel}
     for name, is_free in zip(names, (fix.ep is None, fix.cp is None), strict=True):
-        if is_free and len(possible[name]) > 1:
+        if is_free and known[name] and len(possible[name]) > 1:
             return MiddleAxis(name=name, degrees=tuple(possible[name]))
     return None
 
@@ -117,9 +119,15 @@ class Meshes:
         if not self.shapes:
             self._refuse()
         self.virtuals = sorted({shape.virtual for shape in self.shapes})
-        self.orders: tuple[Order, ...] = device_orders(problem.cluster)
+        self.orders: tuple[Order, ...] = device_orders(problem.cluster)[: 1 if self.alike else None]
         self.part = part_size(problem.cluster)
         self.longest = max((shape.pp for shape in self.shapes if self.may_differ(shape)), default=0)
+
+    @property
+    def alike(self) -> bool:
+        """Whether the target wants all pipeline ranks alike, see `automap.targets.Target`."""
+        target = self.problem.target
+        return target is not None and target.alike
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -140,7 +148,7 @@ class Meshes:
 
     def may_differ(self, shape: Shape) -> bool:
         """Whether stages of the shape may have unlike numbers of devices."""
-        is_short = 1 < shape.pp <= MAX_UNEVEN_STAGES and shape.virtual == 1
+        is_short = not self.alike and 1 < shape.pp <= MAX_UNEVEN_STAGES and shape.virtual == 1
         shares = shape.dp > 1 and shape.samples > shape.dp
         return is_short and shares and self.devices // shape.pp % self.part == 0 and self.problem.hints.fix.dp is None
 

@@ -20,7 +20,9 @@ from automap.space.megatron import AxisChoice
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 from automap.space.templates import megatron_signatures
+from automap.targets import ANY
 from ir.factors import BROADCAST, Placement
+from ir.groups import fused_groups
 from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
 from ir.operators.measured import LAYER
 
@@ -101,7 +103,8 @@ def signatures(evaluator: Evaluator, shape: Shape, axes: Sequence[Axis], *, sequ
     problem = evaluator.problem
     # The pattern depends on the degrees alone: one stage of the plan is enough.
     node = replace(problem.cluster.nodes[0], num_devices=shape.dp * shape.tp, count=1)
-    small = replace(problem, cluster=replace(problem.cluster, nodes=(node,), bandwidth_GBps=None))
+    training = replace(problem.training, target=ANY)
+    small = replace(problem, cluster=replace(problem.cluster, nodes=(node,), bandwidth_GBps=None), training=training)
     fix = Fix(dp=shape.dp, tp=shape.tp, pp=1, cp=1, ep=1, num_micro_batches=shape.num_micro_batches)
     space = PlanSpace(replace(small, hints=Hints(fix=fix)), evaluator)
     prefix = space.even_values(space.shapes[0], recompute="none", zero=0)
@@ -193,14 +196,40 @@ def chunks(
         Unpriced: there are fewer layers than chunks.
     """
     kinds = [unit.type for unit in evaluator.blocks.units]
-    layers = _layers(evaluator, unlike)
+    numbers = _layers(evaluator, unlike)
     chosen = by_type(evaluator, signatures)
-    again = [masks(kind) if n in layers else evaluator.masks(kind)["none"] for n, kind in enumerate(kinds)]
+    again = [masks(kind) if n in numbers else evaluator.masks(kind)["none"] for n, kind in enumerate(kinds)]
     segments = [evaluator.segment(number, chosen, mask) for number, mask in enumerate(again)]
-    ends = [0, *_ends(layers, num_chunks), len(kinds)]
+    ends = [0, *_ends(numbers, num_chunks), len(kinds)]
     if any(a >= b for a, b in itertools.pairwise(ends)):
-        raise Unpriced(f"{len(layers)} layers cannot be cut into {num_chunks} stages")
+        raise Unpriced(f"{len(numbers)} layers cannot be cut into {num_chunks} stages")
     return tuple(tuple(segments[a:b]) for a, b in itertools.pairwise(ends))
+
+
+def recompute_masks(evaluator: Evaluator, trainer: str, mode: str) -> Callable[[int], Mask]:
+    """What a trainer means by a recompute mode of its layers: unit type to [operators] which run again.
+
+    TorchTitan's selective keeps the results of attention and of every second matrix product (its option `op`). All
+    others mean the core of attention, which is nothing where one fused kernel computes it: that keeps no scores.
+    """
+    if (trainer, mode) != ("torchtitan", "selective"):
+        return lambda kind: evaluator.masks(kind)[mode]
+    tables, units = evaluator.tables, evaluator.blocks
+    graph = evaluator.problem.graph
+    attention = {i for group in fused_groups(graph) if group.kind == "attention" for i in group.members}
+
+    def mask(kind: int) -> Mask:
+        found = np.ones(len(tables.rows(kind)), dtype=np.bool_)
+        start, products = units.representative(kind).start, 0
+        for k in range(len(found)):
+            if start + k in attention:
+                found[k] = False
+            elif graph.operators[start + k].kind in ("MatMul", "Gemm"):
+                products += 1
+                found[k] = products % 2 == 0
+        return found
+
+    return mask
 
 
 def _layers(evaluator: Evaluator, unlike: int) -> list[int]:

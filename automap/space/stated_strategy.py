@@ -19,11 +19,11 @@ import numpy as np
 from automap.arrays import Ints
 from automap.errors import PlanError
 from automap.plan import ScheduleKind
-from automap.price.estimate import sequence_length
+from automap.price.degrees import sequence_length
 from automap.price.evaluator import Evaluator, blank
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
 from automap.space.shape import Shape, divisors
-from automap.space.stated_parts import Unpriced, chunks, mesh, signatures
+from automap.space.stated_parts import Unpriced, chunks, mesh, recompute_masks, signatures
 from ir.groups import fused_groups
 from ir.operators.experts import DISPATCH
 
@@ -56,7 +56,7 @@ class Strategy:
     zero: int = 0
     """ZeRO stage, 0 to 3."""
     recompute: str = "none"
-    """Recompute mode of all layers, one of `RECOMPUTE_MODES`."""
+    """Recompute mode of all layers, one of `RECOMPUTE_MODES`, as the trainer means it (`recompute_masks`)."""
     sequence_parallel: bool = False
     """Whether tp splits the sequence between products."""
 
@@ -86,8 +86,8 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
     if strategy.ep > 1:
         _check_experts(evaluator, strategy.ep)
     try:
-        number, mode = strategy.pp * strategy.virtual, strategy.recompute
-        parts = chunks(evaluator, chosen, number, lambda unit_type: evaluator.masks(unit_type)[mode])
+        again = recompute_masks(evaluator, problem.trainer.name, strategy.recompute)
+        parts = chunks(evaluator, chosen, strategy.pp * strategy.virtual, again)
     except Unpriced as fault:
         degree = "virtual" if strategy.virtual > 1 else "pp"
         raise _refuse(degree, getattr(strategy, degree), str(fault), "Use fewer stages.") from None
@@ -188,6 +188,14 @@ def _whole_products(evaluator: Evaluator, chosen: Ints) -> Iterator[int]:
             divided = signature.divides_work and not signature.splits_batch
             if graph.operators[start + offset].forward_flops.at(1) > 0.0 and not divided:
                 yield start + offset
+
+
+def recomputes_nothing(strategy: Strategy, lowered: LoweredPlan, trainer: str) -> tuple[str, ...]:
+    """A warning where the stated recomputation changes nothing."""
+    if strategy.recompute == "none" or any(s.recomputed.any() for segments in lowered.chunks for s in segments):
+        return ()
+    what = f"{strategy.recompute} recomputation changes nothing: {trainer} means the scores of attention by it"
+    return (f"{what}, and the fused kernel that computes them keeps none",)
 
 
 def undivided(evaluator: Evaluator, lowered: LoweredPlan) -> tuple[str, ...]:

@@ -108,7 +108,7 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
         if shape.virtual > 1 and fixed.virtual_stages is None:
             continue
         sizes = dict(zip(space.axes, space.meshes.mesh(shape), strict=True))
-        zeros = np.flatnonzero(space.zeros).tolist() if shape.replicas > 1 else [0]
+        zeros = np.flatnonzero(space.zeros_of(shape)).tolist() if shape.replicas > 1 else [0]
         # Experts that are spread over dp are templates of an ep axis alone.
         ways = ["", *(["tp"] if has_experts and shape.tp > 1 else [])]
         ways = ["ep"] if sizes.get("ep", 1) > 1 else ways

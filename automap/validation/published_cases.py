@@ -10,13 +10,12 @@ import functools
 import json
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from automap.arrays import Mask
 from automap.cluster import Cluster, Device, Link, Node, known_devices, known_links, parse_cluster
 from automap.errors import UserError
 from automap.plan import ScheduleKind
@@ -24,11 +23,10 @@ from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan
 from automap.problem import Precision, Problem, trainers
 from automap.space.shape import Shape
-from automap.space.stated_parts import Axis, Unpriced, chunks, mesh, signatures
+from automap.space.stated_parts import Axis, Unpriced, chunks, mesh, recompute_masks, signatures
 from automap.validation.published_runs import Run
 from ir import zoo
 from ir.graph import Graph
-from ir.groups import fused_groups
 
 PADDED_VOCABULARY = 128
 """Megatron and its descendants pad the vocabulary to a multiple of this times tp (default of its arguments)."""
@@ -101,7 +99,7 @@ def _case(run: Run) -> Case:
             evaluator,
             chosen,
             shape.pp * virtual,
-            _masks(evaluator, run.stack, recompute or "none"),
+            recompute_masks(evaluator, run.stack, recompute or "none"),
             (run.model.get("moe") or {}).get("dense_layers") or 0,
         ),
         zero=zero,
@@ -272,26 +270,3 @@ def _link(text: str, rate: float) -> Link:
         (link for link in known_links() if link.name.startswith(family)), key=lambda k: abs(k.bandwidth_GBps - rate)
     )
     return replace(nearest, bandwidth_GBps=rate)
-
-
-def _masks(evaluator: Evaluator, stack: str, recompute: str) -> Callable[[int], Mask]:
-    """A function from a unit type to the mask of its recomputed operators."""
-    if (stack, recompute) != ("torchtitan", "selective"):
-        return lambda kind: evaluator.masks(kind)[recompute]
-    tables, units = evaluator.tables, evaluator.blocks
-    graph = evaluator.problem.graph
-    attention = {i for group in fused_groups(graph) if group.kind == "attention" for i in group.members}
-
-    def mask(kind: int) -> Mask:
-        # TorchTitan's selective option "op" keeps attention and every second matrix product.
-        found = np.ones(len(tables.rows(kind)), dtype=np.bool_)
-        start, products = units.representative(kind).start, 0
-        for k in range(len(found)):
-            if start + k in attention:
-                found[k] = False
-            elif graph.operators[start + k].kind in ("MatMul", "Gemm"):
-                products += 1
-                found[k] = products % 2 == 0
-        return found
-
-    return mask

@@ -3,10 +3,13 @@
 It shares no code with the plan space, the price, their reader of plans and the templates, so that a mistake in one of
 them shows. It shares the graph (`ir`: factor rules, fused groups, units between legal cuts), the plan and problem
 documents, and the meaning of names. Rules are in `structure` (operators, devices, cuts, samples), `reading`
-(placements), `schedule`, `hints`, `replicas` (those that are averaged) and `memory`.
+(placements), `schedule`, `hints`, `target` (what its configuration can express), `replicas` (those that are averaged)
+and `memory`.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from automap.plan import DeviceMemory, Plan
 from automap.problem import Problem
@@ -17,6 +20,7 @@ from automap.verify.reading import Violation, place_chunks, place_operators, rea
 from automap.verify.replicas import check_replicas
 from automap.verify.schedule import check_order
 from automap.verify.structure import check_structure
+from automap.verify.target import check_target
 
 __all__ = ["Verifier", "Violation", "verify"]
 
@@ -42,9 +46,21 @@ class Verifier:
             return (*found, *order)
         return (
             *check_hints(plan, chunks, model),
+            *check_target(plan, chunks, model),
             *check_replicas(plan, chunks, model),
             *check_memory(plan, chunks, model),
         )
+
+    def beyond(self, plan: Plan, target: str) -> tuple[Violation, ...]:
+        """What of a plan the configuration of a target cannot express.
+
+        Args:
+            plan: a plan in which `violations` finds no fault, but for memory.
+            target: a target, whatever the plan was searched for.
+        """
+        problem = self._model.problem
+        model = Model(replace(problem, training=replace(problem.training, target=target)))
+        return tuple(check_target(plan, place_chunks(plan, model), model))
 
     def memory(self, plan: Plan) -> tuple[tuple[DeviceMemory, Activations], ...]:
         """The memory of the devices of each pipeline rank, and the bounds on an estimate of its activations.

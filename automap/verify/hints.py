@@ -12,7 +12,7 @@ from automap.globs import select
 from automap.hints import Constraint
 from automap.plan import Plan
 from automap.verify.model import Model, Placed
-from automap.verify.reading import Chunk, Violation, num_ranks, remainders
+from automap.verify.reading import Chunk, Violation, layer_operators, num_ranks, remainders
 
 
 def check_hints(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
@@ -64,7 +64,8 @@ def _fixed(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violat
 def _mode(chunk: Chunk, model: Model, mode: str) -> frozenset[int]:
     """The operators that a recompute mode recomputes."""
     if mode == "full":
-        return frozenset(chunk.operators)
+        target = model.problem.target
+        return frozenset(chunk.operators if target is None or not target.layers_only else layer_operators(chunk, model))
     return _core(chunk, model) if mode == "selective" else frozenset()
 
 

@@ -15,9 +15,10 @@ from automap.errors import ModelError, PlanError, ProblemError
 from automap.records import to_json
 from service.jobs.run_job import JobRequest, ModelOptions, build_problem, import_graph
 from service.report import GIB, seconds
-from service.strategy import strategy
+from service.strategy import batch, strategy
 
 if TYPE_CHECKING:
+    from automap.export.configuration import Export
     from automap.plan import Estimate, Plan
     from automap.problem import Problem
     from automap.verify import Violation
@@ -72,12 +73,14 @@ def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any])
         from automap.price.estimate import annotate
         from automap.price.evaluator import Evaluator
         from automap.price.plan_writer import to_plan
-        from automap.space.stated_strategy import Strategy, hand_made, undivided
+        from automap.space.stated_strategy import Strategy, hand_made, recomputes_nothing, undivided
 
         evaluator = Evaluator(build_problem(import_graph(data, request), request))
-        lowered = hand_made(evaluator, Strategy(**stated))
+        degrees = Strategy(**stated)
+        lowered = hand_made(evaluator, degrees)
         plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
-        return replace(plan, warnings=(*plan.warnings, *undivided(evaluator, lowered)))
+        notes = (*undivided(evaluator, lowered), *recomputes_nothing(degrees, lowered, plan.training.trainer))
+        return replace(plan, warnings=(*plan.warnings, *notes))
 
 
 def read_plan(path: Path) -> Plan:
@@ -110,6 +113,27 @@ def verify_file(data: bytes, request: JobRequest, path: Path) -> tuple[Violation
 
         plan = read_plan(path)
         return verify(own_problem(data, request, plan), plan)
+
+
+def export_file(data: bytes, request: JobRequest, path: Path, *, target: str | None, folder: Path) -> Export:
+    """Writes the plan of a file as the configuration of a trainer.
+
+    The model and the hints come as in `price_hand_made`.
+
+    Args:
+        target: the trainer; None = that which the plan was searched for.
+        folder: the folder for the files; it is made if there is none.
+
+    Raises:
+        UserError: the file, the model, the folder, or a plan that the target cannot express. Nothing is written then.
+    """
+    with _uncollected():
+        from automap.export.export import export, save
+
+        plan = read_plan(path)
+        found = export(plan, own_problem(data, request, plan), target or plan.training.target)
+        save(found, folder)
+        return found
 
 
 def price_file(data: bytes, request: JobRequest, stated: Mapping[str, Any], path: Path) -> Plan:
@@ -148,6 +172,7 @@ def page(plan: Plan) -> str:
     speed += f", MFU {estimate.mfu:.1%}" if estimate.mfu else ""
     lines = [
         f"strategy  {strategy(plan)}",
+        f"batch     {batch(plan)}",
         f"step      {seconds(estimate.step_time_s)}, {seconds(low)} to {seconds(high)} (± {half:.0%})",
         f"speed     {speed}",
         f"bound     no plan of this model on this cluster takes less than {seconds(estimate.lower_bound_s)}",

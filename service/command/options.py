@@ -35,7 +35,13 @@ PrecisionOption = Annotated[
 ]
 OptimizerOption = Annotated[str, typer.Option(help="adam, momentum or sgd.")]
 LossOption = Annotated[str | None, typer.Option(help="cross_entropy or mse, if the model returns no loss.")]
-TrainerOption = Annotated[str, typer.Option(help="The training software.")]
+TrainerOption = Annotated[
+    str | None, typer.Option(help="The training software whose habits the price follows; default: the target's.")
+]
+TargetOption = Annotated[
+    str | None,
+    typer.Option(help="Only plans that this trainer's configuration can express (docs/exports.md); default: any."),
+]
 SyncOption = Annotated[
     list[str] | None,
     typer.Option(metavar="MODE", help="local_sgd or dasgd, or both: allowed beside synchronous training."),
@@ -195,7 +201,8 @@ def read_job(
     precision: PrecisionOption = None,
     optimizer: OptimizerOption = "adam",
     loss: LossOption = None,
-    trainer: TrainerOption = "generic",
+    trainer: TrainerOption = None,
+    target: TargetOption = None,
     sync: SyncOption = None,
     sync_period: SyncPeriodOption = None,
     searcher: SearcherOption = PORTFOLIO,
@@ -227,6 +234,7 @@ def read_job(
         "optimizer": optimizer,
         "loss": loss,
         "trainer": trainer,
+        "target": target,
         "sync_modes": list(dict.fromkeys(["synchronous", *sync])) if sync else None,
         "sync_period": sync_period,
     }

@@ -182,10 +182,17 @@ def train_agent(
     ] = None,
     duration: Annotated[str, typer.Option(help="How long to train, such as 90m or 2h.")] = "90m",
     problems: Annotated[int, typer.Option(min=32, help="Without labels: the number of seeds to learn on.")] = 4000,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=1024, help="Processes that prepare problems for the one that learns; default: the other cores."
+        ),
+    ] = None,
     seed: SeedOption = 0,
 ) -> None:
     """Trains the network with which every search begins anew, on generated problems."""
-    from agents.learning.course import train
+    from agents.learning.course import Curriculum, train
+    from agents.portfolio.portfolio import cores
     from agents.searcher import Budget
     from service.command.terminal import progress_line
 
@@ -194,13 +201,13 @@ def train_agent(
         raise ProblemError("not a duration", field="duration", value=duration, repair="Give minutes as in 90m.")
     command = ["automap", "train-agent", str(folder), "--duration", duration, "--problems", str(problems)]
     command += ["--labels", str(labels)] if labels is not None else []
+    command += ["--processes", str(processes)] if processes is not None else []
+    others = cores() - 1 if processes is None else processes
     with progress_line("training") as show:
         train(
             folder,
-            labels=labels,
+            Curriculum(labels=labels, problems=problems, seed=seed, processes=others),
             seconds=seconds,
-            problems=problems,
-            seed=seed,
             command=[*command, "--seed", str(seed)],
             on_progress=lambda text, fraction: show(text, fraction, 0, None),
             on_exam=lambda text: typer.echo(text, err=True),

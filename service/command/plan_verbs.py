@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -119,6 +120,31 @@ def verify(plan: PlanArgument, job: Job, as_json: JsonOption = False) -> None:
             typer.echo(f"{violation.where}: {violation.what}")
     if found:
         raise typer.Exit(1)
+
+
+@app.command(name="export")
+@gathers(job=read_model_and_hints)
+def write_export(
+    plan: PlanArgument,
+    job: Job,
+    folder: Annotated[Path, typer.Option("-o", "--output", help="Folder for the files.")],
+    target: Annotated[
+        str | None, typer.Option(help="megatron-core, torchtitan, deepspeed or accelerate; default: the plan's.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Writes a plan as the configuration of a trainer (docs/exports.md), or says what it cannot express."""
+    from service.command.estimation import export_file
+
+    found = export_file(*job, plan, target=target, folder=folder)
+    if as_json:
+        print_json({"files": [str(folder / name) for name in found.files], **json.loads(found.files["export.json"])})
+        return
+    for note in found.notes:
+        typer.echo(f"{note.kept:12} {note.about}: {note.text}")
+    for name in found.files:
+        typer.echo(f"{'wrote':12} {folder / name}")
+    typer.echo(f"{'launch':12} {found.launch}")
 
 
 @app.command()

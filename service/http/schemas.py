@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from agents.searcher import MAX_EVALUATIONS
 from automap.cluster import Cluster
+from automap.export.configuration import Export
 from automap.hints import Hints
 from automap.problem import Training
 from automap.records import DocumentOf, Length, Range, to_json
@@ -115,6 +116,23 @@ class JobView(BaseModel):
         """The view of a job's record."""
         here = f"/v1/jobs/{job.id}"
         return JobView(**to_json(job), links={"self": here, "plan": f"{here}/plan", "cancel": f"{here}/cancel"})
+
+
+class ExportView(BaseModel):
+    """The configuration of a trainer that runs a plan."""
+
+    target: str
+    version: str
+    files: dict[str, str]
+    """Name -> text."""
+    launch: str
+    notes: list[dict[str, str]]
+    """What became of each decision of the plan."""
+
+    @staticmethod
+    def of(found: Export) -> ExportView:
+        """The view of an export."""
+        return ExportView(**to_json(found))
 
 
 class JobList(BaseModel):

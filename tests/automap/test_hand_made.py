@@ -18,7 +18,7 @@ from automap.price.plan_writer import to_plan
 from automap.problem import Problem
 from automap.space import stated_strategy as module
 from automap.space.space import PlanSpace
-from automap.space.stated_strategy import Strategy, undivided
+from automap.space.stated_strategy import Strategy, recomputes_nothing, undivided
 from automap.space.templates import templates
 from ir import zoo
 from ir.factors import whole_signature
@@ -215,3 +215,20 @@ def test_plans_on_two_kinds_of_devices_and_on_measured_links() -> None:
         lowered = made(evaluator, Strategy(tp=2, pp=2))
         assert evaluator.evaluate(lowered).step_time_s > 0.0
         assert lower_plan(to_plan(lowered, evaluator), evaluator).samples == lowered.samples
+
+
+def test_selective_recomputation_is_what_the_trainer_means_by_it() -> None:
+    """Every second product for TorchTitan; for others the scores of attention, of which a fused kernel keeps none."""
+    again = {}
+    for trainer in ("torchtitan", "megatron-core", "deepspeed"):
+        training = {"global_batch": 16, "trainer": trainer}
+        evaluator = Evaluator(Problem.build(zoo.build(GPT), parse_cluster("2xV100-16GB"), training))
+        strategy = Strategy(recompute="selective")
+        lowered = module.hand_made(evaluator, strategy)
+        plan = to_plan(lowered, evaluator)
+        again[trainer] = plan.stages[0].recompute
+        notes = recomputes_nothing(strategy, lowered, trainer)
+        assert bool(notes) == (not again[trainer])
+        assert not recomputes_nothing(Strategy(), lowered, trainer)
+    assert any("mlp" in glob for glob in again["torchtitan"])
+    assert again["megatron-core"] == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -120,6 +121,19 @@ def test_a_job_to_its_plan(api: httpx.Client, store: Store, model_id: str, searc
     assert plan["model"] == {"name": "squeezenet", "sha256": model_id, "num_parameters": 1235496}
     jsonschema.Draft202012Validator(api.get("/v1/schemas/plan").json()).validate(plan)
     assert [j["id"] for j in api.get("/v1/jobs").json()["jobs"]] == [job["id"]]
+
+
+def test_a_plan_is_exported(api: httpx.Client, model_id: str, search: Any, client: redis.Redis) -> None:
+    job = api.post("/v1/jobs", json={"model_id": model_id, **JOB}).json()
+    here = job["links"]["self"] + "/exports"
+    check_problem(api.get(f"{here}/deepspeed"), 409, "state")
+    worker.run(job["id"], client, search=search)
+    found = api.get(f"{here}/deepspeed")
+    assert found.status_code == 200, found.text
+    assert json.loads(found.json()["files"]["deepspeed.json"])["train_batch_size"] == JOB["training"]["global_batch"]
+    check_problem(api.get(f"{here}/fairscale"), 422, "target")
+    check_problem(api.get(f"{here}/torchtitan"), 422, "plan.training.precision")
+    check_problem(api.get("/v1/jobs/x/exports/deepspeed"), 404)
 
 
 def test_long_poll_ends_with_the_job(api: httpx.Client, model_id: str, store: Store, until: Any) -> None:

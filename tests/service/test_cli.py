@@ -76,7 +76,7 @@ def test_search_for_people(model: str, tmp_path: Path, capsys: pytest.CaptureFix
     path = tmp_path / "plan.json"
     assert main(["search", model, "--cluster", "8xV100-16GB", "--global-batch", "64", "-o", str(path)]) == 0
     shown = capsys.readouterr()
-    assert shown.out.startswith("strategy  8 replicas")
+    assert shown.out.startswith("strategy  dp 8")
     assert "1.20x the best expert template" in shown.out
     plan = Plan.from_json(json.loads(path.read_text()))
     assert plan.model.name == "squeezenet"

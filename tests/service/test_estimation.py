@@ -25,8 +25,9 @@ def test_a_page_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     lines = out.splitlines()
     assert lines[0] == "strategy  pipeline 2 × 2 replicas × tensor parallel 2 · 8 micro-batches of 8 · recompute full"
-    assert lines[1].startswith("step      ")
-    assert "tokens/s a device, MFU " in lines[2]
+    assert lines[1] == "batch     4 samples of 128 tokens on a device at a time, 8 times a step"
+    assert lines[2].startswith("step      ")
+    assert "tokens/s a device, MFU " in lines[3]
     for part in ("compute", "bubble", "optimizer", "overhead", "exposed all-reduce", "exposed pipeline"):
         assert f"\n{part} " in out
     shares = [float(line[-8:].strip().rstrip("%")) for line in lines[lines.index("") + 2 : lines.index("", 6)]]
@@ -67,6 +68,34 @@ def test_a_plan_in_a_file_is_verified(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["verify", str(path), model, "--json"]) == 1
     (violation,) = json.loads(capsys.readouterr().out)["violations"]
     assert violation["where"] == "stages[1].devices"
+
+
+def test_a_plan_is_exported_or_refused_with_nothing_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, folder, model = tmp_path / "plan.json", tmp_path / "files", GPT + ",seq_len=128"
+    stated = ["--tp", "2", "--pp", "2", "--sequence-parallel", "--zero", "1", "--micro-batch", "4"]
+    assert main(["estimate", model, *PLACE[:4], *stated, "-o", str(path)]) == 0
+    capsys.readouterr()
+    words = ["export", str(path), model, "-o", str(folder)]
+    assert main([*words, "--target", "deepspeed"]) == 2
+    assert "deepspeed has no pipelines" in capsys.readouterr().err
+    assert main([*words, "--target", "megatron"]) == 2
+    assert "target: unknown target (got megatron)" in capsys.readouterr().err
+    # The plan was made for no target.
+    assert main(words) == 2
+    assert "Use one of megatron-core" in capsys.readouterr().err
+    assert not folder.exists()
+    assert main([*words, "--target", "megatron-core"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("exact        degrees")
+    assert lines[-1] == "launch       bash megatron.sh --data-path …"
+    script = (folder / "megatron.sh").read_text()
+    assert "--tensor-model-parallel-size 2\n" in script
+    assert "--micro-batch-size 4\n" in script
+    subprocess.run(["bash", "-n", str(folder / "megatron.sh")], check=True)
+    assert main([*words, "--target", "megatron-core", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [Path(name).name for name in document["files"]] == ["megatron.sh", "megatron.yaml", "export.json"]
+    assert document["notes"][0]["kept"] == "exact"
 
 
 def test_a_plan_that_does_not_fit_is_shown_and_ends_with_3(capsys: pytest.CaptureFixture[str]) -> None:

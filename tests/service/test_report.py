@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from automap.cluster import parse_cluster
-from automap.plan import AxisSharding, Plan, Schedule, Sync, Zero
+from automap.plan import AxisSharding, AxisUse, Degrees, Plan, Schedule, Sync, Zero
 from automap.problem import Problem
 from ir.onnx.sandbox import import_model
 from service.report import against, seconds, summary
@@ -19,7 +20,28 @@ def plan(light: Callable[[str], bytes], search: Any) -> Plan:
     graph = import_model(light("squeezenet"))
     problem = Problem.build(graph, parse_cluster("8xV100-16GB"), {"global_batch": 64})
     found: Plan = search(problem, None, on_progress=lambda progress: None).plan
-    return found
+    return used(found)
+
+
+def used(plan: Plan, *, expert_axes: tuple[str, ...] = (), **uses: str) -> Plan:
+    """The plan with the uses of the axes of its first stage, which all stages have; of those left out: data."""
+    sizes = {axis: size for axis, size in plan.stages[0].mesh if size > 1}
+    axes = {axis: uses.get(axis, "data") for axis in sizes}
+    of = {use: math.prod(sizes[axis] for axis in axes if axes[axis] == use) for use in get_args(AxisUse)}
+    degrees = Degrees(
+        **of,
+        expert=math.prod(sizes[axis] for axis in expert_axes),
+        sequence_parallel=False,
+        pipeline=1,
+        virtual_stages=1,
+        zero=0,
+        micro_batch=max(1, plan.samples_per_micro_batch // of["data"]),
+        accumulation_steps=plan.num_micro_batches,
+        sequence_length=None,
+        axes=axes,  # type: ignore[arg-type]
+        expert_axes=expert_axes,
+    )
+    return replace(plan, degrees=(degrees,))
 
 
 COLUMNS = {"fc*": {"tp": AxisSharding(inputs=("B", "S(1)"), outputs=("S(2)",))}}
@@ -31,14 +53,15 @@ def test_strategies(plan: Plan) -> None:
     stage = replace(stage, shardings=COLUMNS)
     both = (stage, replace(stage, devices="4-7", recompute=("*",)))
     many = replace(plan, stages=both, num_micro_batches=4, samples_per_micro_batch=16)
-    assert strategy(many) == (
+    assert strategy(used(many, tp="tensor")) == (
         "pipeline 2 × 2 replicas × tensor parallel 2 · 4 micro-batches of 16 · ZeRO 1 · recompute nothing / full"
     )
     chunks = replace(many, stages=both * 2, schedule=Schedule(kind="interleaved"))
+    chunks = used(chunks, tp="tensor")
     assert strategy(chunks).startswith("pipeline 2 (2 chunks each) × 2 replicas × tensor parallel 2")
     assert strategy(chunks).endswith("interleaved")
     one = replace(plan, stages=(replace(stage, mesh=(("dp", 1),), devices="0", zero=Zero(), shardings={}),))
-    assert strategy(one) == "1 of 8 devices · one device · 64 at once"
+    assert strategy(used(one)) == "1 of 8 devices · one device · 64 at once"
     late = replace(plan, sync=Sync(kind="dasgd", period=4, delay=2))
     assert strategy(late) == "8 replicas · 64 at once · DaSGD, averaged every 4 steps, merged 2 steps later"
     local = replace(plan, sync=Sync(kind="local_sgd", period=1))
@@ -46,23 +69,35 @@ def test_strategies(plan: Plan) -> None:
 
 
 def test_an_axis_is_named_by_what_it_does(plan: Plan) -> None:
-    def of(*mesh: tuple[str, int], samples: int = 64, **more: Any) -> str:
+    def of(
+        *mesh: tuple[str, int], samples: int = 64, uses: dict[str, str] | None = None, spread: str = "", **more: Any
+    ) -> str:
         stage = replace(plan.stages[0], mesh=mesh, **more)
-        return strategy(replace(plan, stages=(stage,), samples_per_micro_batch=samples))
+        made = replace(plan, stages=(stage,), samples_per_micro_batch=samples)
+        return strategy(used(made, expert_axes=(spread,) if spread else (), **uses or {}))
 
     assert of(("dp", 4), ("tp", 2), batch_axes=("dp", "tp")) == "8 replicas in 4 groups of 2 · 64 at once"
     assert of(("tp", 8), batch_axes=("tp",)) == "8 replicas · 64 at once"
-    assert of(("dp", 2), ("tp", 4), batch_axes=("tp",)) == "4 replicas × all work repeated by 2 · 64 at once"
-    assert of(("dp", 4), ("tp", 2), shardings=COLUMNS) == "4 replicas × tensor parallel 2 · 64 at once"
+    assert of(("dp", 2), ("cp", 4), batch_axes=("dp", "cp")) == "8 replicas in 2 groups of 4 · 64 at once"
+    lost = of(("dp", 2), ("tp", 4), batch_axes=("tp",), uses={"dp": "repeated"})
+    assert lost == "4 replicas × all work repeated by 2 · 64 at once"
+    # An axis that splits weights is tensor parallelism, whatever it is called, and its operators are no exceptions.
+    columns = {"fc*": {"dp": COLUMNS["fc*"]["tp"]}}
+    tensor = of(("dp", 4), ("tp", 2), shardings=columns, batch_axes=("dp", "tp"), uses={"dp": "tensor"})
+    assert tensor == "2 replicas × tensor parallel 4 · 64 at once"
     assert of(("dp", 8), samples=60) == "8 replicas · 60 at once · 7 to 8 samples a rank"
-    spread = {"h.*.experts": {"ep": AxisSharding(inputs=("S(0)",), outputs=("S(0)",))}}
-    experts = of(("dp", 2), ("ep", 4), batch_axes=("dp", "ep"), shardings=spread)
+    split = {"h.*.experts": {"ep": AxisSharding(inputs=("S(0)",), outputs=("S(0)",))}}
+    experts = of(("dp", 2), ("ep", 4), batch_axes=("dp", "ep"), shardings=split, spread="ep")
     assert experts == "8 replicas in 2 groups of 4 × experts over 4 · 64 at once"
-    whole = {"h.*": {"cp": AxisSharding(inputs=("S(1)",), outputs=("S(1)",))}}
-    assert of(("dp", 2), ("cp", 4), shardings=whole) == "2 replicas × sequence over 4 · 64 at once"
+    assert of(("dp", 2), ("cp", 4), uses={"cp": "context"}) == "2 replicas × context parallel 4 · 64 at once"
     part = Zero(stage=3, axes=("dp",))
     sharded = of(("dp", 4), ("tp", 2), batch_axes=("dp", "tp"), zero=part)
     assert sharded == "8 replicas in 4 groups of 2 · 64 at once · ZeRO 3 over 4"
+
+
+def test_a_plan_that_was_never_priced_is_described_by_its_own_words(plan: Plan) -> None:
+    stage = replace(plan.stages[0], mesh=(("dp", 4), ("tp", 2)))
+    assert strategy(replace(plan, stages=(stage,), degrees=())) == "dp 4 × tp 2 · 64 at once"
 
 
 def test_operators_that_go_their_own_way_are_named(plan: Plan) -> None:
@@ -99,6 +134,7 @@ def test_a_tie_is_called_one(plan: Plan) -> None:
 
 def test_idle_devices_are_said(plan: Plan) -> None:
     some = replace(plan, stages=(replace(plan.stages[0], devices="0-3", mesh=(("dp", 4),)),))
+    some = used(some)
     assert strategy(some) == "4 of 8 devices · 4 replicas · 64 at once"
     text = "4 of 8: more would not make it faster, as far as the estimate can tell"
     assert dict(summary(some))["devices"] == text
@@ -106,6 +142,7 @@ def test_idle_devices_are_said(plan: Plan) -> None:
 
 def test_summary(plan: Plan) -> None:
     lines = dict(summary(plan))
+    assert lines["batch"] == "8 samples on a device at a time, once a step"
     assert lines["step"] == "500 ms (between 400 ms and 600 ms)"
     assert "128 samples/s" in lines["speed"]
     assert lines["memory"] == "4.7 of 14.9 GiB (31%) on devices 0-7"

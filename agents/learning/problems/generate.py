@@ -17,6 +17,7 @@ from automap.errors import ProblemError
 from automap.problem import Problem
 from automap.records import to_json
 from automap.space.space import PlanSpace
+from automap.targets import ANY
 from ir.serialize import graph_digest
 
 Split = Literal["train", "unseen-family", "unseen-size"]
@@ -90,10 +91,12 @@ class GeneratedProblem:
 
 def problem_digest(problem: Problem) -> str:
     """The sha256 of all that a problem holds but the names of its model and cluster, in hexadecimal."""
+    # A problem without a target has the digest that it had before there were any: labels refer to it.
+    training = {name: value for name, value in to_json(problem.training).items() if (name, value) != ("target", ANY)}
     parts = {
         "graph": graph_digest(replace(problem.graph, name="", sha256="", warnings=())),
         "cluster": replace(problem.cluster, name="").to_json(),
-        "training": to_json(problem.training),
+        "training": training,
         "hints": to_json(problem.hints),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -47,6 +47,8 @@ class KnownArrays(NamedTuple):
     """[room] numbers of the known plans, the best first."""
     num_known: Ints
     """[1] number of known plans."""
+    leads: Ints
+    """[episodes] number of the known plan that a plan follows first of all from its beginning, or -1: the best one."""
     agreeing: Ints2
     """[episodes, room] numbers of the known plans that agree with the decisions of each plan, the best first."""
     num_agreeing: Ints
@@ -139,6 +141,18 @@ def _compare(episodes, known, number):
     known.compared[number] = max(known.compared[number], episodes.position[number])
 
 
+@borrowing(void(KNOWN, int64), inner=True)
+def _follow_first(known, number):
+    """Puts the plan that leads before the others."""
+    lead, agreeing = known.leads[number], known.agreeing[number]
+    for i in range(known.num_known[0]):
+        if agreeing[i] == lead:
+            for j in range(i, 0, -1):
+                agreeing[j] = agreeing[j - 1]
+            agreeing[0] = lead
+            return
+
+
 @kernel(void(EPISODES, KNOWN, int64[::1]))
 def follow_known(episodes, known, actions):
     """Prepares `step_many`: slots that are not asked will follow the best known plan that agrees with the actions.
@@ -153,6 +167,7 @@ def follow_known(episodes, known, actions):
         if action == BEGIN:
             known.num_agreeing[number] = known.num_known[0]
             known.agreeing[number] = known.order
+            _follow_first(known, number)
             known.compared[number] = 0
             known.is_known[number] = True
             known.best_s[number] = np.inf
@@ -323,13 +338,17 @@ def complete_many(compiled, episodes, known, actions):
                 value[slot:] = plan[slot:]
                 out[0], out[1] = known.prices[follows, 0], known.prices[follows, 1]
             else:
-                _complete(compiled, Goal(known.flow, plan, episodes.asked, slot + 1, False), workspace.draft, value)
+                _complete(
+                    compiled, Goal(known.flow, plan, episodes.asked[number], slot + 1, False), workspace.draft, value
+                )
                 _price(compiled, known, value, workspace, out)
             _keep(known, number, value, out)
             best = worth(out[0], out[1], known.reference_s)
             if slot >= compiled.space.first.signature:
                 other[: slot + 1] = value[: slot + 1]
-                _complete(compiled, Goal(known.flow, plan, episodes.asked, slot + 1, True), workspace.draft, other)
+                _complete(
+                    compiled, Goal(known.flow, plan, episodes.asked[number], slot + 1, True), workspace.draft, other
+                )
                 is_new = False
                 for j in range(slot + 1, value.shape[0]):
                     is_new = is_new or value[j] != other[j]

@@ -15,7 +15,7 @@ from numba import boolean, float64, int64, void
 
 from automap.bounds.kernels.unit_lower_bounds import pick_forced
 from automap.jit import borrowing, kernel
-from automap.price.kernels.array_types import Floats2, Floats3, Ints, Ints2, Mask, tuple_type
+from automap.price.kernels.array_types import Floats2, Floats3, Ints, Ints2, Mask2, tuple_type
 from automap.price.kernels.memory import in_flight
 from automap.price.kernels.step import rank_overflow
 from automap.schedule import ZB1P, ZB2P
@@ -77,8 +77,8 @@ class EpisodeArrays(NamedTuple):
     """[episodes, most, 2] seconds and overflow behind each legal value."""
     preferred: Ints2
     """[episodes, slots] values of slots that are not asked."""
-    asked: Mask
-    """[slots] which are decided one by one; the others take what is preferred."""
+    asked: Mask2
+    """[episodes, slots] which are decided one by one; the others take what is preferred."""
     num_cuts: int
     """Number of cuts that are offered along a pipeline: each end of a chunk has a share of them, the most even ones."""
     free_ranks: int
@@ -364,7 +364,7 @@ def _advance(compiled, bounds, episodes, number, workspace):
             price_one(compiled, value, workspace, True, bound)
             return
         count = _offer(compiled, episodes, number, slot, workspace.draft)
-        if count > 1 and episodes.asked[slot]:
+        if count > 1 and episodes.asked[number, slot]:
             break
         picked = episodes.legal[number, 0] if count == 1 else _unasked(space, episodes, number, slot, count)
         _accept(space, bounds, episodes, number, picked)

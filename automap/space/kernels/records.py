@@ -74,6 +74,8 @@ class Scalars(NamedTuple):
     """Whether the user asked for uneven batch shares, 0 or 1."""
     binds_modes: int
     """Whether constraints bind the recompute modes of some units, 0 or 1."""
+    one_mode: int
+    """Whether all pipeline ranks have the same recompute mode, 0 or 1."""
 
 
 GROUP = np.dtype(
@@ -199,9 +201,11 @@ class SpaceArrays(NamedTuple):
     again: Mask2
     """[units, modes] modes that obey constraints for recomputation."""
     modes: Mask
-    """[modes] recompute modes that the trainer and `hints.fix` leave."""
+    """[modes] recompute modes that the trainer, the target and `hints.fix` leave."""
     zeros: Mask
-    """[4] ZeRO stages that `hints.fix` leaves."""
+    """[4] ZeRO stages that `hints.fix` and the target leave."""
+    zeros_with_others: Mask
+    """[4] those of plans that have a pipeline, or another axis than the outer one; some of `zeros`."""
 
 
 SPACE = tuple_type(SpaceArrays)

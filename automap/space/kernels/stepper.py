@@ -11,7 +11,7 @@ from numba import boolean, int64, types, void
 
 from automap.jit import borrowing, kernel
 from automap.space.kernels.draft import DRAFT, legal_signatures, pick
-from automap.space.kernels.layout import LAYOUT, cut_window, decide_stages, find_stages, set_end, set_layout
+from automap.space.kernels.layout import LAYOUT, cut_window, decide_stages, find_stages, middle_of, set_end, set_layout
 from automap.space.kernels.masks import copy, mode_mask, shape_node, share_mask, size_mask
 from automap.space.kernels.records import COMPILED, SPACE
 
@@ -104,9 +104,15 @@ def legal_values(compiled, value, slot, draft):
     elif slot < first.zero:
         num_values = space.modes.shape[0]
         mode_mask(space, layout, slot - begin, mask[:num_values])
+        if space.scalars.one_mode == 1 and slot > begin:
+            for mode in range(num_values):
+                mask[mode] = mode == value[begin]
     elif slot < first.signature:
         num_values = space.zeros.shape[0]
-        copy(space.zeros, mask)
+        others = (
+            space.degrees[value[first.pp]] * space.degrees[value[first.tp]] * space.middles[middle_of(space, value)]
+        )
+        copy(space.zeros_with_others if others > 1 else space.zeros, mask)
     else:
         group, axis = divmod(slot - first.signature, draft.picked.shape[1])
         num_values = space.groups[group].num_values

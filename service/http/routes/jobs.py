@@ -15,10 +15,11 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from automap.errors import ClusterError, ModelError, ProblemError
+from automap.records import to_json
 from ir import zoo
 from service.http import openapi
 from service.http.routes.common import job_body, refusal, settings_of, store_of
-from service.http.schemas import JobBody, JobList, JobView
+from service.http.schemas import ExportView, JobBody, JobList, JobView
 from service.jobs import graphs, job_queue
 from service.jobs.run_job import JobRequest, build_problem, check_search
 from service.jobs.store import ACTIVE, Job, Store
@@ -91,8 +92,32 @@ def cancel(request: Request, job_id: str) -> JobView:
 def plan(request: Request, job_id: str) -> dict[str, Any]:
     """The plan of a job that succeeded."""
     store = store_of(request)
+    return _plan(store, _find(store, job_id))
+
+
+@router.get(
+    "/{job_id}/exports/{target}",
+    responses=_NO_JOB
+    | openapi.refusals(
+        s409="The job has no plan, or none yet.", s422="There is no such target, or it cannot express the plan."
+    ),
+)
+def export(request: Request, job_id: str, target: str) -> ExportView:
+    """The plan of a job that succeeded as the configuration of a trainer."""
+    # It loads the kernels of the price.
+    from automap.export.export import export as exported
+    from automap.plan import Plan
+
+    store = store_of(request)
     job = _find(store, job_id)
-    document = store.plan(job_id)
+    plan = Plan.from_json(_plan(store, job))
+    assert job.request is not None  # a job with a plan was read when it ran
+    own = replace(job.request, cluster=plan.cluster, training=to_json(plan.training))
+    return ExportView.of(exported(plan, build_problem(graphs.load(store, job.model_id, job.request), own), target))
+
+
+def _plan(store: Store, job: Job) -> dict[str, Any]:
+    document = store.plan(job.id)
     if document is None:
         repair = "Wait for it: GET the job with ?wait=30." if job.state in ACTIVE else "See the job's problem."
         raise refusal(409, f"The job has no plan: it is {job.state}", field="state", value=job.state, repair=repair)

@@ -4,6 +4,7 @@ import functools
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -11,10 +12,13 @@ import torch.nn.functional as F  # noqa: N812
 from runtime_ranks import expert_plan, make_problem
 from trainer_ranks import BATCH, IGNORED, MODEL, OTHER, batch, build, graph_of, module_of, run_ranks
 
+from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.globs import matches
 from automap.plan import Schedule, Sync, Zero
+from automap.problem import Problem
 from automap.runtime.trainer.role_reader import read_roles
+from automap.space.target_limits import plan_space
 from ir import zoo
 
 
@@ -91,6 +95,17 @@ def check(size, plans, folder, resumed=()):
             for n, wanted in gradients.items():
                 scale = max(float(wanted.abs().max()), 1e-3 * top)
                 assert float((of_plan[n] - wanted).abs().max()) / scale < 1e-8, (name, n)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("devices", [2, 4])
+def test_plans_for_the_target_automap_are_trained(devices, tmp_path):
+    """Random ones of the plan space of the target: none is refused."""
+    training = {"global_batch": BATCH, "target": "automap", "precision": "fp32"}
+    space = plan_space(Problem.build(graph_of(""), parse_cluster(f"{devices}xcpu"), training))
+    drawn = map(space.decode, space.random_batch(np.random.default_rng(devices), 8).tolist())
+    check(devices, {f"plan {number}": plan for number, plan in enumerate(drawn)}, tmp_path)
 
 
 @pytest.mark.slow

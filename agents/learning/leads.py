@@ -1,0 +1,174 @@
+"""Leads: where the episodes of a search begin, what they decide, and how they explore.
+
+Two kinds of episodes alternate.
+
+- A *visit* decides all of a plan but its mesh. Deep in another mesh there may be a better plan than near the best one
+  so far, although the plans that are known there are worse. So all promising meshes are visited, the better ones more
+  often: a visit is hoped to make the best plan of a mesh faster by some share, and by less the more visits brought
+  nothing (optimism in the face of uncertainty).
+- A *revision* begins with the best plan of a mesh, takes another value for one of its decisions, or makes a move of
+  MCMC, and decides some of the decisions behind it anew. Where only several changes together pay, the first one alone
+  is a loss.
+
+Units: seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from automap.bounds.known_plans import worth_s
+from automap.bounds.partial_plans import BoundTable
+from automap.space.space import Ints, Values
+from envs.decision import Episodes
+
+HOPE = 0.2
+"""Share, as a difference of logarithms, by which the first visit of a mesh is hoped to make its best plan faster; after
+n visits without success it is this share over n + 1. Chosen by hand between 0.1, with which searches of BERT-large
+ended further from the best plan known, and 0.3, with which those of T5-11B did."""
+BEATEN = 100.0
+"""Added to the logarithm of the step time of a mesh whose bound says that nothing there is faster."""
+TRUSTED = 0.5
+"""Share of the revisions in which the network is asked; the others follow the best completions, which need no learning
+where a change is repaired by changes that pay one after another."""
+FROM_NEIGHBOURS, DONORS = 0.5, 16
+"""Share of the revisions that begin with a neighbour of the plan, by a move that borrows from so many best plans of
+other meshes. Without them, searches of GPT-2 XL on 512 devices ended 2 to 3 % above the best plan known."""
+SHORTEST, LONGEST = 4, 64
+"""Numbers of slots that a revision decides; drawn so that all magnitudes are alike."""
+LEAST_NOISE, MOST_NOISE = 0.03, 1.0
+"""Scales of the Gumbel noise on the ratings in a visit of a mesh that has been visited before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guide:
+    """How one episode is guided."""
+
+    lead: Ints | None = None
+    """[slots] values that are taken where they are open; -1 where the network decides."""
+    taught: Ints | None = None
+    """[slots] the plan of a teacher, whose decisions are shown to the network."""
+    base: Ints | None = None
+    """[slots] plan whose decisions are followed where none is asked for; None = `taught`."""
+    shown_from: int = 0
+    """First slot at which they are shown."""
+    random: float = 0.0
+    """Probability of a random decision."""
+    noise: float = 0.0
+    """Scale of the Gumbel noise on ratings."""
+    trust: float = 1.0
+    """Factor of what the network adds to the completions at hand."""
+    window: tuple[int, int] | None = None
+    """The first slot that is decided and the first behind these, in a revision; None = all are decided."""
+
+    @property
+    def is_revision(self) -> bool:
+        """Whether the episode decides a part of a plan anew."""
+        return self.window is not None
+
+
+class Meshes:
+    """The best known plan of each mesh with each schedule, and the visits since it was found.
+
+    Attributes:
+        num_slots: number of slots that decide the mesh and the schedule.
+    """
+
+    def __init__(self, episodes: Episodes, table: BoundTable, revisions: float) -> None:
+        """Takes the known plans of episodes. A mesh that none of them has is given the rest of the best one that agrees
+        in most of the first decisions.
+
+        Args:
+            episodes: episodes of the problem.
+            table: bounds of its space.
+            revisions: share of the episodes that are revisions, of those in meshes that have been visited before.
+        """
+        self._revisions = revisions
+        self._space, self._asked = episodes.space, episodes.asked
+        space, known = episodes.space, episodes.known
+        ranked = known.arrays.order[: int(known.arrays.num_known[0])]
+        plans, worth = known.arrays.values[ranked], worth_s(known.arrays.prices[ranked], known.reference_s)
+        shapes = [space.meshes.values(shape) for shape in space.shapes]
+        # Plans of unlike schedules have unlike cuts, so that each schedule has a best plan of its own.
+        self.num_slots = space.first.order
+        meshes = [(*shape, int(way)) for shape in shapes for way in np.flatnonzero(space.legal(shape))]
+        bounds = dict(zip(shapes, table.shape_bounds.tolist(), strict=True))
+        self._bound_s = np.array(
+            [math.inf if over > 0.0 else time_s for time_s, over in (bounds[m[:-1]] for m in meshes)]
+        )
+        # What the agent does not decide about the mesh is as in some known plan.
+        given = np.flatnonzero(~self._asked[: self.num_slots])
+        seen = {tuple(head) for head in plans[:, given].tolist()}
+        self._is_open = np.array([tuple(mesh[slot] for slot in given) in seen for mesh in meshes])
+        self._number = {mesh: number for number, mesh in enumerate(meshes)}
+        self._visits = np.zeros(len(meshes), dtype=np.int64)
+        self._free: dict[int, list[list[int]]] = {}
+        rows = []
+        for mesh in meshes:
+            agreeing = np.logical_and.accumulate(plans[:, : self.num_slots] == np.array(mesh), axis=1).sum(axis=1)
+            rows.append(space.repair([*mesh, *plans[agreeing.argmax(), self.num_slots :].tolist()]))
+        self._plans: Ints = np.array(rows, dtype=np.int64)
+        self._worth = worth_s(known.corrected(self._plans, space.price(self._plans)), known.reference_s)
+        for plan, worth_of in zip(plans.tolist(), worth.tolist(), strict=True):
+            self.add(tuple(plan), worth_of)
+
+    def add(self, values: Values, worth_s: float) -> None:
+        """Takes a plan, which becomes the best of its mesh if it is faster than those known."""
+        number = self._number[values[: self.num_slots]]
+        if worth_s < self._worth[number]:
+            self._plans[number], self._worth[number], self._visits[number] = values, worth_s, 0
+            self._free.pop(number, None)
+
+    def best(self, count: int) -> list[Values]:
+        """The best plans of so many meshes, the best first."""
+        ranked = np.argsort(self._worth, kind="stable")[:count]
+        return [tuple(plan) for plan in self._plans[ranked].tolist()]
+
+    def guide(self, rng: np.random.Generator, best_s: float) -> Guide:
+        """How the next episode is guided, where the best plan so far takes `best_s`."""
+        hoped = np.log(self._worth) - HOPE / (1.0 + self._visits)
+        # Where every other mesh is beaten, the best plan's is left.
+        is_beaten = self._bound_s >= best_s
+        mesh = int((np.where(self._is_open, hoped, np.inf) + BEATEN * is_beaten).argmin())
+        is_first = self._visits[mesh] == 0
+        self._visits[mesh] += 1
+        if not is_first and rng.random() < self._revisions:
+            return self._revision(rng, mesh)
+        lead = self._plans[mesh].copy()
+        lead[self.num_slots :] = -1
+        # The first time, what the completions say is followed.
+        noise = 0.0 if is_first else float(np.exp(rng.uniform(np.log(LEAST_NOISE), np.log(MOST_NOISE))))
+        return Guide(
+            lead=lead,
+            taught=self._plans[mesh].copy(),
+            # Whether the mesh is a good one is not known.
+            shown_from=self.num_slots,
+            noise=noise,
+            trust=float(not is_first),
+        )
+
+    def _revision(self, rng: np.random.Generator, mesh: int) -> Guide:
+        best = self._plans[mesh].copy()
+        if mesh not in self._free:
+            by_kind: dict[str, list[int]] = {}
+            for number, slot in enumerate(self._space.slots[self.num_slots :], self.num_slots):
+                if self._asked[number] and self._space.legal(best[:number]).sum() > 1:
+                    by_kind.setdefault(slot.kind, []).append(number)
+            self._free[mesh] = list(by_kind.values())
+        free = self._free[mesh]
+        if not free:
+            return Guide(taught=best)
+        kind = free[int(rng.integers(len(free)))]
+        begin = kind[int(rng.integers(len(kind)))]
+        length = int(np.exp(rng.uniform(np.log(SHORTEST), np.log(LONGEST))))
+        trust = float(rng.random() < TRUSTED)
+        if rng.random() < FROM_NEIGHBOURS:
+            donors = self._plans[np.argsort(self._worth, kind="stable")[:DONORS]]
+            near = self._space.neighbours(rng, best[None], donors)[0]
+            differing = np.flatnonzero(near != best)
+            begin = max(self.num_slots, int(differing[0]) + 1 if len(differing) else begin)
+            return Guide(taught=best, base=near, window=(begin, begin + length), trust=trust)
+        return Guide(taught=best, window=(begin, begin + length), trust=trust)

@@ -1,0 +1,208 @@
+"""What every configuration is written from, and what an export consists of.
+
+A `Run` holds the numbers of a plan that configurations have words for. It exists only for plans that the target can
+express (`automap.verify.target`), so the writers round nothing; what they leave to the trainer they say in notes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from automap.errors import PlanError
+from automap.plan import Degrees, Plan, parse_devices
+from automap.price.degrees import degrees_of
+from automap.price.evaluator import Evaluator
+from automap.price.lowered_plan import LoweredPlan, Segment
+from automap.price.plan_reader import lower_plan
+from automap.problem import Problem
+from automap.targets import Target
+from automap.verify import Verifier
+from ir.blocks import Unit
+from ir.graph import Graph
+from ir.groups import fused_groups
+from ir.operators.experts import DISPATCH
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """One line of the report on what an export kept."""
+
+    about: str
+    """The decision of the plan."""
+    kept: Literal["exact", "rounded", "left to you"]
+    """`rounded`: the trainer does something next to it, which costs no more than the plan says."""
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Export:
+    """The files of one configuration."""
+
+    target: str
+    version: str
+    """Version of the trainer that reads the files."""
+    files: Mapping[str, str]
+    """Name -> text."""
+    launch: str
+    """The command that starts a training with the files."""
+    notes: tuple[Note, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """Sizes of a model that configurations ask for."""
+
+    num_layers: int
+    """Units that the model has several times."""
+    hidden: int | None
+    """Last dim of what passes from layer to layer; null without layers."""
+    heads: int | None
+    """Heads of attention; null without attention."""
+    has_biases: bool
+    """Whether layers add parameters of one dim to what products make."""
+    experts: int
+    """Experts of a layer, 0 for none."""
+    top_k: int
+    """Experts of a token, 0 for none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """The numbers of a plan that configurations have words for."""
+
+    plan: Plan
+    problem: Problem
+    target: Target
+    degrees: Degrees
+    layers: tuple[tuple[int, ...], ...]
+    """[chunks] numbers of the layers of each, from 0, in dataflow order."""
+    recompute: Literal["none", "selective", "full"]
+    is_head_whole: bool
+    """Whether ranks that split weights repeat the product with the vocabulary, which they do not divide."""
+    shape: ModelShape
+    hosts: int
+    """Hosts with devices of the plan."""
+    devices: int
+    """Devices of the plan."""
+
+    @property
+    def torchrun(self) -> str:
+        """The beginning of a command that starts one process a device."""
+        each = self.devices // self.hosts if self.devices % self.hosts == 0 else self.devices
+        several = f"--nnodes={self.hosts} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
+        return f"torchrun {several if self.hosts > 1 else '--standalone'} --nproc-per-node={each}"
+
+    @property
+    def gradients_in_4_bytes(self) -> bool:
+        """Whether gradients are kept wider than activations."""
+        return self.problem.state_bytes[1] >= 4.0 and self.problem.activation_bytes < 4.0
+
+
+def read_run(plan: Plan, problem: Problem, target: Target) -> Run:
+    """The numbers of a plan.
+
+    Args:
+        problem: the problem of the plan, on its own cluster and under its own training.
+
+    Raises:
+        PlanError: the plan is malformed, illegal, or the target cannot express it; names all that it cannot.
+    """
+    evaluator = Evaluator(problem)
+    lowered = lower_plan(plan, evaluator)
+    refused = Verifier(problem).beyond(plan, target.name)
+    if refused:
+        # Stages repeat each other's faults.
+        places = {violation.what: violation.where for violation in reversed(refused)}
+        what = "; ".join(f"{where}: {text}" for text, where in reversed(places.items()))
+        raise PlanError(
+            f"{target.name} cannot express the plan ({what})",
+            field=f"plan.{refused[0].where}",
+            value=target.name,
+            repair=f"Search with --target {target.name}.",
+        )
+    found = degrees_of(lowered, evaluator)
+    layers = _layers(evaluator.blocks.units)
+    chunks = [tuple(layers[s.unit] for s in chunk if s.unit in layers) for chunk in lowered.chunks]
+    segments = [segment for chunk in lowered.chunks for segment in chunk]
+    inside = [segment for segment in segments if segment.unit in layers or not layers]
+    again = {bool(segment.recomputed.any()): bool(segment.recomputed.all()) for segment in inside}
+    devices = {device for stage in plan.stages for device in parse_devices(stage.devices)}
+    return Run(
+        plan=plan,
+        problem=problem,
+        target=target,
+        degrees=found[0],
+        layers=tuple(chunks),
+        recompute="none" if True not in again else "full" if again[True] else "selective",
+        is_head_whole=_is_head_whole(lowered, evaluator, [s for s in segments if s.unit not in layers], found[0]),
+        shape=_shape(problem.graph, evaluator.blocks.units, layers),
+        hosts=len({int(problem.cluster.node_of[device]) for device in devices}),
+        devices=len(devices),
+    )
+
+
+def _is_head_whole(lowered: LoweredPlan, evaluator: Evaluator, outside: Sequence[Segment], degrees: Degrees) -> bool:
+    """Whether a product outside of the layers is whole on an axis of weights."""
+    axes = [lowered.axes.index(axis) for axis, use in degrees.axes.items() if use == "tensor"]
+    for segment in outside:
+        unit = evaluator.blocks.units[segment.unit]
+        table = evaluator.tables.linkage.types[unit.type].signatures
+        begin = segment.first - int(evaluator.tables.spans[unit.type])
+        for row, chosen in enumerate(segment.chosen, begin):
+            op = evaluator.problem.graph.operators[unit.start + row]
+            if op.forward_flops.at(1) > 0.0 and any(not table[row][chosen[axis]].divides_work for axis in axes):
+                return True
+    return False
+
+
+def _layers(units: Sequence[Unit]) -> dict[int, int]:
+    """Number of a unit that the model has several times -> its number among these."""
+    times = Counter(unit.type for unit in units)
+    repeated = [number for number, unit in enumerate(units) if times[unit.type] > 1]
+    return {number: layer for layer, number in enumerate(repeated)}
+
+
+def _shape(graph: Graph, units: Sequence[Unit], layers: Mapping[int, int]) -> ModelShape:
+    boundary = next((units[number].boundary for number in layers), None)
+    attention = next((group for group in fused_groups(graph) if group.kind == "attention"), None)
+    heads = None
+    for index in attention.members if attention else ():
+        op = graph.operators[index]
+        # Scores are [samples, heads, queries, keys].
+        made = graph.tensors[op.outputs[0]].shape if op.kind == "Softmax" else graph.tensors[op.inputs[0]].shape
+        if op.kind == "Softmax" or (op.kind == "Attention" and len(made) == 4):
+            heads = made[1]
+        elif op.kind == "Attention":
+            heads = dict(op.attributes).get("q_num_heads")
+    routers = [op for op in graph if op.kind == DISPATCH]
+    return ModelShape(
+        num_layers=len(layers),
+        hidden=graph.tensors[boundary].shape[-1] if boundary else None,
+        heads=heads,
+        has_biases=any(
+            op.kind in ("Add", "Gemm") and any(_is_vector(graph, name) for name in op.inputs)
+            for number in layers
+            for op in graph.operators[units[number].start : units[number].stop]
+        ),
+        experts=graph.tensors[routers[0].outputs[0]].shape[0] if routers else 0,
+        top_k=graph.tensors[routers[0].inputs[1]].shape[-1] if routers else 0,
+    )
+
+
+def _is_vector(graph: Graph, name: str) -> bool:
+    return graph.is_weight(name) and len(graph.tensors[name].shape) == 1
+
+
+def header(run: Run, lines: Sequence[str] = ()) -> str:
+    """Lines of comment for the top of a file: who wrote it, for which version, and from what."""
+    estimate = run.plan.estimate
+    text = [
+        f"Written by AutoMAP for {run.target.version}.",
+        f"Model {run.plan.model.name}, {run.devices} devices, global batch {run.problem.training.global_batch}.",
+        *([f"Predicted: {estimate.step_time_s:.4g} s a step."] if estimate is not None else []),
+        *lines,
+    ]
+    return "".join(f"# {line}\n" for line in text)

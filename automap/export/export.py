@@ -1,0 +1,84 @@
+"""A plan as the files of a target, in a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from automap.errors import PlanError
+from automap.export import accelerate, deepspeed, megatron, torchtitan
+from automap.export.configuration import Export, Run, read_run
+from automap.plan import Plan
+from automap.problem import Problem
+from automap.records import to_json
+from automap.targets import find_target
+
+WRITERS: Mapping[str, Callable[[Run], Export]] = {
+    "megatron-core": megatron.write,
+    "torchtitan": torchtitan.write,
+    "deepspeed": deepspeed.write,
+    "accelerate": accelerate.write,
+}
+"""Target -> what writes its files. A plan for `automap` is the plan document itself."""
+REPORT = "export.json"
+"""File with the report on what an export kept."""
+
+
+def export(plan: Plan, problem: Problem, name: str) -> Export:
+    """The files of a plan for a target.
+
+    Args:
+        problem: the problem of the plan, on its own cluster and under its own training.
+        name: a key of `WRITERS`.
+
+    Raises:
+        ProblemError: there is no such target.
+        PlanError: the target has no files, or cannot express the plan.
+    """
+    target = find_target(name, field="target")
+    if target is None or name not in WRITERS:
+        repair = f"Use one of {', '.join(WRITERS)}."
+        raise PlanError("nothing is written for this target", field="target", value=name, repair=repair)
+    if problem.precision not in target.precisions:
+        raise PlanError(
+            f"{name} has no such precision",
+            field="plan.training.precision",
+            value=problem.precision,
+            repair=f"Search with --target {name}.",
+        )
+    found = WRITERS[name](read_run(plan, problem, target))
+    report = {
+        "schema": "automap.export/1",
+        "target": name,
+        "version": found.version,
+        "model": to_json(plan.model),
+        "launch": found.launch,
+        "notes": [to_json(note) for note in found.notes],
+    }
+    return Export(
+        target=name,
+        version=found.version,
+        files={**found.files, REPORT: json.dumps(report, indent=1) + "\n"},
+        launch=found.launch,
+        notes=found.notes,
+    )
+
+
+def save(found: Export, folder: Path) -> None:
+    """Writes all files of an export, each of them whole or not at all.
+
+    Raises:
+        PlanError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in found.files.items():
+            part = folder / f".{name}.part"
+            part.write_text(text)
+        for name in found.files:
+            (folder / f".{name}.part").replace(folder / name)
+    except OSError as fault:
+        raise PlanError(
+            f"cannot be written ({fault.strerror})", field="output", value=str(folder), repair="Name another folder."
+        ) from None

@@ -1,0 +1,144 @@
+"""Megatron-LM: arguments of its pretraining scripts, as a bash array and as the YAML map of its functional tests.
+
+Names of flags: megatron/training/arguments.py. A layout has one part a virtual stage: E embedding, t layer, L loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from automap.errors import PlanError
+from automap.export.configuration import Export, Note, Run, header
+
+Flag = tuple[str, str | None]
+"""A flag and its value, None for one without."""
+
+
+def write(run: Run) -> Export:
+    """The files of a run.
+
+    Raises:
+        PlanError: a setting that Megatron-LM has no words for.
+    """
+    parallel, model = list(_parallel(run)), list(_model(run))
+    start = f'{run.torchrun} "${{PRETRAIN:-pretrain_gpt.py}}"'
+    script = (
+        "#!/bin/bash\n"
+        + header(run, ["Data, tokenizer, learning rate and checkpoints are yours: add their arguments."])
+        + "export CUDA_DEVICE_MAX_CONNECTIONS=1\n\n"
+        + _array("MODEL_PARALLEL_ARGS", parallel)
+        + _array("MODEL_ARGS", model)
+        + f'{start} "${{MODEL_PARALLEL_ARGS[@]}}" "${{MODEL_ARGS[@]}}" "$@"\n'
+    )
+    settings = header(run) + "ENV_VARS:\n  CUDA_DEVICE_MAX_CONNECTIONS: 1\nMODEL_ARGS:\n"
+    settings += "".join(f"  {name}: {_yaml(value)}\n" for name, value in (*parallel, *model))
+    return Export(
+        target=run.target.name,
+        version=run.target.version,
+        files={"megatron.sh": script, "megatron.yaml": settings},
+        launch="bash megatron.sh --data-path …",
+        notes=tuple(_notes(run)),
+    )
+
+
+def _array(name: str, flags: list[Flag]) -> str:
+    lines = "".join(f"    {flag}{'' if value is None else f' {_bash(value)}'}\n" for flag, value in flags)
+    return f"{name}=(\n{lines})\n\n"
+
+
+def _bash(value: str) -> str:
+    return value if value.replace(".", "").isalnum() or value.replace("_", "").isalnum() else f"'{value}'"
+
+
+def _yaml(value: str | None) -> str:
+    return "true" if value is None else value if value.isalnum() else f"'{value}'"
+
+
+def _parallel(run: Run) -> Iterator[Flag]:
+    degrees, training = run.degrees, run.problem.training
+    yield "--tensor-model-parallel-size", str(degrees.tensor)
+    yield "--pipeline-model-parallel-size", str(degrees.pipeline)
+    yield "--context-parallel-size", str(degrees.context)
+    if degrees.context > 1:
+        yield "--cp-comm-type", "p2p" if run.problem.trainer.ring_attention else "allgather"
+    if degrees.sequence_parallel:
+        yield "--sequence-parallel", None
+    if run.shape.experts:
+        yield "--expert-model-parallel-size", str(degrees.expert)
+        yield "--expert-tensor-parallel-size", str(degrees.tensor)
+        yield "--moe-token-dispatcher-type", "alltoall"
+    yield from _stages(run)
+    yield "--micro-batch-size", str(degrees.micro_batch)
+    yield "--global-batch-size", str(training.global_batch)
+    if degrees.zero:
+        yield "--use-distributed-optimizer", None
+        yield "--overlap-grad-reduce", None
+        yield "--overlap-param-gather", None
+    elif degrees.data > 1:
+        yield "--overlap-grad-reduce", None
+    if run.recompute == "selective":
+        yield "--recompute-granularity", "selective"
+        yield "--recompute-modules", "core_attn"
+    elif run.recompute == "full":
+        yield "--recompute-granularity", "full"
+        yield "--recompute-method", "uniform"
+        yield "--recompute-num-layers", "1"
+    if training.async_tensor_parallel and degrees.sequence_parallel:
+        yield "--tp-comm-overlap", None
+    yield from _precision(run)
+
+
+def _stages(run: Run) -> Iterator[Flag]:
+    """Which layers each virtual stage has: nothing where all have equally many."""
+    degrees, counts = run.degrees, [len(layers) for layers in run.layers]
+    if degrees.pipeline == 1:
+        return
+    if len({*counts}) > 1:
+        parts = ["t" * count for count in counts]
+        yield "--pipeline-model-parallel-layout", "|".join(["E" + parts[0], *parts[1:-1], parts[-1] + "L"])
+    elif degrees.virtual_stages > 1:
+        yield "--num-layers-per-virtual-pipeline-stage", str(counts[0])
+
+
+def _precision(run: Run) -> Iterator[Flag]:
+    precision = run.problem.precision
+    if precision == "fp8" and run.problem.training.scaling != "tensor":
+        raise PlanError(
+            "Megatron-LM has no fp8 scales of rows",
+            field="plan.training.scaling",
+            value=run.problem.training.scaling,
+            repair='Search with training.scaling "tensor".',
+        )
+    if precision == "fp8":
+        yield "--fp8-format", "hybrid"
+        yield "--fp8-recipe", "tensorwise"
+    if run.problem.base_precision in ("bf16", "fp16"):
+        yield f"--{run.problem.base_precision}", None
+    if run.gradients_in_4_bytes:
+        yield "--accumulate-allreduce-grads-in-fp32", None
+
+
+def _model(run: Run) -> Iterator[Flag]:
+    shape, length = run.shape, run.degrees.sequence_length
+    yield "--num-layers", str(shape.num_layers)
+    for name, value in (("--hidden-size", shape.hidden), ("--num-attention-heads", shape.heads)):
+        if value is not None:
+            yield name, str(value)
+    if length is not None:
+        yield "--seq-length", str(length)
+        yield "--max-position-embeddings", str(length)
+    if not shape.has_biases:
+        yield "--disable-bias-linear", None
+    if shape.experts:
+        yield "--num-experts", str(shape.experts)
+        yield "--moe-router-topk", str(shape.top_k)
+    yield "--optimizer", "adam" if run.problem.training.optimizer == "adam" else "sgd"
+
+
+def _notes(run: Run) -> Iterator[Note]:
+    yield Note(about="degrees, stages, batch, ZeRO, recomputation, precision", kept="exact", text="as the plan says")
+    if run.is_head_whole:
+        what = "Megatron-LM pads what tp does not divide and splits it; the plan counts it whole, which is no faster"
+        yield Note(about="vocabulary", kept="rounded", text=what)
+    what = "the rest of the model's shape (kind of norm, gate, groups of queries, vocabulary) and the data"
+    yield Note(about="model", kept="left to you", text=what)

@@ -1,0 +1,221 @@
+"""The plan space of a problem with a target: what the configuration of the target's trainer can express.
+
+`SpaceOutline` obeys what holds for single decisions, such as ZeRO stages. Here are the limits that follow from the
+model: which degrees Megatron's pattern can be split by, where a pipeline may be cut, and the pattern itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from automap.arrays import Ints, Mask
+from automap.errors import ProblemError
+from automap.price.degrees import sequence_length
+from automap.price.evaluator import Evaluator
+from automap.problem import Problem
+from automap.space.constraints import Constrained
+from automap.space.limits import WHOLE, Limits
+from automap.space.shape import Shape
+from automap.space.space import PlanSpace
+from automap.space.stated_parts import Unpriced, mesh, signatures
+from automap.targets import Target, targets
+from ir.factors import BROADCAST
+from ir.graph import Graph
+from ir.groups import fused_groups
+
+NORMALISATIONS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+"""Kinds that normalise the last dim of every position."""
+SMALL_PRODUCT = 0.05
+"""Share of the largest product's FLOPs up to which a product may be whole on every rank (assumed)."""
+
+
+def plan_space(problem: Problem, evaluator: Evaluator | None = None) -> PlanSpace:
+    """The plans of a problem that its target can express.
+
+    Raises:
+        ProblemError: there is none, or hints leave none.
+    """
+    target = problem.target
+    if target is None:
+        return PlanSpace(problem, evaluator)
+    if target.transformers and not has_attention(problem.graph):
+        repair = f"Use one of {', '.join(t.name for t in targets().values() if not t.transformers)}."
+        raise ProblemError(
+            f"{target.name} trains transformers, and the model has no attention",
+            field="training.target",
+            value=target.name,
+            repair=repair,
+        )
+    evaluator = evaluator or Evaluator(problem)
+    whole = PlanSpace(problem, evaluator)
+    limits = _limits(whole, target)
+    if not any(map(limits.shapes, whole.shapes)):
+        raise ProblemError(
+            f"no plan of this model on {problem.cluster.num_devices} devices is one of {target.name}",
+            field="training.target",
+            value=target.name,
+            repair=f"Use another target or batch; {target.name} splits {', '.join(target.parallel)}.",
+        )
+    return PlanSpace(problem, evaluator, limits=limits)
+
+
+def has_attention(graph: Graph) -> bool:
+    """Whether a model has transformer layers, which is what the degrees of configurations are about."""
+    return any(group.kind == "attention" for group in fused_groups(graph))
+
+
+def _limits(space: PlanSpace, target: Target) -> Limits:
+    """The limits of a target; those of shapes are checked by the caller."""
+    windows = _windows(space, target)
+    found = list(_patterns(space, target)) if target.patterned else []
+    degrees = {pattern.degrees for pattern in found}
+
+    def stays(shape: Shape) -> bool:
+        if shape.num_chunks > 1 and shape.num_chunks not in windows:
+            return False
+        return (not target.patterned or (shape.tp, shape.middle) in degrees) and _expressible(space, target, shape)
+
+    return Limits(shapes=stays, windows=windows, signatures=_obeys(space, found) if target.patterned else None)
+
+
+def _expressible(space: PlanSpace, target: Target, shape: Shape) -> bool:
+    """Whether a target has the degrees of a shape, and they divide what its configuration wants divided."""
+    sides = {"pipeline": shape.pp, "tensor": shape.tp}
+    if space.meshes.middle is not None:
+        sides["expert" if space.meshes.middle.name == "ep" else "context"] = shape.middle
+    if any(size > 1 and side not in target.parallel for side, size in sides.items()):
+        return False
+    if shape.virtual > 1 and not target.virtual_stages:
+        return False
+    if target.fills_pipelines and shape.num_micro_batches < shape.pp:
+        return False
+    ranks = shape.dp * (shape.middle if space.meshes.splits_batch else 1)
+    if target.alike and shape.samples % ranks:
+        return False
+    if shape.tp > 1 and shape.replicas == 1 and not target.tensor_alone:
+        return False
+    length, context = sequence_length(space.problem.graph), sides.get("context", 1)
+    along = shape.tp if target.sequence_parallel else 1
+    return length is None or context * along == 1 or length % (target.even_sequence * context * along) == 0
+
+
+def _windows(space: PlanSpace, target: Target) -> dict[int, tuple[tuple[int, int], ...]]:
+    """Number of chunks -> ends of each: the first layer stays with all before it, the last one with all behind it."""
+    types = [unit.type for unit in space.linkage.blocks.units]
+    numbers = [number for number, kind in enumerate(types) if types.count(kind) > 1] or list(range(len(types)))
+    constrained = Constrained(space.problem, space.evaluator, WHOLE)
+    kinds = {types[number] for number in numbers}
+    found = {}
+    for count in {shape.num_chunks for shape in space.shapes if shape.num_chunks > 1}:
+        # A configuration counts layers of one kind; those of an encoder and a decoder it does not.
+        if len(kinds) > 1 and target.transformers:
+            continue
+        rows = [constrained.window(chunk, count) for chunk in range(count)]
+        lows = [max(low, numbers[0] + chunk) for chunk, (low, _) in enumerate(rows[:-1])]
+        highs = [min(high, numbers[-1] + 1 - (count - 2 - chunk)) for chunk, (_, high) in enumerate(rows[:-1])]
+        if all(low <= high for low, high in zip(lows, highs, strict=True)):
+            found[count] = (*zip(lows, highs, strict=True), rows[-1])
+    return found
+
+
+class _Pattern(NamedTuple):
+    """Megatron's pattern on the meshes of some degrees."""
+
+    degrees: tuple[int, int]
+    """tp, and size of the middle axis."""
+    columns: Ints
+    """[operator rows, axes] signatures."""
+    live: tuple[int, ...]
+    """Axes of several ranks; on the others all operators are whole."""
+
+
+def _patterns(space: PlanSpace, target: Target) -> Iterator[_Pattern]:
+    """The patterns of all degrees that split every layer.
+
+    Degrees that split some operator of a layer in another way than smaller ones are left out, so that each group has
+    one signature on each axis. A vocabulary that does not divide stays whole.
+    """
+    name = None if space.meshes.middle is None else space.meshes.middle.name
+    known: dict[int, Ints] = {}
+    for tp, middle in sorted({(shape.tp, shape.middle) for shape in space.shapes}):
+        if tp * middle > 1 and not has_attention(space.problem.graph):
+            continue
+        shape = max((s for s in space.shapes if (s.tp, s.middle) == (tp, middle)), key=lambda s: s.dp)
+        ep, cp = (middle if name == "ep" else 1), (middle if name == "cp" else 1)
+        try:
+            axes = mesh(dp=shape.dp * ep, tp=tp, cp=cp, ep=ep, slices=tp)
+        except Unpriced:
+            continue
+        own = replace(shape, dp=shape.dp * ep, middle=1)
+        found = signatures(space.evaluator, own, axes, sequence_parallel=target.sequence_parallel and tp > 1)
+        names = [axis.name for axis in axes]
+        columns = np.column_stack([found[:, names.index(axis if axis in names else "dp")] for axis in space.axes])
+        live = tuple(a for a, size in enumerate(space.meshes.mesh(shape)) if size > 1)
+        fits = tp == 1 or _norms_fit(space, columns[:, -1], along=target.sequence_parallel)
+        if fits and all(_is_split(space, columns[:, axis], known, axis) for axis in live):
+            yield _Pattern((tp, middle), columns, live)
+
+
+def _norms_fit(space: PlanSpace, column: Ints, *, along: bool) -> bool:
+    """Whether a column of signatures splits the positions of all normalisations of the layers, or leaves them whole.
+
+    Args:
+        along: whether positions must be split.
+    """
+    tables, tensors = space.evaluator.tables, space.problem.graph.tensors
+    for row in np.flatnonzero(_layer_rows(space)).tolist():
+        unit_type = int(tables.type_of[row])
+        offset = row - int(tables.spans[unit_type])
+        op = space.operator(unit_type, offset)
+        if op.kind in NORMALISATIONS:
+            made = tensors[op.outputs[0]]
+            placement = space.linkage.types[unit_type].signatures[offset][column[row]].outputs[0]
+            is_along = 0 <= placement < len(made.shape) - 1 and placement != made.batch_dim
+            if not (is_along if along else placement == BROADCAST):
+                return False
+    return True
+
+
+def _is_split(space: PlanSpace, column: Ints, known: dict[int, Ints], axis: int) -> bool:
+    """Whether a column of signatures divides all arithmetic of the layers, as the first such column of the axis does.
+
+    Small products, such as the routers of experts, may be whole.
+    """
+    tables, graph = space.evaluator.tables, space.problem.graph
+    small = SMALL_PRODUCT * max(op.forward_flops.at(1) for op in graph)
+    rows = _layer_rows(space)
+    for row in np.flatnonzero(rows).tolist():
+        unit_type = int(tables.type_of[row])
+        offset = row - int(tables.spans[unit_type])
+        signature = space.linkage.types[unit_type].signatures[offset][column[row]]
+        if space.operator(unit_type, offset).forward_flops.at(1) > small and not signature.divides_work:
+            return False
+    first = known.setdefault(axis, column)
+    return bool((first[rows] == column[rows]).all())
+
+
+def _layer_rows(space: PlanSpace) -> Mask:
+    """[operator rows] whether an operator is in a layer: a unit that the model has several times."""
+    types = [unit.type for unit in space.linkage.blocks.units]
+    of_row = space.evaluator.tables.type_of
+    found: Mask = np.isin(of_row, [kind for kind in set(types) if types.count(kind) > 1])
+    return found
+
+
+def _obeys(space: PlanSpace, patterns: Sequence[_Pattern]) -> Mask:
+    """[axes, values of all groups] whether some pattern has a signature, see `SpaceArrays.obeys`."""
+    columns = []
+    for axis in range(len(space.axes)):
+        live = [pattern.columns[:, axis] for pattern in patterns if axis in pattern.live]
+        stay = [
+            np.any([(values == column[members]).all(axis=1) for column in live], axis=0)
+            if live
+            else np.ones(len(values), dtype=np.bool_)
+            for members, values in space.group_rows.values()
+        ]
+        columns.append(np.concatenate(stay))
+    return np.array(columns)

@@ -1,0 +1,87 @@
+"""Targets: what the configuration of a trainer can express, read from files of `automap/data/targets`.
+
+A search for a target decides among the plans that this trainer runs as they are; nothing is rounded afterwards. What a
+plan would cost there is a matter of the trainer (`automap.problem.Trainer`), which a target names.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Annotated, Literal
+
+from automap.documents import read_document
+from automap.errors import ProblemError
+from automap.records import Range, from_json
+
+ANY = "any"
+"""Name of no target: every plan of the space."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """What the configuration of a trainer can express."""
+
+    name: str
+    about: str
+    version: str
+    """The version of the trainer whose configuration is meant."""
+    trainer: str
+    """The trainer that the price follows unless the user names another one."""
+    parallel: tuple[Literal["data", "tensor", "context", "expert", "pipeline"], ...]
+    """Kinds of parallelism that have a degree in the configuration."""
+    transformers: bool
+    """Whether only models of transformer layers can be trained, and cut between layers of one kind alone."""
+    patterned: bool
+    """Whether operators are split in Megatron's pattern alone (`automap.space.megatron`)."""
+    sequence_parallel: bool
+    """Whether ranks that split weights split the sequence in normalisations; always or never."""
+    tensor_alone: bool
+    """Whether ranks that split weights need no replicas beside them."""
+    layers_only: bool
+    """Whether recomputation is of repeated layers alone, not of embeddings, heads and losses."""
+    virtual_stages: bool
+    """Whether a pipeline rank may have several stages (the interleaved schedule)."""
+    fills_pipelines: bool
+    """Whether a step must have at least as many micro-batches as a pipeline has ranks."""
+    schedules: tuple[Literal["1f1b", "gpipe", "zb1p", "zb2p"], ...]
+    """Pipeline schedules without virtual stages, the usual one first."""
+    recompute: tuple[Literal["none", "selective", "full"], ...]
+    """Recompute modes."""
+    zero: tuple[Annotated[int, Range(0, 3)], ...]
+    """ZeRO stages of plans that split the batch alone."""
+    zero_with_others: tuple[Annotated[int, Range(0, 3)], ...]
+    """ZeRO stages of plans that split anything else, or have a pipeline; some of `zero`."""
+    precisions: tuple[str, ...]
+    """Precisions of the arithmetic."""
+    alike: bool
+    """Whether all pipeline ranks are alike: as many devices, in their order, with equal shares of the samples, and one
+    recompute mode."""
+    even_sequence: Annotated[int, Range(1, 2)]
+    """The sequence is a multiple of this many times the ranks of context parallelism."""
+    schema: str = "automap.target/1"
+    source: Mapping[str, str] | None = None
+
+
+@functools.cache
+def targets() -> Mapping[str, Target]:
+    """Every target that has a data file, by name."""
+    found = {}
+    for entry in sorted(resources.files("automap").joinpath("data", "targets").iterdir(), key=lambda e: e.name):
+        target = from_json(Target, read_document(entry.read_text()), path=entry.name, error=ProblemError)
+        found[target.name] = target
+    return found
+
+
+def find_target(name: str, *, field: str = "training.target") -> Target | None:
+    """The target of a name; None for `any`.
+
+    Raises:
+        ProblemError: there is no such target.
+    """
+    if name != ANY and name not in targets():
+        repair = f"Use one of {ANY}, {', '.join(targets())}."
+        raise ProblemError("unknown target", field=field, value=name, repair=repair)
+    return targets().get(name)

@@ -1,0 +1,129 @@
+"""Rules about the target (`training.target`): a plan that its trainer's configuration can express."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from automap.plan import Plan, parse_devices
+from automap.targets import Target
+from automap.verify.model import Model, Placed
+from automap.verify.reading import Chunk, Violation, layer_operators, num_ranks
+
+SIDES = {"batch": "data", "weights": "tensor", "positions": "context", "experts": "expert"}
+"""What operators split on an axis -> the kind of parallelism."""
+SMALL = 0.05
+"""Share of the largest operator's FLOPs up to which operators, such as routers, may do anything (assumed)."""
+
+
+def check_target(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
+    """What the configuration of the target cannot express."""
+    target = model.problem.target
+    if target is None:
+        return
+    ranks = num_ranks(plan)
+    kinds = (*target.schedules, *(["interleaved"] if target.virtual_stages else []))
+    if plan.schedule.kind not in kinds:
+        yield Violation("schedule.kind", f"{target.name} has no schedule {plan.schedule.kind}")
+    if plan.sync.kind != "synchronous":
+        yield Violation("sync.kind", f"{target.name} trains synchronously")
+    if target.fills_pipelines and plan.num_micro_batches < ranks:
+        what = f"{target.name} needs {ranks} micro-batches for as many pipeline ranks"
+        yield Violation("num_micro_batches", what)
+    if ranks > 1 and "pipeline" not in target.parallel:
+        yield Violation("stages", f"{target.name} has no pipelines")
+    if target.alike:
+        yield from _unlike(plan, chunks, model, target, ranks)
+    for chunk in chunks if target.patterned else ():
+        yield from _pattern(chunk, model, target)
+    for chunk in chunks:
+        others = ranks > 1 or len(_live(chunk)) > 1 or (bool(_live(chunk)) and _replicas(chunk) == 1)
+        stages = target.zero_with_others if others else target.zero
+        # Without replicas there is nothing to shard.
+        if chunk.stage.zero.stage not in stages and _replicas(chunk) > 1:
+            yield Violation(f"{chunk.where}.zero.stage", f"{target.name} has no ZeRO {chunk.stage.zero.stage} there")
+
+
+def _live(chunk: Chunk) -> list[str]:
+    return [axis for axis, size in chunk.sizes.items() if size > 1]
+
+
+def _replicas(chunk: Chunk) -> int:
+    return max((chunk.sizes[axis] for axis in _live(chunk) if axis != "tp"), default=1)
+
+
+def _unlike(plan: Plan, chunks: Sequence[Chunk], model: Model, target: Target, ranks: int) -> Iterator[Violation]:
+    """Pipeline ranks that differ from the first one."""
+    first = chunks[0]
+    devices = [device for chunk in chunks[:ranks] for device in parse_devices(chunk.stage.devices)]
+    if any(one > other for one, other in itertools.pairwise(devices)):
+        yield Violation("stages", f"{target.name} takes the devices in their order")
+    modes = {}
+    for chunk in chunks:
+        if chunk.stage.mesh != first.stage.mesh:
+            yield Violation(f"{chunk.where}.mesh", f"{target.name} has the same mesh everywhere")
+        if chunk.stage.batch_shares is not None or plan.samples_per_micro_batch != chunk.samples:
+            yield Violation(f"{chunk.where}.batch_axes", f"{target.name} shares samples out evenly")
+        layers = layer_operators(chunk, model)
+        inside = chunk.again & set(layers)
+        if target.layers_only and chunk.again - inside:
+            name = model.graph.operators[min(chunk.again - inside)].name
+            yield Violation(f"{chunk.where}.recompute", f"{target.name} computes layers again, not {name}")
+        if layers:
+            modes[len(inside) == len(layers), not inside] = chunk
+    if len(modes) > 1:
+        yield Violation(f"{list(modes.values())[1].where}.recompute", f"{target.name} has one mode for all stages")
+
+
+def _pattern(chunk: Chunk, model: Model, target: Target) -> Iterator[Violation]:
+    """Axes on which the layers of a stage do not all do the same, or something that has no degree."""
+    for axis in _live(chunk):
+        sides = _side(chunk, model, axis)
+        dense = sides - {"expert"}
+        if sides and (len(dense) > 1 or not sides <= set(target.parallel)):
+            what = " and ".join(sorted(sides))
+            yield Violation(f"{chunk.where}.mesh", f"{target.name} has no axis for {what} as {axis}")
+        if dense == {"tensor"}:
+            yield from _norms(chunk, model, target, axis)
+
+
+def _side(chunk: Chunk, model: Model, axis: str) -> set[str]:
+    """The kinds of parallelism that products with weights in the layers of a stage take on an axis."""
+    graph = model.graph
+    large = SMALL * max(op.forward_flops.at(1) for op in graph.operators)
+    found = set()
+    for index in layer_operators(chunk, model):
+        op = graph.operators[index]
+        if op.forward_flops.at(1) > large and any(name in model.parametric for name in op.inputs):
+            found.add(_split(model, index, chunk.placed[index][axis]))
+    return found
+
+
+def _split(model: Model, index: int, placed: Placed) -> str:
+    op = model.graph.operators[index]
+    number = model.legal(index)[placed]
+    if number is None:
+        return "repetition"
+    factor = op.rule.factors[number]
+    if factor.is_batch:
+        return SIDES["batch"]
+    weights = [text for name, text in zip(op.inputs, placed.inputs, strict=True) if name in model.parametric]
+    if not any(text.startswith("S") for text in weights):
+        return SIDES["positions"]
+    # The weight of experts is [experts, inputs, outputs].
+    return SIDES["experts" if op.kind == "automap.GroupedMatMul" and weights[0] == "S(0)" else "weights"]
+
+
+def _norms(chunk: Chunk, model: Model, target: Target, axis: str) -> Iterator[Violation]:
+    """Normalisations in layers that are split along the sequence on an axis of weights, or not, against the target."""
+    for index in layer_operators(chunk, model):
+        op = model.graph.operators[index]
+        made = model.graph.tensors[op.outputs[0]]
+        if op.kind.endswith("LayerNormalization") or op.kind == "RMSNormalization":
+            text = chunk.placed[index][axis].outputs[0]
+            positions = [f"S({dim})" for dim in range(len(made.shape) - 1) if dim != made.batch_dim]
+            if text not in (positions if target.sequence_parallel else ["B"]):
+                what = "always" if target.sequence_parallel else "never"
+                fault = f"{target.name} {what} splits the sequence in normalisations on {axis}, which have {text}"
+                yield Violation(f"{chunk.where}.shardings", fault)
+                return

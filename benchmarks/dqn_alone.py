@@ -1,0 +1,162 @@
+"""The DQN alone on ten real models: beside the best plans known, beside a DQN without training, and in the portfolio.
+
+    python benchmarks/dqn_alone.py [--seeds 3] [--seconds 20] [--evaluations 500] [--only WORD]
+        [--parts alone,transfer,portfolio] [--known benchmarks/best_known.json] [--search 60s]
+
+Three parts, each a table with one line a problem and then a summary:
+
+- alone: the gap of the plan that `dqn` finds in so many seconds to the best plan known, for every seed. With it, the
+  plans that it has priced and the completions that it has looked at.
+- transfer: plans that it prices until one is within 1 % of the best known one, and the same of `dqn-from-scratch`, in
+  the median over seeds; `-` where more than half of the runs do not get there in so many seconds.
+- portfolio: the gap of the portfolio with so many evaluations, and of the same without a network: templates, the
+  opening (`agents/planners/opening.py`), then annealing.
+
+The best plan known is kept in a file, see `benchmarks/network_gap.py`; what is faster is not written back. Seconds of
+the DQN are of processor time of its process, so that other work on the machine changes nothing.
+"""
+
+import argparse
+import datetime
+import math
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+
+from network_gap import Known, problems
+
+from agents import Budget, search
+from agents.incumbent import Incumbent
+from agents.learning.dqn import run_dqn
+from agents.learning.proposals import NETWORK
+from agents.planners.opening import work_out
+from agents.sampling.expert import price_grid
+from agents.sampling.mcmc import best_of_meshes, run_mcmc
+from automap.problem import Problem
+from automap.space.space import PlanSpace
+
+NAMES = (
+    "gpt2-xl on 64x8xH100-80GB, batch 128",
+    "gpt2-xl on 2x8xV100-16GB@25Gbit, batch 128",
+    "bert-large on 16x1xV100-16GB@10Gbit, batch 256",
+    "bert-large on 64x8xH100-80GB, batch 256",
+    "resnet50 on 16x1xV100-16GB@10Gbit, batch 1024",
+    "vgg19 on 16x1xV100-16GB@10Gbit, batch 1024",
+    "llama-70b on 64x8xH100-80GB, batch 256",
+    "t5-11b on 2x8xV100-16GB@25Gbit, batch 256",
+    "t5-11b on 64x8xH100-80GB, batch 256",
+    "mixtral-8x7b on 64x8xH100-80GB, batch 256",
+)
+"""Problems of `benchmarks/network_gap.py` in which the best template is furthest from the best plan known."""
+NEAR = 0.01
+
+
+def searched(problem: Problem, seconds: float, seed: int, *, pretrained: bool, enough_s: float = 0.0) -> Incumbent:
+    """A search of the DQN alone, which ends early where a plan takes at most `enough_s`."""
+    found: list[Incumbent] = []
+    incumbent = Incumbent(
+        PlanSpace(problem),
+        Budget(seconds=seconds),
+        searcher="expert",
+        should_stop=lambda: bool(found) and found[0].best_s <= enough_s,
+        clock=time.process_time,
+    )
+    grid = price_grid(incumbent, charged=False)
+    # Counted are the plans of the DQN; what the search opens with counts as none.
+    incumbent.evaluations, incumbent.searcher = 0, "dqn"
+    incumbent.improvements = [(0, when, reached) for _, when, reached in incumbent.improvements]
+    found.append(incumbent)
+    run_dqn(incumbent, seed=seed, templates=grid, network=NETWORK if pretrained else None)
+    return incumbent
+
+
+def plans_to(incumbent: Incumbent, step_time_s: float) -> float:
+    """Plans that were priced until one was as fast; infinite where none was."""
+    return next(
+        (float(max(count, 0)) for count, _, reached in incumbent.improvements if reached <= step_time_s), math.inf
+    )
+
+
+def annealed(problem: Problem, evaluations: int, seed: int) -> float:
+    """Step time that the opening of a search and annealing reach."""
+    incumbent = Incumbent(PlanSpace(problem), Budget(evaluations=evaluations), searcher="expert")
+    grid = price_grid(incumbent)
+    opened = grid.joined(work_out(incumbent, grid))
+    run_mcmc(incumbent, seed=seed, start=best_of_meshes(incumbent.space, opened.values, opened.prices))
+    return incumbent.best_s
+
+
+def main() -> None:
+    """Prints the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--evaluations", type=int, default=500)
+    parser.add_argument("--only", default="", help="a word in the names of the problems")
+    parser.add_argument("--parts", default="alone,transfer,portfolio")
+    parser.add_argument("--known", type=Path, default=Path(__file__).parent / "best_known.json")
+    parser.add_argument("--search", default="60s", help="budget of the portfolio where no plan is known")
+    given = parser.parse_args()
+    print(f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, {given.seeds} seeds")
+    known = Known(given.known, Budget.parse(given.search))
+    parts, seeds = given.parts.split(","), range(given.seeds)
+    gaps, ratios, ours, theirs = [], [], [], []
+    for name, build in problems():
+        if name not in NAMES or given.only not in name:
+            continue
+        problem = build()
+        best_s = known.best_s(name, problem)
+        line = []
+        if "alone" in parts or "transfer" in parts:
+            runs = [searched(problem, given.seconds, seed, pretrained=True) for seed in seeds]
+            known.check(name, runs[0].baselines["expert"])
+        if "alone" in parts:
+            reached = [run.best_s / best_s - 1.0 for run in runs]
+            gaps.append(reached)
+            looked = statistics.median(run.look_aheads for run in runs)
+            line.append(f"alone {_percents(reached)} with {statistics.median(r.evaluations for r in runs):.0f} plans, ")
+            line.append(f"{looked:.0f} completions")
+        if "transfer" in parts:
+            near_s = (1.0 + NEAR) * best_s
+            again = [searched(problem, given.seconds, s, pretrained=False, enough_s=near_s) for s in seeds]
+            fine, scratch = (statistics.median(plans_to(run, near_s) for run in some) for some in (runs, again))
+            if math.isfinite(fine):
+                ratios.append(max(scratch, 1.0) / max(fine, 1.0))
+            line.append(f"  plans to 1 %: {_count(fine)}, from scratch {_count(scratch)}")
+        if "portfolio" in parts:
+            budget = Budget(evaluations=given.evaluations)
+            with_network = [search(problem, budget, seed=s).plan.search.searchers for s in seeds]
+            ours.append([min(filter(None, one.values())) / best_s - 1.0 for one in with_network])
+            theirs.append([annealed(problem, given.evaluations, seed) / best_s - 1.0 for seed in seeds])
+            line.append(f"  portfolio {_percents(ours[-1])}, without network {_percents(theirs[-1])}")
+        print("".join(line), "", name, flush=True)
+    if gaps:
+        near = sum(statistics.median(some) <= NEAR for some in gaps)
+        every = [gap for some in gaps for gap in some]
+        print(
+            f"alone: {100 * statistics.fmean(every):.2f} % above the best plan known in the mean, at most 1 % in the "
+            f"median over seeds on {near} of {len(gaps)} problems and in {sum(gap <= NEAR for gap in every)} of "
+            f"{len(every)} runs"
+        )
+    if ratios:
+        print(
+            f"transfer: {statistics.median(ratios):.1f} times as many plans from scratch in the median over "
+            f"{len(ratios)} problems that get there"
+        )
+    if ours:
+        one, other = (100 * statistics.fmean(gap for some in part for gap in some) for part in (ours, theirs))
+        print(f"portfolio: {one:.2f} % with the network, {other:.2f} % without it, in the mean")
+
+
+def _percents(gaps: list[float]) -> str:
+    return " ".join(f"{100 * gap:.2f}" for gap in gaps) + " %"
+
+
+def _count(plans: float) -> str:
+    return f"{plans:.0f}" if math.isfinite(plans) else "-"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""Exports of random plans read by the parsers of the trainers themselves, and the numbers compared with the plans.
+
+Megatron-Core checks its `TransformerConfig` and the layout of pipelines; torchtitan its `ConfigManager` and
+`ParallelDims`; DeepSpeed its `DeepSpeedConfig`; accelerate its `ClusterConfig` and `ParallelismConfig`. A trainer that
+cannot be imported is named and left out.
+
+    python benchmarks/prove_exports.py [PLANS] [--targets NAME …] [--packages FOLDER …]
+
+`--packages` names folders with the unpacked packages, such as `pip install --target FOLDER` makes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import logging
+import shlex
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from automap.cluster import parse_cluster
+from automap.errors import ProblemError
+from automap.export.export import WRITERS, export, save
+from automap.plan import Degrees, Plan
+from automap.price.estimate import annotate
+from automap.problem import Problem
+from automap.space.target_limits import plan_space
+from automap.targets import targets
+from ir import zoo
+
+CASES = (
+    ("gpt:layers=12,hidden=128,heads=8,seq_len=64,vocab_size=1022", "2x8xA100", 64, {}),
+    ("llama:layers=8,hidden=128,heads=8,kv_heads=4,ffn=256,seq_len=64,vocab_size=512", "4x8xH100", 96, {}),
+    ("gpt:layers=8,hidden=128,heads=8,seq_len=64,vocab_size=512", "2x8xA100", 32, {"cp": 4}),
+    ("moe:layers=8,hidden=128,heads=8,kv_heads=8,ffn=256,experts=8,seq_len=64,vocab_size=512", "2x8xH100", 64, {}),
+    ("vit:layers=6,hidden=96,heads=6,image_size=32,patch_size=8,num_classes=12", "8xA100", 48, {}),
+)
+"""Models, clusters, global batches and hints.fix of the plans."""
+
+Numbers = Mapping[str, Any]
+"""What a parser read: dp, tp, cp, pp, micro_batch, steps, stages and the like; compared where the plan has it too."""
+
+
+def from_megatron(folder: Path, devices: int) -> Numbers:
+    """Megatron-Core's checks of the arguments."""
+    from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    words = shlex.split((folder / "megatron.sh").read_text().replace("=(", "=( "), comments=True)
+    flags: dict[str, str] = {}
+    for number, word in enumerate(words[: words.index("torchrun")]):
+        if word.startswith("--"):
+            flags[word] = "" if words[number + 1][:2] in ("--", ")") else words[number + 1]
+    tp, pp = (int(flags[f"--{name}-model-parallel-size"]) for name in ("tensor", "pipeline"))
+    cp = int(flags["--context-parallel-size"])
+    num_layers, layout = int(flags["--num-layers"]), flags.get("--pipeline-model-parallel-layout")
+    each = int(flags.get("--num-layers-per-virtual-pipeline-stage", 0))
+    virtual = num_layers // pp // each if each else None
+    experts = int(flags.get("--num-experts", 0))
+    TransformerConfig(
+        num_layers=num_layers,
+        hidden_size=int(flags["--hidden-size"]),
+        num_attention_heads=int(flags["--num-attention-heads"]),
+        tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp,
+        context_parallel_size=cp,
+        virtual_pipeline_model_parallel_size=virtual,
+        pipeline_model_parallel_layout=layout,
+        pipeline_dtype=__import__("torch").bfloat16,
+        sequence_parallel="--sequence-parallel" in flags,
+        num_moe_experts=experts or None,
+        expert_model_parallel_size=int(flags.get("--expert-model-parallel-size", 1)),
+        expert_tensor_parallel_size=int(flags.get("--expert-tensor-parallel-size", tp)),
+        moe_token_dispatcher_type=flags.get("--moe-token-dispatcher-type", "allgather"),
+        recompute_granularity=flags.get("--recompute-granularity"),
+        recompute_method=flags.get("--recompute-method"),
+        recompute_num_layers=int(flags["--recompute-num-layers"]) if "--recompute-num-layers" in flags else None,
+        bf16="--bf16" in flags,
+        add_bias_linear="--disable-bias-linear" not in flags,
+    )
+    stages = [num_layers // pp // (virtual or 1)] * pp * (virtual or 1)
+    if layout:
+        read = PipelineParallelLayerLayout.from_str(layout, pp)
+        rows = [read.layout[c % pp][c // pp] for c in range(pp * read.virtual_pipeline_model_parallel_size)]
+        stages = [sum(layer.name == "decoder" for layer in row) for row in rows]
+    dp = devices // (tp * pp * cp)
+    micro = int(flags["--micro-batch-size"])
+    steps = int(flags["--global-batch-size"]) // micro // dp
+    return {"dp": dp, "tp": tp, "cp": cp, "pp": pp, "micro_batch": micro, "steps": steps, "stages": stages}
+
+
+def from_torchtitan(folder: Path, devices: int) -> Numbers:
+    """torchtitan's `JobConfig` and `ParallelDims`."""
+    if "torchtitan" not in sys.modules and (spec := importlib.util.find_spec("torchtitan")) is not None:
+        # Importing the package itself would import its models, which need Triton.
+        sys.modules["torchtitan"] = importlib.util.module_from_spec(spec)
+    from torchtitan.config import ConfigManager
+    from torchtitan.distributed.parallel_dims import ParallelDims
+
+    config = ConfigManager().parse_args(["--job.config_file", str(folder / "torchtitan.toml")])
+    way, training = config.parallelism, config.training
+    dims = ParallelDims(
+        dp_replicate=way.data_parallel_replicate_degree,
+        dp_shard=way.data_parallel_shard_degree,
+        cp=way.context_parallel_degree,
+        tp=way.tensor_parallel_degree,
+        pp=way.pipeline_parallel_degree,
+        ep=way.expert_parallel_degree,
+        etp=way.expert_tensor_parallel_degree,
+        world_size=devices,
+    )
+    dp = dims.dp_replicate * dims.dp_shard
+    steps, micro = training.global_batch_size // (training.local_batch_size * dp), training.local_batch_size
+    stages = None
+    if dims.pp > 1:
+        from torch.distributed.pipelining.schedules import get_schedule_class
+
+        get_schedule_class(way.pipeline_parallel_schedule)
+        micro = way.pipeline_parallel_microbatch_size
+        steps *= training.local_batch_size // micro
+        parts = way.module_fqns_per_model_part
+        stages = [sum(name.startswith("layers.") for name in part) for part in parts]
+    found = {"dp": dp, "tp": dims.tp, "cp": dims.cp, "pp": dims.pp, "micro_batch": micro, "steps": steps}
+    return {**found, **({"stages": stages} if stages else {})}
+
+
+def from_deepspeed(folder: Path, devices: int) -> Numbers:
+    """DeepSpeed's `DeepSpeedConfig`, with the replicas of its world."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    tp = json.loads((folder / "deepspeed.json").read_text()).get("tensor_parallel", {}).get("autotp_size", 1)
+    world = SimpleNamespace(get_data_parallel_world_size=lambda: devices // tp)
+    with mock.patch("deepspeed.comm.get_rank", return_value=0):  # no process group
+        config = DeepSpeedConfig(str(folder / "deepspeed.json"), mpu=world)
+    return {
+        "dp": config.world_size,
+        "tp": max(1, config.tensor_parallel_config.autotp_size),
+        "micro_batch": config.train_micro_batch_size_per_gpu,
+        "steps": config.gradient_accumulation_steps,
+        "zero": int(config.zero_optimization_stage),
+    }
+
+
+def from_accelerate(folder: Path, devices: int) -> Numbers:
+    """accelerate's `ClusterConfig`, and its `ParallelismConfig` as the launcher would set it."""
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.parallelism_config import ParallelismConfig
+    from accelerate.utils import DistributedType
+
+    config = load_config_from_file(str(folder / "accelerate.yaml"))
+    given = {k.removeprefix("parallelism_config_"): v for k, v in config.parallelism_config.items()}
+    is_fsdp = config.distributed_type == DistributedType.FSDP
+    sizes = {k: v for k, v in given.items() if k.endswith("_size")} or {"dp_shard_size": devices}
+    if is_fsdp:
+        way = ParallelismConfig(**sizes)
+        world = SimpleNamespace(
+            multi_device=True, num_processes=config.num_processes, is_fsdp2=config.fsdp_config["fsdp_version"] == 2
+        )
+        way._validate_accelerator(SimpleNamespace(**vars(world), is_main_process=False, distributed_type=None))
+    batch = json.loads((folder / "training_arguments.json").read_text())
+    return {
+        "dp": sizes["dp_shard_size"],
+        "tp": sizes.get("tp_size", 1),
+        "cp": sizes.get("cp_size", 1),
+        "micro_batch": batch["per_device_train_batch_size"],
+        "steps": batch["gradient_accumulation_steps"],
+    }
+
+
+PARSERS: Mapping[str, Callable[[Path, int], Numbers]] = {
+    "megatron-core": from_megatron,
+    "torchtitan": from_torchtitan,
+    "deepspeed": from_deepspeed,
+    "accelerate": from_accelerate,
+}
+
+
+def wanted(plan: Plan, degrees: Degrees, layers: list[int]) -> Numbers:
+    """The numbers of a plan under the names of `Numbers`."""
+    return {
+        "dp": degrees.data,
+        "tp": degrees.tensor,
+        "cp": degrees.context,
+        "pp": degrees.pipeline,
+        "micro_batch": degrees.micro_batch,
+        "steps": plan.num_micro_batches,
+        "zero": degrees.zero,
+        "stages": layers,
+    }
+
+
+def layers_of(plan: Plan, problem: Problem) -> list[int]:
+    """[stages] number of layers, by the names of their operators."""
+    names = [op.name for op in problem.graph.operators]
+    found = []
+    for stage in plan.stages:
+        inside = names[names.index(stage.operators[0]) : names.index(stage.operators[1]) + 1]
+        kept = {name.split(".")[1].split("/")[0] for name in inside if name.startswith(("h.", "layers.", "blocks."))}
+        found.append(len(kept))
+    return found
+
+
+def prove(target: str, count: int) -> tuple[int, int, list[str]]:
+    """Plans exported and read back, distinct configurations among them, and differences."""
+    read, texts, faults = 0, set(), []
+    for model, cluster, batch, fix in CASES:
+        try:
+            training = {"global_batch": batch, "target": target}
+            space = plan_space(Problem.build(zoo.build(model), parse_cluster(cluster), training, {"fix": fix}))
+        except ProblemError:
+            continue  # not of this target
+        for values in space.random_batch(np.random.default_rng(0), -(-count // len(CASES))).tolist():
+            plan = annotate(space.decode(values), space.lowered(values), space.evaluator)
+            found = export(plan, space.problem, target)
+            with tempfile.TemporaryDirectory() as name:
+                save(found, Path(name))
+                devices = space.problem.cluster.num_devices
+                numbers = PARSERS[target](Path(name), devices)
+            own = wanted(plan, plan.degrees[0], layers_of(plan, space.problem))
+            faults += [f"{model}: {k} {v}, {own[k]} in the plan" for k, v in numbers.items() if v != own[k]]
+            read += 1
+            texts.add(tuple(found.files.values()))
+    return read, len(texts), faults
+
+
+def main() -> int:
+    """Prints a line for each target; the exit code tells whether all numbers agree."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("plans", type=int, nargs="?", default=200, help="plans of each target, about")
+    parser.add_argument("--targets", nargs="+", default=list(WRITERS), choices=list(WRITERS))
+    parser.add_argument("--packages", nargs="+", default=[], help="folders with the trainers")
+    given = parser.parse_args()
+    sys.path += given.packages
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    print(f"about {given.plans} plans a target, read by the trainers' own parsers")
+    failed = False
+    for target in given.targets:
+        try:
+            read, distinct, faults = prove(target, given.plans)
+        except ImportError as fault:
+            print(f"{target:14} not read: {fault}")
+            continue
+        version = targets()[target].version
+        print(f"{target:14} {read} plans, {distinct} distinct configurations, {len(faults)} differences ({version})")
+        for fault in faults[:5]:
+            print(f"{'':14} {fault}")
+        failed |= bool(faults)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Problems that other processes prepare are the same as those that are prepared when they are asked for."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from agents.learning import preparation
+from agents.learning.labels import Label, drawn_version
+from agents.learning.lessons import lessons
+from agents.learning.preparation import Preparation
+from agents.learning.problems import generate
+from agents.sampling.expert import grid_of
+from automap.space.space import PlanSpace
+
+SEEDS = (9, 10, 17)
+
+
+def never(space):
+    raise AssertionError("it has been prepared")
+
+
+@pytest.mark.slow
+def test_problems_come_in_order_and_prepared(monkeypatch):
+    spaces = {seed: PlanSpace(generate(seed).problem) for seed in SEEDS}
+    with Preparation(1) as others, monkeypatch.context() as patched:
+        patched.setattr(preparation, "opened", never)
+        for seed, expected in zip(others.in_order(iter(SEEDS * 2)), SEEDS * 2, strict=True):
+            assert seed == expected
+            found, templates = others.opened(seed, spaces[seed]), grid_of(spaces[seed])
+            # What is worked out behind the templates depends on the time that it took.
+            np.testing.assert_array_equal(found.values[: len(templates.values)], templates.values)
+            np.testing.assert_array_equal(found.prices, spaces[seed].price(found.values))
+            assert len(found.values) > len(templates.values) and found.values.dtype == np.int64
+
+
+@pytest.mark.slow
+def test_what_a_process_never_returns_is_found_when_it_is_asked_for(monkeypatch):
+    monkeypatch.setattr(preparation, "PATIENCE_S", 0.0)
+    with Preparation(1) as others:
+        assert list(others.in_order(iter(SEEDS))) == list(SEEDS)
+        space = PlanSpace(generate(10).problem)
+        assert len(others.opened(10, space).values) >= len(grid_of(space).values)
+
+
+def test_without_processes_problems_are_prepared_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(preparation, "opened", lambda space: asked.append(space) or grid_of(space))
+    with Preparation(0) as alone:
+        for seed in alone.in_order(iter((10, 10))):
+            alone.opened(seed, PlanSpace(generate(seed).problem))
+    assert len(asked) == 1
+
+
+def test_problems_of_which_nothing_fits_are_left_out(monkeypatch):
+    monkeypatch.setattr(preparation, "opened", grid_of)
+    useless = Label(seed=10, version=drawn_version(10), digest="", fits=False, seconds=0.0)
+    found = [lesson.seed for lesson in itertools.islice(lessons(SEEDS, {10: useless}, seed=0), 6)]
+    assert sorted(found) == sorted((9, 17) * 3)

@@ -1,0 +1,328 @@
+"""Exports read back by the rules of each trainer's own parser; the numbers are those of the plan."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import shlex
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from automap.cluster import parse_cluster
+from automap.errors import PlanError, ProblemError
+from automap.export.export import REPORT, WRITERS, export, save
+from automap.plan import Plan
+from automap.price.estimate import annotate
+from automap.problem import Problem
+from automap.space.space import PlanSpace
+from automap.space.target_limits import plan_space
+from ir import zoo
+
+GPT = "gpt:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=102"
+MODELS = {
+    "gpt": (GPT, {}),
+    "long": (GPT, {"cp": 2}),
+    "moe": ("moe:layers=4,hidden=64,heads=4,kv_heads=2,ffn=128,experts=4,seq_len=32,vocab_size=96", {}),
+    "resnet": ("resnet:blocks=2-2,width=8,image_size=32,num_classes=16", {}),
+}
+CASES = [
+    (model, target)
+    for model in MODELS
+    for target in WRITERS
+    if (model, target) not in {("resnet", "megatron-core"), ("resnet", "torchtitan"), ("long", "deepspeed")}
+]
+DEVICES, BATCH, LENGTH = 8, 16, 32
+
+
+@functools.cache
+def space_of(model: str, target: str) -> PlanSpace:
+    name, fix = MODELS[model]
+    training = {"global_batch": BATCH, "target": target}
+    return plan_space(Problem.build(zoo.build(name), parse_cluster("2x4xA100"), training, {"fix": fix}))
+
+
+def exported(space: PlanSpace, values: Any, target: str) -> tuple[Plan, Mapping[str, str]]:
+    plan = annotate(space.decode(values), space.lowered(values), space.evaluator)
+    return plan, export(plan, space.problem, target).files
+
+
+def layers_of(plan: Plan, problem: Problem) -> list[int]:
+    """[stages] number of layers, counted by the names of their operators."""
+    names = [op.name for op in problem.graph.operators]
+    found = []
+    for stage in plan.stages:
+        inside = names[names.index(stage.operators[0]) : names.index(stage.operators[1]) + 1]
+        found.append(len({name.split(".")[1].split("/")[0] for name in inside if name.startswith(("h.", "layers."))}))
+    return found
+
+
+# -- Megatron-LM: flags of megatron/training/arguments.py
+
+NUMBERS = (
+    "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size", "expert-model-parallel-size",
+    "expert-tensor-parallel-size", "num-layers-per-virtual-pipeline-stage", "micro-batch-size", "global-batch-size",
+    "recompute-num-layers", "num-layers", "hidden-size", "num-attention-heads", "seq-length", "max-position-embeddings",
+    "num-experts", "moe-router-topk",
+)  # fmt: skip
+CHOICES = {
+    "cp-comm-type": ("p2p", "a2a", "allgather", "a2a+p2p"),
+    "moe-token-dispatcher-type": ("allgather", "alltoall", "flex"),
+    "recompute-granularity": ("full", "selective"),
+    "recompute-method": ("uniform", "block"),
+    "recompute-modules": ("core_attn",),
+    "fp8-format": ("e4m3", "hybrid"),
+    "fp8-recipe": ("tensorwise", "delayed", "mxfp8", "blockwise"),
+    "optimizer": ("adam", "sgd"),
+}
+SWITCHES = (
+    "sequence-parallel", "use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap",
+    "bf16", "fp16", "accumulate-allreduce-grads-in-fp32", "disable-bias-linear",
+)  # fmt: skip
+
+
+def megatron_arguments(script: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    for name in NUMBERS:
+        parser.add_argument(f"--{name}", type=int)
+    for name, choices in CHOICES.items():
+        parser.add_argument(f"--{name}", choices=choices)
+    for name in SWITCHES:
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--pipeline-model-parallel-layout")
+    words = shlex.split(script.replace("MODEL_PARALLEL_ARGS=(", " ").replace("MODEL_ARGS=(", " "), comments=True)
+    flags = [word for word in words[: words.index("torchrun")] if word not in (")", "#!/bin/bash")]
+    return parser.parse_args(flags[2:])
+
+
+def check_megatron(plan: Plan, problem: Problem, files: Mapping[str, str]) -> None:
+    found = megatron_arguments(files["megatron.sh"])
+    mapped = yaml.safe_load(files["megatron.yaml"])["MODEL_ARGS"]
+    given = {key: value for key, value in vars(found).items() if value not in (None, False)}
+    assert {key.removeprefix("--").replace("-", "_"): value for key, value in mapped.items()} == given
+    (degrees,) = plan.degrees
+    tp, pp, cp = found.tensor_model_parallel_size, found.pipeline_model_parallel_size, found.context_parallel_size
+    # validate_args
+    data = DEVICES // (tp * pp * cp)
+    assert data * tp * pp * cp == DEVICES
+    assert found.global_batch_size % (found.micro_batch_size * data) == 0
+    assert found.seq_length % (2 * cp if cp > 1 else 1) == 0
+    assert found.num_attention_heads % tp == 0
+    counts = layers_of(plan, problem)
+    virtual = 1
+    if found.pipeline_model_parallel_layout:
+        assert found.num_layers_per_virtual_pipeline_stage is None
+        parts = found.pipeline_model_parallel_layout.split("|")
+        virtual = len(parts) // pp
+        assert virtual * pp == len(parts)
+        assert "".join(parts) == "E" + "t" * found.num_layers + "L"
+        assert [part.count("t") for part in parts] == counts
+    else:
+        each = found.num_layers // pp
+        assert each * pp == found.num_layers
+        if found.num_layers_per_virtual_pipeline_stage:
+            virtual = each // found.num_layers_per_virtual_pipeline_stage
+            assert virtual * found.num_layers_per_virtual_pipeline_stage == each
+        assert counts == [each // virtual] * (pp * virtual)
+    assert virtual == 1 or pp > 1
+    if found.num_experts:
+        assert found.num_experts % found.expert_model_parallel_size == 0
+        assert data * cp * tp % (found.expert_model_parallel_size * found.expert_tensor_parallel_size) == 0
+        assert found.sequence_parallel or tp == 1
+    assert found.disable_bias_linear == bool(found.num_experts)
+    assert found.recompute_granularity == "full" or found.recompute_num_layers is None
+    # The numbers of the plan.
+    assert (data, tp, cp, pp, virtual) == (
+        degrees.data,
+        degrees.tensor,
+        degrees.context,
+        degrees.pipeline,
+        degrees.virtual_stages,
+    )
+    assert found.global_batch_size // found.micro_batch_size // data == plan.num_micro_batches
+    assert found.use_distributed_optimizer == (degrees.zero == 1)
+    assert found.sequence_parallel == degrees.sequence_parallel
+    assert (found.expert_model_parallel_size or 1) == degrees.expert
+    assert (found.recompute_granularity is not None) == any(stage.recompute for stage in plan.stages)
+    assert (found.num_layers, found.hidden_size, found.num_attention_heads, found.seq_length) == (4, 64, 4, LENGTH)
+
+
+# -- torchtitan v0.2.2: fields of torchtitan/config/job_config.py
+
+TITAN = {
+    "parallelism": {
+        "data_parallel_replicate_degree", "data_parallel_shard_degree", "fsdp_reshard_after_forward",
+        "tensor_parallel_degree", "enable_async_tensor_parallel", "pipeline_parallel_degree",
+        "module_fqns_per_model_part", "pipeline_parallel_schedule", "pipeline_parallel_microbatch_size",
+        "context_parallel_degree",
+    },
+    "training": {"local_batch_size", "global_batch_size", "seq_len", "mixed_precision_param", "mixed_precision_reduce"},
+    "activation_checkpoint": {"mode"},
+}  # fmt: skip
+
+
+def check_torchtitan(plan: Plan, problem: Problem, files: Mapping[str, str]) -> None:
+    found = tomllib.loads(files["torchtitan.toml"])
+    assert found.keys() == TITAN.keys()
+    assert all(found[section].keys() <= TITAN[section] for section in found)
+    (degrees,) = plan.degrees
+    way, training = found["parallelism"], found["training"]
+    replicate, shard = way["data_parallel_replicate_degree"], way["data_parallel_shard_degree"]
+    tp, cp, pp = way["tensor_parallel_degree"], way["context_parallel_degree"], way["pipeline_parallel_degree"]
+    # ParallelDims._validate, and parallelize_llama
+    assert replicate * shard * cp * tp * pp == DEVICES
+    assert replicate == 1 or (shard, cp, tp, pp) == (1, 1, 1, 1)
+    assert tp * cp == 1 or training["seq_len"] % (tp * 2 * cp) == 0
+    data = replicate * shard
+    # The trainer accumulates what its local batch leaves of the global one.
+    assert training["global_batch_size"] % (training["local_batch_size"] * data) == 0
+    steps = training["global_batch_size"] // training["local_batch_size"] // data
+    if pp > 1:
+        assert steps == 1
+        assert training["local_batch_size"] % way["pipeline_parallel_microbatch_size"] == 0
+        steps = training["local_batch_size"] // way["pipeline_parallel_microbatch_size"]
+        parts = way["module_fqns_per_model_part"]
+        assert [name for part in parts for name in part] == [
+            "tok_embeddings",
+            *(f"layers.{i}" for i in range(4)),
+            "norm",
+            "output",
+        ]
+        assert [sum(name.startswith("layers.") for name in part) for part in parts] == layers_of(plan, problem)
+        assert len(parts) == pp * degrees.virtual_stages
+        assert steps >= pp
+        assert (way["pipeline_parallel_schedule"] == "Interleaved1F1B") == (degrees.virtual_stages > 1)
+    assert (data, tp, cp, pp, steps) == (
+        degrees.data,
+        degrees.tensor,
+        degrees.context,
+        degrees.pipeline,
+        plan.num_micro_batches,
+    )
+    if shard > 1:
+        assert {"always": 3, "never": 2}[way["fsdp_reshard_after_forward"]] == degrees.zero
+    assert found["activation_checkpoint"]["mode"] == ("full" if any(s.recompute for s in plan.stages) else "none")
+
+
+# -- DeepSpeed and accelerate
+
+
+def check_deepspeed(plan: Plan, problem: Problem, files: Mapping[str, str]) -> None:
+    found = json.loads(files["deepspeed.json"])
+    (degrees,) = plan.degrees
+    tp = found.get("tensor_parallel", {"autotp_size": 1})["autotp_size"]
+    micro, steps = found["train_micro_batch_size_per_gpu"], found["gradient_accumulation_steps"]
+    # DeepSpeedConfig._batch_assertion
+    assert found["train_batch_size"] == micro * steps * (DEVICES // tp)
+    assert (DEVICES // tp, tp, steps) == (degrees.data, degrees.tensor, plan.num_micro_batches)
+    assert found["zero_optimization"]["stage"] == degrees.zero
+    assert tp == 1 or degrees.zero < 3
+    assert found["bf16"]["enabled"] != found["fp16"]["enabled"]
+
+
+ACCELERATE = {
+    "compute_environment", "debug", "distributed_type", "downcast_bf16", "enable_cpu_affinity", "machine_rank",
+    "main_training_function", "mixed_precision", "num_machines", "num_processes", "rdzv_backend", "same_network",
+    "use_cpu", "main_process_ip", "main_process_port", "fsdp_config", "parallelism_config",
+}  # fmt: skip
+"""Keys of accelerate's `ClusterConfig`; it refuses others."""
+
+
+def check_accelerate(plan: Plan, problem: Problem, files: Mapping[str, str]) -> None:
+    found = yaml.safe_load(files["accelerate.yaml"])
+    assert found.keys() <= ACCELERATE
+    arguments = json.loads(files["training_arguments.json"])
+    (degrees,) = plan.degrees
+    sizes = {
+        key.removeprefix("parallelism_config_"): value for key, value in found.get("parallelism_config", {}).items()
+    }
+    fsdp = found.get("fsdp_config")
+    tp, cp = sizes.get("tp_size", 1), sizes.get("cp_size", 1)
+    shard = sizes.get("dp_shard_size", DEVICES)
+    # ParallelismConfig.__post_init__ and _validate_accelerator
+    assert sizes.get("dp_replicate_size", 1) * shard * tp * cp == DEVICES == found["num_processes"]
+    assert found["distributed_type"] == ("FSDP" if fsdp else "MULTI_GPU")
+    assert not sizes or (fsdp and fsdp["fsdp_version"] == 2 and shard * cp > 1)
+    assert (shard, tp, cp) == (degrees.data, degrees.tensor, degrees.context)
+    assert arguments["per_device_train_batch_size"] * degrees.data * arguments["gradient_accumulation_steps"] == BATCH
+    assert arguments["gradient_accumulation_steps"] == plan.num_micro_batches
+    again = any(stage.recompute for stage in plan.stages)
+    assert (fsdp["fsdp_activation_checkpointing"] if fsdp else arguments["gradient_checkpointing"]) == again
+    assert (
+        fsdp is None or degrees.data * degrees.context == 1 or fsdp["fsdp_reshard_after_forward"] == (degrees.zero == 3)
+    )
+
+
+CHECKS = {
+    "megatron-core": check_megatron,
+    "torchtitan": check_torchtitan,
+    "deepspeed": check_deepspeed,
+    "accelerate": check_accelerate,
+}
+
+
+@pytest.mark.parametrize(("model", "target"), CASES)
+def test_what_is_read_back_is_the_plan(model: str, target: str) -> None:
+    space = space_of(model, target)
+    for values in space.random_batch(np.random.default_rng(4), 16).tolist():
+        plan, files = exported(space, values, target)
+        CHECKS[target](plan, space.problem, files)
+        report = json.loads(files[REPORT])
+        assert report["target"] == target
+        assert [note["kept"] for note in report["notes"]].count("exact") == 1
+
+
+def test_a_vocabulary_that_does_not_divide_is_called_rounded() -> None:
+    space = space_of("gpt", "megatron-core")
+    kept = {}
+    for values in space.random_batch(np.random.default_rng(5), 40).tolist():
+        plan, files = exported(space, values, "megatron-core")
+        kept[plan.degrees[0].tensor] = {note["kept"] for note in json.loads(files[REPORT])["notes"]}
+    assert "rounded" not in kept[1]
+    assert "rounded" in kept[4]
+
+
+def test_what_a_target_cannot_express_is_refused_by_name(tmp_path: Path) -> None:
+    space = space_of("gpt", "megatron-core")
+    shape = next(s for s in space.shapes if (s.pp, s.tp, s.virtual) == (2, 2, 1))
+    values = next(v.tolist() for v in space.random_batch(np.random.default_rng(6), 400) if space.shape(v) == shape)
+    plan, _ = exported(space, values, "megatron-core")
+    with pytest.raises(PlanError) as fault:
+        export(plan, space.problem, "deepspeed")
+    assert "no pipelines" in str(fault.value)
+    assert fault.value.repair == "Search with --target deepspeed."
+    for name in ("any", "automap"):
+        with pytest.raises(PlanError, match="nothing is written"):
+            export(plan, space.problem, name)
+    with pytest.raises(ProblemError, match="unknown target") as unknown:
+        export(plan, space.problem, "megatron")
+    assert unknown.value.field == "target"
+    narrow = replace(space.problem, training=replace(space.problem.training, precision="fp16"))
+    with pytest.raises(PlanError, match="no such precision"):
+        export(plan, narrow, "torchtitan")
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    space = space_of("gpt", "deepspeed")
+    plan, files = exported(space, space.random(np.random.default_rng(0)), "deepspeed")
+    save(export(plan, space.problem, "deepspeed"), tmp_path / "new" / "folder")
+    assert {path.name: path.read_text() for path in (tmp_path / "new" / "folder").iterdir()} == dict(files)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PlanError, match="cannot be written"):
+        save(export(plan, space.problem, "deepspeed"), tmp_path / "file")
+
+
+def test_a_plan_for_any_target_exports_where_it_happens_to_fit() -> None:
+    problem = Problem.build(zoo.build(GPT), parse_cluster("8xA100"), {"global_batch": BATCH})
+    space = PlanSpace(problem)
+    shape = next(s for s in space.shapes if (s.pp, s.tp, s.num_micro_batches) == (1, 1, 2))
+    values = space.even_values(shape, recompute="none", zero=0)
+    plan = space.decode(space.repair([*values, *[0] * (len(space.slots) - len(values))]))
+    assert json.loads(export(plan, problem, "deepspeed").files["deepspeed.json"])["train_micro_batch_size_per_gpu"] == 1

@@ -1,0 +1,159 @@
+"""Targets: spaces of plans that a trainer's configuration can express."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents import Budget, search_offer
+from automap.cluster import parse_cluster
+from automap.errors import ProblemError
+from automap.plan import Plan, Schedule, Zero
+from automap.price.estimate import annotate
+from automap.problem import Problem
+from automap.space.space import PlanSpace
+from automap.space.target_limits import plan_space
+from automap.space.templates import templates
+from automap.targets import targets
+from automap.verify import Verifier, verify
+from ir import zoo
+
+GPT = "gpt:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=102"
+MODELS = {
+    "gpt": (GPT, {}),
+    "long": (GPT, {"cp": 2}),
+    "moe": ("moe:layers=2,hidden=64,heads=4,kv_heads=2,ffn=128,experts=4,seq_len=32,vocab_size=96", {}),
+    "t5": ("t5:layers=2,hidden=64,heads=4,ffn=128,seq_len=32,vocab_size=96", {}),
+    "resnet": ("resnet:blocks=2-2,width=8,image_size=32,num_classes=16", {}),
+}
+CASES = [
+    (model, target)
+    for model in MODELS
+    for target, about in targets().items()
+    if not (model == "resnet" and about.transformers) and not (model == "long" and "context" not in about.parallel)
+]
+
+
+def problem_of(model: str, target: str, devices: str = "8xA100", **fix: Any) -> Problem:
+    name, given = MODELS[model]
+    training = {"global_batch": 16, "target": target}
+    return Problem.build(zoo.build(name), parse_cluster(devices), training, {"fix": {**given, **fix}})
+
+
+@functools.cache
+def space_of(model: str, target: str) -> PlanSpace:
+    return plan_space(problem_of(model, target))
+
+
+def decoded(space: PlanSpace, values: Any) -> Plan:
+    return annotate(space.decode(values), space.lowered(values), space.evaluator)
+
+
+@pytest.mark.parametrize(("model", "target"), CASES)
+def test_every_plan_of_a_target_is_one_that_it_can_express(model: str, target: str) -> None:
+    """By the verifier, which knows nothing of the space, and by the degrees."""
+    space, about = space_of(model, target), targets()[target]
+    check = Verifier(space.problem)
+    for values in space.random_batch(np.random.default_rng(1), 12).tolist():
+        plan = decoded(space, values)
+        assert check.violations(plan) == ()
+        (degrees,) = plan.degrees
+        assert degrees.other == degrees.repeated == 1
+        used = {
+            "tensor": degrees.tensor,
+            "context": degrees.context,
+            "expert": degrees.expert,
+            "pipeline": degrees.pipeline,
+        }
+        assert {side for side, size in used.items() if size > 1} <= set(about.parallel)
+        assert degrees.accumulation_steps >= degrees.pipeline or not about.fills_pipelines
+        assert degrees.micro_batch * degrees.data * degrees.accumulation_steps == 16
+        if degrees.tensor > 1:
+            assert degrees.sequence_parallel == about.sequence_parallel
+        assert len({bool(stage.recompute) for stage in plan.stages if any("/" in g for g in stage.recompute)}) < 2
+
+
+@pytest.mark.parametrize(("model", "target"), CASES)
+def test_templates_neighbours_and_prices_stay_inside(model: str, target: str) -> None:
+    space = space_of(model, target)
+    found = [values for _, values in templates(space)]
+    assert found
+    assert all(space.repair(values) == tuple(values) for values in found)
+    start = np.array(found[:8], dtype=np.int64)
+    for values in space.neighbours(np.random.default_rng(2), start, start).tolist():
+        assert space.repair(values) == tuple(values)
+
+
+@pytest.mark.parametrize("target", [*targets()])
+def test_a_search_for_a_target_ends_with_a_plan_of_it(target: str) -> None:
+    plan = search_offer(problem_of("gpt", target), Budget.parse("300")).plan
+    assert plan.training.target == target
+    assert plan.training.trainer == targets()[target].trainer
+    assert verify(problem_of("gpt", target), plan) == ()
+    # Without the target the same searcher has more to choose from.
+    anything = Problem.build(
+        zoo.build(GPT), parse_cluster("8xA100"), {"global_batch": 16, "trainer": targets()[target].trainer}
+    )
+    assert PlanSpace(anything).decades > space_of("gpt", target).decades
+
+
+def test_what_a_target_cannot_express_is_found_by_the_verifier() -> None:
+    space = space_of("gpt", "megatron-core")
+    check = Verifier(space.problem)
+    shape = next(s for s in space.shapes if (s.pp, s.tp, s.virtual, s.num_micro_batches) == (2, 2, 1, 4))
+    sound = decoded(space, next(values for s, values in templates(space) if s == shape))
+    assert check.violations(sound) == ()
+
+    def faults(plan: Plan) -> str:
+        return "; ".join(violation.what for violation in check.violations(plan))
+
+    first, second = sound.stages
+    assert "no ZeRO 3" in faults(
+        replace(sound, stages=tuple(replace(s, zero=Zero(stage=3, axes=("dp",))) for s in sound.stages))
+    )
+    assert "no schedule zb1p" in faults(replace(sound, schedule=Schedule(kind="zb1p")))
+    assert "one mode for all" in faults(replace(sound, stages=(replace(first, recompute=("h.*",)), second)))
+    assert "layers again" in faults(replace(sound, stages=(first, replace(second, recompute=("**",)))))
+    swapped = (replace(first, devices=second.devices), replace(second, devices=first.devices))
+    assert "in their order" in faults(replace(sound, stages=swapped))
+    plain = {key: entry for key, entry in first.shardings.items() if "ln_" not in key}
+    assert "splits the sequence in normalisations" in faults(
+        replace(sound, stages=(replace(first, shardings=plain), second))
+    )
+    up = next(key for key in first.shardings if "mlp" in key and "MatMul" in key)
+    whole = {key: entry for key, entry in first.shardings.items() if key != up}
+    assert "repetition and tensor" in faults(replace(sound, stages=(replace(first, shardings=whole), second)))
+
+
+@pytest.mark.parametrize(
+    ("training", "hints", "words"),
+    [
+        ({"target": "megatron"}, {}, ("training.target", "megatron-core")),
+        ({"target": "torchtitan", "precision": "fp16"}, {}, ("training.precision", "bf16")),
+        ({"target": "deepspeed", "sync_modes": ["synchronous", "local_sgd"]}, {}, ("training.sync_modes", "any")),
+        ({"target": "megatron-core"}, {"fix": {"zero": 3}}, ("hints.fix.zero", "0, 1")),
+        ({"target": "deepspeed"}, {"fix": {"pp": 2}}, ("training.target", "deepspeed splits data, tensor")),
+    ],
+)
+def test_what_does_not_go_with_a_target_is_refused(
+    training: dict[str, Any], hints: dict[str, Any], words: tuple[str, str]
+) -> None:
+    with pytest.raises(ProblemError) as fault:
+        plan_space(Problem.build(zoo.build(GPT), parse_cluster("8xA100"), {"global_batch": 16, **training}, hints))
+    assert fault.value.field == words[0]
+    assert words[1] in fault.value.repair
+
+
+def test_a_model_without_attention_is_no_transformer() -> None:
+    with pytest.raises(ProblemError, match="no attention") as fault:
+        plan_space(problem_of("resnet", "megatron-core"))
+    assert "deepspeed" in fault.value.repair
+
+
+def test_a_trainer_that_is_named_stays() -> None:
+    training = {"global_batch": 16, "target": "megatron-core", "trainer": "generic"}
+    assert Problem.build(zoo.build(GPT), parse_cluster("8xA100"), training).training.trainer == "generic"
