@@ -8,7 +8,7 @@ from pathlib import Path
 import automap
 from automap.jit import KERNELS, Kernel
 from automap.phases import listening
-from service.command.slow_phases import SlowPhases
+from service.slow_phases import SlowPhases
 
 
 def main() -> None:

@@ -46,7 +46,7 @@ def is_transformers(module: nn.Module) -> bool:
 def without_cache(module: nn.Module) -> None:
     """Lets a model of transformers keep no keys and values for later tokens, which training has no use for."""
     for part in module.modules():
-        config = getattr(part, "config", None)
+        config: Any = getattr(part, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False
 

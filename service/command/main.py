@@ -18,8 +18,8 @@ from automap.errors import NothingFits, UserError
 from automap.phases import listening
 from service.command import other_verbs, plan_verbs, server_verbs
 from service.command.output import print_json
-from service.command.slow_phases import SlowPhases
 from service.problems import RemoteError, problem_of
+from service.slow_phases import SlowPhases
 
 app = typer.Typer(
     name="automap",

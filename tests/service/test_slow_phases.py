@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from automap.phases import listening, phase
-from service.command import slow_phases
-from service.command.slow_phases import SlowPhases
+from service import slow_phases
+from service.slow_phases import SlowPhases
 
 
 @pytest.fixture
