@@ -1,7 +1,7 @@
 """Trains a small GPT by a plan, on the source text of a module of the standard library.
 
     automap search zoo:gpt:layers=4,hidden=128,heads=4,seq_len=128,vocab_size=256 --cluster 2xcpu --precision fp32 \\
-        --global-batch 32 -o plan.json
+        --global-batch 32 --target automap -o plan.json
     torchrun --standalone --nproc-per-node=2 examples/train_gpt.py plan.json checkpoint 100
 
 The arguments are the plan, a folder for the checkpoint, and the number of steps. When it is run again, it continues

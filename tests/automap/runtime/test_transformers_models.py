@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta": ("RobertaForMaskedLM", {**TEXT, "max_position_embeddings": 34}),
     "t5": (
         "T5ForConditionalGeneration",
-        {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_heads": 4, "vocab_size": 256},
+        {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_heads": 4, "vocab_size": 256,
+         "dropout_rate": 0.0},
     ),
     "whisper": (
         "WhisperForConditionalGeneration",
@@ -112,10 +115,29 @@ def test_its_price_is_that_of_the_zoo(
 def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The ONNX files of some models."""
     folder, made = tmp_path_factory.mktemp("exported"), {}
-    for kind in ("gpt2", "llama"):
-        made[kind] = folder / f"{kind}.onnx"
-        export_onnx(from_config(str(write(folder / kind, kind))), made[kind])
+    for kind in ("gpt2", "llama", "t5"):
+        made[kind] = write(folder / kind, kind) / "model.onnx"
+        assert main(["export-onnx", f"hf:{made[kind].parent}", "-o", str(made[kind])]) == 0
     return made
+
+
+def test_plans_train_them_with_the_loss_of_one_process(exported: dict[str, Path]) -> None:
+    """Split layers, and inputs that are not the first arguments; both return a record with the scores inside."""
+    folders = []
+    for kind, degrees in (("llama", "--tp"), ("t5", "--dp")):
+        model = exported[kind]
+        words = ["estimate", str(model), "--cluster", "2xcpu", "--precision", "fp32", "--global-batch", "4"]
+        assert main([*words, degrees, "2", "-o", str(model.with_name("plan.json"))]) == 0
+        folders.append(str(model.parent))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = str(Path(__file__).with_name("transformers_ranks.py"))
+    done = subprocess.run([*torchrun, script, *folders], capture_output=True, text=True, check=False, timeout=300)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(lines) == len(folders), done.stderr[-3000:]
+    for found in lines:
+        first, second = found["losses"]
+        assert first == pytest.approx(found["wanted"], rel=1e-5)
+        assert second < first
 
 
 def test_a_class_is_exported_as_it_is() -> None:
