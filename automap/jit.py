@@ -42,6 +42,7 @@ from numba.core.registry import CPUDispatcher
 from numba.core.runtime import rtsys
 
 from automap import numba_lowering
+from automap.phases import phase
 
 LOAD_GLOBAL, EXTENDED_ARG = opcode.opmap["LOAD_GLOBAL"], opcode.opmap["EXTENDED_ARG"]
 
@@ -212,8 +213,9 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
             if self._can_compile and not self.inner:
                 found = _read(self._file("code"))
                 if found is None:
-                    self.compile()
-                    found = self._make_code()
+                    with phase("compiling kernels, once on this machine"):
+                        self.compile()
+                        found = self._make_code()
                 else:
                     rtsys.initialize(self.targetctx)
                     self.targetctx.codegen()._engine._ee.add_object_file(ObjectFileRef.from_data(found[0]))

@@ -1,7 +1,7 @@
 """Trains a small GPT by a plan, on the source text of a module of the standard library.
 
     automap search zoo:gpt:layers=4,hidden=128,heads=4,seq_len=128,vocab_size=256 --cluster 2xcpu --precision fp32 \\
-        --global-batch 32 -o plan.json
+        --global-batch 32 --target automap -o plan.json
     torchrun --standalone --nproc-per-node=2 examples/train_gpt.py plan.json checkpoint 100
 
 The arguments are the plan, a folder for the checkpoint, and the number of steps. When it is run again, it continues
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from automap.plan import Plan
 from automap.runtime.trainer import parallelize
-from ir import zoo
 
 
 class Attention(nn.Module):
@@ -77,7 +76,7 @@ def main(plan_file: str, folder: str, steps: int) -> None:
     plan = Plan.from_json(json.loads(Path(plan_file).read_text()))
     sizes = {key: int(value) for key, value in (pair.split("=") for pair in plan.model.name.split(":")[1].split(","))}
     torch.manual_seed(0)
-    trainer = parallelize(Gpt(**sizes), plan, zoo.build(plan.model.name))
+    trainer = parallelize(Gpt(**sizes), plan, f"zoo:{plan.model.name}")
     optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-3)
     done = trainer.load(folder, optimizer, done=0)["done"] if Path(folder).exists() else 0
     text = torch.frombuffer(bytearray(Path(collections.__file__).read_bytes()), dtype=torch.uint8)

@@ -1,4 +1,5 @@
-"""Loads a function from a Python file that the user names (`FILE.py:FUNCTION`); only the command line does this."""
+"""Models that the command line alone takes, because they run code on this machine: a function of a Python file
+(`FILE.py:FUNCTION`), and a configuration of transformers (`hf:FOLDER`)."""
 
 from __future__ import annotations
 
@@ -9,6 +10,34 @@ from pathlib import Path
 from typing import Any
 
 from automap.errors import ModelError
+
+
+def export_config(spec: str) -> tuple[bytes, str]:
+    """The ONNX file of a configuration of transformers, without weights, and the name of its model.
+
+    Args:
+        spec: see `automap.runtime.transformers_models.from_config`.
+
+    Raises:
+        ModelError: the configuration, or that transformers is not installed.
+    """
+    from automap.runtime.torch_export import export_onnx
+
+    build, name = read_source(spec)
+    return export_onnx(build, name=name), name
+
+
+def read_source(source: str) -> tuple[Callable[[], Any], str]:
+    """What builds the module that `source` names, and the name of its model; empty = that of its class.
+
+    Raises:
+        ModelError: there is no such file, function or configuration.
+    """
+    if not source.startswith("hf:"):
+        return load_function(source), ""
+    from automap.runtime.transformers_models import from_config, name_of
+
+    return from_config(source), name_of(source)
 
 
 def load_function(source: str) -> Callable[[], Any]:
@@ -27,7 +56,12 @@ def load_function(source: str) -> Callable[[], Any]:
         raise ModelError("not a Python file", field="source", value=source, repair="Write FILE.py:FUNCTION.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as fault:
+        repair = "Correct the file: python -c 'import runpy; runpy.run_path(\"FILE.py\")' shows where it fails."
+        text = f"the file fails: {type(fault).__name__}: {fault}"
+        raise ModelError(text, field="source", value=source, repair=repair) from None
     found = getattr(module, function, None)
     if not callable(found):
         names = [n for n, v in vars(module).items() if callable(v) and v.__module__ == spec.name and n.islower()]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import automap
 from automap.jit import KERNELS, Kernel
+from automap.phases import listening
+from service.slow_phases import SlowPhases
 
 
 def main() -> None:
@@ -26,7 +28,8 @@ def main() -> None:
     # ones and one with the large ones; a third would mostly wait.
     other = multiprocessing.get_context("fork").Process(target=load, args=(reversed(kernels),))
     other.start()
-    load(kernels)
+    with listening(SlowPhases()):
+        load(kernels)
     other.join()
 
 

@@ -51,6 +51,7 @@ class KernelShapes:
         self.graph = problem.graph
         self.trained = trained
         self.is_fused = problem.trainer.fused_attention
+        self._triangles: dict[str, bool] = {}
 
     def host(self, group: FusedGroup) -> int:
         """The member in whose place the kernel of a group is priced: of attention, the product that makes scores."""
@@ -195,25 +196,51 @@ class KernelShapes:
         return None
 
     def _is_causal(self, members: tuple[int, ...]) -> bool:
-        graph = self.graph
+        operators = [self.graph.operators[i] for i in members]
         return any(
-            dict(graph.operators[i].attributes).get("is_causal") or any(_is_triangle(graph, n) for n in
-                                                                        graph.operators[i].inputs)
-            for i in members
+            dict(op.attributes).get("is_causal") or any(map(self._is_triangle, op.inputs)) for op in operators
         )  # fmt: skip
+
+    def _is_triangle(self, name: str) -> bool:
+        """`_is_triangle` of a tensor; attentions of all layers read the same mask."""
+        if name not in self._triangles:
+            self._triangles[name] = _is_triangle(self.graph, name)
+        return self._triangles[name]
+
+
+_ORDERS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
 
 
 def _is_triangle(graph: Graph, name: str) -> bool:
-    """Whether a tensor is made of a constant triangle."""
+    """Whether a tensor is made of a constant triangle, or of positions that are compared with positions."""
     pending, seen = [name], set[str]()
     while pending:
         index = graph.producer.get(pending.pop())
         if index is None or not graph.operators[index].is_constant:
             continue
         op = graph.operators[index]
-        if op.kind == "Trilu":
+        if op.kind == "Trilu" or (op.kind in _ORDERS and _is_outer(graph, op)) or _stores_triangle(op):
             return True
         fresh = [n for n in op.inputs if n not in seen]
         seen.update(fresh)
         pending += fresh
     return False
+
+
+def _is_outer(graph: Graph, op: Operator) -> bool:
+    """Whether an operator of two operands combines each element of a column with each of a row."""
+    shape = graph.tensors[op.outputs[0]].shape
+    sides = [(1, 1, *graph.tensors[n].shape)[-2:] for n in op.inputs]
+    return len(shape) >= 2 and shape[-1] > 1 and sorted(sides) == sorted([(shape[-2], 1), (1, shape[-1])])
+
+
+def _stores_triangle(op: Operator) -> bool:
+    """Whether an operator is a constant matrix whose elements above the diagonal are equal, and not those below."""
+    given = dict(op.attributes)
+    shape, value = given.get("shape", ()), given.get("value")
+    if op.kind != "Constant" or not isinstance(value, tuple) or len(shape) < 2 or shape[-1] != shape[-2]:
+        return False
+    matrix = np.asarray(value).reshape(-1, *shape[-2:])
+    later = np.triu(np.ones(shape[-2:], dtype=bool), 1)
+    hidden = matrix[:, later]
+    return hidden.size > 0 and bool((hidden == hidden[0, 0]).all() and (matrix[:, ~later] != hidden[0, 0]).all())

@@ -126,7 +126,7 @@ class _Builder:
                 self.operands.append(
                     OperandRow(
                         tensor=local[name],
-                        is_saved=int(name in kept),
+                        is_saved=int(name in kept and not self.graph.is_weight(name)),
                         earlier=before,
                         operator=first + k,
                         is_moved=int(is_moved),

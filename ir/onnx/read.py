@@ -19,6 +19,7 @@ from ir.onnx.readers.nodes import (
     small_value,
 )
 from ir.onnx.rewrites.exporter_quirks import folded_parameters, mark_weights, separate, tied, unfolded, unmerged
+from ir.onnx.rewrites.turned_keys import turned_apart
 
 
 def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
@@ -63,7 +64,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
             nodes = unmerged(nodes, stored, inputs, tensors)
             if not any(s.dtype.startswith(("float", "bfloat")) for s in stored.values()):
                 mark_weights(nodes, inputs)
-        nodes = unfolded(nodes, stored, inputs, marked=marked)
+        nodes = turned_apart(unfolded(nodes, stored, inputs, marked=marked), stored)
         if not marked:
             made += tied(nodes, stored, tensors)
     return Source(

@@ -15,9 +15,11 @@ from typing import Any
 import typer
 
 from automap.errors import NothingFits, UserError
+from automap.phases import listening
 from service.command import other_verbs, plan_verbs, server_verbs
 from service.command.output import print_json
 from service.problems import RemoteError, problem_of
+from service.slow_phases import SlowPhases
 
 app = typer.Typer(
     name="automap",
@@ -37,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     try:
-        app(words, standalone_mode=True)
+        with listening(SlowPhases()):
+            app(words, standalone_mode=True)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     except UserError as fault:

@@ -22,7 +22,11 @@ from service.jobs.run_job import JobRequest, ModelOptions
 from service.jobs.trial_options import Trials
 
 ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="An ONNX file, a layer profile (PipeDream's text), or zoo:NAME.")
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="An ONNX file, a layer profile (PipeDream's text), zoo:NAME, or hf:FOLDER with a config.json.",
+    ),
 ]
 ClusterOption = Annotated[str, typer.Option("--cluster", help="[NODESx]GPUSxDEVICE[@LINK], or a .json file.")]
 BatchOption = Annotated[int, typer.Option("--global-batch", help="Samples of one optimizer step.")]
@@ -153,7 +157,7 @@ def stated(values: Mapping[str, Any]) -> dict[str, Any]:
 def read_model(
     model: ModelArgument, dim: DimOption = None, batch_dim: BatchDimOption = None, parameters: ParametersOption = None
 ) -> Job:
-    """The model of a file or of the zoo, with nothing that is said about its training.
+    """The model of a file, of the zoo or of a configuration, with nothing that is said about its training.
 
     Raises:
         ModelError: it cannot be read, or what is said about its dims is not understood.
@@ -164,6 +168,11 @@ def read_model(
     options = ModelOptions(dims=parse_dims(dim or []), batch_dims=parse_batch_dims(batch_dim or []), parameters=globs)
     if model.startswith("zoo:"):
         data, options = b"", replace(options, zoo=model.removeprefix("zoo:"))
+    elif model.startswith("hf:"):
+        from service.loading import export_config
+
+        data, name = export_config(model)
+        options = replace(options, name=name)
     else:
         data, options = _read_file(Path(model), globs), replace(options, name=Path(model).stem)
     return Job(data, JobRequest(cluster=None, training={}, model=options))

@@ -54,18 +54,24 @@ def inspect(
 
 @app.command("export-onnx")
 def export_onnx(
-    source: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="Returns a module and example inputs.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the ONNX file.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py:FUNCTION",
+            help="Returns a module and example inputs, or a model of transformers; or hf:FOLDER with its config.json.",
+        ),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", callback=writable, help="Where to write the ONNX file.")],
     opset: Annotated[int, typer.Option(min=13, help="Version of the operator set.")] = 20,
     name: Annotated[str, typer.Option(help="Name of the graph.")] = "",
 ) -> None:
     """Exports a PyTorch module without its weights. Runs FILE.py, so name only files that you trust."""
-    from service.loading import load_function
+    from service.loading import read_source
 
-    build = load_function(source)
+    build, known_as = read_source(source)
     from automap.runtime import torch_export
 
-    data = torch_export.export_onnx(build, output, opset=opset, name=name)
+    data = torch_export.export_onnx(build, output, opset=opset, name=name or known_as)
     typer.echo(f"{output}: {len(data):,} bytes, no weights", err=True)
 
 

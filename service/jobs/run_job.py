@@ -97,18 +97,20 @@ def import_graph(data: bytes, request: JobRequest) -> Graph:
 
     if is_profile(data):
         return _measured(data, options)
+    from automap.phases import phase
     from ir.onnx.sandbox import SandboxLimits, import_model
 
-    return import_model(
-        data,
-        name=options.name,
-        dims=options.dims,
-        parameters=(*options.parameters, *(str(glob) for glob in parameters)),
-        batch_dims=options.batch_dims,
-        loss=loss,
-        # The limit of the settings was applied when the file was accepted.
-        limits=SandboxLimits(max_bytes=max(len(data), 1)),
-    )
+    with phase("reading the model"):
+        return import_model(
+            data,
+            name=options.name,
+            dims=options.dims,
+            parameters=(*options.parameters, *(str(glob) for glob in parameters)),
+            batch_dims=options.batch_dims,
+            loss=loss,
+            # The limit of the settings was applied when the file was accepted.
+            limits=SandboxLimits(max_bytes=max(len(data), 1)),
+        )
 
 
 def _measured(data: bytes, options: ModelOptions) -> Graph:

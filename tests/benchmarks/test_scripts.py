@@ -41,6 +41,7 @@ SCRIPTS = {
     "fit_collectives": "{collectives}",
     "fit_gemm": "{gemm}",
     "fuzz_import": "0.001 1",
+    "hf_models": "--models whisper --budget 16",
     "import_limits": "cycle",
     "import_profiles": "{profiles}",
     "import_speed": "--layers 1",
@@ -182,6 +183,8 @@ def run(script, arguments, monkeypatch, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_it_runs(script, files, monkeypatch, tmp_path, capsys):
+    if script == "hf_models":
+        pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     arguments = [word.replace("_", " ") for word in SCRIPTS[script].split()]
     status = run(script, [word.format(**files) for word in arguments], monkeypatch, tmp_path)

@@ -2,7 +2,7 @@
 
     from automap.runtime.trainer import parallelize
 
-    trainer = parallelize(module, plan, graph)
+    trainer = parallelize(module, plan, "model.onnx")
     optimizer = torch.optim.AdamW(trainer.parameters(), lr=3e-4)
     loss = trainer.step(ids[trainer.rows], labels[trainer.rows])
     optimizer.step()
@@ -12,5 +12,6 @@ The modules of this package import only `ir` and `automap`: they run where the u
 """
 
 from automap.runtime.trainer.module_trainer import IGNORED, ModuleTrainer, parallelize
+from automap.runtime.trainer.training_graph import training_graph
 
-__all__ = ["IGNORED", "ModuleTrainer", "parallelize"]
+__all__ = ["IGNORED", "ModuleTrainer", "parallelize", "training_graph"]

@@ -34,6 +34,8 @@ from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.sharded_modules import Split, apply_role, layouts_of, split_cross_entropy
 from automap.runtime.trainer.split_check import check_same, computes, divide_sizes, probe_inputs, run_again
 from automap.runtime.trainer.stage_modules import cut, prune
+from automap.runtime.trainer.training_graph import input_names, scores_of, training_graph
+from automap.runtime.transformers_models import is_transformers, without_cache
 from ir.graph import Graph
 
 IGNORED = -100
@@ -56,7 +58,7 @@ def count_labels(labels: Tensor) -> Tensor:
 def parallelize(
     module: nn.Module,
     plan: Plan,
-    graph: Graph,
+    model: str | Path | Graph,
     *,
     loss: LossFunction = summed_cross_entropy,
     count: Callable[[Tensor], Tensor] = count_labels,
@@ -66,8 +68,9 @@ def parallelize(
 
     Args:
         module: the network, built alike on every process; the values of rank 0 count.
-        plan: a plan of `graph`.
-        graph: the graph of the network: scopes of its operators are paths of modules.
+        plan: a plan of `model`.
+        model: the model that was searched: the path of its ONNX file, `zoo:NAME`, or its graph. Scopes of its operators
+            are paths of modules.
         loss: (outputs, labels) of some samples -> the sum of their losses.
         count: labels of some samples -> the number that the sum over all samples is divided by.
         per_rank: globs of attributes that hold sizes of one rank, such as `h.*.attn.num_heads`: they are divided by the
@@ -75,8 +78,12 @@ def parallelize(
 
     Raises:
         PlanError: the plan is for another model or number of devices, or is finer than modules.
+        ModelError: the model cannot be read.
     """
+    graph = training_graph(model, plan)
     roles = read_roles(plan, graph, module)
+    if is_transformers(module):
+        without_cache(module)
     if roles.splits_classes and loss is not summed_cross_entropy:
         raise PlanError(
             "only the built-in cross-entropy runs on split classes", field="loss", value=loss,
@@ -118,6 +125,7 @@ class ModuleTrainer:
         self._broadcast(module)
         self._ties = tied_names(module)
         units = unit_paths(module)
+        self._inputs = input_names(graph, module)
         self._split(module, graph, mesh["split"], per_rank)
         number, ranks = len(plan.stages), self._pipe.size()
         self._mine = list(range(self._pipe.get_local_rank(), number, ranks))
@@ -152,13 +160,13 @@ class ModuleTrainer:
         roles = self.roles
         if roles.axis is not None:
             inputs = probe_inputs(graph, module, roles.axis_size)
-            wanted = computes(module, inputs)
+            wanted = computes(module, inputs, self._inputs)
             divide_sizes(module, per_rank, roles.axis_size)
             made: Split = {}
             layouts = layouts_of(self._axis)
             for path, role in roles.modules.items():
                 apply_role(module.get_submodule(path), role, layouts, mesh, made)
-            check_same(computes(module, inputs), wanted, roles, self._axis)
+            check_same(computes(module, inputs, self._inputs), wanted, roles, self._axis)
         for path in filter(None, roles.recomputed):
             child = module.get_submodule(path)
             child.forward = functools.partial(run_again, child.forward)
@@ -285,7 +293,7 @@ class ModuleTrainer:
                 root.set_requires_all_reduce(last)
                 root.set_reshard_after_backward(last or self._zero == 3)
             with self._autocast():
-                outputs = root(*some)
+                outputs = scores_of(root, some, self._inputs)
             loss = self._share(outputs, those)
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from automap.errors import PlanError
 from automap.runtime.mesh_groups import Axis
 from automap.runtime.trainer.roles import Roles
+from automap.runtime.trainer.training_graph import data_inputs, scores_of
 from ir.graph import Graph
 
 PROBE_ULPS = 200
@@ -24,14 +25,11 @@ PROBE_ULPS = 200
 
 def probe_inputs(graph: Graph, module: nn.Module, samples: int) -> list[Tensor]:
     """Random data of the shapes of the graph's inputs, without the labels."""
-    labels = set(graph.operators[-1].inputs[1:])
     rows = min((m.num_embeddings for m in module.modules() if isinstance(m, nn.Embedding)), default=2)
     like = next(module.parameters())
     generator = torch.Generator().manual_seed(0)
     found = []
-    for tensor in graph.tensors.values():
-        if tensor.role != "input" or tensor.name in labels:
-            continue
+    for tensor in data_inputs(graph):
         shape = tensor.shape_at(samples)
         if tensor.is_float:
             found.append(torch.randn(shape, generator=generator).to(like))
@@ -40,15 +38,15 @@ def probe_inputs(graph: Graph, module: nn.Module, samples: int) -> list[Tensor]:
     return found
 
 
-def computes(module: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-    """The output of a network for some inputs, without dropout or gradients.
+def computes(module: nn.Module, inputs: list[Tensor], names: tuple[str, ...]) -> Tensor:
+    """The scores of a network for some inputs, without dropout or gradients; see `scores_of`.
 
     Raises:
         PlanError: the network does not take these inputs.
     """
     with _evaluating(module), torch.no_grad():
         try:
-            found: Tensor = module(*inputs)
+            found = scores_of(module, inputs, names)
         except (TypeError, ValueError, RuntimeError, IndexError) as fault:
             raise PlanError(
                 f"does not run on the inputs of the plan's model: {str(fault).splitlines()[0]}",

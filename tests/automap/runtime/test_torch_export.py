@@ -3,15 +3,23 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import onnx
 import pytest
 import torch
+from ort_oracle import compare
 from torch import Tensor, nn
 
+from automap.cluster import parse_cluster
+from automap.errors import ModelError
+from automap.price.kernel_shapes import KernelShapes
+from automap.problem import Problem
 from automap.runtime.torch_export import export_onnx
+from ir.linkage import operator_signatures
 from ir.onnx.sandbox import import_model
 
 pytestmark = pytest.mark.slow  # torch and its exporter take seconds to import
@@ -34,6 +42,44 @@ class Net(nn.Module):
         hidden = torch.relu(self.norm(self.conv(x))).mean(dim=(2, 3))
         result: Tensor = self.second(torch.relu(self.first(hidden)))
         return result
+
+
+class Branching(nn.Module):
+    """Branches on the values of a tensor, in a module of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if bool((x.sum() > 0).item()) else x
+
+
+class Foreign(nn.Module):
+    """Uses an operator that ONNX lacks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.eigvalsh(x @ x.mT)
+
+
+class Wrong(nn.Module):
+    """Does not fit its operand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.linear(x)
+        return result
+
+
+class Within(nn.Module):
+    """A linear layer, then another module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.first, self.inner = nn.Linear(4, 4), inner
+
+    def forward(self, x: Tensor, *, scale: Tensor | None = None) -> Tensor:
+        result: Tensor = self.inner(self.first(x))
+        return result if scale is None else result * scale
 
 
 def build() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -112,3 +158,116 @@ def test_gpt2_xl_is_a_small_file(gpt2: ModuleType) -> None:
     users = [node.op_type for node in model.graph.node if tied in node.input]
     assert sorted(users) == ["Gather", "Transpose"]
     assert import_model(data).num_parameters == 1_557_611_200
+
+
+X = torch.zeros(1, 4, 4)
+
+
+@pytest.mark.parametrize("inputs", [X, (X,), {"x": X}, {"x": X, "scale": X}], ids=["one", "tuple", "named", "keyword"])
+def test_inputs_in_every_form(inputs: Tensor | tuple[Tensor, ...] | dict[str, Tensor]) -> None:
+    graph = import_model(export_onnx(lambda: (Within(nn.GELU()), inputs)))
+    names = inputs if isinstance(inputs, dict) else {"x": X}
+    assert [t.name for t in graph.tensors.values() if t.role == "input"] == list(names)
+
+
+@pytest.mark.parametrize(
+    ("inner", "where", "why"),
+    [
+        (Branching, "inner (Branching, test_torch_export.py line", "values of a tensor"),
+        (Foreign, "inner uses aten.", "torch.onnx cannot write"),
+        (Wrong, "inner", "cannot be exported"),
+    ],
+    ids=["branch", "operator", "shapes"],
+)
+def test_a_failure_is_one_sentence_that_names_the_module(
+    inner: type[nn.Module], where: str, why: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        export_onnx(lambda: (Within(inner()), X))
+    said = str(caught.value)
+    assert where in said
+    assert why in said
+    assert "\n" not in said
+    assert len(said) < 600
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err) == ("", "")  # torch itself writes pages
+
+
+def failing() -> tuple[nn.Module, Tensor]:
+    raise ValueError("no such width\nand more")
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (failing, "the function fails in line"),
+        (lambda: None, "returns no module"),
+        (lambda: Within(nn.GELU()), "no example inputs"),
+        (lambda: (Within(nn.GELU()), 3), "no example inputs"),
+    ],
+    ids=["raises", "nothing", "module", "number"],
+)
+def test_what_the_function_returns(made: Callable[[], Any], said: str) -> None:
+    with pytest.raises(ModelError, match=said) as caught:
+        export_onnx(made)
+    assert "\n" not in str(caught.value)
+
+
+class Grouped(nn.Module):
+    """Attention whose keys and values are shared by groups of queries, as torch computes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(16, 16), nn.Linear(16, 8), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(2, (-1, 4)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        k, v = (y.repeat_interleave(2, dim=1) for y in (k, v))
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_heads_of_torch_attention_can_be_split(batch: int) -> None:
+    data = export_onnx(lambda: (Grouped(), torch.zeros(batch, 6, 16)))
+    graph = import_model(data)
+    assert batch > 1 or compare(data) < 1e-5  # the oracle runs one sample
+    products = [op for op in graph.operators if op.kind == "MatMul" and len(graph.tensors[op.inputs[1]].shape) > 2]
+    assert len(products) == 2
+    for op in products:
+        assert any(
+            [graph.tensors[name].shape[p] for name, p in zip(op.inputs, s.inputs, strict=True) if p == 1] == [4, 4]
+            for s in operator_signatures(graph, op)
+        )
+
+
+MASKS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "compared positions": (lambda at: at[None, :] <= at[:, None], True),
+    "triangle": (lambda at: torch.ones(len(at), len(at), dtype=torch.bool, device=at.device).tril(), True),
+    "not compared": (lambda at: at[None, :] != at[:, None], False),
+    "a constant": (lambda at: torch.ones(len(at), len(at), dtype=torch.bool, device=at.device), False),
+    "compared with a number": (lambda at: (at[None, :] - at[:, None]) > -3, False),
+}
+"""Name: (the mask from [positions], whether it is causal)."""
+
+
+@pytest.mark.parametrize("size", [8, 2048], ids=["folded", "computed"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_causal_mask_is_known_however_it_is_made(mask: str, size: int) -> None:
+    make, is_causal = MASKS[mask]
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.linear(x)[:, None]
+            return nn.functional.scaled_dot_product_attention(
+                y, y, y, attn_mask=make(torch.arange(size, device=x.device))
+            )
+
+    graph = import_model(export_onnx(lambda: (Masked(), torch.zeros(1, size, 4))))
+    problem = Problem.build(graph, parse_cluster("1xA100-80GB"), {"global_batch": 1, "loss": "mse"})
+    shapes = KernelShapes(problem, graph.trained)
+    scores = next(op for op in graph.operators if op.kind == "Add" and size == graph.tensors[op.outputs[0]].shape[-1])
+    assert shapes._is_causal((graph.operators.index(scores),)) == is_causal

@@ -1,0 +1,34 @@
+"""Work that may take long says what it is, and whoever shows progress listens; knows nothing of terminals."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+_listeners: list[Callable[[str | None], None]] = []
+
+
+@contextlib.contextmanager
+def phase(text: str) -> Iterator[None]:
+    """A context of work that may take seconds.
+
+    Args:
+        text: what is done, such as `exporting gpt2`; phases of one text count together.
+    """
+    for listener in _listeners:
+        listener(text)
+    try:
+        yield
+    finally:
+        for listener in _listeners:
+            listener(None)
+
+
+@contextlib.contextmanager
+def listening(listener: Callable[[str | None], None]) -> Iterator[None]:
+    """A context in which `listener` is called with the text of every phase that begins, and with None at its end."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)

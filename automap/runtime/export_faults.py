@@ -1,0 +1,108 @@
+"""Failures of torch's exporters as one sentence that names the module at fault."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from automap.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_MOST = 240
+"""Characters of a foreign message that are kept (assumed); those of torch run over pages."""
+_TARGET = re.compile(r"target=(?:torch\.ops\.)?([\w.]+)")
+_NO_FUNCTION = re.compile(r"No ONNX function found for <OpOverload\(op='([^']+)'")
+
+
+def while_building(build: Callable[[], Any], fault: Exception) -> ModelError:
+    """The error of a function that raised before it returned a module."""
+    line = fault.__traceback__
+    file = getattr(getattr(build, "__code__", None), "co_filename", None)
+    own = [frame for frame in _frames(line) if frame.tb_frame.f_code.co_filename == file]
+    where = f" in line {own[-1].tb_lineno}" if own else ""
+    return ModelError(
+        f"the function fails{where}: {_first_line(fault)}",
+        field="source",
+        value=getattr(build, "__name__", str(build)),
+        repair="Correct it; it is called with torch's meta device as the default, where tensors have no values.",
+    )
+
+
+def while_exporting(module: nn.Module, exported: Any, fault: Exception) -> ModelError:
+    """The error of an export that failed.
+
+    Args:
+        module: the whole module.
+        exported: the `torch.export.ExportedProgram`; None if that could not be made.
+        fault: what the exporter raised.
+    """
+    chain = [fault]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
+        assert isinstance(cause, Exception)
+        chain.append(cause)
+    text = "\n".join(str(link) for link in chain)
+    if exported is not None:
+        return _untranslated(module, exported, text, chain[-1])
+    path, where = _innermost(module, chain)
+    inside = type(module.get_submodule(path)).__name__
+    if "data-dependent" in text or "DataDependent" in "".join(type(link).__name__ for link in chain):
+        what = "branches or loops on the values of a tensor, which a graph cannot"
+        repair = "Write it with operators on whole tensors (torch.where, masks), or export a model without it."
+    else:
+        what = f"cannot be exported: {_first_line(chain[-1])}"
+        repair = "Make its forward run under torch.export.export with the example inputs."
+    named = f"{path} ({inside}{where})" if path else f"{inside}{where}"
+    return ModelError(f"{named} {what}", field="module", value=path or inside, repair=repair)
+
+
+def _untranslated(module: nn.Module, exported: Any, text: str, fault: Exception) -> ModelError:
+    """The error of an operator that torch's exporter cannot write as ONNX."""
+    found = _NO_FUNCTION.search(text) or _TARGET.search(text)
+    if found is None:
+        value, repair = type(module).__name__, "Send the message to the developers of torch.onnx."
+        return ModelError(f"torch.onnx fails: {_first_line(fault)}", field="module", value=value, repair=repair)
+    operator = found.group(1).replace("::", ".")
+    # What is missing may be a part of what the module calls.
+    value = _caller(exported, operator) or _caller(exported.run_decompositions(), operator) or type(module).__name__
+    repair = "Use operators that ONNX has in its place, or leave this module out."
+    text = f"{value} uses {operator}, which torch.onnx cannot write"
+    return ModelError(text, field="module", value=value, repair=repair)
+
+
+def _caller(exported: Any, operator: str) -> str:
+    """The path of the first module that calls an operator; empty where none below the whole module does."""
+    for node in exported.graph.nodes:
+        if node.op == "call_function" and operator.startswith(str(node.target).rpartition(".")[0]):
+            stack = list((node.meta.get("nn_module_stack") or {}).values())
+            return str(stack[-1][0]) if stack else ""
+    return ""
+
+
+def _innermost(module: nn.Module, chain: list[Exception]) -> tuple[str, str]:
+    """The path of the module whose forward raised, and the line of code where it did."""
+    paths = {id(child): path for path, child in module.named_modules()}
+    for link in reversed(chain):
+        for frame in reversed(list(_frames(link.__traceback__))):
+            held = frame.tb_frame.f_locals.get("self")
+            # Frames of nn.Module itself (calls, hooks) hold the module too, and say nothing of it.
+            if id(held) in paths and frame.tb_frame.f_code.co_name == "forward":
+                line = f", {Path(frame.tb_frame.f_code.co_filename).name} line {frame.tb_lineno}"
+                return paths[id(held)], line
+    return "", ""
+
+
+def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _first_line(fault: BaseException) -> str:
+    lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
+    text = f"{type(fault).__name__}: {lines[0]}" if lines else type(fault).__name__
+    return text if len(text) <= _MOST else text[: _MOST - 1] + "…"

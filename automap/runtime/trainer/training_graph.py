@@ -1,0 +1,81 @@
+"""The graph that a network is trained by, and how data goes into the network and scores come out of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from automap.errors import ModelError, PlanError
+from automap.plan import Plan
+from ir import zoo
+from ir.graph import Graph
+from ir.graph import Tensor as GraphTensor
+from ir.loss import with_loss
+from ir.onnx.load import load_model
+
+
+def training_graph(model: str | Path | Graph, plan: Plan) -> Graph:
+    """The graph of a plan's model, with the loss of the plan.
+
+    Args:
+        model: the ONNX file that was searched, `zoo:NAME`, or a graph: `ir.onnx.load.load_model` reads a file about
+            which something is to be said, as `--dim` does.
+        plan: a plan of the model.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+    if isinstance(model, Graph):
+        return with_loss(model, plan.training.loss)
+    if str(model).startswith(zoo.PREFIX):
+        return zoo.build(str(model), loss=plan.training.loss)
+    try:
+        data = Path(model).read_bytes()
+    except OSError as fault:
+        repair = "Give the ONNX file that was searched, or zoo:NAME."
+        text = f"cannot be read ({fault.strerror})"
+        raise ModelError(text, field="model", value=str(model), repair=repair) from None
+    return with_loss(load_model(data, name=plan.model.name), plan.training.loss)
+
+
+def data_inputs(graph: Graph) -> list[GraphTensor]:
+    """The inputs of the network among those of a graph with a loss: all but the labels."""
+    labels = set(graph.operators[-1].inputs[1:])
+    return [tensor for tensor in graph.tensors.values() if tensor.role == "input" and tensor.name not in labels]
+
+
+def input_names(graph: Graph, module: nn.Module) -> tuple[str, ...]:
+    """The names by which a network takes its inputs; empty = it takes them in the order of the graph.
+
+    Files have the names of the arguments of `forward`, which need not be its first ones.
+    """
+    names = tuple(tensor.name for tensor in data_inputs(graph))
+    return names if set(names) <= inspect.signature(module.forward).parameters.keys() else ()
+
+
+def scores_of(module: nn.Module, inputs: tuple[Tensor, ...] | list[Tensor], names: tuple[str, ...]) -> Tensor:
+    """The scores that a network computes.
+
+    Args:
+        module: it returns them alone, first in a tuple, or as `logits` of a mapping, as models of transformers do.
+        inputs: its inputs in the order of the graph.
+        names: see `input_names`.
+
+    Raises:
+        PlanError: the network returns no scores.
+    """
+    found: Any = module(**dict(zip(names, inputs, strict=True))) if names else module(*inputs)
+    if isinstance(found, Mapping):
+        found = found.get("logits")
+    elif isinstance(found, tuple | list) and found:
+        found = found[0]
+    if not isinstance(found, Tensor):
+        raise PlanError(
+            "returns no scores", field="module", value=type(found).__name__,
+            repair="Return the scores alone, first in a tuple, or as `logits` of a dictionary.",
+        )  # fmt: skip
+    return found

@@ -1,0 +1,230 @@
+"""Models of Hugging Face's transformers: built from a configuration on disk, and made ready for an export.
+
+Nothing is downloaded and no code of a configuration's folder is run. Called under torch's meta device, a model of any
+size takes no memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from automap.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+PREFIX = "hf:"
+"""How the name of a configuration begins: `hf:PATH[:key=value,...]`."""
+INSTALL = "pip install 'transformers>=5,<6'"
+"""The command that installs what this module needs: the extra `hf` of pyproject.toml."""
+MOST_TOKENS = 8192
+"""Tokens of a sample unless the user says otherwise (assumed): models that take more were pretrained with 4,096 or
+8,192 (Llama 2 and 3, Qwen2), and got longer samples at the end only."""
+T5_TOKENS = 512
+"""Tokens of a sample of a model whose positions have no limit: those of T5's pretraining."""
+_HEADS = (
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+)  # fmt: skip
+"""Tables of transformers from a model type to the class that trains it, in the order of preference: what models were
+pretrained for. They hold the class of a configuration that names none, or the body of one alone."""
+
+
+def is_transformers(module: nn.Module) -> bool:
+    """Whether a module is a model of transformers; does not import it."""
+    return any(cls.__module__ == "transformers.modeling_utils" for cls in type(module).__mro__)
+
+
+def without_cache(module: nn.Module) -> None:
+    """Lets a model of transformers keep no keys and values for later tokens, which training has no use for."""
+    for part in module.modules():
+        config: Any = getattr(part, "config", None)
+        if getattr(config, "use_cache", False):
+            config.use_cache = False
+
+
+def as_trained(module: nn.Module) -> None:
+    """Sets a model of transformers up as training runs it, with kernels that can be exported.
+
+    Experts are one product over all of them, and attention is torch's.
+    """
+    without_cache(module)
+    model: Any = module
+    if model.config._attn_implementation not in ("eager", "sdpa"):
+        model.set_attn_implementation("sdpa")
+    # The default kernels for experts have no translation to ONNX, or loop over the experts that got tokens. A model
+    # without experts refuses to be asked, and so does one of transformers 4.
+    with contextlib.suppress(ValueError, AttributeError):
+        model.set_experts_implementation("batched_mm")
+
+
+def example_inputs(module: nn.Module, seq_len: int | None = None) -> dict[str, Tensor]:
+    """Inputs of one sample, by name.
+
+    Args:
+        module: a model of transformers.
+        seq_len: tokens of the sample; None = as many as the model has positions, at most `MOST_TOKENS`.
+
+    Raises:
+        ModelError: the model reads neither tokens, nor images, nor spectrograms.
+    """
+    import torch
+
+    model: Any = module
+    config, main = model.config, model.main_input_name
+    found: dict[str, Tensor] = {}
+    if main == "input_ids":
+        found[main] = torch.zeros(1, _tokens(module, seq_len), dtype=torch.int64)
+    elif main == "pixel_values":
+        height, width = _pair(config.image_size)
+        found[main] = torch.zeros(1, config.num_channels, height, width)
+    elif main == "input_features" and hasattr(config, "max_source_positions"):
+        # Whisper's first convolutions halve the frames.
+        found[main] = torch.zeros(1, config.num_mel_bins, 2 * config.max_source_positions)
+    else:
+        repair = "Write a function that returns the model and its inputs, for `automap export-onnx FILE.py:FUNCTION`."
+        raise ModelError("its inputs are not known", field="model", value=type(module).__name__, repair=repair)
+    if config.is_encoder_decoder:
+        found["decoder_input_ids"] = torch.zeros(1, _tokens(module, seq_len), dtype=torch.int64)
+    elif seq_len is not None and main != "input_ids":
+        repair = "Leave it out; image_size says how large images are."
+        raise ModelError("the model reads no tokens", field="seq_len", value=seq_len, repair=repair)
+    return found
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return height, width
+
+
+def _tokens(module: nn.Module, seq_len: int | None) -> int:
+    model: Any = module
+    config = model.config
+    names = ("max_target_positions", "max_position_embeddings")
+    most = next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
+    # RoBERTa and its kin count positions from behind the padding token's number.
+    if most is not None and any(hasattr(part, "create_position_ids_from_input_ids") for part in module.modules()):
+        most -= config.pad_token_id + 1
+    if seq_len is None:
+        return T5_TOKENS if most is None else min(most, MOST_TOKENS)
+    if seq_len < 1 or (most is not None and seq_len > most):
+        repair = "Give at least 1." if most is None else f"Give 1 to {most}, the positions of the configuration."
+        raise ModelError("not a length of its samples", field="seq_len", value=seq_len, repair=repair)
+    return seq_len
+
+
+def from_config(spec: str) -> Callable[[], tuple[nn.Module, dict[str, Tensor]]]:
+    """What builds the model of a configuration, for `automap.runtime.torch_export.export_onnx`.
+
+    Args:
+        spec: `[hf:]PATH[:key=value,...]`: a folder with a config.json, or such a file; keys are `seq_len`, the tokens
+            of a sample, or numbers of the configuration, which are replaced.
+
+    Raises:
+        ModelError: no such file, a key or a kind of model that is not known, or transformers is not installed.
+    """
+    path, changes = _parse(spec.removeprefix(PREFIX))
+    document = _read(path)
+    if importlib.util.find_spec("transformers") is None:
+        raise ModelError(
+            "transformers is not installed", field="model", value=spec, repair=f"Install it: {INSTALL}"
+        )  # fmt: skip
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import transformers
+
+    seq_len = changes.pop("seq_len", None)
+    for key in changes:
+        if not isinstance(document.get(key), int | float):
+            numbers = ", ".join(key for key, value in document.items() if isinstance(value, int | float))
+            repair = f"Use seq_len, or a number of the configuration: {numbers}."
+            raise ModelError("no number of the configuration", field="model", value=key, repair=repair)
+    kind = document.get("model_type")
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        raise ModelError(
+            f"transformers {transformers.__version__} has no such kind of model", field="model_type", value=kind,
+            repair="Install a release of transformers that has it, or export the model: automap export-onnx.",
+        )  # fmt: skip
+    try:
+        config = transformers.CONFIG_MAPPING[kind].from_dict({**document, **changes})
+    except Exception as fault:
+        repair = "Correct the file as the documentation of transformers says."
+        text = " ".join(str(fault).split())[:200]
+        raise ModelError(
+            f"the configuration is not accepted ({text})", field="model", value=path, repair=repair
+        ) from None
+    chosen = _class(config, transformers)
+
+    def build() -> tuple[nn.Module, dict[str, Tensor]]:
+        module = chosen(config)
+        return module, example_inputs(module, seq_len)
+
+    return build
+
+
+def name_of(spec: str) -> str:
+    """The name of a configuration's model: the name of its folder or file."""
+    path, _ = _parse(spec.removeprefix(PREFIX))
+    path = path.resolve()
+    return path.parent.name if path.name == "config.json" else path.stem if path.suffix == ".json" else path.name
+
+
+def _parse(text: str) -> tuple[Path, dict[str, Any]]:
+    head, colon, tail = text.rpartition(":")
+    if not colon or "=" not in tail:
+        return Path(text), {}
+    changes: dict[str, Any] = {}
+    for part in tail.split(","):
+        key, _, value = part.partition("=")
+        try:
+            changes[key] = json.loads(value)
+        except ValueError:
+            changes[key] = value
+        if not isinstance(changes[key], int | float) or (key == "seq_len" and type(changes[key]) is not int):
+            repair = "Write numbers, as in hf:FOLDER:seq_len=4096,num_hidden_layers=8."
+            raise ModelError("not a number", field=key or "model", value=value, repair=repair)
+    return Path(head), changes
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        document = json.loads(file.read_text())
+    except OSError as fault:
+        raise ModelError(
+            f"cannot be read ({fault.strerror}); nothing is downloaded", field="model", value=str(file),
+            repair="Give a folder with a config.json, or such a file; `hf download NAME config.json` fetches one.",
+        ) from None  # fmt: skip
+    except ValueError as fault:
+        repair = "Give the config.json of a model of transformers."
+        raise ModelError(f"no JSON ({fault})", field="model", value=str(file), repair=repair) from None
+    if not isinstance(document, dict):
+        repair = "Give the config.json of a model of transformers."
+        raise ModelError("not a JSON object", field="model", value=str(file), repair=repair)
+    return document
+
+
+def _class(config: Any, transformers: Any) -> Any:
+    """The class that the configuration names; in place of a body without a head, the class that trains it."""
+    from transformers.models.auto import modeling_auto
+
+    tables = [getattr(modeling_auto, name) for name in _HEADS]
+    bodies = modeling_auto.MODEL_MAPPING_NAMES.get(config.model_type)
+    for name in config.architectures or ():
+        found = getattr(transformers, name, None)
+        if inspect.isclass(found) and name not in ((bodies,) if isinstance(bodies, str) else bodies or ()):
+            return found
+    name = next((table[config.model_type] for table in tables if config.model_type in table), None)
+    if name is None:
+        raise ModelError(
+            "no class of transformers trains it", field="architectures", value=config.architectures,
+            repair="Name one in the configuration, or export the model: automap export-onnx FILE.py:FUNCTION.",
+        )  # fmt: skip
+    return getattr(transformers, name)

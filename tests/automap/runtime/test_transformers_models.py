@@ -1,0 +1,210 @@
+"""Models of transformers, from a configuration on disk to a plan; tiny ones, and nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from automap.errors import ModelError
+from automap.runtime.torch_export import export_onnx
+from automap.runtime.transformers_models import example_inputs, from_config, name_of
+from ir.onnx.load import load_model
+from service.command.main import main
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow  # torch, its exporter and transformers take seconds to import
+
+LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "vocab_size": 256}
+TEXT = {**LAYERS, "intermediate_size": 128, "max_position_embeddings": 32}
+GROUPED = {**TEXT, "num_key_value_heads": 2}
+IMAGES = {"image_size": 32, "num_channels": 3}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", {"n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 256, "n_positions": 32}),
+    "llama": ("LlamaForCausalLM", GROUPED),
+    "qwen2": ("Qwen2ForCausalLM", GROUPED),
+    "qwen2_moe": (
+        "Qwen2MoeForCausalLM",
+        {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+         "shared_expert_intermediate_size": 64},
+    ),
+    "mixtral": ("MixtralForCausalLM", {**GROUPED, "num_local_experts": 4}),
+    "bert": ("BertForMaskedLM", TEXT),
+    "roberta": ("RobertaForMaskedLM", {**TEXT, "max_position_embeddings": 34}),
+    "t5": (
+        "T5ForConditionalGeneration",
+        {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_heads": 4, "vocab_size": 256,
+         "dropout_rate": 0.0},
+    ),
+    "whisper": (
+        "WhisperForConditionalGeneration",
+        {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+         "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "vocab_size": 256,
+         "max_source_positions": 32, "max_target_positions": 16, "num_mel_bins": 8, "pad_token_id": 0,
+         "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
+    ),
+    "vit": (
+        "ViTForImageClassification",
+        {**IMAGES, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "patch_size": 8},
+    ),
+    "convnext": ("ConvNextForImageClassification", {**IMAGES, "hidden_sizes": [8, 16, 32, 64], "depths": [1, 1, 2, 1]}),
+    "deberta-v2": (
+        "DebertaV2ForMaskedLM", {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+    ),
+}  # fmt: skip
+"""Model type: (class, what its configuration says)."""
+
+
+def write(folder: Path, kind: str, **more: Any) -> Path:
+    """A folder with the configuration of a model."""
+    architecture, sizes = MODELS[kind]
+    document = {"model_type": kind, "architectures": [architecture], "use_cache": True, **sizes}
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**document, **more}))
+    return folder
+
+
+def module_of(folder: Path) -> torch.nn.Module:
+    with torch.device("meta"):
+        return from_config(str(folder))()[0]
+
+
+def test_all_families_are_here() -> None:
+    assert len(MODELS) == 12
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_from_a_configuration_to_a_plan_by_one_command(kind: str, tmp_path: Path) -> None:
+    folder, out = write(tmp_path / "tiny", kind), tmp_path / "plan.json"
+    words = ["search", f"hf:{folder}", "--cluster", "2xA100-80GB", "--global-batch", "8", "--budget", "16"]
+    assert main([*words, "--searcher", "expert", "-o", str(out)]) == 0
+    plan = json.loads(out.read_text())
+    # Tied weights count once in both.
+    assert plan["model"]["num_parameters"] == sum(p.numel() for p in module_of(folder).parameters())
+    assert plan["model"]["name"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("gpt2", "gpt:layers=2,hidden=64,heads=4,seq_len=32,positions=32,vocab_size=256"),
+        ("llama", "llama:layers=2,hidden=64,heads=4,kv_heads=2,ffn=128,seq_len=32,vocab_size=256"),
+    ],
+)
+@pytest.mark.parametrize("degrees", [["--dp", "2"], ["--tp", "2"], ["--pp", "2"]], ids=" ".join)
+def test_its_price_is_that_of_the_zoo(
+    kind: str, sizes: str, degrees: list[str], exported: dict[str, Path], tmp_path: Path
+) -> None:
+    """The zoo writes the same network operator by operator, without an exporter."""
+    steps = []
+    for model in (str(exported[kind]), f"zoo:{sizes}"):
+        out = tmp_path / "plan.json"
+        words = ["estimate", model, "--cluster", "2xA100-80GB", "--global-batch", "8", "--trainer", "megatron-core"]
+        assert main([*words, *degrees, "-o", str(out)]) == 0
+        steps.append(json.loads(out.read_text())["estimate"]["step_time_s"])
+    assert steps[0] == pytest.approx(steps[1], rel=0.02)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The ONNX files of some models."""
+    folder, made = tmp_path_factory.mktemp("exported"), {}
+    for kind in ("gpt2", "llama", "t5"):
+        made[kind] = write(folder / kind, kind) / "model.onnx"
+        assert main(["export-onnx", f"hf:{made[kind].parent}", "-o", str(made[kind])]) == 0
+    return made
+
+
+def test_plans_train_them_with_the_loss_of_one_process(exported: dict[str, Path]) -> None:
+    """Split layers, and inputs that are not the first arguments; both return a record with the scores inside."""
+    folders = []
+    for kind, degrees in (("llama", "--tp"), ("t5", "--dp")):
+        model = exported[kind]
+        words = ["estimate", str(model), "--cluster", "2xcpu", "--precision", "fp32", "--global-batch", "4"]
+        assert main([*words, degrees, "2", "-o", str(model.with_name("plan.json"))]) == 0
+        folders.append(str(model.parent))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = str(Path(__file__).with_name("transformers_ranks.py"))
+    done = subprocess.run([*torchrun, script, *folders], capture_output=True, text=True, check=False, timeout=300)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(lines) == len(folders), done.stderr[-3000:]
+    for found in lines:
+        first, second = found["losses"]
+        assert first == pytest.approx(found["wanted"], rel=1e-5)
+        assert second < first
+
+
+def test_a_class_is_exported_as_it_is() -> None:
+    """As a user writes it: caches on, default kernels for experts, and no inputs named."""
+
+    def build() -> torch.nn.Module:
+        module: torch.nn.Module = transformers.MixtralForCausalLM(transformers.MixtralConfig(**MODELS["mixtral"][1]))
+        return module
+
+    graph = load_model(export_onnx(build))
+    assert [graph.tensors[name].shape for name in graph.outputs] == [(1, 32, 256)]
+    assert any("expert" in text for text in graph.warnings)
+
+
+def test_labels_among_the_inputs_make_the_loss_the_output() -> None:
+    def build() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+        ids = torch.zeros(1, 16, dtype=torch.int64)
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**MODELS["gpt2"][1])), {
+            "input_ids": ids,
+            "labels": ids,
+        }
+
+    graph = load_model(export_onnx(build))
+    assert [graph.tensors[name].shape for name in graph.outputs] == [()]
+
+
+def test_keys_replace_numbers(tmp_path: Path) -> None:
+    folder = write(tmp_path / "tiny", "llama")
+    module, inputs = from_config(f"hf:{folder}:seq_len=8,num_hidden_layers=1")()
+    assert inputs["input_ids"].shape == (1, 8)
+    assert len([name for name, _ in module.named_modules() if name.endswith("self_attn")]) == 1
+    assert name_of(f"hf:{folder}:seq_len=8") == name_of(str(folder / "config.json")) == "tiny"
+
+
+def test_a_sample_has_as_many_tokens_as_there_are_positions(tmp_path: Path) -> None:
+    for kind, tokens in (("llama", 32), ("roberta", 32), ("t5", 512)):
+        assert example_inputs(module_of(write(tmp_path / kind, kind)))["input_ids"].shape == (1, tokens), kind
+    long = write(tmp_path / "long", "llama", max_position_embeddings=1 << 17)
+    assert example_inputs(module_of(long))["input_ids"].shape == (1, 8192)
+
+
+def test_a_body_alone_gets_the_head_that_trains_it(tmp_path: Path) -> None:
+    for architectures in (["BertModel"], None):
+        assert type(module_of(write(tmp_path / "tiny", "bert", architectures=architectures))).__name__ == (
+            "BertForMaskedLM"
+        )
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("nowhere", "nothing is downloaded"),
+        ("tiny:seq_len=33", "1 to 32"),
+        ("tiny:seq_len=many", "not a number"),
+        ("tiny:layers=3", "num_hidden_layers"),
+        ("tiny:model_type=3", "no number of the configuration"),
+        ("unknown", "no such kind of model"),
+        ("broken", "no JSON"),
+        ("list", "not a JSON object"),
+    ],
+)
+def test_bad_input(spec: str, said: str, tmp_path: Path) -> None:
+    write(tmp_path / "tiny", "llama")
+    for name, text in (("unknown", '{"model_type": "perceptron9"}'), ("broken", "{"), ("list", "[]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(text)
+    with pytest.raises(ModelError) as caught:
+        from_config(f"hf:{tmp_path / spec}")()
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
