@@ -18,6 +18,8 @@ from automap.records import Range, from_json
 
 ANY = "any"
 """Name of no target: every plan of the space."""
+OWN = "automap"
+"""The target that reads plans themselves: the trainer of this project."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

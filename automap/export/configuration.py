@@ -14,6 +14,7 @@ from typing import Literal
 from automap.errors import PlanError
 from automap.plan import Degrees, Plan, parse_devices
 from automap.price.degrees import degrees_of
+from automap.price.estimate import torchrun
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.plan_reader import lower_plan
@@ -91,9 +92,7 @@ class Run:
     @property
     def torchrun(self) -> str:
         """The beginning of a command that starts one process a device."""
-        each = self.devices // self.hosts if self.devices % self.hosts == 0 else self.devices
-        several = f"--nnodes={self.hosts} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
-        return f"torchrun {several if self.hosts > 1 else '--standalone'} --nproc-per-node={each}"
+        return torchrun(self.plan, self.problem.cluster)
 
     @property
     def gradients_in_4_bytes(self) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from automap.cluster import Device
+from automap.cluster import Cluster, Device
 from automap.errors import PlanError
 from automap.fitted_curves import COLLECTIVES, fitted
 from automap.measured_blocks import device_seconds
@@ -30,6 +30,7 @@ from automap.price.outcome import Outcome
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem, Trainer
 from automap.schedule import A_RANK, words
+from automap.targets import OWN
 from ir.graph import Graph
 from ir.groups import fused_groups
 
@@ -218,16 +219,22 @@ def annotate(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Plan:
 
 
 def launch_line(plan: Plan, problem: Problem) -> str:
-    """How to start one process a device: for a decoder of the zoo the example, else a script of the user's own."""
-    cluster = problem.cluster
-    devices = {device for stage in plan.stages for device in parse_devices(stage.devices)}
-    counts = Counter(int(cluster.node_of[device]) for device in devices)
-    where = (
-        "--standalone" if len(counts) == 1 else f"--nnodes={len(counts)} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
-    )
-    # Each host then starts a process for each of its own devices.
-    each = str(next(iter(counts.values()))) if len(set(counts.values())) == 1 else "auto"
-    start = f"torchrun {where} --nproc-per-node={each}"
+    """How to start a training: with the files of the target, if it is the trainer of others; else one process a device,
+    for a decoder of the zoo with the example, for other models with a script of the user's own."""
+    target = problem.target
+    if target is not None and target.name != OWN:
+        return f"automap export plan.json MODEL --target {target.name} -o FOLDER  # its last line is the command"
+    start = torchrun(plan, problem.cluster)
     if EXAMPLE_MODEL.fullmatch(plan.model.name):
         return f"{start} examples/train_gpt.py plan.json checkpoint 100"
     return f"{start} YOUR_TRAINING.py  # calls automap.runtime.trainer.parallelize, see docs/training.md"
+
+
+def torchrun(plan: Plan, cluster: Cluster) -> str:
+    """The beginning of a command that starts one process a device of a plan, on each of its hosts."""
+    devices = {device for stage in plan.stages for device in parse_devices(stage.devices)}
+    counts = Counter(int(cluster.node_of[device]) for device in devices)
+    several = f"--nnodes={len(counts)} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
+    # Each host then starts a process for each of its own devices.
+    each = str(next(iter(counts.values()))) if len(set(counts.values())) == 1 else "auto"
+    return f"torchrun {several if len(counts) > 1 else '--standalone'} --nproc-per-node={each}"

@@ -183,7 +183,12 @@ def _in_mixture(choice: AxisChoice, experts: str) -> int:
 
 
 def chunks(
-    evaluator: Evaluator, signatures: Ints, num_chunks: int, masks: Callable[[int], Mask], unlike: int = 0
+    evaluator: Evaluator,
+    signatures: Ints,
+    num_chunks: int,
+    masks: Callable[[int], Mask],
+    unlike: int = 0,
+    sizes: Sequence[int] | None = None,
 ) -> tuple[tuple[Segment, ...], ...]:
     """The layers spread over chunks as evenly as they go; the outer chunks, which hold embedding and head, have fewer.
 
@@ -191,16 +196,19 @@ def chunks(
         signatures: [operator rows, axes].
         masks: unit type to [operators] which of them are recomputed.
         unlike: so many of the first layers are of other types than the rest.
+        sizes: layers of each chunk; None = even.
 
     Raises:
-        Unpriced: there are fewer layers than chunks.
+        Unpriced: there are fewer layers than chunks, or not as many as `sizes` says.
     """
     kinds = [unit.type for unit in evaluator.blocks.units]
     numbers = _layers(evaluator, unlike)
     chosen = by_type(evaluator, signatures)
     again = [masks(kind) if n in numbers else evaluator.masks(kind)["none"] for n, kind in enumerate(kinds)]
     segments = [evaluator.segment(number, chosen, mask) for number, mask in enumerate(again)]
-    ends = [0, *_ends(numbers, num_chunks), len(kinds)]
+    if sizes is not None and (sum(sizes) != len(numbers) or len(sizes) != num_chunks):
+        raise Unpriced(f"{len(numbers)} layers in {num_chunks} stages are not {', '.join(map(str, sizes))}")
+    ends = [0, *_ends(numbers, sizes or _even(len(numbers), num_chunks)), len(kinds)]
     if any(a >= b for a, b in itertools.pairwise(ends)):
         raise Unpriced(f"{len(numbers)} layers cannot be cut into {num_chunks} stages")
     return tuple(tuple(segments[a:b]) for a, b in itertools.pairwise(ends))
@@ -244,11 +252,16 @@ def _layers(evaluator: Evaluator, unlike: int) -> list[int]:
     return [*range(first - unlike, first), *(i for i, kind in enumerate(kinds) if kind == repeated)]
 
 
-def _ends(layers: list[int], chunks: int) -> list[int]:
-    """Units before the end of each chunk but the last."""
-    share, extra = divmod(len(layers), chunks)
+def _even(layers: int, chunks: int) -> list[int]:
+    """Layers of each chunk; the outer chunks, which hold embedding and head, have fewer."""
+    share, extra = divmod(layers, chunks)
     sizes = [share] * chunks
     for i in range(extra):
         sizes[(chunks - extra) // 2 + i] += 1
+    return sizes
+
+
+def _ends(layers: list[int], sizes: Sequence[int]) -> list[int]:
+    """Units before the end of each chunk but the last."""
     starts = [*layers, layers[-1] + 1]
     return [starts[end] for end in itertools.accumulate(sizes[:-1])]

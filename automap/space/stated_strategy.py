@@ -59,6 +59,8 @@ class Strategy:
     """Recompute mode of all layers, one of `RECOMPUTE_MODES`, as the trainer means it (`recompute_masks`)."""
     sequence_parallel: bool = False
     """Whether tp splits the sequence between products."""
+    layers: tuple[int, ...] | None = None
+    """Layers of each stage in dataflow order; None = as even as they go, the outer stages with fewer."""
 
 
 def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
@@ -87,7 +89,7 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
         _check_experts(evaluator, strategy.ep)
     try:
         again = recompute_masks(evaluator, problem.trainer.name, strategy.recompute)
-        parts = chunks(evaluator, chosen, strategy.pp * strategy.virtual, again)
+        parts = chunks(evaluator, chosen, strategy.pp * strategy.virtual, again, sizes=strategy.layers)
     except Unpriced as fault:
         degree = "virtual" if strategy.virtual > 1 else "pp"
         raise _refuse(degree, getattr(strategy, degree), str(fault), "Use fewer stages.") from None

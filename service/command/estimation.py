@@ -83,6 +83,37 @@ def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any])
         return replace(plan, warnings=(*plan.warnings, *notes))
 
 
+def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, Any], path: Path) -> Plan:
+    """The plan of a trainer's configuration, with its estimate and reasons; what it does not say may be stated.
+
+    Args:
+        data: the model's file; empty for a named model.
+        request: model, cluster, training and hints.
+        stated: fields of `automap.space.stated_strategy.Strategy`.
+        path: the file.
+
+    Raises:
+        UserError: as `price_hand_made`; or the file cannot be read, or says otherwise than what is stated.
+    """
+    with _uncollected():
+        from automap.export.reading import read_configuration
+
+        found = read_configuration(path)
+        for given, own in ((request.training, found.training), (stated, found.degrees)):
+            for name, value in given.items():
+                if name in own and own[name] != value and name != "trainer":
+                    repair = "Leave it out, or change the file."
+                    raise PlanError(f"{path.name} says {own[name]}", field=name, value=value, repair=repair)
+        request = replace(request, training={**found.training, **request.training})
+        plan = price_hand_made(data, request, {**found.degrees, **stated})
+        tokens = plan.degrees[0].sequence_length
+        if found.tokens not in (None, tokens) and tokens is not None:
+            repair = "Give --seq-len, or export the model with that length."
+            raise PlanError(f"{path.name} has other samples", field="seq_len", value=found.tokens, repair=repair)
+        notes = (f"{path.name}: not read: {', '.join(found.ignored)}",) if found.ignored else ()
+        return replace(plan, warnings=(*plan.warnings, *notes))
+
+
 def read_plan(path: Path) -> Plan:
     """The plan of a file.
 

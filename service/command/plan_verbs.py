@@ -78,6 +78,14 @@ def estimate(
     trainer: Annotated[str | None, typer.Option(help="The training software; default: generic.")] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens of each sample, for a zoo: model.")] = None,
     plan: Annotated[Path | None, typer.Option("--plan", help="Price this file's plan, on its own cluster.")] = None,
+    configuration: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Price what you run today: a script of Megatron-LM's arguments (.sh, .yaml), torchtitan's .toml, "
+            "DeepSpeed's .json or accelerate's .yaml.",
+        ),
+    ] = None,
     output: OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -91,9 +99,12 @@ def estimate(
         training=stated({**training, "loss": loss, "trainer": trainer}),
         model=estimation.with_sequence(job.request.model, seq_len),
     )
-    if plan is None:
+    if plan is None and configuration is None:
         found = estimation.price_hand_made(job.data, request, degrees)
+    elif plan is None and configuration is not None:
+        found = estimation.price_configuration(job.data, request, degrees, configuration)
     else:
+        assert plan is not None
         found = estimation.price_file(job.data, request, degrees, plan)
     write_plan(found, output)
     print_json(found.to_json()) if as_json else typer.echo(estimation.page(found))

@@ -17,6 +17,7 @@ from automap.price.plan_writer import to_plan
 from automap.problem import Problem
 from automap.space.stated_strategy import Strategy, hand_made
 from ir import zoo
+from service.command.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = "gpt:layers=2,hidden=32,heads=2,seq_len=16,vocab_size=256"
@@ -40,6 +41,16 @@ def launched(cluster, model=SMALL, **degrees):
 )
 def test_each_host_starts_a_process_for_each_of_its_devices(cluster, where):
     assert launched(cluster).launch == f"torchrun {where} examples/train_gpt.py plan.json checkpoint 100"
+
+
+def test_a_plan_for_another_trainer_is_exported():
+    training = {"global_batch": 24, "target": "deepspeed"}
+    evaluator = Evaluator(Problem.build(zoo.build(SMALL), parse_cluster("2xA100"), training))
+    lowered = hand_made(evaluator, Strategy())
+    line = annotate(to_plan(lowered, evaluator), lowered, evaluator).launch
+    words = shlex.split(line, comments=True)
+    assert words == ["automap", "export", "plan.json", "MODEL", "--target", "deepspeed", "-o", "FOLDER"]
+    assert main([*words[1:2], "--help"]) == 0
 
 
 def test_another_model_needs_a_script_of_the_users_own():

@@ -96,6 +96,15 @@ def test_a_plan_is_exported_or_refused_with_nothing_written(tmp_path: Path, caps
     document = json.loads(capsys.readouterr().out)
     assert [Path(name).name for name in document["files"]] == ["megatron.sh", "megatron.yaml", "export.json"]
     assert document["notes"][0]["kept"] == "exact"
+    # What was exported is read back as what it was.
+    price = json.loads(path.read_text())["estimate"]["step_time_s"]
+    back = ["estimate", model, "--cluster", "1x8xA100", "--from", str(folder / "megatron.sh"), "--json"]
+    assert main([*back, "--trainer", "generic"]) == 0
+    assert json.loads(capsys.readouterr().out)["estimate"]["step_time_s"] == pytest.approx(price)
+    assert main([*back, "--tp", "4"]) == 2
+    assert "tp: megatron.sh says 2 (got 4)" in capsys.readouterr().err
+    assert main([*back[:1], GPT + ",seq_len=64", *back[2:]]) == 2
+    assert "seq_len: megatron.sh has other samples (got 128)" in capsys.readouterr().err
 
 
 def test_a_plan_that_does_not_fit_is_shown_and_ends_with_3(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,168 @@
+"""Configurations read back as stated strategies: exports round trip, and what others write."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from automap.cluster import parse_cluster
+from automap.errors import PlanError
+from automap.export.export import export, save
+from automap.export.reading import read_configuration
+from automap.price.estimate import annotate
+from automap.price.evaluator import Evaluator
+from automap.problem import Problem
+from automap.space.space import PlanSpace
+from automap.space.stated_strategy import Strategy, hand_made
+from automap.space.target_limits import plan_space
+from ir import zoo
+
+GPT = "gpt:layers=6,hidden=64,heads=4,seq_len=32,vocab_size=96"
+MODELS = {
+    "gpt": (GPT, {}),
+    "long": (GPT, {"cp": 2}),
+    "moe": ("moe:layers=4,hidden=64,heads=4,kv_heads=4,ffn=128,experts=4,seq_len=32,vocab_size=96", {}),
+}
+FILES = {
+    "megatron-core": ("megatron.sh", "megatron.yaml"),
+    "torchtitan": ("torchtitan.toml",),
+    "deepspeed": ("deepspeed.json",),
+    "accelerate": ("accelerate.yaml",),
+}
+CASES = [(model, target) for model in MODELS for target in FILES if (model, target) != ("long", "deepspeed")]
+
+
+@functools.cache
+def space_of(model: str, target: str) -> PlanSpace:
+    name, fix = MODELS[model]
+    training = {"global_batch": 24, "target": target}
+    return plan_space(Problem.build(zoo.build(name), parse_cluster("8xA100"), training, {"fix": fix}))
+
+
+@pytest.mark.parametrize(("model", "target"), CASES)
+def test_an_export_read_back_has_the_same_price(model: str, target: str, tmp_path: Path) -> None:
+    space = space_of(model, target)
+    problem = space.problem
+    for values in space.random_batch(np.random.default_rng(7), 8).tolist():
+        plan = annotate(space.decode(values), space.lowered(values), space.evaluator)
+        save(export(plan, problem, target), tmp_path)
+        for name in FILES[target]:
+            found = read_configuration(tmp_path / name)
+            assert found.target == target
+            training = {"global_batch": 24, **found.training}
+            degrees = dict(found.degrees)
+            if target == "accelerate":  # the batch of a rank is not in the YAML
+                arguments = json.loads((tmp_path / "training_arguments.json").read_text())
+                degrees["micro_batch"] = arguments["per_device_train_batch_size"]
+                if arguments["gradient_checkpointing"]:
+                    degrees["recompute"] = "full"
+            if target == "deepspeed" and plan.stages[0].recompute:  # said in code
+                degrees["recompute"] = "full"
+            again = Problem.build(problem.graph, problem.cluster, training)
+            evaluator = Evaluator(again)
+            lowered = hand_made(evaluator, Strategy(**degrees))
+            assert plan.estimate is not None
+            assert evaluator.evaluate(lowered).step_time_s == pytest.approx(plan.estimate.step_time_s, rel=1e-9)
+
+
+SCRIPT = """
+#!/bin/bash
+GPUS=8
+ARGS=(
+    --tensor-model-parallel-size 4  # inside the host
+    --pipeline-model-parallel-size=2
+    --num-layers 6 --num-virtual-stages-per-pipeline-rank 3
+    --micro-batch-size 2 --global-batch-size 24 --seq-length 32
+    --sequence-parallel --use-distributed-optimizer --recompute-activations --fp16
+    --data-path "a path/with spaces" --lr 0.1
+)
+torchrun --nproc-per-node $GPUS pretrain_gpt.py ${ARGS[@]}
+"""
+ACCELERATE = """\
+# comment
+distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 8
+fsdp_config:
+  fsdp_version: 1
+  fsdp_sharding_strategy: SHARD_GRAD_OP   # ZeRO 2
+  fsdp_activation_checkpointing: true
+"""
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_what_people_write(tmp_path: Path) -> None:
+    found = read_configuration(written(tmp_path / "args.sh", SCRIPT))
+    sizes = {"tp": 4, "pp": 2, "virtual": 3, "micro_batch": 2}
+    assert found.degrees == {**sizes, "sequence_parallel": True, "zero": 1, "recompute": "selective"}
+    assert found.training == {"global_batch": 24, "precision": "fp16", "trainer": "megatron-core"}
+    assert found.tokens == 32
+    assert {"--data-path", "--lr"} <= set(found.ignored)
+    found = read_configuration(written(tmp_path / "config.yaml", ACCELERATE))
+    assert found.degrees == {"tp": 1, "cp": 1, "zero": 2, "recompute": "full", "dp": 8}
+    assert found.training["precision"] == "bf16"
+    document = {"train_batch_size": 24, "train_micro_batch_size_per_gpu": "auto", "fp16": {"enabled": True}}
+    found = read_configuration(written(tmp_path / "ds.json", json.dumps(document | {"optimizer": {}})))
+    assert found.degrees == {"zero": 0}
+    assert found.ignored == ("optimizer",)
+
+
+STAGES = "--pipeline-model-parallel-size 2"
+OFFLOAD = {"zero_optimization": {"offload_param": {"device": "cpu"}}}
+UNEQUAL = {"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1}
+TWO_KINDS = {"bf16": {"enabled": True}, "fp16": {"enabled": True}}
+SIX = "distributed_type: FSDP\nnum_processes: 6\nparallelism_config:\n  parallelism_config_tp_size: 4"
+VIRTUAL, LAYOUT = "num-layers-per-virtual-pipeline-stage", "pipeline-model-parallel-layout"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "repair"),
+    [
+        ("a.sh", "--micro-batch-size $MBS", "--micro-batch-size", "the number itself"),
+        ("a.sh", "--tensor-model-parallel-size 0", "--tensor-model-parallel-size", "number"),
+        ("a.sh", "--virtual-pipeline-model-parallel-size 2", "--virtual-pipeline-model-parallel-size", "no such flag"),
+        ("a.sh", "--use-torch-fsdp2", "--use-torch-fsdp2", "--zero 3"),
+        ("a.sh", f"{STAGES} --{LAYOUT} Et*3|tL", f"--{LAYOUT}", "Ett"),
+        ("a.sh", f"{STAGES} --num-layers 6 --{VIRTUAL} 2", f"--{VIRTUAL}", "--num-layers"),
+        ("a.sh", "--data-path 'open", "script", "quote"),
+        ("a.toml", "[parallelism", "toml", "Mend"),
+        ("a.toml", "parallelism = 3", "parallelism", "map"),
+        ("a.toml", "[parallelism]\nexpert_parallel_degree = 2", "parallelism.expert_parallel_degree", "--ep"),
+        ("a.json", '{"zero_optimization": {"stage": 4}}', "zero_optimization.stage", "0 to 3"),
+        ("a.json", json.dumps(OFFLOAD), "zero_optimization.offload_param", "Leave"),
+        ("a.json", json.dumps(UNEQUAL), "train_batch_size", "replicas"),
+        ("a.json", json.dumps(TWO_KINDS), "fp16.enabled", "one of them"),
+        ("a.yaml", "distributed_type: DEEPSPEED", "distributed_type", "DeepSpeed's own JSON"),
+        ("a.yaml", SIX, "num_processes", "as many"),
+        ("a.yaml", "- a\n- b", "line 1", "two levels"),
+        ("a.json", "[]", "", "DeepSpeed"),
+        ("a.txt", "", "", ".toml"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(name: str, text: str, field: str, repair: str, tmp_path: Path) -> None:
+    with pytest.raises(PlanError) as fault:
+        read_configuration(written(tmp_path / name, text))
+    assert fault.value.field == (f"from.{field}" if field else "from")
+    assert repair in fault.value.repair
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="cannot be read"):
+        read_configuration(tmp_path / "none.sh")
+
+
+def test_layers_that_are_not_those_of_the_model() -> None:
+    evaluator: Any = Evaluator(Problem.build(zoo.build(GPT), parse_cluster("2xA100"), {"global_batch": 4}))
+    lowered = hand_made(evaluator, Strategy(pp=2, layers=(5, 1)))
+    assert [len(segments) for segments in lowered.chunks] == [6, 3]
+    with pytest.raises(PlanError, match="6 layers in 2 stages are not 3, 2"):
+        hand_made(evaluator, Strategy(pp=2, layers=(3, 2)))
