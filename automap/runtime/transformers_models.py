@@ -27,6 +27,8 @@ INSTALL = "pip install 'transformers>=5,<6'"
 MOST_TOKENS = 8192
 """Tokens of a sample unless the user says otherwise (assumed): models that take more were pretrained with 4,096 or
 8,192 (Llama 2 and 3, Qwen2), and got longer samples at the end only."""
+IMAGE_SIZE = 224
+"""Height and width of an image where the configuration names none, as that of ResNet: those of ImageNet's training."""
 T5_TOKENS = 512
 """Tokens of a sample of a model whose positions have no limit: those of T5's pretraining."""
 _HEADS = (
@@ -83,8 +85,8 @@ def example_inputs(module: nn.Module, seq_len: int | None = None) -> dict[str, T
     found: dict[str, Tensor] = {}
     if main == "input_ids":
         found[main] = torch.zeros(1, _tokens(module, seq_len), dtype=torch.int64)
-    elif main == "pixel_values":
-        height, width = _pair(config.image_size)
+    elif main == "pixel_values" and hasattr(config, "num_channels"):
+        height, width = _pair(getattr(config, "image_size", IMAGE_SIZE))
         found[main] = torch.zeros(1, config.num_channels, height, width)
     elif main == "input_features" and hasattr(config, "max_source_positions"):
         # Whisper's first convolutions halve the frames.
@@ -155,18 +157,23 @@ def from_config(spec: str) -> Callable[[], tuple[nn.Module, dict[str, Tensor]]]:
     try:
         config = transformers.CONFIG_MAPPING[kind].from_dict({**document, **changes})
     except Exception as fault:
-        repair = "Correct the file as the documentation of transformers says."
-        text = " ".join(str(fault).split())[:200]
-        raise ModelError(
-            f"the configuration is not accepted ({text})", field="model", value=path, repair=repair
-        ) from None
+        raise _not_accepted(path, fault) from None
     chosen = _class(config, transformers)
 
     def build() -> tuple[nn.Module, dict[str, Tensor]]:
-        module = chosen(config)
+        try:
+            module = chosen(config)
+        except Exception as fault:
+            raise _not_accepted(path, fault) from None
         return module, example_inputs(module, seq_len)
 
     return build
+
+
+def _not_accepted(path: Path, fault: Exception) -> ModelError:
+    text = f"transformers does not accept the configuration ({' '.join(str(fault).split())[:200]})"
+    repair = "Correct the file as the documentation of transformers says."
+    return ModelError(text, field="model", value=str(path), repair=repair)
 
 
 def name_of(spec: str) -> str:

@@ -48,7 +48,7 @@ def with_sequence(options: ModelOptions, length: int | None) -> ModelOptions:
     if length is None:
         return options
     if not options.zoo:
-        repair = "Leave it out; --dim gives the size of a symbolic dim."
+        repair = "Leave it out; --dim gives the size of a symbolic dim, hf:FOLDER:seq_len=N that of a configuration."
         raise ModelError("the length of a file's sequences is its own", field="seq_len", value=length, repair=repair)
     separator = "," if ":" in options.zoo else ":"
     return replace(options, zoo=f"{options.zoo}{separator}seq_len={length}")

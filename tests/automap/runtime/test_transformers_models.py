@@ -194,6 +194,7 @@ def test_a_body_alone_gets_the_head_that_trains_it(tmp_path: Path) -> None:
         ("tiny:seq_len=many", "not a number"),
         ("tiny:layers=3", "num_hidden_layers"),
         ("tiny:model_type=3", "no number of the configuration"),
+        ("uneven", "not a multiple"),
         ("unknown", "no such kind of model"),
         ("broken", "no JSON"),
         ("list", "not a JSON object"),
@@ -201,6 +202,7 @@ def test_a_body_alone_gets_the_head_that_trains_it(tmp_path: Path) -> None:
 )
 def test_bad_input(spec: str, said: str, tmp_path: Path) -> None:
     write(tmp_path / "tiny", "llama")
+    write(tmp_path / "uneven", "bert", hidden_size=66)
     for name, text in (("unknown", '{"model_type": "perceptron9"}'), ("broken", "{"), ("list", "[]")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(text)
