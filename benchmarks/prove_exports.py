@@ -240,8 +240,6 @@ def main() -> int:
     parser.add_argument("--packages", nargs="+", default=[], help="folders with the trainers")
     given = parser.parse_args()
     sys.path += given.packages
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
     print(f"about {given.plans} plans a target, read by the trainers' own parsers")
     failed = False
     for target in given.targets:
@@ -259,4 +257,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    # Trainers warn of what they lack on this machine. Here, because tests call `main` in their own process.
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
     sys.exit(main())
