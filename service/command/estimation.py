@@ -14,7 +14,7 @@ from automap.documents import read_file
 from automap.errors import ModelError, PlanError, ProblemError
 from automap.records import to_json
 from service.jobs.run_job import JobRequest, ModelOptions, build_problem, import_graph
-from service.report import GIB, seconds
+from service.report import GIB, bound, speed, step
 from service.strategy import batch, strategy
 
 if TYPE_CHECKING:
@@ -194,19 +194,12 @@ def page(plan: Plan) -> str:
     """The estimate of a plan for people."""
     estimate = plan.estimate
     assert estimate is not None
-    low, high = estimate.error_band_s
-    half = (high - low) / 2.0 / estimate.step_time_s
-    speed = f"{estimate.samples_per_s:,.4g} samples/s"
-    if estimate.tokens_per_s_per_device is not None:
-        speed += f", {estimate.tokens_per_s_per_device:,.0f} tokens/s a device"
-    # Nobody knows the FLOPs of a measured profile.
-    speed += f", MFU {estimate.mfu:.1%}" if estimate.mfu else ""
     lines = [
         f"strategy  {strategy(plan)}",
         f"batch     {batch(plan)}",
-        f"step      {seconds(estimate.step_time_s)}, {seconds(low)} to {seconds(high)} (± {half:.0%})",
-        f"speed     {speed}",
-        f"bound     no plan of this model on this cluster takes less than {seconds(estimate.lower_bound_s)}",
+        f"step      {step(plan)}",
+        f"speed     {speed(plan)}",
+        f"bound     {bound(plan)}",
         "",
         *_times(estimate),
         "",
