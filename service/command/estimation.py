@@ -20,6 +20,7 @@ from service.strategy import batch, strategy
 if TYPE_CHECKING:
     from automap.export.configuration import Export
     from automap.plan import Estimate, Plan
+    from automap.price.evaluator import Evaluator
     from automap.problem import Problem
     from automap.verify import Violation
 
@@ -70,17 +71,30 @@ def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any])
             repair = f"Give --{name.replace('_', '-')}, or a file by --plan."
             raise ProblemError("missing", field=name, value="nothing", repair=repair)
     with _uncollected():
-        from automap.price.estimate import annotate
         from automap.price.evaluator import Evaluator
-        from automap.price.plan_writer import to_plan
-        from automap.space.stated_strategy import Strategy, hand_made, recomputes_nothing, undivided
 
-        evaluator = Evaluator(build_problem(import_graph(data, request), request))
-        degrees = Strategy(**stated)
-        lowered = hand_made(evaluator, degrees)
-        plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
-        notes = (*undivided(evaluator, lowered), *recomputes_nothing(degrees, lowered, plan.training.trainer))
-        return replace(plan, warnings=(*plan.warnings, *notes))
+        return hand_made_plan(Evaluator(build_problem(import_graph(data, request), request)), stated)
+
+
+def hand_made_plan(evaluator: Evaluator, stated: Mapping[str, Any]) -> Plan:
+    """The plan of the stated degrees, with its estimate and reasons.
+
+    Args:
+        evaluator: of the problem.
+        stated: fields of `automap.space.stated_strategy.Strategy`.
+
+    Raises:
+        PlanError: a degree that does not fit.
+    """
+    from automap.price.estimate import annotate
+    from automap.price.plan_writer import to_plan
+    from automap.space.stated_strategy import Strategy, hand_made, recomputes_nothing, undivided
+
+    degrees = Strategy(**stated)
+    lowered = hand_made(evaluator, degrees)
+    plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
+    notes = (*undivided(evaluator, lowered), *recomputes_nothing(degrees, lowered, plan.training.trainer))
+    return replace(plan, warnings=(*plan.warnings, *notes))
 
 
 def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, Any], path: Path) -> Plan:

@@ -1,0 +1,94 @@
+"""Verbs that compare plans."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from automap.errors import PlanError, ProblemError
+from service.command.options import (
+    Job,
+    JsonOption,
+    LossOption,
+    PrecisionOption,
+    gathers,
+    read_model_and_hints,
+    stated,
+    writable,
+)
+from service.command.output import print_json
+from service.command.plan_verbs import read_strategy
+
+app = typer.Typer()
+
+
+@app.command()
+@gathers(job=read_model_and_hints, degrees=read_strategy)
+def sweep(
+    job: Job,
+    degrees: dict[str, Any],
+    over: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=A,B,...",
+            help="What the rows are, and what the columns are: dp, tp, pp, cp, ep, micro_batch, virtual, zero, recompute, "
+            "schedule, global_batch, precision, optimizer, trainer, target, seq_len or cluster, with its values.",
+        ),
+    ],
+    cluster: Annotated[str | None, typer.Option(help="[NODESx]GPUSxDEVICE[@LINK], or a .json file.")] = None,
+    global_batch: Annotated[int | None, typer.Option(help="Samples of one optimizer step.")] = None,
+    precision: PrecisionOption = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")] = None,
+    loss: LossOption = None,
+    trainer: Annotated[str | None, typer.Option(help="The training software; default: generic.")] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Search every cell so long (5s, or a number of plans); default: price the stated degrees."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", callback=writable, help="Where to write the table as JSON.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prices a table of plans over one or two quantities. Ctrl-C ends it with the cells so far and exit code 130."""
+    from service.command.sweeping import read_sides, table
+    from service.command.sweeping import sweep as price_cells
+    from service.command.terminal import counting_bar, interruptible
+
+    sides = read_sides(over)
+    swept = {side.name for side in sides}
+    training = {"global_batch": global_batch, "precision": precision, "optimizer": optimizer, "trainer": trainer}
+    for name, value in {**training, "cluster": cluster, **degrees}.items():
+        if value is not None and name in swept:
+            repair = f"Leave --{name.replace('_', '-')} out, or --over {name}."
+            raise ProblemError("stated and swept over", field=name, value=value, repair=repair)
+        if value is None and name in ("cluster", "global_batch") and name not in swept:
+            raise ProblemError("missing", field=name, value="nothing", repair=f"Give --{name.replace('_', '-')}.")
+    request = replace(job.request, cluster=cluster, training=stated({**training, "loss": loss}))
+    if budget is not None:
+        request = replace(request, budget=budget)
+    count = 1
+    for side in sides:
+        count *= len(side.values)
+    with counting_bar("sweeping", count) as tick, interruptible() as interrupted:
+        cells = price_cells(
+            job.data, request, degrees, sides, searched=budget is not None, on_cell=tick, should_stop=interrupted
+        )
+        stopped = interrupted()
+    if cells and all(cell.plan is None for cell in cells):
+        raise PlanError("no cell has a plan", field="over", value=" ".join(over), repair=f"The first: {cells[0].fault}")
+    document = {"over": {side.name: list(side.values) for side in sides}, "cells": [cell.to_json() for cell in cells]}
+    if output is not None:
+        output.write_text(json.dumps(document, indent=1) + "\n")
+    if as_json:
+        print_json(document)
+    else:
+        for line in table(sides, cells):
+            typer.echo(line)
+        typer.echo("Step time and share of memory. * the fastest that fits, ! does not fit, - not possible (--json says why)")
+    if stopped:
+        raise typer.Exit(130)
