@@ -38,7 +38,7 @@ def read_configuration(path: Path) -> Stated:
     """The strategy of a configuration file.
 
     Raises:
-        PlanError: it cannot be read, or says something that is not priced; names the key.
+        PlanError: it cannot be read, or as in `read_text`.
     """
     try:
         text = path.read_text()
@@ -47,13 +47,42 @@ def read_configuration(path: Path) -> Stated:
         raise PlanError(
             f"cannot be read ({reason})", field="from", value=str(path), repair="Name a readable file."
         ) from None
-    reader = _READERS.get(path.suffix)
+    return read_text(path.name, text)
+
+
+def read_text(name: str, text: str) -> Stated:
+    """The strategy of the text of a configuration.
+
+    Args:
+        name: name of the file, whose ending says whose configuration it is.
+        text: its text.
+
+    Raises:
+        PlanError: it says something that is not priced; names the key.
+    """
+    reader = _READERS.get(Path(name).suffix)
     if reader is None:
         repair = f"Name a file that ends in {', '.join(_READERS)}."
-        raise PlanError("no configuration that is read", field="from", value=path.name, repair=repair)
+        raise PlanError("no configuration that is read", field="from", value=name, repair=repair)
     found = reader(text)
     found.training.setdefault("trainer", targets()[found.target].trainer)
     return found
+
+
+def check_tokens(stated: Stated, name: str, tokens: int | None) -> None:
+    """Refuses a configuration whose samples have not as many tokens as those of the model.
+
+    Args:
+        stated: the configuration.
+        name: name of its file.
+        tokens: tokens of the model's samples; None = it has no sequence.
+
+    Raises:
+        PlanError: they have more or fewer.
+    """
+    if stated.tokens not in (None, tokens) and tokens is not None:
+        repair = f"Export the model with that length, or choose it: zoo:NAME:seq_len={stated.tokens}."
+        raise PlanError(f"{name} has other samples", field="seq_len", value=stated.tokens, repair=repair)
 
 
 def _refuse(name: str, value: object, message: str, repair: str) -> PlanError:

@@ -214,6 +214,13 @@ def chunks(
     return tuple(tuple(segments[a:b]) for a, b in itertools.pairwise(ends))
 
 
+def layer_counts(evaluator: Evaluator, chunks: Sequence[Sequence[Segment]]) -> tuple[int, ...] | None:
+    """Layers of each chunk in dataflow order; None where they are as even as they go."""
+    numbers = {*_layers(evaluator, 0)}
+    counts = [len({segment.unit for segment in chunk} & numbers) for chunk in chunks]
+    return None if counts == _even(len(numbers), len(chunks)) else tuple(counts)
+
+
 def recompute_masks(evaluator: Evaluator, trainer: str, mode: str) -> Callable[[int], Mask]:
     """What a trainer means by a recompute mode of its layers: unit type to [operators] which run again.
 
