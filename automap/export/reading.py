@@ -263,6 +263,9 @@ def _torchtitan(text: str) -> Stated:
     }
     if way.get("module_fqns_per_model_part"):
         parts = way["module_fqns_per_model_part"]
+        if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
+            what = "is no list of lists of modules"
+            raise _refuse("parallelism.module_fqns_per_model_part", parts, what, 'Write it as [["layers.0"], …].')
         counts = tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
         found.degrees |= {"virtual": max(1, len(parts) // pp), "layers": counts}
     if str(way.get("pipeline_parallel_schedule")).lower() == "gpipe" and pp > 1:
@@ -303,10 +306,12 @@ def _deepspeed(text: str) -> Stated:
             what = f"is no multiple of {micro} samples * {steps} steps"
             raise _refuse("train_batch_size", batch, what, "Make it micro-batch * accumulation * replicas.")
         found.degrees["dp"] = batch // micro // steps
-    kinds = [kind for kind in ("bf16", "fp16") if _section(given, kind).get("enabled") is True]
+    enabled = {kind: _section(given, kind).get("enabled", False) for kind in ("bf16", "fp16")}
+    kinds = [kind for kind, value in enabled.items() if value is True]
     if len(kinds) == 2:
         raise _refuse("fp16.enabled", True, "contradicts bf16.enabled", "Enable one of them.")
-    found.training["precision"] = kinds[0] if kinds else "fp32"
+    if kinds or "auto" not in enabled.values():
+        found.training["precision"] = kinds[0] if kinds else "fp32"
     known = (*names, "zero_optimization", "tensor_parallel", "bf16", "fp16")
     found.ignored = tuple(name for name in document if name not in known)
     return found

@@ -203,6 +203,8 @@ def chunks(
     """
     kinds = [unit.type for unit in evaluator.blocks.units]
     numbers = _layers(evaluator, unlike)
+    if num_chunks > len(kinds):
+        raise Unpriced(f"{len(numbers)} layers cannot be cut into {num_chunks} stages")
     chosen = by_type(evaluator, signatures)
     again = [masks(kind) if n in numbers else evaluator.masks(kind)["none"] for n, kind in enumerate(kinds)]
     segments = [evaluator.segment(number, chosen, mask) for number, mask in enumerate(again)]

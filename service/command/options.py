@@ -250,15 +250,22 @@ def read_job(
         "sync_period": sync_period,
     }
     data, request = read_model_and_hints(model, hints, dim, batch_dim, parameters)
+    said = stated(training)
     if baseline is not None:
-        request = replace(request, hints=_with_baseline(request.hints, baseline))
-    elif global_batch is None:
+        from automap.export.baseline import load, with_stated
+
+        if request.hints.get("baseline") is not None:
+            repair = "Leave --baseline out, or the one in the hints."
+            raise ProblemError("the hints have one already", field="baseline", value=str(baseline), repair=repair)
+        request = replace(request, hints={**request.hints, "baseline": load(baseline)})
+        said = dict(with_stated(said, request.hints))
+    if "global_batch" not in said:
         repair = "Give --global-batch, or --baseline with a file that says it."
         raise ProblemError("missing", field="global_batch", value="nothing", repair=repair)
     request = replace(
         request,
         cluster=cluster,
-        training=stated(training),
+        training=said,
         budget=budget,
         searchers=tuple("dqn-from-scratch" if from_scratch and name == "dqn" else name for name in searcher),
         tie=tie,
@@ -266,20 +273,6 @@ def read_job(
         trials=None if trials is None else Trials(top_k=trials),
     )
     return Job(data, request)
-
-
-def _with_baseline(hints: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Hints with the plan that the user runs today.
-
-    Raises:
-        UserError: the file cannot be read, or the hints name another one.
-    """
-    from automap.export.baseline import load
-
-    if hints.get("baseline") is not None:
-        repair = "Leave --baseline out, or the one in the hints."
-        raise ProblemError("the hints have one already", field="baseline", value=str(path), repair=repair)
-    return {**hints, "baseline": load(path)}
 
 
 def _read_file(path: Path, parameters: tuple[str, ...]) -> bytes:

@@ -149,22 +149,18 @@ def _named(options: ModelOptions, loss: str | None) -> Graph:
 def build_problem(graph: Graph, request: JobRequest) -> Problem:
     """Checks that model, cluster, training and hints, the plan of today in them too, fit each other.
 
-    What the training does not say is taken from a configuration under `hints.baseline`.
-
     Raises:
         UserError: names what does not.
     """
     from automap.cluster import parse_cluster
     from automap.problem import Problem
 
-    if request.hints.get("baseline") is None:
-        return Problem.build(graph, parse_cluster(request.cluster), request.training, request.hints)
-    from automap.export.baseline import read_baseline, with_stated
-    from automap.price.evaluator import Evaluator
+    problem = Problem.build(graph, parse_cluster(request.cluster), request.training, request.hints)
+    if problem.hints.baseline is not None:
+        from automap.export.baseline import read_baseline
+        from automap.price.evaluator import Evaluator
 
-    training = with_stated(request.training, request.hints)
-    problem = Problem.build(graph, parse_cluster(request.cluster), training, request.hints)
-    read_baseline(Evaluator(problem))
+        read_baseline(Evaluator(problem))
     return problem
 
 
