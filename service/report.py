@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from automap.comparisons import Change
 from automap.plan import DeviceMemory, Plan, SearchRecord
 from service.strategy import batch, num_devices, strategy
 
 GIB = 1 << 30
+FINDERS = {"expert": "the templates", "yours": "you"}
+"""Who found a plan, in words, where that is no searcher's name."""
+MOST = 0.8
+"""Share of a difference that is most of it."""
+SHOWN = 0.1
+"""Share of a change's worth from which on a part of it is shown."""
+COUNTS = {1: "one makes", 2: "two make", 3: "three make", 4: "four make"}
+"""How many changes make something, in words."""
 
 
 def fullest(plan: Plan) -> DeviceMemory:
@@ -36,7 +47,8 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     if estimate is not None and search is not None:
         if comparison := against(plan):
             lines.append(("against", comparison))
-        searcher = "the templates" if search.found_by == "expert" else search.found_by
+        lines += yours(plan)
+        searcher = FINDERS.get(search.found_by, search.found_by)
         lines.append(("found by", f"{searcher} in {search.evaluations:,} evaluations, seed {search.seed}"))
         if search.first_s is not None and search.first_after_s is not None:
             more = search.first_s / estimate.step_time_s - 1.0
@@ -49,6 +61,51 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         lines.append(("bound", bound(plan)))
         lines += trials(search)
     return lines
+
+
+def yours(plan: Plan) -> list[tuple[str, str]]:
+    """What the user runs today beside the plan, and what each change between the two is worth."""
+    assert plan.estimate is not None and plan.search is not None
+    own, best_s = plan.search.yours, plan.estimate.step_time_s
+    if own is None:
+        return []
+    if own.shortage is not None:
+        text = f"{own.name} does not fit: {own.shortage}; its step would take {seconds(own.step_time_s)}"
+    else:
+        text = f"{own.name} takes {seconds(own.step_time_s)}, this plan {seconds(best_s)}"
+    large = most(own.changes)
+    if plan.search.found_by == "yours":
+        text += ": nothing that was found is faster, this is your plan"
+    elif large and len(large) < len(own.changes):
+        text += f": {len(own.changes)} changes, {COUNTS.get(len(large), f'{len(large)} make')} most of the difference"
+    lines = [("yours", text), *(("", note) for note in own.notes)]
+    return lines + [("change", _worth(change)) for change in own.changes]
+
+
+def most(changes: Sequence[Change]) -> list[Change]:
+    """The fewest changes that save `MOST` of what all those that save something do."""
+    found: list[Change] = []
+    total = sum(change.saved_s for change in changes if change.saved_s > 0.0)
+    for change in sorted(changes, key=lambda one: -one.saved_s):
+        if total <= 0.0 or sum(one.saved_s for one in found) >= MOST * total:
+            break
+        found.append(change)
+    return found
+
+
+def _worth(change: Change) -> str:
+    """A change with the seconds that it saves, and where."""
+    if not change.saved_s:
+        return f"{change.about}: as fast"
+    text = f"{change.about}: {seconds(abs(change.saved_s))} {'less' if change.saved_s > 0.0 else 'more'}"
+    parts = sorted(change.parts_s.items(), key=lambda part: -abs(part[1]))
+    shown = [(name, saved) for name, saved in parts if abs(saved) >= SHOWN * abs(change.saved_s)]
+    text += f" ({', '.join(f'{name} {_signed(-saved)}' for name, saved in shown)})"
+    return text if change.fits else f"{text}; it does not fit yet"
+
+
+def _signed(value: float) -> str:
+    return f"{'−' if value < 0.0 else '+'}{seconds(abs(value))}"
 
 
 def trials(search: SearchRecord) -> list[tuple[str, str]]:

@@ -110,7 +110,7 @@ def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, A
         UserError: as `price_hand_made`; or the file cannot be read, or says otherwise than what is stated.
     """
     with _uncollected():
-        from automap.export.reading import read_configuration
+        from automap.export.reading import check_tokens, read_configuration
 
         found = read_configuration(path)
         for given, own in ((request.training, found.training), (stated, found.degrees)):
@@ -120,10 +120,7 @@ def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, A
                     raise PlanError(f"{path.name} says {own[name]}", field=name, value=value, repair=repair)
         request = replace(request, training={**found.training, **request.training})
         plan = price_hand_made(data, request, {**found.degrees, **stated})
-        tokens = plan.degrees[0].sequence_length
-        if found.tokens not in (None, tokens) and tokens is not None:
-            repair = "Give --seq-len, or export the model with that length."
-            raise PlanError(f"{path.name} has other samples", field="seq_len", value=found.tokens, repair=repair)
+        check_tokens(found, path.name, plan.degrees[0].sequence_length)
         notes = (f"{path.name}: not read: {', '.join(found.ignored)}",) if found.ignored else ()
         return replace(plan, warnings=(*plan.warnings, *notes))
 
@@ -250,15 +247,9 @@ def _memory(estimate: Estimate) -> list[str]:
     return lines
 
 
-def shortage(plan: Plan) -> str | None:
-    """Where and by how much a plan does not fit, as a message; None if it fits."""
-    estimate = plan.estimate
-    assert estimate is not None
-    if estimate.fits:
-        return None
-    worst = max(estimate.memory_bytes, key=lambda memory: memory.total - memory.capacity)
-    largest = max(CLASSES, key=lambda name: float(getattr(worst, name)))
-    return (
-        f"does not fit: devices {worst.devices} need {worst.total / GIB:.1f} GiB of {worst.capacity / GIB:.1f}, "
-        f"most of it {largest}"
-    )
+def lacks(plan: Plan) -> str | None:
+    """Where and by how much a plan does not fit; None if it fits."""
+    from automap.space.changes import shortage
+
+    assert plan.estimate is not None
+    return shortage(plan.estimate)

@@ -121,9 +121,8 @@ def estimate(
     print_json(found.to_json()) if as_json else typer.echo(estimation.page(found))
     for line in () if as_json else found.warnings:
         typer.echo(f"warning: {line}", err=True)
-    shortage = estimation.shortage(found)
-    if shortage is not None:
-        typer.echo(f"automap: {shortage}", err=True)
+    if (lacks := estimation.lacks(found)) is not None:
+        typer.echo(f"automap: does not fit: {lacks}", err=True)
         raise typer.Exit(3)
 
 
