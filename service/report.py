@@ -79,7 +79,7 @@ def yours(plan: Plan) -> list[tuple[str, str]]:
     elif large and len(large) < len(own.changes):
         text += f": {len(own.changes)} changes, {COUNTS.get(len(large), f'{len(large)} make')} most of the difference"
     lines = [("yours", text), *(("", note) for note in own.notes)]
-    return lines + [("change", _worth(change)) for change in own.changes]
+    return lines + [("change", worth(change)) for change in own.changes]
 
 
 def most(changes: Sequence[Change]) -> list[Change]:
@@ -93,7 +93,7 @@ def most(changes: Sequence[Change]) -> list[Change]:
     return found
 
 
-def _worth(change: Change) -> str:
+def worth(change: Change) -> str:
     """A change with the seconds that it saves, and where."""
     if not change.saved_s:
         return f"{change.about}: as fast"

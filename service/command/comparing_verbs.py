@@ -14,6 +14,7 @@ from service.command.options import (
     Job,
     JsonOption,
     LossOption,
+    PlanArgument,
     PrecisionOption,
     gathers,
     read_model_and_hints,
@@ -27,6 +28,41 @@ app = typer.Typer()
 
 
 @app.command()
+@gathers(job=read_model_and_hints)
+def explain(plan: PlanArgument, job: Job, as_json: JsonOption = False) -> None:
+    """Says where the time and the memory of a plan go, and what the next best choices cost."""
+    from automap.records import to_json
+    from service.command.comparison import explain_file, explanation
+
+    explained, found = explain_file(*job, plan)
+    if as_json:
+        print_json({"plan": explained.to_json(), "alternatives": [to_json(one) for one in found]})
+    else:
+        typer.echo("\n".join(explanation(explained, found)))
+
+
+@app.command()
+@gathers(job=read_model_and_hints)
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="FIRST", help="A plan, a JSON file.")],
+    second: Annotated[Path, typer.Argument(metavar="SECOND", help="A plan for the same model, cluster and training.")],
+    job: Job,
+    as_json: JsonOption = False,
+) -> None:
+    """Says in which decisions two plans differ, and how much of the difference each is worth."""
+    from automap.records import to_json
+    from service.command.comparison import difference, differences
+
+    one, other, found = difference(*job, first, second)
+    if as_json:
+        estimates = [plan.to_json()["estimate"] for plan in (one, other)]
+        changes = [to_json(change) for change in found]
+        print_json({"first": estimates[0], "second": estimates[1], "changes": changes})
+    else:
+        typer.echo("\n".join(differences(one, other, found)))
+
+
+@app.command()
 @gathers(job=read_model_and_hints, degrees=read_strategy)
 def sweep(
     job: Job,
@@ -35,8 +71,8 @@ def sweep(
         list[str],
         typer.Option(
             metavar="NAME=A,B,...",
-            help="What the rows are, and what the columns are: dp, tp, pp, cp, ep, micro_batch, virtual, zero, recompute, "
-            "schedule, global_batch, precision, optimizer, trainer, target, seq_len or cluster, with its values.",
+            help="What the rows are, and what the columns are: dp, tp, pp, cp, ep, micro_batch, virtual, zero, "
+            "recompute, schedule, global_batch, precision, optimizer, trainer, target, seq_len or cluster, with its values.",
         ),
     ],
     cluster: Annotated[str | None, typer.Option(help="[NODESx]GPUSxDEVICE[@LINK], or a .json file.")] = None,
@@ -89,6 +125,8 @@ def sweep(
     else:
         for line in table(sides, cells):
             typer.echo(line)
-        typer.echo("Step time and share of memory. * the fastest that fits, ! does not fit, - not possible (--json says why)")
+        typer.echo(
+            "Step time and share of memory. * the fastest that fits, ! does not fit, - not possible (--json says why)"
+        )
     if stopped:
         raise typer.Exit(130)

@@ -200,9 +200,7 @@ class _Kept:
             raise ProblemError("no search fixes it", field="over", value="micro_batch", repair=repair)
         hints = {**request.hints, "fix": {**request.hints.get("fix", {}), **fixed}}
         request = replace(request, hints=hints)
-        return run_job(
-            request, lambda: self.graph(request), on_progress=lambda progress: None, should_stop=should_stop
-        )
+        return run_job(request, lambda: self.graph(request), on_progress=lambda progress: None, should_stop=should_stop)
 
 
 def table(sides: Sequence[Side], cells: Sequence[Cell]) -> list[str]:
