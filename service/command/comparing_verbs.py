@@ -72,7 +72,7 @@ def sweep(
         typer.Option(
             metavar="NAME=A,B,...",
             help="What the rows are, and what the columns are: dp, tp, pp, cp, ep, micro_batch, virtual, zero, "
-            "recompute, schedule, global_batch, precision, optimizer, trainer, target, seq_len or cluster, with its values.",
+            "recompute, schedule, global_batch, precision, optimizer, trainer, target, seq_len, cluster; with values.",
         ),
     ],
     cluster: Annotated[str | None, typer.Option(help="[NODESx]GPUSxDEVICE[@LINK], or a .json file.")] = None,
