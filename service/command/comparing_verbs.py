@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from service.command.options import (
     LossOption,
     PlanArgument,
     PrecisionOption,
+    TargetOption,
     gathers,
     read_model_and_hints,
     stated,
@@ -130,3 +132,71 @@ def sweep(
         )
     if stopped:
         raise typer.Exit(130)
+
+
+@app.command()
+@gathers(job=read_model_and_hints)
+def recommend(
+    job: Job,
+    global_batch: Annotated[int, typer.Option(help="Samples of one optimizer step.")],
+    clusters: Annotated[str | None, typer.Option(metavar="A,B,...", help="As in 4x8xA100,8x8xH100.")] = None,
+    devices: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Kinds of devices: nodes of eight and parts of one are tried.")
+    ] = None,
+    max_devices: Annotated[int, typer.Option(help="Largest number of devices, with --devices.")] = 512,
+    target_step: Annotated[str | None, typer.Option(help="Longest step, as in 2s or 500ms.")] = None,
+    target_days: Annotated[float | None, typer.Option(help="Longest training, with --tokens.")] = None,
+    tokens: Annotated[float | None, typer.Option(help="Tokens of the whole training, as in 1e12.")] = None,
+    max_cost_per_hour: Annotated[float | None, typer.Option(help="Highest price of the cluster, with --price.")] = None,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DEVICE=PRICE", help="Your price of a device for an hour; or a .json file of prices."),
+    ] = None,
+    precision: PrecisionOption = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")] = None,
+    loss: LossOption = None,
+    trainer: Annotated[str | None, typer.Option(help="The training software; default: generic.")] = None,
+    target: TargetOption = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", callback=writable, help="Where to write the answer as JSON.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compares clusters for a model: the fewest devices that are fast enough, the cheapest, and the fastest."""
+    from agents.recommend import recommend as rate
+    from agents.recommend import sizes, steps_of
+    from service.command.recommending import page, read_goals, read_prices, to_json
+    from service.command.terminal import counting_bar, interruptible
+    from service.jobs.run_job import import_graph
+
+    if (clusters is None) == (devices is None):
+        repair = "Give --clusters or --devices."
+        raise ProblemError("one of the two is needed", field="clusters", value=str(clusters), repair=repair)
+    chosen = _names(clusters) if devices is None else sizes(_names(devices), max_devices)
+    prices = read_prices(price or [])
+    graph = import_graph(job.data, job.request)
+    training = {"global_batch": global_batch, "precision": precision, "optimizer": optimizer, "loss": loss}
+    steps = None if tokens is None else steps_of(graph, global_batch, tokens)
+    goals = read_goals(target_step, target_days, steps, max_cost_per_hour, prices)
+    with counting_bar("rating", len(chosen)) as tick, interruptible() as interrupted:
+        found = rate(
+            graph,
+            chosen,
+            stated({**training, "trainer": trainer, "target": target}),
+            goals,
+            hints=job.request.hints,
+            processes=len(os.sched_getaffinity(0)),
+            on_candidate=tick,
+            should_stop=interrupted,
+        )
+        stopped = interrupted()
+    document = to_json(found, steps)
+    if output is not None:
+        output.write_text(json.dumps(document, indent=1) + "\n")
+    print_json(document) if as_json else typer.echo("\n".join(page(found, steps)))
+    if stopped:
+        raise typer.Exit(130)
+
+
+def _names(text: str | None) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
