@@ -63,6 +63,9 @@ class Target:
     recompute mode."""
     even_sequence: Annotated[int, Range(1, 2)]
     """The sequence is a multiple of this many times the ranks of context parallelism."""
+    modules_only: bool = False
+    """Whether plans are applied to modules: of weights, only those of linear layers and embeddings are split, in models
+    with layers of one kind and without experts, and every stage has a module."""
     schema: str = "automap.target/1"
     source: Mapping[str, str] | None = None
 

@@ -150,7 +150,8 @@ def write_export(
     job: Job,
     folder: Annotated[Path, typer.Option("-o", "--output", help="Folder for the files.")],
     target: Annotated[
-        str | None, typer.Option(help="megatron-core, torchtitan, deepspeed or accelerate; default: the plan's.")
+        str | None,
+        typer.Option(help="megatron-core, torchtitan, deepspeed, accelerate or pytorch; default: the plan's."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
