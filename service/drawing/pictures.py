@@ -1,7 +1,7 @@
 """The pictures of a plan, drawn by matplotlib.
 
-Each function takes a plan whose estimate holds a timeline and returns a figure. Colours are those of Okabe and Ito, which
-people with any colour vision tell apart.
+Each function takes a plan whose estimate holds a timeline and returns a figure. Colours are those of Okabe and Ito,
+which people with any colour vision tell apart.
 """
 
 from __future__ import annotations
