@@ -14,7 +14,7 @@ from automap.documents import read_file
 from automap.errors import ModelError, PlanError, ProblemError
 from automap.records import to_json
 from service.jobs.run_job import JobRequest, ModelOptions, build_problem, import_graph
-from service.report import GIB, seconds
+from service.report import GIB, probability, seconds
 from service.strategy import batch, strategy
 
 if TYPE_CHECKING:
@@ -211,6 +211,7 @@ def page(plan: Plan) -> str:
         *_times(estimate),
         "",
         *_memory(estimate),
+        *_fits(plan),
         "",
         *(_folded(reason) for reason in plan.why),
     ]
@@ -239,15 +240,27 @@ def _memory(estimate: Estimate) -> list[str]:
         amounts = [*(getattr(memory, name) for name in CLASSES), memory.total, memory.capacity]
         columns = "".join(f"{amount / GIB:12.2f}" for amount in amounts)
         over = "  does not fit" if memory.total > memory.capacity else ""
+        over = over or ("  may not fit" if memory.total > memory.capacity - memory.reserve else "")
         lines.append(f"{memory.devices:{width}}{columns}{memory.total / memory.capacity:6.0%}{over}")
     return lines
 
 
-def shortage(plan: Plan) -> str | None:
-    """Where and by how much a plan does not fit, as a message; None if it fits."""
+def _fits(plan: Plan) -> list[str]:
     estimate = plan.estimate
     assert estimate is not None
-    if estimate.fits:
+    if estimate.fit_probability is None:
+        return []
+    wanted = f"a search asks for {plan.training.memory_confidence:.3g}"
+    free = min(memory.reserve for memory in estimate.memory_bytes) / GIB
+    wanted += f", which keeps {free:.2f} GiB of each device free" if free > 0.0 else ""
+    return [f"fits with {probability(estimate.fit_probability)} ({wanted})"]
+
+
+def shortage(plan: Plan) -> str | None:
+    """Where and by how much a plan most probably does not fit, as a message; None if it may fit."""
+    estimate = plan.estimate
+    assert estimate is not None
+    if not estimate.overflows:
         return None
     worst = max(estimate.memory_bytes, key=lambda memory: memory.total - memory.capacity)
     largest = max(CLASSES, key=lambda name: float(getattr(worst, name)))

@@ -153,8 +153,9 @@ def test_memory_of_a_perceptron_in_closed_form(mlp):
     # The price keeps the ReLU's result for the unit that makes it and for the one that multiplies it.
     assert bounds.low == memory.activations
     assert bounds.high == memory.activations + samples * 2 * 256
-    # The largest result twice, and what the trainer reserves.
-    assert memory.buffers == 2 * samples * 2 * 256 + problem.trainer.reserved_GiB * (1 << 30)
+    # What the loss makes of its scores is more than the largest result twice; and what the trainer reserves.
+    assert problem.trainer.loss_bytes * samples * 128 > 2 * samples * 2 * 256
+    assert memory.buffers == problem.trainer.loss_bytes * samples * 128 + problem.trainer.reserved_GiB * (1 << 30)
     assert verify(problem, plan) == ()
 
 
