@@ -85,7 +85,7 @@ def spreads(some: Sequence[Peak]) -> Mapping[str, tuple[float, str]]:
         mine = [peak for peak in some if peak.trainer == name]
         own = upper_spread(mine)
         found[name] = (own, f"its {len(mine)} peaks") if own > pooled else (pooled, together)
-    widest = max((found[peak.trainer][0], peak.trainer) for peak in on_pytorch)
+    widest = max(((found[peak.trainer][0], peak.trainer) for peak in on_pytorch), default=(pooled, "all of them"))
     found["generic"] = widest[0], f"assumed: the widest on PyTorch, that of {widest[1]}"
     return found
 
