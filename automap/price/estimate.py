@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -114,7 +114,7 @@ def _estimate(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> E
     )
 
 
-def _memory(problem: Problem, devices: Sequence[int], seen: Record) -> DeviceMemory:
+def _memory(problem: Problem, devices: tuple[int, ...], seen: Record) -> DeviceMemory:
     """The memory of some devices, of which `seen` is the row of the result."""
     capacity = problem.capacity_bytes([problem.cluster.device(d) for d in devices])
     return DeviceMemory(
