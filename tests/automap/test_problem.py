@@ -47,8 +47,8 @@ def test_bad_settings_name_field_and_repair(mlp, change, field):
 
 
 def test_state_bytes_follow_the_optimizer(mlp):
-    assert sum(build(mlp(), optimizer="adam", trainer="megatron-deepspeed").state_bytes) == 18
-    assert sum(build(mlp(), optimizer="sgd", trainer="megatron-deepspeed").state_bytes) == 10
+    assert sum(build(mlp(), optimizer="adam", trainer="megatron-deepspeed").state_bytes) == 20
+    assert sum(build(mlp(), optimizer="sgd", trainer="megatron-deepspeed").state_bytes) == 12
     assert sum(build(mlp(), optimizer="adam", precision="fp32").state_bytes) == 16
 
 
