@@ -98,6 +98,12 @@ def _notes(run: Run) -> Iterator[Note]:
     if run.degrees.tensor > 1:
         what = "which products are split is the model's own plan (`tp_plan` of transformers)"
         yield Note(about="tensor parallelism", kept="left to you", text=what)
+    if _is_fsdp(run):
+        what = (
+            "of models of transformers they are known; else name fsdp_transformer_layer_cls_to_wrap, and give the model"
+            " tie_weights(): without it FSDP2 unties weights in silence"
+        )
+        yield Note(about="layers and tied weights", kept="left to you", text=what)
     if run.recompute == "full" and not _is_fsdp(run):
         yield Note(about="recomputation", kept="left to you", text="gradient_checkpointing of TrainingArguments")
     yield Note(about="model", kept="left to you", text="the script with the model, the data and the optimizer")
