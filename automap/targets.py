@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Annotated, Literal
 
 from automap.documents import read_document
-from automap.errors import ProblemError
+from automap.errors import ProblemError, one_of
 from automap.records import Range, from_json
 
 ANY = "any"
@@ -87,6 +87,6 @@ def find_target(name: str, *, field: str = "training.target") -> Target | None:
         ProblemError: there is no such target.
     """
     if name != ANY and name not in targets():
-        repair = f"Use one of {ANY}, {', '.join(targets())}."
+        repair = one_of([ANY, *targets()], name)
         raise ProblemError("unknown target", field=field, value=name, repair=repair)
     return targets().get(name)
