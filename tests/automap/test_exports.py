@@ -22,7 +22,7 @@ from automap.cluster import parse_cluster
 from automap.errors import PlanError, ProblemError
 from automap.export import plan_loader
 from automap.export.export import REPORT, WRITERS, export, save
-from automap.plan import Plan
+from automap.plan import Plan, parse_devices
 from automap.price.estimate import annotate
 from automap.problem import Problem
 from automap.space.space import PlanSpace
@@ -310,7 +310,26 @@ def check_pytorch(plan: Plan, problem: Problem, files: Mapping[str, str]) -> Non
         assert len(made) == number * plan.num_micro_batches
 
 
+# -- ONNX: onnx_devices.json; that it makes valid models is tested in test_onnx_devices.py
+
+
+def check_onnx(plan: Plan, problem: Problem, files: Mapping[str, str]) -> None:
+    found = json.loads(files["onnx_devices.json"])
+    assert found["configuration"]["num_devices"] == DEVICES
+    assert found["metadata"]["automap.num_micro_batches"] == str(plan.num_micro_batches)
+    uses = [use for some in found["tensors"].values() for use in some]
+    # Every stage has weights, whose shards are on its devices, each on one.
+    assert {use["stage"] for use in uses} | {len(plan.stages) - 1} == set(range(len(plan.stages)))
+    for use in uses:
+        held = sorted(device for shard in use["shards"] for device in shard)
+        assert held == list(parse_devices(plan.stages[use["stage"]].devices))
+    names = {tensor.name for tensor in problem.graph.parameters}
+    fused = {source for source, *_ in problem.graph.pieces.values()}
+    assert names - found["tensors"].keys() <= problem.graph.pieces.keys() | fused
+
+
 CHECKS = {
+    "onnx": check_onnx,
     "pytorch": check_pytorch,
     "megatron-core": check_megatron,
     "torchtitan": check_torchtitan,
