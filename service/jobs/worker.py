@@ -233,7 +233,7 @@ def run(
 
 
 def _paced(ask: Callable[[], bool]) -> Callable[[], bool]:
-    """The function `ask`, called at most every `_PACE_S` seconds; in between, and while Redis is away, it gives its last
+    """The function `ask`, called at most every `_PACE_S` seconds; in between, and without Redis, it gives its last
     answer."""
     answer, asked = True, -_PACE_S
 
