@@ -123,14 +123,18 @@ class Store:
     # Models
 
     def add_model(self, data: bytes, *, name: str, summary: Mapping[str, Any], capacity: int) -> Model:
-        """Stores a model file; the same bytes have the same id and are stored once.
+        """Stores a model file; the same bytes have the same id and are stored once, with the name they had first.
 
         Raises:
             StoreFull: all files together would exceed `capacity` bytes.
         """
         model_id = hashlib.sha256(data).hexdigest()
+        known = self.model(model_id)
+        if known is not None:
+            # What is said about its dims may differ.
+            return replace(known, summary=summary)
         sizes = self._redis.hgetall(_MODELS)
-        if model_id.encode() not in sizes and sum(map(int, sizes.values())) + len(data) > capacity:
+        if sum(map(int, sizes.values())) + len(data) > capacity:
             raise StoreFull
         with self._redis.pipeline() as pipe:
             pipe.hset(_MODELS, model_id, str(len(data)))

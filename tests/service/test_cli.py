@@ -310,9 +310,15 @@ def test_a_worker_needs_redis(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.delenv("AUTOMAP_REDIS_URL", raising=False)
     assert main(["worker"]) == 2
     assert "AUTOMAP_REDIS_URL" in capsys.readouterr().err
-    monkeypatch.setenv("AUTOMAP_NUM_WORKERS", "many")
+    bad = {"NUM_WORKERS": "many", "LOG_LEVEL": "loud", "ALLOWED_HOSTS": "example.org", "MAX_BUDGET_S": "-1"}
+    for name, value in bad.items():
+        with monkeypatch.context() as set_here:
+            set_here.setenv(f"AUTOMAP_{name}", value)
+            assert main(["worker"]) == 2
+            assert f"AUTOMAP_{name}: " in capsys.readouterr().err
+    monkeypatch.setenv("AUTOMAP_REDIS_URL", "foo://user:secret@host")
     assert main(["worker"]) == 2
-    assert "AUTOMAP_NUM_WORKERS" in capsys.readouterr().err
+    assert "secret" not in capsys.readouterr().err
 
 
 def test_export_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
