@@ -20,8 +20,8 @@ from agents.portfolio import portfolio
 from agents.sampling.expert import price_grid
 from automap.bounds.partial_plans import BoundTable
 from automap.cluster import parse_cluster
-from automap.families import families
 from automap.errors import NothingFits
+from automap.families import families
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 
