@@ -16,7 +16,7 @@ from automap.cluster import Cluster, Device, parse_cluster
 from automap.documents import read_document
 from automap.errors import ProblemError, one_of
 from automap.globs import matches_operator, select
-from automap.hints import Hints, Samples
+from automap.hints import MAX_GLOBS, Hints, Samples
 from automap.memory_band import LEAST_CONFIDENCE, MOST_CONFIDENCE, margin
 from automap.records import Range, from_json, to_json
 from automap.targets import ANY, Target, find_target
@@ -222,6 +222,7 @@ class Problem:
         graph = with_loss(graph, training.loss)
         problem = Problem(graph=_with_costs(graph, hints), cluster=cluster, training=training, hints=hints)
         problem._check_names()
+        problem._check_fix()
         return problem
 
     @property
@@ -288,6 +289,21 @@ class Problem:
             return 4.0, 4.0, 4.0 * moments
         return table["parameter"], table["gradient"], table["optimizer"] - 4.0 * (2 - moments)
 
+    def _check_fix(self) -> None:
+        """Refuses degrees that no plan has, before anything is prepared or queued."""
+        fix, devices = self.hints.fix, self.cluster.num_devices
+        degrees = {"dp": fix.dp, "tp": fix.tp, "pp": fix.pp}
+        known = [(name, value, devices, "number of devices") for name, value in degrees.items()]
+        known.append(("num_micro_batches", fix.num_micro_batches, self.training.global_batch, "global batch"))
+        for name, value, whole, what in known:
+            if value is not None and whole % value:
+                raise ProblemError(
+                    f"does not divide the {what}, {whole}",
+                    field=f"hints.fix.{name}",
+                    value=value,
+                    repair=f"Use one of {', '.join(str(n) for n in range(1, whole + 1) if whole % n == 0)}.",
+                )
+
     def _check_names(self) -> None:
         names = [op.name for op in self.graph.operators]
         for index, constraint in enumerate(self.hints.constraints):
@@ -322,8 +338,16 @@ def _with_costs(graph: Graph, hints: Hints) -> Graph:
     """The graph with the user's operator costs in place of the modelled ones."""
     used = set()
     operators: list[Operator] = []
+    place = {glob: number for number, glob in enumerate(hints.costs)}
+    wild = [glob for glob in hints.costs if "*" in glob or "?" in glob]
+    if len(wild) > MAX_GLOBS:
+        repair = f"Give at most {MAX_GLOBS:,} with wildcards; names of operators may be more."
+        raise ProblemError("too many globs", field="hints.costs", value=f"{len(wild):,} globs", repair=repair)
     for op in graph.operators:
-        glob = next((g for g in hints.costs if matches_operator(g, op.name)), None)
+        # The first one that matches, whether it is a name or a glob.
+        matching = next((g for g in wild if matches_operator(g, op.name)), None)
+        own = [g for g in (op.name, matching) if g in place]
+        glob = min(own, key=lambda g: place[g], default=None)
         if glob is not None:
             used.add(glob)
             op = op.with_costs(to_json(hints.costs[glob]))  # noqa: PLW2901

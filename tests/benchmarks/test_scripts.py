@@ -60,6 +60,7 @@ SCRIPTS = {
     "searchers": "--searchers random --problems 12 --seeds 1 --evaluations 8",
     "step_parts": "--rounds 1 --cluster {cluster}",
     "sync_training": "--steps 2 --seeds 2 --timed 1",
+    "train_exports": "--targets pytorch --plans 1 --evaluations 16",
     "zoo_speed": "vgg19",
 }
 """Script -> arguments; an underscore is a space inside one."""
