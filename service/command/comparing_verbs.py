@@ -200,3 +200,28 @@ def recommend(
 
 def _names(text: str | None) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
+
+
+@app.command()
+@gathers(job=read_model_and_hints)
+def draw(
+    plan: PlanArgument,
+    job: Job,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            callback=writable,
+            help="A report (.html), a picture (.svg, .png), or a trace of the step for ui.perfetto.dev (.json).",
+        ),
+    ],
+    picture: Annotated[
+        str | None, typer.Option(help="timeline, memory-over-time, memory, breakdown or placement, for .svg and .png.")
+    ] = None,
+) -> None:
+    """Draws a plan: what happens when, what is where, and where time and memory go."""
+    from service.command.comparison import draw_file
+
+    draw_file(*job, plan, output, picture)
+    typer.echo(f"wrote     {output}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from automap.comparisons import Change
-from automap.errors import PlanError
+from automap.errors import PlanError, one_of
 from automap.records import to_json
 from service.command.estimation import own_problem, page, read_plan
 from service.jobs.run_job import JobRequest
@@ -35,6 +37,54 @@ def explain_file(data: bytes, request: JobRequest, path: Path) -> tuple[Plan, tu
     evaluator = Evaluator(own_problem(data, request, plan))
     lowered = lower_plan(plan, evaluator)
     return annotate(plan, lowered, evaluator), alternatives(lowered, evaluator)
+
+
+def draw_file(data: bytes, request: JobRequest, path: Path, output: Path, picture: str | None) -> None:
+    """Draws the plan of a file; the kind of the output follows from its name.
+
+    Args:
+        output: an `.html` page, an `.svg` or `.png` picture, or a `.json` trace.
+        picture: name of the picture; None = the timeline.
+
+    Raises:
+        UserError: as `explain_file`; or an unknown kind of output, or an unknown picture.
+    """
+    from automap.price.estimate import annotate, timeline
+    from automap.price.evaluator import Evaluator
+    from automap.price.plan_reader import lower_plan
+    from service.drawing.pictures import PICTURES
+    from service.drawing.trace import trace
+
+    kind = output.suffix.lower()
+    if kind not in (".html", ".svg", ".png", ".json"):
+        repair = "Name a file that ends in .html, .svg, .png or .json."
+        raise PlanError("an unknown kind of picture", field="output", value=str(output), repair=repair)
+    if picture is not None and picture not in PICTURES:
+        raise PlanError("unknown picture", field="picture", value=picture, repair=one_of(PICTURES, picture))
+    if picture is not None and kind in (".html", ".json"):
+        repair = "Leave --picture out, or write an .svg or a .png."
+        raise PlanError(f"a {kind} file holds all of it", field="picture", value=picture, repair=repair)
+    plan = read_plan(path)
+    evaluator = Evaluator(own_problem(data, request, plan))
+    lowered = lower_plan(plan, evaluator)
+    plan = annotate(plan, lowered, evaluator)
+    assert plan.estimate is not None
+    plan = replace(plan, estimate=replace(plan.estimate, timeline=timeline(lowered, evaluator)))
+    assert plan.estimate is not None
+    assert plan.estimate.timeline is not None
+    if kind == ".json":
+        output.write_text(json.dumps(trace(plan.model.name, plan.estimate.timeline)) + "\n")
+        return
+    from service.drawing.page import report, svg
+
+    if kind == ".html":
+        output.write_text(report(plan))
+        return
+    figure = PICTURES[picture or "timeline"](plan)
+    if kind == ".svg":
+        output.write_text(svg(figure))
+    else:
+        figure.savefig(output, dpi=150)
 
 
 def explanation(plan: Plan, found: Sequence[Alternative]) -> list[str]:
