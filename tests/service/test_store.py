@@ -43,7 +43,7 @@ def test_unknown_names(store: Store) -> None:
 def test_a_stale_run_cannot_write(store: Store) -> None:
     job_id = create(store)
     old = store.begin(job_id)
-    store.requeue(job_id)
+    store.requeue(job_id, None)
     with pytest.raises(Superseded):
         store.succeed(job_id, old or 0, {"by": "old"})
     new = store.begin(job_id)
@@ -65,7 +65,7 @@ def test_the_end_of_a_job_is_final(store: Store) -> None:
     assert not store.cancel(job_id)
     assert store.begin(job_id) is None
     with pytest.raises(Superseded):
-        store.requeue(job_id)
+        store.requeue(job_id, None)
     with pytest.raises(Superseded):
         store.fail(job_id, None, {"title": "late"})
     assert store.state(job_id) == "cancelled"
