@@ -177,7 +177,11 @@ def cut(model: nn.Module, paths: Sequence[Sequence[str]]) -> tuple[list[nn.Modul
         def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
             return module_qualified_name in home or super().is_leaf_module(m, module_qualified_name)
 
-    graph = Tracer().trace(model)
+    try:
+        graph = Tracer().trace(model)
+    except Exception as fault:
+        what = "the forward above the layers cannot be traced, and so not cut into stages"
+        raise ValueError(f"{what}: {fault}. Write it as plain code, or search with hints.fix.pp 1") from fault
     place: dict[fx.Node, int] = {}  # of what depends on a module of a stage
     for node in graph.nodes:
         before = [place[n] for n in node.all_input_nodes if n in place]

@@ -313,6 +313,10 @@ def _deepspeed(text: str) -> Stated:
     if kinds or "auto" not in enabled.values():
         found.training["precision"] = kinds[0] if kinds else "fp32"
     known = (*names, "zero_optimization", "tensor_parallel", "bf16", "fp16")
+    if not document.keys() & {*known}:
+        repair = "Give DeepSpeed's JSON, or one of the other formats."
+        value = ", ".join(document)[:80] or "{}"
+        raise PlanError("has no setting of DeepSpeed", field="from", value=value, repair=repair)
     found.ignored = tuple(name for name in document if name not in known)
     return found
 

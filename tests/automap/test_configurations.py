@@ -170,3 +170,12 @@ def test_layers_that_are_not_those_of_the_model() -> None:
     assert [len(segments) for segments in lowered.chunks] == [6, 3]
     with pytest.raises(PlanError, match="6 layers in 2 stages are not 3, 2"):
         hand_made(evaluator, Strategy(pp=2, layers=(3, 2)))
+
+
+@pytest.mark.parametrize("name", ["pytorch.json", "training_arguments.json"])
+def test_other_json_is_not_read_as_deepspeeds(name: str, tmp_path: Path) -> None:
+    texts = {"pytorch.json": {"schema": "automap.pytorch/1", "zero": 3}, "training_arguments.json": {"fsdp": True}}
+    (tmp_path / name).write_text(json.dumps(texts[name]))
+    with pytest.raises(PlanError, match="has no setting of DeepSpeed") as fault:
+        read_configuration(tmp_path / name)
+    assert "DeepSpeed's JSON" in fault.value.repair

@@ -77,3 +77,17 @@ def test_a_model_without_the_modules_of_the_plan_is_refused(tmp_path: Path) -> N
     )
     with pytest.raises(ValueError, match=r"no module h\.\*\.mlp\.up of pytorch\.json"):
         plan_loader.Training(loader_ranks.build(), loader_ranks.loss_of, tmp_path)
+
+
+def test_a_model_that_cannot_be_traced_is_refused() -> None:
+    class Branching(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.first(x) if x.sum() > 0 else self.second(x)
+            return y
+
+    with pytest.raises(ValueError, match=r"cannot be traced, .*hints\.fix\.pp 1"):
+        plan_loader.cut(Branching(), [["first"], ["second"]])
