@@ -3,8 +3,8 @@
 Two plans of one problem are read as stated strategies (`automap.space.stated_strategy`). On the way from one to the
 other the single change that leaves the fastest plan is made next: first of those that save time in plans that fit into
 memory, then of those that save time, then of the others, which are needed for what fits in the end. Where no single
-change leaves a plan, two are made together, or all that are left. What no degree says is the last change. Units:
-seconds.
+change saves time, two are made together if that is faster, and where none leaves a plan, all that are left. What no
+degree says is the last change. Units: seconds.
 """
 
 from __future__ import annotations
@@ -187,10 +187,9 @@ class _Way:
 
     def changes(self) -> Iterator[Change]:
         """The changes that lead from `yours` to `best`."""
-        left = [name for name in NAMES if getattr(self.yours, name) != getattr(self.best, name)]
         current = self.yours
         while current != self.best:
-            step = self._next(current, left)
+            step = self._next(current)
             following = self._with(current, step)
             before, after = self.estimate(current), self.estimate(following)
             assert before is not None and after is not None
@@ -203,23 +202,27 @@ class _Way:
                 alone_s=self._fitting_s(self._with(self.yours, step)),
                 without_s=self._fitting_s(self._with(self.best, step, back=True)),
             )
-            current, left = following, [name for name in left if name not in step]
+            current = following
 
-    def _next(self, current: Strategy, left: Sequence[str]) -> tuple[str, ...]:
-        """The fields that are changed next."""
+    def _next(self, current: Strategy) -> tuple[str, ...]:
+        """The fields that are changed next: one, two where that is faster than any one, or all that are left."""
         now = self.estimate(current)
         assert now is not None
+        left = [name for name in NAMES if getattr(current, name) != getattr(self.best, name)]
+        able: list[tuple[bool, bool, float, tuple[str, ...]]] = []
         for size in (1, 2, len(left)):
-            able = []
             for some in itertools.combinations(left, min(size, len(left))):
                 following = self._with(current, some)
-                estimate = self.estimate(following) if following != current else None
+                # Some have no meaning before others are changed.
+                is_made = all(getattr(following, name) == getattr(self.best, name) for name in some)
+                estimate = self.estimate(following) if is_made else None
                 if estimate is not None:
                     is_slower = estimate.step_time_s > now.step_time_s
-                    able.append((is_slower, not estimate.fits, estimate.step_time_s, some))
-            if able:
-                return min(able)[3]
-        raise AssertionError("all changes together make the best plan")
+                    # Where no change saves time, memory is what those that are left are for.
+                    able.append((is_slower, not is_slower and not estimate.fits, estimate.step_time_s, some))
+            if able and (not min(able)[0] or size > 1):
+                break
+        return min(able)[3]
 
     def _with(self, strategy: Strategy, names: Sequence[str], *, back: bool = False) -> Strategy:
         """A strategy with some fields of the best one, or of the user's."""
@@ -235,7 +238,8 @@ class _Way:
         found = []
         for name, words in NAMES.items():
             values = [getattr(strategy, name) for strategy in (before, after)]
-            if values[0] != values[1] and not (name == "schedule" and before.virtual != after.virtual):
+            follows = name == "schedule" and (before.virtual != after.virtual or None in values)
+            if values[0] != values[1] and not follows:
                 found.append(f"{words} {_text(name, values[0])} → {_text(name, values[1])}")
         devices = self.evaluator.problem.cluster.num_devices
         replicas = [devices // (strategy.tp * strategy.pp * strategy.cp) for strategy in (before, after)]
