@@ -140,7 +140,8 @@ def beyond(lowered: LoweredPlan, strategy: Strategy, evaluator: Evaluator) -> It
         # Undecided rows belong to no operator of the plan.
         unlike = (mine != plain_ones).any(axis=1) & (mine >= 0).any(axis=1)
         if unlike.any():
-            yield f"{int(unlike.sum())} operators split in their own way"
+            number = int(unlike.sum())
+            yield f"{number} operator{'s' if number > 1 else ''} split in {'their' if number > 1 else 'its'} own way"
         if lowered.zero and lowered.zero_axes.tolist() != stated.zero_axes.tolist():
             yield "ZeRO over a part of the replicas"
     else:
