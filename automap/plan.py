@@ -331,6 +331,12 @@ class Plan:
     warnings: tuple[str, ...] = ()
     schema: Literal["automap.plan/1"] = "automap.plan/1"
 
+    def __repr__(self) -> str:
+        parts = [f"{len(self.stages)} stage{'s' if len(self.stages) > 1 else ''}"]
+        parts.append(f"{self.num_micro_batches} x {self.samples_per_micro_batch} samples a step")
+        parts += [f"{self.estimate.step_time_s:.4g} s a step"] if self.estimate is not None else []
+        return f"Plan({self.model.name!r}: {', '.join(parts)})"
+
     def to_json(self) -> dict[str, Any]:
         """The document, `schema` first."""
         document = to_json(self)

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Annotated, Literal
 
 from automap.documents import read_document
-from automap.errors import ProblemError
+from automap.errors import ProblemError, one_of
 from automap.records import Range, from_json
 
 ANY = "any"
@@ -63,6 +63,9 @@ class Target:
     recompute mode."""
     even_sequence: Annotated[int, Range(1, 2)]
     """The sequence is a multiple of this many times the ranks of context parallelism."""
+    modules_only: bool = False
+    """Whether plans are applied to modules: of weights, only those of linear layers and embeddings are split, in models
+    with layers of one kind and without experts, and every stage has a module."""
     schema: str = "automap.target/1"
     source: Mapping[str, str] | None = None
 
@@ -84,6 +87,6 @@ def find_target(name: str, *, field: str = "training.target") -> Target | None:
         ProblemError: there is no such target.
     """
     if name != ANY and name not in targets():
-        repair = f"Use one of {ANY}, {', '.join(targets())}."
+        repair = one_of([ANY, *targets()], name)
         raise ProblemError("unknown target", field=field, value=name, repair=repair)
     return targets().get(name)

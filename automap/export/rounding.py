@@ -14,7 +14,6 @@ from dataclasses import replace
 from automap.export.configuration import Note, Run
 from automap.hints import Cost
 from automap.price.evaluator import Evaluator
-from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.space.simplified_axes import merges
 
@@ -37,10 +36,12 @@ def rounded(run: Run) -> Iterator[Note]:
 
 def _at_once_s(run: Run) -> float | None:
     """Seconds that a step takes more with one group of replicas; None where that cannot be priced."""
-    evaluator = Evaluator(run.problem)
-    lowered = lower_plan(run.plan, evaluator)
-    one = next(merges(lowered, evaluator), None)
-    return None if one is None else evaluator.evaluate(one).step_time_s - evaluator.evaluate(lowered).step_time_s
+    one = next(merges(run.lowered, run.evaluator), None)
+    return None if one is None else run.evaluator.evaluate(one).step_time_s - _step_s(run)
+
+
+def _step_s(run: Run) -> float:
+    return run.evaluator.evaluate(run.lowered).step_time_s
 
 
 def _padded_s(run: Run, name: str) -> float:
@@ -55,7 +56,5 @@ def _padded_s(run: Run, name: str) -> float:
     share = math.ceil(size / tp) / size
     costs = {**run.problem.hints.costs, head.name: Cost(flops=share * head.forward_flops.at(1))}
     hints = replace(run.problem.hints, costs=costs, baseline=None)
-    lowered = lower_plan(run.plan, Evaluator(run.problem))
     split = Problem.build(graph, run.problem.cluster, run.problem.training, hints)
-    times = [Evaluator(problem).evaluate(lowered).step_time_s for problem in (run.problem, split)]
-    return times[1] - times[0]
+    return Evaluator(split).evaluate(run.lowered).step_time_s - _step_s(run)

@@ -196,7 +196,7 @@ class _Way:
             assert before is not None and after is not None
             parts = _parts(before, after)
             yield Change(
-                about=self._words(current, following),
+                about=in_words(current, following, self.evaluator.problem.cluster.num_devices),
                 saved_s=before.step_time_s - after.step_time_s,
                 parts_s=parts,
                 fits=after.fits,
@@ -234,19 +234,19 @@ class _Way:
         estimate = self.estimate(strategy)
         return None if estimate is None or not estimate.fits else estimate.step_time_s
 
-    def _words(self, before: Strategy, after: Strategy) -> str:
-        """What changes from one strategy to the next, the replicas too."""
-        found = []
-        for name, words in NAMES.items():
-            values = [getattr(strategy, name) for strategy in (before, after)]
-            follows = name == "schedule" and (before.virtual != after.virtual or None in values)
-            if values[0] != values[1] and not follows:
-                found.append(f"{words} {_text(name, values[0])} → {_text(name, values[1])}")
-        devices = self.evaluator.problem.cluster.num_devices
-        replicas = [devices // (strategy.tp * strategy.pp * strategy.cp) for strategy in (before, after)]
-        if replicas[0] != replicas[1]:
-            found.append(f"replicas {replicas[0]} → {replicas[1]}")
-        return ", ".join(found)
+
+def in_words(before: Strategy, after: Strategy, num_devices: int) -> str:
+    """What changes from one strategy to the next, the replicas too."""
+    found = []
+    for name, text in NAMES.items():
+        values = [getattr(strategy, name) for strategy in (before, after)]
+        follows = name == "schedule" and (before.virtual != after.virtual or None in values)
+        if values[0] != values[1] and not follows:
+            found.append(f"{text} {_text(name, values[0])} → {_text(name, values[1])}")
+    replicas = [num_devices // (strategy.tp * strategy.pp * strategy.cp) for strategy in (before, after)]
+    if replicas[0] != replicas[1]:
+        found.append(f"replicas {replicas[0]} → {replicas[1]}")
+    return ", ".join(found)
 
 
 def _text(name: str, value: object) -> str:

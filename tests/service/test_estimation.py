@@ -25,9 +25,9 @@ def test_a_page_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     lines = out.splitlines()
     assert lines[0] == "strategy  pipeline 2 × 2 replicas × tensor parallel 2 · 8 micro-batches of 8 · recompute full"
-    assert lines[1] == "batch     4 samples of 128 tokens on a device at a time, 8 times a step"
+    assert lines[1] == "batch     4 samples of 128 tokens a device in each of 8 micro-batches, 64 samples a step"
     assert lines[2].startswith("step      ")
-    assert "tokens/s a device, MFU " in lines[3]
+    assert " a device), MFU " in lines[3]
     for part in ("compute", "bubble", "optimizer", "overhead", "exposed all-reduce", "exposed pipeline"):
         assert f"\n{part} " in out
     shares = [float(line[-8:].strip().rstrip("%")) for line in lines[lines.index("") + 2 : lines.index("", 6)]]
