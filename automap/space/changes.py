@@ -42,6 +42,9 @@ NAMES: Mapping[str, str] = {
 CLASSES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 """Fields of `automap.plan.DeviceMemory` that add up to the whole."""
 GIB = 1 << 30
+DETOUR = 0.1
+"""Largest share of a step time that a change may cost and still go before cheaper ones because its plan fits into
+memory (assumed)."""
 SAME = 1e-9
 """Largest share of a step time that is no difference: sums of the same terms in another order (assumed)."""
 
@@ -218,9 +221,9 @@ class _Way:
                 is_made = all(getattr(following, name) == getattr(self.best, name) for name in some)
                 estimate = self.estimate(following) if is_made else None
                 if estimate is not None:
-                    is_slower = estimate.step_time_s > now.step_time_s
-                    # Where no change saves time, memory is what those that are left are for.
-                    able.append((is_slower, not is_slower and not estimate.fits, estimate.step_time_s, some))
+                    step_s, now_s = estimate.step_time_s, now.step_time_s
+                    is_liked = estimate.fits and step_s <= (1.0 + DETOUR) * now_s
+                    able.append((step_s > now_s, not is_liked, step_s, some))
             if able and (not min(able)[0] or size > 1):
                 break
         return min(able)[3]
