@@ -1,8 +1,9 @@
 """Exports of random plans read by the parsers of the trainers themselves, and the numbers compared with the plans.
 
 Megatron-Core checks its `TransformerConfig` and the layout of pipelines; torchtitan its `ConfigManager` and
-`ParallelDims`; DeepSpeed its `DeepSpeedConfig`; accelerate its `ClusterConfig` and `ParallelismConfig`; torch reads and
-completes the orders of pipelines. A trainer that cannot be imported is named and left out.
+`ParallelDims`; DeepSpeed its `DeepSpeedConfig`; accelerate its `ClusterConfig` and `ParallelismConfig`; transformers
+its `TrainingArguments`; torch reads and completes the orders of pipelines. A trainer that cannot be imported is named
+and left out.
 
     python benchmarks/prove_exports.py [PLANS] [--targets NAME …] [--packages FOLDER …]
 
@@ -141,6 +142,9 @@ def from_deepspeed(folder: Path, devices: int) -> Numbers:
     world = SimpleNamespace(get_data_parallel_world_size=lambda: devices // tp)
     with mock.patch("deepspeed.comm.get_rank", return_value=0):  # no process group
         config = DeepSpeedConfig(str(folder / "deepspeed.json"), mpu=world)
+    arguments = training_arguments(folder)
+    assert arguments.per_device_train_batch_size == config.train_micro_batch_size_per_gpu
+    assert arguments.gradient_accumulation_steps == config.gradient_accumulation_steps
     return {
         "dp": config.world_size,
         "tp": max(1, config.tensor_parallel_config.autotp_size),
@@ -166,14 +170,26 @@ def from_accelerate(folder: Path, devices: int) -> Numbers:
             multi_device=True, num_processes=config.num_processes, is_fsdp2=config.fsdp_config["fsdp_version"] == 2
         )
         way._validate_accelerator(SimpleNamespace(**vars(world), is_main_process=False, distributed_type=None))
-    batch = json.loads((folder / "training_arguments.json").read_text())
+    arguments = training_arguments(folder)
+    if is_fsdp:
+        plugin = {f"fsdp_{name.removeprefix('fsdp_')}": value for name, value in arguments.fsdp_plugin_args.items()}
+        assert plugin == {name: value for name, value in config.fsdp_config.items() if name in plugin}
     return {
         "dp": sizes["dp_shard_size"],
         "tp": sizes.get("tp_size", 1),
         "cp": sizes.get("cp_size", 1),
-        "micro_batch": batch["per_device_train_batch_size"],
-        "steps": batch["gradient_accumulation_steps"],
+        "micro_batch": arguments.per_device_train_batch_size,
+        "steps": arguments.gradient_accumulation_steps,
     }
+
+
+def training_arguments(folder: Path) -> Any:
+    """The `TrainingArguments` of transformers, which check themselves; those of DeepSpeed need a process group."""
+    from transformers import TrainingArguments
+
+    given = json.loads((folder / "training_arguments.json").read_text())
+    kept = {name: value for name, value in given.items() if name != "deepspeed"}
+    return TrainingArguments(output_dir=str(folder), use_cpu=True, **kept)
 
 
 def from_pytorch(folder: Path, devices: int) -> Numbers:

@@ -156,13 +156,19 @@ def read_run(plan: Plan, problem: Problem, target: Target) -> Run:
 
 def signatures(run: Run) -> Iterator[tuple[Operator, tuple[Signature, ...]]]:
     """The operators that depend on data, each with what it does on every axis of the mesh."""
-    for chunk in run.lowered.chunks:
+    return ((op, placed) for _, op, placed in staged_signatures(run))
+
+
+def staged_signatures(run: Run) -> Iterator[tuple[int, Operator, tuple[Signature, ...]]]:
+    """The same, each with the number of its stage."""
+    for number, chunk in enumerate(run.lowered.chunks):
         for segment in chunk:
             unit = run.evaluator.blocks.units[segment.unit]
             table = run.evaluator.tables.linkage.types[unit.type].signatures
             begin = segment.first - int(run.evaluator.tables.spans[unit.type])
             for row, chosen in enumerate(segment.chosen.tolist(), begin):
-                yield run.problem.graph.operators[unit.start + row], tuple(table[row][value] for value in chosen)
+                op = run.problem.graph.operators[unit.start + row]
+                yield number, op, tuple(table[row][value] for value in chosen)
 
 
 def _whole_head(lowered: LoweredPlan, evaluator: Evaluator, outside: Sequence[Segment], degrees: Degrees) -> str | None:

@@ -16,6 +16,7 @@ import numpy as np
 from automap.cluster import Cluster, Device
 from automap.fitted_curves import COLLECTIVES, fitted
 from automap.measured_blocks import device_seconds
+from automap.memory_band import fit_probability
 from automap.plan import DeviceMemory, Estimate, Plan, format_devices, parse_devices
 from automap.price.curves import attention_curve, gemm_curve, is_measured, shared
 from automap.price.degrees import degrees_of, sequence_length
@@ -91,17 +92,7 @@ def _estimate(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> E
     tokens = sequence_length(problem.graph)
     band = error_band(problem)
     memory = tuple(
-        DeviceMemory(
-            devices=format_devices(devices),
-            parameters=float(seen.parameter_bytes),
-            gradients=float(seen.gradient_bytes),
-            optimizer=float(seen.optimizer_bytes),
-            activations=float(seen.activation_bytes),
-            buffers=float(seen.buffer_bytes),
-            capacity=float(seen.capacity_bytes),
-        )
-        for r in range(len(ranks))
-        for devices, seen in _by_kind(lowered, outcome, r)
+        _memory(problem, devices, seen) for r in range(len(ranks)) for devices, seen in _by_kind(lowered, outcome, r)
     )
     return Estimate(
         step_time_s=step,
@@ -118,6 +109,23 @@ def _estimate(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> E
             "overhead": float(row.overhead_s),
         },
         lower_bound_s=lower_bound_s(problem),
+        # One error for all devices: the fullest one decides.
+        fit_probability=min(fit_probability(m.total, m.capacity, problem.trainer.memory_spread) for m in memory),
+    )
+
+
+def _memory(problem: Problem, devices: tuple[int, ...], seen: Record) -> DeviceMemory:
+    """The memory of some devices, of which `seen` is the row of the result."""
+    capacity = problem.capacity_bytes([problem.cluster.device(d) for d in devices])
+    return DeviceMemory(
+        devices=format_devices(devices),
+        parameters=float(seen.parameter_bytes),
+        gradients=float(seen.gradient_bytes),
+        optimizer=float(seen.optimizer_bytes),
+        activations=float(seen.activation_bytes),
+        buffers=float(seen.buffer_bytes),
+        capacity=capacity,
+        reserve=capacity - float(seen.capacity_bytes),
     )
 
 

@@ -8,7 +8,7 @@ import json
 import shlex
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 import yaml
 from torch.distributed.pipelining.schedules import FORWARD, _Action, _add_send_recv
+from transformers import TrainingArguments
 
 from automap.cluster import parse_cluster
 from automap.errors import PlanError, ProblemError
 from automap.export import plan_loader
 from automap.export.export import REPORT, WRITERS, export, save
-from automap.plan import Plan
+from automap.plan import Plan, parse_devices
 from automap.price.estimate import annotate
 from automap.problem import Problem
 from automap.space.space import PlanSpace
@@ -230,6 +231,18 @@ def check_deepspeed(plan: Plan, problem: Problem, files: Mapping[str, str]) -> N
     assert found["zero_optimization"]["stage"] == degrees.zero
     assert tp == 1 or degrees.zero < 3
     assert found["bf16"]["enabled"] != found["fp16"]["enabled"]
+    check_training_arguments(plan, files)
+    assert json.loads(files["training_arguments.json"])["deepspeed"] in files
+
+
+def check_training_arguments(plan: Plan, files: Mapping[str, str]) -> None:
+    found = json.loads(files["training_arguments.json"])
+    assert found.keys() <= {field.name for field in fields(TrainingArguments)}
+    batch = found["per_device_train_batch_size"] * plan.degrees[0].data * found["gradient_accumulation_steps"]
+    assert batch == BATCH
+    assert found["bf16"] != found["fp16"]
+    again = found["gradient_checkpointing"] or found.get("fsdp_config", {}).get("activation_checkpointing", False)
+    assert again == any(stage.recompute for stage in plan.stages)
 
 
 ACCELERATE = {
@@ -256,10 +269,10 @@ def check_accelerate(plan: Plan, problem: Problem, files: Mapping[str, str]) -> 
     assert found["distributed_type"] == ("FSDP" if fsdp else "MULTI_GPU")
     assert not sizes or (fsdp and fsdp["fsdp_version"] == 2 and shard * cp > 1)
     assert (shard, tp, cp) == (degrees.data, degrees.tensor, degrees.context)
-    assert arguments["per_device_train_batch_size"] * degrees.data * arguments["gradient_accumulation_steps"] == BATCH
+    check_training_arguments(plan, files)
     assert arguments["gradient_accumulation_steps"] == plan.num_micro_batches
-    again = any(stage.recompute for stage in plan.stages)
-    assert (fsdp["fsdp_activation_checkpointing"] if fsdp else arguments["gradient_checkpointing"]) == again
+    # Both files say the same of FSDP.
+    assert fsdp == ({f"fsdp_{k}": v for k, v in arguments["fsdp_config"].items()} if arguments.get("fsdp") else None)
     assert (
         fsdp is None or degrees.data * degrees.context == 1 or fsdp["fsdp_reshard_after_forward"] == (degrees.zero == 3)
     )
@@ -298,7 +311,26 @@ def check_pytorch(plan: Plan, problem: Problem, files: Mapping[str, str]) -> Non
         assert len(made) == number * plan.num_micro_batches
 
 
+# -- ONNX: onnx_devices.json; that it makes valid models is tested in test_onnx_devices.py
+
+
+def check_onnx(plan: Plan, problem: Problem, files: Mapping[str, str]) -> None:
+    found = json.loads(files["onnx_devices.json"])
+    assert found["configuration"]["num_devices"] == DEVICES
+    assert found["metadata"]["automap.num_micro_batches"] == str(plan.num_micro_batches)
+    uses = [use for some in found["tensors"].values() for use in some]
+    # Every stage has weights, whose shards are on its devices, each on one.
+    assert {use["stage"] for use in uses} | {len(plan.stages) - 1} == set(range(len(plan.stages)))
+    for use in uses:
+        held = sorted(device for shard in use["shards"] for device in shard)
+        assert held == list(parse_devices(plan.stages[use["stage"]].devices))
+    names = {tensor.name for tensor in problem.graph.parameters}
+    fused = {source for source, *_ in problem.graph.pieces.values()}
+    assert names - found["tensors"].keys() <= problem.graph.pieces.keys() | fused
+
+
 CHECKS = {
+    "onnx": check_onnx,
     "pytorch": check_pytorch,
     "megatron-core": check_megatron,
     "torchtitan": check_torchtitan,
