@@ -206,11 +206,12 @@ def tables(recipe: Recipe, budget: Budget, names: Sequence[str]) -> Iterator[str
     own = read_baseline(Evaluator(problem_of(recipe, ANY)))
     assert own is not None and own.plan.estimate is not None
     own_s, fits, lacks = own.plan.estimate.step_time_s, own.plan.estimate.fits, shortage(own.plan.estimate)
+    room = f"; it does not fit: {lacks}" if lacks else ""
     if lacks is None and not fits:
-        lacks = f"with {own.plan.estimate.fit_probability or 0.0:.0%} probability it does, and 95% are asked of plans"
+        room = f"; it fits with {own.plan.estimate.fit_probability or 0.0:.0%} probability, and 95% are asked of plans"
     price = f"{seconds(own_s)} a step of {recipe.training['global_batch']} samples"
     yield f"### {recipe.title}\n"
-    yield f"{recipe.source}: {price}{f'; it does not fit: {lacks}' if lacks else ''}.\n"
+    yield f"{recipe.source}: {price}{room}.\n"
     yield (
         "```\n"
         + "\n".join(textwrap.fill(line, 116, break_on_hyphens=False) for line in recipe.text.splitlines())
