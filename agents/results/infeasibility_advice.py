@@ -17,6 +17,7 @@ import numpy as np
 
 from automap.cluster import Cluster, Node, known_devices, parse_cluster
 from automap.errors import ClusterError, NothingFits, ProblemError
+from automap.families import families, kernels_of
 from automap.hints import Fix
 from automap.memory_band import LEAST_CONFIDENCE
 from automap.price.estimate import annotate
@@ -272,13 +273,14 @@ def _enlarged(problem: Problem, hosts: int, each: int) -> Change:
 
 
 def _larger(problem: Problem) -> Iterator[Change]:
-    """Clusters of as many devices of another kind with more memory, the smallest memory first."""
+    """Clusters of as many devices of another kind of the same family with more memory, the smallest memory first."""
     cluster = problem.cluster
     kinds = {node.device for node in cluster.nodes}
     if len(kinds) > 1 or cluster.bandwidth_GBps is not None:
         return
     present = cluster.devices[kinds.pop()]
-    roomier = [d for d in known_devices() if d.memory_GiB > present.memory_GiB and d.name != "cpu"]
+    family = next((names for names in families().values() if present.name in names), kernels_of())
+    roomier = [d for d in known_devices() if d.memory_GiB > present.memory_GiB and d.name in family]
     for device in sorted(roomier, key=lambda d: (d.memory_GiB, d.name)):
         text = "+".join(f"{node.count}x{node.num_devices}x{device.name}" for node in cluster.nodes)
         about = f"devices with {device.memory_GiB:.0f} GiB, such as {device.name} ({text})"

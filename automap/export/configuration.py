@@ -225,11 +225,16 @@ def _is_vector(graph: Graph, name: str) -> bool:
     return graph.is_weight(name) and len(graph.tensors[name].shape) == 1
 
 
-def header(run: Run, lines: Sequence[str] = ()) -> str:
-    """Lines of comment for the top of a file: who wrote it, for which version, and from what."""
+def header(run: Run, lines: Sequence[str] = (), *, version: str | None = None) -> str:
+    """Lines of comment for the top of a file: who wrote it, for which version, and from what.
+
+    Args:
+        lines: more of them.
+        version: the version of the trainer that reads the file; None = that of the target.
+    """
     estimate = run.plan.estimate
     text = [
-        f"Written by AutoMAP for {run.target.version}.",
+        f"Written by AutoMAP for {version or run.target.version}.",
         f"Model {run.plan.model.name}, {run.devices} devices, global batch {run.problem.training.global_batch}.",
         *([f"Predicted: {estimate.step_time_s:.4g} s a step."] if estimate is not None else []),
         *lines,

@@ -14,11 +14,11 @@ from dataclasses import replace
 import numpy as np
 
 from automap.cluster import Cluster, Device
-from automap.fitted_curves import COLLECTIVES, fitted
+from automap.fitted_curves import COLLECTIVES
 from automap.measured_blocks import device_seconds
 from automap.memory_band import fit_probability
 from automap.plan import DeviceMemory, Estimate, Plan, format_devices, parse_devices
-from automap.price.curves import attention_curve, gemm_curve, is_measured, shared
+from automap.price.curves import attention_curve, gemm_curve, shared, transfer_error
 from automap.price.degrees import degrees_of, sequence_length
 from automap.price.evaluator import Evaluator
 from automap.price.explain import reasons
@@ -147,14 +147,11 @@ def error_band(problem: Problem) -> float:
     """Half-width of the band around an estimate, as a share of it.
 
     That of the trainer, as its user on another cluster sees it. Two things add to it, independently: a device whose own
-    kernels were not measured, by how much those of one kind are off when priced by the curve of another; and
-    convolutions, of which none was measured by itself, by the error of networks made of them, times their share of the
-    arithmetic.
+    kernels were not measured, see `transfer_error`; and convolutions, of which none was measured by itself, by the
+    error of networks made of them, times their share of the arithmetic.
     """
-    parts = [problem.trainer.error_band, shared("convolution_band") * _convolved(problem.graph)]
-    if not all(is_measured(device) for device in problem.cluster.devices.values()):
-        parts.append(float(fitted("gemm")["cross_validated"]["transfer"]))
-    return math.hypot(*parts)
+    convolved = shared("convolution_band") * _convolved(problem.graph)
+    return math.hypot(problem.trainer.error_band, convolved, transfer_error(problem.cluster.devices.values()))
 
 
 def _convolved(graph: Graph) -> float:

@@ -6,11 +6,14 @@ import argparse
 import functools
 import json
 import shlex
+import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -160,7 +163,7 @@ def check_megatron(plan: Plan, problem: Problem, files: Mapping[str, str]) -> No
     assert (found.num_layers, found.hidden_size, found.num_attention_heads, found.seq_length) == (4, 64, 4, LENGTH)
 
 
-# -- torchtitan v0.2.2: fields of torchtitan/config/job_config.py
+# -- torchtitan: fields of torchtitan/config/configs.py at 0.3.0, and of torchtitan/config/job_config.py at v0.2.2
 
 TITAN = {
     "parallelism": {
@@ -172,9 +175,68 @@ TITAN = {
     "training": {"local_batch_size", "global_batch_size", "seq_len", "mixed_precision_param", "mixed_precision_reduce"},
     "activation_checkpoint": {"mode"},
 }  # fmt: skip
+NEW_TITAN = {
+    "parallelism": TITAN["parallelism"] - {"enable_async_tensor_parallel"} | {"enable_sequence_parallel"},
+    "training": TITAN["training"] | {"disable_cuda_graphs"},
+}
+
+
+@dataclass
+class TitanTraining:
+    """The numbers of a recipe, which the module replaces."""
+
+    local_batch_size: int = 8
+    global_batch_size: int = -1
+    seq_len: int = 2048
+    mixed_precision_param: str = "bfloat16"
+    mixed_precision_reduce: str = "float32"
+    disable_cuda_graphs: bool = False
+
+
+@dataclass
+class TitanConfig:
+    """A recipe."""
+
+    parallelism: dict[str, Any]
+    training: TitanTraining
+    activation_checkpoint: str | None = "selective"
+
+
+def titan_module(text: str) -> TitanConfig:
+    """The configuration of 0.3, with stand-ins for the classes of torchtitan."""
+    names = ["", ".config", ".distributed", ".distributed.activation_checkpoint", ".models", ".models.llama3",
+             ".models.llama3.config_registry", ".trainer"]  # fmt: skip
+    made = {f"torchtitan{name}": ModuleType(f"torchtitan{name}") for name in names}
+    made["torchtitan.config"].ParallelismConfig = dict  # type: ignore[attr-defined]
+    made["torchtitan.distributed.activation_checkpoint"].FullAC = SimpleNamespace(  # type: ignore[attr-defined]
+        Config=lambda: "full"
+    )
+    recipe = functools.partial(TitanConfig, {"tensor_parallel_degree": 99}, TitanTraining())
+    made["torchtitan.models.llama3.config_registry"].llama3_8b = recipe  # type: ignore[attr-defined]
+    made["torchtitan.trainer"].Trainer = SimpleNamespace(Config=TitanConfig)  # type: ignore[attr-defined]
+    inside: dict[str, Any] = {}
+    with mock.patch.dict(sys.modules, made):
+        exec(text, inside)
+    found: TitanConfig = inside["plan"]()
+    return found
+
+
+def check_new_torchtitan(files: Mapping[str, str]) -> None:
+    """The module says the same as the TOML file."""
+    new, old = titan_module(files["torchtitan_plan.py"]), tomllib.loads(files["torchtitan.toml"])
+    assert new.parallelism.keys() <= NEW_TITAN["parallelism"]
+    assert new.activation_checkpoint == (None if old["activation_checkpoint"]["mode"] == "none" else "full")
+    assert new.training.disable_cuda_graphs == (new.parallelism["pipeline_parallel_degree"] > 1)
+    assert {**vars(new.training), **old["training"]} == vars(new.training)
+    way = {name: value for name, value in old["parallelism"].items() if name != "enable_async_tensor_parallel"}
+    renamed = [["lm_head" if name == "output" else name for name in part]
+               for part in way.pop("module_fqns_per_model_part", [])]  # fmt: skip
+    assert new.parallelism.get("module_fqns_per_model_part", []) == renamed
+    assert {**new.parallelism, **way} == new.parallelism
 
 
 def check_torchtitan(plan: Plan, problem: Problem, files: Mapping[str, str]) -> None:
+    check_new_torchtitan(files)
     found = tomllib.loads(files["torchtitan.toml"])
     assert found.keys() == TITAN.keys()
     assert all(found[section].keys() <= TITAN[section] for section in found)
