@@ -172,7 +172,7 @@ RECIPES = (
         model=GPT3, cluster="128x8xA100-80GB", target="megatron-core", file="train_gpt3_175b_distributed.sh",
         text=f"{GPT3_ARGS} --micro-batch-size 1 --global-batch-size 1536 --seq-length 2048 --fp16",
         training={"global_batch": 1536, "precision": "fp16"},
-        source="NVIDIA/Megatron-LM, examples/gpt3/train_gpt3_175b_distributed.sh",
+        source="NVIDIA/Megatron-LM, train_gpt3_175b_distributed.sh of its examples",
     ),
 )  # fmt: skip
 
