@@ -1,6 +1,6 @@
 """What a plan is compared with in its record: the plan that the user runs today, and the best plan of any trainer.
 
-Records alone; `automap.space.changes` and `agents.results.target_cost` fill them in. Units: seconds.
+Records alone; `automap.space.changes` and `agents.portfolio.any_trainer` fill them in. Units: seconds.
 """
 
 from __future__ import annotations
@@ -41,3 +41,12 @@ class Yours:
     """What its file says without effect on the price, and what is unusual about it."""
     changes: tuple[Change, ...] = ()
     """The changes that lead from it to the plan found, in the order in which they are made."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetCost:
+    """The best plan that was found for any trainer, where it is faster than the best one of the target."""
+
+    step_time_s: float
+    beyond: tuple[str, ...]
+    """What of it the target cannot express."""

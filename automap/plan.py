@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from automap.cluster import MAX_DEVICES, Count
-from automap.comparisons import Yours
+from automap.comparisons import TargetCost, Yours
 from automap.errors import PlanError
 from automap.hints import Samples
 from automap.problem import Problem, SyncKind, Training
@@ -293,6 +293,9 @@ class SearchRecord:
     """Best step time of each searcher that ran, seconds; null if it found no plan that fits."""
     yours: Yours | None = None
     """The plan that the user runs today (`hints.baseline`), and what this plan changes; null without one."""
+    any_trainer: TargetCost | None = None
+    """The best plan found without the target, and what of it the target cannot express; null without a target, or
+    where it is hardly faster."""
     first_s: float | None = None
     """Step time of the first plan that the network proposed, seconds; null if it proposed none that fits."""
     first_after_s: float | None = None

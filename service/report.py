@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from automap.comparisons import Change
+from automap.comparisons import Change, TargetCost
 from automap.plan import DeviceMemory, Plan, SearchRecord
 from service.strategy import batch, num_devices, strategy
 
@@ -50,6 +50,8 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         if comparison := against(plan):
             lines.append(("against", comparison))
         lines += yours(plan)
+        if search.any_trainer is not None:
+            lines.append(("target", without_target(plan, search.any_trainer)))
         searcher = FINDERS.get(search.found_by, search.found_by)
         lines.append(("found by", f"{searcher} in {search.evaluations:,} evaluations, seed {search.seed}"))
         if search.first_s is not None and search.first_after_s is not None:
@@ -82,6 +84,14 @@ def yours(plan: Plan) -> list[tuple[str, str]]:
         text += f": {len(own.changes)} changes, {COUNTS.get(len(large), f'{len(large)} make')} most of the difference"
     lines = [("yours", text), *(("", note) for note in own.notes)]
     return lines + [("change", worth(change)) for change in own.changes]
+
+
+def without_target(plan: Plan, found: TargetCost) -> str:
+    """What the plan's target costs, and why."""
+    assert plan.estimate is not None and plan.search is not None
+    less = 1.0 - found.step_time_s / (plan.search.fastest_s or plan.estimate.step_time_s)
+    text = f"the best plan found for any trainer takes {seconds(found.step_time_s)}, {less:.0%} less"
+    return f"{text}: {'; '.join(found.beyond)}"
 
 
 def most(changes: Sequence[Change]) -> list[Change]:

@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from agents.portfolio.any_trainer import WORTH_TELLING, AnyTrainer, search_any, set_aside
 from agents.portfolio.in_turn import search_in_turn, with_record
 from agents.results.diverse_top_k import candidate, unlike_plans
 from agents.results.fewer_devices import Part, on_all, part_to_search, promising
 from agents.results.plainest import TIE, Offer, plainness, tidy
 from agents.searcher import Budget, OnProgress, Progress, SearchResult, ShouldStop, check_tie
-from automap.comparisons import Yours
+from automap.comparisons import TargetCost, Yours
 from automap.errors import UserError
 from automap.export.baseline import Baseline, read_baseline
 from automap.plan import Estimate, Plan, SearchRecord
@@ -70,9 +71,10 @@ def search_offer(
         limit_s = budget.seconds and LOOK_SHARE * budget.seconds
         return should_stop() or (limit_s is not None and clock() - began > limit_s)
 
+    own, aside = set_aside(budget, problem)
     parts = promising(problem, looked_enough)
     part = part_to_search(parts)
-    mine, rest = _divided(budget, clock() - began, has_part=part is not None)
+    mine, rest = _divided(own, clock() - began, has_part=part is not None)
     run = functools.partial(search_in_turn, searchers=searchers, seed=seed, should_stop=should_stop, clock=clock)
     share = 1.0 if part is None else 1.0 - PART_SHARE
     yours = read_baseline(Evaluator(problem))
@@ -83,7 +85,11 @@ def search_offer(
         # It may be that no plan of the part fits, or that no searcher accepts it.
         with contextlib.suppress(UserError):
             on_part = run(part.problem, rest, on_progress=lambda p: on_progress(_scaled(p, share, PART_SHARE, main)))
-    return _Found(problem, main, part, on_part, parts, tie, yours).result()
+    others = None
+    if aside is not None and not should_stop():
+        best_s = min(found.step_time_s for found in (main, on_part) if found is not None)
+        others = search_any(problem, aside, main.plan, best_s, seed=seed, should_stop=should_stop)
+    return _Found(problem, main, part, on_part, parts, tie, yours, others).result()
 
 
 def _divided(budget: Budget, spent_s: float, *, has_part: bool) -> tuple[Budget, Budget | None]:
@@ -131,6 +137,7 @@ class _Found:
         parts: all parts that may hold a fast plan.
         tie: see `search_offer`.
         yours: the plan that the user runs today, if it is known.
+        others: what a search among the plans of any trainer found, if there is a target.
     """
 
     problem: Problem
@@ -140,24 +147,27 @@ class _Found:
     parts: tuple[Part, ...]
     tie: float
     yours: Baseline | None
+    others: AnyTrainer | None
 
     def result(self) -> SearchResult:
         """The result with the plainest plan within the tie."""
         evaluator, main = Evaluator(self.problem), self.main
         of_part = self._of_part(evaluator, self.on_part.plan) if self.on_part is not None else None
-        kept = self._kept(evaluator)
-        fastest_s = min(_step_s(plan) for plan in (main.plan, of_part, kept.plan if kept is not None else None) if plan)
+        further = [self._kept(evaluator), self.others.offer if self.others is not None else None]
+        known = [offer for offer in further if offer is not None]
+        found = [plan for plan in (main.plan, of_part, *(offer.plan for offer in known)) if plan is not None]
+        fastest_s = min(map(_step_s, found))
         limit_s = fastest_s * (1.0 + self.tie * error_band(self.problem))
         offers = [_plainest(main, limit_s)] if _step_s(main.plan) <= limit_s else []
         if self.on_part is not None and of_part is not None and _step_s(of_part) <= limit_s:
             offer = _plainest(self.on_part, limit_s)
             offers.append(replace(offer, plan=self._of_part(evaluator, offer.plan) or of_part))
-        offers += [kept] if kept is not None and _step_s(kept.plan) <= limit_s else []
+        offers += [offer for offer in known if _step_s(offer.plan) <= limit_s]
         offer = min(offers, key=lambda some: some.plainness)
         record = self._record(offer, fastest_s)
         chosen = replace(
             offer.plan,
-            search=replace(record, yours=self._compared(evaluator, offer.plan)),
+            search=replace(record, yours=self._compared(evaluator, offer.plan), any_trainer=self._cost(fastest_s)),
             why=(*offer.plan.why, *_told(offer.plan, fastest_s)),
         )
 
@@ -201,6 +211,11 @@ class _Found:
             else (),
         )
 
+    def _cost(self, fastest_s: float) -> TargetCost | None:
+        """What the target costs, whose fastest plan is known; None where that is not worth telling."""
+        cost = None if self.others is None else self.others.cost
+        return cost if cost is not None and cost.step_time_s < (1.0 - WORTH_TELLING) * fastest_s else None
+
     def _of_part(self, evaluator: Evaluator, plan: Plan) -> Plan | None:
         """A plan of the part as a plan of the whole cluster; None where the hints forbid it."""
         assert self.part is not None
@@ -228,7 +243,7 @@ class _Found:
             own,
             found_by=offer.found_by,
             baselines=baselines,
-            evaluations=own.evaluations + (other.evaluations if other is not None else 0),
+            evaluations=own.evaluations + sum(some.evaluations for some in (other, self.others) if some is not None),
             seconds=(own.seconds or 0.0) + (other.seconds or 0.0 if other is not None else 0.0),
             fastest_s=fastest_s if _step_s(offer.plan) > fastest_s else None,
             proven=own.proven and all(proofs.values()),

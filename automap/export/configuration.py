@@ -1,7 +1,8 @@
 """What every configuration is written from, and what an export consists of.
 
 A `Run` holds the numbers of a plan that configurations have words for. It exists only for plans that the target can
-express (`automap.verify.target`), so the writers round nothing; what they leave to the trainer they say in notes.
+express (`automap.verify.target`); what the writers leave to the trainer they say in notes, and
+`automap.export.rounding` what the trainer rounds.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ class Note:
     about: str
     """The decision of the plan."""
     kept: Literal["exact", "rounded", "left to you"]
-    """`rounded`: the trainer does something next to it, which costs no more than the plan says."""
+    """`rounded`: the trainer does something next to it."""
     text: str
+    cost_s: float | None = None
+    """Seconds that a step takes more because of the rounding, negative for less; null unless rounded, or where it is
+    not priced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,8 +86,8 @@ class Run:
     layers: tuple[tuple[int, ...], ...]
     """[chunks] numbers of the layers of each, from 0, in dataflow order."""
     recompute: Literal["none", "selective", "full"]
-    is_head_whole: bool
-    """Whether ranks that split weights repeat the product with the vocabulary, which they do not divide."""
+    whole_head: str | None
+    """The product with the vocabulary where ranks that split weights repeat it, because they do not divide it."""
     shape: ModelShape
     hosts: int
     """Hosts with devices of the plan."""
@@ -141,7 +145,7 @@ def read_run(plan: Plan, problem: Problem, target: Target) -> Run:
         degrees=found[0],
         layers=tuple(chunks),
         recompute="none" if True not in again else "full" if again[True] else "selective",
-        is_head_whole=_is_head_whole(lowered, evaluator, [s for s in segments if s.unit not in layers], found[0]),
+        whole_head=_whole_head(lowered, evaluator, [s for s in segments if s.unit not in layers], found[0]),
         shape=_shape(problem.graph, evaluator.blocks.units, layers),
         hosts=len({int(problem.cluster.node_of[device]) for device in devices}),
         devices=len(devices),
@@ -167,18 +171,20 @@ def staged_signatures(run: Run) -> Iterator[tuple[int, Operator, tuple[Signature
                 yield number, op, tuple(table[row][value] for value in chosen)
 
 
-def _is_head_whole(lowered: LoweredPlan, evaluator: Evaluator, outside: Sequence[Segment], degrees: Degrees) -> bool:
-    """Whether a product outside of the layers is whole on an axis of weights."""
+def _whole_head(lowered: LoweredPlan, evaluator: Evaluator, outside: Sequence[Segment], degrees: Degrees) -> str | None:
+    """The largest product outside of the layers that is whole on an axis of weights."""
     axes = [lowered.axes.index(axis) for axis, use in degrees.axes.items() if use == "tensor"]
+    found: list[tuple[float, str]] = []
     for segment in outside:
         unit = evaluator.blocks.units[segment.unit]
         table = evaluator.tables.linkage.types[unit.type].signatures
         begin = segment.first - int(evaluator.tables.spans[unit.type])
         for row, chosen in enumerate(segment.chosen, begin):
             op = evaluator.problem.graph.operators[unit.start + row]
-            if op.forward_flops.at(1) > 0.0 and any(not table[row][chosen[axis]].divides_work for axis in axes):
-                return True
-    return False
+            flops = op.forward_flops.at(1)
+            if flops > 0.0 and any(not table[row][chosen[axis]].divides_work for axis in axes):
+                found.append((flops, op.name))
+    return max(found)[1] if found else None
 
 
 def _layers(units: Sequence[Unit]) -> dict[int, int]:

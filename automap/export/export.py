@@ -9,6 +9,7 @@ from pathlib import Path
 from automap.errors import PlanError
 from automap.export import accelerate, deepspeed, megatron, onnx_devices, pytorch, torchtitan
 from automap.export.configuration import Export, Run, read_run
+from automap.export.rounding import rounded
 from automap.plan import Plan
 from automap.problem import Problem
 from automap.records import to_json
@@ -49,21 +50,23 @@ def export(plan: Plan, problem: Problem, name: str) -> Export:
             value=problem.precision,
             repair=f"Search with --target {name}.",
         )
-    found = WRITERS[name](read_run(plan, problem, target))
+    run = read_run(plan, problem, target)
+    found = WRITERS[name](run)
+    notes = (*found.notes, *rounded(run))
     report = {
         "schema": "automap.export/1",
         "target": name,
         "version": found.version,
         "model": to_json(plan.model),
         "launch": found.launch,
-        "notes": [to_json(note) for note in found.notes],
+        "notes": [to_json(note) for note in notes],
     }
     return Export(
         target=name,
         version=found.version,
         files={**found.files, REPORT: json.dumps(report, indent=1) + "\n"},
         launch=found.launch,
-        notes=found.notes,
+        notes=notes,
     )
 
 

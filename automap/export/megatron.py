@@ -137,8 +137,5 @@ def _model(run: Run) -> Iterator[Flag]:
 
 def _notes(run: Run) -> Iterator[Note]:
     yield Note(about="degrees, stages, batch, ZeRO, recomputation, precision", kept="exact", text="as the plan says")
-    if run.is_head_whole:
-        what = "Megatron-LM pads what tp does not divide and splits it; the plan counts it whole, which is no faster"
-        yield Note(about="vocabulary", kept="rounded", text=what)
     what = "the rest of the model's shape (kind of norm, gate, groups of queries, vocabulary) and the data"
     yield Note(about="model", kept="left to you", text=what)

@@ -3,8 +3,8 @@
 Two plans of one problem are read as stated strategies (`automap.space.stated_strategy`). On the way from one to the
 other the single change that leaves the fastest plan is made next: first of those that save time in plans that fit into
 memory, then of those that save time, then of the others, which are needed for what fits in the end. Where no single
-change leaves a plan, two are made together, or all that are left. What no degree says is the last change. Units:
-seconds.
+change saves time, two are made together if that is faster, and where none leaves a plan, all that are left. What no
+degree says is the last change. Units: seconds.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ NAMES: Mapping[str, str] = {
 CLASSES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 """Fields of `automap.plan.DeviceMemory` that add up to the whole."""
 GIB = 1 << 30
+DETOUR = 0.1
+"""Largest share of a step time that a change may cost and still go before cheaper ones because its plan fits into
+memory (assumed)."""
 SAME = 1e-9
 """Largest share of a step time that is no difference: sums of the same terms in another order (assumed)."""
 
@@ -140,7 +143,8 @@ def beyond(lowered: LoweredPlan, strategy: Strategy, evaluator: Evaluator) -> It
         # Undecided rows belong to no operator of the plan.
         unlike = (mine != plain_ones).any(axis=1) & (mine >= 0).any(axis=1)
         if unlike.any():
-            yield f"{int(unlike.sum())} operators split in their own way"
+            number = int(unlike.sum())
+            yield f"{number} operator{'s' if number > 1 else ''} split in {'their' if number > 1 else 'its'} own way"
         if lowered.zero and lowered.zero_axes.tolist() != stated.zero_axes.tolist():
             yield "ZeRO over a part of the replicas"
     else:
@@ -187,10 +191,9 @@ class _Way:
 
     def changes(self) -> Iterator[Change]:
         """The changes that lead from `yours` to `best`."""
-        left = [name for name in NAMES if getattr(self.yours, name) != getattr(self.best, name)]
         current = self.yours
         while current != self.best:
-            step = self._next(current, left)
+            step = self._next(current)
             following = self._with(current, step)
             before, after = self.estimate(current), self.estimate(following)
             assert before is not None and after is not None
@@ -203,23 +206,27 @@ class _Way:
                 alone_s=self._fitting_s(self._with(self.yours, step)),
                 without_s=self._fitting_s(self._with(self.best, step, back=True)),
             )
-            current, left = following, [name for name in left if name not in step]
+            current = following
 
-    def _next(self, current: Strategy, left: Sequence[str]) -> tuple[str, ...]:
-        """The fields that are changed next."""
+    def _next(self, current: Strategy) -> tuple[str, ...]:
+        """The fields that are changed next: one, two where that is faster than any one, or all that are left."""
         now = self.estimate(current)
         assert now is not None
+        left = [name for name in NAMES if getattr(current, name) != getattr(self.best, name)]
+        able: list[tuple[bool, bool, float, tuple[str, ...]]] = []
         for size in (1, 2, len(left)):
-            able = []
             for some in itertools.combinations(left, min(size, len(left))):
                 following = self._with(current, some)
-                estimate = self.estimate(following) if following != current else None
+                # Some have no meaning before others are changed.
+                is_made = all(getattr(following, name) == getattr(self.best, name) for name in some)
+                estimate = self.estimate(following) if is_made else None
                 if estimate is not None:
-                    is_slower = estimate.step_time_s > now.step_time_s
-                    able.append((is_slower, not estimate.fits, estimate.step_time_s, some))
-            if able:
-                return min(able)[3]
-        raise AssertionError("all changes together make the best plan")
+                    step_s, now_s = estimate.step_time_s, now.step_time_s
+                    is_liked = estimate.fits and step_s <= (1.0 + DETOUR) * now_s
+                    able.append((step_s > now_s, not is_liked, step_s, some))
+            if able and (not min(able)[0] or size > 1):
+                break
+        return min(able)[3]
 
     def _with(self, strategy: Strategy, names: Sequence[str], *, back: bool = False) -> Strategy:
         """A strategy with some fields of the best one, or of the user's."""
@@ -236,7 +243,8 @@ def in_words(before: Strategy, after: Strategy, num_devices: int) -> str:
     found = []
     for name, text in NAMES.items():
         values = [getattr(strategy, name) for strategy in (before, after)]
-        if values[0] != values[1] and not (name == "schedule" and before.virtual != after.virtual):
+        follows = name == "schedule" and (before.virtual != after.virtual or None in values)
+        if values[0] != values[1] and not follows:
             found.append(f"{text} {_text(name, values[0])} → {_text(name, values[1])}")
     replicas = [num_devices // (strategy.tp * strategy.pp * strategy.cp) for strategy in (before, after)]
     if replicas[0] != replicas[1]:

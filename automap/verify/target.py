@@ -87,6 +87,8 @@ def _pattern(chunk: Chunk, model: Model, target: Target) -> Iterator[Violation]:
             yield Violation(f"{chunk.where}.mesh", f"{target.name} has no axis for {what} as {axis}")
         if dense == {"tensor"}:
             yield from _norms(chunk, model, target, axis)
+        elif dense == {"data"}:
+            yield from _whole_weights(chunk, model, target, axis)
         if target.modules_only:
             yield from _weights(chunk, model, target, axis)
 
@@ -143,3 +145,15 @@ def _norms(chunk: Chunk, model: Model, target: Target, axis: str) -> Iterator[Vi
                 fault = f"{target.name} {what} splits the sequence in normalisations on {axis}, which have {text}"
                 yield Violation(f"{chunk.where}.shardings", fault)
                 return
+
+
+def _whole_weights(chunk: Chunk, model: Model, target: Target, axis: str) -> Iterator[Violation]:
+    """Operators outside of the layers, such as embeddings, that split weights where the layers split the batch."""
+    inside = {*layer_operators(chunk, model)}
+    for index in chunk.operators:
+        op, placed = model.graph.operators[index], chunk.placed[index][axis]
+        weights = [text for name, text in zip(op.inputs, placed.inputs, strict=True) if name in model.parametric]
+        if index not in inside and any(text.startswith("S") for text in weights):
+            what = f"{target.name} does not split the weights of {op.name} over replicas"
+            yield Violation(f"{chunk.where}.shardings", what)
+            return

@@ -157,13 +157,19 @@ def write_export(
 ) -> None:
     """Writes a plan as the configuration of a trainer (docs/exports.md), or says what it cannot express."""
     from service.command.estimation import export_file
+    from service.report import seconds
 
     found = export_file(*job, plan, target=target, folder=folder)
     if as_json:
         print_json({"files": [str(folder / name) for name in found.files], **json.loads(found.files["export.json"])})
         return
     for note in found.notes:
-        typer.echo(f"{note.kept:12} {note.about}: {note.text}")
+        price = (
+            ""
+            if note.cost_s is None
+            else f" ({seconds(abs(note.cost_s))} a step {'more' if note.cost_s > 0.0 else 'less'})"
+        )
+        typer.echo(f"{note.kept:12} {note.about}: {note.text}{price}")
     for name in found.files:
         typer.echo(f"{'wrote':12} {folder / name}")
     typer.echo(f"{'launch':12} {found.launch}")

@@ -126,7 +126,7 @@ class ExportView(BaseModel):
     files: dict[str, str]
     """Name -> text."""
     launch: str
-    notes: list[dict[str, str]]
+    notes: list[dict[str, str | float | None]]
     """What became of each decision of the plan."""
 
     @staticmethod

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from agents import Budget, search, search_offer
+from agents.portfolio.any_trainer import set_aside
 from agents.results.fewer_devices import clusters_within, on_all, part_to_search, promising
 from agents.results.plainest import plain, plainest, plainness, simplified
 from automap.cluster import parse_cluster
@@ -195,3 +196,36 @@ def test_a_plan_that_nothing_beats_is_kept():
     # Where the target cannot express it, it is not.
     odd = build(GPT, "1x4xA100-80GB", 32, baseline=best.to_json(), fix={"tp": 4})
     assert search_offer(odd, Budget.parse(5), searchers=("expert",)).plan.search.found_by == "expert"
+
+
+def test_a_target_says_what_it_costs():
+    graph = zoo.build("gpt:layers=4,hidden=1024,heads=16,vocab_size=1024,seq_len=256")
+    training = {"global_batch": 64, "trainer": "torchtitan"}
+    problems = [
+        Problem.build(graph, parse_cluster("2x4xV100-16GB@25Gbit"), {**training, "target": target})
+        for target in ("torchtitan", "any")
+    ]
+    plan = search_offer(problems[0], Budget.parse(200), seed=1).plan
+    assert not verify(problems[0], plan)
+    cost, fastest_s = plan.search.any_trainer, plan.search.fastest_s or step_s(plan)
+    assert cost.step_time_s < 0.99 * fastest_s
+    assert cost.beyond and all("torchtitan" in what for what in cost.beyond)
+    # It is the time of a plan: where nothing is asked of it, one as fast is found.
+    free = search_offer(problems[1], Budget.parse(400), seed=1, tie=0.0).plan
+    assert free.search.any_trainer is None
+    assert step_s(free) <= cost.step_time_s * 1.02
+
+
+def test_a_budget_is_shared_with_the_search_without_the_target():
+    def problem(target):
+        training = {"global_batch": 8, "target": target}
+        return Problem.build(zoo.build(GPT), parse_cluster("1x4xA100-80GB"), training)
+
+    for budget in (Budget.parse(1000), Budget.parse(30_000), Budget.parse("30s"), Budget.parse("300s")):
+        assert set_aside(budget, problem("any")) == (budget, None)
+        own, aside = set_aside(budget, problem("automap"))
+        for name in ("evaluations", "seconds"):
+            if getattr(budget, name) is not None:
+                assert getattr(own, name) + getattr(aside, name) == getattr(budget, name)
+                assert getattr(aside, name) <= 0.1 * getattr(budget, name)
+    assert set_aside(Budget.parse(5), problem("automap")) == (Budget.parse(5), None)

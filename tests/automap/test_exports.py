@@ -30,6 +30,7 @@ from automap.price.estimate import annotate
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.space.target_limits import plan_space
+from automap.space.templates import templates
 from ir import zoo
 
 GPT = "gpt:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=102"
@@ -411,14 +412,47 @@ def test_what_is_read_back_is_the_plan(model: str, target: str) -> None:
         assert [note["kept"] for note in report["notes"]].count("exact") == 1
 
 
+def notes_of(files: Mapping[str, str], kept: str) -> list[dict[str, Any]]:
+    return [note for note in json.loads(files[REPORT])["notes"] if note["kept"] == kept]
+
+
 def test_a_vocabulary_that_does_not_divide_is_called_rounded() -> None:
     space = space_of("gpt", "megatron-core")
-    kept = {}
-    for values in space.random_batch(np.random.default_rng(5), 40).tolist():
+    seen = set()
+    for values in space.random_batch(np.random.default_rng(5), 12).tolist():
         plan, files = exported(space, values, "megatron-core")
-        kept[plan.degrees[0].tensor] = {note["kept"] for note in json.loads(files[REPORT])["notes"]}
-    assert "rounded" not in kept[1]
-    assert "rounded" in kept[4]
+        rounded = notes_of(files, "rounded")
+        seen.add(plan.degrees[0].tensor)
+        if plan.degrees[0].tensor == 4:
+            # A part of the product in place of the whole one.
+            (note,) = rounded
+            assert plan.estimate is not None
+            assert note["about"] == "vocabulary" and -plan.estimate.step_time_s < note["cost_s"] < 0.0
+        elif plan.degrees[0].tensor == 1:
+            assert rounded == []
+    assert {1, 4} <= seen
+
+
+def test_groups_of_replicas_are_called_rounded_and_priced_as_one_group() -> None:
+    cluster, training = parse_cluster("2x4xV100-16GB@25Gbit"), {"global_batch": BATCH}
+    problem = Problem.build(zoo.build(MODELS["gpt"][0]), cluster, training, {"fix": {"dp": 2, "tp": 4, "pp": 1}})
+    space = PlanSpace(problem)
+    whole = Problem.build(problem.graph, cluster, training, {"fix": {"dp": 8, "tp": 1, "pp": 1}})
+    found = [(shape, values) for shape, values in templates(space) if shape.num_micro_batches == 1]
+    for _, values in found:
+        plan = annotate(space.decode(values), space.lowered(values), space.evaluator)
+        if set(plan.degrees[0].axes.values()) == {"data"} and plan.stages[0].zero.stage == 0:
+            (note,) = notes_of(export(plan, problem, "deepspeed").files, "rounded")
+            one = PlanSpace(whole)
+            prices = [
+                one.price(np.array([v]))[0, 0]
+                for s, v in templates(one)
+                if s.num_micro_batches == 1 and not any(v[one.first.recompute : one.first.signature])
+            ]
+            assert plan.estimate is not None
+            assert plan.estimate.step_time_s + note["cost_s"] == pytest.approx(min(prices), rel=1e-6)
+            return
+    raise AssertionError("no template has two axes of replicas")
 
 
 def test_what_a_target_cannot_express_is_refused_by_name(tmp_path: Path) -> None:
@@ -455,6 +489,5 @@ def test_a_plan_for_any_target_exports_where_it_happens_to_fit() -> None:
     problem = Problem.build(zoo.build(GPT), parse_cluster("8xA100"), {"global_batch": BATCH})
     space = PlanSpace(problem)
     shape = next(s for s in space.shapes if (s.pp, s.tp, s.num_micro_batches) == (1, 1, 2))
-    values = space.even_values(shape, recompute="none", zero=0)
-    plan = space.decode(space.repair([*values, *[0] * (len(space.slots) - len(values))]))
+    plan = space.decode(next(values for of, values in templates(space) if of == shape))
     assert json.loads(export(plan, problem, "deepspeed").files["deepspeed.json"])["train_micro_batch_size_per_gpu"] == 1

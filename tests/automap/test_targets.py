@@ -12,7 +12,7 @@ import pytest
 from agents import Budget, search_offer
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
-from automap.plan import Plan, Schedule, Zero
+from automap.plan import AxisSharding, Plan, Schedule, Zero
 from automap.price.estimate import annotate
 from automap.problem import Problem
 from automap.space.space import PlanSpace
@@ -126,6 +126,12 @@ def test_what_a_target_cannot_express_is_found_by_the_verifier() -> None:
     plain = {key: entry for key, entry in first.shardings.items() if "ln_" not in key}
     assert "splits the sequence in normalisations" in faults(
         replace(sound, stages=(replace(first, shardings=plain), second))
+    )
+    table = next(key for key in first.shardings if "wte" in key)
+    columns = AxisSharding(inputs=("S(1)", "B"), outputs=("S(2)",))
+    embedding = {**first.shardings, table: {**first.shardings[table], "dp": columns}}
+    assert "weights of wte/Gather over replicas" in faults(
+        replace(sound, stages=(replace(first, shardings=embedding), second))
     )
     up = next(key for key in first.shardings if "mlp" in key and "MatMul" in key)
     whole = {key: entry for key, entry in first.shardings.items() if key != up}

@@ -54,6 +54,7 @@ SCRIPTS = {
     "prove_exports": "2 --targets deepspeed",
     "prove_plans": "2 --models vit",
     "prove_pruning": "1 --models vgg19",
+    "recipes": "--budget 20 --only BERT --targets megatron-core",
     "real_models": "--budget 16 --models gnmt-16 --clusters 8_V100 --profiles {profiles}",
     "runtime_overhead": "--rounds 1 --model {model}",
     "search_scale": "--budget 16 --blocks 12 --devices 8",
