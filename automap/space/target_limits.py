@@ -19,6 +19,7 @@ from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from automap.space.constraints import Constrained
 from automap.space.limits import WHOLE, Limits
+from automap.space.module_limits import runs_in_modules
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 from automap.space.stated_parts import Unpriced, mesh, signatures
@@ -156,6 +157,7 @@ def _patterns(space: PlanSpace, target: Target) -> Iterator[_Pattern]:
         columns = np.column_stack([found[:, names.index(axis if axis in names else "dp")] for axis in space.axes])
         live = tuple(a for a, size in enumerate(space.meshes.mesh(shape)) if size > 1)
         fits = tp == 1 or _norms_fit(space, columns[:, -1], along=target.sequence_parallel)
+        fits = fits and (tp == 1 or not target.whole_modules or runs_in_modules(space, columns[:, -1]))
         if fits and all(_is_split(space, columns[:, axis], known, axis) for axis in live):
             yield _Pattern((tp, middle), columns, live)
 
