@@ -11,9 +11,12 @@ from collections.abc import Iterator
 
 from automap.arrays import Ints
 from automap.space.space import PlanSpace
+from ir.blocks import carried_tensors
 from ir.factors import BROADCAST, PARTIAL, Placement, Signature
 from ir.graph import Graph, Operator
 
+COPY = "@"
+"""What the name of an operator has that is computed again for another reader (`ir.localize`)."""
 MOST_DIMS = 2
 """Dims of the weights of a linear layer, an embedding or a norm."""
 
@@ -31,6 +34,16 @@ def runs_in_modules(space: PlanSpace, column: Ints) -> bool:
     return all(_runs(graph, op, signature, layers) for op, signature in chosen.values()) and all(
         _agree(graph, name, chosen, layers) for name in graph.tensors
     )
+
+
+def cuts_between_modules(graph: Graph) -> bool:
+    """Whether stages of whole modules hand on one tensor, and share no layer.
+
+    A decoder reads the encoder's memory in every layer; the position biases of T5 are those of one layer for all.
+    """
+    layers = _layers(graph)
+    shared = any(COPY in op.name and op.scope in layers for op in graph.operators)
+    return not shared and not carried_tensors(graph)
 
 
 def _chosen(space: PlanSpace, column: Ints) -> Iterator[tuple[str, tuple[Operator, Signature]]]:

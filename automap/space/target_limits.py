@@ -19,7 +19,7 @@ from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from automap.space.constraints import Constrained
 from automap.space.limits import WHOLE, Limits
-from automap.space.module_limits import runs_in_modules
+from automap.space.module_limits import cuts_between_modules, runs_in_modules
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 from automap.space.stated_parts import Unpriced, mesh, signatures
@@ -114,6 +114,8 @@ def _windows(space: PlanSpace, target: Target) -> dict[int, tuple[tuple[int, int
     for count in {shape.num_chunks for shape in space.shapes if shape.num_chunks > 1}:
         # A configuration counts layers of one kind; those of an encoder and a decoder it does not.
         if len(kinds) > 1 and target.transformers:
+            continue
+        if target.whole_modules and not cuts_between_modules(space.problem.graph):
             continue
         rows = [constrained.window(chunk, count) for chunk in range(count)]
         lows = [max(low, numbers[0] + chunk) for chunk, (low, _) in enumerate(rows[:-1])]

@@ -9,6 +9,7 @@ or of labels need nothing else. A plan that is finer than modules is refused.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ from automap.runtime.trainer.process_mesh import make_mesh, own_device, own_samp
 from automap.runtime.trainer.role_reader import read_roles
 from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.sharded_modules import layouts_of, split_cross_entropy, split_modules
+from automap.runtime.trainer.skipping_stages import SkippingStage, cut_untraced, drop_weights
 from automap.runtime.trainer.split_check import (
     check_same,
     computes,
@@ -41,7 +43,7 @@ from automap.runtime.trainer.split_check import (
     run_again,
     sizes_of_ranks,
 )
-from automap.runtime.trainer.stage_modules import cut, prune
+from automap.runtime.trainer.stage_modules import Untraced, cut, prune
 from automap.runtime.trainer.training_graph import input_names, scores_of, training_graph
 from automap.runtime.transformers_models import is_transformers, without_cache
 from ir.graph import Graph
@@ -141,11 +143,11 @@ class ModuleTrainer:
         self._split(module, graph, mesh["split"], per_rank)
         number, ranks = len(plan.stages), self._pipe.size()
         self._mine = list(range(self._pipe.get_local_rank(), number, ranks))
-        stages, self._names = ([module], []) if number == 1 else cut(module, roles, number)
+        stages, self._names = ([module], []) if number == 1 else self._cut(module, graph)
         self._tie_groups = self._make_tie_groups(stages)
         kept = [stages[n] for n in self._mine]
         if number > 1:
-            prune(module, kept)
+            (drop_weights if isinstance(kept[0], SkippingStage) else prune)(module, kept)
         self.module = module
         self._replicate(mesh, kept, units)
         shards = mesh["shard"] if self._zero else None
@@ -193,6 +195,19 @@ class ModuleTrainer:
             child = module.get_submodule(path)
             child.forward = functools.partial(run_again, child.forward)
 
+    def _cut(self, module: nn.Module, graph: Graph) -> tuple[list[nn.Module], list[str]]:
+        """All stages, and the names of the model's inputs."""
+        try:
+            return cut(module, self.roles, len(self.plan.stages))
+        except Untraced:
+            scopes = {op.name: op.scope for op in graph.operators}
+            ends = [
+                (scopes[one.operators[1]], scopes[two.operators[0]])
+                for one, two in itertools.pairwise(self.plan.stages)
+            ]
+            inputs = functools.partial(probe_inputs, graph, module)
+            return cut_untraced(module, self.roles, ends, inputs, self._inputs)
+
     def _make_tie_groups(self, stages: Sequence[nn.Module]) -> list[tuple[set[str], dist.ProcessGroup]]:
         """The names of each weight that several stages hold, and the ranks that add up its gradients."""
         found = []
@@ -221,7 +236,9 @@ class ModuleTrainer:
             return
         over = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
         policy = MixedPrecisionPolicy()
-        if (low := self._low_precision()) is not None and all(p.dtype == torch.float32 for p in self.module.parameters()):
+        if (low := self._low_precision()) is not None and all(
+            p.dtype == torch.float32 for p in self.module.parameters()
+        ):
             policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
         again = self._zero == 3
         for root in kept:

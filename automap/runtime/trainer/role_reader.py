@@ -110,7 +110,9 @@ class _Reader:
     def __init__(self, graph: Graph, module: nn.Module, chosen: Mapping[str, Signature | None], roles: Roles) -> None:
         self.graph, self.roles = graph, roles
         self.leaves = {path: child for path, child in module.named_modules() if path and role_of(child) is not None}
-        self.operators = self._whole_norms([(op, s) for op in graph.operators if (s := chosen.get(op.name)) is not None])
+        self.operators = self._whole_norms(
+            [(op, s) for op in graph.operators if (s := chosen.get(op.name)) is not None]
+        )
         self.by_name = {op.name: s for op, s in self.operators}
         self.ties = tied_names(module)
         self.moves: dict[str, dict[str, Move]] = {}

@@ -182,7 +182,11 @@ def split_modules(module: nn.Module, roles: Mapping[str, Role], layouts: TensorL
             dim = weight_dim(child, role.kind, name)
             if id(parameter) not in made:
                 alike = dim is not None and len(dims[id(parameter)]) == 1
-                own = _split(parameter, name, dim, role, layouts.mesh.axes[0], mesh) if alike and dim is not None else parameter
+                own = (
+                    _split(parameter, name, dim, role, layouts.mesh.axes[0], mesh)
+                    if alike and dim is not None
+                    else parameter
+                )
                 made[id(parameter)] = made[id(own)] = own
             child.register_parameter(name, made[id(parameter)])
         _run_by_role(child, role, layouts)
