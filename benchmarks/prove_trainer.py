@@ -301,6 +301,7 @@ def launch(cases: Sequence[Case], folder: Path) -> list[dict[str, Any]]:
     size = cases[0].ranks
     place = Path(tempfile.mkdtemp(dir=folder))
     context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([Path(__file__).stem])
     children = [context.Process(target=rank, args=(number, size, place, cases)) for number in range(size)]
     for child in children:
         child.start()

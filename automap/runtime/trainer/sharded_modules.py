@@ -7,7 +7,7 @@ collectives are plain. A fused weight (queries, keys and values in one) is store
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812

@@ -10,7 +10,20 @@ import torch
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F  # noqa: N812
 from runtime_ranks import expert_plan, make_problem
-from trainer_ranks import BATCH, HALF, IGNORED, MODEL, OTHER, OVERFLOW, batch, build, graph_of, module_of, run_ranks
+from trainer_ranks import (
+    BATCH,
+    HALF,
+    IGNORED,
+    MODEL,
+    OTHER,
+    OVERFLOW,
+    UNTRACED,
+    batch,
+    build,
+    graph_of,
+    module_of,
+    run_ranks,
+)
 
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
@@ -137,6 +150,8 @@ def test_two_processes(tmp_path):
         "pp2": pipeline(plan_of(1, count=4)),
         "pp2, gpipe": pipeline(plan_of(1, count=2), "gpipe", recompute=("h.*",)),
         "pp2, interleaved": pipeline(plan_of(1, count=4), "interleaved"),
+        f"pp2, {UNTRACED}": pipeline(plan_of(1, count=4), recompute=("h.1*",)),
+        f"pp2, interleaved, {UNTRACED}": pipeline(plan_of(1, count=4), "interleaved"),
         "pp2, zb1p": pipeline(plan_of(1, count=4), "zb1p", recompute=("h.*",)),
         "pp2, zb2p": in_order(pipeline(plan_of(1, count=4)), "zb2p"),
         f"dp2, ZeRO 2, {OVERFLOW}": in_fp16(plan_of(2, count=2, zero=2)),
@@ -165,6 +180,8 @@ def test_four_processes(tmp_path):
             f"pp2 x dp2, ZeRO {zero}, interleaved": pipeline(plan_of(2, count=4, zero=zero), "interleaved")
             for zero in (1, 2, 3)
         },
+        f"pp2 x dp2, ZeRO 3, {UNTRACED}": pipeline(plan_of(2, count=4, zero=3)),
+        f"pp2 x tp2, {UNTRACED}": pipeline(plan_of(2, tp=2, count=4)),
         "pp2 x dp2, ZeRO 1, zb1p": pipeline(plan_of(2, count=4, zero=1), "zb1p"),
         "pp2 x dp2, zb1p": pipeline(plan_of(2, count=4), "zb1p"),
         "dp2 x tp2, ZeRO 3": plan_of(4, tp=2, count=2, zero=3, sequence_parallel=True),
