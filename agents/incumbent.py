@@ -23,7 +23,7 @@ from agents.results.plainest import IllegalPlan, Offer, as_it_is, plainest
 from agents.searcher import Budget, OnProgress, Progress, SearchResult, SearchTask, ShouldStop
 from automap.bounds.partial_plans import BoundTable
 from automap.plan import Plan, SearchRecord, Sync
-from automap.price.estimate import annotate, baseline_s, lower_bound_s
+from automap.price.estimate import annotate, lower_bound_s
 from automap.space.shape import Shape
 from automap.space.space import Ints, PlanSpace, Values
 from automap.space.target_limits import plan_space
@@ -298,7 +298,7 @@ class Incumbent:
             look_aheads=self.look_aheads,
             first_s=None if self.first_proposal is None else self.first_proposal[0],
             first_after_s=None if self.first_proposal is None else self.first_proposal[1],
-            baselines={**self.baselines, "yours": baseline_s(self.space.evaluator)},
+            baselines=dict(self.baselines),
             searchers=dict(self.reached),
             seconds=self.seconds,
             proven=proven,

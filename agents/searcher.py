@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from automap.errors import ProblemError
+from automap.errors import ProblemError, one_of
 from automap.plan import Plan, SearchRecord
 from automap.problem import Problem
 
@@ -190,7 +190,7 @@ def search(
 
 def unknown_searcher(name: str, *, field: str) -> ProblemError:
     """The error for a name that is not one of `SEARCHERS`, given in `field`."""
-    return ProblemError("unknown searcher", field=field, value=name, repair="Use one of " + ", ".join(SEARCHERS) + ".")
+    return ProblemError("unknown searcher", field=field, value=name, repair=one_of(SEARCHERS, name))
 
 
 def check_tie(tie: float) -> None:

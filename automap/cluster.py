@@ -21,7 +21,7 @@ import platformdirs
 
 from automap.arrays import Floats, Ints
 from automap.documents import read_document, read_file
-from automap.errors import ClusterError
+from automap.errors import ClusterError, one_of
 from automap.fitted_curves import COLLECTIVES, CollectiveCurve, Constants, Efficiency, Kernels, published_curves
 from automap.records import Range, from_json, to_json
 
@@ -94,7 +94,7 @@ class Device:
                 repair="State the peak in one of " + ", ".join(GENERAL) + ".",
             )
         if self.curves_of not in published_curves("gemm"):
-            repair = "Use one of " + ", ".join(published_curves("gemm")) + "."
+            repair = one_of(published_curves("gemm"), self.curves_of)
             raise ClusterError(
                 "no kind of device whose kernels were measured", field="curves_of", value=self.curves_of, repair=repair
             )
@@ -111,8 +111,7 @@ class Device:
             ClusterError: the device has no such precision.
         """
         if precision not in self.peak_TFLOPs:
-            known = ", ".join(self.peak_TFLOPs)
-            repair = f"Use one of {known}."
+            repair = one_of(self.peak_TFLOPs, precision)
             raise ClusterError(
                 f"{self.name} has no {precision} arithmetic", field="training.precision", value=precision, repair=repair
             )
@@ -204,6 +203,9 @@ class Cluster:
                 if key not in table:
                     repair = f"Describe {key!r} in the file, or use one of {', '.join(table) or 'none yet'}."
                     raise ClusterError("not described", field=f"nodes[{index}].{name}", value=key, repair=repair)
+
+    def __repr__(self) -> str:
+        return f"Cluster({self.name!r}: {self.num_devices} devices)"
 
     def _check_rates(self, matrix: tuple[tuple[float, ...], ...]) -> None:
         """Refuses bandwidths between two different devices that are too low."""
@@ -302,8 +304,8 @@ def known_links() -> tuple[Link, ...]:
 def _lookup(folder: str, text: str, field: str) -> Any:
     table = _library(folder)
     if text.lower() not in table:
-        names = sorted({item.name for item in table.values()})
-        raise ClusterError("unknown name", field=field, value=text, repair="Use one of " + ", ".join(names) + ".")
+        repair = one_of(sorted({item.name for item in table.values()}), text)
+        raise ClusterError("unknown name", field=field, value=text, repair=repair)
     return table[text.lower()]
 
 

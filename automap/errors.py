@@ -14,9 +14,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ir.errors import ModelError, ModelTooExpensive, UserError
+from ir.errors import ModelError, ModelTooExpensive, UserError, one_of
 
-__all__ = ["ClusterError", "ModelError", "ModelTooExpensive", "NothingFits", "PlanError", "ProblemError", "UserError"]
+__all__ = [
+    "ClusterError",
+    "ModelError",
+    "ModelTooExpensive",
+    "NothingFits",
+    "PlanError",
+    "ProblemError",
+    "UserError",
+    "one_of",
+]
 
 
 class ClusterError(UserError):

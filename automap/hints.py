@@ -101,7 +101,8 @@ class Hints:
     constraints: tuple[Constraint, ...] = ()
     fix: Fix = Fix()
     baseline: Mapping[str, Any] | None = None
-    """Plan that the user runs today, as JSON; it is priced for comparison."""
+    """What the user runs today: a plan as JSON, or the configuration of a trainer as {"file": its name, "text": its
+    text} (`automap.export.baseline`). It is priced for comparison, and the search begins with it."""
     memory_reserve_bytes: Annotated[float, Range(0, 1e15)] = 0.0
     """Device memory that the plan must leave free."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from automap.cluster import MAX_DEVICES, Count
+from automap.comparisons import Yours
 from automap.errors import PlanError
 from automap.hints import Samples
 from automap.problem import Problem, SyncKind, Training
@@ -276,9 +277,12 @@ class SearchRecord:
     """Number of further plans that agents priced to see what is behind a decision."""
     baselines: Mapping[str, float | None]
     """Step times in seconds of pure data parallelism (`dp`), the best template (`expert`) and `hints.baseline`
-    (`yours`); null if it does not fit into memory. `dp` is absent if the batch or the hints allow no such plan."""
+    (`yours`); null if it does not fit into memory. `dp` is absent if the batch or the hints allow no such plan, `yours`
+    if there is none."""
     searchers: Mapping[str, float | None] = field(default_factory=dict)
     """Best step time of each searcher that ran, seconds; null if it found no plan that fits."""
+    yours: Yours | None = None
+    """The plan that the user runs today (`hints.baseline`), and what this plan changes; null without one."""
     first_s: float | None = None
     """Step time of the first plan that the network proposed, seconds; null if it proposed none that fits."""
     first_after_s: float | None = None
@@ -323,6 +327,12 @@ class Plan:
     search: SearchRecord | None = None
     warnings: tuple[str, ...] = ()
     schema: Literal["automap.plan/1"] = "automap.plan/1"
+
+    def __repr__(self) -> str:
+        parts = [f"{len(self.stages)} stage{'s' if len(self.stages) > 1 else ''}"]
+        parts.append(f"{self.num_micro_batches} x {self.samples_per_micro_batch} samples a step")
+        parts += [f"{self.estimate.step_time_s:.4g} s a step"] if self.estimate is not None else []
+        return f"Plan({self.model.name!r}: {', '.join(parts)})"
 
     def to_json(self) -> dict[str, Any]:
         """The document, `schema` first."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields, replace
 from importlib import resources
 from typing import Annotated, Any, Literal
 
-from automap.cluster import Cluster
+from automap.cluster import Cluster, parse_cluster
 from automap.documents import read_document
-from automap.errors import ProblemError
+from automap.errors import ProblemError, one_of
 from automap.globs import matches_operator, select
 from automap.hints import Hints, Samples
 from automap.records import Range, from_json, to_json
@@ -144,25 +144,37 @@ class Problem:
     training: Training
     hints: Hints
 
+    def __repr__(self) -> str:
+        settings = f"batch {self.training.global_batch}, {self.precision}, {self.training.optimizer}"
+        return f"Problem({self.graph.name!r} on {self.cluster.num_devices} devices: {settings})"
+
     @staticmethod
     def build(
         graph: Graph,
-        cluster: Cluster,
+        cluster: Cluster | str | Mapping[str, Any],
         training: Training | Mapping[str, Any],
         hints: Hints | Mapping[str, Any] | None = None,
     ) -> Problem:
-        """Reads what is still JSON, resolves defaults, appends the loss and checks that everything fits.
+        """Reads what is still text or JSON, resolves defaults, appends the loss and checks that everything fits.
+
+        Args:
+            graph: the model.
+            cluster: the devices; or as text (`4x8xA100-80GB`) or JSON, see `automap.cluster.parse_cluster`.
+            training: global batch, precision, optimizer and so on; as a record or as JSON.
+            hints: what the user knows or insists on; as a record or as JSON.
 
         Raises:
             ProblemError: names the field, the value and the repair.
-            ClusterError: the devices lack the precision.
+            ClusterError: the cluster cannot be read, or its devices lack the precision.
             ModelError: the model's output fits no loss.
         """
+        if not isinstance(cluster, Cluster):
+            cluster = parse_cluster(cluster)
         # Records too: what Python made of them may be out of range.
         training = from_json(Training, _with_trainer(to_json(training)), path="training", error=ProblemError)
         hints = from_json(Hints, to_json(hints or {}), path="hints", error=ProblemError)
         if training.trainer not in trainers():
-            repair = "Use one of " + ", ".join(trainers()) + "."
+            repair = one_of(trainers(), training.trainer)
             raise ProblemError("unknown trainer", field="training.trainer", value=training.trainer, repair=repair)
         kinds = list(cluster.devices.values())
         target = find_target(training.target)

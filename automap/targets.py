@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Annotated, Literal
 
 from automap.documents import read_document
-from automap.errors import ProblemError
+from automap.errors import ProblemError, one_of
 from automap.records import Range, from_json
 
 ANY = "any"
@@ -66,6 +66,9 @@ class Target:
     whole_modules: bool = False
     """Whether placements change at the borders of linear layers, embeddings and norms alone; the code between them runs
     on what each rank has (`automap.space.module_limits`)."""
+    modules_only: bool = False
+    """Whether plans are applied to modules: of weights, only those of linear layers and embeddings are split, in models
+    with layers of one kind and without experts, and every stage has a module."""
     schema: str = "automap.target/1"
     source: Mapping[str, str] | None = None
 
@@ -87,6 +90,6 @@ def find_target(name: str, *, field: str = "training.target") -> Target | None:
         ProblemError: there is no such target.
     """
     if name != ANY and name not in targets():
-        repair = f"Use one of {ANY}, {', '.join(targets())}."
+        repair = one_of([ANY, *targets()], name)
         raise ProblemError("unknown target", field=field, value=name, repair=repair)
     return targets().get(name)

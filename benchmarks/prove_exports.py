@@ -1,8 +1,8 @@
 """Exports of random plans read by the parsers of the trainers themselves, and the numbers compared with the plans.
 
 Megatron-Core checks its `TransformerConfig` and the layout of pipelines; torchtitan its `ConfigManager` and
-`ParallelDims`; DeepSpeed its `DeepSpeedConfig`; accelerate its `ClusterConfig` and `ParallelismConfig`. A trainer that
-cannot be imported is named and left out.
+`ParallelDims`; DeepSpeed its `DeepSpeedConfig`; accelerate its `ClusterConfig` and `ParallelismConfig`; torch reads and
+completes the orders of pipelines. A trainer that cannot be imported is named and left out.
 
     python benchmarks/prove_exports.py [PLANS] [--targets NAME …] [--packages FOLDER …]
 
@@ -176,11 +176,35 @@ def from_accelerate(folder: Path, devices: int) -> Numbers:
     }
 
 
+def from_pytorch(folder: Path, devices: int) -> Numbers:
+    """torch's own reading of the order of a pipeline, which is completed with messages and carried out on paper."""
+    from torch.distributed.pipelining import schedules
+
+    found = json.loads((folder / "pytorch.json").read_text())
+    mesh = dict(zip(found["mesh"]["dim_names"], found["mesh"]["shape"], strict=True))
+    pp, stages = mesh["pipe"], found["stages"]
+    if pp > 1:
+        rows = (folder / "schedule.csv").read_text().splitlines()
+        order = {rank: [schedules._Action.from_str(word) for word in row.split(",")] for rank, row in enumerate(rows)}
+        whole = schedules._add_send_recv(order, lambda stage: stage % pp, len(stages))
+        schedules._simulate_comms_compute(whole, lambda stage: stage % pp, len(stages))
+    return {
+        "dp": mesh["replicate"] * mesh["shard"],
+        "tp": mesh["tensor"],
+        "pp": pp,
+        "micro_batch": found["micro_batch"],
+        "steps": found["num_micro_batches"],
+        "zero": found["zero"],
+        **({"stages": [len({*paths} & {*found["layers"]}) for paths in stages]} if pp > 1 else {}),
+    }
+
+
 PARSERS: Mapping[str, Callable[[Path, int], Numbers]] = {
     "megatron-core": from_megatron,
     "torchtitan": from_torchtitan,
     "deepspeed": from_deepspeed,
     "accelerate": from_accelerate,
+    "pytorch": from_pytorch,
 }
 
 

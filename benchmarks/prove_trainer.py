@@ -78,8 +78,8 @@ EXAMPLE, PERCEPTRON = "example", "mlp"
 FAMILIES = (*CONFIGURATIONS, EXAMPLE, PERCEPTRON)
 DEVICES = ("cpu", "V100-16GB", "A100-80GB")
 BATCHES, BUDGETS = (8, 16, 32), (16, 64, 256)
-SPEEDS, MEMORIES = (1.0, 1e-2, 1e-4), (0.002, 0.004, 0.01, 16.0)
-"""Shares of a device's speed and memories in GiB: networks of some 0.1 million parameters are large for the least."""
+SPEEDS, MEMORIES = (1.0, 1e-2, 1e-4), (1.004, 16.0, 16.0)
+"""Shares of a device's speed, and memories in GiB, of which trainers reserve one: small networks are large there."""
 WISHES: tuple[dict[str, int], ...] = ({}, {}, {"tp": 2}, {"pp": 2})
 """hints.fix of plans: half of them have none; the best plans of small networks on few devices are replicas."""
 NEAR = {"bf16": 3e-2, "fp16": 4e-3}

@@ -9,6 +9,8 @@ The rest of the tree hangs below `UserError` in `automap/errors.py`.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from functools import partial
 
 
@@ -53,6 +55,15 @@ class ModelError(UserError):
 
 class ModelTooExpensive(ModelError):
     """Reading the model ran into a limit."""
+
+
+def one_of(names: Iterable[str], given: object) -> str:
+    """The repair of a name that is not known: the names that there are, and first the one that was probably meant."""
+    known = list(names)
+    lowered = {name.lower(): name for name in reversed(known)}
+    near = difflib.get_close_matches(str(given).lower(), lowered, n=1)
+    meant = f"Did you mean {lowered[near[0]]}? " if near else ""
+    return f"{meant}Use one of {', '.join(known)}."
 
 
 def refuse(message: str, value: object, repair: str) -> ModelError:

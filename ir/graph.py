@@ -198,6 +198,9 @@ class Graph:
     sha256: str = field(default="", compare=False)
     """Digest of the file that the graph came from; empty for built graphs."""
 
+    def __repr__(self) -> str:
+        return f"Graph({self.name!r}: {len(self.operators):,} operators, {self.num_parameters / 1e6:,.1f} M parameters)"
+
     @cached_property
     def by_name(self) -> Mapping[str, Operator]:
         """Operators by name."""

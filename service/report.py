@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from automap.comparisons import Change
 from automap.plan import DeviceMemory, Plan, SearchRecord
 from service.strategy import batch, num_devices, strategy
 
 GIB = 1 << 30
+FINDERS = {"expert": "the templates", "yours": "you"}
+"""Who found a plan, in words, where that is no searcher's name."""
+MOST = 0.8
+"""Share of a difference that is most of it."""
+SHOWN = 0.1
+"""Share of a change's worth from which on a part of it is shown."""
+COUNTS = {1: "one makes", 2: "two make", 3: "three make", 4: "four make"}
+"""How many changes make something, in words."""
 
 
 def fullest(plan: Plan) -> DeviceMemory:
@@ -24,16 +35,11 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     if plan.degrees:
         lines.append(("batch", batch(plan)))
     if estimate is not None:
-        low, high = estimate.error_band_s
-        lines.append(("step", f"{seconds(estimate.step_time_s)} (between {seconds(low)} and {seconds(high)})"))
+        lines.append(("step", step(plan)))
         if plan.measured is not None and "step_time_s" in plan.measured:
             text = f"{seconds(plan.measured['step_time_s'])} a step, the median of {plan.measured['num_steps']}"
             lines.append(("measured", text))
-        speed = f"{estimate.samples_per_s:,.0f} samples/s"
-        if estimate.tokens_per_s_per_device is not None:
-            speed += f", {estimate.tokens_per_s_per_device * num_devices(plan)[0]:,.0f} tokens/s"
-        # Nobody knows the FLOPs of a measured profile.
-        lines.append(("speed", f"{speed}, {estimate.mfu:.0%} of peak" if estimate.mfu else speed))
+        lines.append(("speed", speed(plan)))
         memory = fullest(plan)
         share = memory.total / memory.capacity
         text = f"{memory.total / GIB:.1f} of {memory.capacity / GIB:.1f} GiB ({share:.0%}) on devices {memory.devices}"
@@ -41,7 +47,8 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     if estimate is not None and search is not None:
         if comparison := against(plan):
             lines.append(("against", comparison))
-        searcher = "the templates" if search.found_by == "expert" else search.found_by
+        lines += yours(plan)
+        searcher = FINDERS.get(search.found_by, search.found_by)
         lines.append(("found by", f"{searcher} in {search.evaluations:,} evaluations, seed {search.seed}"))
         if search.first_s is not None and search.first_after_s is not None:
             more = search.first_s / estimate.step_time_s - 1.0
@@ -51,9 +58,54 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         if search.searchers:
             each = (f"{name} {'nothing' if s is None else seconds(s)}" for name, s in search.searchers.items())
             lines.append(("reached", ", ".join(each)))
-        lines.append(("bound", gap(plan)))
+        lines.append(("bound", bound(plan)))
         lines += trials(search)
     return lines
+
+
+def yours(plan: Plan) -> list[tuple[str, str]]:
+    """What the user runs today beside the plan, and what each change between the two is worth."""
+    assert plan.estimate is not None and plan.search is not None
+    own, best_s = plan.search.yours, plan.estimate.step_time_s
+    if own is None:
+        return []
+    if own.shortage is not None:
+        text = f"{own.name} does not fit: {own.shortage}; its step would take {seconds(own.step_time_s)}"
+    else:
+        text = f"{own.name} takes {seconds(own.step_time_s)}, this plan {seconds(best_s)}"
+    large = most(own.changes)
+    if plan.search.found_by == "yours":
+        text += ": nothing that was found is faster, this is your plan"
+    elif large and len(large) < len(own.changes):
+        text += f": {len(own.changes)} changes, {COUNTS.get(len(large), f'{len(large)} make')} most of the difference"
+    lines = [("yours", text), *(("", note) for note in own.notes)]
+    return lines + [("change", worth(change)) for change in own.changes]
+
+
+def most(changes: Sequence[Change]) -> list[Change]:
+    """The fewest changes that save `MOST` of what all those that save something do."""
+    found: list[Change] = []
+    total = sum(change.saved_s for change in changes if change.saved_s > 0.0)
+    for change in sorted(changes, key=lambda one: -one.saved_s):
+        if total <= 0.0 or sum(one.saved_s for one in found) >= MOST * total:
+            break
+        found.append(change)
+    return found
+
+
+def worth(change: Change) -> str:
+    """A change with the seconds that it saves, and where."""
+    if not change.saved_s:
+        return f"{change.about}: as fast"
+    text = f"{change.about}: {seconds(abs(change.saved_s))} {'less' if change.saved_s > 0.0 else 'more'}"
+    parts = sorted(change.parts_s.items(), key=lambda part: -abs(part[1]))
+    shown = [(name, saved) for name, saved in parts if abs(saved) >= SHOWN * abs(change.saved_s)]
+    text += f" ({', '.join(f'{name} {_signed(-saved)}' for name, saved in shown)})"
+    return text if change.fits else f"{text}; it does not fit yet"
+
+
+def _signed(value: float) -> str:
+    return f"{'−' if value < 0.0 else '+'}{seconds(abs(value))}"
 
 
 def trials(search: SearchRecord) -> list[tuple[str, str]]:
@@ -78,18 +130,42 @@ def trials(search: SearchRecord) -> list[tuple[str, str]]:
     return lines
 
 
-def gap(plan: Plan) -> str:
+def step(plan: Plan) -> str:
+    """The step time with its error band."""
+    assert plan.estimate is not None
+    low, high = plan.estimate.error_band_s
+    return f"{seconds(plan.estimate.step_time_s)} (between {seconds(low)} and {seconds(high)})"
+
+
+def speed(plan: Plan) -> str:
+    """Samples and tokens a second, and the share of the peak that the model's own FLOPs are (MFU)."""
+    assert plan.estimate is not None
+    text = f"{_three_figures(plan.estimate.samples_per_s)} samples/s"
+    tokens = plan.estimate.tokens_per_s_per_device
+    if tokens is not None:
+        devices = num_devices(plan)[0]
+        text += f", {_three_figures(tokens * devices)} tokens/s ({_three_figures(tokens)} a device)"
+    # Nobody knows the FLOPs of a measured profile.
+    return f"{text}, MFU {plan.estimate.mfu:.1%}" if plan.estimate.mfu else text
+
+
+def _three_figures(value: float) -> str:
+    """At least three figures, with commas: 0.123, 19.2, 10,446."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
+
+
+def bound(plan: Plan) -> str:
     """The lower bound on the step time of other plans: of those that the search can decide, or of all plans."""
-    assert plan.estimate is not None and plan.search is not None
-    least, anyhow, step_s = plan.search.lower_bound_s, plan.estimate.lower_bound_s, plan.estimate.step_time_s
-    fastest_s = plan.search.fastest_s
-    if plan.search.proven and fastest_s is None:
+    assert plan.estimate is not None
+    anyhow, step_s = plan.estimate.lower_bound_s, plan.estimate.step_time_s
+    fastest_s, proven, least = None, False, anyhow
+    if plan.search is not None:
+        fastest_s, proven, least = plan.search.fastest_s, plan.search.proven, plan.search.lower_bound_s or anyhow
+    if proven and fastest_s is None:
         return "no plan that this search can decide is faster: proven"
-    if plan.search.proven and fastest_s is not None:
+    if proven and fastest_s is not None:
         less = f"{seconds(fastest_s)}, {1 - fastest_s / step_s:.0%} less"
         return f"the fastest plan that this search can decide takes {less}: proven"
-    if least is None:
-        return "not known"
     which = "that this search can decide" if least > anyhow else "of this model on this cluster"
     return f"no plan {which} takes less than {seconds(least)}, {1 - least / step_s:.0%} less"
 

@@ -38,11 +38,7 @@ def strategy(plan: Plan) -> str:
     words = [f"{used} of {there} devices"] if used < there else []
     words.append(" × ".join(parts) or "one device")
     count = plan.num_micro_batches
-    words.append(
-        f"{count} micro-batches of {plan.samples_per_micro_batch}"
-        if count > 1
-        else f"{plan.samples_per_micro_batch} at once"
-    )
+    words.append(f"{count} micro-batch{'es' if count > 1 else ''} of {plan.samples_per_micro_batch}")
     words += _shares(plan)
     words += _off_batch(plan)
     words += _zero(plan)
@@ -74,8 +70,9 @@ def batch(plan: Plan) -> str:
     what = f"{most.micro_batch} sample{'s' if most.micro_batch > 1 else ''}"
     if most.sequence_length is not None:
         what += f" of {most.sequence_length:,} tokens"
-    steps = most.accumulation_steps
-    return f"{what} on a device at a time" + (f", {steps} times a step" if steps > 1 else ", once a step")
+    steps, samples = most.accumulation_steps, plan.training.global_batch
+    each = f" in each of {steps} micro-batches" if steps > 1 else ""
+    return f"{what} a device{each}, {samples:,} sample{'s' if samples > 1 else ''} a step"
 
 
 def _axes(stage: Stage, degrees: Degrees | None) -> list[str]:

@@ -17,6 +17,13 @@ LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 _LIGHT: dict[str, Graph] = {}
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What this machine could not run is said at the end, where it is not overlooked."""
+    found = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", [])]
+    for reason in sorted({text for text in found if "not run:" in text}):
+        terminalreporter.write_line(reason.removeprefix("Skipped: "))
+
+
 @pytest.fixture(scope="session")
 def light_graph() -> Callable[[str], Graph]:
     """`light_graph(name)`: one of the nine light models."""

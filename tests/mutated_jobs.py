@@ -16,6 +16,7 @@ from automap.fitted_curves import fitted
 from automap.problem import Problem
 from ir import zoo
 
+TODAY = {"file": "today.sh", "text": "--tensor-model-parallel-size 2 --micro-batch-size 2 --fp16"}
 MODEL = "gpt:layers=2,hidden=64,heads=4,seq_len=16,vocab_size=128"
 BATCH = 8
 
@@ -82,6 +83,7 @@ def valid(seed: int = 0) -> list[dict[str, Any]]:
         {"cluster": _measured(), "training": fused, **rest},
         {"cluster": plain, "training": adam, "hints": hints, **rest, "budget": "1s"},
         {"cluster": "8xV100-16GB", "training": adam, **about, **rest},
+        {"cluster": plain, "training": adam, "hints": {"baseline": TODAY}, **rest},
     ]
     return [{"zoo": MODEL, **body} for body in bodies]
 

@@ -16,14 +16,17 @@ from dataclasses import dataclass, replace
 from agents.portfolio.in_turn import search_in_turn, with_record
 from agents.results.diverse_top_k import candidate, unlike_plans
 from agents.results.fewer_devices import Part, on_all, part_to_search, promising
-from agents.results.plainest import TIE, Offer, tidy
+from agents.results.plainest import TIE, Offer, plainness, tidy
 from agents.searcher import Budget, OnProgress, Progress, SearchResult, ShouldStop, check_tie
+from automap.comparisons import Yours
 from automap.errors import UserError
-from automap.plan import Plan, SearchRecord
+from automap.export.baseline import Baseline, read_baseline
+from automap.plan import Estimate, Plan, SearchRecord
 from automap.price.estimate import error_band
 from automap.price.evaluator import Evaluator
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
+from automap.space.changes import changes, shortage
 from automap.verify import Verifier
 
 PART_SHARE = 0.25
@@ -72,13 +75,15 @@ def search_offer(
     mine, rest = _divided(budget, clock() - began, has_part=part is not None)
     run = functools.partial(search_in_turn, searchers=searchers, seed=seed, should_stop=should_stop, clock=clock)
     share = 1.0 if part is None else 1.0 - PART_SHARE
-    main = run(problem, mine, on_progress=lambda p: on_progress(_scaled(p, 0.0, share, None)))
+    yours = read_baseline(Evaluator(problem))
+    start = [yours.plan] if yours is not None else []
+    main = run(problem, mine, start=start, on_progress=lambda p: on_progress(_scaled(p, 0.0, share, None)))
     on_part: SearchResult | None = None
     if part is not None and rest is not None and not should_stop():
         # It may be that no plan of the part fits, or that no searcher accepts it.
         with contextlib.suppress(UserError):
             on_part = run(part.problem, rest, on_progress=lambda p: on_progress(_scaled(p, share, PART_SHARE, main)))
-    return _Found(problem, main, part, on_part, parts, tie).result()
+    return _Found(problem, main, part, on_part, parts, tie, yours).result()
 
 
 def _divided(budget: Budget, spent_s: float, *, has_part: bool) -> tuple[Budget, Budget | None]:
@@ -125,6 +130,7 @@ class _Found:
         on_part: result of the search on this part.
         parts: all parts that may hold a fast plan.
         tie: see `search_offer`.
+        yours: the plan that the user runs today, if it is known.
     """
 
     problem: Problem
@@ -133,20 +139,27 @@ class _Found:
     on_part: SearchResult | None
     parts: tuple[Part, ...]
     tie: float
+    yours: Baseline | None
 
     def result(self) -> SearchResult:
         """The result with the plainest plan within the tie."""
         evaluator, main = Evaluator(self.problem), self.main
         of_part = self._of_part(evaluator, self.on_part.plan) if self.on_part is not None else None
-        fastest_s = min(_step_s(plan) for plan in (main.plan, of_part) if plan is not None)
+        kept = self._kept(evaluator)
+        fastest_s = min(_step_s(plan) for plan in (main.plan, of_part, kept.plan if kept is not None else None) if plan)
         limit_s = fastest_s * (1.0 + self.tie * error_band(self.problem))
         offers = [_plainest(main, limit_s)] if _step_s(main.plan) <= limit_s else []
         if self.on_part is not None and of_part is not None and _step_s(of_part) <= limit_s:
             offer = _plainest(self.on_part, limit_s)
             offers.append(replace(offer, plan=self._of_part(evaluator, offer.plan) or of_part))
+        offers += [kept] if kept is not None and _step_s(kept.plan) <= limit_s else []
         offer = min(offers, key=lambda some: some.plainness)
         record = self._record(offer, fastest_s)
-        chosen = replace(offer.plan, search=record, why=(*offer.plan.why, *_told(offer.plan, fastest_s)))
+        chosen = replace(
+            offer.plan,
+            search=replace(record, yours=self._compared(evaluator, offer.plan)),
+            why=(*offer.plan.why, *_told(offer.plan, fastest_s)),
+        )
 
         def unlike(count: int) -> tuple[Plan, ...]:
             return (chosen, *self._others(evaluator, chosen, record, count))[:count]
@@ -159,6 +172,29 @@ class _Found:
             seconds=record.seconds or main.seconds,
             proven=record.proven,
             plainest=None,
+        )
+
+    def _kept(self, evaluator: Evaluator) -> Offer | None:
+        """The plan that the user runs today; None where there is none, or the search may not return it."""
+        if self.yours is None or Verifier(self.problem).violations(self.yours.plan):
+            return None
+        rank = plainness(self.yours.lowered, evaluator, is_template=False)
+        # The space need not have it.
+        return Offer(plan=self.yours.plan, found_by="yours", plainness=rank, num_decisions=0, num_operator_decisions=0)
+
+    def _compared(self, evaluator: Evaluator, plan: Plan) -> Yours | None:
+        """The plan that the user runs today beside the one that is returned."""
+        if self.yours is None:
+            return None
+        both = (self.yours.plan, plan)
+        return Yours(
+            name=self.yours.name,
+            step_time_s=_step_s(self.yours.plan),
+            shortage=shortage(_estimate(self.yours.plan)),
+            notes=self.yours.notes,
+            changes=changes(self.yours.lowered, lower_plan(plan, evaluator), evaluator)
+            if all(one.sync.kind == "synchronous" for one in both)
+            else (),
         )
 
     def _of_part(self, evaluator: Evaluator, plan: Plan) -> Plan | None:
@@ -179,10 +215,14 @@ class _Found:
             bounds[self.part.devices] = other.lower_bound_s or 0.0
             proofs[self.part.devices] = other.proven or bounds[self.part.devices] >= fastest_s
         least = min((own.lower_bound_s or 0.0, *bounds.values()))
+        baselines = {**own.baselines, "expert": expert_s} if "expert" in own.baselines else own.baselines
+        if self.yours is not None:
+            fits = _estimate(self.yours.plan).fits
+            baselines = {**baselines, "yours": _step_s(self.yours.plan) if fits else None}
         return replace(
             own,
             found_by=offer.found_by,
-            baselines={**own.baselines, "expert": expert_s} if "expert" in own.baselines else own.baselines,
+            baselines=baselines,
             evaluations=own.evaluations + (other.evaluations if other is not None else 0),
             seconds=(own.seconds or 0.0) + (other.seconds or 0.0 if other is not None else 0.0),
             fastest_s=fastest_s if _step_s(offer.plan) > fastest_s else None,
@@ -212,9 +252,13 @@ def _plainest(found: SearchResult, limit_s: float) -> Offer:
     return found.plainest(limit_s)
 
 
-def _step_s(plan: Plan) -> float:
+def _estimate(plan: Plan) -> Estimate:
     assert plan.estimate is not None
-    return plan.estimate.step_time_s
+    return plan.estimate
+
+
+def _step_s(plan: Plan) -> float:
+    return _estimate(plan).step_time_s
 
 
 def _told(plan: Plan, fastest_s: float) -> tuple[str, ...]:

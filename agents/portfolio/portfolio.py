@@ -16,6 +16,8 @@ that the number of cores changes nothing but the time. The plan says which searc
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
 import os
 from dataclasses import dataclass
@@ -169,6 +171,12 @@ def _search(incumbent: Incumbent, crew: _Crew, known: Ints, seed: int) -> None:
     crew.join(incumbent)
 
 
+@functools.cache
+def can_learn() -> bool:
+    """Whether the extra `learning` is installed, without which no DQN goes on learning."""
+    return all(importlib.util.find_spec(name) is not None for name in ("torch", "stable_baselines3"))
+
+
 def member_tasks(
     left: int | None, left_s: float | None, processors: int, *, seed: int, known: Ints
 ) -> list[MemberTask]:
@@ -188,7 +196,8 @@ def member_tasks(
         task = MemberTask(kind=kind, seed=member_seed, evaluations=evaluations, start=start)
         tasks.append(task)
 
-    in_time = [place for place in PLACES if left_s is None or left_s >= place.least_s]
+    possible = [place for place in PLACES if place.kind != "dqn" or can_learn()]
+    in_time = [place for place in possible if left_s is None or left_s >= place.least_s]
     for place in in_time:
         quota = None if left is None else min(place.most, int(place.share * left))
         if quota != 0 and (left is not None or processors >= place.least_cores):

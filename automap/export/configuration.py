@@ -7,7 +7,7 @@ express (`automap.verify.target`), so the writers round nothing; what they leave
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +22,8 @@ from automap.problem import Problem
 from automap.targets import Target
 from automap.verify import Verifier
 from ir.blocks import Unit
-from ir.graph import Graph
+from ir.factors import Signature
+from ir.graph import Graph, Operator
 from ir.groups import fused_groups
 from ir.operators.experts import DISPATCH
 
@@ -88,6 +89,10 @@ class Run:
     """Hosts with devices of the plan."""
     devices: int
     """Devices of the plan."""
+    lowered: LoweredPlan
+    """The plan in numbers."""
+    evaluator: Evaluator
+    """The problem in numbers."""
 
     @property
     def torchrun(self) -> str:
@@ -140,7 +145,20 @@ def read_run(plan: Plan, problem: Problem, target: Target) -> Run:
         shape=_shape(problem.graph, evaluator.blocks.units, layers),
         hosts=len({int(problem.cluster.node_of[device]) for device in devices}),
         devices=len(devices),
+        lowered=lowered,
+        evaluator=evaluator,
     )
+
+
+def signatures(run: Run) -> Iterator[tuple[Operator, tuple[Signature, ...]]]:
+    """The operators that depend on data, each with what it does on every axis of the mesh."""
+    for chunk in run.lowered.chunks:
+        for segment in chunk:
+            unit = run.evaluator.blocks.units[segment.unit]
+            table = run.evaluator.tables.linkage.types[unit.type].signatures
+            begin = segment.first - int(run.evaluator.tables.spans[unit.type])
+            for row, chosen in enumerate(segment.chosen.tolist(), begin):
+                yield run.problem.graph.operators[unit.start + row], tuple(table[row][value] for value in chosen)
 
 
 def _is_head_whole(lowered: LoweredPlan, evaluator: Evaluator, outside: Sequence[Segment], degrees: Degrees) -> bool:

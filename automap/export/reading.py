@@ -38,7 +38,7 @@ def read_configuration(path: Path) -> Stated:
     """The strategy of a configuration file.
 
     Raises:
-        PlanError: it cannot be read, or says something that is not priced; names the key.
+        PlanError: it cannot be read, or as in `read_text`.
     """
     try:
         text = path.read_text()
@@ -47,13 +47,42 @@ def read_configuration(path: Path) -> Stated:
         raise PlanError(
             f"cannot be read ({reason})", field="from", value=str(path), repair="Name a readable file."
         ) from None
-    reader = _READERS.get(path.suffix)
+    return read_text(path.name, text)
+
+
+def read_text(name: str, text: str) -> Stated:
+    """The strategy of the text of a configuration.
+
+    Args:
+        name: name of the file, whose ending says whose configuration it is.
+        text: its text.
+
+    Raises:
+        PlanError: it says something that is not priced; names the key.
+    """
+    reader = _READERS.get(Path(name).suffix)
     if reader is None:
         repair = f"Name a file that ends in {', '.join(_READERS)}."
-        raise PlanError("no configuration that is read", field="from", value=path.name, repair=repair)
+        raise PlanError("no configuration that is read", field="from", value=name, repair=repair)
     found = reader(text)
     found.training.setdefault("trainer", targets()[found.target].trainer)
     return found
+
+
+def check_tokens(stated: Stated, name: str, tokens: int | None) -> None:
+    """Refuses a configuration whose samples have not as many tokens as those of the model.
+
+    Args:
+        stated: the configuration.
+        name: name of its file.
+        tokens: tokens of the model's samples; None = it has no sequence.
+
+    Raises:
+        PlanError: they have more or fewer.
+    """
+    if stated.tokens not in (None, tokens) and tokens is not None:
+        repair = f"Export the model with that length, or choose it: zoo:NAME:seq_len={stated.tokens}."
+        raise PlanError(f"{name} has other samples", field="seq_len", value=stated.tokens, repair=repair)
 
 
 def _refuse(name: str, value: object, message: str, repair: str) -> PlanError:
@@ -234,6 +263,9 @@ def _torchtitan(text: str) -> Stated:
     }
     if way.get("module_fqns_per_model_part"):
         parts = way["module_fqns_per_model_part"]
+        if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
+            what = "is no list of lists of modules"
+            raise _refuse("parallelism.module_fqns_per_model_part", parts, what, 'Write it as [["layers.0"], …].')
         counts = tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
         found.degrees |= {"virtual": max(1, len(parts) // pp), "layers": counts}
     if str(way.get("pipeline_parallel_schedule")).lower() == "gpipe" and pp > 1:
@@ -274,10 +306,12 @@ def _deepspeed(text: str) -> Stated:
             what = f"is no multiple of {micro} samples * {steps} steps"
             raise _refuse("train_batch_size", batch, what, "Make it micro-batch * accumulation * replicas.")
         found.degrees["dp"] = batch // micro // steps
-    kinds = [kind for kind in ("bf16", "fp16") if _section(given, kind).get("enabled") is True]
+    enabled = {kind: _section(given, kind).get("enabled", False) for kind in ("bf16", "fp16")}
+    kinds = [kind for kind, value in enabled.items() if value is True]
     if len(kinds) == 2:
         raise _refuse("fp16.enabled", True, "contradicts bf16.enabled", "Enable one of them.")
-    found.training["precision"] = kinds[0] if kinds else "fp32"
+    if kinds or "auto" not in enabled.values():
+        found.training["precision"] = kinds[0] if kinds else "fp32"
     known = (*names, "zero_optimization", "tensor_parallel", "bf16", "fp16")
     found.ignored = tuple(name for name in document if name not in known)
     return found

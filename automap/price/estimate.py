@@ -14,7 +14,6 @@ from dataclasses import replace
 import numpy as np
 
 from automap.cluster import Cluster, Device
-from automap.errors import PlanError
 from automap.fitted_curves import COLLECTIVES, fitted
 from automap.measured_blocks import device_seconds
 from automap.plan import DeviceMemory, Estimate, Plan, format_devices, parse_devices
@@ -55,22 +54,6 @@ def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None, *, w
     lowered = lower_plan(plan, evaluator)
     estimate = _estimate(lowered, evaluator, evaluate_plan(plan, lowered, evaluator))
     return replace(estimate, timeline=timeline(lowered, evaluator)) if with_timeline else estimate
-
-
-def baseline_s(evaluator: Evaluator) -> float | None:
-    """Step time of the plan that the user runs today (`hints.baseline`), or None without one.
-
-    Raises:
-        PlanError: the baseline is malformed, illegal, or for another model.
-    """
-    document = evaluator.problem.hints.baseline
-    if document is None:
-        return None
-    try:
-        return price(evaluator.problem, Plan.from_json(dict(document)), evaluator).step_time_s
-    except PlanError as fault:
-        field = "hints.baseline" + fault.field.removeprefix("plan")
-        raise PlanError(**fault.texts | {"field": field}) from None
 
 
 def timeline(lowered: LoweredPlan, evaluator: Evaluator) -> tuple[tuple[tuple[str, float, float], ...], ...]:

@@ -203,6 +203,8 @@ def chunks(
     """
     kinds = [unit.type for unit in evaluator.blocks.units]
     numbers = _layers(evaluator, unlike)
+    if num_chunks > len(kinds):
+        raise Unpriced(f"{len(numbers)} layers cannot be cut into {num_chunks} stages")
     chosen = by_type(evaluator, signatures)
     again = [masks(kind) if n in numbers else evaluator.masks(kind)["none"] for n, kind in enumerate(kinds)]
     segments = [evaluator.segment(number, chosen, mask) for number, mask in enumerate(again)]
@@ -212,6 +214,13 @@ def chunks(
     if any(a >= b for a, b in itertools.pairwise(ends)):
         raise Unpriced(f"{len(numbers)} layers cannot be cut into {num_chunks} stages")
     return tuple(tuple(segments[a:b]) for a, b in itertools.pairwise(ends))
+
+
+def layer_counts(evaluator: Evaluator, chunks: Sequence[Sequence[Segment]]) -> tuple[int, ...] | None:
+    """Layers of each chunk in dataflow order; None where they are as even as they go."""
+    numbers = {*_layers(evaluator, 0)}
+    counts = [len({segment.unit for segment in chunk} & numbers) for chunk in chunks]
+    return None if counts == _even(len(numbers), len(chunks)) else tuple(counts)
 
 
 def recompute_masks(evaluator: Evaluator, trainer: str, mode: str) -> Callable[[int], Mask]:

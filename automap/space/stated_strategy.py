@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from automap.arrays import Ints
-from automap.errors import PlanError
+from automap.errors import PlanError, one_of
 from automap.plan import ScheduleKind
 from automap.price.degrees import sequence_length
 from automap.price.evaluator import Evaluator, blank
@@ -147,14 +147,14 @@ def _degrees(evaluator: Evaluator, strategy: Strategy) -> int:
     if not 0 <= strategy.zero <= 3:
         raise _refuse("zero", strategy.zero, "no such ZeRO stage", "Give 0 to 3.")
     if strategy.recompute not in RECOMPUTE_MODES:
-        raise _refuse("recompute", strategy.recompute, "no such mode", f"Use one of {', '.join(RECOMPUTE_MODES)}.")
+        raise _refuse("recompute", strategy.recompute, "no such mode", one_of(RECOMPUTE_MODES, strategy.recompute))
     return dp
 
 
 def _schedule(strategy: Strategy) -> str:
     kind = strategy.schedule or ("interleaved" if strategy.virtual > 1 else "1f1b")
     if kind not in SCHEDULES:
-        raise _refuse("schedule", kind, "no such schedule", f"Use one of {', '.join(SCHEDULES)}.")
+        raise _refuse("schedule", kind, "no such schedule", one_of(SCHEDULES, kind))
     if (kind == "interleaved") != (strategy.virtual > 1):
         repair = "Give --virtual 2 or more." if kind == "interleaved" else "Use interleaved, or leave one of them out."
         raise _refuse("schedule", kind, f"does not go with {strategy.virtual} stages a rank", repair)

@@ -27,6 +27,7 @@ from automap.targets import Target, targets
 from ir.factors import BROADCAST
 from ir.graph import Graph
 from ir.groups import fused_groups
+from ir.operators.experts import PRODUCT
 
 NORMALISATIONS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 """Kinds that normalise the last dim of every position."""
@@ -110,19 +111,35 @@ def _windows(space: PlanSpace, target: Target) -> dict[int, tuple[tuple[int, int
     numbers = [number for number, kind in enumerate(types) if types.count(kind) > 1] or list(range(len(types)))
     constrained = Constrained(space.problem, space.evaluator, WHOLE)
     kinds = {types[number] for number in numbers}
-    found = {}
+    found: dict[int, tuple[tuple[int, int], ...]] = {}
+    # A configuration counts layers of one kind; those of an encoder and a decoder it does not.
+    if (len(kinds) > 1 and target.transformers) or (target.modules_only and _num_layer_kinds(space) > 1):
+        return found
+    if target.whole_modules and not cuts_between_modules(space.problem.graph):
+        return found
+    stops = [number for number in range(len(types)) if not target.modules_only or _has_module(space, number)]
+    last = min(numbers[-1] + 1, stops[-1]) if stops else 0
     for count in {shape.num_chunks for shape in space.shapes if shape.num_chunks > 1}:
-        # A configuration counts layers of one kind; those of an encoder and a decoder it does not.
-        if len(kinds) > 1 and target.transformers:
-            continue
-        if target.whole_modules and not cuts_between_modules(space.problem.graph):
-            continue
         rows = [constrained.window(chunk, count) for chunk in range(count)]
         lows = [max(low, numbers[0] + chunk) for chunk, (low, _) in enumerate(rows[:-1])]
-        highs = [min(high, numbers[-1] + 1 - (count - 2 - chunk)) for chunk, (_, high) in enumerate(rows[:-1])]
+        highs = [min(high, last - (count - 2 - chunk)) for chunk, (_, high) in enumerate(rows[:-1])]
         if all(low <= high for low, high in zip(lows, highs, strict=True)):
             found[count] = (*zip(lows, highs, strict=True), rows[-1])
     return found
+
+
+def _num_layer_kinds(space: PlanSpace) -> int:
+    """Kinds of units with attention."""
+    groups = (group for group in fused_groups(space.problem.graph) if group.kind == "attention")
+    inside = {index for group in groups for index in group.members}
+    units = space.linkage.blocks.units
+    return len({unit.type for unit in units if inside.intersection(range(unit.start, unit.stop))})
+
+
+def _has_module(space: PlanSpace, number: int) -> bool:
+    """Whether some operator of a unit is in a module."""
+    unit = space.linkage.blocks.units[number]
+    return any(op.scope for op in space.problem.graph.operators[unit.start : unit.stop])
 
 
 class _Pattern(NamedTuple):
@@ -143,9 +160,12 @@ def _patterns(space: PlanSpace, target: Target) -> Iterator[_Pattern]:
     one signature on each axis. A vocabulary that does not divide stays whole.
     """
     name = None if space.meshes.middle is None else space.meshes.middle.name
+    has_experts = any(op.kind == PRODUCT for op in space.problem.graph)
     known: dict[int, Ints] = {}
     for tp, middle in sorted({(shape.tp, shape.middle) for shape in space.shapes}):
         if tp * middle > 1 and not has_attention(space.problem.graph):
+            continue
+        if tp > 1 and target.modules_only and (has_experts or _num_layer_kinds(space) > 1):
             continue
         shape = max((s for s in space.shapes if (s.tp, s.middle) == (tp, middle)), key=lambda s: s.dp)
         ep, cp = (middle if name == "ep" else 1), (middle if name == "cp" else 1)
@@ -160,7 +180,11 @@ def _patterns(space: PlanSpace, target: Target) -> Iterator[_Pattern]:
         live = tuple(a for a, size in enumerate(space.meshes.mesh(shape)) if size > 1)
         fits = tp == 1 or _norms_fit(space, columns[:, -1], along=target.sequence_parallel)
         fits = fits and (tp == 1 or not target.whole_modules or runs_in_modules(space, columns[:, -1]))
-        if fits and all(_is_split(space, columns[:, axis], known, axis) for axis in live):
+        if not fits or any(not _is_split(space, columns[:, a], known.get(a, columns[:, a])) for a in live):
+            continue
+        firsts = {axis: known.setdefault(axis, columns[:, axis]) for axis in live}
+        # Modules that share a weight split it alike, whatever the degrees are.
+        if not target.modules_only or all((first == columns[:, axis]).all() for axis, first in firsts.items()):
             yield _Pattern((tp, middle), columns, live)
 
 
@@ -184,8 +208,8 @@ def _norms_fit(space: PlanSpace, column: Ints, *, along: bool) -> bool:
     return True
 
 
-def _is_split(space: PlanSpace, column: Ints, known: dict[int, Ints], axis: int) -> bool:
-    """Whether a column of signatures divides all arithmetic of the layers, as the first such column of the axis does.
+def _is_split(space: PlanSpace, column: Ints, first: Ints) -> bool:
+    """Whether a column of signatures divides all arithmetic of the layers, as the first column of its axis does.
 
     Small products, such as the routers of experts, may be whole.
     """
@@ -198,7 +222,6 @@ def _is_split(space: PlanSpace, column: Ints, known: dict[int, Ints], axis: int)
         signature = space.linkage.types[unit_type].signatures[offset][column[row]]
         if space.operator(unit_type, offset).forward_flops.at(1) > small and not signature.divides_work:
             return False
-    first = known.setdefault(axis, column)
     return bool((first[rows] == column[rows]).all())
 
 

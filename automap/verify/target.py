@@ -12,6 +12,8 @@ from automap.verify.reading import Chunk, Violation, layer_operators, num_ranks
 
 SIDES = {"batch": "data", "weights": "tensor", "positions": "context", "experts": "expert"}
 """What operators split on an axis -> the kind of parallelism."""
+LINEAR = ("MatMul", "Gemm", "Gather", "Add")
+"""Kinds of the operators of linear layers, with their biases, and embeddings."""
 SMALL = 0.05
 """Share of the largest operator's FLOPs up to which operators, such as routers, may do anything (assumed)."""
 
@@ -85,6 +87,8 @@ def _pattern(chunk: Chunk, model: Model, target: Target) -> Iterator[Violation]:
             yield Violation(f"{chunk.where}.mesh", f"{target.name} has no axis for {what} as {axis}")
         if dense == {"tensor"}:
             yield from _norms(chunk, model, target, axis)
+        if target.modules_only:
+            yield from _weights(chunk, model, target, axis)
 
 
 def _side(chunk: Chunk, model: Model, axis: str) -> set[str]:
@@ -112,6 +116,18 @@ def _split(model: Model, index: int, placed: Placed) -> str:
         return SIDES["positions"]
     # The weight of experts is [experts, inputs, outputs].
     return SIDES["experts" if op.kind == "automap.GroupedMatMul" and weights[0] == "S(0)" else "weights"]
+
+
+def _weights(chunk: Chunk, model: Model, target: Target, axis: str) -> Iterator[Violation]:
+    """The first operator that is no part of a linear layer or an embedding, and whose weights are split on an axis."""
+    for index in chunk.operators:
+        op = model.graph.operators[index]
+        placed = chunk.placed[index][axis]
+        split = [n for n, p in zip(op.inputs, placed.inputs, strict=True) if n in model.parametric and p != "B"]
+        if split and not op.is_view and op.kind not in LINEAR:
+            fault = f"{target.name} splits linear layers and embeddings alone, not {op.name}"
+            yield Violation(f"{chunk.where}.shardings", fault)
+            return
 
 
 def _norms(chunk: Chunk, model: Model, target: Target, axis: str) -> Iterator[Violation]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
-from ir.errors import refuse
+from ir.errors import one_of, refuse
 from ir.graph import Graph
 from ir.zoo.convolutions import ResNet, Vgg
 from ir.zoo.transformers import T5, Bert, Gpt, Llama, Moe, Vit
@@ -87,7 +87,7 @@ def check_known(spec: str) -> None:
     """
     name = spec.removeprefix(PREFIX).partition(":")[0]
     if SPELLINGS.get(name, name) not in NAMED and name not in FAMILIES:
-        repair = f"Use one of {', '.join(NAMED)}; or a family with its sizes: {', '.join(FAMILIES)}."
+        repair = f"{one_of(NAMED, name)} Or a family with its sizes: {', '.join(FAMILIES)}."
         raise refuse("unknown name", name or "nothing", repair)
 
 

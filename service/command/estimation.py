@@ -14,12 +14,13 @@ from automap.documents import read_file
 from automap.errors import ModelError, PlanError, ProblemError
 from automap.records import to_json
 from service.jobs.run_job import JobRequest, ModelOptions, build_problem, import_graph
-from service.report import GIB, seconds
+from service.report import GIB, bound, speed, step
 from service.strategy import batch, strategy
 
 if TYPE_CHECKING:
     from automap.export.configuration import Export
     from automap.plan import Estimate, Plan
+    from automap.price.evaluator import Evaluator
     from automap.problem import Problem
     from automap.verify import Violation
 
@@ -70,17 +71,30 @@ def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any])
             repair = f"Give --{name.replace('_', '-')}, or a file by --plan."
             raise ProblemError("missing", field=name, value="nothing", repair=repair)
     with _uncollected():
-        from automap.price.estimate import annotate
         from automap.price.evaluator import Evaluator
-        from automap.price.plan_writer import to_plan
-        from automap.space.stated_strategy import Strategy, hand_made, recomputes_nothing, undivided
 
-        evaluator = Evaluator(build_problem(import_graph(data, request), request))
-        degrees = Strategy(**stated)
-        lowered = hand_made(evaluator, degrees)
-        plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
-        notes = (*undivided(evaluator, lowered), *recomputes_nothing(degrees, lowered, plan.training.trainer))
-        return replace(plan, warnings=(*plan.warnings, *notes))
+        return hand_made_plan(Evaluator(build_problem(import_graph(data, request), request)), stated)
+
+
+def hand_made_plan(evaluator: Evaluator, stated: Mapping[str, Any]) -> Plan:
+    """The plan of the stated degrees, with its estimate and reasons.
+
+    Args:
+        evaluator: of the problem.
+        stated: fields of `automap.space.stated_strategy.Strategy`.
+
+    Raises:
+        PlanError: a degree that does not fit.
+    """
+    from automap.price.estimate import annotate
+    from automap.price.plan_writer import to_plan
+    from automap.space.stated_strategy import Strategy, hand_made, recomputes_nothing, undivided
+
+    degrees = Strategy(**stated)
+    lowered = hand_made(evaluator, degrees)
+    plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
+    notes = (*undivided(evaluator, lowered), *recomputes_nothing(degrees, lowered, plan.training.trainer))
+    return replace(plan, warnings=(*plan.warnings, *notes))
 
 
 def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, Any], path: Path) -> Plan:
@@ -96,7 +110,7 @@ def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, A
         UserError: as `price_hand_made`; or the file cannot be read, or says otherwise than what is stated.
     """
     with _uncollected():
-        from automap.export.reading import read_configuration
+        from automap.export.reading import check_tokens, read_configuration
 
         found = read_configuration(path)
         for given, own in ((request.training, found.training), (stated, found.degrees)):
@@ -106,10 +120,7 @@ def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, A
                     raise PlanError(f"{path.name} says {own[name]}", field=name, value=value, repair=repair)
         request = replace(request, training={**found.training, **request.training})
         plan = price_hand_made(data, request, {**found.degrees, **stated})
-        tokens = plan.degrees[0].sequence_length
-        if found.tokens not in (None, tokens) and tokens is not None:
-            repair = "Give --seq-len, or export the model with that length."
-            raise PlanError(f"{path.name} has other samples", field="seq_len", value=found.tokens, repair=repair)
+        check_tokens(found, path.name, plan.degrees[0].sequence_length)
         notes = (f"{path.name}: not read: {', '.join(found.ignored)}",) if found.ignored else ()
         return replace(plan, warnings=(*plan.warnings, *notes))
 
@@ -194,19 +205,12 @@ def page(plan: Plan) -> str:
     """The estimate of a plan for people."""
     estimate = plan.estimate
     assert estimate is not None
-    low, high = estimate.error_band_s
-    half = (high - low) / 2.0 / estimate.step_time_s
-    speed = f"{estimate.samples_per_s:,.4g} samples/s"
-    if estimate.tokens_per_s_per_device is not None:
-        speed += f", {estimate.tokens_per_s_per_device:,.0f} tokens/s a device"
-    # Nobody knows the FLOPs of a measured profile.
-    speed += f", MFU {estimate.mfu:.1%}" if estimate.mfu else ""
     lines = [
         f"strategy  {strategy(plan)}",
         f"batch     {batch(plan)}",
-        f"step      {seconds(estimate.step_time_s)}, {seconds(low)} to {seconds(high)} (± {half:.0%})",
-        f"speed     {speed}",
-        f"bound     no plan of this model on this cluster takes less than {seconds(estimate.lower_bound_s)}",
+        f"step      {step(plan)}",
+        f"speed     {speed(plan)}",
+        f"bound     {bound(plan)}",
         "",
         *_times(estimate),
         "",
@@ -243,15 +247,9 @@ def _memory(estimate: Estimate) -> list[str]:
     return lines
 
 
-def shortage(plan: Plan) -> str | None:
-    """Where and by how much a plan does not fit, as a message; None if it fits."""
-    estimate = plan.estimate
-    assert estimate is not None
-    if estimate.fits:
-        return None
-    worst = max(estimate.memory_bytes, key=lambda memory: memory.total - memory.capacity)
-    largest = max(CLASSES, key=lambda name: float(getattr(worst, name)))
-    return (
-        f"does not fit: devices {worst.devices} need {worst.total / GIB:.1f} GiB of {worst.capacity / GIB:.1f}, "
-        f"most of it {largest}"
-    )
+def lacks(plan: Plan) -> str | None:
+    """Where and by how much a plan does not fit; None if it fits."""
+    from automap.space.changes import shortage
+
+    assert plan.estimate is not None
+    return shortage(plan.estimate)

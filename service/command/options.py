@@ -29,11 +29,21 @@ ModelArgument = Annotated[
     ),
 ]
 ClusterOption = Annotated[str, typer.Option("--cluster", help="[NODESx]GPUSxDEVICE[@LINK], or a .json file.")]
-BatchOption = Annotated[int, typer.Option("--global-batch", help="Samples of one optimizer step.")]
+BatchOption = Annotated[
+    int | None, typer.Option("--global-batch", help="Samples of one optimizer step; default: the baseline's.")
+]
+BaselineOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="What you run today: a script of Megatron-LM's arguments (.sh, .yaml), torchtitan's .toml, DeepSpeed's "
+        ".json, accelerate's .yaml, or a plan. The search begins with it, and says what it changes.",
+    ),
+]
 PrecisionOption = Annotated[
     str | None, typer.Option(help="bf16, fp16, tf32, fp32, fp8, mxfp8 or nvfp4; default: bf16 where possible.")
 ]
-OptimizerOption = Annotated[str, typer.Option(help="adam, momentum or sgd.")]
+OptimizerOption = Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")]
 LossOption = Annotated[str | None, typer.Option(help="cross_entropy or mse, if the model returns no loss.")]
 TrainerOption = Annotated[
     str | None, typer.Option(help="The training software whose habits the price follows; default: the target's.")
@@ -197,9 +207,10 @@ def read_model_and_hints(
 def read_job(
     model: ModelArgument,
     cluster: ClusterOption,
-    global_batch: BatchOption,
+    global_batch: BatchOption = None,
+    baseline: BaselineOption = None,
     precision: PrecisionOption = None,
-    optimizer: OptimizerOption = "adam",
+    optimizer: OptimizerOption = None,
     loss: LossOption = None,
     trainer: TrainerOption = None,
     target: TargetOption = None,
@@ -239,10 +250,22 @@ def read_job(
         "sync_period": sync_period,
     }
     data, request = read_model_and_hints(model, hints, dim, batch_dim, parameters)
+    said = stated(training)
+    if baseline is not None:
+        from automap.export.baseline import load, with_stated
+
+        if request.hints.get("baseline") is not None:
+            repair = "Leave --baseline out, or the one in the hints."
+            raise ProblemError("the hints have one already", field="baseline", value=str(baseline), repair=repair)
+        request = replace(request, hints={**request.hints, "baseline": load(baseline)})
+        said = dict(with_stated(said, request.hints))
+    if "global_batch" not in said:
+        repair = "Give --global-batch, or --baseline with a file that says it."
+        raise ProblemError("missing", field="global_batch", value="nothing", repair=repair)
     request = replace(
         request,
         cluster=cluster,
-        training=stated(training),
+        training=said,
         budget=budget,
         searchers=tuple("dqn-from-scratch" if from_scratch and name == "dqn" else name for name in searcher),
         tie=tie,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from automap.errors import ProblemError, UserError
+from automap.errors import ProblemError, UserError, one_of
 from service.command.options import (
     BudgetOption,
     Job,
@@ -240,7 +240,7 @@ def label_problems(
 
     known = {name: name for name in SPLITS}
     if split is not None and split not in known:
-        raise ProblemError("unknown split", field="split", value=split, repair="Use one of " + ", ".join(SPLITS) + ".")
+        raise ProblemError("unknown split", field="split", value=split, repair=one_of(SPLITS, split))
     amount = Budget.parse(budget)
     seeds = labelling.chosen_seeds(first_seed, problems, known[split] if split is not None else None)
     before = read_labels(folder)

@@ -27,13 +27,19 @@ from service.jobs.run_job import import_graph, run_job
 
 app = typer.Typer()
 
+INTERRUPTED = "The search was interrupted before its budget was spent; this is the best plan that it had found."
+"""Warning of a plan whose search the user ended with Ctrl-C."""
+
 
 @app.command()
 @gathers(job=read_job)
 def search(job: Job, output: OutputOption = None, as_json: JsonOption = False) -> None:
-    """Finds a plan on this machine."""
+    """Finds a plan on this machine. Ctrl-C ends the search with the best plan so far and exit code 130."""
     from service.command.terminal import interruptible, progress_line
 
+    if job.request.budget.isdigit():
+        text = f"{int(job.request.budget):,} plans; {job.request.budget}s would be a time"
+        typer.echo(f"{'budget':9} {text}", err=True)
     with progress_line() as show, interruptible() as interrupted:
         plan = run_job(
             job.request,
@@ -43,7 +49,12 @@ def search(job: Job, output: OutputOption = None, as_json: JsonOption = False) -
             ),
             should_stop=interrupted,
         )
+        stopped = interrupted()
+    if stopped:
+        plan = replace(plan, warnings=(*plan.warnings, INTERRUPTED))
     show_plan(plan, output, as_json=as_json)
+    if stopped:
+        raise typer.Exit(130)
 
 
 def read_strategy(
@@ -110,9 +121,8 @@ def estimate(
     print_json(found.to_json()) if as_json else typer.echo(estimation.page(found))
     for line in () if as_json else found.warnings:
         typer.echo(f"warning: {line}", err=True)
-    shortage = estimation.shortage(found)
-    if shortage is not None:
-        typer.echo(f"automap: {shortage}", err=True)
+    if (lacks := estimation.lacks(found)) is not None:
+        typer.echo(f"automap: does not fit: {lacks}", err=True)
         raise typer.Exit(3)
 
 
@@ -140,7 +150,8 @@ def write_export(
     job: Job,
     folder: Annotated[Path, typer.Option("-o", "--output", help="Folder for the files.")],
     target: Annotated[
-        str | None, typer.Option(help="megatron-core, torchtitan, deepspeed or accelerate; default: the plan's.")
+        str | None,
+        typer.Option(help="megatron-core, torchtitan, deepspeed, accelerate or pytorch; default: the plan's."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

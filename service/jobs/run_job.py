@@ -157,10 +157,10 @@ def build_problem(graph: Graph, request: JobRequest) -> Problem:
 
     problem = Problem.build(graph, parse_cluster(request.cluster), request.training, request.hints)
     if problem.hints.baseline is not None:
-        from automap.price.estimate import baseline_s
+        from automap.export.baseline import read_baseline
         from automap.price.evaluator import Evaluator
 
-        baseline_s(Evaluator(problem))
+        read_baseline(Evaluator(problem))
     return problem
 
 

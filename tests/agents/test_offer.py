@@ -171,3 +171,27 @@ def test_bert_large_behind_a_slow_link_stays_on_one_host():
     assert {stage.devices for stage in plan.stages} == {"0-7"}
     alone = search(build("bert-large", "1x8xV100-16GB@10Gbit", 64), Budget.parse(75), searcher="expert").plan
     assert step_s(plan) <= step_s(alone) * (1.0 + 0.1 * error_band(problem))
+
+
+def test_what_the_user_runs_today_is_where_the_search_begins_and_what_it_is_compared_with():
+    today = {"file": "args.sh", "text": "--tensor-model-parallel-size 4 --bf16 --recompute-granularity full"}
+    problem = build(GPT, "1x4xA100-80GB", 32, baseline=today)
+    plan = search_offer(problem, Budget.parse(60), searchers=("random",), seed=1).plan
+    record = plan.search.yours
+    assert record.name == "args.sh" and record.shortage is None
+    assert plan.search.baselines["yours"] == record.step_time_s >= step_s(plan)
+    saved_s = sum(change.saved_s for change in record.changes)
+    assert saved_s == pytest.approx(record.step_time_s - step_s(plan), rel=1e-6)
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))).search.yours == record
+
+
+def test_a_plan_that_nothing_beats_is_kept():
+    best = search_offer(build(GPT, "1x4xA100-80GB", 32), Budget.parse(400), searchers=("elimination",), tie=0.0).plan
+    problem = build(GPT, "1x4xA100-80GB", 32, baseline=best.to_json())
+    plan = search_offer(problem, Budget.parse(5), searchers=("expert",), tie=0.0).plan
+    assert step_s(plan) <= step_s(best) * (1.0 + 1e-9)
+    if step_s(plan) < min(plan.search.searchers["expert"], step_s(best) * (1.0 + 1e-9)):
+        assert plan.search.found_by == "yours" and plan.search.yours.changes == ()
+    # Where the target cannot express it, it is not.
+    odd = build(GPT, "1x4xA100-80GB", 32, baseline=best.to_json(), fix={"tp": 4})
+    assert search_offer(odd, Budget.parse(5), searchers=("expert",)).plan.search.found_by == "expert"

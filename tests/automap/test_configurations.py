@@ -114,6 +114,9 @@ def test_what_people_write(tmp_path: Path) -> None:
     found = read_configuration(written(tmp_path / "ds.json", json.dumps(document | {"optimizer": {}})))
     assert found.degrees == {"zero": 0}
     assert found.ignored == ("optimizer",)
+    # transformers decides.
+    found = read_configuration(written(tmp_path / "ds.json", json.dumps({"bf16": {"enabled": "auto"}})))
+    assert "precision" not in found.training
 
 
 STAGES = "--pipeline-model-parallel-size 2"
@@ -136,6 +139,7 @@ VIRTUAL, LAYOUT = "num-layers-per-virtual-pipeline-stage", "pipeline-model-paral
         ("a.sh", "--data-path 'open", "script", "quote"),
         ("a.toml", "[parallelism", "toml", "Mend"),
         ("a.toml", "parallelism = 3", "parallelism", "map"),
+        ("a.toml", "[parallelism]\nmodule_fqns_per_model_part = 3", "parallelism.module_fqns_per_model_part", "layers"),
         ("a.toml", "[parallelism]\nexpert_parallel_degree = 2", "parallelism.expert_parallel_degree", "--ep"),
         ("a.json", '{"zero_optimization": {"stage": 4}}', "zero_optimization.stage", "0 to 3"),
         ("a.json", json.dumps(OFFLOAD), "zero_optimization.offload_param", "Leave"),

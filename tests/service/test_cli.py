@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +16,9 @@ import agents
 from automap.errors import NothingFits
 from automap.plan import Plan, plan_schema
 from service import warm_up as warm
-from service.command.main import main
+from service.about import version
+from service.command.main import EXTRAS, main
+from service.command.plan_verbs import INTERRUPTED
 
 HEAVY = ("torch", "numba", "stable_baselines3", "gymnasium", "onnx", "fastapi", "rq", "redis", "numpy")
 
@@ -69,6 +73,68 @@ def test_an_estimate_loads_only_what_it_needs() -> None:
     warm.main()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"automap {version()}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["zoo:gpt2-xll"], "gpt2-xl"),
+        (["MODEL", "--cluster", "8xv100_16gb"], "V100-16GB"),
+        (["MODEL", "--target", "megatron"], "megatron-core"),
+        (["MODEL", "--trainer", "torch-titan"], "torchtitan"),
+        (["MODEL", "--searcher", "mcmcc"], "mcmc"),
+    ],
+)
+@pytest.mark.usefixtures("searching")
+def test_it_guesses_what_was_meant(
+    model: str, words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [model if word == "MODEL" else word for word in words]
+    words += [] if "--cluster" in words else ["--cluster", "8xV100-16GB"]
+    assert main(["search", *words, "--global-batch", "64"]) == 2
+    assert f"Did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    monkeypatch.delitem(sys.modules, "service.client", raising=False)
+    assert main(["status"]) == 1
+    assert "needs httpx, which is not installed: pip install 'automap[service]'" in capsys.readouterr().err
+
+
+def test_planning_needs_neither_torch_nor_the_service() -> None:
+    """Of what only extras install, nothing can be imported."""
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({tuple(EXTRAS)}))
+from service.command.main import main
+words = ["--cluster", "2x4xV100@25Gbit", "--global-batch", "64", "--budget", "3000"]
+sys.exit(main(["search", "zoo:gpt2", *words, "--json"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    plan = Plan.from_json(json.loads(done.stdout))
+    assert plan.search is not None
+    assert {"expert", "dqn", "mcmc", "elimination"} <= set(plan.search.searchers)
+
+
+def test_an_interrupted_search_gives_the_best_plan_so_far(
+    model: str, search: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*given: Any, **more: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert more["should_stop"]()
+        return search(*given, **more)
+
+    monkeypatch.setattr(agents, "search_offer", interrupted)
+    assert main(["search", model, "--cluster", "8xV100-16GB", "--global-batch", "64", "--json"]) == 130
+    assert Plan.from_json(json.loads(capsys.readouterr().out)).warnings[-1] == INTERRUPTED
 
 
 @pytest.mark.usefixtures("searching")

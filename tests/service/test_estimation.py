@@ -25,9 +25,9 @@ def test_a_page_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     lines = out.splitlines()
     assert lines[0] == "strategy  pipeline 2 × 2 replicas × tensor parallel 2 · 8 micro-batches of 8 · recompute full"
-    assert lines[1] == "batch     4 samples of 128 tokens on a device at a time, 8 times a step"
+    assert lines[1] == "batch     4 samples of 128 tokens a device in each of 8 micro-batches, 64 samples a step"
     assert lines[2].startswith("step      ")
-    assert "tokens/s a device, MFU " in lines[3]
+    assert " a device), MFU " in lines[3]
     for part in ("compute", "bubble", "optimizer", "overhead", "exposed all-reduce", "exposed pipeline"):
         assert f"\n{part} " in out
     shares = [float(line[-8:].strip().rstrip("%")) for line in lines[lines.index("") + 2 : lines.index("", 6)]]
@@ -199,3 +199,22 @@ def test_the_layers_of_a_profile_are_its_layers(tmp_path: Path, capsys: pytest.C
     wide = ["--cluster", "64xA100", "--global-batch", "64", "--micro-batch", "1"]
     assert main(["estimate", str(path), *wide, "--pp", "64"]) == 2
     assert "32 layers cannot be cut into 64 stages" in capsys.readouterr().err
+
+
+def test_a_search_begins_with_what_runs_today(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, model = tmp_path / "today.sh", GPT + ",seq_len=128"
+    path.write_text("--tensor-model-parallel-size 8 --sequence-parallel --global-batch-size 64 --bf16 --lr 1\n")
+    words = ["search", model, "--cluster", "1x8xA100", "--budget", "40", "--searcher", "expert"]
+    assert main([*words, "--baseline", str(path)]) == 2  # 4 heads
+    assert "hints.baseline.tp: does not divide the 4 heads" in capsys.readouterr().err
+    path.write_text("--tensor-model-parallel-size 4 --global-batch-size 64 --bf16 --lr 1\n")
+    assert main([*words, "--baseline", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (yours,) = [line for line in lines if line.startswith("yours")]
+    assert yours.startswith("yours     today.sh takes ")
+    assert "          not read: --lr" in lines
+    assert any(line.startswith("change    tensor parallel 4 → 1, replicas 2 → 8: ") for line in lines)
+    assert main([*words, "--baseline", str(path), "--global-batch", "32"]) == 2
+    assert "hints.baseline.global_batch: the search is for 32, today.sh says (got 64)" in capsys.readouterr().err
+    assert main(words) == 2
+    assert "global_batch: missing" in capsys.readouterr().err

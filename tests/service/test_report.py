@@ -48,7 +48,7 @@ COLUMNS = {"fc*": {"tp": AxisSharding(inputs=("B", "S(1)"), outputs=("S(2)",))}}
 
 
 def test_strategies(plan: Plan) -> None:
-    assert strategy(plan) == "8 replicas · 64 at once"
+    assert strategy(plan) == "8 replicas · 1 micro-batch of 64"
     stage = replace(plan.stages[0], mesh=(("dp", 2), ("tp", 2)), devices="0-3", zero=Zero(stage=1, axes=("dp",)))
     stage = replace(stage, shardings=COLUMNS)
     both = (stage, replace(stage, devices="4-7", recompute=("*",)))
@@ -61,11 +61,11 @@ def test_strategies(plan: Plan) -> None:
     assert strategy(chunks).startswith("pipeline 2 (2 chunks each) × 2 replicas × tensor parallel 2")
     assert strategy(chunks).endswith("interleaved")
     one = replace(plan, stages=(replace(stage, mesh=(("dp", 1),), devices="0", zero=Zero(), shardings={}),))
-    assert strategy(used(one)) == "1 of 8 devices · one device · 64 at once"
+    assert strategy(used(one)) == "1 of 8 devices · one device · 1 micro-batch of 64"
     late = replace(plan, sync=Sync(kind="dasgd", period=4, delay=2))
-    assert strategy(late) == "8 replicas · 64 at once · DaSGD, averaged every 4 steps, merged 2 steps later"
+    assert strategy(late) == "8 replicas · 1 micro-batch of 64 · DaSGD, averaged every 4 steps, merged 2 steps later"
     local = replace(plan, sync=Sync(kind="local_sgd", period=1))
-    assert strategy(local) == "8 replicas · 64 at once · local SGD, averaged every step"
+    assert strategy(local) == "8 replicas · 1 micro-batch of 64 · local SGD, averaged every step"
 
 
 def test_an_axis_is_named_by_what_it_does(plan: Plan) -> None:
@@ -76,34 +76,34 @@ def test_an_axis_is_named_by_what_it_does(plan: Plan) -> None:
         made = replace(plan, stages=(stage,), samples_per_micro_batch=samples)
         return strategy(used(made, expert_axes=(spread,) if spread else (), **uses or {}))
 
-    assert of(("dp", 4), ("tp", 2), batch_axes=("dp", "tp")) == "8 replicas in 4 groups of 2 · 64 at once"
-    assert of(("tp", 8), batch_axes=("tp",)) == "8 replicas · 64 at once"
-    assert of(("dp", 2), ("cp", 4), batch_axes=("dp", "cp")) == "8 replicas in 2 groups of 4 · 64 at once"
+    assert of(("dp", 4), ("tp", 2), batch_axes=("dp", "tp")) == "8 replicas in 4 groups of 2 · 1 micro-batch of 64"
+    assert of(("tp", 8), batch_axes=("tp",)) == "8 replicas · 1 micro-batch of 64"
+    assert of(("dp", 2), ("cp", 4), batch_axes=("dp", "cp")) == "8 replicas in 2 groups of 4 · 1 micro-batch of 64"
     lost = of(("dp", 2), ("tp", 4), batch_axes=("tp",), uses={"dp": "repeated"})
-    assert lost == "4 replicas × all work repeated by 2 · 64 at once"
+    assert lost == "4 replicas × all work repeated by 2 · 1 micro-batch of 64"
     # An axis that splits weights is tensor parallelism, whatever it is called, and its operators are no exceptions.
     columns = {"fc*": {"dp": COLUMNS["fc*"]["tp"]}}
     tensor = of(("dp", 4), ("tp", 2), shardings=columns, batch_axes=("dp", "tp"), uses={"dp": "tensor"})
-    assert tensor == "2 replicas × tensor parallel 4 · 64 at once"
-    assert of(("dp", 8), samples=60) == "8 replicas · 60 at once · 7 to 8 samples a rank"
+    assert tensor == "2 replicas × tensor parallel 4 · 1 micro-batch of 64"
+    assert of(("dp", 8), samples=60) == "8 replicas · 1 micro-batch of 60 · 7 to 8 samples a rank"
     split = {"h.*.experts": {"ep": AxisSharding(inputs=("S(0)",), outputs=("S(0)",))}}
     experts = of(("dp", 2), ("ep", 4), batch_axes=("dp", "ep"), shardings=split, spread="ep")
-    assert experts == "8 replicas in 2 groups of 4 × experts over 4 · 64 at once"
-    assert of(("dp", 2), ("cp", 4), uses={"cp": "context"}) == "2 replicas × context parallel 4 · 64 at once"
+    assert experts == "8 replicas in 2 groups of 4 × experts over 4 · 1 micro-batch of 64"
+    assert of(("dp", 2), ("cp", 4), uses={"cp": "context"}) == "2 replicas × context parallel 4 · 1 micro-batch of 64"
     part = Zero(stage=3, axes=("dp",))
     sharded = of(("dp", 4), ("tp", 2), batch_axes=("dp", "tp"), zero=part)
-    assert sharded == "8 replicas in 4 groups of 2 · 64 at once · ZeRO 3 over 4"
+    assert sharded == "8 replicas in 4 groups of 2 · 1 micro-batch of 64 · ZeRO 3 over 4"
 
 
 def test_a_plan_that_was_never_priced_is_described_by_its_own_words(plan: Plan) -> None:
     stage = replace(plan.stages[0], mesh=(("dp", 4), ("tp", 2)))
-    assert strategy(replace(plan, stages=(stage,), degrees=())) == "dp 4 × tp 2 · 64 at once"
+    assert strategy(replace(plan, stages=(stage,), degrees=())) == "dp 4 × tp 2 · 1 micro-batch of 64"
 
 
 def test_operators_that_go_their_own_way_are_named(plan: Plan) -> None:
     own = {name: {"dp": AxisSharding(inputs=("B", "B"), outputs=("B",))} for name in ("fc1", "fc2", "fc3")}
     split = replace(plan, stages=(replace(plan.stages[0], shardings=own),))
-    assert strategy(split) == "8 replicas · 64 at once · fc1 and 2 more not split by batch, repeated"
+    assert strategy(split) == "8 replicas · 1 micro-batch of 64 · fc1 and 2 more not split by batch, repeated"
     own["fc2"] = {"dp": AxisSharding(inputs=("B", "S(1)"), outputs=("S(1)",))}
     split = replace(plan, stages=(replace(plan.stages[0], shardings=own),))
     assert strategy(split).endswith("fc1 and 2 more not split by batch, 2 of them repeated")
@@ -135,14 +135,14 @@ def test_a_tie_is_called_one(plan: Plan) -> None:
 def test_idle_devices_are_said(plan: Plan) -> None:
     some = replace(plan, stages=(replace(plan.stages[0], devices="0-3", mesh=(("dp", 4),)),))
     some = used(some)
-    assert strategy(some) == "4 of 8 devices · 4 replicas · 64 at once"
+    assert strategy(some) == "4 of 8 devices · 4 replicas · 1 micro-batch of 64"
     text = "4 of 8: more would not make it faster, as far as the estimate can tell"
     assert dict(summary(some))["devices"] == text
 
 
 def test_summary(plan: Plan) -> None:
     lines = dict(summary(plan))
-    assert lines["batch"] == "8 samples on a device at a time, once a step"
+    assert lines["batch"] == "8 samples a device, 64 samples a step"
     assert lines["step"] == "500 ms (between 400 ms and 600 ms)"
     assert "128 samples/s" in lines["speed"]
     assert lines["memory"] == "4.7 of 14.9 GiB (31%) on devices 0-7"

@@ -50,6 +50,8 @@ from ir.graph import Graph
 
 IGNORED = -100
 """The label of rows that are left out of the loss, as in torch."""
+LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Number formats of 2 bytes by precision."""
 SCALE = "loss scale"
 """The name of the scale of the loss in checkpoints; no argument of `save` can have it."""
 
@@ -310,7 +312,7 @@ class ModuleTrainer:
 
     def _low_precision(self) -> torch.dtype | None:
         """The number format of 2 bytes that the plan computes in, if it is one."""
-        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.plan.training.precision)
+        return LOW.get(self.plan.training.precision or "")
 
     def _autocast(self) -> Any:
         """Autocast to formats of 2 bytes for plain replicas; FSDP2 does so by its own policy."""

@@ -51,7 +51,7 @@ class _Runtime(_PipelineScheduleRuntime):
     """torch's runtime for any order of actions."""
 
     def __init__(self, order: Sequence[Sequence[str]], *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
         self._prepare_schedule_with_comms(
             {rank: [_Action.from_str(text) for text in actions] for rank, actions in enumerate(order)}
         )

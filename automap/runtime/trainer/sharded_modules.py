@@ -62,9 +62,9 @@ def _local(parameter: Tensor | None) -> Tensor | None:
 
 def _own(module: nn.Module, name: str, role: Role, layouts: TensorLayouts) -> Tensor | None:
     """The part of a parameter that a role computes with; one that is held whole for another module is sliced."""
-    parameter = getattr(module, name, None)
+    parameter: Tensor | None = getattr(module, name, None)
     dim = None if parameter is None else weight_dim(module, role.kind, name)
-    if dim is None or isinstance(parameter, DTensor):
+    if parameter is None or dim is None or isinstance(parameter, DTensor):
         return _local(parameter)
     return moved(parameter, Move(given=BROADCAST, wanted=dim, gradient=dim), layouts)
 

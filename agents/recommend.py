@@ -1,0 +1,319 @@
+"""Which cluster to train on: the best template on each of many candidates, and those that no other one beats.
+
+A candidate has the step time that `search` with the searcher `expert` finds on it; other searchers find faster plans,
+mostly by some percent. Prices of devices come from the user. Units: seconds, device-hours, the user's currency.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agents.sampling.expert import grid_of
+from agents.searcher import Budget, search
+from automap.cluster import MAX_DEVICES, Cluster, parse_cluster
+from automap.errors import ProblemError, UserError, one_of
+from automap.plan import Plan
+from automap.price.degrees import sequence_length
+from automap.price.estimate import lower_bound_s
+from automap.problem import Problem
+from automap.space.space import PlanSpace
+from ir.graph import Graph
+from ir.lifetime import die_with_parent
+
+PER_NODE = 8
+"""Devices of a full node of the candidates that `sizes` makes, as in the usual servers."""
+SINGLE_STEPS = 16
+"""Number of nodes up to which every number is a candidate; beyond it, steps are a quarter of a power of two."""
+FEW = 16
+"""Number of candidates below which processes of their own take longer to begin than they save (assumed)."""
+HOUR, DAY = 3600.0, 86400.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goals:
+    """What a cluster must reach; None where it does not matter."""
+
+    target_step_s: float | None = None
+    """Longest step."""
+    max_cost_per_hour: float | None = None
+    """Highest price of all devices of the cluster for an hour."""
+    prices: Mapping[str, float] | None = None
+    """Kind of device -> price of a device for an hour; None = devices cost alike."""
+    steps: float | None = None
+    """Number of steps of the whole training, from which its days and its cost follow."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A cluster with what the best template on it takes."""
+
+    cluster: str
+    """Text of the cluster."""
+    num_devices: int
+    cost_per_hour: float | None
+    """Price of all devices for an hour; null without prices."""
+    lower_bound_s: float | None = None
+    """Step time that no plan on it goes below; null if the problem cannot be posed on it."""
+    step_time_s: float | None = None
+    """Step time of the best template; null where there is none, or none was looked for."""
+    fault: str | None = None
+    """Why there is no step time."""
+    plan: Plan | None = None
+    """The best template, of those that are named in a recommendation."""
+
+    @property
+    def cost_per_step(self) -> float | None:
+        """Price of one step; None without prices or a template."""
+        if self.step_time_s is None or self.cost_per_hour is None:
+            return None
+        return self.cost_per_hour * self.step_time_s / HOUR
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recommendation:
+    """The candidates, and those that stand out among them."""
+
+    candidates: tuple[Candidate, ...]
+    """All of them, in the order given."""
+    front: tuple[Candidate, ...]
+    """Those that meet the goals and that no other one beats: fewer devices, or with prices less per hour, and a shorter
+    step. The cheapest first."""
+    fewest: Candidate
+    """The fewest devices that meet the goals; of several the fastest."""
+    cheapest: Candidate | None
+    """The lowest cost of a step, thus of a training, among those that meet the goals; null without prices."""
+    fastest: Candidate
+    """The shortest step among those that meet the goals."""
+
+
+def sizes(devices: Sequence[str], most: int) -> list[str]:
+    """Texts of clusters of each kind of device: parts of a node, then nodes of eight devices.
+
+    Args:
+        devices: kinds, as in `4x8xA100-80GB`.
+        most: largest number of devices.
+
+    Raises:
+        ProblemError: the number is not one of a cluster.
+    """
+    if not 1 <= most <= MAX_DEVICES:
+        repair = f"Give 1 to {MAX_DEVICES:,}."
+        raise ProblemError("not a number of devices", field="max_devices", value=most, repair=repair)
+    found = []
+    for device in devices:
+        found += [f"1x{count}x{device}" for count in (1, 2, 4) if count <= most]
+        nodes, step = 1, 1
+        while nodes * PER_NODE <= most:
+            found.append(f"{nodes}x{PER_NODE}x{device}")
+            while nodes >= max(SINGLE_STEPS, 8 * step):
+                step *= 2
+            nodes += step
+    return found
+
+
+def recommend(
+    graph: Graph,
+    clusters: Sequence[str],
+    training: Mapping[str, Any],
+    goals: Goals,
+    *,
+    hints: Mapping[str, Any] | None = None,
+    processes: int = 1,
+    on_candidate: Callable[[str], None] = lambda text: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Recommendation:
+    """Rates clusters by the best template on each.
+
+    Args:
+        graph: the model.
+        clusters: texts of the clusters.
+        training: as in `Problem.build`.
+        goals: what a cluster must reach; one whose lower bound is above the longest step is not searched.
+        hints: as in `Problem.build`.
+        processes: number of processes that rate candidates.
+        on_candidate: called with a cluster once it is rated.
+        should_stop: once it returns true, no more candidates are rated.
+
+    Raises:
+        UserError: a cluster or a setting is not understood; no candidate meets the goals, and what would.
+    """
+    found = [_candidate(text, goals.prices) for text in clusters]
+    # What is wrong with the settings is wrong on every cluster, so it is found before processes are started.
+    Problem.build(graph, clusters[0], training, hints)
+    rated: dict[str, Candidate] = {}
+    for candidate in _rated(found, graph, training, hints, goals, processes):
+        rated[candidate.cluster] = candidate
+        on_candidate(candidate.cluster)
+        if should_stop():
+            break
+    candidates = tuple(rated[text] for text in clusters if text in rated)
+    able = [one for one in candidates if one.step_time_s is not None]
+    meeting = [one for one in able if _meets(one, goals)]
+    if not meeting:
+        raise _impossible(candidates, able, goals)
+    costs = [one for one in meeting if one.cost_per_step is not None]
+    cheapest = min(costs, key=lambda one: (one.cost_per_step, one.step_time_s), default=None)
+
+    def planned(one: Candidate) -> Candidate:
+        problem = Problem.build(graph, one.cluster, training, hints)
+        return replace(one, plan=search(problem, Budget(), searcher="expert").plan)
+
+    return Recommendation(
+        candidates=candidates,
+        front=tuple(_front(meeting)),
+        fewest=planned(min(meeting, key=lambda one: (one.num_devices, one.step_time_s))),
+        cheapest=None if cheapest is None else planned(cheapest),
+        fastest=planned(min(meeting, key=lambda one: (one.step_time_s, _expense(one)))),
+    )
+
+
+def _front(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that no other one beats in both expense and step time, the cheapest first."""
+    front: list[Candidate] = []
+    for one in sorted(candidates, key=lambda one: (_expense(one), one.step_time_s or 0.0)):
+        if not front or (one.step_time_s or 0.0) < (front[-1].step_time_s or 0.0):
+            front.append(one)
+    return front
+
+
+def steps_of(graph: Graph, global_batch: int, tokens: float) -> float:
+    """Number of steps in which a model has seen so many tokens.
+
+    Raises:
+        ProblemError: its samples have no tokens.
+    """
+    length = sequence_length(graph)
+    if length is None:
+        repair = "Leave --tokens and --target-days out, and state the longest step by --target-step."
+        raise ProblemError("the model has no sequence", field="tokens", value=tokens, repair=repair)
+    return tokens / (global_batch * length)
+
+
+def _candidate(text: str, prices: Mapping[str, float] | None) -> Candidate:
+    cluster = parse_cluster(text)
+    return Candidate(
+        cluster=text, num_devices=cluster.num_devices, cost_per_hour=None if prices is None else _cost(cluster, prices)
+    )
+
+
+def _cost(cluster: Cluster, prices: Mapping[str, float]) -> float:
+    """Price of a cluster for an hour.
+
+    Raises:
+        ProblemError: one of its devices has no price.
+    """
+    total = 0.0
+    for host in cluster.hosts:
+        names = {host.device, *cluster.devices[host.device].aliases}
+        own = [price for name, price in prices.items() if name.lower() in {known.lower() for known in names}]
+        if not own:
+            repair = f"Add its price, as in {host.device}=2.5. {one_of(prices, host.device)}"
+            raise ProblemError("no price of this device", field="prices", value=host.device, repair=repair)
+        total += own[0] * host.num_devices
+    return total
+
+
+def _expense(candidate: Candidate) -> float:
+    """What a cluster costs: its price for an hour, or without prices its devices."""
+    return candidate.num_devices if candidate.cost_per_hour is None else candidate.cost_per_hour
+
+
+def _meets(candidate: Candidate, goals: Goals) -> bool:
+    step_s, cost = candidate.step_time_s, candidate.cost_per_hour
+    in_time = goals.target_step_s is None or (step_s is not None and step_s <= goals.target_step_s)
+    return in_time and (goals.max_cost_per_hour is None or cost is None or cost <= goals.max_cost_per_hour)
+
+
+def _impossible(candidates: Sequence[Candidate], able: Sequence[Candidate], goals: Goals) -> UserError:
+    """Why no candidate meets the goals, and what would be possible."""
+    bounded = [one for one in candidates if one.lower_bound_s is not None]
+    if not able and (goals.target_step_s is None or not bounded):
+        first = next((one.fault for one in candidates if one.fault), "none was rated")
+        repair = f"Give more or larger devices. {candidates[0].cluster if candidates else 'Nothing'}: {first}"
+        return ProblemError("no candidate can train the model", field="clusters", value=len(candidates), repair=repair)
+    if not able:
+        best = min(bounded, key=lambda one: one.lower_bound_s or 0.0)
+        text = f"On {best.cluster} no plan takes less than {_time(best.lower_bound_s or 0.0, goals)}."
+        return _too_slow(goals, text)
+    affordable = [one for one in able if goals.max_cost_per_hour is None or _expense(one) <= goals.max_cost_per_hour]
+    if not affordable:
+        least = min(able, key=_expense)
+        repair = f"{least.cluster}, the cheapest that can train the model, costs {_expense(least):,.4g}; allow that."
+        value = goals.max_cost_per_hour
+        return ProblemError("no candidate is as cheap", field="max_cost_per_hour", value=value, repair=repair)
+    best = min(affordable, key=lambda one: one.step_time_s or 0.0)
+    return _too_slow(goals, f"The fastest candidate, {best.cluster}, takes {_time(best.step_time_s or 0.0, goals)}.")
+
+
+def _too_slow(goals: Goals, text: str) -> ProblemError:
+    repair = f"{text} Allow that, or name more or faster devices."
+    value = f"{goals.target_step_s:.4g} s a step"
+    return ProblemError("no candidate is as fast", field="target_step", value=value, repair=repair)
+
+
+def _time(step_s: float, goals: Goals) -> str:
+    days = "" if goals.steps is None else f", {goals.steps * step_s / DAY:,.4g} days for the training"
+    return f"{step_s:.4g} s a step{days}"
+
+
+def _rated(
+    candidates: Sequence[Candidate],
+    graph: Graph,
+    training: Mapping[str, Any],
+    hints: Mapping[str, Any] | None,
+    goals: Goals,
+    processes: int,
+) -> Iterator[Candidate]:
+    """The candidates with their plans, in any order."""
+    rater = _Rater(graph, training, hints, goals)
+    if processes == 1 or len(candidates) < FEW:
+        yield from map(rater.rate, candidates)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes, _Rater.begin, (rater, os.getpid())) as pool:
+        yield from pool.imap_unordered(_Rater.rate_here, candidates)
+
+
+class _Rater:
+    """Rates candidates, in this process or in one of its own."""
+
+    here: _Rater
+
+    def __init__(
+        self, graph: Graph, training: Mapping[str, Any], hints: Mapping[str, Any] | None, goals: Goals
+    ) -> None:
+        self._graph, self._training, self._hints, self._goals = graph, training, hints, goals
+
+    @classmethod
+    def begin(cls, rater: _Rater, parent: int) -> None:
+        """Prepares a process, which ends with its parent."""
+        die_with_parent(signal.SIGKILL, parent)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        cls.here = rater
+
+    @classmethod
+    def rate_here(cls, candidate: Candidate) -> Candidate:
+        """Rates a candidate in the process that `begin` has prepared."""
+        return cls.here.rate(candidate)
+
+    def rate(self, candidate: Candidate) -> Candidate:
+        """The candidate with its best template, or with the reason why there is none."""
+        bound_s, step_s, fault = None, None, None
+        try:
+            problem = Problem.build(self._graph, candidate.cluster, self._training, self._hints)
+            bound_s, target_s = lower_bound_s(problem), self._goals.target_step_s
+            if target_s is not None and bound_s > target_s:
+                fault = f"no plan takes less than {bound_s:.4g} s"
+            else:
+                grid = grid_of(PlanSpace(problem))
+                fitting = grid.prices[grid.prices[:, 1] <= 0.0, 0]
+                step_s = float(fitting.min()) if len(fitting) else None
+                fault = "no template fits into memory" if step_s is None else None
+        except UserError as refused:
+            fault = str(refused)
+        return replace(candidate, lower_bound_s=bound_s, step_time_s=step_s, fault=fault)

@@ -1,0 +1,142 @@
+"""The plan that a user runs today, from `hints.baseline`: a plan document, or the text of a trainer's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from automap.documents import read_document
+from automap.errors import PlanError
+from automap.export.reading import Stated, check_tokens, read_text
+from automap.plan import Plan
+from automap.price.degrees import sequence_length
+from automap.price.estimate import annotate
+from automap.price.evaluator import Evaluator
+from automap.price.lowered_plan import LoweredPlan
+from automap.price.plan_reader import lower_plan
+from automap.price.plan_writer import to_plan
+from automap.problem import Problem
+from automap.records import Length, from_json, to_json
+from automap.space.stated_strategy import Strategy, hand_made, recomputes_nothing, undivided
+from automap.targets import ANY
+
+FIELD = "hints.baseline"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Configuration:
+    """A trainer's configuration under `hints.baseline`, in place of a plan document."""
+
+    file: Annotated[str, Length(500, least=1)]
+    """Name of the file; its ending says whose configuration it is, see `automap.export.reading`."""
+    text: Annotated[str, Length(1 << 20)]
+    """Its text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Baseline:
+    """The plan that a user runs today."""
+
+    name: str
+    """Name of its file; `plan` for a plan document."""
+    plan: Plan
+    """The plan with its estimate."""
+    lowered: LoweredPlan
+    notes: tuple[str, ...]
+    """What of the file was not read, and what is unusual about the plan."""
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The value of `hints.baseline` for a file: a plan document, or the text of a configuration.
+
+    Raises:
+        PlanError: it cannot be read.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as fault:
+        reason = fault.strerror if isinstance(fault, OSError) else "no UTF-8"
+        repair = "Name a readable file."
+        raise PlanError(f"cannot be read ({reason})", field="baseline", value=str(path), repair=repair) from None
+    if path.suffix == ".json":
+        document = read_document(text, field="baseline", error=PlanError)
+        if isinstance(document, dict) and str(document.get("schema", "")).startswith("automap.plan/"):
+            return document
+    return {"file": path.name, "text": text}
+
+
+def with_stated(training: Mapping[str, Any], hints: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Training settings in which a configuration under `baseline` says what the user does not.
+
+    Raises:
+        PlanError: the configuration cannot be read.
+    """
+    document = hints.get("baseline")
+    if not _is_configuration(document):
+        return training
+    said = dict(_stated(document)[1].training)
+    if training.get("target", ANY) != ANY:
+        # The target names the trainer.
+        del said["trainer"]
+    return {**said, **training}
+
+
+def read_baseline(evaluator: Evaluator) -> Baseline | None:
+    """The plan under `hints.baseline`, or None without one.
+
+    Raises:
+        PlanError: it is malformed, illegal, or for another model or another training.
+    """
+    document = evaluator.problem.hints.baseline
+    if document is None:
+        return None
+    try:
+        if _is_configuration(document):
+            return _configured(evaluator, *_stated(document))
+        problem, plan = evaluator.problem, Plan.from_json(dict(document))
+        plan = replace(plan, cluster=problem.cluster.to_json(), training=problem.training, search=None, measured=None)
+        lowered = lower_plan(plan, evaluator)
+        return Baseline(name="plan", plan=annotate(plan, lowered, evaluator), lowered=lowered, notes=())
+    except PlanError as fault:
+        if fault.field.startswith(FIELD):
+            raise
+        field = f"{FIELD}.{fault.field}".replace(f"{FIELD}.plan", FIELD)
+        raise PlanError(**fault.texts | {"field": field}) from None
+
+
+def _is_configuration(document: object) -> bool:
+    return isinstance(document, Mapping) and ("text" in document or "file" in document)
+
+
+def _stated(document: object) -> tuple[str, Stated]:
+    """Name and content of a configuration."""
+    found = from_json(Configuration, document, path=FIELD, error=PlanError)
+    try:
+        return found.file, read_text(found.file, found.text)
+    except PlanError as fault:
+        raise PlanError(**fault.texts | {"field": fault.field.replace("from", FIELD, 1)}) from None
+
+
+def _configured(evaluator: Evaluator, name: str, stated: Stated) -> Baseline:
+    _check_training(evaluator.problem, name, stated)
+    check_tokens(stated, name, sequence_length(evaluator.problem.graph))
+    strategy = Strategy(**stated.degrees)
+    lowered = hand_made(evaluator, strategy)
+    notes = (*undivided(evaluator, lowered), *recomputes_nothing(strategy, lowered, evaluator.problem.trainer.name))
+    if stated.ignored:
+        notes = (*notes, f"not read: {', '.join(stated.ignored)}")
+    if "micro_batch" not in stated.degrees:
+        notes = (*notes, "it does not say the samples of a micro-batch: 1 is assumed")
+    plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
+    return Baseline(name=name, plan=plan, lowered=lowered, notes=notes)
+
+
+def _check_training(problem: Problem, name: str, stated: Stated) -> None:
+    """Refuses a configuration that trains otherwise than the problem: the two steps would not be the same work."""
+    own = to_json(problem.training)
+    for key, value in stated.training.items():
+        if key != "trainer" and own[key] != value:
+            repair = f"Give {key} {value} to the search too, or change the file."
+            raise PlanError(f"the search is for {own[key]}, {name} says", field=key, value=value, repair=repair)

@@ -1,0 +1,268 @@
+"""A plan in terms of the modules of a network: which are split and how, which are layers, which are in a stage.
+
+Scopes of operators are paths of modules, as in models that were exported from PyTorch. Splits are those of
+`torch.distributed.tensor.parallel`: linear layers by columns or rows, embeddings by rows, with whole tensors between
+them or each rank's part in between. Nothing of torch is needed here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from automap.errors import PlanError
+from automap.export.configuration import Run, signatures
+from ir.blocks import LOSSES
+from ir.factors import BROADCAST, PARTIAL, Placement, Signature
+from ir.graph import Graph, Operator
+
+Style = Literal["ColwiseParallel", "RowwiseParallel"]
+"""Classes of torch.distributed.tensor.parallel."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitModule:
+    """How one module is split."""
+
+    style: Style
+    input_layouts: Literal["Replicate", "Shard"]
+    """Whether the module gets a whole tensor, or each rank its part of the last dim."""
+    output_layouts: Literal["Replicate", "Shard"]
+    pieces: tuple[int, ...] = ()
+    """Outputs of each piece of a fused weight, which are split one by one; empty: one piece."""
+
+
+def tensor_axis(run: Run) -> int | None:
+    """The mesh axis that splits weights; None without one.
+
+    Raises:
+        PlanError: an axis splits neither weights nor the batch, or several split weights.
+    """
+    uses = run.degrees.axes
+    other = [axis for axis, use in uses.items() if use not in ("data", "tensor")]
+    split = [axis for axis, use in uses.items() if use == "tensor"]
+    if other or len(split) > 1:
+        what = "splits neither weights nor the batch" if other else "is one of several axes that split weights"
+        raise _refuse(run, "stages[0].mesh", (other or split)[-1], f"this axis {what}")
+    return run.lowered.axes.index(split[0]) if split else None
+
+
+def split_modules(run: Run) -> Mapping[str, SplitModule]:
+    """Path of a module -> how the plan splits it; modules that are not named are whole.
+
+    Raises:
+        PlanError: something is split that no module splits.
+    """
+    axis = tensor_axis(run)
+    return {} if axis is None else _Reader(run, axis).read()
+
+
+def splits_classes(run: Run) -> bool:
+    """Whether each rank has the scores of its own classes, so that the loss is computed on these."""
+    axis = tensor_axis(run)
+    if axis is None:
+        return False
+    return any(op.kind in LOSSES and placed[axis].divides_work for op, placed in signatures(run))
+
+
+def layer_paths(run: Run) -> tuple[str, ...]:
+    """The modules of the layers in dataflow order; empty where layers are no modules."""
+    units = run.evaluator.blocks.units
+    times = [unit.type for unit in units]
+    graph = run.problem.graph
+    paths = [_common(graph, unit.start, unit.stop) for unit in units if times.count(unit.type) > 1]
+    return tuple(paths) if all(paths) and len({*paths}) == len(paths) else ()
+
+
+def recomputed_paths(run: Run) -> tuple[str, ...]:
+    """The modules that are computed again in the backward pass.
+
+    Raises:
+        PlanError: what is computed again is no module.
+    """
+    units = run.evaluator.blocks.units
+    found = []
+    for chunk in run.lowered.chunks:
+        for segment in chunk:
+            if segment.recomputed.any():
+                unit = units[segment.unit]
+                path = _common(run.problem.graph, unit.start, unit.stop)
+                if not path:
+                    name = run.problem.graph.operators[unit.start].name
+                    raise _refuse(run, "stages[0].recompute", name, "no module holds these operators")
+                found.append(path)
+    return tuple(found)
+
+
+def stage_paths(run: Run) -> tuple[tuple[str, ...], ...]:
+    """[stages] the modules of each, none inside another of its stage.
+
+    Raises:
+        PlanError: operators are in no module, or a module is in two stages.
+    """
+    graph, units = run.problem.graph, run.evaluator.blocks.units
+    layers = dict.fromkeys(layer_paths(run))
+    found, home = [], dict[str, int]()
+    for number, chunk in enumerate(run.lowered.chunks):
+        paths: dict[str, None] = {}
+        for segment in chunk:
+            unit = units[segment.unit]
+            whole = _common(graph, unit.start, unit.stop)
+            inside = [op.scope for op in graph.operators[unit.start : unit.stop] if op.scope]
+            paths |= dict.fromkeys([whole] if whole in layers else inside)
+        kept = [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
+        for path in kept:
+            if home.setdefault(path, number) != number:
+                raise _refuse(run, f"stages[{number}].operators", path, "this module is in two stages")
+        if not kept:
+            first = run.plan.stages[number].operators[0]
+            raise _refuse(run, f"stages[{number}].operators", first, "the model names no modules here")
+        found.append(tuple(kept))
+    return tuple(found)
+
+
+def _common(graph: Graph, start: int, stop: int) -> str:
+    """The innermost module that holds some operators; empty for the model itself."""
+    scopes = [op.scope.split(".") for op in graph.operators[start:stop] if op.scope]
+    parts = itertools.takewhile(lambda level: len({*level}) == 1, zip(*scopes, strict=False))
+    return ".".join(level[0] for level in parts)
+
+
+def _refuse(run: Run, field: str, value: object, what: str) -> PlanError:
+    repair = f"Search with --target {run.target.name}, with a model that was exported from PyTorch."
+    return PlanError(f"{run.target.name} cannot express the plan: {what}", field=f"plan.{field}", value=value,
+                     repair=repair)  # fmt: skip
+
+
+class _Reader:
+    """Reads splits of modules from what their operators do on one axis, and follows each tensor between them."""
+
+    def __init__(self, run: Run, axis: int) -> None:
+        self.run, self.graph = run, run.problem.graph
+        self.ranks = run.degrees.tensor
+        self.placed = {op.name: placed[axis] for op, placed in signatures(run)}
+        self.operators = [(op, self.placed[op.name]) for op in self.graph.operators if op.name in self.placed]
+        self.inputs: dict[str, set[str]] = {}
+        self.outputs: dict[str, set[str]] = {}
+
+    def read(self) -> dict[str, SplitModule]:
+        """The split modules by path."""
+        styles: dict[str, Style] = {}
+        for op, signature in self.operators:
+            style = self._style(op, signature)
+            if style is not None and styles.setdefault(op.scope, style) != style:
+                raise self._finer(op, "parts of one module are split in different ways")
+        for name, tensor in self.graph.tensors.items():
+            if tensor.role in ("activation", "input"):
+                self._follow(name, styles)
+        for name in self.graph.tensors:
+            self._check_shared(name)
+        return {path: self._module(path, style) for path, style in styles.items()}
+
+    def _style(self, op: Operator, signature: Signature) -> Style | None:
+        """The style that an operator asks of its module; None if it asks for none."""
+        if _is_whole(signature) or op.is_view:
+            return None
+        last = len(self.graph.tensors[op.outputs[0]].shape) - 1
+        split = [p for n, p in zip(op.inputs, signature.inputs, strict=True) if p >= 0 and self._is_parameter(n)]
+        if not split:
+            summed = PARTIAL in signature.outputs and not self._adds_bias(op, signature)
+            exchanges = signature.factor is not None and op.rule.factors[signature.factor].collective is not None
+            if summed or (exchanges and op.kind not in LOSSES):
+                raise self._finer(op, "only linear layers and embeddings may be split")
+            return None
+        if op.kind not in ("MatMul", "Gemm", "Gather", "Add") or not op.scope:
+            raise self._finer(op, "only linear layers and embeddings may be split")
+        if signature.outputs[0] == last:
+            return "ColwiseParallel"
+        if signature.outputs[0] == PARTIAL:
+            return "RowwiseParallel"
+        raise self._finer(op, "is split neither by columns nor by rows")
+
+    def _adds_bias(self, op: Operator, signature: Signature) -> bool:
+        """Whether a bias is added to the sums of a product by rows, which torch adds behind the reduction."""
+        return op.kind == "Add" and signature.factor is None and any(self._is_parameter(n) for n in op.inputs)
+
+    def _is_parameter(self, name: str) -> bool:
+        maker = self.graph.maker(name)
+        if maker is not None and maker.is_view:
+            return any(self._is_parameter(operand) for operand in maker.inputs)
+        return self.graph.tensors[name].role == "parameter"
+
+    def _check_shared(self, name: str) -> None:
+        """Refuses a parameter that modules share and split differently."""
+        users = [self.graph.operators[number] for number in self.graph.consumers[name]]
+        users = [op for op in users if op.name in self.placed] if self.graph.tensors[name].role == "parameter" else []
+        placements = {
+            p for op in users for n, p in zip(op.inputs, self.placed[op.name].inputs, strict=True) if n == name
+        }
+        if len(placements) > 1:
+            raise self._finer(users[-1], f"and others split {name} differently")
+
+    def _follow(self, name: str, styles: Mapping[str, Style]) -> None:
+        """Notes the layouts of a tensor at the borders of split modules, and refuses changes elsewhere."""
+        maker = self.graph.maker(name)
+        held: Placement = BROADCAST
+        if maker is not None:
+            if maker.name not in self.placed:
+                return
+            held = self.placed[maker.name].outputs[maker.outputs.index(name)]
+        for number in self.graph.consumers[name]:
+            op = self.graph.operators[number]
+            if op.name not in self.placed or (maker is not None and maker.scope == op.scope and op.scope in styles):
+                continue
+            given = held
+            for operand, wanted in zip(op.inputs, self.placed[op.name].inputs, strict=True):
+                if operand != name:
+                    continue
+                if maker is not None and maker.scope in styles:
+                    given = BROADCAST if held == PARTIAL else wanted
+                    self.outputs.setdefault(maker.scope, set()).add(_layout(given))
+                if op.scope in styles:
+                    self.inputs.setdefault(op.scope, set()).add(_layout(given))
+                    given = wanted
+                if given != wanted:
+                    raise self._finer(op, f"gets {name} in another placement than it needs")
+
+    def _module(self, path: str, style: Style) -> SplitModule:
+        graph = self.graph
+        inputs, outputs = self.inputs.get(path, {"Replicate"}), self.outputs.get(path, {"Replicate"})
+        if len(inputs) > 1 or len(outputs) > 1:
+            raise _refuse(self.run, "stages[0].shardings", path, "readers of one tensor need unlike placements")
+        spans = sorted({span[2:] for span in graph.pieces.values() if span[0] == f"{path}.weight"})
+        pieces = tuple(stop - start for start, stop in spans) if style == "ColwiseParallel" and len(spans) > 1 else ()
+        if any(size % self.ranks for size in pieces):
+            raise _refuse(self.run, "stages[0].shardings", path, f"{self.ranks} ranks do not divide a piece")
+        return SplitModule(
+            style=style,
+            input_layouts="Shard" if "Shard" in inputs else "Replicate",
+            output_layouts="Shard" if "Shard" in outputs else "Replicate",
+            pieces=pieces,
+        )
+
+    def _finer(self, op: Operator, what: str) -> PlanError:
+        return _refuse(self.run, f"shardings.{op.name}", self.placed[op.name].text, what)
+
+
+def _layout(placement: Placement) -> str:
+    return "Replicate" if placement == BROADCAST else "Shard"
+
+
+def _is_whole(signature: Signature) -> bool:
+    return all(p == BROADCAST for p in (*signature.inputs, *signature.outputs))
+
+
+def as_globs(modules: Mapping[str, SplitModule], graph: Graph) -> dict[str, SplitModule]:
+    """The same with `*` for the numbers in paths, wherever all modules that this means have the same split."""
+    groups: dict[str, list[str]] = {}
+    for path in dict.fromkeys(op.scope for op in graph.operators):
+        groups.setdefault(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path), []).append(path)
+    found: dict[str, SplitModule] = {}
+    for glob, paths in groups.items():
+        alike = len({modules.get(path) for path in paths}) == 1 and len(paths) > 1
+        names = {glob: paths[0]} if alike else {path: path for path in paths}
+        found |= {name: modules[path] for name, path in names.items() if path in modules}
+    return found

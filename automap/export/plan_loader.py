@@ -1,0 +1,238 @@
+"""Trains an nn.Module by the plan in pytorch.json beside this file. It needs torch alone; start it with torchrun.
+
+training = Training(model, loss)  # every process builds the same model; loss(outputs, labels) is a mean
+optimizer = torch.optim.AdamW(training.parameters(), lr=3e-4)
+loss = training.step(inputs, labels)  # an equal share of the samples for each of `training.replicas`
+optimizer.step()
+optimizer.zero_grad()
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime as CsvSchedule
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
+from torch.distributed.tensor.parallel.style import ParallelStyle
+from torch.utils.checkpoint import checkpoint
+
+STYLES = {style.__name__: style for style in (ColwiseParallel, RowwiseParallel)}
+LAYOUTS = {"Replicate": Replicate(), "Shard": Shard(-1)}
+
+
+class Training:
+    """A network that is trained by the plan.
+
+    Attributes:
+        stages: the modules that this process holds; parameters keep the names of the model.
+        replicas, replica: number of the shares that a global batch is divided into, and which one is this process's.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss: Callable[[Any, Tensor], Tensor], folder: Path = Path(__file__).parent
+    ) -> None:
+        self.plan, self.loss = json.loads((folder / "pytorch.json").read_text()), loss
+        self._check(model)
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+        mesh = init_device_mesh(kind, self.plan["mesh"]["shape"], mesh_dim_names=self.plan["mesh"]["dim_names"])
+        self.device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+        if self.plan["precision"] == "tf32":
+            torch.set_float32_matmul_precision("high")
+        sides = [mesh["replicate"], mesh["shard"]]
+        self.replicas = sides[0].size() * sides[1].size()
+        self.replica = sides[0].get_local_rank() * sides[1].size() + sides[1].get_local_rank()
+        self.pipe, here, number = mesh["pipe"].get_group(), mesh["pipe"].get_local_rank(), len(self.plan["stages"])
+        tied = shared_names(model)
+        every, self.names = cut(model, self.plan["stages"]) if number > 1 else ([model], [])
+        mine = list(range(here, number, mesh["pipe"].size()))
+        self.tied = []
+        for names in tied:
+            ranks = {n % mesh["pipe"].size() for n, stage in enumerate(every) if names & parameter_names(stage)}
+            if here in ranks and len(ranks) > 1:
+                self.tied.append((names, ranks - {here}))
+        self.stages = [every[n].to(self.device) for n in mine]
+        for stage in self.stages:
+            self._parallelize(stage, mesh, tied)
+        self.is_last = number - 1 in mine
+        self.schedule: Any = None
+        if number > 1:
+            parts = [PipelineStage(every[n], n, number, self.device, group=self.pipe) for n in mine]
+            schedule: Any = CsvSchedule
+            self.schedule = schedule(parts, n_microbatches=self.plan["num_micro_batches"], loss_fn=loss)
+            self.schedule._load_csv(str(folder / "schedule.csv"))
+
+    def _check(self, model: nn.Module) -> None:
+        known = dict(model.named_modules())
+        named = [*self.plan["layers"], *self.plan["recompute"], *(p for stage in self.plan["stages"] for p in stage)]
+        missing = [path for path in named if path not in known]
+        missing += [glob for glob in self.plan["tensor_parallel"] if not any(matches(path, glob) for path in known)]
+        if missing:
+            raise ValueError(f"the model has no module {missing[0]} of pytorch.json; give the model of the plan")
+
+    def _parallelize(self, stage: nn.Module, mesh: DeviceMesh, tied: Sequence[set[str]]) -> None:
+        """Splits modules, marks layers to be computed again, and spreads parameters over the replicas."""
+        modules, plan = dict(stage.named_modules()), self.plan
+        styles: dict[str, ParallelStyle] = {}
+        for glob, split in plan["tensor_parallel"].items():
+            for path, module in modules.items():
+                if matches(path, glob):
+                    layouts = {name: LAYOUTS[value] for name, value in split.items() if name.endswith("layouts")}
+                    styles[path] = STYLES[split["style"]](**layouts, use_local_output=split["use_local_output"])
+                    for parameter in module.parameters() if split["pieces"] else ():
+                        parameter.data = parameter.data[interleaved(split["pieces"], mesh["tensor"].size())]
+        if styles:
+            parallelize_module(stage, mesh["tensor"], styles)
+        named = dict(stage.named_parameters(remove_duplicate=False))
+        for names in tied:
+            first, *others = sorted(names & named.keys()) or [""]
+            for owner, _, leaf in (other.rpartition(".") for other in others):
+                stage.get_submodule(owner).register_parameter(leaf, named[first])
+        for path in plan["recompute"]:
+            if path in modules:
+                modules[path].forward = partial(checkpoint, modules[path].forward, use_reentrant=False)
+        policy = MixedPrecisionPolicy()
+        if plan["precision"] == "bf16":
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        data = mesh["shard"] if mesh["replicate"].size() == 1 else mesh["replicate", "shard"]
+        for part in (*(modules[path] for path in plan["layers"] if path in modules), stage):
+            fully_shard(part, mesh=data, reshard_after_forward=plan["zero"] == 3, mp_policy=policy)
+
+    def parameters(self) -> list[dict[str, list[nn.Parameter]]]:
+        """Parameter groups for an optimizer, one for each mesh of parameters."""
+        groups: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+        for parameter in dict.fromkeys(p for stage in self.stages for p in stage.parameters()):
+            groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+        return [{"params": some} for some in groups.values()]
+
+    def step(self, *data: Tensor) -> float:
+        """Forward and backward passes of all micro-batches; returns the loss of the global batch.
+
+        Args:
+            data: inputs of the model in its order, then the labels: the samples of this replica.
+        """
+        *inputs, labels = (some.to(self.device) for some in data)
+        with loss_parallel() if self.plan["loss_parallel"] else nullcontext():
+            losses = self._run(inputs, labels)
+        for names, peers in self.tied:
+            self._exchange(names, peers)
+        found = sum(float(local(loss).detach()) for loss in losses) / max(1, len(losses))
+        total = torch.tensor([found, float(bool(losses))], device=self.device)
+        dist.all_reduce(total)
+        return float(total[0] / total[1])
+
+    def _run(self, inputs: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
+        """The losses of the micro-batches, on the last stage."""
+        losses: list[Tensor] = []
+        number = self.plan["num_micro_batches"]
+        if self.schedule is not None:
+            given = dict(zip(self.names, inputs, strict=False))
+            target = {"target": labels, "losses": losses} if self.is_last else {}
+            self.schedule.step(**given, **target, return_outputs=False)
+            return losses
+        (stage,) = self.stages
+        pieces = zip(*(some.chunk(number) for some in (*inputs, labels)), strict=True)
+        for count, (*some, those) in enumerate(pieces, 1):
+            assert isinstance(stage, FSDPModule)
+            stage.set_is_last_backward(count == number)
+            stage.set_requires_gradient_sync(count == number or self.plan["zero"] > 1)
+            stage.set_requires_all_reduce(count == number)
+            stage.set_reshard_after_backward(count == number or self.plan["zero"] == 3)
+            losses.append(self.loss(stage(*some), those))
+            (losses[-1] / number).backward()
+        return losses
+
+    def _exchange(self, names: set[str], peers: set[int]) -> None:
+        """Adds up the gradients of a parameter that several pipeline ranks hold."""
+        (found,) = {p for s in self.stages for n, p in s.named_parameters(remove_duplicate=False) if n in names}
+        assert found.grad is not None
+        mine = local(found.grad)
+        sent, got = mine.clone(), [torch.empty_like(mine) for _ in peers]
+        moves = [dist.P2POp(dist.isend, sent, group=self.pipe, group_peer=peer) for peer in peers]
+        moves += [dist.P2POp(dist.irecv, x, group=self.pipe, group_peer=p) for x, p in zip(got, peers, strict=True)]
+        for work in dist.batch_isend_irecv(moves):
+            work.wait()
+        mine += sum(got)
+
+
+def cut(model: nn.Module, paths: Sequence[Sequence[str]]) -> tuple[list[nn.Module], list[str]]:
+    """The stages of a model, by the modules of each, and the names of the model's inputs.
+
+    The forward above these modules must be plain code, which torch.fx can trace. A stage takes the tensors that the
+    stage before hands on, and every input of the model by name; positions and masks are computed in each stage.
+    """
+    home = {path: number for number, inside in enumerate(paths) for path in inside}
+
+    class Tracer(fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return module_qualified_name in home or super().is_leaf_module(m, module_qualified_name)
+
+    graph = Tracer().trace(model)
+    place: dict[fx.Node, int] = {}  # of what depends on a module of a stage
+    for node in graph.nodes:
+        before = [place[n] for n in node.all_input_nodes if n in place]
+        if node.op == "call_module" and node.target in home:
+            before.append(home[node.target])
+        if before:
+            place[node] = max(before)
+    given = [node for node in graph.nodes if node.op == "placeholder"]
+    bounds = [[n for n in place if place[n] < k and any(place[u] >= k for u in n.users)] for k in range(len(paths))]
+    stages = [stage_of(graph, place, number, bounds) for number in range(len(paths))]
+    return [fx.GraphModule(model, stage) for stage in stages], [str(node.target) for node in given]
+
+
+def stage_of(graph: fx.Graph, place: dict[fx.Node, int], number: int, bounds: list[list[fx.Node]]) -> fx.Graph:
+    """The program of one stage; `bounds` are the tensors that cross into each."""
+    mine = {node for node, stage in place.items() if stage == number}
+    for node in reversed(graph.nodes):
+        mine |= {n for n in node.all_input_nodes if n not in place} if node in mine else set()
+    made, found = {}, fx.Graph()
+    for count, node in enumerate(bounds[number]):
+        made[node] = found.placeholder(f"crossing_{count}")
+    for node in graph.nodes:
+        if node.op == "placeholder" or (node in mine and node.op != "output"):
+            made[node] = found.node_copy(node, made.__getitem__)
+    end = bounds[number + 1] if number + 1 < len(bounds) else graph.output_node().args[0]
+    end = tuple(end) if isinstance(end, list) and len(end) > 1 else end[0] if isinstance(end, list) else end
+    found.output(fx.map_arg(end, made.__getitem__))
+    return found
+
+
+def shared_names(model: nn.Module) -> list[set[str]]:
+    """The names of each parameter that has several."""
+    names: dict[int, set[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), set()).add(name)
+    return [found for found in names.values() if len(found) > 1]
+
+
+def parameter_names(module: nn.Module) -> set[str]:
+    """All names of all parameters."""
+    return {name for name, _ in module.named_parameters(remove_duplicate=False)}
+
+
+def interleaved(pieces: Sequence[int], ranks: int) -> Tensor:
+    """The order of the rows of a fused weight in which each rank's shares of all pieces are together."""
+    ends = torch.tensor(pieces).cumsum(0)
+    rows = [torch.arange(int(end) - size, int(end)).view(ranks, -1) for size, end in zip(pieces, ends, strict=True)]
+    return torch.cat(rows, dim=1).flatten()
+
+
+def matches(path: str, glob: str) -> bool:
+    """Whether a path of a module is one of a glob, whose `*` stand for single numbers."""
+    return fnmatchcase(path, glob) and path.count(".") == glob.count(".")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,94 @@
+"""What the next best choices cost: each degree of a plan changed by itself, and priced exactly.
+
+The plan is read as a stated strategy (`automap.space.stated_strategy`); all that no degree says, such as the sharding
+of single operators, is as in the strategy, before and after a change alike. Units: seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from automap.errors import UserError
+from automap.price.estimate import estimate_lowered
+from automap.price.evaluator import Evaluator
+from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
+from automap.space.changes import in_words, nearest, plain, shortage
+from automap.space.shape import divisors
+from automap.space.stated_strategy import SCHEDULES, Strategy, hand_made
+
+MOST_VIRTUAL = 8
+"""Largest number of chunks of a pipeline rank that is tried (assumed: more have hardly any bubble left)."""
+TRIED = 3
+"""Number of values to either side of a degree that are tried until one of them is a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A plan that differs in one degree."""
+
+    about: str
+    """The decision before and after, as in `tensor parallel 8 → 4`."""
+    step_time_s: float
+    more_s: float
+    """Seconds that a step takes more than with the strategy of the plan; negative where it takes less."""
+    shortage: str | None
+    """Where and by how much it does not fit into memory; None if it fits."""
+
+
+def alternatives(lowered: LoweredPlan, evaluator: Evaluator) -> tuple[Alternative, ...]:
+    """The nearest choices to either side of each degree of a plan, the fastest first and those that do not fit last.
+
+    Args:
+        lowered: a plan of the evaluator's problem; none come back where no strategy is like it.
+    """
+    strategy = nearest(lowered, evaluator)
+    try:
+        now = estimate_lowered(hand_made(evaluator, strategy), evaluator)
+    except UserError:
+        return ()
+    found = {}
+    for run in _runs(strategy, evaluator):
+        for other in run:
+            if other == strategy:
+                continue
+            try:
+                estimate = estimate_lowered(hand_made(evaluator, other), evaluator)
+            except UserError:
+                continue
+            about = in_words(strategy, other, evaluator.problem.cluster.num_devices)
+            more_s = estimate.step_time_s - now.step_time_s
+            found[about] = Alternative(about, estimate.step_time_s, more_s, shortage(estimate))
+            break
+    return tuple(sorted(found.values(), key=lambda one: (one.shortage is not None, one.step_time_s)))
+
+
+def _runs(strategy: Strategy, evaluator: Evaluator) -> Iterator[list[Strategy]]:
+    """Runs of strategies that differ in one degree; of each run the first that is a plan counts."""
+
+    def changed(name: str, value: Any) -> Strategy:
+        # Layers and replicas follow.
+        return plain(replace(strategy, **{name: value}, layers=None))
+
+    devices = evaluator.problem.cluster.num_devices
+    sizes = divisors(devices)
+    for name in ("tp", "pp", "cp", "ep"):
+        now = getattr(strategy, name)
+        yield [changed(name, size) for size in sizes if size > now][:TRIED]
+        yield [changed(name, size) for size in reversed(sizes) if size < now][:TRIED]
+    replicas = max(1, devices // (strategy.tp * strategy.pp * strategy.cp))
+    samples = divisors(max(1, evaluator.problem.training.global_batch // replicas))
+    yield [changed("micro_batch", count) for count in samples if count > strategy.micro_batch][:TRIED]
+    yield [changed("micro_batch", count) for count in reversed(samples) if count < strategy.micro_batch][:TRIED]
+    if strategy.pp > 1:
+        yield [changed("virtual", count) for count in range(strategy.virtual + 1, MOST_VIRTUAL + 1)]
+        yield [changed("virtual", count) for count in range(strategy.virtual - 1, 0, -1)]
+        for kind in SCHEDULES:
+            yield [changed("schedule", kind)] if kind != "interleaved" and strategy.virtual == 1 else []
+    for stage in range(4):
+        yield [changed("zero", stage)]
+    for mode in RECOMPUTE_MODES:
+        yield [changed("recompute", mode)]
+    if strategy.tp > 1:
+        yield [changed("sequence_parallel", not strategy.sequence_parallel)]

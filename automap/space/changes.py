@@ -1,0 +1,263 @@
+"""How one plan differs from another, decision by decision: each degree is changed by itself, and priced exactly.
+
+Two plans of one problem are read as stated strategies (`automap.space.stated_strategy`). On the way from one to the
+other the single change that leaves the fastest plan is made next: first of those that save time in plans that fit into
+memory, then of those that save time, then of the others, which are needed for what fits in the end. Where no single
+change leaves a plan, two are made together, or all that are left. What no degree says is the last change. Units:
+seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from automap.arrays import Ints
+from automap.comparisons import Change
+from automap.errors import UserError
+from automap.plan import Estimate
+from automap.price.degrees import degrees_of
+from automap.price.estimate import estimate_lowered
+from automap.price.evaluator import Evaluator, blank
+from automap.price.lowered_plan import LoweredPlan
+from automap.space.shape import divisors
+from automap.space.stated_parts import layer_counts
+from automap.space.stated_strategy import Strategy, hand_made
+
+NAMES: Mapping[str, str] = {
+    "tp": "tensor parallel",
+    "sequence_parallel": "sequence parallel",
+    "pp": "pipeline",
+    "virtual": "chunks of a pipeline rank",
+    "layers": "layers of each chunk",
+    "schedule": "schedule",
+    "cp": "context parallel",
+    "ep": "experts over",
+    "micro_batch": "micro-batch",
+    "zero": "ZeRO",
+    "recompute": "recompute",
+}
+"""Fields of a strategy that are changed one at a time, in words; the number of replicas follows from them."""
+CLASSES = ("parameters", "gradients", "optimizer", "activations", "buffers")
+"""Fields of `automap.plan.DeviceMemory` that add up to the whole."""
+GIB = 1 << 30
+SAME = 1e-9
+"""Largest share of a step time that is no difference: sums of the same terms in another order (assumed)."""
+
+
+def changes(yours: LoweredPlan, best: LoweredPlan, evaluator: Evaluator) -> tuple[Change, ...]:
+    """The changes that lead from one plan to another; a single one where one of them is like no stated strategy.
+
+    Args:
+        yours, best: two plans of the evaluator's problem, with synchronous replicas.
+    """
+    way = _Way(evaluator, nearest(yours, evaluator), nearest(best, evaluator))
+    before, after = (estimate_lowered(plan, evaluator) for plan in (yours, best))
+    first, last = way.estimate(way.yours), way.estimate(way.best)
+    rest, found = _parts(before, after), list[Change]()
+    if first is not None and last is not None:
+        found = list(way.changes())
+        for name, value in _parts(first, last).items():
+            rest[name] -= value
+    saved_s = sum(rest.values())
+    if max(abs(value) for value in rest.values()) > SAME * before.step_time_s:
+        words = list(dict.fromkeys((*beyond(yours, way.yours, evaluator), *beyond(best, way.best, evaluator))))
+        found.append(
+            Change(
+                about=", ".join(words) or "details",
+                saved_s=saved_s,
+                parts_s=rest,
+                fits=after.fits,
+                alone_s=None,
+                without_s=last.step_time_s if found and last is not None and last.fits else None,
+            )
+        )
+    return tuple(found)
+
+
+def nearest(lowered: LoweredPlan, evaluator: Evaluator) -> Strategy:
+    """The strategy with the degrees of a plan on all devices; it is the plan itself if that has nothing else."""
+    degrees, problem = degrees_of(lowered, evaluator)[0], evaluator.problem
+    micro_batch, others = degrees.micro_batch, degrees.tensor * degrees.pipeline * degrees.context
+    if sum(len(stage.devices) for stage in lowered.layout.stages) < problem.cluster.num_devices:
+        # More replicas than the plan has leave each of them fewer samples.
+        samples = problem.training.global_batch // max(1, problem.cluster.num_devices // others)
+        micro_batch = max(count for count in divisors(max(1, samples)) if count <= micro_batch)
+    segments = [segment for chunk in lowered.chunks for segment in chunk]
+    again = [segment for segment in segments if segment.recomputed.any()]
+    mode = "none" if not again else "full" if all(segment.recomputed.all() for segment in again) else "selective"
+    return plain(
+        Strategy(
+            tp=degrees.tensor,
+            pp=degrees.pipeline,
+            cp=degrees.context,
+            ep=degrees.expert,
+            micro_batch=micro_batch,
+            virtual=degrees.virtual_stages,
+            schedule=lowered.kind,
+            zero=degrees.zero,
+            recompute=mode,
+            sequence_parallel=degrees.sequence_parallel,
+            layers=layer_counts(evaluator, lowered.chunks),
+        )
+    )
+
+
+def plain(strategy: Strategy) -> Strategy:
+    """A strategy without what has no meaning beside its other degrees."""
+    virtual = strategy.virtual if strategy.pp > 1 else 1
+    kind = strategy.schedule if strategy.schedule not in (None, "interleaved") else "1f1b"
+    return replace(
+        strategy,
+        virtual=virtual,
+        schedule=None if strategy.pp == 1 else "interleaved" if virtual > 1 else kind,
+        sequence_parallel=strategy.sequence_parallel and strategy.tp > 1,
+        layers=strategy.layers if strategy.layers and len(strategy.layers) == strategy.pp * virtual else None,
+    )
+
+
+def beyond(lowered: LoweredPlan, strategy: Strategy, evaluator: Evaluator) -> Iterator[str]:
+    """What of a plan its nearest strategy does not say, in words."""
+    stages = lowered.layout.stages
+    used, there = sum(len(stage.devices) for stage in stages), evaluator.problem.cluster.num_devices
+    if used < there:
+        yield f"{used} of {there} devices"
+    if len({tuple(stage.axes.tolist()) for stage in stages}) > 1:
+        yield "stages of unlike sizes"
+    if [device for stage in stages for device in stage.devices] != list(range(used)):
+        yield "another order of the devices"
+    if any(mine is not None for mine in lowered.shares):
+        yield "unequal shares of the samples"
+    try:
+        stated = hand_made(evaluator, strategy)
+    except UserError:
+        return
+    if [[s.unit for s in chunk] for chunk in lowered.chunks] != [[s.unit for s in chunk] for chunk in stated.chunks]:
+        yield "other cuts"
+    if lowered.axes == stated.axes:
+        mine, plain_ones = (_signatures(plan, evaluator) for plan in (lowered, stated))
+        # Undecided rows belong to no operator of the plan.
+        unlike = (mine != plain_ones).any(axis=1) & (mine >= 0).any(axis=1)
+        if unlike.any():
+            yield f"{int(unlike.sum())} operators split in their own way"
+        if lowered.zero and lowered.zero_axes.tolist() != stated.zero_axes.tolist():
+            yield "ZeRO over a part of the replicas"
+    else:
+        yield f"mesh axes {', '.join(lowered.axes)}"
+    again = [sum(int(s.recomputed.sum()) for s in chunk) for chunk in lowered.chunks]
+    if again != [sum(int(s.recomputed.sum()) for s in chunk) for chunk in stated.chunks]:
+        yield "recomputation of other operators"
+
+
+def _signatures(lowered: LoweredPlan, evaluator: Evaluator) -> Ints:
+    """[operator rows, axes] signatures of a plan, those of the last of equal units."""
+    found = blank(evaluator, len(lowered.axes))
+    for chunk in lowered.chunks:
+        for segment in chunk:
+            found[segment.first : segment.last] = segment.chosen
+    return found
+
+
+def _parts(before: Estimate, after: Estimate) -> dict[str, float]:
+    """Seconds that the second of two plans takes less, by what they consist of."""
+    found = {}
+    for name in ("compute", "bubble", "optimizer", "overhead"):
+        found[name] = before.breakdown_s[name] - after.breakdown_s[name]
+    communication = [sum(estimate.breakdown_s["exposed_communication"].values()) for estimate in (before, after)]
+    return {"communication": communication[0] - communication[1], **found}
+
+
+class _Way:
+    """The way from one strategy to another."""
+
+    def __init__(self, evaluator: Evaluator, yours: Strategy, best: Strategy) -> None:
+        self.evaluator, self.yours, self.best = evaluator, yours, best
+        self.known: dict[Strategy, Estimate | None] = {}
+
+    def estimate(self, strategy: Strategy) -> Estimate | None:
+        """What a strategy costs; None if it is no plan of the problem."""
+        if strategy not in self.known:
+            try:
+                lowered = hand_made(self.evaluator, strategy)
+                self.known[strategy] = estimate_lowered(lowered, self.evaluator)
+            except UserError:
+                self.known[strategy] = None
+        return self.known[strategy]
+
+    def changes(self) -> Iterator[Change]:
+        """The changes that lead from `yours` to `best`."""
+        left = [name for name in NAMES if getattr(self.yours, name) != getattr(self.best, name)]
+        current = self.yours
+        while current != self.best:
+            step = self._next(current, left)
+            following = self._with(current, step)
+            before, after = self.estimate(current), self.estimate(following)
+            assert before is not None and after is not None
+            parts = _parts(before, after)
+            yield Change(
+                about=in_words(current, following, self.evaluator.problem.cluster.num_devices),
+                saved_s=before.step_time_s - after.step_time_s,
+                parts_s=parts,
+                fits=after.fits,
+                alone_s=self._fitting_s(self._with(self.yours, step)),
+                without_s=self._fitting_s(self._with(self.best, step, back=True)),
+            )
+            current, left = following, [name for name in left if name not in step]
+
+    def _next(self, current: Strategy, left: Sequence[str]) -> tuple[str, ...]:
+        """The fields that are changed next."""
+        now = self.estimate(current)
+        assert now is not None
+        for size in (1, 2, len(left)):
+            able = []
+            for some in itertools.combinations(left, min(size, len(left))):
+                following = self._with(current, some)
+                estimate = self.estimate(following) if following != current else None
+                if estimate is not None:
+                    is_slower = estimate.step_time_s > now.step_time_s
+                    able.append((is_slower, not estimate.fits, estimate.step_time_s, some))
+            if able:
+                return min(able)[3]
+        raise AssertionError("all changes together make the best plan")
+
+    def _with(self, strategy: Strategy, names: Sequence[str], *, back: bool = False) -> Strategy:
+        """A strategy with some fields of the best one, or of the user's."""
+        source = self.yours if back else self.best
+        return plain(replace(strategy, **{name: getattr(source, name) for name in names}))
+
+    def _fitting_s(self, strategy: Strategy) -> float | None:
+        estimate = self.estimate(strategy)
+        return None if estimate is None or not estimate.fits else estimate.step_time_s
+
+
+def in_words(before: Strategy, after: Strategy, num_devices: int) -> str:
+    """What changes from one strategy to the next, the replicas too."""
+    found = []
+    for name, text in NAMES.items():
+        values = [getattr(strategy, name) for strategy in (before, after)]
+        if values[0] != values[1] and not (name == "schedule" and before.virtual != after.virtual):
+            found.append(f"{text} {_text(name, values[0])} → {_text(name, values[1])}")
+    replicas = [num_devices // (strategy.tp * strategy.pp * strategy.cp) for strategy in (before, after)]
+    if replicas[0] != replicas[1]:
+        found.append(f"replicas {replicas[0]} → {replicas[1]}")
+    return ", ".join(found)
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if name == "layers":
+        return "even" if value is None else "uneven"
+    return "none" if value is None else str(value)
+
+
+def shortage(estimate: Estimate) -> str | None:
+    """Where and by how much a plan does not fit into memory; None if it fits."""
+    if estimate.fits:
+        return None
+    worst = max(estimate.memory_bytes, key=lambda memory: memory.total - memory.capacity)
+    largest = max(CLASSES, key=lambda name: float(getattr(worst, name)))
+    return (
+        f"devices {worst.devices} need {worst.total / GIB:.1f} GiB of {worst.capacity / GIB:.1f}, most of it {largest}"
+    )

@@ -1,0 +1,227 @@
+"""Verbs that compare plans."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from automap.errors import PlanError, ProblemError
+from service.command.options import (
+    Job,
+    JsonOption,
+    LossOption,
+    PlanArgument,
+    PrecisionOption,
+    TargetOption,
+    gathers,
+    read_model_and_hints,
+    stated,
+    writable,
+)
+from service.command.output import print_json
+from service.command.plan_verbs import read_strategy
+
+app = typer.Typer()
+
+
+@app.command()
+@gathers(job=read_model_and_hints)
+def explain(plan: PlanArgument, job: Job, as_json: JsonOption = False) -> None:
+    """Says where the time and the memory of a plan go, and what the next best choices cost."""
+    from automap.records import to_json
+    from service.command.comparison import explain_file, explanation
+
+    explained, found = explain_file(*job, plan)
+    if as_json:
+        print_json({"plan": explained.to_json(), "alternatives": [to_json(one) for one in found]})
+    else:
+        typer.echo("\n".join(explanation(explained, found)))
+
+
+@app.command()
+@gathers(job=read_model_and_hints)
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="FIRST", help="A plan, a JSON file.")],
+    second: Annotated[Path, typer.Argument(metavar="SECOND", help="A plan for the same model, cluster and training.")],
+    job: Job,
+    as_json: JsonOption = False,
+) -> None:
+    """Says in which decisions two plans differ, and how much of the difference each is worth."""
+    from automap.records import to_json
+    from service.command.comparison import difference, differences
+
+    one, other, found = difference(*job, first, second)
+    if as_json:
+        estimates = [plan.to_json()["estimate"] for plan in (one, other)]
+        changes = [to_json(change) for change in found]
+        print_json({"first": estimates[0], "second": estimates[1], "changes": changes})
+    else:
+        typer.echo("\n".join(differences(one, other, found)))
+
+
+@app.command()
+@gathers(job=read_model_and_hints, degrees=read_strategy)
+def sweep(
+    job: Job,
+    degrees: dict[str, Any],
+    over: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=A,B,...",
+            help="What the rows are, and what the columns are: dp, tp, pp, cp, ep, micro_batch, virtual, zero, "
+            "recompute, schedule, global_batch, precision, optimizer, trainer, target, seq_len, cluster; with values.",
+        ),
+    ],
+    cluster: Annotated[str | None, typer.Option(help="[NODESx]GPUSxDEVICE[@LINK], or a .json file.")] = None,
+    global_batch: Annotated[int | None, typer.Option(help="Samples of one optimizer step.")] = None,
+    precision: PrecisionOption = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")] = None,
+    loss: LossOption = None,
+    trainer: Annotated[str | None, typer.Option(help="The training software; default: generic.")] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Search every cell so long (5s, or a number of plans); default: price the stated degrees."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", callback=writable, help="Where to write the table as JSON.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prices a table of plans over one or two quantities. Ctrl-C ends it with the cells so far and exit code 130."""
+    from service.command.sweeping import read_sides, table
+    from service.command.sweeping import sweep as price_cells
+    from service.command.terminal import counting_bar, interruptible
+
+    sides = read_sides(over)
+    swept = {side.name for side in sides}
+    training = {"global_batch": global_batch, "precision": precision, "optimizer": optimizer, "trainer": trainer}
+    for name, value in {**training, "cluster": cluster, **degrees}.items():
+        if value is not None and name in swept:
+            repair = f"Leave --{name.replace('_', '-')} out, or --over {name}."
+            raise ProblemError("stated and swept over", field=name, value=value, repair=repair)
+        if value is None and name in ("cluster", "global_batch") and name not in swept:
+            raise ProblemError("missing", field=name, value="nothing", repair=f"Give --{name.replace('_', '-')}.")
+    request = replace(job.request, cluster=cluster, training=stated({**training, "loss": loss}))
+    if budget is not None:
+        request = replace(request, budget=budget)
+    count = 1
+    for side in sides:
+        count *= len(side.values)
+    with counting_bar("sweeping", count) as tick, interruptible() as interrupted:
+        cells = price_cells(
+            job.data, request, degrees, sides, searched=budget is not None, on_cell=tick, should_stop=interrupted
+        )
+        stopped = interrupted()
+    if cells and all(cell.plan is None for cell in cells):
+        raise PlanError("no cell has a plan", field="over", value=" ".join(over), repair=f"The first: {cells[0].fault}")
+    document = {"over": {side.name: list(side.values) for side in sides}, "cells": [cell.to_json() for cell in cells]}
+    if output is not None:
+        output.write_text(json.dumps(document, indent=1) + "\n")
+    if as_json:
+        print_json(document)
+    else:
+        for line in table(sides, cells):
+            typer.echo(line)
+        typer.echo(
+            "Step time and share of memory. * the fastest that fits, ! does not fit, - not possible (--json says why)"
+        )
+    if stopped:
+        raise typer.Exit(130)
+
+
+@app.command()
+@gathers(job=read_model_and_hints)
+def recommend(
+    job: Job,
+    global_batch: Annotated[int, typer.Option(help="Samples of one optimizer step.")],
+    clusters: Annotated[str | None, typer.Option(metavar="A,B,...", help="As in 4x8xA100,8x8xH100.")] = None,
+    devices: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Kinds of devices: nodes of eight and parts of one are tried.")
+    ] = None,
+    max_devices: Annotated[int, typer.Option(help="Largest number of devices, with --devices.")] = 512,
+    target_step: Annotated[str | None, typer.Option(help="Longest step, as in 2s or 500ms.")] = None,
+    target_days: Annotated[float | None, typer.Option(help="Longest training, with --tokens.")] = None,
+    tokens: Annotated[float | None, typer.Option(help="Tokens of the whole training, as in 1e12.")] = None,
+    max_cost_per_hour: Annotated[float | None, typer.Option(help="Highest price of the cluster, with --price.")] = None,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DEVICE=PRICE", help="Your price of a device for an hour; or a .json file of prices."),
+    ] = None,
+    precision: PrecisionOption = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")] = None,
+    loss: LossOption = None,
+    trainer: Annotated[str | None, typer.Option(help="The training software; default: generic.")] = None,
+    target: TargetOption = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", callback=writable, help="Where to write the answer as JSON.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compares clusters for a model: the fewest devices that are fast enough, the cheapest, and the fastest."""
+    from agents.recommend import recommend as rate
+    from agents.recommend import sizes, steps_of
+    from service.command.recommending import page, read_goals, read_prices, to_json
+    from service.command.terminal import counting_bar, interruptible
+    from service.jobs.run_job import import_graph
+
+    if (clusters is None) == (devices is None):
+        repair = "Give --clusters or --devices."
+        raise ProblemError("one of the two is needed", field="clusters", value=str(clusters), repair=repair)
+    chosen = _names(clusters) if devices is None else sizes(_names(devices), max_devices)
+    prices = read_prices(price or [])
+    graph = import_graph(job.data, job.request)
+    training = {"global_batch": global_batch, "precision": precision, "optimizer": optimizer, "loss": loss}
+    steps = None if tokens is None else steps_of(graph, global_batch, tokens)
+    goals = read_goals(target_step, target_days, steps, max_cost_per_hour, prices)
+    with counting_bar("rating", len(chosen)) as tick, interruptible() as interrupted:
+        found = rate(
+            graph,
+            chosen,
+            stated({**training, "trainer": trainer, "target": target}),
+            goals,
+            hints=job.request.hints,
+            processes=len(os.sched_getaffinity(0)),
+            on_candidate=tick,
+            should_stop=interrupted,
+        )
+        stopped = interrupted()
+    document = to_json(found, steps)
+    if output is not None:
+        output.write_text(json.dumps(document, indent=1) + "\n")
+    print_json(document) if as_json else typer.echo("\n".join(page(found, steps)))
+    if stopped:
+        raise typer.Exit(130)
+
+
+def _names(text: str | None) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
+
+
+@app.command()
+@gathers(job=read_model_and_hints)
+def draw(
+    plan: PlanArgument,
+    job: Job,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            callback=writable,
+            help="A report (.html), a picture (.svg, .png), or a trace of the step for ui.perfetto.dev (.json).",
+        ),
+    ],
+    picture: Annotated[
+        str | None, typer.Option(help="timeline, memory-over-time, memory, breakdown or placement, for .svg and .png.")
+    ] = None,
+) -> None:
+    """Draws a plan: what happens when, what is where, and where time and memory go."""
+    from service.command.comparison import draw_file
+
+    draw_file(*job, plan, output, picture)
+    typer.echo(f"wrote     {output}")

@@ -1,0 +1,150 @@
+"""`automap explain` and `automap diff`: what else a plan could decide, and how two plans differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from automap.comparisons import Change
+from automap.errors import PlanError, one_of
+from automap.records import to_json
+from service.command.estimation import own_problem, page, read_plan
+from service.jobs.run_job import JobRequest
+from service.report import seconds, worth
+
+if TYPE_CHECKING:
+    from automap.plan import Plan
+    from automap.space.alternatives import Alternative
+
+
+def explain_file(data: bytes, request: JobRequest, path: Path) -> tuple[Plan, tuple[Alternative, ...]]:
+    """The plan of a file with a new estimate, and what each of its degrees could be instead.
+
+    The model and the hints come as in `service.command.estimation.price_hand_made`.
+
+    Raises:
+        UserError: the file, the model, or that the plan is illegal or for another model.
+    """
+    from automap.price.estimate import annotate
+    from automap.price.evaluator import Evaluator
+    from automap.price.plan_reader import lower_plan
+    from automap.space.alternatives import alternatives
+
+    plan = read_plan(path)
+    evaluator = Evaluator(own_problem(data, request, plan))
+    lowered = lower_plan(plan, evaluator)
+    return annotate(plan, lowered, evaluator), alternatives(lowered, evaluator)
+
+
+def draw_file(data: bytes, request: JobRequest, path: Path, output: Path, picture: str | None) -> None:
+    """Draws the plan of a file; the kind of the output follows from its name.
+
+    Args:
+        output: an `.html` page, an `.svg` or `.png` picture, or a `.json` trace.
+        picture: name of the picture; None = the timeline.
+
+    Raises:
+        UserError: as `explain_file`; or an unknown kind of output, or an unknown picture.
+    """
+    from automap.price.estimate import annotate, timeline
+    from automap.price.evaluator import Evaluator
+    from automap.price.plan_reader import lower_plan
+    from service.drawing.pictures import PICTURES
+    from service.drawing.trace import trace
+
+    kind = output.suffix.lower()
+    if kind not in (".html", ".svg", ".png", ".json"):
+        repair = "Name a file that ends in .html, .svg, .png or .json."
+        raise PlanError("an unknown kind of picture", field="output", value=str(output), repair=repair)
+    if picture is not None and picture not in PICTURES:
+        raise PlanError("unknown picture", field="picture", value=picture, repair=one_of(PICTURES, picture))
+    if picture is not None and kind in (".html", ".json"):
+        repair = "Leave --picture out, or write an .svg or a .png."
+        raise PlanError(f"a {kind} file holds all of it", field="picture", value=picture, repair=repair)
+    plan = read_plan(path)
+    evaluator = Evaluator(own_problem(data, request, plan))
+    lowered = lower_plan(plan, evaluator)
+    plan = annotate(plan, lowered, evaluator)
+    assert plan.estimate is not None
+    plan = replace(plan, estimate=replace(plan.estimate, timeline=timeline(lowered, evaluator)))
+    assert plan.estimate is not None
+    assert plan.estimate.timeline is not None
+    if kind == ".json":
+        output.write_text(json.dumps(trace(plan.model.name, plan.estimate.timeline)) + "\n")
+        return
+    from service.drawing.page import report, svg
+
+    if kind == ".html":
+        output.write_text(report(plan))
+        return
+    figure = PICTURES[picture or "timeline"](plan)
+    if kind == ".svg":
+        output.write_text(svg(figure))
+    else:
+        figure.savefig(output, dpi=150)
+
+
+def explanation(plan: Plan, found: Sequence[Alternative]) -> list[str]:
+    """The page of the estimate, and a line for each alternative."""
+    lines = [page(plan), ""]
+    for one in found:
+        sign = "+" if one.more_s > 0.0 else "−"
+        beside = f"{sign}{seconds(abs(one.more_s))}" if one.more_s else "as fast"
+        text = f"{one.about}: {seconds(one.step_time_s)} ({beside})"
+        lines.append(f"instead   {text}" + ("" if one.shortage is None else f"; does not fit: {one.shortage}"))
+    return lines if found else [*lines, "instead   no degrees describe this plan, so none was changed"]
+
+
+def difference(data: bytes, request: JobRequest, first: Path, second: Path) -> tuple[Plan, Plan, tuple[Change, ...]]:
+    """Two plans of one problem with new estimates, and the changes that lead from the first to the second.
+
+    Raises:
+        UserError: as `explain_file`; or the plans are for other clusters or trainings.
+    """
+    from automap.price.estimate import annotate
+    from automap.price.evaluator import Evaluator
+    from automap.price.plan_reader import lower_plan
+    from automap.space.changes import changes
+
+    plans = [read_plan(path) for path in (first, second)]
+    _check_alike(plans[0], plans[1], second)
+    evaluator = Evaluator(own_problem(data, request, plans[0]))
+    lowered = [lower_plan(plan, evaluator) for plan in plans]
+    one, other = (annotate(plan, low, evaluator) for plan, low in zip(plans, lowered, strict=True))
+    return one, other, changes(lowered[0], lowered[1], evaluator)
+
+
+def _check_alike(first: Plan, second: Plan, path: Path) -> None:
+    """Refuses two plans whose differences are not their decisions."""
+    for name in ("cluster", "training"):
+        documents = [to_json(getattr(plan, name)) for plan in (first, second)]
+        keys = sorted({*documents[0], *documents[1]} - {"target"})
+        for key in keys:
+            one, other = (document.get(key) for document in documents)
+            # The name of a cluster is no part of it.
+            if one != other and key != "name":
+                raise PlanError(
+                    f"{path.name} has another {name}: {key} {str(other)[:60]} and not {str(one)[:60]}",
+                    field=f"plan.{name}.{key}",
+                    value=str(other)[:100],
+                    repair="Compare plans of one cluster and training; `automap sweep` compares those.",
+                )
+
+
+def differences(one: Plan, other: Plan, found: Sequence[Change]) -> list[str]:
+    """The step times of two plans, and a line for each change from one to the other."""
+    assert one.estimate is not None
+    assert other.estimate is not None
+    before, after = one.estimate.step_time_s, other.estimate.step_time_s
+    lines = [f"first     {seconds(before)}", f"second    {seconds(after)}, {before / after:.2f}x the first's speed"]
+    for change in found:
+        text = worth(change)
+        if change.alone_s is not None:
+            text += f"; alone {seconds(change.alone_s)}"
+        if change.without_s is not None:
+            text += f"; all others {seconds(change.without_s)}"
+        lines.append(f"change    {text}")
+    return lines

@@ -1,0 +1,131 @@
+"""A report of a plan as one HTML page that needs no network: the words, the pictures, and the plan itself."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import re
+from typing import TYPE_CHECKING
+
+from automap.plan import Plan
+from service.drawing.pictures import CLASSES, PICTURES, time_parts
+from service.report import GIB, bound, seconds, speed, step, summary
+from service.strategy import batch, strategy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+table { border-collapse: collapse; } caption { text-align: left; padding-bottom: .4rem; }
+th, td { text-align: left; vertical-align: top; padding: .2rem .9rem .2rem 0; border-bottom: 1px solid #8884; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+figure { margin: 1rem 0; padding: .5rem; background: white; border-radius: .4rem; overflow-x: auto; }
+figure svg { width: 100%; height: auto; }
+pre { overflow-x: auto; max-height: 30rem; }
+"""
+ABOUT = {
+    "timeline": "What each pipeline rank does in a step, and when.",
+    "memory-over-time": "Memory of a device of each pipeline rank in the course of a step.",
+    "memory": "What fills the memory of each group of devices at its peak.",
+    "breakdown": "Where the time of the slowest rank goes.",
+    "placement": "Which part of the model is on which devices.",
+}
+"""Name of a picture -> what it shows, for those who cannot see it too."""
+
+
+def svg(figure: Figure) -> str:
+    """A figure as an `svg` element."""
+    import matplotlib
+
+    file = io.StringIO()
+    # Without a date the same plan gives the same bytes; with texts as text they can be searched and read aloud.
+    with matplotlib.rc_context({"svg.hashsalt": "automap", "svg.fonttype": "none"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return re.sub(r"^.*?(?=<svg)", "", file.getvalue(), flags=re.DOTALL)
+
+
+def report(plan: Plan) -> str:
+    """The page of a plan.
+
+    Args:
+        plan: a plan whose estimate holds a timeline.
+    """
+    estimate = plan.estimate
+    assert estimate is not None
+    said = summary(plan) if plan.search is not None else _own(plan)
+    rows = [f"<tr><th scope='row'>{_safe(label)}</th><td>{_safe(text)}</td></tr>" for label, text in said]
+    times = [
+        f"<tr><th scope='row'>{_safe(name)}</th><td class='number'>{value:.4g}</td>"
+        f"<td class='number'>{value / estimate.step_time_s:.1%}</td></tr>"
+        for name, value in time_parts(estimate).items()
+    ]
+    memory = [
+        "<tr>"
+        + f"<th scope='row'>{_safe(row.devices)}</th>"
+        + "".join(f"<td class='number'>{getattr(row, name) / GIB:.2f}</td>" for name in CLASSES)
+        + f"<td class='number'>{row.total / GIB:.2f}</td><td class='number'>{row.capacity / GIB:.2f}</td></tr>"
+        for row in estimate.memory_bytes
+    ]
+    heads = "".join(f"<th scope='col' class='number'>{name}</th>" for name in (*CLASSES, "in all", "there is"))
+    drawn = {name: _picture(plan, name) for name in PICTURES}
+    document = plan.to_json()
+    document["estimate"].pop("timeline", None)
+    title = f"{plan.model.name}: {seconds(estimate.step_time_s)} a step"
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{_safe(title)}</title>
+<style>{STYLE}</style>
+<main>
+<h1>{_safe(title)}</h1>
+<table><tbody>{"".join(rows)}</tbody></table>
+<h2>Why</h2>
+<ul>{"".join(f"<li>{_safe(line)}</li>" for line in plan.why)}</ul>
+{_warnings(plan)}<h2>What happens when</h2>
+{drawn["timeline"]}
+{drawn["memory-over-time"]}
+<h2>Where the time goes</h2>
+{drawn["breakdown"]}
+<table><thead><tr><th scope='col'>part</th><th scope='col' class='number'>seconds</th>
+<th scope='col' class='number'>share</th></tr></thead><tbody>{"".join(times)}</tbody></table>
+<h2>Where the memory goes</h2>
+{drawn["memory"]}
+<table><thead><tr><th scope='col'>GiB on devices</th>{heads}</tr></thead><tbody>{"".join(memory)}</tbody></table>
+<h2>What is where</h2>
+{drawn["placement"]}
+<h2>The plan</h2>
+<details><summary>{_safe(plan.schema)} as JSON</summary><pre>{_safe(json.dumps(document, indent=1))}</pre></details>
+</main>
+</html>
+"""
+
+
+def _picture(plan: Plan, name: str) -> str:
+    element = svg(PICTURES[name](plan)).replace("<svg ", f'<svg role="img" aria-label="{ABOUT[name]}" ', 1)
+    return f'<figure id="{name}">{element}</figure>'
+
+
+def _own(plan: Plan) -> list[tuple[str, str]]:
+    """Lines about a plan that no search has found."""
+    return [
+        ("strategy", strategy(plan)),
+        ("batch", batch(plan)),
+        ("step", step(plan)),
+        ("speed", speed(plan)),
+        ("bound", bound(plan)),
+    ]
+
+
+def _warnings(plan: Plan) -> str:
+    if not plan.warnings:
+        return ""
+    return f"<h2>Warnings</h2>\n<ul>{''.join(f'<li>{_safe(line)}</li>' for line in plan.warnings)}</ul>\n"
+
+
+def _safe(text: str) -> str:
+    return html.escape(text)

@@ -1,0 +1,224 @@
+"""The pictures of a plan, drawn by matplotlib.
+
+Each function takes a plan whose estimate holds a timeline and returns a figure. Colours are those of Okabe and Ito,
+which people with any colour vision tell apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from automap.arrays import Floats, Ints
+from automap.plan import DeviceMemory, Estimate, Plan, Stage, parse_devices
+from service.drawing.trace import KINDS, Action, read_action
+from service.report import GIB, seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = {
+    "F": "#0072B2",
+    "B": "#E69F00",
+    "I": "#E69F00",
+    "W": "#CC79A7",
+}
+"""Letter of an action -> its colour."""
+PARTS = ("#0072B2", "#56B4E9", "#009E73", "#F0E442", "#E69F00", "#D55E00", "#CC79A7", "#999999", "#000000")
+"""Colours of parts of a whole."""
+CLASSES = ("parameters", "gradients", "optimizer", "activations", "buffers")
+"""Parts of a device's memory."""
+MOST_SHAPES = 2000
+"""Number of actions above which they are drawn as pixels: a file with more shapes is slow to open (assumed)."""
+WIDTH = 10.0
+"""Width of a figure in inches."""
+
+
+def timeline(plan: Plan) -> Figure:
+    """What each pipeline rank does in a step, and when."""
+    actions, estimate = _actions(plan), _estimate(plan)
+    figure, axes = _figure(len(actions), "A step of each pipeline rank")
+    many = sum(map(len, actions)) > MOST_SHAPES
+    for rank, own in enumerate(actions):
+        for letter in KINDS:
+            spans = [(begin, end - begin) for word, begin, end in own if read_action(word)[1] == letter]
+            # Between actions of a kind there is a line, unless there are too many to see.
+            line = 0.0 if many else 0.3
+            axes.broken_barh(
+                spans, (rank - 0.4, 0.8), color=COLOURS[letter], edgecolor="white", linewidth=line, rasterized=many
+            )
+    shown = [letter for letter in KINDS if any(read_action(word)[1] == letter for own in actions for word, _, _ in own)]
+    _legend(figure, {KINDS[letter]: COLOURS[letter] for letter in shown})
+    _ranks(axes, len(actions))
+    axes.set_xlim(0.0, estimate.step_time_s)
+    axes.set_xlabel("seconds; what is white is waiting, gradients and the optimizer")
+    return figure
+
+
+def memory_over_time(plan: Plan) -> Figure:
+    """Memory of a device of each pipeline rank in the course of a step, as micro-batches come and go."""
+    actions, estimate = _actions(plan), _estimate(plan)
+    figure, axes = _figure(6, "Memory of a device of each pipeline rank")
+    for rank, own in enumerate(actions):
+        memory = _memory_of(plan, rank, len(actions))
+        times, kept = in_flight(own)
+        always = (memory.total - memory.activations) / GIB
+        level = always + memory.activations / GIB * kept / max(1, int(kept.max()))
+        axes.step([0.0, *times, estimate.step_time_s], [always, *level, always], where="post", label=f"rank {rank}")
+    capacity = min(memory.capacity for memory in estimate.memory_bytes) / GIB
+    axes.axhline(capacity, color="#D55E00", linestyle="--", label="memory of a device")
+    axes.set_ylim(0.0)
+    axes.set_xlim(0.0, estimate.step_time_s)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("GiB")
+    if len(actions) <= len(PARTS):
+        axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def in_flight(actions: Sequence[Action]) -> tuple[Floats, Ints]:
+    """When the number of micro-batches changes whose activations a rank keeps, and the numbers from then on.
+
+    Args:
+        actions: of one rank, in order. A forward pass keeps activations from its beginning, the last backward pass of
+            the micro-batch in the stage frees them at its end.
+    """
+    last = {}
+    for word, _, end in actions:
+        stage, letter, micro_batch = read_action(word)
+        if letter != "F":
+            last[stage, micro_batch] = end
+    begins = [begin for word, begin, _ in actions if read_action(word)[1] == "F"]
+    times = np.array([*begins, *last.values()])
+    change = np.array([*[1] * len(begins), *[-1] * len(last)])
+    # What ends goes before what begins at the same time.
+    order = np.lexsort((change, times))
+    return times[order], change[order].cumsum()
+
+
+def memory(plan: Plan) -> Figure:
+    """What fills the memory of the devices, with their capacity."""
+    rows = _estimate(plan).memory_bytes
+    figure, axes = _figure(len(rows), "Memory of each device at its peak")
+    left = np.zeros(len(rows))
+    for name, colour in zip(CLASSES, PARTS, strict=False):
+        amounts = np.array([getattr(row, name) for row in rows]) / GIB
+        axes.barh(range(len(rows)), amounts, left=left, color=colour, label=name)
+        left += amounts
+    for number, row in enumerate(rows):
+        axes.plot([row.capacity / GIB] * 2, [number - 0.4, number + 0.4], color="#D55E00", linewidth=2)
+    axes.set_yticks(range(len(rows)), [f"devices {row.devices}" for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel("GiB; the red line is what a device has")
+    figure.legend(frameon=False, fontsize=8, ncols=len(CLASSES), loc="outside lower center")
+    return figure
+
+
+def breakdown(plan: Plan) -> Figure:
+    """Where the time of the slowest rank goes."""
+    estimate = _estimate(plan)
+    parts = {name: value for name, value in time_parts(estimate).items() if value > 0.0}
+    figure, axes = _figure(len(parts), "Where the time of the slowest rank goes")
+    bars = axes.barh(range(len(parts)), list(parts.values()), color=PARTS[0])
+    share = [f"{seconds(value)}, {value / estimate.step_time_s:.1%}" for value in parts.values()]
+    axes.bar_label(bars, share, padding=3, fontsize=8)
+    axes.set_yticks(range(len(parts)), list(parts))
+    axes.invert_yaxis()
+    axes.set_xlim(0.0, 1.25 * max(parts.values()))
+    axes.set_xlabel("seconds")
+    return figure
+
+
+def time_parts(estimate: Estimate) -> dict[str, float]:
+    """Seconds of a step by what they are spent on; they add up to the step time."""
+    found = {name: float(estimate.breakdown_s[name]) for name in ("compute", "bubble", "optimizer", "overhead")}
+    exposed = estimate.breakdown_s["exposed_communication"]
+    return found | {name.replace("_", "-"): float(value) for name, value in exposed.items()}
+
+
+def placement(plan: Plan) -> Figure:
+    """Which part of the model is on which devices, and how it is spread there."""
+    stages, ranks = plan.stages, len(_actions(plan))
+    figure, axes = _figure(len(stages), "The model from the input to the loss, and its devices")
+    for number, stage in enumerate(stages):
+        rank = number % ranks
+        axes.barh(number, 0.96, left=rank + 0.02, height=0.86, color=PARTS[rank % len(PARTS)], alpha=0.25)
+        text = f"{short(stage.operators[0])} … {short(stage.operators[1])}"
+        axes.text(rank + 0.5, number - 0.16, text, ha="center", va="center", fontsize=7)
+        axes.text(rank + 0.5, number + 0.2, _mesh_text(stage), ha="center", va="center", fontsize=7)
+    axes.set_xlim(0.0, ranks)
+    axes.set_xticks(
+        [rank + 0.5 for rank in range(ranks)], [f"devices\n{stages[rank].devices}" for rank in range(ranks)]
+    )
+    axes.set_yticks(range(len(stages)), [f"stage {number}" for number in range(len(stages))])
+    axes.set_ylim(len(stages) - 0.4, -0.6)
+    return figure
+
+
+PICTURES: Mapping[str, Callable[[Plan], Figure]] = {
+    "timeline": timeline,
+    "memory-over-time": memory_over_time,
+    "memory": memory,
+    "breakdown": breakdown,
+    "placement": placement,
+}
+"""Name of a picture -> the function that draws it."""
+
+
+def short(name: str) -> str:
+    """The module of an operator, as far as its first number: `layers.9` of `layers.9.mlp.up_proj/MatMul`."""
+    scope, _, kind = name.partition("/")
+    parts = scope.split(".")
+    number = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
+    return ".".join(parts[: number + 1])[-24:] or kind[-24:]
+
+
+def _mesh_text(stage: Stage) -> str:
+    words = [f"{axis} {size}" for axis, size in stage.mesh if size > 1]
+    words += [f"ZeRO {stage.zero.stage}"] if stage.zero.stage else []
+    words += ["recomputed"] if stage.recompute else []
+    return " × ".join(words) or "one device"
+
+
+def _figure(rows: int, title: str) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, 1.4 + 0.45 * min(rows, 24)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", fontsize=10)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _legend(figure: Figure, colours: Mapping[str, str]) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    figure.legend(handles=handles, frameon=False, fontsize=8, ncols=len(handles), loc="outside lower center")
+
+
+def _ranks(axes: Axes, count: int) -> None:
+    axes.set_yticks(range(count), [f"rank {rank}" for rank in range(count)])
+    axes.invert_yaxis()
+
+
+def _estimate(plan: Plan) -> Estimate:
+    assert plan.estimate is not None, "the plan must be priced"
+    return plan.estimate
+
+
+def _actions(plan: Plan) -> Sequence[Sequence[Action]]:
+    found = _estimate(plan).timeline
+    assert found is not None, "the estimate must hold a timeline"
+    return found
+
+
+def _memory_of(plan: Plan, rank: int, ranks: int) -> DeviceMemory:
+    """Memory of the fullest device of a pipeline rank."""
+    own = set(parse_devices(plan.stages[rank % ranks].devices))
+    rows = [row for row in _estimate(plan).memory_bytes if own & set(parse_devices(row.devices))]
+    return max(rows, key=lambda row: row.total)

@@ -1,0 +1,54 @@
+"""The step of a plan as a trace for Perfetto (https://ui.perfetto.dev) or chrome://tracing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+Action = tuple[str, float, float]
+"""Torch's word for an action of a pipeline rank, and the seconds at which it begins and ends."""
+
+KINDS = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward of the inputs",
+    "W": "backward of the weights",
+}
+"""Letter of an action -> what is computed."""
+MICROSECONDS = 1e6
+
+
+def read_action(word: str) -> tuple[int, str, int]:
+    """Stage, letter and micro-batch of an action such as `2F13`."""
+    match = re.fullmatch(r"(\d+)([A-Z]+)(\d+)", word)
+    assert match is not None, word
+    return int(match[1]), match[2], int(match[3])
+
+
+def trace(name: str, timeline: Sequence[Sequence[Action]]) -> dict[str, Any]:
+    """A trace in Chrome's JSON format (Trace Event Format): a process for each pipeline rank.
+
+    Args:
+        name: name of the model.
+        timeline: of each pipeline rank, the actions in order.
+    """
+    events: list[dict[str, Any]] = []
+    for rank, actions in enumerate(timeline):
+        label = {"name": f"pipeline rank {rank}"}
+        events.append({"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": label})
+        for word, begin, end in actions:
+            stage, letter, micro_batch = read_action(word)
+            events.append(
+                {
+                    "ph": "X",
+                    "name": word,
+                    "cat": KINDS.get(letter, letter),
+                    "pid": rank,
+                    "tid": 0,
+                    "ts": begin * MICROSECONDS,
+                    "dur": (end - begin) * MICROSECONDS,
+                    "args": {"stage": stage, "micro_batch": micro_batch},
+                }
+            )
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"model": name}}

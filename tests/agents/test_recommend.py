@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from agents import Budget, search
+from agents.recommend import DAY, Goals, recommend, sizes, steps_of
+from automap.cluster import parse_cluster
+from automap.errors import ClusterError, NothingFits, ProblemError
+from automap.problem import Problem
+from ir import zoo
+
+CLUSTERS = ("1xP40", "1x8xV100-16GB", "2x8xV100-16GB@25Gbit", "1x8xA100", "2x8xA100", "1x8xH100")
+TRAINING = {"global_batch": 64}
+PRICES = {"P40": 0.1, "V100-16GB": 0.5, "a100": 1.5, "H100": 2.5}
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return zoo.build("bert-large")
+
+
+@pytest.fixture(scope="module")
+def found(graph):
+    return recommend(graph, CLUSTERS, TRAINING, Goals(prices=PRICES))
+
+
+def test_every_candidate_has_what_a_search_finds(graph, found):
+    assert [one.cluster for one in found.candidates] == list(CLUSTERS)
+    for one in found.candidates:
+        problem = Problem.build(graph, one.cluster, TRAINING)
+        try:
+            step_s = search(problem, Budget(), searcher="expert").step_time_s
+        except NothingFits:
+            step_s = None
+        assert one.step_time_s == step_s
+        assert one.lower_bound_s is not None
+        assert step_s is None or one.lower_bound_s <= step_s
+
+
+def test_no_candidate_beats_one_of_the_front_and_every_other_one_is_beaten(found):
+    able = [one for one in found.candidates if one.step_time_s is not None]
+
+    def beats(one, other):
+        no_worse = one.cost_per_hour <= other.cost_per_hour and one.step_time_s <= other.step_time_s
+        return no_worse and (one.cost_per_hour, one.step_time_s) != (other.cost_per_hour, other.step_time_s)
+
+    front = [one for one in able if not any(beats(other, one) for other in able)]
+    assert sorted(one.cluster for one in found.front) == sorted(one.cluster for one in front)
+    assert found.fastest.step_time_s == min(one.step_time_s for one in able)
+    assert found.cheapest.cost_per_step == min(one.cost_per_step for one in able)
+    assert found.fewest.num_devices == min(one.num_devices for one in able)
+    assert found.fastest.plan.estimate.step_time_s == found.fastest.step_time_s
+
+
+def test_prices_are_those_of_all_devices(found):
+    costs = {one.cluster: one.cost_per_hour for one in found.candidates}
+    assert costs["2x8xV100-16GB@25Gbit"] == 16 * 0.5
+    assert costs["2x8xA100"] == 16 * 1.5
+
+
+def test_goals_leave_out_what_does_not_meet_them(graph, found):
+    limit = sorted(one.step_time_s for one in found.candidates if one.step_time_s)[2]
+    met = recommend(graph, CLUSTERS, TRAINING, Goals(target_step_s=limit, prices=PRICES))
+    assert all(one.step_time_s <= limit for one in met.front)
+    assert met.fewest.num_devices == min(
+        one.num_devices for one in found.candidates if one.step_time_s and one.step_time_s <= limit
+    )
+    cheap = recommend(graph, CLUSTERS, TRAINING, Goals(max_cost_per_hour=12.0, prices=PRICES))
+    assert all(one.cost_per_hour <= 12.0 for one in cheap.front)
+
+
+@pytest.mark.slow
+def test_processes_change_nothing():
+    clusters, graph = sizes(["A100"], 128), zoo.build("gpt:layers=1,hidden=64,heads=4,vocab_size=256,seq_len=32")
+    one, two = (recommend(graph, clusters, TRAINING, Goals(), processes=count) for count in (1, 2))
+    assert len(clusters) >= 16
+    assert one.candidates == two.candidates
+
+
+def test_contradictory_goals_are_told_what_is_possible(graph, found):
+    steps = steps_of(graph, 64, 1e12)
+    assert steps == 1e12 / (64 * 512)
+    fastest_s = found.fastest.step_time_s
+    goals = Goals(target_step_s=0.99 * fastest_s, steps=steps)
+    with pytest.raises(ProblemError) as refused:
+        recommend(graph, CLUSTERS, TRAINING, goals)
+    assert refused.value.field == "target_step"
+    assert found.fastest.cluster in refused.value.repair
+    assert f"{steps * fastest_s / DAY:,.4g} days" in refused.value.repair
+    with pytest.raises(ProblemError, match="no plan takes less than"):
+        recommend(graph, CLUSTERS, TRAINING, Goals(target_step_s=1e-6))
+    with pytest.raises(ProblemError, match="allow that") as dear:
+        recommend(graph, CLUSTERS, TRAINING, Goals(max_cost_per_hour=0.01, prices=PRICES))
+    assert dear.value.field == "max_cost_per_hour"
+
+
+def test_sizes_are_parts_of_nodes_and_nodes():
+    found = [parse_cluster(text).num_devices for text in sizes(["H100"], 512)]
+    assert found[:4] == [1, 2, 4, 8]
+    assert found[-1] == 512
+    assert all(after / before <= 2.0 for before, after in itertools.pairwise(found))
+    assert all(after / before <= 1.25 for before, after in itertools.pairwise(found) if before >= 64)
+    assert {2**power for power in range(10)} <= set(found)
+    assert len(sizes(["H100", "A100"], 512)) == 2 * len(found)
+    assert math.prod(found) > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "field"),
+    [
+        ((["1x8xZ9000"], TRAINING, Goals()), ClusterError, "cluster"),
+        ((["1x8xA100"], {"global_batch": 0}, Goals()), ProblemError, "training.global_batch"),
+    ],
+)
+def test_bad_input(graph, arguments, error, field):
+    with pytest.raises(error) as refused:
+        recommend(graph, *arguments)
+    assert refused.value.field == field
+    with pytest.raises(ProblemError, match="Add its price"):
+        recommend(graph, ["1x8xA100"], TRAINING, Goals(prices={"H100": 1.0}))
+    with pytest.raises(ProblemError, match="no sequence"):
+        steps_of(zoo.build("vgg19"), 64, 1e9)

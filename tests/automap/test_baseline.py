@@ -1,0 +1,91 @@
+"""What the user runs today as `hints.baseline`: a plan document, or the text of a configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from automap.cluster import parse_cluster
+from automap.errors import PlanError
+from automap.export.baseline import load, read_baseline, with_stated
+from automap.price.evaluator import Evaluator
+from automap.problem import Problem
+from ir import zoo
+
+GPT = "gpt:layers=6,hidden=64,heads=4,seq_len=32,vocab_size=96"
+SCRIPT = (
+    "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 24 "
+    "--seq-length 32 --fp16 --lr 0.1"
+)
+TRAINING = {"global_batch": 24, "precision": "fp16", "trainer": "megatron-core"}
+
+
+def evaluator(document: Any, training: Any = TRAINING) -> Evaluator:
+    return Evaluator(Problem.build(zoo.build(GPT), parse_cluster("8xA100"), training, {"baseline": document}))
+
+
+def test_a_configuration_and_its_plan_are_the_same_baseline(tmp_path: Path) -> None:
+    path = tmp_path / "args.sh"
+    path.write_text(SCRIPT)
+    document = load(path)
+    assert document == {"file": "args.sh", "text": SCRIPT}
+    training = with_stated({}, {"baseline": document})
+    assert training == TRAINING
+    found = read_baseline(evaluator(document, training))
+    assert found is not None and found.name == "args.sh"
+    assert found.notes == ("not read: --lr",)
+    (degrees,) = found.plan.degrees
+    assert (degrees.tensor, degrees.pipeline, degrees.data, degrees.micro_batch) == (2, 2, 2, 2)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(found.plan.to_json()))
+    again = read_baseline(evaluator(load(path)))
+    assert again is not None and again.name == "plan"
+    assert again.plan.estimate == found.plan.estimate
+
+
+def test_what_the_user_says_goes_before_what_the_file_says() -> None:
+    hints = {"baseline": {"file": "args.sh", "text": SCRIPT}}
+    assert with_stated({"global_batch": 8}, hints)["global_batch"] == 8
+    # A target names the trainer.
+    assert "trainer" not in with_stated({"target": "torchtitan"}, hints)
+    assert with_stated({"global_batch": 8}, {}) == {"global_batch": 8}
+    assert read_baseline(Evaluator(Problem.build(zoo.build(GPT), parse_cluster("8xA100"), TRAINING))) is None
+
+
+def test_a_file_without_a_micro_batch_says_what_is_assumed() -> None:
+    document = {"file": "ds.json", "text": json.dumps({"train_batch_size": 24, "fp16": {"enabled": True}})}
+    found = read_baseline(evaluator(document))
+    assert found is not None and "1 is assumed" in found.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("document", "field", "repair"),
+    [
+        ({"file": "a.txt", "text": ""}, "hints.baseline", ".toml"),
+        ({"file": "a.sh"}, "hints.baseline.text", "Give"),
+        ({"file": "a.sh", "text": SCRIPT, "tp": 2}, "hints.baseline.tp", "Remove"),
+        ({"file": "a.sh", "text": "--micro-batch-size $MBS"}, "hints.baseline.--micro-batch-size", "number itself"),
+        ({"file": "a.sh", "text": SCRIPT.replace("24", "32")}, "hints.baseline.global_batch", "Give global_batch 32"),
+        ({"file": "a.sh", "text": SCRIPT.replace("--fp16", "--bf16")}, "hints.baseline.precision", "precision bf16"),
+        (
+            {"file": "a.sh", "text": SCRIPT.replace("parallel-size 2", "parallel-size 3")},
+            "hints.baseline.tp",
+            "product",
+        ),
+        ({"file": "a.sh", "text": SCRIPT.replace("length 32", "length 64")}, "hints.baseline.seq_len", "seq_len=64"),
+        ({"stages": []}, "hints.baseline", "Give"),
+    ],
+)
+def test_what_is_wrong_is_named(document: dict[str, Any], field: str, repair: str) -> None:
+    with pytest.raises(PlanError) as fault:
+        read_baseline(evaluator(document))
+    assert fault.value.field.startswith(field)
+    assert repair in fault.value.repair
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="baseline: cannot be read"):
+        load(tmp_path / "none.sh")

@@ -1,0 +1,79 @@
+"""The loader that is exported for plain PyTorch, on real processes: its losses are those of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import loader_ranks
+import numpy as np
+import pytest
+import torch
+
+from automap.cluster import parse_cluster
+from automap.export import plan_loader
+from automap.export.export import export, save
+from automap.price.estimate import annotate
+from automap.problem import Problem
+from automap.space.target_limits import plan_space
+from ir import zoo
+
+WANTED = {
+    "replicas": {"data": 2, "zero": 0},
+    "ZeRO 2": {"data": 2, "zero": 2},
+    "ZeRO 3": {"data": 2, "zero": 3},
+    "split weights": {"tensor": 2},
+    "stages": {"pipeline": 2, "virtual_stages": 1},
+    "interleaved stages": {"pipeline": 2, "virtual_stages": 2},
+}
+"""Name of a case -> degrees of its plan."""
+
+
+@pytest.mark.slow
+def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
+    training = {"global_batch": loader_ranks.BATCH, "target": "pytorch", "precision": "fp32"}
+    problem = Problem.build(zoo.build(loader_ranks.MODEL), parse_cluster("2xcpu"), training)
+    space = plan_space(problem)
+    saved = set()
+    for values in space.random_batch(np.random.default_rng(0), 400).tolist():
+        if saved == WANTED.keys():
+            break
+        plan = annotate(space.decode(values), space.lowered(values), space.evaluator)
+        for name, degrees in WANTED.items():
+            fits = all(getattr(plan.degrees[0], key) == value for key, value in degrees.items())
+            if fits and name not in saved and plan.num_micro_batches > 1:
+                save(export(plan, problem, "pytorch"), tmp_path / name)
+                saved.add(name)
+    assert saved == WANTED.keys()
+    wanted = loader_ranks.losses_of_one()
+    assert abs(wanted[-1] - wanted[0]) > 0.1
+    for found in loader_ranks.run_ranks(2, tmp_path, list(WANTED)):
+        for name, losses in zip(WANTED, found, strict=True):
+            assert not isinstance(losses, str), f"{name}: {losses}"
+            assert losses == pytest.approx(wanted, rel=1e-5), name
+
+
+def test_fused_weights_are_shared_out_piece_by_piece() -> None:
+    # Queries and keys of two ranks: each gets half of both.
+    assert plan_loader.interleaved([4, 4], 2).tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+    assert plan_loader.interleaved([4, 2, 2], 2).tolist() == [0, 1, 4, 6, 2, 3, 5, 7]
+
+
+def test_a_model_is_cut_between_its_modules() -> None:
+    model, (ids, _) = loader_ranks.build(), loader_ranks.batch()
+    stages, names = plan_loader.cut(model, [["wte", "wpe", "h.0"], ["h.1"], ["h.2", "h.3", "ln_f", "lm_head"]])
+    assert names == ["ids"]
+    passed = stages[0](ids=ids)
+    for stage in stages[1:]:
+        passed = stage(passed, ids=ids)
+    torch.testing.assert_close(passed, model(ids))
+    assert {name for name, _ in stages[1].named_parameters()} == {
+        name for name, _ in model.named_parameters() if name.startswith("h.1.")
+    }
+
+
+def test_a_model_without_the_modules_of_the_plan_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pytorch.json").write_text(
+        '{"layers": ["h.0"], "recompute": [], "stages": [[]], "tensor_parallel": {"h.*.mlp.up": {}}}'
+    )
+    with pytest.raises(ValueError, match=r"no module h\.\*\.mlp\.up of pytorch\.json"):
+        plan_loader.Training(loader_ranks.build(), loader_ranks.loss_of, tmp_path)

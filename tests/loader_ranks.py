@@ -1,0 +1,101 @@
+"""What ranks do in the test of the loader of plain PyTorch; imported once by the process that they are forked from."""
+
+import datetime
+import importlib.util
+import multiprocessing
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F  # noqa: N812
+from trainer_ranks import EXAMPLE
+
+SIZES = {"layers": 4, "hidden": 16, "heads": 4, "seq_len": 8, "vocab_size": 24}
+MODEL = "gpt:" + ",".join(f"{key}={value}" for key, value in SIZES.items())
+BATCH, STEPS = 8, 3
+
+
+def build():
+    """The network of the example, with values far from any symmetry."""
+    spec = importlib.util.spec_from_file_location("train_gpt", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    torch.manual_seed(0)
+    gpt = module.Gpt(**SIZES)
+    with torch.no_grad():
+        for parameter in gpt.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return gpt
+
+
+def loss_of(scores, labels):
+    return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+
+def batch():
+    """Inputs and labels."""
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(0, SIZES["vocab_size"], (BATCH, SIZES["seq_len"]), generator=generator) for _ in range(2)]
+
+
+def losses_of_one():
+    """[steps] losses of one process."""
+    gpt, (ids, labels) = build(), batch()
+    optimizer = torch.optim.SGD(gpt.parameters(), lr=1.0)
+    found = []
+    for _ in range(STEPS):
+        loss = loss_of(gpt(ids), labels)
+        loss.backward()
+        found.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def train(folder):
+    """[steps] losses by the plan in a folder, whose own loader is used."""
+    spec = importlib.util.spec_from_file_location("plan_loader", folder / "plan_loader.py")
+    loader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loader)
+    training = loader.Training(build(), loss_of)
+    optimizer = torch.optim.SGD(training.parameters(), lr=1.0)
+    mine = [some.chunk(training.replicas)[training.replica] for some in batch()]
+    found = []
+    for _ in range(STEPS):
+        found.append(training.step(*mine))
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def _rank(rank, size, folder, cases):
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+    found = []
+    for case in cases:
+        try:
+            found.append(train(folder / case))
+        except Exception:
+            found.append(traceback.format_exc())  # the parent judges it
+            break
+    torch.save(found, folder / f"{rank}.pt")
+    os._exit(0)
+
+
+def run_ranks(size, folder, cases):
+    """[rank][case] losses, or a traceback behind which nothing more was run."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    multiprocessing.set_forkserver_preload(["loader_ranks"])
+    try:
+        mp.start_processes(_rank, (size, Path(folder), cases), size, start_method="forkserver")
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+    return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(size)]

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.command.main import main
+
+GPT = "zoo:gpt:layers=4,hidden=256,heads=4,vocab_size=1024,seq_len=128"
+WORDS = [GPT, "--cluster", "8xA100-80GB", "--global-batch", "64"]
+OPTIONS = {
+    "tensor parallel": "tp",
+    "pipeline": "pp",
+    "context parallel": "cp",
+    "micro-batch": "micro_batch",
+    "chunks of a pipeline rank": "virtual",
+    "ZeRO": "zero",
+    "recompute": "recompute",
+    "schedule": "schedule",
+}
+"""Words of a change -> option of `automap estimate`."""
+
+
+@pytest.fixture
+def plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    paths = [str(tmp_path / "first.json"), str(tmp_path / "second.json")]
+    assert main(["estimate", *WORDS, "--tp", "2", "--pp", "2", "--micro-batch", "2", "-o", paths[0]]) == 0
+    assert main(["estimate", *WORDS, "--zero", "1", "--micro-batch", "4", "-o", paths[1]]) == 0
+    capsys.readouterr()
+    return paths
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_every_alternative_is_what_estimate_says(plans: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = shown(capsys, "explain", plans[0], GPT)
+    step_s = found["plan"]["estimate"]["step_time_s"]
+    assert step_s == json.loads(Path(plans[0]).read_text())["estimate"]["step_time_s"]
+    alternatives = found["alternatives"]
+    assert [one["step_time_s"] for one in alternatives] == sorted(one["step_time_s"] for one in alternatives)
+    priced = set()
+    for one in alternatives:
+        degrees = {"tp": "2", "pp": "2", "micro_batch": "2"}
+        for change in one["about"].split(", "):
+            name, _, value = change.partition(" → ")
+            words = name.rpartition(" ")[0]
+            # Without a pipeline there is no schedule.
+            if words in OPTIONS and (words, value) != ("schedule", "none"):
+                degrees[OPTIONS[words]] = value
+                priced.add(words)
+        if "sequence parallel" in one["about"]:
+            continue
+        options = [word for name, value in degrees.items() for word in (f"--{name.replace('_', '-')}", value)]
+        plan = shown(capsys, "estimate", *WORDS, *options)
+        assert one["step_time_s"] == plan["estimate"]["step_time_s"], one["about"]
+        assert one["more_s"] == pytest.approx(one["step_time_s"] - step_s)
+        assert one["shortage"] is None
+    assert priced == {*OPTIONS}
+    assert main(["explain", plans[0], GPT]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("strategy  pipeline 2 × 2 replicas × tensor parallel 2")
+    assert page.count("\ninstead   ") == len(alternatives)
+
+
+def test_the_changes_add_up_to_the_difference(plans: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = shown(capsys, "diff", *plans, GPT)
+    before, after = (found[name]["step_time_s"] for name in ("first", "second"))
+    assert sum(change["saved_s"] for change in found["changes"]) == pytest.approx(before - after)
+    assert {"ZeRO 0 → 1"} < {change["about"] for change in found["changes"]}
+    back = shown(capsys, "diff", *reversed(plans), GPT)
+    assert sum(change["saved_s"] for change in back["changes"]) == pytest.approx(after - before)
+    assert main(["diff", *plans, GPT]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + len(found["changes"])
+    assert not shown(capsys, "diff", plans[0], plans[0], GPT)["changes"]
+
+
+def test_plans_of_other_problems_are_not_compared(
+    plans: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "third.json")
+    assert main(["estimate", GPT, "--cluster", "8xA100-80GB", "--global-batch", "32", "-o", path]) == 0
+    capsys.readouterr()
+    assert main(["diff", plans[0], path, GPT]) == 2
+    assert "third.json has another training: global_batch 32 and not 64" in capsys.readouterr().err

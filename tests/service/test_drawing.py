@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from automap.plan import Plan
+from automap.price.estimate import price
+from automap.problem import Problem
+from ir import zoo
+from service.command.main import main
+from service.drawing.page import report
+from service.drawing.pictures import PICTURES, in_flight, short, time_parts
+from service.drawing.trace import trace
+
+GPT = "gpt:layers=8,hidden=256,heads=4,vocab_size=1024,seq_len=128"
+DEGREES = {
+    "pipeline": ["--pp", "4", "--tp", "2", "--recompute", "full"],
+    "gpipe": ["--pp", "4", "--schedule", "gpipe"],
+    "interleaved": ["--pp", "4", "--virtual", "2"],
+    "zero-bubble": ["--pp", "4", "--schedule", "zb1p"],
+    "replicas": ["--zero", "1"],
+}
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.fixture(scope="module", params=list(DEGREES))
+def kind(request: Any) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def file(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    words = ["--cluster", "8xA100-80GB", "--global-batch", "64", *DEGREES[kind]]
+    assert main(["estimate", f"zoo:{GPT}", *words, "-o", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def plan(file: Path) -> Plan:
+    plan = Plan.from_json(json.loads(file.read_text()))
+    problem = Problem.build(zoo.build(GPT), plan.cluster, plan.training)
+    return replace(plan, estimate=price(problem, plan, with_timeline=True))
+
+
+def actions(plan: Plan) -> Any:
+    assert plan.estimate is not None
+    assert plan.estimate.timeline is not None
+    return plan.estimate.timeline
+
+
+def test_a_trace_holds_every_action(plan: Plan) -> None:
+    document = json.loads(json.dumps(trace("gpt", actions(plan))))
+    events = [event for event in document["traceEvents"] if event["ph"] == "X"]
+    assert len(events) == sum(map(len, actions(plan)))
+    for event in events:
+        begin, end = next((b, e) for word, b, e in actions(plan)[event["pid"]] if word == event["name"])
+        assert event["ts"] == pytest.approx(begin * 1e6)
+        assert event["dur"] == pytest.approx((end - begin) * 1e6)
+    assert plan.estimate is not None
+    assert max(event["ts"] + event["dur"] for event in events) <= plan.estimate.step_time_s * 1e6 * (1 + 1e-9)
+
+
+def test_micro_batches_come_and_go(plan: Plan, kind: str) -> None:
+    ranks = len(actions(plan))
+    for rank, own in enumerate(actions(plan)):
+        times, kept = in_flight(own)
+        assert (np.diff(times) >= 0).all()
+        assert kept[-1] == 0
+        assert kept.min() >= 0
+        if kind == "gpipe":
+            assert kept.max() == plan.num_micro_batches
+        if kind == "pipeline":
+            # 1F1B: rank r of p has p - r micro-batches under way (Narayanan et al., arXiv 2006.09503).
+            assert kept.max() == min(ranks - rank, plan.num_micro_batches)
+
+
+@pytest.mark.parametrize("name", list(PICTURES))
+def test_every_picture_is_drawn(plan: Plan, name: str) -> None:
+    figure = PICTURES[name](plan)
+    (axes,) = figure.axes
+    assert axes.get_title(loc="left")
+    if name == "breakdown":
+        assert plan.estimate is not None
+        widths = [bar.get_width() for bar in axes.containers[0]]
+        assert sum(widths) == pytest.approx(plan.estimate.step_time_s)
+        assert sum(time_parts(plan.estimate).values()) == pytest.approx(plan.estimate.step_time_s)
+    if name == "placement":
+        assert len(axes.patches) == len(plan.stages)
+    if name == "memory":
+        assert plan.estimate is not None
+        right = [max(bar.get_x() + bar.get_width() for bar in group) for group in axes.containers]
+        assert max(right) == pytest.approx(max(row.total for row in plan.estimate.memory_bytes) / 2**30)
+
+
+class Elements(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+def test_a_report_needs_no_network_and_names_its_pictures(plan: Plan) -> None:
+    text = report(replace(plan, model=replace(plan.model, name="<script>alert(1)</script>")))
+    parser = Elements()
+    parser.feed(text)
+    assert not {"script", "link", "iframe"} & {tag for tag, _ in parser.tags}
+    for _, attributes in parser.tags:
+        for name in ("src", "href", "xlink:href"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:"))
+    figures = [attributes["id"] for tag, attributes in parser.tags if tag == "figure"]
+    assert sorted(map(str, figures)) == sorted(PICTURES)
+    drawn = [attributes for tag, attributes in parser.tags if tag == "svg"]
+    assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in drawn)
+    assert text == report(replace(plan, model=replace(plan.model, name="<script>alert(1)</script>")))
+
+
+def test_names_of_operators_are_cut_to_their_layer() -> None:
+    assert short("layers.9.mlp.up_proj/MatMul") == "layers.9"
+    assert short("embed_tokens/Gather") == "embed_tokens"
+    assert short("conv1") == "conv1"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="not run: pictures in a browser (apt-get install chromium)")
+def test_a_browser_shows_the_report(plan: Plan, kind: str, tmp_path: Path) -> None:
+    if kind not in ("interleaved", "replicas"):
+        return
+    from matplotlib.image import imread
+
+    path, picture = tmp_path / "report.html", tmp_path / "shown.png"
+    path.write_text(report(plan))
+    assert CHROMIUM is not None
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--window-size=1000,3000"]
+    words += [f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={picture}", "--dump-dom", path.as_uri()]
+    shown = subprocess.run([CHROMIUM, *words], capture_output=True, text=True, check=True, timeout=120)
+    assert "CONSOLE" not in shown.stderr
+    assert shown.stdout.count("<figure") == len(PICTURES)
+    pixels = imread(picture)[..., :3]
+    # The colours of forward and backward passes, parameters and limits are on the page.
+    for colour in ("0072B2", "E69F00", "009E73", "D55E00"):
+        wanted = np.array([int(colour[i : i + 2], 16) for i in (0, 2, 4)]) / 255.0
+        assert (np.abs(pixels - wanted).max(axis=2) < 0.02).sum() > 20, colour
+
+
+def test_files_of_every_kind_are_written(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, begin in (("r.html", b"<!doctype html>"), ("t.svg", b"<svg"), ("t.png", b"\x89PNG"), ("t.json", b"{")):
+        path = tmp_path / name
+        assert main(["draw", str(file), f"zoo:{GPT}", "-o", str(path)]) == 0
+        assert path.read_bytes().startswith(begin)
+    path = tmp_path / "memory.svg"
+    assert main(["draw", str(file), f"zoo:{GPT}", "-o", str(path), "--picture", "memory"]) == 0
+    assert re.search("parameters", path.read_text())
+    capsys.readouterr()
+    for words, part in (
+        (["-o", str(tmp_path / "x.gif")], ".html, .svg, .png or .json"),
+        (["-o", str(tmp_path / "x.svg"), "--picture", "memoryy"], "Did you mean memory?"),
+        (["-o", str(tmp_path / "x.html"), "--picture", "memory"], "Leave --picture out"),
+    ):
+        assert main(["draw", str(file), f"zoo:{GPT}", *words]) == 2
+        assert part in capsys.readouterr().err

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.command.main import main
+
+WORDS = ["recommend", "zoo:gpt:layers=2,hidden=128,heads=4,vocab_size=512,seq_len=64", "--global-batch", "32"]
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main([*WORDS, *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_days_and_costs_follow_from_the_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prices, path = tmp_path / "prices.json", tmp_path / "found.json"
+    prices.write_text('{"H100": 2.5, "A100": 1.5}')
+    words = ["--clusters", "1x8xA100,1x8xH100", "--tokens", "1e9", "--price", str(prices), "-o", str(path)]
+    found = shown(capsys, *words)
+    assert json.loads(path.read_text()) == found
+    steps = 1e9 / (32 * 64)
+    for one, hour in zip(found["candidates"], (8 * 1.5, 8 * 2.5), strict=True):
+        assert one["cost_per_hour"] == hour
+        assert one["days"] == pytest.approx(steps * one["step_time_s"] / 86400)
+        assert one["cost"] == pytest.approx(hour * 24 * one["days"])
+    assert found["fastest"]["plan"]["estimate"]["step_time_s"] == found["fastest"]["step_time_s"]
+
+
+def test_a_page_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--devices", "A100,H100", "--max-devices", "4", "--price", "A100=1,H100=2", "--target-step", "10s"]
+    assert main([*WORDS, *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["cluster", "devices", "step", "an", "hour"]
+    assert [line.split()[0] for line in lines[-3:]] == ["fewest", "cheapest", "fastest"]
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        ([], "clusters"),
+        (["--clusters", "1x8xA100", "--devices", "A100"], "clusters"),
+        (["--devices", "A100", "--max-devices", "0"], "max_devices"),
+        (["--devices", "Z9000"], "cluster"),
+        (["--clusters", "1x8xA100", "--target-step", "soon"], "target_step"),
+        (["--clusters", "1x8xA100", "--target-step", "1e-9s"], "target_step"),
+        (["--clusters", "1x8xA100", "--target-days", "3"], "target_days"),
+        (["--clusters", "1x8xA100", "--target-days", "-3", "--tokens", "1e9"], "target_days"),
+        (["--clusters", "1x8xA100", "--price", "A100"], "prices"),
+        (["--clusters", "1x8xA100", "--price", "A100=-1"], "prices.A100"),
+        (["--clusters", "1x8xA100", "--price", "H100=1"], "prices"),
+        (["--clusters", "1x8xA100", "--max-cost-per-hour", "3"], "max_cost_per_hour"),
+        (["--clusters", "1x8xA100", "--max-cost-per-hour", "3", "--price", "A100=1"], "max_cost_per_hour"),
+    ],
+)
+def test_bad_input(words: list[str], field: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*WORDS, *words, "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["field"] == field
