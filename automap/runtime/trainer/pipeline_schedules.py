@@ -1,7 +1,7 @@
 """Pipelines of torch that run the schedules of plans, with ZeRO of every stage inside.
 
-1F1B, GPipe and interleaved schedules are torch's classes. All others are given to torch's runtime as lists of actions,
-in the words that plans use (`automap.schedule`).
+1F1B, GPipe and interleaved schedules are torch's classes. All others, and 1F1B of fewer micro-batches than stages, are
+given to torch's runtime as lists of actions, in the words that plans use (`automap.schedule`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def make_schedule(
         make = lambda *args, **kwargs: _ScatteringStage(*args, frees_weights=zero == 3, **kwargs)  # noqa: E731
     made = [make(stage, n, number, device, group=group) for n, stage in stages.items()]
     settings: dict[str, Any] = {"loss_fn": loss, "scale_grads": False}
-    if kind in SINGLE:
+    # torch's 1F1B wants a micro-batch for each stage.
+    if kind in SINGLE and (kind == "gpipe" or count >= number):
         return SINGLE[kind](made[0], count, **settings)
     if kind == "interleaved":
         schedule: Any = ScheduleInterleaved1F1B(made, count, **settings)

@@ -14,7 +14,10 @@ from automap.schedule import SPLIT_KINDS
 from automap.targets import OWN, targets
 from ir.graph import Graph
 
-INSTEAD = "Run the plan with `automap trial`, whose interpreter executes the graph itself, or search with hints.fix."
+INSTEAD = (
+    "Search with --target automap, whose plans modules run, or run this one with `automap trial`, whose interpreter "
+    "executes the graph itself."
+)
 """The repair that holds for every plan which is finer than modules."""
 
 

@@ -148,6 +148,7 @@ def test_two_processes(tmp_path):
         "tp2, sequence parallel": plan_of(2, tp=2, count=2, sequence_parallel=True, recompute="full"),
         f"tp2, {OTHER}": plan_of(2, OTHER, tp=2, count=2, sequence_parallel=True),
         "pp2": pipeline(plan_of(1, count=4)),
+        "pp2, one micro-batch": pipeline(plan_of(1, count=1)),
         "pp2, gpipe": pipeline(plan_of(1, count=2), "gpipe", recompute=("h.*",)),
         "pp2, interleaved": pipeline(plan_of(1, count=4), "interleaved"),
         f"pp2, {UNTRACED}": pipeline(plan_of(1, count=4), recompute=("h.1*",)),
