@@ -1,7 +1,8 @@
 """Cluster: devices of one or several kinds in nodes, and the links between them.
 
 Read from a preset (`4x8xA100-80GB`, `2x8xV100-16GB@25Gbit`, `8xV100-32GB+8xP100`), a JSON file, or the data files
-of `automap/data`. Devices are numbered node by node. Knows nothing of models or plans.
+of `automap/data` and of the user's configuration folder. Devices are numbered node by node. Knows nothing of models or
+plans.
 Units: seconds, bytes, bytes/s, FLOP/s (converted once from the units named in the data keys).
 """
 
@@ -280,29 +281,89 @@ def _wrong_number(num_devices: int, field: str, value: object) -> ClusterError:
     return ClusterError(text, field=field, value=value, repair=f"Name between 1 and {MAX_DEVICES} devices.")
 
 
+KINDS: Mapping[str, type[Device] | type[Link]] = {"devices": Device, "links": Link}
+"""Folder of data files -> what each of its files describes."""
+
+
 @functools.cache
 def _library(folder: str) -> Mapping[str, Any]:
-    kind = {"devices": Device, "links": Link}[folder]
     found: dict[str, Any] = {}
     for entry in sorted(resources.files("automap").joinpath("data", folder).iterdir(), key=lambda e: e.name):
-        item: Any = from_json(kind, read_document(entry.read_text()), path=entry.name, error=ClusterError)
+        item: Any = from_json(KINDS[folder], read_document(entry.read_text()), path=entry.name, error=ClusterError)
         for name in (item.name, *item.aliases):
             found[name.lower()] = item
     return found
 
 
+def own_folder(folder: str) -> Path:
+    """The folder of the user's own `devices` or `links`, beside other configuration of this user."""
+    return platformdirs.user_config_path("automap") / folder
+
+
+@functools.cache
+def _read_own(folder: str, place: Path) -> Mapping[str, Any]:
+    """Name in lower case -> the user's own device or link of that name or alias."""
+    found: dict[str, Any] = {}
+    for path in sorted(place.glob("*.json")):
+        document = read_file(path, field=str(path), error=ClusterError)
+        try:
+            item: Any = from_json(KINDS[folder], document, path=str(path), error=ClusterError)
+        except ClusterError as fault:
+            if fault.field.startswith(str(path)):
+                raise
+            raise ClusterError(**fault.texts | {"field": f"{path}.{fault.field}"}) from None
+        if isinstance(item, Device):
+            _check_links(item, path)
+        names = {name.lower() for name in (item.name, *item.aliases)}
+        for name in sorted(names):
+            if name in _library(folder) or name in found:
+                repair = "Give it a name of its own; a device or link that is there already cannot be replaced."
+                raise ClusterError("this name is taken", field=f"{path}.name", value=name, repair=repair)
+        found |= dict.fromkeys(names, item)
+    return found
+
+
+def _check_links(device: Device, path: Path) -> None:
+    """Refuses links of the user's own device that nobody describes, or that join other places."""
+    for key in ("intra_node_link", "inter_node_link"):
+        link: Link = _lookup("links", getattr(device, key), f"{path}.{key}")
+        if not key.startswith(link.scope):
+            found = sorted({other.name for other in _known("links").values() if key.startswith(other.scope)})
+            repair = "Use one of " + ", ".join(found) + "."
+            raise ClusterError("a link of other places", field=f"{path}.{key}", value=link.name, repair=repair)
+
+
+def _known(folder: str) -> Mapping[str, Any]:
+    """Name in lower case -> device or link, of the package and of the user."""
+    return {**_library(folder), **_read_own(folder, own_folder(folder))}
+
+
 def known_devices() -> tuple[Device, ...]:
-    """Every device kind that has a data file, by name."""
+    """Every device kind that has a data file in the package, by name."""
     return tuple({d.name: d for d in _library("devices").values()}.values())
 
 
 def known_links() -> tuple[Link, ...]:
-    """Every link kind that has a data file, by name."""
+    """Every link kind that has a data file in the package, by name."""
     return tuple({link.name: link for link in _library("links").values()}.values())
 
 
+def own_devices() -> tuple[Device, ...]:
+    """Every device kind of the user's own, by name of its file.
+
+    Raises:
+        ClusterError: names the file and the field that are wrong.
+    """
+    return tuple({d.name: d for d in _read_own("devices", own_folder("devices")).values()}.values())
+
+
+def own_links() -> tuple[Link, ...]:
+    """Every link kind of the user's own; see `own_devices`."""
+    return tuple({link.name: link for link in _read_own("links", own_folder("links")).values()}.values())
+
+
 def _lookup(folder: str, text: str, field: str) -> Any:
-    table = _library(folder)
+    table = _known(folder)
     if text.lower() not in table:
         repair = one_of(sorted({item.name for item in table.values()}), text)
         raise ClusterError("unknown name", field=field, value=text, repair=repair)

@@ -156,6 +156,7 @@ class Constants:
     elementwise_traffic: Amount | None = None
     loss_passes: Amount | None = None
     reserved_GiB: Amount | None = None  # noqa: N815
+    memory_spread: Amount | None = None
     errors: Mapping[str, Errors] = dataclasses.field(default_factory=dict)
     """Name of a measurement -> {rows, median_error, p90_error} of the fit."""
     conditions: Conditions | None = None

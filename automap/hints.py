@@ -11,13 +11,16 @@ from typing import Annotated, Any, Literal
 
 from automap.cluster import Count
 from automap.errors import ProblemError
-from automap.records import Range
+from automap.records import Items, Range
 from ir.factors import parse_placement
 
 Samples = Annotated[int, Range(1, 1 << 20)]
 """A number of samples; the largest is a million, ten times the largest batch that was ever reported."""
 Seconds = Annotated[float, Range(0, 1e6, above=True)]
 """A time above 0 and of at most 11 days."""
+
+MAX_GLOBS = 1_000
+"""Largest number of globs with wildcards in one table: each is compared with every operator (some thousands)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,12 +96,12 @@ class Fix:
 class Hints:
     """All hints of a problem."""
 
-    parameters: tuple[str, ...] = ()
+    parameters: Annotated[tuple[str, ...], Items(10_000)] = ()
     """Globs over graph inputs that are parameters, for files without weights and without exporter metadata."""
-    costs: Mapping[str, Cost] = field(default_factory=dict)
-    """Glob over operators -> cost."""
-    measured_blocks: tuple[BlockTime, ...] = ()
-    constraints: tuple[Constraint, ...] = ()
+    costs: Annotated[Mapping[str, Cost], Items(20_000)] = field(default_factory=dict)
+    """Glob over operators -> cost; at most `MAX_GLOBS` with wildcards, the others are names."""
+    measured_blocks: Annotated[tuple[BlockTime, ...], Items(1_000)] = ()
+    constraints: Annotated[tuple[Constraint, ...], Items(1_000)] = ()
     fix: Fix = Fix()
     baseline: Mapping[str, Any] | None = None
     """What the user runs today: a plan as JSON, or the configuration of a trainer as {"file": its name, "text": its

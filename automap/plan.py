@@ -193,6 +193,9 @@ class DeviceMemory:
     buffers: float
     """Communication and gather buffers, temporaries and what the framework holds."""
     capacity: float
+    """What the device has, without what the user reserves."""
+    reserve: float = 0.0
+    """What is kept free because predictions may be too low, so that a plan fits with `training.memory_confidence`."""
 
     @property
     def total(self) -> float:
@@ -217,14 +220,21 @@ class Estimate:
     """compute, exposed_communication {kind: s}, bubble, optimizer, overhead: they add up to the step time."""
     lower_bound_s: float
     """Seconds below which no plan of the problem can be, by the same cost model."""
+    fit_probability: float | None = None
+    """Probability that the plan fits into the memory of all its devices, 0..1, see `automap.memory_band`."""
     timeline: tuple[tuple[tuple[str, float, float], ...], ...] | None = None
     """Actions of each pipeline rank in order, each with the seconds at which it begins and ends; null unless
     requested."""
 
     @property
     def fits(self) -> bool:
-        """Whether every device has room."""
-        return all(m.total <= m.capacity for m in self.memory_bytes)
+        """Whether every device has room, with `training.memory_confidence`."""
+        return all(m.total <= m.capacity - m.reserve for m in self.memory_bytes)
+
+    @property
+    def overflows(self) -> bool:
+        """Whether the plan is predicted to need more than a device has: most probably it does not fit."""
+        return any(m.total > m.capacity for m in self.memory_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,16 +7,17 @@ Units: samples (one sequence, one image), bytes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import resources
 from typing import Annotated, Any, Literal
 
-from automap.cluster import Cluster, parse_cluster
+from automap.cluster import Cluster, Device, parse_cluster
 from automap.documents import read_document
 from automap.errors import ProblemError, one_of
 from automap.globs import matches_operator, select
-from automap.hints import Hints, Samples
+from automap.hints import MAX_GLOBS, Hints, Samples
+from automap.memory_band import LEAST_CONFIDENCE, MOST_CONFIDENCE, margin
 from automap.records import Range, from_json, to_json
 from automap.targets import ANY, Target, find_target
 from ir.graph import Graph, Operator
@@ -57,6 +58,8 @@ class Training:
     target: str = ANY
     """Name of the trainer whose configuration must be able to express the plan, a file of `automap/data/targets`; `any`
     = every plan."""
+    memory_confidence: Annotated[float, Range(LEAST_CONFIDENCE, MOST_CONFIDENCE)] = 0.95
+    """Probability with which a plan must fit into memory; 0.5 fills devices as far as the prediction says."""
     batch_norm: Literal["local", "synchronized"] = "local"
     sync_modes: tuple[SyncKind, ...] = ("synchronous",)
     """Modes that replicas may be synchronised in, see `automap.plan.Sync`. All but synchronous change the training."""
@@ -85,6 +88,9 @@ class Trainer:
     """Share of a host's network rate that ZeRO's gathers and scatters reach, 0..1."""
     gathers_singly: bool
     """Whether ZeRO 3 gathers each parameter with a collective of its own; otherwise a block's parameters together."""
+    most_gathered: float | None
+    """Most parameters that ZeRO 3 holds gathered, or ZeRO 2 and 3 as gradients before they are scattered; None = those
+    of two units, and the gradients of one."""
     host_us_per_operator: float
     """Host time to launch the kernels of one operator in the forward pass; it counts when the device is faster."""
     host_us_per_collective: float
@@ -96,6 +102,9 @@ class Trainer:
     regathers: bool
     """Whether gathered activations are saved as each rank's part and gathered again in the backward pass, hidden under
     a matrix product; otherwise they are saved whole."""
+    keeps_results: bool
+    """Whether a block that is recomputed in part keeps the results of all other operators, and recomputes what these
+    read (selective activation checkpointing of PyTorch); otherwise it keeps what other operators need."""
     keeps_quantised: bool
     """Whether operands of low-precision products are saved for the backward pass in their quantised form."""
     send_host_ms: float
@@ -113,14 +122,22 @@ class Trainer:
     keys `parameter`, `gradient` and `optimizer`."""
     reserved_GiB: float  # noqa: N815
     """Memory that the framework holds on every device."""
+    pipeline_GiB: float  # noqa: N815
+    """Further memory that the framework holds on every device of a pipeline."""
+    crossing_buffers: float
+    """Buffers that a pipeline rank holds for what crosses to or from another, for each micro-batch of a step."""
     fused_attention: bool
     """Whether attention runs as one kernel that keeps no scores (FlashAttention and its kin)."""
     elementwise_traffic: float
     """Bytes that memory-bound operators move, relative to execution operator by operator."""
     loss_passes: float
     """Bytes that the cross-entropy moves, relative to one pass over the logits."""
+    loss_bytes: float
+    """Bytes that the cross-entropy holds at its peak for each element of the scores, beside the scores."""
     error_band: float
     """Half-width of the band around an estimate, as a share of it."""
+    memory_spread: float
+    """Standard deviation of the logarithm of measured over predicted peak memory, see `automap.memory_band`."""
     schema: str = "automap.trainer/1"
     source: Mapping[str, str] | None = None
 
@@ -205,6 +222,7 @@ class Problem:
         graph = with_loss(graph, training.loss)
         problem = Problem(graph=_with_costs(graph, hints), cluster=cluster, training=training, hints=hints)
         problem._check_names()
+        problem._check_fix()
         return problem
 
     @property
@@ -251,6 +269,14 @@ class Problem:
             return own
         return max(own, min(MAX_TENSOR_OVERLAP, own + ASYNC_TENSOR_OVERLAP))
 
+    def capacity_bytes(self, devices: Iterable[Device]) -> float:
+        """Bytes that a plan may fill on each of some devices: those of the smallest, without what the user reserves."""
+        return min(device.memory_bytes for device in devices) - self.hints.memory_reserve_bytes
+
+    def usable_bytes(self, devices: Iterable[Device]) -> float:
+        """Bytes that a plan may be predicted to need on each of some devices, to fit with `memory_confidence`."""
+        return self.capacity_bytes(devices) / margin(self.training.memory_confidence, self.trainer.memory_spread)
+
     @property
     def state_bytes(self) -> tuple[float, float, float]:
         """Bytes a trainable element takes as (parameter, gradient, optimizer state).
@@ -262,6 +288,21 @@ class Problem:
         if self.activation_bytes == 4.0:
             return 4.0, 4.0, 4.0 * moments
         return table["parameter"], table["gradient"], table["optimizer"] - 4.0 * (2 - moments)
+
+    def _check_fix(self) -> None:
+        """Refuses degrees that no plan has, before anything is prepared or queued."""
+        fix, devices = self.hints.fix, self.cluster.num_devices
+        degrees = {"dp": fix.dp, "tp": fix.tp, "pp": fix.pp}
+        known = [(name, value, devices, "number of devices") for name, value in degrees.items()]
+        known.append(("num_micro_batches", fix.num_micro_batches, self.training.global_batch, "global batch"))
+        for name, value, whole, what in known:
+            if value is not None and whole % value:
+                raise ProblemError(
+                    f"does not divide the {what}, {whole}",
+                    field=f"hints.fix.{name}",
+                    value=value,
+                    repair=f"Use one of {', '.join(str(n) for n in range(1, whole + 1) if whole % n == 0)}.",
+                )
 
     def _check_names(self) -> None:
         names = [op.name for op in self.graph.operators]
@@ -297,8 +338,16 @@ def _with_costs(graph: Graph, hints: Hints) -> Graph:
     """The graph with the user's operator costs in place of the modelled ones."""
     used = set()
     operators: list[Operator] = []
+    place = {glob: number for number, glob in enumerate(hints.costs)}
+    wild = [glob for glob in hints.costs if "*" in glob or "?" in glob]
+    if len(wild) > MAX_GLOBS:
+        repair = f"Give at most {MAX_GLOBS:,} with wildcards; names of operators may be more."
+        raise ProblemError("too many globs", field="hints.costs", value=f"{len(wild):,} globs", repair=repair)
     for op in graph.operators:
-        glob = next((g for g in hints.costs if matches_operator(g, op.name)), None)
+        # The first one that matches, whether it is a name or a glob.
+        matching = next((g for g in wild if matches_operator(g, op.name)), None)
+        own = [g for g in (op.name, matching) if g in place]
+        glob = min(own, key=lambda g: place[g], default=None)
         if glob is not None:
             used.add(glob)
             op = op.with_costs(to_json(hints.costs[glob]))  # noqa: PLW2901

@@ -70,6 +70,24 @@ class Length:
 
 
 @dataclass(frozen=True, slots=True)
+class Items:
+    """Largest number of items of a list or an object, for use in `Annotated`; more are refused unread."""
+
+    most: int
+
+    def holds(self, value: Any) -> bool:
+        """Whether `value` has no more."""
+        return not isinstance(value, list | tuple | dict) or len(value) <= self.most
+
+    def schema(self) -> dict[str, int]:
+        """Keywords of JSON Schema, each of which holds for one of the two types."""
+        return {"maxItems": self.most, "maxProperties": self.most}
+
+    def __str__(self) -> str:
+        return f"at most {self.most:,}"
+
+
+@dataclass(frozen=True, slots=True)
 class DocumentOf:
     """Marks an object as the document of a record that is read later, for use in `Annotated`."""
 
@@ -154,6 +172,9 @@ class _Reader:
         return value
 
     def read_limited(self, args: tuple[Any, ...], value: Any, path: str) -> Any:
+        for limit in args[1:]:
+            if isinstance(limit, Items) and not limit.holds(value):
+                raise self.error("too many", field=path, value=f"{len(value):,} items", repair=f"Give {limit}.")
         found = self.read(args[0], value, path)
         for limit in args[1:]:
             if isinstance(limit, Range | Length) and not limit.holds(found):

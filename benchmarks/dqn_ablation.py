@@ -79,7 +79,7 @@ VARIANTS: dict[str, tuple[type[MaskedDQN], type[Episodes], Hyperparameters]] = {
     "from scratch": (MaskedDQN, Episodes, PLAIN),
     WITH_NETWORK: (MaskedDQN, Episodes, PLAIN),
     "visits alone": (MaskedDQN, Episodes, replace(PLAIN, revisions=0.0)),
-    "revisions wherever one has been": (MaskedDQN, Episodes, replace(PLAIN, revisions=1.0)),
+    "nine revisions of ten": (MaskedDQN, Episodes, replace(PLAIN, revisions=0.9)),
     "good plans are not shown": (MaskedDQN, Episodes, replace(PLAIN, taught_weight=0.0)),
     "no learning at all": (MaskedDQN, Episodes, replace(PLAIN, learning_rate=0.0)),
     "neither revisions nor learning": (MaskedDQN, Episodes, replace(PLAIN, revisions=0.0, learning_rate=0.0)),

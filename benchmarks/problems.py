@@ -100,7 +100,8 @@ def graph_of(model: str) -> Graph:
 def problem_of(case: Case) -> Problem:
     """The problem, constrained until its plans can be listed."""
     graph, cluster = graph_of(case.model), parse_cluster(case.cluster)
-    training = {"global_batch": case.global_batch, **case.training}
+    # The memory of a case is all that a plan may be predicted to take.
+    training = {"global_batch": case.global_batch, "memory_confidence": 0.5, **case.training}
     hints: dict[str, Any] = {"fix": dict(case.fix), "constraints": []}
     if case.memory_GiB is not None:
         least = min(device.memory_bytes for device in cluster.devices.values())

@@ -1,8 +1,9 @@
 """Exports of random plans read by the parsers of the trainers themselves, and the numbers compared with the plans.
 
-Megatron-Core checks its `TransformerConfig` and the layout of pipelines; torchtitan its `ConfigManager` and
-`ParallelDims`; DeepSpeed its `DeepSpeedConfig`; accelerate its `ClusterConfig` and `ParallelismConfig`; torch reads and
-completes the orders of pipelines. A trainer that cannot be imported is named and left out.
+Megatron-Core checks its `TransformerConfig` and the layout of pipelines; torchtitan, 0.3 or v0.2.2, its `ConfigManager`
+and `ParallelDims`; DeepSpeed its `DeepSpeedConfig`; accelerate its `ClusterConfig` and `ParallelismConfig`;
+transformers its `TrainingArguments`; torch reads and completes the orders of pipelines; onnx checks an annotated model
+with the weights of the plan. A trainer that cannot be imported is named and left out.
 
     python benchmarks/prove_exports.py [PLANS] [--targets NAME …] [--packages FOLDER …]
 
@@ -12,6 +13,7 @@ completes the orders of pipelines. A trainer that cannot be imported is named an
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
 import logging
@@ -99,25 +101,10 @@ def from_megatron(folder: Path, devices: int) -> Numbers:
 
 
 def from_torchtitan(folder: Path, devices: int) -> Numbers:
-    """torchtitan's `JobConfig` and `ParallelDims`."""
-    if "torchtitan" not in sys.modules and (spec := importlib.util.find_spec("torchtitan")) is not None:
-        # Importing the package itself would import its models, which need Triton.
-        sys.modules["torchtitan"] = importlib.util.module_from_spec(spec)
-    from torchtitan.config import ConfigManager
-    from torchtitan.distributed.parallel_dims import ParallelDims
-
-    config = ConfigManager().parse_args(["--job.config_file", str(folder / "torchtitan.toml")])
+    """The configuration and `ParallelDims` of the version of torchtitan that is installed."""
+    is_toml = importlib.metadata.version("torchtitan").startswith("0.2")
+    config, dims = (titan_toml if is_toml else titan_module)(folder, devices)
     way, training = config.parallelism, config.training
-    dims = ParallelDims(
-        dp_replicate=way.data_parallel_replicate_degree,
-        dp_shard=way.data_parallel_shard_degree,
-        cp=way.context_parallel_degree,
-        tp=way.tensor_parallel_degree,
-        pp=way.pipeline_parallel_degree,
-        ep=way.expert_parallel_degree,
-        etp=way.expert_tensor_parallel_degree,
-        world_size=devices,
-    )
     dp = dims.dp_replicate * dims.dp_shard
     steps, micro = training.global_batch_size // (training.local_batch_size * dp), training.local_batch_size
     stages = None
@@ -133,6 +120,39 @@ def from_torchtitan(folder: Path, devices: int) -> Numbers:
     return {**found, **({"stages": stages} if stages else {})}
 
 
+def titan_toml(folder: Path, devices: int) -> tuple[Any, Any]:
+    """What v0.2.2 reads."""
+    if "torchtitan" not in sys.modules and (spec := importlib.util.find_spec("torchtitan")) is not None:
+        # Importing the package itself would import its models, which need Triton.
+        sys.modules["torchtitan"] = importlib.util.module_from_spec(spec)
+    from torchtitan.config import ConfigManager
+    from torchtitan.distributed.parallel_dims import ParallelDims
+
+    config = ConfigManager().parse_args(["--job.config_file", str(folder / "torchtitan.toml")])
+    way = config.parallelism
+    return config, ParallelDims(
+        dp_replicate=way.data_parallel_replicate_degree,
+        dp_shard=way.data_parallel_shard_degree,
+        cp=way.context_parallel_degree,
+        tp=way.tensor_parallel_degree,
+        pp=way.pipeline_parallel_degree,
+        ep=way.expert_parallel_degree,
+        etp=way.expert_tensor_parallel_degree,
+        world_size=devices,
+    )
+
+
+def titan_module(folder: Path, devices: int) -> tuple[Any, Any]:
+    """What 0.3 reads."""
+    from torchtitan.config import ConfigManager
+    from torchtitan.distributed.parallel_dims import ParallelDims
+
+    sys.modules.pop("torchtitan_plan", None)
+    with mock.patch.object(sys, "path", [str(folder), *sys.path]):
+        config = ConfigManager().parse_args(["--module", "torchtitan_plan", "--config", "plan"])
+    return config, ParallelDims.from_config(config.parallelism, devices)
+
+
 def from_deepspeed(folder: Path, devices: int) -> Numbers:
     """DeepSpeed's `DeepSpeedConfig`, with the replicas of its world."""
     from deepspeed.runtime.config import DeepSpeedConfig
@@ -141,6 +161,9 @@ def from_deepspeed(folder: Path, devices: int) -> Numbers:
     world = SimpleNamespace(get_data_parallel_world_size=lambda: devices // tp)
     with mock.patch("deepspeed.comm.get_rank", return_value=0):  # no process group
         config = DeepSpeedConfig(str(folder / "deepspeed.json"), mpu=world)
+    arguments = training_arguments(folder)
+    assert arguments.per_device_train_batch_size == config.train_micro_batch_size_per_gpu
+    assert arguments.gradient_accumulation_steps == config.gradient_accumulation_steps
     return {
         "dp": config.world_size,
         "tp": max(1, config.tensor_parallel_config.autotp_size),
@@ -166,14 +189,26 @@ def from_accelerate(folder: Path, devices: int) -> Numbers:
             multi_device=True, num_processes=config.num_processes, is_fsdp2=config.fsdp_config["fsdp_version"] == 2
         )
         way._validate_accelerator(SimpleNamespace(**vars(world), is_main_process=False, distributed_type=None))
-    batch = json.loads((folder / "training_arguments.json").read_text())
+    arguments = training_arguments(folder)
+    if is_fsdp:
+        plugin = {f"fsdp_{name.removeprefix('fsdp_')}": value for name, value in arguments.fsdp_plugin_args.items()}
+        assert plugin == {name: value for name, value in config.fsdp_config.items() if name in plugin}
     return {
         "dp": sizes["dp_shard_size"],
         "tp": sizes.get("tp_size", 1),
         "cp": sizes.get("cp_size", 1),
-        "micro_batch": batch["per_device_train_batch_size"],
-        "steps": batch["gradient_accumulation_steps"],
+        "micro_batch": arguments.per_device_train_batch_size,
+        "steps": arguments.gradient_accumulation_steps,
     }
+
+
+def training_arguments(folder: Path) -> Any:
+    """The `TrainingArguments` of transformers, which check themselves; those of DeepSpeed need a process group."""
+    from transformers import TrainingArguments
+
+    given = json.loads((folder / "training_arguments.json").read_text())
+    kept = {name: value for name, value in given.items() if name != "deepspeed"}
+    return TrainingArguments(output_dir=str(folder), use_cpu=True, **kept)
 
 
 def from_pytorch(folder: Path, devices: int) -> Numbers:
@@ -199,12 +234,44 @@ def from_pytorch(folder: Path, devices: int) -> Numbers:
     }
 
 
+def from_onnx(folder: Path, devices: int) -> Numbers:
+    """onnx's checker of a model with the weights and inputs of the plan, each read as often as the plan reads it."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    from automap.export.annotate_model import annotate
+
+    found = json.loads((folder / "onnx_devices.json").read_text())
+    ranks = {
+        name: 1 + max((dim["axis"] for use in uses for dim in use["dims"]), default=0)
+        for name, uses in found["tensors"].items()
+    }
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank) for name, rank in ranks.items()]
+    nodes = [
+        helper.make_node("Identity", [name], [f"{name}.{number}"])
+        for name, uses in found["tensors"].items()
+        for number in range(len(uses))
+    ]
+    ends = [helper.make_tensor_value_info(nodes[0].output[0], TensorProto.FLOAT, [None])]
+    model = helper.make_model(helper.make_graph(nodes, "weights", values, ends))
+    annotate(model, found)
+    onnx.checker.check_model(model)
+    told = {entry.key: entry.value for entry in model.metadata_props}
+    for node in model.graph.node:
+        for spec in (spec for some in node.device_configurations for spec in some.sharding_spec):
+            groups = {entry.key: list(entry.value) for entry in spec.index_to_device_group_map}
+            held = [device for number in spec.device for device in groups.get(number, [number])]
+            assert len(held) == len({*held}) <= devices
+    return {"steps": int(told["automap.num_micro_batches"]), "zero": int(told["automap.zero"])}
+
+
 PARSERS: Mapping[str, Callable[[Path, int], Numbers]] = {
     "megatron-core": from_megatron,
     "torchtitan": from_torchtitan,
     "deepspeed": from_deepspeed,
     "accelerate": from_accelerate,
     "pytorch": from_pytorch,
+    "onnx": from_onnx,
 }
 
 

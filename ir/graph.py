@@ -128,6 +128,11 @@ class Operator:
         return not self.is_view and not self.is_constant
 
     @property
+    def is_alias(self) -> bool:
+        """Whether the result shares the memory of the first operand."""
+        return self.traffic[0] == 0.0 and len(self.outputs) == 1 and len(self.inputs) >= 1
+
+    @property
     def measured_s(self) -> tuple[float, float] | None:
         """Measured seconds of one sample (forward, backward), or None."""
         if self.measured_forward_s is None:

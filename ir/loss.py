@@ -8,7 +8,8 @@ from typing import Literal
 
 from ir.build import rebuilt
 from ir.errors import ModelError, refuse
-from ir.graph import Graph, Operator, Tensor
+from ir.graph import Graph, Operator, Tensor, once_per_graph
+from ir.groups import fused_groups
 from ir.operators import make_operator
 
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
@@ -28,6 +29,26 @@ def _is_loss(graph: Graph, name: str) -> bool:
 def class_dim(tensor: Tensor) -> int:
     """The dim of the classes in a tensor of scores: 1 for images (rank 4 and more), else the last."""
     return 1 if len(tensor.shape) >= 4 else len(tensor.shape) - 1
+
+
+@once_per_graph
+def scores_of_losses(graph: Graph) -> frozenset[str]:
+    """The tensors that losses take as scores, and all that these are views of."""
+    inside = {index: group for group in fused_groups(graph) if group.kind == "loss" for index in group.members}
+    found = set()
+    for index, op in enumerate(graph.operators):
+        if index in inside:
+            made = {name for member in inside[index].members for name in graph.operators[member].outputs}
+            taken = [name for name in op.inputs if name in graph.trained and name not in made]
+        else:
+            taken = [op.inputs[0]] if "Loss" in op.kind else []
+        for name in taken:
+            found.add(name)
+            maker = graph.maker(name)
+            while maker is not None and maker.is_alias:
+                found.add(maker.inputs[0])
+                maker = graph.maker(maker.inputs[0])
+    return frozenset(found)
 
 
 def _scores(graph: Graph, name: str) -> str:

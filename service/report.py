@@ -43,6 +43,8 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         memory = fullest(plan)
         share = memory.total / memory.capacity
         text = f"{memory.total / GIB:.1f} of {memory.capacity / GIB:.1f} GiB ({share:.0%}) on devices {memory.devices}"
+        if estimate.fit_probability is not None:
+            text += f", fits with {probability(estimate.fit_probability)}"
         lines.append(("memory", text))
     if estimate is not None and search is not None:
         if comparison := against(plan):
@@ -191,6 +193,13 @@ def against(plan: Plan) -> str:
         others = f"{', '.join(ties)} and " if ties else ""
         texts.append(f"as fast as {others}the fastest plan found ({fastest_s / step_s:.2f}x, a tie)")
     return ", ".join(texts)
+
+
+def probability(value: float) -> str:
+    """A probability in words; nothing is called certain."""
+    if 0.01 <= value < 0.99:
+        return f"{value:.0%} probability"
+    return "more than 99% probability" if value > 0.5 else "less than 1% probability"
 
 
 def seconds(value: float) -> str:

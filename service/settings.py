@@ -6,9 +6,10 @@ Knows no component. Units: bytes, seconds.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 from platformdirs import user_data_path
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MIB = 1 << 20
@@ -21,7 +22,7 @@ class Settings(BaseSettings):
 
     redis_url: str | None = None
     """A Redis of your own (`redis://...`, `unix://...`); unset = a private one in the data folder."""
-    data_dir: Path = Field(default_factory=lambda: user_data_path("automap"))
+    data_dir: Annotated[Path, AfterValidator(Path.absolute)] = Field(default_factory=lambda: user_data_path("automap"))
     """Folder in which the private Redis keeps its append-only file."""
     num_workers: int = Field(default=1, ge=0, le=256)
     """Worker processes that `automap serve` supervises; each runs one job at a time."""
@@ -41,4 +42,6 @@ class Settings(BaseSettings):
     """Longest upload; one that takes longer is refused."""
     allowed_hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "::1")
     """Names that the Host header may have (against DNS rebinding); `*` = any."""
-    log_level: str = "WARNING"
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(str.upper)] = (
+        "WARNING"
+    )

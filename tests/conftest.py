@@ -1,5 +1,6 @@
 """Small graphs, and problems over them."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from automap.space.space import PlanSpace
 from ir.graph import Graph
 from ir.onnx.load import load_model
 
+# Device files of whoever runs the tests are none of theirs.
+os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "no-configuration")
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 _LIGHT: dict[str, Graph] = {}
 

@@ -19,13 +19,13 @@ MODEL = "gpt:" + ",".join(f"{key}={value}" for key, value in SIZES.items())
 BATCH, STEPS = 8, 3
 
 
-def build():
-    """The network of the example, with values far from any symmetry."""
+def build(**other):
+    """The network of the example, with values far from any symmetry; `other` are other sizes."""
     spec = importlib.util.spec_from_file_location("train_gpt", EXAMPLE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     torch.manual_seed(0)
-    gpt = module.Gpt(**SIZES)
+    gpt = module.Gpt(**{**SIZES, **other})
     with torch.no_grad():
         for parameter in gpt.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))

@@ -187,11 +187,15 @@ class _Found:
         if self.yours is None:
             return None
         both = (self.yours.plan, plan)
+        own, notes = _estimate(self.yours.plan), self.yours.notes
+        if not own.fits and not own.overflows and own.fit_probability is not None:
+            asked = self.problem.training.memory_confidence
+            notes += (f"it fits with a probability of {own.fit_probability:.0%}, and {asked:.3g} is asked for",)
         return Yours(
             name=self.yours.name,
             step_time_s=_step_s(self.yours.plan),
-            shortage=shortage(_estimate(self.yours.plan)),
-            notes=self.yours.notes,
+            shortage=shortage(own),
+            notes=notes,
             changes=changes(self.yours.lowered, lower_plan(plan, evaluator), evaluator)
             if all(one.sync.kind == "synchronous" for one in both)
             else (),
@@ -217,8 +221,9 @@ class _Found:
         least = min((own.lower_bound_s or 0.0, *bounds.values()))
         baselines = {**own.baselines, "expert": expert_s} if "expert" in own.baselines else own.baselines
         if self.yours is not None:
-            fits = _estimate(self.yours.plan).fits
-            baselines = {**baselines, "yours": _step_s(self.yours.plan) if fits else None}
+            # What runs today may be less sure to fit than what is searched.
+            runs = not _estimate(self.yours.plan).overflows
+            baselines = {**baselines, "yours": _step_s(self.yours.plan) if runs else None}
         return replace(
             own,
             found_by=offer.found_by,

@@ -17,7 +17,9 @@ import numpy as np
 
 from automap.cluster import Cluster, Node, known_devices, parse_cluster
 from automap.errors import ClusterError, NothingFits, ProblemError
+from automap.families import families, kernels_of
 from automap.hints import Fix
+from automap.memory_band import LEAST_CONFIDENCE
 from automap.price.estimate import annotate
 from automap.problem import Problem
 from automap.records import to_json
@@ -27,6 +29,8 @@ from automap.space.target_limits import plan_space
 from automap.space.templates import templates
 
 GIB = float(1 << 30)
+CONFIDENCES = (0.9, 0.75, LEAST_CONFIDENCE)
+"""Probabilities of fitting that are tried in place of a higher one."""
 WITHIN_S = 4.0
 """Processor time in seconds in which changes are tried: the budget of the search is over by then."""
 MOST_DEVICES = 4096
@@ -71,8 +75,9 @@ def nothing_fits(space: PlanSpace, nearest: Values) -> NothingFits:
     lowered = space.lowered(nearest)
     plan = annotate(space.decode(nearest), lowered, space.evaluator)
     assert plan.estimate is not None
-    worst = max(plan.estimate.memory_bytes, key=lambda m: m.total - m.capacity)
-    short = (worst.total - worst.capacity) / GIB
+    worst = max(plan.estimate.memory_bytes, key=lambda m: m.total - m.capacity + m.reserve)
+    short = (worst.total - worst.capacity + worst.reserve) / GIB
+    free = f", {worst.reserve / GIB:.1f} of them kept free to be sure" if worst.reserve > 0.0 else ""
     shape = space.shape(nearest)
     sizes = (*zip(space.axes, space.meshes.mesh(shape), strict=True), ("pp", shape.pp))
     degrees = ", ".join(f"{name} {size}" for name, size in sizes)
@@ -86,7 +91,7 @@ def nothing_fits(space: PlanSpace, nearest: Values) -> NothingFits:
         )
     return NothingFits(
         f"no plan fits: the nearest ({degrees}) needs {worst.total / GIB:.1f} GiB on "
-        f"each of the devices {worst.devices}, which have {worst.capacity / GIB:.1f} GiB",
+        f"each of the devices {worst.devices}, which have {worst.capacity / GIB:.1f} GiB{free}",
         field="cluster",
         value=f"{space.problem.cluster.name} is short of {short:.1f} GiB on device {worst.devices.split('-')[0]}",
         repair="Any of these makes a plan fit: " + "; ".join(r.about for r in found) + "." if found else none,
@@ -126,9 +131,10 @@ class _Trials:
 
 
 def _remedies(problem: Problem, trials: _Trials) -> list[Remedy]:
-    """Changes with which some template fits, the cheapest first: hints, training, batch, then hardware."""
+    """Changes with which some template fits, the cheapest first: hints, confidence, training, batch, then hardware."""
     found = list(trials.remedies(_freed(problem))) or list(trials.remedies(_all_freed(problem)))
-    firsts = [next(trials.remedies(family), None) for family in (_trainings(problem), _batches(problem))]
+    families = (_less_sure(problem), _trainings(problem), _batches(problem))
+    firsts = [next(trials.remedies(family), None) for family in families]
     hardware = [_grown(problem, trials), next(trials.remedies(_larger(problem)), None)]
     return [*found, *filter(None, firsts), *filter(None, hardware)]
 
@@ -178,6 +184,12 @@ def _changed(problem: Problem, **changes: Any) -> Callable[[], Problem]:
     """Builds the problem with another cluster, training or hints."""
     parts = {field.name: getattr(problem, field.name) for field in fields(Problem)}
     return partial(Problem.build, **parts | changes)
+
+
+def _less_sure(problem: Problem) -> Iterator[Change]:
+    """Lower probabilities with which the plan must fit, the highest first."""
+    for confidence in (c for c in CONFIDENCES if c < problem.training.memory_confidence):
+        yield _trained(problem, f"accept a plan that fits with {confidence:.0%}", "memory_confidence", confidence)
 
 
 def _trainings(problem: Problem) -> Iterator[Change]:
@@ -261,13 +273,14 @@ def _enlarged(problem: Problem, hosts: int, each: int) -> Change:
 
 
 def _larger(problem: Problem) -> Iterator[Change]:
-    """Clusters of as many devices of another kind with more memory, the smallest memory first."""
+    """Clusters of as many devices of another kind of the same family with more memory, the smallest memory first."""
     cluster = problem.cluster
     kinds = {node.device for node in cluster.nodes}
     if len(kinds) > 1 or cluster.bandwidth_GBps is not None:
         return
     present = cluster.devices[kinds.pop()]
-    roomier = [d for d in known_devices() if d.memory_GiB > present.memory_GiB and d.name != "cpu"]
+    family = next((names for names in families().values() if present.name in names), kernels_of())
+    roomier = [d for d in known_devices() if d.memory_GiB > present.memory_GiB and d.name in family]
     for device in sorted(roomier, key=lambda d: (d.memory_GiB, d.name)):
         text = "+".join(f"{node.count}x{node.num_devices}x{device.name}" for node in cluster.nodes)
         about = f"devices with {device.memory_GiB:.0f} GiB, such as {device.name} ({text})"

@@ -279,6 +279,7 @@ class GroupCosts:
     def _copies(self, unit_type: int) -> Iterator[Factor]:
         """Saved copies of one tensor, of neighbours in the order of reading: counted once where they are alike."""
         first = int(self.space.evaluator.tables.spans[unit_type])
+        keeps_results = self.space.problem.trainer.keeps_results
         for row in self._operand_rows(unit_type):
             if not self._operands["is_saved"][row]:
                 continue
@@ -303,7 +304,14 @@ class GroupCosts:
             amount = np.where(alike, min(least) - amounts[1][None], min(least))
             keeper = int(self._tensors["producer"][self._tensors["root"][self._operands["tensor"][row]]])
             is_saved = [
-                all(not (mask[owner - first] and keeper >= first and mask[keeper - first]) for owner in owners)
+                all(
+                    not (
+                        (mask[owner - first] or (keeps_results and mask.any()))
+                        and keeper >= first
+                        and mask[keeper - first]
+                    )
+                    for owner in owners
+                )
                 and not (mask.all() and self._role(row) in (BOUNDARY, CARRIED))
                 for mask in (self.space.evaluator.masks(unit_type)[mode] for mode in RECOMPUTE_MODES)
             ]

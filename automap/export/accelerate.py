@@ -1,4 +1,4 @@
-"""accelerate: the YAML file of `accelerate launch --config_file`, and the batch for `transformers.TrainingArguments`.
+"""accelerate: the YAML file of `accelerate launch --config_file`, and `transformers.TrainingArguments`.
 
 Keys: accelerate/commands/config/config_args.py (`ClusterConfig`); a key that it does not know is an error there.
 """
@@ -9,28 +9,24 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from automap.export import training_arguments
 from automap.export.configuration import Export, Note, Run, header
 
 
 def write(run: Run) -> Export:
     """The files of a run."""
-    degrees, precision = run.degrees, run.problem.precision
+    precision = run.problem.precision
     mixed = precision if precision in ("bf16", "fp16") else "no"
-    arguments = {
-        "per_device_train_batch_size": degrees.micro_batch,
-        "gradient_accumulation_steps": degrees.accumulation_steps,
-        "bf16": mixed == "bf16",
-        "fp16": mixed == "fp16",
-        # FSDP computes wrapped layers again itself.
-        "gradient_checkpointing": run.recompute == "full" and not _is_fsdp(run),
-    }
     text = header(run, ["Batch and accumulation are in training_arguments.json."]) + _yaml(_settings(run, mixed))
     return Export(
         target=run.target.name,
         version=run.target.version,
         files={
             "accelerate.yaml": text,
-            "training_arguments.json": json.dumps(arguments, indent=2) + "\n",
+            # FSDP computes wrapped layers again itself.
+            training_arguments.FILE: training_arguments.write(
+                run, again=run.recompute == "full" and not _is_fsdp(run), more=_sharding(run)
+            ),
         },
         launch="accelerate launch --config_file accelerate.yaml YOUR_TRAINING.py",
         notes=tuple(_notes(run)),
@@ -40,6 +36,25 @@ def write(run: Run) -> Export:
 def _is_fsdp(run: Run) -> bool:
     degrees = run.degrees
     return degrees.zero > 0 or degrees.tensor * degrees.context > 1
+
+
+def _sharding(run: Run) -> dict[str, Any]:
+    """FSDP in the words of `TrainingArguments`, which leave out a prefix."""
+    if not _is_fsdp(run):
+        return {}
+    return {"fsdp": True, "fsdp_config": {name.removeprefix("fsdp_"): value for name, value in _fsdp(run).items()}}
+
+
+def _fsdp(run: Run) -> dict[str, Any]:
+    return {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": run.degrees.zero == 3,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_activation_checkpointing": run.recompute == "full",
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_offload_params": False,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
 
 
 def _settings(run: Run, mixed: str) -> Mapping[str, Any]:
@@ -62,15 +77,7 @@ def _settings(run: Run, mixed: str) -> Mapping[str, Any]:
     if run.hosts > 1:
         found |= {"main_process_ip": "HOST", "main_process_port": 29500}
     if _is_fsdp(run):
-        found["fsdp_config"] = {
-            "fsdp_version": 2,
-            "fsdp_reshard_after_forward": degrees.zero == 3,
-            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_activation_checkpointing": run.recompute == "full",
-            "fsdp_cpu_ram_efficient_loading": True,
-            "fsdp_offload_params": False,
-            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        }
+        found["fsdp_config"] = _fsdp(run)
     if degrees.tensor * degrees.context > 1:
         found["parallelism_config"] = {
             "parallelism_config_dp_replicate_size": 1,
@@ -98,6 +105,12 @@ def _notes(run: Run) -> Iterator[Note]:
     if run.degrees.tensor > 1:
         what = "which products are split is the model's own plan (`tp_plan` of transformers)"
         yield Note(about="tensor parallelism", kept="left to you", text=what)
+    if _is_fsdp(run):
+        what = (
+            "of models of transformers they are known; else name fsdp_transformer_layer_cls_to_wrap, and give the model"
+            " tie_weights(): without it FSDP2 unties weights in silence"
+        )
+        yield Note(about="layers and tied weights", kept="left to you", text=what)
     if run.recompute == "full" and not _is_fsdp(run):
         yield Note(about="recomputation", kept="left to you", text="gradient_checkpointing of TrainingArguments")
     yield Note(about="model", kept="left to you", text="the script with the model, the data and the optimizer")

@@ -152,13 +152,19 @@ def read_run(plan: Plan, problem: Problem, target: Target) -> Run:
 
 def signatures(run: Run) -> Iterator[tuple[Operator, tuple[Signature, ...]]]:
     """The operators that depend on data, each with what it does on every axis of the mesh."""
-    for chunk in run.lowered.chunks:
+    return ((op, placed) for _, op, placed in staged_signatures(run))
+
+
+def staged_signatures(run: Run) -> Iterator[tuple[int, Operator, tuple[Signature, ...]]]:
+    """The same, each with the number of its stage."""
+    for number, chunk in enumerate(run.lowered.chunks):
         for segment in chunk:
             unit = run.evaluator.blocks.units[segment.unit]
             table = run.evaluator.tables.linkage.types[unit.type].signatures
             begin = segment.first - int(run.evaluator.tables.spans[unit.type])
             for row, chosen in enumerate(segment.chosen.tolist(), begin):
-                yield run.problem.graph.operators[unit.start + row], tuple(table[row][value] for value in chosen)
+                op = run.problem.graph.operators[unit.start + row]
+                yield number, op, tuple(table[row][value] for value in chosen)
 
 
 def _is_head_whole(lowered: LoweredPlan, evaluator: Evaluator, outside: Sequence[Segment], degrees: Degrees) -> bool:
@@ -213,11 +219,16 @@ def _is_vector(graph: Graph, name: str) -> bool:
     return graph.is_weight(name) and len(graph.tensors[name].shape) == 1
 
 
-def header(run: Run, lines: Sequence[str] = ()) -> str:
-    """Lines of comment for the top of a file: who wrote it, for which version, and from what."""
+def header(run: Run, lines: Sequence[str] = (), *, version: str | None = None) -> str:
+    """Lines of comment for the top of a file: who wrote it, for which version, and from what.
+
+    Args:
+        lines: more of them.
+        version: the version of the trainer that reads the file; None = that of the target.
+    """
     estimate = run.plan.estimate
     text = [
-        f"Written by AutoMAP for {run.target.version}.",
+        f"Written by AutoMAP for {version or run.target.version}.",
         f"Model {run.plan.model.name}, {run.devices} devices, global batch {run.problem.training.global_batch}.",
         *([f"Predicted: {estimate.step_time_s:.4g} s a step."] if estimate is not None else []),
         *lines,

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from automap.export import training_arguments
 from automap.export.configuration import Export, Note, Run
 
 
@@ -27,7 +28,12 @@ def write(run: Run) -> Export:
     return Export(
         target=run.target.name,
         version=run.target.version,
-        files={"deepspeed.json": json.dumps(document, indent=2) + "\n"},
+        files={
+            "deepspeed.json": json.dumps(document, indent=2) + "\n",
+            training_arguments.FILE: training_arguments.write(
+                run, again=run.recompute == "full", more={"deepspeed": "deepspeed.json"}
+            ),
+        },
         launch=f"{run.torchrun} YOUR_TRAINING.py  # deepspeed.initialize(config='deepspeed.json', …)",
         notes=tuple(_notes(run)),
     )
@@ -39,6 +45,8 @@ def _notes(run: Run) -> Iterator[Note]:
         what = "which products are split by columns and which by rows is AutoTP's to find, from the model's class"
         yield Note(about="tensor parallelism", kept="left to you", text=what)
     if run.recompute == "full":
-        what = "call model.gradient_checkpointing_enable(): recomputation is no part of the JSON"
+        what = (
+            "recomputation is no part of DeepSpeed's JSON: model.gradient_checkpointing_enable(), or TrainingArguments"
+        )
         yield Note(about="recomputation of layers", kept="left to you", text=what)
     yield Note(about="model", kept="left to you", text="the model, the data and the optimizer")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from automap.errors import PlanError
-from automap.export import accelerate, deepspeed, megatron, pytorch, torchtitan
+from automap.export import accelerate, deepspeed, megatron, onnx_devices, pytorch, torchtitan
 from automap.export.configuration import Export, Run, read_run
 from automap.plan import Plan
 from automap.problem import Problem
@@ -20,6 +20,7 @@ WRITERS: Mapping[str, Callable[[Run], Export]] = {
     "deepspeed": deepspeed.write,
     "accelerate": accelerate.write,
     "pytorch": pytorch.write,
+    "onnx": onnx_devices.write,
 }
 """Target -> what writes its files. A plan for `automap` is the plan document itself."""
 REPORT = "export.json"

@@ -1,4 +1,7 @@
-"""torchtitan v0.2.2: a TOML file for `--job.config_file` (torchtitan/config/job_config.py)."""
+"""torchtitan: a Python module for `--module` and `--config` of 0.3, and a TOML file for `--job.config_file` of v0.2.2.
+
+Fields: torchtitan/config/configs.py and trainer.py at 0.3.0, torchtitan/config/job_config.py at v0.2.2.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,68 @@ from automap.export.configuration import Export, Note, Run, header
 
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
 """Schedule of a plan -> name in torch.distributed.pipelining."""
+MODULE, FUNCTION = "torchtitan_plan", "plan"
+"""What `--module` and `--config` name."""
 
 
 def write(run: Run) -> Export:
     """The files of a run."""
-    text = header(run, ["Model, data, optimizer and checkpoints are yours: add [model], [training].dataset and so on."])
-    for section, entries in _sections(run).items():
-        text += f"\n[{section}]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in entries.items())
     return Export(
         target=run.target.name,
         version=run.target.version,
-        files={"torchtitan.toml": text},
-        launch=f"{run.torchrun} -m torchtitan.train --job.config_file torchtitan.toml",
+        files={f"{MODULE}.py": _module(run), "torchtitan.toml": _toml(run)},
+        launch=f"{run.torchrun} -m torchtitan.train --module {MODULE} --config {FUNCTION}",
         notes=tuple(_notes(run)),
     )
+
+
+def _toml(run: Run) -> str:
+    """The file of v0.2.2."""
+    launch = f"{run.torchrun} -m torchtitan.train --job.config_file torchtitan.toml"
+    yours = "Model, data, optimizer and checkpoints are yours: add [model], [training].dataset and so on."
+    text = header(run, [yours, launch], version="torchtitan v0.2.2, the last one that reads TOML")
+    for section, entries in _sections(run).items():
+        text += f"\n[{section}]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in entries.items())
+    return text
+
+
+def _module(run: Run) -> str:
+    """The module of 0.3, which keeps of a recipe what a plan does not decide."""
+    sections = _sections(run)
+    way, numbers = {**sections["parallelism"]}, {**sections["training"]}
+    is_asynchronous = way.pop("enable_async_tensor_parallel")
+    if run.degrees.tensor > 1:
+        way["enable_sequence_parallel"] = run.degrees.sequence_parallel
+    if run.degrees.pipeline > 1:
+        way["module_fqns_per_model_part"] = _parts(run, head="lm_head")
+        # CUDA graphs do not go with pipelines there.
+        numbers["disable_cuda_graphs"] = True
+    yours = "The recipe with the model, the data, the optimizer and checkpoints is yours: import it as `recipe`."
+    lines = [
+        header(run, [yours], version="torchtitan 0.3.0"),
+        "from dataclasses import replace\n",
+        "from torchtitan.config import ParallelismConfig",
+        *(["from torchtitan.distributed.activation_checkpoint import FullAC"] if run.recompute == "full" else []),
+        "from torchtitan.models.llama3.config_registry import llama3_8b as recipe",
+        "from torchtitan.trainer import Trainer\n\n",
+        f"def {FUNCTION}() -> Trainer.Config:",
+        "    config = recipe()",
+        "    return replace(",
+        "        config,",
+        "        parallelism=ParallelismConfig(",
+        *(f"            {name}={value!r}," for name, value in way.items()),
+        "        ),",
+        "        training=replace(",
+        "            config.training,",
+        *(f"            {name}={value!r}," for name, value in numbers.items()),
+        "        ),",
+        f"        activation_checkpoint={'FullAC.Config()' if run.recompute == 'full' else None},",
+        *(["        # Asynchronous tensor parallelism needs compiled blocks.",
+           "        compile=replace(config.compile, enable=True, enable_async_tensor_parallel=True),"]
+          if is_asynchronous else []),
+        "    )\n",
+    ]  # fmt: skip
+    return "\n".join(lines)
 
 
 def _sections(run: Run) -> Mapping[str, Mapping[str, Any]]:
@@ -56,11 +107,15 @@ def _sections(run: Run) -> Mapping[str, Mapping[str, Any]]:
     }
 
 
-def _parts(run: Run) -> list[list[str]]:
-    """The modules of each stage, by their names in torchtitan's Llama models."""
+def _parts(run: Run, head: str = "output") -> list[list[str]]:
+    """The modules of each stage, by their names in torchtitan's Llama models.
+
+    Args:
+        head: the name of the last product, which differs between versions.
+    """
     parts = [[f"layers.{layer}" for layer in layers] for layers in run.layers]
     parts[0].insert(0, "tok_embeddings")
-    parts[-1] += ["norm", "output"]
+    parts[-1] += ["norm", head]
     return parts
 
 
@@ -69,4 +124,8 @@ def _notes(run: Run) -> Iterator[Note]:
     if run.degrees.pipeline > 1:
         what = "modules of stages are named as in torchtitan's Llama models; rename them for others"
         yield Note(about="stages", kept="left to you", text=what)
-    yield Note(about="model", kept="left to you", text="[model], the data, the optimizer and checkpoints")
+    yield Note(
+        about="model",
+        kept="left to you",
+        text="the recipe, or [model]: the model, the data, the optimizer and checkpoints",
+    )

@@ -7,9 +7,10 @@ rates. Knows no plan. Units: seconds, bytes, FLOP/s.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from automap.cluster import GENERAL, Cluster, Device
+from automap.families import KERNELS, kernels_of
 from automap.fitted_curves import AttentionCurve, GemmCurve, fitted, published_curves
 from automap.price.kernels.array_types import Record, record_of
 from automap.price.kernels.gemm import CACHE_SHARE
@@ -49,6 +50,17 @@ def _published_attention(kind: str) -> AttentionCurve:
 def is_measured(device: Device) -> bool:
     """Whether the device's own kernels were measured; else the estimate's band is wider."""
     return device.kernels is not None or device.name.startswith(f"{device.curves_of}-")
+
+
+def transfer_error(devices: Iterable[Device]) -> float:
+    """By how much kernels of these devices are off because those of other kinds price them, as a share of their time.
+
+    That of the device that is least sure. Nothing is known of the kernels of a device without a data file, so it is
+    taken for one of another vendor until `automap profile` measures it.
+    """
+    found = {"own" if is_measured(device) else kernels_of().get(device.name, "foreign") for device in devices}
+    least_sure = max(found, key=KERNELS.index)
+    return 0.0 if least_sure == "own" else float(fitted("gemm")["cross_validated"]["transfer"][least_sure])
 
 
 def gemm_curve(device: Device, precision: str, *, scaling: str = "tensor") -> Record:

@@ -14,10 +14,11 @@ from dataclasses import replace
 import numpy as np
 
 from automap.cluster import Cluster, Device
-from automap.fitted_curves import COLLECTIVES, fitted
+from automap.fitted_curves import COLLECTIVES
 from automap.measured_blocks import device_seconds
+from automap.memory_band import fit_probability
 from automap.plan import DeviceMemory, Estimate, Plan, format_devices, parse_devices
-from automap.price.curves import attention_curve, gemm_curve, is_measured, shared
+from automap.price.curves import attention_curve, gemm_curve, shared, transfer_error
 from automap.price.degrees import degrees_of, sequence_length
 from automap.price.evaluator import Evaluator
 from automap.price.explain import reasons
@@ -91,17 +92,7 @@ def _estimate(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> E
     tokens = sequence_length(problem.graph)
     band = error_band(problem)
     memory = tuple(
-        DeviceMemory(
-            devices=format_devices(devices),
-            parameters=float(seen.parameter_bytes),
-            gradients=float(seen.gradient_bytes),
-            optimizer=float(seen.optimizer_bytes),
-            activations=float(seen.activation_bytes),
-            buffers=float(seen.buffer_bytes),
-            capacity=float(seen.capacity_bytes),
-        )
-        for r in range(len(ranks))
-        for devices, seen in _by_kind(lowered, outcome, r)
+        _memory(problem, devices, seen) for r in range(len(ranks)) for devices, seen in _by_kind(lowered, outcome, r)
     )
     return Estimate(
         step_time_s=step,
@@ -118,6 +109,23 @@ def _estimate(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> E
             "overhead": float(row.overhead_s),
         },
         lower_bound_s=lower_bound_s(problem),
+        # One error for all devices: the fullest one decides.
+        fit_probability=min(fit_probability(m.total, m.capacity, problem.trainer.memory_spread) for m in memory),
+    )
+
+
+def _memory(problem: Problem, devices: tuple[int, ...], seen: Record) -> DeviceMemory:
+    """The memory of some devices, of which `seen` is the row of the result."""
+    capacity = problem.capacity_bytes([problem.cluster.device(d) for d in devices])
+    return DeviceMemory(
+        devices=format_devices(devices),
+        parameters=float(seen.parameter_bytes),
+        gradients=float(seen.gradient_bytes),
+        optimizer=float(seen.optimizer_bytes),
+        activations=float(seen.activation_bytes),
+        buffers=float(seen.buffer_bytes),
+        capacity=capacity,
+        reserve=capacity - float(seen.capacity_bytes),
     )
 
 
@@ -139,14 +147,11 @@ def error_band(problem: Problem) -> float:
     """Half-width of the band around an estimate, as a share of it.
 
     That of the trainer, as its user on another cluster sees it. Two things add to it, independently: a device whose own
-    kernels were not measured, by how much those of one kind are off when priced by the curve of another; and
-    convolutions, of which none was measured by itself, by the error of networks made of them, times their share of the
-    arithmetic.
+    kernels were not measured, see `transfer_error`; and convolutions, of which none was measured by itself, by the
+    error of networks made of them, times their share of the arithmetic.
     """
-    parts = [problem.trainer.error_band, shared("convolution_band") * _convolved(problem.graph)]
-    if not all(is_measured(device) for device in problem.cluster.devices.values()):
-        parts.append(float(fitted("gemm")["cross_validated"]["transfer"]))
-    return math.hypot(*parts)
+    convolved = shared("convolution_band") * _convolved(problem.graph)
+    return math.hypot(problem.trainer.error_band, convolved, transfer_error(problem.cluster.devices.values()))
 
 
 def _convolved(graph: Graph) -> float:

@@ -7,6 +7,7 @@ between calls belongs to the problem. Units: seconds, bytes, samples.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -92,6 +93,9 @@ class Evaluator:
                 send_overlap=trainer.send_overlap,
                 exchange_overlap=trainer.exchange_overlap,
                 gathers_singly=float(trainer.gathers_singly),
+                pipeline_bytes=trainer.pipeline_GiB * (1 << 30),
+                crossing_buffers=trainer.crossing_buffers,
+                most_gathered=math.inf if trainer.most_gathered is None else trainer.most_gathered,
             )
         )
 

@@ -134,7 +134,6 @@ def stage_layout(problem: Problem, devices: Sequence[int], mesh: Sequence[int]) 
             links[name][axis] = worst(found[name], axis=0)
     hosts = dict.fromkeys(cluster.alike[cluster.places[np.asarray(devices)]].tolist())
     kinds = _devices(cluster, hosts)
-    capacity = min(k.memory_bytes for k in kinds) - problem.hints.memory_reserve_bytes
     hardware = _hardware(problem, kinds)
     fastest = max(_rate(problem, kind) for kind in cluster.devices.values())
     return StageLayout(
@@ -142,7 +141,7 @@ def stage_layout(problem: Problem, devices: Sequence[int], mesh: Sequence[int]) 
         axes=np.array(mesh, dtype=np.float64),
         links=links,
         hardware=hardware,
-        capacity=capacity,
+        capacity=problem.usable_bytes(kinds),
         speed=len(devices) * (float(hardware.products.flops_per_s) / fastest),
     )
 
@@ -173,8 +172,8 @@ def _kinds(problem: Problem, stage: StageLayout) -> list[tuple[tuple[int, ...], 
     speed = sum(len(ranks) * inner * rate[names] for names, ranks in found.items()) / fastest
     kinds = []
     for names in sorted(found, key=lambda names: (rate[names], sorted(names))):
-        capacity = min(d.memory_bytes for d in devices[names]) - problem.hints.memory_reserve_bytes
-        alike = replace(stage, hardware=_hardware(problem, devices[names]), capacity=capacity, speed=speed)
+        hardware, capacity = _hardware(problem, devices[names]), problem.usable_bytes(devices[names])
+        alike = replace(stage, hardware=hardware, capacity=capacity, speed=speed)
         kinds.append((tuple(found[names]), alike))
     return kinds
 
@@ -216,6 +215,7 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
             bytes_per_s=min(kind.hbm_bandwidth_GBps * 1e9 * kind.memory_efficiency for kind in kinds),
             elementwise_passes=trainer.elementwise_traffic,
             loss_passes=trainer.loss_passes,
+            loss_bytes=trainer.loss_bytes,
             kernel_s=constant("kernel_us", cluster) * 1e-6,
             element_bytes=problem.activation_bytes,
             misaligned=constant("misaligned", cluster),
@@ -235,6 +235,7 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
             ring=float(trainer.ring_attention),
             expert_rate=shared("expert_rate"),
             saved_share=problem.weight_bytes / problem.activation_bytes if trainer.keeps_quantised else 1.0,
+            keeps_results=float(trainer.keeps_results),
             convolution_rate=shared("convolution_rate") if is_slower else 1.0,
         )
     )

@@ -47,6 +47,7 @@ from ir.factors import BROADCAST, Signature
 from ir.graph import DTYPE_BYTES, Graph, Operator, Tensor
 from ir.groups import FusedGroup, fused_groups
 from ir.linkage import Linkage, link
+from ir.loss import scores_of_losses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,7 @@ class _Builder:
         self.boundary_out: list[int] = []
         self.core: list[bool] = []
         self.fused = {i: group for group in _kernels(problem) for i in group.members}
+        self.scores = scores_of_losses(problem.graph)
         self.repeated = _repeated(problem.graph, set(self.fused.values()))
         self.shapes = KernelShapes(problem, self.graph.trained)
         self.names: list[str] = []
@@ -112,7 +114,7 @@ class _Builder:
                 if name not in local:
                     local[name] = self._add_tensor(self.graph.tensors[name], maker.get(name), first, linked.boundary_in)
                 is_output = slot >= len(op.inputs)
-                if is_output and _is_alias(op):
+                if is_output and op.is_alias:
                     self.tensors[local[name]].root = self.tensors[local[op.inputs[0]]].root
                 if is_output and name == linked.boundary_out:
                     out_row = len(self.operands)
@@ -133,6 +135,8 @@ class _Builder:
                         maker=-1,
                         same_memory=-1,
                         next_reader=-1,
+                        is_scores=int(name in self.scores),
+                        is_kept=0,
                     )
                 )
             self._add_operator(op, linked.signatures[k], begin, unit.start + k, range(unit.start, unit.stop), group)
@@ -166,6 +170,9 @@ class _Builder:
             if operand.is_saved or (is_input and tensor.role in (BOUNDARY, CARRIED)):
                 operand.same_memory = same.get(tensor.root, -1)
                 same[tensor.root] = row
+        kept = {self.tensors[o.tensor].root for o in self.operands[begin:] if o.is_saved}
+        for operand in self.operands[begin:]:
+            operand.is_kept = int(self.tensors[operand.tensor].root in kept)
 
     def _fused(self, unit: Unit, offset: int) -> FusedGroup | None:
         """The group of an operator; one that reaches over the unit's end is run operator by operator."""
@@ -331,11 +338,6 @@ def _repeated(graph: Graph, groups: AbstractSet[FusedGroup]) -> dict[str, float]
             if share != 1.0:
                 found[made] = share
     return found
-
-
-def _is_alias(op: Operator) -> bool:
-    """Whether the output shares the input's memory."""
-    return op.traffic[0] == 0.0 and len(op.outputs) == 1 and len(op.inputs) >= 1
 
 
 def build_tables(problem: Problem, linkage: Linkage | None = None) -> Tables:

@@ -253,8 +253,8 @@ def _text(name: str, value: object) -> str:
 
 
 def shortage(estimate: Estimate) -> str | None:
-    """Where and by how much a plan does not fit into memory; None if it fits."""
-    if estimate.fits:
+    """Where and by how much more is predicted than devices have; None if the plan may fit."""
+    if not estimate.overflows:
         return None
     worst = max(estimate.memory_bytes, key=lambda memory: memory.total - memory.capacity)
     largest = max(CLASSES, key=lambda name: float(getattr(worst, name)))

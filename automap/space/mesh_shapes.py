@@ -109,7 +109,6 @@ class Meshes:
         self.num_units = len(blocks.units)
         # Of a model with few repeats, all units count as blocks.
         self.num_blocks = blocks.num_blocks if 2 * blocks.num_blocks > self.num_units else self.num_units
-        self._check_fix()
         self.middle = middle_axis(problem)
         self.degrees = divisors(problem.cluster.num_devices)
         self.micro_batches = divisors(problem.training.global_batch)
@@ -243,23 +242,6 @@ class Meshes:
         )
 
     # -- refusals ------------------------------------------------------------------------------------------------
-
-    def _check_fix(self) -> None:
-        fix, devices = self.problem.hints.fix, self.problem.cluster.num_devices
-        for name, value, whole in (
-            ("dp", fix.dp, devices),
-            ("tp", fix.tp, devices),
-            ("pp", fix.pp, devices),
-            ("num_micro_batches", fix.num_micro_batches, self.problem.training.global_batch),
-        ):
-            if value is not None and whole % value:
-                what = "global batch" if name == "num_micro_batches" else "number of devices"
-                raise ProblemError(
-                    f"does not divide the {what}, {whole}",
-                    field=f"hints.fix.{name}",
-                    value=value,
-                    repair=f"Use one of {', '.join(map(str, divisors(whole)))}.",
-                )
 
     def _refuse(self) -> None:
         devices, batch = self.problem.cluster.num_devices, self.problem.training.global_batch

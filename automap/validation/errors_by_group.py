@@ -31,7 +31,12 @@ class Predicted:
     step_time_s: float = math.nan
     error_band_s: tuple[float, float] = (math.nan, math.nan)
     peak_memory_bytes: float = math.nan
+    capacity_bytes: float = math.nan
+    """Memory of the device with the least room left."""
+    overflows: bool = False
+    """Whether more is predicted than the device has."""
     fits: bool = True
+    """Whether it fits with the confidence that is asked for by default."""
     assumed: tuple[str, ...] = ()
     """The names of what the source does not state."""
     why: str | None = None
@@ -50,6 +55,8 @@ def predict(run: Run) -> Predicted:
         step_time_s=estimate.step_time_s,
         error_band_s=estimate.error_band_s,
         peak_memory_bytes=max(m.total for m in estimate.memory_bytes),
+        capacity_bytes=max(estimate.memory_bytes, key=lambda m: m.total / m.capacity).capacity,
+        overflows=estimate.overflows,
         fits=estimate.fits,
         assumed=case.assumed,
     )
@@ -63,11 +70,12 @@ def validate(runs: Iterable[Run], on_progress: Callable[[int], None] = lambda _:
 
     Returns:
         {groups: {name: {n, mape, median, bias, spearman, memory_mape, band_coverage, band_half_width, infeasible,
-        infeasible_if_assumed, assumed, regret_mean, regret_max, regret3_mean, top1, num_choice_groups, unpriced:
-        [{id, why}]}}}; null where nothing can be said. bias is the mean signed error, band_coverage the share of runs
-        inside the error band, band_half_width the mean of its half-width over the estimate, infeasible_if_assumed the
-        runs that would not fit by what was assumed of them, regret3 the regret of who measures the three plans ranked
-        first and keeps the fastest.
+        infeasible_if_assumed, doubtful, assumed, regret_mean, regret_max, regret3_mean, top1, num_choice_groups,
+        unpriced: [{id, why}]}}}; null where nothing can be said. bias is the mean signed error, band_coverage the share
+        of runs inside the error band, band_half_width the mean of its half-width over the estimate,
+        infeasible_if_assumed the runs that would not fit by what was assumed of them, doubtful those that fit with less
+        than the default confidence, regret3 the regret of who measures the three plans ranked first and keeps the
+        fastest.
     """
     groups: dict[str, list[Predicted]] = {}
     for number, run in enumerate(runs):
@@ -97,8 +105,9 @@ def summarize(rows: Sequence[Predicted]) -> dict[str, Any]:
         "memory_mape": _mean([abs(r) for r in memory]),
         "band_coverage": _mean([float(i) for i in inside]),
         "band_half_width": _mean(widths),
-        "infeasible": [row.run.id for row in priced if not row.fits and not row.assumed],
-        "infeasible_if_assumed": [row.run.id for row in priced if not row.fits and row.assumed],
+        "infeasible": [row.run.id for row in priced if row.overflows and not row.assumed],
+        "infeasible_if_assumed": [row.run.id for row in priced if row.overflows and row.assumed],
+        "doubtful": [row.run.id for row in priced if not row.fits and not row.overflows and not row.assumed],
         "assumed": sum(bool(row.assumed) for row in priced),
         "regret_mean": _mean(regrets),
         "regret_max": max(regrets, default=None),

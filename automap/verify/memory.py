@@ -12,18 +12,22 @@ two counts, which differ only in what the price simplifies:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from automap.memory_band import margin
 from automap.plan import DeviceMemory, Plan, format_devices
 from automap.verify.model import Model
 from automap.verify.parameters import Place, held_parameters
 from automap.verify.reading import Chunk, Violation, alike_ranks
 from automap.verify.replicas import held_bytes
 from automap.verify.schedule import Action, peaks, rank_orders
+from ir.blocks import Unit
 from ir.graph import DTYPE_BYTES, Operator
 from ir.groups import PRODUCTS
+from ir.loss import scores_of_losses
 from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
 
 TOLERANCE = 1e-6
@@ -95,13 +99,18 @@ class Recount:
         )
         chunks = [chunk for chunk in self.chunks if chunk.rank == rank]
         zero = chunks[0].stage.zero.stage
-        state_bytes = self.problem.state_bytes
+        state_bytes, trainer = self.problem.state_bytes, self.problem.trainer
         whole, sharded = self._elements(i for chunk in chunks for i in chunk.operators)
         held = [sharded if zero >= least else whole for least in (3, 2, 1)]
         parameters, gradients, optimizer = (n * size for n, size in zip(held, state_bytes, strict=True))
         # Under ZeRO 3 the weights of a unit and of the next one are gathered; gradients are whole until scattered.
         largest = max(self._elements(unit)[0] for chunk in chunks for unit in self._units(chunk))
-        gathered = 2.0 * largest * state_bytes[0] * (zero >= 3) + largest * state_bytes[1] * (zero >= 2)
+        most = math.inf if trainer.most_gathered is None else trainer.most_gathered
+        gathered = min(2.0 * largest, most) * state_bytes[0] * (zero >= 3)
+        gathered += min(largest, most) * state_bytes[1] * (zero >= 2)
+        if len({chunk.rank for chunk in self.chunks}) > 1:
+            num_buffers = trainer.crossing_buffers * self.plan.num_micro_batches
+            gathered += trainer.pipeline_GiB * GIB + num_buffers * self._crossing(rank)
         averaged = whole * held_bytes(self.plan, state_bytes[1])
         work = max(self._written(chunk, i) for chunk in chunks for i in chunk.operators)
         # One unit at a time is recomputed, and saves all that its backward pass needs.
@@ -111,15 +120,18 @@ class Recount:
             counted=peak.counted + max(a.counted for a in again),
             high=peak.high + max(a.high for a in again),
         )
+        capacity = (
+            min(self.problem.cluster.device(d).memory_bytes for d in devices) - self.problem.hints.memory_reserve_bytes
+        )
         memory = DeviceMemory(
             devices=format_devices(tuple(devices)),
             parameters=parameters,
             gradients=gradients,
             optimizer=optimizer,
             activations=activations.counted,
-            buffers=2.0 * work + self.problem.trainer.reserved_GiB * GIB + gathered + averaged,
-            capacity=min(self.problem.cluster.device(d).memory_bytes for d in devices)
-            - self.problem.hints.memory_reserve_bytes,
+            buffers=2.0 * work + trainer.reserved_GiB * GIB + gathered + averaged,
+            capacity=capacity,
+            reserve=capacity - capacity / margin(self.problem.training.memory_confidence, trainer.memory_spread),
         )
         return memory, activations
 
@@ -146,11 +158,12 @@ class Recount:
     def _unit_keeps(self, chunk: Chunk, unit: Sequence[int]) -> set[Piece]:
         """The pieces that one micro-batch saves in a unit from its forward to its backward pass."""
         whole = chunk.again.issuperset(unit)
-        pieces = set()
+        keeps_results = self.problem.trainer.keeps_results and not chunk.again.isdisjoint(unit)
+        pieces = self._unneeded_results(chunk, unit) if keeps_results else set()
         for index in unit:
             for slot, name in self._saved(index):
                 root, maker = self.model.live_maker(self._root(name)), self.model.live_maker(name)
-                runs_again = index in chunk.again and root in chunk.again and root in unit
+                runs_again = (keeps_results or index in chunk.again) and root in chunk.again and root in unit
                 if not runs_again and not (whole and maker is not None and maker not in unit):
                     pieces.add(self._piece(chunk, index, slot, name, own=True))
             for name in self.graph.operators[index].inputs if whole else ():
@@ -159,6 +172,22 @@ class Recount:
                     # The inputs of a unit that is recomputed are saved in the placement in which they arrive.
                     pieces.add(self._at(chunk, name, self._made(chunk, name)))
         return pieces
+
+    def _unneeded_results(self, chunk: Chunk, unit: Sequence[int]) -> set[Piece]:
+        """Results of operators that do not run again which no backward pass of the unit needs."""
+        needed = {self._root(name) for index in unit for _, name in self._saved(index)}
+        return {
+            self._at(chunk, name, self._wrote(chunk, index, slot))
+            for index in unit
+            if index not in chunk.again
+            for slot, name in enumerate(self.graph.operators[index].outputs)
+            if self._root(name) not in needed and name not in self._inside(index)
+        }
+
+    def _inside(self, index: int) -> frozenset[str]:
+        """Tensors that stay inside the kernel that runs an operator."""
+        kernel = self.model.kernels.get(index)
+        return frozenset() if kernel is None else kernel.internal
 
     def _unit_saves(self, chunk: Chunk, unit: Sequence[int]) -> Activations:
         """The bytes that a unit saves while it is recomputed; none if it is not recomputed as a whole."""
@@ -179,7 +208,7 @@ class Recount:
     def _root(self, name: str) -> str:
         """The tensor that another one is a view of; a tensor that is no view itself."""
         maker = self.model.live_maker(name)
-        while maker is not None and _is_alias(self.graph.operators[maker]):
+        while maker is not None and self.graph.operators[maker].is_alias:
             name = self.graph.operators[maker].inputs[0]
             maker = self.model.live_maker(name)
         return name
@@ -217,11 +246,37 @@ class Recount:
         root = self._root(name)
         maker = self.model.live_maker(name)
         while maker is not None and maker in chunk.operators and place == self._made(chunk, name):
-            if not _is_alias(self.graph.operators[maker]):
+            if not self.graph.operators[maker].is_alias:
                 break
             name, place = self.graph.operators[maker].inputs[0], self._read(chunk, maker, 0)
             maker = self.model.live_maker(name)
         return Piece(root=root, tensor=name, place=tuple(place.items()), share=share, size=size, whole=whole)
+
+    def _crossing(self, rank: int) -> float:
+        """Most bytes of a micro-batch that come to a stage of a rank from the one before, or leave it for the next."""
+        return max(self._sent(one) for one, other in itertools.pairwise(self.chunks) if rank in (one.rank, other.rank))
+
+    def _sent(self, chunk: Chunk) -> float:
+        """Bytes of a micro-batch that leave a stage: what its last unit makes, and carried tensors that this reads."""
+        last = self._units(chunk)[-1]
+        boundary = self.model.linkage.types[self._unit(last[0]).type].boundary_out
+        made = {
+            name
+            for index in last
+            for name, like in zip(self.graph.operators[index].outputs, self._like(index).outputs, strict=True)
+            if like == boundary
+        }
+        read = {name for index in last for name in self.graph.operators[index].inputs} & self.model.carried
+        return sum(self._bytes(chunk, name, self._made(chunk, name)) for name in made | read)
+
+    def _unit(self, index: int) -> Unit:
+        """The unit of an operator."""
+        return self.model.blocks.units[self.model.unit_of[index]]
+
+    def _like(self, index: int) -> Operator:
+        """The operator in the place of another in the first of the units like its own, by which all are priced."""
+        unit = self._unit(index)
+        return self.graph.operators[self.model.blocks.representative(unit.type).start + index - unit.start]
 
     # -- placements and sizes ------------------------------------------------------------------------------------
 
@@ -252,20 +307,23 @@ class Recount:
         return tensor.elements.at(chunk.samples) * element / parts
 
     def _written(self, chunk: Chunk, index: int) -> float:
-        """Bytes of the results that an operator writes to memory."""
-        kernel = self.model.kernels.get(index)
-        inside = frozenset() if kernel is None else kernel.internal
-        outputs = self.graph.operators[index].outputs
-        return sum(
+        """Bytes of the results that an operator writes to memory; of a loss, half of what it makes of its scores."""
+        op, inside = self.graph.operators[index], self._inside(index)
+        if not op.is_live:
+            return 0.0
+        like, scores = self._like(index), scores_of_losses(self.graph)
+        written = sum(
             self._bytes(chunk, name, self._wrote(chunk, index, slot))
-            for slot, name in enumerate(outputs)
-            if name not in inside
+            for slot, name in enumerate(op.outputs)
+            if name not in inside and like.outputs[slot] not in scores
         )
-
-
-def _is_alias(op: Operator) -> bool:
-    """Whether the result shares the memory of an input."""
-    return op.traffic[0] == 0.0 and len(op.outputs) == 1 and len(op.inputs) >= 1
+        read = [
+            self._bytes(chunk, name, self._read(chunk, index, slot))
+            for slot, name in enumerate(op.inputs)
+            if name not in inside and like.inputs[slot] in scores
+        ]
+        of_loss = 0.5 * self.problem.trainer.loss_bytes / self.problem.activation_bytes * max(read, default=0.0)
+        return max(written, of_loss)
 
 
 def _sum(units: Sequence[set[Piece]], carried: frozenset[str]) -> Activations:
@@ -282,10 +340,12 @@ def check_memory(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[
     """Compares the memory of the estimate with the recount, and the recount with the capacity of the devices."""
     found = Recount(plan, chunks, model).devices()
     for rank, (mine, _) in enumerate(found):
-        if mine.total > mine.capacity:
+        if mine.total > mine.capacity - mine.reserve:
+            room = f"{mine.capacity / GIB:.2f}"
+            if mine.reserve > 0.0:
+                room += f", {mine.reserve / GIB:.2f} of them kept free,"
             yield Violation(
-                f"stages[{rank}].devices",
-                f"does not fit: {mine.total / GIB:.2f} GiB of {mine.capacity / GIB:.2f} on {mine.devices}",
+                f"stages[{rank}].devices", f"does not fit: {mine.total / GIB:.2f} GiB of {room} on {mine.devices}"
             )
     if plan.estimate is None:
         return
@@ -295,8 +355,8 @@ def check_memory(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[
         return
     for rank, (said, (mine, activations)) in enumerate(zip(stated, found, strict=True)):
         where = f"estimate.memory_bytes[{rank}]"
-        for name in ("parameters", "gradients", "optimizer", "buffers", "capacity"):
-            if not math.isclose(getattr(said, name), getattr(mine, name), rel_tol=TOLERANCE):
+        for name in ("parameters", "gradients", "optimizer", "buffers", "capacity", "reserve"):
+            if not math.isclose(getattr(said, name), getattr(mine, name), rel_tol=TOLERANCE, abs_tol=1.0):
                 what = f"says {getattr(said, name):.0f} bytes, counted {getattr(mine, name):.0f}"
                 yield Violation(f"{where}.{name}", what)
         low, high = activations.low * (1.0 - TOLERANCE), activations.high * (1.0 + TOLERANCE)

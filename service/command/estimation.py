@@ -14,7 +14,7 @@ from automap.documents import read_file
 from automap.errors import ModelError, PlanError, ProblemError
 from automap.records import to_json
 from service.jobs.run_job import JobRequest, ModelOptions, build_problem, import_graph
-from service.report import GIB, bound, speed, step
+from service.report import GIB, bound, probability, speed, step
 from service.strategy import batch, strategy
 
 if TYPE_CHECKING:
@@ -215,6 +215,7 @@ def page(plan: Plan) -> str:
         *_times(estimate),
         "",
         *_memory(estimate),
+        *_fits(plan),
         "",
         *(_folded(reason) for reason in plan.why),
     ]
@@ -243,12 +244,24 @@ def _memory(estimate: Estimate) -> list[str]:
         amounts = [*(getattr(memory, name) for name in CLASSES), memory.total, memory.capacity]
         columns = "".join(f"{amount / GIB:12.2f}" for amount in amounts)
         over = "  does not fit" if memory.total > memory.capacity else ""
+        over = over or ("  may not fit" if memory.total > memory.capacity - memory.reserve else "")
         lines.append(f"{memory.devices:{width}}{columns}{memory.total / memory.capacity:6.0%}{over}")
     return lines
 
 
+def _fits(plan: Plan) -> list[str]:
+    estimate = plan.estimate
+    assert estimate is not None
+    if estimate.fit_probability is None:
+        return []
+    wanted = f"a search asks for {plan.training.memory_confidence:.3g}"
+    free = min(memory.reserve for memory in estimate.memory_bytes) / GIB
+    wanted += f", which keeps {free:.2f} GiB of each device free" if free > 0.0 else ""
+    return [f"fits with {probability(estimate.fit_probability)} ({wanted})"]
+
+
 def lacks(plan: Plan) -> str | None:
-    """Where and by how much a plan does not fit; None if it fits."""
+    """Where and by how much a plan most probably does not fit; None if it may fit."""
     from automap.space.changes import shortage
 
     assert plan.estimate is not None

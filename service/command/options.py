@@ -59,6 +59,10 @@ SyncOption = Annotated[
 SyncPeriodOption = Annotated[
     int | None, typer.Option(help="The most steps from one averaging of replicas to the next; default: 4.")
 ]
+MemoryConfidenceOption = Annotated[
+    float | None,
+    typer.Option(help="Probability with which a plan must fit into memory, 0.5 to 0.999; default: 0.95."),
+]
 SearcherOption = Annotated[
     list[str],
     typer.Option(
@@ -216,6 +220,7 @@ def read_job(
     target: TargetOption = None,
     sync: SyncOption = None,
     sync_period: SyncPeriodOption = None,
+    memory_confidence: MemoryConfidenceOption = None,
     searcher: SearcherOption = PORTFOLIO,
     from_scratch: FromScratchOption = False,
     budget: BudgetOption = "30s",
@@ -248,6 +253,7 @@ def read_job(
         "target": target,
         "sync_modes": list(dict.fromkeys(["synchronous", *sync])) if sync else None,
         "sync_period": sync_period,
+        "memory_confidence": memory_confidence,
     }
     data, request = read_model_and_hints(model, hints, dim, batch_dim, parameters)
     said = stated(training)

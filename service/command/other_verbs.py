@@ -108,8 +108,8 @@ def strip(
 
 @app.command()
 def clusters(as_json: JsonOption = False) -> None:
-    """Lists cluster presets and devices."""
-    from service.clusters import describe_clusters, local_line
+    """Lists cluster presets, devices by family, and links between nodes."""
+    from service.clusters import describe_clusters, device_lines, link_lines, local_line, own_line
 
     document = describe_clusters()
     if as_json:
@@ -118,10 +118,13 @@ def clusters(as_json: JsonOption = False) -> None:
     typer.echo("A cluster is " + document["form"] + ", or a JSON file. Examples:")
     for preset in document["presets"]:
         typer.echo(f"  {preset}")
-    typer.echo("Devices:")
-    for device in document["devices"]:
-        peaks = ", ".join(f"{kind} {peak:g}" for kind, peak in device["peak_TFLOPs"].items())
-        typer.echo(f"  {device['name']:14} {device['memory_GiB']:g} GiB, TFLOP/s: {peaks}")
+    typer.echo("Devices, with peaks in TFLOP/s (* no kernels of it were measured: its band is wider):")
+    for line in device_lines():
+        typer.echo(line)
+    typer.echo("Links between nodes, as in @25Gbit, which is then all that a node has:")
+    for line in link_lines():
+        typer.echo(line)
+    typer.echo(own_line())
     typer.echo(local_line(document["local"]))
 
 

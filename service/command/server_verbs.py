@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -162,11 +164,17 @@ def _client(url: str) -> AutomapClient:
 
 def _settings() -> Any:
     from pydantic import ValidationError
+    from pydantic_settings import SettingsError
 
     from service.settings import Settings
 
     try:
         return Settings()
+    except SettingsError as fault:
+        named = re.search(r'"(\w+)"', str(fault))
+        name = f"AUTOMAP_{named[1].upper()}" if named else "AUTOMAP_..."
+        repair = """Write JSON, as in '["automap.example.org", "127.0.0.1"]'."""
+        raise UserError("cannot be read", field=name, value=os.environ.get(name, ""), repair=repair) from None
     except ValidationError as fault:
         first = fault.errors()[0]
         name = "AUTOMAP_" + str(first["loc"][0]).upper()
@@ -175,6 +183,4 @@ def _settings() -> Any:
 
 
 def _log(level: str) -> None:
-    logging.basicConfig(
-        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

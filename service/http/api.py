@@ -41,7 +41,8 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
         settings: limits and allowed hosts.
         client: the service's Redis.
     """
-    app = FastAPI(title="AutoMAP", version=version(), redoc_url=None)
+    # No pages that load scripts from elsewhere; /openapi.json is there for every tool.
+    app = FastAPI(title="AutoMAP", version=version(), docs_url=None, redoc_url=None)
     app.state.settings = settings
     app.state.store = Store(client)
     for router in ROUTERS:

@@ -87,7 +87,7 @@ def recover(client: redis.Redis, store: Store, max_budget_s: float) -> int:
             store.fail(job.id, None, job.problem or {})
             continue
         jobs.append(job)
-        store.requeue(job.id)
+        store.requeue(job.id, None)
         with client.pipeline() as pipe:
             enqueuer(client, time_limit_s(job.request, max_budget_s))(pipe, job.id)
             pipe.execute()

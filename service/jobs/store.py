@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +18,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
 import redis
+from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.client import Pipeline
+from redis.retry import Retry
 
 from automap.documents import read_document
 from automap.errors import UserError
@@ -28,6 +31,9 @@ State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 ACTIVE: tuple[State, ...] = ("queued", "running")
 GRAPH_TTL_S = 3600
 """Seconds that imported models are kept; they can always be made again from the file."""
+
+LONGEST_PAUSE_S = 1.0
+"""Longest time between two attempts of a patient client, so that work goes on soon after Redis is back."""
 
 _MODELS, _JOBS, _ACTIVE = "automap:models", "automap:jobs", "automap:active"
 _FIELDS = (
@@ -72,17 +78,31 @@ class Job:
     finished_at: float | None = None
 
 
-def connect(url: str) -> redis.Redis:
+def connect(url: str, *, patient: bool = False) -> redis.Redis:
     """A client for `url`.
+
+    Args:
+        url: address of a Redis.
+        patient: whether commands wait for a Redis that is away, however long; else they fail at once.
 
     Raises:
         UserError: not such a URL.
     """
+    more = {"retry": Retry(ExponentialBackoff(cap=LONGEST_PAUSE_S, base=0.05), retries=-1)} if patient else {}
     try:
-        return redis.Redis.from_url(url, socket_connect_timeout=5)
+        return redis.Redis.from_url(url, socket_connect_timeout=5, **more)
     except ValueError:
         repair = "Write it as in redis://host:6379/0."
-        raise UserError("not a Redis URL", field="redis_url", value=url, repair=repair) from None
+        # Without what is before the host: it may be a password.
+        shown = re.sub(r"//[^/]*@", "//...@", url)
+        raise UserError("not a Redis URL", field="redis_url", value=shown, repair=repair) from None
+
+
+def impatient(client: redis.Redis) -> redis.Redis:
+    """A client of the same Redis whose commands fail at once where it is away."""
+    pool = client.connection_pool
+    given = {**pool.connection_kwargs, "retry": Retry(NoBackoff(), 0)}
+    return redis.Redis(connection_pool=redis.ConnectionPool(connection_class=pool.connection_class, **given))
 
 
 class Store:
@@ -103,14 +123,18 @@ class Store:
     # Models
 
     def add_model(self, data: bytes, *, name: str, summary: Mapping[str, Any], capacity: int) -> Model:
-        """Stores a model file; the same bytes have the same id and are stored once.
+        """Stores a model file; the same bytes have the same id and are stored once, with the name they had first.
 
         Raises:
             StoreFull: all files together would exceed `capacity` bytes.
         """
         model_id = hashlib.sha256(data).hexdigest()
+        known = self.model(model_id)
+        if known is not None:
+            # What is said about its dims may differ.
+            return replace(known, summary=summary)
         sizes = self._redis.hgetall(_MODELS)
-        if model_id.encode() not in sizes and sum(map(int, sizes.values())) + len(data) > capacity:
+        if sum(map(int, sizes.values())) + len(data) > capacity:
             raise StoreFull
         with self._redis.pipeline() as pipe:
             pipe.hset(_MODELS, model_id, str(len(data)))
@@ -190,10 +214,11 @@ class Store:
         return None if found is None else json.loads(found)
 
     def begin(self, job_id: str) -> int | None:
-        """Starts a run of a job.
+        """Starts a run of a job that is queued.
 
         Returns:
-            The run's fencing token; None when there is nothing to run (ended, or unknown).
+            The run's fencing token; None when there is nothing to run: the job is unknown, has ended, or another run of
+            it is under way.
         """
         token = 0
 
@@ -201,7 +226,7 @@ class Store:
             nonlocal token
             state, attempt = pipe.hmget(_key(job_id), ["state", "attempt"])
             pipe.multi()
-            if state is None or state.decode() not in ACTIVE:
+            if state != b"queued":
                 raise Superseded
             token = int(attempt) + 1
             started = {"state": "running", "attempt": str(token), "started_at": repr(self._clock())}
@@ -231,9 +256,9 @@ class Store:
         """Ends a job with a problem document; `token` None = whatever run is the latest."""
         self._write(job_id, token, {"state": "failed", "problem": _dumps(problem)}, ends=True)
 
-    def requeue(self, job_id: str) -> None:
-        """Puts a job back into the queue whose run has died, so that another run follows."""
-        self._write(job_id, None, {"state": "queued"})
+    def requeue(self, job_id: str, token: int | None) -> None:
+        """Puts a job back into the queue whose run has died, so that another run follows; `token` as in `fail`."""
+        self._write(job_id, token, {"state": "queued"})
 
     def cancel(self, job_id: str) -> bool:
         """Ends a job as cancelled; returns whether it had not ended before."""

@@ -7,6 +7,7 @@ job of a dead child or worker is queued again by RQ; the store's fencing tokens 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
@@ -14,6 +15,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -27,7 +29,7 @@ from automap.records import to_json
 from ir import lifetime
 from service.jobs import graphs, job_queue
 from service.jobs.run_job import run_job
-from service.jobs.store import Store, Superseded, connect
+from service.jobs.store import Store, Superseded, connect, impatient
 from service.problems import problem, problem_of
 
 LOG = logging.getLogger("automap.worker")
@@ -38,6 +40,9 @@ LEASE_S = 15
 MAINTENANCE_S = 5
 _PACE_S = 0.2
 """Least seconds between two writes of the progress, and between two looks whether the job has ended."""
+
+_RUN_FILE = "run"
+"""Name of the file in a child's folder that holds the number of its run, the fencing token."""
 
 _WARM = ("agents.portfolio.portfolio", "agents.learning.dqn", "ir.onnx.sandbox")
 
@@ -51,17 +56,25 @@ def main(redis_url: str, *, parent: int | None = None) -> None:
     """
     if parent is not None:
         lifetime.die_with_parent(signal.SIGKILL, parent)
-    client = connect(redis_url)
+    try:
+        with connect(redis_url) as first:
+            first.ping()
+    except redis.AuthenticationError as fault:
+        repair = "Put name and password into AUTOMAP_REDIS_URL, as in redis://name:password@host:6379/0."
+        raise UserError(f"Redis refuses the worker ({fault})", field="redis_url", value="...", repair=repair) from None
+    except redis.ConnectionError as fault:
+        LOG.warning("Redis does not answer (%s); the worker waits for it", fault)
+    client = connect(redis_url, patient=True)
     client.ping()
     warm()
-    worker = _Worker(
+    worker: _Worker = _Worker(
         [job_queue.queue(client)],
         connection=client,
         serializer=JSONSerializer,
         job_monitoring_interval=HEARTBEAT_S,
         maintenance_interval=MAINTENANCE_S,
         worker_ttl=MAINTENANCE_S + 15,  # RQ looks up from an idle queue every worker_ttl - 15 s
-        work_horse_killed_handler=lambda job, pid, status, usage: _run_died(job),
+        work_horse_killed_handler=lambda job, pid, status, usage: _run_died(job, worker.token_of_run()),
         exception_handlers=[_on_exception],
     )
     worker.work(logging_level=None)
@@ -95,6 +108,13 @@ class _Worker(rq.Worker):  # type: ignore[misc]
             self._folder = folder
             super().execute_job(job, queue)
 
+    def token_of_run(self) -> int | None:
+        """Fencing token of the run that the child of now has begun; None where it died before it said so."""
+        try:
+            return int((Path(self._folder) / _RUN_FILE).read_text() or 0) or None
+        except FileNotFoundError:
+            return None
+
     def main_work_horse(self, job: QueuedJob, queue: rq.Queue) -> None:
         """Begins the child: it dies with its worker, and has a folder of its own for temporary files."""
         lifetime.die_with_parent(signal.SIGKILL, self.pid)
@@ -125,20 +145,26 @@ class _Worker(rq.Worker):  # type: ignore[misc]
 
 def _on_exception(job: QueuedJob, kind: type[BaseException], *rest: object) -> bool:
     # RQ calls this for a job whose worker vanished (AbandonedJobError); `perform` itself raises nothing.
-    _run_died(job)
+    _run_died(job, None)
     return True
 
 
-def _run_died(job: QueuedJob) -> None:
+def _run_died(job: QueuedJob, token: int | None) -> None:
+    """Queues a job again whose run has died, or gives it up.
+
+    Args:
+        job: RQ's record of it.
+        token: fencing token of the run; None = whatever run is the latest.
+    """
     store = Store(job.connection)
     try:
         if job.retries_left:
-            store.requeue(job.id)
+            store.requeue(job.id, token)
         else:
             detail = f"It died {job_queue.NUM_RETRIES + 1} times, perhaps of memory."
-            store.fail(job.id, None, problem(500, "The job's process died", detail))
+            store.fail(job.id, token, problem(500, "The job's process died", detail))
     except Superseded:
-        return  # cancelled meanwhile
+        return  # cancelled meanwhile, or another run has taken over
     LOG.warning("job %s: its process died", job.id)
 
 
@@ -146,26 +172,33 @@ def perform(job_id: str) -> None:
     """Runs a job in the child; what comes of it is in the store. Called by RQ."""
     current = rq.get_current_job()
     assert current is not None
-    run(job_id, current.connection)
+    note = Path(tempfile.gettempdir()) / _RUN_FILE
+    run(job_id, current.connection, on_begin=lambda token: note.write_text(str(token)))
 
 
-def run(job_id: str, client: redis.Redis, *, search: Any = None) -> None:
+def run(
+    job_id: str, client: redis.Redis, *, search: Any = None, on_begin: Callable[[int], object] = lambda token: None
+) -> None:
     """Runs a job against the store of `client`.
+
+    The search goes on while Redis is away; only its progress is not written then.
 
     Args:
         job_id: id of a queued job.
-        client: the service's Redis.
+        client: the service's Redis, one that waits for it (`service.jobs.store.connect`).
         search: in place of `agents.search_offer`.
+        on_begin: called with the fencing token of the run.
     """
-    store = Store(client)
+    store, hurried = Store(client), Store(impatient(client))
     token = store.begin(job_id)
     job = store.job(job_id)
     if token is None or job is None:
         return
+    on_begin(token)
     if (request := job.request) is None:
         store.fail(job_id, token, job.problem or {})
         return
-    counts = _paced(lambda: store.check(job_id, token))
+    counts = _paced(lambda: hurried.check(job_id, token))
     written = -_PACE_S
 
     def on_progress(progress: Any) -> None:
@@ -173,7 +206,8 @@ def run(job_id: str, client: redis.Redis, *, search: Any = None) -> None:
         now = time.monotonic()
         if now - written >= _PACE_S or progress.fraction >= 1:
             written = now
-            store.set_progress(job_id, token, to_json(progress))
+            with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
+                hurried.set_progress(job_id, token, to_json(progress))
 
     try:
         try:
@@ -199,14 +233,17 @@ def run(job_id: str, client: redis.Redis, *, search: Any = None) -> None:
 
 
 def _paced(ask: Callable[[], bool]) -> Callable[[], bool]:
-    """The function `ask`, called at most every `_PACE_S` seconds; in between, its last answer is returned."""
+    """The function `ask`, called at most every `_PACE_S` seconds; in between, and without Redis, it gives its last
+    answer."""
     answer, asked = True, -_PACE_S
 
     def paced() -> bool:
         nonlocal answer, asked
         now = time.monotonic()
         if now - asked >= _PACE_S:
-            answer, asked = ask(), now
+            asked = now
+            with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
+                answer = ask()
         return answer
 
     return paced

@@ -78,7 +78,8 @@ def test_what_is_too_large_is_held_and_freed_in_turn(monkeypatch):
 
 def make(graph, cluster, batch, fix=None, **more):
     hints = {"fix": fix or {}, **more}
-    return PlanSpace(Problem.build(graph, parse_cluster(cluster), {"global_batch": batch}, hints))
+    training = {"global_batch": batch, "memory_confidence": 0.5}
+    return PlanSpace(Problem.build(graph, parse_cluster(cluster), training, hints))
 
 
 @pytest.mark.parametrize("mesh", ["2xV100", "2x2xV100@10Gbit"])

@@ -56,7 +56,8 @@ def test_with_limits_it_is_brute_force_over_what_fits():
 
 def make(graph, cluster, batch, fix=None, **more):
     hints = {"fix": fix or {}, **more}
-    return PlanSpace(Problem.build(graph, parse_cluster(cluster), {"global_batch": batch}, hints))
+    training = {"global_batch": batch, "memory_confidence": 0.5}
+    return PlanSpace(Problem.build(graph, parse_cluster(cluster), training, hints))
 
 
 def test_skeletons_of_a_model_agree_with_elimination(gpt):

@@ -213,15 +213,15 @@ def test_what_a_network_finds_becomes_a_label(other_network):
 def test_labels_are_improved_with_a_network_and_once_only(tmp_path, other_network, capsys):
     folder = tmp_path / "labels"
     with LabelWriter(folder) as writer:
-        writer.write(template_label(9))
-        writer.write(template_label(10))
+        writer.write(template_label(11))
+        writer.write(template_label(12))
     before = read_labels(folder)
-    words = ["label-problems", str(folder), "--problems", "2", "--first-seed", "9", "--budget", "64"]
+    words = ["label-problems", str(folder), "--problems", "2", "--first-seed", "11", "--budget", "64"]
     words += ["--network", str(other_network), "--processes", "1"]
     assert main(words) == 0
     assert "2 labels, 2 with a plan, 2 better than before" in capsys.readouterr().err
     after = read_labels(folder)
-    assert all(after[seed].step_time_s < 0.95 * before[seed].step_time_s for seed in (9, 10))
+    assert all(after[seed].step_time_s < 0.95 * before[seed].step_time_s for seed in (11, 12))
     lines = (folder / "labels-0.jsonl").read_text()
     assert main(words) == 0
     assert "2 labels, 2 with a plan, 0 better than before" in capsys.readouterr().err

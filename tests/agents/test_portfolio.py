@@ -21,6 +21,7 @@ from agents.sampling.expert import price_grid
 from automap.bounds.partial_plans import BoundTable
 from automap.cluster import parse_cluster
 from automap.errors import NothingFits
+from automap.families import families
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 
@@ -212,8 +213,11 @@ def test_nothing_fits_names_what_really_helps(gpt, size, cluster, batch, fix, fi
     assert "GiB" in fault.value
     assert fault.nearest["stages"]
     assert {change["field"] for change in fault.changes} >= fields
+    family = next(names for names in families().values() if p.cluster.nodes[0].device in names)
     for change in fault.changes:
         assert change["about"] in fault.repair
+        if change["field"] == "cluster":
+            assert set(parse_cluster(change["value"]).devices) <= set(family)
         found = search(changed(p, change), Budget.parse(1), searcher="expert").plan.estimate
         assert found.step_time_s == change["step_time_s"]
 

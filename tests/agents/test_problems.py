@@ -1,5 +1,6 @@
 """Generated problems: a seed gives one problem, splits hold apart what they say, and everything can be planned."""
 
+import hashlib
 from collections import Counter
 from dataclasses import replace
 
@@ -31,6 +32,12 @@ def test_the_same_seed_gives_the_same_problem() -> None:
         )
         assert first.split == outline(seed).split
     assert len({generate(seed).digest for seed in range(5)}) == 5
+
+
+def test_the_problems_of_seeds_are_those_that_labels_and_networks_were_made_of() -> None:
+    """Other data files of devices and links change none of them. Whoever changes the draws makes both anew."""
+    drawn = hashlib.sha256("".join(outline(seed).description for seed in range(MANY)).encode()).hexdigest()
+    assert drawn == "7318e42b8299d47fa068135b670fc56fa28740399000ecd7925014382d6ff393"
 
 
 def test_each_split_holds_what_it_says() -> None:

@@ -1,9 +1,8 @@
-import dataclasses
 import json
 
 import pytest
 
-from automap.cluster import PRESETS, known_devices, parse_cluster
+from automap.cluster import PRESETS, parse_cluster
 from automap.errors import ClusterError
 from automap.group_links import GroupLink, group_link
 
@@ -53,16 +52,6 @@ def test_unknown_key_in_file_is_refused():
     with pytest.raises(ClusterError, match="unknown key") as caught:
         parse_cluster(document)
     assert caught.value.field == "cluster.speed"
-
-
-def test_every_number_has_a_source():
-    for device in known_devices():
-        numbers = [
-            f.name
-            for f in dataclasses.fields(device)
-            if isinstance(getattr(device, f.name), int | float) or f.name == "peak_TFLOPs"
-        ]
-        assert set(numbers) <= set(device.source or {}), device.name
 
 
 def test_groups_inside_a_host_see_its_own_link_and_share_the_nic_between_hosts():

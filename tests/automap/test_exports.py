@@ -6,22 +6,26 @@ import argparse
 import functools
 import json
 import shlex
+import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import yaml
 from torch.distributed.pipelining.schedules import FORWARD, _Action, _add_send_recv
+from transformers import TrainingArguments
 
 from automap.cluster import parse_cluster
 from automap.errors import PlanError, ProblemError
 from automap.export import plan_loader
 from automap.export.export import REPORT, WRITERS, export, save
-from automap.plan import Plan
+from automap.plan import Plan, parse_devices
 from automap.price.estimate import annotate
 from automap.problem import Problem
 from automap.space.space import PlanSpace
@@ -158,7 +162,7 @@ def check_megatron(plan: Plan, problem: Problem, files: Mapping[str, str]) -> No
     assert (found.num_layers, found.hidden_size, found.num_attention_heads, found.seq_length) == (4, 64, 4, LENGTH)
 
 
-# -- torchtitan v0.2.2: fields of torchtitan/config/job_config.py
+# -- torchtitan: fields of torchtitan/config/configs.py at 0.3.0, and of torchtitan/config/job_config.py at v0.2.2
 
 TITAN = {
     "parallelism": {
@@ -170,9 +174,68 @@ TITAN = {
     "training": {"local_batch_size", "global_batch_size", "seq_len", "mixed_precision_param", "mixed_precision_reduce"},
     "activation_checkpoint": {"mode"},
 }  # fmt: skip
+NEW_TITAN = {
+    "parallelism": TITAN["parallelism"] - {"enable_async_tensor_parallel"} | {"enable_sequence_parallel"},
+    "training": TITAN["training"] | {"disable_cuda_graphs"},
+}
+
+
+@dataclass
+class TitanTraining:
+    """The numbers of a recipe, which the module replaces."""
+
+    local_batch_size: int = 8
+    global_batch_size: int = -1
+    seq_len: int = 2048
+    mixed_precision_param: str = "bfloat16"
+    mixed_precision_reduce: str = "float32"
+    disable_cuda_graphs: bool = False
+
+
+@dataclass
+class TitanConfig:
+    """A recipe."""
+
+    parallelism: dict[str, Any]
+    training: TitanTraining
+    activation_checkpoint: str | None = "selective"
+
+
+def titan_module(text: str) -> TitanConfig:
+    """The configuration of 0.3, with stand-ins for the classes of torchtitan."""
+    names = ["", ".config", ".distributed", ".distributed.activation_checkpoint", ".models", ".models.llama3",
+             ".models.llama3.config_registry", ".trainer"]  # fmt: skip
+    made = {f"torchtitan{name}": ModuleType(f"torchtitan{name}") for name in names}
+    made["torchtitan.config"].ParallelismConfig = dict  # type: ignore[attr-defined]
+    made["torchtitan.distributed.activation_checkpoint"].FullAC = SimpleNamespace(  # type: ignore[attr-defined]
+        Config=lambda: "full"
+    )
+    recipe = functools.partial(TitanConfig, {"tensor_parallel_degree": 99}, TitanTraining())
+    made["torchtitan.models.llama3.config_registry"].llama3_8b = recipe  # type: ignore[attr-defined]
+    made["torchtitan.trainer"].Trainer = SimpleNamespace(Config=TitanConfig)  # type: ignore[attr-defined]
+    inside: dict[str, Any] = {}
+    with mock.patch.dict(sys.modules, made):
+        exec(text, inside)
+    found: TitanConfig = inside["plan"]()
+    return found
+
+
+def check_new_torchtitan(files: Mapping[str, str]) -> None:
+    """The module says the same as the TOML file."""
+    new, old = titan_module(files["torchtitan_plan.py"]), tomllib.loads(files["torchtitan.toml"])
+    assert new.parallelism.keys() <= NEW_TITAN["parallelism"]
+    assert new.activation_checkpoint == (None if old["activation_checkpoint"]["mode"] == "none" else "full")
+    assert new.training.disable_cuda_graphs == (new.parallelism["pipeline_parallel_degree"] > 1)
+    assert {**vars(new.training), **old["training"]} == vars(new.training)
+    way = {name: value for name, value in old["parallelism"].items() if name != "enable_async_tensor_parallel"}
+    renamed = [["lm_head" if name == "output" else name for name in part]
+               for part in way.pop("module_fqns_per_model_part", [])]  # fmt: skip
+    assert new.parallelism.get("module_fqns_per_model_part", []) == renamed
+    assert {**new.parallelism, **way} == new.parallelism
 
 
 def check_torchtitan(plan: Plan, problem: Problem, files: Mapping[str, str]) -> None:
+    check_new_torchtitan(files)
     found = tomllib.loads(files["torchtitan.toml"])
     assert found.keys() == TITAN.keys()
     assert all(found[section].keys() <= TITAN[section] for section in found)
@@ -229,6 +292,18 @@ def check_deepspeed(plan: Plan, problem: Problem, files: Mapping[str, str]) -> N
     assert found["zero_optimization"]["stage"] == degrees.zero
     assert tp == 1 or degrees.zero < 3
     assert found["bf16"]["enabled"] != found["fp16"]["enabled"]
+    check_training_arguments(plan, files)
+    assert json.loads(files["training_arguments.json"])["deepspeed"] in files
+
+
+def check_training_arguments(plan: Plan, files: Mapping[str, str]) -> None:
+    found = json.loads(files["training_arguments.json"])
+    assert found.keys() <= {field.name for field in fields(TrainingArguments)}
+    batch = found["per_device_train_batch_size"] * plan.degrees[0].data * found["gradient_accumulation_steps"]
+    assert batch == BATCH
+    assert found["bf16"] != found["fp16"]
+    again = found["gradient_checkpointing"] or found.get("fsdp_config", {}).get("activation_checkpointing", False)
+    assert again == any(stage.recompute for stage in plan.stages)
 
 
 ACCELERATE = {
@@ -255,10 +330,10 @@ def check_accelerate(plan: Plan, problem: Problem, files: Mapping[str, str]) -> 
     assert found["distributed_type"] == ("FSDP" if fsdp else "MULTI_GPU")
     assert not sizes or (fsdp and fsdp["fsdp_version"] == 2 and shard * cp > 1)
     assert (shard, tp, cp) == (degrees.data, degrees.tensor, degrees.context)
-    assert arguments["per_device_train_batch_size"] * degrees.data * arguments["gradient_accumulation_steps"] == BATCH
+    check_training_arguments(plan, files)
     assert arguments["gradient_accumulation_steps"] == plan.num_micro_batches
-    again = any(stage.recompute for stage in plan.stages)
-    assert (fsdp["fsdp_activation_checkpointing"] if fsdp else arguments["gradient_checkpointing"]) == again
+    # Both files say the same of FSDP.
+    assert fsdp == ({f"fsdp_{k}": v for k, v in arguments["fsdp_config"].items()} if arguments.get("fsdp") else None)
     assert (
         fsdp is None or degrees.data * degrees.context == 1 or fsdp["fsdp_reshard_after_forward"] == (degrees.zero == 3)
     )
@@ -297,7 +372,26 @@ def check_pytorch(plan: Plan, problem: Problem, files: Mapping[str, str]) -> Non
         assert len(made) == number * plan.num_micro_batches
 
 
+# -- ONNX: onnx_devices.json; that it makes valid models is tested in test_onnx_devices.py
+
+
+def check_onnx(plan: Plan, problem: Problem, files: Mapping[str, str]) -> None:
+    found = json.loads(files["onnx_devices.json"])
+    assert found["configuration"]["num_devices"] == DEVICES
+    assert found["metadata"]["automap.num_micro_batches"] == str(plan.num_micro_batches)
+    uses = [use for some in found["tensors"].values() for use in some]
+    # Every stage has weights, whose shards are on its devices, each on one.
+    assert {use["stage"] for use in uses} | {len(plan.stages) - 1} == set(range(len(plan.stages)))
+    for use in uses:
+        held = sorted(device for shard in use["shards"] for device in shard)
+        assert held == list(parse_devices(plan.stages[use["stage"]].devices))
+    names = {tensor.name for tensor in problem.graph.parameters}
+    fused = {source for source, *_ in problem.graph.pieces.values()}
+    assert names - found["tensors"].keys() <= problem.graph.pieces.keys() | fused
+
+
 CHECKS = {
+    "onnx": check_onnx,
     "pytorch": check_pytorch,
     "megatron-core": check_megatron,
     "torchtitan": check_torchtitan,

@@ -47,8 +47,8 @@ def test_bad_settings_name_field_and_repair(mlp, change, field):
 
 
 def test_state_bytes_follow_the_optimizer(mlp):
-    assert sum(build(mlp(), optimizer="adam", trainer="megatron-deepspeed").state_bytes) == 18
-    assert sum(build(mlp(), optimizer="sgd", trainer="megatron-deepspeed").state_bytes) == 10
+    assert sum(build(mlp(), optimizer="adam", trainer="megatron-deepspeed").state_bytes) == 20
+    assert sum(build(mlp(), optimizer="sgd", trainer="megatron-deepspeed").state_bytes) == 12
     assert sum(build(mlp(), optimizer="adam", precision="fp32").state_bytes) == 16
 
 
@@ -64,3 +64,35 @@ def test_user_costs_replace_the_model(mlp):
     name = next(op.name for op in graph.operators if op.kind == "MatMul")
     problem = build(graph, hints={"costs": {name: {"flops": 123.0}}})
     assert problem.graph.by_name[name].forward_flops.at(2) == 246.0
+
+
+@pytest.mark.parametrize(
+    ("hints", "field"),
+    [
+        ({"fix": {"dp": 3}}, "hints.fix.dp"),
+        ({"fix": {"num_micro_batches": 5}}, "hints.fix.num_micro_batches"),
+        ({"constraints": [{"scope": "**", "replicate": True}] * 1001}, "hints.constraints"),
+        ({"parameters": ["x"] * 10_001}, "hints.parameters"),
+        ({"costs": {f"fc{i}": {"flops": 1} for i in range(20_001)}}, "hints.costs"),
+        ({"costs": {f"fc{i}*": {"flops": 1} for i in range(1_001)}}, "hints.costs"),
+    ],
+)
+def test_hints_that_no_plan_obeys_or_nobody_means_are_refused_at_once(mlp, hints, field):
+    with pytest.raises(ProblemError) as refused:
+        Problem.build(mlp([8, 8, 8]), "8xA100-80GB", {"global_batch": 64}, hints)
+    assert refused.value.field == field
+
+
+def test_the_first_cost_that_names_an_operator_counts(mlp):
+    graph = mlp([8, 8, 8])
+    name = next(op.name for op in graph.operators if op.forward_flops.at(1) > 0)
+
+    def flops(*globs):
+        costs = {glob: {"flops": number + 1} for number, glob in enumerate(globs)}
+        built = Problem.build(graph, "8xA100-80GB", {"global_batch": 64}, {"costs": costs})
+        return built.graph.by_name[name].forward_flops.at(1)
+
+    assert flops(name, "**") == 1
+    # Behind a glob that matches it the name would say nothing, which is refused.
+    with pytest.raises(ProblemError, match="no operator has such a name"):
+        flops("**", name)

@@ -61,7 +61,7 @@ def test_every_number_that_a_user_gives_states_its_range(kind):
     assert [name for name in _unranged(kind, set()) if not name.startswith(ESTIMATED)] == []
 
 
-ESTIMATED = ("Estimate.", "DeviceMemory.", "SearchRecord.", "TrialRecord.", "Calibration.")
+ESTIMATED = ("Estimate.", "DeviceMemory.", "SearchRecord.", "TrialRecord.", "Calibration.", "Yours.", "Change.")
 """Of a plan, what AutoMAP writes and only shows again."""
 
 

@@ -118,7 +118,8 @@ def test_a_mode_whose_copies_do_not_fit_is_not_chosen(slow):
     capacity = space.problem.cluster.device(0).memory_bytes
     assert best_sync(plan, lowered, space.evaluator).kind == "dasgd"
     hints = replace(space.problem.hints, memory_reserve_bytes=int(capacity - need - 1000))
-    tight = PlanSpace(replace(space.problem, hints=hints))
+    training = replace(space.problem.training, memory_confidence=0.5)
+    tight = PlanSpace(replace(space.problem, hints=hints, training=training))
     plan, lowered = plan_of(tight)
     assert best_sync(plan, lowered, tight.evaluator).kind == "local_sgd", "in fp32 it averages where gradients were"
 

@@ -35,7 +35,9 @@ CASES = [
     for model in MODELS
     for target, about in targets().items()
     if not (model == "resnet" and about.transformers) and not (model == "long" and "context" not in about.parallel)
+    if about.patterned
 ]
+"""Targets that express any placement of operators have nothing to be tested here."""
 
 
 def problem_of(model: str, target: str, devices: str = "8xA100", **fix: Any) -> Problem:
@@ -98,7 +100,8 @@ def test_a_search_for_a_target_ends_with_a_plan_of_it(target: str) -> None:
     anything = Problem.build(
         zoo.build(GPT), parse_cluster("8xA100"), {"global_batch": 16, "trainer": targets()[target].trainer}
     )
-    assert PlanSpace(anything).decades > space_of("gpt", target).decades
+    if targets()[target].patterned:
+        assert PlanSpace(anything).decades > space_of("gpt", target).decades
 
 
 def test_what_a_target_cannot_express_is_found_by_the_verifier() -> None:

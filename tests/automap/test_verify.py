@@ -69,6 +69,7 @@ def test_plans_of_a_transformer_pass(trainer):
         ("bert:layers=3,hidden=64,heads=4,seq_len=32,vocab_size=128", "2x2xV100@25Gbit", 8, "megatron-lm", {}),
         ("resnet:blocks=1-2-1-1,image_size=64", "2x4xA100", 16, "generic", {}),
         (T5, "2x4xA100", 16, "generic", {}),
+        (GPT, "2x2xA100", 16, "oneflow", {"pp": 2}),
     ],
 )
 def test_templates_and_random_plans_pass(spec, cluster, batch, trainer, fix):
@@ -153,8 +154,9 @@ def test_memory_of_a_perceptron_in_closed_form(mlp):
     # The price keeps the ReLU's result for the unit that makes it and for the one that multiplies it.
     assert bounds.low == memory.activations
     assert bounds.high == memory.activations + samples * 2 * 256
-    # The largest result twice, and what the trainer reserves.
-    assert memory.buffers == 2 * samples * 2 * 256 + problem.trainer.reserved_GiB * (1 << 30)
+    # What the loss makes of its scores is more than the largest result twice; and what the trainer reserves.
+    assert problem.trainer.loss_bytes * samples * 128 > 2 * samples * 2 * 256
+    assert memory.buffers == problem.trainer.loss_bytes * samples * 128 + problem.trainer.reserved_GiB * (1 << 30)
     assert verify(problem, plan) == ()
 
 
@@ -407,7 +409,9 @@ def test_operators_that_must_be_kept_are_not_run_again(sample):
     assert fault.where == "stages[0].recompute, hints.constraints[0]"
 
 
-@pytest.mark.parametrize("field", ["parameters", "gradients", "optimizer", "activations", "buffers", "capacity"])
+@pytest.mark.parametrize(
+    "field", ["parameters", "gradients", "optimizer", "activations", "buffers", "capacity", "reserve"]
+)
 def test_a_wrong_estimate_of_memory_is_named(sample, field):
     estimate = sample.plan.estimate
     one, two = estimate.memory_bytes

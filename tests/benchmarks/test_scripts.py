@@ -47,6 +47,7 @@ SCRIPTS = {
     "import_speed": "--layers 1",
     "led_trials": "--trials 2 --evaluations 64 --only vgg19 --host pipelines",
     "order_of_runs": "--cluster {cluster} --rounds 1 --model {model}",
+    "memory_band": "{runs}",
     "network_gap": "--plans 8 --seeds 1 --search 16 --only vgg19 --known {known}",
     "prove_trainer": "1 --families mlp --clusters 2 --targets automap",
     "pricing_speed": "0.001 --models vgg19 --batches 1",
@@ -60,6 +61,7 @@ SCRIPTS = {
     "searchers": "--searchers random --problems 12 --seeds 1 --evaluations 8",
     "step_parts": "--rounds 1 --cluster {cluster}",
     "sync_training": "--steps 2 --seeds 2 --timed 1",
+    "train_exports": "--targets pytorch --plans 1 --evaluations 16",
     "zoo_speed": "vgg19",
 }
 """Script -> arguments; an underscore is a space inside one."""
@@ -72,6 +74,7 @@ MISSING = {
     "fit_collectives": "missing.csv",
     "fit_gemm": "missing.csv",
     "fit_trainers": "missing.json",
+    "memory_band": "missing.json",
     "import_profiles": "missing",
     "real_models": "--models gnmt-16 --profiles missing",
 }
@@ -126,8 +129,9 @@ def files(tmp_path_factory):
     profile.write_text(PROFILE)
     runs = folder / "runs.json"
     runs.write_text(json.dumps(made_up_runs()))
-    seconds = [predict(run).step_time_s for run in load_runs(runs)]
-    timed = [run | {"measured": {"iteration_s": s}} for run, s in zip(made_up_runs(), seconds, strict=True)]
+    found = [predict(run) for run in load_runs(runs)]
+    measured = [{"iteration_s": p.step_time_s, "peak_memory_GB": 1.01e-9 * p.peak_memory_bytes} for p in found]
+    timed = [run | {"measured": own} for run, own in zip(made_up_runs(), measured, strict=True)]
     runs.write_text(json.dumps(timed))
     cluster = profiler.build_cluster("cpu", two_ranks(), profiler.step_plans("cpu"))
     (folder / "host.json").write_text(json.dumps(cluster.to_json()))

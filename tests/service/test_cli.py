@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import jsonschema
 import pytest
 
 import agents
+from automap.cluster import known_devices, own_folder
 from automap.errors import NothingFits
 from automap.plan import Plan, plan_schema
+from automap.records import to_json
 from service import warm_up as warm
 from service.about import version
 from service.command.main import EXTRAS, main
@@ -287,11 +290,34 @@ def test_named_models(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_clusters_and_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["clusters", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["devices"]
+    document = json.loads(capsys.readouterr().out)
+    assert {device["name"] for device in document["devices"]} == {n for f in document["families"].values() for n in f}
     assert main(["clusters"]) == 0
-    assert "4x8xA100-80GB" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "4x8xA100-80GB" in shown
+    assert all(name in shown for names in document["families"].values() for name in names)
+    assert all(link["name"] in shown for link in document["links"] if link["scope"] == "inter")
     assert main(["schema"]) == 0
     assert json.loads(capsys.readouterr().out) == plan_schema()
+
+
+def test_a_device_of_ones_own_is_listed_and_priced_and_a_broken_one_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (device,) = [device for device in known_devices() if device.name == "L4-24GB"]
+    for folder, changed in (("good", {}), ("bad", {"memory_GiB": "much"})):
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / folder))
+        own_folder("devices").mkdir(parents=True)
+        mine = to_json(replace(device, name="mine-24GB", aliases=("mine",))) | changed
+        (own_folder("devices") / "mine.json").write_text(json.dumps(mine))
+    words = ["estimate", "zoo:gpt2:layers=2", "--cluster", "2xmine", "--global-batch", "8"]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert f"{own_folder('devices') / 'mine.json'}.memory_GiB" in error and "Give a number." in error
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "good"))
+    assert main(words) == 0
+    assert main(["clusters"]) == 0
+    assert "Your own\n  * mine-24GB" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("verb", ["status", "watch", "cancel", "plan"])
@@ -310,9 +336,15 @@ def test_a_worker_needs_redis(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.delenv("AUTOMAP_REDIS_URL", raising=False)
     assert main(["worker"]) == 2
     assert "AUTOMAP_REDIS_URL" in capsys.readouterr().err
-    monkeypatch.setenv("AUTOMAP_NUM_WORKERS", "many")
+    bad = {"NUM_WORKERS": "many", "LOG_LEVEL": "loud", "ALLOWED_HOSTS": "example.org", "MAX_BUDGET_S": "-1"}
+    for name, value in bad.items():
+        with monkeypatch.context() as set_here:
+            set_here.setenv(f"AUTOMAP_{name}", value)
+            assert main(["worker"]) == 2
+            assert f"AUTOMAP_{name}: " in capsys.readouterr().err
+    monkeypatch.setenv("AUTOMAP_REDIS_URL", "foo://user:secret@host")
     assert main(["worker"]) == 2
-    assert "AUTOMAP_NUM_WORKERS" in capsys.readouterr().err
+    assert "secret" not in capsys.readouterr().err
 
 
 def test_export_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -220,6 +220,33 @@ def test_a_killed_redis_is_started_again(start: Callable[..., Any], squeezenet: 
     assert until(state) == "queued"
 
 
+def test_deaths_of_redis_are_no_deaths_of_the_job(start: Callable[..., Any], squeezenet: bytes, until: Any) -> None:
+    service = start()
+    job_id = submit(service, squeezenet, "4s")
+    is_running(service, job_id, until)
+    killed: set[int] = set()
+
+    def another() -> Any:
+        found = (p for p in service.children() if "redis-server" in p.name() and p.pid not in killed)
+        return next(found, None)
+
+    for _ in range(3):
+        server = until(another)
+        killed.add(server.pid)
+        server.kill()
+
+    def job() -> Any:
+        try:
+            found = service.client.job(job_id)
+        except RemoteError as fault:
+            assert fault.status == 503
+            return None
+        return found if found["state"] not in ("queued", "running") else None
+
+    ended = until(job, deadline_s=60)
+    assert (ended["state"], ended["attempt"]) == ("succeeded", 1)
+
+
 def test_ctrl_c_leaves_nothing(start: Callable[..., Any]) -> None:
     service = start()
     service.stop(signal.SIGINT)

@@ -43,7 +43,7 @@ def test_unknown_names(store: Store) -> None:
 def test_a_stale_run_cannot_write(store: Store) -> None:
     job_id = create(store)
     old = store.begin(job_id)
-    store.requeue(job_id)
+    store.requeue(job_id, None)
     with pytest.raises(Superseded):
         store.succeed(job_id, old or 0, {"by": "old"})
     new = store.begin(job_id)
@@ -65,7 +65,7 @@ def test_the_end_of_a_job_is_final(store: Store) -> None:
     assert not store.cancel(job_id)
     assert store.begin(job_id) is None
     with pytest.raises(Superseded):
-        store.requeue(job_id)
+        store.requeue(job_id, None)
     with pytest.raises(Superseded):
         store.fail(job_id, None, {"title": "late"})
     assert store.state(job_id) == "cancelled"
@@ -93,11 +93,11 @@ def test_lists(client: redis.Redis) -> None:
 def test_models_are_kept_by_content(store: Store) -> None:
     one = store.add_model(b"abc", name="a", summary={"num_parameters": 3}, capacity=5)
     again = store.add_model(b"abc", name="b", summary={"num_parameters": 3}, capacity=5)
-    assert one.id == again.id
+    assert (one.id, "a") == (again.id, again.name)
     assert store.model_bytes(one.id) == b"abc"
     found = store.model(one.id)
     assert found is not None
-    assert (found.name, found.num_bytes, found.summary) == ("b", 3, {"num_parameters": 3})
+    assert (found.name, found.num_bytes, found.summary) == ("a", 3, {"num_parameters": 3})
     with pytest.raises(StoreFull):
         store.add_model(b"defg", name="c", summary={}, capacity=5)
     store.add_model(b"de", name="c", summary={}, capacity=5)

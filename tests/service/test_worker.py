@@ -13,7 +13,7 @@ from rq.serializers import JSONSerializer
 from automap.errors import NothingFits
 from service.jobs import job_queue, worker
 from service.jobs.run_job import JobRequest, ModelOptions
-from service.jobs.store import Store
+from service.jobs.store import Store, connect
 from service.jobs.trial_options import PROPOSE_S, Trials
 
 REQUEST = JobRequest(cluster="8xV100-16GB", training={"global_batch": 64}, model=ModelOptions(name="net"), budget="1s")
@@ -76,7 +76,7 @@ def test_a_superseded_run_stops_and_writes_nothing(
     stopped = []
 
     def slow(problem: Any, budget: Any, *, should_stop: Any, **rest: Any) -> Any:
-        store.requeue(job_id)
+        store.requeue(job_id, None)
         assert store.begin(job_id) == 2
         stopped.append(should_stop())
         return search(problem, budget, should_stop=should_stop, **rest)
@@ -93,16 +93,46 @@ def test_dead_runs_are_repeated_and_then_given_up(store: Store, client: redis.Re
     assert queued.retries_left == job_queue.NUM_RETRIES
     assert queued.serializer is JSONSerializer
     store.begin(job_id)
-    worker._run_died(queued)
+    worker._run_died(queued, None)
     assert store.state(job_id) == "queued"
     queued.retries_left = 0
     store.begin(job_id)
-    worker._run_died(queued)
+    worker._run_died(queued, None)
     job = store.job(job_id)
     assert job is not None
     assert job.state == "failed"
     assert "died 3 times" in str(job.problem)
-    worker._run_died(queued)  # the end is final
+    worker._run_died(queued, None)  # the end is final
+
+
+def test_a_late_death_does_not_end_the_run_after_it(
+    store: Store, client: redis.Redis, submit: Callable[[], str]
+) -> None:
+    job_id = submit()
+    queued = job_queue.queue(client).fetch_job(job_id)
+    assert store.begin(job_id) == 1
+    store.requeue(job_id, 1)
+    assert store.begin(job_id) == 2
+    for retries in (1, 0):
+        queued.retries_left = retries
+        worker._run_died(queued, 1)
+        assert store.check(job_id, 2)
+    # A second delivery does not take over from a run that is under way.
+    assert store.begin(job_id) is None
+    assert store.check(job_id, 2)
+
+
+def test_a_search_goes_on_while_redis_is_away() -> None:
+    client = connect("unix:///nowhere/redis.sock")
+    store, asked = Store(client), []
+
+    def ask() -> bool:
+        asked.append(1)
+        return store.check("job", 1)
+
+    counts = worker._paced(ask)
+    assert counts()
+    assert asked == [1]
 
 
 def test_recovery_queues_what_has_not_ended(store: Store, client: redis.Redis, submit: Callable[[], str]) -> None:

@@ -18,6 +18,16 @@ MAX_MATRIX = 32
 """Largest number of devices for which all bandwidths are stated one by one."""
 USUAL_DEVICES = {"A100-80GB": 4, "H100-80GB": 4, "V100-16GB": 2, "V100-32GB": 2, "A100-40GB": 2, "H200-141GB": 2}
 """Kinds that most published runs use, with the weight of each."""
+DEVICES = (
+    "A100-40GB", "A100-80GB", "A800-80GB", "B200-180GB", "B300-288GB", "GB200-186GB", "GB300-288GB", "H100-80GB",
+    "H100-96GB", "H100-PCIe-80GB", "H200-141GB", "L40S-48GB", "P100-16GB", "P40-24GB", "V100-16GB", "V100-32GB", "cpu",
+)  # fmt: skip
+LINKS = (
+    "ethernet-10", "ethernet-100", "ethernet-200", "ethernet-25", "ethernet-400", "ethernet-50", "infiniband-edr",
+    "infiniband-hdr", "infiniband-ndr", "omni-path-100",
+)  # fmt: skip
+"""Both: kinds of devices, and of links between nodes, that are drawn. A fixed order: the problem of a seed, and with it
+the labels and networks made of it, must not change when others get a data file."""
 INTRA_GBPS, INTER_GBPS = (1.0, 900.0), (1.0 / 8.0, 400.0 / 8.0)
 """Least and largest bandwidth of random links inside nodes and between them: 1 to 900 GB/s, 1 to 400 Gbit/s."""
 
@@ -118,14 +128,14 @@ def _device(draw: Draw, num_devices: int, *, is_usual: bool) -> Device:
     known = {kind.name: kind for kind in known_devices()}
     if is_usual and draw.chance(0.6):
         return known[draw.weighted(USUAL_DEVICES)]
-    return draw.one([kind for kind in known.values() if kind.name != "cpu" or (num_devices <= 16 and not is_usual)])
+    return known[draw.one([name for name in DEVICES if name != "cpu" or (num_devices <= 16 and not is_usual)])]
 
 
 def _links(draw: Draw, parts: list[tuple[Device, int, int]]) -> list[tuple[Link, Link, int]]:
     """Links inside the nodes and between them, and the number of network interfaces, of each part."""
     known = {link.name: link for link in known_links()}
     source = draw.weighted({"usual": 5, "named": 2, "random": 3})
-    named = draw.one([link for link in known.values() if link.scope == "inter"])
+    named = known[draw.one(LINKS)]
     intra = _random_link(draw, "intra")
     inter, nics = _random_link(draw, "inter"), draw.one((1, 1, 1, 2, 4, 8))
     if source == "usual":

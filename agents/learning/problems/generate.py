@@ -14,10 +14,9 @@ from agents.learning.problems.models import OTHERS, TRANSFORMERS, UNSEEN_FAMILIE
 from agents.learning.problems.settings import draw_hints, draw_training
 from agents.learning.problems.transformers import DEEP, RandomModel
 from automap.errors import ProblemError
-from automap.problem import Problem
+from automap.problem import Problem, Training
 from automap.records import to_json
 from automap.space.space import PlanSpace
-from automap.targets import ANY
 from ir.serialize import graph_digest
 
 Split = Literal["train", "unseen-family", "unseen-size"]
@@ -91,8 +90,12 @@ class GeneratedProblem:
 
 def problem_digest(problem: Problem) -> str:
     """The sha256 of all that a problem holds but the names of its model and cluster, in hexadecimal."""
-    # A problem without a target has the digest that it had before there were any: labels refer to it.
-    training = {name: value for name, value in to_json(problem.training).items() if (name, value) != ("target", ANY)}
+    # What is as by default is left out: labels and networks refer to digests from before there were such settings.
+    plain = to_json(Training(global_batch=1))
+    later = {name: plain[name] for name in ("target", "memory_confidence")}
+    training = {
+        name: value for name, value in to_json(problem.training).items() if name not in later or value != later[name]
+    }
     parts = {
         "graph": graph_digest(replace(problem.graph, name="", sha256="", warnings=())),
         "cluster": replace(problem.cluster, name="").to_json(),

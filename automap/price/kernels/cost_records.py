@@ -193,6 +193,12 @@ class SettingsRow:
     """Share of all-to-alls that is hidden."""
     gathers_singly: float
     """1 where ZeRO gathers each parameter by a call of its own."""
+    most_gathered: float
+    """Most parameters that ZeRO 3 holds gathered."""
+    pipeline_bytes: float
+    """Bytes that the framework reserves on each device of a pipeline, beside `reserved_bytes`."""
+    crossing_buffers: float
+    """Buffers for what crosses between stages, for each micro-batch of a step."""
 
 
 @dataclass(kw_only=True, slots=True)

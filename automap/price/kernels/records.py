@@ -125,6 +125,10 @@ class OperandRow:
     """Row before it that may keep the same memory for the backward pass, or -1."""
     next_reader: int
     """Row that reads what its operator makes, where this is a view or computed from parameters alone; else -1."""
+    is_scores: int
+    """Whether it holds the scores of a loss, see `ir.loss.scores_of_losses`."""
+    is_kept: int
+    """Whether some backward pass of the unit needs its memory."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -159,17 +159,24 @@ def _work(tables, op, signatures, stage, workspace):
                 divisor *= stage.axes[a]
     workspace.undecided[op] = undecided
     moved = 0.0
+    scores = 0.0
     for row in range(operator.first_operand, operator.end):
         operand = tables.operands[row]
         # Inside a fused kernel tensors stay in registers; what several of its operators read is read once.
         if operand.is_moved == 1:
             moved += workspace.held[row]
-            if row >= operator.first_output:
+            if row < operator.first_output:
+                scores = max(scores, workspace.held[row] * operand.is_scores)
+            elif operand.is_scores == 0 and operator.is_free == 0:
+                # A loss saves its scores, and what it makes of them is counted below; views of parameters write none.
                 own.workspace_bytes += workspace.held[row]
         tensor = tables.tensors[operand.tensor]
         if tensor.role == PARAMETER and operand.earlier < 0:
             add_elements(tensor.fixed_elements, workspace.placement[row], stage, own)
             own.num_parameters += tensor.num_parameters
+    # A result stands for itself and its gradient: two of them are counted.
+    of_loss = 0.5 * stage.hardware.loss_bytes / stage.hardware.element_bytes * scores
+    own.workspace_bytes = max(own.workspace_bytes, of_loss)
     inside = tables.operands.shape[0] + op
     workspace.moves[inside] = False
     if operator.is_free == 1:

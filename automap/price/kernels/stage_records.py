@@ -100,6 +100,8 @@ class HardwareRow:
     """Times that kernels bound by memory move their bytes."""
     loss_passes: float
     """Further factor of the kernels of the loss."""
+    loss_bytes: float
+    """Bytes that a loss holds for each element of its scores, beside the scores."""
     kernel_s: float
     """Seconds of the smallest kernel."""
     element_bytes: float
@@ -138,6 +140,8 @@ class HardwareRow:
     """Rate of experts' products over that of other products."""
     saved_share: float
     """Bytes saved of an operand of a product with a weight over those of the activation."""
+    keeps_results: float
+    """1 where a unit that is recomputed in part keeps the results of all other operators, and recomputes operands."""
     convolution_rate: float
     """Rate of convolutions over that of large products."""
 

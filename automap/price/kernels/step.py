@@ -70,7 +70,7 @@ def _sum_units(costs, pipeline, workspace):
     workspace.saved[: pipeline.num_chunks] = 0.0
     for rank in range(num_ranks):
         total = workspace.totals[rank]
-        total.live_bytes = total.workspace_bytes = total.unit_parameters = 0.0
+        total.live_bytes = total.workspace_bytes = total.unit_parameters = total.crossing_bytes = 0.0
         total.parameters = total.zero_parameters = 0.0
         for a in range(num_axes):
             total.reduced[a] = total.gathered[a] = total.scattered[a] = 0.0
@@ -78,6 +78,11 @@ def _sum_units(costs, pipeline, workspace):
         part = pipeline.parts[i]
         cost, total = costs[part.row], workspace.totals[part.chunk % num_ranks]
         times = float64(part.times)
+        is_last = i == pipeline.parts.shape[0] - 1 or pipeline.parts[i + 1].chunk != part.chunk
+        if is_last and part.chunk < pipeline.num_chunks - 1:
+            following = workspace.totals[(part.chunk + 1) % num_ranks]
+            total.crossing_bytes = max(total.crossing_bytes, cost.boundary_bytes)
+            following.crossing_bytes = max(following.crossing_bytes, cost.boundary_bytes)
         workspace.saved[part.chunk] += times * cost.saved_bytes
         if part.is_recomputed == 1:
             total.live_bytes = max(total.live_bytes, cost.live_bytes)
@@ -133,8 +138,8 @@ def _sync_s(rank, pipeline, stages, settings, workspace):
     return sync
 
 
-@borrowing(void(RANK_TOTALS, float64, SETTINGS, RANK_COST), inner=True)
-def _write_memory(total, peak, settings, result):
+@borrowing(void(RANK_TOTALS, float64, PIPELINE, SETTINGS, RANK_COST), inner=True)
+def _write_memory(total, peak, pipeline, settings, result):
     """Writes the memory of a rank.
 
     Args:
@@ -147,10 +152,13 @@ def _write_memory(total, peak, settings, result):
     result.optimizer_bytes = optimizer
     result.activation_bytes = peak + total.live_bytes
     result.buffer_bytes = 2.0 * total.workspace_bytes + settings.reserved_bytes
+    if pipeline.num_ranks > 1:
+        num_buffers = settings.crossing_buffers * pipeline.order.num_micro_batches
+        result.buffer_bytes += settings.pipeline_bytes + num_buffers * total.crossing_bytes
     if settings.zero_stage >= 3.0:
-        result.buffer_bytes += 2.0 * total.unit_parameters * settings.parameter_bytes
+        result.buffer_bytes += min(2.0 * total.unit_parameters, settings.most_gathered) * settings.parameter_bytes
     if settings.zero_stage >= 2.0:
-        result.buffer_bytes += total.unit_parameters * settings.gradient_bytes
+        result.buffer_bytes += min(total.unit_parameters, settings.most_gathered) * settings.gradient_bytes
 
 
 @borrowing(void(UNIT_COST[::1], PIPELINE, STAGE_ARRAYS, SETTINGS, boolean, STEP_WORKSPACE, RANK_COST[::1]))
@@ -192,7 +200,7 @@ def step(costs, pipeline, stages, settings, exact, workspace, result):
         mine.overhead_s += settings.step_s
         mine.end_s = ends[rank] + mine.sync_s + mine.optimizer_s + settings.step_s
         mine.capacity_bytes = stages.capacity[at]
-        _write_memory(total, peak[rank], settings, mine)
+        _write_memory(total, peak[rank], pipeline, settings, mine)
 
 
 @borrowing(float64(RANK_COST[::1]))

@@ -90,6 +90,8 @@ class RankTotalsRow:
     """Most bytes that an operator writes."""
     unit_parameters: float
     """Parameters of the largest unit."""
+    crossing_bytes: float
+    """Most bytes of a micro-batch that come to a chunk of the rank from another, or leave it for another."""
     parameters: float
     """Parameters that the rank holds without ZeRO."""
     zero_parameters: float

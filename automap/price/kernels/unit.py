@@ -96,11 +96,18 @@ def _save(tables, unit, incoming, recomputed, whole, stage, workspace, cost):
     Args:
         whole: whether all operators are recomputed.
         cost: written.
+
+    A trainer that keeps results, in a unit that it recomputes in part, keeps those of every operator that does not run
+    again, and none of the operands that such an operator reads from others that do.
     """
     placement, kept_as, arrives = workspace.placement, workspace.saved_placement, workspace.scratch[0]
     first = unit.first
     start = tables.operators[first].first_operand
     regathers = stage.hardware.regathers > 0.0
+    keeps_results = False
+    if stage.hardware.keeps_results > 0.0:
+        for op in range(first, unit.last):
+            keeps_results = keeps_results or recomputed[op - first]
     saved = workspace.saved[start : start + workspace.num_saved[first]]
     for row in saved:
         operand = tables.operands[row]
@@ -114,7 +121,9 @@ def _save(tables, unit, incoming, recomputed, whole, stage, workspace, cost):
             for a in range(arrives.shape[0]):
                 kept_as[row, a] = arrives[a]
             note(tables, start, row, local_bytes(tensor, arrives, stage), False, workspace)
-        elif operand.is_saved == 1 and not (recomputed[op - first] and keeper >= first and recomputed[keeper - first]):
+        elif operand.is_saved == 1 and not (
+            (keeps_results or recomputed[op - first]) and keeper >= first and recomputed[keeper - first]
+        ):
             amount = workspace.stored[row]
             for a in range(arrives.shape[0]):
                 kept_as[row, a] = placement[row, a]
@@ -127,6 +136,12 @@ def _save(tables, unit, incoming, recomputed, whole, stage, workspace, cost):
                 own_part(placement[operand.maker], placement[row], kept_as[row])
             note(tables, start, row, amount, workspace.undecided[op], workspace)
     cost.saved_bytes = take_noted(tables, saved, workspace)
+    if keeps_results:
+        for op in range(first, unit.last):
+            for row in range(tables.operators[op].first_output, tables.operators[op].end):
+                operand = tables.operands[row]
+                if not recomputed[op - first] and operand.is_moved == 1 and operand.is_kept == 0:
+                    cost.saved_bytes += workspace.held[row]
 
 
 @borrowing(boolean(TABLES, UNIT, boolean[::1], int64[::1], int64, STAGE, UNIT_WORKSPACE, UNIT_COST[::1]))

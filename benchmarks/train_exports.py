@@ -1,0 +1,268 @@
+"""Small GPTs trained by the trainers themselves, from the exported files of searched plans, on processes of this host.
+
+    python benchmarks/train_exports.py [--targets NAME …] [--packages FOLDER …] [--evaluations N] [--processes N]
+
+For each target some plans are searched: without a wish, and with one degree or ZeRO stage given. Each is exported, and
+its trainer takes two steps on as many processes as the plan has devices; the losses, and that after the second step,
+are compared with those of one process. `--packages` names folders with accelerate and deepspeed, as in
+`prove_exports.py`; a trainer that cannot be imported is named and left out. All run on CPUs with gloo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from agents import Budget, search
+from automap.cluster import parse_cluster
+from automap.export.export import export, save
+from automap.problem import Problem
+from automap.targets import targets
+from ir import zoo
+
+SIZES = {"layers": 4, "hidden": 32, "heads": 4, "seq_len": 16, "vocab_size": 64}
+MODEL = "gpt:" + ",".join(f"{name}={size}" for name, size in SIZES.items())
+BATCH, STEPS = 8, 2
+TOLERANCE = 1e-5
+"""Largest relative difference of losses: sums in another order, in fp32."""
+WISHES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "pytorch": ({}, {"tp": 2}, {"pp": 2}, {"pp": 2, "virtual_stages": 2, "num_micro_batches": 4}, {"dp": 2, "zero": 3}),
+    "deepspeed": ({}, *({"dp": 2, "zero": stage, "num_micro_batches": 2} for stage in range(4))),
+    "accelerate": ({}, *({"dp": 2, "zero": stage, "num_micro_batches": 2} for stage in (0, 2, 3))),
+}
+"""Target -> hints.fix of its plans."""
+
+
+def example() -> ModuleType:
+    """The example that has the network of the plans."""
+    path = Path(__file__).resolve().parents[1] / "examples" / "train_gpt.py"
+    spec = importlib.util.spec_from_file_location("train_gpt", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def build() -> nn.Module:
+    """The network of the plans, alike on every process."""
+    torch.manual_seed(0)
+    found: nn.Module = example().Gpt(**SIZES)
+    return found
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    """Inputs and labels of the global batch."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (BATCH, SIZES["seq_len"])
+    ids, labels = (torch.randint(SIZES["vocab_size"], shape, generator=generator) for _ in range(2))
+    return ids, labels
+
+
+def loss_of(scores: Tensor, labels: Tensor) -> Tensor:
+    """The mean cross-entropy."""
+    return F.cross_entropy(scores.flatten(0, 1).float(), labels.flatten())
+
+
+def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
+    """An optimizer that all trainers take."""
+    return torch.optim.AdamW(parameters, lr=1e-2)
+
+
+Step = Callable[[bool], Tensor | float]
+"""Computes the loss of the global batch, and updates the weights if asked."""
+
+
+def by_one_process(folder: Path) -> list[float]:
+    """[steps + 1] losses without any trainer."""
+    model, (ids, labels) = build(), batch()
+    optimizer = optimizer_of(model.parameters())
+    found = []
+    for _ in range(STEPS + 1):
+        loss = loss_of(model(ids), labels)
+        found.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def by_pytorch(folder: Path) -> list[float]:
+    """[steps + 1] losses by the loader of the export."""
+    sys.path.insert(0, str(folder))
+    from plan_loader import Training
+
+    training = Training(build(), loss_of, folder)
+    optimizer = optimizer_of(training.parameters())
+    mine = [some.chunk(training.replicas)[training.replica] for some in batch()]
+    found = []
+    for _ in range(STEPS + 1):
+        found.append(training.step(*mine))
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def by_deepspeed(folder: Path) -> list[float]:
+    """[steps + 1] losses by DeepSpeed's engine."""
+    import deepspeed
+    import torch.distributed as dist
+
+    deepspeed.init_distributed("gloo")
+    model = build()
+    config = str(folder / "deepspeed.json")
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer_of(model.parameters()), config=config)
+    mine = [some.chunk(dist.get_world_size())[dist.get_rank()] for some in batch()]
+    found = []
+    for _ in range(STEPS + 1):
+        losses = []
+        for ids, labels in zip(*(some.split(engine.train_micro_batch_size_per_gpu()) for some in mine), strict=True):
+            loss = loss_of(engine(ids), labels)
+            losses.append(loss.item())
+            engine.backward(loss)
+            engine.step()
+        found.append(mean_of(losses))
+    return found
+
+
+def by_accelerate(folder: Path) -> list[float]:
+    """[steps + 1] losses by accelerate, which the launcher told the configuration."""
+    import torch.distributed as dist
+    from accelerate import Accelerator, PartialState
+    from accelerate.utils import DistributedType
+
+    state = PartialState(cpu=True)
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        # accelerate has FSDP for other devices alone: it would take plain replicas.
+        state.distributed_type = DistributedType.MULTI_GPU
+    arguments = json.loads((folder / "training_arguments.json").read_text())
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=arguments["gradient_accumulation_steps"])
+    model = build()
+    # Models of transformers name their layers, and tie weights again after they were loaded.
+    model._no_split_modules = ["Block"]
+    model.tie_weights = lambda: setattr(model.lm_head, "weight", model.wte.weight)
+    optimizer = optimizer_of(model.parameters())
+    model, optimizer = accelerator.prepare(model, optimizer)
+    mine = [some.chunk(dist.get_world_size())[dist.get_rank()] for some in batch()]
+    found = []
+    for _ in range(STEPS + 1):
+        losses = []
+        for ids, labels in zip(*(some.split(arguments["per_device_train_batch_size"]) for some in mine), strict=True):
+            with accelerator.accumulate(model):
+                loss = loss_of(model(ids), labels)
+                losses.append(loss.item())
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+        found.append(mean_of(losses))
+    return found
+
+
+def mean_of(losses: list[float]) -> float:
+    """The mean over the micro-batches of all processes."""
+    import torch.distributed as dist
+
+    total = torch.tensor(sum(losses) / len(losses), dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total) / dist.get_world_size()
+
+
+TRAINERS: Mapping[str, Callable[[Path], list[float]]] = {
+    "pytorch": by_pytorch,
+    "deepspeed": by_deepspeed,
+    "accelerate": by_accelerate,
+}
+
+
+def launch(target: str, folder: Path, processes: int, packages: list[str]) -> list[float] | str:
+    """The losses of a target's training, or the end of its complaint."""
+    runner = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    if target == "accelerate":
+        runner = ["accelerate.commands.launch", "--config_file", str(folder / "accelerate.yaml")]
+    root = str(Path(__file__).resolve().parents[1])
+    paths = [root, *packages, os.environ.get("PYTHONPATH", "")]
+    settings = {"PYTHONPATH": os.pathsep.join(paths), "ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-m", *runner, __file__, "--worker", target, str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **settings},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    if not (folder / "losses.json").exists():
+        return (done.stderr or done.stdout)[-2000:]
+    found: list[float] = json.loads((folder / "losses.json").read_text())
+    return found
+
+
+def train(target: str, fix: Mapping[str, Any], given: argparse.Namespace) -> str | None:
+    """Prints a line for a plan; returns what went wrong."""
+    training = {"global_batch": BATCH, "target": target, "precision": "fp32"}
+    problem = Problem.build(zoo.build(MODEL), parse_cluster(f"{given.processes}xcpu"), training, {"fix": fix})
+    plan = search(problem, Budget(evaluations=given.evaluations), seed=0).plan
+    degrees = plan.degrees[0]
+    words = {"dp": degrees.data, "tp": degrees.tensor, "pp": degrees.pipeline, "virtual": degrees.virtual_stages}
+    text = " ".join(f"{name} {size}" for name, size in words.items() if size > 1)
+    text += f" ZeRO {degrees.zero}, {plan.num_micro_batches} micro-batches"
+    text += ", recomputed" if any(stage.recompute for stage in plan.stages) else ""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save(export(plan, problem, target), folder)
+        found = launch(target, folder, given.processes, given.packages)
+    if isinstance(found, str):
+        print(f"{target:11} {text:44} did not train: {found}", flush=True)
+        return found
+    wanted = by_one_process(folder)
+    worst = max(abs(a - b) / b for a, b in zip(found, wanted, strict=True))
+    losses = " ".join(f"{loss:.5f}" for loss in found)
+    print(f"{target:11} {text:44} losses {losses}, off by {worst:.0e}", flush=True)
+    return None if worst < TOLERANCE else f"{target}: {text}"
+
+
+def main() -> int:
+    """Prints a line for each plan; the exit code tells whether all losses agree."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--targets", nargs="+", default=list(TRAINERS), choices=list(TRAINERS))
+    parser.add_argument("--packages", nargs="+", default=[], help="folders with the trainers")
+    parser.add_argument("--evaluations", type=int, default=400, help="plans that each search prices")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--plans", type=int, default=None, help="plans of each target, all by default")
+    parser.add_argument("--worker", nargs=2, metavar=("TARGET", "FOLDER"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        target, folder = given.worker[0], Path(given.worker[1])
+        torch.set_num_threads(1)
+        losses = TRAINERS[target](folder)
+        if int(os.environ["RANK"]) == 0:
+            (folder / "losses.json").write_text(json.dumps(losses))
+        torch.distributed.destroy_process_group()
+        return 0
+    wanted = " ".join(f"{loss:.5f}" for loss in by_one_process(Path()))
+    print(f"{MODEL}, batch {BATCH}, {given.processes} processes; one process: losses {wanted}")
+    sys.path += given.packages
+    faults = []
+    for target in given.targets:
+        if target != "pytorch" and importlib.util.find_spec(target) is None:
+            print(f"{target:11} not trained: there is no package {target}")
+            continue
+        print(f"{target:11} {targets()[target].version}")
+        faults += [fault for fix in WISHES[target][: given.plans] if (fault := train(target, fix, given)) is not None]
+    return int(bool(faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
